@@ -1,0 +1,36 @@
+"""What the shell must do, in the imperative. Each can be repeated: its key says whether it was done already."""
+
+from __future__ import annotations
+
+from carma.core.model import AttemptKey, Owner, Placement, Record, TaskId, TaskSpec
+
+
+class EstimateTask(Record, frozen=True, tag=True):
+    """Answer with TaskEstimated."""
+
+    task: TaskId
+
+
+class LaunchAttempt(Record, frozen=True, tag=True):
+    """Answer with AttemptStarted or AttemptEnded."""
+
+    key: AttemptKey
+    owner: Owner
+    spec: TaskSpec
+    placement: Placement
+
+
+class StopAttempt(Record, frozen=True, tag=True):
+    """Signal the whole tree, then SIGKILL after `grace_s`. The answer is the AttemptEnded that follows."""
+
+    key: AttemptKey
+    grace_s: float
+    signal: int = 15
+
+
+class WarnAttempt(Record, frozen=True, tag=True):
+    key: AttemptKey
+    signal: int
+
+
+Command = EstimateTask | LaunchAttempt | StopAttempt | WarnAttempt

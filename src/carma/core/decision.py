@@ -1,0 +1,39 @@
+"""A decision as it was taken: every GPU, each with its refusal or its score. `carma explain` prints this as it is."""
+
+from __future__ import annotations
+
+from carma.core.model import GpuId, Placement, Record, TaskId
+
+
+class Part(Record, frozen=True):
+    """One named figure of a score."""
+
+    name: str
+    value: float
+    unit: str = ""
+
+
+class Refusal(Record, frozen=True):
+    """Why not: a stable code and a sentence with the numbers in it."""
+
+    code: str  # Memory, Utilisation, WarmUp, TasksPerGpu, Exclusive, Drained, Fault, Metrics, Reserved, Policy
+    sentence: str
+
+
+class Verdict(Record, frozen=True):
+    """One GPU's entry: refused, or ranked by `parts` (the first part decides, larger is better)."""
+
+    gpu: GpuId
+    refusal: Refusal | None = None
+    parts: tuple[Part, ...] = ()
+    chosen: bool = False
+
+
+class Decision(Record, frozen=True):
+    task: TaskId
+    at: float
+    policy: str
+    verdicts: tuple[Verdict, ...]
+    placement: Placement | None
+    reason: str  # the whole in one sentence: why there, or why it waits
+    code: str = ""  # the waiting reason's short name, as in a queue's REASON column

@@ -1,0 +1,185 @@
+"""What happened, in the past tense. Durable events are committed before `step` sees them; replaying them rebuilds
+the state. The two at the end are not stored: what they lead to (a placement, a time limit reached) is an event itself.
+"""
+
+from __future__ import annotations
+
+from carma.core.model import (
+    AttemptKey,
+    Estimate,
+    Gpu,
+    GpuId,
+    GpuSample,
+    NoEstimate,
+    Owner,
+    Placement,
+    Record,
+    TaskId,
+    TaskSpec,
+)
+from carma.core.outcome import Outcome
+from carma.core.status import Ending
+from carma.core.task import Plan, Task
+
+
+class Event(Record, frozen=True, tag_field="event"):
+    at: float
+
+
+class TaskSubmitted(Event, frozen=True, tag="task_submitted"):
+    task: TaskId
+    owner: Owner
+    spec: TaskSpec
+    held: bool = False
+
+
+class TaskEstimated(Event, frozen=True, tag="task_estimated"):
+    task: TaskId
+    estimate: Estimate | None
+    refusals: tuple[NoEstimate, ...] = ()
+
+
+class TaskPlaced(Event, frozen=True, tag="task_placed"):
+    """A decision. `why` is its sentence."""
+
+    key: AttemptKey
+    placement: Placement
+    why: str = ""
+
+
+class AttemptStarted(Event, frozen=True, tag="attempt_started"):
+    key: AttemptKey
+    pid: int
+
+
+class MemoryObserved(Event, frozen=True, tag="memory_observed"):
+    """A new peak of an attempt, stored when it moved enough to matter, so that a restart does not forget it."""
+
+    key: AttemptKey
+    peak_mib: int
+
+
+class AttemptEnded(Event, frozen=True, tag="attempt_ended"):
+    key: AttemptKey
+    outcome: Outcome
+    peak_mib: int | None = None
+    energy_j: float | None = None
+    # Attempts on the same GPUs that held more than their booking at that moment (only for an OOM on the GPU).
+    over_booking: tuple[AttemptKey, ...] = ()
+
+
+class RecoveryPlanned(Event, frozen=True, tag="recovery_planned"):
+    """Retry: the task waits until `until`, then queues with `plan`."""
+
+    task: TaskId
+    plan: Plan
+    until: float
+
+
+class RecoveryDue(Event, frozen=True, tag="recovery_due"):
+    task: TaskId
+
+
+class TaskFinished(Event, frozen=True, tag="task_finished"):
+    """The task itself is over (its last attempt ended, or it never had one)."""
+
+    task: TaskId
+    outcome: Outcome
+
+
+class StopRequested(Event, frozen=True, tag="stop_requested"):
+    """Cancelled by somebody or out of time; for a task that has no process it is the end."""
+
+    task: TaskId
+    ending: Ending
+    grace_s: float
+    signal: int = 15
+
+
+class TaskWarned(Event, frozen=True, tag="task_warned"):
+    task: TaskId
+    signal: int
+
+
+class TaskHeld(Event, frozen=True, tag="task_held"):
+    task: TaskId
+
+
+class TaskReleased(Event, frozen=True, tag="task_released"):
+    task: TaskId
+
+
+class TaskRetried(Event, frozen=True, tag="task_retried"):
+    """A finished task, back in the queue by hand; what recovery had learnt is kept unless `fresh`."""
+
+    task: TaskId
+    fresh: bool = False
+
+
+class TaskRestored(Event, frozen=True, tag="task_restored"):
+    """A finished task, taken out of the archive so that it can be retried."""
+
+    task: Task
+
+
+class TaskChanged(Event, frozen=True, tag="task_changed"):
+    """`carma update`: only what is not None changes."""
+
+    task: TaskId
+    name: str | None = None
+    priority: int | None = None
+    gpu_memory_mib: int | None = None
+    time_limit_s: float | None = None
+    comment: str | None = None
+
+
+class GpusFound(Event, frozen=True, tag="gpus_found"):
+    """The GPUs of this server, at its start and whenever the set changes."""
+
+    gpus: tuple[Gpu, ...]
+
+
+class GpuDrained(Event, frozen=True, tag="gpu_drained"):
+    """No new task on this GPU; None means on the whole server."""
+
+    gpu: GpuId | None
+    reason: str = ""
+
+
+class GpuResumed(Event, frozen=True, tag="gpu_resumed"):
+    gpu: GpuId | None
+
+
+Durable = (
+    TaskSubmitted
+    | TaskEstimated
+    | TaskPlaced
+    | AttemptStarted
+    | MemoryObserved
+    | AttemptEnded
+    | RecoveryPlanned
+    | RecoveryDue
+    | TaskFinished
+    | StopRequested
+    | TaskWarned
+    | TaskHeld
+    | TaskReleased
+    | TaskRetried
+    | TaskRestored
+    | TaskChanged
+    | GpusFound
+    | GpuDrained
+    | GpuResumed
+)
+
+
+class GpusSampled(Event, frozen=True, tag="gpus_sampled"):
+    samples: tuple[GpuSample, ...]
+
+
+class Ticked(Event, frozen=True, tag="ticked"):
+    """Time passed. It changes nothing by itself; `propose` looks at the clock it sets."""
+
+
+Passing = GpusSampled | Ticked
+AnyEvent = Durable | Passing

@@ -1,0 +1,175 @@
+"""The nouns: what a user submits, what it runs on, what was predicted and what was seen. All frozen.
+
+Memory is always MiB of *footprint* (what the driver reports for the process) unless a name says otherwise.
+Times are seconds since the epoch on the daemon's clock; they arrive with events and are never read here.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NewType
+
+import msgspec
+
+TaskId = NewType("TaskId", int)
+GpuId = NewType("GpuId", str)  # the UUID; an index is for people only
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of every frozen value. Unknown fields are refused, so that a newer file is noticed and not half read."""
+
+
+class AttemptKey(Record, frozen=True, order=True):
+    """Names one launch of one task; every command carries it, so that a repeated command does no harm."""
+
+    task: TaskId
+    attempt: int  # from 1
+
+    def __str__(self) -> str:
+        return f"{self.task}.{self.attempt}"
+
+
+class Owner(Record, frozen=True):
+    """Who submitted, as the kernel told us (SO_PEERCRED), never as the client claimed."""
+
+    uid: int
+    gid: int
+    name: str
+
+
+class Dependency(Record, frozen=True):
+    """`ok` waits for success, `any` for an end of any kind, `notok` for anything but success."""
+
+    task: TaskId
+    when: Literal["ok", "any", "notok"] = "ok"
+
+
+class ArrayPlace(Record, frozen=True):
+    """The place of a task in an array; `at_once` bounds how many of the array run at the same time."""
+
+    array: TaskId  # the id of the array's first task
+    index: int
+    at_once: int | None = None
+
+
+class WarnSignal(Record, frozen=True):
+    """`--signal USR1@60`: this signal, so many seconds before the time limit."""
+
+    signal: int
+    before_s: float
+
+
+class TaskSpec(Record, frozen=True, kw_only=True):
+    """What the user asked for. Everything needed to launch it again is here."""
+
+    command: tuple[str, ...]
+    directory: str
+    environment: dict[str, str] = {}
+    umask: int = 0o022
+    name: str = ""
+    gpus: int = 1
+    gpu_memory_mib: int | None = None  # declared by the user, for each GPU
+    exclusive: bool = False
+    time_limit_s: float | None = None
+    priority: int = 0
+    after: tuple[Dependency, ...] = ()
+    array: ArrayPlace | None = None
+    begin_at: float | None = None
+    max_oom_retries: int | None = None  # None: the server's setting
+    grace_s: float | None = None  # between SIGTERM and SIGKILL; None: the server's setting
+    warn: WarnSignal | None = None
+    output: str | None = None  # file for stdout; %j id, %x name, %a array index, %t attempt
+    error: str | None = None
+    comment: str = ""
+
+
+class Demand(Record, frozen=True):
+    """How much of a GPU a task keeps busy when it runs alone; each 0 to 1."""
+
+    sm_active: float
+    sm_occupancy: float
+    dram_active: float
+
+
+class Estimate(Record, frozen=True, kw_only=True):
+    """Predicted memory for each GPU of the task. `upper_mib` is what is booked; `source` says who answered."""
+
+    footprint_mib: int
+    upper_mib: int
+    source: str
+    level: float | None = None  # the probability with which `upper_mib` is said to hold, where one is stated
+    allocated_mib: int | None = None
+    reserved_mib: int | None = None
+    demand: Demand | None = None
+    runtime_s: float | None = None
+    gpu_model: str | None = None
+    seconds: float = 0.0  # what the estimate itself took
+    warnings: tuple[str, ...] = ()
+
+
+class NoEstimate(Record, frozen=True, kw_only=True):
+    """A refusal to guess, which is a good answer; `reason` is a sentence."""
+
+    source: str
+    reason: str
+
+
+class Capabilities(Record, frozen=True, kw_only=True):
+    """Which metrics a GPU gives at all. A metric that is not here is None in every sample."""
+
+    sm_active: bool = False
+    sm_occupancy: bool = False
+    dram_active: bool = False
+    power: bool = False
+    energy: bool = False
+    processes: bool = False
+    source: str = ""  # "gpm", "dcgm", "nvml", "virtual": where activity comes from
+
+
+class Gpu(Record, frozen=True, kw_only=True):
+    """A card, a MIG instance or a virtual GPU. `memory_mib` is what tasks can use."""
+
+    id: GpuId
+    index: int
+    name: str
+    memory_mib: int
+    kind: Literal["card", "mig", "virtual"] = "card"
+    capabilities: Capabilities = Capabilities()
+
+
+class ProcessUse(Record, frozen=True, kw_only=True):
+    """One process on one GPU. `attempt` is None for a foreign process (one that CARMA did not start)."""
+
+    pid: int
+    memory_mib: int | None = None
+    sm_active: float | None = None
+    attempt: AttemptKey | None = None
+    name: str = ""
+
+
+class GpuSample(Record, frozen=True, kw_only=True):
+    """One look at one GPU. None means "not given", never 0. `fault` is a sentence when the GPU cannot be used."""
+
+    gpu: GpuId
+    at: float
+    memory_used_mib: int | None = None
+    sm_active: float | None = None
+    sm_occupancy: float | None = None
+    dram_active: float | None = None
+    gpu_util: float | None = None  # the coarse figure; shown, never decided on
+    power_w: float | None = None
+    energy_j: float | None = None  # a counter
+    processes: tuple[ProcessUse, ...] | None = None
+    fault: str | None = None
+
+
+class Booking(Record, frozen=True, kw_only=True):
+    """Memory that the ledger holds on each GPU of an attempt, and where the figure comes from."""
+
+    memory_mib: int
+    source: str
+    alone: bool = False  # nobody else on its GPUs
+
+
+class Placement(Record, frozen=True, kw_only=True):
+    gpus: tuple[GpuId, ...]
+    booking: Booking

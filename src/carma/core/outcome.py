@@ -1,0 +1,89 @@
+"""How an attempt, or a task, ended. Typed, because what happens next depends on it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from carma.core.model import Record
+
+
+class Succeeded(Record, frozen=True, tag="succeeded", tag_field="kind"):
+    pass
+
+
+class Failed(Record, frozen=True, tag="failed", tag_field="kind"):
+    """An ordinary failure: the user's program ended with this code. Never retried by CARMA."""
+
+    code: int  # the exit code; 128 + N for a signal
+    message: str = ""
+
+
+class OutOfMemory(Record, frozen=True, tag="out_of_memory", tag_field="kind"):
+    """Memory ran out. `asked_mib` is the allocation that failed, `peak_mib` the most seen before it."""
+
+    where: Literal["gpu", "host"]
+    code: int = 1
+    asked_mib: int | None = None
+    peak_mib: int | None = None
+    message: str = ""
+
+
+class Cancelled(Record, frozen=True, tag="cancelled", tag_field="kind"):
+    by: str
+    reason: str = ""
+
+
+class TimedOut(Record, frozen=True, tag="timed_out", tag_field="kind"):
+    limit_s: float
+
+
+class Lost(Record, frozen=True, tag="lost", tag_field="kind"):
+    """The process is gone and nobody knows how it ended (the machine restarted, the runner was killed)."""
+
+    reason: str
+
+
+class NeverFits(Record, frozen=True, tag="never_fits", tag_field="kind"):
+    reason: str
+
+
+Outcome = Succeeded | Failed | OutOfMemory | Cancelled | TimedOut | Lost | NeverFits
+
+
+def exit_code(outcome: Outcome) -> int:
+    """What `carma wait` returns for it."""
+    match outcome:
+        case Succeeded():
+            return 0
+        case Failed(code=code) | OutOfMemory(code=code):
+            return code or 1
+        case Cancelled():
+            return 130
+        case TimedOut():
+            return 124
+        case Lost() | NeverFits():
+            return 1
+
+
+def describe(outcome: Outcome) -> str:
+    """One line for people."""
+    match outcome:
+        case Succeeded():
+            return "succeeded"
+        case Failed(code=code, message=message):
+            return f"failed with exit code {code}" + (f": {message}" if message else "")
+        case OutOfMemory(where=where, asked_mib=asked, peak_mib=peak):
+            parts = ["out of GPU memory" if where == "gpu" else "out of host memory"]
+            if asked is not None:
+                parts.append(f"asked for {asked} MiB more")
+            if peak is not None:
+                parts.append(f"held {peak} MiB")
+            return ", ".join(parts)
+        case Cancelled(by=by, reason=reason):
+            return f"cancelled by {by}" + (f": {reason}" if reason else "")
+        case TimedOut(limit_s=limit_s):
+            return f"reached its time limit of {limit_s:g} s"
+        case Lost(reason=reason):
+            return f"lost: {reason}"
+        case NeverFits(reason=reason):
+            return f"can never fit: {reason}"

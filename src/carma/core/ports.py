@@ -1,0 +1,171 @@
+"""The seams. Real GPUs, virtual GPUs and the simulator differ only behind these; each has one contract suite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from carma.core.events import Durable
+from carma.core.model import (
+    AttemptKey,
+    Estimate,
+    Gpu,
+    GpuId,
+    GpuSample,
+    NoEstimate,
+    Owner,
+    Placement,
+    Record,
+    TaskId,
+    TaskSpec,
+)
+from carma.core.outcome import Outcome
+from carma.core.task import Task
+
+
+class Clock(Protocol):
+    def now(self) -> float:
+        """Seconds since the epoch; never goes back, whatever the machine's clock does."""
+        ...
+
+
+class Sampler(Protocol):
+    """Looks at the GPUs. Never raises: a GPU that does not answer is a sample with a `fault`."""
+
+    def gpus(self) -> tuple[Gpu, ...]: ...
+
+    def sample(self, at: float) -> tuple[GpuSample, ...]:
+        """One sample for each GPU of `gpus()`; processes are not attributed yet (`attempt` is None)."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class LaunchOrder(Record, frozen=True, kw_only=True):
+    """Everything a launcher needs for one attempt."""
+
+    key: AttemptKey
+    owner: Owner
+    spec: TaskSpec
+    placement: Placement
+    gpus: tuple[Gpu, ...]
+
+
+class Found(Record, frozen=True, kw_only=True):
+    """What the launcher knows of an attempt.
+
+    `pid` None and `outcome` None: the order was never carried out (it may be given again).
+    """
+
+    key: AttemptKey
+    pid: int | None = None
+    started_at: float | None = None
+    outcome: Outcome | None = None  # set when it has ended
+    ended_at: float | None = None
+
+
+class Launcher(Protocol):
+    """Starts attempts that outlive the daemon, and tells how they ended."""
+
+    def launch(self, order: LaunchOrder) -> None:
+        """Start it. The same key twice starts one process. Raises nothing: a failure to start is an outcome."""
+        ...
+
+    def poll(self, keys: Iterable[AttemptKey]) -> tuple[Found, ...]:
+        """How those attempts stand now, one entry for each key."""
+        ...
+
+    def signal(self, key: AttemptKey, signal: int, *, whole_tree: bool = True) -> None:
+        """Send a signal to the attempt's processes; nothing happens if they are gone."""
+        ...
+
+    def pids(self, keys: Iterable[AttemptKey]) -> dict[int, AttemptKey]:
+        """The living processes of those attempts, descendants included."""
+        ...
+
+
+class PastRun(Record, frozen=True, kw_only=True):
+    """A finished attempt as history remembers it; what `history` estimates from."""
+
+    key: AttemptKey
+    uid: int
+    command: tuple[str, ...]
+    directory: str
+    gpus: int
+    gpu_model: str
+    peak_mib: int | None
+    runtime_s: float
+    succeeded: bool
+    collocated: bool
+    ended_at: float
+
+
+class Checkpoint(Record, frozen=True, kw_only=True):
+    """The state as of event `sequence`: what a restart needs instead of the whole log."""
+
+    sequence: int
+    at: float
+    tasks: tuple[Task, ...]  # all that are not finished, and the finished ones that these wait for
+    gpus: tuple[Gpu, ...] = ()
+    drained: dict[str, str] = {}  # GPU -> reason; "" stands for the whole server
+    last_gpu: GpuId | None = None
+    overtaken: dict[int, int] = {}  # task -> how many later ones went before it
+
+
+class Loaded(Record, frozen=True):
+    checkpoint: Checkpoint | None
+    events: tuple[Durable, ...]  # after the checkpoint, in order
+    sequence: int  # of the last event there is
+
+
+class Store(Protocol):
+    """The log of durable events. `append` returns when they would survive a power cut."""
+
+    def append(self, events: Sequence[Durable]) -> int:
+        """Commit all of them or none; returns the sequence number of the last. Raises StoreError (full disk, ...)."""
+        ...
+
+    def load(self) -> Loaded: ...
+
+    def save(self, checkpoint: Checkpoint, finished: Sequence[Task]) -> None:
+        """Keep the checkpoint, move `finished` tasks to the archive, drop the events before it; all or nothing."""
+        ...
+
+    def new_task_ids(self, count: int) -> TaskId:
+        """The first of `count` consecutive ids that were never given before, not even by a lost submission."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Archive(Protocol):
+    """Finished tasks and past runs; the same file as the Store's, other questions."""
+
+    def task(self, task: TaskId) -> Task | None: ...
+
+    def tasks(self, *, uid: int | None = None, since: float | None = None, limit: int = 100) -> Sequence[Task]:
+        """Archived tasks, newest end first."""
+        ...
+
+    def remember(self, run: PastRun) -> None:
+        """Idempotent by key."""
+        ...
+
+    def past_runs(self, *, uid: int, command: tuple[str, ...], directory: str, limit: int = 20) -> Sequence[PastRun]:
+        """Runs of the same command by the same user in the same directory, newest first."""
+        ...
+
+
+class EstimateRequest(Record, frozen=True, kw_only=True):
+    """The question to an estimator: the command as it would run, and the GPU it would run on."""
+
+    task: TaskId
+    owner: Owner
+    spec: TaskSpec
+    gpus: tuple[Gpu, ...]  # the server's
+
+
+class Estimator(Protocol):
+    name: str
+
+    def estimate(self, request: EstimateRequest) -> Estimate | NoEstimate: ...

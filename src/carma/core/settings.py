@@ -1,0 +1,131 @@
+"""The rules that decisions follow: each a value with its default, unit and reason. Frozen, and part of the state.
+
+Everything here can be set in the settings file under the same names (`[gate] sm_active = 0.8`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from carma.core.model import Record
+
+
+
+class Gate(Record, frozen=True, kw_only=True):
+    """Caps on what a GPU may already be doing when a task joins it. A missing metric never passes."""
+
+    enabled: Annotated[bool, Meta(description="Whether utilisation is looked at before tasks share a GPU.")] = True
+    sm_active: Annotated[float, Meta(ge=0.0, le=1.0, description="Cap on SM activity (published: 0.80).")] = 0.80
+    sm_occupancy: Annotated[float, Meta(ge=0.0, le=1.0, description="Cap on SM occupancy (published: 0.45).")] = 0.45
+    dram_active: Annotated[float, Meta(ge=0.0, le=1.0, description="Cap on DRAM activity (published: 0.40).")] = 0.40
+    summary: Annotated[
+        Literal["risk", "p95", "mean"],
+        Meta(description="How a window is summarised: the published risk formula, its 95th percentile, or its mean."),
+    ] = "risk"
+    combine: Annotated[
+        Literal["any", "published"],
+        Meta(
+            description="any: one cap reached closes the GPU. published: SM activity and one of the other two, "
+            "which lets a GPU through at 100 % SM activity."
+        ),
+    ] = "any"
+
+
+class WindowRules(Record, frozen=True, kw_only=True):
+    length_s: Annotated[float, Meta(gt=0.0, description="How far back a window looks, in seconds.")] = 30.0
+    stale_s: Annotated[
+        float, Meta(gt=0.0, description="A newest sample older than this counts as no metrics, in seconds.")
+    ] = 15.0
+
+
+class WarmUp(Record, frozen=True, kw_only=True):
+    """A GPU that took a task opens again when the newcomer has settled, not after a fixed sleep."""
+
+    enabled: Annotated[bool, Meta(description="Whether a GPU closes while a newcomer warms up.")] = True
+    settle_s: Annotated[
+        float, Meta(ge=0.0, description="So long, from its first activity, memory must not have grown, in seconds.")
+    ] = 20.0
+    growth_mib: Annotated[int, Meta(ge=0, description="Growth below this counts as none, in MiB.")] = 64
+    activity_change: Annotated[
+        float, Meta(ge=0.0, le=1.0, description="SM activity may move by this share between the halves of the span.")
+    ] = 0.15
+    idle_s: Annotated[
+        float, Meta(ge=0.0, description="A newcomer that never touches the GPU stops closing it after this, in seconds.")
+    ] = 120.0
+    limit_s: Annotated[
+        float, Meta(ge=0.0, description="A newcomer that never settles stops closing it after this, in seconds.")
+    ] = 600.0
+
+
+class Memory(Record, frozen=True, kw_only=True):
+    sources: Annotated[
+        tuple[str, ...],
+        Meta(description="Who is asked how much memory a task takes, in order; empty: nobody (recovery only, 'OR')."),
+    ] = ("declared", "history")
+    margin_mib: Annotated[
+        int, Meta(ge=0, description="Kept free on a shared GPU beyond what is booked, in MiB.")
+    ] = 512
+    unknown_mib: Annotated[
+        int, Meta(ge=1, description="Room wanted, and booked, for a task of unknown size, in MiB (published: 5120).")
+    ] = 5120
+
+
+class PlacementRules(Record, frozen=True, kw_only=True):
+    policy: Annotated[
+        str, Meta(description="Which GPUs: exclusive, round-robin, first-fit, best-fit, magm, lug, or a plugin's name.")
+    ] = "magm"
+    tasks_per_gpu: Annotated[int, Meta(ge=1, description="At most so many tasks on one GPU.")] = 4
+    idle_first: Annotated[
+        bool, Meta(description="A GPU without any task is taken before one is shared (as published).")
+    ] = True
+    gpus: Annotated[
+        tuple[str, ...], Meta(description="Only these GPUs (UUIDs or indices) take tasks; empty: all.")
+    ] = ()
+
+
+class QueueRules(Record, frozen=True, kw_only=True):
+    backfill_depth: Annotated[
+        int, Meta(ge=0, description="So many waiting tasks are looked at behind the first that cannot start.")
+    ] = 100
+    overtakes: Annotated[
+        int, Meta(ge=0, description="So many tasks may go before a waiting one; then its GPUs are kept for it alone.")
+    ] = 20
+    assumed_runtime_s: Annotated[
+        float, Meta(gt=0.0, description="Assumed for a task without time limit or history, in seconds.")
+    ] = 3600.0
+
+
+class RecoveryRules(Record, frozen=True, kw_only=True):
+    retries: Annotated[int, Meta(ge=0, description="So often a task comes back after it ran out of GPU memory.")] = 4
+    innocent_retries: Annotated[
+        int, Meta(ge=0, description="So often it comes back when a neighbour was to blame; not counted in `retries`.")
+    ] = 5
+    margin_mib: Annotated[
+        int, Meta(ge=0, description="Added to the peak and the bytes asked for, for the next booking, in MiB.")
+    ] = 1024
+    growth: Annotated[float, Meta(ge=1.0, description="The next booking is at least this many times the last.")] = 1.5
+    backoff_s: Annotated[
+        float, Meta(ge=0.0, description="Wait before the first retry, in seconds; doubles each time.")
+    ] = 2.0
+    backoff_limit_s: Annotated[float, Meta(ge=0.0, description="Longest wait before a retry, in seconds.")] = 60.0
+
+
+class Stopping(Record, frozen=True, kw_only=True):
+    grace_s: Annotated[
+        float, Meta(ge=0.0, description="Between SIGTERM and SIGKILL, in seconds, unless the task says otherwise.")
+    ] = 10.0
+
+
+class Rules(Record, frozen=True, kw_only=True):
+    """All of them."""
+
+    placement: PlacementRules = PlacementRules()
+    gate: Gate = Gate()
+    window: WindowRules = WindowRules()
+    warmup: WarmUp = WarmUp()
+    memory: Memory = Memory()
+    queue: QueueRules = QueueRules()
+    recovery: RecoveryRules = RecoveryRules()
+    stopping: Stopping = Stopping()

@@ -1,0 +1,53 @@
+"""Where a task stands. Each status carries its own data; there is no field that is "set only when running"."""
+
+from __future__ import annotations
+
+from carma.core.model import Placement, Record
+from carma.core.outcome import Cancelled, Outcome, TimedOut
+
+Ending = Cancelled | TimedOut  # why a running attempt was told to stop
+
+
+class Estimating(Record, frozen=True, tag="estimating", tag_field="state"):
+    since: float
+
+
+class Queued(Record, frozen=True, tag="queued", tag_field="state"):
+    since: float
+    held: bool = False
+
+
+class Starting(Record, frozen=True, tag="starting", tag_field="state"):
+    """Placed and booked; the launcher has been told, the process has not been seen yet."""
+
+    since: float
+    placement: Placement
+    ending: Ending | None = None
+
+
+class Running(Record, frozen=True, tag="running", tag_field="state"):
+    since: float
+    placement: Placement
+    pid: int
+    ending: Ending | None = None
+    warned: bool = False
+
+
+class Recovering(Record, frozen=True, tag="recovering", tag_field="state"):
+    """Out of memory; goes back to the queue at `until` (back-off), with the task's plan."""
+
+    since: float
+    until: float
+
+
+class Finished(Record, frozen=True, tag="finished", tag_field="state"):
+    at: float
+    outcome: Outcome
+
+
+Status = Estimating | Queued | Starting | Running | Recovering | Finished
+Active = Starting | Running
+
+
+def state_name(status: Status) -> str:
+    return str(status.__struct_config__.tag)

@@ -1,0 +1,53 @@
+"""A task with all that happened to it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from carma.core.model import AttemptKey, Estimate, NoEstimate, Owner, Placement, Record, TaskId, TaskSpec
+from carma.core.outcome import Outcome
+from carma.core.status import Status
+
+
+class Plan(Record, frozen=True, kw_only=True):
+    """What recovery decided for the next attempt. `rung` names the step of the ladder, `reason` tells the story."""
+
+    rung: Literal["again", "larger", "alone", "first"]
+    memory_mib: int | None
+    reason: str
+    first: bool = False  # an innocent victim goes before the others
+
+
+class Attempt(Record, frozen=True, kw_only=True):
+    number: int
+    placement: Placement
+    placed_at: float
+    decision: str = ""  # the sentence that says why these GPUs
+    pid: int | None = None
+    started_at: float | None = None
+    observed_mib: int | None = None  # most seen on any one of its GPUs
+    ended_at: float | None = None
+    outcome: Outcome | None = None
+    blame: Literal["own", "neighbour", "unknown"] | None = None  # for an OOM on the GPU
+    energy_j: float | None = None
+
+
+class Task(Record, frozen=True, kw_only=True):
+    id: TaskId
+    owner: Owner
+    spec: TaskSpec
+    submitted_at: float
+    status: Status
+    estimate: Estimate | None = None
+    no_estimate: tuple[NoEstimate, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    plan: Plan | None = None
+
+    @property
+    def key(self) -> AttemptKey:
+        """The newest attempt's key; attempt 0 when there was none."""
+        return AttemptKey(self.id, self.attempts[-1].number if self.attempts else 0)
+
+    @property
+    def label(self) -> str:
+        return self.spec.name or (self.spec.command[0].rsplit("/", 1)[-1] if self.spec.command else "")
