@@ -1,0 +1,239 @@
+"""Requests and answers of API version 1. Fields are added, never renamed; times are seconds since the epoch, UTC."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from carma.core.model import TaskSpec
+
+# Any appears once: an outcome travels as the tagged object that core/outcome.py defines, read by `kind`.
+Outcome = dict[str, Any]
+
+
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Unknown fields are refused: a typing mistake must not be a silent default."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """Unknown fields are ignored: an older client reads a newer daemon."""
+
+
+class ArrayAsk(Request, frozen=True):
+    indices: tuple[int, ...]
+    at_once: int | None = None
+
+
+class SubmitRequest(Request, frozen=True, kw_only=True):
+    spec: TaskSpec
+    array: ArrayAsk | None = None
+    held: bool = False
+    nonblock: bool = False  # refuse (no_capacity) instead of queueing
+    dry_run: bool = False  # say what would happen, do nothing
+
+
+class SubmitAnswer(Answer, frozen=True, kw_only=True):
+    ids: tuple[int, ...]  # empty for a dry run
+    note: str = ""  # "would start on GPU 2 now", "waits: needs 12.4 GiB; most free is 9.1 GiB on GPU 2"
+    explain: tuple[ExplainEntry, ...] = ()  # for a dry run
+
+
+class CancelRequest(Request, frozen=True, kw_only=True):
+    signal: int = 15
+    reason: str = ""
+
+
+class RetryRequest(Request, frozen=True, kw_only=True):
+    fresh: bool = False  # forget what recovery learnt
+
+
+class UpdateRequest(Request, frozen=True, kw_only=True):
+    name: str | None = None
+    priority: int | None = None
+    gpu_memory_mib: int | None = None
+    time_limit_s: float | None = None
+    comment: str | None = None
+
+
+class DrainRequest(Request, frozen=True, kw_only=True):
+    gpu: str | None = None  # UUID or index; None: the whole server
+    reason: str = ""
+
+
+class ShutdownRequest(Request, frozen=True, kw_only=True):
+    cancel_running: bool = False  # otherwise running tasks go on and are adopted at the next start
+
+
+class EstimateView(Answer, frozen=True, kw_only=True):
+    footprint_mib: int
+    upper_mib: int
+    source: str
+    seconds: float = 0.0
+    warnings: tuple[str, ...] = ()
+
+
+class AttemptView(Answer, frozen=True, kw_only=True):
+    number: int
+    gpus: tuple[str, ...]
+    booking_mib: int
+    booking_source: str
+    alone: bool
+    decision: str
+    placed_at: float
+    started_at: float | None = None
+    ended_at: float | None = None
+    pid: int | None = None
+    observed_mib: int | None = None
+    energy_j: float | None = None
+    outcome: Outcome | None = None
+    blame: str | None = None
+    stdout: str = ""
+    stderr: str = ""
+
+
+class TaskView(Answer, frozen=True, kw_only=True):
+    """A task as every read command shows it."""
+
+    id: int
+    name: str
+    user: str
+    uid: int
+    state: str  # estimating, queued, starting, running, recovering, finished
+    code: str  # PD, H, R, CG, CD, F, OOM, CA, TO, LO, NF: as in other queues
+    outcome: Outcome | None
+    reason: str  # why it waits, how it ended, or "" while it runs
+    reason_code: str = ""
+    command: tuple[str, ...]
+    directory: str
+    gpus: tuple[str, ...]  # the GPUs of its newest attempt, by UUID
+    gpu_indices: tuple[int, ...] = ()
+    gpus_wanted: int = 1
+    gpu_memory_mib: int | None = None  # declared
+    exclusive: bool = False
+    priority: int = 0
+    held: bool = False
+    estimate: EstimateView | None = None
+    booking_mib: int | None = None
+    observed_mib: int | None = None
+    attempts: tuple[AttemptView, ...] = ()
+    submitted_at: float = 0.0
+    started_at: float | None = None
+    ended_at: float | None = None
+    begin_at: float | None = None
+    reserved_start_at: float | None = None
+    time_limit_s: float | None = None
+    after: tuple[str, ...] = ()  # "ok:12"
+    array: str | None = None  # "40[3]"
+    comment: str = ""
+    exit_code: int | None = None
+
+
+class ExplainEntry(Answer, frozen=True, kw_only=True):
+    """One GPU's part of a decision. `score` is the figure the policy ranks by; larger goes first."""
+
+    gpu: str
+    index: int
+    accepted: bool
+    reason: str
+    code: str = ""
+    score: float | None = None
+    parts: dict[str, float] = {}
+    chosen: bool = False
+
+
+class Explanation(Answer, frozen=True, kw_only=True):
+    task: int
+    policy: str
+    state: str
+    reason: str
+    entries: tuple[ExplainEntry, ...]
+    needs_mib: int | None = None
+    needs_source: str = ""
+    reserved_start_at: float | None = None
+
+
+class ForeignView(Answer, frozen=True, kw_only=True):
+    pid: int
+    name: str
+    memory_mib: int | None
+
+
+class GpuView(Answer, frozen=True, kw_only=True):
+    gpu: str  # UUID
+    index: int
+    name: str
+    kind: str
+    state: str  # idle, open, warming, closed, full, exclusive, drained, fault
+    reason: str
+    memory_mib: int
+    used_mib: int | None
+    booked_mib: int
+    room_mib: int | None
+    tasks: tuple[int, ...]
+    foreign: tuple[ForeignView, ...] = ()
+    sm_active: float | None = None  # window means
+    sm_occupancy: float | None = None
+    dram_active: float | None = None
+    risk: dict[str, float] = {}  # the gate's summary of each metric
+    gpu_util: float | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
+    metrics: str = ""  # where activity comes from
+    drained: bool = False
+
+
+class ServerView(Answer, frozen=True, kw_only=True):
+    version: str
+    pid: int
+    user: str
+    uid: int
+    home: str
+    policy: str
+    started_at: float
+    now: float
+    speed: float
+    drained: str | None  # the reason, or None
+    gpus: int
+    queued: int
+    running: int
+    you_are_admin: bool = False
+
+
+class SettingView(Answer, frozen=True, kw_only=True):
+    name: str
+    value: Any
+    origin: str
+    description: str = ""
+
+
+class StoryLine(Answer, frozen=True, kw_only=True):
+    """One thing that happened to a task, as a sentence."""
+
+    at: float
+    event: str
+    text: str
+
+
+class StreamEvent(Answer, frozen=True, kw_only=True):
+    """One server-sent event: a task or a GPU changed."""
+
+    sequence: int
+    at: float
+    event: str  # the durable event's name
+    task: int | None = None
+    text: str = ""
+
+
+class Done(Answer, frozen=True, kw_only=True):
+    """The answer of a verb that changes something."""
+
+    note: str
+
+
+class Problem(Answer, frozen=True, kw_only=True):
+    """Every error answer."""
+
+    code: str
+    message: str
+    hint: str = ""
