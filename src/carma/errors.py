@@ -35,6 +35,11 @@ class BadTaskFile(Usage):
     about = "A task file, a .rad file or a script with #CARMA lines cannot be read."
 
 
+class BadTrace(Usage):
+    code = "bad_trace"
+    about = "A trace file cannot be read: a column is missing, or a value is not what its column holds."
+
+
 class TooLarge(Usage):
     code = "too_large"
     http_status = 413

@@ -1,0 +1,81 @@
+"""The summary of a replay, on cases small enough to work out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from carma.bench.figures import Ran, TaskRun, change_percent, mean, percentile, summarise, time_average
+
+
+def run(submitted: float, *attempts: Ran, alone_s: float = 10.0, succeeded: bool = True) -> TaskRun:
+    ended = attempts[-1].ended_at if attempts else submitted
+    return TaskRun(
+        name="t", submitted_at=submitted, ended_at=ended, alone_s=alone_s, succeeded=succeeded, attempts=attempts
+    )
+
+
+def ran(started: float, ended: float, *, oom: bool = False) -> Ran:
+    return Ran(started_at=started, ended_at=ended, out_of_memory=oom)
+
+
+def test_waiting_is_all_that_was_not_running() -> None:
+    assert run(0, ran(5, 15)).waiting_s == 5
+    assert run(100, ran(110, 112, oom=True), ran(130, 140)).waiting_s == 10 + 18
+
+
+def test_slowdown_is_of_the_run_that_succeeded() -> None:
+    assert run(0, ran(5, 25)).slowdown == 2.0
+    assert run(0, ran(0, 1, oom=True), ran(10, 25)).slowdown == 1.5
+    assert run(0, ran(5, 25), succeeded=False).slowdown is None
+    assert run(0, succeeded=False).slowdown is None
+
+
+def test_a_replay_is_summed_up() -> None:
+    runs = [
+        run(100, ran(100, 110)),
+        run(110, ran(130, 160), alone_s=15),
+        run(120, ran(121, 122, oom=True), ran(140, 170), alone_s=10),
+        run(125, ran(126, 128, oom=True), succeeded=False),
+    ]
+    figures = summarise(runs, sm_active=0.5, energy_j=1000)
+    assert (figures.tasks, figures.succeeded, figures.ooms) == (4, 3, 2)
+    assert figures.makespan_s == 70
+    assert figures.waiting_mean_s == pytest.approx((0 + 20 + 19 + 1) / 4)
+    assert figures.turnaround_mean_s == pytest.approx((10 + 50 + 50 + 3) / 4)
+    assert figures.slowdown_mean == pytest.approx((1 + 2 + 3) / 3)
+    assert (figures.sm_active, figures.energy_j) == (0.5, 1000)
+
+
+def test_figures_that_nobody_gave_stay_unknown() -> None:
+    figures = summarise([run(0, succeeded=False)])
+    assert figures.slowdown_mean is None
+    assert figures.slowdown_p95 is None
+    assert figures.sm_active is None
+    assert figures.energy_j is None
+    with pytest.raises(ValueError, match="no task"):
+        summarise([])
+
+
+def test_percentiles_lie_between_the_nearest_values() -> None:
+    assert percentile([3.0], 95) == 3.0
+    assert percentile([4, 1, 3, 2], 50) == 2.5
+    assert percentile(list(range(101)), 95) == 95
+    assert percentile([1, 2], 100) == 2
+    assert mean([1, 2, 6]) == 3
+    with pytest.raises(ValueError, match="at least one"):
+        percentile([], 50)
+
+
+def test_a_time_average_weighs_each_value_by_how_long_it_held() -> None:
+    assert time_average([(0, 1.0), (10, 0.0)], until=40) == 0.25
+    assert time_average([(5, 0.4)], until=9) == pytest.approx(0.4)
+    assert time_average([(0, 1.0), (50, 0.0)], until=40) == 1.0, "what comes after the end does not count"
+    assert time_average([], until=10) is None
+    assert time_average([(10, 1.0)], until=10) is None
+
+
+def test_change_in_percent() -> None:
+    assert change_percent(200, 130) == -35
+    assert change_percent(2, 3) == 50
+    assert change_percent(0, 3) is None
+    assert change_percent(None, 3) is None
