@@ -1,0 +1,1 @@
+"""Looking at real GPUs through NVML, inside this process. Nothing here decides anything or changes a card's mode."""

@@ -1,0 +1,115 @@
+"""SM activity, SM occupancy and DRAM activity from NVML's GPU performance monitoring (GPM), Hopper and newer.
+
+GPM gives averages between two snapshots. Two are kept for each GPU and used in turn. Snapshots less than 100 ms apart
+read 0 without an error (measured on an H200, driver 580), so they are never compared: an idle GPU would be invented.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+from carma.core.model import Record
+from carma.monitor.faults import DriverGone, GpuLost, Nvml, ask, offers
+
+MIN_SPACING_S = 0.1
+
+
+class Activity(Record, frozen=True, kw_only=True):
+    """Each 0 to 1; None where GPM does not give it."""
+
+    sm_active: float | None = None
+    sm_occupancy: float | None = None
+    dram_active: float | None = None
+
+
+NO_ACTIVITY = Activity()
+
+
+def is_offered(nvml: Nvml, card: Any) -> bool:
+    """Whether this card has GPM; false for anything before Hopper and for drivers before R520."""
+    support = ask(nvml, "nvmlGpmQueryDeviceSupport", card)
+    return support is not None and bool(support.isSupportedDevice)
+
+
+class GpmReader:
+    """One GPU's two snapshots. For a MIG instance give the card's handle and the id of its GPU instance.
+
+    The first snapshot is taken here, so that the first reading has something to be compared with. `offered` is false
+    where the driver turns snapshots down for good (no permission), whatever the card can do.
+    """
+
+    def __init__(self, nvml: Nvml, card: Any, instance: int | None, monotonic: Callable[[], float]) -> None:
+        self._nvml = nvml
+        self._where: tuple[Any, ...] = (card,) if instance is None else (card, instance)
+        self._take = "nvmlGpmSampleGet" if instance is None else "nvmlGpmMigSampleGet"
+        self._monotonic = monotonic
+        self._taken_at: float | None = None  # when `_newest` was taken; None: it holds nothing yet
+        self._last = NO_ACTIVITY
+        self._newest = ask(nvml, "nvmlGpmSampleAlloc")
+        self._spare = ask(nvml, "nvmlGpmSampleAlloc")
+        self._question = self._prepare()
+        self.offered = None not in (self._newest, self._spare) and offers(nvml, self._take, *self._where, self._spare)
+        if self.offered:
+            self._advance()
+
+    def read(self) -> Activity:
+        """The average since the last reading; the last values again when that was less than 100 ms ago.
+
+        A counter that is busy gives no values this time, and the next reading spans the longer time.
+        """
+        if not self.offered:
+            return NO_ACTIVITY
+        if self._taken_at is not None and self._monotonic() - self._taken_at < MIN_SPACING_S:
+            return self._last
+        had_one = self._taken_at is not None
+        if not self._advance():
+            return NO_ACTIVITY
+        self._last = self._compare() if had_one else NO_ACTIVITY
+        return self._last
+
+    def close(self) -> None:
+        self.offered = False
+        for snapshot in (self._newest, self._spare):
+            if snapshot is not None:
+                with contextlib.suppress(DriverGone, GpuLost):  # then the driver's side of it is gone already
+                    ask(self._nvml, "nvmlGpmSampleFree", snapshot)
+        self._newest = self._spare = None
+
+    def _advance(self) -> bool:
+        """Take a snapshot into the spare place and make it the newest; on failure nothing changes."""
+        if ask(self._nvml, self._take, *self._where, self._spare) is None:
+            return False
+        self._newest, self._spare = self._spare, self._newest
+        self._taken_at = self._monotonic()
+        return True
+
+    def _prepare(self) -> Any:
+        """NVML's request structure (19 KB), filled in once."""
+        nvml = self._nvml
+        question = nvml.c_nvmlGpmMetricsGet_t()
+        question.version = nvml.NVML_GPM_METRICS_GET_VERSION
+        metrics = (nvml.NVML_GPM_METRIC_SM_UTIL, nvml.NVML_GPM_METRIC_SM_OCCUPANCY, nvml.NVML_GPM_METRIC_DRAM_BW_UTIL)
+        question.numMetrics = len(metrics)
+        for place, metric in enumerate(metrics):
+            question.metrics[place].metricId = metric
+        return question
+
+    def _compare(self) -> Activity:
+        question = self._question
+        question.sample1, question.sample2 = self._spare, self._newest
+        answer = ask(self._nvml, "nvmlGpmMetricsGet", question)
+        if answer is None:
+            return NO_ACTIVITY
+        sm_active, sm_occupancy, dram_active = (_share(answer.metrics[place]) for place in range(3))
+        return Activity(sm_active=sm_active, sm_occupancy=sm_occupancy, dram_active=dram_active)
+
+
+def _share(metric: Any) -> float | None:
+    """Percent to a share. Each metric has its own error number; rounding may lead a little above 100."""
+    value = float(metric.value)
+    if metric.nvmlReturn != 0 or not math.isfinite(value) or not 0.0 <= value <= 110.0:
+        return None
+    return min(1.0, value / 100.0)

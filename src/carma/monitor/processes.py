@@ -1,0 +1,50 @@
+"""Whose process is it? Attribution of what the driver sees to attempts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from carma.core.model import AttemptKey, GpuId, GpuSample, Placement, ProcessUse, Record
+
+
+class Stray(Record, frozen=True, kw_only=True):
+    """A process of an attempt on a GPU that the attempt was not given."""
+
+    attempt: AttemptKey
+    pid: int
+    gpu: GpuId
+    given: tuple[GpuId, ...]
+
+    def __str__(self) -> str:
+        given = ", ".join(self.given) or "no GPU"
+        return f"process {self.pid} of task {self.attempt.task} runs on {self.gpu}; it was given {given}"
+
+
+def attribute(samples: Iterable[GpuSample], pids: Mapping[int, AttemptKey]) -> tuple[GpuSample, ...]:
+    """The same samples with `attempt` filled in by pid. What is not in `pids` is foreign and stays so."""
+    return tuple(_attribute_one(sample, pids) for sample in samples)
+
+
+def strays(samples: Iterable[GpuSample], placements: Mapping[AttemptKey, Placement]) -> tuple[Stray, ...]:
+    """Attributed processes on other GPUs than their attempt was given. Attempts without a placement are not judged."""
+    return tuple(
+        Stray(attempt=process.attempt, pid=process.pid, gpu=sample.gpu, given=placements[process.attempt].gpus)
+        for sample in samples
+        for process in sample.processes or ()
+        if process.attempt is not None
+        and process.attempt in placements
+        and sample.gpu not in placements[process.attempt].gpus
+    )
+
+
+def _attribute_one(sample: GpuSample, pids: Mapping[int, AttemptKey]) -> GpuSample:
+    if not sample.processes or not any(process.pid in pids for process in sample.processes):
+        return sample
+    return msgspec.structs.replace(sample, processes=tuple(_own(process, pids) for process in sample.processes))
+
+
+def _own(process: ProcessUse, pids: Mapping[int, AttemptKey]) -> ProcessUse:
+    attempt = pids.get(process.pid)
+    return process if attempt is None else msgspec.structs.replace(process, attempt=attempt)
