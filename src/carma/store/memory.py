@@ -1,0 +1,126 @@
+"""A store without a file: for the simulator, and for tests of what lies above. Keeps the same contract."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from carma.core.events import Durable, TaskRestored
+from carma.core.model import AttemptKey, TaskId
+from carma.core.ports import Checkpoint, Loaded, PastRun
+from carma.core.status import Finished
+from carma.core.task import Task
+from carma.errors import StoreError
+from carma.store.archive import RUNS_KEPT
+from carma.store.codec import task_of
+
+
+class MemoryStore:
+    """Implements core.ports.Store and Archive, and `story`. What it holds survives `close`, so that a test can go on
+    with the same object as after a restart (`reopen`)."""
+
+    def __init__(self) -> None:
+        self._open = True
+        self._events: list[Durable] = []  # after the checkpoint
+        self._checkpoint: Checkpoint | None = None
+        self._sequence = 0
+        self._stories: dict[TaskId, list[Durable]] = {}
+        self._finished: dict[TaskId, Task] = {}
+        self._restored: set[TaskId] = set()
+        self._runs: dict[AttemptKey, PastRun] = {}
+        self._next = 1
+
+    def append(self, events: Sequence[Durable]) -> int:
+        self._must_be_open()
+        for event in events:
+            self._events.append(event)
+            task = task_of(event)
+            if task is not None:
+                self._stories.setdefault(task, []).append(event)
+            if isinstance(event, TaskRestored):
+                self._restored.add(event.task.id)
+        self._sequence += len(events)
+        return self._sequence
+
+    def load(self) -> Loaded:
+        self._must_be_open()
+        return Loaded(self._checkpoint, tuple(self._events), self._sequence)
+
+    def save(self, checkpoint: Checkpoint, finished: Sequence[Task]) -> None:
+        self._must_be_open()
+        before = self._checkpoint.sequence if self._checkpoint else 0
+        if not before <= checkpoint.sequence <= self._sequence:
+            raise ValueError(f"a checkpoint at {checkpoint.sequence} is not between {before} and {self._sequence}")
+        for task in finished:
+            if not isinstance(task.status, Finished):
+                raise ValueError(f"task {task.id} goes to the archive but has not finished")
+        for task in finished:
+            self._finished[task.id] = task
+            self._restored.discard(task.id)
+        del self._events[: checkpoint.sequence - before]
+        self._checkpoint = checkpoint
+
+    def new_task_ids(self, count: int) -> TaskId:
+        self._must_be_open()
+        if count < 1:
+            raise ValueError(f"{count} ids were asked for; at least one must be")
+        first = TaskId(self._next)
+        self._next += count
+        return first
+
+    def close(self) -> None:
+        self._open = False
+
+    def reopen(self) -> None:
+        self._open = True
+
+    def task(self, task: TaskId) -> Task | None:
+        self._must_be_open()
+        return None if task in self._restored else self._finished.get(task)
+
+    def tasks(self, *, uid: int | None = None, since: float | None = None, limit: int = 100) -> Sequence[Task]:
+        self._must_be_open()
+        found = [
+            (_ended_at(task), task.id, task)
+            for task in self._finished.values()
+            if task.id not in self._restored and (uid is None or task.owner.uid == uid)
+        ]
+        found.sort(key=lambda entry: entry[:2], reverse=True)
+        return [task for at, _, task in found if since is None or at >= since][: max(0, limit)]
+
+    def story(self, task: TaskId) -> Sequence[Durable]:
+        self._must_be_open()
+        return list(self._stories.get(task, ()))
+
+    def prune(self, ended_before: float) -> Sequence[TaskId]:
+        self._must_be_open()
+        old = sorted(task.id for task in self.tasks(limit=len(self._finished)) if _ended_at(task) < ended_before)
+        for task in old:
+            del self._finished[task]
+            self._stories.pop(task, None)
+        return old
+
+    def remember(self, run: PastRun) -> None:
+        self._must_be_open()
+        self._runs.setdefault(run.key, run)
+        same = self.past_runs(uid=run.uid, command=run.command, directory=run.directory, limit=len(self._runs))
+        for old in same[RUNS_KEPT:]:
+            del self._runs[old.key]
+
+    def past_runs(self, *, uid: int, command: tuple[str, ...], directory: str, limit: int = 20) -> Sequence[PastRun]:
+        self._must_be_open()
+        same = [
+            run
+            for run in self._runs.values()
+            if run.uid == uid and run.command == command and run.directory == directory
+        ]
+        same.sort(key=lambda run: (run.ended_at, run.key.task, run.key.attempt), reverse=True)
+        return same[: max(0, limit)]
+
+    def _must_be_open(self) -> None:
+        if not self._open:
+            raise StoreError("the store in memory has been closed", "Open it again before it is used.")
+
+
+def _ended_at(task: Task) -> float:
+    assert isinstance(task.status, Finished)
+    return task.status.at

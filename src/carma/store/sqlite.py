@@ -1,0 +1,152 @@
+"""The store in one SQLite file: the log of durable events, and a checkpoint that lets the log be short.
+
+An acknowledgement rests on `append`: when it returns, the events survive a power cut. A live task's events stay after
+a checkpoint (its story is still being told); `load` gives only those after it. When a task leaves for the archive, its
+events go with it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from carma.core.events import Durable, TaskRestored
+from carma.core.model import TaskId
+from carma.core.ports import Checkpoint, Loaded
+from carma.core.status import Finished
+from carma.core.task import Task
+from carma.store import codec
+from carma.store.archive import SqliteArchive
+from carma.store.database import Database
+from carma.store.problems import damaged
+
+
+class SqliteStore(SqliteArchive):
+    """Implements core.ports.Store and Archive. Opening it locks the directory: there is one writer, this one."""
+
+    def __init__(self, path: Path | str) -> None:
+        super().__init__(Database(Path(path)))
+        self._written: dict[TaskId, Task] = {}  # what `live` holds, so that only changed tasks are written again
+        try:
+            self._checkpointed, self._sequence = self._ends()
+        except BaseException:
+            self._database.close()
+            raise
+
+    @property
+    def path(self) -> Path:
+        return self._database.path
+
+    def append(self, events: Sequence[Durable]) -> int:
+        if not events:
+            return self._sequence
+        bodies = [codec.write_event(event) for event in events]
+        with self._database.writing(f"store {len(events)} event{'s' * (len(events) > 1)} in") as connection:
+            rows = [
+                (self._sequence + place, event.at, codec.task_of(event), body)
+                for place, (event, body) in enumerate(zip(events, bodies, strict=True), start=1)
+            ]
+            connection.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", rows)
+            for event in events:
+                if isinstance(event, TaskRestored):
+                    connection.execute("UPDATE finished SET restored = 1 WHERE id = ?", (event.task.id,))
+        self._sequence = rows[-1][0]
+        return rows[-1][0]
+
+    def load(self) -> Loaded:
+        with self._database.reading("load") as connection:
+            checkpoint = self._read_checkpoint(connection)
+            after = checkpoint.sequence if checkpoint else 0
+            rows = connection.execute(
+                "SELECT sequence, body FROM events WHERE sequence > ? ORDER BY sequence", (after,)
+            ).fetchall()
+            if [sequence for sequence, _ in rows] != list(range(after + 1, after + 1 + len(rows))):
+                raise damaged(self.path, "load", f"events after number {after} are missing")
+            self._written = {task.id: task for task in checkpoint.tasks} if checkpoint else {}
+            return Loaded(checkpoint, tuple(codec.read_event(body) for _, body in rows), after + len(rows))
+
+    def save(self, checkpoint: Checkpoint, finished: Sequence[Task]) -> None:
+        if not self._checkpointed <= checkpoint.sequence <= self._sequence:
+            bounds = f"{self._checkpointed} and {self._sequence}"
+            raise ValueError(f"a checkpoint at {checkpoint.sequence} is not between {bounds}")
+        with self._database.writing("store a checkpoint in") as connection:
+            for task in finished:
+                _archive(connection, task, checkpoint.sequence)
+            self._write_live(connection, checkpoint.tasks)
+            connection.execute(
+                "DELETE FROM events WHERE sequence <= ? AND (task IS NULL OR task NOT IN (SELECT id FROM live))",
+                (checkpoint.sequence,),
+            )
+            connection.execute(
+                "INSERT OR REPLACE INTO checkpoint VALUES (1, ?, ?, ?)",
+                (
+                    checkpoint.sequence,
+                    codec.write(msgspec.structs.replace(checkpoint, tasks=())),
+                    msgspec.json.encode([task.id for task in checkpoint.tasks]).decode(),
+                ),
+            )
+        self._written = {task.id: task for task in checkpoint.tasks}
+        self._checkpointed = checkpoint.sequence
+
+    def new_task_ids(self, count: int) -> TaskId:
+        """Written without its own fsync: the append that uses the id makes both durable, and if neither survives,
+        nobody was told the id."""
+        if count < 1:
+            raise ValueError(f"{count} ids were asked for; at least one must be")
+        with self._database.writing("reserve task ids in", relaxed=True) as connection:
+            (after,) = connection.execute(
+                "UPDATE meta SET value = value + ? WHERE name = 'next_task_id' RETURNING value", (count,)
+            ).fetchall()[0]
+        return TaskId(after - count)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def _ends(self) -> tuple[int, int]:
+        """The checkpoint's sequence number, and that of the last event there is."""
+        with self._database.reading("open") as connection:
+            checkpointed = connection.execute("SELECT coalesce(max(sequence), 0) FROM checkpoint").fetchone()[0]
+            last = connection.execute("SELECT coalesce(max(sequence), 0) FROM events").fetchone()[0]
+            return int(checkpointed), max(int(checkpointed), int(last))
+
+    def _read_checkpoint(self, connection: sqlite3.Connection) -> Checkpoint | None:
+        row = connection.execute("SELECT body, task_order FROM checkpoint").fetchone()
+        if row is None:
+            return None
+        bodies = dict(connection.execute("SELECT id, body FROM live").fetchall())
+        order = msgspec.json.decode(row[1], type=list[int])
+        if bodies.keys() != set(order):
+            raise damaged(self.path, "load", "tasks of the checkpoint are missing")
+        tasks = tuple(codec.read_task(bodies[task]) for task in order)
+        return msgspec.structs.replace(codec.read_checkpoint(row[0]), tasks=tasks)
+
+    def _write_live(self, connection: sqlite3.Connection, tasks: Iterable[Task]) -> None:
+        """Values are frozen, so the same object is the same row: ten thousand waiting tasks cost nothing again."""
+        now = {task.id: task for task in tasks}
+        changed = [task for task in now.values() if self._written.get(task.id) is not task]
+        if self._written:
+            gone = [(task,) for task in self._written if task not in now]
+            connection.executemany("DELETE FROM live WHERE id = ?", gone)
+        else:
+            connection.execute("DELETE FROM live")
+        connection.executemany(
+            "INSERT OR REPLACE INTO live VALUES (?, ?)", [(task.id, codec.write(task)) for task in changed]
+        )
+
+
+def _archive(connection: sqlite3.Connection, task: Task, sequence: int) -> None:
+    """Move one task, and its events up to the checkpoint behind those it had when it was archived before."""
+    if not isinstance(task.status, Finished):
+        raise ValueError(f"task {task.id} goes to the archive but has not finished")
+    earlier = connection.execute("SELECT story FROM finished WHERE id = ?", (task.id,)).fetchone()
+    rows = connection.execute(
+        "DELETE FROM events WHERE task = ? AND sequence <= ? RETURNING sequence, body", (task.id, sequence)
+    ).fetchall()
+    story = (*(codec.read_events(earlier[0]) if earlier else ()), *(codec.read_event(body) for _, body in sorted(rows)))
+    connection.execute(
+        "INSERT OR REPLACE INTO finished VALUES (?, ?, ?, 0, ?, ?)",
+        (task.id, task.owner.uid, task.status.at, codec.write(task), codec.write(story)),
+    )
