@@ -5,6 +5,16 @@ from __future__ import annotations
 from carma.core.model import GpuId, Placement, Record, TaskId
 
 
+class Ask(Record, frozen=True):
+    """What a task needs on each of its GPUs, and who says so."""
+
+    task: TaskId
+    gpus: int
+    memory_mib: int
+    source: str
+    alone: bool = False
+
+
 class Part(Record, frozen=True):
     """One named figure of a score."""
 

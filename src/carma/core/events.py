@@ -45,6 +45,7 @@ class TaskPlaced(Event, frozen=True, tag="task_placed"):
     key: AttemptKey
     placement: Placement
     why: str = ""
+    overtook: TaskId | None = None  # the waiting task that this one went before
 
 
 class AttemptStarted(Event, frozen=True, tag="attempt_started"):

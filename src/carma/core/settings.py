@@ -12,7 +12,6 @@ from msgspec import Meta
 from carma.core.model import Record
 
 
-
 class Gate(Record, frozen=True, kw_only=True):
     """Caps on what a GPU may already be doing when a task joins it. A missing metric never passes."""
 
@@ -35,6 +34,9 @@ class Gate(Record, frozen=True, kw_only=True):
 
 class WindowRules(Record, frozen=True, kw_only=True):
     length_s: Annotated[float, Meta(gt=0.0, description="How far back a window looks, in seconds.")] = 30.0
+    min_samples: Annotated[
+        int, Meta(ge=1, description="So many samples since the last task came or went before a GPU is judged.")
+    ] = 3
     stale_s: Annotated[
         float, Meta(gt=0.0, description="A newest sample older than this counts as no metrics, in seconds.")
     ] = 15.0
@@ -52,7 +54,8 @@ class WarmUp(Record, frozen=True, kw_only=True):
         float, Meta(ge=0.0, le=1.0, description="SM activity may move by this share between the halves of the span.")
     ] = 0.15
     idle_s: Annotated[
-        float, Meta(ge=0.0, description="A newcomer that never touches the GPU stops closing it after this, in seconds.")
+        float,
+        Meta(ge=0.0, description="A newcomer that never touches the GPU stops closing it after this, in seconds."),
     ] = 120.0
     limit_s: Annotated[
         float, Meta(ge=0.0, description="A newcomer that never settles stops closing it after this, in seconds.")
@@ -64,9 +67,7 @@ class Memory(Record, frozen=True, kw_only=True):
         tuple[str, ...],
         Meta(description="Who is asked how much memory a task takes, in order; empty: nobody (recovery only, 'OR')."),
     ] = ("declared", "history")
-    margin_mib: Annotated[
-        int, Meta(ge=0, description="Kept free on a shared GPU beyond what is booked, in MiB.")
-    ] = 512
+    margin_mib: Annotated[int, Meta(ge=0, description="Kept free on a shared GPU beyond what is booked, in MiB.")] = 512
     unknown_mib: Annotated[
         int, Meta(ge=1, description="Room wanted, and booked, for a task of unknown size, in MiB (published: 5120).")
     ] = 5120

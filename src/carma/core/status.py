@@ -10,6 +10,7 @@ Ending = Cancelled | TimedOut  # why a running attempt was told to stop
 
 class Estimating(Record, frozen=True, tag="estimating", tag_field="state"):
     since: float
+    held: bool = False
 
 
 class Queued(Record, frozen=True, tag="queued", tag_field="state"):
@@ -34,10 +35,13 @@ class Running(Record, frozen=True, tag="running", tag_field="state"):
 
 
 class Recovering(Record, frozen=True, tag="recovering", tag_field="state"):
-    """Out of memory; goes back to the queue at `until` (back-off), with the task's plan."""
+    """The attempt ended; goes back to the queue at `until` (back-off) with the task's plan.
+
+    `until` is None for the moment between an attempt's end and the decision what becomes of the task.
+    """
 
     since: float
-    until: float
+    until: float | None = None
 
 
 class Finished(Record, frozen=True, tag="finished", tag_field="state"):

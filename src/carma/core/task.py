@@ -42,6 +42,7 @@ class Task(Record, frozen=True, kw_only=True):
     no_estimate: tuple[NoEstimate, ...] = ()
     attempts: tuple[Attempt, ...] = ()
     plan: Plan | None = None
+    counted_from: int = 0  # attempts up to this number were before a retry by hand; recovery does not count them
 
     @property
     def key(self) -> AttemptKey:

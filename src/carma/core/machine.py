@@ -1,0 +1,275 @@
+"""The one door: `step(state, event)` changes the state and returns what the shell must do.
+
+No decisions here: what is decided (a placement, a retry) arrives as an event of its own, so a log replays to the same
+state whatever the settings say today. A repeated or late event that changes nothing is ignored.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from carma.core import events as e
+from carma.core import observe
+from carma.core.commands import Command, EstimateTask, LaunchAttempt, StopAttempt, WarnAttempt
+from carma.core.model import AttemptKey, GpuId, TaskId
+from carma.core.outcome import Outcome, OutOfMemory
+from carma.core.recovery import blame
+from carma.core.state import SERVER, InvalidEvent, State, Track
+from carma.core.status import Estimating, Finished, Queued, Recovering, Running, Starting
+from carma.core.task import Attempt, Task
+
+
+def step(state: State, event: e.AnyEvent) -> list[Command]:
+    state.now = max(state.now, event.at)
+    match event:
+        case e.GpusSampled(samples=samples):
+            for sample in samples:
+                observe.take(state, sample)
+            return []
+        case e.Ticked():
+            return []
+        case e.TaskSubmitted():
+            return _submitted(state, event)
+        case e.TaskEstimated():
+            return _estimated(state, event)
+        case e.TaskPlaced():
+            return _placed(state, event)
+        case e.AttemptStarted():
+            return _started(state, event)
+        case e.MemoryObserved(key=key, peak_mib=peak_mib):
+            return _memory_observed(state, key, peak_mib)
+        case e.AttemptEnded():
+            return _ended(state, event)
+        case e.StopRequested():
+            return _stop_requested(state, event)
+        case e.TaskWarned(task=task_id, signal=signal):
+            return _warned(state, task_id, signal)
+        case e.GpusFound() | e.GpuDrained() | e.GpuResumed():
+            return _gpus_changed(state, event)
+        case (
+            e.RecoveryPlanned()
+            | e.RecoveryDue()
+            | e.TaskFinished()
+            | e.TaskHeld()
+            | e.TaskReleased()
+            | e.TaskRetried()
+            | e.TaskRestored()
+            | e.TaskChanged()
+        ):
+            return _moved(state, event)
+        case _:
+            assert_never(event)
+
+
+def _task(state: State, task_id: TaskId) -> Task:
+    task = state.tasks.get(task_id)
+    if task is None:
+        raise InvalidEvent(f"there is no task {task_id}")
+    return task
+
+
+def _submitted(state: State, event: e.TaskSubmitted) -> list[Command]:
+    if event.task in state.tasks:
+        raise InvalidEvent(f"task {event.task} was submitted before")
+    state.put(
+        Task(
+            id=event.task,
+            owner=event.owner,
+            spec=event.spec,
+            submitted_at=event.at,
+            status=Estimating(event.at, event.held),
+        )
+    )
+    return [EstimateTask(event.task)]
+
+
+def _estimated(state: State, event: e.TaskEstimated) -> list[Command]:
+    task = state.tasks.get(event.task)
+    if task is None or not isinstance(task.status, Estimating):
+        return []  # cancelled meanwhile
+    state.put(
+        replace(
+            task,
+            estimate=event.estimate,
+            no_estimate=event.refusals,
+            status=Queued(event.at, task.status.held),
+        )
+    )
+    return []
+
+
+def _placed(state: State, event: e.TaskPlaced) -> list[Command]:
+    task = _task(state, event.key.task)
+    if not isinstance(task.status, Queued) or event.key.attempt != task.key.attempt + 1:
+        raise InvalidEvent(f"attempt {event.key} cannot be placed: the task is {task.status!r}")
+    attempt = Attempt(number=event.key.attempt, placement=event.placement, placed_at=event.at, decision=event.why)
+    state.put(replace(task, attempts=(*task.attempts, attempt), status=Starting(event.at, event.placement)))
+    state.tracks[event.key] = Track(event.placement.gpus, None)
+    state.last_gpu = event.placement.gpus[-1]
+    state.overtaken.pop(task.id, None)
+    if event.overtook is not None and event.overtook in state.tasks:
+        state.overtaken[event.overtook] = state.overtaken.get(event.overtook, 0) + 1
+    _membership_changed(state, event.placement.gpus, event.at)
+    return [LaunchAttempt(event.key, task.owner, task.spec, event.placement)]
+
+
+def _membership_changed(state: State, gpus: tuple[GpuId, ...], at: float) -> None:
+    for gpu in gpus:
+        state.live_of(gpu).since = at
+
+
+def _current(state: State, key: AttemptKey) -> Task | None:
+    """The task, if that attempt is the one under way."""
+    task = state.tasks.get(key.task)
+    return task if task is not None and state.active.get(key.task) == key else None
+
+
+def _started(state: State, event: e.AttemptStarted) -> list[Command]:
+    task = _current(state, event.key)
+    if task is None or not isinstance(task.status, Starting):
+        return []
+    status = task.status
+    attempt = replace(task.attempts[-1], pid=event.pid, started_at=event.at)
+    running = Running(event.at, status.placement, event.pid, status.ending)
+    state.put(replace(task, attempts=(*task.attempts[:-1], attempt), status=running))
+    if status.ending is not None:
+        return [StopAttempt(event.key, _grace_s(state, task))]
+    return []
+
+
+def _memory_observed(state: State, key: AttemptKey, peak_mib: int) -> list[Command]:
+    task = _current(state, key)
+    if task is not None:
+        attempt = replace(task.attempts[-1], observed_mib=peak_mib)
+        state.put(replace(task, attempts=(*task.attempts[:-1], attempt)))
+        track = state.tracks.get(key)
+        if track is not None:
+            track.peak_mib = max(track.peak_mib or 0, peak_mib)
+    return []
+
+
+def _ended(state: State, event: e.AttemptEnded) -> list[Command]:
+    task = _current(state, event.key)
+    if task is None or not isinstance(task.status, Starting | Running):
+        return []  # told twice
+    attempt = task.attempts[-1]
+    outcome = task.status.ending if task.status.ending is not None else event.outcome
+    peaks = [peak for peak in (attempt.observed_mib, event.peak_mib) if peak is not None]
+    attempt = replace(
+        attempt,
+        ended_at=event.at,
+        outcome=outcome,
+        observed_mib=max(peaks) if peaks else None,
+        energy_j=event.energy_j,
+    )
+    if isinstance(outcome, OutOfMemory) and outcome.where == "gpu":
+        attempt = replace(attempt, blame=blame(attempt, outcome, bool(event.over_booking)))
+    state.put(replace(task, attempts=(*task.attempts[:-1], attempt), status=Recovering(event.at)))
+    state.tracks.pop(event.key, None)
+    _membership_changed(state, attempt.placement.gpus, event.at)
+    return []
+
+
+def _grace_s(state: State, task: Task) -> float:
+    return task.spec.grace_s if task.spec.grace_s is not None else state.rules.stopping.grace_s
+
+
+def _stop_requested(state: State, event: e.StopRequested) -> list[Command]:
+    task = _task(state, event.task)
+    match task.status:
+        case Starting() | Running():
+            if task.status.ending is None:
+                state.put(replace(task, status=replace(task.status, ending=event.ending)))
+            return [StopAttempt(task.key, event.grace_s, event.signal)]
+        case Estimating() | Queued() | Recovering():
+            _finish(state, task, event.at, event.ending)
+            return []
+        case Finished():
+            return []
+        case _:
+            assert_never(task.status)
+
+
+def _warned(state: State, task_id: TaskId, signal: int) -> list[Command]:
+    task = _task(state, task_id)
+    if not isinstance(task.status, Running):
+        return []
+    state.put(replace(task, status=replace(task.status, warned=True)))
+    return [WarnAttempt(task.key, signal)]
+
+
+def _finish(state: State, task: Task, at: float, outcome: Outcome) -> None:
+    state.put(replace(task, status=Finished(at, outcome)))
+    state.overtaken.pop(task.id, None)
+
+
+Move = (
+    e.RecoveryPlanned
+    | e.RecoveryDue
+    | e.TaskFinished
+    | e.TaskHeld
+    | e.TaskReleased
+    | e.TaskRetried
+    | e.TaskRestored
+    | e.TaskChanged
+)
+
+
+def _moved(state: State, event: Move) -> list[Command]:
+    """From one place of the queue to another."""
+    if isinstance(event, e.TaskRestored):
+        if event.task.id not in state.tasks:
+            state.put(event.task)
+        return []
+    task = _task(state, event.task)
+    match (event, task.status):
+        case (e.RecoveryPlanned(plan=plan, until=until), Recovering(since=since)):
+            state.put(replace(task, plan=plan, status=Recovering(since, until)))
+        case (e.RecoveryDue(), Recovering(since=since)):
+            state.put(replace(task, status=Queued(since)))
+        case (e.TaskFinished(outcome=outcome), Estimating() | Queued() | Recovering()):
+            _finish(state, task, event.at, outcome)
+        case (e.TaskHeld(), Queued() | Estimating()):
+            state.put(replace(task, status=replace(task.status, held=True)))
+        case (e.TaskReleased(), Queued() | Estimating()):
+            state.put(replace(task, status=replace(task.status, held=False)))
+        case (e.TaskRetried(fresh=fresh), Finished()):
+            learnt = None if fresh else task.plan
+            state.put(replace(task, plan=learnt, counted_from=task.key.attempt, status=Queued(event.at)))
+        case (e.TaskChanged(), _):
+            return _changed(state, task, event)
+        case _:
+            pass  # it arrived after the task had moved on
+    return []
+
+
+def _changed(state: State, task: Task, event: e.TaskChanged) -> list[Command]:
+    fields = ("name", "priority", "gpu_memory_mib", "time_limit_s", "comment")
+    changes = {field: getattr(event, field) for field in fields if getattr(event, field) is not None}
+    if isinstance(task.status, Finished) or not changes:
+        return []
+    changed = replace(task, spec=replace(task.spec, **changes))
+    if event.gpu_memory_mib is not None and isinstance(task.status, Queued):
+        state.put(replace(changed, plan=None, status=Estimating(event.at, task.status.held)))
+        return [EstimateTask(task.id)]
+    state.put(changed)
+    return []
+
+
+def _gpus_changed(state: State, event: e.GpusFound | e.GpuDrained | e.GpuResumed) -> list[Command]:
+    match event:
+        case e.GpusFound(gpus=gpus):
+            state.gpus = {gpu.id: gpu for gpu in gpus}
+            state.fit_checked = False
+            state.live = {gpu: live for gpu, live in state.live.items() if gpu in state.gpus}
+        case e.GpuDrained(gpu=gpu, reason=reason):
+            state.drained[SERVER if gpu is None else gpu] = reason
+        case e.GpuResumed(gpu=None):
+            state.drained.clear()
+        case e.GpuResumed(gpu=gpu):
+            state.drained.pop(str(gpu), None)
+        case _:
+            assert_never(event)
+    return []

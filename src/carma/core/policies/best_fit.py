@@ -1,0 +1,18 @@
+"""Best fit (BF): the GPU with the least room that is still enough, so that large gaps stay whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from carma.core.decision import Ask, Part
+from carma.core.model import GpuId
+from carma.core.placement import Policy, Ranked
+from carma.core.view import GpuView
+
+
+def rank(ask: Ask, views: Sequence[GpuView], _last_gpu: GpuId | None) -> list[Ranked]:
+    ordered = sorted(views, key=lambda view: (view.room_mib or 0, view.gpu.index))
+    return [Ranked(view.gpu.id, (Part("left_mib", ask.memory_mib - (view.room_mib or 0), "MiB"),)) for view in ordered]
+
+
+POLICY = Policy("best-fit", rank, about="The GPU with the least room that is enough (BF).")

@@ -1,0 +1,17 @@
+"""One task a GPU, the way GPUs are handed out today; the baseline of every comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from carma.core.decision import Ask, Part
+from carma.core.model import GpuId
+from carma.core.placement import Policy, Ranked
+from carma.core.view import GpuView
+
+
+def rank(_ask: Ask, views: Sequence[GpuView], _last_gpu: GpuId | None) -> list[Ranked]:
+    return [Ranked(view.gpu.id, (Part("order", -view.gpu.index),)) for view in views]
+
+
+POLICY = Policy("exclusive", rank, shares=False, about="One task a GPU; waits for an idle one.")

@@ -1,0 +1,20 @@
+"""Round robin (RR): the next GPU on a ring, after the one that took the last task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from carma.core.decision import Ask, Part
+from carma.core.model import GpuId
+from carma.core.placement import Policy, Ranked
+from carma.core.view import GpuView
+
+
+def rank(_ask: Ask, views: Sequence[GpuView], last_gpu: GpuId | None) -> list[Ranked]:
+    after = sorted(views, key=lambda view: view.gpu.index)
+    last = next((place for place, view in enumerate(after) if view.gpu.id == last_gpu), -1)
+    ring = after[last + 1 :] + after[: last + 1]
+    return [Ranked(view.gpu.id, (Part("turn", -place),)) for place, view in enumerate(ring)]
+
+
+POLICY = Policy("round-robin", rank, about="The next GPU on a ring (RR).")

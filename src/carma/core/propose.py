@@ -1,0 +1,112 @@
+"""The events that are due now. The shell commits them, steps them and asks again until there are none."""
+
+from __future__ import annotations
+
+from carma.core.admission import never_fits
+from carma.core.events import (
+    Durable,
+    MemoryObserved,
+    RecoveryDue,
+    RecoveryPlanned,
+    StopRequested,
+    TaskFinished,
+    TaskWarned,
+)
+from carma.core.model import Dependency
+from carma.core.observe import peaks_to_store
+from carma.core.outcome import Cancelled, NeverFits, Outcome, Succeeded, TimedOut, describe
+from carma.core.queue import schedule
+from carma.core.recovery import GiveUp, next_step
+from carma.core.state import State
+from carma.core.status import Estimating, Finished, Queued, Recovering, Running
+from carma.core.task import Task
+
+
+def propose(state: State, now: float) -> list[Durable]:
+    state.now = max(state.now, now)
+    due: list[Durable] = []
+    due.extend(_ends_and_recoveries(state, now))
+    due.extend(_limits(state, now))
+    due.extend(_impossible(state, now))
+    due.extend(MemoryObserved(now, key, peak) for key, peak in peaks_to_store(state))
+    # Placements come alone: what is above may free a GPU, move the line or end a task.
+    return due or list(schedule(state, now))
+
+
+def _ends_and_recoveries(state: State, now: float) -> list[Durable]:
+    due: list[Durable] = []
+    for task_id in sorted(state.undecided):
+        task = state.tasks[task_id]
+        assert isinstance(task.status, Recovering)
+        if task.status.until is not None:
+            if task.status.until <= now:
+                due.append(RecoveryDue(now, task_id))
+            continue
+        answer = next_step(task, state.rules, tuple(state.gpus.values()))
+        if isinstance(answer, GiveUp):
+            due.append(TaskFinished(now, task_id, answer.outcome))
+        else:
+            due.append(RecoveryPlanned(now, task_id, answer.plan, now + answer.wait_s))
+    return due
+
+
+def _limits(state: State, now: float) -> list[Durable]:
+    """Time limits reached, and the warning signals that go before them."""
+    due: list[Durable] = []
+    for task_id in state.active:
+        task = state.tasks[task_id]
+        status, limit_s = task.status, task.spec.time_limit_s
+        if limit_s is None or not isinstance(status, Running) or status.ending is not None:
+            continue
+        left_s = status.since + limit_s - now
+        warn = task.spec.warn
+        if left_s <= 0:
+            grace_s = task.spec.grace_s if task.spec.grace_s is not None else state.rules.stopping.grace_s
+            due.append(StopRequested(now, task_id, TimedOut(limit_s), grace_s))
+        elif warn is not None and not status.warned and left_s <= warn.before_s:
+            due.append(TaskWarned(now, task_id, warn.signal))
+    return due
+
+
+def _impossible(state: State, now: float) -> list[Durable]:
+    """Waiting tasks that can never start: a dependency ended the wrong way, or the GPUs are no longer there."""
+    due: list[Durable] = []
+    for task_id, dependents in state.waiting_for.items():
+        other = state.tasks.get(task_id)
+        if other is None or not isinstance(other.status, Finished):
+            continue
+        for waiting_id in sorted(dependents):
+            task = state.tasks[waiting_id]
+            reason = _broken(task, other, other.status.outcome)
+            if reason is not None:
+                due.append(TaskFinished(now, waiting_id, Cancelled("carma", reason)))
+    if not state.fit_checked and state.gpus:
+        state.fit_checked = True
+        due.extend(_outgrown(state, now))
+    return due
+
+
+def _outgrown(state: State, now: float) -> list[Durable]:
+    """Tasks that fitted when they were submitted, to a server that now has smaller or fewer GPUs."""
+    due: list[Durable] = []
+    for _, _, task_id in state.line:
+        reason = never_fits(state, state.tasks[task_id].spec)
+        if reason is not None:
+            due.append(TaskFinished(now, task_id, NeverFits(reason)))
+    return due
+
+
+def _broken(task: Task, other: Task, outcome: Outcome) -> str | None:
+    if not isinstance(task.status, Queued | Estimating):
+        return None
+    for dependency in task.spec.after:
+        if dependency.task == other.id and not satisfied(dependency, outcome):
+            return f"it waited for task {other.id} ({dependency.when}), which {describe(outcome)}"
+    return None
+
+
+def satisfied(dependency: Dependency, outcome: Outcome) -> bool:
+    """Of a dependency on a task that has ended."""
+    if dependency.when == "any":
+        return True
+    return isinstance(outcome, Succeeded) == (dependency.when == "ok")

@@ -1,0 +1,128 @@
+"""Builds the views of the GPUs from the state. Never kept: each pass looks anew.
+
+The ledger: a GPU's room is the least of (capacity - bookings - foreign use) and (observed free - what booked tasks may
+still grow). An attempt counts with its booking or with the most it was seen to hold, whichever is larger.
+"""
+
+from __future__ import annotations
+
+from carma.core.model import AttemptKey, Gpu, GpuSample, ProcessUse
+from carma.core.settings import Rules
+from carma.core.state import SERVER, Seen, State
+from carma.core.status import Running, Starting
+from carma.core.task import Task
+from carma.core.units import show_s
+from carma.core.view import GpuView, Holder, room_mib
+from carma.core.window import METRICS, Metric, Summary
+
+
+def views(state: State, now: float) -> tuple[GpuView, ...]:
+    """Every GPU, in index order."""
+    ordered = sorted(state.gpus.values(), key=lambda gpu: gpu.index)
+    return tuple(view_of(state, gpu, now) for gpu in ordered)
+
+
+def view_of(state: State, gpu: Gpu, now: float) -> GpuView:
+    live = state.live_of(gpu.id)
+    newest = live.window.newest
+    if newest is not None and newest.at < now - state.rules.window.stale_s:
+        newest = None
+    holders = tuple(_holder(state, gpu, key, now) for key in state.on_gpu.get(gpu.id, {}))
+    foreign, foreign_mib = _foreign(newest, holders)
+    used = newest.memory_used_mib if newest is not None else None
+    blind = _blind(state, newest, live.window.count_since(live.since))
+    summaries: dict[Metric, Summary] = {}
+    for metric in METRICS:
+        found = live.window.summary(metric, live.since)
+        if found is not None:
+            summaries[metric] = found
+    return GpuView(
+        gpu=gpu,
+        holders=holders,
+        newest=newest,
+        foreign=foreign,
+        foreign_mib=foreign_mib,
+        used_mib=used,
+        booked_mib=sum(holder.counted_mib for holder in holders),
+        room_mib=room_mib(gpu.memory_mib, used, foreign_mib, holders),
+        summaries=summaries,
+        blind=blind,
+        fault=newest.fault if newest is not None else None,
+        drained=state.drained.get(SERVER, state.drained.get(gpu.id)),
+    )
+
+
+def _foreign(newest: GpuSample | None, holders: tuple[Holder, ...]) -> tuple[tuple[ProcessUse, ...], int]:
+    """Processes that CARMA did not start, and the memory that none of its attempts accounts for."""
+    if newest is None or newest.processes is None:
+        return (), 0
+    held = {holder.key for holder in holders}
+    foreign = tuple(use for use in newest.processes if use.attempt is None or use.attempt not in held)
+    return foreign, sum(use.memory_mib or 0 for use in foreign)
+
+
+def _blind(state: State, newest: GpuSample | None, samples: int) -> str | None:
+    if newest is None:
+        return f"no sample in the last {show_s(state.rules.window.stale_s)}"
+    if samples < state.rules.window.min_samples:
+        return f"{samples} of {state.rules.window.min_samples} samples since a task came or left"
+    return None
+
+
+def _holder(state: State, gpu: Gpu, key: AttemptKey, now: float) -> Holder:
+    task = state.tasks[key.task]
+    placement = state.on_gpu[gpu.id][key]
+    track = state.tracks.get(key)
+    seen = track.on.get(gpu.id) if track is not None else None
+    return Holder(
+        key=key,
+        booking_mib=placement.booking.memory_mib,
+        observed_mib=seen.now_mib if seen is not None else None,
+        peak_mib=track.peak_mib if track is not None else task.attempts[-1].observed_mib,
+        alone=placement.booking.alone,
+        warming=warming(seen, task, state.rules, now),
+        ends_at=expected_end(task, state.rules, now),
+    )
+
+
+def warming(seen: Seen | None, task: Task, rules: Rules, now: float) -> str | None:
+    """A phrase as long as the attempt has not settled on the GPU (see observe.py for what settles it)."""
+    if seen is not None and seen.settled_at is not None:
+        return None
+    status = task.status
+    if isinstance(status, Starting):
+        return f"was sent there {show_s(now - status.since)} ago and has not started yet"
+    assert isinstance(status, Running)
+    age_s = now - status.since
+    if age_s >= rules.warmup.limit_s:
+        return None
+    if seen is None or seen.first_at is None:
+        if age_s >= rules.warmup.idle_s:
+            return None
+        return f"started {show_s(age_s)} ago and has not used the GPU yet"
+    calm_s = now - max(seen.first_at, seen.grown_at or seen.first_at)
+    if calm_s < rules.warmup.settle_s:
+        what = "its memory grew" if seen.grown_at is not None else "it first used the GPU"
+        return f"is warming up: {what} {show_s(calm_s)} ago, and {show_s(rules.warmup.settle_s)} of calm are wanted"
+    return "is warming up: its activity still changes"
+
+
+def expected_end(task: Task, rules: Rules, now: float) -> float:
+    """From the estimate's or the assumed run time, never beyond the time limit; one that overran gets half again."""
+    attempt = task.attempts[-1]
+    start = attempt.started_at if attempt.started_at is not None else attempt.placed_at
+    span = expected_runtime_s(task, rules)
+    end = start + span
+    if end <= now:
+        end = now + max(1.0, 0.5 * (now - start))
+    if task.spec.time_limit_s is not None:
+        end = min(end, start + task.spec.time_limit_s)
+    return max(end, now)
+
+
+def expected_runtime_s(task: Task, rules: Rules) -> float:
+    if task.estimate is not None and task.estimate.runtime_s is not None:
+        return task.estimate.runtime_s
+    if task.spec.time_limit_s is not None:
+        return task.spec.time_limit_s
+    return rules.queue.assumed_runtime_s

@@ -1,0 +1,196 @@
+"""The state of a server, and how it is put together. Changed by `machine.step` alone.
+
+Two halves: what the log says (`tasks`, `gpus`, `drained`, ...), which a replay rebuilds exactly, and what is only seen
+(`live`, `tracks`), which starts empty after a restart and fills with the next samples.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+
+from carma.core.model import AttemptKey, Gpu, GpuId, Placement, TaskId
+from carma.core.placement import Policy
+from carma.core.ports import Checkpoint
+from carma.core.settings import Rules
+from carma.core.status import Finished, Queued, Recovering, Running, Starting
+from carma.core.task import Task
+from carma.core.window import Window
+
+SERVER = ""  # the key in `drained` that stands for the whole server
+
+
+class InvalidEvent(Exception):
+    """An event that cannot follow what happened before: a defect of whoever emitted it."""
+
+
+class Seen:
+    """What was seen of one attempt on one GPU: when it first touched it, when its memory last grew, when it settled."""
+
+    __slots__ = ("first_at", "grown_at", "level_mib", "now_mib", "settled_at")
+
+    def __init__(self) -> None:
+        self.first_at: float | None = None
+        self.grown_at: float | None = None
+        self.level_mib = 0  # the memory from which growth is counted
+        self.now_mib: int | None = None
+        self.settled_at: float | None = None
+
+
+class Track:
+    """What was seen of one attempt since this process started looking."""
+
+    __slots__ = ("energy_j", "on", "peak_mib")
+
+    def __init__(self, gpus: Iterable[GpuId], peak_mib: int | None) -> None:
+        self.on: dict[GpuId, Seen] = {gpu: Seen() for gpu in gpus}
+        self.peak_mib = peak_mib
+        self.energy_j: float | None = None
+
+
+class Live:
+    """What was seen of one GPU. `since` is when a task last came to it or left it: older samples tell of others."""
+
+    __slots__ = ("since", "window")
+
+    def __init__(self, length_s: float) -> None:
+        self.window = Window(length_s)
+        self.since = 0.0
+
+
+class State:
+    def __init__(self, rules: Rules, policy: Policy) -> None:
+        self.rules = rules
+        self.policy = policy
+        self.now = 0.0
+        self.tasks: dict[TaskId, Task] = {}
+        self.gpus: dict[GpuId, Gpu] = {}
+        self.drained: dict[str, str] = {}
+        self.last_gpu: GpuId | None = None
+        self.overtaken: dict[TaskId, int] = {}
+        # Indices over `tasks`, kept by `put`:
+        self.line: list[tuple[int, int, TaskId]] = []  # queued and not held, in the order of their turn
+        self.active: dict[TaskId, AttemptKey] = {}  # starting or running
+        self.undecided: set[TaskId] = set()  # recovering
+        self.on_gpu: dict[GpuId, dict[AttemptKey, Placement]] = {}
+        self.waiting_for: dict[TaskId, set[TaskId]] = {}  # task -> those that depend on it
+        self.in_array: dict[TaskId, int] = {}  # array -> how many of it are active
+        # Seen, not logged:
+        self.fit_checked = False  # whether waiting tasks were held against the GPUs as they are now
+        self.live: dict[GpuId, Live] = {}
+        self.tracks: dict[AttemptKey, Track] = {}
+
+    def put(self, task: Task) -> None:
+        """Store a task and keep every index true."""
+        before = self.tasks.get(task.id)
+        if before is not None:
+            self._unindex(before)
+        self.tasks[task.id] = task
+        self._index(task)
+
+    def drop(self, task_id: TaskId) -> None:
+        self._unindex(self.tasks.pop(task_id))
+        self.overtaken.pop(task_id, None)
+
+    def _index(self, task: Task) -> None:
+        match task.status:
+            case Queued(held=False):
+                insort(self.line, turn(task))
+            case Starting(placement=placement) | Running(placement=placement):
+                self.active[task.id] = task.key
+                for gpu in placement.gpus:
+                    self.on_gpu.setdefault(gpu, {})[task.key] = placement
+                self._count_array(task, +1)
+            case Recovering():
+                self.undecided.add(task.id)
+            case _:
+                pass
+        if not isinstance(task.status, Finished):
+            for dependency in task.spec.after:
+                self.waiting_for.setdefault(dependency.task, set()).add(task.id)
+
+    def _unindex(self, task: Task) -> None:
+        match task.status:
+            case Queued(held=False):
+                place = bisect_left(self.line, turn(task))
+                del self.line[place]
+            case Starting(placement=placement) | Running(placement=placement):
+                del self.active[task.id]
+                for gpu in placement.gpus:
+                    del self.on_gpu[gpu][task.key]
+                self._count_array(task, -1)
+            case Recovering():
+                self.undecided.discard(task.id)
+            case _:
+                pass
+        for dependency in task.spec.after:
+            waiting = self.waiting_for.get(dependency.task)
+            if waiting is not None:
+                waiting.discard(task.id)
+                if not waiting:
+                    del self.waiting_for[dependency.task]
+
+    def _count_array(self, task: Task, change: int) -> None:
+        if task.spec.array is not None:
+            array = task.spec.array.array
+            self.in_array[array] = self.in_array.get(array, 0) + change
+            if not self.in_array[array]:
+                del self.in_array[array]
+
+    def live_of(self, gpu: GpuId) -> Live:
+        if gpu not in self.live:
+            self.live[gpu] = Live(self.rules.window.length_s)
+        return self.live[gpu]
+
+
+def turn(task: Task) -> tuple[int, int, TaskId]:
+    """The order of the line: innocent victims of an OOM, then priority, then age."""
+    first = task.plan is not None and task.plan.first
+    return (0 if first else 1, -task.spec.priority, task.id)
+
+
+def new_state(rules: Rules, policy: Policy) -> State:
+    return State(rules, policy)
+
+
+def restore(rules: Rules, policy: Policy, checkpoint: Checkpoint | None) -> State:
+    """The state as the checkpoint has it; the events after it are stepped by the caller."""
+    state = State(rules, policy)
+    if checkpoint is None:
+        return state
+    state.now = checkpoint.at
+    state.gpus = {gpu.id: gpu for gpu in checkpoint.gpus}
+    state.drained = dict(checkpoint.drained)
+    state.last_gpu = checkpoint.last_gpu
+    for task in checkpoint.tasks:
+        state.put(task)
+    state.overtaken = {TaskId(task): count for task, count in checkpoint.overtaken.items()}
+    for task_id, key in state.active.items():
+        attempt = state.tasks[task_id].attempts[-1]
+        state.tracks[key] = Track(attempt.placement.gpus, attempt.observed_mib)
+    return state
+
+
+def checkpoint(state: State, sequence: int) -> tuple[Checkpoint, tuple[Task, ...]]:
+    """The state for the store, and the finished tasks that may leave memory for the archive."""
+    kept: list[Task] = []
+    leaving: list[Task] = []
+    for task in state.tasks.values():
+        done = isinstance(task.status, Finished) and task.id not in state.waiting_for
+        (leaving if done else kept).append(task)
+    saved = Checkpoint(
+        sequence=sequence,
+        at=state.now,
+        tasks=tuple(kept),
+        gpus=tuple(state.gpus.values()),
+        drained=dict(state.drained),
+        last_gpu=state.last_gpu,
+        overtaken={int(task): count for task, count in state.overtaken.items()},
+    )
+    return saved, tuple(leaving)
+
+
+def forget(state: State, finished: Iterable[Task]) -> None:
+    """Drop archived tasks from memory, once the store has them."""
+    for task in finished:
+        state.drop(task.id)

@@ -1,0 +1,71 @@
+"""The invariants of a state. Tests call this after every step; a sentence that is returned is a defect."""
+
+from __future__ import annotations
+
+from carma.core.state import State, turn
+from carma.core.status import Finished, Queued, Recovering, Running, Starting
+
+
+def validate(state: State) -> list[str]:
+    return [*_indices(state), *_tasks(state), *_gpus(state)]
+
+
+def _indices(state: State) -> list[str]:
+    broken: list[str] = []
+    line = sorted(turn(t) for t in state.tasks.values() if isinstance(t.status, Queued) and not t.status.held)
+    if line != state.line:
+        broken.append(f"the line is {state.line}, the queued tasks are {line}")
+    active = {t.id: t.key for t in state.tasks.values() if isinstance(t.status, Starting | Running)}
+    if active != state.active:
+        broken.append(f"active is {state.active}, tasks say {active}")
+    undecided = {t.id for t in state.tasks.values() if isinstance(t.status, Recovering)}
+    if undecided != state.undecided:
+        broken.append(f"undecided is {state.undecided}, tasks say {undecided}")
+    if set(state.tracks) != set(active.values()):
+        broken.append(f"tracks are kept for {sorted(state.tracks)}, active are {sorted(active.values())}")
+    held = {(gpu, key) for gpu, keys in state.on_gpu.items() for key in keys}
+    wanted = {
+        (gpu, task.key)
+        for task in state.tasks.values()
+        if isinstance(task.status, Starting | Running)
+        for gpu in task.status.placement.gpus
+    }
+    if held != wanted:
+        broken.append(f"GPUs hold {held}, tasks say {wanted}")
+    return broken
+
+
+def _tasks(state: State) -> list[str]:
+    broken: list[str] = []
+    for task in state.tasks.values():
+        numbers = [attempt.number for attempt in task.attempts]
+        if numbers != list(range(1, len(numbers) + 1)):
+            broken.append(f"task {task.id} has attempts {numbers}")
+        unended = [attempt.number for attempt in task.attempts if attempt.outcome is None]
+        expected = numbers[-1:] if isinstance(task.status, Starting | Running) else []
+        if unended != expected:
+            broken.append(f"task {task.id} is {task.status!r} and its attempts {unended} have no outcome")
+        if isinstance(task.status, Starting | Running):
+            gpus = task.status.placement.gpus
+            if len(set(gpus)) != len(gpus) or len(gpus) != task.spec.gpus:
+                broken.append(f"task {task.id} wants {task.spec.gpus} distinct GPUs and has {gpus}")
+        if isinstance(task.status, Finished) and task.id in state.overtaken:
+            broken.append(f"task {task.id} is finished and counted as overtaken")
+    return broken
+
+
+def _gpus(state: State) -> list[str]:
+    broken: list[str] = []
+    for gpu_id, keys in state.on_gpu.items():
+        gpu = state.gpus.get(gpu_id)
+        if gpu is None:
+            continue
+        booked = sum(placement.booking.memory_mib for placement in keys.values())
+        if booked > gpu.memory_mib:
+            broken.append(f"GPU {gpu_id} has {booked} MiB booked of {gpu.memory_mib}")
+        alone = [key for key, placement in keys.items() if placement.booking.alone]
+        if alone and len(keys) > 1:
+            broken.append(f"GPU {gpu_id}: {alone} wanted to be alone among {list(keys)}")
+        if len(keys) > state.rules.placement.tasks_per_gpu:
+            broken.append(f"GPU {gpu_id} has {len(keys)} tasks")
+    return broken

@@ -1,0 +1,88 @@
+"""One GPU as a decision sees it. A value: whoever tries something out works on a copy."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from carma.core.model import AttemptKey, Gpu, GpuSample, ProcessUse, Record
+from carma.core.window import Metric, Summary
+
+
+class Holder(Record, frozen=True, kw_only=True):
+    """An attempt on the GPU. `warming` is a phrase as long as it has not settled ("has held memory for 4 s")."""
+
+    key: AttemptKey
+    booking_mib: int
+    observed_mib: int | None = None  # now
+    peak_mib: int | None = None  # ever
+    alone: bool = False
+    warming: str | None = None
+    ends_at: float  # expected
+
+    @property
+    def counted_mib(self) -> int:
+        return max(self.booking_mib, self.peak_mib or 0)
+
+    @property
+    def growth_mib(self) -> int:
+        """What it may still take beyond what it holds now."""
+        return max(0, self.counted_mib - (self.observed_mib or 0))
+
+
+class GpuView(Record, frozen=True, kw_only=True):
+    gpu: Gpu
+    holders: tuple[Holder, ...] = ()
+    newest: GpuSample | None = None
+    foreign: tuple[ProcessUse, ...] = ()
+    foreign_mib: int = 0
+    used_mib: int | None = None
+    booked_mib: int = 0
+    room_mib: int | None = None  # None: the memory in use is not known
+    summaries: dict[Metric, Summary] = {}
+    blind: str | None = None  # why the window cannot be judged
+    fault: str | None = None
+    drained: str | None = None  # the reason, which may be empty
+
+    @property
+    def idle(self) -> bool:
+        """Nobody is on it: neither a task nor a process that somebody else started."""
+        return not self.holders and not self.foreign and not self.foreign_mib
+
+    def gauge(self, metric: Metric, summary: Literal["risk", "p95", "mean"]) -> float | None:
+        found = self.summaries.get(metric)
+        if found is None:
+            return None
+        match summary:
+            case "risk":
+                return found.risk
+            case "p95":
+                return found.p95
+            case "mean":
+                return found.mean
+
+    def joined_by(self, holder: Holder) -> GpuView:
+        """The same GPU after a placement in this pass."""
+        return self._with((*self.holders, holder))
+
+    def without_those_ending_by(self, at: float) -> GpuView:
+        """The same GPU when every holder that is expected to end by then has ended."""
+        return self._with(tuple(holder for holder in self.holders if holder.ends_at > at))
+
+    def _with(self, holders: tuple[Holder, ...]) -> GpuView:
+        booked = sum(holder.counted_mib for holder in holders)
+        gone = {holder.key for holder in self.holders} - {holder.key for holder in holders}
+        freed = sum(holder.observed_mib or 0 for holder in self.holders if holder.key in gone)
+        used = None if self.used_mib is None else max(0, self.used_mib - freed)
+        room = room_mib(self.gpu.memory_mib, used, self.foreign_mib, holders)
+        return msgspec.structs.replace(self, holders=holders, booked_mib=booked, used_mib=used, room_mib=room)
+
+
+def room_mib(capacity_mib: int, used_mib: int | None, foreign_mib: int, holders: tuple[Holder, ...]) -> int | None:
+    """The ledger's answer: what a newcomer may book."""
+    if used_mib is None:
+        return None
+    by_bookings = capacity_mib - sum(holder.counted_mib for holder in holders) - foreign_mib
+    by_observation = capacity_mib - used_mib - sum(holder.growth_mib for holder in holders)
+    return max(0, min(by_bookings, by_observation))

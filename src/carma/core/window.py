@@ -1,0 +1,103 @@
+"""The last samples of a GPU, and what they say. Pure: the newest sample's time is the only clock.
+
+The risk formula is the published one (CARMA v2, active mode): .20 mean + .20 median + .30 p95 + .10 p50 + .20 EMA with
+factor 2/(W+1). Median and p50 are the same figure, so the median weighs .30.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Literal
+
+from carma.core.model import GpuSample, Record
+
+Metric = Literal["sm_active", "sm_occupancy", "dram_active"]
+METRICS: tuple[Metric, ...] = ("sm_active", "sm_occupancy", "dram_active")
+
+
+class Summary(Record, frozen=True):
+    """One metric over a window. `trend` is the least-squares slope per second."""
+
+    count: int
+    mean: float
+    median: float
+    p95: float
+    ema: float
+    trend: float
+    risk: float
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Linear interpolation between the neighbours, as numpy does it."""
+    position = (len(ordered) - 1) * share
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def summarise(values: Sequence[float], times: Sequence[float]) -> Summary:
+    """At least one value."""
+    ordered = sorted(values)
+    mean = sum(values) / len(values)
+    median = quantile(ordered, 0.5)
+    p95 = quantile(ordered, 0.95)
+    factor = 2.0 / (len(values) + 1)
+    ema = values[0]
+    for value in values[1:]:
+        ema += factor * (value - ema)
+    risk = 0.20 * mean + 0.30 * median + 0.30 * p95 + 0.20 * ema
+    return Summary(len(values), mean, median, p95, ema, _slope(values, times, mean), risk)
+
+
+def _slope(values: Sequence[float], times: Sequence[float], mean: float) -> float:
+    middle = sum(times) / len(times)
+    spread = sum((time - middle) ** 2 for time in times)
+    if spread == 0:
+        return 0.0
+    return sum((time - middle) * (value - mean) for time, value in zip(times, values, strict=True)) / spread
+
+
+class Window:
+    """The samples of one GPU over the last `length_s` seconds."""
+
+    __slots__ = ("_cache", "length_s", "samples")
+
+    def __init__(self, length_s: float) -> None:
+        self.length_s = length_s
+        self.samples: deque[GpuSample] = deque()
+        self._cache: dict[tuple[Metric, float], Summary | None] = {}
+
+    def add(self, sample: GpuSample) -> None:
+        if self.samples and sample.at <= self.samples[-1].at:
+            return
+        self.samples.append(sample)
+        while self.samples[0].at < sample.at - self.length_s:
+            self.samples.popleft()
+        self._cache.clear()
+
+    @property
+    def newest(self) -> GpuSample | None:
+        return self.samples[-1] if self.samples else None
+
+    def count_since(self, since: float) -> int:
+        return sum(1 for sample in self.samples if sample.at > since)
+
+    def summary(self, metric: Metric, since: float = 0.0) -> Summary | None:
+        """Of the samples after `since`; None when the newest sample does not give the metric."""
+        known = (metric, since)
+        if known not in self._cache:
+            self._cache[known] = self._summary(metric, since)
+        return self._cache[known]
+
+    def _summary(self, metric: Metric, since: float) -> Summary | None:
+        if not self.samples or getattr(self.samples[-1], metric) is None:
+            return None
+        values: list[float] = []
+        times: list[float] = []
+        for sample in self.samples:
+            value: float | None = getattr(sample, metric)
+            if value is not None and sample.at > since:
+                values.append(value)
+                times.append(sample.at)
+        return summarise(values, times) if values else None
