@@ -12,21 +12,22 @@ well below saturation, and the excess over saturation is shared out above it. Wh
 - total progress is never below 1: each S only grows with each demand, and at full demand of all N tasks S = N;
 - a small task beside a heavy one loses more than the heavy one does.
 
-The constants are a prior from published figures, on the pessimistic side; the planned interference table (measured pairs,
-triples and quadruples on our own GPUs) is to refit them. "Total" is the sum of rates:
+The constants are a prior from published figures, on the pessimistic side; the planned interference table (pairs to
+quadruples, measured on our own GPUs) is to refit them. "Total" is the sum of rates:
 
-| case (SM activity, occupancy, DRAM)        | here        | published                                                   |
-|--------------------------------------------|-------------|-------------------------------------------------------------|
-| two small tasks (.125, .03, .04), total    | 1.90        | about 2 (H200, ResNet-18/CIFAR under MPS)                   |
-| four of them, total                        | 3.4         | 4.2 (same)                                                  |
-| two average tasks (.42, .19, .26), total   | 1.52        | 1.5 (H200, median of mixed pairs under MPS)                 |
-| the SM activity that they show             | .64         | .64 (AEGIS, two to three tasks on an A100; alone .42)       |
-| two or three of them, slowdown             | 1.32, 1.66  | 1.55 with the utilisation gate, 1.82 without (AEGIS)        |
-| two heavy tasks (.9, .4, .5), total        | 1.12        | 1.13 to 1.18 (large pairs, A100 and H200)                   |
-| a small one beside one heavy one, slowdown | 1.6         | worst-off of a pair: 1.5 to 2.3 (H200, under MPS)           |
+| case (SM activity, occupancy, DRAM)        | here        | published                                                 |
+|--------------------------------------------|-------------|-----------------------------------------------------------|
+| two small tasks (.125, .03, .04), total    | 1.90        | about 2 (H200, ResNet-18/CIFAR under MPS)                 |
+| four of them, total                        | 3.4         | 4.2 (same)                                                |
+| two average tasks (.42, .19, .26), total   | 1.52        | 1.5 (H200, median of mixed pairs under MPS)               |
+| the SM activity that they show             | .64         | .64 (AEGIS, two to three tasks on an A100; alone .42)     |
+| two or three of them, slowdown             | 1.32, 1.66  | 1.55 with the utilisation gate, 1.82 without (AEGIS)      |
+| two heavy tasks (.9, .4, .5), total        | 1.12        | 1.13 to 1.18 (large pairs, A100 and H200)                 |
+| a small one beside one heavy one, slowdown | 1.6         | worst-off of a pair: 1.5 to 2.3 (H200, under MPS)         |
 
-Sources: the AEGIS evaluation of the CARMA policies (A100), the EuroMLSys'24 collocation study (A100), measurements on an H200. Published pairs scatter by 0.07 in the mean and 0.21 at the 95th percentile
-around any such model: read a rate as a middle, not as a promise.
+Sources: the AEGIS evaluation of the CARMA policies (A100), the EuroMLSys 2024 collocation study (A100), an
+H200 under MPS. Published pairs scatter by 0.07 in the mean and 0.21 at the 95th percentile around such models: read
+a rate as a middle, not as a promise.
 """
 
 from __future__ import annotations

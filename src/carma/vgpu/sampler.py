@@ -1,0 +1,127 @@
+"""core.ports.Sampler over virtual GPUs: the same figures that NVML and its GPM metrics would give, and the same gaps.
+
+Activity and power are exact means since the sampler's previous look (as GPM's are, between two samples); the first look
+shows the moment.
+"""
+
+from __future__ import annotations
+
+from carma.core.model import Capabilities, Gpu, GpuId, GpuSample, ProcessUse
+from carma.errors import CarmaError
+from carma.vgpu.device import Device, reap
+from carma.vgpu.state import VirtualGpu, VirtualProcess, World, load_now, power_w, rates
+
+_CAPABILITIES = Capabilities(
+    sm_active=True, sm_occupancy=True, dram_active=True, power=True, energy=True, processes=True, source="virtual"
+)
+_LOST = "the GPU has fallen off the bus"
+
+
+class VirtualSampler:
+    """Looks at one world. The GPUs are read once: like real cards they stay until the machine is rebuilt."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._gpus = tuple(_gpu(gpu) for gpu in device.look().gpus)
+        self._before: World | None = None
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        return self._gpus
+
+    def sample(self, at: float) -> tuple[GpuSample, ...]:
+        try:
+            world = self._look()
+        except (CarmaError, OSError) as error:
+            self._before = None
+            return tuple(
+                GpuSample(gpu=gpu.id, at=at, fault=f"the driver does not answer: {error}") for gpu in self._gpus
+            )
+        before, self._before = self._before, world
+        now_rates = rates(world)
+        found = {gpu.id: self._one(world, before, gpu, now_rates, at) for gpu in world.gpus}
+        return tuple(found.get(gpu.id) or GpuSample(gpu=gpu.id, at=at, fault=_LOST) for gpu in self._gpus)
+
+    def close(self) -> None:
+        self._before = None
+
+    def _look(self) -> World:
+        """Takes the lock only when there is a dead process to drop."""
+        world = self._device.look()
+        if not reap(world):
+            return world
+        with self._device.changing() as world:
+            return world
+
+    def _one(self, world: World, before: World | None, gpu: VirtualGpu, now_rates: list[float], at: float) -> GpuSample:
+        if gpu.lost:
+            return GpuSample(gpu=GpuId(gpu.id), at=at, fault=_LOST)
+        processes = None if "processes" in gpu.faults else _processes(world, before, gpu, now_rates)
+        used_mib = world.used_mib(gpu.index)
+        if "metrics" in gpu.faults:
+            return GpuSample(gpu=GpuId(gpu.id), at=at, memory_used_mib=used_mib, processes=processes)
+        sm, occupancy, dram, util, watts = _activity(world, before, gpu, now_rates)
+        return GpuSample(
+            gpu=GpuId(gpu.id),
+            at=at,
+            memory_used_mib=used_mib,
+            sm_active=sm,
+            sm_occupancy=occupancy,
+            dram_active=dram,
+            gpu_util=util,
+            power_w=watts,
+            energy_j=gpu.energy_j,
+            processes=processes,
+        )
+
+
+def _gpu(gpu: VirtualGpu) -> Gpu:
+    return Gpu(
+        id=GpuId(gpu.id),
+        index=gpu.index,
+        name=gpu.name,
+        memory_mib=gpu.memory_mib,
+        kind="virtual",
+        capabilities=_CAPABILITIES,
+    )
+
+
+def _activity(
+    world: World, before: World | None, gpu: VirtualGpu, now_rates: list[float]
+) -> tuple[float, float, float, float, float]:
+    """SM activity, SM occupancy, DRAM activity, coarse utilisation, watts: means since `before`, or of the moment."""
+    then = before.gpu(gpu.id) if before is not None else None
+    span_s = world.at_s - before.at_s if before is not None else 0.0
+    if then is None or then.lost or span_s <= 0.0:
+        load, util = load_now(world, gpu, now_rates)
+        return load.sm_active, load.sm_occupancy, load.dram_active, util, power_w(gpu, load)
+    return (
+        _part((gpu.sm_active_s - then.sm_active_s) / span_s),
+        _part((gpu.sm_occupancy_s - then.sm_occupancy_s) / span_s),
+        _part((gpu.dram_active_s - then.dram_active_s) / span_s),
+        _part((gpu.gpu_util_s - then.gpu_util_s) / span_s),
+        max(0.0, (gpu.energy_j - then.energy_j) / span_s),
+    )
+
+
+def _processes(world: World, before: World | None, gpu: VirtualGpu, now_rates: list[float]) -> tuple[ProcessUse, ...]:
+    shares = dict(zip((id(process) for process in world.processes), now_rates, strict=True))
+    return tuple(
+        ProcessUse(
+            pid=process.pid,
+            memory_mib=process.memory_mib,
+            sm_active=_part(process.demand.sm_active * _rate(world, before, process, shares[id(process)])),
+            name=process.name,
+        )
+        for process in world.on(gpu.index)
+    )
+
+
+def _rate(world: World, before: World | None, process: VirtualProcess, rate_now: float) -> float:
+    then = before.process(process.pid, process.start_ticks) if before is not None else None
+    if before is None or then is None or world.at_s <= before.at_s:
+        return rate_now
+    return (process.progress_s - then.progress_s) / (world.at_s - before.at_s)
+
+
+def _part(value: float) -> float:
+    return min(1.0, max(0.0, value))
