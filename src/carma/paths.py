@@ -1,0 +1,166 @@
+"""Where everything lies. Three layouts: one directory (CARMA_HOME), a user's own (XDG), the system's (root).
+
+The socket of a user's daemon is in the state directory, not in XDG_RUNTIME_DIR: that one is emptied when the user logs
+out, and the daemon goes on; and cron or a plain `ssh host carma queue` do not always have the variable.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from carma.errors import BadSettings
+
+SOCKET_LIMIT_BYTES = 99  # the kernel takes 107; the daemon binds under a slightly longer name first
+SYSTEM_SOCKET = Path("/run/carma/carma.sock")
+_SYSTEM_CONFIG = Path("/etc/carma/config.toml")
+
+
+class Paths(msgspec.Struct, frozen=True, kw_only=True):
+    """`config_file` is the nearest settings file; `system_config_file` lies under it, where there is one."""
+
+    layout: Literal["home", "user", "system"]
+    config_file: Path
+    system_config_file: Path | None
+    state_dir: Path
+    log_dir: Path  # one directory for each attempt
+    socket: Path
+
+    @property
+    def database(self) -> Path:
+        return self.state_dir / "carma.db"
+
+    @property
+    def pid_file(self) -> Path:
+        return self.state_dir / "daemon.pid"
+
+    @property
+    def daemon_log(self) -> Path:
+        return self.log_dir.parent / "daemon.log" if self.layout == "home" else self.log_dir / "daemon.log"
+
+    @property
+    def vgpu_dir(self) -> Path:
+        """The made-up devices; tasks of all users reach it, so it holds nothing else."""
+        return self.state_dir / "vgpu"
+
+
+def find_paths(environ: Mapping[str, str], uid: int | None = None) -> Paths:
+    """The paths of a daemon that this user would start. Reads nothing but the user's home directory."""
+    uid = os.geteuid() if uid is None else uid
+    if environ.get("CARMA_HOME"):
+        return _in_one(_absolute(environ["CARMA_HOME"]))
+    if uid == 0:
+        return Paths(
+            layout="system",
+            config_file=_SYSTEM_CONFIG,
+            system_config_file=None,
+            state_dir=Path("/var/lib/carma"),
+            log_dir=Path("/var/log/carma"),
+            socket=SYSTEM_SOCKET,
+        )
+    return _of_user(environ, uid)
+
+
+def find_socket(environ: Mapping[str, str], uid: int | None = None) -> Path:
+    """Where a client looks: CARMA_HOME's, else the user's own if there is one, else the system's if there is one."""
+    own = find_paths(environ, uid).socket
+    if environ.get("CARMA_HOME") or own.exists() or not SYSTEM_SOCKET.exists():
+        return own
+    return SYSTEM_SOCKET
+
+
+def make_directories(paths: Paths) -> None:
+    """Create what is missing and refuse a directory that somebody else could change under a running daemon.
+
+    As root the directories are open for passing through, since the tasks of other users run below them; what is
+    private is private by its own mode (the database 0600, an attempt's directory its owner's).
+    """
+    mode = 0o755 if os.geteuid() == 0 else 0o700
+    for directory in (paths.state_dir, paths.log_dir, paths.socket.parent, paths.vgpu_dir, paths.daemon_log.parent):
+        try:
+            _make(directory, mode)
+            _check_owner(directory)
+        except OSError as error:
+            raise BadSettings(
+                f"cannot make the directory {directory}: {error.strerror}",
+                "Set CARMA_HOME to a directory of yours on a disk with room.",
+            ) from error
+
+
+def _make(directory: Path, mode: int) -> None:
+    if not directory.is_dir():
+        if not directory.parent.is_dir():
+            _make(directory.parent, mode)
+        directory.mkdir(exist_ok=True)
+        directory.chmod(mode)  # whatever the umask
+
+
+def _check_owner(directory: Path) -> None:
+    found = directory.stat()
+    hint = "Choose another CARMA_HOME, or correct it with chown and chmod."
+    if found.st_uid != os.geteuid():
+        raise BadSettings(f"{directory} belongs to user {found.st_uid}, not to the daemon's ({os.geteuid()})", hint)
+    if found.st_mode & stat.S_IWOTH:
+        raise BadSettings(f"{directory} can be written by everybody, so its contents cannot be trusted", hint)
+
+
+def _in_one(home: Path) -> Paths:
+    return Paths(
+        layout="home",
+        config_file=home / "config.toml",
+        system_config_file=None,  # a home of its own is complete: nothing from elsewhere changes it
+        state_dir=home,
+        log_dir=home / "logs",
+        socket=_short(home / "carma.sock"),
+    )
+
+
+def _of_user(environ: Mapping[str, str], uid: int) -> Paths:
+    home = _home(environ, uid)
+    state = _xdg(environ, "XDG_STATE_HOME", home / ".local" / "state")
+    return Paths(
+        layout="user",
+        config_file=_xdg(environ, "XDG_CONFIG_HOME", home / ".config") / "config.toml",
+        system_config_file=_SYSTEM_CONFIG,
+        state_dir=state,
+        log_dir=_xdg(environ, "XDG_DATA_HOME", home / ".local" / "share") / "logs",
+        socket=_short(state / "carma.sock"),
+    )
+
+
+def _xdg(environ: Mapping[str, str], name: str, default: Path) -> Path:
+    """The specification has relative paths ignored."""
+    given = environ.get(name, "")
+    return (Path(given) if os.path.isabs(given) else default) / "carma"
+
+
+def _home(environ: Mapping[str, str], uid: int) -> Path:
+    given = environ.get("HOME", "")
+    if os.path.isabs(given):
+        return Path(given)
+    try:
+        return Path(pwd.getpwuid(uid).pw_dir)
+    except KeyError:
+        raise BadSettings(f"user {uid} has no home directory", "Set CARMA_HOME to a directory of yours.") from None
+
+
+def _absolute(text: str) -> Path:
+    if "\0" in text:
+        raise BadSettings("CARMA_HOME holds a NUL character", "Set it to the path of a directory.")
+    return Path(os.path.abspath(os.path.expanduser(text)))
+
+
+def _short(socket: Path) -> Path:
+    length = len(os.fsencode(socket))
+    if length > SOCKET_LIMIT_BYTES:
+        raise BadSettings(
+            f"the path of the socket is too long: {socket} has {length} bytes, {SOCKET_LIMIT_BYTES} are possible",
+            "Set CARMA_HOME to a directory with a shorter path.",
+        )
+    return socket

@@ -1,0 +1,132 @@
+"""Policies and estimators by name, from entry points. The built-in ones are registered in the same way.
+
+A plugin is imported when it is asked for, not before: listing names must not run anybody's code.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Literal
+
+from carma.core.placement import Policy
+from carma.errors import BadSettings, PluginError
+
+Group = Literal["carma.policies", "carma.estimators"]
+POLICIES: Group = "carma.policies"
+ESTIMATORS: Group = "carma.estimators"
+_WORD: dict[str, str] = {POLICIES: "policy", ESTIMATORS: "estimator"}
+
+# The paper's names and their long forms.
+_ALIASES = {
+    "rr": "round-robin",
+    "ff": "first-fit",
+    "bf": "best-fit",
+    "most-available-gpu-memory": "magm",
+    "least-utilised-gpu": "lug",
+    "least-utilized-gpu": "lug",
+}
+# In the published system a policy's name also said where memory figures come from.
+_PUBLISHED = {"oracle": '["declared"]', "or": "[]", "est": '["declared", "history"]'}
+
+
+class Plugins(Mapping[str, object]):
+    """The plugins of a group; `plugins[name]` imports one, or raises PluginError with the package's name."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self._points = _find(group)
+
+    def __getitem__(self, name: str) -> object:
+        if name not in self._points:
+            raise KeyError(name)
+        return _import(self._points[name], _WORD.get(self._group, "plugin"))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._points)
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+
+def load(group: Group) -> Plugins:
+    return Plugins(group)
+
+
+def names(group: Group) -> tuple[str, ...]:
+    return tuple(load(group))
+
+
+def load_one(group: Group, name: str) -> object:
+    """One plugin; an unknown name is an error that names the nearest."""
+    plugins = load(group)
+    if name not in plugins:
+        raise unknown(_WORD[group], name, tuple(plugins))
+    return plugins[name]
+
+
+def policy_name(text: str) -> str:
+    """`MAGM`, `rr`, `Best_Fit`: the registered name. Never a silent default (an unknown name once meant exclusive)."""
+    known = names(POLICIES)
+    plain = text.strip().lower().replace("_", "-").replace(" ", "-")
+    wanted = _ALIASES.get(plain, plain)
+    for name in known:
+        if name.lower().replace("_", "-") == wanted:
+            return name
+    source, _, rest = plain.partition("-")
+    rest = _ALIASES.get(rest, rest)
+    if source in _PUBLISHED and rest in known:
+        raise BadSettings(
+            f"there is no policy {text!r}: where memory figures come from is a setting of its own",
+            f'Use policy = "{rest}" in [placement] and sources = {_PUBLISHED[source]} in [memory].',
+        )
+    raise unknown("policy", text, known)
+
+
+def load_policy(text: str) -> Policy:
+    """The policy of that name or alias, checked to be one."""
+    name = policy_name(text)
+    policy = load_one(POLICIES, name)
+    if not isinstance(policy, Policy):
+        raise PluginError(
+            f"the policy {name!r} is a {type(policy).__name__}, not a carma.core.placement.Policy",
+            "Tell its author, or choose another policy.",
+        )
+    return policy
+
+
+def unknown(word: str, name: str, known: tuple[str, ...]) -> BadSettings:
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    hint = f"Did you mean {near[0]!r}? " if near else ""
+    return BadSettings(f"there is no {word} {name!r}", f"{hint}There are: {', '.join(sorted(known)) or 'none'}.")
+
+
+def _find(group: str) -> dict[str, EntryPoint]:
+    """By name. One package found twice (installed, and in the working directory) is one plugin; two packages that
+    claim one name are an error, because which of them wins would depend on the order of sys.path."""
+    found: dict[str, EntryPoint] = {}
+    for point in sorted(entry_points(group=group), key=lambda point: (point.name, point.value)):
+        other = found.setdefault(point.name, point)
+        if other.value != point.value:
+            raise PluginError(
+                f"two packages offer {point.name!r} as a {group} plugin: {_package(other)} and {_package(point)}",
+                "Uninstall one of them.",
+            )
+    return found
+
+
+def _import(point: EntryPoint, word: str) -> object:
+    try:
+        loaded: object = point.load()
+    except Exception as error:
+        raise PluginError(
+            f"the {word} {point.name!r} of package {_package(point)} cannot be loaded: "
+            f"{type(error).__name__}: {error} (from {point.value})",
+            f"Reinstall or upgrade {_package(point)}, or choose another {word}.",
+        ) from error
+    return loaded
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist else point.value.partition(":")[0]
