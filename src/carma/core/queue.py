@@ -122,6 +122,13 @@ class _Pass:
                 return self.fence.ask.task
         return None
 
+    def array_is_full(self, task: Task) -> bool:
+        """Counting those of its array that this walk has started."""
+        array = task.spec.array
+        if array is None or array.at_once is None:
+            return False
+        return self.state.in_array.get(array.array, 0) + self.started.get(array.array, 0) >= array.at_once
+
     @property
     def over(self) -> bool:
         """Nothing more can start: the line was looked at far enough, or every GPU is closed to everybody."""
@@ -149,11 +156,8 @@ def _turns(state: State, now: float, walk: _Pass) -> Iterator[Task]:
         task = state.tasks[task_id]
         if not_yet(task, state, now) is not None:
             continue
-        array = task.spec.array
-        if array is not None and array.at_once is not None:
-            if state.in_array.get(array.array, 0) + walk.started.get(array.array, 0) >= array.at_once:
-                continue
-        yield task
+        if not walk.array_is_full(task):
+            yield task
         if walk.over:
             return
 

@@ -51,7 +51,7 @@ def next_step(task: Task, rules: Rules, gpus: tuple[Gpu, ...]) -> Retry | GiveUp
         return Retry(_first(task, attempt), _back_off_s(rules, len(innocent)))
     if len(guilty) > limit:
         return GiveUp(_told(outcome, f"ran out of memory {len(guilty)} times; {limit} retries are allowed"))
-    return _climb(task, attempt, outcome, len(guilty), rules, gpus)
+    return _climb(attempt, outcome, len(guilty), rules, gpus)
 
 
 def _counted(task: Task) -> list[Attempt]:
@@ -76,9 +76,7 @@ def _first(task: Task, attempt: Attempt) -> Plan:
     )
 
 
-def _climb(
-    task: Task, attempt: Attempt, outcome: OutOfMemory, count: int, rules: Rules, gpus: tuple[Gpu, ...]
-) -> Retry | GiveUp:
+def _climb(attempt: Attempt, outcome: OutOfMemory, count: int, rules: Rules, gpus: tuple[Gpu, ...]) -> Retry | GiveUp:
     largest = max((gpu.memory_mib for gpu in gpus), default=0)
     had_mib = min((gpu.memory_mib for gpu in gpus if gpu.id in attempt.placement.gpus), default=largest)
     if attempt.placement.booking.alone and largest <= had_mib:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from carma.core.model import Capabilities, Gpu, GpuId
+from carma.monitor.energy import EnergyCounter
 from carma.monitor.faults import GpuLost, Nvml, ask, offers
 from carma.monitor.gpm import GpmReader, is_offered
 
@@ -29,6 +30,7 @@ class Device:
     card: GpuId  # the card's own UUID: the same as the GPU's but for a MIG instance
     memory_version: int | None  # None: the first version, which counts the driver's own memory as used
     gpm: GpmReader | None
+    energy: EnergyCounter | None
 
     def close(self) -> None:
         if self.gpm is not None:
@@ -123,7 +125,8 @@ def _add(nvml: Nvml, place: _Place, monotonic: Callable[[], float], devices: Dev
         kind="card" if place.instance is None else "mig",
         capabilities=_capabilities(nvml, handle, gpm),
     )
-    devices.found.append(Device(gpu, handle, place.card, version, gpm))
+    energy = EnergyCounter(nvml, handle, monotonic) if gpu.capabilities.energy else None
+    devices.found.append(Device(gpu, handle, place.card, version, gpm, energy))
 
 
 def _capabilities(nvml: Nvml, handle: Any, gpm: GpmReader | None) -> Capabilities:

@@ -1,4 +1,8 @@
-"""One look at one GPU. Figures that its capabilities do not name are not asked for and stay None."""
+"""One look at one GPU. Figures that its capabilities do not name are not asked for and stay None.
+
+A process's own SM activity is left out: NVML's per-process utilisation names one of two time-sliced processes, and under
+MPS the server in place of its clients (both seen on an H200, driver 580).
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,11 @@ from carma.monitor.devices import COMPUTE_PROCESSES, MIB, NOT_GIVEN_32, NOT_GIVE
 from carma.monitor.faults import Nvml, ask
 from carma.monitor.gpm import NO_ACTIVITY
 
-# A process that computes and draws is on two lists, an MPS client may be on the third alone.
+# A process that computes and draws is on both lists. MPS clients are on the first, each with its own memory, beside the
+# MPS server (seen on an H200, driver 580), so NVML's list of MPS clients is not asked for.
 _PROCESS_LISTS = (
     COMPUTE_PROCESSES,
     ("nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2"),
-    ("nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2"),
 )
 
 
@@ -32,10 +36,8 @@ def read(nvml: Nvml, device: Device, at: float, process_name: Callable[[int], st
         sm_occupancy=activity.sm_occupancy,
         dram_active=activity.dram_active,
         gpu_util=_gpu_util(nvml, device.handle),
-        power_w=_thousandth(ask(nvml, "nvmlDeviceGetPowerUsage", device.handle), NOT_GIVEN_32) if can.power else None,
-        energy_j=_thousandth(ask(nvml, "nvmlDeviceGetTotalEnergyConsumption", device.handle), NOT_GIVEN_64)
-        if can.energy
-        else None,
+        power_w=_power_w(nvml, device.handle) if can.power else None,
+        energy_j=None if device.energy is None else device.energy.read(),
         processes=_processes(nvml, device.handle, process_name) if can.processes else None,
     )
 
@@ -54,9 +56,9 @@ def _gpu_util(nvml: Nvml, handle: Any) -> float | None:
     return None if rates is None or rates.gpu > 100 else rates.gpu / 100.0
 
 
-def _thousandth(value: int | None, not_given: int) -> float | None:
-    """mW to W, mJ to J."""
-    return None if value is None or value == not_given else value / 1000.0
+def _power_w(nvml: Nvml, handle: Any) -> float | None:
+    milliwatts = ask(nvml, "nvmlDeviceGetPowerUsage", handle)
+    return None if milliwatts is None or milliwatts == NOT_GIVEN_32 else milliwatts / 1000.0
 
 
 def _processes(nvml: Nvml, handle: Any, name: Callable[[int], str]) -> tuple[ProcessUse, ...] | None:
