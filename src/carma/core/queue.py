@@ -84,7 +84,7 @@ class _Pass:
         runtime_s = expected_runtime_s(task, self.state.rules)
         if self.fence is not None:
             self.behind += 1
-            fenced = keeper(self.fence, ask, runtime_s, self.state.rules, self.now)
+            fenced = keeper(self.fence, ask, runtime_s, self.state.rules, self.state.policy.shares, self.now)
         shape = (ask.gpus, ask.memory_mib, ask.alone, runtime_s if self.fence is not None else -1.0)
         if shape in self.refused:  # GPUs only fill up during a pass: what was refused stays refused
             return self.refused[shape]
@@ -95,7 +95,7 @@ class _Pass:
             self.refused[shape] = decision
             if self.fence is None:
                 overtaken = self.state.overtaken.get(task.id, 0)
-                self.fence = reserve(ask, self.views, self.state.rules, overtaken, self.now)
+                self.fence = reserve(ask, self.views, self.state.rules, self.state.policy.shares, overtaken, self.now)
         return decision
 
     def _apply(self, ask: Ask, decision: Decision, runtime_s: float) -> None:
@@ -118,7 +118,10 @@ class _Pass:
         chosen = set(decision.placement.gpus)
         rules = self.state.rules
         for view in self.views:
-            if view.gpu.id in chosen and free_at(self.fence.ask, view, rules, self.now) is not None:
+            if (
+                view.gpu.id in chosen
+                and free_at(self.fence.ask, view, rules, self.state.policy.shares, self.now) is not None
+            ):
                 return self.fence.ask.task
         return None
 
@@ -224,8 +227,9 @@ def _reasons_in_line(state: State, now: float, ids: set[TaskId]) -> dict[TaskId,
             found[task.id] = _waiting(decision, start_at, now)
     for place, (_, _, task_id) in enumerate(state.line):
         if task_id in ids and task_id not in found:
-            front = f"; the first of them, task {head}, waits for a GPU" if head is not None else ""
-            found[task_id] = Waiting("Priority", f"{place} tasks are before it in the queue{front}")
+            front = f"; task {head} waits for a GPU first" if head is not None else ""
+            before = "1 task is" if place == 1 else f"{place} tasks are"
+            found[task_id] = Waiting("Priority", f"{before} before it in the queue{front}")
     return found
 
 

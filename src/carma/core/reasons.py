@@ -43,7 +43,7 @@ def short_sentence(
         return code, gang + _memory_sentence(ask, views)
     best = next(verdict for verdict in verdicts if verdict.refusal is not None and verdict.refusal.code == code)
     assert best.refusal is not None
-    return code, f"{gang}GPU {index[best.gpu]} {best.refusal.sentence}" + _others(verdicts, best)
+    return code, f"{gang}GPU {index[best.gpu]}: {best.refusal.sentence}" + _others(verdicts, best)
 
 
 def _why_there(verdicts: Sequence[Verdict], views: Sequence[GpuView]) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from carma.core.decision import Ask, Refusal
 from carma.core.model import AttemptKey, GpuId, Record
+from carma.core.placement import refuse
 from carma.core.settings import Rules
 from carma.core.units import show_s
 from carma.core.view import GpuView, Holder
@@ -24,11 +25,13 @@ class Fence(Record, frozen=True, kw_only=True):
     degree: int  # 1: not delayed, 2: its GPUs kept, 3: every GPU that could hold it kept
 
 
-def reserve(ask: Ask, views: Sequence[GpuView], rules: Rules, overtaken: int, now: float) -> Fence:
+def reserve(ask: Ask, views: Sequence[GpuView], rules: Rules, shares: bool, overtaken: int, now: float) -> Fence:
     """The GPUs on which the task should be able to start first, by what the running tasks are expected to take."""
     degree = 1 + (overtaken >= rules.queue.overtakes) + (overtaken >= 2 * max(1, rules.queue.overtakes))
     times = sorted(
-        (at, view.gpu.index, view.gpu.id) for view in views if (at := free_at(ask, view, rules, now)) is not None
+        (at, view.gpu.index, view.gpu.id)
+        for view in views
+        if (at := free_at(ask, view, rules, shares, now)) is not None
     )
     if len(times) < ask.gpus:
         return Fence(ask=ask, gpus=(), start_at=None, degree=degree)
@@ -36,37 +39,40 @@ def reserve(ask: Ask, views: Sequence[GpuView], rules: Rules, overtaken: int, no
     return Fence(ask=ask, gpus=tuple(gpu for _, _, gpu in chosen), start_at=times[ask.gpus - 1][0], degree=degree)
 
 
-def free_at(ask: Ask, view: GpuView, rules: Rules, now: float) -> float | None:
+def free_at(ask: Ask, view: GpuView, rules: Rules, shares: bool, now: float) -> float | None:
     """When the GPU could take it, holders leaving as expected; None if it never could as things stand."""
-    if view.fault is not None or view.drained is not None or view.room_mib is None:
-        return None
-    if ask.memory_mib > view.gpu.memory_mib - view.foreign_mib:
-        return None
-    if not view.holders:
+    refusal = refuse(ask, view, rules, shares)
+    if refusal is None:
         return now
+    if view.fault is not None or view.drained is not None or view.room_mib is None or refusal.code == "NotListed":
+        return None
+    if refusal.code == "WarmUp":
+        return now + rules.warmup.settle_s
     for at in sorted({holder.ends_at for holder in view.holders}):
-        if _fits(ask, view.without_those_ending_by(at), rules):
+        if _fits(ask, view.without_those_ending_by(at), rules, shares):
             return at
     return None
 
 
-def _fits(ask: Ask, view: GpuView, rules: Rules) -> bool:
+def _fits(ask: Ask, view: GpuView, rules: Rules, shares: bool) -> bool:
     if not view.holders:
         return ask.memory_mib <= (view.room_mib or 0)
-    if ask.alone or any(holder.alone for holder in view.holders):
+    if ask.alone or not shares or any(holder.alone for holder in view.holders):
         return False
     if len(view.holders) >= rules.placement.tasks_per_gpu:
         return False
     return ask.memory_mib <= (view.room_mib or 0) - rules.memory.margin_mib
 
 
-def keeper(fence: Fence, ask: Ask, runtime_s: float, rules: Rules, now: float) -> Callable[[GpuView], Refusal | None]:
+def keeper(
+    fence: Fence, ask: Ask, runtime_s: float, rules: Rules, shares: bool, now: float
+) -> Callable[[GpuView], Refusal | None]:
     """The extra filter for a task behind the fence."""
 
     def check(view: GpuView) -> Refusal | None:
         if view.gpu.id not in fence.gpus or fence.start_at is None:
             return None
-        if fence.degree == 1 and not _delays(fence, ask, view, now + runtime_s, rules):
+        if fence.degree == 1 and not _delays(fence, ask, view, now + runtime_s, rules, shares):
             return None
         wait = show_s(max(0.0, fence.start_at - now))
         return Refusal("Reserved", f"is reserved for task {fence.ask.task}, which should start in {wait}")
@@ -74,9 +80,9 @@ def keeper(fence: Fence, ask: Ask, runtime_s: float, rules: Rules, now: float) -
     return check
 
 
-def _delays(fence: Fence, ask: Ask, view: GpuView, ends_at: float, rules: Rules) -> bool:
+def _delays(fence: Fence, ask: Ask, view: GpuView, ends_at: float, rules: Rules, shares: bool) -> bool:
     assert fence.start_at is not None
     if ends_at <= fence.start_at:
         return False
     newcomer = Holder(key=AttemptKey(ask.task, 0), booking_mib=ask.memory_mib, alone=ask.alone, ends_at=ends_at)
-    return not _fits(fence.ask, view.joined_by(newcomer).without_those_ending_by(fence.start_at), rules)
+    return not _fits(fence.ask, view.joined_by(newcomer).without_those_ending_by(fence.start_at), rules, shares)
