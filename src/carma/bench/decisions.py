@@ -1,0 +1,131 @@
+"""How long a decision takes with 10,000 tasks in the queue of a server with 64 GPUs: the core alone, in process.
+
+Two cases. *plain*: every GPU has its four tasks, so one look tells that nobody can start. *dearest*: every GPU has room
+and is quiet, so each task that is looked at goes through every filter of every GPU and is stopped by the last one only:
+the first of the queue wants all GPUs and was overtaken so often that they are kept for it. No two tasks ask for the
+same memory, so nothing that was worked out for one serves another. The state is made by stepping events, as a daemon
+would make it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from carma.bench.figures import percentile
+from carma.bench.machine import Figure
+from carma.core import events as e
+from carma.core.machine import step
+from carma.core.model import (
+    AttemptKey,
+    Booking,
+    Capabilities,
+    Estimate,
+    Gpu,
+    GpuId,
+    GpuSample,
+    Owner,
+    Placement,
+    ProcessUse,
+    TaskId,
+    TaskSpec,
+)
+from carma.core.policies.magm import POLICY
+from carma.core.propose import propose
+from carma.core.queue import explain, waiting
+from carma.core.settings import Rules
+from carma.core.state import State, new_state
+
+GPUS = 64
+QUEUED = 10_000
+START = 1_000_000.0
+GPU_MIB = 40_960
+HOLDER_MIB = 6_000
+SAMPLES = 120  # seconds, so that every task has settled and every window is full
+
+
+def measure(repeats: int) -> Iterator[Figure]:
+    yield from _case("plain", repeats, holders=4, gang=False)
+    yield from _case("dearest", repeats, holders=3, gang=True)
+
+
+def _case(case: str, repeats: int, *, holders: int, gang: bool) -> Iterator[Figure]:
+    state, now = loaded_state(holders=holders, gang=gang)
+    last = TaskId(max(state.tasks))
+    how = f"{QUEUED:,} queued, {GPUS} GPUs with {holders} tasks each, median of {repeats}, in process"
+    yield _timed(f"decision.{case}.propose", lambda: propose(state, now), repeats, "one pass over the queue: " + how)
+    yield _timed(f"decision.{case}.explain", lambda: explain(state, last, now), repeats, "the last task: " + how)
+    yield _timed(f"decision.{case}.waiting", lambda: waiting(state, now), repeats, "the reasons of all: " + how)
+
+
+def _timed(name: str, call: Callable[[], object], repeats: int, how: str) -> Figure:
+    """The median; neither call changes the state, so each repeat does the same work."""
+    spans_ms = []
+    for _ in range(repeats):
+        before = time.perf_counter()
+        call()
+        spans_ms.append(1000 * (time.perf_counter() - before))
+    return Figure(name=name, value=percentile(spans_ms, 50), unit="ms", how=how)
+
+
+def loaded_state(*, holders: int, gang: bool) -> tuple[State, float]:
+    """A server in the middle of its day, and the time at which it is asked; nothing is due that would be placed."""
+    state = new_state(Rules(), POLICY)
+    gpus = tuple(_gpu(index) for index in range(GPUS))
+    step(state, e.GpusFound(START, gpus))
+    first = _queue(state, START, gpus=GPUS, memory_mib=GPU_MIB) if gang else None
+    keys = {gpu.id: [_run(state, gpu, first) for _ in range(holders)] for gpu in gpus}
+    at = START
+    for _ in range(SAMPLES):
+        at += 1.0
+        step(state, e.GpusSampled(at, tuple(_sample(gpu, at, keys[gpu.id]) for gpu in gpus)))
+    while len(state.line) < QUEUED:
+        _queue(state, at, gpus=1, memory_mib=1024 + len(state.line))
+    for event in propose(state, at):  # the peaks of the running tasks, once
+        step(state, event)
+    return state, at
+
+
+def _gpu(index: int) -> Gpu:
+    every = Capabilities(
+        sm_active=True, sm_occupancy=True, dram_active=True, power=True, energy=True, processes=True, source="virtual"
+    )
+    return Gpu(
+        id=GpuId(f"GPU-{index:04}"),
+        index=index,
+        name="virtual",
+        memory_mib=GPU_MIB,
+        kind="virtual",
+        capabilities=every,
+    )
+
+
+def _queue(state: State, at: float, *, gpus: int, memory_mib: int) -> TaskId:
+    task = TaskId(len(state.tasks) + 1)
+    spec = TaskSpec(command=("python", "train.py"), directory="/", gpus=gpus, gpu_memory_mib=memory_mib)
+    step(state, e.TaskSubmitted(at, task, Owner(1000, 1000, "somebody"), spec))
+    estimate = Estimate(footprint_mib=memory_mib, upper_mib=memory_mib, source="declared")
+    step(state, e.TaskEstimated(at, task, estimate))
+    return task
+
+
+def _run(state: State, gpu: Gpu, overtook: TaskId | None) -> AttemptKey:
+    key = AttemptKey(_queue(state, START, gpus=1, memory_mib=HOLDER_MIB), 1)
+    placement = Placement(gpus=(gpu.id,), booking=Booking(memory_mib=HOLDER_MIB, source="declared"))
+    step(state, e.TaskPlaced(START, key, placement, "", overtook))
+    step(state, e.AttemptStarted(START + 1, key, pid=1000 + key.task))
+    return key
+
+
+def _sample(gpu: Gpu, at: float, keys: list[AttemptKey]) -> GpuSample:
+    return GpuSample(
+        gpu=gpu.id,
+        at=at,
+        memory_used_mib=HOLDER_MIB * len(keys),
+        sm_active=0.2,
+        sm_occupancy=0.1,
+        dram_active=0.1,
+        power_w=200.0,
+        energy_j=at,
+        processes=tuple(ProcessUse(pid=1000 + key.task, memory_mib=HOLDER_MIB, attempt=key) for key in keys),
+    )

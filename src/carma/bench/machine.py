@@ -1,0 +1,59 @@
+"""What a figure was measured on. A figure without it means nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from pathlib import Path
+
+from carma import __version__
+from carma.core.model import Record
+
+
+class Machine(Record, frozen=True, kw_only=True):
+    cores: int  # those that this process may use
+    cpu: str
+    memory_gib: float
+    kernel: str
+    python: str
+    carma: str
+    date: str
+    load_before: float  # the one-minute load when the benchmark began: above 0.5, read the figures with care
+
+
+class Figure(Record, frozen=True, kw_only=True):
+    """One measured number; `how` says what was done to get it."""
+
+    name: str
+    value: float
+    unit: str
+    how: str
+
+
+def facts() -> Machine:
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Machine(
+        cores=len(os.sched_getaffinity(0)),
+        cpu=_cpu(),
+        memory_gib=round(pages / 2**30, 1),
+        kernel=f"{platform.system()} {platform.release()}",
+        python=platform.python_version(),
+        carma=__version__,
+        date=time.strftime("%Y-%m-%d", time.gmtime()),
+        load_before=round(os.getloadavg()[0], 2),
+    )
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def cpu_s(pid: int) -> float:
+    """Processor seconds that a process has used, all threads, itself and the children that it has waited for."""
+    text = Path(f"/proc/{pid}/stat").read_text()
+    fields = text.rpartition(")")[2].split()  # the name before it may hold spaces
+    return sum(int(field) for field in fields[11:15]) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,156 @@
+"""A daemon of our own, in a temporary directory, with everything that belongs to it taken away afterwards.
+
+Nothing of the user's is read or touched: no settings file, no socket, no running daemon. Whatever happens (an
+error, Ctrl-C, a daemon that died) the daemon, its tasks and the directory go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from carma.client import Client
+from carma.core.model import Record
+from carma.errors import CarmaError, Unreachable
+
+START_LIMIT_S = 60.0
+STOP_LIMIT_S = 15.0
+
+
+class PrivateSettings(Record, frozen=True, kw_only=True):
+    """What such a daemon is like. `settings` is merged into its settings file as it is."""
+
+    policy: str = "magm"
+    gpus: int = 4
+    gpu_memory_mib: int = 40_960
+    speed: float = 1.0
+    settings: dict[str, dict[str, object]] = {}
+
+
+class PrivateDaemon:
+    """A context manager; `client` talks to it, `work` is a directory for tasks, `environment` what they need."""
+
+    def __init__(self, settings: PrivateSettings, *, keep: bool = False) -> None:
+        self._settings = settings
+        self._keep = keep
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> PrivateDaemon:
+        # Under /tmp and short, whatever TMPDIR says: a Unix socket's path may not be longer than 107 bytes.
+        self.home = Path(tempfile.mkdtemp(prefix="carma-", dir="/tmp" if os.path.isdir("/tmp") else None))
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def _start(self) -> None:
+        self.work = self.home / "work"
+        self.work.mkdir()
+        (self.home / "settings.toml").write_bytes(msgspec.toml.encode(self._settings.settings))
+        self.environment = private_environment(self.home)
+        with (self.home / "daemon.out").open("wb") as output:
+            self._process = subprocess.Popen(
+                self._command(),
+                env=self.environment,
+                cwd=self.home,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches us, and we end the daemon in order
+            )
+        self.socket = self.home / "carma.sock"
+        self.client = Client(self.socket)
+        wait_until(self._answers, START_LIMIT_S, "the private daemon did not answer within a minute")
+
+    def _command(self) -> list[str]:
+        wanted = self._settings
+        return [
+            *(sys.executable, "-m", "carma", "up"),
+            *("--virtual-gpus", str(wanted.gpus)),
+            *("--gpu-memory", f"{wanted.gpu_memory_mib}MiB"),
+            *("--policy", wanted.policy),
+            *("--speed", f"{wanted.speed:g}"),
+        ]
+
+    def _answers(self) -> bool:
+        self.check_alive()
+        try:
+            self.client.server()
+        except Unreachable:
+            return False
+        return True
+
+    def check_alive(self) -> None:
+        """Raises, with the end of its output, when the daemon is gone."""
+        assert self._process is not None
+        code = self._process.poll()
+        if code is not None:
+            said = (self.home / "daemon.out").read_text(errors="replace").strip()[-2000:]
+            raise CarmaError(f"the private daemon ended with code {code}: {said or 'it said nothing'}")
+
+    def close(self) -> None:
+        """Ends the daemon and its tasks and removes the directory; may be called twice."""
+        if self._process is not None and self._process.poll() is None:
+            with contextlib.suppress(CarmaError, OSError):
+                self.client.shutdown(cancel_running=True)
+            end(self._process)
+        kill_strays(self.home)
+        if not self._keep:
+            shutil.rmtree(self.home, ignore_errors=True)
+
+
+def private_environment(home: Path) -> dict[str, str]:
+    """Ours without any CARMA setting, and with the private home."""
+    own = {key: value for key, value in os.environ.items() if not key.startswith("CARMA_")}
+    return {**own, "CARMA_HOME": str(home)}
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Waits for an end that was asked for, then insists."""
+    for insist in (None, signal.SIGTERM, signal.SIGKILL):
+        if insist is not None:
+            process.send_signal(insist)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_LIMIT_S)
+            return
+
+
+def kill_strays(home: Path) -> None:
+    """SIGKILL to what still runs with this private home in its environment; nobody else has that path."""
+    mark = f"CARMA_HOME={home}".encode()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                os.kill(int(entry.name), signal.SIGKILL)
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float, otherwise: str) -> None:
+    """Asks again and again; CarmaError with `otherwise` when the time is over."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise CarmaError(otherwise)
+        time.sleep(0.02)

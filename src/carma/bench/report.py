@@ -1,0 +1,83 @@
+"""The demo's table: exclusive and collocated side by side, with what was published next to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from carma.bench.figures import Figures, change_percent
+from carma.core.units import show_s
+
+# Abstract of arXiv 2508.19073 v2 and v3: the best collocation policy against exclusive GPUs, one workload.
+PUBLISHED_PERCENT = {"makespan_s": -35.0, "energy_j": -15.0, "sm_active": 54.0}
+
+
+class Line(NamedTuple):
+    field: str
+    label: str
+    show: Callable[[Any], str]
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+def _energy(joules: float) -> str:
+    return f"{joules / 3.6e6:.2f} kWh"
+
+
+LINES = (
+    Line("makespan_s", "makespan", show_s),
+    Line("waiting_mean_s", "mean waiting", show_s),
+    Line("waiting_p95_s", "p95 waiting", show_s),
+    Line("slowdown_mean", "mean slowdown", lambda value: f"{value:.2f} x"),
+    Line("ooms", "out of memory", str),
+    Line("sm_active", "SM activity", _share),
+    Line("energy_j", "GPU energy", _energy),
+)
+
+
+class Row(NamedTuple):
+    """One line of the table as text."""
+
+    label: str
+    exclusive: str
+    collocated: str
+    change: str
+    published: str
+
+
+def rows(exclusive: Figures, collocated: Figures) -> list[Row]:
+    return [_row(line, getattr(exclusive, line.field), getattr(collocated, line.field)) for line in LINES]
+
+
+def _row(line: Line, before: float | None, after: float | None) -> Row:
+    change = change_percent(before, after)
+    published = PUBLISHED_PERCENT.get(line.field)
+    return Row(
+        label=line.label,
+        exclusive="-" if before is None else line.show(before),
+        collocated="-" if after is None else line.show(after),
+        change="" if change is None else f"{change:+.0f} %",
+        published="" if published is None else f"{published:+.0f} %",
+    )
+
+
+def changes(exclusive: Figures, collocated: Figures) -> dict[str, float | None]:
+    """For --json: the change of each figure, in percent."""
+    return {
+        line.field: change_percent(getattr(exclusive, line.field), getattr(collocated, line.field)) for line in LINES
+    }
+
+
+def plain_table(header: Row, body: list[Row]) -> str:
+    """Columns with two spaces between them; the label to the left, figures to the right."""
+    widths = [max(len(row[column]) for row in [header, *body]) for column in range(len(header))]
+    lines = []
+    for row in (header, Row(*("-" * width for width in widths)), *body):
+        cells = [
+            cell.ljust(width) if n == 0 else cell.rjust(width)
+            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
