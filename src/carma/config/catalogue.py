@@ -1,0 +1,131 @@
+"""Every setting by its dotted name: its type, default and sentence, what is allowed, and how a value is read."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+import msgspec
+from msgspec import inspect
+
+from carma.config.tree import Settings
+from carma.core.units import parse_duration_s, parse_mib
+
+_YES = frozenset({"true", "yes", "on", "1"})
+_NO = frozenset({"false", "no", "off", "0"})
+
+
+class Setting(NamedTuple):
+    name: str  # gate.sm_active
+    section: str
+    key: str
+    default: object
+    description: str
+    allowed: str  # a phrase: "a number from 0 to 1"
+    annotation: object  # the type with its bounds, for msgspec.convert
+    kind: inspect.Type
+
+
+@cache
+def catalogue() -> dict[str, Setting]:
+    """All settings, in the order of the tree."""
+    found: dict[str, Setting] = {}
+    for section in msgspec.structs.fields(Settings):
+        described = inspect.type_info(type(section.default))
+        assert isinstance(described, inspect.StructType)
+        annotations = {field.name: field.type for field in msgspec.structs.fields(described.cls)}
+        for field in described.fields:
+            name = f"{section.name}.{field.name}"
+            kind, description = _unwrap(field.type)
+            found[name] = Setting(
+                name=name,
+                section=section.name,
+                key=field.name,
+                default=field.default,
+                description=description,
+                allowed=_allowed(kind, field.name),
+                annotation=annotations[field.name],
+                kind=kind,
+            )
+    return found
+
+
+def sections() -> tuple[str, ...]:
+    return Settings.__struct_fields__
+
+
+def read(setting: Setting, value: object) -> object:
+    """The value in the setting's own type. Text is understood as people write it, whatever source it comes from.
+
+    Raises ValueError; the caller knows the origin, and `setting.allowed` says what would do.
+    """
+    if isinstance(value, str):
+        value = _from_text(setting, value.strip())
+    converted: object = msgspec.convert(value, type=setting.annotation)
+    if isinstance(converted, float) and not math.isfinite(converted):
+        raise ValueError("not a finite number")  # TOML has nan and inf; nan passes every comparison with a bound
+    return converted
+
+
+def _from_text(setting: Setting, text: str) -> object:
+    kind = setting.kind
+    if isinstance(kind, inspect.BoolType):
+        if text.lower() in _YES | _NO:
+            return text.lower() in _YES
+        raise ValueError("neither true nor false")
+    if isinstance(kind, inspect.VarTupleType):
+        return [part.strip() for part in text.split(",") if part.strip()]
+    if isinstance(kind, inspect.IntType):
+        return int(text) if _is_number(text) or not setting.key.endswith("_mib") else parse_mib(text)
+    if isinstance(kind, inspect.FloatType):
+        return float(text) if _is_number(text) or not setting.key.endswith("_s") else parse_duration_s(text)
+    return text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _unwrap(kind: inspect.Type) -> tuple[inspect.Type, str]:
+    if isinstance(kind, inspect.Metadata):
+        return kind.type, str((kind.extra_json_schema or {}).get("description", ""))
+    return kind, ""
+
+
+def _allowed(kind: inspect.Type, key: str) -> str:
+    match kind:
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.LiteralType(values=values):
+            return "one of " + ", ".join(str(value) for value in values)
+        case inspect.VarTupleType():
+            return "a list of texts"
+        case inspect.IntType() | inspect.FloatType():
+            return _number(kind, key)
+        case _:
+            return "a text"
+
+
+def _number(kind: inspect.IntType | inspect.FloatType, key: str) -> str:
+    bounds = _bounds(kind)
+    if key.endswith("_mib"):
+        return f"a size in MiB{bounds}, or with its unit, such as 12GiB"
+    if key.endswith("_s"):
+        return f"a number of seconds{bounds}, or a duration such as 90s or 15m"
+    return ("a whole number" if isinstance(kind, inspect.IntType) else "a number") + bounds
+
+
+def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
+    if kind.ge is not None and kind.le is not None:
+        return f" from {_plain(kind.ge)} to {_plain(kind.le)}"
+    words = (("above", kind.gt), ("of at least", kind.ge), ("of at most", kind.le), ("below", kind.lt))
+    return " and".join(f" {word} {_plain(bound)}" for word, bound in words if bound is not None)
+
+
+def _plain(bound: float) -> str:
+    return str(int(bound)) if bound == int(bound) else str(bound)
