@@ -1,0 +1,104 @@
+"""The columns of `queue` and `history`: what each shows, and which can be asked for with --format."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from carma.cli.output import Column, moment, print_table
+from carma.core.units import show_mib, show_s
+from carma.errors import Usage
+from carma.wire.types import TaskView
+
+_WAITING = ("estimating", "queued", "recovering")
+
+
+class Field(NamedTuple):
+    column: Column
+    text: Callable[[TaskView, float], str]
+    about: str
+
+
+def _where(task: TaskView, _now: float) -> str:
+    """The GPUs of a running task, the reason of a waiting one; as squeue's NODELIST(REASON)."""
+    if task.state in ("starting", "running"):
+        gpus = "GPU " + ",".join(str(index) for index in task.gpu_indices) if task.gpu_indices else ""
+        return " ".join(part for part in (gpus, task.reason) if part)
+    return task.reason or task.state
+
+
+def _time(task: TaskView, now: float) -> str:
+    return show_s(max(0.0, (task.ended_at or now) - (task.started_at or task.submitted_at)))
+
+
+def _waited(task: TaskView, now: float) -> str:
+    return show_s(max(0.0, (task.started_at or task.ended_at or now) - task.submitted_at))
+
+
+def _memory(task: TaskView, _now: float) -> str:
+    if task.booking_mib is not None:
+        return show_mib(task.booking_mib)
+    if task.gpu_memory_mib is not None:
+        return show_mib(task.gpu_memory_mib)
+    return show_mib(task.estimate.upper_mib if task.estimate else None)
+
+
+def _gpus(task: TaskView, _now: float) -> str:
+    return ",".join(str(index) for index in task.gpu_indices) or "-"
+
+
+FIELDS: dict[str, Field] = {
+    "id": Field(Column("ID", right=True), lambda task, _: str(task.id), "its number"),
+    "array": Field(Column("ARRAY"), lambda task, _: task.array or "-", "its place in an array"),
+    "name": Field(Column("NAME", flexible=True), lambda task, _: task.name, "its name"),
+    "user": Field(Column("USER"), lambda task, _: task.user, "who submitted it"),
+    "st": Field(Column("ST"), lambda task, _: task.code, "state, short: PD H R CG CD F OOM CA TO LO NF"),
+    "state": Field(Column("STATE"), lambda task, _: task.state, "state in full"),
+    "time": Field(Column("TIME", right=True), _time, "how long it has run, or waited"),
+    "waited": Field(Column("WAITED", right=True), _waited, "from submission to start"),
+    "want": Field(Column("N", right=True), lambda task, _: str(task.gpus_wanted), "how many GPUs it asks for"),
+    "gpus": Field(Column("GPUS"), _gpus, "the GPUs it was given, by index"),
+    "mem": Field(Column("MEM", right=True), _memory, "memory booked, declared or estimated, for each GPU"),
+    "peak": Field(Column("PEAK", right=True), lambda task, _: show_mib(task.observed_mib), "most memory seen"),
+    "prio": Field(Column("PRIO", right=True), lambda task, _: str(task.priority), "priority"),
+    "tries": Field(Column("TRIES", right=True), lambda task, _: str(len(task.attempts)), "attempts"),
+    "exit": Field(
+        Column("EXIT", right=True), lambda task, _: "-" if task.exit_code is None else str(task.exit_code), "exit code"
+    ),
+    "submitted": Field(Column("SUBMITTED"), lambda task, _: moment(task.submitted_at), "when"),
+    "ended": Field(Column("ENDED"), lambda task, _: moment(task.ended_at), "when"),
+    "where": Field(Column("WHERE (WHY)", flexible=True), _where, "its GPUs, or why it waits"),
+    "reason": Field(Column("REASON", flexible=True), lambda task, _: task.reason, "why it waits, or how it ended"),
+    "code": Field(Column("WHY"), lambda task, _: task.reason_code or "-", "the reason's short name"),
+    "command": Field(Column("COMMAND", flexible=True), lambda task, _: shlex.join(task.command), "what it runs"),
+    "directory": Field(Column("DIRECTORY", flexible=True), lambda task, _: task.directory, "where it runs"),
+    "comment": Field(Column("COMMENT", flexible=True), lambda task, _: task.comment, "the submitter's remark"),
+}
+
+
+def choose(text: str | None, usual: Sequence[str]) -> list[str]:
+    """The columns of `--format id,name,st`."""
+    names = [name.strip().lower() for name in text.split(",")] if text else list(usual)
+    for name in names:
+        if name not in FIELDS:
+            near = difflib.get_close_matches(name, FIELDS, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise Usage(f"there is no column {name!r}", f"{hint}columns: {', '.join(FIELDS)}")
+    return names
+
+
+def print_tasks(tasks: Sequence[TaskView], names: Sequence[str], now: float, *, header: bool, wide: bool) -> None:
+    fields = [FIELDS[name] for name in names]
+    rows = [[field.text(task, now) for field in fields] for task in tasks]
+    print_table([field.column for field in fields], rows, header, wide)
+
+
+def print_csv(tasks: Sequence[TaskView], names: Sequence[str], now: float, *, header: bool) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    if header:
+        writer.writerow(names)
+    writer.writerows([FIELDS[name].text(task, now) for name in names] for task in tasks)

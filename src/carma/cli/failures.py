@@ -1,0 +1,85 @@
+"""One place where errors become a line on stderr, a hint and an exit code. A traceback only with CARMA_DEBUG=1."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from carma.errors import CarmaError
+
+USAGE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
+
+
+def guarded(call: Callable[[], Any]) -> int:
+    """Run it; whatever happens, the answer is an exit code."""
+    try:
+        code = call()
+        sys.stdout.flush()
+        return int(code or 0)
+    except BrokenPipeError:
+        return _hush()
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
+    except Exception as error:
+        if os.environ.get("CARMA_DEBUG") == "1":
+            import traceback
+
+            traceback.print_exc()
+        return _report(error)
+
+
+def _report(error: Exception) -> int:
+    if isinstance(error, CarmaError):
+        complain(str(error), error.hint)
+        return error.exit_code
+    if isinstance(error, click.ClickException):
+        complain(_lower(error.format_message()), _help_hint(error))
+        return USAGE if isinstance(error, click.UsageError) else error.exit_code
+    if isinstance(error, OSError):
+        complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        return 1
+    complain(
+        f"internal error: {type(error).__name__}: {error}",
+        "run it again with CARMA_DEBUG=1 to see where; please report it",
+    )
+    return 1
+
+
+def complain(message: str, hint: str = "") -> None:
+    """`carma: message`, and on a second line what to do next."""
+    click.echo(f"carma: {_one_line(message)}", err=True)
+    if hint:
+        click.echo(f"  hint: {_one_line(hint)}", err=True)
+
+
+def note(message: str) -> None:
+    """Something worth knowing that is not an error; stderr, so that stdout stays for results."""
+    click.echo(f"carma: note: {_one_line(message)}", err=True)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _lower(message: str) -> str:
+    message = message.rstrip(".")
+    return message[:1].lower() + message[1:] if message[1:2].islower() else message
+
+
+def _help_hint(error: click.ClickException) -> str:
+    ctx = getattr(error, "ctx", None)
+    if ctx is None or ctx.parent is None:
+        return ""
+    return f"{ctx.command_path} --help has the flags and an example"
+
+
+def _hush() -> int:
+    """The reader went away (`carma queue | head`): say nothing, also not when the interpreter closes stdout."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return BROKEN_PIPE

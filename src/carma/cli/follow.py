@@ -1,0 +1,115 @@
+"""Following a task: its state on stderr, its output as it is written, its end. Ctrl-C detaches; the task goes on."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from typing import BinaryIO
+
+import click
+
+from carma.cli.connect import connect
+from carma.cli.failures import INTERRUPTED, complain
+from carma.cli.local import pieces
+from carma.cli.wording import ending, exit_code_of
+from carma.errors import CarmaError
+from carma.wire.types import AttemptView, TaskView
+
+LOOK_S = 1.0
+_BEFORE = ("estimating", "queued", "recovering", "starting")
+
+
+def follow(task: int, quiet: bool = False) -> int:
+    """Until the end, over all its attempts; the task's exit code."""
+    try:
+        view = _follow(task, quiet)
+    except KeyboardInterrupt:
+        return detached([task])
+    if not quiet:
+        click.echo(f"carma: {ending(view)}", err=True)
+    return exit_code_of(view)
+
+
+def _follow(task: int, quiet: bool) -> TaskView:
+    seen = 0
+    with connect() as client:
+        while True:
+            view = _until_started(client.task(task), quiet, seen)
+            for attempt in view.attempts[seen:]:
+                if not quiet:
+                    where = ",".join(str(index) for index in view.gpu_indices)
+                    click.echo(f"carma: task {task} attempt {attempt.number} on GPU {where}", err=True)
+                _copy_both(task, attempt)
+            seen = max(seen, len(view.attempts))
+            view = client.task(task, wait_s=LOOK_S)
+            if view.state == "finished" and len(view.attempts) <= seen:
+                return view
+
+
+def _until_started(view: TaskView, quiet: bool, seen: int) -> TaskView:
+    """Says why it waits, each time that the reason changes."""
+    said = ""
+    with connect() as client:
+        while view.state in _BEFORE and len(view.attempts) <= seen:
+            if view.reason and view.reason != said and not quiet:
+                said = view.reason
+                click.echo(f"carma: task {view.id} waits: {said}", err=True)
+            view = client.task(view.id, wait_s=LOOK_S / 4)
+    return view
+
+
+def _copy_both(task: int, attempt: AttemptView) -> None:
+    """Both streams of one attempt, each to its own; a client is for one thread."""
+    other = threading.Thread(target=_copy_stderr, args=(task, attempt.number), daemon=True)
+    if attempt.stderr != attempt.stdout or not attempt.stdout:
+        other.start()
+    with connect() as client:
+        output = pieces(client, task, stream="stdout", attempt=attempt.number, tail=None, follow=True)
+        copy(output, sys.stdout.buffer)
+    if other.ident is not None:
+        other.join(timeout=10.0)
+
+
+def _copy_stderr(task: int, attempt: int) -> None:
+    try:
+        with connect() as client:
+            output = pieces(client, task, stream="stderr", attempt=attempt, tail=None, follow=True)
+            copy(output, sys.stderr.buffer)
+    except (CarmaError, OSError, ValueError) as error:
+        complain(f"the task's stderr cannot be followed: {error}")
+
+
+def copy(pieces: Iterable[bytes], target: BinaryIO) -> None:
+    for piece in pieces:
+        target.write(piece)
+        target.flush()
+
+
+def detached(tasks: Sequence[int]) -> int:
+    """What Ctrl-C says: the tasks go on, and how to come back."""
+    ids = " ".join(str(task) for task in tasks)
+    goes = "the task goes on" if len(tasks) == 1 else "the tasks go on"
+    back = f"carma logs -f {ids}" if len(tasks) == 1 else f"carma wait {ids}"
+    complain(f"detached; {goes}", f"return: {back}   end: carma cancel {ids}")
+    return INTERRUPTED
+
+
+def wait_for(tasks: Sequence[int], timeout_s: float | None = None) -> int:
+    """The highest exit code of them all; 124 when the time is over first."""
+    import time
+
+    until = None if timeout_s is None else time.monotonic() + timeout_s
+    highest = 0
+    try:
+        with connect() as client:
+            for task in tasks:
+                left = None if until is None else max(0.0, until - time.monotonic())
+                view = client.wait(task, left)
+                if view.state != "finished":
+                    complain(f"task {task} has not ended within the time given", f"it goes on: carma show {task}")
+                    return 124
+                highest = max(highest, exit_code_of(view))
+    except KeyboardInterrupt:
+        return detached(tasks)
+    return highest

@@ -1,0 +1,77 @@
+"""`carma gpus`: one line a GPU."""
+
+from __future__ import annotations
+
+import click
+
+from carma.cli.verb import table_flags, verb
+from carma.wire.types import GpuView
+
+EXAMPLES = """
+carma gpus
+carma gpus --json
+"""
+
+
+@verb("gpus", examples=EXAMPLES)
+@table_flags
+def command(as_json: bool, no_header: bool, wide: bool) -> None:
+    """The GPUs: tasks on each, memory used, booked and in all, activity, power, and whether it takes tasks.
+
+    SM, OCC and DRAM are means over the window, in percent; a dash is a metric that the GPU does not give.
+    """
+    from carma.cli.connect import connect
+
+    with connect() as client:
+        gpus = client.gpus()
+    if as_json:
+        from carma.cli.output import print_json
+
+        return print_json(gpus)
+    if not gpus and not no_header:
+        click.echo("the daemon has found no GPU; carma doctor looks for the cause", err=True)
+        return None
+    return _table(gpus, header=not no_header, wide=wide)
+
+
+def _table(gpus: list[GpuView], *, header: bool, wide: bool) -> None:
+    from carma.cli.output import Column, print_table
+
+    columns = [
+        Column("GPU", right=True),
+        Column("NAME", flexible=True),
+        Column("TASKS", flexible=True),
+        Column("USED/BOOKED/ALL GiB", right=True),
+        Column("SM", right=True),
+        Column("OCC", right=True),
+        Column("DRAM", right=True),
+        Column("W", right=True),
+        Column("STATE"),
+        Column("WHY", flexible=True),
+    ]
+    if wide:
+        columns.append(Column("UUID"))
+    print_table(columns, [[*_row(gpu), *([gpu.gpu] if wide else [])] for gpu in gpus], header, wide)
+
+
+def _row(gpu: GpuView) -> list[str]:
+    tasks = ",".join(str(task) for task in gpu.tasks) or "-"
+    if gpu.foreign:
+        tasks += f" +{len(gpu.foreign)} foreign"
+    used = "-" if gpu.used_mib is None else f"{gpu.used_mib / 1024:.1f}"
+    return [
+        str(gpu.index),
+        gpu.name,
+        tasks,
+        f"{used}/{gpu.booked_mib / 1024:.1f}/{gpu.memory_mib / 1024:.1f}",
+        _percent(gpu.sm_active),
+        _percent(gpu.sm_occupancy),
+        _percent(gpu.dram_active),
+        "-" if gpu.power_w is None else f"{gpu.power_w:.0f}",
+        gpu.state,
+        gpu.reason,
+    ]
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f}"

@@ -1,0 +1,63 @@
+"""`carma history`: how tasks ended, what they took, how long they waited."""
+
+from __future__ import annotations
+
+import click
+
+from carma.cli import parse
+from carma.cli.flags import Parsed
+from carma.cli.verb import table_flags, verb
+
+USUAL = ("id", "name", "st", "exit", "time", "waited", "tries", "peak", "ended")
+EXAMPLES = """
+carma history                    your last 20 tasks
+carma history --since 2h -u all  everybody's of the last two hours
+carma history --csv -n 1000      for a spreadsheet
+carma history --json             for programs
+"""
+
+
+@verb("history", examples=EXAMPLES)
+@click.option("-u", "--user", metavar="NAME", help="Somebody else's tasks; `all` for everybody's.")
+@click.option("-a", "--all", "everybody", is_flag=True, help="The same as -u all.")
+@click.option("-S", "--since", type=Parsed("TIME", parse.parse_past), help="Ended after: 2h, 7d, today, 2026-01-31.")
+@click.option("-s", "--state", metavar="OUTCOME", help="Only this outcome: succeeded, failed, out_of_memory, ...")
+@click.option("-n", "--limit", type=click.IntRange(1), default=20, show_default=True, help="At most so many.")
+@click.option("-o", "--format", "columns", metavar="A,B", help="Columns, as for `carma queue`, and exit, ended.")
+@click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values.")
+@table_flags
+def command(
+    user: str | None,
+    everybody: bool,
+    since: float | None,
+    state: str | None,
+    limit: int,
+    columns: str | None,
+    as_csv: bool,
+    as_json: bool,
+    no_header: bool,
+    wide: bool,
+) -> None:
+    """Finished tasks, newest first.
+
+    ST: CD succeeded, F failed, OOM out of memory, CA cancelled, TO time limit, LO lost, NF never fits.
+    TIME is the run, WAITED the wait before it, PEAK the most memory seen on a GPU.
+    """
+    from carma.cli.connect import connect
+
+    with connect() as client:
+        tasks = client.history(user="all" if everybody else user, state=state, limit=limit, since=since)
+        if as_json:
+            from carma.cli.output import print_json
+
+            return print_json(tasks)
+        now = client.server().now
+    from carma.cli.columns import choose, print_csv, print_tasks
+
+    names = choose(columns, ("id", "name", "user", *USUAL[2:]) if everybody or user else USUAL)
+    if as_csv:
+        return print_csv(tasks, names, now, header=not no_header)
+    if not tasks and not no_header:
+        click.echo("no task has ended yet; carma queue shows those that wait or run", err=True)
+        return None
+    return print_tasks(tasks, names, now, header=not no_header, wide=wide)

@@ -1,0 +1,40 @@
+"""`carma logs`: a task's output, byte for byte."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from carma.cli.verb import task_id, verb
+
+EXAMPLES = """
+carma logs 12
+carma logs -f 12            follow it; Ctrl-C stops following, the task goes on
+carma logs -n 20 --stderr 12
+carma logs --attempt 1 12   of the first attempt
+"""
+
+
+@verb("logs", examples=EXAMPLES)
+@task_id
+@click.option("-f", "--follow", is_flag=True, help="Go on until the task has ended.")
+@click.option("-n", "--tail", type=click.IntRange(0), metavar="N", help="Only the last N lines.")
+@click.option("--stderr", "-e", "errors", is_flag=True, help="Its stderr instead of its stdout.")
+@click.option("--attempt", type=click.IntRange(1), metavar="N", help="Which attempt (the newest).")
+def command(task: int, follow: bool, tail: int | None, errors: bool, attempt: int | None) -> int | None:
+    """A task's output, as it was written."""
+    from carma.cli.connect import connect
+    from carma.cli.follow import copy, detached
+    from carma.cli.local import pieces
+
+    stream = "stderr" if errors else "stdout"
+    try:
+        with connect() as client:
+            output = pieces(client, task, stream=stream, attempt=attempt, tail=tail, follow=follow)
+            copy(output, sys.stdout.buffer)
+    except KeyboardInterrupt:
+        if follow:
+            return detached([task])
+        raise
+    return None

@@ -1,0 +1,109 @@
+"""How answers are printed: JSON without rich, tables and cards with it. Plain with NO_COLOR or no terminal."""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDEST = 10_000
+STATE_STYLES = {
+    **dict.fromkeys(("R", "running", "CD", "open", "idle", "ok"), "green"),
+    **dict.fromkeys(("PD", "H", "CG", "queued", "warming", "starting", "recovering", "warn"), "yellow"),
+    **dict.fromkeys(("F", "OOM", "TO", "LO", "NF", "CA", "fault", "bad"), "red"),
+    **dict.fromkeys(("drained", "closed", "full", "exclusive"), "magenta"),
+}
+
+
+class Column(NamedTuple):
+    title: str
+    right: bool = False
+    flexible: bool = False  # cut with … when the terminal is narrow
+
+
+def print_json(value: Any) -> None:
+    """The wire types as they are, indented."""
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+
+
+def console(wide: bool = False) -> Console:
+    """COLUMNS, the terminal's width, or 80. No markup, no highlighting: what a user typed is printed as typed."""
+    from rich.console import Console
+
+    width = WIDEST if wide else shutil.get_terminal_size((80, 24)).columns
+    return Console(width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
+
+
+def print_table(
+    columns: Sequence[Column], rows: Iterable[Sequence[str]], header: bool = True, wide: bool = False
+) -> None:
+    """One line a row. Flexible columns give way first; nothing wraps."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, show_header=header, header_style="bold", padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(
+            Text(column.title, no_wrap=True),
+            justify="right" if column.right else "left",
+            no_wrap=not column.flexible,
+            overflow="ellipsis",
+        )
+    for row in rows:
+        cells = [Text(safe(text), STATE_STYLES.get(text, ""), no_wrap=True, overflow="ellipsis") for text in row]
+        table.add_row(*cells)
+    print_plain(table, wide)
+
+
+def print_plain(renderable: Any, wide: bool = False) -> None:
+    """Without the blanks that rich leaves at the end of lines."""
+    target = console(wide)
+    with target.capture() as captured:
+        target.print(renderable)
+    for line in captured.get().splitlines():
+        print(line.rstrip())
+
+
+def print_facts(facts: Iterable[tuple[str, str]], indent: int = 0) -> None:
+    """`label  text` lines; a long text goes on under its beginning. Empty texts are left out."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, text in facts:
+        if text:
+            table.add_row(Text(" " * indent + label, "bold" if not indent else ""), Text(safe(text)))
+    print_plain(table)
+
+
+def heading(text: str) -> None:
+    from rich.text import Text
+
+    print_plain(Text(safe(text), "bold"))
+
+
+def safe(text: str) -> str:
+    """Control characters of a name or a command must not reach the terminal."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text.replace("\n", " "))
+
+
+def moment(at: float | None) -> str:
+    """Local time; the date only when it is not today's."""
+    if at is None:
+        return ""
+    then = datetime.datetime.fromtimestamp(at)
+    return then.strftime("%H:%M:%S" if then.date() == datetime.date.today() else "%Y-%m-%d %H:%M")
+
+
+def ago(at: float | None, now: float | None = None) -> float | None:
+    return None if at is None else max(0.0, (time.time() if now is None else now) - at)

@@ -1,0 +1,59 @@
+"""`carma queue`: what waits and what runs, with the reason of each wait."""
+
+from __future__ import annotations
+
+import click
+
+from carma.cli.verb import table_flags, verb
+
+USUAL = ("id", "name", "st", "time", "want", "mem", "where")
+STATES = ("estimating", "queued", "starting", "running", "recovering")
+EXAMPLES = """
+carma queue                     your tasks
+carma queue -u all              everybody's
+carma queue -o id,st,reason     other columns
+carma queue --json              for programs
+"""
+
+
+@verb("queue", examples=EXAMPLES)
+@click.option("-u", "--user", metavar="NAME", help="Somebody else's tasks; `all` for everybody's.")
+@click.option("-a", "--all", "everybody", is_flag=True, help="The same as -u all.")
+@click.option("-s", "--state", type=click.Choice(STATES), help="Only tasks in this state.")
+@click.option("-n", "--limit", type=click.IntRange(1), help="At most so many.")
+@click.option("-o", "--format", "columns", metavar="A,B", help="Columns, see below.")
+@table_flags
+def command(
+    user: str | None,
+    everybody: bool,
+    state: str | None,
+    limit: int | None,
+    columns: str | None,
+    as_json: bool,
+    no_header: bool,
+    wide: bool,
+) -> None:
+    """Tasks that are not finished, in the order in which they go.
+
+    ST: PD waits, H held, R runs, CG is ending. MEM is the memory booked for each of its N GPUs.
+    Columns: id array name user st state time waited want gpus mem peak prio tries
+    submitted where reason code command directory comment.
+    """
+    from carma.cli.connect import connect
+
+    with connect() as client:
+        tasks = client.tasks(user="all" if everybody else user, state=state, limit=limit)
+        if as_json:
+            from carma.cli.output import print_json
+
+            return print_json(tasks)
+        now = client.server().now
+    from carma.cli.columns import choose, print_tasks
+
+    usual = ("id", "name", "user", *USUAL[2:]) if everybody or user else USUAL
+    names = choose(columns, usual)
+    if not tasks and not no_header:
+        whose = "no task waits or runs" if everybody or user == "all" else "none of your tasks waits or runs"
+        click.echo(f"{whose}; carma history shows those that have ended", err=True)
+        return None
+    return print_tasks(tasks, names, now, header=not no_header, wide=wide)

@@ -1,0 +1,78 @@
+"""What all verbs share: the command class with its examples, the options that read verbs have, task ids."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Verb(click.Command):
+    """A command whose help ends in examples that can be pasted."""
+
+    def __init__(self, *args: Any, examples: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = examples.strip("\n")
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        formatter.write_paragraph()
+        formatter.write("Examples:\n")
+        formatter.write("".join(f"  {line}\n" for line in self.examples.splitlines()))
+
+
+def verb(name: str, *, examples: str, **kwargs: Any) -> Callable[[Callable[..., Any]], click.Command]:
+    """A verb's decorator; the function returns its exit code, or None for 0."""
+    return click.command(name, cls=kwargs.pop("cls", Verb), examples=examples, **kwargs)
+
+
+class TaskIds(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+    """`12`, or `40-49` for a span of them."""
+
+    name = "id"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        match = re.fullmatch(r"#?(\d{1,15})(?:-(\d{1,15}))?", str(value))
+        if match is None:
+            self.fail(f"{str(value)!r} is not a task id; `carma queue` lists them", param, ctx)
+        first = int(match[1])
+        last = int(match[2] or first)
+        if not first <= last < first + 10_000:
+            self.fail(f"{str(value)!r} is not a span of at most 10,000 ids, written 40-49", param, ctx)
+        return list(range(first, last + 1))
+
+
+class TaskNumber(TaskIds):
+    """One id."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        ids = super().convert(value, param, ctx)
+        if len(ids) != 1:
+            self.fail(f"{value!r}: one task id is wanted", param, ctx)
+        return ids[0]
+
+
+def _flatten(_ctx: click.Context, _param: click.Parameter, value: tuple[list[int], ...]) -> list[int]:
+    return list(dict.fromkeys(task for span in value for task in span))
+
+
+def task_ids(required: bool = True) -> Callable[[Function], Function]:
+    return click.argument("ids", nargs=-1, required=required, type=TaskIds(), callback=_flatten, metavar="ID...")
+
+
+def task_id(function: Function) -> Function:
+    return click.argument("task", type=TaskNumber(), metavar="ID")(function)
+
+
+def json_flag(function: Function) -> Function:
+    return click.option("--json", "as_json", is_flag=True, help="JSON, as the API gives it; nothing is cut.")(function)
+
+
+def table_flags(function: Function) -> Function:
+    """The options of verbs that print a table."""
+    function = click.option("-w", "--wide", is_flag=True, help="Do not cut columns to the terminal's width.")(function)
+    function = click.option("--no-header", is_flag=True, help="Rows only.")(function)
+    return json_flag(function)
