@@ -70,7 +70,7 @@ def _measure(quick: bool, skip: Callable[[str], None]) -> Iterator[Figure]:
     yield from submissions.measure(50 if quick else 500)
     yield from atwork.submit_to_running(10 if quick else 100)
     yield from atwork.cpu(4.0 if quick else 30.0)
-    yield from peers.measure(20 if quick else 200, skip)
+    yield from peers.measure(20 if quick else 200, skip, defaults_too=not quick)
 
 
 def _write(report: Report, where: str | None) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from carma.bench.figures import percentile
 from carma.bench.machine import Figure
 from carma.bench.private import PrivateDaemon, PrivateSettings, wait_until
-from carma.bench.slurm import PrivateSlurm, why_not
+from carma.bench.slurm import PROMPT, PrivateSlurm, why_not
 from carma.core.model import TaskSpec
 from carma.wire.types import SubmitRequest
 
@@ -29,20 +29,23 @@ LIMIT_S = 600.0
 Say = Callable[[str], None]
 
 
-def measure(jobs: int, say: Say) -> Iterator[Figure]:
+def measure(jobs: int, say: Say, *, defaults_too: bool = True) -> Iterator[Figure]:
     """Each system that is installed; a printed reason for each that is not."""
     yield from _carma(jobs)
-    tsp = shutil.which("tsp") or shutil.which("ts-onlinear") or ""
-    if tsp:
+    tsp = shutil.which("tsp")
+    if tsp is not None:
         yield from _task_spooler(tsp, jobs)
     else:
         say("task-spooler: skipped, no tsp on the PATH (Debian: apt install task-spooler)")
     reason = why_not()
     if reason:
         say(f"Slurm: skipped, {reason}")
-    else:
+        return
+    with PrivateSlurm(SLOTS, PROMPT) as slurm:
+        yield from _figures("slurm_prompt", f"sbatch, {PROMPT}", jobs, slurm.submit, slurm.all_ended)
+    if defaults_too:
         with PrivateSlurm(SLOTS) as slurm:
-            yield from _figures("slurm", "sbatch", jobs, slurm.submit, slurm.all_ended)
+            yield from _figures("slurm", "sbatch, default scheduling delay", jobs, slurm.submit, slurm.all_ended)
 
 
 def _figures(

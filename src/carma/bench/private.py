@@ -23,6 +23,7 @@ import msgspec
 from carma.client import Client
 from carma.core.model import Record
 from carma.errors import CarmaError, Unreachable
+from carma.paths import find_paths
 
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 15.0
@@ -67,8 +68,9 @@ class PrivateDaemon:
     def _start(self) -> None:
         self.work = self.home / "work"
         self.work.mkdir()
-        (self.home / "settings.toml").write_bytes(msgspec.toml.encode(self._settings.settings))
         self.environment = private_environment(self.home)
+        paths = find_paths(self.environment)
+        paths.config_file.write_text(toml(self._settings.settings))
         with (self.home / "daemon.out").open("wb") as output:
             self._process = subprocess.Popen(
                 self._command(),
@@ -79,7 +81,7 @@ class PrivateDaemon:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C reaches us, and we end the daemon in order
             )
-        self.socket = self.home / "carma.sock"
+        self.socket = paths.socket
         self.client = Client(self.socket)
         wait_until(self._answers, START_LIMIT_S, "the private daemon did not answer within a minute")
 
@@ -118,6 +120,14 @@ class PrivateDaemon:
         kill_strays(self.home)
         if not self._keep:
             shutil.rmtree(self.home, ignore_errors=True)
+
+
+def toml(tables: dict[str, dict[str, object]]) -> str:
+    """Tables of plain values as TOML; for such values JSON's spelling is TOML's too."""
+    lines: list[str] = []
+    for name, table in tables.items():
+        lines += [f"[{name}]", *(f"{key} = {msgspec.json.encode(value).decode()}" for key, value in table.items())]
+    return "\n".join([*lines, ""])
 
 
 def private_environment(home: Path) -> dict[str, str]:

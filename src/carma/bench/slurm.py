@@ -47,9 +47,13 @@ MpiDefault=none
 ReturnToService=2
 SlurmdParameters=config_overrides
 MaxJobCount=20000
+{scheduler}
 NodeName={host} NodeAddr=127.0.0.1 CPUs={slots} State=UNKNOWN
 PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
 """
+
+# By default slurmctld gathers ended and new batch jobs for three seconds before it schedules (batch_sched_delay).
+PROMPT = "SchedulerParameters=batch_sched_delay=0,sched_min_interval=0"
 
 
 def why_not() -> str:
@@ -66,10 +70,14 @@ def _which(binary: str) -> str | None:
 
 
 class PrivateSlurm:
-    """A context manager; `submit` hands in one no-op job, `all_ended` says whether the queue is empty."""
+    """A context manager; `submit` hands in one no-op job, `all_ended` says whether the queue is empty.
 
-    def __init__(self, slots: int) -> None:
+    `scheduler` is a line for its configuration: empty for Slurm's defaults, PROMPT for no delay.
+    """
+
+    def __init__(self, slots: int, scheduler: str = "") -> None:
         self._slots = slots
+        self._scheduler = scheduler
         self._daemons: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> PrivateSlurm:
@@ -107,11 +115,15 @@ class PrivateSlurm:
         key.write_bytes(os.urandom(64))
         key.chmod(0o400)
         controller_port, node_port = free_ports(2)
-        (self.home / "slurm.conf").write_text(
-            _CONFIGURATION.format(
-                host=host, home=self.home, slots=self._slots, controller_port=controller_port, node_port=node_port
-            )
+        text = _CONFIGURATION.format(
+            host=host,
+            home=self.home,
+            slots=self._slots,
+            controller_port=controller_port,
+            node_port=node_port,
+            scheduler=self._scheduler,
         )
+        (self.home / "slurm.conf").write_text(text)
         self.script = self.home / "job.sh"
         self.script.write_text("#!/bin/sh\ntrue\n")
         self.script.chmod(0o755)
