@@ -39,7 +39,7 @@ class Device:
 
 @dataclass(slots=True)
 class Devices:
-    """`answering` are the cards that could be asked; `problems` are sentences about what is not offered to tasks."""
+    """`answering` are the cards of which everything could be read; `problems` say what is not offered to tasks."""
 
     found: list[Device] = field(default_factory=list)
     answering: set[GpuId] = field(default_factory=set)
@@ -75,7 +75,7 @@ def find(nvml: Nvml, monotonic: Callable[[], float]) -> Devices:
                 next_index += place.instance is not None
                 _add(nvml, place, monotonic, devices)
         except GpuLost as error:
-            devices.problems.append(f"GPU {index} does not answer: {error}")
+            devices.problems.append(f"GPU {index} cannot be used: it does not answer: {error}")
     devices.found.sort(key=lambda device: device.gpu.index)
     return devices
 
@@ -85,17 +85,18 @@ def _places(nvml: Nvml, index: int, next_index: int, devices: Devices) -> Iterat
     handle = ask(nvml, "nvmlDeviceGetHandleByIndex", index, heartbeat=True)
     uuid = None if handle is None else ask(nvml, "nvmlDeviceGetUUID", handle, heartbeat=True)
     if uuid is None:
-        devices.problems.append(f"GPU {index} may not be used: its handle or UUID is not given to this user")
+        devices.problems.append(f"GPU {index} cannot be used: its handle or its UUID is not given to this user")
         return
     card = GpuId(uuid)
-    devices.answering.add(card)
     mode = ask(nvml, "nvmlDeviceGetMigMode", handle)
     if mode is None or mode[0] != 1:
+        devices.answering.add(card)
         yield _Place(handle, index, handle, card, None)
         return
     instances = _instances(nvml, handle)
+    devices.answering.add(card)
     if not instances:
-        devices.problems.append(f"GPU {index} is in MIG mode and has no instances: tasks cannot use it")
+        devices.problems.append(f"GPU {index} cannot be used: it is in MIG mode and has no instances")
     for number, (mig_handle, instance) in enumerate(instances):
         yield _Place(mig_handle, next_index + number, handle, card, instance)
 
@@ -109,13 +110,25 @@ def _instances(nvml: Nvml, card: Any) -> list[tuple[Any, int]]:
 
 
 def _add(nvml: Nvml, place: _Place, monotonic: Callable[[], float], devices: Devices) -> None:
+    try:
+        device = _device(nvml, place, monotonic)
+        problem = "it does not tell its UUID or its memory"
+    except GpuLost as error:
+        device, problem = None, f"it does not answer: {error}"
+    if device is None:
+        devices.answering.discard(place.card)
+        devices.problems.append(f"GPU {place.index} cannot be used: {problem}")
+    else:
+        devices.found.append(device)
+
+
+def _device(nvml: Nvml, place: _Place, monotonic: Callable[[], float]) -> Device | None:
     handle = place.handle
     uuid = place.card if place.instance is None else ask(nvml, "nvmlDeviceGetUUID", handle)
     version = _memory_version(nvml, handle)
     memory = ask_memory(nvml, handle, version)
     if uuid is None or memory is None:
-        devices.problems.append(f"GPU {place.index} does not tell its UUID or its memory: tasks cannot be placed on it")
-        return
+        return None
     gpm = GpmReader(nvml, place.card_handle, place.instance, monotonic) if is_offered(nvml, place.card_handle) else None
     gpu = Gpu(
         id=GpuId(uuid),
@@ -126,7 +139,7 @@ def _add(nvml: Nvml, place: _Place, monotonic: Callable[[], float], devices: Dev
         capabilities=_capabilities(nvml, handle, gpm),
     )
     energy = EnergyCounter(nvml, handle, monotonic) if gpu.capabilities.energy else None
-    devices.found.append(Device(gpu, handle, place.card, version, gpm, energy))
+    return Device(gpu, handle, place.card, version, gpm, energy)
 
 
 def _capabilities(nvml: Nvml, handle: Any, gpm: GpmReader | None) -> Capabilities:

@@ -1,8 +1,8 @@
 """SM activity, SM occupancy and DRAM activity from NVML's GPU performance monitoring (GPM), Hopper and newer.
 
-GPM gives averages between two snapshots. Two are kept for each GPU and used in turn. Snapshots too close together (less
-than 100 ms, to be safe) read 0 without an error on an H200 with driver 580, so they are never compared: a busy GPU would
-look idle. A reading takes 0.3 ms.
+GPM gives averages between two snapshots. Two are kept for each GPU and used in turn. Snapshots too close together
+(less than 100 ms, to be safe) read 0 without an error on an H200 with driver 580, so they are never compared: a busy
+GPU would look idle. A reading takes 0.3 ms.
 """
 
 from __future__ import annotations

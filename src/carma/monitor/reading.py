@@ -1,7 +1,7 @@
 """One look at one GPU. Figures that its capabilities do not name are not asked for and stay None.
 
-A process's own SM activity is left out: NVML's per-process utilisation names one of two time-sliced processes, and under
-MPS the server in place of its clients (both seen on an H200, driver 580).
+A process's own SM activity is left out: NVML's per-process utilisation names one of two time-sliced processes, and
+under MPS the server in place of its clients (both seen on an H200, driver 580).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ def read(nvml: Nvml, device: Device, at: float, process_name: Callable[[int], st
     memory = ask_memory(nvml, device.handle, device.memory_version)
     activity = device.gpm.read() if device.gpm is not None else NO_ACTIVITY
     can = device.gpu.capabilities
+    power_w = _power_w(nvml, device.handle) if can.power else None
     return GpuSample(
         gpu=device.gpu.id,
         at=at,
@@ -36,8 +37,8 @@ def read(nvml: Nvml, device: Device, at: float, process_name: Callable[[int], st
         sm_occupancy=activity.sm_occupancy,
         dram_active=activity.dram_active,
         gpu_util=_gpu_util(nvml, device.handle),
-        power_w=_power_w(nvml, device.handle) if can.power else None,
-        energy_j=None if device.energy is None else device.energy.read(),
+        power_w=power_w,
+        energy_j=None if device.energy is None else device.energy.read(power_w),
         processes=_processes(nvml, device.handle, process_name) if can.processes else None,
     )
 

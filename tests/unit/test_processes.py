@@ -1,0 +1,50 @@
+"""Whose process a process is, and whether it runs where it was told to."""
+
+from __future__ import annotations
+
+from carma.core.model import AttemptKey, Booking, GpuId, GpuSample, Placement, ProcessUse, TaskId
+from carma.monitor.processes import Stray, attribute, strays
+
+A, B = GpuId("GPU-a"), GpuId("GPU-b")
+FIRST, SECOND = AttemptKey(TaskId(1), 1), AttemptKey(TaskId(2), 3)
+
+
+def seen(gpu: GpuId, *pids: int) -> GpuSample:
+    return GpuSample(gpu=gpu, at=1.0, processes=tuple(ProcessUse(pid=pid, memory_mib=pid) for pid in pids))
+
+
+def given(*gpus: GpuId) -> Placement:
+    return Placement(gpus=gpus, booking=Booking(memory_mib=1, source="declared"))
+
+
+def owners(sample: GpuSample) -> list[AttemptKey | None]:
+    return [process.attempt for process in sample.processes or ()]
+
+
+def test_processes_get_their_attempt_and_foreign_ones_none() -> None:
+    samples = attribute((seen(A, 10, 11, 99), seen(B, 20)), {10: FIRST, 11: FIRST, 20: SECOND, 30: SECOND})
+    assert [owners(sample) for sample in samples] == [[FIRST, FIRST, None], [SECOND]]
+    assert [process.memory_mib for process in samples[0].processes or ()] == [10, 11, 99]
+
+
+def test_a_sample_without_processes_stays_as_it_is() -> None:
+    lost = GpuSample(gpu=A, at=1.0, fault="the GPU does not answer")
+    assert attribute((lost, seen(B)), {10: FIRST}) == (lost, seen(B))
+
+
+def test_a_process_on_a_gpu_that_it_was_not_given_is_a_stray() -> None:
+    samples = attribute((seen(A, 10), seen(B, 10, 20)), {10: FIRST, 20: SECOND})
+    found = strays(samples, {FIRST: given(A), SECOND: given(A, B)})
+    assert found == (Stray(attempt=FIRST, pid=10, gpu=B, given=(A,)),)
+    assert str(found[0]) == "process 10 of task 1 runs on GPU-b; it was given GPU-a"
+
+
+def test_foreign_processes_and_unplaced_attempts_are_no_strays() -> None:
+    samples = attribute((seen(A, 10, 99),), {10: FIRST})
+    assert strays(samples, {SECOND: given(B)}) == ()
+
+
+def test_an_attempt_without_any_gpu_that_shows_up_on_one_is_a_stray() -> None:
+    samples = attribute((seen(A, 10),), {10: FIRST})
+    (stray,) = strays(samples, {FIRST: given()})
+    assert str(stray).endswith("it was given no GPU")
