@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
+from carma.bench.demo import fast_settings
 from carma.bench.figures import Ran, TaskRun, change_percent, mean, percentile, summarise, time_average
+from carma.bench.replay import Progress, counter_between
+from carma.bench.report import Row, changes, plain_table, rows
+from carma.bench.view import line_of
+from carma.core.settings import WarmUp, WindowRules
+from carma.wire.types import GpuView
 
 
 def run(submitted: float, *attempts: Ran, alone_s: float = 10.0, succeeded: bool = True) -> TaskRun:
@@ -79,3 +86,57 @@ def test_change_in_percent() -> None:
     assert change_percent(2, 3) == 50
     assert change_percent(0, 3) is None
     assert change_percent(None, 3) is None
+
+
+def test_the_table_shows_both_runs_the_change_and_what_was_published() -> None:
+    exclusive = summarise([run(0, ran(100, 7300), alone_s=7200)], sm_active=0.4, energy_j=7.2e6)
+    collocated = summarise([run(0, ran(10, 3610), alone_s=1800)], sm_active=0.6, energy_j=3.6e6)
+    by_label = {row.label: row for row in rows(exclusive, collocated)}
+    assert by_label["makespan"] == ("makespan", "02:01:40", "01:00:10", "-51 %", "-35 %")
+    assert by_label["mean slowdown"][1:4] == ("1.00 x", "2.00 x", "+100 %")
+    assert by_label["out of memory"] == ("out of memory", "0", "0", "", "")
+    assert by_label["SM activity"][1:] == ("40 %", "60 %", "+50 %", "+54 %")
+    assert by_label["GPU energy"][1:] == ("2.00 kWh", "1.00 kWh", "-50 %", "-15 %")
+    assert changes(exclusive, collocated)["energy_j"] == -50
+
+
+def test_an_unknown_figure_is_a_dash_in_the_table() -> None:
+    nothing = summarise([run(0, ran(1, 2))])
+    by_label = {row.label: row for row in rows(nothing, nothing)}
+    assert by_label["GPU energy"][1:4] == ("-", "-", "")
+    assert by_label["SM activity"][1:4] == ("-", "-", "")
+
+
+def test_the_table_is_aligned() -> None:
+    lines = plain_table(Row("", "a", "b", "c", "d"), [Row("long label", "1", "22", "3", "4")]).splitlines()
+    assert lines[0] == "            a   b  c  d"
+    assert lines[2] == "long label  1  22  3  4"
+
+
+def test_a_counter_is_read_between_its_readings() -> None:
+    points = [(0.0, 100.0), (10.0, 200.0), (20.0, 400.0)]
+    assert counter_between(points, 15.0) == 200
+    assert counter_between(points, 10.0) == 100
+    assert counter_between(points, 50.0) == 300
+    assert counter_between([], 50.0) is None
+
+
+def test_the_plain_view_says_how_a_run_stands() -> None:
+    gpu = GpuView(
+        gpu="GPU-1", index=0, name="v", kind="virtual", state="open", reason="", memory_mib=40960, used_mib=4096,
+        booked_mib=4096, room_mib=36864, tasks=(3,), sm_active=0.5,
+    )  # fmt: skip
+    standing = Progress(
+        name="magm", elapsed_s=3725, total=60, submitted=9, running=2, done=4, gpus=(gpu,), names={3: "bert"}
+    )
+    assert line_of(standing) == "magm 01:02:05: 4/60 done, 2 running, 3 waiting, SM 50 %"
+    assert line_of(replace(standing, done=60, finished=True)) == "magm: 60/60 done after 01:02:05"
+
+
+def test_at_real_speed_the_demo_s_daemons_have_the_ordinary_time_constants() -> None:
+    real, fast = fast_settings(1.0), fast_settings(500.0)
+    assert real["window"]["length_s"] == WindowRules().length_s
+    assert real["warmup"]["settle_s"] == WarmUp().settle_s
+    period_s = fast["monitor"]["period_s"]
+    assert isinstance(period_s, float)
+    assert fast["window"]["length_s"] >= 3 * period_s * 500, "a window holds three samples at least"  # type: ignore[operator]
