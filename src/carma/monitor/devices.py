@@ -1,6 +1,8 @@
 """Finding the GPUs that tasks can use, and what each of them tells about itself.
 
-A card in MIG mode is not a GPU here; its instances are. Modes are looked at and never changed.
+A card in MIG mode is not a GPU here; its instances are. Modes are looked at and never changed. Where an administrator
+put several compute instances into one GPU instance, each is a GPU here and all show the memory and the activity that
+they share.
 """
 
 from __future__ import annotations
