@@ -1,0 +1,105 @@
+"""What the virtual sampler shows: exact means since its last look, processes, and the gaps that faults make."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from carma.core.model import Demand
+from carma.core.sharing import activity
+from carma.vgpu import faults, world
+from carma.vgpu.device import Device, allocate, join, start_ticks
+from carma.vgpu.sampler import VirtualSampler
+from carma.vgpu.state import VirtualProcess
+
+A, B = Demand(0.6, 0.3, 0.3), Demand(0.5, 0.2, 0.2)
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Device:
+    return world.create(str(tmp_path / "vgpu"), gpus=2, memory_mib=40960, speed=1000.0)
+
+
+def load(device: Device, gpu: int, demand: Demand, memory_mib: int, wanted_s: float | None = None) -> None:
+    """This very process takes the GPU."""
+    with device.changing() as seen:
+        allocate(seen, join(seen, [gpu], demand, wanted_s, "python"), memory_mib)
+
+
+def test_an_idle_gpu_shows_nothing_and_idle_power(device: Device) -> None:
+    first = VirtualSampler(device).sample(5.0)[0]
+    assert (first.memory_used_mib, first.sm_active, first.gpu_util, first.processes) == (0, 0.0, 0.0, ())
+    assert first.power_w == 55.0
+
+
+def test_a_shared_gpu_shows_the_sharing_models_activity(device: Device) -> None:
+    load(device, 0, A, 3000)
+    with device.changing() as seen:
+        ticks = start_ticks(os.getppid())
+        assert ticks is not None
+        seen.processes.append(VirtualProcess(pid=os.getppid(), start_ticks=ticks, gpus=[0], memory_mib=2000, demand=B))
+    sampler = VirtualSampler(device)
+    for sample in (sampler.sample(1.0)[0], sampler.sample(2.0)[0]):  # the moment, then a mean over a span
+        expected = activity([A, B])
+        assert sample.sm_active == pytest.approx(expected.sm_active)
+        assert sample.sm_occupancy == pytest.approx(expected.sm_occupancy)
+        assert sample.dram_active == pytest.approx(expected.dram_active)
+        assert sample.memory_used_mib == 5000
+        assert sample.gpu_util is not None
+        assert sample.gpu_util > 0.9  # the coarse figure says "full" long before the GPU is
+        assert sample.processes is not None
+        assert [process.memory_mib for process in sample.processes] == [3000, 2000]
+        assert sum(process.sm_active or 0.0 for process in sample.processes) == pytest.approx(expected.sm_active)
+
+
+def test_a_sample_is_the_mean_since_the_one_before(device: Device) -> None:
+    sampler = VirtualSampler(device)
+    began_s = device.look().at_s
+    first = sampler.sample(1.0)[0]
+    load(device, 0, A, 100, wanted_s=3.0)  # over in 3 ms: nobody looks while it runs
+    while not device.look().processes[0].done:
+        pass
+    after = sampler.sample(2.0)[0]
+    span_s = device.look().at_s - began_s
+    assert after.sm_active is not None
+    assert after.sm_active * span_s >= 0.6 * 3.0 * 0.999
+    assert after.power_w is not None
+    assert after.power_w > 55.0
+    assert after.energy_j is not None
+    assert after.energy_j > (first.energy_j or 0.0)
+
+
+def test_vanished_metrics_and_processes_are_none_and_come_back(device: Device) -> None:
+    load(device, 1, A, 100)
+    sampler = VirtualSampler(device)
+    faults.inject(device, "metrics", 1)
+    faults.inject(device, "processes", 1)
+    sample = sampler.sample(1.0)[1]
+    assert (sample.sm_active, sample.sm_occupancy, sample.dram_active, sample.gpu_util) == (None, None, None, None)
+    assert (sample.power_w, sample.energy_j, sample.processes, sample.fault) == (None, None, None, None)
+    assert sample.memory_used_mib == 100
+    assert sampler.sample(2.0)[0].sm_active == 0.0  # the other GPU answers
+    faults.clear(device, 1, "metrics")
+    mended = sampler.sample(3.0)[1]
+    assert mended.sm_active == pytest.approx(0.6)
+    assert mended.processes is None
+    faults.clear(device)
+    assert sampler.sample(4.0)[1].processes is not None
+
+
+def test_a_directory_that_vanishes_is_a_fault_on_every_gpu(device: Device) -> None:
+    sampler = VirtualSampler(device)
+    shutil.rmtree(device.directory)
+    samples = sampler.sample(1.0)
+    assert len(samples) == 2
+    assert all(sample.fault is not None and "does not answer" in sample.fault for sample in samples)
+
+
+def test_fault_commands_say_what_is_wrong(device: Device, capsys: pytest.CaptureFixture[str]) -> None:
+    assert faults.main(["--dir", device.directory, "lost", "--gpu", "9"]) == 4
+    assert "there is no virtual GPU 9" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        faults.main(["--dir", device.directory, "lost"])
