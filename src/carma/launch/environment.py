@@ -1,0 +1,46 @@
+"""The environment a task meets: the submitter's, with the GPUs that it was given and its place in the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from carma.core.ports import LaunchOrder
+
+TOKEN_VARIABLE = "CARMA_LAUNCH"
+
+# A submission from inside another task or a Slurm job carries that one's variables. Frameworks believe them (a library
+# that sees SLURM_NTASKS starts a process group of that size), so they do not reach a task that is neither.
+_OTHERS = ("SLURM_", "SLURMD_", "SRUN_")
+_OWN = ("CARMA_TASK_ID", "CARMA_ATTEMPT", "CARMA_ARRAY_ID", "CARMA_ARRAY_INDEX", TOKEN_VARIABLE)
+
+
+def task_environment(order: LaunchOrder, extra: Mapping[str, str]) -> dict[str, str]:
+    """`extra` is the server's and wins over the submitter's; what says which GPU and which task wins over both."""
+    inherited = {
+        name: value
+        for name, value in order.spec.environment.items()
+        if not name.startswith(_OTHERS) and name not in _OWN
+    }
+    return {**inherited, **extra, **gpu_variables(order), **task_variables(order)}
+
+
+def gpu_variables(order: LaunchOrder) -> dict[str, str]:
+    """GPUs by UUID: an index means another card as soon as somebody else's CUDA_VISIBLE_DEVICES is in force.
+
+    PCI order makes the indices that a program prints agree with nvidia-smi. No GPU at all is said too, as an empty
+    list: without the variable CUDA would take every GPU there is.
+    """
+    ids = ",".join(order.placement.gpus)
+    return {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ids,
+        "CARMA_GPUS": ids,
+        "CARMA_GPU_MEMORY_MIB": str(order.placement.booking.memory_mib),
+    }
+
+
+def task_variables(order: LaunchOrder) -> dict[str, str]:
+    own = {"CARMA_TASK_ID": str(order.key.task), "CARMA_ATTEMPT": str(order.key.attempt)}
+    if order.spec.array is not None:
+        own |= {"CARMA_ARRAY_ID": str(order.spec.array.array), "CARMA_ARRAY_INDEX": str(order.spec.array.index)}
+    return own

@@ -1,0 +1,83 @@
+"""From an exit record and the program's last words to an Outcome. Reads nothing itself."""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import NamedTuple
+
+import msgspec
+
+from carma.core.outcome import Failed, Outcome, OutOfMemory, Succeeded
+from carma.launch.oom_signs import OomSign, find_oom, last_words
+
+TAIL_BYTES = 64 * 1024  # of each log; what decides is at its end
+
+# A program that dies of an OOM exits by itself or aborts. One that was killed did not, whatever it had said before.
+_OWN_ENDS = frozenset((signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGTRAP))
+_KILLED_WORKER = re.compile(
+    r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:is killed by signal: Killed|exited unexpectedly)"
+)
+
+
+class ExitRecord(msgspec.Struct, frozen=True):
+    """exit.json. Unknown fields are ignored: a runner of another version may outlive an upgrade."""
+
+    ended_at: float
+    code: int | None = None
+    signal: int | None = None
+    message: str = ""  # why it did not start
+    duration_s: float = 0.0
+    oom_kills: int | None = None  # by the kernel, around here, while it ran
+
+
+class LastWords(NamedTuple):
+    stderr: str
+    stdout: str
+
+
+def judge_exit(record: ExitRecord, words: LastWords) -> Outcome:
+    """OOM needs both: an end that was not success, and the framework's own message as the last exception (or, on the
+    host, the kernel's count)."""
+    if record.code == 0 and record.signal is None:
+        return Succeeded()
+    code = record.code if record.code is not None else 128 + (record.signal or 0)
+    if record.message:
+        return Failed(code, record.message)
+    if killed_for_memory(record, code, words):
+        message = f"the kernel killed it for want of memory ({name_of(signal.SIGKILL)})"
+        return OutOfMemory(where="host", code=code, message=message)
+    sign = oom_sign(words) if spoke_for_itself(code) else None
+    if sign is not None:
+        return OutOfMemory(sign.where, code, sign.asked_mib, sign.peak_mib, sign.message)
+    return Failed(code, failure_message(record, words))
+
+
+def killed_for_memory(record: ExitRecord, code: int, words: LastWords) -> bool:
+    """SIGKILL (to it, or to what a shell ran for it) or a worker that was killed, and the kernel's count grew."""
+    if not record.oom_kills or record.oom_kills < 0:
+        return False
+    return code == 128 + signal.SIGKILL or bool(_KILLED_WORKER.search(last_words(words.stderr)))
+
+
+def spoke_for_itself(code: int) -> bool:
+    """Not ended from outside; 128+N also when a shell passes on how its command ended."""
+    return not 128 < code < 128 + signal.NSIG or code - 128 in _OWN_ENDS
+
+
+def oom_sign(words: LastWords) -> OomSign | None:
+    """Standard error decides when it holds an exception at all; some programs log theirs to standard output."""
+    return find_oom(words.stderr if last_words(words.stderr) else words.stdout)
+
+
+def failure_message(record: ExitRecord, words: LastWords) -> str:
+    if record.signal is not None:
+        return f"ended by {name_of(record.signal)}"
+    return last_words(words.stderr) or last_words(words.stdout)
+
+
+def name_of(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,244 @@
+"""The real launcher: one runner for each attempt, found again through the files in the attempt's directory.
+
+Nothing that matters is held in memory, so a new daemon knows of every attempt what the old one knew. What is in memory
+saves work only: `poll` is called several times a second and costs one system call for an attempt that simply runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal as signals
+import sys
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from carma.core.model import AttemptKey
+from carma.core.outcome import Failed, Lost, Outcome
+from carma.core.ports import Found, LaunchOrder
+from carma.launch import logs, procfs, records, runner
+from carma.launch.child import CANNOT_START
+from carma.launch.environment import TOKEN_VARIABLE, task_environment
+from carma.launch.files import AttemptFiles, Claim, Started
+from carma.launch.outcome import ExitRecord, judge_exit
+from carma.launch.supervise import NO_SPACE
+from carma.launch.tree import Trees
+
+GRACE_S = 10.0  # for what is left of a tree when its command has ended, unless the task says otherwise
+TAKEOVERS = 3  # so often an order is given again after a runner died before it started the command
+STOPPING = frozenset((signals.SIGTERM, signals.SIGINT, signals.SIGKILL, signals.SIGQUIT, signals.SIGHUP))
+
+
+class ProcessLauncher:
+    """`directory` belongs to the daemon alone. `run_as_submitter` needs root; without it only our own user's tasks
+    are started."""
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        extra_environment: Mapping[str, str] | None = None,
+        run_as_submitter: bool,
+    ) -> None:
+        self._files = AttemptFiles(directory)
+        self._extra = dict(extra_environment or {})
+        self._run_as_submitter = run_as_submitter
+        # Submitters may pass through to their own logs; what is not theirs is closed to them by its own mode.
+        self._mode = 0o711 if run_as_submitter else 0o700
+        self._boot_id = procfs.boot_id()
+        self._children: dict[int, AttemptKey] = {}  # runners that we started and have not seen end
+        self._started: dict[AttemptKey, Started] = {}
+        self._refused: dict[AttemptKey, Failed] = {}
+        self._trees = Trees()
+
+    # Launching.
+
+    def launch(self, order: LaunchOrder) -> None:
+        try:
+            self._launch(order)
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in records.PASSING:
+                return  # no trace is left, so the order is given again
+            self._refused[order.key] = Failed(CANNOT_START, f"cannot start a runner: {error}")
+
+    def _launch(self, order: LaunchOrder) -> None:
+        if not self._run_as_submitter and order.owner.uid != os.geteuid():
+            message = f"this server runs tasks of its own user only, not of {order.owner.name} (uid {order.owner.uid})"
+            self._refused[order.key] = Failed(CANNOT_START, message)
+            return
+        if self._files.exists(order.key, records.EXIT) or self._files.exists(order.key, records.STARTED):
+            return
+        if self._claimed(order.key) or order.key in self._children.values():
+            return
+        self._refused.pop(order.key, None)
+        os.makedirs(self._files.directory, mode=self._mode, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self._files.path(order.key), self._mode)
+        records.write(self._files.path(order.key, records.ORDER), self._order_record(order), durable=False)
+        self._children[self._spawn(order.key)] = order.key
+
+    def _claimed(self, key: AttemptKey) -> bool:
+        """Whether a runner has it. A claim whose runner is dead is set aside: without a start on record nothing ran."""
+        claim = self._files.claim(key)
+        if claim is None:
+            return False
+        if self._alive(claim) or self._takeovers(key) >= TAKEOVERS or self._files.exists(key, records.STARTED):
+            return True
+        os.rename(self._files.path(key, records.CLAIM), self._files.path(key, f"dead-claim-{self._takeovers(key) + 1}"))
+        return False
+
+    def _takeovers(self, key: AttemptKey) -> int:
+        return sum(self._files.exists(key, f"dead-claim-{number}") for number in range(1, TAKEOVERS + 1))
+
+    def _order_record(self, order: LaunchOrder) -> dict[str, object]:
+        spec = order.spec
+        stdout, stderr = logs.paths_for(order, *self._files.own_logs(order.key))
+        token = uuid.uuid4().hex
+        identity = {"uid": order.owner.uid, "gid": order.owner.gid, "name": order.owner.name}
+        return {
+            "command": list(spec.command),
+            "directory": spec.directory,
+            "environment": {**task_environment(order, self._extra), TOKEN_VARIABLE: token},
+            "umask": spec.umask,
+            "identity": identity if order.owner.uid != os.geteuid() else None,
+            "stdout": stdout,
+            "stderr": stderr,
+            "grace_s": spec.grace_s if spec.grace_s is not None else GRACE_S,
+            "token": token,
+        }
+
+    def _spawn(self, key: AttemptKey) -> int:
+        assert runner.__file__ is not None
+        arguments = [sys.executable, "-I", "-S", "-X", "utf8", runner.__file__, self._files.path(key)]
+        write = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        files = [
+            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, self._files.path(key, records.RUNNER_LOG), write, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ]
+        return os.posix_spawn(sys.executable, arguments, os.environ, file_actions=files, setsid=True)
+
+    # Looking.
+
+    def poll(self, keys: Iterable[AttemptKey]) -> tuple[Found, ...]:
+        ended = self._reap()
+        return tuple(self._look(key, ended) for key in keys)
+
+    def _reap(self) -> dict[AttemptKey, int]:
+        """Our own runners that ended since the last call, with their exit status."""
+        ended = {}
+        for pid, key in list(self._children.items()):
+            try:
+                waited, status = os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:  # somebody else reaped it
+                waited, status = pid, 0
+            if waited:
+                ended[key] = os.waitstatus_to_exitcode(status)
+                del self._children[pid]
+        return ended
+
+    def _look(self, key: AttemptKey, ended: Mapping[AttemptKey, int]) -> Found:
+        started = self._started.get(key)
+        if started is not None and (started.runner.pid in self._children or self._alive(started.runner)):
+            return Found(key=key, pid=started.pid, started_at=started.started_at)
+        if key in self._refused:
+            return Found(key=key, outcome=self._refused[key])
+        return self._look_at_files(key) or self._unclaimed(key, ended)
+
+    def _unclaimed(self, key: AttemptKey, ended: Mapping[AttemptKey, int]) -> Found:
+        """Nobody took the order: it is on its way, or may be given again; unless a runner of ours cannot run at all."""
+        if ended.get(key, NO_SPACE) == NO_SPACE:
+            return Found(key=key)
+        said = logs.read_tail(self._files.path(key, records.RUNNER_LOG), None, 400).strip().rpartition("\n")[2]
+        self._refused[key] = Failed(CANNOT_START, f"the runner could not start: {said or 'it said nothing'}")
+        return Found(key=key, outcome=self._refused[key])
+
+    def _look_at_files(self, key: AttemptKey) -> Found | None:
+        """None when no runner has claimed it. The order of the looks matters: a runner writes, then ends."""
+        claim = self._files.claim(key)
+        alive = claim is not None and self._alive(claim)
+        ending = self._files.ending(key)
+        started = self._files.started(key)
+        if ending is not None:
+            return self._found_ended(key, started, ending)
+        if claim is None:
+            return None
+        if started is None:
+            lost = not alive and self._takeovers(key) >= TAKEOVERS
+            return (
+                self._lost(key, None, "its runner died again and again before it could start")
+                if lost
+                else Found(key=key)
+            )
+        if alive or self._runs(started):
+            self._started[key] = started
+            return Found(key=key, pid=started.pid, started_at=started.started_at)
+        if started.runner.boot_id != self._boot_id:
+            return self._lost(key, started, "the machine restarted")
+        self._trees.signal(key, started, signals.SIGKILL)  # what it left holds GPU memory that nobody books
+        return self._lost(key, started, "its runner was killed, so nobody saw how it ended")
+
+    def _found_ended(self, key: AttemptKey, started: Started | None, ending: ExitRecord) -> Found:
+        self._started.pop(key, None)
+        pid, started_at = (started.pid, started.started_at) if started is not None else (None, None)
+        outcome: Outcome = judge_exit(ending, self._files.last_words(key, started))
+        return Found(key=key, pid=pid, started_at=started_at, outcome=outcome, ended_at=ending.ended_at)
+
+    def _lost(self, key: AttemptKey, started: Started | None, reason: str) -> Found:
+        self._started.pop(key, None)
+        pid, started_at = (started.pid, started.started_at) if started is not None else (None, None)
+        return Found(key=key, pid=pid, started_at=started_at, outcome=Lost(reason))
+
+    def _alive(self, who: Claim) -> bool:
+        return who.boot_id == self._boot_id and procfs.alive(who.pid, who.start_ticks)
+
+    def _runs(self, started: Started) -> bool:
+        return started.runner.boot_id == self._boot_id and procfs.alive(started.pid, started.start_ticks)
+
+    # Signals and trees.
+
+    def signal(self, key: AttemptKey, signal: int, *, whole_tree: bool = True) -> None:
+        """Before the command has started, a stop is left for the runner instead: it looks for it after it has written
+        down the start, and we look for the start after we have left it, so one of the two sees the other."""
+        started = self._known(key)
+        if started is None and signal in STOPPING and self._files.exists(key):
+            with contextlib.suppress(OSError):
+                records.write(self._files.path(key, records.STOP), {"signal": int(signal)}, durable=False)
+            started = self._files.started(key)
+        if started is None or started.runner.boot_id != self._boot_id:
+            return
+        if whole_tree:
+            self._trees.signal(key, started, signal)
+        else:
+            procfs.send(started.pid, started.start_ticks, signal)
+
+    def pids(self, keys: Iterable[AttemptKey]) -> dict[int, AttemptKey]:
+        known = {key: self._known(key) for key in keys}
+        return self._trees.members({k: s for k, s in known.items() if s and s.runner.boot_id == self._boot_id})
+
+    def _known(self, key: AttemptKey) -> Started | None:
+        return self._started.get(key) or self._files.started(key)
+
+    # Logs.
+
+    def log_paths(self, key: AttemptKey) -> tuple[str, str]:
+        """Standard output and standard error; the same path twice when they go to one file."""
+        return self._files.log_paths(key)
+
+    def open_log(self, key: AttemptKey, which: Literal["stdout", "stderr"]) -> int | None:
+        """A descriptor for reading, of the very file that the attempt writes; None when there is none (yet).
+
+        For a daemon that is root this is the only safe way: the path may lie in a directory of the user's.
+        """
+        started = self._known(key)
+        if started is None:
+            return None
+        place = 0 if which == "stdout" else 1
+        return logs.open_log(self._files.log_paths(key)[place], started.logs[place])
+
+    def remove(self, key: AttemptKey) -> None:
+        """Forget an attempt that has ended: its records and those of its logs that lie with them."""
+        self._started.pop(key, None)
+        self._refused.pop(key, None)
+        self._files.remove(key)
