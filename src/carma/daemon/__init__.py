@@ -1,0 +1,1 @@
+"""The daemon: one event loop around the pure core. Only main.py builds real objects."""

@@ -1,0 +1,204 @@
+"""Carries out the core's commands: estimate, launch, stop, warn. Each can be repeated without harm.
+
+Nothing here blocks the event loop and nothing here is remembered on disk: after a restart, restore.py finds out from
+the state and the launcher what is still to be done, and gives it here again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TypeVar, assert_never
+
+from carma.core.commands import Command, EstimateTask, LaunchAttempt, StopAttempt, WarnAttempt
+from carma.core.events import Durable, TaskEstimated
+from carma.core.model import AttemptKey, Estimate, NoEstimate, TaskId
+from carma.core.ports import EstimateRequest, Estimator, Launcher, LaunchOrder
+from carma.core.state import State
+from carma.core.status import Estimating, Starting
+from carma.core.task import Task
+from carma.daemon.shell import Shell
+from carma.daemon.worker import Worker
+from carma.errors import CarmaError, StoreError
+from carma.estimate.combine import first_answer
+
+log = logging.getLogger("carma.daemon")
+T = TypeVar("T")
+
+KILL_AGAIN_S = 5.0  # a process in uninterruptible sleep takes a signal only when it wakes
+RETRY_S = 1.0  # of what could not be stored
+ESTIMATE_LIMIT_S = 60.0  # for all estimators together, in real seconds
+RELAUNCH_S = 2.0  # before an order that left no trace is given again
+
+
+class Hands:
+    def __init__(
+        self,
+        shell: Shell,
+        launcher: Launcher,
+        estimators: Sequence[Estimator],
+        has_trace: Callable[[AttemptKey], bool] = lambda _key: False,
+    ) -> None:
+        """`has_trace` tells whether an order ever reached the launcher, also in an earlier life of the daemon."""
+        self.shell = shell
+        self.launcher = launcher
+        self.has_trace = has_trace
+        self.estimators = tuple(estimators)
+        self.looking = asyncio.Event()  # set: look at the attempts now
+        self._launches = Worker("launcher")
+        self._thinking = Worker("estimators")
+        self._kill_at: dict[AttemptKey, float] = {}  # on the daemon's clock
+        self._ordered: dict[AttemptKey, float] = {}  # monotonic time at which the newest order was carried out
+        self._launching: set[AttemptKey] = set()
+        self._open: set[asyncio.Task[None]] = set()
+
+    # Commands.
+
+    def execute(self, commands: Sequence[Command], event: Durable) -> None:
+        for command in commands:
+            self.carry_out(command, event.at)
+
+    def carry_out(self, command: Command, at: float) -> None:
+        """`at` is when it was decided: a stop that was asked for before a restart does not get a second grace."""
+        match command:
+            case EstimateTask(task=task):
+                self.start(self._estimate(task), f"estimating task {task}")
+            case LaunchAttempt():
+                self._launching.add(command.key)
+                self.start(self._launch(command), f"launching {command.key}")
+            case StopAttempt(key=key, grace_s=grace_s, signal=number):
+                self._kill_at[key] = min(at + grace_s, self._kill_at.get(key, float("inf")))
+                self.start(self._signal(key, number), f"stopping {key}")
+            case WarnAttempt(key=key, signal=number):
+                self.start(self._signal(key, number), f"warning {key}")
+            case _:
+                assert_never(command)
+
+    def start(self, work: Coroutine[object, object, None], what: str) -> None:
+        """Run it beside everything else; what it raises is logged and ends nothing."""
+
+        async def guarded() -> None:
+            try:
+                await work
+            except CarmaError as error:
+                log.error("%s: %s", what, error)
+            except Exception:
+                log.exception("%s failed", what)
+
+        task = asyncio.get_running_loop().create_task(guarded(), name=what)
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+
+    def with_launcher(self, function: Callable[[], T]) -> asyncio.Future[T]:
+        """Calls of the launcher happen one after the other: a poll never meets half a launch."""
+        return self._launches.call(function)
+
+    async def close(self) -> None:
+        for task in list(self._open):
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+        self._thinking.close(wait_s=0.0)
+        self._launches.close()
+
+    # Launching.
+
+    async def _launch(self, command: LaunchAttempt) -> None:
+        gpus = tuple(self.shell.state.gpus[gpu] for gpu in command.placement.gpus if gpu in self.shell.state.gpus)
+        order = LaunchOrder(
+            key=command.key, owner=command.owner, spec=command.spec, placement=command.placement, gpus=gpus
+        )
+        try:
+            await self.with_launcher(lambda: self.launcher.launch(order))
+        finally:
+            self._launching.discard(command.key)
+            self._ordered[command.key] = time.monotonic()
+            self.looking.set()
+
+    def launch_again(self, keys: Sequence[AttemptKey]) -> None:
+        """Orders that were not carried out (a full disk, a runner that died): once more, not too often.
+
+        Also for a task that is to stop, when the order may have reached a runner: that one finds the word to stop
+        beside the order and answers for the attempt, where a guess of ours could be wrong.
+        """
+        now_s = time.monotonic()
+        for key in keys:
+            if now_s - self._ordered.get(key, float("-inf")) < RELAUNCH_S:
+                continue
+            task = self.shell.state.tasks[key.task]
+            if isinstance(task.status, Starting):
+                log.warning("the order to start %s was not carried out; giving it again", key)
+                if task.status.ending is not None:
+                    self.start(self._signal(key, signal.SIGTERM), f"stopping {key}")
+                self.carry_out(launch_of(task), self.shell.clock.now())
+
+    def in_hand(self, key: AttemptKey, since_s: float) -> bool:
+        """Whether an order for this attempt is on its way, or was carried out after that (monotonic) time."""
+        return key in self._launching or self._ordered.get(key, float("-inf")) >= since_s
+
+    # Stopping.
+
+    async def _signal(self, key: AttemptKey, number: int) -> None:
+        await self.with_launcher(lambda: self.launcher.signal(key, number))
+        self.looking.set()
+
+    def kill_overdue(self, state: State, now: float) -> None:
+        """SIGKILL for what did not end within its grace, again and again until it is gone."""
+        for key, kill_at in list(self._kill_at.items()):
+            if state.active.get(key.task) != key:
+                del self._kill_at[key]
+            elif now >= kill_at:
+                self._kill_at[key] = now + KILL_AGAIN_S * self.shell.clock.speed
+                self.start(self._signal(key, signal.SIGKILL), f"killing {key}")
+
+    def forget(self, key: AttemptKey) -> None:
+        self._kill_at.pop(key, None)
+        self._ordered.pop(key, None)
+
+    @property
+    def next_kill_at(self) -> float | None:
+        return min(self._kill_at.values(), default=None)
+
+    # Estimating.
+
+    async def _estimate(self, task_id: TaskId) -> None:
+        task = self.shell.state.tasks.get(task_id)
+        if task is None:
+            return
+        gpus = tuple(self.shell.state.gpus.values())
+        request = EstimateRequest(task=task_id, owner=task.owner, spec=task.spec, gpus=gpus)
+        estimators, thinking = self.estimators, self._thinking
+        try:
+            answer = thinking.call(lambda: first_answer(estimators, request))
+            estimate, refusals = await asyncio.wait_for(answer, ESTIMATE_LIMIT_S)
+        except TimeoutError:
+            log.error(
+                "the estimators took more than %g s for task %d; it queues without one", ESTIMATE_LIMIT_S, task_id
+            )
+            self._thinking = Worker("estimators")  # the old one is stuck
+            estimate, refusals = None, (NoEstimate(source="all", reason=f"no answer within {ESTIMATE_LIMIT_S:g} s"),)
+        await self._store_estimate(task_id, estimate, refusals)
+
+    async def _store_estimate(
+        self, task_id: TaskId, estimate: Estimate | None, refusals: tuple[NoEstimate, ...]
+    ) -> None:
+        def make(state: State) -> Sequence[Durable]:
+            task = state.tasks.get(task_id)
+            if task is None or not isinstance(task.status, Estimating):  # cancelled meanwhile
+                return ()
+            return (TaskEstimated(self.shell.clock.now(), task_id, estimate, refusals),)
+
+        while True:
+            try:
+                await self.shell.change(make)
+                return
+            except StoreError:
+                await asyncio.sleep(RETRY_S)
+
+
+def launch_of(task: Task) -> LaunchAttempt:
+    """The order that belongs to a task that is starting."""
+    assert isinstance(task.status, Starting)
+    return LaunchAttempt(task.key, task.owner, task.spec, task.status.placement)

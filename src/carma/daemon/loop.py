@@ -1,0 +1,217 @@
+"""What happens by itself: look at the GPUs, look at the attempts, let time pass. Nothing here decides anything.
+
+Exceptions are logged with what was being done and end nothing: a scheduler thread that dies silently while the server
+goes on accepting tasks is the worst failure such a system can have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from carma.core.events import AttemptEnded, Durable, GpusFound, GpusSampled, StopRequested, TaskPlaced, Ticked
+from carma.core.model import AttemptKey, Gpu, GpuId, GpuSample
+from carma.core.outcome import Cancelled
+from carma.core.ports import Launcher, Sampler
+from carma.core.state import State
+from carma.core.status import Running, Starting
+from carma.daemon import finder
+from carma.daemon.hands import Hands
+from carma.daemon.shell import Shell
+from carma.daemon.worker import Worker
+from carma.errors import CarmaError
+from carma.monitor.processes import attribute, strays
+
+log = logging.getLogger("carma.daemon")
+
+IDLE_S = 1.0  # between ticks when nothing runs
+POLL_S = 0.2  # between looks at running attempts; a child's end is noticed at once by its signal
+STARTING_S = 0.02  # between looks just after a launch, doubling up to POLL_S
+SAME_ERROR_S = 60.0  # an error that repeats is logged this often
+
+
+class Loop:
+    def __init__(self, shell: Shell, hands: Hands, sampler: Sampler, *, period_s: float) -> None:
+        self.shell = shell
+        self.hands = hands
+        self.sampler = sampler
+        self.period_s = period_s
+        self._eyes = Worker("sampler")
+        self._hasty_s = POLL_S
+        self.shared: set[AttemptKey] = set()
+        self._strays: set[tuple[AttemptKey, GpuId]] = set()
+        self._logged: dict[str, float] = {}
+        shell.connect(hands.execute, self.stepped)
+
+    @property
+    def launcher(self) -> Launcher:
+        return self.hands.launcher
+
+    async def run(self) -> None:
+        """Until cancelled, or until the shell cannot go on."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.shell.run(), name="shell")
+            group.create_task(self._sampling(), name="sampling")
+            group.create_task(self._looking(), name="looking")
+
+    async def close(self) -> None:
+        self._eyes.close(wait_s=2.0)
+        await self.hands.close()
+
+    def watch_children(self) -> None:
+        """A runner that ends wakes the loop."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self.hands.looking.set)
+
+    # After each event.
+
+    def stepped(self, event: Durable) -> None:
+        match event:
+            case TaskPlaced(key=key):
+                self.shared |= finder.neighbours(self.shell.state, event)
+                self._hasty_s = STARTING_S
+            case AttemptEnded(key=key):
+                self._remember(key)
+            case _:
+                return
+
+    def _remember(self, key: AttemptKey) -> None:
+        run = finder.past_run(self.shell.state, key, key in self.shared)
+        self.shared.discard(key)
+        self.hands.forget(key)
+        if run is not None:
+            archive = self.shell.archive
+            self.hands.start(self.shell.in_store(lambda: archive.remember(run)), f"remembering {key}")
+
+    # The GPUs.
+
+    async def _sampling(self) -> None:
+        due_s = time.monotonic()
+        while True:
+            await self._guard("looking at the GPUs", self._sample)
+            due_s = max(due_s + self.period_s, time.monotonic())  # samples that were missed are not made up for
+            await asyncio.sleep(due_s - time.monotonic())
+
+    async def _sample(self) -> None:
+        gpus, samples = await self._eyes.call(self._look)
+        await self.gpus_changed(gpus)
+        keys = tuple(self.shell.state.active.values())
+        if keys and any(sample.processes for sample in samples):
+            pids = await self.hands.with_launcher(lambda: self.launcher.pids(keys))
+            samples = attribute(samples, pids)
+            self._report_strays(samples)
+        self.shell.observe(GpusSampled(max((s.at for s in samples), default=self.shell.clock.now()), samples))
+
+    def _look(self) -> tuple[tuple[Gpu, ...], tuple[GpuSample, ...]]:
+        samples = self.sampler.sample(self.shell.clock.now())
+        return self.sampler.gpus(), samples
+
+    async def look_for_gpus(self) -> tuple[Gpu, ...]:
+        return await self._eyes.call(self.sampler.gpus)
+
+    async def gpus_changed(self, gpus: tuple[Gpu, ...]) -> None:
+        """Tell the core when the set of GPUs is not the one it knows."""
+
+        def make(state: State) -> tuple[Durable, ...]:
+            return () if tuple(state.gpus.values()) == gpus else (GpusFound(self.shell.clock.now(), gpus),)
+
+        if make(self.shell.state):
+            await self.shell.change(make)
+
+    def _report_strays(self, samples: tuple[GpuSample, ...]) -> None:
+        placements = {key: held[key] for held in self.shell.state.on_gpu.values() for key in held}
+        found = strays(samples, placements)
+        for stray in found:
+            if (stray.attempt, stray.gpu) not in self._strays:
+                log.warning("%s", stray)
+        self._strays = {(stray.attempt, stray.gpu) for stray in found}
+
+    # The attempts, and time.
+
+    async def _looking(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.hands.looking.wait(), self._pause_s())
+            self.hands.looking.clear()
+            await self._guard("looking at the attempts", self.look_at_attempts)
+            self.shell.observe(Ticked(self.shell.clock.now()))
+
+    def _pause_s(self) -> float:
+        state = self.shell.state
+        if any(isinstance(state.tasks[task].status, Starting) for task in state.active):
+            self._hasty_s = min(POLL_S, self._hasty_s * 2)
+            return self._hasty_s
+        self._hasty_s = STARTING_S
+        waiting = state.active or state.undecided or state.line
+        return (
+            max(0.02, POLL_S / self.shell.clock.speed)
+            if waiting and self.shell.clock.speed > 1
+            else (POLL_S if state.active or state.undecided else IDLE_S)
+        )
+
+    async def look_at_attempts(self) -> None:
+        """How they stand; what ended is committed, what was never started is started, what overstayed is killed."""
+        keys = tuple(self.shell.state.active.values())
+        if not keys:
+            return
+        asked_s = time.monotonic()
+        found = await self.hands.with_launcher(lambda: self.launcher.poll(keys))
+        if finder.events_of(self.shell.state, found, self.shell.clock.now()):
+            await self.shell.change(lambda state: finder.events_of(state, found, self.shell.clock.now()))
+        idle = [key for key in finder.never_launched(self.shell.state, found) if not self.hands.in_hand(key, asked_s)]
+        if idle:
+            await self.settle_idle(idle)
+        self.hands.kill_overdue(self.shell.state, self.shell.clock.now())
+
+    async def settle_idle(self, idle: Sequence[AttemptKey]) -> None:
+        """Orders that nobody carried out: those that are to stop and never reached the launcher have ended, the others
+        are given again."""
+        untouched = [key for key in idle if not self.hands.has_trace(key)]
+        if finder.called_off(self.shell.state, untouched, self.shell.clock.now()):
+            await self.shell.change(lambda state: finder.called_off(state, untouched, self.shell.clock.now()))
+        self.hands.launch_again([key for key in idle if self.shell.state.active.get(key.task) == key])
+
+    async def cancel_all(self) -> None:
+        """`carma down --cancel`: stop what runs and wait until it has ended."""
+        by = Cancelled("carma", "the daemon was told to stop")
+
+        def make(state: State) -> list[Durable]:
+            now = self.shell.clock.now()
+            return [
+                StopRequested(now, task_id, by, _grace_s(state, task_id))
+                for task_id in state.active
+                if _not_ending(state, task_id)
+            ]
+
+        await self.shell.change(make)
+        while self.shell.state.active:
+            await self.shell.wait_for(lambda state: not state.active, 5.0)
+
+    async def _guard(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except Exception as error:
+            self._log_once(f"{what}: {type(error).__name__}: {error}", error)
+            await asyncio.sleep(0.1)
+
+    def _log_once(self, line: str, error: Exception) -> None:
+        now_s = time.monotonic()
+        if now_s - self._logged.get(line, float("-inf")) < SAME_ERROR_S:
+            return
+        if len(self._logged) > 1000:
+            self._logged.clear()
+        self._logged[line] = now_s
+        log.error("%s", line, exc_info=None if isinstance(error, CarmaError) else error)
+
+
+def _grace_s(state: State, task_id: int) -> float:
+    asked = state.tasks[task_id].spec.grace_s  # type: ignore[index]
+    return state.rules.stopping.grace_s if asked is None else asked
+
+
+def _not_ending(state: State, task_id: int) -> bool:
+    status = state.tasks[task_id].status  # type: ignore[index]
+    return isinstance(status, Starting | Running) and status.ending is None

@@ -1,0 +1,213 @@
+"""Puts the daemon together: the only place that builds real objects. `carma up` calls `run`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from carma import __version__
+from carma.config import Loaded, load_settings
+from carma.daemon import home
+from carma.errors import BadSettings, CarmaError
+from carma.paths import Paths, find_paths
+
+if TYPE_CHECKING:
+    from carma.core.model import AttemptKey
+    from carma.daemon.loop import Loop
+    from carma.daemon.restore import Replayed
+    from carma.daemon.shell import Shell
+    from carma.store.sqlite import SqliteStore
+
+log = logging.getLogger("carma.daemon")
+Ready = Callable[[], None]
+
+
+def run(flags: Mapping[str, object] | None = None, *, detach: bool = False) -> int:
+    """The daemon with these settings (by dotted name), until it is told to stop; raises what keeps it from starting.
+
+    Detached: returns as soon as it serves, with 0.
+    """
+    paths = find_paths(os.environ)
+    loaded = load_settings(paths, os.environ, flags)
+    home.prepare(paths)
+    if not detach:
+        return _serve(paths, loaded, lambda: None)
+    from carma.daemon.detach import in_background
+
+    in_background(lambda ready: _serve(paths, loaded, ready), paths.daemon_log)
+    return 0
+
+
+def _serve(paths: Paths, loaded: Loaded, ready: Ready) -> int:
+    home.start_logging(loaded.settings)
+    from carma.store.sqlite import SqliteStore
+
+    store = SqliteStore(paths.database)  # holds the lock: from here on there is no other daemon
+    try:
+        with home.pid_file(paths.pid_file):
+            return asyncio.run(_live(paths, loaded, store, ready))
+    finally:
+        store.close()
+
+
+async def _live(paths: Paths, loaded: Loaded, store: SqliteStore, ready: Ready) -> int:
+    """Build, restore, serve, stop."""
+    from carma.daemon.api import make_app
+    from carma.daemon.housekeeping import keep_tidy
+    from carma.daemon.http import HttpServer, bind, fitting_limits
+    from carma.daemon.restore import reconcile
+
+    shell, loop, replayed = _build(paths, loaded, store)
+    listener = bind(paths.socket, _socket_mode())
+    server = HttpServer(make_app(shell), listener, fitting_limits(os.geteuid()), closing=shell.stopping)
+    _on_signals(shell, loop)
+    running = asyncio.create_task(loop.run(), name="loop")
+    beside: list[asyncio.Task[None]] = []
+    try:
+        await _unless_over(running, reconcile(shell, loop, replayed))
+        beside.append(asyncio.create_task(server.run(), name="http"))
+        beside.append(asyncio.create_task(keep_tidy(shell, store, paths.log_dir), name="housekeeping"))
+        _announce(shell, ready)
+        await _unless_over(running, shell.stopping.wait())
+        if shell.cancel_at_stop:
+            await _unless_over(running, loop.cancel_all())
+    finally:
+        _notify("STOPPING=1")
+        server.stop()
+        shell.release()
+        for task in beside[1:]:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
+        await _stop(running)
+        await loop.close()
+        await shell.close()
+        listener.close()
+        with contextlib.suppress(OSError):
+            paths.socket.unlink()
+    log.info("stopped; %d tasks go on", len(shell.state.active))
+    return 0
+
+
+def _build(paths: Paths, loaded: Loaded, store: SqliteStore) -> tuple[Shell, Loop, Replayed]:
+    from carma.daemon.clock import SteadyClock
+    from carma.daemon.hands import Hands
+    from carma.daemon.loop import Loop
+    from carma.daemon.restore import last_time, replay, skip_used_ids
+    from carma.daemon.shell import Shell
+    from carma.daemon.world import open_world
+    from carma.estimate.protocol import Context
+    from carma.estimate.registry import make_estimators
+    from carma.launch.files import AttemptFiles
+    from carma.launch.process import ProcessLauncher
+    from carma.plugins import load_policy
+
+    settings = loaded.settings
+    policy = load_policy(settings.placement.policy)
+    world = open_world(settings, paths)
+    events = store.load()
+    clock = SteadyClock(world.speed, not_before=last_time(events))
+    replayed = replay(events, settings.rules, policy)
+    skip_used_ids(store, store, replayed.state, paths.log_dir)
+    launcher = ProcessLauncher(
+        paths.log_dir, extra_environment=world.environment, run_as_submitter=_as_submitter(loaded)
+    )
+    shell = Shell(
+        state=replayed.state,
+        sequence=replayed.sequence,
+        store=store,
+        archive=store,
+        clock=clock,
+        settings=settings,
+        origins=loaded.origins,
+        paths=paths,
+        log_paths=_paths_of(launcher.log_paths),
+    )
+    estimators = make_estimators(Context(store, world.sampler.gpus(), settings.rules))
+    hands = Hands(shell, launcher, estimators, has_trace=AttemptFiles(paths.log_dir).exists)
+    return shell, Loop(shell, hands, world.sampler, period_s=settings.monitor.period_s), replayed
+
+
+def _paths_of(names: Callable[[AttemptKey], tuple[str, str]]) -> Callable[[AttemptKey], tuple[Path, Path]]:
+    def paths(key: AttemptKey) -> tuple[Path, Path]:
+        stdout, stderr = names(key)
+        return Path(stdout), Path(stderr)
+
+    return paths
+
+
+def _as_submitter(loaded: Loaded) -> bool:
+    """Whether tasks run under their submitter's account."""
+    wanted = loaded.settings.launch.run_as_submitter
+    root = os.geteuid() == 0
+    if wanted == "yes" and not root:
+        raise BadSettings(
+            "launch.run_as_submitter is yes, but the daemon is not root",
+            "run it as root (a system service), or set it to auto or no",
+        )
+    return root if wanted == "auto" else wanted == "yes"
+
+
+def _socket_mode() -> int:
+    """As root everybody may ask (and is known by the kernel's word); otherwise only our own user."""
+    return 0o666 if os.geteuid() == 0 else 0o600
+
+
+def _on_signals(shell: Shell, loop: Loop) -> None:
+    events = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        events.add_signal_handler(number, shell.request_stop)
+    loop.watch_children()
+
+
+async def _unless_over(running: asyncio.Task[None], work: Coroutine[object, object, object]) -> None:
+    """Wait for `work`; should the loop end first, there is nothing left that could finish it."""
+    task = asyncio.create_task(work)
+    await asyncio.wait({running, task}, return_when=asyncio.FIRST_COMPLETED)
+    if not task.done():
+        await _stop(task)
+        raise _why(running)
+    task.result()
+
+
+async def _stop(task: asyncio.Task[None] | asyncio.Task[object]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _why(running: asyncio.Task[None]) -> CarmaError:
+    """The error that ended the loop, out of the group that asyncio wraps it in."""
+    error: BaseException | None = None if running.cancelled() else running.exception()
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    hint = "running tasks go on; keep a copy of the database and report this with the daemon's log"
+    return CarmaError(f"the daemon cannot go on: {error}", hint)
+
+
+def _announce(shell: Shell, ready: Ready) -> None:
+    log.info(
+        "carma %s serves %d GPUs with policy %s on %s",
+        __version__,
+        len(shell.state.gpus),
+        shell.state.policy.name,
+        shell.paths.socket,
+    )
+    _notify("READY=1")
+    ready()
+
+
+def _notify(message: str) -> None:
+    """Tell systemd, where it asked to be told (Type=notify)."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.sendto(message.encode(), address)

@@ -1,0 +1,406 @@
+"""The shell around the core: the one writer of the log.
+
+Everything that changes the state comes through `change`: a request, an outcome, an estimate, a proposal of the core.
+One coroutine (`run`) takes what is waiting, commits it in one transaction, steps it, and hands out the commands that
+follow. Nothing is acknowledged before it is durable, and nothing is stepped that is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from carma.core.commands import Command
+from carma.core.events import Durable, Passing, TaskPlaced
+from carma.core.machine import step
+from carma.core.model import AttemptKey, TaskId
+from carma.core.ports import Archive, Store
+from carma.core.propose import propose
+from carma.core.state import State, checkpoint, forget
+from carma.daemon.clock import SteadyClock
+from carma.daemon.worker import Worker
+from carma.errors import CarmaError, StoreError
+
+if TYPE_CHECKING:
+    from carma.config import Origin, Settings
+    from carma.paths import Paths
+
+log = logging.getLogger("carma.daemon")
+
+Make = Callable[[State], Sequence[Durable]]
+Execute = Callable[[Sequence[Command], Durable], None]
+Stepped = Callable[[Durable], None]
+
+CHECKPOINT_EVERY = 2_000  # events
+BATCH = 512  # requests in one transaction
+BUFFER = 1_000  # events a subscriber may lag behind before it is cut off
+STORE_RETRY_S = 1.0  # pause before proposals are tried again on a disk that refused
+THINKING_SHARE = 3.0  # after proposals took t seconds, requests have the loop for this many times t
+
+
+class Fatal(Exception):
+    """A stored event that the core cannot take: going on would mean acting on a state that the log does not give."""
+
+
+class _Change(NamedTuple):
+    make: Make
+    done: asyncio.Future[int]
+
+
+class _Waiter(NamedTuple):
+    predicate: Callable[[State], bool]
+    done: asyncio.Future[bool]
+
+
+class Subscription:
+    """An async iterator over (sequence, event). It ends when the subscriber falls too far behind, or at shutdown."""
+
+    def __init__(self, leave: Callable[[Subscription], None], buffer: int = BUFFER) -> None:
+        self._events: deque[tuple[int, Durable]] = deque()
+        self._buffer = buffer
+        self._more = asyncio.Event()
+        self._leave = leave
+        self._ended = False
+
+    def put(self, sequence: int, event: Durable) -> None:
+        if len(self._events) >= self._buffer:
+            self.close()
+            return
+        self._events.append((sequence, event))
+        self._more.set()
+
+    def close(self) -> None:
+        self._ended = True
+        self._more.set()
+        self._leave(self)
+
+    def __aiter__(self) -> AsyncIterator[tuple[int, Durable]]:
+        return self
+
+    async def __anext__(self) -> tuple[int, Durable]:
+        while not self._events:
+            if self._ended:
+                raise StopAsyncIteration
+            self._more.clear()
+            await self._more.wait()
+        return self._events.popleft()
+
+
+class Shell:
+    def __init__(
+        self,
+        *,
+        state: State,
+        sequence: int,
+        store: Store,
+        archive: Archive,
+        clock: SteadyClock,
+        settings: Settings,
+        origins: dict[str, Origin],
+        paths: Paths,
+        log_paths: Callable[[AttemptKey], tuple[Path, Path]],
+    ) -> None:
+        self.state = state
+        self.sequence = sequence
+        self.archive = archive
+        self.clock = clock
+        self.settings = settings
+        self.origins = origins
+        self.paths = paths
+        self.started_at = clock.now()
+        self.proposing = False  # set once the state agrees with the living processes
+        self.stopping = asyncio.Event()
+        self.cancel_at_stop = False
+        self._store = store
+        self._log_paths = log_paths
+        self._writer = Worker("store")
+        self._execute: Execute = lambda _commands, _event: None
+        self._stepped: list[Stepped] = []
+        self._passing: deque[Passing] = deque()
+        self._changes: deque[_Change] = deque()
+        self._waiters: list[_Waiter] = []
+        self._subscriptions: list[Subscription] = []
+        self._wake = asyncio.Event()
+        self._think_again_at = 0.0  # monotonic
+        self._checkpoint_at = sequence + CHECKPOINT_EVERY
+        self._broken = False  # the state is not what the log gives; it must not be saved
+
+    # What others call.
+
+    async def commit(self, events: Sequence[Durable]) -> int:
+        """The sequence number of the last of these events, once they are durable and stepped."""
+        return await self.change(lambda _state: events)
+
+    async def change(self, make: Make) -> int:
+        """Commit what `make` returns for the state at that moment; an error that it raises is the caller's."""
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._changes.append(_Change(make, done))
+        self._wake.set()
+        return await done
+
+    def observe(self, event: Passing) -> None:
+        """Something seen that is not stored: a sample, or that time passed."""
+        self._passing.append(event)
+        self._wake.set()
+
+    def new_task_ids(self, count: int) -> TaskId:
+        return self._store.new_task_ids(count)
+
+    def subscribe(self) -> Subscription:
+        """Every event from now on. Close it when done."""
+        subscription = Subscription(self._unsubscribe)
+        self._subscriptions.append(subscription)
+        return subscription
+
+    async def wait_for(self, predicate: Callable[[State], bool], timeout_s: float) -> bool:
+        """Until the predicate holds (True), or so many real seconds passed or the daemon stops (False)."""
+        if predicate(self.state):
+            return True
+        waiter = _Waiter(predicate, asyncio.get_running_loop().create_future())
+        self._waiters.append(waiter)
+        try:
+            return await asyncio.wait_for(waiter.done, timeout_s)
+        except TimeoutError:
+            return False
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    def log_paths(self, key: AttemptKey) -> tuple[Path, Path]:
+        """Where an attempt's stdout and stderr are."""
+        return self._log_paths(key)
+
+    def request_stop(self, cancel_running: bool = False) -> None:
+        self.cancel_at_stop = self.cancel_at_stop or cancel_running
+        self.stopping.set()
+
+    # What the daemon's own parts call.
+
+    def connect(self, execute: Execute, stepped: Stepped) -> None:
+        """Who carries out commands, and who is told of each event after it was stepped."""
+        self._execute = execute
+        self._stepped.append(stepped)
+
+    async def in_store(self, function: Callable[[], object]) -> None:
+        """Run a call of the store or the archive in the writer's thread, after what was committed before."""
+        await self._writer.call(function)
+
+    async def run(self) -> None:
+        """The writer. Ends only by cancellation or with Fatal."""
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                await self._turn()
+                await asyncio.sleep(0)  # one turn, then whoever else is ready
+        except Fatal as error:
+            self._broken = True
+            self._fail_all(CarmaError(str(error)))
+            raise
+
+    async def close(self) -> None:
+        """After `run` was cancelled: save what is needed for a quick start and let go of everybody who waits."""
+        try:
+            if not self._broken:
+                await self._save()
+        except StoreError as error:
+            log.warning("the last checkpoint was not saved (%s); the next start replays the log instead", error)
+        self.release()
+        self._writer.close()
+        self._store.close()
+
+    def release(self) -> None:
+        """End every subscription, wait and request that is still open, so that the server can close."""
+        for subscription in list(self._subscriptions):
+            subscription.close()
+        for waiter in self._waiters:
+            if not waiter.done.done():
+                waiter.done.set_result(False)
+        self._waiters.clear()
+        self._fail_all(CarmaError("the daemon is stopping", "start it again with: carma up"))
+
+    # One turn.
+
+    async def _turn(self) -> None:
+        while self._passing:
+            self._see(self._passing.popleft())
+        await self._flush()
+        await self._think()
+        if self.sequence >= self._checkpoint_at:
+            await self._save_if_possible()
+        self._answer_waiters()
+        if self._changes or self._passing:
+            self._wake.set()
+
+    def _see(self, event: Passing) -> None:
+        try:
+            step(self.state, event)
+        except Exception:
+            log.exception("a sample was not understood and is left out: %r", event)
+
+    async def _flush(self) -> None:
+        """One transaction with all that waits and does not touch the same tasks."""
+        events: list[Durable] = []
+        taken: list[tuple[_Change, int]] = []
+        later: list[_Change] = []
+        touched: set[object] = set()
+        while self._changes and len(taken) < BATCH:
+            change = self._changes.popleft()
+            made = self._make(change)
+            if made is None:
+                continue
+            subjects = {subject(event) for event in made}
+            if subjects & touched:  # it must be judged again, on the state after what is in this transaction
+                later.append(change)
+                continue
+            touched |= subjects
+            events.extend(made)
+            taken.append((change, len(events)))
+        self._changes.extendleft(reversed(later))
+        if not taken:
+            return
+        try:
+            first = await self._commit(events) - len(events)
+        except StoreError as error:
+            for change, _ in taken:
+                _settle(change.done, error)
+            return
+        except Fatal as error:
+            for change, _ in taken:
+                _settle(change.done, CarmaError(str(error)))
+            raise
+        for change, count in taken:
+            if not change.done.done():
+                change.done.set_result(first + count)
+
+    def _make(self, change: _Change) -> Sequence[Durable] | None:
+        """The events of a change; None when there is nothing to commit for it (any more)."""
+        if change.done.done():  # its client went away before anything happened
+            return None
+        try:
+            made = change.make(self.state)
+        except Exception as error:
+            _settle(change.done, error)
+            return None
+        if not made:
+            change.done.set_result(self.sequence)
+            return None
+        return made
+
+    async def _commit(self, events: Sequence[Durable]) -> int:
+        """Durable, then stepped. Raises StoreError with nothing changed, or Fatal."""
+        try:
+            last = await self._writer.call(lambda: self._store.append(events))
+        except StoreError as error:
+            log.error("not stored, so not done: %s", error)
+            raise
+        except Exception as error:
+            log.exception("the store failed")
+            raise StoreError(f"the database did not take the change: {type(error).__name__}: {error}") from error
+        self.sequence = last
+        for place, event in enumerate(events, start=last - len(events) + 1):
+            self._step(place, event)
+        return last
+
+    def _step(self, sequence: int, event: Durable) -> None:
+        try:
+            commands = step(self.state, event)
+        except Exception as error:
+            log.exception("event %d cannot follow what happened before: %r", sequence, event)
+            raise Fatal(
+                f"event {sequence} ({type(event).__name__}) is stored but cannot follow what happened before: {error}"
+            ) from error
+        for told in self._stepped:
+            told(event)
+        self._execute(commands, event)
+        for subscription in list(self._subscriptions):
+            subscription.put(sequence, event)
+
+    async def _think(self) -> None:
+        """One round of proposals; another turn follows as long as there are some."""
+        if not self.proposing:
+            return
+        started_s = time.monotonic()
+        if started_s < self._think_again_at:
+            return
+        events = self._proposals()
+        took_s = time.monotonic() - started_s
+        pause_s = took_s * THINKING_SHARE if took_s > 0.002 else 0.0
+        if events:
+            try:
+                await self._commit(events)
+            except StoreError:
+                pause_s = STORE_RETRY_S
+        if pause_s:
+            self._think_again_at = time.monotonic() + pause_s
+            asyncio.get_running_loop().call_later(pause_s, self._wake.set)
+        elif events:
+            self._wake.set()
+
+    def _proposals(self) -> list[Durable]:
+        try:
+            events = propose(self.state, self.clock.now())
+        except Exception:
+            log.exception("no decision was possible; trying again with the next event")
+            return []
+        if self.stopping.is_set():  # nothing new starts; what ends is still recorded
+            return [event for event in events if not isinstance(event, TaskPlaced)]
+        return events
+
+    async def _save_if_possible(self) -> None:
+        try:
+            await self._save()
+        except StoreError as error:
+            self._checkpoint_at = self.sequence + CHECKPOINT_EVERY // 10
+            log.error("no checkpoint: %s", error)
+
+    async def _save(self) -> None:
+        saved, finished = checkpoint(self.state, self.sequence)
+        await self._writer.call(lambda: self._store.save(saved, finished))
+        forget(self.state, finished)
+        self._checkpoint_at = self.sequence + CHECKPOINT_EVERY
+
+    # Those who wait.
+
+    def _answer_waiters(self) -> None:
+        still: list[_Waiter] = []
+        for waiter in self._waiters:
+            if waiter.done.done():
+                continue
+            try:
+                if waiter.predicate(self.state):
+                    waiter.done.set_result(True)
+                else:
+                    still.append(waiter)
+            except Exception as error:
+                waiter.done.set_exception(error)
+        self._waiters[:] = still
+
+    def _unsubscribe(self, subscription: Subscription) -> None:
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
+
+    def _fail_all(self, error: CarmaError) -> None:
+        while self._changes:
+            _settle(self._changes.popleft().done, error)
+
+
+def subject(event: Durable) -> object:
+    """What an event changes: a task's id, or the GPUs as a whole."""
+    key = getattr(event, "key", None)
+    if key is not None:
+        return key.task
+    task = getattr(event, "task", None)
+    if task is None:
+        return "gpus"
+    return task if isinstance(task, int) else task.id
+
+
+def _settle(future: asyncio.Future[int], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

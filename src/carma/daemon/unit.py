@@ -1,0 +1,69 @@
+"""A systemd unit for this installation, as text. Nothing is installed by it: the administrator looks, then copies."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+_SYSTEM = """\
+# carma: lets deep-learning tasks share the GPUs of this server
+# Copy to /etc/systemd/system/carma.service, then: systemctl enable --now carma
+[Unit]
+Description=CARMA, collocation of deep-learning tasks on GPUs
+After=network.target nvidia-persistenced.service
+
+[Service]
+Type=notify
+ExecStart={command} up
+# Only the daemon is stopped: tasks go on, and the next daemon adopts them.
+KillMode=process
+Restart=on-failure
+RestartSec=2
+StateDirectory=carma
+StateDirectoryMode=0755
+RuntimeDirectory=carma
+RuntimeDirectoryMode=0755
+RuntimeDirectoryPreserve=yes
+LimitNOFILE=65536
+OOMScoreAdjust=-500
+# Tasks need what users need (their homes, devices, groups): no sandboxing of the service here.
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+_USER = """\
+# carma: lets deep-learning tasks share the GPUs of this machine, for one user
+# Copy to ~/.config/systemd/user/carma.service, then: systemctl --user enable --now carma
+# To keep it (and its tasks) after you log out: loginctl enable-linger
+[Unit]
+Description=CARMA, collocation of deep-learning tasks on GPUs
+
+[Service]
+Type=notify
+ExecStart={command} up
+# Only the daemon is stopped: tasks go on, and the next daemon adopts them.
+KillMode=process
+Restart=on-failure
+RestartSec=2
+LimitNOFILE=65536
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def text(*, user: bool, program: Path | None = None) -> str:
+    """The unit for the whole server (run by root), or for one user."""
+    return (_USER if user else _SYSTEM).format(command=_quoted(program or _program()))
+
+
+def _program() -> Path:
+    """The `carma` beside this Python, so that a unit for a virtual environment needs no activation."""
+    return Path(sys.executable).parent / "carma"
+
+
+def _quoted(program: Path) -> str:
+    """As systemd reads a command line: `%` starts a specifier, a space ends a word."""
+    escaped = str(program).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{escaped}"' if any(character.isspace() for character in escaped) else escaped

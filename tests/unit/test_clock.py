@@ -1,0 +1,54 @@
+"""The daemon's clock: what the machine's clock does must not matter."""
+
+from __future__ import annotations
+
+import pytest
+
+from carma.daemon.clock import SteadyClock
+
+
+class Hands:
+    """A wall clock and a monotonic one that a test moves."""
+
+    def __init__(self, wall: float = 1000.0) -> None:
+        self.wall_at = wall
+        self.steady_s = 50.0
+
+    def clock(self, speed: float = 1.0, not_before: float = 0.0) -> SteadyClock:
+        return SteadyClock(speed, not_before=not_before, wall=lambda: self.wall_at, steady=lambda: self.steady_s)
+
+
+def test_it_starts_at_the_wall_and_follows_the_monotonic_clock() -> None:
+    hands = Hands()
+    clock = hands.clock()
+    hands.steady_s += 2.5
+    assert clock.now() == 1002.5
+
+
+@pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
+def test_a_wall_clock_that_jumps_moves_nothing(jump_s: float) -> None:
+    hands = Hands()
+    clock = hands.clock()
+    hands.wall_at += jump_s
+    hands.steady_s += 1.0
+    assert clock.now() == 1001.0
+
+
+def test_a_restart_with_an_older_wall_clock_goes_on_from_the_last_event() -> None:
+    assert Hands(wall=1000.0).clock(not_before=5000.0).now() == 5000.0
+    assert Hands(wall=9000.0).clock(not_before=5000.0).now() == 9000.0
+
+
+def test_speed_makes_time_pass_faster_and_says_how_long_to_wait() -> None:
+    hands = Hands()
+    clock = hands.clock(speed=20.0)
+    hands.steady_s += 3.0
+    assert clock.now() == 1060.0
+    assert clock.real_s(1100.0) == 2.0
+    assert clock.real_s(10.0) == 0.0
+
+
+def test_the_real_one_does_not_go_back() -> None:
+    clock = SteadyClock()
+    times = [clock.now() for _ in range(1000)]
+    assert times == sorted(times)
