@@ -110,7 +110,14 @@ def test_energy_is_power_over_time_through_every_change() -> None:
 
 @pytest.mark.parametrize(
     ("sm", "dram", "watts"),
-    [(0.423, 0.262, 218), (0.638, 0.382, 263), (0.43, 0.252, 213), (0.615, 0.366, 262), (0.605, 0.265, 221)],
+    [
+        (0.423, 0.262, 218),
+        (0.638, 0.382, 263),
+        (0.43, 0.252, 213),
+        (0.615, 0.366, 262),
+        (0.605, 0.265, 221),
+        (0.769, 0.338, 253),
+    ],
 )
 def test_power_is_near_the_published_means_of_an_a100(sm: float, dram: float, watts: float) -> None:
     assert power_w(make_world().gpus[0], Demand(sm, 0.2, dram)) == pytest.approx(watts, abs=15)
