@@ -43,6 +43,9 @@ class Plugins(Mapping[str, object]):
             raise KeyError(name)
         return _import(self._points[name], _WORD.get(self._group, "plugin"))
 
+    def __contains__(self, name: object) -> bool:  # Mapping's own would import the plugin
+        return name in self._points
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._points)
 

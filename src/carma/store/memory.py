@@ -11,7 +11,7 @@ from carma.core.status import Finished
 from carma.core.task import Task
 from carma.errors import StoreError
 from carma.store.archive import RUNS_KEPT
-from carma.store.codec import task_of
+from carma.store.codec import task_of, write_event
 
 
 class MemoryStore:
@@ -31,6 +31,8 @@ class MemoryStore:
 
     def append(self, events: Sequence[Durable]) -> int:
         self._must_be_open()
+        for event in events:
+            write_event(event)  # refuses what a file could not hold
         for event in events:
             self._events.append(event)
             task = task_of(event)

@@ -1,0 +1,98 @@
+"""What every estimator keeps to: an answer or a refusal, under its own name, that can be booked and stored."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from carma.core.events import TaskEstimated
+from carma.core.model import AttemptKey, Estimate, Gpu, GpuId, NoEstimate, Owner, TaskId, TaskSpec
+from carma.core.ports import EstimateRequest, Estimator, PastRun
+from carma.core.settings import Memory, Rules
+from carma.estimate.fixed import Fixed
+from carma.estimate.protocol import Context
+from carma.estimate.registry import make_estimators
+from carma.plugins import ESTIMATORS, names
+from carma.store.codec import read_event, write_event
+from carma.store.memory import MemoryStore
+
+GPU = Gpu(id=GpuId("GPU-0"), index=0, name="Test GPU", memory_mib=40_960)
+ALICE = Owner(1001, 1001, "alice")
+KNOWN = TaskSpec(command=("python", "train.py"), directory="/home/alice", gpu_memory_mib=3_000)
+REQUESTS = {
+    "known": KNOWN,
+    "declared only": TaskSpec(command=("other",), directory="/", gpu_memory_mib=1),
+    "unknown": TaskSpec(command=("python", "other.py"), directory="/home/alice"),
+    "odd": TaskSpec(command=(), directory="", environment={"": "\0"}, gpus=16),
+    "nonsense declared": TaskSpec(command=("x",), directory="/", gpu_memory_mib=-5),
+}
+
+
+def shipped() -> list[str]:
+    return [name for name in names(ESTIMATORS) if name in ("declared", "history")]
+
+
+def made(name: str) -> Estimator:
+    if name == "fixed":
+        return Fixed(Estimate(footprint_mib=5, upper_mib=6, source="fixed"))
+    archive = MemoryStore()
+    archive.remember(
+        PastRun(
+            key=AttemptKey(TaskId(1), 1),
+            uid=ALICE.uid,
+            command=KNOWN.command,
+            directory=KNOWN.directory,
+            gpus=1,
+            gpu_model=GPU.name,
+            peak_mib=4_000,
+            runtime_s=90.0,
+            succeeded=True,
+            collocated=False,
+            ended_at=1.0,
+        )
+    )
+    rules = Rules(memory=Memory(sources=(name,)))
+    (estimator,) = make_estimators(Context(archive=archive, gpus=(GPU,), rules=rules))
+    return estimator
+
+
+def request_for(spec: TaskSpec, gpus: tuple[Gpu, ...] = (GPU,)) -> EstimateRequest:
+    return EstimateRequest(task=TaskId(2), owner=ALICE, spec=spec, gpus=gpus)
+
+
+@pytest.mark.parametrize("name", ["declared", "history", "fixed"])
+@pytest.mark.parametrize("asked", REQUESTS)
+@pytest.mark.parametrize("gpus", [(), (GPU,)], ids=["no GPU", "one GPU"])
+def test_it_answers_or_refuses_under_its_own_name(name: str, asked: str, gpus: tuple[Gpu, ...]) -> None:
+    estimator = made(name)
+    request = request_for(REQUESTS[asked], gpus)
+    answer = estimator.estimate(request)
+    assert estimator.name == answer.source == name
+    if isinstance(answer, Estimate):
+        assert 0 < answer.footprint_mib <= answer.upper_mib
+        event = TaskEstimated(1.0, request.task, answer)
+    else:
+        assert answer.reason
+        assert answer.reason == answer.reason.strip()
+        event = TaskEstimated(1.0, request.task, None, (answer,))
+    assert read_event(write_event(event)) == event
+
+
+@pytest.mark.parametrize("name", ["declared", "history", "fixed"])
+def test_the_same_question_gets_the_same_answer(name: str) -> None:
+    estimator = made(name)
+    request = request_for(KNOWN)
+    before = msgspec.json.encode(request)
+    assert estimator.estimate(request) == estimator.estimate(request)
+    assert msgspec.json.encode(request) == before
+
+
+@pytest.mark.parametrize("name", ["declared", "history"])
+def test_each_knows_something_and_refuses_something(name: str) -> None:
+    estimator = made(name)
+    assert isinstance(estimator.estimate(request_for(KNOWN)), Estimate)
+    assert isinstance(estimator.estimate(request_for(REQUESTS["unknown"])), NoEstimate)
+
+
+def test_the_shipped_ones_are_all_tested_here() -> None:
+    assert sorted(shipped()) == ["declared", "history"]
