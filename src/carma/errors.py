@@ -116,6 +116,13 @@ class Busy(CarmaError):
     about = "The daemon has too many requests open; try again."
 
 
+class NoGpus(CarmaError):
+    code = "no_gpus"
+    exit_code = 1
+    http_status = 503
+    about = "There is no NVIDIA GPU, or its driver does not answer."
+
+
 class PluginError(CarmaError):
     code = "plugin"
     exit_code = 1

@@ -147,6 +147,10 @@ class Archive(Protocol):
         """Archived tasks, newest end first."""
         ...
 
+    def story(self, task: TaskId) -> Sequence[Durable]:
+        """All that happened to a task, in order, whether it is live or finished."""
+        ...
+
     def remember(self, run: PastRun) -> None:
         """Idempotent by key."""
         ...

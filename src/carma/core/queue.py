@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 
+from msgspec.structs import replace
+
 from carma.core.decision import Ask, Decision, Refusal, Verdict
 from carma.core.events import TaskPlaced
 from carma.core.model import AttemptKey, GpuId, Record, TaskId
@@ -87,7 +89,7 @@ class _Pass:
             fenced = keeper(self.fence, ask, runtime_s, self.state.rules, self.state.policy.shares, self.now)
         shape = (ask.gpus, ask.memory_mib, ask.alone, runtime_s if self.fence is not None else -1.0)
         if shape in self.refused:  # GPUs only fill up during a pass: what was refused stays refused
-            return self.refused[shape]
+            return replace(self.refused[shape], task=task.id)
         decision = decide(ask, self.views, self.state.rules, self.state.policy, self.last_gpu, self.now, fenced)
         if decision.placement is not None:
             self._apply(ask, decision, runtime_s)

@@ -13,18 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 from carma.core.model import Gpu, GpuId, GpuSample
-from carma.errors import CarmaError
+from carma.errors import NoGpus
 from carma.monitor import reading
 from carma.monitor.devices import Device, Devices, find
 from carma.monitor.faults import Code, DriverGone, GpuLost, Nvml, code_of
-
-
-class NoGpus(CarmaError):
-    code = "no_gpus"
-    exit_code = 1
-    http_status = 503
-    about = "There is no NVIDIA GPU, or its driver does not answer."
-
 
 _HINT = "Without a GPU, try virtual ones: carma up --virtual-gpus 4. With one, check that the NVIDIA driver is loaded."
 

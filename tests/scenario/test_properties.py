@@ -1,0 +1,223 @@
+"""Random histories through the one door: no invariant breaks, nothing is lost, a replay gives the same state.
+
+Each example is up to 100 steps; 250 examples make well over the 10,000 steps wanted, derandomised so that a red run can be
+had again. `validate` runs after every event (tests/builders.py).
+"""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from carma.core.events import (
+    AttemptEnded,
+    Durable,
+    GpuDrained,
+    GpuResumed,
+    StopRequested,
+    TaskChanged,
+    TaskEstimated,
+    TaskFinished,
+    TaskHeld,
+    TaskReleased,
+    TaskRetried,
+    TaskSubmitted,
+)
+from carma.core.machine import step
+from carma.core.model import ArrayPlace, Dependency, Estimate, GpuId, TaskId, TaskSpec
+from carma.core.outcome import Cancelled, Failed, Lost, OutOfMemory, Succeeded
+from carma.core.placement import Policy
+from carma.core.policies import best_fit, exclusive, first_fit, lug, magm, round_robin
+from carma.core.queue import explain, waiting
+from carma.core.settings import Gate, Rules, WarmUp
+from carma.core.state import State, checkpoint, forget, new_state, restore
+from carma.core.status import Finished, Running, Starting
+from tests.builders import ALICE, World
+
+POLICIES: tuple[Policy, ...] = (
+    exclusive.POLICY,
+    round_robin.POLICY,
+    first_fit.POLICY,
+    best_fit.POLICY,
+    magm.POLICY,
+    lug.POLICY,
+)
+LOG: msgspec.json.Decoder[Durable] = msgspec.json.Decoder(Durable)
+MIB = st.sampled_from([200, 1_000, 6_000, 15_000, 30_000, 40_960])
+
+
+def logged(state: State) -> bytes:
+    """What a replay must rebuild: everything but what was only seen."""
+    saved, finished = checkpoint(state, 0)
+    order = sorted((*saved.tasks, *finished), key=lambda task: task.id)
+    return msgspec.json.encode([order, saved.gpus, saved.drained, saved.last_gpu, sorted(saved.overtaken.items())])
+
+
+class Histories(RuleBasedStateMachine):
+    @initialize(policy=st.sampled_from(POLICIES), gpus=st.integers(1, 4), gate=st.booleans(), warm=st.booleans())
+    def begin(self, policy: Policy, gpus: int, gate: bool, warm: bool) -> None:
+        self.rules = Rules(gate=Gate(enabled=gate), warmup=WarmUp(enabled=warm, settle_s=3.0))
+        self.world = World(gpus, rules=self.rules, policy=policy)
+        self.policy = policy
+        self.submitted: set[TaskId] = set()
+        self.archived: set[TaskId] = set()
+        self.ends: dict[TaskId, int] = {}
+
+    # -- what users do ----------------------------------------------------------------------------------------------
+    @rule(
+        mib=st.one_of(st.none(), MIB),
+        gpus=st.integers(1, 2),
+        alone=st.booleans(),
+        priority=st.integers(-1, 1),
+        held=st.booleans(),
+        after=st.booleans(),
+        when=st.sampled_from(["ok", "any", "notok"]),
+        limit=st.sampled_from([None, 1.0, 5.0, 30.0]),
+        data=st.data(),
+    )
+    def submit(self, mib, gpus, alone, priority, held, after, when, limit, data):  # type: ignore[no-untyped-def]
+        on = ()
+        if after and self.world.state.tasks:
+            on = (Dependency(data.draw(st.sampled_from(sorted(self.world.state.tasks))), when),)
+        wanted = min(gpus, len(self.world.state.gpus))
+        number = TaskId(max(self.submitted, default=0) + 1)
+        array = ArrayPlace(TaskId(number - number % 3), number % 3, 1) if priority == 1 else None
+        self.submitted.add(number)
+        spec = TaskSpec(
+            command=("x",),
+            directory="/",
+            gpus=wanted,
+            gpu_memory_mib=mib,
+            exclusive=alone,
+            priority=priority,
+            after=on,
+            time_limit_s=limit,
+            array=array,
+        )
+        self.world.emit(TaskSubmitted(self.world.now, number, ALICE, spec, held))
+        estimate = None if mib is None else Estimate(footprint_mib=mib, upper_mib=mib, source="declared")
+        self.world.emit(TaskEstimated(self.world.now, number, estimate))
+
+    @precondition(lambda self: self.world.state.tasks)
+    @rule(data=st.data(), verb=st.sampled_from(["hold", "release", "cancel", "retry", "memory", "priority"]))
+    def user(self, data, verb):  # type: ignore[no-untyped-def]
+        task = data.draw(st.sampled_from(sorted(self.world.state.tasks)))
+        now = self.world.now
+        event: Durable
+        match verb:
+            case "hold":
+                event = TaskHeld(now, task)
+            case "release":
+                event = TaskReleased(now, task)
+            case "cancel":
+                event = StopRequested(now, task, Cancelled("alice"), 1.0)
+            case "retry":
+                event = TaskRetried(now, task, fresh=bool(task % 2))
+            case "memory":
+                event = TaskChanged(now, task, priority=2)
+            case _:
+                event = TaskChanged(now, task, priority=-3)
+        self.world.emit(event)
+
+    @rule(index=st.integers(0, 3), drain=st.booleans(), whole=st.booleans())
+    def admin(self, index: int, drain: bool, whole: bool) -> None:
+        gpu = None if whole else GpuId(f"GPU-{index}")
+        self.world.emit(GpuDrained(self.world.now, gpu, "test") if drain else GpuResumed(self.world.now, gpu))
+
+    # -- what the world does ----------------------------------------------------------------------------------------
+    @rule(seconds=st.integers(0, 8))
+    def time(self, seconds: int) -> None:
+        self.world.wait(seconds)
+        self.world.settle()
+
+    @precondition(lambda self: self.world.state.active)
+    @rule(data=st.data(), mib=MIB)
+    def start(self, data, mib):  # type: ignore[no-untyped-def]
+        task = data.draw(st.sampled_from(sorted(self.world.state.active)))
+        self.world.start(task, mib=mib)
+
+    @precondition(lambda self: self.world.state.active)
+    @rule(
+        data=st.data(),
+        how=st.sampled_from(["ok", "failed", "oom", "blind oom", "host", "lost"]),
+        twice=st.booleans(),
+    )
+    def end(self, data, how, twice):  # type: ignore[no-untyped-def]
+        task = data.draw(st.sampled_from(sorted(self.world.state.active)))
+        key = self.world.state.active[task]
+        outcome = {
+            "ok": Succeeded(),
+            "failed": Failed(3),
+            "oom": OutOfMemory("gpu", 1, 900, 5_000),
+            "blind oom": OutOfMemory("gpu"),
+            "host": OutOfMemory("host", 137),
+            "lost": Lost("gone"),
+        }[how]
+        self.world.end(task, outcome)
+        if twice:
+            self.world.emit(AttemptEnded(self.world.now, key, Succeeded()))
+
+    @rule()
+    def archive(self) -> None:
+        """What a checkpoint does: finished tasks leave memory."""
+        _, finished = checkpoint(self.world.state, len(self.world.log))
+        forget(self.world.state, finished)
+        self.archived |= {task.id for task in finished}
+
+    @rule()
+    def look(self) -> None:
+        """Reading never changes anything, and every waiting task has a reason."""
+        before = logged(self.world.state)
+        reasons = waiting(self.world.state, self.world.now)
+        for task in self.world.state.tasks.values():
+            if not isinstance(task.status, Finished | Starting | Running):
+                assert reasons[task.id].sentence
+            assert explain(self.world.state, task.id, self.world.now).task == task.id
+        assert logged(self.world.state) == before
+
+    # -- what must always hold ----------------------------------------------------------------------------------------
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        if hasattr(self, "world"):
+            assert set(self.world.state.tasks) | self.archived == self.submitted
+
+    @invariant()
+    def a_finished_task_finished_once(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        retried = [event.task for event in self.world.log if isinstance(event, TaskRetried)]
+        for task in {event.task for event in self.world.log if isinstance(event, TaskFinished)}:
+            ends = sum(1 for event in self.world.log if isinstance(event, TaskFinished) and event.task == task)
+            assert ends <= 1 + retried.count(task)
+
+    def teardown(self) -> None:
+        """The log, through JSON and through a checkpoint, rebuilds what a replay can rebuild."""
+        if not hasattr(self, "world") or self.archived:
+            return
+        log = [LOG.decode(msgspec.json.encode(event)) for event in self.world.log]
+        again = new_state(self.rules, self.policy)
+        for event in log:
+            step(again, event)
+        assert logged(again) == logged(self.world.state)
+        half = new_state(self.rules, self.policy)
+        middle = len(log) // 2
+        for event in log[:middle]:
+            step(half, event)
+        saved, finished = checkpoint(half, middle)
+        whole = msgspec.structs.replace(saved, tasks=tuple(sorted((*saved.tasks, *finished), key=lambda t: t.id)))
+        rest = restore(self.rules, self.policy, whole)
+        for event in log[middle:]:
+            step(rest, event)
+        assert logged(rest) == logged(self.world.state)
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(
+    max_examples=250,
+    stateful_step_count=100,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
