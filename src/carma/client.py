@@ -1,0 +1,212 @@
+"""Speaks to the daemon: one method for each route. Errors come back as the error that the daemon raised (errors.py).
+
+Every request has a time limit, except those that follow something. One client is for one thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from os import PathLike, fspath
+from typing import Any, TypeVar
+
+import msgspec
+
+from carma import errors
+from carma.transport import Link, Reply
+from carma.wire import types as t
+from carma.wire.routes import API, BY_NAME, Route
+
+T = TypeVar("T")
+REQUEST_S = 60.0
+_WAIT_PIECE_S = 50.0  # a wait is made of requests of this length, so that a daemon that hangs is noticed
+_PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~")
+
+
+def _quote(text: str) -> str:
+    return "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in text.encode("utf-8", "replace"))
+
+
+def _target(route: Route, task: int | None, query: dict[str, object | None]) -> str:
+    path = API + (route.path.format(id=task) if task is not None else route.path)
+    pairs = [f"{name}={_quote(_text(value))}" for name, value in query.items() if value is not None]
+    return path + ("?" + "&".join(pairs) if pairs else "")
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class Client:
+    def __init__(self, socket_path: str | PathLike[str], *, timeout_s: float = REQUEST_S) -> None:
+        self._link = Link(fspath(socket_path))
+        self._timeout_s = timeout_s
+
+    def close(self) -> None:
+        self._link.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def server(self) -> t.ServerView:
+        return self._ask("server", t.ServerView)
+
+    def submit(self, request: t.SubmitRequest) -> t.SubmitAnswer:
+        return self._ask("submit", t.SubmitAnswer, body=request)
+
+    def tasks(self, *, user: str | None = None, state: str | None = None, limit: int | None = None) -> list[t.TaskView]:
+        """Tasks that are not finished; your own unless `user` says otherwise ("all" for everybody's)."""
+        return self._ask("tasks", list[t.TaskView], query={"user": user, "state": state, "limit": limit})
+
+    def history(
+        self,
+        *,
+        user: str | None = None,
+        state: str | None = None,
+        limit: int | None = None,
+        since: float | None = None,
+    ) -> list[t.TaskView]:
+        query: dict[str, object | None] = {"user": user, "state": state, "limit": limit, "since": since}
+        return self._ask("history", list[t.TaskView], query=query)
+
+    def task(self, task: int, *, wait_s: float | None = None) -> t.TaskView:
+        """One task; with `wait_s` as soon as it has finished, or as it stands after so many seconds."""
+        until = time.monotonic() + (wait_s or 0.0)
+        while True:
+            piece_s = min(until - time.monotonic(), _WAIT_PIECE_S) if wait_s is not None else 0.0
+            asked = {"wait_s": round(piece_s, 3)} if piece_s > 0 else {}
+            view = self._ask("task", t.TaskView, task, query=dict(asked), extra_s=max(0.0, piece_s))
+            if view.state == "finished" or time.monotonic() >= until:
+                return view
+
+    def wait(self, task: int, timeout_s: float | None = None) -> t.TaskView:
+        """Until it has finished; with a limit the view may be of a task that has not."""
+        return self.task(task, wait_s=1e9 if timeout_s is None else timeout_s)
+
+    def story(self, task: int) -> list[t.StoryLine]:
+        return self._ask("story", list[t.StoryLine], task)
+
+    def explain(self, task: int) -> t.Explanation:
+        return self._ask("explain", t.Explanation, task)
+
+    def logs(
+        self,
+        task: int,
+        *,
+        stream: str = "stdout",
+        attempt: int | None = None,
+        tail: int | None = None,
+        follow: bool = False,
+    ) -> Iterator[bytes]:
+        """Its output in pieces. Errors are raised here, before the first piece."""
+        query: dict[str, object | None] = {"stream": stream, "attempt": attempt, "tail": tail, "follow": follow or None}
+        return self._send("logs", task, query=query, timeout_s=None if follow else self._timeout_s).pieces()
+
+    def cancel(self, task: int, *, signal: int = 15, reason: str = "") -> t.Done:
+        return self._ask("cancel", t.Done, task, body=t.CancelRequest(signal=signal, reason=reason))
+
+    def hold(self, task: int) -> t.Done:
+        return self._ask("hold", t.Done, task)
+
+    def release(self, task: int) -> t.Done:
+        return self._ask("release", t.Done, task)
+
+    def retry(self, task: int, *, fresh: bool = False) -> t.Done:
+        return self._ask("retry", t.Done, task, body=t.RetryRequest(fresh=fresh))
+
+    def update(self, task: int, request: t.UpdateRequest) -> t.TaskView:
+        return self._ask("update", t.TaskView, task, body=request)
+
+    def gpus(self) -> list[t.GpuView]:
+        return self._ask("gpus", list[t.GpuView])
+
+    def drain(self, gpu: str | None = None, *, reason: str = "") -> t.Done:
+        return self._ask("drain", t.Done, body=t.DrainRequest(gpu=gpu, reason=reason))
+
+    def resume(self, gpu: str | None = None) -> t.Done:
+        return self._ask("resume", t.Done, body=t.DrainRequest(gpu=gpu))
+
+    def settings(self) -> list[t.SettingView]:
+        return self._ask("settings", list[t.SettingView])
+
+    def shutdown(self, *, cancel_running: bool = False) -> t.Done:
+        return self._ask("shutdown", t.Done, body=t.ShutdownRequest(cancel_running=cancel_running))
+
+    def openapi(self) -> dict[str, Any]:
+        return self._ask("openapi", dict[str, Any])
+
+    def events(self) -> Iterator[t.StreamEvent]:
+        """What happens, as it happens; ends when the daemon does, or when the reader falls too far behind."""
+        pieces = self._send("events", timeout_s=None).pieces()
+        decode = msgspec.json.Decoder(t.StreamEvent).decode
+        return (decode(data) for data in _sse_data(pieces))
+
+    def _ask(
+        self,
+        name: str,
+        kind: type[T],
+        task: int | None = None,
+        *,
+        body: t.Request | None = None,
+        query: dict[str, object | None] | None = None,
+        extra_s: float = 0.0,
+    ) -> T:
+        reply = self._send(name, task, body=body, query=query, timeout_s=self._timeout_s + extra_s)
+        try:
+            return msgspec.json.decode(reply.read(), type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise errors.CarmaError(
+                f"the daemon's answer to {name} cannot be read: {error}", "daemon and client may differ in version"
+            ) from error
+
+    def _send(
+        self,
+        name: str,
+        task: int | None = None,
+        *,
+        body: t.Request | None = None,
+        query: dict[str, object | None] | None = None,
+        timeout_s: float | None,
+    ) -> Reply:
+        route = BY_NAME[name]
+        reply = self._link.request(route.method, _target(route, task, query or {}), _encode(body), timeout_s)
+        if reply.status >= 400:
+            raise _error(reply)
+        return reply
+
+
+def _encode(body: t.Request | None) -> bytes | None:
+    if body is None:
+        return None
+    try:
+        return msgspec.json.encode(body)
+    except UnicodeEncodeError as error:
+        bad = error.object[error.start : error.start + 1]
+        raise errors.Usage(
+            f"the command, its environment or a name holds bytes that are not UTF-8 (near {bad!a})",
+            "unset that variable or rename that file; CARMA stores text",
+        ) from error
+
+
+def _error(reply: Reply) -> errors.CarmaError:
+    raw = reply.read()
+    try:
+        problem = msgspec.json.decode(raw, type=t.Problem)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return errors.CarmaError(f"the daemon answered with HTTP status {reply.status} and no explanation")
+    return errors.from_code(problem.code, problem.message, problem.hint)
+
+
+def _sse_data(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The `data:` of each server-sent event; comments (heartbeats) are passed over."""
+    buffer = b""
+    for piece in pieces:
+        buffer += piece
+        *blocks, buffer = buffer.split(b"\n\n")
+        for block in blocks:
+            data = [line[5:].strip() for line in block.split(b"\n") if line.startswith(b"data:")]
+            if data:
+                yield b"\n".join(data)

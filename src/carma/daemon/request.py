@@ -1,0 +1,133 @@
+"""From bytes to a typed call, and from an answer or an error back to bytes. Knows the route table, not the state."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from carma.core.model import TaskId
+from carma.daemon.auth import Door, Identity, Peer, require_admin
+from carma.errors import CarmaError, NotAllowed, NotFound, TooLarge, Usage
+from carma.wire.routes import Query, Route
+from carma.wire.types import Problem
+
+log = logging.getLogger("carma.http")
+MIB = 1024 * 1024
+_LARGEST_ID = 2**62
+_encode = msgspec.json.Encoder().encode
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that was understood and whose sender is known."""
+
+    route: Route
+    who: Identity
+    query: dict[str, Any]
+    task: TaskId = TaskId(0)  # for routes with an id
+    body: Any = None  # an instance of the route's request type
+
+
+Handler = Callable[[Call], Awaitable[object]]
+
+
+def endpoint(route: Route, handler: Handler, door: Door, max_bytes: int) -> Callable[[Request], Awaitable[Response]]:
+    """What starlette calls. Every way out is an answer: a typed one, a stream, or a Problem."""
+
+    async def serve(request: Request) -> Response:
+        try:
+            answer = await handler(await read_call(request, route, door, max_bytes))
+        except CarmaError as error:
+            return problem(error)
+        except (ClientDisconnect, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            log.exception("%s failed", route.name)
+            return problem(
+                CarmaError(f"the daemon failed on {route.name}: {type(error).__name__}", "its log has the details")
+            )
+        if isinstance(answer, Response):
+            return answer
+        return Response(_encode(answer), route.status, media_type="application/json")
+
+    return serve
+
+
+def problem(error: CarmaError) -> Response:
+    body = _encode(Problem(code=error.code, message=str(error), hint=error.hint))
+    # What is left of a body that was not read would be taken for the next request.
+    headers = {"connection": "close"} if isinstance(error, TooLarge) else None
+    return Response(body, error.http_status, headers, media_type="application/json")
+
+
+async def read_call(request: Request, route: Route, door: Door, max_bytes: int) -> Call:
+    who = identify(request, door)
+    if route.who == "admin":
+        require_admin(who, route.name)
+    raw = await read_body(request, max_bytes) if route.method != "GET" else b""
+    return Call(
+        route=route,
+        who=who,
+        query=read_query(request, route.query),
+        task=read_id(request.path_params["id"]) if "id" in request.path_params else TaskId(0),
+        body=decode(raw, route) if route.request is not None else None,
+    )
+
+
+def identify(request: Request, door: Door) -> Identity:
+    peer: Peer | None = request.scope["state"].get("peer")
+    if peer is None:
+        raise NotAllowed("the kernel did not say who you are")
+    return door.identify(peer)
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """At most so many bytes are ever held; more is refused as soon as it is known."""
+    announced = request.headers.get("content-length", "")
+    too_large = TooLarge(
+        f"the request is larger than {max_bytes // MIB} MiB",
+        "put data in files; the setting daemon.max_request_mib is the limit",
+    )
+    if announced.isascii() and announced.isdigit() and int(announced[:20]) > max_bytes:
+        raise too_large
+    held = bytearray()
+    async for piece in request.stream():
+        held += piece
+        if len(held) > max_bytes:
+            raise too_large
+    return bytes(held)
+
+
+def decode(raw: bytes, route: Route) -> Any:
+    """The request's struct; an empty body is one with nothing set."""
+    try:
+        return msgspec.json.decode(raw or b"{}", type=route.request, strict=True)
+    except msgspec.ValidationError as error:
+        raise Usage(f"{route.name}: {error}", "the API reference has the fields of each request") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Usage(f"{route.name}: the body is not JSON: {error}") from error
+
+
+def read_id(text: str) -> TaskId:
+    if text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= _LARGEST_ID:
+        return TaskId(int(text))
+    raise NotFound(f"there is no task {text[:40]!r}", "a task id is a number; `carma queue` lists them")
+
+
+def read_query(request: Request, known: tuple[Query, ...]) -> dict[str, Any]:
+    kinds = {query.name: query.kind for query in known}
+    found: dict[str, Any] = {}
+    for name, value in request.query_params.multi_items():
+        if name not in kinds:
+            names = ", ".join(kinds) or "none"
+            raise Usage(f"unknown query parameter {name[:40]!r}", f"those of this route: {names}")
+        try:
+            found[name] = msgspec.convert(value, kinds[name], strict=False)
+        except msgspec.ValidationError as error:
+            raise Usage(f"query parameter {name}: {value[:40]!r} is not a {kinds[name].__name__}") from error
+    return found

@@ -1,0 +1,186 @@
+"""What happened, as sentences: one for each durable event. The stream tells them as they happen, a story in order.
+
+What only an owner may read (a program's own words, the reason somebody gave) is told only where `whole` is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import assert_never
+
+from carma.core import events as e
+from carma.core.model import AttemptKey, Gpu, GpuId, Placement, TaskId
+from carma.core.outcome import Cancelled, Failed, Outcome, OutOfMemory, describe
+from carma.core.units import show_mib, show_s
+from carma.wire.types import StoryLine
+
+Gpus = dict[GpuId, Gpu]
+GpuEvent = e.GpusFound | e.GpuDrained | e.GpuResumed
+AttemptEvent = e.TaskPlaced | e.AttemptStarted | e.MemoryObserved | e.AttemptEnded
+TaskEvent = (
+    e.TaskSubmitted
+    | e.TaskEstimated
+    | e.RecoveryPlanned
+    | e.RecoveryDue
+    | e.TaskFinished
+    | e.StopRequested
+    | e.TaskWarned
+    | e.TaskHeld
+    | e.TaskReleased
+    | e.TaskRetried
+    | e.TaskRestored
+    | e.TaskChanged
+)
+
+
+def event_name(event: e.Durable) -> str:
+    return str(event.__struct_config__.tag)
+
+
+def task_of(event: e.Durable) -> TaskId | None:
+    """The task that an event is about; None for one about GPUs."""
+    key: AttemptKey | None = getattr(event, "key", None)
+    if key is not None:
+        return key.task
+    if isinstance(event, e.TaskRestored):
+        return event.task.id
+    task: TaskId | None = getattr(event, "task", None)
+    return task
+
+
+def story(events: Iterable[e.Durable], gpus: Gpus, *, whole: bool) -> list[StoryLine]:
+    """The lines of one task's story."""
+    return [StoryLine(at=event.at, event=event_name(event), text=told(event, gpus, whole=whole)) for event in events]
+
+
+def sentence(event: e.Durable, gpus: Gpus) -> str:
+    """One line that stands alone and that everybody may read."""
+    task = task_of(event)
+    said = told(event, gpus, whole=False)
+    return said if task is None else f"task {task}: {said}"
+
+
+def told(event: e.Durable, gpus: Gpus, *, whole: bool) -> str:
+    if isinstance(event, GpuEvent):
+        return _of_gpus(event, gpus)
+    if isinstance(event, AttemptEvent):
+        return f"attempt {event.key.attempt}: {_of_attempt(event, gpus, whole)}"
+    return _of_task(event, whole)
+
+
+def _of_gpus(event: GpuEvent, gpus: Gpus) -> str:
+    match event:
+        case e.GpusFound(gpus=found):
+            return f"{len(found)} GPU{'' if len(found) == 1 else 's'} found"
+        case e.GpuDrained(gpu=gpu, reason=reason):
+            return f"{_place(gpu, gpus)} drained" + (f": {reason}" if reason else "")
+        case e.GpuResumed(gpu=gpu):
+            return f"{_place(gpu, gpus)} takes new tasks again"
+        case _:
+            assert_never(event)
+
+
+def _of_attempt(event: AttemptEvent, gpus: Gpus, whole: bool) -> str:
+    match event:
+        case e.TaskPlaced(placement=placement, why=why):
+            return _placed(placement, gpus) + (f"; {why}" if why and whole else "")
+        case e.AttemptStarted(pid=pid):
+            return f"started as process {pid}"
+        case e.MemoryObserved(peak_mib=peak_mib):
+            return f"holds {show_mib(peak_mib)}"
+        case e.AttemptEnded(outcome=outcome, peak_mib=peak_mib, over_booking=over):
+            parts = [_ended(outcome, whole)]
+            if peak_mib is not None:
+                parts.append(f"most memory seen {show_mib(peak_mib)}")
+            if over:
+                parts.append("over the booking at that moment: task " + ", ".join(str(key.task) for key in over))
+            return "; ".join(parts)
+        case _:
+            assert_never(event)
+
+
+def _of_task(event: TaskEvent, whole: bool) -> str:
+    match event:
+        case e.TaskSubmitted(owner=owner, held=held):
+            return f"submitted by {owner.name}" + (", held" if held else "")
+        case e.TaskEstimated():
+            return _estimated(event, whole)
+        case e.RecoveryPlanned(plan=plan, until=until, at=at):
+            return f"{plan.reason}; back in the queue in {show_s(until - at)}"
+        case e.RecoveryDue():
+            return "back in the queue"
+        case e.TaskFinished(outcome=outcome):
+            return f"finished: {_ended(outcome, whole)}"
+        case e.StopRequested(ending=ending, signal=signal):
+            return f"told to stop with signal {signal}: {_ended(ending, whole)}"
+        case e.TaskWarned(signal=signal):
+            return f"warned with signal {signal}: its time is nearly over"
+        case e.TaskHeld():
+            return "held"
+        case e.TaskReleased():
+            return "released"
+        case e.TaskRetried(fresh=fresh):
+            return "queued again by hand" + (", forgetting what recovery had learnt" if fresh else "")
+        case e.TaskRestored():
+            return "taken out of the archive"
+        case e.TaskChanged():
+            return _changed(event, whole)
+        case _:
+            assert_never(event)
+
+
+def _estimated(event: e.TaskEstimated, whole: bool) -> str:
+    if event.estimate is not None:
+        return f"expected to take {show_mib(event.estimate.upper_mib)} on each GPU ({event.estimate.source})"
+    if not whole or not event.refusals:
+        return "how much memory it takes is not known"
+    reasons = "; ".join(f"{refusal.source}: {refusal.reason}" for refusal in event.refusals)
+    return f"how much memory it takes is not known ({reasons})"
+
+
+def _changed(event: e.TaskChanged, whole: bool) -> str:
+    changes: list[str] = []
+    if event.name is not None:
+        changes.append(f"name {event.name}")
+    if event.priority is not None:
+        changes.append(f"priority {event.priority}")
+    if event.gpu_memory_mib is not None:
+        changes.append(f"GPU memory {show_mib(event.gpu_memory_mib)}")
+    if event.time_limit_s is not None:
+        changes.append(f"time limit {show_s(event.time_limit_s)}")
+    if event.comment is not None:
+        changes.append(f"comment {event.comment!r}" if whole else "comment")
+    return "changed: " + ", ".join(changes)
+
+
+def _ended(outcome: Outcome, whole: bool) -> str:
+    return describe(outcome if whole else without_words(outcome))
+
+
+def without_words(outcome: Outcome) -> Outcome:
+    """Without the program's last words, which may tell what it does, and without the reason somebody gave."""
+    match outcome:
+        case Failed(code=code):
+            return Failed(code)
+        case OutOfMemory(where=where, code=code, asked_mib=asked, peak_mib=peak):
+            return OutOfMemory(where, code, asked, peak)
+        case Cancelled(by=by):
+            return Cancelled(by)
+        case _:
+            return outcome
+
+
+def _placed(placement: Placement, gpus: Gpus) -> str:
+    booking = placement.booking
+    alone = ", alone" if booking.alone else ""
+    return (
+        f"placed on {_names(placement.gpus, gpus)} with {show_mib(booking.memory_mib)} booked ({booking.source}){alone}"
+    )
+
+
+def _names(ids: Sequence[GpuId], gpus: Gpus) -> str:
+    return "GPU " + ", ".join(str(gpus[gpu].index) if gpu in gpus else gpu for gpu in ids)
+
+
+def _place(gpu: GpuId | None, gpus: Gpus) -> str:
+    return "the server" if gpu is None else _names((gpu,), gpus)

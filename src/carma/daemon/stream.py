@@ -1,0 +1,55 @@
+"""Server-sent events: what happens, as it happens. A reader that cannot keep up is dropped, never waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Literal
+
+import msgspec
+
+from carma.core.events import Durable
+from carma.daemon.engine import Subscription
+from carma.daemon.story import Gpus, event_name, sentence, task_of
+from carma.wire.types import StreamEvent
+
+HEARTBEAT_S = 15.0
+_HEARTBEAT = b": still here\n\n"
+
+
+def encode(sequence: int, event: Durable, gpus: Gpus) -> bytes:
+    name = event_name(event)
+    shown = StreamEvent(sequence=sequence, at=event.at, event=name, task=task_of(event), text=sentence(event, gpus))
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (sequence, name.encode("ascii"), msgspec.json.encode(shown))
+
+
+async def sse(
+    subscription: Subscription, gpus: Callable[[], Gpus], closing: asyncio.Event, heartbeat_s: float = HEARTBEAT_S
+) -> AsyncIterator[bytes]:
+    """The stream's body. A slow reader fills the subscription's bounded buffer: that ends, and so does this.
+
+    The first comment goes out at once, so that a client knows that it is subscribed before it does anything else.
+    """
+    events = aiter(subscription)
+    ended: asyncio.Future[Literal[True]] = asyncio.ensure_future(closing.wait())
+    coming: asyncio.Future[tuple[int, Durable]] | None = None
+    try:
+        yield b": subscribed\n\n"
+        while not closing.is_set():
+            coming = coming or asyncio.ensure_future(anext(events))
+            either: set[asyncio.Future[Any]] = {coming, ended}
+            await asyncio.wait(either, timeout=heartbeat_s, return_when=asyncio.FIRST_COMPLETED)
+            if coming.done():
+                try:
+                    sequence, event = coming.result()
+                except StopAsyncIteration:
+                    return
+                coming = None
+                yield encode(sequence, event, gpus())
+            elif not closing.is_set():
+                yield _HEARTBEAT
+    finally:
+        ended.cancel()
+        if coming is not None:
+            coming.cancel()
+        subscription.close()

@@ -1,0 +1,265 @@
+"""What changes something: submit, cancel, hold, release, retry, update, drain, resume.
+
+Each looks at the state inside `change`, in the same step in which its events are committed, so that two verbs on one
+task cannot pass each other. An event that cannot follow what happened before is never emitted from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from carma.core import events as e
+from carma.core.model import GpuId, TaskId, TaskSpec
+from carma.core.outcome import Cancelled, describe
+from carma.core.state import State
+from carma.core.status import Estimating, Finished, Queued, Recovering, Running, Starting, state_name
+from carma.core.task import Task
+from carma.daemon import admission
+from carma.daemon.auth import Identity
+from carma.daemon.engine import Engine, find, require, require_own
+from carma.daemon.request import Call
+from carma.daemon.runnable import check_runnable
+from carma.daemon.views import explain_entries
+from carma.daemon.worker import Worker
+from carma.errors import Busy, NotFound, NotRunnable, Usage, WrongState
+from carma.wire import types as t
+
+_LOOK_S = 20.0  # for the submitter's directory to answer
+_LOOKS = 64  # at the same time
+_SIGKILL = 9
+
+
+class Verbs:
+    def __init__(self, engine: Engine, own_uid: int) -> None:
+        self._engine = engine
+        self._own_uid = own_uid
+        self._looking = 0  # submissions whose directories are being looked at
+
+    async def submit(self, call: Call) -> t.SubmitAnswer:
+        request: t.SubmitRequest = call.body
+        engine, who = self._engine, call.who
+        spec = admission.check_spec(request.spec, who, engine.clock.now())
+        indices = admission.places(request)
+        admission.check_fits(engine.state, spec)
+        await self._check_runnable(spec, who)
+        if request.dry_run:
+            return self._foretell(request, spec, who)
+        if request.nonblock:  # before an id is used up; looked at again below
+            self._check_capacity(request, spec, who)
+        count = 1 if indices is None else len(indices)
+        first = engine.new_task_ids(count)
+        at_once = request.array.at_once if request.array is not None else None
+
+        def make(state: State) -> Sequence[e.Durable]:
+            now = engine.clock.now()
+            admission.check_fits(state, spec)
+            resolved = self._check_capacity(request, spec, who)
+            specs = admission.expand(resolved, first, indices, at_once)
+            return [
+                e.TaskSubmitted(now, TaskId(task_id), who.owner, one, request.held)
+                for task_id, one in enumerate(specs, start=first)
+            ]
+
+        await engine.change(make)
+        return t.SubmitAnswer(ids=tuple(range(first, first + count)))
+
+    def _resolve(self, spec: TaskSpec) -> TaskSpec:
+        return admission.resolve_dependencies(spec, lambda task: find(self._engine, task))
+
+    def _check_capacity(self, request: t.SubmitRequest, spec: TaskSpec, who: Identity) -> TaskSpec:
+        """The spec with its dependencies resolved; with `nonblock` only if it could start now."""
+        resolved = self._resolve(spec)
+        if request.nonblock:
+            state, now = self._engine.state, self._engine.clock.now()
+            admission.check_capacity(state, admission.as_task(state, resolved, who, held=request.held, now=now), now)
+        return resolved
+
+    def _foretell(self, request: t.SubmitRequest, spec: TaskSpec, who: Identity) -> t.SubmitAnswer:
+        state, now = self._engine.state, self._engine.clock.now()
+        task = admission.as_task(state, self._resolve(spec), who, held=request.held, now=now)
+        decision = admission.foresee(state, task, now)
+        if decision.placement is None:
+            note = f"would wait: {decision.reason}"
+        else:
+            indices = ", ".join(str(state.gpus[gpu].index) for gpu in decision.placement.gpus)
+            note = f"would start on GPU {indices} now"
+        return t.SubmitAnswer(ids=(), note=note, explain=explain_entries(decision, state))
+
+    async def _check_runnable(self, spec: TaskSpec, who: Identity) -> None:
+        """In a thread of its own that nobody waits for at the end: a network directory may hang for ever."""
+        if self._looking >= _LOOKS:
+            raise Busy("too many submissions wait for their directories", "is a network drive hanging? try again later")
+        self._looking += 1
+        worker = Worker("paths")
+        try:
+            looked = worker.call(lambda: check_runnable(spec, who.owner, self._own_uid))
+            looked.add_done_callback(self._looked)
+            await asyncio.wait_for(asyncio.shield(looked), _LOOK_S)
+        except TimeoutError as error:
+            raise NotRunnable(
+                f"the working directory {spec.directory} or a directory of PATH did not answer within {_LOOK_S:g} s",
+                "is it on a network drive that hangs?",
+            ) from error
+        finally:
+            worker.close(0.0)
+
+    def _looked(self, looked: asyncio.Future[None]) -> None:
+        self._looking -= 1
+        if not looked.cancelled():
+            looked.exception()  # nobody may be waiting for it any more
+
+    async def cancel(self, call: Call) -> t.Done:
+        request: t.CancelRequest = call.body
+        admission.check_range("signal", request.signal, 1, 64)
+        admission.check_comment(request.reason)
+        require_own(self._engine, call.task, call.who, "cancel")
+        note = ""
+
+        def make(state: State) -> Sequence[e.Durable]:
+            nonlocal note
+            task = self._live(state, call.task)
+            note = _cancel_note(task, request.signal)
+            grace_s = task.spec.grace_s if task.spec.grace_s is not None else state.rules.stopping.grace_s
+            if request.signal == _SIGKILL:
+                grace_s = 0.0
+            ending = Cancelled(call.who.name, request.reason)
+            return [e.StopRequested(self._engine.clock.now(), task.id, ending, grace_s, request.signal)]
+
+        await self._engine.change(make)
+        return t.Done(note=note)
+
+    async def hold(self, call: Call) -> t.Done:
+        return await self._set_held(call, held=True)
+
+    async def release(self, call: Call) -> t.Done:
+        return await self._set_held(call, held=False)
+
+    async def _set_held(self, call: Call, *, held: bool) -> t.Done:
+        verb = "hold" if held else "release"
+        require_own(self._engine, call.task, call.who, verb)
+        note = f"task {call.task} is held" if held else f"task {call.task} may start"
+
+        def make(state: State) -> Sequence[e.Durable]:
+            task = self._live(state, call.task)
+            if not isinstance(task.status, Queued | Estimating):
+                raise WrongState(
+                    f"task {task.id} is {state_name(task.status)}; only a waiting task can be held or released"
+                )
+            if task.status.held == held:
+                return ()
+            now = self._engine.clock.now()
+            return [e.TaskHeld(now, task.id) if held else e.TaskReleased(now, task.id)]
+
+        await self._engine.change(make)
+        return t.Done(note=note)
+
+    async def retry(self, call: Call) -> t.Done:
+        request: t.RetryRequest = call.body
+        require_own(self._engine, call.task, call.who, "retry")
+
+        def make(state: State) -> Sequence[e.Durable]:
+            now = self._engine.clock.now()
+            task = state.tasks.get(call.task)
+            archived = task is None
+            task = task or require(self._engine, call.task)
+            if not isinstance(task.status, Finished):
+                raise WrongState(f"task {task.id} is {state_name(task.status)}; only a finished task can be retried")
+            admission.check_fits(state, task.spec)
+            again = e.TaskRetried(now, task.id, request.fresh)
+            return [e.TaskRestored(now, task), again] if archived else [again]
+
+        await self._engine.change(make)
+        return t.Done(note=f"task {call.task} is queued again")
+
+    async def update(self, call: Call) -> Task:
+        """Answers with the task; whoever calls makes the view."""
+        request: t.UpdateRequest = call.body
+        require_own(self._engine, call.task, call.who, "update")
+        if request == t.UpdateRequest():
+            raise Usage("nothing to change is given", "name, priority, gpu_memory_mib, time_limit_s or comment")
+
+        def make(state: State) -> Sequence[e.Durable]:
+            task = self._live(state, call.task)
+            _check_update(request, task, state, call.who)
+            return [
+                e.TaskChanged(
+                    self._engine.clock.now(),
+                    task.id,
+                    name=request.name,
+                    priority=request.priority,
+                    gpu_memory_mib=request.gpu_memory_mib,
+                    time_limit_s=request.time_limit_s,
+                    comment=request.comment,
+                )
+            ]
+
+        await self._engine.change(make)
+        return require(self._engine, call.task)
+
+    async def drain(self, call: Call) -> t.Done:
+        request: t.DrainRequest = call.body
+        admission.check_comment(request.reason)
+        gpu = _gpu(self._engine.state, request.gpu)
+        await self._engine.change(lambda _state: [e.GpuDrained(self._engine.clock.now(), gpu, request.reason)])
+        return t.Done(note=f"{_named(request.gpu)} takes no new tasks; those that run go on")
+
+    async def resume(self, call: Call) -> t.Done:
+        request: t.DrainRequest = call.body
+        gpu = _gpu(self._engine.state, request.gpu)
+        await self._engine.change(lambda _state: [e.GpuResumed(self._engine.clock.now(), gpu)])
+        return t.Done(note=f"{_named(request.gpu)} takes new tasks")
+
+    def _live(self, state: State, task_id: TaskId) -> Task:
+        """The task, if it has not finished."""
+        task = state.tasks.get(task_id) or require(self._engine, task_id)
+        if isinstance(task.status, Finished):
+            raise WrongState(f"task {task.id} is over already: {describe(task.status.outcome)}")
+        return task
+
+
+def _cancel_note(task: Task, signal: int) -> str:
+    match task.status:
+        case Starting() | Running():
+            return f"task {task.id} is being stopped (signal {signal})"
+        case Estimating() | Queued() | Recovering():
+            return f"task {task.id} is cancelled"
+        case Finished():
+            return ""
+        case _:
+            assert_never(task.status)
+
+
+def _check_update(request: t.UpdateRequest, task: Task, state: State, who: Identity) -> None:
+    waiting = isinstance(task.status, Queued | Estimating | Recovering)
+    if not waiting and (request.priority is not None or request.gpu_memory_mib is not None):
+        raise WrongState(
+            f"task {task.id} is {state_name(task.status)}: its priority and memory can no longer be changed",
+            "name, comment and time limit can",
+        )
+    if request.name is not None:
+        admission.check_name(request.name)
+    if request.comment is not None:
+        admission.check_comment(request.comment)
+    if request.priority is not None:
+        admission.check_priority(request.priority, who, before=task.spec.priority)
+    admission.check_range("time_limit_s", request.time_limit_s, 0.001, admission.SECONDS)
+    admission.check_range("gpu_memory_mib", request.gpu_memory_mib, 1, admission.MEMORY_MIB)
+    if request.gpu_memory_mib is not None:
+        admission.check_fits(state, replace(task.spec, gpu_memory_mib=request.gpu_memory_mib))
+
+
+def _gpu(state: State, name: str | None) -> GpuId | None:
+    if name is None:
+        return None
+    for gpu in state.gpus.values():
+        if name in (gpu.id, str(gpu.index)):
+            return gpu.id
+    raise NotFound(f"there is no GPU {name!r}", "`carma gpus` lists them, by index and UUID")
+
+
+def _named(gpu: str | None) -> str:
+    return "the server" if gpu is None else f"GPU {gpu}"

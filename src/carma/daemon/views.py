@@ -1,0 +1,291 @@
+"""The state as the API shows it. Reads only; what somebody else's task runs, and where, is left out here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, assert_never
+
+import msgspec
+
+from carma.core.decision import Ask, Decision, Refusal, Verdict
+from carma.core.model import AttemptKey, Estimate, Gpu, GpuId, TaskId
+from carma.core.outcome import (
+    Cancelled,
+    Failed,
+    Lost,
+    NeverFits,
+    Outcome,
+    OutOfMemory,
+    Succeeded,
+    TimedOut,
+    describe,
+    exit_code,
+)
+from carma.core.placement import refuse
+from carma.core.queue import Waiting, ask_of, explain, waiting
+from carma.core.snapshot import views
+from carma.core.state import SERVER, State
+from carma.core.status import Estimating, Finished, Queued, Recovering, Running, Starting, Status, state_name
+from carma.core.task import Attempt, Task
+from carma.core.view import GpuView
+from carma.core.window import METRICS
+from carma.daemon.auth import Identity
+from carma.daemon.story import without_words
+from carma.wire import types as t
+
+HIDDEN = "-"
+LogPaths = Callable[[AttemptKey], tuple[Path, Path]]
+
+
+class Lens(NamedTuple):
+    """Through which everything is looked at: the state, the moment, the viewer, and where logs are."""
+
+    state: State
+    now: float
+    who: Identity
+    log_paths: LogPaths
+
+
+def code_of(status: Status) -> str:
+    """The short code that users of other queues know."""
+    match status:
+        case Estimating(held=True) | Queued(held=True):
+            return "H"
+        case Estimating() | Queued() | Recovering():
+            return "PD"
+        case Starting(ending=ending) | Running(ending=ending):
+            return "R" if ending is None else "CG"
+        case Finished(outcome=outcome):
+            return outcome_code(outcome)
+        case _:
+            assert_never(status)
+
+
+def outcome_code(outcome: Outcome) -> str:
+    match outcome:
+        case Succeeded():
+            return "CD"
+        case Failed():
+            return "F"
+        case OutOfMemory():
+            return "OOM"
+        case Cancelled():
+            return "CA"
+        case TimedOut():
+            return "TO"
+        case Lost():
+            return "LO"
+        case NeverFits():
+            return "NF"
+        case _:
+            assert_never(outcome)
+
+
+def task_views(tasks: Iterable[Task], lens: Lens) -> list[t.TaskView]:
+    """Views of these tasks; the reasons of those that wait are computed together, which is much cheaper."""
+    listed = list(tasks)
+    ids = [task.id for task in listed if _waits(task) and task.id in lens.state.tasks]
+    reasons: dict[TaskId, Waiting] = waiting(lens.state, lens.now, ids) if ids else {}
+    return [task_view(task, lens, reasons.get(task.id)) for task in listed]
+
+
+def _waits(task: Task) -> bool:
+    return isinstance(task.status, Estimating | Queued | Recovering)
+
+
+def task_view(task: Task, lens: Lens, why: Waiting | None) -> t.TaskView:
+    open_to_viewer = lens.who.may_see(task)
+    spec, status = task.spec, task.status
+    attempts = tuple(_attempt_view(task, attempt, lens) for attempt in task.attempts)
+    newest = attempts[-1] if attempts else None
+    outcome = status.outcome if isinstance(status, Finished) else None
+    reason_code, reason = _reason(task, why, open_to_viewer)
+    return t.TaskView(
+        id=task.id,
+        name=task.label if open_to_viewer else spec.name or HIDDEN,
+        user=task.owner.name,
+        uid=task.owner.uid,
+        state=state_name(status),
+        code=code_of(status),
+        outcome=_outcome(outcome, open_to_viewer),
+        reason=reason,
+        reason_code=reason_code,
+        command=spec.command if open_to_viewer else (HIDDEN,),
+        directory=spec.directory if open_to_viewer else HIDDEN,
+        gpus=newest.gpus if newest is not None else (),
+        gpu_indices=_indices(newest.gpus, lens.state) if newest is not None else (),
+        gpus_wanted=spec.gpus,
+        gpu_memory_mib=spec.gpu_memory_mib,
+        exclusive=spec.exclusive,
+        priority=spec.priority,
+        held=isinstance(status, Estimating | Queued) and status.held,
+        estimate=_estimate_view(task.estimate, open_to_viewer),
+        booking_mib=newest.booking_mib if newest is not None else None,
+        observed_mib=newest.observed_mib if newest is not None else None,
+        attempts=attempts,
+        submitted_at=task.submitted_at,
+        started_at=newest.started_at if newest is not None else None,
+        ended_at=status.at if isinstance(status, Finished) else None,
+        begin_at=spec.begin_at,
+        reserved_start_at=why.reserved_start_at if why is not None else None,
+        time_limit_s=spec.time_limit_s,
+        after=tuple(f"{dependency.when}:{dependency.task}" for dependency in spec.after),
+        array=f"{spec.array.array}[{spec.array.index}]" if spec.array is not None else None,
+        comment=spec.comment if open_to_viewer else "",
+        exit_code=exit_code(outcome) if outcome is not None else None,
+    )
+
+
+def _reason(task: Task, why: Waiting | None, open_to_viewer: bool) -> tuple[str, str]:
+    """(code, sentence): why it waits, how it ended, or nothing while it runs."""
+    match task.status:
+        case Finished(outcome=outcome):
+            return outcome_code(outcome), describe(outcome if open_to_viewer else without_words(outcome))
+        case Starting(ending=ending) | Running(ending=ending):
+            return ("", "") if ending is None else ("Stopping", f"is being stopped: {describe(ending)}")
+        case Estimating() | Queued() | Recovering():
+            return (why.code, why.sentence) if why is not None else ("", "")
+        case _:
+            assert_never(task.status)
+
+
+def _outcome(outcome: Outcome | None, open_to_viewer: bool) -> t.Outcome | None:
+    if outcome is None:
+        return None
+    made: t.Outcome = msgspec.to_builtins(outcome if open_to_viewer else without_words(outcome))
+    return made
+
+
+def _estimate_view(estimate: Estimate | None, open_to_viewer: bool) -> t.EstimateView | None:
+    if estimate is None:
+        return None
+    return t.EstimateView(
+        footprint_mib=estimate.footprint_mib,
+        upper_mib=estimate.upper_mib,
+        source=estimate.source,
+        seconds=estimate.seconds,
+        warnings=estimate.warnings if open_to_viewer else (),
+    )
+
+
+def _attempt_view(task: Task, attempt: Attempt, lens: Lens) -> t.AttemptView:
+    key = AttemptKey(task.id, attempt.number)
+    open_to_viewer = lens.who.may_see(task)
+    stdout, stderr = (str(path) for path in lens.log_paths(key)) if open_to_viewer else ("", "")
+    track = lens.state.tracks.get(key)
+    seen = [mib for mib in (attempt.observed_mib, track.peak_mib if track is not None else None) if mib is not None]
+    return t.AttemptView(
+        number=attempt.number,
+        gpus=attempt.placement.gpus,
+        booking_mib=attempt.placement.booking.memory_mib,
+        booking_source=attempt.placement.booking.source,
+        alone=attempt.placement.booking.alone,
+        decision=attempt.decision,
+        placed_at=attempt.placed_at,
+        started_at=attempt.started_at,
+        ended_at=attempt.ended_at,
+        pid=attempt.pid,
+        observed_mib=max(seen) if seen else None,
+        energy_j=attempt.energy_j if attempt.energy_j is not None or track is None else track.energy_j,
+        outcome=_outcome(attempt.outcome, open_to_viewer),
+        blame=attempt.blame,
+        stdout=stdout,
+        stderr=stderr,
+    )
+
+
+def _indices(gpus: Sequence[GpuId | str], state: State) -> tuple[int, ...]:
+    return tuple(state.gpus[GpuId(gpu)].index for gpu in gpus if gpu in state.gpus)
+
+
+def explain_entries(decision: Decision, state: State) -> tuple[t.ExplainEntry, ...]:
+    return tuple(_entry(verdict, state.gpus.get(verdict.gpu)) for verdict in decision.verdicts)
+
+
+def _entry(verdict: Verdict, gpu: Gpu | None) -> t.ExplainEntry:
+    refusal = verdict.refusal
+    return t.ExplainEntry(
+        gpu=verdict.gpu,
+        index=gpu.index if gpu is not None else -1,
+        accepted=refusal is None,
+        reason=refusal.sentence if refusal is not None else "chosen" if verdict.chosen else "could take it",
+        code=refusal.code if refusal is not None else "",
+        score=verdict.parts[0].value if verdict.parts else None,
+        parts={part.name: part.value for part in verdict.parts},
+        chosen=verdict.chosen,
+    )
+
+
+def explanation(task: Task, lens: Lens) -> t.Explanation:
+    """Why it is where it is. A task of the archive has its outcome only: the GPUs have moved on."""
+    state = lens.state
+    view = task_views([task], lens)[0]
+    if task.id in state.tasks:
+        decision = explain(state, task.id, lens.now)
+        reason, entries = decision.reason, explain_entries(decision, state)
+    else:
+        reason, entries = view.reason, ()
+    ask = ask_of(task, state)
+    placed = task.status.placement.booking if isinstance(task.status, Starting | Running) else None
+    return t.Explanation(
+        task=task.id,
+        policy=state.policy.name,
+        state=view.state,
+        reason=reason or view.reason,
+        entries=entries,
+        needs_mib=placed.memory_mib if placed is not None else ask.memory_mib,
+        needs_source=placed.source if placed is not None else ask.source,
+        reserved_start_at=view.reserved_start_at,
+    )
+
+
+_STATE_OF = {
+    "Fault": "fault",
+    "Drained": "drained",
+    "Exclusive": "exclusive",
+    "TasksPerGpu": "full",
+    "Memory": "full",
+    "WarmUp": "warming",
+}
+_SMALLEST = Ask(TaskId(0), 1, 1, "")  # the newcomer that asks for least: what refuses it refuses everybody
+
+
+def gpu_views(state: State, now: float) -> list[t.GpuView]:
+    return [_gpu_view(view, state) for view in views(state, now)]
+
+
+def _gpu_view(view: GpuView, state: State) -> t.GpuView:
+    refusal = refuse(_SMALLEST, view, state.rules, state.policy.shares)
+    means = {metric: view.gauge(metric, "mean") for metric in METRICS}
+    gauges = {metric: view.gauge(metric, state.rules.gate.summary) for metric in METRICS}
+    newest = view.newest
+    return t.GpuView(
+        gpu=view.gpu.id,
+        index=view.gpu.index,
+        name=view.gpu.name,
+        kind=view.gpu.kind,
+        state=_gpu_state(view, refusal),
+        reason=refusal.sentence if refusal is not None else "",
+        memory_mib=view.gpu.memory_mib,
+        used_mib=view.used_mib,
+        booked_mib=view.booked_mib,
+        room_mib=view.room_mib,
+        tasks=tuple(sorted(holder.key.task for holder in view.holders)),
+        foreign=tuple(t.ForeignView(pid=use.pid, name=use.name, memory_mib=use.memory_mib) for use in view.foreign),
+        sm_active=means["sm_active"],
+        sm_occupancy=means["sm_occupancy"],
+        dram_active=means["dram_active"],
+        risk={metric: value for metric, value in gauges.items() if value is not None},
+        gpu_util=newest.gpu_util if newest is not None else None,
+        power_w=newest.power_w if newest is not None else None,
+        energy_j=newest.energy_j if newest is not None else None,
+        metrics=view.gpu.capabilities.source,
+        drained=SERVER in state.drained or view.gpu.id in state.drained,
+    )
+
+
+def _gpu_state(view: GpuView, refusal: Refusal | None) -> str:
+    if refusal is None:
+        return "idle" if view.idle else "open"
+    return _STATE_OF.get(refusal.code, "closed")
