@@ -216,6 +216,18 @@ def test_a_full_disk_loses_nothing_and_the_store_goes_on(path: Path) -> None:
     again.close()
 
 
+def test_a_database_that_may_not_be_written_is_a_store_error(path: Path) -> None:
+    store = SqliteStore(path)
+    with store._database.reading("look at") as connection:
+        connection.execute("PRAGMA query_only = ON")  # SQLite says SQLITE_READONLY
+    with pytest.raises(StoreError, match="cannot be written") as caught:
+        store.append([submitted(1)])
+    assert str(path) in str(caught.value)
+    assert "owner and the mode" in caught.value.hint
+    assert store.load().sequence == 0
+    store.close()
+
+
 def test_a_disk_that_refuses_to_grow_a_file_is_a_store_error(path: Path) -> None:
     """The kernel's own refusal, through a limit on the size of files."""
     program = f"""
