@@ -30,6 +30,6 @@ def _virtual(settings: Settings, paths: Paths) -> World:
     from carma.vgpu.sampler import VirtualSampler
 
     virtual = settings.virtual
-    directory = str(paths.vgpu_dir)
+    directory = str(paths.vgpu_dir / "devices")  # open to the tasks of all users; what is around it is not
     device = world.ensure(directory, virtual.gpus, virtual.gpu_memory_mib, virtual.speed)
     return World(VirtualSampler(device), virtual.speed, {DIRECTORY_VARIABLE: directory})
