@@ -4,6 +4,7 @@ the state. The two at the end are not stored: what they lead to (a placement, a 
 
 from __future__ import annotations
 
+from carma.core.decision import Verdict
 from carma.core.model import (
     AttemptKey,
     Estimate,
@@ -46,6 +47,7 @@ class TaskPlaced(Event, frozen=True, tag="task_placed"):
     placement: Placement
     why: str = ""
     overtook: TaskId | None = None  # the waiting task that this one went before
+    verdicts: tuple[Verdict, ...] = ()  # what was thought of each GPU, the first 16 of them
 
 
 class AttemptStarted(Event, frozen=True, tag="attempt_started"):

@@ -104,7 +104,13 @@ def _placed(state: State, event: e.TaskPlaced) -> list[Command]:
     task = _task(state, event.key.task)
     if not isinstance(task.status, Queued) or event.key.attempt != task.key.attempt + 1:
         raise InvalidEvent(f"attempt {event.key} cannot be placed: the task is {task.status!r}")
-    attempt = Attempt(number=event.key.attempt, placement=event.placement, placed_at=event.at, decision=event.why)
+    attempt = Attempt(
+        number=event.key.attempt,
+        placement=event.placement,
+        placed_at=event.at,
+        decision=event.why,
+        verdicts=event.verdicts,
+    )
     state.put(replace(task, attempts=(*task.attempts, attempt), status=Starting(event.at, event.placement)))
     state.tracks[event.key] = Track(event.placement.gpus, None)
     state.last_gpu = event.placement.gpus[-1]

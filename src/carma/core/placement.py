@@ -144,7 +144,7 @@ def decide(
     if rules.placement.idle_first:
         idle = {view.gpu.id for view in open_views if view.idle}
         ranked.sort(key=lambda entry: entry.gpu not in idle)
-    return _conclude(ask, views, refusals, ranked, policy.name, at)
+    return _conclude(ask, views, refusals, ranked, policy.name, rules.memory.margin_mib, at)
 
 
 def _check_ranking(ranked: Sequence[Ranked], views: Sequence[GpuView]) -> None:
@@ -159,6 +159,7 @@ def _conclude(
     refusals: dict[GpuId, Refusal],
     ranked: Sequence[Ranked],
     policy: str,
+    margin_mib: int,
     at: float,
 ) -> Decision:
     parts = {entry.gpu: entry.parts for entry in ranked}
@@ -173,7 +174,7 @@ def _conclude(
         )
         for view in views
     )
-    code, sentence = short_sentence(ask, views, verdicts, chosen)
+    code, sentence = short_sentence(ask, views, verdicts, chosen, margin_mib)
     placement = None
     if chosen:
         booking = Booking(memory_mib=ask.memory_mib, source=ask.source, alone=ask.alone)

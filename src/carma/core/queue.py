@@ -22,6 +22,9 @@ from carma.core.units import show_s
 from carma.core.view import GpuView, Holder
 
 
+KEPT_VERDICTS = 16  # with each placement, so that `explain` can tell later; more would swell the log of a large server
+
+
 class Waiting(Record, frozen=True):
     """Why a task is not running: a short code for a column, a sentence, and the start that is kept for it."""
 
@@ -178,7 +181,9 @@ def schedule(state: State, now: float) -> list[TaskPlaced]:
         if decision.placement is None:
             continue
         key = AttemptKey(task.id, task.key.attempt + 1)
-        placed.append(TaskPlaced(now, key, decision.placement, decision.reason, walk.overtakes(decision)))
+        overtaken = walk.overtakes(decision)
+        verdicts = decision.verdicts[:KEPT_VERDICTS]
+        placed.append(TaskPlaced(now, key, decision.placement, decision.reason, overtaken, verdicts))
         if task.spec.array is not None:
             array = task.spec.array.array
             walk.started[array] = walk.started.get(array, 0) + 1
@@ -248,7 +253,7 @@ def explain(state: State, task_id: TaskId, now: float) -> Decision:
     task = state.tasks[task_id]
     match task.status:
         case Starting(placement=placement) | Running(placement=placement):
-            return _as_placed(state, task, placement.gpus, now)
+            return _as_placed(state, task, placement.gpus)
         case Finished(outcome=outcome):
             return Decision(task_id, now, state.policy.name, (), None, describe(outcome), "Finished")
         case _:
@@ -264,14 +269,16 @@ def explain(state: State, task_id: TaskId, now: float) -> Decision:
     return Decision(task_id, now, decision.policy, decision.verdicts, None, blocked.sentence, blocked.code)
 
 
-def _as_placed(state: State, task: Task, gpus: tuple[GpuId, ...], now: float) -> Decision:
+def _as_placed(state: State, task: Task, gpus: tuple[GpuId, ...]) -> Decision:
+    """What was decided then; a GPU of which nothing was kept says so."""
     attempt = task.attempts[-1]
-    verdicts = []
-    for view in views(state, now):
-        chosen = view.gpu.id in gpus
-        refusal = None if chosen else Refusal("NotChosen", "was not chosen")
-        verdicts.append(Verdict(view.gpu.id, refusal, (), chosen))
-    return Decision(task.id, attempt.placed_at, state.policy.name, tuple(verdicts), attempt.placement, attempt.decision)
+    kept = {verdict.gpu: verdict for verdict in attempt.verdicts}
+    ordered = sorted(state.gpus.values(), key=lambda gpu: gpu.index)
+    verdicts = tuple(
+        kept.get(gpu.id) or Verdict(gpu.id, Refusal("NotChosen", "another was chosen"), (), gpu.id in gpus)
+        for gpu in ordered
+    )
+    return Decision(task.id, attempt.placed_at, state.policy.name, verdicts, attempt.placement, attempt.decision)
 
 
 def try_now(state: State, task: Task, now: float) -> Decision:

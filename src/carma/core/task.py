@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from carma.core.decision import Verdict
 from carma.core.model import AttemptKey, Estimate, NoEstimate, Owner, Placement, Record, TaskId, TaskSpec
 from carma.core.outcome import Outcome
 from carma.core.status import Status
@@ -23,6 +24,7 @@ class Attempt(Record, frozen=True, kw_only=True):
     placement: Placement
     placed_at: float
     decision: str = ""  # the sentence that says why these GPUs
+    verdicts: tuple[Verdict, ...] = ()  # what was thought of each GPU then
     pid: int | None = None
     started_at: float | None = None
     observed_mib: int | None = None  # most seen on any one of its GPUs
