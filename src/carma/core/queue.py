@@ -21,7 +21,6 @@ from carma.core.task import Task
 from carma.core.units import show_s
 from carma.core.view import GpuView, Holder
 
-
 KEPT_VERDICTS = 16  # with each placement, so that `explain` can tell later; more would swell the log of a large server
 
 

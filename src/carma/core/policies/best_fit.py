@@ -12,7 +12,10 @@ from carma.core.view import GpuView
 
 def rank(ask: Ask, views: Sequence[GpuView], _last_gpu: GpuId | None) -> list[Ranked]:
     ordered = sorted(views, key=lambda view: (view.room_mib or 0, view.gpu.index))
-    return [Ranked(view.gpu.id, (Part("left_mib", ask.memory_mib - (view.room_mib or 0), "MiB"),)) for view in ordered]
+    return [
+        Ranked(view.gpu.id, (Part("left_mib", float(ask.memory_mib - (view.room_mib or 0)), "MiB"),))
+        for view in ordered
+    ]
 
 
 POLICY = Policy("best-fit", rank, about="The GPU with the least room that is enough (BF).")

@@ -11,7 +11,7 @@ from carma.core.view import GpuView
 
 
 def rank(_ask: Ask, views: Sequence[GpuView], _last_gpu: GpuId | None) -> list[Ranked]:
-    return [Ranked(view.gpu.id, (Part("order", -view.gpu.index),)) for view in views]
+    return [Ranked(view.gpu.id, (Part("order", -float(view.gpu.index)),)) for view in views]
 
 
 POLICY = Policy("exclusive", rank, shares=False, about="One task a GPU; waits for an idle one.")

@@ -12,7 +12,7 @@ from carma.core.view import GpuView
 
 def rank(_ask: Ask, views: Sequence[GpuView], _last_gpu: GpuId | None) -> list[Ranked]:
     ordered = sorted(views, key=lambda view: view.gpu.index)
-    return [Ranked(view.gpu.id, (Part("order", -view.gpu.index),)) for view in ordered]
+    return [Ranked(view.gpu.id, (Part("order", -float(view.gpu.index)),)) for view in ordered]
 
 
 POLICY = Policy("first-fit", rank, about="The first GPU that can take it (FF).")

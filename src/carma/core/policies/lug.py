@@ -21,7 +21,10 @@ def _risk(view: GpuView) -> float:
 def rank(_ask: Ask, views: Sequence[GpuView], _last_gpu: GpuId | None) -> list[Ranked]:
     ordered = sorted(views, key=lambda view: (_risk(view), -(view.room_mib or 0), view.gpu.index))
     return [
-        Ranked(view.gpu.id, (Part("sm_free", round(1 - _risk(view), 4)), Part("room_mib", view.room_mib or 0, "MiB")))
+        Ranked(
+            view.gpu.id,
+            (Part("sm_free", round(1 - _risk(view), 4)), Part("room_mib", float(view.room_mib or 0), "MiB")),
+        )
         for view in ordered
     ]
 

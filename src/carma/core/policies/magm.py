@@ -12,7 +12,7 @@ from carma.core.view import GpuView
 
 def rank(_ask: Ask, views: Sequence[GpuView], _last_gpu: GpuId | None) -> list[Ranked]:
     ordered = sorted(views, key=lambda view: (-(view.room_mib or 0), view.gpu.index))
-    return [Ranked(view.gpu.id, (Part("room_mib", view.room_mib or 0, "MiB"),)) for view in ordered]
+    return [Ranked(view.gpu.id, (Part("room_mib", float(view.room_mib or 0), "MiB"),)) for view in ordered]
 
 
 POLICY = Policy("magm", rank, about="The GPU with the most room (most available GPU memory).")

@@ -14,7 +14,7 @@ def rank(_ask: Ask, views: Sequence[GpuView], last_gpu: GpuId | None) -> list[Ra
     after = sorted(views, key=lambda view: view.gpu.index)
     last = next((place for place, view in enumerate(after) if view.gpu.id == last_gpu), -1)
     ring = after[last + 1 :] + after[: last + 1]
-    return [Ranked(view.gpu.id, (Part("turn", -place),)) for place, view in enumerate(ring)]
+    return [Ranked(view.gpu.id, (Part("turn", -float(place)),)) for place, view in enumerate(ring)]
 
 
 POLICY = Policy("round-robin", rank, about="The next GPU on a ring (RR).")
