@@ -148,7 +148,7 @@ class ProcessLauncher:
 
     def _unclaimed(self, key: AttemptKey, ended: Mapping[AttemptKey, int]) -> Found:
         """Nobody took the order: it is on its way, or may be given again; unless a runner of ours cannot run at all."""
-        if ended.get(key, NO_SPACE) == NO_SPACE:
+        if ended.get(key, NO_SPACE) == NO_SPACE or not self._files.exists(key, records.ORDER):
             return Found(key=key)
         said = logs.read_tail(self._files.path(key, records.RUNNER_LOG), None, 400).strip().rpartition("\n")[2]
         self._refused[key] = Failed(CANNOT_START, f"the runner could not start: {said or 'it said nothing'}")

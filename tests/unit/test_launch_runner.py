@@ -1,0 +1,254 @@
+"""What the command meets: arguments, directory, umask, logs, identity, signals; and the runner's records."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from carma.core.model import Owner
+from carma.core.outcome import Failed, Succeeded
+from carma.launch import cgroup, records
+from carma.launch.process import ProcessLauncher
+from tests.launch_orders import key, order_of, shell, spec_of, tidy, until, until_ended, until_running
+
+NOBODY = Owner(65534, 65534, "nobody")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start tasks as somebody else")
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[ProcessLauncher]:
+    yield ProcessLauncher(tmp_path / "attempts", run_as_submitter=os.geteuid() == 0)
+    tidy(tmp_path / "attempts")
+
+
+def output(launcher: ProcessLauncher, task: int = 1) -> str:
+    return Path(launcher.log_paths(key(task))[0]).read_text()
+
+
+def failure(launcher: ProcessLauncher, task: int = 1) -> Failed:
+    outcome = until_ended(launcher, key(task))
+    assert isinstance(outcome, Failed)
+    return outcome
+
+
+def test_a_command_that_does_not_exist_is_127(launcher: ProcessLauncher) -> None:
+    launcher.launch(order_of(spec_of("no-such-command-anywhere")))
+    outcome = failure(launcher)
+    assert outcome.code == 127
+    assert "no-such-command-anywhere: not found in PATH" in outcome.message
+
+
+def test_a_path_that_does_not_exist_is_127(launcher: ProcessLauncher) -> None:
+    launcher.launch(order_of(spec_of("./train.sh")))
+    assert failure(launcher) == Failed(127, "cannot start ./train.sh: there is no such file")
+
+
+def test_a_file_that_is_not_executable_is_126(launcher: ProcessLauncher, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(1)\n")
+    launcher.launch(order_of(spec_of("./train.py", directory=tmp_path)))
+    outcome = failure(launcher)
+    assert outcome.code == 126
+    assert "Permission denied" in outcome.message
+
+
+def test_a_missing_working_directory_is_126(launcher: ProcessLauncher, tmp_path: Path) -> None:
+    launcher.launch(order_of(shell("exit 0", tmp_path / "gone")))
+    assert failure(launcher) == Failed(
+        126, f"cannot enter the working directory {tmp_path}/gone: No such file or directory"
+    )
+
+
+def test_nul_in_an_argument_is_refused_in_words(launcher: ProcessLauncher) -> None:
+    launcher.launch(order_of(spec_of("echo", "a\0b")))
+    outcome = failure(launcher)
+    assert outcome.code == 126
+    assert "null byte" in outcome.message
+
+
+def test_nul_in_the_directory_is_refused_in_words(launcher: ProcessLauncher) -> None:
+    launcher.launch(order_of(shell("exit 0", "/tmp\0/x")))
+    assert "null byte" in failure(launcher).message
+
+
+def test_arguments_never_go_through_a_shell(launcher: ProcessLauncher, tmp_path: Path) -> None:
+    arguments = ["$(touch hit)", "; touch hit", "`touch hit`", "a b", "*", "", "'\"", "\n", "-n", "ü", "\udcff"]
+    show = "import sys, os; os.write(1, b'|'.join(os.fsencode(a) for a in sys.argv[1:]))"
+    launcher.launch(order_of(spec_of(sys.executable, "-X", "utf8", "-c", show, *arguments, directory=tmp_path)))
+    assert until_ended(launcher, key()) == Succeeded()
+    written = Path(launcher.log_paths(key())[0]).read_bytes()
+    assert written == b"|".join(os.fsencode(argument) for argument in arguments)
+    assert not (tmp_path / "hit").exists()
+
+
+def test_directory_and_umask_are_the_submitters(launcher: ProcessLauncher, tmp_path: Path) -> None:
+    launcher.launch(order_of(shell("pwd; : > made", tmp_path, umask=0o027)))
+    assert until_ended(launcher, key()) == Succeeded()
+    assert output(launcher) == f"{tmp_path}\n"
+    assert stat.S_IMODE((tmp_path / "made").stat().st_mode) == 0o640
+
+
+def test_the_command_inherits_no_files(launcher: ProcessLauncher) -> None:
+    leak = os.open("/dev/null", os.O_RDONLY)
+    os.set_inheritable(leak, True)
+    try:
+        launcher.launch(order_of(shell("ls /proc/$$/fd")))
+        assert until_ended(launcher, key()) == Succeeded()
+    finally:
+        os.close(leak)
+    assert output(launcher).split() == ["0", "1", "2"]
+
+
+def test_the_command_inherits_no_ignored_or_blocked_signals(launcher: ProcessLauncher) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+    try:
+        launcher.launch(order_of(spec_of("grep", "-E", "Sig(Ign|Blk)", "/proc/self/status")))
+        assert until_ended(launcher, key()) == Succeeded()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])
+    _, blocked, _, ignored = output(launcher).split()
+    reserved = 0b11 << 31  # 32 and 33 belong to the C library and cannot be set by programs
+    assert (int(blocked, 16) & ~reserved, int(ignored, 16) & ~reserved) == (0, 0)
+
+
+def test_logs_are_kept_apart_and_standard_input_is_empty(launcher: ProcessLauncher) -> None:
+    launcher.launch(order_of(shell("cat; echo to-out; echo to-err >&2; exit 2")))
+    assert failure(launcher) == Failed(2)
+    stdout, stderr = launcher.log_paths(key())
+    assert (Path(stdout).read_text(), Path(stderr).read_text()) == ("to-out\n", "to-err\n")
+
+
+def test_an_output_file_takes_both_and_its_folder_is_made(launcher: ProcessLauncher, tmp_path: Path) -> None:
+    launcher.launch(order_of(shell("echo a; echo b >&2; echo c", tmp_path, output="logs/%x-%j-%t.out", name="a/b"), 12))
+    assert until_ended(launcher, key(12)) == Succeeded()
+    assert launcher.log_paths(key(12)) == (f"{tmp_path}/logs/a_b-12-1.out",) * 2
+    assert (tmp_path / "logs" / "a_b-12-1.out").read_text() == "a\nb\nc\n"
+
+
+def test_a_link_in_place_of_the_output_file_is_refused(launcher: ProcessLauncher, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / "log").symlink_to(tmp_path / "precious")
+    launcher.launch(order_of(shell("echo over", tmp_path, output="log")))
+    outcome = failure(launcher)
+    assert outcome.code == 126
+    assert "for output" in outcome.message
+    assert (tmp_path / "precious").read_text() == "kept"
+
+
+def test_a_pipe_in_place_of_the_output_file_is_refused_and_not_waited_for(
+    launcher: ProcessLauncher, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "log")
+    launcher.launch(order_of(shell("echo over", tmp_path, output="log")))
+    assert failure(launcher).code == 126
+
+
+def test_a_log_is_read_back_only_if_it_is_the_file_that_was_written(launcher: ProcessLauncher, tmp_path: Path) -> None:
+    launcher.launch(order_of(shell("echo mine", tmp_path, output="log")))
+    assert until_ended(launcher, key()) == Succeeded()
+    fd = launcher.open_log(key(), "stdout")
+    assert fd is not None
+    assert os.read(fd, 100) == b"mine\n"
+    os.close(fd)
+    (tmp_path / "secret").write_text("not yours")
+    (tmp_path / "log").unlink()
+    (tmp_path / "log").symlink_to(tmp_path / "secret")
+    assert launcher.open_log(key(), "stdout") is None
+    (tmp_path / "log").unlink()
+    os.link(tmp_path / "secret", tmp_path / "log")
+    assert launcher.open_log(key(), "stdout") is None
+
+
+def test_the_order_is_closed_to_others(launcher: ProcessLauncher, tmp_path: Path) -> None:
+    """It holds the submitter's environment, which may hold secrets."""
+    launcher.launch(order_of(shell("exit 0")))
+    until_ended(launcher, key())
+    for name in (records.ORDER, records.STARTED, records.EXIT, records.STDOUT, records.RUNNER_LOG):
+        assert stat.S_IMODE((tmp_path / "attempts" / str(key()) / name).stat().st_mode) == 0o600
+
+
+@as_root
+def test_root_starts_the_command_as_the_submitter(launcher: ProcessLauncher) -> None:
+    script = 'id -u; id -g; id -G; echo "$USER $LOGNAME"; echo kept > /dev/stderr'
+    launcher.launch(order_of(shell(script), owner=NOBODY))
+    assert until_ended(launcher, key()) == Succeeded()
+    uid, gid, groups, names = output(launcher).splitlines()
+    assert (uid, gid, names) == ("65534", "65534", "nobody nobody")
+    assert "0" not in groups.split()
+    assert Path(launcher.log_paths(key())[1]).read_text() == "kept\n"
+
+
+@as_root
+def test_root_writes_no_log_where_the_submitter_could_not(launcher: ProcessLauncher, tmp_path: Path) -> None:
+    os.chmod(tmp_path, 0o755)
+    launcher.launch(order_of(shell("exit 0", output=str(tmp_path / "log")), owner=NOBODY))
+    outcome = failure(launcher)
+    assert outcome.code == 126
+    assert not (tmp_path / "log").exists()
+
+
+@as_root
+def test_root_enters_no_directory_that_the_submitter_could_not(launcher: ProcessLauncher, tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    launcher.launch(order_of(shell("exit 0", closed), owner=NOBODY))
+    assert "Permission denied" in failure(launcher).message
+
+
+def test_a_warning_signal_reaches_the_command(launcher: ProcessLauncher, tmp_path: Path) -> None:
+    script = "trap 'exit 9' USR1; : > ready; while :; do sleep 0.02; done"
+    launcher.launch(order_of(shell(script, tmp_path)))
+    until_running(launcher, key())
+    until((tmp_path / "ready").exists)
+    launcher.signal(key(), signal.SIGUSR1)
+    assert failure(launcher).code == 9
+
+
+def test_a_full_disk_delays_the_record_and_does_not_lose_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, failures = os.fsync, [errno.ENOSPC, errno.EDQUOT]
+
+    def fsync(fd: int) -> None:
+        if failures:
+            raise OSError(failures.pop(), "full")
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert records.write_patiently(str(tmp_path / "exit.json"), {"code": 3}, 60.0)
+    assert json.loads((tmp_path / "exit.json").read_text()) == {"code": 3}
+
+
+def test_the_wait_for_space_is_bounded_and_a_missing_directory_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not records.write_patiently(str(tmp_path / "gone" / "exit.json"), {}, 3600.0)
+    monkeypatch.setattr(records, "write", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    assert not records.write_patiently(str(tmp_path / "exit.json"), {}, 0.1)
+
+
+def test_the_space_of_the_exit_record_is_taken_in_advance(tmp_path: Path) -> None:
+    path = str(tmp_path / "exit.json")
+    records.reserve(path)
+    assert os.path.getsize(path + ".tmp") >= records.RESERVED_BYTES
+    records.write(path, {"code": 1})
+    assert records.read(path) == {"code": 1}
+    assert os.listdir(tmp_path) == ["exit.json"]
+
+
+def test_a_record_is_created_once(tmp_path: Path) -> None:
+    path = str(tmp_path / "claim.json")
+    assert records.create_once(path, {"pid": 1})
+    assert not records.create_once(path, {"pid": 2})
+    assert records.read(path) == {"pid": 1}
+    assert os.listdir(tmp_path) == ["claim.json"]
+
+
+def test_the_kernels_oom_kills_are_counted_or_absent() -> None:
+    count = cgroup.oom_kills()
+    assert count is None or count >= 0
