@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import datetime
 import difflib
 import shlex
 import sys
@@ -14,13 +15,12 @@ from carma.core.units import show_mib, show_s
 from carma.errors import Usage
 from carma.wire.types import TaskView
 
-_WAITING = ("estimating", "queued", "recovering")
-
 
 class Field(NamedTuple):
     column: Column
     text: Callable[[TaskView, float], str]
     about: str
+    raw: Callable[[TaskView, float], object] | None = None  # for programs: seconds, MiB, ISO times
 
 
 def _where(task: TaskView, _now: float) -> str:
@@ -31,46 +31,86 @@ def _where(task: TaskView, _now: float) -> str:
     return task.reason or task.state
 
 
-def _time(task: TaskView, now: float) -> str:
-    return show_s(max(0.0, (task.ended_at or now) - (task.started_at or task.submitted_at)))
+def _time_s(task: TaskView, now: float) -> float:
+    return round(max(0.0, (task.ended_at or now) - (task.started_at or task.submitted_at)), 3)
 
 
-def _waited(task: TaskView, now: float) -> str:
-    return show_s(max(0.0, (task.started_at or task.ended_at or now) - task.submitted_at))
+def _waited_s(task: TaskView, now: float) -> float:
+    return round(max(0.0, (task.started_at or task.ended_at or now) - task.submitted_at), 3)
 
 
-def _memory(task: TaskView, _now: float) -> str:
+def _memory_mib(task: TaskView, _now: float) -> int | None:
+    """What is booked; before that what was declared or estimated."""
     if task.booking_mib is not None:
-        return show_mib(task.booking_mib)
-    if task.gpu_memory_mib is not None:
-        return show_mib(task.gpu_memory_mib)
-    return show_mib(task.estimate.upper_mib if task.estimate else None)
+        return task.booking_mib
+    return task.gpu_memory_mib or (task.estimate.upper_mib if task.estimate else None)
+
+
+def _asks(task: TaskView, now: float) -> str:
+    mib = _memory_mib(task, now)
+    size = "?" if mib is None else f"{mib / 1024:.1f}G" if mib >= 1024 else f"{mib}M"
+    return f"{task.gpus_wanted}x{size}"
 
 
 def _gpus(task: TaskView, _now: float) -> str:
     return ",".join(str(index) for index in task.gpu_indices) or "-"
 
 
+def _iso(at: float | None) -> str:
+    return "" if at is None else datetime.datetime.fromtimestamp(at).astimezone().isoformat(timespec="seconds")
+
+
 FIELDS: dict[str, Field] = {
     "id": Field(Column("ID", right=True), lambda task, _: str(task.id), "its number"),
     "array": Field(Column("ARRAY"), lambda task, _: task.array or "-", "its place in an array"),
-    "name": Field(Column("NAME", flexible=True), lambda task, _: task.name, "its name"),
-    "user": Field(Column("USER"), lambda task, _: task.user, "who submitted it"),
+    "name": Field(Column("NAME", flexible=True, most=18), lambda task, _: task.name, "its name"),
+    "user": Field(Column("USER", flexible=True, most=10), lambda task, _: task.user, "who submitted it"),
     "st": Field(Column("ST"), lambda task, _: task.code, "state, short: PD H R CG CD F OOM CA TO LO NF"),
     "state": Field(Column("STATE"), lambda task, _: task.state, "state in full"),
-    "time": Field(Column("TIME", right=True), _time, "how long it has run, or waited"),
-    "waited": Field(Column("WAITED", right=True), _waited, "from submission to start"),
+    "time": Field(
+        Column("TIME", right=True),
+        lambda task, now: show_s(_time_s(task, now)),
+        "how long it has run, or waited",
+        _time_s,
+    ),
+    "waited": Field(
+        Column("WAITED", right=True),
+        lambda task, now: show_s(_waited_s(task, now)),
+        "from submission to start",
+        _waited_s,
+    ),
+    "asks": Field(Column("GPUS", right=True), _asks, "how many GPUs, and the memory on each"),
     "want": Field(Column("N", right=True), lambda task, _: str(task.gpus_wanted), "how many GPUs it asks for"),
-    "gpus": Field(Column("GPUS"), _gpus, "the GPUs it was given, by index"),
-    "mem": Field(Column("MEM", right=True), _memory, "memory booked, declared or estimated, for each GPU"),
-    "peak": Field(Column("PEAK", right=True), lambda task, _: show_mib(task.observed_mib), "most memory seen"),
+    "gpus": Field(Column("ON"), _gpus, "the GPUs it was given, by index"),
+    "mem": Field(
+        Column("MEM", right=True),
+        lambda task, now: show_mib(_memory_mib(task, now)),
+        "memory booked, declared or estimated, for each GPU",
+        _memory_mib,
+    ),
+    "peak": Field(
+        Column("PEAK", right=True),
+        lambda task, _: show_mib(task.observed_mib),
+        "most memory seen",
+        lambda task, _: task.observed_mib,
+    ),
     "prio": Field(Column("PRIO", right=True), lambda task, _: str(task.priority), "priority"),
     "tries": Field(Column("TRIES", right=True), lambda task, _: str(len(task.attempts)), "attempts"),
     "exit": Field(
-        Column("EXIT", right=True), lambda task, _: "-" if task.exit_code is None else str(task.exit_code), "exit code"
+        Column("EXIT", right=True),
+        lambda task, _: "-" if task.exit_code is None else str(task.exit_code),
+        "exit code",
+        lambda task, _: task.exit_code,
     ),
-    "submitted": Field(Column("SUBMITTED"), lambda task, _: moment(task.submitted_at), "when"),
-    "ended": Field(Column("ENDED"), lambda task, _: moment(task.ended_at), "when"),
+    "submitted": Field(
+        Column("SUBMITTED"),
+        lambda task, _: moment(task.submitted_at),
+        "when it was submitted",
+        lambda task, _: _iso(task.submitted_at),
+    ),
+    "ended": Field(
+        Column("ENDED"), lambda task, _: moment(task.ended_at), "when it ended", lambda task, _: _iso(task.ended_at)
+    ),
     "where": Field(Column("WHERE (WHY)", flexible=True), _where, "its GPUs, or why it waits"),
     "reason": Field(Column("REASON", flexible=True), lambda task, _: task.reason, "why it waits, or how it ended"),
     "code": Field(Column("WHY"), lambda task, _: task.reason_code or "-", "the reason's short name"),
@@ -101,4 +141,5 @@ def print_csv(tasks: Sequence[TaskView], names: Sequence[str], now: float, *, he
     writer = csv.writer(sys.stdout, lineterminator="\n")
     if header:
         writer.writerow(names)
-    writer.writerows([FIELDS[name].text(task, now) for name in names] for task in tasks)
+    fields = [FIELDS[name] for name in names]
+    writer.writerows([(field.raw or field.text)(task, now) for field in fields] for task in tasks)

@@ -30,5 +30,4 @@ def command(as_json: bool, task: int | None) -> None:
             else:
                 from carma.cli.output import moment, safe
 
-                what = f"task {event.task}: " if event.task is not None else ""
-                click.echo(f"{moment(event.at)}  {what}{safe(event.text or event.event)}")
+                click.echo(f"{moment(event.at)}  {safe(event.text or event.event)}")

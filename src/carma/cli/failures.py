@@ -52,8 +52,9 @@ def _report(error: Exception) -> int:
 
 
 def complain(message: str, hint: str = "") -> None:
-    """`carma: message`, and on a second line what to do next."""
-    click.echo(f"carma: {_one_line(message)}", err=True)
+    """`carma: message`, and on a second line what to do next. Several mistakes are several lines."""
+    for line in message.splitlines() or [""]:
+        click.echo(f"carma: {_one_line(line)}", err=True)
     if hint:
         click.echo(f"  hint: {_one_line(hint)}", err=True)
 

@@ -52,7 +52,7 @@ def _until_started(view: TaskView, quiet: bool, seen: int) -> TaskView:
     said = ""
     with connect() as client:
         while view.state in _BEFORE and len(view.attempts) <= seen:
-            if view.reason and view.reason != said and not quiet:
+            if view.reason_code and view.reason != said and not quiet:
                 said = view.reason
                 click.echo(f"carma: task {view.id} waits: {said}", err=True)
             view = client.task(view.id, wait_s=LOOK_S / 4)
@@ -80,10 +80,14 @@ def _copy_stderr(task: int, attempt: int) -> None:
         complain(f"the task's stderr cannot be followed: {error}")
 
 
-def copy(pieces: Iterable[bytes], target: BinaryIO) -> None:
-    for piece in pieces:
+def copy(output: Iterable[bytes], target: BinaryIO) -> int:
+    """As it comes; how many bytes there were."""
+    written = 0
+    for piece in output:
         target.write(piece)
         target.flush()
+        written += len(piece)
+    return written
 
 
 def detached(tasks: Sequence[int]) -> int:

@@ -16,8 +16,9 @@ carma gpus --json
 @verb("gpus", examples=EXAMPLES)
 @table_flags
 def command(as_json: bool, no_header: bool, wide: bool) -> None:
-    """The GPUs: tasks on each, memory used, booked and in all, activity, power, and whether it takes tasks.
+    """The GPUs: tasks on each, memory, activity, power, and whether it takes tasks.
 
+    MEMORY is what is used, what is booked for tasks, and all there is. W is the power in watts.
     SM, OCC and DRAM are means over the window, in percent; a dash is a metric that the GPU does not give.
     """
     from carma.cli.connect import connect
@@ -39,15 +40,14 @@ def _table(gpus: list[GpuView], *, header: bool, wide: bool) -> None:
 
     columns = [
         Column("GPU", right=True),
-        Column("NAME", flexible=True),
-        Column("TASKS", flexible=True),
-        Column("USED/BOOKED/ALL GiB", right=True),
+        Column("NAME", flexible=True, most=14),
+        Column("TASKS", flexible=True, most=12),
+        Column("MEMORY GiB", right=True),
         Column("SM", right=True),
         Column("OCC", right=True),
         Column("DRAM", right=True),
         Column("W", right=True),
-        Column("STATE"),
-        Column("WHY", flexible=True),
+        Column("STATE (WHY)", flexible=True),
     ]
     if wide:
         columns.append(Column("UUID"))
@@ -61,15 +61,14 @@ def _row(gpu: GpuView) -> list[str]:
     used = "-" if gpu.used_mib is None else f"{gpu.used_mib / 1024:.1f}"
     return [
         str(gpu.index),
-        gpu.name,
+        gpu.name.removeprefix("NVIDIA "),
         tasks,
         f"{used}/{gpu.booked_mib / 1024:.1f}/{gpu.memory_mib / 1024:.1f}",
         _percent(gpu.sm_active),
         _percent(gpu.sm_occupancy),
         _percent(gpu.dram_active),
         "-" if gpu.power_w is None else f"{gpu.power_w:.0f}",
-        gpu.state,
-        gpu.reason,
+        f"{gpu.state} ({gpu.reason})" if gpu.reason else gpu.state,
     ]
 
 

@@ -25,6 +25,7 @@ carma logs --attempt 1 12   of the first attempt
 def command(task: int, follow: bool, tail: int | None, errors: bool, attempt: int | None) -> int | None:
     """A task's output, as it was written."""
     from carma.cli.connect import connect
+    from carma.cli.failures import note
     from carma.cli.follow import copy, detached
     from carma.cli.local import pieces
 
@@ -32,7 +33,8 @@ def command(task: int, follow: bool, tail: int | None, errors: bool, attempt: in
     try:
         with connect() as client:
             output = pieces(client, task, stream=stream, attempt=attempt, tail=tail, follow=follow)
-            copy(output, sys.stdout.buffer)
+            if not copy(output, sys.stdout.buffer) and not client.task(task).attempts:
+                note(f"task {task} has not started; carma explain {task} says why")
     except KeyboardInterrupt:
         if follow:
             return detached([task])

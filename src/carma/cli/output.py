@@ -27,6 +27,7 @@ class Column(NamedTuple):
     title: str
     right: bool = False
     flexible: bool = False  # cut with … when the terminal is narrow
+    most: int | None = None  # never wider than this, so that it leaves room for the others
 
 
 def print_json(value: Any) -> None:
@@ -56,9 +57,13 @@ def print_table(
             justify="right" if column.right else "left",
             no_wrap=not column.flexible,
             overflow="ellipsis",
+            max_width=None if wide else column.most,
         )
     for row in rows:
-        cells = [Text(safe(text), STATE_STYLES.get(text, ""), no_wrap=True, overflow="ellipsis") for text in row]
+        cells = [
+            Text(safe(text), STATE_STYLES.get(text.partition(" (")[0], ""), no_wrap=True, overflow="ellipsis")
+            for text in row
+        ]
         table.add_row(*cells)
     print_plain(table, wide)
 

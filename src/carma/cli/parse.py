@@ -117,7 +117,7 @@ def parse_past(text: str, now: float | None = None) -> float:
     now = time.time() if now is None else now
     try:
         return now - parse_duration_s(text) if re.fullmatch(r"[\d.]+\s*[smhd]", text.strip().lower()) else _moment(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ValueError(f"{text!r} is not a time in the past; write 2h, 7d, today or 2026-01-31") from None
 
 

@@ -6,7 +6,7 @@ import click
 
 from carma.cli.verb import table_flags, verb
 
-USUAL = ("id", "name", "st", "time", "want", "mem", "where")
+USUAL = ("id", "name", "st", "time", "asks", "where")
 STATES = ("estimating", "queued", "starting", "running", "recovering")
 EXAMPLES = """
 carma queue                     your tasks
@@ -35,9 +35,9 @@ def command(
 ) -> None:
     """Tasks that are not finished, in the order in which they go.
 
-    ST: PD waits, H held, R runs, CG is ending. MEM is the memory booked for each of its N GPUs.
-    Columns: id array name user st state time waited want gpus mem peak prio tries
-    submitted where reason code command directory comment.
+    ST: PD waits, H held, R runs, CG is ending. GPUS is how many it asks for
+    and the memory on each. Columns: id array name user st state time waited asks want gpus mem peak prio
+    tries exit submitted ended where reason code command directory comment.
     """
     from carma.cli.connect import connect
 

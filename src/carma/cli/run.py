@@ -18,7 +18,7 @@ carma run --gpu-mem 8GiB --time 10 -- python train.py   ten minutes at most
 
 @verb("run", cls=SubmitVerb, examples=EXAMPLES, context_settings={"allow_interspersed_args": False})
 @submit_flags
-@click.option("-q", "--quiet", is_flag=True, help="The task's output only.")
+@click.option("--quiet", is_flag=True, help="The task's output only.")
 @click.pass_context
 def command(ctx: click.Context, /, words: tuple[str, ...], quiet: bool, **flags: Any) -> int:
     """Submit one task, follow its output, return its exit code.

@@ -68,14 +68,14 @@ def _when(task: TaskView, now: float) -> list[tuple[str, str]]:
     from carma.cli.output import moment
     from carma.core.units import show_s
 
-    ran = f" (ran {show_s((task.ended_at or now) - task.started_at)})" if task.started_at is not None else ""
+    ran = "" if task.started_at is None else f" (for {show_s((task.ended_at or now) - task.started_at)})"
     exit_code = "" if task.exit_code is None else str(task.exit_code)
     return [
         ("submitted", moment(task.submitted_at)),
         ("not before", moment(task.begin_at)),
         ("starts by", moment(task.reserved_start_at)),
-        ("started", moment(task.started_at) + ("" if task.ended_at else ran)),
-        ("ended", moment(task.ended_at) + ran if task.ended_at else ""),
+        ("started", moment(task.started_at) + ran),
+        ("ended", moment(task.ended_at)),
         ("time limit", show_s(task.time_limit_s) if task.time_limit_s else ""),
         ("exit code", exit_code),
     ]

@@ -1,0 +1,38 @@
+"""`carma doctor`: what is well, what is not, and what to do about it."""
+
+from __future__ import annotations
+
+from carma.cli.verb import json_flag, verb
+
+EXAMPLES = """
+carma doctor
+carma doctor --json
+"""
+
+
+@verb("doctor", examples=EXAMPLES)
+@json_flag
+def command(as_json: bool) -> int:
+    """Check this machine and the daemon. Exit code 1 when something is bad."""
+    from carma.cli.checks import run_all
+
+    findings = run_all()
+    if as_json:
+        from carma.cli.output import print_json
+
+        print_json(findings)
+    else:
+        from rich.table import Table
+        from rich.text import Text
+
+        from carma.cli.output import STATE_STYLES, print_plain, safe
+
+        table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+        for finding in findings:
+            text = finding.text + (f"\n→ {finding.hint}" if finding.hint else "")
+            lines = Text("\n".join(safe(line) for line in text.splitlines()), overflow="fold")
+            table.add_row(
+                Text(finding.verdict, STATE_STYLES[finding.verdict]), Text(finding.check, no_wrap=True), lines
+            )
+        print_plain(table)
+    return 1 if any(finding.verdict == "bad" for finding in findings) else 0

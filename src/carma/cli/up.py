@@ -1,0 +1,142 @@
+"""`carma up`: the daemon, in front or in the background, or the systemd unit that runs it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import click
+
+from carma.cli.flags import Parsed
+from carma.cli.verb import verb
+from carma.core.units import parse_mib
+from carma.errors import CarmaError, Unreachable, Usage
+
+BANNER_LIMIT_S = 60.0
+LOOK_S = 0.05
+EXAMPLES = """
+carma up                                      this machine's GPUs, in the foreground
+carma up --detach                             in the background; carma down ends it
+carma up --virtual-gpus 4 --gpu-memory 40GiB --policy magm --detach
+carma up --set gate.sm_active=0.7 --set recovery.retries=2
+carma up --print-unit > /etc/systemd/system/carma.service
+"""
+
+
+def _pairs(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> dict[str, object]:
+    pairs: dict[str, object] = {}
+    for text in value:
+        name, equals, setting = text.partition("=")
+        if not equals or "." not in name:
+            raise Usage(f"--set {text!r} is not understood", "write --set gate.sm_active=0.7; see carma config show")
+        pairs[name.strip()] = setting
+    return pairs
+
+
+@verb("up", examples=EXAMPLES)
+@click.option("--virtual-gpus", type=click.IntRange(1), metavar="N", help="So many made-up GPUs; needs no real one.")
+@click.option("--gpu-memory", type=Parsed("SIZE", parse_mib), help="Memory of each virtual GPU (40GiB).")
+@click.option("--policy", metavar="NAME", help="exclusive, round-robin, first-fit, best-fit, magm, lug, or a plugin's.")
+@click.option("--speed", type=float, metavar="X", help="Virtual GPUs run so many times faster than real time.")
+@click.option("--detach", "-d", is_flag=True, help="In the background; returns when it serves.")
+@click.option("--config", "file", type=click.Path(path_type=Path), metavar="FILE", help="Settings on top of the usual.")
+@click.option("--set", "pairs", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="One setting; repeat it.")
+@click.option("--log-level", metavar="LEVEL", help="debug, info, warning, error.")
+@click.option("--print-unit", is_flag=True, help="Print a systemd unit and do nothing else.")
+@click.option("--user", is_flag=True, help="With --print-unit: one for systemctl --user.")
+def command(
+    virtual_gpus: int | None,
+    gpu_memory: int | None,
+    policy: str | None,
+    speed: float | None,
+    detach: bool,
+    file: Path | None,
+    pairs: dict[str, object],
+    log_level: str | None,
+    print_unit: bool,
+    user: bool,
+) -> int:
+    """Start the daemon on this machine's GPUs, or on virtual ones."""
+    if print_unit:
+        return _print_unit(user)
+    named = {
+        "virtual.gpus": virtual_gpus,
+        "virtual.gpu_memory_mib": gpu_memory,
+        "virtual.speed": speed,
+        "placement.policy": policy,
+        "daemon.log_level": log_level,
+    }
+    flags = {**(_of_file(file) if file else {}), **pairs, **{k: v for k, v in named.items() if v is not None}}
+    from carma.daemon import main
+
+    if not detach:
+        threading.Thread(target=_greet, daemon=True).start()
+        return main.run(flags)
+    code = main.run(flags, detach=True)
+    _say_hello(detached=True)
+    return code
+
+
+def _print_unit(user: bool) -> int:
+    from carma.daemon import unit
+
+    click.echo(unit.text(user=user), nl=False)
+    return 0
+
+
+def _of_file(file: Path) -> dict[str, object]:
+    """The file's settings by dotted name, after all its mistakes were looked for under its own name."""
+    import tomllib
+
+    import msgspec
+
+    from carma.config import load_settings
+    from carma.paths import find_paths
+
+    if not file.is_file():
+        raise Usage(f"there is no settings file {file}", "carma config check FILE looks at one")
+    load_settings(msgspec.structs.replace(find_paths(os.environ), config_file=file), os.environ)
+    tree = tomllib.loads(file.read_text())
+    return {f"{section}.{key}": value for section, keys in tree.items() for key, value in keys.items()}
+
+
+def _greet() -> None:
+    """In the foreground: wait, beside the daemon, until it serves; then say so once."""
+    from carma.cli.connect import connect
+
+    until = time.monotonic() + BANNER_LIMIT_S
+    while time.monotonic() < until:
+        try:
+            with connect() as client:
+                if client.server().pid == os.getpid():
+                    return _say_hello(detached=False)
+        except Unreachable:
+            pass
+        except CarmaError:
+            return None
+        time.sleep(LOOK_S)
+    return None
+
+
+def _say_hello(detached: bool) -> None:
+    from carma.cli.connect import connect
+    from carma.core.units import show_mib
+    from carma.paths import find_paths
+
+    with connect() as client:
+        server, gpus = client.server(), client.gpus()
+    paths = find_paths(os.environ)
+    kinds = sorted({f"{gpu.name}, {show_mib(gpu.memory_mib)}" for gpu in gpus})
+    many = f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'}"
+    lines = [
+        f"carma {server.version} is up: {many} ({'; '.join(kinds)}), policy {server.policy}, pid {server.pid}",
+        f"  socket  {paths.socket}",
+        f"  log     {paths.daemon_log}" if detached else "",
+        "  next    carma submit -- python train.py, then carma queue, carma gpus",
+        f"  end     carma down{'' if detached else ' or Ctrl-C'}; running tasks go on, and the next start adopts them",
+    ]
+    click.echo("\n".join(line for line in lines if line))
+    sys.stdout.flush()
