@@ -1,0 +1,1 @@
+"""What is needed to look after the project, and not to use it."""
