@@ -131,9 +131,9 @@ def test_a_task_file_and_a_rad_file(daemon: FakeDaemon, tmp_path: Path) -> None:
 def test_a_bad_file_is_refused_and_nothing_is_sent(daemon: FakeDaemon, tmp_path: Path) -> None:
     rad = tmp_path / "short.rad"
     rad.write_text("a\nb\n")
-    for words in (["submit", str(rad)], ["submit", "--file", str(tmp_path / "absent.toml")]):
-        result = call(*words)
-        assert result.exit_code in (1, 2)
+    for file in (rad, tmp_path, tmp_path / "absent.toml", tmp_path / "absent.rad", tmp_path / "absent.sh"):
+        result = call("submit", "--file", str(file))
+        assert result.exit_code == 2
         assert result.stderr.startswith("carma: ")
         assert "Traceback" not in result.stderr
     assert daemon.asked("submit") == []

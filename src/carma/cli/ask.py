@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,6 +66,9 @@ def _asked(ctx: click.Context, flags: Flags, words: tuple[str, ...]) -> Asked:
 def _from_words(ctx: click.Context, given: Flags, words: tuple[str, ...]) -> Asked:
     """A file by its kind, else the words are the command."""
     path = Path(given["file"] if "file" in given else words[0])
+    is_named = "file" in given or path.suffix in (".rad", ".toml", ".sh")
+    if is_named and not path.is_file() and shutil.which(str(path)) is None:
+        raise BadTaskFile(f"there is no file {path}", EXAMPLE)
     if path.suffix == ".rad":
         return _from_rad(given, path)
     if path.suffix == ".toml":

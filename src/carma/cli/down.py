@@ -26,14 +26,16 @@ def command(cancel: bool) -> None:
     from carma.cli.connect import connect
 
     with connect() as client:
-        pid = client.server().pid
-        note = client.shutdown(cancel_running=cancel).note
+        server = client.server()
+        client.shutdown(cancel_running=cancel)
+    pid = server.pid
     until = time.monotonic() + LIMIT_S
     while _alive(pid):
         if time.monotonic() > until:
             raise CarmaError(f"the daemon (pid {pid}) has not ended after {LIMIT_S:g} s", "its log may say why")
         time.sleep(LOOK_S)
-    click.echo(note or "the daemon has ended")
+    left = f"; {server.running} running tasks go on" if server.running and not cancel else ""
+    click.echo(f"the daemon (pid {pid}) has ended{left}")
 
 
 def _alive(pid: int) -> bool:

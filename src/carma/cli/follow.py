@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Iterable, Sequence
@@ -48,13 +49,14 @@ def _follow(task: int, quiet: bool) -> TaskView:
 
 
 def _until_started(view: TaskView, quiet: bool, seen: int) -> TaskView:
-    """Says why it waits, each time that the reason changes."""
+    """Says why it waits, when the reason changes by more than its numbers; an estimate is not worth a line."""
     said = ""
     with connect() as client:
         while view.state in _BEFORE and len(view.attempts) <= seen:
-            if view.reason_code and view.reason != said and not quiet:
-                said = view.reason
-                click.echo(f"carma: task {view.id} waits: {said}", err=True)
+            words = re.sub(r"\d+", "", view.reason)
+            if view.reason_code and view.state != "estimating" and words != said and not quiet:
+                said = words
+                click.echo(f"carma: task {view.id} waits: {view.reason}", err=True)
             view = client.task(view.id, wait_s=LOOK_S / 4)
     return view
 

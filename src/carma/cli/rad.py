@@ -65,7 +65,8 @@ def in_environment(task: RadTask) -> tuple[str, ...]:
 
 
 def _lines(path: Path) -> list[str]:
-    data = path.read_bytes()[: MOST_BYTES + 1]
+    with path.open("rb") as file:
+        data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         raise BadTaskFile(f"{path} is larger than 1 MiB; that is not a .rad file")
     if not data.strip():

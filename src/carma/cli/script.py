@@ -61,7 +61,8 @@ def script_command(path: Path, arguments: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _text(path: Path) -> str:
-    data = path.read_bytes()[:MOST_BYTES]
+    with path.open("rb") as file:
+        data = file.read(MOST_BYTES)
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -40,7 +40,8 @@ def read_task_file(path: Path, flags: Iterable[str]) -> TaskFile:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    data = path.read_bytes()[: MOST_BYTES + 1]
+    with path.open("rb") as file:
+        data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         raise BadTaskFile(f"{path} is larger than 4 MiB; that is not a task file")
     try:
