@@ -46,7 +46,7 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def vgpu_dir(self) -> Path:
-        """The made-up devices; tasks of all users reach it, so it holds nothing else."""
+        """The made-up devices, made by `carma.vgpu`; tasks of all users write there, so it holds nothing else."""
         return self.state_dir / "vgpu"
 
 
@@ -82,7 +82,7 @@ def make_directories(paths: Paths) -> None:
     private is private by its own mode (the database 0600, an attempt's directory its owner's).
     """
     mode = 0o755 if os.geteuid() == 0 else 0o700
-    for directory in (paths.state_dir, paths.log_dir, paths.socket.parent, paths.vgpu_dir, paths.daemon_log.parent):
+    for directory in (paths.state_dir, paths.log_dir, paths.socket.parent, paths.daemon_log.parent):
         try:
             _make(directory, mode)
             _check_owner(directory)
