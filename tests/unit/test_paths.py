@@ -112,7 +112,7 @@ def test_directories_are_made_with_their_modes_whatever_the_umask(tmp_path: Path
     finally:
         os.umask(before)
     expected = 0o755 if os.geteuid() == 0 else 0o700
-    for directory in (paths.state_dir, paths.log_dir, paths.vgpu_dir):
+    for directory in (paths.state_dir, paths.log_dir):
         assert stat.S_IMODE(directory.stat().st_mode) == expected
 
 
