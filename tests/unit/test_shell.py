@@ -20,7 +20,8 @@ from carma.core.state import State, new_state
 from carma.core.status import Finished, Queued
 from carma.daemon import shell as shell_module
 from carma.daemon.clock import SteadyClock
-from carma.daemon.shell import Fatal, Shell, Subscription
+from carma.daemon.listeners import Subscription
+from carma.daemon.shell import Fatal, Shell
 from carma.errors import CarmaError, Refused, StoreError
 from carma.store.memory import MemoryStore
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from carma.core.events import AttemptEnded, Durable, GpusFound, GpusSampled, StopRequested, TaskPlaced, Ticked
-from carma.core.model import AttemptKey, Gpu, GpuId, GpuSample
+from carma.core.model import AttemptKey, Gpu, GpuId, GpuSample, TaskId
 from carma.core.outcome import Cancelled
 from carma.core.ports import Launcher, Sampler
 from carma.core.state import State
@@ -31,6 +31,7 @@ log = logging.getLogger("carma.daemon")
 IDLE_S = 1.0  # between ticks when nothing runs
 POLL_S = 0.2  # between looks at running attempts; a child's end is noticed at once by its signal
 STARTING_S = 0.02  # between looks just after a launch, doubling up to POLL_S
+UNKILLABLE_S = 30.0  # what SIGKILL has not ended by then hangs in the kernel
 SAME_ERROR_S = 60.0  # an error that repeats is logged this often
 
 
@@ -45,6 +46,7 @@ class Loop:
         self.shared: set[AttemptKey] = set()
         self._strays: set[tuple[AttemptKey, GpuId]] = set()
         self._logged: dict[str, float] = {}
+        self.settled = asyncio.Event()  # the state agrees with the living processes: from here on it is watched
         shell.connect(hands.execute, self.stepped)
 
     @property
@@ -59,7 +61,9 @@ class Loop:
             group.create_task(self._looking(), name="looking")
 
     async def close(self) -> None:
-        self._eyes.close(wait_s=2.0)
+        with contextlib.suppress(TimeoutError):  # a driver that hangs does not hold up the end
+            await asyncio.wait_for(self._eyes.call(self.sampler.close), 2.0)
+        self._eyes.close(wait_s=0.0)
         await self.hands.close()
 
     def watch_children(self) -> None:
@@ -89,6 +93,7 @@ class Loop:
     # The GPUs.
 
     async def _sampling(self) -> None:
+        await self.settled.wait()
         due_s = time.monotonic()
         while True:
             await self._guard("looking at the GPUs", self._sample)
@@ -132,6 +137,7 @@ class Loop:
     # The attempts, and time.
 
     async def _looking(self) -> None:
+        await self.settled.wait()
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.hands.looking.wait(), self._pause_s())
@@ -145,12 +151,9 @@ class Loop:
             self._hasty_s = min(POLL_S, self._hasty_s * 2)
             return self._hasty_s
         self._hasty_s = STARTING_S
-        waiting = state.active or state.undecided or state.line
-        return (
-            max(0.02, POLL_S / self.shell.clock.speed)
-            if waiting and self.shell.clock.speed > 1
-            else (POLL_S if state.active or state.undecided else IDLE_S)
-        )
+        if state.active or state.undecided:
+            return max(STARTING_S, POLL_S / max(1.0, self.shell.clock.speed))
+        return IDLE_S if not state.line else max(POLL_S, IDLE_S / max(1.0, self.shell.clock.speed))
 
     async def look_at_attempts(self) -> None:
         """How they stand; what ended is committed, what was never started is started, what overstayed is killed."""
@@ -186,9 +189,10 @@ class Loop:
                 if _not_ending(state, task_id)
             ]
 
+        longest_s = max((_grace_s(self.shell.state, task_id) for task_id in self.shell.state.active), default=0.0)
         await self.shell.change(make)
-        while self.shell.state.active:
-            await self.shell.wait_for(lambda state: not state.active, 5.0)
+        if not await self.shell.wait_for(lambda state: not state.active, longest_s + UNKILLABLE_S):
+            log.error("%d tasks do not end, not even by SIGKILL; they are left", len(self.shell.state.active))
 
     async def _guard(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -207,11 +211,11 @@ class Loop:
         log.error("%s", line, exc_info=None if isinstance(error, CarmaError) else error)
 
 
-def _grace_s(state: State, task_id: int) -> float:
-    asked = state.tasks[task_id].spec.grace_s  # type: ignore[index]
+def _grace_s(state: State, task_id: TaskId) -> float:
+    asked = state.tasks[task_id].spec.grace_s
     return state.rules.stopping.grace_s if asked is None else asked
 
 
-def _not_ending(state: State, task_id: int) -> bool:
-    status = state.tasks[task_id].status  # type: ignore[index]
+def _not_ending(state: State, task_id: TaskId) -> bool:
+    status = state.tasks[task_id].status
     return isinstance(status, Starting | Running) and status.ending is None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from carma.core.commands import EstimateTask, StopAttempt
@@ -102,13 +102,14 @@ async def reconcile(shell: Shell, loop: Loop, replayed: Replayed) -> None:
     """Make the state agree with the world. The shell's writer must be running; nothing is proposed before the end."""
     hands = loop.hands
     loop.shared |= replayed.shared
-    for run in replayed.runs:  # the daemon may have died between an attempt's end and this note; twice does no harm
-        await shell.in_store(lambda run=run: shell.archive.remember(run))  # type: ignore[misc]
+    # The daemon may have died between an attempt's end and the note about it; a second note does no harm.
+    hands.start(shell.in_store(lambda: _remember(shell.archive, replayed.runs)), "remembering past runs")
     await _outcomes(shell, loop, hands)
     await loop.gpus_changed(await loop.look_for_gpus())
     for command, at in _left_to_do(shell, replayed):
         hands.carry_out(command, at)
     shell.proposing = True
+    loop.settled.set()
     hands.looking.set()
 
 
@@ -135,6 +136,11 @@ def _left_to_do(shell: Shell, replayed: Replayed) -> Iterator[tuple[EstimateTask
                 yield StopAttempt(task.key, stop.grace_s, stop.signal), stop.at
             case _:
                 pass
+
+
+def _remember(archive: Archive, runs: Sequence[PastRun]) -> None:
+    for run in runs:
+        archive.remember(run)
 
 
 def _grace_s(state: State, task: Task) -> float:

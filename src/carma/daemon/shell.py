@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +23,7 @@ from carma.core.ports import Archive, Store
 from carma.core.propose import propose
 from carma.core.state import State, checkpoint, forget
 from carma.daemon.clock import SteadyClock
+from carma.daemon.listeners import Listeners, Subscription
 from carma.daemon.worker import Worker
 from carma.errors import CarmaError, StoreError
 
@@ -38,7 +39,6 @@ Stepped = Callable[[Durable], None]
 
 CHECKPOINT_EVERY = 2_000  # events
 BATCH = 512  # requests in one transaction
-BUFFER = 1_000  # events a subscriber may lag behind before it is cut off
 STORE_RETRY_S = 1.0  # pause before proposals are tried again on a disk that refused
 THINKING_SHARE = 3.0  # after proposals took t seconds, requests have the loop for this many times t
 
@@ -50,45 +50,6 @@ class Fatal(Exception):
 class _Change(NamedTuple):
     make: Make
     done: asyncio.Future[int]
-
-
-class _Waiter(NamedTuple):
-    predicate: Callable[[State], bool]
-    done: asyncio.Future[bool]
-
-
-class Subscription:
-    """An async iterator over (sequence, event). It ends when the subscriber falls too far behind, or at shutdown."""
-
-    def __init__(self, leave: Callable[[Subscription], None], buffer: int = BUFFER) -> None:
-        self._events: deque[tuple[int, Durable]] = deque()
-        self._buffer = buffer
-        self._more = asyncio.Event()
-        self._leave = leave
-        self._ended = False
-
-    def put(self, sequence: int, event: Durable) -> None:
-        if len(self._events) >= self._buffer:
-            self.close()
-            return
-        self._events.append((sequence, event))
-        self._more.set()
-
-    def close(self) -> None:
-        self._ended = True
-        self._more.set()
-        self._leave(self)
-
-    def __aiter__(self) -> AsyncIterator[tuple[int, Durable]]:
-        return self
-
-    async def __anext__(self) -> tuple[int, Durable]:
-        while not self._events:
-            if self._ended:
-                raise StopAsyncIteration
-            self._more.clear()
-            await self._more.wait()
-        return self._events.popleft()
 
 
 class Shell:
@@ -123,8 +84,7 @@ class Shell:
         self._stepped: list[Stepped] = []
         self._passing: deque[Passing] = deque()
         self._changes: deque[_Change] = deque()
-        self._waiters: list[_Waiter] = []
-        self._subscriptions: list[Subscription] = []
+        self._listeners = Listeners()
         self._wake = asyncio.Event()
         self._think_again_at = 0.0  # monotonic
         self._checkpoint_at = sequence + CHECKPOINT_EVERY
@@ -153,23 +113,11 @@ class Shell:
 
     def subscribe(self) -> Subscription:
         """Every event from now on. Close it when done."""
-        subscription = Subscription(self._unsubscribe)
-        self._subscriptions.append(subscription)
-        return subscription
+        return self._listeners.subscribe()
 
     async def wait_for(self, predicate: Callable[[State], bool], timeout_s: float) -> bool:
         """Until the predicate holds (True), or so many real seconds passed or the daemon stops (False)."""
-        if predicate(self.state):
-            return True
-        waiter = _Waiter(predicate, asyncio.get_running_loop().create_future())
-        self._waiters.append(waiter)
-        try:
-            return await asyncio.wait_for(waiter.done, timeout_s)
-        except TimeoutError:
-            return False
-        finally:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
+        return predicate(self.state) or await self._listeners.wait_for(predicate, timeout_s)
 
     def log_paths(self, key: AttemptKey) -> tuple[Path, Path]:
         """Where an attempt's stdout and stderr are."""
@@ -216,12 +164,7 @@ class Shell:
 
     def release(self) -> None:
         """End every subscription, wait and request that is still open, so that the server can close."""
-        for subscription in list(self._subscriptions):
-            subscription.close()
-        for waiter in self._waiters:
-            if not waiter.done.done():
-                waiter.done.set_result(False)
-        self._waiters.clear()
+        self._listeners.release()
         self._fail_all(CarmaError("the daemon is stopping", "start it again with: carma up"))
 
     # One turn.
@@ -233,7 +176,7 @@ class Shell:
         await self._think()
         if self.sequence >= self._checkpoint_at:
             await self._save_if_possible()
-        self._answer_waiters()
+        self._listeners.answer(self.state)
         if self._changes or self._passing:
             self._wake.set()
 
@@ -255,7 +198,9 @@ class Shell:
             if made is None:
                 continue
             subjects = {subject(event) for event in made}
-            if subjects & touched:  # it must be judged again, on the state after what is in this transaction
+            if not touched.isdisjoint(
+                subjects
+            ):  # judge it again, on the state after this transaction
                 later.append(change)
                 continue
             touched |= subjects
@@ -315,11 +260,13 @@ class Shell:
             raise Fatal(
                 f"event {sequence} ({type(event).__name__}) is stored but cannot follow what happened before: {error}"
             ) from error
-        for told in self._stepped:
-            told(event)
-        self._execute(commands, event)
-        for subscription in list(self._subscriptions):
-            subscription.put(sequence, event)
+        try:
+            for told in self._stepped:
+                told(event)
+            self._execute(commands, event)
+        except Exception:
+            log.exception("what follows from event %d was not carried out: %r", sequence, event)
+        self._listeners.tell(sequence, event)
 
     async def _think(self) -> None:
         """One round of proposals; another turn follows as long as there are some."""
@@ -355,7 +302,7 @@ class Shell:
     async def _save_if_possible(self) -> None:
         try:
             await self._save()
-        except StoreError as error:
+        except Exception as error:
             self._checkpoint_at = self.sequence + CHECKPOINT_EVERY // 10
             log.error("no checkpoint: %s", error)
 
@@ -364,26 +311,6 @@ class Shell:
         await self._writer.call(lambda: self._store.save(saved, finished))
         forget(self.state, finished)
         self._checkpoint_at = self.sequence + CHECKPOINT_EVERY
-
-    # Those who wait.
-
-    def _answer_waiters(self) -> None:
-        still: list[_Waiter] = []
-        for waiter in self._waiters:
-            if waiter.done.done():
-                continue
-            try:
-                if waiter.predicate(self.state):
-                    waiter.done.set_result(True)
-                else:
-                    still.append(waiter)
-            except Exception as error:
-                waiter.done.set_exception(error)
-        self._waiters[:] = still
-
-    def _unsubscribe(self, subscription: Subscription) -> None:
-        if subscription in self._subscriptions:
-            self._subscriptions.remove(subscription)
 
     def _fail_all(self, error: CarmaError) -> None:
         while self._changes:
