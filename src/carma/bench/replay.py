@@ -9,11 +9,10 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
 
 import msgspec
 
-from carma.bench.figures import Figures, Ran, TaskRun, summarise, time_average
+from carma.bench.figures import Figures, Ran, TaskRun, mean, summarise, time_average
 from carma.bench.private import PrivateDaemon
 from carma.core.model import Record, TaskSpec
 from carma.errors import CarmaError
@@ -80,7 +79,7 @@ class Replay:
         self._client = daemon.client
         self._stop = stop
         self._rows: dict[int, TraceTask] = {}
-        self._activity: list[tuple[float, float]] = []
+        self._activity: dict[str, list[tuple[float, float]]] = {}  # of each GPU
         self._energy_j: list[tuple[float, float]] = []
 
     def run(self) -> Replayed:
@@ -125,9 +124,10 @@ class Replay:
         self._daemon.check_alive()
         gpus = tuple(self._client.gpus())
         now = self._start_at + self._elapsed_s()
-        active = [gpu.sm_active for gpu in gpus if gpu.sm_active is not None]
-        if active:
-            self._activity.append((now, sum(active) / len(gpus)))
+        for gpu in gpus:
+            # No figure just after a task came or left: the last one holds until there is a new one.
+            if gpu.sm_active is not None:
+                self._activity.setdefault(gpu.gpu, []).append((now, gpu.sm_active))
         energy = [gpu.energy_j for gpu in gpus if gpu.energy_j is not None]
         if len(energy) == len(gpus):
             self._energy_j.append((now, sum(energy)))
@@ -154,7 +154,7 @@ class Replay:
         self.progress = msgspec.structs.replace(self.progress, finished=True, elapsed_s=ended_at - self._start_at)
         figures = summarise(
             runs,
-            sm_active=time_average(self._activity, ended_at),
+            sm_active=mean_activity(self._activity, self._start_at, ended_at),
             energy_j=counter_between(self._energy_j, ended_at),
         )
         return Replayed(figures=figures, runs=runs, real_s=real_s)
@@ -181,6 +181,13 @@ def task_run(view: TaskView, row: TraceTask) -> TaskRun:
     )
 
 
+def mean_activity(points: dict[str, list[tuple[float, float]]], since: float, until: float) -> float | None:
+    """Over all GPUs and the whole span; a GPU counts as idle until it was first seen."""
+    averages = [time_average([(since, 0.0), *of_gpu], until) for of_gpu in points.values()]
+    known = [average for average in averages if average is not None]
+    return mean(known) if known else None
+
+
 def counter_between(points: list[tuple[float, float]], until: float) -> float | None:
     """How much a counter rose from its first reading to `until`, between readings in proportion."""
     if not points:
@@ -192,6 +199,3 @@ def counter_between(points: list[tuple[float, float]], until: float) -> float | 
             return last[1] + share * (point[1] - last[1]) - first[1]
         last = point
     return last[1] - first[1]
-
-
-ProgressOf = Callable[[], tuple[Progress, ...]]

@@ -124,30 +124,37 @@ def _panel(run: Progress, width: int) -> RenderableType:
     from rich.panel import Panel
     from rich.text import Text
 
-    room = max(8, width - BAR - 36)
-    lines: list[RenderableType] = [_gpu_line(run, index, room) for index in range(len(run.gpus))]
-    counts = Text()
-    counts.append(bar(run.done / run.total if run.total else 0.0, BAR), style="green")
+    long = BAR if width >= 80 else BAR // 2
+    lines: list[RenderableType] = [_gpu_line(run, index, long, width - long - 30) for index in range(len(run.gpus))]
+    counts = Text("tasks ", style="bold")
+    counts.append(bar(run.done / run.total if run.total else 0.0, long), style="green")
     counts.append(f" {run.done}/{run.total} done  ", style="bold")
     counts.append(f"{run.running} running  {run.waiting} waiting")
     title = f"[bold]{run.name}[/]  {show_s(run.elapsed_s)}" + ("  [green]finished[/]" if run.finished else "")
     return Panel(Group(*lines, counts), title=title, title_align="left")
 
 
-def _gpu_line(run: Progress, index: int, room: int) -> RenderableType:
+def _gpu_line(run: Progress, index: int, long: int, room: int) -> RenderableType:
     from rich.text import Text
 
     gpu = run.gpus[index]
     active = gpu.sm_active or 0.0
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(f"GPU {gpu.index} ", style="bold")
-    text.append(bar(active, BAR), style="cyan" if active < 0.8 else "yellow")
+    text.append(bar(active, long), style="cyan" if active < 0.8 else "yellow")
     text.append(f" {100 * active:3.0f} % SM ")
     used = "-" if gpu.used_mib is None else f"{gpu.used_mib / 1024:.0f}"
     text.append(f"{used:>2}/{gpu.memory_mib / 1024:.0f} GiB ", style="dim")
-    names = ", ".join(run.names.get(task, str(task)) for task in gpu.tasks)
-    text.append(names if len(names) <= room else names[: room - 1] + "…")
+    text.append(names_in([run.names.get(task, str(task)) for task in gpu.tasks], room))
     return text
+
+
+def names_in(names: list[str], room: int) -> str:
+    """All of them, each cut to its part of the room where they are too long together."""
+    if len(", ".join(names)) <= room:
+        return ", ".join(names)
+    part = max(4, room // len(names) - 2)
+    return ", ".join(name if len(name) <= part else name[: part - 1] + "…" for name in names)
 
 
 def bar(share: float, width: int) -> str:
