@@ -23,7 +23,7 @@ from carma.core.state import State
 from carma.core.status import Finished, Queued
 from carma.core.task import Task
 from carma.daemon.auth import Identity
-from carma.errors import NeverFitsError, NoCapacity, NotAllowed, NotFound, Refused, TooLarge, Usage
+from carma.errors import NeverFitsError, NoCapacity, NoGpus, NotAllowed, NotFound, Refused, TooLarge, Usage
 from carma.wire.types import ArrayAsk, SubmitRequest
 
 MIB = 1024 * 1024
@@ -200,7 +200,7 @@ def _fulfilled(when: Literal["ok", "any", "notok"], outcome: Outcome) -> bool:
 
 def check_fits(state: State, spec: TaskSpec) -> None:
     if not state.gpus:
-        raise Refused("this server has no GPU that could be used", "`carma gpus` and `carma doctor` say more")
+        raise NoGpus("this server has no GPU that could be used", "`carma gpus` and `carma doctor` say more")
     if reason := never_fits(state, spec):
         raise NeverFitsError(f"the task can never run here: {reason}", "ask for less, or use another server")
 

@@ -45,9 +45,10 @@ _WAIT_MOST_S = 60.0  # a longer wait is several requests
 
 
 def make_app(engine: Engine, door: Door | None = None) -> Starlette:
-    """One application for the route table. It ends its streams when the engine's `stopping` is set."""
+    """One application for the route table. It ends its streams when `app.state.closing` is set (HttpServer does)."""
     door = door or Door(engine.settings.daemon.admins)
-    api = Api(engine, door)
+    closing = asyncio.Event()
+    api = Api(engine, door, closing)
     max_bytes = engine.settings.daemon.max_request_mib * MIB
     routes = [
         HttpRoute(API + route.path, endpoint(route, api.handlers[route.name], door, max_bytes), methods=[route.method])
@@ -55,6 +56,7 @@ def make_app(engine: Engine, door: Door | None = None) -> Starlette:
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
     app.router.redirect_slashes = False
+    app.state.closing = closing
     return app
 
 
@@ -78,8 +80,9 @@ class _Stream(StreamingResponse):
 
 
 class Api:
-    def __init__(self, engine: Engine, door: Door) -> None:
+    def __init__(self, engine: Engine, door: Door, closing: asyncio.Event) -> None:
         self._engine = engine
+        self._closing = closing
         self._door = door
         verbs = Verbs(engine, door.own_uid)
         self._verbs = verbs
@@ -187,25 +190,8 @@ class Api:
         require(self._engine, call.task)
         wait_s = call.query.get("wait_s")
         if wait_s is not None and wait_s > 0:
-            await self._until_over(call.task, min(wait_s, _WAIT_MOST_S))
+            await self._engine.wait_for(_over(call.task), min(wait_s, _WAIT_MOST_S))
         return self._view(require(self._engine, call.task), call.who)
-
-    async def _until_over(self, task_id: TaskId, wait_s: float) -> None:
-        """Until it has finished, at most so long; the daemon's end ends the wait too."""
-
-        def over(state: State) -> bool:
-            task = state.tasks.get(task_id)
-            return task is None or isinstance(task.status, Finished)
-
-        waits: set[asyncio.Future[Any]] = {
-            asyncio.ensure_future(self._engine.wait_for(over, wait_s)),
-            asyncio.ensure_future(self._engine.stopping.wait()),
-        }
-        try:
-            await asyncio.wait(waits, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
 
     def _view(self, task: Task, who: Identity) -> t.TaskView:
         return task_views([task], self._lens(who))[0]
@@ -236,7 +222,7 @@ class Api:
             attempt=attempt,
             tail=call.query.get("tail"),
             follow=call.query.get("follow", False),
-            closing=self._engine.stopping,
+            closing=self._closing,
         )
         return _stream(output.pieces(output.first()), "application/octet-stream")
 
@@ -244,7 +230,7 @@ class Api:
         return gpu_views(self._engine.state, self._engine.clock.now())
 
     async def events(self, _call: Call) -> Response:
-        body = sse(self._engine.subscribe(), lambda: self._engine.state.gpus, self._engine.stopping)
+        body = sse(self._engine.subscribe(), lambda: self._engine.state.gpus, self._closing)
         return _stream(body, "text/event-stream")
 
     async def settings(self, _call: Call) -> list[t.SettingView]:
@@ -263,6 +249,14 @@ class Api:
 
     async def openapi(self, _call: Call) -> dict[str, Any]:
         return document()
+
+
+def _over(task_id: TaskId) -> Callable[[State], bool]:
+    def over(state: State) -> bool:
+        task = state.tasks.get(task_id)
+        return task is None or isinstance(task.status, Finished)
+
+    return over
 
 
 def _stream(body: AsyncIterator[bytes], kind: str) -> Response:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -63,9 +62,6 @@ class Engine(Protocol):
 
     @property
     def started_at(self) -> float: ...
-
-    @property
-    def stopping(self) -> asyncio.Event: ...
 
     async def change(self, make: Callable[[State], Sequence[Durable]]) -> int: ...
 

@@ -14,12 +14,13 @@ import resource
 import socket
 import stat
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 import uvicorn
+from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from carma.core.model import Record
@@ -238,11 +239,11 @@ class _Uvicorn(uvicorn.Server):
 
 
 class HttpServer:
-    """Serves `app` on `listener` until `stop()`. `closing` is set first, so that streams end by themselves."""
+    """Serves `app` on `listener` until `stop()`, which sets `app.state.closing` first: streams end by themselves."""
 
     def __init__(
         self,
-        app: Callable[..., Any],
+        app: Starlette,
         listener: socket.socket,
         limits: Limits = Limits(),
         *,
@@ -250,7 +251,7 @@ class HttpServer:
         closing: asyncio.Event | None = None,
     ) -> None:
         self._listener = listener
-        self._closing = closing or asyncio.Event()
+        self._closing = [event for event in (closing, getattr(app.state, "closing", None)) if event is not None]
         self._held: Counter[int] = Counter()
         protocol = functools.partial(Connection, limits=limits, peer_of=peer_of, held=self._held)
         config = uvicorn.Config(
@@ -273,7 +274,8 @@ class HttpServer:
         await self._uvicorn.serve(sockets=[self._listener])
 
     def stop(self) -> None:
-        self._closing.set()
+        for event in self._closing:
+            event.set()
         self._uvicorn.should_exit = True
         self._uvicorn.stopping.set()
 

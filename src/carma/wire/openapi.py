@@ -30,7 +30,7 @@ def document() -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
         paths.setdefault(API + route.path, {})[route.method.lower()] = _operation(route, schemas)
-    return {
+    made = {
         "openapi": "3.1.0",
         "info": {
             "title": "CARMA",
@@ -42,6 +42,8 @@ def document() -> dict[str, Any]:
         "paths": paths,
         "components": {"schemas": components},
     }
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(made))  # defaults that are tuples become lists
+    return plain
 
 
 def _schemas() -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:

@@ -1,0 +1,167 @@
+"""What is refused at submission, each with the error that names it; nothing of it reaches the log."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carma import errors
+from carma.core.model import ArrayPlace, Dependency, Owner, TaskId, TaskSpec, WarnSignal
+from carma.daemon import runnable
+from carma.daemon.runnable import check_runnable
+from carma.wire.types import ArrayAsk, SubmitRequest
+from tests.unit.api_server import Served, serving
+
+NUL = "a\0b"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serving() as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "named"),
+    [
+        ({"command": ("",)}, errors.Usage, "command is empty"),
+        ({"command": ("true", NUL)}, errors.Usage, "NUL"),
+        ({"name": NUL}, errors.Usage, "NUL"),
+        ({"comment": NUL}, errors.Usage, "NUL"),
+        ({"output": NUL}, errors.Usage, "NUL"),
+        ({"environment": {"PATH": "/bin", "A": NUL}}, errors.Usage, "NUL"),
+        ({"environment": {"A=B": "c"}}, errors.Usage, "environment variable"),
+        ({"environment": {"": "c"}}, errors.Usage, "environment variable"),
+        ({"name": "x" * 201}, errors.Usage, "201 characters"),
+        ({"name": "two\nlines"}, errors.Usage, "cannot be printed"),
+        ({"name": "\x1b[31m"}, errors.Usage, "cannot be printed"),
+        ({"comment": "x" * 2_001}, errors.TooLarge, "comment"),
+        ({"directory": "relative"}, errors.Usage, "absolute"),
+        ({"directory": "/no/such/place"}, errors.NotRunnable, "does not exist"),
+        ({"directory": "/etc/passwd"}, errors.NotRunnable, "not a directory"),
+        ({"command": ("no-such-program-x",)}, errors.NotRunnable, "'no-such-program-x' is not in any directory"),
+        ({"command": ("/no/such/program",)}, errors.NotRunnable, "/no/such/program does not exist"),
+        ({"command": ("./nothing",)}, errors.NotRunnable, "does not exist in /"),
+        ({"command": ("/etc",)}, errors.NotRunnable, "does not exist"),
+        ({"command": ("/etc/passwd",)}, errors.NotRunnable, "not executable"),
+        ({"command": ("true; rm -rf /",)}, errors.NotRunnable, "not"),
+        ({"command": ("true", "x" * 200_000)}, errors.TooLarge, "one argument"),
+        ({"command": ("true", *["x" * 100_000] * 11)}, errors.TooLarge, "command has"),
+        ({"environment": {f"A{number}": "x" * 100_000 for number in range(45)}}, errors.TooLarge, "environment has"),
+        ({"directory": "/" + "x" * 5_000}, errors.TooLarge, "path"),
+        ({"gpus": 0}, errors.Usage, "gpus"),
+        ({"gpus": 3}, errors.NeverFitsError, "asks for 3 GPUs"),
+        ({"gpu_memory_mib": 50_000}, errors.NeverFitsError, "largest GPU here is GPU 0 with 40.0 GiB"),
+        ({"gpu_memory_mib": 0}, errors.Usage, "gpu_memory_mib"),
+        ({"gpu_memory_mib": 10**30}, errors.Usage, "gpu_memory_mib"),
+        ({"time_limit_s": 0.0}, errors.Usage, "time_limit_s"),
+        ({"time_limit_s": -1.0}, errors.Usage, "time_limit_s"),
+        ({"grace_s": 1e9}, errors.Usage, "grace_s"),
+        ({"max_oom_retries": -1}, errors.Usage, "max_oom_retries"),
+        ({"umask": 0o1777}, errors.Usage, "umask"),
+        ({"priority": -(10**9)}, errors.Usage, "priority"),
+        ({"begin_at": 1e300}, errors.Usage, "begin_at"),
+        ({"warn": WarnSignal(0, 5.0)}, errors.Usage, "warn.signal"),
+        ({"warn": WarnSignal(10, -5.0)}, errors.Usage, "warn.before_s"),
+        ({"after": (Dependency(TaskId(99)),)}, errors.NotFound, "no task 99"),
+        ({"after": tuple(Dependency(TaskId(number)) for number in range(1_001))}, errors.TooLarge, "1001 tasks"),
+    ],
+    ids=lambda value: repr(value)[:60],
+)
+def test_a_spec_that_cannot_work_is_refused(
+    served: Served, spec: dict[str, Any], kind: type[errors.CarmaError], named: str
+) -> None:
+    before = served.shell.sequence
+    fields: dict[str, Any] = {"command": ("true",), **spec}
+    command = fields.pop("command")
+    with pytest.raises(kind, match=named):
+        served.client().submit(served.request(*command, **fields))
+    assert served.shell.sequence == before
+
+
+def test_the_place_in_an_array_is_the_daemons_to_give(served: Served) -> None:
+    spec = TaskSpec(command=("true",), directory="/", array=ArrayPlace(TaskId(1), 0))
+    with pytest.raises(errors.Usage, match=r"spec\.array is set by the daemon"):
+        served.client().submit(SubmitRequest(spec=spec))
+
+
+@pytest.mark.parametrize(
+    ("array", "kind", "named"),
+    [
+        (ArrayAsk(()), errors.Usage, "no index"),
+        (ArrayAsk((1, 1)), errors.Usage, "twice"),
+        (ArrayAsk((-1,)), errors.Usage, "array index"),
+        (ArrayAsk((1, 2), at_once=0), errors.Usage, "at_once"),
+        (ArrayAsk(tuple(range(10_001))), errors.TooLarge, "10001 tasks"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_an_array_that_cannot_work_is_refused(
+    served: Served, array: ArrayAsk, kind: type[errors.CarmaError], named: str
+) -> None:
+    with pytest.raises(kind, match=named):
+        served.client().submit(served.request(array=array))
+
+
+def test_an_array_with_a_huge_environment_is_refused(served: Served) -> None:
+    environment = {"PATH": "/bin", "A": "x" * 100_000}
+    with pytest.raises(errors.TooLarge, match="commands and environments"):
+        served.client().submit(served.request(array=ArrayAsk(tuple(range(10_000))), environment=environment))
+
+
+def test_without_gpus_nothing_is_accepted() -> None:
+    with serving(gpus=0) as served, pytest.raises(errors.NoGpus, match="no GPU"):
+        served.client().submit(served.request())
+
+
+def test_odd_but_possible_things_are_accepted(served: Served, tmp_path: Path) -> None:
+    program = tmp_path / "it's; $(odd) | & \n name"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    client = served.client()
+    for command in ((str(program), "$HOME", "`id`", "*", "ünïcödé", ""), (f"./{program.name}",), (program.name,)):
+        environment = {"PATH": f"/nowhere::{tmp_path}"}
+        request = served.request(*command, directory=str(tmp_path), environment=environment, name="a 'b' ü")
+        view = client.task(client.submit(request).ids[0])
+        assert view.command == command
+    late = client.submit(served.request(begin_at=1.0)).ids[0]
+    assert client.task(late).begin_at is None  # a start in the past is no condition
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that everybody could reach; pytest's own are closed to others."""
+    made = Path(tempfile.mkdtemp(prefix="carma-place-"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
+
+
+def test_a_directory_that_is_closed_to_the_submitter_is_refused_by_its_mode(place: Path) -> None:
+    """As root would judge for another user: by mode bits, without opening anything."""
+    stranger = Owner(54321, 54321, "stranger")
+    check_runnable(TaskSpec(command=("/bin/sh",), directory=str(place)), stranger, own_uid=0)
+    program = place / "program"
+    program.write_text("")
+    program.chmod(0o700)
+    with pytest.raises(errors.NotRunnable, match="not executable for you"):
+        check_runnable(TaskSpec(command=(str(program),), directory="/"), stranger, own_uid=0)
+    (place / "below").mkdir(mode=0o755)
+    place.chmod(0o700)
+    for closed in (place, place / "below"):
+        with pytest.raises(errors.NotRunnable, match="may not enter"):
+            check_runnable(TaskSpec(command=("/bin/sh",), directory=str(closed)), stranger, own_uid=0)
+
+
+def test_where_mode_bits_cannot_tell_the_launch_has_the_last_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    monkeypatch.setattr(runnable, "_has_acl", lambda _path: True)
+    check_runnable(TaskSpec(command=("/bin/sh",), directory=str(closed)), Owner(54321, 54321, "stranger"), own_uid=0)

@@ -1,0 +1,103 @@
+"""A sentence for every event that there is; for everybody, or whole for the owner."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from carma.core import events as e
+from carma.core.model import AttemptKey, Booking, Estimate, GpuId, NoEstimate, Placement, TaskId, TaskSpec
+from carma.core.outcome import Cancelled, Failed, OutOfMemory, Succeeded, TimedOut
+from carma.core.status import Finished
+from carma.core.task import Plan, Task
+from carma.daemon.story import event_name, sentence, story, task_of
+from tests.builders import ALICE, gpu
+
+TASK = TaskId(7)
+KEY = AttemptKey(TASK, 2)
+SPEC = TaskSpec(command=("python", "train.py", "--token=hunter2"), directory="/home/alice/secret")
+ENDED = Task(id=TASK, owner=ALICE, spec=SPEC, submitted_at=1.0, status=Finished(2.0, Succeeded()))
+BOOKED = Placement(gpus=(GpuId("GPU-1"),), booking=Booking(memory_mib=4_096, source="history", alone=True))
+GPUS = {found.id: found for found in (gpu(0), gpu(1))}
+
+EVENTS: list[tuple[e.Durable, str]] = [
+    (e.TaskSubmitted(1.0, TASK, ALICE, SPEC, True), "task 7: submitted by alice, held"),
+    (
+        e.TaskEstimated(1.0, TASK, Estimate(footprint_mib=1, upper_mib=2_048, source="history")),
+        "task 7: expected to take 2.0 GiB on each GPU (history)",
+    ),
+    (
+        e.TaskPlaced(1.0, KEY, BOOKED, "because"),
+        "task 7: attempt 2: placed on GPU 1 with 4.0 GiB booked (history), alone",
+    ),
+    (e.AttemptStarted(1.0, KEY, 99), "task 7: attempt 2: started as process 99"),
+    (e.MemoryObserved(1.0, KEY, 512), "task 7: attempt 2: holds 512 MiB"),
+    (
+        e.AttemptEnded(1.0, KEY, OutOfMemory("gpu", 1, 100, 200, "hunter2"), 300, None, (AttemptKey(TaskId(3), 1),)),
+        "task 7: attempt 2: out of GPU memory, asked for 100 MiB more, held 200 MiB; most memory seen 300 MiB; "
+        "over the booking at that moment: task 3",
+    ),
+    (
+        e.RecoveryPlanned(1.0, TASK, Plan(rung="alone", memory_mib=None, reason="it goes alone"), 5.0),
+        "task 7: it goes alone; back in the queue in 4 s",
+    ),
+    (e.RecoveryDue(1.0, TASK), "task 7: back in the queue"),
+    (e.TaskFinished(1.0, TASK, Failed(3, "hunter2")), "task 7: finished: failed with exit code 3"),
+    (
+        e.StopRequested(1.0, TASK, Cancelled("bob", "hunter2"), 10.0),
+        "task 7: told to stop with signal 15: cancelled by bob",
+    ),
+    (e.TaskWarned(1.0, TASK, 10), "task 7: warned with signal 10: its time is nearly over"),
+    (e.TaskHeld(1.0, TASK), "task 7: held"),
+    (e.TaskReleased(1.0, TASK), "task 7: released"),
+    (e.TaskRetried(1.0, TASK), "task 7: queued again by hand"),
+    (e.TaskRestored(1.0, ENDED), "task 7: taken out of the archive"),
+    (
+        e.TaskChanged(1.0, TASK, name="n", priority=-1, gpu_memory_mib=1_024, time_limit_s=60.0, comment="hunter2"),
+        "task 7: changed: name n, priority -1, GPU memory 1.0 GiB, time limit 01:00, comment",
+    ),
+    (e.GpusFound(1.0, (gpu(0), gpu(1))), "2 GPUs found"),
+    (e.GpuDrained(1.0, None, "fan"), "the server drained: fan"),
+    (e.GpuResumed(1.0, GpuId("GPU-1")), "GPU 1 takes new tasks again"),
+]
+
+
+def test_every_durable_event_is_here() -> None:
+    assert {type(event) for event, _ in EVENTS} == set(get_args(e.Durable))
+
+
+@pytest.mark.parametrize(("event", "said"), EVENTS, ids=[event_name(event) for event, _ in EVENTS])
+def test_every_event_is_a_sentence_that_everybody_may_read(event: e.Durable, said: str) -> None:
+    assert sentence(event, GPUS) == said
+    assert "hunter2" not in said
+
+
+def test_an_event_knows_its_task() -> None:
+    assert {task_of(event) for event, _ in EVENTS} == {TASK, None}
+
+
+def test_the_owner_is_told_the_whole() -> None:
+    events = [event for event, _ in EVENTS if task_of(event) == TASK]
+    whole = " ".join(line.text for line in story(events, GPUS, whole=True))
+    assert "cancelled by bob: hunter2" in whole
+    assert "failed with exit code 3: hunter2" in whole
+    assert "because" in whole
+    assert "comment 'hunter2'" in whole
+    assert all(not line.text.startswith("task 7") for line in story(events, GPUS, whole=True))
+
+
+def test_why_nothing_is_known_is_told_to_the_owner() -> None:
+    event = e.TaskEstimated(1.0, TASK, None, (NoEstimate(source="history", reason="train.py never ran"),))
+    (line,) = story([event], GPUS, whole=True)
+    assert line.text == "how much memory it takes is not known (history: train.py never ran)"
+    assert "train.py" not in sentence(event, GPUS)
+
+
+def test_a_gpu_that_is_gone_is_named_by_its_uuid() -> None:
+    assert sentence(e.GpuResumed(1.0, GpuId("GPU-9")), GPUS) == "GPU GPU-9 takes new tasks again"
+
+
+def test_a_time_limit_is_told() -> None:
+    event = e.StopRequested(1.0, TASK, TimedOut(60.0), 10.0)
+    assert sentence(event, GPUS) == "task 7: told to stop with signal 15: reached its time limit of 60 s"

@@ -1,0 +1,203 @@
+"""The state as the API shows it: codes, reasons with numbers, what GPUs do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from carma.core.events import GpuDrained, StopRequested
+from carma.core.model import AttemptKey, GpuId, Owner
+from carma.core.outcome import Cancelled, Failed, Lost, NeverFits, Outcome, OutOfMemory, Succeeded, TimedOut
+from carma.core.policies.exclusive import POLICY as EXCLUSIVE
+from carma.core.settings import PlacementRules, Rules
+from carma.core.status import Estimating, Finished, Queued, Recovering, Status
+from carma.daemon.auth import Identity
+from carma.daemon.views import Lens, code_of, explanation, gpu_views, task_views
+from carma.wire.types import GpuView, TaskView
+from tests.builders import ALICE, BOB, World
+
+
+def lens(world: World, owner: Owner = ALICE, *, admin: bool = False) -> Lens:
+    who = Identity(uid=owner.uid, gid=owner.gid, name=owner.name, admin=admin)
+    return Lens(world.state, world.now, who, log_paths)
+
+
+def log_paths(key: AttemptKey) -> tuple[Path, Path]:
+    return Path(f"/logs/{key}/stdout.log"), Path(f"/logs/{key}/stderr.log")
+
+
+def shown(world: World, task: int, owner: Owner = ALICE) -> TaskView:
+    return task_views([world.state.tasks[task]], lens(world, owner))[0]  # type: ignore[index]
+
+
+def gpus(world: World) -> list[GpuView]:
+    return gpu_views(world.state, world.now)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (Estimating(0.0), "PD"),
+        (Queued(0.0), "PD"),
+        (Queued(0.0, held=True), "H"),
+        (Estimating(0.0, held=True), "H"),
+        (Recovering(0.0), "PD"),
+    ],
+)
+def test_waiting_tasks_have_the_codes_of_other_queues(status: Status, code: str) -> None:
+    assert code_of(status) == code
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [
+        (Succeeded(), "CD"),
+        (Failed(1), "F"),
+        (OutOfMemory("gpu"), "OOM"),
+        (OutOfMemory("host"), "OOM"),
+        (Cancelled("alice"), "CA"),
+        (TimedOut(60.0), "TO"),
+        (Lost("the machine restarted"), "LO"),
+        (NeverFits("too large"), "NF"),
+    ],
+)
+def test_every_outcome_has_its_code(outcome: Outcome, code: str) -> None:
+    assert code_of(Finished(0.0, outcome)) == code
+
+
+def test_a_running_task_has_its_gpus_booking_and_what_was_seen() -> None:
+    world = World(2)
+    task = world.submit(4_000, gpus=2)
+    world.settle()
+    assert shown(world, task).code == "R"
+    world.start(mib=3_500)
+    world.wait(3)
+    view = shown(world, task)
+    assert (view.state, view.gpus, view.gpu_indices) == ("running", ("GPU-0", "GPU-1"), (0, 1))
+    assert (view.booking_mib, view.observed_mib, view.attempts[0].booking_source) == (4_000, 3_500, "declared")
+    assert view.attempts[0].stderr == f"/logs/{task}.1/stderr.log"
+    assert view.reason == ""
+    world.emit(StopRequested(world.now, task, Cancelled("alice", "enough"), 10.0))
+    view = shown(world, task)
+    assert (view.code, view.reason) == ("CG", "is being stopped: cancelled by alice: enough")
+
+
+def test_a_waiting_task_says_how_much_it_needs_and_how_much_there_is() -> None:
+    world = World(2)
+    for _ in range(2):
+        world.submit(30_000)
+        world.settle()
+    world.start()
+    world.wait(60)
+    task = world.submit(20_000)
+    view = shown(world, task)
+    assert view.reason_code == "Memory"
+    assert "needs 19.5 GiB; most free is" in view.reason
+    assert view.reserved_start_at is not None
+    told = explanation(world.task(task), lens(world))
+    assert [(entry.gpu, entry.accepted, entry.code) for entry in told.entries] == [
+        ("GPU-0", False, "Memory"),
+        ("GPU-1", False, "Memory"),
+    ]
+    assert (told.needs_mib, told.needs_source) == (20_000, "declared")
+
+
+def test_a_recovering_task_tells_its_plan() -> None:
+    world = World(1)
+    task = world.submit(4_000)
+    world.settle()
+    world.start()
+    world.oom(task)
+    world.settle()
+    view = shown(world, task)
+    assert (view.state, view.code, view.reason_code) == ("recovering", "PD", "Recovery")
+    assert "back in the queue in" in view.reason
+    assert view.attempts[0].outcome is not None
+    assert view.attempts[0].outcome["kind"] == "out_of_memory"
+
+
+def test_the_explanation_of_a_running_task_is_where_it_was_placed() -> None:
+    world = World(2)
+    task = world.submit(4_000)
+    world.settle()
+    told = explanation(world.task(task), lens(world))
+    assert [entry.chosen for entry in told.entries] == [True, False]
+    assert told.needs_mib == 4_000
+
+
+def test_what_somebody_else_runs_is_hidden_but_a_given_name_is_not() -> None:
+    world = World(1)
+    plain, named = world.submit(comment="private"), world.submit(name="bert")
+    hidden = shown(world, plain, BOB)
+    assert (hidden.name, hidden.command, hidden.directory, hidden.comment) == ("-", ("-",), "-", "")
+    assert shown(world, named, BOB).name == "bert"
+    assert task_views([world.task(plain)], lens(world, BOB, admin=True))[0].command == ("python", "train.py")
+
+
+def test_an_archived_task_is_shown_without_asking_the_queue() -> None:
+    world = World(1)
+    task = world.submit()
+    world.emit(StopRequested(world.now, task, Cancelled("alice"), 0.0))
+    kept = world.task(task)
+    world.state.drop(task)
+    assert task_views([kept], lens(world))[0].reason == "cancelled by alice"
+    assert explanation(kept, lens(world)).entries == ()
+
+
+def test_a_gpu_says_what_it_does_and_why() -> None:
+    world = World(4)
+    assert [view.state for view in gpus(world)] == ["idle"] * 4
+    world.submit(4_000)
+    world.submit(4_000, exclusive=True)
+    world.settle()
+    world.start()
+    world.foreign[GpuId("GPU-2")] = 1_000
+    world.faults[GpuId("GPU-3")] = "fell off the bus"
+    world.wait(5)
+    warming, exclusive, foreign, fault = gpus(world)
+    assert (warming.state, warming.tasks, warming.used_mib) == ("warming", (1,), 4_000)
+    assert "task 1" in warming.reason
+    assert exclusive.state == "exclusive"
+    assert (foreign.state, foreign.foreign[0].pid, foreign.foreign[0].memory_mib) == ("open", 77, 1_000)
+    assert (fault.state, fault.used_mib) == ("fault", None)
+    assert "fell off the bus" in fault.reason
+    world.emit(GpuDrained(world.now, None, "maintenance"))
+    assert [view.drained for view in gpus(world)] == [True] * 4
+    assert gpus(world)[0].state == "drained"
+
+
+def test_a_settled_gpu_is_open_until_it_is_full_or_busy() -> None:
+    world = World(1, rules=Rules(placement=PlacementRules(tasks_per_gpu=2)))
+    first = world.submit(4_000)
+    world.settle()
+    world.start()
+    world.wait(60)
+    view = gpus(world)[0]
+    assert view.state == "open"
+    assert view.sm_active == pytest.approx(0.3)
+    assert set(view.risk) == {"sm_active", "sm_occupancy", "dram_active"}
+    world.activity[GpuId("GPU-0")] = (0.99, 0.1, 0.1)
+    world.wait(60)
+    assert gpus(world)[0].state == "closed"
+    world.activity[GpuId("GPU-0")] = (0.2, 0.1, 0.1)
+    world.wait(60)
+    second = world.submit(4_000)
+    world.settle()
+    assert gpus(world)[0].tasks == (first, second)
+    assert gpus(world)[0].state == "full"
+
+
+def test_missing_metrics_are_absent_and_not_zero() -> None:
+    world = World(1)
+    world.activity[GpuId("GPU-0")] = (None, None, None)
+    world.wait(60)
+    view = gpus(world)[0]
+    assert (view.sm_active, view.dram_active, view.risk, view.power_w) == (None, None, {}, None)
+
+
+def test_with_a_policy_that_does_not_share_a_gpu_with_a_task_is_closed_to_others() -> None:
+    world = World(1, policy=EXCLUSIVE)
+    world.submit(1_000)
+    world.settle()
+    assert gpus(world)[0].state == "exclusive"
