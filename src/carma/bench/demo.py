@@ -9,15 +9,17 @@ their window and warm-up, which count virtual seconds, are stretched until a win
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 
 from carma.bench import report
-from carma.bench.private import PrivateDaemon, PrivateSettings
+from carma.bench.private import PrivateDaemon, PrivateSettings, ending_in_order
 from carma.bench.replay import Progress, Replay, Replayed, Stopped
 from carma.bench.view import REFRESH_S, View, choose
 from carma.core.model import Record
@@ -25,10 +27,6 @@ from carma.traces import Trace, find
 
 DEFAULT_SPEED = 480.0
 SAMPLE_S = 0.15  # real seconds
-NEXT = """Try next:
-  carma up --virtual-gpus 4 --detach          a daemon of your own on virtual GPUs (without the flag: your real GPUs)
-  carma submit --gpu-mem 4GiB -- python -m carma.vgpu.task --memory-mib 3934 --sm 0.45 --dram 0.2 --seconds 30
-  carma explain 1                             why the task is where it is, GPU by GPU"""
 
 
 class Options(Record, frozen=True, kw_only=True):
@@ -50,7 +48,7 @@ def run(options: Options) -> int:
         print(_opening(trace, options), flush=True)
     stop = threading.Event()
     began = time.monotonic()
-    with contextlib.ExitStack() as stack:
+    with ending_in_order(), contextlib.ExitStack() as stack:
         exclusive, collocated = (
             stack.enter_context(PrivateDaemon(_settings(options, policy), keep=options.keep))
             for policy in ("exclusive", options.policy)
@@ -100,6 +98,9 @@ def _both(replays: tuple[Replay, Replay], stop: threading.Event, view: View) -> 
                 if any(future.done() and future.exception() is not None for future in futures):
                     stop.set()
             view.update(_progress(replays))
+        except KeyboardInterrupt:
+            print("\nstopping: the private daemons and their tasks are being ended", file=sys.stderr)
+            raise
         finally:
             stop.set()
     return _results(futures)
@@ -119,8 +120,8 @@ def _progress(replays: tuple[Replay, ...]) -> tuple[Progress, ...]:
 
 def _opening(trace: Trace, options: Options) -> str:
     return (
-        f"{len(trace.tasks)} tasks of trace {trace.name} as real processes on {options.gpus} virtual GPUs of "
-        f"{options.gpu_memory_mib / 1024:g} GiB, {options.speed:g} times faster than real time.\n"
+        f"{len(trace.tasks)} tasks of trace {trace.name.removesuffix('.csv')} as real processes on {options.gpus} "
+        f"virtual GPUs of {options.gpu_memory_mib / 1024:g} GiB, {options.speed:g} times faster than real time.\n"
         f"Two private daemons, side by side: one with exclusive GPUs, one that collocates ({options.policy})."
     )
 
@@ -149,7 +150,32 @@ def _closing(
     header = report.Row("", "exclusive", options.policy, "change", "published")
     parts = ["", report.plain_table(header, report.rows(exclusive, collocated)), "", _notes(options, results, real_s)]
     parts += [f"Kept: {home}" for home in kept]
-    return "\n".join([*parts, "", NEXT])
+    return "\n".join([*parts, "", next_steps()])
+
+
+def next_steps() -> str:
+    """Three commands that work as they stand, also from an environment that is not on the PATH."""
+    carma, python = (_spelled(name) for name in ("carma", "python"))
+    return "\n".join(
+        (
+            "Try next:",
+            f"  {carma} up --virtual-gpus 4 --detach",
+            f"  {carma} submit --gpu-mem 4GiB -- {python} -m carma.vgpu.task --memory-mib 3934 --sm 0.45 --dram 0.2 "
+            "--seconds 30",
+            f"  {carma} explain 1",
+            "A daemon on virtual GPUs (without the flag: on your real ones), a task, and why the task is where it is.",
+        )
+    )
+
+
+def _spelled(name: str) -> str:
+    """A program of this environment as the user must write it: its name if the PATH leads to it, else its path."""
+    ours = Path(sys.executable).parent / name
+    if not ours.exists() or shutil.which(name) == str(ours):
+        return name
+    with contextlib.suppress(ValueError):
+        return str(ours.relative_to(Path.cwd()))
+    return str(ours)
 
 
 def _notes(options: Options, results: tuple[Replayed, Replayed], real_s: float) -> str:
@@ -158,6 +184,8 @@ def _notes(options: Options, results: tuple[Replayed, Replayed], real_s: float) 
         "abstract, real A100s, its best policy.",
         "Memory and run times are published ones; how busy each task keeps a GPU, and how tasks slow each other "
         "down, is a model.",
+        "Starting a process takes real time, so exclusive tasks too are a little slower than alone: that is the "
+        "price of the speed.",
     ]
     failed = sum(result.figures.tasks - result.figures.succeeded for result in results)
     if failed:

@@ -13,8 +13,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -27,6 +28,7 @@ from carma.paths import find_paths
 
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 15.0
+_ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class PrivateSettings(Record, frozen=True, kw_only=True):
@@ -112,7 +114,11 @@ class PrivateDaemon:
             raise CarmaError(f"the private daemon ended with code {code}: {said or 'it said nothing'}")
 
     def close(self) -> None:
-        """Ends the daemon and its tasks and removes the directory; may be called twice."""
+        """Ends the daemon and its tasks, removes the directory; may be called twice. Ctrl-C cannot cut it short."""
+        with undisturbed():
+            self._close()
+
+    def _close(self) -> None:
         if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(CarmaError, OSError):
                 self.client.shutdown(cancel_running=True)
@@ -120,6 +126,38 @@ class PrivateDaemon:
         kill_strays(self.home)
         if not self._keep:
             shutil.rmtree(self.home, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ctrl-C and its like are ignored meanwhile; only the main thread can ask for that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _ENDINGS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def ending_in_order() -> Iterator[None]:
+    """A closed terminal or a plain `kill` is taken as Ctrl-C, so that private daemons are ended on the way out."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in _ENDINGS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def toml(tables: dict[str, dict[str, object]]) -> str:

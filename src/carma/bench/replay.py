@@ -132,6 +132,7 @@ class Replay:
         if len(energy) == len(gpus):
             self._energy_j.append((now, sum(energy)))
         tasks = self._client.tasks()
+        shown = tuple(self._with_last_activity(gpu) for gpu in gpus)
         running = sum(task.state in ("starting", "running") for task in tasks)
         self.progress = msgspec.structs.replace(
             self.progress,
@@ -139,10 +140,14 @@ class Replay:
             submitted=len(self._rows),
             running=running,
             done=len(self._rows) - len(tasks),
-            gpus=gpus,
+            gpus=shown,
             names={key: row.name for key, row in self._rows.items()},
         )
         return not tasks
+
+    def _with_last_activity(self, gpu: GpuView) -> GpuView:
+        last = self._activity.get(gpu.gpu)
+        return msgspec.structs.replace(gpu, sm_active=last[-1][1]) if last else gpu
 
     def _sum_up(self, real_s: float) -> Replayed:
         views = {view.id: view for view in self._client.history(limit=10 * len(self._rows))}

@@ -30,6 +30,7 @@ LINES = (
     Line("makespan_s", "makespan", show_s),
     Line("waiting_mean_s", "mean waiting", show_s),
     Line("waiting_p95_s", "p95 waiting", show_s),
+    Line("turnaround_mean_s", "mean turnaround", show_s),
     Line("slowdown_mean", "mean slowdown", lambda value: f"{value:.2f} x"),
     Line("ooms", "out of memory", str),
     Line("sm_active", "SM activity", _share),

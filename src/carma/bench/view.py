@@ -124,7 +124,7 @@ def _panel(run: Progress, width: int) -> RenderableType:
     from rich.panel import Panel
     from rich.text import Text
 
-    long = BAR if width >= 80 else BAR // 2
+    long = BAR if width >= 75 else BAR // 2
     lines: list[RenderableType] = [_gpu_line(run, index, long, width - long - 30) for index in range(len(run.gpus))]
     counts = Text("tasks ", style="bold")
     counts.append(bar(run.done / run.total if run.total else 0.0, long), style="green")
