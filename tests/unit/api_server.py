@@ -28,8 +28,8 @@ from carma.core.state import State, checkpoint, forget, new_state
 from carma.daemon.api import make_app
 from carma.daemon.auth import Door, Names, Peer
 from carma.daemon.clock import SteadyClock
-from carma.daemon.listeners import Subscription
 from carma.daemon.http import HttpServer, Limits, bind
+from carma.daemon.listeners import Subscription
 from carma.daemon.shell import Shell
 from carma.paths import Paths
 from carma.store.memory import MemoryStore

@@ -68,6 +68,18 @@ def test_half_a_request_and_silence_are_nobodys_problem(served: Served) -> None:
         assert silent.fileno() > 0
 
 
+def test_what_clients_do_wrong_does_not_fill_the_daemons_log(caplog: pytest.LogCaptureFixture) -> None:
+    with serving() as served:
+        with served.raw() as connection:
+            connection.sendall(b"nonsense\r\n\r\n")
+            answer_of(connection)
+        with served.raw() as connection:
+            connection.sendall(b"POST /v1/tasks HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+            until(lambda: served.server.open_requests == 1)
+        until(lambda: served.server.open_requests == 0)
+    assert [record.message for record in caplog.records if record.name.startswith(("uvicorn", "carma"))] == []
+
+
 def test_a_head_without_end_is_refused(served: Served) -> None:
     with served.raw() as connection:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):

@@ -32,7 +32,7 @@ from carma.daemon.request import MIB, Call, Handler, endpoint, problem
 from carma.daemon.story import story
 from carma.daemon.stream import sse
 from carma.daemon.verbs import Verbs
-from carma.daemon.views import Lens, code_of, explanation, gpu_views, task_views
+from carma.daemon.views import Lens, code_of, explanation, gpu_views, reasons_of, task_view, task_views
 from carma.errors import CarmaError, NotFound, Usage
 from carma.wire import types as t
 from carma.wire.openapi import document
@@ -158,8 +158,10 @@ class Api:
 
     async def _views(self, tasks: list[Task], who: Identity) -> list[t.TaskView]:
         made: list[t.TaskView] = []
+        lens = self._lens(who)
+        reasons = reasons_of(tasks, lens)
         for start in range(0, len(tasks), _PIECE):
-            made.extend(task_views(tasks[start : start + _PIECE], self._lens(who)))
+            made.extend(task_view(task, lens, reasons.get(task.id)) for task in tasks[start : start + _PIECE])
             await asyncio.sleep(0)
         return made
 

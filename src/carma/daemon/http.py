@@ -260,6 +260,7 @@ class HttpServer:
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="error",  # what a client does wrong is the client's to know; a log that it can fill is not
             access_log=False,
             proxy_headers=False,
             server_header=False,
@@ -282,3 +283,7 @@ class HttpServer:
     @property
     def open_connections(self) -> int:
         return len(self._uvicorn.server_state.connections)
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._uvicorn.server_state.tasks)

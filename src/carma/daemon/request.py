@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -44,8 +43,8 @@ def endpoint(route: Route, handler: Handler, door: Door, max_bytes: int) -> Call
             answer = await handler(await read_call(request, route, door, max_bytes))
         except CarmaError as error:
             return problem(error)
-        except (ClientDisconnect, asyncio.CancelledError):
-            raise
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
         except Exception as error:
             log.exception("%s failed", route.name)
             return problem(
