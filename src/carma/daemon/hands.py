@@ -79,18 +79,17 @@ class Hands:
 
     def start(self, work: Coroutine[object, object, None], what: str) -> None:
         """Run it beside everything else; what it raises is logged and ends nothing."""
-
-        async def guarded() -> None:
-            try:
-                await work
-            except CarmaError as error:
-                log.error("%s: %s", what, error)
-            except Exception:
-                log.exception("%s failed", what)
-
-        task = asyncio.get_running_loop().create_task(guarded(), name=what)
+        task = asyncio.get_running_loop().create_task(work, name=what)
         self._open.add(task)
-        task.add_done_callback(self._open.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._open.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, CarmaError):
+            log.error("%s: %s", task.get_name(), error)
+        elif error is not None:
+            log.error("%s failed", task.get_name(), exc_info=error)
 
     def with_launcher(self, function: Callable[[], T]) -> asyncio.Future[T]:
         """Calls of the launcher happen one after the other: a poll never meets half a launch."""
@@ -171,8 +170,8 @@ class Hands:
         request = EstimateRequest(task=task_id, owner=task.owner, spec=task.spec, gpus=gpus)
         estimators, thinking = self.estimators, self._thinking
         try:
-            answer = thinking.call(lambda: first_answer(estimators, request))
-            estimate, refusals = await asyncio.wait_for(answer, ESTIMATE_LIMIT_S)
+            async with asyncio.timeout(ESTIMATE_LIMIT_S):
+                estimate, refusals = await thinking.call(lambda: first_answer(estimators, request))
         except TimeoutError:
             log.error(
                 "the estimators took more than %g s for task %d; it queues without one", ESTIMATE_LIMIT_S, task_id

@@ -71,7 +71,8 @@ class Listeners:
         waiter = _Waiter(predicate, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
         try:
-            return await asyncio.wait_for(waiter.done, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await waiter.done
         except TimeoutError:
             return False
         finally:

@@ -62,7 +62,8 @@ class Loop:
 
     async def close(self) -> None:
         with contextlib.suppress(TimeoutError):  # a driver that hangs does not hold up the end
-            await asyncio.wait_for(self._eyes.call(self.sampler.close), 2.0)
+            async with asyncio.timeout(2.0):
+                await self._eyes.call(self.sampler.close)
         self._eyes.close(wait_s=0.0)
         await self.hands.close()
 
@@ -139,8 +140,10 @@ class Loop:
     async def _looking(self) -> None:
         await self.settled.wait()
         while True:
+            # Not asyncio.wait_for: in Python 3.11 it can swallow a cancellation that comes with the event.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.hands.looking.wait(), self._pause_s())
+                async with asyncio.timeout(self._pause_s()):
+                    await self.hands.looking.wait()
             self.hands.looking.clear()
             await self._guard("looking at the attempts", self.look_at_attempts)
             self.shell.observe(Ticked(self.shell.clock.now()))

@@ -198,9 +198,7 @@ class Shell:
             if made is None:
                 continue
             subjects = {subject(event) for event in made}
-            if not touched.isdisjoint(
-                subjects
-            ):  # judge it again, on the state after this transaction
+            if not touched.isdisjoint(subjects):  # judge it again, on the state after this transaction
                 later.append(change)
                 continue
             touched |= subjects

@@ -1,0 +1,227 @@
+"""Killed between any two steps, one after the other: every commit and every launch, just before it and just after it.
+
+The whole engine but for the device and the processes: shell, loop, hands and restore over a store in memory and a
+launcher without processes, which both outlive the daemon as the disk and the runners do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from carma.core.commands import StopAttempt
+from carma.core.events import AttemptEnded, Durable, StopRequested, TaskPlaced, TaskSubmitted
+from carma.core.model import AttemptKey, Capabilities, Gpu, GpuId, GpuSample, Owner, TaskId, TaskSpec
+from carma.core.outcome import Cancelled, Failed, Outcome, Succeeded
+from carma.core.policies import exclusive
+from carma.core.ports import LaunchOrder
+from carma.core.settings import Rules
+from carma.core.state import State
+from carma.core.status import Finished
+from carma.daemon import loop as loop_module
+from carma.daemon.clock import SteadyClock
+from carma.daemon.hands import Hands
+from carma.daemon.loop import Loop
+from carma.daemon.restore import last_time, reconcile, replay
+from carma.daemon.shell import Shell
+from carma.launch.fake import FOREVER, FakeLauncher, Plan
+from carma.store.memory import MemoryStore
+
+OWNER = Owner(1000, 1000, "ada")
+LIMIT_S = 60.0
+CODES: dict[TaskId, int] = {TaskId(1): 0, TaskId(2): 3, TaskId(3): 0}
+DEAF = TaskId(4)  # runs until SIGKILL; it is cancelled
+
+
+class Killed(BaseException):
+    """The daemon is gone. Nothing may catch it."""
+
+
+class Fate:
+    """Strikes at the n-th step, before or after it; from then on nothing works any more."""
+
+    def __init__(self, at_step: int | None, after: bool = False) -> None:
+        self.steps = 0
+        self.dead = threading.Event()
+        self._at_step, self._after = at_step, after
+
+    @contextlib.contextmanager
+    def step(self) -> Any:
+        if self.dead.is_set():
+            raise Killed
+        self.steps += 1
+        mine = self.steps == self._at_step
+        if mine and not self._after:
+            self._strike()
+        yield
+        if mine:
+            self._strike()
+
+    def _strike(self) -> None:
+        self.dead.set()
+        raise Killed
+
+
+class MortalStore(MemoryStore):
+    fate = Fate(None)
+
+    def append(self, events: Sequence[Durable]) -> int:
+        with self.fate.step():
+            return super().append(events)
+
+
+class MortalLauncher(FakeLauncher):
+    def __init__(self) -> None:
+        super().__init__(_becomes)
+        self.fate = Fate(None)
+
+    def launch(self, order: LaunchOrder) -> None:
+        with self.fate.step():
+            super().launch(order)
+
+    def has_trace(self, key: AttemptKey) -> bool:
+        return any(order.key == key for order in self.launched)
+
+    def signal(self, key: AttemptKey, signal: int, *, whole_tree: bool = True) -> None:
+        with self.fate.step():
+            super().signal(key, signal, whole_tree=whole_tree)
+
+
+def _becomes(order: LaunchOrder) -> Plan:
+    code = CODES.get(order.key.task)
+    if code is None:
+        return Plan(ignores=(15,))
+    return Plan(outcome=Succeeded() if code == 0 else Failed(code), after_s=0.0)
+
+
+class OneGpu:
+    """core.ports.Sampler with one idle GPU."""
+
+    gpu = Gpu(id=GpuId("GPU-0"), index=0, name="Test", memory_mib=8192, capabilities=Capabilities(processes=True))
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        return (self.gpu,)
+
+    def sample(self, at: float) -> tuple[GpuSample, ...]:
+        return (GpuSample(gpu=self.gpu.id, at=at, memory_used_mib=0, processes=()),)
+
+    def close(self) -> None:
+        pass
+
+
+async def one_life(store: MortalStore, launcher: MortalLauncher, fate: Fate) -> bool:
+    """Until all is done (True) or until it is killed (False)."""
+    store.fate = launcher.fate = fate
+    loaded = store.load()
+    replayed = replay(loaded, Rules(), exclusive.POLICY)
+    shell = Shell(
+        state=replayed.state,
+        sequence=replayed.sequence,
+        store=store,
+        archive=store,
+        clock=SteadyClock(not_before=last_time(loaded)),
+        settings=cast(Any, None),
+        origins={},
+        paths=cast(Any, None),
+        log_paths=lambda key: (Path(f"{key}.out"), Path(f"{key}.err")),
+    )
+    hands = Hands(shell, launcher, (), has_trace=launcher.has_trace)
+    loop = Loop(shell, hands, OneGpu(), period_s=0.02)
+    running = asyncio.create_task(loop.run())
+    ending = asyncio.create_task(_work(shell, loop, replayed))
+    dead = asyncio.create_task(asyncio.to_thread(fate.dead.wait, LIMIT_S))
+    await asyncio.wait({ending, dead}, return_when=asyncio.FIRST_COMPLETED)
+    alive = not fate.dead.is_set()
+    if alive:
+        ending.result()
+    fate.dead.set()
+    for task in (ending, running):
+        task.cancel()
+    await asyncio.gather(ending, running, dead, return_exceptions=True)
+    await loop.close()
+    return alive
+
+
+async def _work(shell: Shell, loop: Loop, replayed: Any) -> None:
+    """A user who submits what is not there yet, cancels the deaf one when it runs, and waits for the end."""
+    await reconcile(shell, loop, replayed)
+    for task in (*CODES, DEAF):
+        if task not in shell.state.tasks:
+            spec = TaskSpec(command=("x",), directory="/", gpu_memory_mib=100)
+            await shell.commit([TaskSubmitted(shell.clock.now(), task, OWNER, spec)])
+    await shell.wait_for(lambda state: DEAF in state.active or _over(state, DEAF), LIMIT_S)
+
+    def cancel(state: State) -> Sequence[Durable]:
+        if _over(state, DEAF):
+            return ()
+        return (StopRequested(shell.clock.now(), DEAF, Cancelled("ada"), 0.01),)
+
+    await shell.change(cancel)
+    assert await shell.wait_for(lambda state: all(_over(state, task) for task in (*CODES, DEAF)), LIMIT_S)
+
+
+def _over(state: State, task: TaskId) -> bool:
+    return isinstance(state.tasks[task].status, Finished)
+
+
+def check(store: MortalStore, launcher: MortalLauncher) -> None:
+    state = replay(store.load(), Rules(), exclusive.POLICY).state
+    wanted: dict[TaskId, Outcome] = {task: Failed(code) if code else Succeeded() for task, code in CODES.items()}
+    wanted[DEAF] = Cancelled("ada")
+    for task, outcome in wanted.items():
+        status = state.tasks[task].status
+        assert isinstance(status, Finished)
+        assert status.outcome == outcome
+        assert len(state.tasks[task].attempts) == 1
+    assert len(launcher.launched) == 4
+    events = store.load().events
+    for kind in (TaskPlaced, AttemptEnded):
+        keys = [event.key for event in events if isinstance(event, kind)]
+        assert len(keys) == len(set(keys)) == 4
+    assert not state.active
+
+
+def lives(fate: Fate) -> tuple[MortalStore, MortalLauncher]:
+    store, launcher = MortalStore(), MortalLauncher()
+
+    async def work() -> None:
+        async with asyncio.timeout(LIMIT_S):
+            if not await one_life(store, launcher, fate):
+                assert await one_life(store, launcher, Fate(None))
+
+    asyncio.run(work())
+    return store, launcher
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_killed_at_every_step_nothing_is_lost_and_nothing_done_twice(
+    after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_module, "POLL_S", 0.01)
+    whole = Fate(None)
+    check(*lives(whole))
+    assert whole.steps > 15
+    for number in range(1, whole.steps + 1):
+        check(*lives(Fate(number, after)))
+
+
+def test_a_stop_asked_for_before_the_restart_does_not_get_a_second_grace() -> None:
+    """What is left of the grace is counted from the time of the request."""
+    launcher = FakeLauncher(lambda _: FOREVER)
+    stop = StopAttempt(AttemptKey(TaskId(1), 1), grace_s=100.0)
+
+    async def work() -> None:
+        shell = cast(Any, type("S", (), {"clock": SteadyClock(), "state": None}))
+        hands = Hands(shell, launcher, ())
+        hands.carry_out(stop, at=shell.clock.now() - 90.0)
+        assert hands.next_kill_at is not None
+        assert hands.next_kill_at - shell.clock.now() < 11.0
+        await hands.close()
+
+    asyncio.run(work())
