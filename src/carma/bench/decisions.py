@@ -1,10 +1,10 @@
 """How long a decision takes with 10,000 tasks in the queue of a server with 64 GPUs: the core alone, in process.
 
-Two cases. *plain*: every GPU has its four tasks, so one look tells that nobody can start. *dearest*: every GPU has room
-and is quiet, so each task that is looked at goes through every filter of every GPU and is stopped by the last one only:
-the first of the queue wants all GPUs and was overtaken so often that they are kept for it. No two tasks ask for the
-same memory, so nothing that was worked out for one serves another. The state is made by stepping events, as a daemon
-would make it.
+Three cases. *plain*: every GPU has its four tasks, so one look tells that nobody can start. *placing*: every GPU has
+room for one more, so one pass places 64 tasks. *dearest*: every GPU has room and is quiet, so each task that is looked
+at goes through every filter of every GPU and is stopped by the last one only: the first of the queue wants all GPUs and
+was overtaken so often that they are kept for it. No two tasks ask for the same memory, so nothing that was worked out
+for one serves another. The state is made by stepping events, as a daemon would make it.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ SAMPLES = 120  # seconds, so that every task has settled and every window is ful
 
 def measure(repeats: int) -> Iterator[Figure]:
     yield from _case("plain", repeats, holders=4, gang=False)
+    yield from _case("placing", repeats, holders=3, gang=False)
     yield from _case("dearest", repeats, holders=3, gang=True)
 
 
@@ -69,7 +70,7 @@ def _timed(name: str, call: Callable[[], object], repeats: int, how: str) -> Fig
 
 
 def loaded_state(*, holders: int, gang: bool) -> tuple[State, float]:
-    """A server in the middle of its day, and the time at which it is asked; nothing is due that would be placed."""
+    """A server in the middle of its day, and the time at which it is asked; only placements may be due."""
     state = new_state(Rules(), POLICY)
     gpus = tuple(_gpu(index) for index in range(GPUS))
     step(state, e.GpusFound(START, gpus))

@@ -48,6 +48,7 @@ class PrivateDaemon:
         self._settings = settings
         self._keep = keep
         self._process: subprocess.Popen[bytes] | None = None
+        self._client: Client | None = None
 
     def __enter__(self) -> PrivateDaemon:
         # Under /tmp and short, whatever TMPDIR says: a Unix socket's path may not be longer than 107 bytes.
@@ -61,6 +62,12 @@ class PrivateDaemon:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+    @property
+    def client(self) -> Client:
+        """For one thread at a time."""
+        assert self._client is not None
+        return self._client
 
     @property
     def pid(self) -> int:
@@ -84,7 +91,7 @@ class PrivateDaemon:
                 start_new_session=True,  # Ctrl-C reaches us, and we end the daemon in order
             )
         self.socket = paths.socket
-        self.client = Client(self.socket)
+        self._client = Client(self.socket)
         wait_until(self._answers, START_LIMIT_S, "the private daemon did not answer within a minute")
 
     def _command(self) -> list[str]:
@@ -120,9 +127,11 @@ class PrivateDaemon:
 
     def _close(self) -> None:
         if self._process is not None and self._process.poll() is None:
-            with contextlib.suppress(CarmaError, OSError):
-                self.client.shutdown(cancel_running=True)
+            with contextlib.suppress(CarmaError, OSError), Client(self.socket, timeout_s=STOP_LIMIT_S) as client:
+                client.shutdown(cancel_running=True)
             end(self._process)
+        if self._client is not None:
+            self._client.close()
         kill_strays(self.home)
         if not self._keep:
             shutil.rmtree(self.home, ignore_errors=True)

@@ -22,11 +22,6 @@ from carma.wire.types import GpuView, SubmitRequest, TaskView
 POLL_S = 0.2  # real seconds between two looks at the daemon
 
 
-class ReplayFailed(CarmaError):
-    code = "replay_failed"
-    about = "A replay could not be finished."
-
-
 class Stopped(Exception):
     """The user does not want it any more."""
 
@@ -153,7 +148,7 @@ class Replay:
         views = {view.id: view for view in self._client.history(limit=10 * len(self._rows))}
         missing = sorted(set(self._rows) - set(views))
         if missing:
-            raise ReplayFailed(f"{len(missing)} tasks of {len(self._rows)} are not in the history: {missing[:5]}")
+            raise CarmaError(f"{len(missing)} tasks of {len(self._rows)} are not in the history: {missing[:5]}")
         runs = tuple(task_run(views[key], row) for key, row in self._rows.items())
         ended_at = max(run.ended_at for run in runs)
         self.progress = msgspec.structs.replace(self.progress, finished=True, elapsed_s=ended_at - self._start_at)
