@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from typing import BinaryIO
 
@@ -14,10 +15,11 @@ from carma.cli.connect import connect
 from carma.cli.failures import INTERRUPTED, complain
 from carma.cli.local import pieces
 from carma.cli.wording import ending, exit_code_of
-from carma.errors import CarmaError
+from carma.errors import CarmaError, Unreachable
 from carma.wire.types import AttemptView, TaskView
 
 LOOK_S = 1.0
+RETURN_S = 300.0  # how long a daemon that went away is waited for
 _BEFORE = ("estimating", "queued", "recovering", "starting")
 
 
@@ -27,6 +29,9 @@ def follow(task: int, quiet: bool = False) -> int:
         view = _follow(task, quiet)
     except KeyboardInterrupt:
         return detached([task])
+    except Unreachable:
+        complain(f"the daemon went away; waiting for task {task} all the same", f"its output: carma logs -f {task}")
+        return wait_for([task])
     if not quiet:
         click.echo(f"carma: {ending(view)}", err=True)
     return exit_code_of(view)
@@ -103,19 +108,31 @@ def detached(tasks: Sequence[int]) -> int:
 
 def wait_for(tasks: Sequence[int], timeout_s: float | None = None) -> int:
     """The highest exit code of them all; 124 when the time is over first."""
-    import time
-
     until = None if timeout_s is None else time.monotonic() + timeout_s
     highest = 0
     try:
-        with connect() as client:
-            for task in tasks:
-                left = None if until is None else max(0.0, until - time.monotonic())
-                view = client.wait(task, left)
-                if view.state != "finished":
-                    complain(f"task {task} has not ended within the time given", f"it goes on: carma show {task}")
-                    return 124
-                highest = max(highest, exit_code_of(view))
+        for task in tasks:
+            view = _patiently(task, until)
+            if view.state != "finished":
+                complain(f"task {task} has not ended within the time given", f"it goes on: carma show {task}")
+                return 124
+            highest = max(highest, exit_code_of(view))
     except KeyboardInterrupt:
         return detached(tasks)
     return highest
+
+
+def _patiently(task: int, until: float | None) -> TaskView:
+    """Tasks outlive a restart of the daemon, so waiting for one does too: a daemon that was there may come back."""
+    patience = 0.0  # until when; none before the daemon has answered once
+    while True:
+        try:
+            with connect() as client:
+                client.task(task)
+                patience = time.monotonic() + RETURN_S
+                return client.wait(task, None if until is None else max(0.0, until - time.monotonic()))
+        except Unreachable:
+            now = time.monotonic()
+            if now >= patience or (until is not None and now >= until):
+                raise
+            time.sleep(LOOK_S / 4)
