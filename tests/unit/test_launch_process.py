@@ -46,7 +46,8 @@ if os.fork() == 0:
         os.rename("orphan.tmp", "orphan")
         time.sleep(600)
     os._exit(0)
-os.wait()
+while not os.path.exists("orphan"):
+    time.sleep(0.01)
 time.sleep(600 if sys.argv[1] == "stay" else 0)
 """
 

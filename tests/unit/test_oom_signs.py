@@ -28,8 +28,8 @@ XLA = (
 )
 TF = (
     "tensorflow.python.framework.errors_impl.ResourceExhaustedError: {{function_node __wrapped__Mul}} OOM when"
-    " allocating tensor with shape[32768,32768] and type float on /job:localhost/replica:0/task:0/device:GPU:0 by allocator"
-    " GPU_0_bfc [Op:Mul]\n"
+    " allocating tensor with shape[32768,32768] and type float on /job:localhost/replica:0/task:0/device:GPU:0 by"
+    " allocator GPU_0_bfc [Op:Mul]\n"
 )
 TF_GRAPH = (
     "tensorflow.python.framework.errors_impl.ResourceExhaustedError: Graph execution error:\n\n"

@@ -26,9 +26,9 @@ class Trees:
 
     def members(self, known: Mapping[AttemptKey, Started]) -> dict[int, AttemptKey]:
         """The living processes of those attempts; /proc is read once for all of them."""
-        if not known:
-            return {}
-        table = procfs.processes()
+        return self._members(procfs.processes(), known) if known else {}
+
+    def _members(self, table: dict[int, procfs.Process], known: Mapping[AttemptKey, Started]) -> dict[int, AttemptKey]:
         found = by_descent(table, known)
         orphaned = {s.token: key for key, s in known.items() if not lives(table, s.runner.pid, s.runner.start_ticks)}
         if orphaned:
@@ -57,7 +57,7 @@ class Trees:
         signalled: set[Identity] = set()
         for _ in range(KILL_ROUNDS if number == signal.SIGKILL else 1):
             table = procfs.processes()
-            members = [table[pid] for pid in self.members({key: started}) if pid in table]
+            members = [table[pid] for pid in self._members(table, {key: started})]
             new = [one for one in members if (one.pid, one.start_ticks) not in signalled]
             if not new:
                 return
