@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from carma.core.model import TaskSpec
+from carma.core.filters import listed
+from carma.core.model import Gpu, TaskSpec
 from carma.core.state import State
-from carma.core.units import show_mib
+from carma.core.units import show_pair_mib
 
 
-def never_fits(state: State, spec: TaskSpec) -> str | None:
-    """A sentence that names the largest GPU, or None."""
-    allowed = state.rules.placement.gpus
-    gpus = [gpu for gpu in state.gpus.values() if not allowed or gpu.id in allowed or str(gpu.index) in allowed]
+def by_size(state: State) -> tuple[Gpu, ...]:
+    """The GPUs that take tasks, largest first."""
+    allowed = (gpu for gpu in state.gpus.values() if listed(gpu, state.rules))
+    return tuple(sorted(allowed, key=lambda gpu: (-gpu.memory_mib, gpu.index)))
+
+
+def never_fits(state: State, spec: TaskSpec, gpus: tuple[Gpu, ...] | None = None) -> str | None:
+    """A sentence that names the largest GPU, or None. `gpus` is `by_size(state)`, for those who ask often."""
+    if gpus is None:
+        gpus = by_size(state)
     if spec.gpus > len(gpus):
-        return f"it asks for {spec.gpus} GPUs; this server has {len(gpus)}"
+        return f"it asks for {spec.gpus} GPUs; this server has {len(gpus)}" + (
+            " that take tasks (placement.gpus)" if len(gpus) < len(state.gpus) else ""
+        )
     if spec.gpu_memory_mib is None or not gpus:
         return None
-    by_size = sorted(gpus, key=lambda gpu: (-gpu.memory_mib, gpu.index))
-    smallest_of_largest = by_size[spec.gpus - 1]
-    if spec.gpu_memory_mib <= smallest_of_largest.memory_mib:
+    if spec.gpu_memory_mib <= gpus[spec.gpus - 1].memory_mib:
         return None
-    largest = by_size[0]
-    sentence = (
-        f"it asks for {show_mib(spec.gpu_memory_mib)} of GPU memory; "
-        f"the largest GPU here is GPU {largest.index} with {show_mib(largest.memory_mib)}"
-    )
+    largest = gpus[0]
+    asked, most = show_pair_mib(spec.gpu_memory_mib, largest.memory_mib)
+    sentence = f"it asks for {asked} of GPU memory; the largest GPU here is GPU {largest.index} with {most}"
     return sentence if spec.gpus == 1 else f"{sentence}, and {spec.gpus} such GPUs are asked for"

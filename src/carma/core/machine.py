@@ -73,6 +73,7 @@ def _task(state: State, task_id: TaskId) -> Task:
 def _submitted(state: State, event: e.TaskSubmitted) -> list[Command]:
     if event.task in state.tasks:
         raise InvalidEvent(f"task {event.task} was submitted before")
+    state.unfitted.add(event.task)
     state.put(
         Task(
             id=event.task,
@@ -89,6 +90,9 @@ def _estimated(state: State, event: e.TaskEstimated) -> list[Command]:
     task = state.tasks.get(event.task)
     if task is None or not isinstance(task.status, Estimating):
         return []  # cancelled meanwhile
+    answer, declared_mib = event.estimate, task.spec.gpu_memory_mib
+    if answer is not None and answer.source == "declared" and declared_mib not in (None, answer.upper_mib):
+        return [EstimateTask(task.id)]  # the figure was changed after the question was asked
     state.put(
         replace(
             task,
@@ -174,7 +178,10 @@ def _ended(state: State, event: e.AttemptEnded) -> list[Command]:
         attempt = replace(attempt, blame=blame(attempt, outcome, bool(event.over_booking)))
     state.put(replace(task, attempts=(*task.attempts[:-1], attempt), status=Recovering(event.at)))
     state.tracks.pop(event.key, None)
+    state.decisions.pop(event.key, None)
     _membership_changed(state, attempt.placement.gpus, event.at)
+    for gpu in attempt.placement.gpus:
+        state.live_of(gpu).left_at = event.at
     return []
 
 
@@ -242,7 +249,8 @@ def _moved(state: State, event: Move) -> list[Command]:
         case (e.TaskReleased(), Queued() | Estimating()):
             state.put(replace(task, status=replace(task.status, held=False)))
         case (e.TaskRetried(fresh=fresh), Finished()):
-            learnt = None if fresh else task.plan
+            learnt = None if fresh or task.plan is None else replace(task.plan, first=False)
+            state.unfitted.add(task.id)
             state.put(replace(task, plan=learnt, counted_from=task.key.attempt, status=Queued(event.at)))
         case (e.TaskChanged(), _):
             return _changed(state, task, event)
@@ -257,18 +265,21 @@ def _changed(state: State, task: Task, event: e.TaskChanged) -> list[Command]:
     if isinstance(task.status, Finished) or not changes:
         return []
     changed = replace(task, spec=replace(task.spec, **changes))
-    if event.gpu_memory_mib is not None and isinstance(task.status, Queued):
-        state.put(replace(changed, plan=None, status=Estimating(event.at, task.status.held)))
-        return [EstimateTask(task.id)]
-    state.put(changed)
-    return []
+    if event.gpu_memory_mib is None or isinstance(task.status, Starting | Running):
+        state.put(changed)
+        return []
+    # What the user says now counts, not what recovery or an estimate under way makes of the old figure.
+    held = not isinstance(task.status, Recovering) and task.status.held
+    state.unfitted.add(task.id)
+    state.put(replace(changed, plan=None, status=Estimating(event.at, held)))
+    return [EstimateTask(task.id)]
 
 
 def _gpus_changed(state: State, event: e.GpusFound | e.GpuDrained | e.GpuResumed) -> list[Command]:
     match event:
         case e.GpusFound(gpus=gpus):
             state.gpus = {gpu.id: gpu for gpu in gpus}
-            state.fit_checked = False
+            state.unfitted.update(state.tasks)
             state.live = {gpu: live for gpu, live in state.live.items() if gpu in state.gpus}
         case e.GpuDrained(gpu=gpu, reason=reason):
             state.drained[SERVER if gpu is None else gpu] = reason

@@ -10,50 +10,54 @@ from __future__ import annotations
 from carma.core.model import AttemptKey, GpuId, GpuSample
 from carma.core.state import Live, Seen, State, Track
 from carma.core.status import Running
+from carma.core.window import given
 
 
 def take(state: State, sample: GpuSample) -> None:
-    """One sample of one GPU."""
+    """One sample of one GPU. One that is not newer than the last tells nothing."""
     if sample.gpu not in state.gpus:
         return
     live = state.live_of(sample.gpu)
     before = live.window.newest
+    if before is not None and sample.at <= before.at:
+        return
     live.window.add(sample)
-    keys = state.on_gpu.get(sample.gpu, {})
     held = memory_by_attempt(sample)
-    for key in keys:
+    for key in state.on_gpu.get(sample.gpu, {}):
         track = state.tracks.get(key)
-        if track is not None:
-            _notice(state, track, live, sample, held.get(key) if held is not None else None)
+        seen = track.on.get(sample.gpu) if track is not None else None
+        if track is None or seen is None:
+            continue
+        memory_mib = None if sample.processes is None else held.get(key, 0)
+        if seen.first_at is None and key in held and memory_mib != 0:
+            seen.first_at = sample.at
+            live.since = before.at if before is not None else 0.0  # this sample is the first that tells of it
+        _notice(state, track, seen, sample.at, memory_mib)
+        if seen.first_at is not None and seen.settled_at is None and _settled(state, seen, live, sample):
+            seen.settled_at = sample.at
     _share_energy(state, before, sample)
 
 
-def memory_by_attempt(sample: GpuSample) -> dict[AttemptKey, int] | None:
-    """MiB of each attempt on that GPU; None when the driver gives no process list."""
-    if sample.processes is None:
-        return None
-    held: dict[AttemptKey, int] = {}
-    for use in sample.processes:
+def memory_by_attempt(sample: GpuSample) -> dict[AttemptKey, int | None]:
+    """MiB of each attempt on that GPU; None where the driver does not tell how much one of its processes has."""
+    held: dict[AttemptKey, int | None] = {}
+    for use in sample.processes or ():
         if use.attempt is not None:
-            held[use.attempt] = held.get(use.attempt, 0) + (use.memory_mib or 0)
+            before = held.get(use.attempt, 0)
+            held[use.attempt] = None if before is None or use.memory_mib is None else before + use.memory_mib
     return held
 
 
-def _notice(state: State, track: Track, live: Live, sample: GpuSample, memory_mib: int | None) -> None:
-    seen = track.on.get(sample.gpu)
-    if seen is None or memory_mib is None:
-        return
+def _notice(state: State, track: Track, seen: Seen, at: float, memory_mib: int | None) -> None:
     seen.now_mib = memory_mib
+    if not memory_mib:
+        return
     track.peak_mib = max(track.peak_mib or 0, memory_mib)
-    if seen.first_at is None:
-        seen.first_at = sample.at
+    if seen.first_at == at:
         seen.level_mib = memory_mib
-        live.since = sample.at - 1e-9  # this sample is the first that tells of the newcomer
     elif memory_mib > seen.level_mib + state.rules.warmup.growth_mib:
         seen.level_mib = memory_mib
-        seen.grown_at = sample.at
-    if seen.settled_at is None and _settled(state, seen, live, sample):
-        seen.settled_at = sample.at
+        seen.grown_at = at
 
 
 def _settled(state: State, seen: Seen, live: Live, sample: GpuSample) -> bool:
@@ -71,8 +75,9 @@ def _steady(live: Live, since: float, until: float, change: float) -> bool:
     early: list[float] = []
     late: list[float] = []
     for sample in live.window.samples:
-        if sample.at >= since and sample.sm_active is not None:
-            (early if sample.at < middle else late).append(sample.sm_active)
+        active = given(sample, "sm_active")
+        if sample.at >= since and active is not None:
+            (early if sample.at < middle else late).append(active)
     if not early or not late:
         return True
     return abs(sum(early) / len(early) - sum(late) / len(late)) <= change

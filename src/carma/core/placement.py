@@ -1,16 +1,18 @@
-"""One task, the GPUs as they are, one decision. Filters return a refusal or None; the policy ranks what is left."""
+"""One task, the GPUs as they are, one decision. Filters refuse or pass (filters.py); the policy ranks what is left."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
+from math import isnan
 
 from carma.core.decision import Ask, Decision, Part, Refusal, Verdict
+from carma.core.filters import Door, door_of
+from carma.core.filters import refuse as refuse
 from carma.core.model import Booking, GpuId, Placement, Record
 from carma.core.reasons import short_sentence
 from carma.core.settings import Rules
-from carma.core.units import show_mib
 from carma.core.view import GpuView
-from carma.core.window import METRICS
 
 
 class Ranked(Record, frozen=True):
@@ -19,7 +21,9 @@ class Ranked(Record, frozen=True):
 
 
 Rank = Callable[[Ask, Sequence[GpuView], GpuId | None], Sequence[Ranked]]
-"""(what is asked, GPUs that passed every filter in index order, GPU of the last placement) -> best first."""
+"""(what is asked, GPUs that passed every filter in index order, the last placement's place among them) -> best first.
+
+The third is the GPU of the last placement or, when that one is closed, the nearest open one before it."""
 
 
 class Policy(Record, frozen=True):
@@ -31,89 +35,110 @@ class Policy(Record, frozen=True):
     about: str = ""
 
 
-def refuse(ask: Ask, view: GpuView, rules: Rules, shares: bool) -> Refusal | None:
-    """The first reason against this GPU, in the order in which a user can do something about them."""
-    return (
-        _unusable(view, rules)
-        or _taken(ask, view, rules, shares)
-        or _no_memory(ask, view, rules)
-        or (closed_to_all(view, rules) if view.holders else None)
-        or _too_busy(view, rules)
-    )
+Fenced = Callable[[GpuView], Refusal | None]
 
 
-def _unusable(view: GpuView, rules: Rules) -> Refusal | None:
-    if view.fault is not None:
-        return Refusal("Fault", f"cannot be used: {view.fault}")
-    if view.drained is not None:
-        return Refusal("Drained", "is drained" + (f": {view.drained}" if view.drained else ""))
-    allowed = rules.placement.gpus
-    if allowed and view.gpu.id not in allowed and str(view.gpu.index) not in allowed:
-        return Refusal("NotListed", "is not in the list of GPUs that take tasks (placement.gpus)")
-    return None
+class Choice(Record, frozen=True, kw_only=True):
+    """A decision before it is written out: enough to act on, and cheap."""
+
+    ask: Ask
+    doors: tuple[Door, ...]
+    refusals: dict[GpuId, Refusal]
+    ranked: tuple[Ranked, ...]
+
+    @property
+    def chosen(self) -> tuple[GpuId, ...]:
+        best = self.ranked[: self.ask.gpus]
+        return tuple(entry.gpu for entry in best) if len(best) == self.ask.gpus else ()
 
 
-def _taken(ask: Ask, view: GpuView, rules: Rules, shares: bool) -> Refusal | None:
-    if not view.holders:
+def choose(
+    ask: Ask,
+    doors: Sequence[Door],
+    policy: Policy,
+    last_gpu: GpuId | None,
+    *,
+    idle_first: bool,
+    fenced: Fenced | None = None,
+    rank_all: bool = False,
+) -> Choice:
+    """Filter, then rank if enough GPUs are left (`rank_all`: in any case, for those who want to see the scores)."""
+    refusals: dict[GpuId, Refusal] = {}
+    opened: list[GpuView] = []
+    for door in doors:
+        refusal = door.refuse(ask)
+        if refusal is None and fenced is not None:
+            refusal = fenced(door.view)
+        if refusal is None:
+            opened.append(door.view)
+        else:
+            refusals[door.view.gpu.id] = refusal
+    ranked: list[Ranked] = []
+    if opened and (rank_all or len(opened) >= ask.gpus):
+        ranked = _rank(ask, opened, policy, _before(last_gpu, opened, doors), refusals)
+        if idle_first:
+            idle = {view.gpu.id for view in opened if view.idle}
+            ranked.sort(key=lambda entry: entry.gpu not in idle)
+    return Choice(ask=ask, doors=tuple(doors), refusals=refusals, ranked=tuple(ranked))
+
+
+def _before(last_gpu: GpuId | None, opened: Sequence[GpuView], doors: Sequence[Door]) -> GpuId | None:
+    """The last placement's GPU, or the nearest open one before it: a ring goes on from there."""
+    last = next((door.view.gpu.index for door in doors if door.view.gpu.id == last_gpu), None)
+    if last is None:
         return None
-    names = ", ".join(str(holder.key.task) for holder in view.holders)
-    if any(holder.alone for holder in view.holders):
-        return Refusal("Exclusive", f"task {names} has it alone")
-    if ask.alone:
-        return Refusal("Exclusive", f"the task wants a GPU alone; task {names} is on it")
-    if not shares:
-        return Refusal("Exclusive", f"task {names} is on it, and the policy does not share GPUs")
-    if len(view.holders) >= rules.placement.tasks_per_gpu:
-        return Refusal("TasksPerGpu", f"has {len(view.holders)} tasks; the limit is {rules.placement.tasks_per_gpu}")
-    return None
+    return next((view.gpu.id for view in reversed(opened) if view.gpu.index <= last), None)
 
 
-def _no_memory(ask: Ask, view: GpuView, rules: Rules) -> Refusal | None:
-    if view.room_mib is None:
-        return Refusal("Metrics", "its memory is not known: " + (view.blind or "no sample yet"))
-    margin = rules.memory.margin_mib if view.holders else 0
-    room = view.room_mib - margin
-    if ask.memory_mib <= room:
+def _rank(
+    ask: Ask, opened: Sequence[GpuView], policy: Policy, last_gpu: GpuId | None, refusals: dict[GpuId, Refusal]
+) -> list[Ranked]:
+    """A policy of another package that raises, or answers nonsense, is a reason to wait and not a crash."""
+    names = {view.gpu.id for view in opened}
+    try:
+        ranked = list(islice(policy.rank(ask, opened, last_gpu), len(opened) + 1))
+        _check(ranked, names)
+    except Exception as error:
+        told = (str(error).splitlines() or [""])[0][:200]
+        failed = Refusal("Policy", f"policy {policy.name} failed: {type(error).__name__}: {told}")
+        refusals.update(dict.fromkeys(names, failed))
+        return []
+    left_out = names - {entry.gpu for entry in ranked}
+    refusals.update(dict.fromkeys(left_out, Refusal("Policy", f"policy {policy.name} left it out")))
+    return ranked
+
+
+def _check(ranked: Sequence[Ranked], names: set[GpuId]) -> None:
+    for entry in ranked:
+        if not isinstance(entry, Ranked) or not isinstance(entry.parts, tuple):
+            raise TypeError("it must answer with Ranked entries")
+        for part in entry.parts:
+            if not isinstance(part, Part) or not isinstance(part.value, int | float) or isnan(part.value):
+                raise TypeError("a score's part must be a Part with a number")
+    ranked_names = [entry.gpu for entry in ranked]
+    if len(set(ranked_names)) != len(ranked_names) or not set(ranked_names) <= names:
+        raise ValueError("it ranked a GPU twice, or one that was refused")
+
+
+def conclude(choice: Choice, policy: str, at: float) -> Decision:
+    """The choice written out: every GPU with its refusal or its score, and the whole in one sentence."""
+    ask, chosen = choice.ask, choice.chosen
+    parts = {entry.gpu: entry.parts for entry in choice.ranked}
+    verdicts = []
+    for door in choice.doors:
+        name = door.view.gpu.id
+        refusal = choice.refusals.get(name)
+        full = None if refusal is None else door.in_full(ask, refusal)
+        verdicts.append(Verdict(name, full, parts.get(name, ()), name in chosen))
+    code, sentence = short_sentence(ask, choice.doors, choice.refusals, choice.ranked, chosen)
+    return Decision(ask.task, at, policy, tuple(verdicts), placement_of(choice), sentence, code)
+
+
+def placement_of(choice: Choice) -> Placement | None:
+    if not choice.chosen:
         return None
-    details = [f"{show_mib(view.booked_mib)} booked"]
-    if view.foreign_mib:
-        details.append(f"{show_mib(view.foreign_mib)} used by foreign processes")
-    if margin:
-        details.append(f"{show_mib(margin)} margin")
-    held = ", ".join(details)
-    return Refusal(
-        "Memory",
-        f"needs {show_mib(ask.memory_mib)}; has room for {show_mib(max(0, room))} of "
-        f"{show_mib(view.gpu.memory_mib)} ({held})",
-    )
-
-
-def closed_to_all(view: GpuView, rules: Rules) -> Refusal | None:
-    """Reasons that hold for every newcomer, whatever it asks for."""
-    if rules.warmup.enabled:
-        for holder in view.holders:
-            if holder.warming is not None:
-                return Refusal("WarmUp", f"task {holder.key.task} {holder.warming}")
-    return None
-
-
-def _too_busy(view: GpuView, rules: Rules) -> Refusal | None:
-    gate = rules.gate
-    if not gate.enabled or view.idle:
-        return None
-    if view.blind is not None:
-        return Refusal("Metrics", f"is not judged: {view.blind}")
-    caps = {"sm_active": gate.sm_active, "sm_occupancy": gate.sm_occupancy, "dram_active": gate.dram_active}
-    missing = [metric for metric in METRICS if view.gauge(metric, gate.summary) is None]
-    if missing:
-        return Refusal("Metrics", f"gives no {', '.join(missing)}, and what is not known does not pass the gate")
-    over = [metric for metric in METRICS if (view.gauge(metric, gate.summary) or 0.0) >= caps[metric]]
-    if gate.combine == "published" and not ("sm_active" in over and len(over) > 1):
-        return None
-    if not over:
-        return None
-    figures = ", ".join(f"{metric} {view.gauge(metric, gate.summary):.2f} (cap {caps[metric]:.2f})" for metric in over)
-    return Refusal("Utilisation", f"is too busy: {figures}")
+    ask = choice.ask
+    return Placement(gpus=choice.chosen, booking=Booking(memory_mib=ask.memory_mib, source=ask.source, alone=ask.alone))
 
 
 def decide(
@@ -123,60 +148,9 @@ def decide(
     policy: Policy,
     last_gpu: GpuId | None,
     at: float,
-    fenced: Callable[[GpuView], Refusal | None] | None = None,
+    fenced: Fenced | None = None,
 ) -> Decision:
-    """Filter, rank, choose. Pure; a policy of another package that raises is a reason to wait, not a crash."""
-    refusals: dict[GpuId, Refusal] = {}
-    open_views: list[GpuView] = []
-    for view in views:
-        refusal = refuse(ask, view, rules, policy.shares) or (fenced(view) if fenced is not None else None)
-        if refusal is None:
-            open_views.append(view)
-        else:
-            refusals[view.gpu.id] = refusal
-    try:
-        ranked = list(policy.rank(ask, open_views, last_gpu))
-        _check_ranking(ranked, open_views)
-    except Exception as error:
-        refusal = Refusal("Policy", f"policy {policy.name} failed: {type(error).__name__}: {error}")
-        refusals.update({view.gpu.id: refusal for view in open_views})
-        ranked = []
-    if rules.placement.idle_first:
-        idle = {view.gpu.id for view in open_views if view.idle}
-        ranked.sort(key=lambda entry: entry.gpu not in idle)
-    return _conclude(ask, views, refusals, ranked, policy.name, rules.memory.margin_mib, at)
-
-
-def _check_ranking(ranked: Sequence[Ranked], views: Sequence[GpuView]) -> None:
-    names = [entry.gpu for entry in ranked]
-    if len(set(names)) != len(names) or not set(names) <= {view.gpu.id for view in views}:
-        raise ValueError("it ranked a GPU twice, or one that was refused")
-
-
-def _conclude(
-    ask: Ask,
-    views: Sequence[GpuView],
-    refusals: dict[GpuId, Refusal],
-    ranked: Sequence[Ranked],
-    policy: str,
-    margin_mib: int,
-    at: float,
-) -> Decision:
-    parts = {entry.gpu: entry.parts for entry in ranked}
-    chosen = [entry.gpu for entry in ranked[: ask.gpus]] if len(ranked) >= ask.gpus else []
-    verdicts = tuple(
-        Verdict(
-            view.gpu.id,
-            refusals.get(view.gpu.id)
-            or (None if view.gpu.id in parts else Refusal("Policy", "the policy left it out")),
-            parts.get(view.gpu.id, ()),
-            view.gpu.id in chosen,
-        )
-        for view in views
-    )
-    code, sentence = short_sentence(ask, views, verdicts, chosen, margin_mib)
-    placement = None
-    if chosen:
-        booking = Booking(memory_mib=ask.memory_mib, source=ask.source, alone=ask.alone)
-        placement = Placement(gpus=tuple(chosen), booking=booking)
-    return Decision(ask.task, at, policy, verdicts, placement, sentence, code)
+    """All of it at once, for one question."""
+    doors = [door_of(view, rules, policy.shares) for view in views]
+    choice = choose(ask, doors, policy, last_gpu, idle_first=rules.placement.idle_first, fenced=fenced, rank_all=True)
+    return conclude(choice, policy.name, at)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carma.core.admission import never_fits
+from carma.core.admission import by_size, never_fits
 from carma.core.events import (
     Durable,
     MemoryObserved,
@@ -14,7 +14,17 @@ from carma.core.events import (
 )
 from carma.core.model import Dependency
 from carma.core.observe import peaks_to_store
-from carma.core.outcome import Cancelled, NeverFits, Outcome, Succeeded, TimedOut, describe
+from carma.core.outcome import (
+    Cancelled,
+    Failed,
+    Lost,
+    NeverFits,
+    Outcome,
+    OutOfMemory,
+    Succeeded,
+    TimedOut,
+    describe,
+)
 from carma.core.queue import schedule
 from carma.core.recovery import GiveUp, next_step
 from carma.core.state import State
@@ -40,9 +50,10 @@ def _ends_and_recoveries(state: State, now: float) -> list[Durable]:
         assert isinstance(task.status, Recovering)
         if task.status.until is not None:
             if task.status.until <= now:
+                state.unfitted.add(task_id)
                 due.append(RecoveryDue(now, task_id))
             continue
-        answer = next_step(task, state.rules, tuple(state.gpus.values()))
+        answer = next_step(task, state.rules, by_size(state))
         if isinstance(answer, GiveUp):
             due.append(TaskFinished(now, task_id, answer.outcome))
         else:
@@ -80,18 +91,21 @@ def _impossible(state: State, now: float) -> list[Durable]:
             reason = _broken(task, other, other.status.outcome)
             if reason is not None:
                 due.append(TaskFinished(now, waiting_id, Cancelled("carma", reason)))
-    if not state.fit_checked and state.gpus:
-        state.fit_checked = True
-        due.extend(_outgrown(state, now))
+    if state.unfitted and state.gpus:
+        impossible = _outgrown(state, now)
+        state.unfitted = {event.task for event in impossible}  # until they are finished
+        due.extend(impossible)
     return due
 
 
-def _outgrown(state: State, now: float) -> list[Durable]:
+def _outgrown(state: State, now: float) -> list[TaskFinished]:
     """Tasks that fitted when they were submitted, to a server that now has smaller or fewer GPUs."""
-    due: list[Durable] = []
-    for _, _, task_id in state.line:
-        reason = never_fits(state, state.tasks[task_id].spec)
-        if reason is not None:
+    due: list[TaskFinished] = []
+    gpus = by_size(state)
+    for task_id in sorted(state.unfitted & state.tasks.keys()):
+        task = state.tasks[task_id]
+        reason = never_fits(state, task.spec, gpus)
+        if reason is not None and isinstance(task.status, Estimating | Queued | Recovering):
             due.append(TaskFinished(now, task_id, NeverFits(reason)))
     return due
 
@@ -101,8 +115,23 @@ def _broken(task: Task, other: Task, outcome: Outcome) -> str | None:
         return None
     for dependency in task.spec.after:
         if dependency.task == other.id and not satisfied(dependency, outcome):
-            return f"it waited for task {other.id} ({dependency.when}), which {describe(outcome)}"
+            return f"it waited for task {other.id} ({dependency.when}), which {_ended(outcome)}"
     return None
+
+
+def _ended(outcome: Outcome) -> str:
+    """Without the other's own story: a chain of broken dependencies would tell all of them in its last link."""
+    match outcome:
+        case Succeeded() | Failed() | TimedOut():
+            return describe(outcome)
+        case OutOfMemory(where=where):
+            return f"ran out of {'GPU' if where == 'gpu' else 'host'} memory"
+        case Cancelled(by=by):
+            return f"was cancelled by {by}"
+        case Lost():
+            return "was lost"
+        case NeverFits():
+            return "can never fit"
 
 
 def satisfied(dependency: Dependency, outcome: Outcome) -> bool:

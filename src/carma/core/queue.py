@@ -1,191 +1,52 @@
-"""Whose turn it is. One pass along the line: the first that cannot start is fenced in, a bounded number behind it is
-looked at. `schedule`, `explain`, `waiting` and `try_now` are all the same pass, so what is shown is what happens.
+"""Whose turn it is. `schedule`, `explain`, `waiting` and `try_now` are all the same walk along the line (walk.py), so
+what is shown is what happens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from bisect import bisect_left
+from collections.abc import Collection
 
 from msgspec.structs import replace
 
-from carma.core.decision import Ask, Decision, Refusal, Verdict
+from carma.core.decision import Decision, Refusal, Verdict
 from carma.core.events import TaskPlaced
-from carma.core.model import AttemptKey, GpuId, Record, TaskId
+from carma.core.model import AttemptKey, Gpu, TaskId
 from carma.core.outcome import describe
-from carma.core.placement import closed_to_all, decide
-from carma.core.reserve import Fence, free_at, keeper, reserve
-from carma.core.snapshot import expected_runtime_s, views
+from carma.core.placement import Choice, choose, conclude, placement_of
+from carma.core.reasons import short_sentence
 from carma.core.state import State
 from carma.core.status import Estimating, Finished, Queued, Recovering, Running, Starting
 from carma.core.task import Task
 from carma.core.units import show_s
-from carma.core.view import GpuView, Holder
+from carma.core.walk import Pass, Waiting, ask_of, newcomer_turn, not_yet, turns
 
-KEPT_VERDICTS = 16  # with each placement, so that `explain` can tell later; more would swell the log of a large server
+__all__ = ["Waiting", "ask_of", "explain", "not_yet", "schedule", "try_now", "waiting"]
 
-
-class Waiting(Record, frozen=True):
-    """Why a task is not running: a short code for a column, a sentence, and the start that is kept for it."""
-
-    code: str
-    sentence: str
-    reserved_start_at: float | None = None
-
-
-def ask_of(task: Task, state: State) -> Ask:
-    """What the task needs: recovery's figure, else the estimate's bound, else the figure for the unknown."""
-    plan = task.plan
-    alone = task.spec.exclusive or (plan is not None and plan.rung == "alone")
-    if plan is not None and plan.memory_mib is not None:
-        memory, source = plan.memory_mib, "recovery"
-    elif task.estimate is not None:
-        memory, source = task.estimate.upper_mib, task.estimate.source
-    else:
-        memory, source = state.rules.memory.unknown_mib, "unknown"
-    if source not in ("declared", "recovery"):
-        # A guess above every card must not keep the task out for ever: it gets the largest card to itself.
-        largest = max((gpu.memory_mib for gpu in state.gpus.values()), default=0)
-        if memory > largest > 0:
-            memory, alone = largest, True
-    return Ask(task.id, task.spec.gpus, memory, source, alone)
-
-
-def not_yet(task: Task, state: State, now: float) -> Waiting | None:
-    """Why a queued task's turn cannot come, whatever the GPUs do."""
-    spec = task.spec
-    if isinstance(task.status, Queued) and task.status.held:
-        return Waiting("Held", f"held; `carma release {task.id}` lets it start")
-    if spec.begin_at is not None and spec.begin_at > now:
-        return Waiting("BeginTime", f"begins in {show_s(spec.begin_at - now)}")
-    for dependency in spec.after:
-        other = state.tasks.get(dependency.task)
-        if other is not None and not isinstance(other.status, Finished):
-            return Waiting("Dependency", f"waits for task {dependency.task}")
-    if spec.array is not None and spec.array.at_once is not None:
-        running = state.in_array.get(spec.array.array, 0)
-        if running >= spec.array.at_once:
-            return Waiting("ArrayLimit", f"{running} of its array run; at most {spec.array.at_once} may")
-    return None
-
-
-class _Pass:
-    """One walk along the line on a working copy of the GPUs."""
-
-    def __init__(self, state: State, now: float) -> None:
-        self.state = state
-        self.now = now
-        self.views = list(views(state, now))
-        self.last_gpu = state.last_gpu
-        self.fence: Fence | None = None
-        self.behind = 0
-        self.refused: dict[tuple[int, int, bool, float], Decision] = {}
-        self.started: dict[TaskId, int] = {}  # arrays: how many this pass has started
-
-    def consider(self, task: Task) -> Decision:
-        """Decide for one task, and change the working copy as if it had been done."""
-        ask = ask_of(task, self.state)
-        fenced: Callable[[GpuView], Refusal | None] | None = None
-        runtime_s = expected_runtime_s(task, self.state.rules)
-        if self.fence is not None:
-            self.behind += 1
-            fenced = keeper(self.fence, ask, runtime_s, self.state.rules, self.state.policy.shares, self.now)
-        shape = (ask.gpus, ask.memory_mib, ask.alone, runtime_s if self.fence is not None else -1.0)
-        if shape in self.refused:  # GPUs only fill up during a pass: what was refused stays refused
-            return replace(self.refused[shape], task=task.id)
-        decision = decide(ask, self.views, self.state.rules, self.state.policy, self.last_gpu, self.now, fenced)
-        if decision.placement is not None:
-            self._apply(ask, decision, runtime_s)
-        else:
-            self.refused[shape] = decision
-            if self.fence is None:
-                overtaken = self.state.overtaken.get(task.id, 0)
-                self.fence = reserve(ask, self.views, self.state.rules, self.state.policy.shares, overtaken, self.now)
-        return decision
-
-    def _apply(self, ask: Ask, decision: Decision, runtime_s: float) -> None:
-        assert decision.placement is not None
-        chosen = set(decision.placement.gpus)
-        holder = Holder(
-            key=AttemptKey(ask.task, 0),
-            booking_mib=ask.memory_mib,
-            alone=ask.alone,
-            warming="was sent there just now",
-            ends_at=self.now + runtime_s,
-        )
-        self.views = [view.joined_by(holder) if view.gpu.id in chosen else view for view in self.views]
-        self.last_gpu = decision.placement.gpus[-1]
-
-    def overtakes(self, decision: Decision) -> TaskId | None:
-        """The fenced task, if this placement took a GPU that it could have used."""
-        if self.fence is None or decision.placement is None:
-            return None
-        chosen = set(decision.placement.gpus)
-        rules = self.state.rules
-        for view in self.views:
-            if (
-                view.gpu.id in chosen
-                and free_at(self.fence.ask, view, rules, self.state.policy.shares, self.now) is not None
-            ):
-                return self.fence.ask.task
-        return None
-
-    def array_is_full(self, task: Task) -> bool:
-        """Counting those of its array that this walk has started."""
-        array = task.spec.array
-        if array is None or array.at_once is None:
-            return False
-        return self.state.in_array.get(array.array, 0) + self.started.get(array.array, 0) >= array.at_once
-
-    @property
-    def over(self) -> bool:
-        """Nothing more can start: the line was looked at far enough, or every GPU is closed to everybody."""
-        if self.behind >= self.state.rules.queue.backfill_depth and self.fence is not None:
-            return True
-        return self.fence is not None and all(self._shut(view) for view in self.views)
-
-    def _shut(self, view: GpuView) -> bool:
-        if view.fault is not None or view.drained is not None or view.room_mib is None:
-            return True
-        if not view.holders:
-            return False
-        rules = self.state.rules
-        return (
-            not self.state.policy.shares
-            or any(holder.alone for holder in view.holders)
-            or len(view.holders) >= rules.placement.tasks_per_gpu
-            or closed_to_all(view, rules) is not None
-        )
-
-
-def _turns(state: State, now: float, walk: _Pass) -> Iterator[Task]:
-    """Those whose turn it may be, in order, as long as the walk is worth going on with."""
-    for _, _, task_id in state.line:
-        task = state.tasks[task_id]
-        if not_yet(task, state, now) is not None:
-            continue
-        if not walk.array_is_full(task):
-            yield task
-        if walk.over:
-            return
+PLACED_AT_ONCE = 64  # of one pass; the shell asks again at once, so this bounds a pass and delays nobody
 
 
 def schedule(state: State, now: float) -> list[TaskPlaced]:
     """The placements that are due."""
     if not state.line or not state.gpus:
         return []
-    walk = _Pass(state, now)
+    walk = Pass(state, now)
     placed: list[TaskPlaced] = []
-    for task in _turns(state, now, walk):
-        decision = walk.consider(task)
-        if decision.placement is None:
+    state.decisions = {key: state.decisions[key] for key in state.active.values() if key in state.decisions}
+    for task in turns(state, now, walk):
+        choice = walk.consider(task)
+        placement = placement_of(choice)
+        if placement is None:
             continue
         key = AttemptKey(task.id, task.key.attempt + 1)
-        overtaken = walk.overtakes(decision)
-        verdicts = decision.verdicts[:KEPT_VERDICTS]
-        placed.append(TaskPlaced(now, key, decision.placement, decision.reason, overtaken, verdicts))
+        decision = conclude(choice, state.policy.name, now)
+        state.decisions[key] = decision
+        placed.append(TaskPlaced(now, key, placement, decision.reason, walk.overtakes(choice)))
         if task.spec.array is not None:
             array = task.spec.array.array
             walk.started[array] = walk.started.get(array, 0) + 1
+        if len(placed) >= PLACED_AT_ONCE:
+            break
     return placed
 
 
@@ -221,68 +82,88 @@ def _plain_reason(task: Task, state: State, now: float) -> Waiting | None:
 
 
 def _reasons_in_line(state: State, now: float, ids: set[TaskId]) -> dict[TaskId, Waiting]:
-    walk = _Pass(state, now)
+    walk = Pass(state, now)
     found: dict[TaskId, Waiting] = {}
     head: TaskId | None = None
-    for task in _turns(state, now, walk):
-        decision = walk.consider(task)
+    for task in turns(state, now, walk):
+        choice = walk.consider(task)
         start_at = None
         if walk.fence is not None and walk.fence.ask.task == task.id:
             head, start_at = task.id, walk.fence.start_at
         if task.id in ids:
-            found[task.id] = _waiting(decision, start_at, now)
+            found[task.id] = _waiting(choice, start_at, now)
     for place, (_, _, task_id) in enumerate(state.line):
         if task_id in ids and task_id not in found:
             front = f"; task {head} waits for a GPU first" if head is not None else ""
-            before = "1 task is" if place == 1 else f"{place} tasks are"
-            found[task_id] = Waiting("Priority", f"{before} before it in the queue{front}")
+            found[task_id] = Waiting("Priority", f"{_before(place)} before it in the queue{front}")
     return found
 
 
-def _waiting(decision: Decision, start_at: float | None, now: float) -> Waiting:
-    if decision.placement is not None:
-        return Waiting("Starting", decision.reason)
+def _waiting(choice: Choice, start_at: float | None, now: float) -> Waiting:
+    code, sentence = short_sentence(choice.ask, choice.doors, choice.refusals, choice.ranked, choice.chosen)
+    if choice.chosen:
+        return Waiting("Starting", sentence)
     if start_at is None:
-        return Waiting(decision.code, decision.reason)
-    return Waiting(decision.code, f"{decision.reason}; should start in {show_s(start_at - now)}", start_at)
+        return Waiting(code, sentence)
+    return Waiting(code, f"{sentence}; should start in {show_s(start_at - now)}", start_at)
 
 
 def explain(state: State, task_id: TaskId, now: float) -> Decision:
     """The decision for that task as it would be taken now, with all that stands before it; or why none is due."""
     task = state.tasks[task_id]
     match task.status:
-        case Starting(placement=placement) | Running(placement=placement):
-            return _as_placed(state, task, placement.gpus)
-        case Finished(outcome=outcome):
-            return Decision(task_id, now, state.policy.name, (), None, describe(outcome), "Finished")
+        case Starting() | Running():
+            return state.decisions.get(task.key) or _as_placed(state, task)
+        case Finished(at=at, outcome=outcome):
+            over = Refusal("Finished", "the task is over")
+            verdicts = tuple(Verdict(gpu.id, over) for gpu in _in_order(state))
+            return Decision(task_id, at, state.policy.name, verdicts, None, describe(outcome), "Finished")
         case _:
             pass
-    walk = _Pass(state, now)
-    for other in _turns(state, now, walk):
-        decision = walk.consider(other)
+    walk = Pass(state, now, explain=task_id)
+    for other in turns(state, now, walk):
+        choice = walk.consider(other)
         if other.id == task_id:
-            return decision
+            return conclude(choice, state.policy.name, now)
     blocked = waiting(state, now, [task_id])[task_id]
-    ask = ask_of(task, state)
-    decision = decide(ask, walk.views, state.rules, state.policy, walk.last_gpu, now)
-    return Decision(task_id, now, decision.policy, decision.verdicts, None, blocked.sentence, blocked.code)
+    return _blocked(walk, task, blocked)
 
 
-def _as_placed(state: State, task: Task, gpus: tuple[GpuId, ...]) -> Decision:
-    """What was decided then; a GPU of which nothing was kept says so."""
+def _blocked(walk: Pass, task: Task, blocked: Waiting) -> Decision:
+    """What the GPUs say to a task whose turn it is not; none is chosen, whatever they say."""
+    state = walk.state
+    ask = ask_of(task, state, walk.sizes)
+    idle_first = state.rules.placement.idle_first
+    choice = choose(ask, walk.doors, state.policy, walk.last_gpu, idle_first=idle_first, rank_all=True)
+    seen = conclude(choice, state.policy.name, walk.now)
+    verdicts = tuple(replace(verdict, chosen=False) for verdict in seen.verdicts)
+    return replace(seen, verdicts=verdicts, placement=None, reason=blocked.sentence, code=blocked.code)
+
+
+def _in_order(state: State) -> list[Gpu]:
+    return sorted(state.gpus.values(), key=lambda gpu: gpu.index)
+
+
+def _as_placed(state: State, task: Task) -> Decision:
+    """Of an attempt that was placed before this process started: the log keeps the sentence, not every GPU's."""
     attempt = task.attempts[-1]
-    kept = {verdict.gpu: verdict for verdict in attempt.verdicts}
-    ordered = sorted(state.gpus.values(), key=lambda gpu: gpu.index)
-    verdicts = tuple(
-        kept.get(gpu.id) or Verdict(gpu.id, Refusal("NotChosen", "another was chosen"), (), gpu.id in gpus)
-        for gpu in ordered
-    )
+    gpus = attempt.placement.gpus
+    other = Refusal("NotChosen", "was not chosen; the reasons of that time were not kept over a restart")
+    verdicts = tuple(Verdict(gpu.id, None if gpu.id in gpus else other, (), gpu.id in gpus) for gpu in _in_order(state))
     return Decision(task.id, attempt.placed_at, state.policy.name, verdicts, attempt.placement, attempt.decision)
 
 
 def try_now(state: State, task: Task, now: float) -> Decision:
-    """What would become of a task that is not in the queue yet, behind all that are."""
-    walk = _Pass(state, now)
-    for other in _turns(state, now, walk):
-        walk.consider(other)
-    return walk.consider(task)
+    """What would become of a task that is not in the queue yet, in its turn: behind all of its priority."""
+    walk = Pass(state, now, explain=task.id)
+    for other in turns(state, now, walk, task):
+        choice = walk.consider(other)
+        if other is task:
+            return conclude(choice, state.policy.name, now)
+    blocked = not_yet(task, state, now)
+    before = bisect_left(state.line, newcomer_turn(state, task))
+    return _blocked(walk, task, blocked or Waiting("Priority", f"{_before(before)} before it in the queue"))
+
+
+def _before(count: int) -> str:
+    return "1 task is" if count == 1 else f"{count} tasks are"

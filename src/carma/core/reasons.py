@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
-from carma.core.decision import Ask, Part, Verdict
+from carma.core.decision import Ask, Part, Refusal
+from carma.core.filters import Door
 from carma.core.model import GpuId
-from carma.core.units import show_mib
-from carma.core.view import GpuView
+from carma.core.units import show_pair_mib
 
 # Which refusal speaks for the whole when they differ: the one that is likely to pass first.
 _HOPE = (
@@ -25,51 +26,62 @@ _HOPE = (
 )
 
 
+class Scored(Protocol):
+    @property
+    def gpu(self) -> GpuId: ...
+
+    @property
+    def parts(self) -> tuple[Part, ...]: ...
+
+
 def short_sentence(
-    ask: Ask, views: Sequence[GpuView], verdicts: Sequence[Verdict], chosen: Sequence[GpuId], margin_mib: int
+    ask: Ask,
+    doors: Sequence[Door],
+    refusals: Mapping[GpuId, Refusal],
+    ranked: Sequence[Scored],
+    chosen: Sequence[GpuId],
 ) -> tuple[str, str]:
     """(code, sentence)."""
-    index = {view.gpu.id: view.gpu.index for view in views}
     if chosen:
-        names = ", ".join(str(index[gpu]) for gpu in chosen)
-        return "", f"placed on GPU {names}: {_why_there(verdicts, views)}"
-    if not verdicts:
+        return "", _placed(doors, ranked, chosen)
+    if not doors:
         return "NoGpus", "this server has no GPU"
-    codes = {verdict.refusal.code for verdict in verdicts if verdict.refusal is not None}
-    free = [verdict for verdict in verdicts if verdict.refusal is None]
+    free = len(doors) - len(refusals)
+    codes = {refusal.code for refusal in refusals.values()}
     code = next((name for name in _HOPE if name in codes), "Resources")
-    gang = f"needs {ask.gpus} GPUs, {len(free)} could take it now; " if ask.gpus > 1 else ""
-    if codes == {"Memory"} and not free:
-        return code, gang + _memory_sentence(ask, views, margin_mib)
-    best = next(verdict for verdict in verdicts if verdict.refusal is not None and verdict.refusal.code == code)
-    assert best.refusal is not None
-    return code, f"{gang}GPU {index[best.gpu]}: {best.refusal.sentence}" + _others(verdicts, best)
+    gang = f"needs {ask.gpus} GPUs, {free} could take it now" if ask.gpus > 1 else ""
+    if not refusals:
+        return code, f"needs {ask.gpus} GPUs; this server has {len(doors)}"
+    best = _best(code, doors, refusals)
+    if code == "Memory":
+        needs, most = show_pair_mib(ask.memory_mib, best.free_mib)
+        told = f"needs {needs}; most free is {most} on GPU {best.view.gpu.index}"
+    else:
+        told = f"GPU {best.view.gpu.index}: {refusals[best.view.gpu.id].sentence}"
+    return code, (f"{gang}; " if gang else "") + told + _others(code, refusals, len(doors))
 
 
-def _why_there(verdicts: Sequence[Verdict], views: Sequence[GpuView]) -> str:
-    idle = {view.gpu.id for view in views if view.idle}
-    winner = next(verdict for verdict in verdicts if verdict.chosen)
-    figures = ", ".join(_figure(part) for part in winner.parts if part.name not in ("order", "turn"))
-    return ("idle" if winner.gpu in idle else "shared") + (f", {figures}" if figures else "")
+def _best(code: str, doors: Sequence[Door], refusals: Mapping[GpuId, Refusal]) -> Door:
+    """The GPU that speaks for the code: the roomiest where memory is short, else the first."""
+    found = [door for door in doors if door.view.gpu.id in refusals and refusals[door.view.gpu.id].code == code]
+    return max(found, key=lambda door: door.free_mib) if code == "Memory" else found[0]
 
 
-def _figure(part: Part) -> str:
-    if part.unit == "MiB":
-        return f"{part.name.removesuffix('_mib')} {show_mib(part.value)}"
-    return f"{part.name} {part.value:g}{part.unit and ' ' + part.unit}"
+def _placed(doors: Sequence[Door], ranked: Sequence[Scored], chosen: Sequence[GpuId]) -> str:
+    views = {door.view.gpu.id: door.view for door in doors}
+    names = ", ".join(str(views[gpu].gpu.index) for gpu in chosen)
+    winner = ranked[0]
+    figures = ", ".join(f"{part.name} {part.value:g}{part.unit and ' ' + part.unit}" for part in winner.parts)
+    how = "idle" if views[winner.gpu].idle else "shared"
+    return f"placed on GPU {names}: {how}" + (f", {figures}" if figures else "")
 
 
-def _memory_sentence(ask: Ask, views: Sequence[GpuView], margin_mib: int) -> str:
-    rooms = [(max(0, (view.room_mib or 0) - (margin_mib if view.holders else 0)), -view.gpu.index) for view in views]
-    most_mib, index = max(rooms)
-    return f"needs {show_mib(ask.memory_mib)}; most free is {show_mib(most_mib)} on GPU {-index}"
-
-
-def _others(verdicts: Sequence[Verdict], best: Verdict) -> str:
+def _others(code: str, refusals: Mapping[GpuId, Refusal], gpus: int) -> str:
+    """How many GPUs have another reason; nothing when all have the same."""
     counts: dict[str, int] = {}
-    for verdict in verdicts:
-        if verdict.gpu != best.gpu and verdict.refusal is not None:
-            counts[verdict.refusal.code] = counts.get(verdict.refusal.code, 0) + 1
-    if not counts:
+    for refusal in refusals.values():
+        if refusal.code != code:
+            counts[refusal.code] = counts.get(refusal.code, 0) + 1
+    if not counts or gpus == 1:
         return ""
-    return "; others: " + ", ".join(f"{count} {code}" for code, count in counts.items())
+    return "; others: " + ", ".join(f"{count} {name}" for name, count in counts.items())

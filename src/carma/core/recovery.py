@@ -29,14 +29,23 @@ class GiveUp(Record, frozen=True):
 
 def blame(attempt: Attempt, outcome: OutOfMemory, neighbours_over: bool) -> Blame:
     """A process over its booking is the one that pays; a neighbour over its own is to blame otherwise."""
-    wanted = (outcome.peak_mib or attempt.observed_mib or 0) + (outcome.asked_mib or 0)
+    wanted = (_peak_mib(attempt, outcome) or 0) + (outcome.asked_mib or 0)
     if wanted > attempt.placement.booking.memory_mib:
         return "own"
     return "neighbour" if neighbours_over else "unknown"
 
 
+def _peak_mib(attempt: Attempt, outcome: OutOfMemory) -> int | None:
+    """The most that it held, by the framework's message or by the driver's figures."""
+    known = [peak for peak in (outcome.peak_mib, attempt.observed_mib) if peak is not None]
+    return max(known) if known else None
+
+
 def next_step(task: Task, rules: Rules, gpus: tuple[Gpu, ...]) -> Retry | GiveUp:
-    """Of a task whose newest attempt has ended. Pure, and bounded: every path to Retry counts an attempt."""
+    """Of a task whose newest attempt has ended; `gpus` are those that take tasks, largest first.
+
+    Pure, and bounded: every path to Retry counts an attempt.
+    """
     attempt = task.attempts[-1]
     outcome = attempt.outcome
     assert outcome is not None
@@ -47,11 +56,16 @@ def next_step(task: Task, rules: Rules, gpus: tuple[Gpu, ...]) -> Retry | GiveUp
     guilty = [a for a in _counted(task) if a.blame != "neighbour"]
     if attempt.blame == "neighbour":
         if limit == 0 or len(innocent) > rules.recovery.innocent_retries:
-            return GiveUp(_told(outcome, f"{len(innocent)} times a neighbour took the memory; not tried again"))
+            return GiveUp(_told(outcome, f"a neighbour took the memory {_times(len(innocent))}; not tried again"))
         return Retry(_first(task, attempt), _back_off_s(rules, len(innocent)))
     if len(guilty) > limit:
-        return GiveUp(_told(outcome, f"ran out of memory {len(guilty)} times; {limit} retries are allowed"))
-    return _climb(attempt, outcome, len(guilty), rules, gpus)
+        allowed = f"{limit} {'retry is' if limit == 1 else 'retries are'} allowed"
+        return GiveUp(_told(outcome, f"ran out of memory {_times(len(guilty))}; {allowed}"))
+    return _climb(task.spec.gpus, attempt, outcome, len(guilty), rules, gpus)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _counted(task: Task) -> list[Attempt]:
@@ -76,13 +90,15 @@ def _first(task: Task, attempt: Attempt) -> Plan:
     )
 
 
-def _climb(attempt: Attempt, outcome: OutOfMemory, count: int, rules: Rules, gpus: tuple[Gpu, ...]) -> Retry | GiveUp:
-    largest = max((gpu.memory_mib for gpu in gpus), default=0)
+def _climb(
+    wanted: int, attempt: Attempt, outcome: OutOfMemory, count: int, rules: Rules, gpus: tuple[Gpu, ...]
+) -> Retry | GiveUp:
+    largest = gpus[min(wanted, len(gpus)) - 1].memory_mib if gpus else 0  # the smallest of the best gang
     had_mib = min((gpu.memory_mib for gpu in gpus if gpu.id in attempt.placement.gpus), default=largest)
     if attempt.placement.booking.alone and largest <= had_mib:
         return GiveUp(_told(outcome, f"it had a GPU of {show_mib(had_mib)} alone, and there is none larger"))
     booked = attempt.placement.booking.memory_mib
-    seen = outcome.peak_mib or attempt.observed_mib
+    seen = _peak_mib(attempt, outcome)
     known = None if seen is None or outcome.asked_mib is None else seen + outcome.asked_mib + rules.recovery.margin_mib
     grown = int(booked * rules.recovery.growth)
     memory = known if known is not None and count == 1 else max(known or 0, grown)

@@ -8,21 +8,25 @@ could ever hold it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from carma.core.decision import Ask, Refusal
-from carma.core.model import AttemptKey, GpuId, Record
-from carma.core.placement import refuse
+from carma.core.filters import listed, refuse
+from carma.core.model import GpuId, Record
 from carma.core.settings import Rules
 from carma.core.units import show_s
-from carma.core.view import GpuView, Holder
+from carma.core.view import GpuView
 
 
 class Fence(Record, frozen=True, kw_only=True):
     ask: Ask
-    gpus: tuple[GpuId, ...]
+    gpus: frozenset[GpuId]
     start_at: float | None  # None: no GPU can be named (drained, lost, ...)
     degree: int  # 1: not delayed, 2: its GPUs kept, 3: every GPU that could hold it kept
+
+    def refusal(self, now: float) -> Refusal:
+        wait = show_s(max(0.0, (self.start_at or now) - now))
+        return Refusal("Reserved", f"is reserved for task {self.ask.task}, which should start in {wait}")
 
 
 def reserve(ask: Ask, views: Sequence[GpuView], rules: Rules, shares: bool, overtaken: int, now: float) -> Fence:
@@ -34,20 +38,27 @@ def reserve(ask: Ask, views: Sequence[GpuView], rules: Rules, shares: bool, over
         if (at := free_at(ask, view, rules, shares, now)) is not None
     )
     if len(times) < ask.gpus:
-        return Fence(ask=ask, gpus=(), start_at=None, degree=degree)
+        return Fence(ask=ask, gpus=frozenset(), start_at=None, degree=degree)
     chosen = times[: ask.gpus] if degree < 3 else times
-    return Fence(ask=ask, gpus=tuple(gpu for _, _, gpu in chosen), start_at=times[ask.gpus - 1][0], degree=degree)
+    kept = frozenset(gpu for _, _, gpu in chosen)
+    return Fence(ask=ask, gpus=kept, start_at=times[ask.gpus - 1][0], degree=degree)
 
 
 def free_at(ask: Ask, view: GpuView, rules: Rules, shares: bool, now: float) -> float | None:
     """When the GPU could take it, holders leaving as expected; None if it never could as things stand."""
+    if view.fault is not None or view.drained is not None or not listed(view.gpu, rules):
+        return None
+    if view.outdated:
+        return now + rules.window.stale_s  # the next sample tells
+    if view.room_mib is None:
+        return None
     refusal = refuse(ask, view, rules, shares)
     if refusal is None:
         return now
-    if view.fault is not None or view.drained is not None or view.room_mib is None or refusal.code == "NotListed":
-        return None
     if refusal.code == "WarmUp":
         return now + rules.warmup.settle_s
+    if refusal.code == "Metrics" and view.blind is not None:
+        return now + rules.window.stale_s
     for at in sorted({holder.ends_at for holder in view.holders}):
         if _fits(ask, view.without_those_ending_by(at), rules, shares):
             return at
@@ -57,32 +68,28 @@ def free_at(ask: Ask, view: GpuView, rules: Rules, shares: bool, now: float) -> 
 def _fits(ask: Ask, view: GpuView, rules: Rules, shares: bool) -> bool:
     if not view.holders:
         return ask.memory_mib <= (view.room_mib or 0)
-    if ask.alone or not shares or any(holder.alone for holder in view.holders):
-        return False
-    if len(view.holders) >= rules.placement.tasks_per_gpu:
+    if ask.alone or not _may_join(view, rules, shares, 1):
         return False
     return ask.memory_mib <= (view.room_mib or 0) - rules.memory.margin_mib
 
 
-def keeper(
-    fence: Fence, ask: Ask, runtime_s: float, rules: Rules, shares: bool, now: float
-) -> Callable[[GpuView], Refusal | None]:
-    """The extra filter for a task behind the fence."""
-
-    def check(view: GpuView) -> Refusal | None:
-        if view.gpu.id not in fence.gpus or fence.start_at is None:
-            return None
-        if fence.degree == 1 and not _delays(fence, ask, view, now + runtime_s, rules, shares):
-            return None
-        wait = show_s(max(0.0, fence.start_at - now))
-        return Refusal("Reserved", f"is reserved for task {fence.ask.task}, which should start in {wait}")
-
-    return check
-
-
-def _delays(fence: Fence, ask: Ask, view: GpuView, ends_at: float, rules: Rules, shares: bool) -> bool:
-    assert fence.start_at is not None
-    if ends_at <= fence.start_at:
+def _may_join(view: GpuView, rules: Rules, shares: bool, newcomers: int) -> bool:
+    if not shares or any(holder.alone for holder in view.holders):
         return False
-    newcomer = Holder(key=AttemptKey(ask.task, 0), booking_mib=ask.memory_mib, alone=ask.alone, ends_at=ends_at)
-    return not _fits(fence.ask, view.joined_by(newcomer).without_those_ending_by(fence.start_at), rules, shares)
+    return len(view.holders) + newcomers <= rules.placement.tasks_per_gpu
+
+
+def spare_mib(fence: Fence, view: GpuView, rules: Rules, shares: bool, now: float) -> int:
+    """What a task that outlasts the reserved start may book on that GPU without delaying it; negative: nothing.
+
+    A newcomer closes the GPU until it has settled, so one that comes too shortly before the start delays it too.
+    """
+    assert fence.start_at is not None
+    if fence.degree > 1 or fence.ask.alone:
+        return -1
+    if rules.warmup.enabled and now + rules.warmup.settle_s > fence.start_at:
+        return -1
+    then = view.without_those_ending_by(fence.start_at)
+    if not _may_join(then, rules, shares, 2):
+        return -1
+    return (then.room_mib or 0) - rules.memory.margin_mib - fence.ask.memory_mib

@@ -15,6 +15,8 @@ from carma.core.units import show_s
 from carma.core.view import GpuView, Holder, room_mib
 from carma.core.window import METRICS, Metric, Summary
 
+HIDDEN_MIB = 1024  # so much the driver may use for itself; what is beyond it belongs to processes that are not shown
+
 
 def views(state: State, now: float) -> tuple[GpuView, ...]:
     """Every GPU, in index order."""
@@ -28,8 +30,12 @@ def view_of(state: State, gpu: Gpu, now: float) -> GpuView:
     if newest is not None and newest.at < now - state.rules.window.stale_s:
         newest = None
     holders = tuple(_holder(state, gpu, key, now) for key in state.on_gpu.get(gpu.id, {}))
-    foreign, foreign_mib = _foreign(newest, holders)
-    used = newest.memory_used_mib if newest is not None else None
+    left_mib = _left_mib(state, newest)
+    outdated = newest is not None and newest.processes is None and newest.at <= live.left_at
+    used = None
+    if newest is not None and newest.memory_used_mib is not None and not outdated:
+        used = max(0, newest.memory_used_mib - left_mib)
+    foreign, foreign_mib = _foreign(state, newest, holders, used)
     blind = _blind(state, newest, live.window.count_since(live.since))
     summaries: dict[Metric, Summary] = {}
     for metric in METRICS:
@@ -46,19 +52,52 @@ def view_of(state: State, gpu: Gpu, now: float) -> GpuView:
         booked_mib=sum(holder.counted_mib for holder in holders),
         room_mib=room_mib(gpu.memory_mib, used, foreign_mib, holders),
         summaries=summaries,
-        blind=blind,
+        blind="no sample since a task left" if outdated else blind,
+        outdated=outdated,
         fault=newest.fault if newest is not None else None,
         drained=state.drained.get(SERVER, state.drained.get(gpu.id)),
     )
 
 
-def _foreign(newest: GpuSample | None, holders: tuple[Holder, ...]) -> tuple[tuple[ProcessUse, ...], int]:
-    """Processes that CARMA did not start, and the memory that none of its attempts accounts for."""
-    if newest is None or newest.processes is None:
+def _left_since(state: State, key: AttemptKey, sample_at: float) -> bool:
+    """Whether an attempt that the sample shows has ended since: its process is gone, and its memory with it."""
+    task = state.tasks.get(key.task)
+    if task is None or not 0 < key.attempt <= len(task.attempts):
+        return False
+    ended_at = task.attempts[key.attempt - 1].ended_at
+    return ended_at is not None and ended_at >= sample_at
+
+
+def _left_mib(state: State, newest: GpuSample | None) -> int:
+    uses = newest.processes or () if newest is not None else ()
+    return sum(
+        use.memory_mib or 0
+        for use in uses
+        if newest is not None and use.attempt is not None and _left_since(state, use.attempt, newest.at)
+    )
+
+
+def _foreign(
+    state: State, newest: GpuSample | None, holders: tuple[Holder, ...], used_mib: int | None
+) -> tuple[tuple[ProcessUse, ...], int]:
+    """Processes that CARMA did not start, and the memory that none of its attempts accounts for.
+
+    Memory beyond what the listed processes hold is somebody's too: an empty process list does not make a GPU idle.
+    """
+    if newest is None or used_mib is None:
         return (), 0
     held = {holder.key for holder in holders}
-    foreign = tuple(use for use in newest.processes if use.attempt is None or use.attempt not in held)
-    return foreign, sum(use.memory_mib or 0 for use in foreign)
+    foreign: list[ProcessUse] = []
+    listed_mib = 0
+    for use in newest.processes or ():
+        if use.attempt is not None and (use.attempt in held or _left_since(state, use.attempt, newest.at)):
+            listed_mib += (use.memory_mib or 0) if use.attempt in held else 0
+        else:
+            foreign.append(use)
+    foreign_mib = sum(use.memory_mib or 0 for use in foreign)
+    unseen_mib = sum(holder.counted_mib for holder in holders if holder.observed_mib is None)
+    hidden_mib = used_mib - listed_mib - foreign_mib - unseen_mib
+    return tuple(foreign), foreign_mib + (hidden_mib if hidden_mib > HIDDEN_MIB else 0)
 
 
 def _blind(state: State, newest: GpuSample | None, samples: int) -> str | None:
@@ -121,8 +160,9 @@ def expected_end(task: Task, rules: Rules, now: float) -> float:
 
 
 def expected_runtime_s(task: Task, rules: Rules) -> float:
-    if task.estimate is not None and task.estimate.runtime_s is not None:
-        return task.estimate.runtime_s
-    if task.spec.time_limit_s is not None:
-        return task.spec.time_limit_s
-    return rules.queue.assumed_runtime_s
+    """As the estimate says, else as assumed; its time limit bounds either."""
+    guess = task.estimate.runtime_s if task.estimate is not None else None
+    limit_s = task.spec.time_limit_s
+    if limit_s is not None:
+        return limit_s if guess is None else min(guess, limit_s)
+    return rules.queue.assumed_runtime_s if guess is None else guess

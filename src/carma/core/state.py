@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
+from carma.core.decision import Decision
 from carma.core.model import AttemptKey, Gpu, GpuId, Placement, TaskId
 from carma.core.placement import Policy
 from carma.core.ports import Checkpoint
@@ -51,11 +52,12 @@ class Track:
 class Live:
     """What was seen of one GPU. `since` is when a task last came to it or left it: older samples tell of others."""
 
-    __slots__ = ("since", "window")
+    __slots__ = ("left_at", "since", "window")
 
     def __init__(self, length_s: float) -> None:
         self.window = Window(length_s)
         self.since = 0.0
+        self.left_at = 0.0  # when a task last left it
 
 
 class State:
@@ -76,7 +78,8 @@ class State:
         self.waiting_for: dict[TaskId, set[TaskId]] = {}  # task -> those that depend on it
         self.in_array: dict[TaskId, int] = {}  # array -> how many of it are active
         # Seen, not logged:
-        self.fit_checked = False  # whether waiting tasks were held against the GPUs as they are now
+        self.unfitted: set[TaskId] = set()  # tasks that were not yet held against the GPUs as they are now
+        self.decisions: dict[AttemptKey, Decision] = {}  # of the attempts under way, as they were taken
         self.live: dict[GpuId, Live] = {}
         self.tracks: dict[AttemptKey, Track] = {}
 
@@ -91,6 +94,7 @@ class State:
     def drop(self, task_id: TaskId) -> None:
         self._unindex(self.tasks.pop(task_id))
         self.overtaken.pop(task_id, None)
+        self.unfitted.discard(task_id)
 
     def _index(self, task: Task) -> None:
         match task.status:
@@ -159,6 +163,7 @@ def restore(rules: Rules, policy: Policy, checkpoint: Checkpoint | None) -> Stat
     if checkpoint is None:
         return state
     state.now = checkpoint.at
+    state.unfitted.update(task.id for task in checkpoint.tasks)
     state.gpus = {gpu.id: gpu for gpu in checkpoint.gpus}
     state.drained = dict(checkpoint.drained)
     state.last_gpu = checkpoint.last_gpu

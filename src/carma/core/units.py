@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)\s*$", re.IGNORECASE)
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(?:([kmgt])(?:i?b)?)?\s*$", re.IGNORECASE)
 _TO_MIB = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024.0}
 _PARTS = re.compile(r"^(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?$")
 _SPAN = re.compile(r"^(\d+(?:\.\d+)?)\s*(s|m|h|d)$")
@@ -16,7 +16,7 @@ def parse_mib(text: str) -> int:
     match = _SIZE.match(text)
     if match is None:
         raise ValueError(f"{text!r} is not a size; write for example 12GiB, 512M or 4000 (MiB)")
-    mib = float(match[1]) * _TO_MIB[match[2].lower()]
+    mib = float(match[1]) * _TO_MIB[(match[2] or "").lower()]
     if not 0 < mib < 1e9:
         raise ValueError(f"{text!r} is not a size between 1 MiB and 1 PiB")
     return max(1, int(-(-mib // 1)))
@@ -53,6 +53,12 @@ def show_mib(mib: float | None) -> str:
     if mib is None:
         return "-"
     return f"{mib / 1024:.1f} GiB" if abs(mib) >= 1024 else f"{mib:.0f} MiB"
+
+
+def show_pair_mib(one: float, other: float) -> tuple[str, str]:
+    """Two figures that are compared: in whole MiB where rounding would make them look the same."""
+    shown = show_mib(one), show_mib(other)
+    return shown if one == other or shown[0] != shown[1] else (f"{one:,.0f} MiB", f"{other:,.0f} MiB")
 
 
 def show_s(seconds: float | None) -> str:

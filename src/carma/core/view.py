@@ -26,6 +26,11 @@ class Holder(Record, frozen=True, kw_only=True):
         return max(self.booking_mib, self.peak_mib or 0)
 
     @property
+    def held_mib(self) -> int:
+        """What its end should free; where nobody can tell what it holds, what it is counted with."""
+        return self.counted_mib if self.observed_mib is None else self.observed_mib
+
+    @property
     def growth_mib(self) -> int:
         """What it may still take beyond what it holds now."""
         return max(0, self.counted_mib - (self.observed_mib or 0))
@@ -40,6 +45,7 @@ class GpuView(Record, frozen=True, kw_only=True):
     used_mib: int | None = None
     booked_mib: int = 0
     room_mib: int | None = None  # None: the memory in use is not known
+    outdated: bool = False  # a task left since the last sample, and what it held cannot be told from the rest
     summaries: dict[Metric, Summary] = {}
     blind: str | None = None  # why the window cannot be judged
     fault: str | None = None
@@ -52,19 +58,12 @@ class GpuView(Record, frozen=True, kw_only=True):
 
     def gauge(self, metric: Metric, summary: Literal["risk", "p95", "mean"]) -> float | None:
         found = self.summaries.get(metric)
-        if found is None:
-            return None
-        match summary:
-            case "risk":
-                return found.risk
-            case "p95":
-                return found.p95
-            case "mean":
-                return found.mean
+        return None if found is None else found.by(summary)
 
     def joined_by(self, holder: Holder) -> GpuView:
-        """The same GPU after a placement in this pass."""
-        return self._with((*self.holders, holder))
+        """The same GPU after a placement in this pass: what its window says is of the time before."""
+        joined = self._with((*self.holders, holder))
+        return msgspec.structs.replace(joined, summaries={}, blind="no sample since a task came just now")
 
     def without_those_ending_by(self, at: float) -> GpuView:
         """The same GPU when every holder that is expected to end by then has ended."""
@@ -73,7 +72,7 @@ class GpuView(Record, frozen=True, kw_only=True):
     def _with(self, holders: tuple[Holder, ...]) -> GpuView:
         booked = sum(holder.counted_mib for holder in holders)
         gone = {holder.key for holder in self.holders} - {holder.key for holder in holders}
-        freed = sum(holder.observed_mib or 0 for holder in self.holders if holder.key in gone)
+        freed = sum(holder.held_mib for holder in self.holders if holder.key in gone)
         used = None if self.used_mib is None else max(0, self.used_mib - freed)
         room = room_mib(self.gpu.memory_mib, used, self.foreign_mib, holders)
         return msgspec.structs.replace(self, holders=holders, booked_mib=booked, used_mib=used, room_mib=room)

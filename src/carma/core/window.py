@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from math import inf
 from typing import Literal
 
 from carma.core.model import GpuSample, Record
@@ -26,6 +27,21 @@ class Summary(Record, frozen=True):
     ema: float
     trend: float
     risk: float
+
+    def by(self, name: Literal["risk", "p95", "mean"]) -> float:
+        match name:
+            case "risk":
+                return self.risk
+            case "p95":
+                return self.p95
+            case "mean":
+                return self.mean
+
+
+def given(sample: GpuSample, metric: Metric) -> float | None:
+    """The figure, or None: what is not a number, or below zero, was not given."""
+    value: float | None = getattr(sample, metric)
+    return value if value is not None and 0.0 <= value < inf else None
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -91,12 +107,12 @@ class Window:
         return self._cache[known]
 
     def _summary(self, metric: Metric, since: float) -> Summary | None:
-        if not self.samples or getattr(self.samples[-1], metric) is None:
+        if not self.samples or given(self.samples[-1], metric) is None:
             return None
         values: list[float] = []
         times: list[float] = []
         for sample in self.samples:
-            value: float | None = getattr(sample, metric)
+            value = given(sample, metric)
             if value is not None and sample.at > since:
                 values.append(value)
                 times.append(sample.at)

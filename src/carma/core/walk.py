@@ -1,0 +1,216 @@
+"""One walk along the line on a working copy of the GPUs: the first that cannot start is fenced in, and a bounded number
+behind it is looked at. Whoever decides, and whoever only wants to know, walks the same way.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator, Sequence
+from math import inf
+
+from msgspec.structs import replace
+
+from carma.core.admission import by_size
+from carma.core.decision import Ask, Refusal
+from carma.core.filters import door_of
+from carma.core.model import AttemptKey, Gpu, GpuId, Record, TaskId
+from carma.core.placement import Choice, Fenced, choose
+from carma.core.reserve import Fence, free_at, reserve, spare_mib
+from carma.core.snapshot import expected_runtime_s, views
+from carma.core.state import State
+from carma.core.status import Finished, Queued
+from carma.core.task import Task
+from carma.core.units import show_s
+from carma.core.view import GpuView, Holder
+
+DRIVER_MIB = 512
+
+
+class Waiting(Record, frozen=True):
+    """Why a task is not running: a short code for a column, a sentence, and the start that is kept for it."""
+
+    code: str
+    sentence: str
+    reserved_start_at: float | None = None
+
+
+def ask_of(task: Task, state: State, sizes: Sequence[Gpu] | None = None) -> Ask:
+    """What the task needs: recovery's figure, else the estimate's bound, else the figure for the unknown.
+
+    `sizes` is `by_size(state)`, for those who ask often.
+    """
+    plan = task.plan
+    alone = task.spec.exclusive or (plan is not None and plan.rung == "alone")
+    if plan is not None and plan.memory_mib is not None:
+        memory, source = plan.memory_mib, "recovery"
+    elif task.estimate is not None:
+        memory, source = task.estimate.upper_mib, task.estimate.source
+    else:
+        memory, source = state.rules.memory.unknown_mib, "unknown"
+    if source != "declared":
+        # A guess above every card must not keep the task out for ever: it gets the largest card to itself. Not all of
+        # it is asked for, because a driver keeps some of a card in use even when nobody is on it.
+        gpus = by_size(state) if sizes is None else sizes
+        largest = gpus[min(task.spec.gpus, len(gpus)) - 1].memory_mib if gpus else 0
+        if memory > largest - DRIVER_MIB and largest > 0:
+            memory, alone = int(0.9 * largest), True
+    return Ask(task.id, task.spec.gpus, memory, source, alone)
+
+
+def not_yet(task: Task, state: State, now: float) -> Waiting | None:
+    """Why a queued task's turn cannot come, whatever the GPUs do."""
+    spec = task.spec
+    if isinstance(task.status, Queued) and task.status.held:
+        return Waiting("Held", f"held; `carma release {task.id}` lets it start")
+    if spec.begin_at is not None and spec.begin_at > now:
+        return Waiting("BeginTime", f"begins in {show_s(spec.begin_at - now)}")
+    for dependency in spec.after:
+        other = state.tasks.get(dependency.task)
+        if other is not None and not isinstance(other.status, Finished):
+            return Waiting("Dependency", f"waits for task {dependency.task}")
+    if spec.array is not None and spec.array.at_once is not None:
+        running = state.in_array.get(spec.array.array, 0)
+        if running >= spec.array.at_once:
+            return Waiting("ArrayLimit", f"{running} of its array run; at most {spec.array.at_once} may")
+    return None
+
+
+class Pass:
+    """One walk along the line on a working copy of the GPUs."""
+
+    def __init__(self, state: State, now: float, *, explain: TaskId | None = None) -> None:
+        self.state = state
+        self.now = now
+        self.explain = explain  # the task whose decision somebody wants to read in full
+        self.sizes = by_size(state)
+        self.doors = [door_of(view, state.rules, state.policy.shares) for view in views(state, now)]
+        self.last_gpu = state.last_gpu
+        self.fence: Fence | None = None
+        self.reserved: Refusal | None = None  # what the fence says to those behind it
+        self.spare_mib: dict[GpuId, int] = {}  # on its GPUs, for tasks that outlast the reserved start
+        self.behind = 0
+        self.refused: dict[tuple[int, int, bool, float], Choice] = {}
+        self.started: dict[TaskId, int] = {}  # arrays: how many this pass has started
+
+    def consider(self, task: Task) -> Choice:
+        """Decide for one task, and change the working copy as if it had been done."""
+        ask = ask_of(task, self.state, self.sizes)
+        runtime_s = expected_runtime_s(task, self.state.rules)
+        fenced = None
+        if self.fence is not None:
+            self.behind += 1
+            fenced = self._keeper(ask, runtime_s)
+        shape = (ask.gpus, ask.memory_mib, ask.alone, runtime_s if self.fence is not None else -1.0)
+        known = self.refused.get(shape)  # GPUs only fill up during a pass: what was refused stays refused
+        if known is not None and task.id != self.explain:
+            return replace(known, ask=ask)
+        choice = choose(
+            ask,
+            self.doors,
+            self.state.policy,
+            self.last_gpu,
+            idle_first=self.state.rules.placement.idle_first,
+            fenced=fenced,
+            rank_all=task.id == self.explain,
+        )
+        if choice.chosen:
+            self._apply(choice, runtime_s)
+        else:
+            self.refused[shape] = choice
+            if self.fence is None:
+                self._set_fence(choice)
+        return choice
+
+    def _set_fence(self, choice: Choice) -> None:
+        """For the first that cannot start. A GPU that the policy itself refuses is not kept for it."""
+        rules, shares, ask = self.state.rules, self.state.policy.shares, choice.ask
+        refused = {gpu for gpu, refusal in choice.refusals.items() if refusal.code == "Policy"}
+        found = [door.view for door in self.doors if door.view.gpu.id not in refused]
+        self.fence = reserve(ask, found, rules, shares, self.state.overtaken.get(ask.task, 0), self.now)
+        self.reserved = self.fence.refusal(self.now)
+        for view in found:
+            self._look_at_spare(view)
+
+    def _look_at_spare(self, view: GpuView) -> None:
+        if self.fence is not None and view.gpu.id in self.fence.gpus:
+            rules, shares = self.state.rules, self.state.policy.shares
+            self.spare_mib[view.gpu.id] = spare_mib(self.fence, view, rules, shares, self.now)
+
+    def _keeper(self, ask: Ask, runtime_s: float) -> Fenced | None:
+        """The extra filter for a task behind the fence."""
+        fence, spare = self.fence, self.spare_mib
+        if fence is None or fence.start_at is None:
+            return None
+        if fence.degree == 1 and self.now + runtime_s <= fence.start_at:
+            return None  # it should be gone by then
+        wanted_mib = inf if ask.alone else ask.memory_mib
+
+        def check(view: GpuView) -> Refusal | None:
+            kept = view.gpu.id in spare and wanted_mib > spare[view.gpu.id]
+            return self.reserved if kept else None
+
+        return check
+
+    def _apply(self, choice: Choice, runtime_s: float) -> None:
+        holder = Holder(
+            key=AttemptKey(choice.ask.task, 0),
+            booking_mib=choice.ask.memory_mib,
+            alone=choice.ask.alone,
+            warming="was sent there just now",
+            ends_at=self.now + runtime_s,
+        )
+        for place, door in enumerate(self.doors):
+            if door.view.gpu.id in choice.chosen:
+                view = door.view.joined_by(holder)
+                self.doors[place] = door_of(view, self.state.rules, self.state.policy.shares)
+                self._look_at_spare(view)
+        self.last_gpu = choice.chosen[-1]
+
+    def overtakes(self, choice: Choice) -> TaskId | None:
+        """The fenced task, if this placement took a GPU that it could have used."""
+        if self.fence is None:
+            return None
+        ask, rules, shares = self.fence.ask, self.state.rules, self.state.policy.shares
+        for door in choice.doors:  # as they were before
+            if door.view.gpu.id in choice.chosen and free_at(ask, door.view, rules, shares, self.now) is not None:
+                return ask.task
+        return None
+
+    def array_is_full(self, task: Task) -> bool:
+        """Counting those of its array that this walk has started."""
+        array = task.spec.array
+        if array is None or array.at_once is None:
+            return False
+        return self.state.in_array.get(array.array, 0) + self.started.get(array.array, 0) >= array.at_once
+
+    @property
+    def over(self) -> bool:
+        """Nothing more can start: the line was looked at far enough, or every GPU is closed to everybody."""
+        if self.fence is None:
+            return False
+        if self.behind >= self.state.rules.queue.backfill_depth:
+            return True
+        return all(door.shut is not None or (door.view.holders and door.busy is not None) for door in self.doors)
+
+
+def newcomer_turn(state: State, task: Task) -> tuple[int, int, TaskId]:
+    """Behind all of its priority."""
+    return (1, -task.spec.priority, TaskId(max(state.tasks, default=0) + 1))
+
+
+def turns(state: State, now: float, walk: Pass, extra: Task | None = None) -> Iterator[Task]:
+    """Those whose turn it may be, in order, as long as the walk is worth going on with."""
+    tasks = state.tasks
+    line = state.line
+    if extra is not None:  # one that is not in the queue yet
+        line = line.copy()
+        insort(line, newcomer_turn(state, extra))
+    for _, _, task_id in line:
+        task = tasks.get(task_id) or extra
+        assert task is not None
+        if not_yet(task, state, now) is not None:
+            continue
+        if not walk.array_is_full(task):
+            yield task
+        if walk.over:
+            return
