@@ -40,6 +40,9 @@ def measure(count: int) -> Iterator[Figure]:
             unit="s",
             how="one request for an array of 10,000 tasks, until it is answered",
         )
+        wait_until(
+            lambda: not daemon.client.tasks(state="estimating", limit=1), 120.0, "the array was not estimated in time"
+        )
         yield from _figures("with_10000_queued", daemon, clients=1, count=count)
 
 
