@@ -11,7 +11,7 @@ from carma.core.units import parse_mib
 EXAMPLES = """
 carma demo
 carma demo --policy lug --speed 240
-carma demo --trace ./my-trace.json --json
+carma demo --trace ./my-trace.csv --json
 """
 
 
@@ -27,6 +27,9 @@ def command(keep: bool, as_json: bool, **given: str | float | int | None) -> int
     """A 60-task trace as real processes on virtual GPUs, with exclusive GPUs and with collocation.
 
     It uses private daemons in a temporary directory and leaves nothing behind. No GPU is needed.
+
+    At such a speed a real second is minutes: the demo's daemons sample every 0.15 s, and their windows and warm-up are
+    stretched so that a window holds a few samples.
     """
     import msgspec
 
