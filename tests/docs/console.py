@@ -23,7 +23,7 @@ LIMIT_S = 60.0
 LOOKS = ("queue", "ls", "show", "logs", "explain", "gpus", "info", "history", "config", "doctor")
 _VOLATILE = (
     (re.compile(r"\b(?:\d{4}-\d\d-\d\d )?\d\d:\d\d(?::\d\d)?\b"), "TIME"),
-    (re.compile(r"\b\d+ s\b"), "TIME"),
+    (re.compile(r"\b\d+(?:\.\d+)? s\b"), "TIME"),
     (re.compile(r"\b(pid|process) \d+"), r"\1 PID"),
     (re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"), "UUID"),
     (re.compile(r"\s+"), " "),
