@@ -102,7 +102,7 @@ class Terminal:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=LIMIT_S,
+            timeout=2 * LIMIT_S,
             check=False,
         )
         return Ran(done.returncode, done.stdout)

@@ -57,13 +57,13 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 
 
 def _commands(file: Path) -> Iterator[list[str]]:
-    """Every `carma ...` in a fenced block, up to a `--` (behind it are the task's own words), a `$` or a remark."""
+    """Every `carma ...` in a fenced block, up to a `--` (then come the task's own words), a `$`, a `|` or a remark."""
     for block in blocks(_text(file)):
         if block.info in ("", "console", "console no-run"):
             for line in block.text.replace("\\\n", " ").splitlines():
                 line = line.removeprefix("$ ")
                 if line.startswith("carma ") and not line.startswith("carma 0."):
-                    words = shlex.split(re.split(r"   |[|$]", line)[0], comments=True)
+                    words = re.split(r"   | # |[|$]", line)[0].split()
                     yield words[: words.index("--")] if "--" in words else words
 
 
