@@ -16,6 +16,7 @@ from carma.core.model import AttemptKey, Estimate, GpuId, GpuSample, ProcessUse,
 from carma.core.policies.exclusive import POLICY as EXCLUSIVE
 from carma.core.queue import explain, waiting
 from carma.core.settings import Gate, Rules, WarmUp, WindowRules
+from carma.core.snapshot import views
 from carma.launch import procfs
 from carma.monitor.processes import attribute
 from tests.builders import ALICE, World
@@ -236,6 +237,8 @@ def test_problem_15_pids_of_another_namespace_do_not_close_a_gpu_for_ever() -> N
     world.start(second)
     world.wait(SETTLED_S)
     world.settle()
+    (view,) = views(world.state, world.now)
+    assert ([use.pid for use in view.foreign], view.foreign_mib) == ([77], 6_000)
     assert refusal(world, third) == "Memory", "8,000 and 20,000 are booked and 6,000 are foreign"
     world.end(second)
     world.end(first)

@@ -165,6 +165,10 @@ def imported(file: Path) -> Iterator[str]:
             yield node.module.partition(".")[0]
 
 
+def children_of(pid: int) -> list[int]:
+    return [one.pid for one in procfs.processes().values() if one.parent == pid]
+
+
 def faults_of_ended_children(pid: int) -> int:
     """Page faults of children that have ended: any program that the daemon ran and waited for adds hundreds."""
     stat = Path(f"/proc/{pid}/stat").read_text()
@@ -191,6 +195,7 @@ def test_problem_21_watching_the_gpus_starts_no_program_reads_no_log_and_writes_
     task = daemon.submit("sh", "-c", script)
     daemon.until_state(task, "running")
     until(lambda: b"ready" in b"".join(daemon.client.logs(task)), "its log is written")
+    until(lambda: len(children_of(pid)) == 1, "the runners of earlier tasks are gone")
 
     before = faults_of_ended_children(pid), kept_bytes(daemon)
     read_before = bytes_read(pid)
@@ -201,9 +206,8 @@ def test_problem_21_watching_the_gpus_starts_no_program_reads_no_log_and_writes_
         return len(energies) > SAMPLES
 
     until(looked_at, "the GPUs are looked at")
-    children = [one.pid for one in procfs.processes().values() if one.parent == pid]
     assert (faults_of_ended_children(pid), kept_bytes(daemon)) == before
-    assert len(children) == 1, "the task's runner and nothing else"
+    assert len(children_of(pid)) == 1, "the task's runner and nothing else"
     assert bytes_read(pid) - read_before < LOG_BYTES
 
     (daemon.home / "enough").touch()
