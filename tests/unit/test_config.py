@@ -192,3 +192,14 @@ def test_every_default_is_itself_allowed(paths: Paths) -> None:
     from_flags = load_settings(paths, {}, defaults)
     assert from_file.settings == from_flags.settings == Settings()
     assert set(from_file.origins.values()) == {str(paths.config_file)}
+
+
+def test_windows_hold_the_samples_wanted_of_them_however_rarely_they_come() -> None:
+    from carma.core.settings import Rules, sampled_every
+
+    usual = Rules()
+    assert sampled_every(usual, 1.0) == usual
+    rare = sampled_every(usual, 100.0)
+    assert rare.window.length_s >= rare.window.min_samples * 100.0
+    assert rare.window.stale_s > 2 * 100.0
+    assert rare.gate == usual.gate

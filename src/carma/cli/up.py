@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from pathlib import Path
 
 import click
@@ -13,10 +12,8 @@ import click
 from carma.cli.flags import Parsed
 from carma.cli.verb import verb
 from carma.core.units import parse_mib
-from carma.errors import CarmaError, Unreachable, Usage
+from carma.errors import Usage
 
-BANNER_LIMIT_S = 60.0
-LOOK_S = 0.05
 EXAMPLES = """
 carma up                                      this machine's GPUs, in the foreground
 carma up --detach                             in the background; carma down ends it
@@ -42,7 +39,13 @@ def _pairs(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...])
 @click.option("--policy", metavar="NAME", help="exclusive, round-robin, first-fit, best-fit, magm, lug, or a plugin's.")
 @click.option("--speed", type=float, metavar="X", help="Virtual GPUs run so many times faster than real time.")
 @click.option("--detach", "-d", is_flag=True, help="In the background; returns when it serves.")
-@click.option("--config", "file", type=click.Path(path_type=Path), metavar="FILE", help="Settings on top of the usual.")
+@click.option(
+    "--config",
+    "file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Settings from this file in place of the usual one.",
+)
 @click.option("--set", "pairs", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="One setting; repeat it.")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning, error.")
 @click.option("--print-unit", is_flag=True, help="Print a systemd unit and do nothing else.")
@@ -69,13 +72,15 @@ def command(
         "placement.policy": policy,
         "daemon.log_level": log_level,
     }
-    flags = {**(_of_file(file) if file else {}), **pairs, **{k: v for k, v in named.items() if v is not None}}
+    flags = {**pairs, **{k: v for k, v in named.items() if v is not None}}
+    if file is not None and not file.is_file():
+        raise Usage(f"there is no settings file {file}", "carma config check FILE looks at one")
     from carma.daemon import main
 
     if not detach:
-        threading.Thread(target=_greet, daemon=True).start()
-        return main.run(flags)
-    code = main.run(flags, detach=True)
+        greet = threading.Thread(target=_say_hello, kwargs={"detached": False}, daemon=True)
+        return main.run(flags, config=file, when_ready=greet.start)
+    code = main.run(flags, config=file, detach=True)
     _say_hello(detached=True)
     return code
 
@@ -85,40 +90,6 @@ def _print_unit(user: bool) -> int:
 
     click.echo(unit.text(user=user), nl=False)
     return 0
-
-
-def _of_file(file: Path) -> dict[str, object]:
-    """The file's settings by dotted name, after all its mistakes were looked for under its own name."""
-    import tomllib
-
-    import msgspec
-
-    from carma.config import load_settings
-    from carma.paths import find_paths
-
-    if not file.is_file():
-        raise Usage(f"there is no settings file {file}", "carma config check FILE looks at one")
-    load_settings(msgspec.structs.replace(find_paths(os.environ), config_file=file), os.environ)
-    tree = tomllib.loads(file.read_text())
-    return {f"{section}.{key}": value for section, keys in tree.items() for key, value in keys.items()}
-
-
-def _greet() -> None:
-    """In the foreground: wait, beside the daemon, until it serves; then say so once."""
-    from carma.cli.connect import connect
-
-    until = time.monotonic() + BANNER_LIMIT_S
-    while time.monotonic() < until:
-        try:
-            with connect() as client:
-                if client.server().pid == os.getpid():
-                    return _say_hello(detached=False)
-        except Unreachable:
-            pass
-        except CarmaError:
-            return None
-        time.sleep(LOOK_S)
-    return None
 
 
 def _say_hello(detached: bool) -> None:

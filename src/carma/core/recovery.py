@@ -103,6 +103,8 @@ def _climb(
     grown = int(booked * rules.recovery.growth)
     memory = known if known is not None and count == 1 else max(known or 0, grown)
     memory = max(memory, booked)
+    if attempt.placement.booking.alone:
+        memory = max(memory, had_mib + 1)  # it had all of that card, so the next one must be larger
     wait_s = _back_off_s(rules, count)
     if count >= 3 or memory > largest or attempt.placement.booking.alone:
         reason = f"next attempt alone on a GPU (it held {show_mib(seen)} when memory ran out)"

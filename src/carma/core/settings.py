@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from carma.core.model import Record
 
@@ -130,3 +131,17 @@ class Rules(Record, frozen=True, kw_only=True):
     queue: QueueRules = QueueRules()
     recovery: RecoveryRules = RecoveryRules()
     stopping: Stopping = Stopping()
+
+
+def sampled_every(rules: Rules, step_s: float) -> Rules:
+    """The rules for a server that sees a sample only every `step_s` seconds of its clock.
+
+    A window must be able to hold the samples that are wanted of it, and a sample is not stale before the next is due;
+    with a slow sampler, or a clock that runs fast, the seconds as set would close every GPU for ever.
+    """
+    window = replace(
+        rules.window,
+        length_s=max(rules.window.length_s, (rules.window.min_samples + 1) * step_s),
+        stale_s=max(rules.window.stale_s, 3 * step_s),
+    )
+    return replace(rules, window=window)

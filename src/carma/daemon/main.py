@@ -12,8 +12,11 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from carma import __version__
 from carma.config import Loaded, load_settings
+from carma.core.settings import sampled_every
 from carma.daemon import home
 from carma.errors import BadSettings, CarmaError
 from carma.paths import Paths, find_paths
@@ -29,16 +32,25 @@ log = logging.getLogger("carma.daemon")
 Ready = Callable[[], None]
 
 
-def run(flags: Mapping[str, object] | None = None, *, detach: bool = False) -> int:
+def run(
+    flags: Mapping[str, object] | None = None,
+    *,
+    config: Path | None = None,
+    detach: bool = False,
+    when_ready: Ready = lambda: None,
+) -> int:
     """The daemon with these settings (by dotted name), until it is told to stop; raises what keeps it from starting.
 
-    Detached: returns as soon as it serves, with 0.
+    `config` is read in place of the usual settings file. Detached: returns as soon as it serves, with 0. In the
+    foreground `when_ready` is called once it serves; it must not wait for the daemon's answers.
     """
     paths = find_paths(os.environ)
+    if config is not None:
+        paths = msgspec.structs.replace(paths, config_file=config)
     loaded = load_settings(paths, os.environ, flags)
     home.prepare(paths)
     if not detach:
-        return _serve(paths, loaded, lambda: None)
+        return _serve(paths, loaded, when_ready)
     from carma.daemon.detach import in_background
 
     in_background(lambda ready: _serve(paths, loaded, ready), paths.daemon_log)
@@ -113,7 +125,8 @@ def _build(paths: Paths, loaded: Loaded, store: SqliteStore) -> tuple[Shell, Loo
     world = open_world(settings, paths)
     events = store.load()
     clock = SteadyClock(world.speed, not_before=last_time(events))
-    replayed = replay(events, settings.rules, policy)
+    rules = sampled_every(settings.rules, settings.monitor.period_s * world.speed)
+    replayed = replay(events, rules, policy)
     skip_used_ids(store, store, replayed.state, paths.log_dir)
     launcher = ProcessLauncher(
         paths.log_dir, extra_environment=world.environment, run_as_submitter=_as_submitter(loaded)
@@ -129,7 +142,7 @@ def _build(paths: Paths, loaded: Loaded, store: SqliteStore) -> tuple[Shell, Loo
         paths=paths,
         log_paths=_paths_of(launcher.log_paths),
     )
-    estimators = make_estimators(Context(store, world.sampler.gpus(), settings.rules))
+    estimators = make_estimators(Context(store, world.sampler.gpus(), rules))
     hands = Hands(shell, launcher, estimators, has_trace=AttemptFiles(paths.log_dir).exists)
     return shell, Loop(shell, hands, world.sampler, period_s=settings.monitor.period_s), replayed
 
