@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from carma.core.commands import Command
+from carma.core.decision import Refusal
 from carma.core.events import (
     AnyEvent,
     AttemptEnded,
@@ -15,6 +16,7 @@ from carma.core.events import (
     Durable,
     GpusFound,
     GpusSampled,
+    StopRequested,
     TaskEstimated,
     TaskPlaced,
     TaskSubmitted,
@@ -33,14 +35,18 @@ from carma.core.model import (
     TaskSpec,
 )
 from carma.core.observe import ending_facts
-from carma.core.outcome import Outcome, OutOfMemory, Succeeded
+from carma.core.outcome import Cancelled, Outcome, OutOfMemory, Succeeded
 from carma.core.placement import Policy
 from carma.core.policies.magm import POLICY as MAGM
 from carma.core.propose import propose
+from carma.core.queue import Waiting, explain, waiting
 from carma.core.settings import Rules
+from carma.core.snapshot import views
 from carma.core.state import State, new_state
+from carma.core.status import Finished
 from carma.core.task import Task
 from carma.core.validate import validate
+from carma.core.view import GpuView
 
 ALL = Capabilities(
     sm_active=True, sm_occupancy=True, dram_active=True, power=True, energy=True, processes=True, source="virtual"
@@ -113,15 +119,17 @@ class World:
         owner: Owner = ALICE,
         held: bool = False,
         runtime_s: float | None = None,
+        source: str = "declared",
         **spec: object,
     ) -> TaskId:
-        """One task, estimated (or not, without `mib`), and not yet placed."""
+        """One task, with a figure of that source (or none, without `mib`), and not yet placed."""
         number = TaskId(max(self.state.tasks, default=0) + 1)
-        full = TaskSpec(command=("python", "train.py"), directory="/", gpu_memory_mib=mib, **spec)  # type: ignore[arg-type]
+        declared = mib if source == "declared" else None
+        full = TaskSpec(command=("python", "train.py"), directory="/", gpu_memory_mib=declared, **spec)  # type: ignore[arg-type]
         self.emit(TaskSubmitted(self.now, number, owner, full, held))
         estimate = None
         if mib is not None:
-            estimate = Estimate(footprint_mib=mib, upper_mib=mib, source="declared", runtime_s=runtime_s)
+            estimate = Estimate(footprint_mib=mib, upper_mib=mib, source=source, runtime_s=runtime_s)
         self.emit(TaskEstimated(self.now, number, estimate))
         return number
 
@@ -141,6 +149,19 @@ class World:
 
     def oom(self, task_id: TaskId, *, asked_mib: int | None = 2_048, peak_mib: int | None = None) -> None:
         self.end(task_id, OutOfMemory("gpu", 1, asked_mib, peak_mib, "CUDA out of memory"))
+
+    def run(self, mib: int | None = None, *, holds_mib: int | None = None, **spec: object) -> TaskId:
+        """One task that is placed now, runs, and has settled on its GPUs."""
+        number = self.submit(mib, **spec)  # type: ignore[arg-type]
+        self.settle()
+        assert self.placed(number), self.why(number)
+        self.start(number, mib=holds_mib)
+        self.wait(self.state.rules.warmup.settle_s + 2)
+        self.settle()  # peaks
+        return number
+
+    def stop(self, task_id: TaskId, by: str = "alice") -> list[Command]:
+        return self.emit(StopRequested(self.now, task_id, Cancelled(by), 5.0))
 
     # -- time and samples -----------------------------------------------------------------------------------------
     def wait(self, seconds: float, every_s: float = 1.0) -> None:
@@ -184,6 +205,21 @@ class World:
         """Indices of the GPUs of its newest attempt; empty when it never had one."""
         attempts = self.task(task_id).attempts
         return tuple(self.state.gpus[gpu].index for gpu in attempts[-1].placement.gpus) if attempts else ()
+
+    def view(self, index: int) -> GpuView:
+        return views(self.state, self.now)[index]
+
+    def why(self, task_id: TaskId) -> Waiting:
+        """Why it waits."""
+        return waiting(self.state, self.now, [task_id])[task_id]
+
+    def refusal(self, task_id: TaskId, index: int) -> Refusal | None:
+        """What one GPU has against it."""
+        return explain(self.state, task_id, self.now).verdicts[index].refusal
+
+    def outcome(self, task_id: TaskId) -> Outcome | None:
+        status = self.task(task_id).status
+        return status.outcome if isinstance(status, Finished) else None
 
     def placed(self, task_id: TaskId) -> bool:
         return task_id in self.state.active
