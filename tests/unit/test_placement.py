@@ -232,7 +232,7 @@ def test_problem_13_what_was_sampled_before_the_newcomers_first_activity_does_no
     world.activity[G0] = (0.95, 0.1, 0.1)
     world.wait(3)
     summary = world.view(0).summaries["sm_active"]
-    assert (summary.count, summary.mean) == (3, pytest.approx(0.95)), "the idle seconds before do not water it down"
+    assert (summary.count, summary.mean) == pytest.approx((3, 0.95)), "the idle seconds before do not water it down"
 
 
 def test_the_first_sample_that_shows_the_newcomer_counts_at_todays_clock_too() -> None:

@@ -88,7 +88,7 @@ def test_the_policy_alone_decides_when_idle_gpus_do_not_go_first() -> None:
 
 def test_round_robin_goes_on_from_the_last_gpu_even_when_that_one_is_closed() -> None:
     world = World(4, policy=round_robin.POLICY)
-    turns = []
+    turns: list[int] = []
     for _ in range(4):
         task = world.submit(1_000)
         world.settle()

@@ -75,7 +75,7 @@ def test_samples_before_the_newcomer_do_not_count() -> None:
     found = window(0.9, 0.9, 0.1, 0.1)
     summary = found.summary("sm_active", since=1_001.0)
     assert summary is not None
-    assert (summary.count, summary.p95) == (2, pytest.approx(0.1))
+    assert (summary.count, summary.p95) == pytest.approx((2, 0.1))
     assert found.count_since(1_001.0) == 2
     assert found.summary("sm_active", since=1_003.0) is None
 
@@ -85,7 +85,7 @@ def test_a_metric_that_the_newest_sample_does_not_give_has_no_summary(absent: fl
     assert window(0.1, 0.1, absent).summary("sm_active") is None
     back = window(0.1, absent, 0.3).summary("sm_active")
     assert back is not None
-    assert (back.count, back.mean) == (2, pytest.approx(0.2))
+    assert (back.count, back.mean) == pytest.approx((2, 0.2))
 
 
 def test_a_new_sample_makes_a_new_summary() -> None:
