@@ -145,6 +145,7 @@ async def one_life(store: MortalStore, launcher: MortalLauncher, fate: Fate) -> 
         task.cancel()
     await asyncio.gather(ending, running, dead, return_exceptions=True)
     await loop.close()
+    shell._writer.close()  # a killed process has no threads left; one that still wrote would meddle with the next life
     return alive
 
 
