@@ -2,8 +2,9 @@
 
 A scenario is a list of short lines: what arrives, what time does, and where everybody is afterwards. One line a step:
 `submit A 12000 [gpus=2] [exclusive] [limit=60] [priority=1] [after=B] [est]`, `wait 30`, `end A [ok|fail|oom]`,
-`holds A 9000`, `cancel A`, `drain 0`, `resume 0`, `busy 0 0.9 0.1 0.1`, `blind 0`, `foreign 0 5000`, and what must hold:
-`A on 0,1`, `A waits CODE`, `A ended KIND`. After each line all that is due happens, and what was placed starts and holds its booking.
+`holds A 9000`, `cancel A`, `drain 0`, `resume 0`, `busy 0 0.9 0.1 0.1`, `blind 0`, `foreign 0 5000`, and what must hold
+then: `A on 0,1`, `A waits CODE`, `A ended KIND`. After each line all that is due happens; what was placed starts and
+holds its booking.
 """
 
 from __future__ import annotations

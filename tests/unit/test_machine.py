@@ -335,10 +335,12 @@ def test_a_name_and_a_comment_change_nothing_else() -> None:
 # -- GPUs that come and go --------------------------------------------------------------------------------------------
 def test_tasks_that_no_longer_fit_end_with_the_reason_wherever_they_wait() -> None:
     world = World(2)
+    world.run(20_000)
     queued = world.submit(30_000, gpus=2)
     held = world.submit(30_000, gpus=2, held=True)
     depends = world.submit(39_000, after=(Dependency(queued),))
     fits = world.submit(1_000, held=True)
+    world.settle()
     world.emit(GpusFound(world.now, (gpu(0, 24_576),)))
     world.sample()
     world.settle()

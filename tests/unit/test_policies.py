@@ -88,36 +88,26 @@ def test_the_policy_alone_decides_when_idle_gpus_do_not_go_first() -> None:
 
 def test_round_robin_goes_on_from_the_last_gpu_even_when_that_one_is_closed() -> None:
     world = World(4, policy=round_robin.POLICY)
-    turns: list[int] = []
-    for _ in range(4):
+
+    def next_gpu() -> int:
         task = world.submit(1_000)
         world.settle()
-        turns += world.gpus_of(task)
-    assert turns == [0, 1, 2, 3]
-    world.start()
-    world.wait(30)
-    world.settle()
-    turns = []
-    for _ in range(4):  # each closes its GPU while it warms up
-        task = world.submit(1_000)
+        (found,) = world.gpus_of(task)
+        return found
+
+    def settled() -> None:
+        world.start()
+        world.wait(30)
         world.settle()
-        turns += world.gpus_of(task)
-    assert turns == [0, 1, 2, 3]
-    world.start()
-    world.wait(30)
-    world.settle()
-    first = world.submit(1_000)
-    world.settle()
-    assert world.gpus_of(first) == (0,)
-    # GPU 1 is full now; the ring goes on with 2, not from the start
-    world.end(next(task for task in world.state.active if world.gpus_of(task) == (0,) and task != first))
-    world.settle()
-    alone = world.submit(1_000)
-    world.settle()
-    assert world.gpus_of(alone) == (1,)
-    after = world.submit(1_000)
-    world.settle()
-    assert world.gpus_of(after) == (2,)
+
+    assert [next_gpu() for _ in range(4)] == [0, 1, 2, 3]
+    settled()
+    assert next_gpu() == 0
+    settled()
+    assert next_gpu() == 1
+    assert next_gpu() == 2, "GPU 1 is warming up and GPU 0 is open; the ring does not start anew"
+    assert next_gpu() == 3
+    assert next_gpu() == 0
 
 
 @pytest.mark.parametrize("policy", EVERY, ids=lambda p: p.name)

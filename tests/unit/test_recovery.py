@@ -283,8 +283,10 @@ def test_a_task_that_had_a_small_card_alone_does_not_get_it_again() -> None:
     task = world.run(20_000, exclusive=True)
     world.oom(task, asked_mib=10, peak_mib=20_000)
     world.settle()
-    world.end(large)
     back(world, task)
+    assert not world.placed(task), "what it asked for would fit, and did not"
+    world.end(large)
+    world.settle()
     assert world.gpus_of(task) == (1,)
 
 

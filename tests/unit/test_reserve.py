@@ -155,6 +155,33 @@ def test_a_head_that_no_gpu_can_take_as_things_stand_blocks_nobody() -> None:
     assert world.why(head).reserved_start_at is None
 
 
+def test_the_last_place_on_a_gpu_is_kept_as_its_memory_is() -> None:
+    rules = Rules(gate=BARE.gate, warmup=BARE.warmup, placement=PlacementRules(tasks_per_gpu=2))
+    world = World(2, rules=rules)
+    world.run(5_000, time_limit_s=90_000.0)
+    world.run(39_000, time_limit_s=600.0)
+    gang = world.submit(10_000, gpus=2)
+    small = world.submit(1_000, time_limit_s=9_000.0)
+    world.settle()
+    assert world.why(gang).reserved_start_at is not None
+    assert not world.placed(small), "there is memory for both on GPU 0, and a place for one"
+
+
+def test_a_gang_keeps_its_gpus_while_one_of_them_waits_for_its_next_sample() -> None:
+    world = World(2, rules=BARE)
+    world.no_processes.update(world.state.gpus)
+    first = world.run(30_000, time_limit_s=900.0)
+    gang = world.submit(35_000, gpus=2)
+    small = world.submit(9_000, time_limit_s=9_000.0)
+    world.settle()
+    world.end(first)
+    world.settle()
+    assert not world.placed(small), "what task 1 held is not known to be free, but the gang's turn is not over"
+    world.wait(1)
+    world.settle()
+    assert world.placed(gang)
+
+
 def stream(world: World, head: TaskId, *, rounds: int, mib: int, limit_s: float | None, lasts: int) -> int:
     """An endless stream of small tasks, each gone after so many rounds; how many of them started before the head."""
     ends: list[tuple[int, TaskId]] = []
