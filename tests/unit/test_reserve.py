@@ -159,7 +159,7 @@ def test_the_last_place_on_a_gpu_is_kept_as_its_memory_is() -> None:
     rules = Rules(gate=BARE.gate, warmup=BARE.warmup, placement=PlacementRules(tasks_per_gpu=2))
     world = World(2, rules=rules)
     world.run(5_000, time_limit_s=90_000.0)
-    world.run(39_000, time_limit_s=600.0)
+    world.run(40_000, time_limit_s=600.0)
     gang = world.submit(10_000, gpus=2)
     small = world.submit(1_000, time_limit_s=9_000.0)
     world.settle()
