@@ -10,7 +10,7 @@ import pytest
 from carma.core.events import GpuDrained, GpuResumed, GpusSampled
 from carma.core.model import AttemptKey, GpuId, GpuSample, ProcessUse
 from carma.core.policies import exclusive
-from carma.core.settings import Gate, Memory, PlacementRules, Rules, WarmUp
+from carma.core.settings import Gate, Memory, PlacementRules, Rules
 from carma.core.window import METRICS
 from tests.builders import World
 
@@ -131,143 +131,6 @@ def test_an_idle_gpu_is_not_judged() -> None:
     assert world.placed(task)
 
 
-# -- warm-up --------------------------------------------------------------------------------------------------------
-def newcomer(rules: Rules | None = None) -> tuple[World, AttemptKey]:
-    world = World(1, rules=rules)
-    task = world.submit(5_000)
-    world.settle()
-    return world, world.state.active[task]
-
-
-def closed(world: World) -> str | None:
-    """The phrase with which the GPU is closed to everybody, for its newcomer's sake."""
-    return world.view(0).holders[0].warming
-
-
-def test_a_gpu_opens_when_the_newcomer_has_settled_and_not_when_time_has_passed() -> None:
-    world, key = newcomer()
-    assert closed(world) == "was sent there 0 s ago and has not started yet"
-    world.start(key.task, mib=1_000)
-    world.wait(10)
-    assert closed(world) is not None
-    for _ in range(30):  # it grows for a minute: no fixed wait would have been right
-        world.memory[key] += 100
-        world.wait(2)
-        assert "its memory grew" in str(closed(world))
-    world.wait(18)
-    assert closed(world) is not None
-    world.wait(1)
-    assert closed(world) is None
-
-
-def test_growth_below_the_threshold_counts_as_none() -> None:
-    world, key = newcomer()
-    world.start(key.task, mib=1_000)
-    for _ in range(25):
-        world.memory[key] += 2
-        world.wait(1)
-    assert closed(world) is None
-
-
-def test_activity_that_still_changes_keeps_the_gpu_closed() -> None:
-    world, key = newcomer()
-    world.activity[G0] = (0.1, 0.1, 0.1)
-    world.start(key.task)
-    world.wait(12)
-    world.activity[G0] = (0.7, 0.1, 0.1)
-    world.wait(9)
-    assert closed(world) == "is warming up: its activity still changes"
-    world.wait(20)
-    assert closed(world) is None
-
-
-def test_an_idle_newcomer_stops_closing_the_gpu_after_its_time() -> None:
-    world, key = newcomer()
-    world.start(key.task)
-    del world.memory[key]
-    world.wait(119)
-    assert closed(world) == "started 01:59 ago and has not used the GPU yet"
-    world.wait(1)
-    assert closed(world) is None
-
-
-def test_a_process_that_holds_no_memory_has_not_used_the_gpu() -> None:
-    world, key = newcomer()
-    world.start(key.task, mib=0)
-    world.wait(60)
-    assert "has not used the GPU yet" in str(closed(world))
-
-
-def test_a_newcomer_that_never_settles_stops_closing_the_gpu_after_the_limit() -> None:
-    world, key = newcomer()
-    world.start(key.task, mib=100)
-    world.wait(2)
-    while world.now < 1_000 + 598:
-        world.memory[key] += 65
-        world.wait(2)
-    assert closed(world) is not None
-    world.wait(2)
-    assert closed(world) is None
-
-
-def test_warm_up_counts_from_first_activity_and_not_from_the_launch() -> None:
-    world, key = newcomer()
-    world.start(key.task)
-    held = world.memory.pop(key)
-    world.wait(55)  # importing frameworks
-    world.memory[key] = held
-    world.wait(20)
-    assert closed(world) is not None
-    world.wait(1)
-    assert closed(world) is None
-
-
-def test_problem_13_what_was_sampled_before_the_newcomers_first_activity_does_not_judge_it() -> None:
-    world, key = newcomer()
-    world.activity[G0] = (0.0, 0.0, 0.0)
-    world.start(key.task)
-    held = world.memory.pop(key)
-    world.wait(25)
-    world.memory[key] = held
-    world.activity[G0] = (0.95, 0.1, 0.1)
-    world.wait(3)
-    summary = world.view(0).summaries["sm_active"]
-    assert (summary.count, summary.mean) == pytest.approx((3, 0.95)), "the idle seconds before do not water it down"
-
-
-def test_the_first_sample_that_shows_the_newcomer_counts_at_todays_clock_too() -> None:
-    """Seconds since the epoch have no room for a nanosecond in a float."""
-    world = World(1)
-    world.now = 1_790_000_000.0
-    world.sample()
-    task = world.submit(5_000)
-    world.settle()
-    world.start(task)
-    world.wait(3)
-    assert world.view(0).summaries["sm_active"].count == 3
-
-
-def test_warm_up_can_be_switched_off() -> None:
-    rules = Rules(warmup=WarmUp(enabled=False), gate=Gate(enabled=False))
-    world = World(1, rules=rules)
-    tasks = [world.submit(5_000) for _ in range(3)]
-    world.settle()
-    assert all(world.placed(task) for task in tasks)
-
-
-def test_without_warm_up_the_gate_still_wants_samples_of_the_newcomer() -> None:
-    world = World(1, rules=Rules(warmup=WarmUp(enabled=False)))
-    world.wait(30)
-    first, second = world.submit(5_000), world.submit(5_000)
-    world.settle()
-    assert world.placed(first)
-    assert not world.placed(second), "the quiet window is of the time before the first came"
-    world.start(first)
-    world.wait(3)
-    world.settle()
-    assert world.placed(second)
-
-
 # -- who may be where ------------------------------------------------------------------------------------------------
 def test_problem_12_there_is_a_limit_on_tasks_per_gpu() -> None:
     world = World(1, rules=Rules(placement=PlacementRules(tasks_per_gpu=2)))
@@ -382,15 +245,18 @@ def test_the_margin_is_kept_on_a_shared_gpu_and_not_on_an_empty_one() -> None:
 
 
 def test_the_process_of_another_attempt_does_not_settle_this_one() -> None:
-    world, key = newcomer()
-    world.start(key.task)
+    world = World(1)
+    task = world.submit(5_000)
+    world.settle()
+    key = world.state.active[task]
+    world.start(task)
     del world.memory[key]
     stranger = ProcessUse(pid=9, memory_mib=3_000, attempt=AttemptKey(key.task, 7))
     for _ in range(30):
         world.now += 1
         seen = GpuSample(gpu=G0, at=world.now, memory_used_mib=3_000, processes=(stranger,))
         world.emit(GpusSampled(world.now, (seen,)))
-    assert "has not used the GPU yet" in str(closed(world))
+    assert "has not used the GPU yet" in str(world.view(0).holders[0].warming)
 
 
 @pytest.mark.parametrize(
