@@ -1,6 +1,6 @@
 """Random histories through the one door: no invariant breaks, nothing is lost, a replay gives the same state.
 
-Each example is up to 100 steps; 250 examples make well over the 10,000 steps wanted, derandomised so that a red run can be
+Each example is up to 100 steps; 250 examples make well over 10,000, derandomised so that a red run can be
 had again. `validate` runs after every event (tests/builders.py).
 """
 
