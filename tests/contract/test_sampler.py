@@ -13,7 +13,8 @@ from pynvml import NVML_ERROR_GPU_IS_LOST
 
 from carma.core.model import Gpu, GpuSample
 from carma.core.ports import Sampler
-from carma.monitor.nvml import NoGpus, NvmlSampler, open_nvml
+from carma.errors import NoGpus
+from carma.monitor.nvml import NvmlSampler, open_nvml
 from carma.vgpu import faults, world
 from carma.vgpu.sampler import VirtualSampler
 from tests.scripted_nvml import MIB, Card, ScriptedNvml

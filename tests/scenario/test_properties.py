@@ -27,7 +27,7 @@ from carma.core.events import (
 )
 from carma.core.machine import step
 from carma.core.model import ArrayPlace, Dependency, Estimate, GpuId, TaskId, TaskSpec
-from carma.core.outcome import Cancelled, Failed, Lost, OutOfMemory, Succeeded
+from carma.core.outcome import Cancelled, Failed, Lost, Outcome, OutOfMemory, Succeeded
 from carma.core.placement import Policy
 from carma.core.policies import best_fit, exclusive, first_fit, lug, magm, round_robin
 from carma.core.queue import explain, waiting
@@ -58,8 +58,8 @@ def logged(state: State) -> bytes:
 class Histories(RuleBasedStateMachine):
     @initialize(policy=st.sampled_from(POLICIES), gpus=st.integers(1, 4), gate=st.booleans(), warm=st.booleans())
     def begin(self, policy: Policy, gpus: int, gate: bool, warm: bool) -> None:
-        self.rules = Rules(gate=Gate(enabled=gate), warmup=WarmUp(enabled=warm, settle_s=3.0))
-        self.world = World(gpus, rules=self.rules, policy=policy)
+        self.in_force = Rules(gate=Gate(enabled=gate), warmup=WarmUp(enabled=warm, settle_s=3.0))
+        self.world = World(gpus, rules=self.in_force, policy=policy)
         self.policy = policy
         self.submitted: set[TaskId] = set()
         self.archived: set[TaskId] = set()
@@ -78,7 +78,7 @@ class Histories(RuleBasedStateMachine):
         data=st.data(),
     )
     def submit(self, mib, gpus, alone, priority, held, after, when, limit, data):  # type: ignore[no-untyped-def]
-        on = ()
+        on: tuple[Dependency, ...] = ()
         if after and self.world.state.tasks:
             on = (Dependency(data.draw(st.sampled_from(sorted(self.world.state.tasks))), when),)
         wanted = min(gpus, len(self.world.state.gpus))
@@ -147,15 +147,15 @@ class Histories(RuleBasedStateMachine):
     def end(self, data, how, twice):  # type: ignore[no-untyped-def]
         task = data.draw(st.sampled_from(sorted(self.world.state.active)))
         key = self.world.state.active[task]
-        outcome = {
+        outcomes: dict[str, Outcome] = {
             "ok": Succeeded(),
             "failed": Failed(3),
             "oom": OutOfMemory("gpu", 1, 900, 5_000),
             "blind oom": OutOfMemory("gpu"),
             "host": OutOfMemory("host", 137),
             "lost": Lost("gone"),
-        }[how]
-        self.world.end(task, outcome)
+        }
+        self.world.end(task, outcomes[how])
         if twice:
             self.world.emit(AttemptEnded(self.world.now, key, Succeeded()))
 
@@ -197,17 +197,17 @@ class Histories(RuleBasedStateMachine):
         if not hasattr(self, "world") or self.archived:
             return
         log = [LOG.decode(msgspec.json.encode(event)) for event in self.world.log]
-        again = new_state(self.rules, self.policy)
+        again = new_state(self.in_force, self.policy)
         for event in log:
             step(again, event)
         assert logged(again) == logged(self.world.state)
-        half = new_state(self.rules, self.policy)
+        half = new_state(self.in_force, self.policy)
         middle = len(log) // 2
         for event in log[:middle]:
             step(half, event)
         saved, finished = checkpoint(half, middle)
         whole = msgspec.structs.replace(saved, tasks=tuple(sorted((*saved.tasks, *finished), key=lambda t: t.id)))
-        rest = restore(self.rules, self.policy, whole)
+        rest = restore(self.in_force, self.policy, whole)
         for event in log[middle:]:
             step(rest, event)
         assert logged(rest) == logged(self.world.state)

@@ -6,7 +6,8 @@ import pynvml
 import pytest
 
 from carma import errors
-from carma.monitor.nvml import BackOff, NoGpus, NvmlSampler
+from carma.errors import NoGpus
+from carma.monitor.nvml import BackOff, NvmlSampler
 from tests.scripted_nvml import MIB, Card, ScriptedNvml
 
 
