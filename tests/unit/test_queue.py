@@ -8,7 +8,7 @@ from carma.core.events import TaskChanged, TaskHeld, TaskReleased
 from carma.core.model import ArrayPlace, Dependency, Estimate, TaskId, TaskSpec
 from carma.core.outcome import Cancelled, Failed, Outcome, Succeeded
 from carma.core.policies import exclusive
-from carma.core.queue import PLACED_AT_ONCE, ask_of, explain, schedule, try_now, waiting
+from carma.core.queue import KEPT_VERDICTS, PLACED_AT_ONCE, ask_of, explain, schedule, try_now, waiting
 from carma.core.settings import Gate, PlacementRules, QueueRules, Rules, WarmUp
 from carma.core.status import Queued
 from carma.core.task import Task
@@ -221,7 +221,20 @@ def test_a_running_task_is_explained_as_it_was_decided() -> None:
     assert refusal.sentence == "needs 9.8 GiB; has room for 8.0 GiB of 8.0 GiB (0 MiB booked)"
     world.end(task)
     world.settle()
-    assert world.state.decisions == {}, "kept only as long as it runs"
+    over = explain(world.state, task, world.now)
+    assert over.verdicts == decision.verdicts, "it can still be told afterwards"
+    assert over.reason == "succeeded"
+    assert over.placement is None
+
+
+def test_on_a_large_server_the_log_keeps_the_chosen_gpus_and_some_of_the_others() -> None:
+    world = World([8_192] * 39 + [40_960])
+    task = world.submit(10_000)
+    world.settle()
+    assert len(world.task(task).attempts[-1].verdicts) == KEPT_VERDICTS
+    decision = explain(world.state, task, world.now)
+    assert len(decision.verdicts) == 40
+    assert [verdict.gpu for verdict in decision.verdicts if verdict.chosen] == ["GPU-39"]
 
 
 def test_nothing_is_chosen_for_a_task_whose_turn_it_is_not() -> None:

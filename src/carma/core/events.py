@@ -47,7 +47,7 @@ class TaskPlaced(Event, frozen=True, tag="task_placed"):
     placement: Placement
     why: str = ""
     overtook: TaskId | None = None  # the waiting task that this one went before
-    verdicts: tuple[Verdict, ...] = ()  # what was thought of each GPU, the first 16 of them
+    verdicts: tuple[Verdict, ...] = ()  # what was thought of each GPU, a bounded number of them
 
 
 class AttemptStarted(Event, frozen=True, tag="attempt_started"):

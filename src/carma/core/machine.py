@@ -178,7 +178,6 @@ def _ended(state: State, event: e.AttemptEnded) -> list[Command]:
         attempt = replace(attempt, blame=blame(attempt, outcome, bool(event.over_booking)))
     state.put(replace(task, attempts=(*task.attempts[:-1], attempt), status=Recovering(event.at)))
     state.tracks.pop(event.key, None)
-    state.decisions.pop(event.key, None)
     _membership_changed(state, attempt.placement.gpus, event.at)
     for gpu in attempt.placement.gpus:
         state.live_of(gpu).left_at = event.at

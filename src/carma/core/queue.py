@@ -23,6 +23,7 @@ from carma.core.walk import Pass, Waiting, ask_of, newcomer_turn, not_yet, turns
 
 __all__ = ["Waiting", "ask_of", "explain", "not_yet", "schedule", "try_now", "waiting"]
 
+KEPT_VERDICTS = 16  # with each placement, so that `explain` can tell later; more would swell a large server's log
 PLACED_AT_ONCE = 64  # of one pass; the shell asks again at once, so this bounds a pass and delays nobody
 
 
@@ -32,7 +33,6 @@ def schedule(state: State, now: float) -> list[TaskPlaced]:
         return []
     walk = Pass(state, now)
     placed: list[TaskPlaced] = []
-    state.decisions = {key: state.decisions[key] for key in state.active.values() if key in state.decisions}
     for task in turns(state, now, walk):
         choice = walk.consider(task)
         placement = placement_of(choice)
@@ -40,14 +40,20 @@ def schedule(state: State, now: float) -> list[TaskPlaced]:
             continue
         key = AttemptKey(task.id, task.key.attempt + 1)
         decision = conclude(choice, state.policy.name, now)
-        state.decisions[key] = decision
-        placed.append(TaskPlaced(now, key, placement, decision.reason, walk.overtakes(choice)))
+        overtaken = walk.overtakes(choice)
+        placed.append(TaskPlaced(now, key, placement, decision.reason, overtaken, _kept(decision)))
         if task.spec.array is not None:
             array = task.spec.array.array
             walk.started[array] = walk.started.get(array, 0) + 1
         if len(placed) >= PLACED_AT_ONCE:
             break
     return placed
+
+
+def _kept(decision: Decision) -> tuple[Verdict, ...]:
+    """What goes into the log with a placement: the chosen GPUs' verdicts and the first of the others'."""
+    ordered = sorted(decision.verdicts, key=lambda verdict: not verdict.chosen)
+    return tuple(ordered[:KEPT_VERDICTS])
 
 
 def waiting(state: State, now: float, ids: Collection[TaskId] | None = None) -> dict[TaskId, Waiting]:
@@ -113,11 +119,10 @@ def explain(state: State, task_id: TaskId, now: float) -> Decision:
     task = state.tasks[task_id]
     match task.status:
         case Starting() | Running():
-            return state.decisions.get(task.key) or _as_placed(state, task)
+            return _as_placed(state, task)
         case Finished(at=at, outcome=outcome):
-            over = Refusal("Finished", "the task is over")
-            verdicts = tuple(Verdict(gpu.id, over) for gpu in _in_order(state))
-            return Decision(task_id, at, state.policy.name, verdicts, None, describe(outcome), "Finished")
+            placed = _as_placed(state, task) if task.attempts else _never_placed(state, task)
+            return replace(placed, at=at, placement=None, reason=describe(outcome), code="Finished")
         case _:
             pass
     walk = Pass(state, now, explain=task_id)
@@ -145,12 +150,18 @@ def _in_order(state: State) -> list[Gpu]:
 
 
 def _as_placed(state: State, task: Task) -> Decision:
-    """Of an attempt that was placed before this process started: the log keeps the sentence, not every GPU's."""
+    """The newest attempt's decision as it was taken; the log keeps a bounded number of GPUs of it."""
     attempt = task.attempts[-1]
-    gpus = attempt.placement.gpus
-    other = Refusal("NotChosen", "was not chosen; the reasons of that time were not kept over a restart")
-    verdicts = tuple(Verdict(gpu.id, None if gpu.id in gpus else other, (), gpu.id in gpus) for gpu in _in_order(state))
+    kept = {verdict.gpu: verdict for verdict in attempt.verdicts}
+    other = Refusal("NotChosen", "another GPU was chosen")
+    verdicts = tuple(kept.get(gpu.id) or Verdict(gpu.id, other) for gpu in _in_order(state))
     return Decision(task.id, attempt.placed_at, state.policy.name, verdicts, attempt.placement, attempt.decision)
+
+
+def _never_placed(state: State, task: Task) -> Decision:
+    over = Refusal("Finished", "the task ended before a GPU was chosen")
+    verdicts = tuple(Verdict(gpu.id, over) for gpu in _in_order(state))
+    return Decision(task.id, task.submitted_at, state.policy.name, verdicts, None, "")
 
 
 def try_now(state: State, task: Task, now: float) -> Decision:

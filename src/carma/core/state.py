@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
-from carma.core.decision import Decision
 from carma.core.model import AttemptKey, Gpu, GpuId, Placement, TaskId
 from carma.core.placement import Policy
 from carma.core.ports import Checkpoint
@@ -79,7 +78,6 @@ class State:
         self.in_array: dict[TaskId, int] = {}  # array -> how many of it are active
         # Seen, not logged:
         self.unfitted: set[TaskId] = set()  # tasks that were not yet held against the GPUs as they are now
-        self.decisions: dict[AttemptKey, Decision] = {}  # of the attempts under way, as they were taken
         self.live: dict[GpuId, Live] = {}
         self.tracks: dict[AttemptKey, Track] = {}
 
