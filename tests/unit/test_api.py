@@ -87,7 +87,7 @@ def test_a_dry_run_tells_and_does_nothing(served: Served) -> None:
     before = served.shell.sequence
     answer = client.submit(served.request(dry_run=True))
     assert answer.ids == ()
-    assert answer.note == "would start on GPU 0 now"
+    assert answer.note == "would start on GPU 0 now, 5.0 GiB booked (its size is not known)"
     assert [entry.chosen for entry in answer.explain] == [True, False]
     held = client.submit(served.request(dry_run=True, held=True))
     assert "would wait: held" in held.note

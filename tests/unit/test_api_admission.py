@@ -156,6 +156,8 @@ def test_a_directory_that_is_closed_to_the_submitter_is_refused_by_its_mode(plac
     for closed in (place, place / "below"):
         with pytest.raises(errors.NotRunnable, match="may not enter"):
             check_runnable(TaskSpec(command=("/bin/sh",), directory=str(closed)), stranger, own_uid=0)
+        where_tasks_run_as_the_daemon = TaskSpec(command=("/bin/sh",), directory=str(closed))
+        check_runnable(where_tasks_run_as_the_daemon, stranger, own_uid=0, as_submitter=False)
 
 
 def test_where_mode_bits_cannot_tell_the_launch_has_the_last_word(

@@ -119,7 +119,7 @@ def test_show_tells_memory_attempts_and_story(daemon: FakeDaemon) -> None:
     daemon.tasks = {1: finished(1, code=3)}
     daemon.answers["story"] = [t.StoryLine(at=NOW, event="task_submitted", text="submitted by ada")]
     card = " ".join(call("show", "1").stdout.split())
-    assert "estimate 11.7 GiB (at most 12.4 GiB) by history → booked 12.4 GiB → observed 10.7 GiB" in card
+    assert "estimated by history 11.7 GiB (at most 12.4 GiB) → booked 12.4 GiB → observed 10.7 GiB" in card
     assert "failed with exit code 3" in card
     assert "submitted by ada" in card
     assert "GPU 2 (GPU-2)" in card

@@ -29,7 +29,7 @@ EVENTS: list[tuple[e.Durable, str]] = [
     ),
     (
         e.TaskPlaced(1.0, KEY, BOOKED, "because"),
-        "task 7: attempt 2: placed on GPU 1 with 4.0 GiB booked (history), alone",
+        "task 7: attempt 2: placed on GPU 1, 4.0 GiB booked (history), alone",
     ),
     (e.AttemptStarted(1.0, KEY, 99), "task 7: attempt 2: started as process 99"),
     (e.MemoryObserved(1.0, KEY, 512), "task 7: attempt 2: holds 512 MiB"),
@@ -92,6 +92,12 @@ def test_why_nothing_is_known_is_told_to_the_owner() -> None:
     (line,) = story([event], GPUS, whole=True)
     assert line.text == "how much memory it takes is not known (history: train.py never ran)"
     assert "train.py" not in sentence(event, GPUS)
+
+
+def test_the_place_of_an_attempt_is_told_once() -> None:
+    event = e.TaskPlaced(1.0, KEY, BOOKED, "placed on GPU 1: idle, 40 GiB free")
+    (line,) = story([event], GPUS, whole=True)
+    assert line.text == "attempt 2: placed on GPU 1, 4.0 GiB booked (history), alone; idle, 40 GiB free"
 
 
 def test_a_gpu_that_is_gone_is_named_by_its_uuid() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from carma.core.decision import Refusal, Verdict
 from carma.core.events import GpuDrained, StopRequested
 from carma.core.model import AttemptKey, GpuId, Owner
 from carma.core.outcome import Cancelled, Failed, Lost, NeverFits, Outcome, OutOfMemory, Succeeded, TimedOut
@@ -124,6 +126,62 @@ def test_the_explanation_of_a_running_task_is_where_it_was_placed() -> None:
     told = explanation(world.task(task), lens(world))
     assert [entry.chosen for entry in told.entries] == [True, False]
     assert told.needs_mib == 4_000
+
+
+def test_the_explanation_of_a_finished_task_is_its_end_and_its_last_decision() -> None:
+    world = World(2)
+    task = world.submit(4_000)
+    world.settle()
+    world.start()
+    world.end(task, Failed(3))
+    world.settle()
+    told = explanation(world.task(task), lens(world))
+    assert (told.state, told.reason, told.attempt) == ("finished", "failed with exit code 3", 1)
+    assert told.decision.startswith("placed on GPU 0: idle")
+    first, second = told.entries
+    assert (first.gpu, first.accepted, first.chosen, second.gpu) == ("GPU-0", True, True, "GPU-1")
+    assert not any("is over" in entry.reason for entry in told.entries)
+    assert (told.needs_mib, told.needs_source) == (4_000, "declared")
+
+
+def test_what_was_thought_of_each_gpu_then_is_kept_with_the_attempt() -> None:
+    world = World(2)
+    task = world.submit(4_000)
+    world.settle()
+    world.start()
+    world.end(task, Succeeded())
+    world.settle()
+    kept = world.task(task)
+    verdicts = (Verdict(GpuId("GPU-0"), Refusal("Drained", "was drained")), Verdict(GpuId("GPU-1"), chosen=True))
+    kept = replace(kept, attempts=(replace(kept.attempts[0], verdicts=verdicts),))
+    told = explanation(kept, lens(world))
+    assert [(entry.index, entry.accepted, entry.reason) for entry in told.entries] == [
+        (0, False, "was drained"),
+        (1, True, "chosen"),
+    ]
+
+
+def test_a_task_that_was_never_placed_has_no_decision_to_look_back_at() -> None:
+    world = World(1)
+    task = world.submit()
+    world.emit(StopRequested(world.now, task, Cancelled("alice"), 0.0))
+    told = explanation(world.task(task), lens(world))
+    assert (told.reason, told.entries, told.attempt) == ("cancelled by alice", (), None)
+
+
+def test_a_waiting_task_tells_what_its_next_attempt_needs() -> None:
+    world = World(1)
+    task = world.submit(4_000)
+    assert shown(world, task).needs_mib == 4_000
+    world.settle()
+    world.start()
+    assert shown(world, task).needs_mib is None
+    world.oom(task)
+    world.settle()
+    view = shown(world, task)
+    assert view.booking_mib == 4_000
+    assert view.needs_mib is not None
+    assert view.needs_mib > 4_000
 
 
 def test_what_somebody_else_runs_is_hidden_but_a_given_name_is_not() -> None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import csv
 import datetime
 import difflib
+import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from carma.cli.output import Column, moment, print_table
+from carma.cli.output import Column, Remark, moment, print_remarked, print_table
+from carma.cli.wording import WAITING, short_ending
 from carma.core.units import show_mib, show_s
 from carma.errors import Usage
 from carma.wire.types import TaskView
+
+_GPU_IS = re.compile(r"^(GPU \d+): is ")
 
 
 class Field(NamedTuple):
@@ -28,11 +32,15 @@ def _where(task: TaskView, _now: float) -> str:
     if task.state in ("starting", "running"):
         gpus = "GPU " + ",".join(str(index) for index in task.gpu_indices) if task.gpu_indices else ""
         return " ".join(part for part in (gpus, task.reason) if part)
-    return task.reason or task.state
+    return _GPU_IS.sub(r"\1 is ", task.reason) or task.state
 
 
-def _time_s(task: TaskView, now: float) -> float:
-    return round(max(0.0, (task.ended_at or now) - (task.started_at or task.submitted_at)), 3)
+def _time_s(task: TaskView, now: float) -> float | None:
+    """Of a waiting task since its submission, or since its last attempt ended; None of one that never ran."""
+    since = task.started_at
+    if task.state in WAITING:
+        since = (task.attempts[-1].ended_at if task.attempts else None) or task.submitted_at
+    return None if since is None else round(max(0.0, (task.ended_at or now) - since), 3)
 
 
 def _waited_s(task: TaskView, now: float) -> float:
@@ -40,9 +48,10 @@ def _waited_s(task: TaskView, now: float) -> float:
 
 
 def _memory_mib(task: TaskView, _now: float) -> int | None:
-    """What is booked; before that what was declared or estimated."""
-    if task.booking_mib is not None:
-        return task.booking_mib
+    """What is booked, or what a waiting task needs next; before that what was declared or estimated."""
+    known = task.needs_mib or task.booking_mib
+    if known is not None:
+        return known
     return task.gpu_memory_mib or (task.estimate.upper_mib if task.estimate else None)
 
 
@@ -65,8 +74,8 @@ FIELDS: dict[str, Field] = {
     "array": Field(Column("ARRAY"), lambda task, _: task.array or "-", "its place in an array"),
     "name": Field(Column("NAME", flexible=True, most=18), lambda task, _: task.name, "its name"),
     "user": Field(Column("USER", flexible=True, most=10), lambda task, _: task.user, "who submitted it"),
-    "st": Field(Column("ST"), lambda task, _: task.code, "state, short: PD H R CG CD F OOM CA TO LO NF"),
-    "state": Field(Column("STATE"), lambda task, _: task.state, "state in full"),
+    "st": Field(Column("ST", state=True), lambda task, _: task.code, "state, short: PD H R CG CD F OOM CA TO LO NF"),
+    "state": Field(Column("STATE", state=True), lambda task, _: task.state, "state in full"),
     "time": Field(
         Column("TIME", right=True),
         lambda task, now: show_s(_time_s(task, now)),
@@ -85,7 +94,7 @@ FIELDS: dict[str, Field] = {
     "mem": Field(
         Column("MEM", right=True),
         lambda task, now: show_mib(_memory_mib(task, now)),
-        "memory booked, declared or estimated, for each GPU",
+        "memory on each GPU: booked, or what a waiting task needs",
         _memory_mib,
     ),
     "peak": Field(
@@ -131,10 +140,19 @@ def choose(text: str | None, usual: Sequence[str]) -> list[str]:
     return names
 
 
-def print_tasks(tasks: Sequence[TaskView], names: Sequence[str], now: float, *, header: bool, wide: bool) -> None:
+def print_tasks(
+    tasks: Sequence[TaskView], names: Sequence[str], now: float, *, header: bool, wide: bool, endings: bool = False
+) -> None:
+    """`endings`: with how each of them ended, as a remark."""
     fields = [FIELDS[name] for name in names]
+    columns = [field.column for field in fields]
     rows = [[field.text(task, now) for field in fields] for task in tasks]
-    print_table([field.column for field in fields], rows, header, wide)
+    if not endings:
+        return print_table(columns, rows, header, wide)
+    remarks = [Remark("", short_ending(task)) for task in tasks]
+    return print_remarked(
+        [*columns, Column("WHY" if any(r.rest for r in remarks) else "", flexible=True)], rows, remarks, header, wide
+    )
 
 
 def print_csv(tasks: Sequence[TaskView], names: Sequence[str], now: float, *, header: bool) -> None:

@@ -29,19 +29,22 @@ def command(task: int, as_json: bool) -> None:
 
 def _card(explanation: Explanation) -> None:
     from carma.cli.output import heading, moment, print_facts
+    from carma.cli.wording import by
     from carma.core.units import show_mib
 
     heading(f"task {explanation.task}  {explanation.state}")
-    source = f" ({explanation.needs_source})" if explanation.needs_source else ""
+    over = explanation.state == "finished"
+    source = f" ({by(explanation.needs_source)})" if explanation.needs_source else ""
     needs = (
         f"{show_mib(explanation.needs_mib)} on each GPU{source}" if explanation.needs_mib is not None else "not known"
     )
     print_facts(
         [
             ("policy", explanation.policy),
-            ("needs", needs),
-            ("reason", explanation.reason),
+            ("needed" if over else "needs", needs),
+            ("ended" if over else "reason", explanation.reason),
             ("starts by", moment(explanation.reserved_start_at)),
+            (f"attempt {explanation.attempt}" if over else "", explanation.decision if over else ""),
         ]
     )
     print_entries(explanation.entries)
@@ -53,18 +56,21 @@ def print_entries(entries: tuple[ExplainEntry, ...]) -> None:
     from rich.text import Text
 
     from carma.cli.output import print_plain, safe
+    from carma.cli.wording import figure
 
     if not entries:
         return
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for title in ("GPU", "VERDICT"):
         table.add_column(title, no_wrap=True)
-    table.add_column("SCORE", no_wrap=True, justify="right")
+    table.add_column("SCORE", no_wrap=True)
     table.add_column("WHY", overflow="fold")
     for entry in entries:
         verdict, style = _verdict(entry)
-        score = "-" if entry.score is None else f"{entry.score:.4g}"
-        table.add_row(Text(str(entry.index)), Text(verdict, style), Text(score), Text(safe(_why(entry))))
+        figures = [figure(name, value) for name, value in entry.parts.items()]
+        gpu = str(entry.index) if entry.index >= 0 else entry.gpu
+        why = entry.reason if not entry.accepted else ", ".join(figures[1:])  # the verdict says the rest
+        table.add_row(Text(gpu), Text(verdict, style), Text(safe("".join(figures[:1]) or "-")), Text(safe(why)))
     print_plain(table)
 
 
@@ -72,8 +78,3 @@ def _verdict(entry: ExplainEntry) -> tuple[str, str]:
     if entry.chosen:
         return "chosen", "green"
     return ("possible", "") if entry.accepted else ("refused", "red")
-
-
-def _why(entry: ExplainEntry) -> str:
-    parts = ", ".join(f"{name} {value:.4g}" for name, value in entry.parts.items())
-    return "; ".join(text for text in (entry.reason, parts) if text)

@@ -54,14 +54,26 @@ def _report(error: Exception) -> int:
 def complain(message: str, hint: str = "") -> None:
     """`carma: message`, and on a second line what to do next. Several mistakes are several lines."""
     for line in message.splitlines() or [""]:
-        click.echo(f"carma: {_one_line(line)}", err=True)
+        _say("carma: ", line)
     if hint:
-        click.echo(f"  hint: {_one_line(hint)}", err=True)
+        _say("  hint: ", hint)
 
 
 def note(message: str) -> None:
     """Something worth knowing that is not an error; stderr, so that stdout stays for results."""
-    click.echo(f"carma: note: {_one_line(message)}", err=True)
+    _say("carma: note: ", message)
+
+
+def _say(label: str, text: str) -> None:
+    """One line; on a terminal it is folded between words, where other programs would have to put it together again."""
+    line = label + _one_line(text)
+    if sys.stderr.isatty():
+        import shutil
+        import textwrap
+
+        width = shutil.get_terminal_size((80, 24)).columns
+        line = textwrap.fill(line, width, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False)
+    click.echo(line, err=True)
 
 
 def _one_line(text: str) -> str:

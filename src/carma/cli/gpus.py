@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from carma.cli.verb import table_flags, verb
 from carma.wire.types import GpuView
+
+if TYPE_CHECKING:
+    from carma.cli.output import Remark
 
 EXAMPLES = """
 carma gpus
@@ -19,6 +24,7 @@ def command(as_json: bool, no_header: bool, wide: bool) -> None:
     """The GPUs: tasks on each, memory, activity, power, and whether it takes tasks.
 
     MEMORY is what is used, what is booked for tasks, and all there is. W is the power in watts.
+    The GPUs' name stands above the table when all have the same; --wide gives each its name and UUID.
     SM, OCC and DRAM are means over the window, in percent; a dash is a metric that the GPU does not give.
     """
     from carma.cli.connect import connect
@@ -36,40 +42,57 @@ def command(as_json: bool, no_header: bool, wide: bool) -> None:
 
 
 def _table(gpus: list[GpuView], *, header: bool, wide: bool) -> None:
-    from carma.cli.output import Column, print_table
+    from carma.cli.output import Column, print_remarked
 
+    names = {gpu.name for gpu in gpus}
+    named = wide or len(names) > 1 or not header
+    if header and not named:
+        click.echo(f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'}: {_name(gpus[0])}")
     columns = [
         Column("GPU", right=True),
-        Column("NAME", flexible=True, most=14),
-        Column("TASKS", flexible=True, most=12),
+        *([Column("UUID")] if wide else []),
+        *([Column("NAME", flexible=True, most=20)] if named else []),
+        Column("TASKS", flexible=True, most=16),
         Column("MEMORY GiB", right=True),
         Column("SM", right=True),
         Column("OCC", right=True),
         Column("DRAM", right=True),
         Column("W", right=True),
-        Column("STATE (WHY)", flexible=True),
+        Column("STATE", flexible=True, state=True),
     ]
-    if wide:
-        columns.append(Column("UUID"))
-    print_table(columns, [[*_row(gpu), *([gpu.gpu] if wide else [])] for gpu in gpus], header, wide)
+    rows = [
+        [str(gpu.index), *([gpu.gpu] if wide else []), *([_name(gpu)] if named else []), *_figures(gpu)] for gpu in gpus
+    ]
+    print_remarked(columns, rows, [_state(gpu) for gpu in gpus], header, wide)
 
 
-def _row(gpu: GpuView) -> list[str]:
+def _name(gpu: GpuView) -> str:
+    return gpu.name.removeprefix("NVIDIA ")
+
+
+def _figures(gpu: GpuView) -> list[str]:
     tasks = ",".join(str(task) for task in gpu.tasks) or "-"
     if gpu.foreign:
         tasks += f" +{len(gpu.foreign)} foreign"
     used = "-" if gpu.used_mib is None else f"{gpu.used_mib / 1024:.1f}"
     return [
-        str(gpu.index),
-        gpu.name.removeprefix("NVIDIA "),
         tasks,
         f"{used}/{gpu.booked_mib / 1024:.1f}/{gpu.memory_mib / 1024:.1f}",
         _percent(gpu.sm_active),
         _percent(gpu.sm_occupancy),
         _percent(gpu.dram_active),
         "-" if gpu.power_w is None else f"{gpu.power_w:.0f}",
-        f"{gpu.state} ({gpu.reason})" if gpu.reason else gpu.state,
     ]
+
+
+def _state(gpu: GpuView) -> Remark:
+    """`drained: fan to be replaced`: the reason without what the state says already."""
+    from carma.cli.output import Remark
+
+    reason = gpu.reason.removeprefix("is ").removeprefix("cannot be used: ").replace(" is warming up: ", ": ")
+    if reason == gpu.state:
+        return Remark(gpu.state)
+    return Remark(gpu.state, reason.removeprefix(f"{gpu.state}: "))
 
 
 def _percent(share: float | None) -> str:

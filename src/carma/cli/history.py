@@ -41,7 +41,8 @@ def command(
     """Finished tasks, newest first.
 
     ST: CD succeeded, F failed, OOM out of memory, CA cancelled, TO time limit, LO lost, NF never fits.
-    TIME is the run, WAITED the wait before it, PEAK the most memory seen on a GPU.
+    TIME is the run, WAITED the wait before it, PEAK the most memory seen on a GPU. Why a task failed stands at
+    the end of its row, or below it.
     """
     from carma.cli.connect import connect
 
@@ -60,4 +61,4 @@ def command(
     if not tasks and not no_header:
         click.echo("no task has ended yet; carma queue shows those that wait or run", err=True)
         return None
-    return print_tasks(tasks, names, now, header=not no_header, wide=wide)
+    return print_tasks(tasks, names, now, header=not no_header, wide=wide, endings=columns is None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,6 +29,18 @@ class Column(NamedTuple):
     right: bool = False
     flexible: bool = False  # cut with … when the terminal is narrow
     most: int | None = None  # never wider than this, so that it leaves room for the others
+    state: bool = False  # coloured by what it says
+
+
+class Remark(NamedTuple):
+    """The last cell of a row: the whole where it fits, else `short` there and the rest on a line below."""
+
+    short: str
+    rest: str = ""
+
+    @property
+    def whole(self) -> str:
+        return ": ".join(part for part in self if part)
 
 
 def print_json(value: Any) -> None:
@@ -47,6 +60,45 @@ def print_table(
     columns: Sequence[Column], rows: Iterable[Sequence[str]], header: bool = True, wide: bool = False
 ) -> None:
     """One line a row. Flexible columns give way first; nothing wraps."""
+    for line in _table_lines(columns, rows, header, wide):
+        print(line)
+
+
+def print_remarked(
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[str]],
+    remarks: Sequence[Remark],
+    header: bool = True,
+    wide: bool = False,
+) -> None:
+    """A table whose last column is a remark; what is too long for the row goes on below it. Rows only: it is cut."""
+    room = WIDEST if wide or not header else _room_for_last(columns, rows)
+    fits = [len(remark.whole) <= room for remark in remarks]
+    cells = [
+        [*row, remark.whole if fit else remark.short] for row, remark, fit in zip(rows, remarks, fits, strict=True)
+    ]
+    lines = _table_lines(columns, cells, header, wide)
+    if header:
+        print(lines.pop(0))
+    for line, remark, fit in zip(lines, remarks, fits, strict=True):
+        print(line)
+        if not fit:
+            indent = " " * 5
+            width = shutil.get_terminal_size((80, 24)).columns
+            print(textwrap.fill(safe(remark.rest), width, initial_indent=indent, subsequent_indent=indent))
+
+
+def _room_for_last(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
+    taken = 0
+    for place, column in enumerate(columns[:-1]):
+        widest = max([len(column.title), *(len(row[place]) for row in rows)])
+        taken += 2 + (widest if column.most is None else min(widest, column.most))
+    return shutil.get_terminal_size((80, 24)).columns - taken
+
+
+def _table_lines(
+    columns: Sequence[Column], rows: Iterable[Sequence[str]], header: bool = True, wide: bool = False
+) -> list[str]:
     from rich.table import Table
     from rich.text import Text
 
@@ -60,21 +112,30 @@ def print_table(
             max_width=None if wide else column.most,
         )
     for row in rows:
-        cells = [
-            Text(safe(text), STATE_STYLES.get(text.partition(" (")[0], ""), no_wrap=True, overflow="ellipsis")
-            for text in row
-        ]
-        table.add_row(*cells)
-    print_plain(table, wide)
+        table.add_row(
+            *(
+                Text(safe(text), _style(text) if column.state else "", no_wrap=True, overflow="ellipsis")
+                for column, text in zip(columns, row, strict=True)
+            )
+        )
+    return _lines(table, wide)
+
+
+def _style(text: str) -> str:
+    return STATE_STYLES.get(text.partition(":")[0], "")
 
 
 def print_plain(renderable: Any, wide: bool = False) -> None:
+    for line in _lines(renderable, wide):
+        print(line)
+
+
+def _lines(renderable: Any, wide: bool) -> list[str]:
     """Without the blanks that rich leaves at the end of lines."""
     target = console(wide)
     with target.capture() as captured:
         target.print(renderable)
-    for line in captured.get().splitlines():
-        print(line.rstrip())
+    return [line.rstrip() for line in captured.get().splitlines()]
 
 
 def print_facts(facts: Iterable[tuple[str, str]], indent: int = 0) -> None:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import shlex
+from itertools import groupby
 
 from carma.cli.verb import json_flag, task_id, verb
+from carma.cli.wording import WAITING
 from carma.wire.types import AttemptView, StoryLine, TaskView
 
+BLAME = {
+    "own": "own: it wanted more than it had booked",
+    "neighbour": "a neighbour that held more than it had booked",
+    "unknown": "not clear: nobody was seen over a booking",
+}
 EXAMPLES = """
 carma show 12
 carma show 12 --json
@@ -51,6 +58,7 @@ def _what(task: TaskView) -> list[tuple[str, str]]:
     wants = f"{task.gpus_wanted} GPU{'s' if task.gpus_wanted > 1 else ''}" + (", exclusive" if task.exclusive else "")
     state = f"{task.state} ({task.code})" + (", held" if task.held else "")
     where = ", ".join(f"GPU {index} ({gpu})" for index, gpu in zip(task.gpu_indices, task.gpus, strict=False))
+    placed = task.state not in WAITING  # what a waiting task had before is told with its attempts
     return [
         ("state", state),
         ("reason", task.reason),
@@ -58,7 +66,7 @@ def _what(task: TaskView) -> list[tuple[str, str]]:
         ("directory", task.directory),
         ("user", f"{task.user} (uid {task.uid})"),
         ("wants", wants + (f", priority {task.priority}" if task.priority else "")),
-        ("GPUs", where or ", ".join(task.gpus)),
+        ("GPUs", where or ", ".join(task.gpus) if placed else ""),
         ("after", ", ".join(task.after)),
         ("comment", task.comment),
     ]
@@ -68,13 +76,14 @@ def _when(task: TaskView, now: float) -> list[tuple[str, str]]:
     from carma.cli.output import moment
     from carma.core.units import show_s
 
-    ran = "" if task.started_at is None else f" (for {show_s((task.ended_at or now) - task.started_at)})"
+    started = task.started_at if task.state not in WAITING else None
+    ran = "" if started is None else f" (for {show_s((task.ended_at or now) - started)})"
     exit_code = "" if task.exit_code is None else str(task.exit_code)
     return [
         ("submitted", moment(task.submitted_at)),
         ("not before", moment(task.begin_at)),
         ("starts by", moment(task.reserved_start_at)),
-        ("started", moment(task.started_at) + ran),
+        ("started", moment(started) + ran),
         ("ended", moment(task.ended_at)),
         ("time limit", show_s(task.time_limit_s) if task.time_limit_s else ""),
         ("exit code", exit_code),
@@ -85,35 +94,39 @@ def _memory(task: TaskView) -> str:
     """Declared, estimate, booking, observed: in the order in which they come about."""
     from carma.core.units import show_mib
 
-    parts = []
+    found: list[tuple[str, str]] = []
     if task.gpu_memory_mib is not None:
-        parts.append(f"declared {show_mib(task.gpu_memory_mib)}")
-    if task.estimate is not None:
+        found.append(("declared", show_mib(task.gpu_memory_mib)))
+    if task.estimate is not None and task.estimate.source != "declared":
         span = show_mib(task.estimate.footprint_mib)
         if task.estimate.upper_mib != task.estimate.footprint_mib:
             span += f" (at most {show_mib(task.estimate.upper_mib)})"
-        parts.append(f"estimate {span} by {task.estimate.source}")
+        found.append((f"estimated by {task.estimate.source}", span))
     if task.booking_mib is not None:
-        parts.append(f"booked {show_mib(task.booking_mib)}")
+        found.append(("booked", show_mib(task.booking_mib)))
     if task.observed_mib is not None:
-        parts.append(f"observed {show_mib(task.observed_mib)}")
-    return " → ".join(parts) or "not known yet"
+        found.append(("observed", show_mib(task.observed_mib)))
+    if task.needs_mib is not None and task.needs_mib != task.booking_mib:
+        found.append(("needs", show_mib(task.needs_mib)))
+    groups = groupby(found, key=lambda each: each[1])  # a figure that stays the same is said once
+    told = [f"{' and '.join(what for what, _ in same)} {figure}" for figure, same in groups]
+    return " → ".join(told) or "not known yet"
 
 
 def _attempt(attempt: AttemptView, now: float) -> list[tuple[str, str]]:
     from carma.cli.output import moment
-    from carma.cli.wording import outcome_text
+    from carma.cli.wording import by, outcome_text
     from carma.core.units import show_mib, show_s
 
     outcome = outcome_text(attempt.outcome) if attempt.outcome else "runs" if attempt.started_at else "starting"
     began = attempt.started_at or attempt.placed_at
     took = show_s((attempt.ended_at or now) - began)
-    memory = f"booked {show_mib(attempt.booking_mib)} ({attempt.booking_source})"
+    memory = f"booked {show_mib(attempt.booking_mib)} ({by(attempt.booking_source)})"
     if attempt.observed_mib is not None:
         memory += f", observed {show_mib(attempt.observed_mib)}"
     return [
         (f"{attempt.number}", f"{outcome}; {moment(began)}, {took}" + (", alone on its GPUs" if attempt.alone else "")),
-        ("  blame", attempt.blame or ""),
+        ("  blame", BLAME.get(attempt.blame or "", attempt.blame or "")),
         ("  memory", memory),
         ("  energy", f"{attempt.energy_j / 3600:.1f} Wh" if attempt.energy_j else ""),
         ("  why there", attempt.decision),

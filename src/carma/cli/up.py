@@ -92,15 +92,22 @@ def _print_unit(user: bool) -> int:
     return 0
 
 
+def _kind(name: str, memory_mib: int) -> str:
+    """A name that tells the size says it well enough."""
+    from carma.core.units import show_mib
+
+    told = f"{memory_mib / 1024:.0f}"
+    return name if f"{told} GiB" in name or f"{told}GB" in name else f"{name}, {show_mib(memory_mib)}"
+
+
 def _say_hello(detached: bool) -> None:
     from carma.cli.connect import connect
-    from carma.core.units import show_mib
     from carma.paths import find_paths
 
     with connect() as client:
         server, gpus = client.server(), client.gpus()
     paths = find_paths(os.environ)
-    kinds = sorted({f"{gpu.name}, {show_mib(gpu.memory_mib)}" for gpu in gpus})
+    kinds = sorted({_kind(gpu.name, gpu.memory_mib) for gpu in gpus})
     many = f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'}"
     lines = [
         f"carma {server.version} is up: {many} ({'; '.join(kinds)}), policy {server.policy}, pid {server.pid}",

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 import msgspec
 
 from carma.core import outcome as outcomes
+from carma.core.units import show_mib, show_s
 from carma.wire.types import Outcome, TaskView
+
+WAITING = ("estimating", "queued", "recovering")
+
+
+def by(source: str) -> str:
+    """Who gave a memory figure."""
+    return "its size is not known" if source == "unknown" else source
 
 
 def outcome_text(value: Outcome) -> str:
@@ -14,6 +24,41 @@ def outcome_text(value: Outcome) -> str:
         return outcomes.describe(msgspec.convert(value, outcomes.Outcome))
     except msgspec.ValidationError:
         return str(value.get("kind", "ended"))
+
+
+def short_ending(task: TaskView) -> str:
+    """How it ended beyond what a state and an exit code say: its last words, who cancelled it, the memory it held."""
+    if task.outcome is None:
+        return ""
+    try:
+        outcome = msgspec.convert(task.outcome, outcomes.Outcome)
+    except msgspec.ValidationError:
+        return task.reason
+    match outcome:
+        case outcomes.Succeeded():
+            return ""
+        case outcomes.Failed(message=message):
+            return message
+        case outcomes.OutOfMemory(asked_mib=asked, peak_mib=peak, message=message):
+            known = (("held", peak), ("asked for", asked))
+            told = ", ".join(f"{what} {show_mib(mib)}" for what, mib in known if mib is not None)
+            return told + (" more" if asked is not None else "") or message
+        case outcomes.Cancelled(by=by, reason=reason):
+            return f"by {by}" + (f": {reason}" if reason else "")
+        case outcomes.TimedOut(limit_s=limit_s):
+            return f"limit {show_s(limit_s)}"
+        case outcomes.Lost(reason=reason) | outcomes.NeverFits(reason=reason):
+            return reason
+    assert_never(outcome)
+
+
+def figure(name: str, value: float) -> str:
+    """A part of a score: `room 40.0 GiB`, `sm_free 0.93`."""
+    if name.endswith("_mib"):
+        return f"{name.removesuffix('_mib')} {show_mib(value)}"
+    if value == int(value):
+        return f"{name} {value:.0f}"
+    return f"{name} {value:.2f}" if 0.01 <= abs(value) < 1e6 else f"{name} {value:.3g}"
 
 
 def exit_code_of(task: TaskView) -> int:

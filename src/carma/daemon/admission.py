@@ -205,11 +205,8 @@ def check_fits(state: State, spec: TaskSpec) -> None:
         raise NeverFitsError(f"the task can never run here: {reason}", "ask for less, or use another server")
 
 
-def as_task(state: State, spec: TaskSpec, who: Identity, *, held: bool, now: float) -> Task:
-    """The task as it would stand in the queue, to ask what would become of it. A declared figure counts as such."""
-    estimate = None
-    if spec.gpu_memory_mib is not None and "declared" in state.rules.memory.sources:
-        estimate = Estimate(footprint_mib=spec.gpu_memory_mib, upper_mib=spec.gpu_memory_mib, source="declared")
+def as_task(spec: TaskSpec, who: Identity, estimate: Estimate | None, *, held: bool, now: float) -> Task:
+    """The task as it would stand in the queue, to ask what would become of it."""
     return Task(id=TaskId(0), owner=who.owner, spec=spec, submitted_at=now, status=Queued(now, held), estimate=estimate)
 
 

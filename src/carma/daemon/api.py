@@ -20,6 +20,7 @@ from starlette.types import Send
 
 import carma
 from carma.config import describe
+from carma.core.admission import by_size
 from carma.core.model import TaskId
 from carma.core.outcome import Outcome
 from carma.core.state import SERVER, State, turn
@@ -110,7 +111,8 @@ class Api:
         }
 
     def _lens(self, who: Identity) -> Lens:
-        return Lens(self._engine.state, self._engine.clock.now(), who, self._engine.log_paths)
+        state = self._engine.state
+        return Lens(state, self._engine.clock.now(), who, self._engine.log_paths, by_size(state))
 
     async def server(self, call: Call) -> t.ServerView:
         engine, state = self._engine, self._engine.state

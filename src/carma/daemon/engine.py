@@ -8,7 +8,7 @@ from typing import Protocol
 
 from carma.config import Origin, Settings
 from carma.core.events import Durable
-from carma.core.model import AttemptKey, TaskId
+from carma.core.model import AttemptKey, Estimate, Owner, TaskId, TaskSpec
 from carma.core.ports import Archive
 from carma.core.state import State
 from carma.core.task import Task
@@ -70,6 +70,8 @@ class Engine(Protocol):
     def subscribe(self) -> Subscription: ...
 
     async def wait_for(self, predicate: Callable[[State], bool], timeout_s: float) -> bool: ...
+
+    async def estimate(self, owner: Owner, spec: TaskSpec) -> Estimate | None: ...
 
     def log_paths(self, key: AttemptKey) -> tuple[Path, Path]: ...
 

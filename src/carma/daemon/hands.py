@@ -15,7 +15,7 @@ from typing import TypeVar, assert_never
 
 from carma.core.commands import Command, EstimateTask, LaunchAttempt, StopAttempt, WarnAttempt
 from carma.core.events import Durable, TaskEstimated
-from carma.core.model import AttemptKey, Estimate, NoEstimate, TaskId
+from carma.core.model import AttemptKey, Estimate, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest, Estimator, Launcher, LaunchOrder
 from carma.core.state import State
 from carma.core.status import Estimating, Starting
@@ -31,6 +31,7 @@ T = TypeVar("T")
 KILL_AGAIN_S = 5.0  # a process in uninterruptible sleep takes a signal only when it wakes
 RETRY_S = 1.0  # of what could not be stored
 ESTIMATE_LIMIT_S = 60.0  # for all estimators together, in real seconds
+FORESEE_LIMIT_S = 20.0  # the same for a question that somebody waits for
 RELAUNCH_S = 2.0  # before an order that left no trace is given again
 
 
@@ -162,16 +163,30 @@ class Hands:
 
     # Estimating.
 
+    async def foresee(self, owner: Owner, spec: TaskSpec) -> Estimate | None:
+        """What the estimators would say of a task that is not submitted (yet)."""
+        try:
+            async with asyncio.timeout(FORESEE_LIMIT_S):
+                estimate, _ = await self._ask(TaskId(0), owner, spec)
+        except TimeoutError:
+            return None
+        return estimate
+
+    def _ask(
+        self, task_id: TaskId, owner: Owner, spec: TaskSpec
+    ) -> asyncio.Future[tuple[Estimate | None, tuple[NoEstimate, ...]]]:
+        gpus = tuple(self.shell.state.gpus.values())
+        request = EstimateRequest(task=task_id, owner=owner, spec=spec, gpus=gpus)
+        estimators = self.estimators
+        return self._thinking.call(lambda: first_answer(estimators, request))
+
     async def _estimate(self, task_id: TaskId) -> None:
         task = self.shell.state.tasks.get(task_id)
         if task is None:
             return
-        gpus = tuple(self.shell.state.gpus.values())
-        request = EstimateRequest(task=task_id, owner=task.owner, spec=task.spec, gpus=gpus)
-        estimators, thinking = self.estimators, self._thinking
         try:
             async with asyncio.timeout(ESTIMATE_LIMIT_S):
-                estimate, refusals = await thinking.call(lambda: first_answer(estimators, request))
+                estimate, refusals = await self._ask(task_id, task.owner, task.spec)
         except TimeoutError:
             log.error(
                 "the estimators took more than %g s for task %d; it queues without one", ESTIMATE_LIMIT_S, task_id

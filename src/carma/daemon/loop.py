@@ -47,7 +47,7 @@ class Loop:
         self._strays: set[tuple[AttemptKey, GpuId]] = set()
         self._logged: dict[str, float] = {}
         self.settled = asyncio.Event()  # the state agrees with the living processes: from here on it is watched
-        shell.connect(hands.execute, self.stepped)
+        shell.connect(hands.execute, self.stepped, hands.foresee)
 
     @property
     def launcher(self) -> Launcher:

@@ -23,9 +23,12 @@ class CannotTell(Exception):
     """Root is refused, or an access list decides."""
 
 
-def check_runnable(spec: TaskSpec, owner: Owner, own_uid: int) -> None:
-    """Blocking: a network directory may take its time. Raises NotRunnable."""
-    may = _by_mode_bits(owner) if own_uid == 0 and owner.uid != 0 else _by_asking
+def check_runnable(spec: TaskSpec, owner: Owner, own_uid: int, *, as_submitter: bool = True) -> None:
+    """Blocking: a network directory may take its time. Raises NotRunnable.
+
+    Not `as_submitter`: tasks run under the daemon's own account, which is then the one that must be able to.
+    """
+    may = _by_mode_bits(owner) if as_submitter and own_uid == 0 and owner.uid != 0 else _by_asking
     _check_directory(spec.directory, may)
     _check_program(spec, may)
 

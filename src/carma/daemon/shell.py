@@ -11,14 +11,14 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from carma.core.commands import Command
 from carma.core.events import Durable, Passing, TaskPlaced
 from carma.core.machine import step
-from carma.core.model import AttemptKey, TaskId
+from carma.core.model import AttemptKey, Estimate, Owner, TaskId, TaskSpec
 from carma.core.ports import Archive, Store
 from carma.core.propose import propose
 from carma.core.state import State, checkpoint, forget
@@ -36,6 +36,7 @@ log = logging.getLogger("carma.daemon")
 Make = Callable[[State], Sequence[Durable]]
 Execute = Callable[[Sequence[Command], Durable], None]
 Stepped = Callable[[Durable], None]
+Foresee = Callable[[Owner, TaskSpec], Awaitable[Estimate | None]]
 
 CHECKPOINT_EVERY = 2_000  # events
 BATCH = 512  # requests in one transaction
@@ -82,6 +83,7 @@ class Shell:
         self._writer = Worker("store")
         self._execute: Execute = lambda _commands, _event: None
         self._stepped: list[Stepped] = []
+        self._foresee: Foresee | None = None
         self._passing: deque[Passing] = deque()
         self._changes: deque[_Change] = deque()
         self._listeners = Listeners()
@@ -119,6 +121,10 @@ class Shell:
         """Until the predicate holds (True), or so many real seconds passed or the daemon stops (False)."""
         return predicate(self.state) or await self._listeners.wait_for(predicate, timeout_s)
 
+    async def estimate(self, owner: Owner, spec: TaskSpec) -> Estimate | None:
+        """How much memory such a task would take, by those who would be asked if it were submitted."""
+        return None if self._foresee is None else await self._foresee(owner, spec)
+
     def log_paths(self, key: AttemptKey) -> tuple[Path, Path]:
         """Where an attempt's stdout and stderr are."""
         return self._log_paths(key)
@@ -129,10 +135,11 @@ class Shell:
 
     # What the daemon's own parts call.
 
-    def connect(self, execute: Execute, stepped: Stepped) -> None:
-        """Who carries out commands, and who is told of each event after it was stepped."""
+    def connect(self, execute: Execute, stepped: Stepped, foresee: Foresee | None = None) -> None:
+        """Who carries out commands, who is told of each event after it was stepped, who can ask the estimators."""
         self._execute = execute
         self._stepped.append(stepped)
+        self._foresee = foresee
 
     async def in_store(self, function: Callable[[], object]) -> None:
         """Run a call of the store or the archive in the writer's thread, after what was committed before."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from carma.core import events as e
-from carma.core.model import AttemptKey, Gpu, GpuId, Placement, TaskId
+from carma.core.model import AttemptKey, Booking, Gpu, GpuId, Placement, TaskId
 from carma.core.outcome import Cancelled, Failed, Outcome, OutOfMemory, describe
 from carma.core.units import show_mib, show_s
 from carma.wire.types import StoryLine
@@ -83,7 +83,7 @@ def _of_gpus(event: GpuEvent, gpus: Gpus) -> str:
 def _of_attempt(event: AttemptEvent, gpus: Gpus, whole: bool) -> str:
     match event:
         case e.TaskPlaced(placement=placement, why=why):
-            return _placed(placement, gpus) + (f"; {why}" if why and whole else "")
+            return _placed(placement, gpus) + (_because(why) if why and whole else "")
         case e.AttemptStarted(pid=pid):
             return f"started as process {pid}"
         case e.MemoryObserved(peak_mib=peak_mib):
@@ -172,10 +172,19 @@ def without_words(outcome: Outcome) -> Outcome:
 
 def _placed(placement: Placement, gpus: Gpus) -> str:
     booking = placement.booking
-    alone = ", alone" if booking.alone else ""
-    return (
-        f"placed on {_names(placement.gpus, gpus)} with {show_mib(booking.memory_mib)} booked ({booking.source}){alone}"
-    )
+    return f"placed on {_names(placement.gpus, gpus)}, {booked(booking)}"
+
+
+def booked(booking: Booking) -> str:
+    """`12.4 GiB booked (history), alone`."""
+    source = "its size is not known" if booking.source == "unknown" else booking.source
+    return f"{show_mib(booking.memory_mib)} booked ({source})" + (", alone" if booking.alone else "")
+
+
+def _because(why: str) -> str:
+    """The decision's sentence, without the place that was just named."""
+    place, colon, reason = why.partition(": ")
+    return f"; {reason if colon and place.startswith('placed on GPU') else why}"
 
 
 def _names(ids: Sequence[GpuId], gpus: Gpus) -> str:

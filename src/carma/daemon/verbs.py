@@ -13,7 +13,7 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from carma.core import events as e
-from carma.core.model import GpuId, TaskId, TaskSpec
+from carma.core.model import Estimate, GpuId, TaskId, TaskSpec
 from carma.core.outcome import Cancelled, describe
 from carma.core.state import State
 from carma.core.status import Estimating, Finished, Queued, Recovering, Running, Starting, state_name
@@ -23,6 +23,7 @@ from carma.daemon.auth import Identity
 from carma.daemon.engine import Engine, find, require, require_own
 from carma.daemon.request import Call
 from carma.daemon.runnable import check_runnable
+from carma.daemon.story import booked
 from carma.daemon.views import explain_entries
 from carma.daemon.worker import Worker
 from carma.errors import Busy, NotFound, NotRunnable, Usage, WrongState
@@ -46,10 +47,12 @@ class Verbs:
         indices = admission.places(request)
         admission.check_fits(engine.state, spec)
         await self._check_runnable(spec, who)
+        asks_now = request.dry_run or request.nonblock
+        estimate = await engine.estimate(who.owner, spec) if asks_now else None
         if request.dry_run:
-            return self._foretell(request, spec, who)
+            return self._foretell(request, spec, who, estimate)
         if request.nonblock:  # before an id is used up; looked at again below
-            self._check_capacity(request, spec, who)
+            self._check_capacity(request, spec, who, estimate)
         count = 1 if indices is None else len(indices)
         first = engine.new_task_ids(count)
         at_once = request.array.at_once if request.array is not None else None
@@ -57,7 +60,7 @@ class Verbs:
         def make(state: State) -> Sequence[e.Durable]:
             now = engine.clock.now()
             admission.check_fits(state, spec)
-            resolved = self._check_capacity(request, spec, who)
+            resolved = self._check_capacity(request, spec, who, estimate)
             specs = admission.expand(resolved, first, indices, at_once)
             return [
                 e.TaskSubmitted(now, TaskId(task_id), who.owner, one, request.held)
@@ -70,23 +73,27 @@ class Verbs:
     def _resolve(self, spec: TaskSpec) -> TaskSpec:
         return admission.resolve_dependencies(spec, lambda task: find(self._engine, task))
 
-    def _check_capacity(self, request: t.SubmitRequest, spec: TaskSpec, who: Identity) -> TaskSpec:
+    def _check_capacity(
+        self, request: t.SubmitRequest, spec: TaskSpec, who: Identity, estimate: Estimate | None
+    ) -> TaskSpec:
         """The spec with its dependencies resolved; with `nonblock` only if it could start now."""
         resolved = self._resolve(spec)
         if request.nonblock:
             state, now = self._engine.state, self._engine.clock.now()
-            admission.check_capacity(state, admission.as_task(state, resolved, who, held=request.held, now=now), now)
+            admission.check_capacity(state, admission.as_task(resolved, who, estimate, held=request.held, now=now), now)
         return resolved
 
-    def _foretell(self, request: t.SubmitRequest, spec: TaskSpec, who: Identity) -> t.SubmitAnswer:
+    def _foretell(
+        self, request: t.SubmitRequest, spec: TaskSpec, who: Identity, estimate: Estimate | None
+    ) -> t.SubmitAnswer:
         state, now = self._engine.state, self._engine.clock.now()
-        task = admission.as_task(state, self._resolve(spec), who, held=request.held, now=now)
+        task = admission.as_task(self._resolve(spec), who, estimate, held=request.held, now=now)
         decision = admission.foresee(state, task, now)
         if decision.placement is None:
             note = f"would wait: {decision.reason}"
         else:
             indices = ", ".join(str(state.gpus[gpu].index) for gpu in decision.placement.gpus)
-            note = f"would start on GPU {indices} now"
+            note = f"would start on GPU {indices} now, {booked(decision.placement.booking)}"
         return t.SubmitAnswer(ids=(), note=note, explain=explain_entries(decision, state))
 
     async def _check_runnable(self, spec: TaskSpec, who: Identity) -> None:
@@ -96,7 +103,8 @@ class Verbs:
         self._looking += 1
         worker = Worker("paths")
         try:
-            looked = worker.call(lambda: check_runnable(spec, who.owner, self._own_uid))
+            as_submitter = self._engine.settings.launch.run_as_submitter != "no"
+            looked = worker.call(lambda: check_runnable(spec, who.owner, self._own_uid, as_submitter=as_submitter))
             looked.add_done_callback(self._looked)
             await asyncio.wait_for(asyncio.shield(looked), _LOOK_S)
         except TimeoutError as error:

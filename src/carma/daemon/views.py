@@ -45,6 +45,7 @@ class Lens(NamedTuple):
     now: float
     who: Identity
     log_paths: LogPaths
+    sizes: tuple[Gpu, ...] | None = None  # `by_size(state)`, for those who look at many tasks
 
 
 def code_of(status: Status) -> str:
@@ -123,6 +124,7 @@ def task_view(task: Task, lens: Lens, why: Waiting | None) -> t.TaskView:
         held=isinstance(status, Estimating | Queued) and status.held,
         estimate=_estimate_view(task.estimate, open_to_viewer),
         booking_mib=newest.booking_mib if newest is not None else None,
+        needs_mib=ask_of(task, lens.state, lens.sizes).memory_mib if isinstance(status, Queued | Recovering) else None,
         observed_mib=newest.observed_mib if newest is not None else None,
         attempts=attempts,
         submitted_at=task.submitted_at,
@@ -219,26 +221,56 @@ def _entry(verdict: Verdict, gpu: Gpu | None) -> t.ExplainEntry:
 
 
 def explanation(task: Task, lens: Lens) -> t.Explanation:
-    """Why it is where it is. A task of the archive has its outcome only: the GPUs have moved on."""
+    """Why it is where it is; of a finished task how it ended, and the decision of its last attempt."""
     state = lens.state
     view = task_views([task], lens)[0]
-    if task.id in state.tasks:
-        decision = explain(state, task.id, lens.now)
-        reason, entries = decision.reason, explain_entries(decision, state)
-    else:
-        reason, entries = view.reason, ()
+    if isinstance(task.status, Finished):
+        return _looking_back(task, view, state)
+    decision = explain(state, task.id, lens.now)
     ask = ask_of(task, state)
     placed = task.status.placement.booking if isinstance(task.status, Starting | Running) else None
     return t.Explanation(
         task=task.id,
         policy=state.policy.name,
         state=view.state,
-        reason=reason or view.reason,
-        entries=entries,
+        reason=decision.reason or view.reason,
+        entries=explain_entries(decision, state),
         needs_mib=placed.memory_mib if placed is not None else ask.memory_mib,
         needs_source=placed.source if placed is not None else ask.source,
         reserved_start_at=view.reserved_start_at,
+        attempt=task.key.attempt if placed is not None else None,
+        decision=decision.reason if placed is not None else "",
     )
+
+
+_FORGOTTEN = Refusal("NotChosen", "was not chosen; what was thought of it then was not kept")
+
+
+def _looking_back(task: Task, view: t.TaskView, state: State) -> t.Explanation:
+    """The GPUs have moved on, so only what was decided then is told; nothing of a task that never got a GPU."""
+    ask = ask_of(task, state)
+    last = task.attempts[-1] if task.attempts else None
+    return t.Explanation(
+        task=task.id,
+        policy=state.policy.name,
+        state=view.state,
+        reason=view.reason,
+        entries=tuple(_entry(verdict, state.gpus.get(verdict.gpu)) for verdict in _verdicts(last, state)),
+        needs_mib=last.placement.booking.memory_mib if last is not None else ask.memory_mib,
+        needs_source=last.placement.booking.source if last is not None else ask.source,
+        attempt=last.number if last is not None else None,
+        decision=last.decision if last is not None else "",
+    )
+
+
+def _verdicts(attempt: Attempt | None, state: State) -> tuple[Verdict, ...]:
+    """As they were kept with the attempt; the log of an older version knows only where it was placed."""
+    if attempt is None or attempt.verdicts:
+        return attempt.verdicts if attempt is not None else ()
+    chosen = attempt.placement.gpus
+    gone = [gpu for gpu in chosen if gpu not in state.gpus]
+    here = sorted(state.gpus, key=lambda gpu: state.gpus[gpu].index)
+    return tuple(Verdict(gpu, None if gpu in chosen else _FORGOTTEN, (), gpu in chosen) for gpu in (*gone, *here))
 
 
 _STATE_OF = {

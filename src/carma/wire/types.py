@@ -115,6 +115,7 @@ class TaskView(Answer, frozen=True, kw_only=True):
     held: bool = False
     estimate: EstimateView | None = None
     booking_mib: int | None = None
+    needs_mib: int | None = None  # of a waiting task: what its next attempt asks for on each GPU
     observed_mib: int | None = None
     attempts: tuple[AttemptView, ...] = ()
     submitted_at: float = 0.0
@@ -151,6 +152,8 @@ class Explanation(Answer, frozen=True, kw_only=True):
     needs_mib: int | None = None
     needs_source: str = ""
     reserved_start_at: float | None = None
+    attempt: int | None = None  # whose decision the entries are; None: the one that would be taken now
+    decision: str = ""  # that decision in a sentence; `reason` tells how a finished task ended
 
 
 class ForeignView(Answer, frozen=True, kw_only=True):
