@@ -94,14 +94,14 @@ def test_a_placement_says_why_there() -> None:
     world = World(2)
     task = world.submit(1_000)
     world.settle()
-    assert world.task(task).attempts[0].decision == "placed on GPU 0: idle, room_mib 40960 MiB"
+    assert world.task(task).attempts[0].decision == "placed on GPU 0: idle, room 40.0 GiB"
 
 
 def test_a_shared_placement_says_so() -> None:
     world = World(1)
     world.run(1_000)
     task = world.run(1_000)
-    assert world.task(task).attempts[0].decision == "placed on GPU 0: shared, room_mib 39960 MiB"
+    assert world.task(task).attempts[0].decision == "placed on GPU 0: shared, room 39.0 GiB"
 
 
 def test_more_gpus_than_there_are_is_a_sentence_and_not_a_crash() -> None:

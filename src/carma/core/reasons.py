@@ -71,7 +71,7 @@ def _placed(doors: Sequence[Door], ranked: Sequence[Scored], chosen: Sequence[Gp
     views = {door.view.gpu.id: door.view for door in doors}
     names = ", ".join(str(views[gpu].gpu.index) for gpu in chosen)
     winner = ranked[0]
-    figures = ", ".join(f"{part.name} {part.value:g}{part.unit and ' ' + part.unit}" for part in winner.parts)
+    figures = ", ".join(_figure(part) for part in winner.parts if part.name not in ("order", "turn"))
     how = "idle" if views[winner.gpu].idle else "shared"
     return f"placed on GPU {names}: {how}" + (f", {figures}" if figures else "")
 
@@ -85,3 +85,9 @@ def _others(code: str, refusals: Mapping[GpuId, Refusal], gpus: int) -> str:
     if not counts or gpus == 1:
         return ""
     return "; others: " + ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
+def _figure(part: Part) -> str:
+    if part.unit == "MiB":
+        return f"{part.name.removesuffix('_mib')} {show_mib(part.value)}"
+    return f"{part.name} {part.value:g}{part.unit and ' ' + part.unit}"
