@@ -8,7 +8,7 @@ from typing import Protocol
 from carma.core.decision import Ask, Part, Refusal
 from carma.core.filters import Door
 from carma.core.model import GpuId
-from carma.core.units import show_pair_mib
+from carma.core.units import show_mib, show_pair_mib
 
 # Which refusal speaks for the whole when they differ: the one that is likely to pass first.
 _HOPE = (
