@@ -10,8 +10,6 @@ import pytest
 from click.testing import CliRunner
 
 from carma.cli import carma
-from carma.cli.failures import complain
-from carma.cli.up import _kind
 from carma.cli.wording import figure, short_ending
 from carma.wire import types as t
 from tests.unit.cli_daemon import NOW, FakeDaemon, finished, gpu_view, running, task_view
@@ -197,6 +195,20 @@ def test_explain_of_a_finished_task_tells_its_end_and_its_last_decision(daemon: 
     assert ["attempt", "2  placed on GPU 0: idle"] in told
 
 
+def test_explain_of_a_task_that_never_had_a_gpu_has_no_table(daemon: FakeDaemon) -> None:
+    daemon.tasks = {1: finished(1)}
+    daemon.answers["explain"] = t.Explanation(
+        task=1,
+        policy="magm",
+        state="finished",
+        reason="cancelled by ada",
+        entries=(entry(0, accepted=False, reason="the task ended before a GPU was chosen"),),
+    )
+    told = lines("explain", "1")
+    assert "VERDICT" not in "".join(told)
+    assert any(line.endswith("cancelled by ada") for line in told)
+
+
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
@@ -232,24 +244,9 @@ def test_blame_is_a_sentence(daemon: FakeDaemon) -> None:
     assert any("own: it wanted more than it had booked" in line for line in lines("show", "1"))
 
 
-def test_a_gpus_name_that_tells_its_size_is_enough() -> None:
-    assert _kind("Virtual GPU 40 GiB", 40_960) == "Virtual GPU 40 GiB"
-    assert _kind("NVIDIA H200", 143_360) == "NVIDIA H200, 140.0 GiB"
-
-
-def test_an_error_is_folded_between_words_on_a_terminal_only(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "30")
-    complain("many words that do not fit in thirty columns", "do something")
-    assert capsys.readouterr().err.splitlines() == [
-        "carma: many words that do not fit in thirty columns",
-        "  hint: do something",
-    ]
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    complain("many words that do not fit in thirty columns", "do something")
-    assert capsys.readouterr().err.splitlines() == [
-        "carma: many words that do not",
-        "        fit in thirty columns",
-        "  hint: do something",
-    ]
+def test_an_array_shows_its_indices_and_a_gang_how_many_gpus_it_could_have(daemon: FakeDaemon) -> None:
+    gang = "needs 2 GPUs, 1 could take it now; needs 12.4 GiB; most free is 9.1 GiB on GPU 2"
+    daemon.tasks = {5: task_view(5, array="4[17]", gpus_wanted=2, reason=gang)}
+    row = lines("queue", "--wide")[1]
+    assert "train[17]" in row
+    assert row.endswith("1 of 2 GPUs can take it; needs 12.4 GiB; most free is 9.1 GiB on GPU 2")

@@ -15,7 +15,8 @@ from carma.core.policies.exclusive import POLICY as EXCLUSIVE
 from carma.core.settings import PlacementRules, Rules
 from carma.core.status import Estimating, Finished, Queued, Recovering, Status
 from carma.daemon.auth import Identity
-from carma.daemon.views import Lens, code_of, explanation, gpu_views, task_views
+from carma.daemon.explaining import explanation
+from carma.daemon.views import Lens, called, code_of, gpu_views, task_views
 from carma.wire.types import GpuView, TaskView
 from tests.builders import ALICE, BOB, World
 
@@ -161,12 +162,30 @@ def test_what_was_thought_of_each_gpu_then_is_kept_with_the_attempt() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (("/opt/conda/bin/python3.11", "src/train.py", "--lr", "1"), "train.py"),
+        (("python", "-m", "carma.vgpu.task"), "carma.vgpu.task"),
+        (("python", "-c", "print()"), "python"),
+        (("python", "-m"), "python"),
+        (("python",), "python"),
+        (("torchrun", "--nproc", "2"), "torchrun"),
+        (("bash", "run.sh"), "run.sh"),
+        (("./pythonic", "x"), "pythonic"),
+    ],
+)
+def test_a_task_without_a_name_is_called_after_what_it_runs(command: tuple[str, ...], name: str) -> None:
+    assert called(command) == name
+
+
 def test_a_task_that_was_never_placed_has_no_decision_to_look_back_at() -> None:
     world = World(1)
     task = world.submit()
     world.emit(StopRequested(world.now, task, Cancelled("alice"), 0.0))
     told = explanation(world.task(task), lens(world))
-    assert (told.reason, told.entries, told.attempt) == ("cancelled by alice", (), None)
+    assert (told.reason, told.attempt) == ("cancelled by alice", None)
+    assert [entry.reason for entry in told.entries] == ["the task ended before a GPU was chosen"]
 
 
 def test_a_waiting_task_tells_what_its_next_attempt_needs() -> None:
@@ -200,7 +219,7 @@ def test_an_archived_task_is_shown_without_asking_the_queue() -> None:
     kept = world.task(task)
     world.state.drop(task)
     assert task_views([kept], lens(world))[0].reason == "cancelled by alice"
-    assert explanation(kept, lens(world)).entries == ()
+    assert [entry.accepted for entry in explanation(kept, lens(world)).entries] == [False]
 
 
 def test_a_gpu_says_what_it_does_and_why() -> None:

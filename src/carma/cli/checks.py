@@ -56,11 +56,12 @@ def disk() -> Finding:
 
 
 def settings() -> Finding:
+    from carma.cli.config import check_names
     from carma.config import load_settings
     from carma.paths import find_paths
 
     paths = find_paths(os.environ)
-    load_settings(paths, os.environ)
+    check_names(load_settings(paths, os.environ).settings)
     there = paths.config_file.is_file()
     return Finding("settings", "ok", f"{paths.config_file}" + ("" if there else " is not there; the defaults hold"))
 
@@ -91,7 +92,8 @@ def gpus() -> Finding:
     try:
         sampler = open_nvml()
     except NoGpus as error:
-        return Finding("gpus", "warn", str(error), error.hint)
+        virtual = _virtual_gpus()
+        return Finding("gpus", "ok", virtual) if virtual else Finding("gpus", "warn", str(error), error.hint)
     try:
         found = sampler.gpus()
         text = ", ".join(f"{gpu.index}: {gpu.name} {gpu.memory_mib / 1024:.0f} GiB" for gpu in found)
@@ -105,6 +107,20 @@ def gpus() -> Finding:
         hint = "SM activity needs Hopper or newer (GPM); without it set gate.enabled = false to share GPUs"
         return Finding("gpus", "warn", f"{text}; no SM activity on {blind}", hint)
     return Finding("gpus", "ok", f"{text}; activity from GPM")
+
+
+def _virtual_gpus() -> str:
+    """Those of the daemon, in words; nothing when there is no daemon, or when it has real ones."""
+    from carma.cli.connect import connect
+
+    try:
+        with connect() as client:
+            found = client.gpus()
+    except CarmaError:
+        return ""
+    if not found or any(gpu.kind != "virtual" for gpu in found):
+        return ""
+    return f"the daemon has {len(found)} virtual; this machine has none that NVML knows"
 
 
 def mps() -> Finding:

@@ -17,7 +17,10 @@ from carma.core.units import show_mib, show_s
 from carma.errors import Usage
 from carma.wire.types import TaskView
 
-_GPU_IS = re.compile(r"^(GPU \d+): is ")
+_SHORTER = (  # in a column the beginning must tell the most: it may be all that is seen
+    (re.compile(r"^(GPU \d+): is "), r"\1 is "),
+    (re.compile(r"^needs (\d+) GPUs, (\d+) could take it now; "), r"\2 of \1 GPUs can take it; "),
+)
 
 
 class Field(NamedTuple):
@@ -32,7 +35,14 @@ def _where(task: TaskView, _now: float) -> str:
     if task.state in ("starting", "running"):
         gpus = "GPU " + ",".join(str(index) for index in task.gpu_indices) if task.gpu_indices else ""
         return " ".join(part for part in (gpus, task.reason) if part)
-    return _GPU_IS.sub(r"\1 is ", task.reason) or task.state
+    reason = task.reason
+    for pattern, instead in _SHORTER:
+        reason = pattern.sub(instead, reason)
+    return reason or task.state
+
+
+def _name(task: TaskView, _now: float) -> str:
+    return task.name + (task.array[task.array.index("[") :] if task.array and "[" in task.array else "")
 
 
 def _time_s(task: TaskView, now: float) -> float | None:
@@ -72,7 +82,7 @@ def _iso(at: float | None) -> str:
 FIELDS: dict[str, Field] = {
     "id": Field(Column("ID", right=True), lambda task, _: str(task.id), "its number"),
     "array": Field(Column("ARRAY"), lambda task, _: task.array or "-", "its place in an array"),
-    "name": Field(Column("NAME", flexible=True, most=18), lambda task, _: task.name, "its name"),
+    "name": Field(Column("NAME", flexible=True, most=18), _name, "its name, with its index in an array"),
     "user": Field(Column("USER", flexible=True, most=10), lambda task, _: task.user, "who submitted it"),
     "st": Field(Column("ST", state=True), lambda task, _: task.code, "state, short: PD H R CG CD F OOM CA TO LO NF"),
     "state": Field(Column("STATE", state=True), lambda task, _: task.state, "state in full"),

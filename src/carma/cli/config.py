@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from carma.cli.verb import Verb, json_flag
 from carma.errors import NotFound, Unreachable, Usage
 from carma.wire.types import SettingView
+
+if TYPE_CHECKING:
+    from carma.config import Settings
 
 EXAMPLES_SHOW = """
 carma config show            the running daemon's settings
@@ -18,13 +22,13 @@ carma config show --local    what a daemon started now would have
 """
 
 
-class Settings(click.Group):
+class ConfigVerbs(click.Group):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         formatter.write_paragraph()
         formatter.write("Examples:\n  carma config show gate\n  carma config check carma.toml\n")
 
 
-@click.group("config", cls=Settings)
+@click.group("config", cls=ConfigVerbs)
 def command() -> None:
     """Show or check the settings: flags over environment over file over default."""
 
@@ -104,6 +108,15 @@ def check(file: Path | None) -> None:
         if not file.is_file():
             raise Usage(f"there is no file {file}", "carma config check FILE")
         paths = msgspec.structs.replace(paths, config_file=file)
-    load_settings(paths, os.environ)
+    check_names(load_settings(paths, os.environ).settings)
     there = paths.config_file.is_file()
     click.echo(f"{paths.config_file}: " + ("ok" if there else "not there; the defaults hold"))
+
+
+def check_names(settings: Settings) -> None:
+    """The policy and the memory sources that are named must be there and importable, as they must at a start."""
+    from carma.plugins import ESTIMATORS, load_one, load_policy
+
+    load_policy(settings.placement.policy)
+    for name in settings.memory.sources:
+        load_one(ESTIMATORS, name)

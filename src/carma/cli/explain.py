@@ -47,7 +47,8 @@ def _card(explanation: Explanation) -> None:
             (f"attempt {explanation.attempt}" if over else "", explanation.decision if over else ""),
         ]
     )
-    print_entries(explanation.entries)
+    if not over or explanation.attempt is not None:  # else no GPU was ever chosen
+        print_entries(explanation.entries)
 
 
 def print_entries(entries: tuple[ExplainEntry, ...]) -> None:

@@ -21,6 +21,7 @@ from carma.wire.types import AttemptView, TaskView
 LOOK_S = 1.0
 RETURN_S = 300.0  # how long a daemon that went away is waited for
 _BEFORE = ("estimating", "queued", "recovering", "starting")
+_AT_ONCE = ("", "Estimating", "Starting")
 
 
 def follow(task: int, quiet: bool = False) -> int:
@@ -33,7 +34,7 @@ def follow(task: int, quiet: bool = False) -> int:
         complain(f"the daemon went away; waiting for task {task} all the same", f"its output: carma logs -f {task}")
         return wait_for([task])
     if not quiet:
-        click.echo(f"carma: {ending(view)}", err=True)
+        complain(ending(view))
     return exit_code_of(view)
 
 
@@ -54,14 +55,14 @@ def _follow(task: int, quiet: bool) -> TaskView:
 
 
 def _until_started(view: TaskView, quiet: bool, seen: int) -> TaskView:
-    """Says why it waits, when the reason changes by more than its numbers; an estimate is not worth a line."""
+    """Says why it waits, when the reason changes by more than its numbers; what passes at once is not worth a line."""
     said = ""
     with connect() as client:
         while view.state in _BEFORE and len(view.attempts) <= seen:
             words = re.sub(r"\d+", "", view.reason)
-            if view.reason_code and view.state != "estimating" and words != said and not quiet:
+            if view.reason_code not in _AT_ONCE and words != said and not quiet:
                 said = words
-                click.echo(f"carma: task {view.id} waits: {view.reason}", err=True)
+                complain(f"task {view.id} waits: {view.reason}")
             view = client.task(view.id, wait_s=LOOK_S / 4)
     return view
 
@@ -102,7 +103,7 @@ def detached(tasks: Sequence[int]) -> int:
     ids = " ".join(str(task) for task in tasks)
     goes = "the task goes on" if len(tasks) == 1 else "the tasks go on"
     back = f"carma logs -f {ids}" if len(tasks) == 1 else f"carma wait {ids}"
-    complain(f"detached; {goes}", f"return: {back}   end: carma cancel {ids}")
+    complain(f"detached; {goes}", f"`{back}` returns, `carma cancel {ids}` ends {'it' if len(tasks) == 1 else 'them'}")
     return INTERRUPTED
 
 

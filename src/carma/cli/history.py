@@ -59,6 +59,7 @@ def command(
     if as_csv:
         return print_csv(tasks, names, now, header=not no_header)
     if not tasks and not no_header:
-        click.echo("no task has ended yet; carma queue shows those that wait or run", err=True)
+        among = "no task like that has ended" if state or since or user else "no task has ended yet"
+        click.echo(f"{among}; carma queue shows those that wait or run", err=True)
         return None
     return print_tasks(tasks, names, now, header=not no_header, wide=wide, endings=columns is None)

@@ -7,6 +7,7 @@ import sys
 import click
 
 from carma.cli.verb import task_id, verb
+from carma.wire.types import TaskView
 
 EXAMPLES = """
 carma logs 12
@@ -25,7 +26,6 @@ carma logs --attempt 1 12   of the first attempt
 def command(task: int, follow: bool, tail: int | None, errors: bool, attempt: int | None) -> int | None:
     """A task's output, as it was written."""
     from carma.cli.connect import connect
-    from carma.cli.failures import note
     from carma.cli.follow import copy, detached
     from carma.cli.local import pieces
 
@@ -33,10 +33,23 @@ def command(task: int, follow: bool, tail: int | None, errors: bool, attempt: in
     try:
         with connect() as client:
             output = pieces(client, task, stream=stream, attempt=attempt, tail=tail, follow=follow)
-            if not copy(output, sys.stdout.buffer) and not client.task(task).attempts:
-                note(f"task {task} has not started; carma explain {task} says why")
+            if not copy(output, sys.stdout.buffer):
+                _say_why(client.task(task), errors)
     except KeyboardInterrupt:
         if follow:
             return detached([task])
         raise
     return None
+
+
+def _say_why(view: TaskView, errors: bool) -> None:
+    """Nothing came: because it has not started, or never did, or wrote to the other stream."""
+    from carma.cli.failures import note
+    from carma.cli.wording import ending
+
+    if view.attempts:
+        other = f"carma logs {view.id}" if errors else f"carma logs --stderr {view.id}"
+        return note(f"nothing was written there; {other} has the other stream")
+    if view.state == "finished":
+        return note(f"{ending(view)} before it started")
+    return note(f"task {view.id} has not started; carma explain {view.id} says why")

@@ -53,7 +53,8 @@ def command(
     usual = ("id", "name", "user", *USUAL[2:]) if everybody or user else USUAL
     names = choose(columns, usual)
     if not tasks and not no_header:
-        whose = "no task waits or runs" if everybody or user == "all" else "none of your tasks waits or runs"
-        click.echo(f"{whose}; carma history shows those that have ended", err=True)
+        whose = "no task" if everybody or user == "all" else f"no task of {user}" if user else "none of your tasks"
+        does = f"is {state}" if state else "waits or runs"
+        click.echo(f"{whose} {does}; carma history shows those that have ended", err=True)
         return None
     return print_tasks(tasks, names, now, header=not no_header, wide=wide)

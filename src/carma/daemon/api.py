@@ -28,12 +28,13 @@ from carma.core.status import Finished, Status, state_name
 from carma.core.task import Task
 from carma.daemon.auth import Door, Identity, uid_of
 from carma.daemon.engine import Engine, find, require, require_own
+from carma.daemon.explaining import explanation
 from carma.daemon.logs import Output
 from carma.daemon.request import MIB, Call, Handler, endpoint, problem
 from carma.daemon.story import story
 from carma.daemon.stream import sse
 from carma.daemon.verbs import Verbs
-from carma.daemon.views import Lens, code_of, explanation, gpu_views, reasons_of, task_view, task_views
+from carma.daemon.views import Lens, code_of, gpu_views, reasons_of, task_view, task_views
 from carma.errors import CarmaError, NotFound, Usage
 from carma.wire import types as t
 from carma.wire.openapi import document

@@ -21,10 +21,10 @@ from carma.core.task import Task
 from carma.daemon import admission
 from carma.daemon.auth import Identity
 from carma.daemon.engine import Engine, find, require, require_own
+from carma.daemon.explaining import explain_entries
 from carma.daemon.request import Call
 from carma.daemon.runnable import check_runnable
 from carma.daemon.story import booked
-from carma.daemon.views import explain_entries
 from carma.daemon.worker import Worker
 from carma.errors import Busy, NotFound, NotRunnable, Usage, WrongState
 from carma.wire import types as t

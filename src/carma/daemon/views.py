@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, assert_never
 
 import msgspec
 
-from carma.core.decision import Ask, Decision, Refusal, Verdict
+from carma.core.decision import Ask, Refusal
 from carma.core.model import AttemptKey, Estimate, Gpu, GpuId, TaskId
 from carma.core.outcome import (
     Cancelled,
@@ -23,7 +24,7 @@ from carma.core.outcome import (
     exit_code,
 )
 from carma.core.placement import refuse
-from carma.core.queue import Waiting, ask_of, explain, waiting
+from carma.core.queue import Waiting, ask_of, waiting
 from carma.core.snapshot import views
 from carma.core.state import SERVER, State
 from carma.core.status import Estimating, Finished, Queued, Recovering, Running, Starting, Status, state_name
@@ -35,6 +36,7 @@ from carma.daemon.story import without_words
 from carma.wire import types as t
 
 HIDDEN = "-"
+_INTERPRETER = re.compile(r"(python|bash|sh|zsh|perl|ruby|node|Rscript|julia|torchrun)[\d.]*")
 LogPaths = Callable[[AttemptKey], tuple[Path, Path]]
 
 
@@ -83,6 +85,16 @@ def outcome_code(outcome: Outcome) -> str:
             assert_never(outcome)
 
 
+def called(command: Sequence[str]) -> str:
+    """What people call a task without a name: its program, or what an interpreter was told to run."""
+    words = [word.rsplit("/", 1)[-1] for word in command[:3]]
+    if not words or not _INTERPRETER.fullmatch(words[0]):
+        return words[0] if words else ""
+    if words[1:2] == ["-m"] and len(words) == 3:
+        return words[2]
+    return words[0] if len(words) == 1 or words[1].startswith("-") else words[1]
+
+
 def task_views(tasks: Iterable[Task], lens: Lens) -> list[t.TaskView]:
     listed = list(tasks)
     reasons = reasons_of(listed, lens)
@@ -105,7 +117,7 @@ def task_view(task: Task, lens: Lens, why: Waiting | None) -> t.TaskView:
     reason_code, reason = _reason(task, why, open_to_viewer)
     return t.TaskView(
         id=task.id,
-        name=task.label if open_to_viewer else spec.name or HIDDEN,
+        name=spec.name or (called(spec.command) if open_to_viewer else HIDDEN),
         user=task.owner.name,
         uid=task.owner.uid,
         state=state_name(status),
@@ -200,77 +212,6 @@ def _attempt_view(task: Task, attempt: Attempt, lens: Lens) -> t.AttemptView:
 
 def _indices(gpus: Sequence[GpuId | str], state: State) -> tuple[int, ...]:
     return tuple(state.gpus[GpuId(gpu)].index for gpu in gpus if gpu in state.gpus)
-
-
-def explain_entries(decision: Decision, state: State) -> tuple[t.ExplainEntry, ...]:
-    return tuple(_entry(verdict, state.gpus.get(verdict.gpu)) for verdict in decision.verdicts)
-
-
-def _entry(verdict: Verdict, gpu: Gpu | None) -> t.ExplainEntry:
-    refusal = verdict.refusal
-    return t.ExplainEntry(
-        gpu=verdict.gpu,
-        index=gpu.index if gpu is not None else -1,
-        accepted=refusal is None,
-        reason=refusal.sentence if refusal is not None else "chosen" if verdict.chosen else "could take it",
-        code=refusal.code if refusal is not None else "",
-        score=verdict.parts[0].value if verdict.parts else None,
-        parts={part.name: part.value for part in verdict.parts},
-        chosen=verdict.chosen,
-    )
-
-
-def explanation(task: Task, lens: Lens) -> t.Explanation:
-    """Why it is where it is; of a finished task how it ended, and the decision of its last attempt."""
-    state = lens.state
-    view = task_views([task], lens)[0]
-    if isinstance(task.status, Finished):
-        return _looking_back(task, view, state)
-    decision = explain(state, task.id, lens.now)
-    ask = ask_of(task, state)
-    placed = task.status.placement.booking if isinstance(task.status, Starting | Running) else None
-    return t.Explanation(
-        task=task.id,
-        policy=state.policy.name,
-        state=view.state,
-        reason=decision.reason or view.reason,
-        entries=explain_entries(decision, state),
-        needs_mib=placed.memory_mib if placed is not None else ask.memory_mib,
-        needs_source=placed.source if placed is not None else ask.source,
-        reserved_start_at=view.reserved_start_at,
-        attempt=task.key.attempt if placed is not None else None,
-        decision=decision.reason if placed is not None else "",
-    )
-
-
-_FORGOTTEN = Refusal("NotChosen", "was not chosen; what was thought of it then was not kept")
-
-
-def _looking_back(task: Task, view: t.TaskView, state: State) -> t.Explanation:
-    """The GPUs have moved on, so only what was decided then is told; nothing of a task that never got a GPU."""
-    ask = ask_of(task, state)
-    last = task.attempts[-1] if task.attempts else None
-    return t.Explanation(
-        task=task.id,
-        policy=state.policy.name,
-        state=view.state,
-        reason=view.reason,
-        entries=tuple(_entry(verdict, state.gpus.get(verdict.gpu)) for verdict in _verdicts(last, state)),
-        needs_mib=last.placement.booking.memory_mib if last is not None else ask.memory_mib,
-        needs_source=last.placement.booking.source if last is not None else ask.source,
-        attempt=last.number if last is not None else None,
-        decision=last.decision if last is not None else "",
-    )
-
-
-def _verdicts(attempt: Attempt | None, state: State) -> tuple[Verdict, ...]:
-    """As they were kept with the attempt; the log of an older version knows only where it was placed."""
-    if attempt is None or attempt.verdicts:
-        return attempt.verdicts if attempt is not None else ()
-    chosen = attempt.placement.gpus
-    gone = [gpu for gpu in chosen if gpu not in state.gpus]
-    here = sorted(state.gpus, key=lambda gpu: state.gpus[gpu].index)
-    return tuple(Verdict(gpu, None if gpu in chosen else _FORGOTTEN, (), gpu in chosen) for gpu in (*gone, *here))
 
 
 _STATE_OF = {
