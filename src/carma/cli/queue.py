@@ -21,7 +21,7 @@ carma queue --json              for programs
 @click.option("-a", "--all", "everybody", is_flag=True, help="The same as -u all.")
 @click.option("-s", "--state", type=click.Choice(STATES), help="Only tasks in this state.")
 @click.option("-n", "--limit", type=click.IntRange(1), help="At most so many.")
-@click.option("-o", "--format", "columns", metavar="A,B", help="Columns, see below.")
+@click.option("-o", "--format", "columns", metavar="A,B", help="Columns, see above.")
 @table_flags
 def command(
     user: str | None,

@@ -114,7 +114,7 @@ def _say_hello(detached: bool) -> None:
         f"  socket  {paths.socket}",
         f"  log     {paths.daemon_log}" if detached else "",
         "  next    carma submit -- python train.py, then carma queue, carma gpus",
-        f"  end     carma down{'' if detached else ' or Ctrl-C'}; running tasks go on, and the next start adopts them",
+        f"  end     carma down{'' if detached else ' or Ctrl-C'}; running tasks go on, the next start adopts them",
     ]
     click.echo("\n".join(line for line in lines if line))
     sys.stdout.flush()
