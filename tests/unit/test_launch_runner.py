@@ -120,7 +120,7 @@ def test_the_command_inherits_no_ignored_or_blocked_signals(launcher: ProcessLau
 
 def test_logs_are_kept_apart_and_standard_input_is_empty(launcher: ProcessLauncher) -> None:
     launcher.launch(order_of(shell("cat; echo to-out; echo to-err >&2; exit 2")))
-    assert failure(launcher) == Failed(2)
+    assert failure(launcher) == Failed(2, "to-err")
     stdout, stderr = launcher.log_paths(key())
     assert (Path(stdout).read_text(), Path(stderr).read_text()) == ("to-out\n", "to-err\n")
 

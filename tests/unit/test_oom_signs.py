@@ -280,3 +280,15 @@ def test_an_ordinary_failure_carries_its_last_words() -> None:
 def test_any_text_is_read_without_an_exception() -> None:
     for text in ("\0\n\x1b[", "Traceback (most recent call last):", "\n" * 1000, ": :\n: ", "what():", "\udcff: x"):
         assert find_oom(text) is None
+
+
+def test_a_failure_without_an_exception_is_told_in_its_last_line() -> None:
+    usage = "usage: train.py [-h] --lr LR\ntrain.py: error: the following arguments are required: --lr\n\n"
+    assert judge_exit(ExitRecord(1.0, code=2), LastWords(usage, "")) == Failed(
+        2, "train.py: error: the following arguments are required: --lr"
+    )
+    noisy = "\x1b[31mbad\x07 " + "x" * 500
+    outcome = judge_exit(ExitRecord(1.0, code=1), LastWords(noisy, ""))
+    assert isinstance(outcome, Failed)
+    assert len(outcome.message) == 200
+    assert outcome.message.isprintable()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from carma.core.model import Record
+from carma.core.units import show_mib
 
 
 class Succeeded(Record, frozen=True, tag="succeeded", tag_field="kind"):
@@ -75,9 +76,9 @@ def describe(outcome: Outcome) -> str:
         case OutOfMemory(where=where, asked_mib=asked, peak_mib=peak):
             parts = ["out of GPU memory" if where == "gpu" else "out of host memory"]
             if asked is not None:
-                parts.append(f"asked for {asked} MiB more")
+                parts.append(f"asked for {show_mib(asked)} more")
             if peak is not None:
-                parts.append(f"held {peak} MiB")
+                parts.append(f"held {show_mib(peak)}")
             return ", ".join(parts)
         case Cancelled(by=by, reason=reason):
             return f"cancelled by {by}" + (f": {reason}" if reason else "")

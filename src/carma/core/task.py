@@ -50,7 +50,3 @@ class Task(Record, frozen=True, kw_only=True):
     def key(self) -> AttemptKey:
         """The newest attempt's key; attempt 0 when there was none."""
         return AttemptKey(self.id, self.attempts[-1].number if self.attempts else 0)
-
-    @property
-    def label(self) -> str:
-        return self.spec.name or (self.spec.command[0].rsplit("/", 1)[-1] if self.spec.command else "")

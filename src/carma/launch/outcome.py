@@ -73,7 +73,14 @@ def oom_sign(words: LastWords) -> OomSign | None:
 def failure_message(record: ExitRecord, words: LastWords) -> str:
     if record.signal is not None:
         return f"ended by {name_of(record.signal)}"
-    return last_words(words.stderr) or last_words(words.stdout)
+    return last_words(words.stderr) or last_words(words.stdout) or _last_line(words.stderr)
+
+
+def _last_line(text: str) -> str:
+    """Of a program that did not end in an exception: usage errors, `No module named …`, a shell's complaint."""
+    lines = (line.strip() for line in reversed(text.splitlines()[-20:]))
+    found = next((line for line in lines if line), "")
+    return "".join(letter if letter.isprintable() else " " for letter in found)[:200]
 
 
 def name_of(number: int) -> str:
