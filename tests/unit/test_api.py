@@ -108,13 +108,13 @@ def test_nonblock_is_refused_with_the_reason_and_uses_no_id(served: Served) -> N
 
 def test_dependencies_on_finished_tasks_are_settled_at_once(served: Served) -> None:
     client = served.client()
-    good, bad = finished(served), finished(served, outcome=Failed(1))
+    good, bad = finished(served), finished(served, outcome=Failed(1, "its own words"))
     served.archive()
     waiting = client.submit(served.request()).ids[0]
     after = (Dependency(TaskId(good)), Dependency(TaskId(bad), "notok"), Dependency(TaskId(waiting)))
     task = client.submit(served.request(after=after)).ids[0]
     assert client.task(task).after == (f"ok:{waiting}",)
-    with pytest.raises(errors.Refused, match=f"task {bad} can no longer end as wanted"):
+    with pytest.raises(errors.Refused, match=rf"task {bad} .* \(ok\): it failed with exit code 1$"):
         client.submit(served.request(after=(Dependency(TaskId(bad)),)))
     with pytest.raises(errors.NotFound, match="no task 99"):
         client.submit(served.request(after=(Dependency(TaskId(99)),)))
@@ -186,12 +186,15 @@ def test_drain_and_resume_by_index_uuid_and_for_all(served: Served) -> None:
     client = served.client()
     client.drain("1", reason="fan")
     assert [view.state for view in client.gpus()] == ["idle", "drained"]
-    client.resume("GPU-1")
     client.drain(reason="maintenance")
     assert client.server().drained == "maintenance"
+    assert [view.reason for view in client.gpus()] == ["is drained: maintenance", "is drained: fan"]
     assert {view.drained for view in client.gpus()} == {True}
-    client.resume()
+    assert client.resume().note.startswith("the server takes new tasks; GPU 1 stays drained")
     assert client.server().drained is None
+    assert [view.drained for view in client.gpus()] == [False, True]
+    assert client.resume("GPU-1").note == "GPU GPU-1 takes new tasks"
+    assert [view.drained for view in client.gpus()] == [False, False]
     with pytest.raises(errors.NotFound, match="no GPU '7'"):
         client.drain("7")
 

@@ -138,6 +138,15 @@ def test_an_administrator_may_and_the_story_says_who_it_was(served: Served) -> N
     assert served.client(ALICE).task(task).reason == "cancelled by carol"
 
 
+def test_why_somebody_elses_task_is_being_stopped_is_not_told(served: Served) -> None:
+    task = alices(served)
+    served.estimated(task)
+    served.place(task)
+    served.client(ALICE).cancel(task, reason="the secret experiment is over")
+    assert "secret" in served.client(ALICE).task(task).reason
+    assert served.client(BOB).task(task).reason == "is being stopped: cancelled by alice"
+
+
 def test_what_concerns_all_is_for_administrators(served: Served) -> None:
     bob = served.client(BOB)
     for verb in (bob.drain, bob.resume, bob.shutdown):

@@ -42,9 +42,11 @@ from carma.core.model import (
 )
 from carma.core.outcome import Cancelled, Failed, NeverFits, OutOfMemory, Succeeded
 from carma.core.policies import exclusive
+from carma.core.queue import explain
 from carma.core.settings import PlacementRules, QueueRules, RecoveryRules, Rules
 from carma.core.state import InvalidEvent, checkpoint, new_state
 from carma.core.status import Estimating, Finished, Queued, Recovering, Running, Starting
+from carma.core.walk import Waiting
 from tests.builders import ALICE, World, gpu
 
 ONE = TaskId(1)
@@ -224,8 +226,31 @@ def test_a_name_and_a_comment_change_nothing_else() -> None:
 
 
 # -- GPUs that come and go --------------------------------------------------------------------------------------------
-def test_tasks_that_no_longer_fit_end_with_the_reason_wherever_they_wait() -> None:
+ENDING = Rules(queue=QueueRules(misfits="end"))
+
+
+def test_tasks_that_no_longer_fit_wait_for_their_gpus_and_hold_up_nobody() -> None:
     world = World(2)
+    gang = world.submit(1_000, gpus=2, priority=5)
+    large = world.submit(39_000, held=True, priority=5)
+    small = world.submit(1_000)
+    world.emit(GpusFound(world.now, (gpu(0, 24_576),)))
+    world.sample()
+    world.emit(TaskReleased(world.now, large))
+    world.settle()
+    assert world.placed(small)
+    assert world.why(gang) == Waiting("NeverFits", "it asks for 2 GPUs; this server has 1")
+    assert world.why(large).code == "NeverFits"
+    assert explain(world.state, gang, world.now).code == "NeverFits"
+    world.emit(GpusFound(world.now, (gpu(0, 24_576), gpu(1), gpu(2))))
+    world.sample()
+    world.settle()
+    assert world.placed(gang) or world.placed(large)
+    assert "NeverFits" not in {world.why(task).code for task in (gang, large) if not world.placed(task)}
+
+
+def test_tasks_that_no_longer_fit_end_with_the_reason_wherever_they_wait() -> None:
+    world = World(2, rules=ENDING)
     world.run(20_000)
     queued = world.submit(30_000, gpus=2)
     held = world.submit(30_000, gpus=2, held=True)
@@ -242,7 +267,7 @@ def test_tasks_that_no_longer_fit_end_with_the_reason_wherever_they_wait() -> No
 
 
 def test_a_retry_on_a_smaller_server_ends_instead_of_waiting_for_ever() -> None:
-    world = World([40_960, 81_920])
+    world = World([40_960, 81_920], rules=ENDING)
     task = world.run(60_000)
     assert world.gpus_of(task) == (1,)
     world.emit(GpusFound(world.now, (gpu(0, 40_960),)))
@@ -256,7 +281,7 @@ def test_a_retry_on_a_smaller_server_ends_instead_of_waiting_for_ever() -> None:
 
 @pytest.mark.parametrize("when", ["retried", "changed"])
 def test_what_is_asked_for_by_hand_is_held_against_the_gpus_again(when: str) -> None:
-    world = World([40_960, 81_920])
+    world = World([40_960, 81_920], rules=ENDING)
     task = world.run(60_000)
     world.end(task, Failed(1))
     world.settle()

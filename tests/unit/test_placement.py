@@ -203,6 +203,18 @@ def test_a_drained_server_takes_no_new_task() -> None:
     assert world.placed(task)
 
 
+def test_a_gpus_own_drain_and_the_servers_are_each_lifted_by_itself() -> None:
+    world = World(2)
+    world.emit(GpuDrained(world.now, GpuId("GPU-1"), "new fan"))
+    world.emit(GpuDrained(world.now, None, "maintenance"))
+    assert [world.view(index).drained for index in range(2)] == ["maintenance", "new fan"]
+    world.emit(GpuResumed(world.now, None))
+    assert [world.view(index).drained for index in range(2)] == [None, "new fan"]
+    world.emit(GpuDrained(world.now, None))
+    world.emit(GpuResumed(world.now, GpuId("GPU-1")))
+    assert [world.view(index).drained for index in range(2)] == ["", ""]
+
+
 def test_a_faulty_gpu_is_passed_over_until_it_is_well() -> None:
     world = World(2)
     world.faults[G0] = "fell off the bus"

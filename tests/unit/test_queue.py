@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
-from carma.core.events import TaskChanged, TaskHeld, TaskReleased
-from carma.core.model import ArrayPlace, Dependency, Estimate, TaskId, TaskSpec
+from carma.core.events import GpuDrained, GpuResumed, TaskChanged, TaskHeld, TaskReleased
+from carma.core.model import ArrayPlace, Dependency, Estimate, GpuId, TaskId, TaskSpec
 from carma.core.outcome import Cancelled, Failed, Outcome, Succeeded
 from carma.core.policies import exclusive
 from carma.core.queue import KEPT_VERDICTS, PLACED_AT_ONCE, ask_of, explain, schedule, try_now, waiting
 from carma.core.settings import Gate, PlacementRules, QueueRules, Rules, WarmUp
 from carma.core.status import Queued
 from carma.core.task import Task
+from carma.core.walk import Waiting
 from tests.builders import ALICE, World
 
 OPEN = Rules(gate=Gate(enabled=False), warmup=WarmUp(enabled=False), placement=PlacementRules(tasks_per_gpu=100))
@@ -114,12 +116,27 @@ def test_dependencies(when: str, outcome: Outcome, starts: bool) -> None:
     second = world.submit(1_000, after=(Dependency(first, when),))  # type: ignore[arg-type]
     world.settle()
     assert (world.why(second).code, world.why(second).sentence) == ("Dependency", "waits for task 1")
-    world.end(first, outcome)
+    world.end(first, replace(outcome, message="my password is 1234") if isinstance(outcome, Failed) else outcome)
     world.settle()
     assert world.placed(second) is starts
     if not starts:
         ended = "succeeded" if isinstance(outcome, Succeeded) else "failed with exit code 3"
         assert world.outcome(second) == Cancelled("carma", f"it waited for task 1 ({when}), which {ended}")
+
+
+def test_on_a_drained_server_that_is_the_reason_for_all() -> None:
+    world = World(2)
+    first, second = world.submit(1_000), world.submit(1_000)
+    newcomer = Task(id=TaskId(0), owner=ALICE, spec=world.task(first).spec, submitted_at=0.0, status=Queued(0.0))
+    world.emit(GpuDrained(world.now, None, "new fans"))
+    assert world.settle() == []
+    assert world.why(first).code == "Drained"
+    assert world.why(second) == Waiting("Drained", "the server is drained: new fans")
+    assert try_now(world.state, newcomer, world.now).reason == "the server is drained: new fans"
+    world.emit(GpuResumed(world.now, None))
+    for index in range(2):
+        world.emit(GpuDrained(world.now, GpuId(f"GPU-{index}")))
+    assert try_now(world.state, newcomer, world.now).reason == "every GPU is drained"
 
 
 def test_a_broken_dependency_breaks_those_behind_it_and_each_says_only_its_own_reason() -> None:

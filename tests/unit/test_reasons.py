@@ -7,7 +7,7 @@ from carma.core.model import GpuId, TaskId
 from carma.core.outcome import NeverFits
 from carma.core.policies import exclusive
 from carma.core.queue import explain
-from carma.core.settings import Memory, Rules
+from carma.core.settings import Memory, QueueRules, Rules
 from carma.core.walk import Waiting
 from tests.builders import World
 
@@ -105,10 +105,10 @@ def test_a_shared_placement_says_so() -> None:
 
 
 def test_more_gpus_than_there_are_is_a_sentence_and_not_a_crash() -> None:
-    world = World(2)
+    world = World(2, rules=Rules(queue=QueueRules(misfits="end")))
     task = world.submit(1_000, gpus=3)
     decision = explain(world.state, task, world.now)
-    assert decision.reason == "needs 3 GPUs; this server has 2"
-    assert world.why(task) == Waiting("Resources", "needs 3 GPUs; this server has 2")
+    assert decision.reason == "it asks for 3 GPUs; this server has 2"
+    assert world.why(task) == Waiting("NeverFits", "it asks for 3 GPUs; this server has 2")
     world.settle()
     assert world.outcome(task) == NeverFits("it asks for 3 GPUs; this server has 2")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from carma.core.filters import listed
 from carma.core.model import Gpu, TaskSpec
 from carma.core.state import State
-from carma.core.units import show_pair_mib
+from carma.core.units import show_count, show_pair_mib
 
 
 def by_size(state: State) -> tuple[Gpu, ...]:
@@ -19,7 +19,7 @@ def never_fits(state: State, spec: TaskSpec, gpus: tuple[Gpu, ...] | None = None
     if gpus is None:
         gpus = by_size(state)
     if spec.gpus > len(gpus):
-        return f"it asks for {spec.gpus} GPUs; this server has {len(gpus)}" + (
+        return f"it asks for {show_count(spec.gpus, 'GPU')}; this server has {len(gpus)}" + (
             " that take tasks (placement.gpus)" if len(gpus) < len(state.gpus) else ""
         )
     if spec.gpu_memory_mib is None or not gpus:

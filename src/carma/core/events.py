@@ -150,6 +150,8 @@ class GpuDrained(Event, frozen=True, tag="gpu_drained"):
 
 
 class GpuResumed(Event, frozen=True, tag="gpu_resumed"):
+    """None lifts the server's drain; a GPU that was drained by itself stays so."""
+
     gpu: GpuId | None
 
 

@@ -282,10 +282,8 @@ def _gpus_changed(state: State, event: e.GpusFound | e.GpuDrained | e.GpuResumed
             state.live = {gpu: live for gpu, live in state.live.items() if gpu in state.gpus}
         case e.GpuDrained(gpu=gpu, reason=reason):
             state.drained[SERVER if gpu is None else gpu] = reason
-        case e.GpuResumed(gpu=None):
-            state.drained.clear()
-        case e.GpuResumed(gpu=gpu):
-            state.drained.pop(str(gpu), None)
+        case e.GpuResumed(gpu=gpu):  # the server's drain and a GPU's own are lifted each by itself
+            state.drained.pop(SERVER if gpu is None else gpu, None)
         case _:
             assert_never(event)
     return []

@@ -88,3 +88,23 @@ def describe(outcome: Outcome) -> str:
             return f"lost: {reason}"
         case NeverFits(reason=reason):
             return f"can never fit: {reason}"
+
+
+def told_to_others(outcome: Outcome) -> str:
+    """The kind and the exit code, for those who only wait for the task: its own words may tell what it does.
+
+    Neither its story: a chain of broken dependencies would tell all of them in its last link.
+    """
+    match outcome:
+        case Succeeded() | TimedOut():
+            return describe(outcome)
+        case Failed(code=code):
+            return f"failed with exit code {code}"
+        case OutOfMemory(where=where):
+            return f"ran out of {'GPU' if where == 'gpu' else 'host'} memory"
+        case Cancelled(by=by):
+            return f"was cancelled by {by}"
+        case Lost():
+            return "was lost"
+        case NeverFits():
+            return "can never fit"

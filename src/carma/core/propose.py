@@ -14,17 +14,7 @@ from carma.core.events import (
 )
 from carma.core.model import Dependency
 from carma.core.observe import peaks_to_store
-from carma.core.outcome import (
-    Cancelled,
-    Failed,
-    Lost,
-    NeverFits,
-    Outcome,
-    OutOfMemory,
-    Succeeded,
-    TimedOut,
-    describe,
-)
+from carma.core.outcome import Cancelled, NeverFits, Outcome, Succeeded, TimedOut, told_to_others
 from carma.core.queue import schedule
 from carma.core.recovery import GiveUp, next_step
 from carma.core.state import State
@@ -92,7 +82,7 @@ def _impossible(state: State, now: float) -> list[Durable]:
             if reason is not None:
                 due.append(TaskFinished(now, waiting_id, Cancelled("carma", reason)))
     if state.unfitted and state.gpus:
-        impossible = _outgrown(state, now)
+        impossible = _outgrown(state, now) if state.rules.queue.misfits == "end" else []
         state.unfitted = {event.task for event in impossible}  # until they are finished
         due.extend(impossible)
     return due
@@ -115,23 +105,8 @@ def _broken(task: Task, other: Task, outcome: Outcome) -> str | None:
         return None
     for dependency in task.spec.after:
         if dependency.task == other.id and not satisfied(dependency, outcome):
-            return f"it waited for task {other.id} ({dependency.when}), which {_ended(outcome)}"
+            return f"it waited for task {other.id} ({dependency.when}), which {told_to_others(outcome)}"
     return None
-
-
-def _ended(outcome: Outcome) -> str:
-    """Without the other's own story: a chain of broken dependencies would tell all of them in its last link."""
-    match outcome:
-        case Succeeded() | Failed() | TimedOut():
-            return describe(outcome)
-        case OutOfMemory(where=where):
-            return f"ran out of {'GPU' if where == 'gpu' else 'host'} memory"
-        case Cancelled(by=by):
-            return f"was cancelled by {by}"
-        case Lost():
-            return "was lost"
-        case NeverFits():
-            return "can never fit"
 
 
 def satisfied(dependency: Dependency, outcome: Outcome) -> bool:

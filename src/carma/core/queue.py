@@ -9,13 +9,14 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
+from carma.core.admission import by_size
 from carma.core.decision import Decision, Refusal, Verdict
 from carma.core.events import TaskPlaced
 from carma.core.model import AttemptKey, Gpu, TaskId
 from carma.core.outcome import describe
 from carma.core.placement import Choice, choose, conclude, placement_of
 from carma.core.reasons import short_sentence
-from carma.core.state import State
+from carma.core.state import SERVER, State
 from carma.core.status import Estimating, Finished, Queued, Recovering, Running, Starting
 from carma.core.task import Task
 from carma.core.units import show_s
@@ -63,8 +64,9 @@ def waiting(state: State, now: float, ids: Collection[TaskId] | None = None) -> 
         wanted = [task for task in state.tasks.values() if not isinstance(task.status, Finished | Starting | Running)]
     found: dict[TaskId, Waiting] = {}
     in_line: set[TaskId] = set()
+    sizes = by_size(state)
     for task in wanted:
-        plain = _plain_reason(task, state, now)
+        plain = _plain_reason(task, state, now, sizes)
         if plain is not None:
             found[task.id] = plain
         elif isinstance(task.status, Queued):
@@ -74,7 +76,7 @@ def waiting(state: State, now: float, ids: Collection[TaskId] | None = None) -> 
     return found
 
 
-def _plain_reason(task: Task, state: State, now: float) -> Waiting | None:
+def _plain_reason(task: Task, state: State, now: float, sizes: tuple[Gpu, ...]) -> Waiting | None:
     match task.status:
         case Estimating():
             return Waiting("Estimating", "its memory is being estimated")
@@ -82,7 +84,7 @@ def _plain_reason(task: Task, state: State, now: float) -> Waiting | None:
             reason = task.plan.reason if task.plan is not None else "its last attempt is being looked at"
             return Waiting("Recovery", f"back in the queue in {show_s((until or now) - now)}: {reason}")
         case Queued():
-            return not_yet(task, state, now)
+            return not_yet(task, state, now, sizes)
         case _:
             return None
 
@@ -101,7 +103,7 @@ def _reasons_in_line(state: State, now: float, ids: set[TaskId]) -> dict[TaskId,
     for place, (_, _, task_id) in enumerate(state.line):
         if task_id in ids and task_id not in found:
             front = f"; task {head} waits for a GPU first" if head is not None else ""
-            found[task_id] = Waiting("Priority", f"{_before(place)} before it in the queue{front}")
+            found[task_id] = _drained(state) or Waiting("Priority", f"{_before(place)} before it in the queue{front}")
     return found
 
 
@@ -173,7 +175,16 @@ def try_now(state: State, task: Task, now: float) -> Decision:
             return conclude(choice, state.policy.name, now)
     blocked = not_yet(task, state, now)
     before = bisect_left(state.line, newcomer_turn(state, task))
-    return _blocked(walk, task, blocked or Waiting("Priority", f"{_before(before)} before it in the queue"))
+    turn_later = _drained(state) or Waiting("Priority", f"{_before(before)} before it in the queue")
+    return _blocked(walk, task, blocked or turn_later)
+
+
+def _drained(state: State) -> Waiting | None:
+    """For those whose turn has not come: that nothing starts at all matters more than who is before them."""
+    reason = state.drained.get(SERVER)
+    if reason is not None:
+        return Waiting("Drained", "the server is drained" + (f": {reason}" if reason else ""))
+    return Waiting("Drained", "every GPU is drained") if state.gpus.keys() <= state.drained.keys() else None
 
 
 def _before(count: int) -> str:

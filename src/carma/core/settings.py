@@ -97,6 +97,13 @@ class QueueRules(Record, frozen=True, kw_only=True):
     assumed_runtime_s: Annotated[
         float, Meta(gt=0.0, description="Assumed for a task without time limit or history, in seconds.")
     ] = 3600.0
+    misfits: Annotated[
+        Literal["wait", "end"],
+        Meta(
+            description="A waiting task that no longer fits, because GPUs are gone or smaller: wait keeps it until one "
+            "that fits is back and holds up nobody; end ends it."
+        ),
+    ] = "wait"
 
 
 class RecoveryRules(Record, frozen=True, kw_only=True):

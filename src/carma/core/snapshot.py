@@ -55,7 +55,7 @@ def view_of(state: State, gpu: Gpu, now: float) -> GpuView:
         blind="no sample since a task left" if outdated else blind,
         outdated=outdated,
         fault=newest.fault if newest is not None else None,
-        drained=state.drained.get(SERVER, state.drained.get(gpu.id)),
+        drained=state.drained.get(gpu.id) or state.drained.get(SERVER, state.drained.get(gpu.id)),
     )
 
 

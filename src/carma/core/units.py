@@ -61,6 +61,11 @@ def show_pair_mib(one: float, other: float) -> tuple[str, str]:
     return shown if one == other or shown[0] != shown[1] else (f"{one:,.0f} MiB", f"{other:,.0f} MiB")
 
 
+def show_count(count: int, noun: str) -> str:
+    """`1 GPU`, `2 GPUs`."""
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
 def show_s(seconds: float | None) -> str:
     """`1d 02:03:04`, `02:03:04`, `03:04`, `4 s`, `-`."""
     if seconds is None:

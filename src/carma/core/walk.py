@@ -10,7 +10,7 @@ from math import inf
 
 from msgspec.structs import replace
 
-from carma.core.admission import by_size
+from carma.core.admission import by_size, never_fits
 from carma.core.decision import Ask, Refusal
 from carma.core.filters import door_of
 from carma.core.model import AttemptKey, Gpu, GpuId, Record, TaskId
@@ -57,11 +57,13 @@ def ask_of(task: Task, state: State, sizes: Sequence[Gpu] | None = None) -> Ask:
     return Ask(task.id, task.spec.gpus, memory, source, alone)
 
 
-def not_yet(task: Task, state: State, now: float) -> Waiting | None:
-    """Why a queued task's turn cannot come, whatever the GPUs do."""
+def not_yet(task: Task, state: State, now: float, sizes: tuple[Gpu, ...] | None = None) -> Waiting | None:
+    """Why a queued task's turn cannot come, whatever the tasks on the GPUs do. `sizes` as for `ask_of`."""
     spec = task.spec
     if isinstance(task.status, Queued) and task.status.held:
         return Waiting("Held", f"held; `carma release {task.id}` lets it start")
+    if state.gpus and (misfit := never_fits(state, spec, sizes)) is not None:
+        return Waiting("NeverFits", misfit)  # it fitted when it was submitted; the GPUs are no longer there
     if spec.begin_at is not None and spec.begin_at > now:
         return Waiting("BeginTime", f"begins in {show_s(spec.begin_at - now)}")
     for dependency in spec.after:
@@ -208,7 +210,7 @@ def turns(state: State, now: float, walk: Pass, extra: Task | None = None) -> It
     for _, _, task_id in line:
         task = tasks.get(task_id) or extra
         assert task is not None
-        if not_yet(task, state, now) is not None:
+        if not_yet(task, state, now, walk.sizes) is not None:
             continue
         if not walk.array_is_full(task):
             yield task

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from carma.core.admission import never_fits
 from carma.core.decision import Decision
 from carma.core.model import ArrayPlace, Dependency, Estimate, TaskId, TaskSpec
-from carma.core.outcome import Outcome, Succeeded, describe
+from carma.core.outcome import Outcome, Succeeded, told_to_others
 from carma.core.queue import not_yet, try_now
 from carma.core.state import State
 from carma.core.status import Finished, Queued
@@ -185,9 +185,9 @@ def resolve_dependencies(spec: TaskSpec, find: FindTask) -> TaskSpec:
         if not isinstance(other.status, Finished):
             still.append(dependency)
         elif not _fulfilled(dependency.when, other.status.outcome):
-            ended = describe(other.status.outcome)
+            ended = told_to_others(other.status.outcome)
             raise Refused(
-                f"task {other.id} can no longer end as wanted ({dependency.when}): it has {ended}",
+                f"task {other.id} can no longer end as wanted ({dependency.when}): it {ended}",
                 "submit without that dependency, or retry that task first",
             )
     return replace(spec, after=tuple(still))

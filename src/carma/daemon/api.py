@@ -38,7 +38,7 @@ from carma.daemon.views import Lens, code_of, gpu_views, reasons_of, task_view, 
 from carma.errors import CarmaError, NotFound, Usage
 from carma.wire import types as t
 from carma.wire.openapi import document
-from carma.wire.routes import API, ROUTES
+from carma.wire.routes import API, OFFSET_HEADER, ROUTES
 
 _PIECE = 200  # views that are made without a pause
 _LISTED, _LISTED_MOST = 1_000, 100_000
@@ -229,7 +229,9 @@ class Api:
             follow=call.query.get("follow", False),
             closing=self._closing,
         )
-        return _stream(output.pieces(output.first()), "application/octet-stream")
+        reader = output.first()
+        offset = {OFFSET_HEADER: str(reader.offset if reader is not None else 0)}
+        return _stream(output.pieces(reader), "application/octet-stream", offset)
 
     async def gpus(self, _call: Call) -> list[t.GpuView]:
         return gpu_views(self._engine.state, self._engine.clock.now())
@@ -264,8 +266,8 @@ def _over(task_id: TaskId) -> Callable[[State], bool]:
     return over
 
 
-def _stream(body: AsyncIterator[bytes], kind: str) -> Response:
-    return _Stream(body, media_type=kind, headers={"cache-control": "no-store"})
+def _stream(body: AsyncIterator[bytes], kind: str, more: dict[str, str] | None = None) -> Response:
+    return _Stream(body, media_type=kind, headers={"cache-control": "no-store", **(more or {})})
 
 
 def _limit(call: Call, default: int) -> int:

@@ -90,6 +90,11 @@ class Reader:
         self._file: int | None = None
         self._offset = 0
 
+    @property
+    def offset(self) -> int:
+        """At which byte it reads on."""
+        return self._offset
+
     def open(self) -> bool:
         """Whether there is a file."""
         if self._file is None:

@@ -113,7 +113,7 @@ def _build(paths: Paths, loaded: Loaded, store: SqliteStore) -> tuple[Shell, Loo
     from carma.daemon.loop import Loop
     from carma.daemon.restore import last_time, replay, skip_used_ids
     from carma.daemon.shell import Shell
-    from carma.daemon.world import open_world
+    from carma.daemon.world import check_listed, open_world
     from carma.estimate.protocol import Context
     from carma.estimate.registry import make_estimators
     from carma.launch.files import AttemptFiles
@@ -123,6 +123,7 @@ def _build(paths: Paths, loaded: Loaded, store: SqliteStore) -> tuple[Shell, Loo
     settings = loaded.settings
     policy = load_policy(settings.placement.policy)
     world = open_world(settings, paths)
+    check_listed(settings.placement.gpus, world.sampler.gpus())
     events = store.load()
     clock = SteadyClock(world.speed, not_before=last_time(events))
     rules = sampled_every(settings.rules, settings.monitor.period_s * world.speed)

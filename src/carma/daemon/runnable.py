@@ -1,4 +1,5 @@
-"""Whether a command could be started by its submitter: the directory is there, the program is there.
+"""Whether a command could be started by its submitter: the directory is there, the program is there, and its output has
+somewhere to go.
 
 A daemon that is root looks with `stat` alone and judges by mode bits and groups; it opens nothing on a user's behalf.
 Where that cannot tell (an access list, a network directory that refuses root) it lets the task through: the launch, as
@@ -15,6 +16,7 @@ from functools import lru_cache
 
 from carma.core.model import Owner, TaskSpec
 from carma.errors import NotRunnable
+from carma.launch.naming import PLACES, before_places, unknown_place
 
 _ACL = "system.posix_acl_access"
 
@@ -31,6 +33,9 @@ def check_runnable(spec: TaskSpec, owner: Owner, own_uid: int, *, as_submitter: 
     may = _by_mode_bits(owner) if as_submitter and own_uid == 0 and owner.uid != 0 else _by_asking
     _check_directory(spec.directory, may)
     _check_program(spec, may)
+    for flag, template in (("output", spec.output), ("error", spec.error)):
+        if template:
+            _check_output(flag, template, spec.directory, may)
 
 
 May = Callable[[str, int], bool]  # (path, os.R_OK | os.X_OK ...) -> whether; OSError when it is not there
@@ -138,3 +143,39 @@ def candidates(spec: TaskSpec) -> Iterator[str]:
         return
     for entry in spec.environment.get("PATH", os.defpath).split(":"):
         yield os.path.join(spec.directory, entry, program)
+
+
+def _check_output(flag: str, template: str, directory: str, may: May) -> None:
+    """As far as its path is the same for every task and attempt; the rest shows when it starts."""
+    if (place := unknown_place(template)) is not None:
+        known = ", ".join(f"%{letter} {meaning}" for letter, meaning in PLACES.items())
+        raise NotRunnable(f"{place!r} in --{flag} {template} stands for nothing", f"known are {known}")
+    fixed = before_places(template)
+    path = os.path.join(directory, fixed)
+    folder = os.path.dirname(path) or "/"
+    try:
+        if not stat.S_ISDIR(os.stat(folder).st_mode):
+            raise NotRunnable(f"--{flag} {template}: {folder} is not a directory")
+        if fixed == template.replace("%%", "%"):
+            _check_output_file(flag, path, folder, may)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotRunnable(f"--{flag} {template}: there is no directory {folder}", f"mkdir -p {folder}") from error
+    except (CannotTell, PermissionError):
+        return
+    except OSError as error:
+        raise NotRunnable(f"--{flag} {template} cannot be used: {error.strerror}") from error
+
+
+def _check_output_file(flag: str, path: str, folder: str, may: May) -> None:
+    try:
+        is_directory = stat.S_ISDIR(os.stat(path).st_mode)
+    except FileNotFoundError:
+        if os.path.islink(path):
+            return  # a link to what is not there yet; the submitter may be able to make it
+        if not may(folder, os.W_OK | os.X_OK):
+            raise NotRunnable(f"--{flag}: you may not write into {folder}", "name another file") from None
+        return
+    if is_directory:
+        raise NotRunnable(f"--{flag}: {path} is a directory", f"name a file, for example {path.rstrip('/')}/%j.out")
+    if not may(path, os.W_OK):
+        raise NotRunnable(f"--{flag}: you may not write to {path}", "name another file")

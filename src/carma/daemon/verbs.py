@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from carma.core import events as e
 from carma.core.model import Estimate, GpuId, TaskId, TaskSpec
 from carma.core.outcome import Cancelled, describe
-from carma.core.state import State
+from carma.core.state import SERVER, State
 from carma.core.status import Estimating, Finished, Queued, Recovering, Running, Starting, state_name
 from carma.core.task import Task
 from carma.daemon import admission
@@ -219,7 +219,7 @@ class Verbs:
         request: t.DrainRequest = call.body
         gpu = _gpu(self._engine.state, request.gpu)
         await self._engine.change(lambda _state: [e.GpuResumed(self._engine.clock.now(), gpu)])
-        return t.Done(note=f"{_named(request.gpu)} takes new tasks")
+        return t.Done(note=_resumed(self._engine.state, request.gpu))
 
     def _live(self, state: State, task_id: TaskId) -> Task:
         """The task, if it has not finished."""
@@ -267,6 +267,16 @@ def _gpu(state: State, name: str | None) -> GpuId | None:
         if name in (gpu.id, str(gpu.index)):
             return gpu.id
     raise NotFound(f"there is no GPU {name!r}", "`carma gpus` lists them, by index and UUID")
+
+
+def _resumed(state: State, gpu: str | None) -> str:
+    if gpu is not None:
+        return f"{_named(gpu)} takes new tasks" + (" once the server is resumed" if SERVER in state.drained else "")
+    still = [str(found.index) for found in state.gpus.values() if found.id in state.drained]
+    if not still:
+        return "the server takes new tasks"
+    stay = "stays" if len(still) == 1 else "stay"
+    return f"the server takes new tasks; GPU {', '.join(still)} {stay} drained (`carma resume` with a GPU lifts that)"
 
 
 def _named(gpu: str | None) -> str:

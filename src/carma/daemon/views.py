@@ -158,7 +158,9 @@ def _reason(task: Task, why: Waiting | None, open_to_viewer: bool) -> tuple[str,
         case Finished(outcome=outcome):
             return outcome_code(outcome), describe(outcome if open_to_viewer else without_words(outcome))
         case Starting(ending=ending) | Running(ending=ending):
-            return ("", "") if ending is None else ("Stopping", f"is being stopped: {describe(ending)}")
+            if ending is None:
+                return "", ""
+            return "Stopping", f"is being stopped: {describe(ending if open_to_viewer else without_words(ending))}"
         case Estimating() | Queued() | Recovering():
             return (why.code, why.sentence) if why is not None else ("", "")
         case _:

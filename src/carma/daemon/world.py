@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from carma.config import Settings
+from carma.core.model import Gpu
 from carma.core.ports import Sampler
+from carma.errors import BadSettings
 from carma.paths import Paths
 
 
@@ -22,6 +25,18 @@ def open_world(settings: Settings, paths: Paths) -> World:
     from carma.monitor.nvml import open_nvml  # loads the driver's library
 
     return World(open_nvml(), 1.0, {})
+
+
+def check_listed(names: Sequence[str], gpus: Sequence[Gpu]) -> None:
+    """`placement.gpus` against the GPUs there are: one that names none of them keeps tasks waiting."""
+    known = {name for gpu in gpus for name in (gpu.id, str(gpu.index))}
+    wrong = [repr(name) for name in names if name not in known]
+    if wrong:
+        there = ", ".join(f"{gpu.index} ({gpu.id})" for gpu in gpus) or "none"
+        raise BadSettings(
+            f"placement.gpus names {', '.join(wrong)}, and this server has no such GPU",
+            f"the GPUs of this server, by index and UUID: {there}",
+        )
 
 
 def _virtual(settings: Settings, paths: Paths) -> World:
