@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from carma.core.model import ArrayPlace, TaskId
+import pytest
+
+from carma.core.model import ArrayPlace, Owner, TaskId
+from carma.daemon import views
 from carma.launch.environment import task_environment
 from carma.launch.logs import expand, paths_for
+from carma.launch.naming import before_places, called, unknown_place
 from tests.launch_orders import order_of, spec_of
 
 
@@ -50,11 +54,50 @@ def test_a_task_of_an_array_knows_its_place() -> None:
     assert (environment["CARMA_ARRAY_ID"], environment["CARMA_ARRAY_INDEX"]) == ("40", "3")
 
 
+def test_a_script_for_sbatch_finds_its_place_in_an_array_and_nothing_else_of_slurms() -> None:
+    own = {"SLURM_NTASKS": "8", "SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_JOB_ID": "1"}
+    inside = task_environment(order_of(spec_of("true", environment=own, array=ArrayPlace(TaskId(40), 3)), 43), {})
+    assert {name: value for name, value in inside.items() if name.startswith("SLURM")} == {
+        "SLURM_ARRAY_JOB_ID": "40",
+        "SLURM_ARRAY_TASK_ID": "3",
+    }
+    outside = task_environment(order_of(spec_of("true", environment=own)), {})
+    assert not [name for name in outside if name.startswith("SLURM")]
+
+
 def test_log_names_are_expanded_and_stay_in_their_directory() -> None:
     spec = spec_of("true", directory="/home/me", name="../../etc/x", array=ArrayPlace(TaskId(40), 3))
     order = order_of(spec, 43, 2)
     assert expand("out/%j_%a.%t-%x%%j", order) == "/home/me/out/43_3.2-.._.._etc_x%j"
     assert expand("/var/log/%j", order) == "/var/log/43"
+    assert expand("slurm-%A_%a.out", order) == "/home/me/slurm-40_3.out"
+
+
+def test_outside_an_array_its_places_are_the_tasks_own() -> None:
+    order = order_of(spec_of("/usr/bin/python3", "src/train.py", directory="/d"), 43, owner=Owner(1, 1, "ada"))
+    assert expand("%A_%a-%u-%x", order) == "/d/43_0-ada-train.py"
+
+
+@pytest.mark.parametrize(
+    "command", [("python", "-m", "a.b"), ("python3.11", "x/y.py"), ("./go",), ("sh",), ("sh", "-c")]
+)
+def test_a_task_without_a_name_is_called_as_in_the_queue(command: tuple[str, ...]) -> None:
+    assert called(command) == views.called(command) != ""
+
+
+@pytest.mark.parametrize(
+    ("template", "unknown"),
+    [("%j-%A_%a.%t-%x-%u%%", None), ("log", None), ("%N.out", "%N"), ("%%N", None), ("%%%N", "%N"), ("50%", "%")],
+)
+def test_a_place_that_stands_for_nothing_is_noticed(template: str, unknown: str | None) -> None:
+    assert unknown_place(template) == unknown
+
+
+@pytest.mark.parametrize(
+    ("template", "fixed"), [("a/b", "a/b"), ("a/%j/b", "a/"), ("a%%j/%%%j", "a%j/%"), ("%x", ""), ("100%%", "100%")]
+)
+def test_what_every_task_has_in_common_of_its_path(template: str, fixed: str) -> None:
+    assert before_places(template) == fixed
 
 
 def test_output_alone_takes_standard_error_too() -> None:

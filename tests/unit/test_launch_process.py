@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -202,6 +203,44 @@ def test_a_stop_that_comes_before_the_start_prevents_it(launcher: ProcessLaunche
     launcher.launch(order_of(shell(f"echo ran > {tmp_path}/ran")))
     assert until_ended(launcher, key()) == Failed(143, "stopped before it started")
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        (signal.SIGTERM, r"killed with SIGKILL: it did not end within [\d.]+ s after SIGTERM"),
+        (signal.SIGINT, r"killed with SIGKILL: it did not end within [\d.]+ s after SIGINT"),
+        (signal.SIGKILL, "ended by SIGKILL"),
+        (signal.SIGUSR1, "ended by SIGKILL"),
+    ],
+)
+def test_a_task_that_had_to_be_killed_says_so_also_to_the_next_daemon(
+    place: Path, tmp_path: Path, first: signal.Signals, said: str
+) -> None:
+    before = ProcessLauncher(place, run_as_submitter=False)
+    before.launch(
+        order_of(shell("trap '' TERM INT USR1; : > ready; while :; do sleep 0.05; done", tmp_path, grace_s=0.2))
+    )
+    until_running(before, key())
+    until((tmp_path / "ready").exists)
+    before.signal(key(), first)
+    after = ProcessLauncher(place, run_as_submitter=False)
+    after.signal(key(), signal.SIGKILL)
+    after.signal(key(), signal.SIGKILL)
+    outcome = until_ended(after, key())
+    assert isinstance(outcome, Failed)
+    assert re.fullmatch(said, outcome.message)
+
+
+def test_a_kill_by_somebody_else_is_not_taken_for_ours(launcher: ProcessLauncher, tmp_path: Path) -> None:
+    launcher.launch(order_of(shell("trap '' TERM; : > ready; while :; do sleep 0.05; done", tmp_path, grace_s=0.2)))
+    pid = until_running(launcher, key())
+    until((tmp_path / "ready").exists)
+    launcher.signal(key(), signal.SIGTERM)
+    os.kill(pid, signal.SIGKILL)
+    assert until_ended(launcher, key()) == Failed(137, "ended by SIGKILL")
+    launcher.signal(key(), signal.SIGKILL)  # too late to have done it
+    assert look(launcher, key()).outcome == Failed(137, "ended by SIGKILL")
 
 
 def test_a_runner_whose_directory_is_removed_ends(launcher: ProcessLauncher, place: Path, tmp_path: Path) -> None:

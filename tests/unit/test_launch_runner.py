@@ -8,6 +8,7 @@ import os
 import signal
 import stat
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -125,21 +126,69 @@ def test_logs_are_kept_apart_and_standard_input_is_empty(launcher: ProcessLaunch
     assert (Path(stdout).read_text(), Path(stderr).read_text()) == ("to-out\n", "to-err\n")
 
 
-def test_an_output_file_takes_both_and_its_folder_is_made(launcher: ProcessLauncher, tmp_path: Path) -> None:
+def test_an_output_file_takes_both(launcher: ProcessLauncher, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
     launcher.launch(order_of(shell("echo a; echo b >&2; echo c", tmp_path, output="logs/%x-%j-%t.out", name="a/b"), 12))
     assert until_ended(launcher, key(12)) == Succeeded()
     assert launcher.log_paths(key(12)) == (f"{tmp_path}/logs/a_b-12-1.out",) * 2
     assert (tmp_path / "logs" / "a_b-12-1.out").read_text() == "a\nb\nc\n"
 
 
-def test_a_link_in_place_of_the_output_file_is_refused(launcher: ProcessLauncher, tmp_path: Path) -> None:
-    (tmp_path / "precious").write_text("kept")
-    (tmp_path / "log").symlink_to(tmp_path / "precious")
-    launcher.launch(order_of(shell("echo over", tmp_path, output="log")))
-    outcome = failure(launcher)
-    assert outcome.code == 126
-    assert "for output" in outcome.message
-    assert (tmp_path / "precious").read_text() == "kept"
+def test_no_directory_is_made_for_an_output_file(launcher: ProcessLauncher, tmp_path: Path) -> None:
+    launcher.launch(order_of(shell("exit 0", tmp_path, output="logs/%j/out")))
+    assert failure(launcher) == Failed(126, f"cannot open {tmp_path}/logs/1/out for output: No such file or directory")
+    assert not (tmp_path / "logs").exists()
+
+
+def linked(directory: Path) -> Path:
+    """A directory that anybody may write to, with a link `log` to a file."""
+    here = directory / "shared"
+    here.mkdir()
+    here.chmod(0o777)
+    (here / "real").write_text("")
+    (here / "real").chmod(0o666)
+    (here / "log").symlink_to("real")
+    return here
+
+
+@as_root
+def test_a_link_of_roots_in_place_of_the_output_file_is_refused(launcher: ProcessLauncher, tmp_path: Path) -> None:
+    here = linked(tmp_path)
+    launcher.launch(order_of(shell("echo over", here, output="log")))
+    assert failure(launcher) == Failed(
+        126, f"cannot open {here}/log for output: it is a symbolic link, which is not followed for root"
+    )
+    assert (here / "real").read_text() == ""
+
+
+def test_a_link_of_a_users_is_followed_and_read_back(launcher: ProcessLauncher) -> None:
+    owner = NOBODY if os.geteuid() == 0 else None
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o755)  # where the user can go, unlike below a directory of pytest's
+        here = linked(Path(place))
+        launcher.launch(order_of(shell("echo over; exit 3", here, output="log"), owner=owner))
+        assert failure(launcher) == Failed(3, "over")  # its last words were found
+        assert (here / "real").read_text() == "over\n"
+        fd = launcher.open_log(key(), "stdout")
+        assert fd is not None
+        assert os.read(fd, 100) == b"over\n"
+        os.close(fd)
+        (here / "secret").write_text("not yours")
+        (here / "log").unlink()
+        (here / "log").symlink_to("secret")  # another file behind it by now
+        assert launcher.open_log(key(), "stdout") is None
+
+
+@as_root
+def test_what_a_user_can_write_but_not_read_is_not_read_out_to_them(launcher: ProcessLauncher) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o755)
+        here = linked(Path(place))
+        (here / "real").chmod(0o622)
+        launcher.launch(order_of(shell("echo over", here, output="real"), owner=NOBODY))
+        assert until_ended(launcher, key()) == Succeeded()
+        assert (here / "real").read_text() == "over\n"
+        assert launcher.open_log(key(), "stdout") is None
 
 
 def test_a_pipe_in_place_of_the_output_file_is_refused_and_not_waited_for(

@@ -7,6 +7,7 @@ through a shell: arguments arrive as they were given. Standard library only.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pwd
@@ -105,13 +106,16 @@ def take_identity(order: dict[str, Any]) -> None:
 
 
 def open_log(path: str, what: str) -> int:
-    """Opened as the submitter, so that nobody writes where they could not; a link in its place is refused."""
+    """Opened as the submitter, so that nobody writes where they could not. Their links are followed, as anything that
+    they start would; root's are not, which could lead it to write what somebody else chose. No directory is made."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | _NO_WAIT
     try:
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY | _NO_WAIT
-        fd = os.open(path, flags, 0o666)
+        fd = os.open(path, flags | (os.O_NOFOLLOW if os.geteuid() == 0 else 0), 0o666)
     except (OSError, ValueError) as error:
-        raise CannotStart(f"cannot open {path} for {what}: {why(error)}") from error
+        reason = why(error)
+        if os.geteuid() == 0 and isinstance(error, OSError) and error.errno == errno.ELOOP:
+            reason = "it is a symbolic link, which is not followed for root"
+        raise CannotStart(f"cannot open {path} for {what}: {reason}") from error
     if stat.S_ISFIFO(os.fstat(fd).st_mode):
         raise CannotStart(f"cannot open {path} for {what}: it is a pipe")
     os.set_blocking(fd, True)
@@ -119,6 +123,10 @@ def open_log(path: str, what: str) -> int:
 
 
 def identity_of(fd: int) -> list[int]:
+    """What the daemon may read back. Not a file that the submitter can write to and not read: root would read it out
+    to them."""
+    if not os.access(f"/proc/self/fd/{fd}", os.R_OK):
+        return [0, 0, 0]
     status = os.fstat(fd)
     return [status.st_dev, status.st_ino, status.st_size if stat.S_ISREG(status.st_mode) else 0]
 

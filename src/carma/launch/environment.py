@@ -9,7 +9,8 @@ from carma.core.ports import LaunchOrder
 TOKEN_VARIABLE = "CARMA_LAUNCH"
 
 # A submission from inside another task or a Slurm job carries that one's variables. Frameworks believe them (a library
-# that sees SLURM_NTASKS starts a process group of that size), so they do not reach a task that is neither.
+# that sees SLURM_NTASKS starts a process group of that size), so they do not reach a task that is neither. Those that
+# tell a task of an array its place are set anew: scripts written for sbatch read them, and no framework goes by them.
 _OTHERS = ("SLURM_", "SLURMD_", "SRUN_")
 _OWN = ("CARMA_TASK_ID", "CARMA_ATTEMPT", "CARMA_ARRAY_ID", "CARMA_ARRAY_INDEX", TOKEN_VARIABLE)
 
@@ -42,5 +43,7 @@ def gpu_variables(order: LaunchOrder) -> dict[str, str]:
 def task_variables(order: LaunchOrder) -> dict[str, str]:
     own = {"CARMA_TASK_ID": str(order.key.task), "CARMA_ATTEMPT": str(order.key.attempt)}
     if order.spec.array is not None:
-        own |= {"CARMA_ARRAY_ID": str(order.spec.array.array), "CARMA_ARRAY_INDEX": str(order.spec.array.index)}
+        array, index = str(order.spec.array.array), str(order.spec.array.index)
+        own |= {"CARMA_ARRAY_ID": array, "CARMA_ARRAY_INDEX": index}
+        own |= {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": index}
     return own

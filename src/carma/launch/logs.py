@@ -1,35 +1,24 @@
 """Where an attempt's output goes, and reading it back safely.
 
 On a shared server the launcher is root and the log may lie in a directory of the user's, who could put a link to
-somebody else's file in its place. So a log is opened without following links, and only counts if it is the very file
-that the runner wrote down when the attempt started.
+somebody else's file in its place. So a log counts only if it is the very file that the submitter opened for writing and
+the runner wrote down, and it is opened only once that is known: to open a device can already do something.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import stat
 
 from carma.core.ports import LaunchOrder
+from carma.launch.naming import fill
 
 LogFile = tuple[int, int, int]  # device, inode, size when the attempt began
 
-_PLACE = re.compile(r"%([%jxat])")
-
 
 def expand(template: str, order: LaunchOrder) -> str:
-    """`%j` id, `%x` name, `%a` array index, `%t` attempt, `%%` a per cent sign; relative to the task's directory."""
-    array = order.spec.array
-    values = {
-        "%": "%",
-        "j": str(order.key.task),
-        "x": re.sub(r"[/\0]", "_", order.spec.name) or "task",
-        "a": str(array.index) if array is not None else "0",
-        "t": str(order.key.attempt),
-    }
-    path = _PLACE.sub(lambda match: values[match[1]], template)
-    return os.path.join(order.spec.directory, path)
+    """With its places filled in (launch/naming.py); relative to the task's directory."""
+    return os.path.join(order.spec.directory, fill(template, order))
 
 
 def paths_for(order: LaunchOrder, default_stdout: str, default_stderr: str) -> tuple[str, str]:
@@ -41,16 +30,24 @@ def paths_for(order: LaunchOrder, default_stdout: str, default_stderr: str) -> t
 
 
 def open_log(path: str, expected: LogFile | None) -> int | None:
-    """A descriptor for reading; None when the file is gone, is another one, or is no plain file."""
+    """A descriptor for reading; None when the file is gone, is another one, or is no plain file.
+
+    Links are followed if it is known which file must be behind them: a user's `-o` may be one.
+    """
+    follow = os.O_NOFOLLOW if expected is None else 0
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC | follow)
     except (OSError, ValueError):
         return None
-    found = os.fstat(fd)
-    if stat.S_ISREG(found.st_mode) and (expected is None or (found.st_dev, found.st_ino) == expected[:2]):
-        return fd
-    os.close(fd)
-    return None
+    try:
+        found = os.fstat(place)
+        if not stat.S_ISREG(found.st_mode) or (expected is not None and (found.st_dev, found.st_ino) != expected[:2]):
+            return None
+        return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError:
+        return None
+    finally:
+        os.close(place)
 
 
 def read_tail(path: str, expected: LogFile | None, limit: int) -> str:

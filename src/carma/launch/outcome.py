@@ -31,12 +31,20 @@ class ExitRecord(msgspec.Struct, frozen=True):
     oom_kills: int | None = None  # by the kernel, around here, while it ran
 
 
+class Stop(msgspec.Struct, frozen=True):
+    """The word to stop: the first signal, and when SIGKILL followed because that one did not end it."""
+
+    signal: int
+    at: float = 0.0
+    killed_at: float | None = None
+
+
 class LastWords(NamedTuple):
     stderr: str
     stdout: str
 
 
-def judge_exit(record: ExitRecord, words: LastWords) -> Outcome:
+def judge_exit(record: ExitRecord, words: LastWords, stop: Stop | None = None) -> Outcome:
     """OOM needs both: an end that was not success, and the framework's own message as the last exception (or, on the
     host, the kernel's count)."""
     if record.code == 0 and record.signal is None:
@@ -50,7 +58,7 @@ def judge_exit(record: ExitRecord, words: LastWords) -> Outcome:
     sign = oom_sign(words) if spoke_for_itself(code) else None
     if sign is not None:
         return OutOfMemory(sign.where, code, sign.asked_mib, sign.peak_mib, sign.message)
-    return Failed(code, failure_message(record, words))
+    return Failed(code, failure_message(record, words, stop))
 
 
 def killed_for_memory(record: ExitRecord, code: int, words: LastWords) -> bool:
@@ -70,7 +78,11 @@ def oom_sign(words: LastWords) -> OomSign | None:
     return find_oom(words.stderr if last_words(words.stderr) else words.stdout)
 
 
-def failure_message(record: ExitRecord, words: LastWords) -> str:
+def failure_message(record: ExitRecord, words: LastWords, stop: Stop | None) -> str:
+    killed_at = stop.killed_at if stop is not None else None
+    if stop is not None and killed_at is not None and record.signal == signal.SIGKILL and killed_at <= record.ended_at:
+        waited_s = round(max(0.0, killed_at - stop.at), 1)
+        return f"killed with SIGKILL: it did not end within {waited_s:g} s after {name_of(stop.signal)}"
     if record.signal is not None:
         return f"ended by {name_of(record.signal)}"
     return last_words(words.stderr) or last_words(words.stdout) or _last_line(words.stderr)

@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal as signals
 import sys
+import time
 import uuid
 from collections.abc import Iterable, Mapping
 from typing import Literal
@@ -182,7 +183,7 @@ class ProcessLauncher:
     def _found_ended(self, key: AttemptKey, started: Started | None, ending: ExitRecord) -> Found:
         self._started.pop(key, None)
         pid, started_at = (started.pid, started.started_at) if started is not None else (None, None)
-        outcome: Outcome = judge_exit(ending, self._files.last_words(key, started))
+        outcome: Outcome = judge_exit(ending, self._files.last_words(key, started), self._files.stop(key))
         return Found(key=key, pid=pid, started_at=started_at, outcome=outcome, ended_at=ending.ended_at)
 
     def _lost(self, key: AttemptKey, started: Started | None, reason: str) -> Found:
@@ -202,16 +203,27 @@ class ProcessLauncher:
         """Before the command has started, a stop is left for the runner instead: it looks for it after it has written
         down the start, and we look for the start after we have left it, so one of the two sees the other."""
         started = self._known(key)
-        if started is None and signal in STOPPING and self._files.exists(key):
+        if signal in STOPPING and self._files.exists(key):
             with contextlib.suppress(OSError):
-                records.write(self._files.path(key, records.STOP), {"signal": int(signal)}, durable=False)
-            started = self._files.started(key)
+                self._leave_stop(key, signal)
+            started = started or self._files.started(key)
         if started is None or started.runner.boot_id != self._boot_id:
             return
         if whole_tree:
             self._trees.signal(key, started, signal)
         else:
             procfs.send(started.pid, started.start_ticks, signal)
+
+    def _leave_stop(self, key: AttemptKey, signal: int) -> None:
+        """The first word counts, and when SIGKILL had to follow it: the outcome tells."""
+        before = self._files.stop(key)
+        if before is None:
+            record: dict[str, object] = {"signal": int(signal), "at": time.time()}
+        elif signal == signals.SIGKILL != before.signal and before.killed_at is None:
+            record = {"signal": before.signal, "at": before.at, "killed_at": time.time()}
+        else:
+            return
+        records.write(self._files.path(key, records.STOP), record, durable=False)
 
     def pids(self, keys: Iterable[AttemptKey]) -> dict[int, AttemptKey]:
         known = {key: self._known(key) for key in keys}

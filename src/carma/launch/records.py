@@ -1,6 +1,6 @@
 """The files of an attempt's directory, through which the runner and the launcher speak.
 
-    order.json    what to start (launcher)          stop          do not start any more (launcher)
+    order.json    what to start (launcher)          stop          told to stop, and when (launcher)
     claim.json    who carries it out (runner)       started.json  which process it became (runner)
     exit.json     how it ended (runner)             stdout.log, stderr.log, runner.log
 

@@ -1,0 +1,76 @@
+"""Where output cannot go is said at submission, not when the task starts."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from carma.core.model import Owner, TaskSpec
+from carma.daemon.runnable import check_runnable
+from carma.errors import NotRunnable
+
+STRANGER = Owner(54321, 54321, "stranger")
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """Where anybody could go, unlike below a directory of pytest's."""
+    with tempfile.TemporaryDirectory() as made:
+        os.chmod(made, 0o755)
+        (Path(made) / "file").write_text("")
+        (Path(made) / "logs").mkdir()
+        (Path(made) / "dangling").symlink_to("not-yet")
+        yield Path(made)
+
+
+def check(place: Path, *, output: str | None = None, error: str | None = None, owner: Owner | None = None) -> None:
+    spec = TaskSpec(command=("/bin/sh",), directory=str(place), output=output, error=error)
+    check_runnable(spec, owner or Owner(os.getuid(), os.getgid(), "me"), 0 if owner else os.getuid())
+
+
+@pytest.mark.parametrize(
+    "output", ["new", "file", "logs/%j.out", "logs/%x/%j", "%j/out", "dangling", "a%%b", "/dev/null"]
+)
+def test_what_can_be_written_passes(place: Path, output: str) -> None:
+    check(place, output=output, error=output)
+    assert sorted(found.name for found in place.iterdir()) == ["dangling", "file", "logs"]  # nothing is made
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("logs", "logs is a directory"),
+        ("logs/", "logs/ is a directory"),
+        ("/", "/ is a directory"),
+        ("gone/out", "there is no directory .*/gone$"),
+        ("gone/%j.out", "there is no directory .*/gone$"),
+        ("/nosuch/dir/x", "there is no directory /nosuch/dir$"),
+        ("file/out", "file is not a directory"),
+        ("slurm-%N.out", "'%N' in --output slurm-%N.out stands for nothing"),
+        ("50%", "'%' in --output 50% stands for nothing"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_in_words(place: Path, output: str, said: str) -> None:
+    with pytest.raises(NotRunnable, match=said):
+        check(place, output=output)
+    with pytest.raises(NotRunnable, match=said.replace("--output", "--error")):
+        check(place, error=output)
+
+
+def test_the_hint_tells_every_place_that_is_known(place: Path) -> None:
+    with pytest.raises(NotRunnable) as refused:
+        check(place, output="%N")
+    assert all(f"%{letter} " in refused.value.hint for letter in "jAaxtu%")
+
+
+def test_what_is_closed_to_the_submitter_is_refused_by_its_mode(place: Path) -> None:
+    for output, said in (("new", "may not write into"), ("file", "may not write to"), ("logs/x", "may not write into")):
+        with pytest.raises(NotRunnable, match=said):
+            check(place, output=output, owner=STRANGER)
+    (place / "logs").chmod(0o777)
+    (place / "file").chmod(0o666)
+    check(place, output="logs/x", error="file", owner=STRANGER)
