@@ -72,7 +72,8 @@ def test_the_reason_that_is_likely_to_pass_first_is_the_one_that_is_told() -> No
     why = world.why(world.submit(1_000))
     assert why.code == "WarmUp"
     assert why.sentence.startswith(
-        "GPU 0: task 1 is warming up: it first used the GPU 4 s ago, and 20 s of calm are wanted; others: 1 Drained"
+        "GPU 0: task 1 is warming up: it first used the GPU 4 s ago, and 20 s of calm are wanted, 16 s more; "
+        "others: 1 Drained"
     )
 
 

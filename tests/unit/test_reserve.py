@@ -278,6 +278,41 @@ def test_a_reserved_start_counts_the_warm_up() -> None:
     assert world.why(head).reserved_start_at == world.now + 20.0
 
 
+def test_a_reserved_start_beside_a_newcomer_is_when_that_one_should_have_settled() -> None:
+    world = World(1)
+    first = world.submit(5_000)
+    world.settle()
+    head = world.submit(5_000)
+    assert world.why(head).reserved_start_at == world.now + 120.0  # not started: nobody knows when it will use the GPU
+    world.start(first)
+    started_at = world.now
+    key = world.state.active[first]
+    held = world.memory.pop(key)
+    world.wait(50)
+    assert world.why(head).reserved_start_at == started_at + 120.0  # `idle_s` from its start, should it never use it
+    world.memory[key] = held
+    world.wait(1)
+    used_at = world.now
+    world.wait(10)
+    assert world.why(head).reserved_start_at == used_at + 20.0
+    world.memory[key] += 200
+    world.wait(1)
+    grown_at = world.now
+    world.wait(5)
+    assert world.why(head).reserved_start_at == grown_at + 20.0
+    assert world.why(head).sentence.endswith("20 s of calm are wanted, 15 s more; should start in 15 s")
+
+
+def test_a_newcomer_that_should_be_gone_before_it_settles_is_not_waited_for() -> None:
+    world = World(1)
+    first = world.submit(5_000, time_limit_s=30.0)
+    world.settle()
+    world.start(first, mib=0)
+    head = world.submit(5_000)
+    world.wait(1)
+    assert world.why(head).reserved_start_at == world.now + 29.0
+
+
 def test_a_gpu_that_only_lacks_samples_is_not_taken_for_busy_for_an_hour() -> None:
     world = World(1, rules=Rules(placement=PlacementRules(tasks_per_gpu=3)))
     first = world.run(5_000)

@@ -65,7 +65,7 @@ def test_an_idle_newcomer_stops_closing_the_gpu_after_its_time() -> None:
     world.start(key.task)
     del world.memory[key]
     world.wait(119)
-    assert closed(world) == "started 01:59 ago and has not used the GPU yet"
+    assert closed(world) == "started 01:59 ago and has not used the GPU yet; if it does not, that ends in 1 s"
     world.wait(1)
     assert closed(world) is None
 

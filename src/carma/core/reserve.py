@@ -56,7 +56,8 @@ def free_at(ask: Ask, view: GpuView, rules: Rules, shares: bool, now: float) -> 
     if refusal is None:
         return now
     if refusal.code == "WarmUp":
-        return now + rules.warmup.settle_s
+        settled = (min(holder.settles_at, holder.ends_at) for holder in view.holders if holder.settles_at is not None)
+        return max(now, *settled)
     if refusal.code == "Metrics" and view.blind is not None:
         return now + rules.window.stale_s
     for at in sorted({holder.ends_at for holder in view.holders}):

@@ -6,6 +6,8 @@ still grow). An attempt counts with its booking or with the most it was seen to 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from carma.core.model import AttemptKey, Gpu, GpuSample, ProcessUse
 from carma.core.settings import Rules
 from carma.core.state import SERVER, Seen, State
@@ -113,37 +115,58 @@ def _holder(state: State, gpu: Gpu, key: AttemptKey, now: float) -> Holder:
     placement = state.on_gpu[gpu.id][key]
     track = state.tracks.get(key)
     seen = track.on.get(gpu.id) if track is not None else None
+    warm_up = warming_up(seen, task, state.rules, now)
     return Holder(
         key=key,
         booking_mib=placement.booking.memory_mib,
         observed_mib=seen.now_mib if seen is not None else None,
         peak_mib=track.peak_mib if track is not None else task.attempts[-1].observed_mib,
         alone=placement.booking.alone,
-        warming=warming(seen, task, state.rules, now),
+        warming=warm_up.phrase if warm_up is not None else None,
+        settles_at=warm_up.until if warm_up is not None else None,
         ends_at=expected_end(task, state.rules, now),
     )
 
 
-def warming(seen: Seen | None, task: Task, rules: Rules, now: float) -> str | None:
-    """A phrase as long as the attempt has not settled on the GPU (see observe.py for what settles it)."""
+class WarmingUp(NamedTuple):
+    """That an attempt has not settled on a GPU: as a phrase, and when it should no longer close it."""
+
+    phrase: str
+    until: float
+
+
+def warming_up(seen: Seen | None, task: Task, rules: Rules, now: float) -> WarmingUp | None:
+    """None once the attempt has settled on the GPU (see observe.py for what settles it)."""
     if seen is not None and seen.settled_at is not None:
         return None
     status = task.status
     if isinstance(status, Starting):
-        return f"was sent there {show_s(now - status.since)} ago and has not started yet"
+        phrase = f"was sent there {show_s(now - status.since)} ago and has not started yet"
+        return WarmingUp(phrase, now + rules.warmup.idle_s)
     assert isinstance(status, Running)
-    age_s = now - status.since
-    if age_s >= rules.warmup.limit_s:
+    until = status.since + rules.warmup.limit_s
+    if now >= until:
         return None
     if seen is None or seen.first_at is None:
-        if age_s >= rules.warmup.idle_s:
+        until = min(until, status.since + rules.warmup.idle_s)
+        if now >= until:
             return None
-        return f"started {show_s(age_s)} ago and has not used the GPU yet"
-    calm_s = now - max(seen.first_at, seen.grown_at or seen.first_at)
-    if calm_s < rules.warmup.settle_s:
-        what = "its memory grew" if seen.grown_at is not None else "it first used the GPU"
-        return f"is warming up: {what} {show_s(calm_s)} ago, and {show_s(rules.warmup.settle_s)} of calm are wanted"
-    return "is warming up: its activity still changes"
+        started, left = show_s(now - status.since), show_s(until - now)
+        return WarmingUp(
+            f"started {started} ago and has not used the GPU yet; if it does not, that ends in {left}", until
+        )
+    return _settling(max(seen.first_at, seen.grown_at or seen.first_at), seen, rules, now, until)
+
+
+def _settling(calm_since: float, seen: Seen, rules: Rules, now: float, until: float) -> WarmingUp:
+    calm_s, wanted_s = now - calm_since, rules.warmup.settle_s
+    if calm_s >= wanted_s:
+        # Both halves of the span must be alike: if nothing changes from now on, they are when it is twice as long.
+        return WarmingUp("is warming up: its activity still changes", min(until, now + calm_s))
+    until = min(until, calm_since + wanted_s)
+    what = "its memory grew" if seen.grown_at is not None else "it first used the GPU"
+    left = f"{show_s(wanted_s)} of calm are wanted, {show_s(until - now)} more"
+    return WarmingUp(f"is warming up: {what} {show_s(calm_s)} ago, and {left}", until)
 
 
 def expected_end(task: Task, rules: Rules, now: float) -> float:

@@ -19,6 +19,7 @@ class Holder(Record, frozen=True, kw_only=True):
     peak_mib: int | None = None  # ever
     alone: bool = False
     warming: str | None = None
+    settles_at: float | None = None  # expected, as long as it is warming
     ends_at: float  # expected
 
     @property

@@ -159,6 +159,7 @@ class Pass:
             booking_mib=choice.ask.memory_mib,
             alone=choice.ask.alone,
             warming="was sent there just now",
+            settles_at=self.now + self.state.rules.warmup.idle_s,
             ends_at=self.now + runtime_s,
         )
         for place, door in enumerate(self.doors):
