@@ -8,19 +8,29 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from os import PathLike, fspath
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from carma import errors
 from carma.transport import Link, Reply
 from carma.wire import types as t
-from carma.wire.routes import API, BY_NAME, Route
+from carma.wire.routes import API, BY_NAME, OFFSET_HEADER, Route
 
 T = TypeVar("T")
 REQUEST_S = 60.0
 _WAIT_PIECE_S = 50.0  # a wait is made of requests of this length, so that a daemon that hangs is noticed
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~")
+
+
+MOST_LISTED = 100_000  # what one answer can list
+
+
+class Logs(NamedTuple):
+    """A task's output in pieces, and at which byte of it they begin (None: the daemon does not say)."""
+
+    offset: int | None
+    pieces: Iterator[bytes]
 
 
 def _quote(text: str) -> str:
@@ -102,8 +112,16 @@ class Client:
         follow: bool = False,
     ) -> Iterator[bytes]:
         """Its output in pieces. Errors are raised here, before the first piece."""
+        return self.open_logs(task, stream=stream, attempt=attempt, tail=tail, follow=follow).pieces
+
+    def open_logs(
+        self, task: int, *, stream: str, attempt: int | None, tail: int | None = None, follow: bool = False
+    ) -> Logs:
+        """As `logs`, for whoever has to go on at the same byte after the daemon was away."""
         query: dict[str, object | None] = {"stream": stream, "attempt": attempt, "tail": tail, "follow": follow or None}
-        return self._send("logs", task, query=query, timeout_s=None if follow else self._timeout_s).pieces()
+        reply = self._send("logs", task, query=query, timeout_s=None if follow else self._timeout_s)
+        said = reply.headers.get(OFFSET_HEADER, "")
+        return Logs(int(said) if said.isdecimal() else None if tail is not None else 0, reply.pieces())
 
     def cancel(self, task: int, *, signal: int = 15, reason: str = "") -> t.Done:
         return self._ask("cancel", t.Done, task, body=t.CancelRequest(signal=signal, reason=reason))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from typing import NoReturn
@@ -18,6 +19,7 @@ from carma.errors import CarmaError, NotAllowed, Unreachable
 _CHUNK = 64 * 1024
 _HEAD_LIMIT = 64 * 1024
 _CONNECT_S = 10.0
+_LOOK_S = 10.0  # without an answer for so long, it is looked whether the daemon's process is stopped
 _LOST = (ConnectionError, BrokenPipeError, EOFError)
 
 
@@ -48,6 +50,10 @@ class Reply:
                 self._link.close()
 
 
+class _Stopped(TimeoutError):
+    """The daemon's process is there and does not run: no answer will come."""
+
+
 class Link:
     """One connection, opened when needed and kept between requests. For one thread at a time."""
 
@@ -56,6 +62,8 @@ class Link:
         self._socket: socket.socket | None = None
         self._buffer = bytearray()
         self._sent = 0  # bytes of the request under way
+        self._pid = 0  # whose socket it is; 0: not known
+        self._changes = False  # whether the request under way may change something
 
     def close(self) -> None:
         if self._socket is not None:
@@ -66,6 +74,7 @@ class Link:
     def request(self, method: str, target: str, body: bytes | None, timeout_s: float | None) -> Reply:
         """Send and read the head of the answer; `timeout_s` bounds each wait for bytes (None: no bound)."""
         raw = _compose(method, target, body)
+        self._changes = method != "GET"
         reused = self._reusable()
         if not reused:
             self._connect()
@@ -84,10 +93,21 @@ class Link:
             raise self.lost("before it answered", error) from error
 
     def lost(self, when: str, error: Exception) -> CarmaError:
-        why = "it took too long" if isinstance(error, TimeoutError) else "the connection was closed"
+        """`error` as the user meets it. Only after a request that changes something is there a doubt to speak of."""
+        doubt = "whether a change was made is not known: look with `carma queue`; " if self._changes else ""
+        who = f"the daemon (pid {self._pid})" if self._pid else "the daemon"
+        if isinstance(error, _Stopped):
+            return Unreachable(
+                f"{who} on {self._path} does not answer: its process is stopped",
+                f"{doubt}`kill -CONT {self._pid}` lets it go on",
+            )
+        if isinstance(error, TimeoutError):
+            return Unreachable(
+                f"{who} on {self._path} does not answer: it took too long", f"{doubt}`carma doctor` looks at the daemon"
+            )
         return Unreachable(
-            f"the daemon on {self._path} was lost {when}: {why}",
-            "whether a change was made is not known: look with `carma queue`; `carma doctor` looks at the daemon",
+            f"the daemon on {self._path} was lost {when}: the connection was closed",
+            f"{doubt}`carma doctor` looks at the daemon",
         )
 
     def _exchange(self, raw: bytes, timeout_s: float | None) -> Reply:
@@ -98,7 +118,23 @@ class Link:
         with contextlib.suppress(ConnectionError), memoryview(raw) as left:
             while self._sent < len(raw):
                 self._sent += connection.send(left[self._sent :])
+        self._await(timeout_s)
+        connection.settimeout(timeout_s)
         return self._read_head()
+
+    def _await(self, timeout_s: float | None) -> None:
+        """Until the answer begins. A daemon that is busy gets all the time there is; one that is stopped does not."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        watch = select.poll()
+        watch.register(self._open, select.POLLIN)
+        while True:
+            left_s = _LOOK_S if until is None else min(_LOOK_S, max(0.0, until - time.monotonic()))
+            if self._buffer or watch.poll(left_s * 1000):
+                return
+            if _is_stopped(self._pid):
+                raise _Stopped
+            if until is not None and time.monotonic() >= until:
+                raise TimeoutError
 
     def _reusable(self) -> bool:
         """An idle connection that has something to read has been closed by the daemon."""
@@ -135,6 +171,7 @@ class Link:
                 made.close()
                 self._no_daemon(error)
             self._socket = made
+            self._pid = _peer_pid(made)
             return
 
     def _no_daemon(self, error: OSError) -> NoReturn:
@@ -197,6 +234,23 @@ class Link:
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 2]
         return line
+
+
+def _peer_pid(connection: socket.socket) -> int:
+    """The process that listens; 0 where the kernel does not tell."""
+    try:
+        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    except (AttributeError, OSError):
+        return 0
+    return int.from_bytes(raw[:4], sys.byteorder)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[:1] in ([b"T"], [b"t"])
+    except OSError:
+        return False
 
 
 def _compose(method: str, target: str, body: bytes | None) -> bytes:

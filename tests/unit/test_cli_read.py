@@ -60,7 +60,8 @@ def test_the_queue_is_the_callers_unless_asked_otherwise(daemon: FakeDaemon) -> 
     call("ls", "-u", "all")
     call("queue", "-a", "-s", "running", "-n", "5")
     asked = [query for name, _, query, _ in daemon.requests if name == "tasks"]
-    assert asked == [{}, {"user": "all"}, {"user": "all", "state": "running", "limit": "5"}]
+    every = {"limit": "100000"}
+    assert asked == [every, {"user": "all", **every}, {"user": "all", "state": "running", "limit": "5"}]
 
 
 def test_columns_can_be_chosen_and_a_wrong_one_names_the_nearest(daemon: FakeDaemon) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from carma.cli import parse
-from carma.cli.verb import Verb
+from carma.cli.verb import Verb, whole
 from carma.core.units import parse_duration_s, parse_mib
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -66,11 +66,11 @@ OPTIONS: tuple[tuple[tuple[str, ...], Any, str], ...] = (
     (("-d", "--dependency"), Parsed("WHEN:ID", parse.parse_dependencies), "afterok:12, afterany:12:13, afternotok:12."),
     (("-a", "--array"), Parsed("LIST", parse.parse_array), "One task an index: 0-9, 1,3,5, 0-9%3 (three at once)."),
     (("--begin",), Parsed("TIME", parse.parse_begin), "Not before: now+1hour, 16:30, 2026-01-31T16:30."),
-    (("--priority",), click.IntRange(-10_000, 10_000), "Larger goes first (0)."),
-    (("--nice",), click.IntRange(-10_000, 10_000), "Slurm's spelling: the priority, negated."),
+    (("--priority",), whole(-10_000, 10_000), "Larger goes first (0)."),
+    (("--nice",), whole(-10_000, 10_000), "Slurm's spelling: the priority, negated."),
     (("--signal",), Parsed("SIG@S", parse.parse_warning), "That signal S seconds before the time limit: USR1@60."),
     (("--grace",), Parsed("TIME", parse.parse_grace), "Between SIGTERM and SIGKILL when it is stopped."),
-    (("--max-oom-retries",), click.IntRange(0, 100), "So often it comes back after running out of GPU memory."),
+    (("--max-oom-retries",), whole(0, 100), "So often it comes back after running out of GPU memory."),
     (("--export",), Parsed("VARS", _export), "Environment to keep: ALL (default), NONE, NAME, NAME=value."),
     (("--comment",), _text("TEXT"), "A remark, shown by `carma show`."),
 )

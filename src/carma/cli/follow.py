@@ -11,28 +11,23 @@ from typing import BinaryIO
 
 import click
 
-from carma.cli.connect import connect
 from carma.cli.failures import INTERRUPTED, complain
-from carma.cli.local import pieces
+from carma.cli.steady import Steady, output_of
 from carma.cli.wording import ending, exit_code_of
-from carma.errors import CarmaError, Unreachable
+from carma.errors import CarmaError
 from carma.wire.types import AttemptView, TaskView
 
 LOOK_S = 1.0
-RETURN_S = 300.0  # how long a daemon that went away is waited for
 _BEFORE = ("estimating", "queued", "recovering", "starting")
 _AT_ONCE = ("", "Estimating", "Starting")
 
 
 def follow(task: int, quiet: bool = False) -> int:
-    """Until the end, over all its attempts; the task's exit code."""
+    """Until the end, over all its attempts, and over a restart of the daemon; the task's exit code."""
     try:
         view = _follow(task, quiet)
     except KeyboardInterrupt:
         return detached([task])
-    except Unreachable:
-        complain(f"the daemon went away; waiting for task {task} all the same", f"its output: carma logs -f {task}")
-        return wait_for([task])
     if not quiet:
         complain(ending(view))
     return exit_code_of(view)
@@ -40,50 +35,46 @@ def follow(task: int, quiet: bool = False) -> int:
 
 def _follow(task: int, quiet: bool) -> TaskView:
     seen = 0
-    with connect() as client:
-        while True:
-            view = _until_started(client.task(task), quiet, seen)
-            for attempt in view.attempts[seen:]:
-                if not quiet:
-                    where = ",".join(str(index) for index in view.gpu_indices)
-                    click.echo(f"carma: task {task} attempt {attempt.number} on GPU {where}", err=True)
-                _copy_both(task, attempt)
-            seen = max(seen, len(view.attempts))
-            view = client.task(task, wait_s=LOOK_S)
-            if view.state == "finished" and len(view.attempts) <= seen:
-                return view
+    steady = Steady(answered=True, quiet=quiet)  # it has just taken the task
+    while True:
+        view = _until_started(steady, task, quiet, seen)
+        for attempt in view.attempts[seen:]:
+            if not quiet:
+                where = ",".join(str(index) for index in view.gpu_indices)
+                click.echo(f"carma: task {task} attempt {attempt.number} on GPU {where}", err=True)
+            _copy_both(task, attempt, quiet)
+        seen = max(seen, len(view.attempts))
+        view = steady.ask(lambda client: client.task(task, wait_s=LOOK_S))
+        if view.state == "finished" and len(view.attempts) <= seen:
+            return view
 
 
-def _until_started(view: TaskView, quiet: bool, seen: int) -> TaskView:
+def _until_started(steady: Steady, task: int, quiet: bool, seen: int) -> TaskView:
     """Says why it waits, when the reason changes by more than its numbers; what passes at once is not worth a line."""
     said = ""
-    with connect() as client:
-        while view.state in _BEFORE and len(view.attempts) <= seen:
-            words = re.sub(r"\d+", "", view.reason)
-            if view.reason_code not in _AT_ONCE and words != said and not quiet:
-                said = words
-                complain(f"task {view.id} waits: {view.reason}")
-            view = client.task(view.id, wait_s=LOOK_S / 4)
+    view = steady.ask(lambda client: client.task(task))
+    while view.state in _BEFORE and len(view.attempts) <= seen:
+        words = re.sub(r"\d+", "", view.reason)
+        if view.reason_code not in _AT_ONCE and words != said and not quiet:
+            said = words
+            complain(f"task {view.id} waits: {view.reason}")
+        view = steady.ask(lambda client: client.task(task, wait_s=LOOK_S / 4))
     return view
 
 
-def _copy_both(task: int, attempt: AttemptView) -> None:
+def _copy_both(task: int, attempt: AttemptView, quiet: bool) -> None:
     """Both streams of one attempt, each to its own; a client is for one thread."""
     other = threading.Thread(target=_copy_stderr, args=(task, attempt.number), daemon=True)
     if attempt.stderr != attempt.stdout or not attempt.stdout:
         other.start()
-    with connect() as client:
-        output = pieces(client, task, stream="stdout", attempt=attempt.number, tail=None, follow=True)
-        copy(output, sys.stdout.buffer)
+    copy(output_of(task, attempt.number, "stdout", quiet=quiet), sys.stdout.buffer)
     if other.ident is not None:
         other.join(timeout=10.0)
 
 
 def _copy_stderr(task: int, attempt: int) -> None:
     try:
-        with connect() as client:
-            output = pieces(client, task, stream="stderr", attempt=attempt, tail=None, follow=True)
-            copy(output, sys.stderr.buffer)
+        copy(output_of(task, attempt, "stderr", quiet=True), sys.stderr.buffer)
     except (CarmaError, OSError, ValueError) as error:
         complain(f"the task's stderr cannot be followed: {error}")
 
@@ -110,10 +101,11 @@ def detached(tasks: Sequence[int]) -> int:
 def wait_for(tasks: Sequence[int], timeout_s: float | None = None) -> int:
     """The highest exit code of them all; 124 when the time is over first."""
     until = None if timeout_s is None else time.monotonic() + timeout_s
+    steady = Steady(until=until)
     highest = 0
     try:
         for task in tasks:
-            view = _patiently(task, until)
+            view = _until_over(steady, task, until)
             if view.state != "finished":
                 complain(f"task {task} has not ended within the time given", f"it goes on: carma show {task}")
                 return 124
@@ -123,17 +115,8 @@ def wait_for(tasks: Sequence[int], timeout_s: float | None = None) -> int:
     return highest
 
 
-def _patiently(task: int, until: float | None) -> TaskView:
-    """Tasks outlive a restart of the daemon, so waiting for one does too: a daemon that was there may come back."""
-    patience = 0.0  # until when; none before the daemon has answered once
-    while True:
-        try:
-            with connect() as client:
-                client.task(task)
-                patience = time.monotonic() + RETURN_S
-                return client.wait(task, None if until is None else max(0.0, until - time.monotonic()))
-        except Unreachable:
-            now = time.monotonic()
-            if now >= patience or (until is not None and now >= until):
-                raise
-            time.sleep(LOOK_S / 4)
+def _until_over(steady: Steady, task: int, until: float | None) -> TaskView:
+    view = steady.ask(lambda client: client.task(task))  # a task that is not there is an error at once
+    if view.state == "finished":
+        return view
+    return steady.ask(lambda client: client.wait(task, None if until is None else max(0.0, until - time.monotonic())))

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from carma.cli.verb import task_ids, verb
+from carma.cli.verb import chosen_tasks, verb
 
+WHICH = "that wait"
 EXAMPLES = """
 carma hold 12 13
+carma hold --all
 """
 
 
 @verb("hold", examples=EXAMPLES)
-@task_ids()
-def command(ids: list[int]) -> int:
+@chosen_tasks(WHICH)
+def command(ids: list[int], everything: bool, name: str | None) -> int:
     """Keep waiting tasks from starting, until `carma release`."""
-    from carma.cli.connect import connect
-    from carma.cli.each import for_each
+    from carma.cli.each import for_chosen
+    from carma.cli.wording import WAITING
 
-    with connect() as client:
-        return for_each(client, ids, lambda client, task: client.hold(task))
+    return for_chosen(
+        WHICH,
+        ids,
+        everything,
+        name,
+        lambda client, task: client.hold(task),
+        lambda task: task.state in WAITING and not task.held,
+    )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from carma.cli.connect import connect
-from carma.client import Client
+from carma.client import Client, Logs
 from carma.errors import NotFound
 from carma.wire.types import AttemptView, TaskView
 
@@ -15,17 +15,16 @@ LOOK_S = 0.2
 CHUNK = 64 * 1024
 
 
-def pieces(
-    client: Client, task: int, *, stream: str, attempt: int | None, tail: int | None, follow: bool
-) -> Iterator[bytes]:
+def open_output(client: Client, task: int, *, stream: str, attempt: int | None, tail: int | None, follow: bool) -> Logs:
     """A task's output, from the daemon or, where it went elsewhere, from that file."""
     try:
-        return client.logs(task, stream=stream, attempt=attempt, tail=tail, follow=follow)
+        return client.open_logs(task, stream=stream, attempt=attempt, tail=tail, follow=follow)
     except NotFound:
         path = _path(client.task(task), stream, attempt)
         if path is None or not path.is_file():
             raise
-    return _read(path, task, attempt, tail, follow)
+    offset = 0 if tail is None else _tail_offset(path, tail)
+    return Logs(offset, _read(path, offset, task, attempt, follow))
 
 
 def _chosen(view: TaskView, attempt: int | None) -> AttemptView | None:
@@ -39,11 +38,14 @@ def _path(view: TaskView, stream: str, attempt: int | None) -> Path | None:
     return Path(name) if name else None
 
 
-def _read(path: Path, task: int, attempt: int | None, tail: int | None, follow: bool) -> Iterator[bytes]:
+def _tail_offset(path: Path, tail: int) -> int:
+    lines = path.read_bytes().splitlines(keepends=True)
+    return sum(len(line) for line in (lines[:-tail] if tail else lines))
+
+
+def _read(path: Path, offset: int, task: int, attempt: int | None, follow: bool) -> Iterator[bytes]:
     with path.open("rb") as file, connect() as client:
-        if tail is not None:
-            lines = file.read().splitlines(keepends=True)
-            yield b"".join(lines[-tail:] if tail else [])
+        file.seek(offset)
         while True:
             over = not follow or _ended(client.task(task), attempt)  # asked before reading: nothing comes after the end
             while piece := file.read(CHUNK):

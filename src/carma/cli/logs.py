@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from carma.cli.verb import task_id, verb
+from carma.cli.verb import task_id, verb, whole
 from carma.wire.types import TaskView
 
 EXAMPLES = """
@@ -20,20 +20,27 @@ carma logs --attempt 1 12   of the first attempt
 @verb("logs", examples=EXAMPLES)
 @task_id
 @click.option("-f", "--follow", is_flag=True, help="Go on until the task has ended.")
-@click.option("-n", "--tail", type=click.IntRange(0), metavar="N", help="Only the last N lines.")
+@click.option("-n", "--tail", type=whole(0), metavar="N", help="Only the last N lines.")
 @click.option("--stderr", "-e", "errors", is_flag=True, help="Its stderr instead of its stdout.")
-@click.option("--attempt", type=click.IntRange(1), metavar="N", help="Which attempt (the newest).")
+@click.option("--attempt", type=whole(1), metavar="N", help="Which attempt (the newest).")
 def command(task: int, follow: bool, tail: int | None, errors: bool, attempt: int | None) -> int | None:
     """A task's output, as it was written."""
     from carma.cli.connect import connect
     from carma.cli.follow import copy, detached
-    from carma.cli.local import pieces
+    from carma.cli.local import open_output
+    from carma.cli.steady import output_of, whole_output
 
     stream = "stderr" if errors else "stdout"
     try:
         with connect() as client:
-            output = pieces(client, task, stream=stream, attempt=attempt, tail=tail, follow=follow)
-            if not copy(output, sys.stdout.buffer):
+            if not follow:
+                output = open_output(client, task, stream=stream, attempt=attempt, tail=tail, follow=False).pieces
+            elif attempt is None:
+                output = whole_output(task, stream, tail)
+            else:
+                client.task(task)  # without a daemon there is nothing to wait for
+                output = output_of(task, attempt, stream, tail)
+            if not copy(output, sys.stdout.buffer) and tail != 0:
                 _say_why(client.task(task), errors)
     except KeyboardInterrupt:
         if follow:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import click
 
-from carma.cli.verb import table_flags, verb
+from carma.cli.verb import table_flags, verb, whole
 
 USUAL = ("id", "name", "st", "time", "asks", "where")
+ROWS = 1_000  # of a table; JSON has all
 STATES = ("estimating", "queued", "starting", "running", "recovering")
 EXAMPLES = """
 carma queue                     your tasks
@@ -20,7 +21,7 @@ carma queue --json              for programs
 @click.option("-u", "--user", metavar="NAME", help="Somebody else's tasks; `all` for everybody's.")
 @click.option("-a", "--all", "everybody", is_flag=True, help="The same as -u all.")
 @click.option("-s", "--state", type=click.Choice(STATES), help="Only tasks in this state.")
-@click.option("-n", "--limit", type=click.IntRange(1), help="At most so many.")
+@click.option("-n", "--limit", type=whole(0), help=f"At most so many rows ({ROWS:,}); 0 for all.")
 @click.option("-o", "--format", "columns", metavar="A,B", help="Columns, see above.")
 @table_flags
 def command(
@@ -40,9 +41,13 @@ def command(
     tries exit submitted ended where reason code command directory comment.
     """
     from carma.cli.connect import connect
+    from carma.cli.failures import note
+    from carma.client import MOST_LISTED
 
     with connect() as client:
-        tasks = client.tasks(user="all" if everybody else user, state=state, limit=limit)
+        tasks = client.tasks(user="all" if everybody else user, state=state, limit=limit or MOST_LISTED)
+        if len(tasks) == MOST_LISTED:
+            note(f"these are the first {MOST_LISTED:,}; the daemon lists no more at a time")
         if as_json:
             from carma.cli.output import print_json
 
@@ -57,4 +62,8 @@ def command(
         does = f"is {state}" if state else "waits or runs"
         click.echo(f"{whose} {does}; carma history shows those that have ended", err=True)
         return None
-    return print_tasks(tasks, names, now, header=not no_header, wide=wide)
+    shown = tasks[:ROWS] if limit is None else tasks
+    print_tasks(shown, names, now, header=not no_header, wide=wide)
+    if left := len(tasks) - len(shown):
+        click.echo(f"… and {left:,} more; -n 0 shows all", err=True)
+    return None

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from carma.cli.verb import task_ids, verb
+from carma.cli.verb import chosen_tasks, verb
 
+WHICH = "that are held"
 EXAMPLES = """
 carma release 12 13
+carma release --all
 """
 
 
 @verb("release", examples=EXAMPLES)
-@task_ids()
-def command(ids: list[int]) -> int:
+@chosen_tasks(WHICH)
+def command(ids: list[int], everything: bool, name: str | None) -> int:
     """Let held tasks start."""
-    from carma.cli.connect import connect
-    from carma.cli.each import for_each
+    from carma.cli.each import for_chosen
 
-    with connect() as client:
-        return for_each(client, ids, lambda client, task: client.release(task))
+    return for_chosen(WHICH, ids, everything, name, lambda client, task: client.release(task), lambda task: task.held)

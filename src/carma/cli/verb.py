@@ -29,6 +29,29 @@ def verb(name: str, *, examples: str, **kwargs: Any) -> Callable[[Callable[..., 
     return click.command(name, cls=kwargs.pop("cls", Verb), examples=examples, **kwargs)
 
 
+class Whole(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+    """A whole number between two; what is wrong with another is said in words."""
+
+    name = "n"
+
+    def __init__(self, least: int, most: int | None) -> None:
+        self.least = least
+        self.most = most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if not re.fullmatch(r"\s*[+-]?\d{1,15}\s*", str(value)):
+            self.fail(f"{str(value)!r} is not a whole number", param, ctx)
+        number = int(value)
+        if number < self.least or (self.most is not None and number > self.most):
+            within = f"at least {self.least}" if self.most is None else f"between {self.least:,} and {self.most:,}"
+            self.fail(f"{number} is not possible; it must be {within}", param, ctx)
+        return number
+
+
+def whole(least: int, most: int | None = None) -> Whole:
+    return Whole(least, most)
+
+
 class TaskIds(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
     """`12`, or `40-49` for a span of them."""
 
@@ -61,6 +84,17 @@ def _flatten(_ctx: click.Context, _param: click.Parameter, value: tuple[list[int
 
 def task_ids(required: bool = True) -> Callable[[Function], Function]:
     return click.argument("ids", nargs=-1, required=required, type=TaskIds(), callback=_flatten, metavar="ID...")
+
+
+def chosen_tasks(which: str) -> Callable[[Function], Function]:
+    """Ids, --name or --all, for verbs that change tasks; `for_chosen` finds them."""
+
+    def decorate(function: Function) -> Function:
+        function = click.option("-n", "--name", metavar="NAME", help=f"Your tasks of this name {which}.")(function)
+        function = click.option("--all", "everything", is_flag=True, help=f"All your tasks {which}.")(function)
+        return task_ids(required=False)(function)
+
+    return decorate
 
 
 def task_id(function: Function) -> Function:

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 from carma.wire import types as t
 
 API = "/v1"
+OFFSET_HEADER = "carma-offset"  # of an answer with output: at which byte of it the answer begins
 Who = Literal["anyone", "owner", "admin"]
 
 
