@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 from carma.core.events import Durable, StopRequested, TaskEstimated, TaskPlaced, TaskSubmitted
@@ -80,11 +81,14 @@ def test_a_task_that_ended_while_no_daemon_looked_gets_its_outcome() -> None:
         daemon.kill()
         go.touch()
         until(lambda: bool(list(daemon.paths.log_dir.glob("*/exit.json"))), "the runner wrote down the end")
+        over_by = time.time()
         daemon.start()
         view = daemon.wait(task)
         assert (view.exit_code, len(view.attempts)) == (7, 1)
-        assert view.ended_at is not None
         assert view.started_at is not None
+        assert view.ended_at is not None
+        assert view.started_at <= view.ended_at <= over_by, "it ended when it did, not when somebody looked"
+        assert view.attempts[0].ended_at == view.ended_at
 
 
 def test_waiting_tasks_are_still_there_and_run() -> None:

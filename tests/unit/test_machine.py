@@ -225,6 +225,17 @@ def test_a_name_and_a_comment_change_nothing_else() -> None:
     assert (after.spec.name, after.spec.comment, after.status) == ("new", "why", before.status)
 
 
+def test_a_task_ends_with_its_last_attempt_however_late_that_is_noticed() -> None:
+    world = World(1)
+    task = world.run(1_000)
+    ended_at = world.now
+    world.end(task)
+    world.now += 3_600.0
+    world.settle()
+    assert world.task(task).status == Finished(ended_at, Succeeded())
+    assert world.log[-1].at == world.now, "the log itself does not go back"
+
+
 # -- GPUs that come and go --------------------------------------------------------------------------------------------
 ENDING = Rules(queue=QueueRules(misfits="end"))
 

@@ -241,6 +241,9 @@ def _moved(state: State, event: Move) -> list[Command]:
             state.put(replace(task, plan=plan, status=Recovering(since, until)))
         case (e.RecoveryDue(), Recovering(since=since)):
             state.put(replace(task, status=Queued(since)))
+        case (e.TaskFinished(outcome=outcome), Recovering(until=None)):
+            # Its last attempt's end is its own, though nobody may have looked for hours after it.
+            _finish(state, task, task.attempts[-1].ended_at or event.at, outcome)
         case (e.TaskFinished(outcome=outcome), Estimating() | Queued() | Recovering()):
             _finish(state, task, event.at, outcome)
         case (e.TaskHeld(), Queued() | Estimating()):
