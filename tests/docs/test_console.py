@@ -11,6 +11,12 @@ from tests.docs.markdown import Block, blocks, documents, name_of
 from tests.harness import Daemon, new_home
 
 
+def _files(text: str) -> dict[str, str]:
+    """Blocks that are files, by name: the second word after the fence (```sh train.sh)."""
+    named = [(block.info.split(), block.text) for block in blocks(text) if not block.info.startswith("console")]
+    return {words[1]: f"{text}\n" for words, text in named if len(words) == 2}
+
+
 def _to_run(file: Path) -> list[Block]:
     return [block for block in blocks(file.read_text(encoding="utf-8")) if block.info == "console"]
 
@@ -22,6 +28,8 @@ def test_the_commands_of_a_page_print_what_it_says(file: Path) -> None:
     with new_home() as home:
         daemon = Daemon(home, gpus=2)
         terminal = Terminal(home)
+        for name, text in _files(file.read_text(encoding="utf-8")).items():
+            (terminal.directory / name).write_text(text, encoding="utf-8")
         try:
             if "--detach" not in todo[0].command:
                 daemon.start()
