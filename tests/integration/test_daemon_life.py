@@ -44,6 +44,19 @@ def test_a_stale_socket_is_replaced() -> None:
         assert daemon.wait(daemon.submit("true")).exit_code == 0
 
 
+def test_a_socket_that_is_removed_under_the_daemon_is_made_again() -> None:
+    with serving() as daemon:
+        mode = daemon.paths.socket.stat().st_mode
+        daemon.paths.socket.unlink()
+        until(daemon.paths.socket.exists, "the socket is back")
+        daemon.drop_client()
+        assert daemon.answers()
+        assert daemon.paths.socket.stat().st_mode == mode
+        until(lambda: "was gone and has been made again" in daemon.log, "the log tells it")
+        assert daemon.stop() == 0
+        assert not daemon.paths.socket.exists()
+
+
 def test_a_file_in_the_sockets_place_is_left_alone() -> None:
     with daemon_at_rest() as daemon:
         daemon.paths.socket.write_text("mine")
@@ -115,6 +128,7 @@ def test_detached_it_gives_the_error_of_a_start_that_failed() -> None:
         ({"placement__policy": "magmm"}, "magm"),
         ({"memory__sources": "declared,oracel"}, "oracel"),
         ({"gate__sm_activ": "0.5"}, "gate.sm_active"),
+        ({"placement__gpus": "0,7"}, "placement.gpus names '7'"),
     ],
 )
 def test_a_wrong_setting_stops_the_start_and_names_the_nearest(settings: dict[str, str], words: str) -> None:

@@ -274,6 +274,13 @@ class HttpServer:
     async def run(self) -> None:
         await self._uvicorn.serve(sockets=[self._listener])
 
+    async def move_to(self, listener: socket.socket) -> None:
+        """Serve on another socket from now on. Must be running; connections that are open stay open."""
+        before = self._uvicorn.servers
+        await self._uvicorn.startup(sockets=[listener])
+        for server in before:
+            server.close()
+
     def stop(self) -> None:
         for event in self._closing:
             event.set()

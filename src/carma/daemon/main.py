@@ -71,13 +71,15 @@ def _serve(paths: Paths, loaded: Loaded, ready: Ready) -> int:
 
 async def _live(paths: Paths, loaded: Loaded, store: SqliteStore, ready: Ready) -> int:
     """Build, restore, serve, stop."""
+    from carma.daemon.address import Address, keep_reachable
     from carma.daemon.api import make_app
     from carma.daemon.housekeeping import keep_tidy
-    from carma.daemon.http import HttpServer, bind, fitting_limits
+    from carma.daemon.http import HttpServer, fitting_limits
     from carma.daemon.restore import reconcile
 
     shell, loop, replayed = _build(paths, loaded, store)
-    listener = bind(paths.socket, _socket_mode())
+    address = Address(paths.socket, _socket_mode())
+    listener = address.bind()
     server = HttpServer(make_app(shell), listener, fitting_limits(os.geteuid()), closing=shell.stopping)
     _on_signals(shell, loop)
     running = asyncio.create_task(loop.run(), name="loop")
@@ -86,6 +88,7 @@ async def _live(paths: Paths, loaded: Loaded, store: SqliteStore, ready: Ready) 
         await _unless_over(running, reconcile(shell, loop, replayed))
         beside.append(asyncio.create_task(server.run(), name="http"))
         beside.append(asyncio.create_task(keep_tidy(shell, store, paths.log_dir), name="housekeeping"))
+        beside.append(asyncio.create_task(keep_reachable(address, server), name="socket"))
         _announce(shell, ready)
         await _unless_over(running, shell.stopping.wait())
         if shell.cancel_at_stop:
@@ -101,8 +104,7 @@ async def _live(paths: Paths, loaded: Loaded, store: SqliteStore, ready: Ready) 
         await loop.close()
         await shell.close()
         listener.close()
-        with contextlib.suppress(OSError):
-            paths.socket.unlink()
+        address.remove()
     log.info("stopped; %d tasks go on", len(shell.state.active))
     return 0
 
