@@ -81,6 +81,6 @@ def _granted(tasks: int) -> float:
 
 
 def test_how_pessimistic_the_sharing_model_is_said_to_be() -> None:
-    said = re.search(r"grants pairs (\d+) %, triples (\d+) % and quadruples\s+(\d+) %", README)
+    said = re.search(r"grants pairs (\d+) %, triples (\d+) % and quadruples (\d+) %", " ".join(README.split()))
     assert said is not None
     assert [int(text) for text in said.groups()] == [round(100 * _granted(tasks)) for tasks in (2, 3, 4)]
