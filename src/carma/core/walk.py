@@ -73,7 +73,8 @@ def not_yet(task: Task, state: State, now: float, sizes: tuple[Gpu, ...] | None 
     if spec.array is not None and spec.array.at_once is not None:
         running = state.in_array.get(spec.array.array, 0)
         if running >= spec.array.at_once:
-            return Waiting("ArrayLimit", f"{running} of its array run; at most {spec.array.at_once} may")
+            run = "runs" if running == 1 else "run"
+            return Waiting("ArrayLimit", f"{running} of its array {run}; at most {spec.array.at_once} may")
     return None
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from carma.core.model import TaskId
+from carma.core.units import show_count
 from carma.daemon.shell import Shell
 from carma.daemon.worker import Worker
 
@@ -61,7 +62,7 @@ def remove_old(log_dir: Path, live: frozenset[TaskId], before: float) -> int:
         if removed >= AT_ONCE:
             break
     if removed:
-        log.info("removed the logs of %d old attempts", removed)
+        log.info("removed the logs of %s", show_count(removed, "old attempt"))
     return removed
 
 

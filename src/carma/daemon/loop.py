@@ -19,11 +19,13 @@ from carma.core.outcome import Cancelled
 from carma.core.ports import Launcher, Sampler
 from carma.core.state import State
 from carma.core.status import Running, Starting
+from carma.core.units import show_count
 from carma.daemon import finder
 from carma.daemon.hands import Hands
+from carma.daemon.journal import SAME_ERROR_S, Journal
 from carma.daemon.shell import Shell
 from carma.daemon.worker import Worker
-from carma.errors import CarmaError
+from carma.errors import CarmaError, StoreError
 from carma.monitor.processes import attribute, strays
 
 log = logging.getLogger("carma.daemon")
@@ -32,7 +34,6 @@ IDLE_S = 1.0  # between ticks when nothing runs
 POLL_S = 0.2  # between looks at running attempts; a child's end is noticed at once by its signal
 STARTING_S = 0.02  # between looks just after a launch, doubling up to POLL_S
 UNKILLABLE_S = 30.0  # what SIGKILL has not ended by then hangs in the kernel
-SAME_ERROR_S = 60.0  # an error that repeats is logged this often
 
 
 class Loop:
@@ -46,6 +47,7 @@ class Loop:
         self.shared: set[AttemptKey] = set()
         self._strays: set[tuple[AttemptKey, GpuId]] = set()
         self._logged: dict[str, float] = {}
+        self._journal = Journal()
         self.settled = asyncio.Event()  # the state agrees with the living processes: from here on it is watched
         shell.connect(hands.execute, self.stepped, hands.foresee)
 
@@ -74,6 +76,7 @@ class Loop:
     # After each event.
 
     def stepped(self, event: Durable) -> None:
+        self._journal.happened(event, self.shell.state)
         match event:
             case TaskPlaced(key=key):
                 self.shared |= finder.neighbours(self.shell.state, event)
@@ -104,6 +107,7 @@ class Loop:
     async def _sample(self) -> None:
         gpus, samples = await self._eyes.call(self._look)
         await self.gpus_changed(gpus)
+        self._journal.seen(samples, self.shell.state)
         keys = tuple(self.shell.state.active.values())
         if keys and any(sample.processes for sample in samples):
             pids = await self.hands.with_launcher(lambda: self.launcher.pids(keys))
@@ -195,11 +199,14 @@ class Loop:
         longest_s = max((_grace_s(self.shell.state, task_id) for task_id in self.shell.state.active), default=0.0)
         await self.shell.change(make)
         if not await self.shell.wait_for(lambda state: not state.active, longest_s + UNKILLABLE_S):
-            log.error("%d tasks do not end, not even by SIGKILL; they are left", len(self.shell.state.active))
+            left = show_count(len(self.shell.state.active), "task")
+            log.error("%s left running: not even SIGKILL ends them", left)
 
     async def _guard(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
+        except StoreError:
+            await asyncio.sleep(0.1)  # the shell has logged it
         except Exception as error:
             self._log_once(f"{what}: {type(error).__name__}: {error}", error)
             await asyncio.sleep(0.1)

@@ -17,6 +17,7 @@ import msgspec
 from carma import __version__
 from carma.config import Loaded, load_settings
 from carma.core.settings import sampled_every
+from carma.core.units import show_count
 from carma.daemon import home
 from carma.errors import BadSettings, CarmaError
 from carma.paths import Paths, find_paths
@@ -105,7 +106,8 @@ async def _live(paths: Paths, loaded: Loaded, store: SqliteStore, ready: Ready) 
         await shell.close()
         listener.close()
         address.remove()
-    log.info("stopped; %d tasks go on", len(shell.state.active))
+    left = len(shell.state.active)
+    log.info("stopped%s", f"; {show_count(left, 'task')} {'goes' if left == 1 else 'go'} on" if left else "")
     return 0
 
 
@@ -208,9 +210,9 @@ def _why(running: asyncio.Task[None]) -> CarmaError:
 
 def _announce(shell: Shell, ready: Ready) -> None:
     log.info(
-        "carma %s serves %d GPUs with policy %s on %s",
+        "carma %s serves %s with policy %s on %s",
         __version__,
-        len(shell.state.gpus),
+        show_count(len(shell.state.gpus), "GPU"),
         shell.state.policy.name,
         shell.paths.socket,
     )

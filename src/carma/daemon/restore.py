@@ -22,6 +22,7 @@ from carma.core.state import State
 from carma.core.state import restore as restore_state
 from carma.core.status import Estimating, Running, Starting
 from carma.core.task import Task
+from carma.core.units import show_count
 from carma.daemon import finder
 from carma.daemon.hands import Hands
 from carma.daemon.housekeeping import task_of
@@ -123,7 +124,8 @@ async def _outcomes(shell: Shell, loop: Loop, hands: Hands) -> None:
     adopted = sum(isinstance(shell.state.tasks[task].status, Running) for task in shell.state.active)
     if keys:
         ended = len(keys) - len(shell.state.active)
-        log.info("%d running tasks adopted, %d had ended meanwhile, %d start again", adopted, ended, len(idle))
+        running = show_count(adopted, "running task")
+        log.info("%s adopted, %d had ended meanwhile, %d to be started again", running, ended, len(idle))
 
 
 def _left_to_do(shell: Shell, replayed: Replayed) -> Iterator[tuple[EstimateTask | StopAttempt, float]]:

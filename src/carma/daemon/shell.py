@@ -23,6 +23,7 @@ from carma.core.ports import Archive, Store
 from carma.core.propose import propose
 from carma.core.state import State, checkpoint, forget
 from carma.daemon.clock import SteadyClock
+from carma.daemon.journal import Seldom
 from carma.daemon.listeners import Listeners, Subscription
 from carma.daemon.worker import Worker
 from carma.errors import CarmaError, StoreError
@@ -90,6 +91,7 @@ class Shell:
         self._wake = asyncio.Event()
         self._think_again_at = 0.0  # monotonic
         self._checkpoint_at = sequence + CHECKPOINT_EVERY
+        self._refusals, self._no_checkpoint = Seldom(), Seldom()
         self._broken = False  # the state is not what the log gives; it must not be saved
 
     # What others call.
@@ -247,11 +249,12 @@ class Shell:
         try:
             last = await self._writer.call(lambda: self._store.append(events))
         except StoreError as error:
-            log.error("not stored, so not done: %s", error)
+            self._refusals.error(f"not stored, so not done: {error}")
             raise
         except Exception as error:
             log.exception("the store failed")
             raise StoreError(f"the database did not take the change: {type(error).__name__}: {error}") from error
+        self._refusals.over("the database takes changes again")
         self.sequence = last
         for place, event in enumerate(events, start=last - len(events) + 1):
             self._step(place, event)
@@ -309,7 +312,7 @@ class Shell:
             await self._save()
         except Exception as error:
             self._checkpoint_at = self.sequence + CHECKPOINT_EVERY // 10
-            log.error("no checkpoint: %s", error)
+            self._no_checkpoint.error(f"no checkpoint: {error}")
 
     async def _save(self) -> None:
         saved, finished = checkpoint(self.state, self.sequence)

@@ -1,0 +1,80 @@
+"""What the daemon's own log says, and how often."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from carma.core.events import AttemptEnded, Durable, GpuDrained, GpuResumed, TaskFinished
+from carma.core.model import AttemptKey, GpuId, GpuSample, TaskId
+from carma.core.outcome import Failed, Lost, OutOfMemory, Succeeded
+from carma.daemon.journal import Journal, Seldom
+from tests.builders import World
+
+G1 = GpuId("GPU-1")
+TASK = TaskId(7)
+
+
+class Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append((record.levelname, record.getMessage()))
+
+
+@pytest.fixture
+def lines() -> Iterator[list[tuple[str, str]]]:
+    handler, logger = Lines(), logging.getLogger("carma.daemon")
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    yield handler.told
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (GpuDrained(1.0, G1, "new fan"), "GPU 1 drained: new fan"),
+        (GpuResumed(1.0, None), "the server takes new tasks again"),
+        (TaskFinished(1.0, TASK, Lost("the machine restarted")), "task 7: finished: lost: the machine restarted"),
+        (
+            TaskFinished(1.0, TASK, OutOfMemory("gpu", 1, 2_048, None, "my own words")),
+            "task 7: finished: out of GPU memory, asked for 2.0 GiB more",
+        ),
+        (TaskFinished(1.0, TASK, Failed(1, "my own words")), None),
+        (AttemptEnded(1.0, AttemptKey(TASK, 1), Succeeded()), None),
+    ],
+)
+def test_what_a_server_is_looked_after_by_is_one_line(
+    event: Durable, line: str | None, lines: list[tuple[str, str]]
+) -> None:
+    Journal().happened(event, World(2).state)
+    assert lines == ([] if line is None else [("INFO", line)])
+
+
+def test_a_fault_is_told_when_it_comes_and_when_it_goes(lines: list[tuple[str, str]]) -> None:
+    journal, state = Journal(), World(2).state
+    for fault in (None, "fell off the bus", "fell off the bus", None, None):
+        journal.seen((GpuSample(gpu=GpuId("GPU-0"), at=1.0), GpuSample(gpu=G1, at=1.0, fault=fault)), state)
+    assert [line for _, line in lines] == ["GPU 1 cannot be used: fell off the bus", "GPU 1 can be used again"]
+
+
+def test_an_error_that_repeats_is_told_once_a_minute_with_a_count(lines: list[tuple[str, str]]) -> None:
+    now_s = 0.0
+    seldom = Seldom(60.0, lambda: now_s)
+    for second in range(120):
+        now_s = float(second)
+        seldom.error("the disk is full")
+    seldom.over("the disk takes more")
+    seldom.over("the disk takes more")
+    assert lines == [
+        ("ERROR", "the disk is full"),
+        ("ERROR", "the disk is full (and 59 more like it since the last such line)"),
+        ("INFO", "the disk takes more, after 120 failures"),
+    ]
