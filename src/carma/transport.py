@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from os import PathLike, fspath
 from typing import NoReturn
 
 from carma.errors import CarmaError, NotAllowed, Unreachable
@@ -234,6 +235,19 @@ class Link:
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 2]
         return line
+
+
+def somebody_listens(path: str | PathLike[str]) -> bool:
+    """Whether a process holds this socket open, be it one that never answers."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as made:
+        made.settimeout(1.0)
+        try:
+            made.connect(fspath(path))
+        except (BlockingIOError, TimeoutError):
+            return True
+        except OSError:
+            return False
+    return True
 
 
 def _peer_pid(connection: socket.socket) -> int:

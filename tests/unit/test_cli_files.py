@@ -203,10 +203,10 @@ def test_params_that_are_not_understood(texts: list[str]) -> None:
 
 
 def test_commands_from_standard_input_are_words() -> None:
-    assert sweep.read_commands(["python a.py 'x y' $HOME; rm *", "", "# remark", "b"]) == [
-        ("python", "a.py", "x y", "$HOME;", "rm", "*"),
-        ("b",),
-    ]
+    assert sweep.read_commands(["python a.py 'x y' $HOME; rm *", "", "# remark", "b"]) == {
+        1: ("python", "a.py", "x y", "$HOME;", "rm", "*"),
+        4: ("b",),
+    }
     with pytest.raises(Usage, match="line 2"):
         sweep.read_commands(["a", "b 'c"])
     with pytest.raises(Usage, match="no command"):

@@ -172,6 +172,76 @@ def test_ctrl_c_detaches_and_says_how_to_return(daemon: FakeDaemon, words: list[
     assert daemon.asked("cancel") == []
 
 
+def without_stdout(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    line = 'exec "$@" >&-'
+    return subprocess.run(
+        ["/bin/sh", "-c", line, "sh", sys.executable, "-m", "carma", *words],
+        env=environment(home),
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+def test_a_closed_stdout_is_quiet_and_a_submission_is_told_all_the_same(daemon: FakeDaemon) -> None:
+    daemon.tasks = {1: task_view(1)}
+    for words in (["queue"], ["queue", "--json"], ["show", "1"]):
+        done = without_stdout(daemon.home, *words)
+        assert (done.returncode, done.stderr) == (1, "")
+    done = without_stdout(daemon.home, "submit", "--", "true")
+    assert done.returncode == 1
+    assert done.stderr == "carma: submitted task 1, and could not say so on standard output\n"
+
+
+def test_characters_that_stdout_has_not_are_replaced(daemon: FakeDaemon) -> None:
+    daemon.tasks = {1: task_view(1, name="größe-🙂")}
+    table = carma(daemon.home, "queue", PYTHONIOENCODING="ascii")
+    assert (table.returncode, table.stderr) == (0, "")
+    assert "gr??e-?" in table.stdout
+    whole = carma(daemon.home, "queue", "--json", PYTHONIOENCODING="ascii")
+    assert json.loads(whole.stdout)[0]["name"] == "größe-🙂"
+
+
+SILENT = """
+import socket, sys, time
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_stopped_daemon_is_named_and_bad(daemon: FakeDaemon) -> None:
+    home = daemon.home / "h"
+    home.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-c", SILENT, str(home / "carma.sock")], stdout=subprocess.PIPE, text=True
+    )
+    soon = "import sys, carma.transport; carma.transport._LOOK_S = 0.05; from carma.cli import main; sys.exit(main())"
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGSTOP)
+        for words, code in ((["queue"], 3), (["doctor", "--json"], 1)):
+            done = subprocess.run(
+                [sys.executable, "-c", soon, *words],
+                env=environment(home),
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+                check=False,
+            )
+            assert done.returncode == code
+            assert f"(pid {process.pid})" in done.stdout + done.stderr
+            assert f"kill -CONT {process.pid}" in done.stdout + done.stderr
+            assert "not known" not in done.stdout + done.stderr
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_a_unit_can_be_printed_without_a_daemon(tmp_path: Path) -> None:
     system, user = carma(tmp_path, "up", "--print-unit"), carma(tmp_path, "up", "--print-unit", "--user")
     assert "KillMode=process" in system.stdout

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from carma.cli import ALIASES, VERBS, carma
 from carma.errors import NotAllowed, WrongState
 from carma.wire import types as t
-from tests.unit.cli_daemon import NOW, FakeDaemon, finished, gpu_view, running, task_view
+from tests.unit.cli_daemon import NOW, SERVER, FakeDaemon, finished, gpu_view, running, task_view
 
 EXPLANATION = t.Explanation(
     task=1,
@@ -278,6 +278,19 @@ def test_doctor_finds_the_daemon(daemon: FakeDaemon) -> None:
     result = call("doctor")
     assert result.exit_code == 1
     assert "gate.nope" in result.stdout
+
+
+def test_doctor_judges_the_daemon_that_serves_the_user(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    (daemon.home / "config.toml").write_text("[gate]\nnope = 1\n")  # another's: not this user's to mend
+    monkeypatch.setattr("os.geteuid", lambda: 4242)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    findings = {each["check"]: each for each in json.loads(call("doctor", "--json").stdout)}
+    assert (findings["home"]["verdict"], findings["settings"]["verdict"]) == ("ok", "ok")
+    assert "/data/carma" in findings["home"]["text"]
+    daemon.answers["server"] = msgspec.structs.replace(SERVER, uid=4242, gpus=1)
+    findings = {each["check"]: each for each in json.loads(call("doctor", "--json").stdout)}
+    assert (findings["home"]["verdict"], findings["settings"]["verdict"]) == ("bad", "bad")
+    assert "1 GPU," in findings["daemon"]["text"]
 
 
 def test_down_asks_and_waits_until_it_is_gone(daemon: FakeDaemon) -> None:

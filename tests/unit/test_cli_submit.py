@@ -15,7 +15,7 @@ from carma.cli import carma
 from carma.core.model import Dependency, TaskId, WarnSignal
 from carma.errors import NeverFitsError, NoCapacity
 from carma.wire.types import SubmitRequest
-from tests.unit.cli_daemon import FakeDaemon, finished
+from tests.unit.cli_daemon import NOW, FakeDaemon, finished
 
 
 @pytest.fixture
@@ -143,9 +143,47 @@ def test_sweeps_and_standard_input_make_one_task_each(daemon: FakeDaemon) -> Non
     result = call("submit", "--parsable", "--name", "lr-{lr}", "--param", "lr=1,2", "--", "train", "--lr={lr}")
     assert result.stdout.split() == ["1", "2"]
     assert [request.spec.name for request in daemon.asked("submit")] == ["lr-1", "lr-2"]
-    result = call("submit", "--parsable", "--stdin", input="a 'b c'\nd\n")
+    result = call("submit", "--parsable", "--stdin", input="echo 'b c'\ntrue\n")
     assert result.stdout.split() == ["3", "4"]
-    assert [request.spec.command for request in daemon.asked("submit")[2:]] == [("a", "b c"), ("d",)]
+    assert [request.spec.command for request in daemon.asked("submit")[2:]] == [("echo", "b c"), ("true",)]
+
+
+def test_a_mistake_on_a_late_line_of_standard_input_submits_nothing(daemon: FakeDaemon) -> None:
+    for wrong, said, code in (("no-such-program", "line 3", 1), ("echo 'open", "line 3", 2)):
+        result = call("submit", "--stdin", input=f"true\n\n{wrong}\n")
+        assert result.exit_code == code
+        assert said in result.stderr
+        assert "nothing was submitted" in result.stderr
+    assert daemon.asked("submit") == []
+
+
+def test_ids_are_told_in_one_style(daemon: FakeDaemon) -> None:
+    assert call("submit", "--", "true").stdout == "submitted task 1\n"
+    assert call("submit", "--array", "0-9", "--", "true").stdout == "submitted tasks 2-11 (10)\n"
+    assert call("submit", "--stdin", input="true\n" * 3).stdout == "submitted tasks 12-14 (3)\n"
+    assert call("submit", "--param", "a=1,2", "--", "true", "{a}").stdout == "submitted tasks 15-16 (2)\n"
+    assert len(daemon.asked("submit")) == 7
+
+
+def test_a_relative_begin_is_by_the_daemons_clock(daemon: FakeDaemon) -> None:
+    assert sent(daemon, "--begin", "now+1hour", "--", "true").spec.begin_at == NOW + 3600
+
+
+def test_a_task_table_in_a_file_is_as_good_as_none(daemon: FakeDaemon, tmp_path: Path) -> None:
+    file = tmp_path / "task.toml"
+    file.write_text('[task]\ncommand = ["true"]\ngpus = 2\n[environment]\nSEED = 1\n')
+    spec = sent(daemon, "--file", str(file)).spec
+    assert (spec.command, spec.gpus, spec.environment["SEED"]) == (("true",), 2, "1")
+    file.write_text('gpus = 1\n[task]\ncommand = ["true"]\ngpus = 2\n')
+    assert "'gpus' stands at the top and in [task]" in call("submit", "--file", str(file)).stderr
+
+
+def test_what_is_not_a_file_is_called_what_it_is(daemon: FakeDaemon, tmp_path: Path) -> None:
+    for path, said in ((str(tmp_path), "is a directory"), ("/dev/null", "is not a regular file"), ("/no", "no file")):
+        result = call("submit", "--file", path)
+        assert result.exit_code == 2
+        assert said in result.stderr
+    assert daemon.asked("submit") == []
 
 
 def test_a_shell_is_used_only_when_asked_for(daemon: FakeDaemon) -> None:
@@ -165,6 +203,8 @@ def test_a_shell_is_used_only_when_asked_for(daemon: FakeDaemon) -> None:
         (["--stdin", "--", "true"], "exclude one another"),
         (["--array", "9-1", "--", "true"], "is not an array"),
         (["--", ""], "name is empty"),
+        (["--name", "  ", "--", "true"], "it is empty"),
+        (["-o", "", "--", "true"], "it is empty"),
     ],
 )
 def test_wrong_usage_is_2_and_says_what_to_write(daemon: FakeDaemon, words: list[str], said: str) -> None:

@@ -172,6 +172,12 @@ def test_a_change_is_never_asked_for_twice(path: Path) -> None:
     assert len(peer.requests) == 2
 
 
+def test_a_question_that_is_lost_leaves_no_doubt_about_a_change(path: Path) -> None:
+    with talking(path, replies(b"")) as (client, _), pytest.raises(errors.Unreachable, match="lost") as caught:
+        client.tasks()
+    assert "not known" not in caught.value.hint
+
+
 @pytest.mark.parametrize(
     "kind", [kind for kind in errors.every() if kind is not errors.CarmaError], ids=lambda kind: kind.code
 )

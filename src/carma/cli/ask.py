@@ -13,7 +13,8 @@ import click
 from carma.cli import parse, rad, script, sweep, taskfile
 from carma.cli.failures import note
 from carma.cli.flags import AFTER_DASHES, IGNORED
-from carma.core.model import TaskSpec
+from carma.cli.wording import many
+from carma.core.model import Owner, TaskSpec
 from carma.errors import BadTaskFile, NotRunnable, Usage
 from carma.wire.types import ArrayAsk, SubmitRequest
 
@@ -28,6 +29,7 @@ class Asked(NamedTuple):
     flags: Flags
     commands: tuple[tuple[str, ...], ...]
     environment: dict[str, str]
+    places: tuple[str, ...] = ()  # of each command, where they came from a list
 
 
 def requests(ctx: click.Context, flags: Flags, words: tuple[str, ...]) -> list[SubmitRequest]:
@@ -37,11 +39,36 @@ def requests(ctx: click.Context, flags: Flags, words: tuple[str, ...]) -> list[S
         if asked.flags.get(key) is not None:
             note(f"{names[-1]} {why}")
     params = sweep.read_params(asked.flags.get("param") or ())
+    if "begin" in asked.flags:
+        asked.flags["begin"] = _begin_at(asked.flags["begin"])
     made = []
-    for command in asked.commands:
+    for place, command in enumerate(asked.commands):
         for filled, chosen in sweep.combinations(command, params) if params else [(command, {})]:
-            made.append(_request(asked, filled, chosen))
+            request = _request(asked, filled, chosen)
+            if asked.places:
+                _check_runnable(request.spec, asked.places[place])
+            made.append(request)
     return made
+
+
+def _begin_at(text: str) -> float:
+    """By the daemon's clock, which is not this one's where virtual GPUs run faster than real time."""
+    from carma.cli.connect import connect
+
+    with connect() as client:
+        return parse.parse_begin(text, client.server().now)
+
+
+def _check_runnable(spec: TaskSpec, place: str) -> None:
+    """What the daemon will ask of each: asked here of all of a list, before the first is submitted."""
+    from carma.daemon.runnable import check_runnable
+
+    uid = os.geteuid()
+    try:
+        check_runnable(spec, Owner(uid, os.getegid(), ""), uid)
+    except NotRunnable as error:
+        hint = "; ".join(part for part in ("nothing was submitted", error.hint) if part)
+        raise NotRunnable(f"{place}: {error}", hint) from None
 
 
 def _asked(ctx: click.Context, flags: Flags, words: tuple[str, ...]) -> Asked:
@@ -55,7 +82,9 @@ def _asked(ctx: click.Context, flags: Flags, words: tuple[str, ...]) -> Asked:
     if sum(sources) > 1:
         raise Usage("a command, --file, --wrap and --stdin exclude one another", EXAMPLE)
     if "stdin" in given:
-        return Asked(given, tuple(sweep.read_commands(sys.stdin)), {})
+        lines = sweep.read_commands(sys.stdin)
+        places = tuple(f"standard input, line {number}" for number in lines)
+        return Asked(given, tuple(lines.values()), {}, places)
     if "wrap" in given:
         return Asked(given, (("/bin/sh", "-c", given["wrap"]),), {})
     if after:
@@ -68,7 +97,8 @@ def _from_words(ctx: click.Context, given: Flags, words: tuple[str, ...]) -> Ask
     path = Path(given["file"] if "file" in given else words[0])
     is_named = "file" in given or path.suffix in (".rad", ".toml", ".sh")
     if is_named and not path.is_file() and shutil.which(str(path)) is None:
-        raise BadTaskFile(f"there is no file {path}", EXAMPLE)
+        kind = "is a directory" if path.is_dir() else "is not a regular file" if os.path.lexists(path) else ""
+        raise BadTaskFile(f"{path} {kind}, not a task file" if kind else f"there is no file {path}", EXAMPLE)
     if path.suffix == ".rad":
         return _from_rad(given, path)
     if path.suffix == ".toml":
@@ -224,7 +254,8 @@ def _environment(export: str | None, added: dict[str, str]) -> dict[str, str]:
     """The submitter's. A variable that is not text cannot travel, and is left out with a note."""
     own = {name: value for name, value in os.environ.items() if _is_text(name) and _is_text(value)}
     if left_out := len(os.environ) - len(own):
-        note(f"{left_out} environment variables are not UTF-8 text and were left out")
+        were = "is not UTF-8 text and was" if left_out == 1 else "are not UTF-8 text and were"
+        note(f"{many(left_out, 'environment variable')} {were} left out")
     return {**parse.parse_export(export or "ALL", own), **added}
 
 

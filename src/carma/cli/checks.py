@@ -6,17 +6,22 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from carma import __version__
+from carma.cli.wording import many
 from carma.errors import CarmaError, Unreachable
+from carma.wire.types import ServerView
 
 Verdict = Literal["ok", "warn", "bad"]
 LEAST_FREE_BYTES = 256 << 20
 LITTLE_FREE_BYTES = 2 << 30
+PATIENT_S = 10.0  # for the daemon's answer
+ANSWER_S = 2.0  # where it is asked by the way
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -32,11 +37,30 @@ def python() -> Finding:
     return Finding("python", "ok" if good else "bad", f"{version} at {sys.executable}", "" if good else "3.11 or newer")
 
 
+@cache
+def _elsewhere() -> ServerView | None:
+    """The daemon that serves this user, where it is somebody else's: what it keeps is then not the user's to write."""
+    from carma.cli.connect import connect
+
+    try:
+        with connect(ANSWER_S) as client:
+            server = client.server()
+    except CarmaError:
+        return None
+    return server if os.geteuid() not in (0, server.uid) else None
+
+
+def _nearest(directory: Path) -> Path:
+    return next(path for path in (directory, *directory.parents) if os.path.exists(path))
+
+
 def home() -> Finding:
     from carma.paths import find_paths
 
+    if server := _elsewhere():
+        return Finding("home", "ok", f"{server.home}, of the daemon that {server.user} runs")
     directory = find_paths(os.environ).state_dir
-    nearest = next(path for path in (directory, *directory.parents) if path.exists())
+    nearest = _nearest(directory)
     if os.access(nearest, os.W_OK):
         return Finding("home", "ok", f"{directory}" + ("" if nearest == directory else " (made at the first start)"))
     hint = "set CARMA_HOME to a directory of yours"
@@ -46,8 +70,8 @@ def home() -> Finding:
 def disk() -> Finding:
     from carma.paths import find_paths
 
-    directory = find_paths(os.environ).state_dir
-    nearest = next(path for path in (directory, *directory.parents) if path.exists())
+    server = _elsewhere()
+    nearest = _nearest(Path(server.home) if server else find_paths(os.environ).state_dir)
     free = shutil.disk_usage(nearest).free
     text = f"{free / 2**30:.1f} GiB free at {nearest}"
     if free < LEAST_FREE_BYTES:
@@ -60,6 +84,8 @@ def settings() -> Finding:
     from carma.config import load_settings
     from carma.paths import find_paths
 
+    if server := _elsewhere():
+        return Finding("settings", "ok", f"those of the daemon that {server.user} runs: carma config show")
     paths = find_paths(os.environ)
     check_names(load_settings(paths, os.environ).settings)
     there = paths.config_file.is_file()
@@ -68,14 +94,18 @@ def settings() -> Finding:
 
 def daemon() -> Finding:
     from carma.cli.connect import connect
+    from carma.paths import find_socket
+    from carma.transport import somebody_listens
 
     try:
-        with connect() as client:
+        with connect(PATIENT_S) as client:
             server = client.server()
     except Unreachable as error:
+        if somebody_listens(find_socket(os.environ)):
+            return Finding("daemon", "bad", str(error), error.hint)
         return Finding("daemon", "warn", str(error), "start one: carma up")
     text = (
-        f"version {server.version}, pid {server.pid}, policy {server.policy}, {server.gpus} GPUs, "
+        f"version {server.version}, pid {server.pid}, policy {server.policy}, {many(server.gpus, 'GPU')}, "
         f"{server.running} running, {server.queued} waiting"
     )
     if server.version != __version__:
@@ -114,7 +144,7 @@ def _virtual_gpus() -> str:
     from carma.cli.connect import connect
 
     try:
-        with connect() as client:
+        with connect(ANSWER_S) as client:
             found = client.gpus()
     except CarmaError:
         return ""
@@ -140,6 +170,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (python, home, disk, settings, daemo
 
 
 def run_all() -> list[Finding]:
+    _elsewhere.cache_clear()
     return [_safely(check) for check in CHECKS]
 
 

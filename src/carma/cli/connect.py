@@ -9,9 +9,10 @@ if TYPE_CHECKING:
     from carma.client import Client
 
 
-def connect() -> Client:
+def connect(timeout_s: float | None = None) -> Client:
     """A client on this user's socket; nothing is sent yet."""
     from carma.client import Client
     from carma.paths import find_socket
 
-    return Client(find_socket(os.environ))
+    socket = find_socket(os.environ)
+    return Client(socket) if timeout_s is None else Client(socket, timeout_s=timeout_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from carma.cli.flags import Parsed
+from carma.cli.parse import parse_factor
 from carma.cli.verb import verb, whole
 from carma.core.units import parse_mib
 
@@ -17,7 +18,9 @@ carma demo --trace ./my-trace.csv --json
 
 @verb("demo", examples=EXAMPLES)
 @click.option("--trace", metavar="NAME", help="A shipped trace's name, or a file.")
-@click.option("--speed", type=click.FloatRange(1.0), metavar="X", help="So many times faster than real time.")
+@click.option(
+    "--speed", type=Parsed("X", lambda text: parse_factor(text, 1.0)), help="So many times faster than real time."
+)
 @click.option("--policy", metavar="NAME", help="The policy that collocates (magm).")
 @click.option("--virtual-gpus", "gpus", type=whole(1, 64), metavar="N", help="How many GPUs (4).")
 @click.option("--gpu-memory", "gpu_memory_mib", type=Parsed("SIZE", parse_mib), help="Memory of each (40GiB).")

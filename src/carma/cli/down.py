@@ -24,6 +24,7 @@ carma down --cancel   stop them first
 def command(cancel: bool) -> None:
     """End the daemon. Without --cancel running tasks go on, and the next daemon adopts them."""
     from carma.cli.connect import connect
+    from carma.cli.wording import many
 
     with connect() as client:
         server = client.server()
@@ -34,7 +35,8 @@ def command(cancel: bool) -> None:
         if time.monotonic() > until:
             raise CarmaError(f"the daemon (pid {pid}) has not ended after {LIMIT_S:g} s", "its log may say why")
         time.sleep(LOOK_S)
-    left = f"; {server.running} running tasks go on" if server.running and not cancel else ""
+    goes = "goes" if server.running == 1 else "go"
+    left = f"; {many(server.running, 'running task')} {goes} on" if server.running and not cancel else ""
     click.echo(f"the daemon (pid {pid}) has ended{left}")
 
 

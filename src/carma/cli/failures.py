@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -14,12 +15,47 @@ from carma.errors import CarmaError
 USAGE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
 
+class _Nowhere(io.RawIOBase):
+    """In place of a stream that is closed (`>&-`): takes everything, and remembers that there was something."""
+
+    met = False
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        self.met = True
+        return len(data)
+
+
+def is_closed(stream: TextIO) -> bool:
+    """Whether it was closed before we began; what is written to it goes nowhere."""
+    return _nowhere(stream) is not None
+
+
+def _nowhere(stream: TextIO) -> _Nowhere | None:
+    raw = getattr(getattr(stream, "buffer", None), "raw", None)
+    return raw if isinstance(raw, _Nowhere) else None
+
+
+def _prepare_streams() -> None:
+    """Streams that can always be written: a closed one goes nowhere, a character it does not have becomes a `?`."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(_Nowhere()), encoding="utf-8", errors="replace"))
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
+
+
 def guarded(call: Callable[[], Any]) -> int:
     """Run it; whatever happens, the answer is an exit code."""
+    _prepare_streams()
     try:
-        code = call()
+        code = int(call() or 0)
         sys.stdout.flush()
-        return int(code or 0)
+        nowhere = _nowhere(sys.stdout)
+        return code or int(nowhere is not None and nowhere.met)
     except BrokenPipeError:
         return _hush()
     except click.exceptions.Exit as ended:

@@ -50,8 +50,13 @@ def _export(text: str) -> str:
     return text
 
 
-def _text(name: str) -> Parsed:
-    return Parsed(name, str)
+def _begin(text: str) -> str:
+    parse.parse_begin(text)
+    return text  # it is read once more, by the daemon's clock
+
+
+def filled(name: str) -> Parsed:
+    return Parsed(name, parse.parse_text)
 
 
 OPTIONS: tuple[tuple[tuple[str, ...], Any, str], ...] = (
@@ -59,20 +64,20 @@ OPTIONS: tuple[tuple[tuple[str, ...], Any, str], ...] = (
     (("--gpu-mem",), Parsed("SIZE", parse_mib), "Memory it takes on each GPU: 12GiB, 512M; a bare number is MiB."),
     (("--gres",), Parsed("gpu:N", parse.parse_gres), "Slurm's spelling of --gpus."),
     (("-t", "--time"), Parsed("TIME", parse_duration_s), "Time limit: minutes, HH:MM:SS, D-HH:MM:SS, 90s, 2h."),
-    (("-J", "--job-name", "--name", "name"), _text("NAME"), "A name to find it by."),
-    (("-D", "--chdir"), _text("DIR"), "Run it there (here)."),
-    (("-o", "--output"), _text("FILE"), "Write stdout there; %j id, %x name, %a array index, %t attempt."),
-    (("-e", "--error"), _text("FILE"), "Write stderr there."),
+    (("-J", "--job-name", "--name", "name"), filled("NAME"), "A name to find it by."),
+    (("-D", "--chdir"), filled("DIR"), "Run it there (here)."),
+    (("-o", "--output"), filled("FILE"), "Write stdout there; %j id, %x name, %a array index, %t attempt."),
+    (("-e", "--error"), filled("FILE"), "Write stderr there."),
     (("-d", "--dependency"), Parsed("WHEN:ID", parse.parse_dependencies), "afterok:12, afterany:12:13, afternotok:12."),
     (("-a", "--array"), Parsed("LIST", parse.parse_array), "One task an index: 0-9, 1,3,5, 0-9%3 (three at once)."),
-    (("--begin",), Parsed("TIME", parse.parse_begin), "Not before: now+1hour, 16:30, 2026-01-31T16:30."),
+    (("--begin",), Parsed("TIME", _begin), "Not before: now+1hour, 16:30, 2026-01-31T16:30."),
     (("--priority",), whole(-10_000, 10_000), "Larger goes first (0)."),
     (("--nice",), whole(-10_000, 10_000), "Slurm's spelling: the priority, negated."),
     (("--signal",), Parsed("SIG@S", parse.parse_warning), "That signal S seconds before the time limit: USR1@60."),
     (("--grace",), Parsed("TIME", parse.parse_grace), "Between SIGTERM and SIGKILL when it is stopped."),
     (("--max-oom-retries",), whole(0, 100), "So often it comes back after running out of GPU memory."),
     (("--export",), Parsed("VARS", _export), "Environment to keep: ALL (default), NONE, NAME, NAME=value."),
-    (("--comment",), _text("TEXT"), "A remark, shown by `carma show`."),
+    (("--comment",), Parsed("TEXT", str), "A remark, shown by `carma show`."),
 )
 SWITCHES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("--exclusive",), "Nobody else on its GPUs."),

@@ -13,7 +13,7 @@ import click
 
 from carma.cli.failures import INTERRUPTED, complain
 from carma.cli.steady import Steady, output_of
-from carma.cli.wording import ending, exit_code_of
+from carma.cli.wording import ending, exit_code_of, spans
 from carma.errors import CarmaError
 from carma.wire.types import AttemptView, TaskView
 
@@ -91,7 +91,7 @@ def copy(output: Iterable[bytes], target: BinaryIO) -> int:
 
 def detached(tasks: Sequence[int]) -> int:
     """What Ctrl-C says: the tasks go on, and how to come back."""
-    ids = " ".join(str(task) for task in tasks)
+    ids = spans(tasks)
     goes = "the task goes on" if len(tasks) == 1 else "the tasks go on"
     back = f"carma logs -f {ids}" if len(tasks) == 1 else f"carma wait {ids}"
     complain(f"detached; {goes}", f"`{back}` returns, `carma cancel {ids}` ends {'it' if len(tasks) == 1 else 'them'}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from carma.cli import parse
-from carma.cli.flags import Parsed
+from carma.cli.flags import Parsed, filled
 from carma.cli.verb import table_flags, verb, whole
 
 USUAL = ("id", "name", "st", "exit", "time", "waited", "tries", "peak", "ended")
@@ -23,7 +23,7 @@ carma history --json             for programs
 @click.option("-S", "--since", type=Parsed("TIME", parse.parse_past), help="Ended after: 2h, 7d, today, 2026-01-31.")
 @click.option("-s", "--state", metavar="OUTCOME", help="Only this outcome: succeeded, failed, out_of_memory, ...")
 @click.option("-n", "--limit", type=whole(1), default=20, show_default=True, help="At most so many.")
-@click.option("-o", "--format", "columns", metavar="A,B", help="Columns, as for `carma queue`, and exit, ended.")
+@click.option("-o", "--format", "columns", type=filled("A,B"), help="Columns, as for `carma queue`, and exit, ended.")
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values.")
 @table_flags
 def command(

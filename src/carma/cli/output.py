@@ -45,7 +45,12 @@ class Remark(NamedTuple):
 
 def print_json(value: Any) -> None:
     """The wire types as they are, indented."""
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    if (sys.stdout.encoding or "utf-8").lower().replace("-", "") != "utf8":
+        import json
+
+        text = json.dumps(json.loads(text), indent=2)  # \\u00e9: nothing is lost in any encoding
+    sys.stdout.write(text + "\n")
 
 
 def console(wide: bool = False) -> Console:

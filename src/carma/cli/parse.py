@@ -127,6 +127,24 @@ def _moment(text: str) -> float:
     return datetime.datetime.fromisoformat(text.strip().upper()).timestamp()
 
 
+def parse_text(text: str) -> str:
+    """A name or a path: something must be in it."""
+    if not text.strip():
+        raise ValueError("it is empty")
+    return text
+
+
+def parse_factor(text: str, least: float = 1e-6) -> float:
+    """How many times faster: `60`, `0.5`."""
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = 0.0
+    if not least <= factor < 1e9:
+        raise ValueError(f"{text!r} is not a factor of at least {least:g}; write for example 60")
+    return factor
+
+
 def parse_grace(text: str) -> float:
     """Seconds (a bare number) or 30s, 5m; 0 kills at once."""
     if re.fullmatch(r"\d{1,7}(\.\d+)?", text.strip()):

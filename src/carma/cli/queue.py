@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from carma.cli.flags import filled
 from carma.cli.verb import table_flags, verb, whole
 
 USUAL = ("id", "name", "st", "time", "asks", "where")
@@ -22,7 +23,7 @@ carma queue --json              for programs
 @click.option("-a", "--all", "everybody", is_flag=True, help="The same as -u all.")
 @click.option("-s", "--state", type=click.Choice(STATES), help="Only tasks in this state.")
 @click.option("-n", "--limit", type=whole(0), help=f"At most so many rows ({ROWS:,}); 0 for all.")
-@click.option("-o", "--format", "columns", metavar="A,B", help="Columns, see above.")
+@click.option("-o", "--format", "columns", type=filled("A,B"), help="Columns, see above.")
 @table_flags
 def command(
     user: str | None,

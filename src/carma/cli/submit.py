@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
 
+from carma.cli.failures import complain, is_closed, note
 from carma.cli.flags import SubmitVerb, submit_flags
 from carma.cli.verb import verb
+from carma.cli.wording import which_tasks
 from carma.wire.types import SubmitAnswer, SubmitRequest
 
 EXAMPLES = """
@@ -47,8 +50,9 @@ def command(
     elif parsable:
         click.echo("\n".join(str(task) for task in ids) if ids else "", nl=bool(ids))
     else:
-        for answer in answers:
-            _say(answer)
+        _say(answers)
+    if ids and is_closed(sys.stdout):
+        complain(f"submitted {which_tasks(ids)}, and could not say so on standard output")
     if wait and ids:
         from carma.cli.follow import wait_for
 
@@ -59,7 +63,6 @@ def command(
 def send(made: list[SubmitRequest]) -> list[SubmitAnswer]:
     """One after the other. When one is refused, those before it stay, and the message says which."""
     from carma.cli.connect import connect
-    from carma.cli.failures import note
     from carma.errors import CarmaError
 
     answers: list[SubmitAnswer] = []
@@ -68,20 +71,22 @@ def send(made: list[SubmitRequest]) -> list[SubmitAnswer]:
             try:
                 answers.append(client.submit(request))
             except CarmaError:
-                if answers:
-                    ids = " ".join(str(task) for answer in answers for task in answer.ids)
-                    note(f"{len(answers)} of {len(made)} were submitted before this: {ids}")
+                ids = [task for answer in answers for task in answer.ids]
+                if ids:
+                    note(f"submitted before this: {which_tasks(ids)}")
                 raise
     return answers
 
 
-def _say(answer: SubmitAnswer) -> None:
-    if not answer.ids:
-        click.echo(f"dry run: {answer.note or 'nothing was submitted'}")
-        from carma.cli.explain import print_entries
+def _say(answers: list[SubmitAnswer]) -> None:
+    """One line for all that were submitted; what a dry run found for each."""
+    ids = [task for answer in answers for task in answer.ids]
+    if ids:
+        notes = {answer.note for answer in answers} if len(answers) == 1 else set()
+        click.echo(": ".join((f"submitted {which_tasks(ids)}", *(each for each in notes if each))))
+        return
+    from carma.cli.explain import print_entries
 
-        return print_entries(answer.explain)
-    one = len(answer.ids) == 1
-    which = f"task {answer.ids[0]}" if one else f"tasks {answer.ids[0]}-{answer.ids[-1]} ({len(answer.ids)})"
-    click.echo(f"submitted {which}" + (f": {answer.note}" if answer.note else ""))
-    return None
+    for answer in answers:
+        click.echo(f"dry run: {answer.note or 'nothing was submitted'}")
+        print_entries(answer.explain)

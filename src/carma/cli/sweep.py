@@ -47,9 +47,9 @@ def fill(text: str, values: dict[str, str]) -> str:
     return re.sub(r"\{([A-Za-z_]\w*)\}", lambda match: values.get(match[1], match[0]), text)
 
 
-def read_commands(lines: Iterable[str]) -> list[tuple[str, ...]]:
-    """Words are split and unquoted as a shell would, and nothing else a shell does is done."""
-    commands = []
+def read_commands(lines: Iterable[str]) -> dict[int, tuple[str, ...]]:
+    """By line. Words are split and unquoted as a shell would, and nothing else a shell does is done."""
+    commands = {}
     for number, line in enumerate(lines, start=1):
         try:
             words = tuple(shlex.split(line, comments=True))
@@ -58,7 +58,7 @@ def read_commands(lines: Iterable[str]) -> list[tuple[str, ...]]:
                 f"standard input, line {number}: {error}", "quotes must be closed; nothing was submitted"
             ) from None
         if words:
-            commands.append(words)
+            commands[number] = words
     if not commands:
         raise Usage("there is no command on standard input", "try: echo 'python train.py' | carma submit --stdin")
     if len(commands) > MOST_TASKS:

@@ -22,7 +22,7 @@ class TaskFile(NamedTuple):
 
 def read_task_file(path: Path, flags: Iterable[str]) -> TaskFile:
     """`flags` are the long names that may be used, without their dashes."""
-    values = _load(path)
+    values = _flat(path, _load(path))
     command = _command(path, values.pop("command", None))
     environment = _environment(path, values.pop("environment", {}))
     known = {flag.replace("_", "-") for flag in flags}
@@ -50,6 +50,17 @@ def _load(path: Path) -> dict[str, Any]:
         raise BadTaskFile(
             f"{path} is not TOML: {error}", 'a task file says for example: command = ["python", "train.py"]'
         ) from None
+
+
+def _flat(path: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """The keys stand at the top; a table [task] around them is as good."""
+    table = values.get("task")
+    if not isinstance(table, dict):
+        return values
+    rest = {key: value for key, value in values.items() if key != "task"}
+    if twice := sorted(rest.keys() & table.keys()):
+        raise BadTaskFile(f"{path}: {twice[0]!r} stands at the top and in [task]", "say it once")
+    return {**rest, **table}
 
 
 def _command(path: Path, value: object) -> tuple[str, ...]:

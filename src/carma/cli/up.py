@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from carma.cli.flags import Parsed
+from carma.cli.parse import parse_factor
 from carma.cli.verb import verb, whole
 from carma.core.units import parse_mib
 from carma.errors import Usage
@@ -37,7 +38,7 @@ def _pairs(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...])
 @click.option("--virtual-gpus", type=whole(1), metavar="N", help="So many made-up GPUs; needs no real one.")
 @click.option("--gpu-memory", type=Parsed("SIZE", parse_mib), help="Memory of each virtual GPU (40GiB).")
 @click.option("--policy", metavar="NAME", help="exclusive, round-robin, first-fit, best-fit, magm, lug, or a plugin's.")
-@click.option("--speed", type=float, metavar="X", help="Virtual GPUs run so many times faster than real time.")
+@click.option("--speed", type=Parsed("X", parse_factor), help="Virtual GPUs run so many times faster than real time.")
 @click.option("--detach", "-d", is_flag=True, help="In the background; returns when it serves.")
 @click.option(
     "--config",

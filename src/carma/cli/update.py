@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from carma.cli.flags import Parsed
+from carma.cli.flags import Parsed, filled
 from carma.cli.verb import task_ids, verb, whole
 from carma.core.units import parse_duration_s, parse_mib
 from carma.errors import Usage
@@ -17,7 +17,7 @@ carma update 12 13 --priority 10 --time 02:00:00
 
 @verb("update", examples=EXAMPLES)
 @task_ids()
-@click.option("-J", "--job-name", "--name", "name", metavar="NAME", help="Another name.")
+@click.option("-J", "--job-name", "--name", "name", type=filled("NAME"), help="Another name.")
 @click.option("--priority", type=whole(-10_000, 10_000), help="Larger goes first.")
 @click.option("--gpu-mem", type=Parsed("SIZE", parse_mib), help="Memory it takes on each GPU.")
 @click.option("-t", "--time", "limit", type=Parsed("TIME", parse_duration_s), help="Another time limit.")

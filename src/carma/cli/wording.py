@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 import msgspec
@@ -11,6 +12,27 @@ from carma.core.units import show_mib, show_s
 from carma.wire.types import Outcome, TaskView
 
 WAITING = ("estimating", "queued", "recovering")
+
+
+def many(count: int, noun: str) -> str:
+    """`1 task`, `2 tasks`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def spans(ids: Iterable[int]) -> str:
+    """`9-18 21`: as the verbs that take ids read them."""
+    found: list[list[int]] = []
+    for task in sorted(set(ids)):
+        if found and found[-1][-1] == task - 1:
+            found[-1][1:] = [task]
+        else:
+            found.append([task])
+    return " ".join("-".join(str(end) for end in span) for span in found)
+
+
+def which_tasks(ids: Sequence[int]) -> str:
+    """`task 9`, `tasks 9-18 (10)`."""
+    return f"task {ids[0]}" if len(ids) == 1 else f"tasks {spans(ids)} ({len(ids):,})"
 
 
 def by(source: str) -> str:
