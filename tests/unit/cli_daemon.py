@@ -13,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
@@ -146,7 +146,7 @@ class FakeDaemon:
         self._server = _Server(str(self.home / "carma.sock"), self)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
 
-    def __enter__(self) -> FakeDaemon:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
