@@ -1,9 +1,9 @@
 """Whether a command could be started by its submitter: the directory is there, the program is there, and its output has
 somewhere to go.
 
-A daemon that is root looks with `stat` alone and judges by mode bits and groups; it opens nothing on a user's behalf.
-Where that cannot tell (an access list, a network directory that refuses root) it lets the task through: the launch, as
-the user, has the last word.
+A daemon that is root looks with `stat` alone and judges by mode bits and groups; it opens nothing on a user's behalf,
+and looks nowhere that the user could not: its answers would tell what there is. Where that cannot tell (an access
+list, a network directory that refuses root) it lets the task through: the launch, as the user, has the last word.
 """
 
 from __future__ import annotations
@@ -93,6 +93,8 @@ def groups_of(uid: int, gid: int) -> frozenset[int]:
 
 def _check_directory(directory: str, may: May) -> None:
     try:
+        if not _reachable(directory, may):
+            raise NotRunnable(f"you may not enter the working directory {directory}", "submit from another, or --chdir")
         if not stat.S_ISDIR(os.stat(directory).st_mode):
             raise NotRunnable(f"the working directory {directory} is not a directory")
         if not may(directory, os.X_OK):
@@ -107,11 +109,19 @@ def _check_directory(directory: str, may: May) -> None:
         raise NotRunnable(f"the working directory {directory} cannot be used: {error.strerror}") from error
 
 
+def _reachable(path: str, may: May) -> bool:
+    """Whether they may pass through the directory that it is in, and all above."""
+    return may(os.path.dirname(path.rstrip("/")) or "/", os.X_OK)
+
+
 def _check_program(spec: TaskSpec, may: May) -> None:
     program = spec.command[0]
     refused = ""
     for path in candidates(spec):
         try:
+            if not _reachable(path, may):
+                refused = refused or (path if "/" in program else "")
+                continue
             if stat.S_ISDIR(os.stat(path).st_mode):
                 continue
             if may(path, os.X_OK):
@@ -154,8 +164,12 @@ def _check_output(flag: str, template: str, directory: str, may: May) -> None:
     path = os.path.join(directory, fixed)
     folder = os.path.dirname(path) or "/"
     try:
+        if not _reachable(folder, may):
+            raise NotRunnable(f"--{flag} {template}: you may not enter {folder}", "name another file")
         if not stat.S_ISDIR(os.stat(folder).st_mode):
             raise NotRunnable(f"--{flag} {template}: {folder} is not a directory")
+        if not may(folder, os.X_OK):
+            raise NotRunnable(f"--{flag} {template}: you may not enter {folder}", "name another file")
         if fixed == template.replace("%%", "%"):
             _check_output_file(flag, path, folder, may)
     except (FileNotFoundError, NotADirectoryError) as error:
