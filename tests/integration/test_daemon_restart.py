@@ -104,6 +104,24 @@ def test_waiting_tasks_are_still_there_and_run() -> None:
         assert [daemon.wait(task).exit_code for task in waiting] == [0] * 5
 
 
+def test_a_restart_with_fewer_gpus_loses_no_waiting_task() -> None:
+    with serving(gpus=2) as daemon:
+        daemon.client.drain("0")
+        gang = daemon.submit("true", gpus=2)
+        daemon.stop()
+        daemon.environ["CARMA_VIRTUAL__GPUS"] = "1"
+        daemon.start()
+        daemon.client.resume("0")
+        assert daemon.wait(daemon.submit("true")).exit_code == 0
+        view = daemon.client.task(gang)
+        assert (view.state, view.reason_code) == ("queued", "NeverFits")
+        assert view.reason == "it asks for 2 GPUs; this server has 1"
+        daemon.stop()
+        daemon.environ["CARMA_VIRTUAL__GPUS"] = "2"
+        daemon.start()
+        assert daemon.wait(gang).exit_code == 0
+
+
 def test_a_stop_that_was_asked_for_before_the_crash_is_carried_out_after_it() -> None:
     with serving() as daemon:
         command = ("sh", "-c", "trap '' TERM; echo 1 >> runs; while :; do sleep 0.05; done")

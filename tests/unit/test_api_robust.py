@@ -121,6 +121,7 @@ def test_the_client_learns_that_its_submission_is_too_large(served: Served) -> N
     [
         (b"{", "not JSON"),
         (b"\xff\xfe", "not JSON"),
+        (b'{"spec": {"command": ["true"], "directory": "/\xff"}}', "not UTF-8"),
         (b"[]", "Expected `object`"),
         (b"{}", "`spec`"),
         (b'{"spec": {"command": ["true"], "directory": "/", "gpu": 1}}', "`gpu`"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from itertools import chain
 from typing import Literal
 
@@ -67,8 +68,18 @@ def _begin_at(at: float | None, now: float) -> float | None:
     if at is None:
         return None
     if not math.isfinite(at) or at > now + SECONDS:
-        raise Usage(f"begin_at {at:g} is not a time within the next 30 years", "it is in seconds since 1970, UTC")
+        raise Usage(
+            f"the start that is asked for, {_moment(at)}, is not within the next 30 years",
+            "--begin takes for example now+1hour, 16:30 or 2026-01-31T16:30; begin_at of the API is seconds since 1970",
+        )
     return at if at > now else None
+
+
+def _moment(at: float) -> str:
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except (ValueError, OverflowError, OSError):
+        return "after the year 9999"
 
 
 def _check_strings(spec: TaskSpec) -> None:
@@ -136,7 +147,7 @@ def check_priority(priority: int, who: Identity, before: int = 0) -> None:
     if priority > max(0, before) and not who.admin:
         raise NotAllowed(
             f"priority {priority} would put the task before others', which is for administrators",
-            "0 is the usual priority; below 0 goes after others",
+            "0 is the usual priority, and below 0 goes after others; ask an administrator to raise it",
         )
 
 

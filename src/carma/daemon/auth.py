@@ -96,6 +96,19 @@ def uid_of(name: str) -> int | None:
         return None
 
 
+def unknown_users(names: Sequence[str]) -> list[str]:
+    """Those that are no user of this machine, by name or by uid; they may be made later."""
+    return [name for name in names if not _exists(name)]
+
+
+def _exists(name: str) -> bool:
+    uid = uid_of(name)
+    try:
+        return uid is not None and bool(pwd.getpwuid(uid))
+    except (KeyError, OverflowError):
+        return False
+
+
 class Door:
     """Turns a peer into an identity, or turns it away."""
 

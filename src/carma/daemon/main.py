@@ -209,6 +209,10 @@ def _why(running: asyncio.Task[None]) -> CarmaError:
 
 
 def _announce(shell: Shell, ready: Ready) -> None:
+    from carma.daemon.auth import unknown_users
+
+    for name in unknown_users(shell.settings.daemon.admins):
+        log.warning("daemon.admins names %r, and there is no such user", name)
     log.info(
         "carma %s serves %s with policy %s on %s",
         __version__,

@@ -108,7 +108,12 @@ def decode(raw: bytes, route: Route) -> Any:
         return msgspec.json.decode(raw or b"{}", type=route.request, strict=True)
     except msgspec.ValidationError as error:
         raise Usage(f"{route.name}: {error}", "the API reference has the fields of each request") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UnicodeDecodeError as error:
+        raise Usage(
+            f"{route.name}: the request holds text that is not UTF-8: {error}",
+            "a directory, file or argument whose name is in another encoding cannot be used; rename it",
+        ) from error
+    except (msgspec.DecodeError, RecursionError) as error:
         raise Usage(f"{route.name}: the body is not JSON: {error}") from error
 
 

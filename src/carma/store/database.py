@@ -17,7 +17,7 @@ import msgspec
 
 from carma.errors import StoreError
 from carma.store.lock import HomeLock
-from carma.store.problems import damaged, from_os, from_sqlite
+from carma.store.problems import damaged, from_os, from_sqlite, removed
 from carma.store.schema import check, migrate
 
 
@@ -32,6 +32,7 @@ class Database:
         self._lock = HomeLock(path.with_name(path.name + ".lock"))
         try:
             self._connection = self._open()
+            self._file = _identity(path)
         except BaseException:
             self._lock.release()
             raise
@@ -60,6 +61,8 @@ class Database:
         """A transaction: committed when the block ends well, rolled back when it raises."""
         with self._turn, self._explained(doing):
             connection = self._living()
+            if _identity(self.path) != self._file:
+                raise removed(self.path, doing)
             if relaxed:
                 connection.execute("PRAGMA synchronous = NORMAL")
             try:
@@ -115,6 +118,15 @@ def _make_private_file(path: Path) -> None:
             os.close(descriptor)
     except OSError as error:
         raise from_os(error, path, "open") from error
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file has that name now. SQLite goes on writing to one that was removed, for nobody to read again."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _refuse_emptied(path: Path) -> None:

@@ -45,6 +45,15 @@ def damaged(path: Path, doing: str, finding: str) -> StoreError:
     return StoreError(f"could not {doing} {path}: the database is damaged ({finding})", _KEEP)
 
 
+def removed(path: Path, doing: str) -> StoreError:
+    return StoreError(
+        f"could not {doing} {path}: the file was removed or replaced while the daemon ran, and what is written to it "
+        "now would be lost",
+        "Put that very file back, or end the daemon with `carma down` and start afresh with `carma up`; "
+        "running tasks go on.",
+    )
+
+
 def too_new(path: Path, found: int, known: int) -> StoreError:
     return StoreError(
         f"could not open {path}: it has format {found}, and this version of CARMA knows formats up to {known}",
