@@ -68,7 +68,7 @@ def test_the_hint_tells_every_place_that_is_known(place: Path) -> None:
 
 
 def test_root_tells_nobody_what_is_in_a_directory_that_is_closed_to_them(place: Path) -> None:
-    """The answer is the same whether it is there or not."""
+    """The answer is the same whether it is there or not; for output it is the launch that refuses, as the submitter."""
     closed = place / "closed"
     closed.mkdir()
     (closed / "there").mkdir()
@@ -76,8 +76,7 @@ def test_root_tells_nobody_what_is_in_a_directory_that_is_closed_to_them(place: 
     closed.chmod(0o700)
     for name in ("there", "not-there"):
         for output in (f"closed/{name}", f"closed/{name}/x"):
-            with pytest.raises(NotRunnable, match="you may not enter"):
-                check(place, output=output, owner=STRANGER)
+            check(place, output=output, owner=STRANGER)
         with pytest.raises(NotRunnable, match="may not enter the working directory"):
             check(closed / name, owner=STRANGER)
     for name in ("program", "not-there"):
@@ -87,12 +86,3 @@ def test_root_tells_nobody_what_is_in_a_directory_that_is_closed_to_them(place: 
         in_path = TaskSpec(command=(name,), directory=str(place), environment={"PATH": str(closed)})
         with pytest.raises(NotRunnable, match="not in any directory of PATH"):
             check_runnable(in_path, STRANGER, own_uid=0)
-
-
-def test_what_is_closed_to_the_submitter_is_refused_by_its_mode(place: Path) -> None:
-    for output, said in (("new", "may not write into"), ("file", "may not write to"), ("logs/x", "may not write into")):
-        with pytest.raises(NotRunnable, match=said):
-            check(place, output=output, owner=STRANGER)
-    (place / "logs").chmod(0o777)
-    (place / "file").chmod(0o666)
-    check(place, output="logs/x", error="file", owner=STRANGER)

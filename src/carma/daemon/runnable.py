@@ -156,7 +156,7 @@ def candidates(spec: TaskSpec) -> Iterator[str]:
 
 
 def _check_output(flag: str, template: str, directory: str, may: May) -> None:
-    """As far as its path is the same for every task and attempt; the rest shows when it starts."""
+    """As far as its path is the same for every task and attempt. Whether they may write there shows at the start."""
     if (place := unknown_place(template)) is not None:
         known = ", ".join(f"%{letter} {meaning}" for letter, meaning in PLACES.items())
         raise NotRunnable(f"{place!r} in --{flag} {template} stands for nothing", f"known are {known}")
@@ -165,31 +165,21 @@ def _check_output(flag: str, template: str, directory: str, may: May) -> None:
     folder = os.path.dirname(path) or "/"
     try:
         if not _reachable(folder, may):
-            raise NotRunnable(f"--{flag} {template}: you may not enter {folder}", "name another file")
+            return
         if not stat.S_ISDIR(os.stat(folder).st_mode):
             raise NotRunnable(f"--{flag} {template}: {folder} is not a directory")
-        if not may(folder, os.X_OK):
-            raise NotRunnable(f"--{flag} {template}: you may not enter {folder}", "name another file")
-        if fixed == template.replace("%%", "%"):
-            _check_output_file(flag, path, folder, may)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotRunnable(f"--{flag} {template}: there is no directory {folder}", f"mkdir -p {folder}") from error
     except (CannotTell, PermissionError):
         return
     except OSError as error:
         raise NotRunnable(f"--{flag} {template} cannot be used: {error.strerror}") from error
-
-
-def _check_output_file(flag: str, path: str, folder: str, may: May) -> None:
-    try:
-        is_directory = stat.S_ISDIR(os.stat(path).st_mode)
-    except FileNotFoundError:
-        if os.path.islink(path):
-            return  # a link to what is not there yet; the submitter may be able to make it
-        if not may(folder, os.W_OK | os.X_OK):
-            raise NotRunnable(f"--{flag}: you may not write into {folder}", "name another file") from None
-        return
-    if is_directory:
+    if fixed == template.replace("%%", "%") and _is_directory(path, folder, may):
         raise NotRunnable(f"--{flag}: {path} is a directory", f"name a file, for example {path.rstrip('/')}/%j.out")
-    if not may(path, os.W_OK):
-        raise NotRunnable(f"--{flag}: you may not write to {path}", "name another file")
+
+
+def _is_directory(path: str, folder: str, may: May) -> bool:
+    try:
+        return may(folder, os.X_OK) and stat.S_ISDIR(os.stat(path).st_mode)
+    except (CannotTell, OSError):
+        return False

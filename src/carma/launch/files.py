@@ -13,7 +13,7 @@ import msgspec
 
 from carma.core.model import AttemptKey
 from carma.launch import logs, records
-from carma.launch.outcome import TAIL_BYTES, ExitRecord, LastWords, Stop
+from carma.launch.outcome import TAIL_BYTES, ExitRecord, LastWords, Told
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -33,7 +33,7 @@ class Started(msgspec.Struct, frozen=True):
     logs: tuple[logs.LogFile, logs.LogFile]
 
 
-T = TypeVar("T", Claim, Started, ExitRecord, Stop)
+T = TypeVar("T", Claim, Started, ExitRecord, Told)
 
 
 class AttemptFiles:
@@ -56,8 +56,8 @@ class AttemptFiles:
     def ending(self, key: AttemptKey) -> ExitRecord | None:
         return self._read(key, records.EXIT, ExitRecord)
 
-    def stop(self, key: AttemptKey) -> Stop | None:
-        return self._read(key, records.STOP, Stop)
+    def told(self, key: AttemptKey) -> Told | None:
+        return self._read(key, records.TOLD, Told)
 
     def _read(self, key: AttemptKey, name: str, kind: type[T]) -> T | None:
         try:

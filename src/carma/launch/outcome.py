@@ -31,8 +31,8 @@ class ExitRecord(msgspec.Struct, frozen=True):
     oom_kills: int | None = None  # by the kernel, around here, while it ran
 
 
-class Stop(msgspec.Struct, frozen=True):
-    """The word to stop: the first signal, and when SIGKILL followed because that one did not end it."""
+class Told(msgspec.Struct, frozen=True):
+    """told.json: the first signal sent to end it, and when SIGKILL followed because that one did not."""
 
     signal: int
     at: float = 0.0
@@ -44,7 +44,7 @@ class LastWords(NamedTuple):
     stdout: str
 
 
-def judge_exit(record: ExitRecord, words: LastWords, stop: Stop | None = None) -> Outcome:
+def judge_exit(record: ExitRecord, words: LastWords, told: Told | None = None) -> Outcome:
     """OOM needs both: an end that was not success, and the framework's own message as the last exception (or, on the
     host, the kernel's count)."""
     if record.code == 0 and record.signal is None:
@@ -58,7 +58,7 @@ def judge_exit(record: ExitRecord, words: LastWords, stop: Stop | None = None) -
     sign = oom_sign(words) if spoke_for_itself(code) else None
     if sign is not None:
         return OutOfMemory(sign.where, code, sign.asked_mib, sign.peak_mib, sign.message)
-    return Failed(code, failure_message(record, words, stop))
+    return Failed(code, failure_message(record, words, told))
 
 
 def killed_for_memory(record: ExitRecord, code: int, words: LastWords) -> bool:
@@ -78,11 +78,11 @@ def oom_sign(words: LastWords) -> OomSign | None:
     return find_oom(words.stderr if last_words(words.stderr) else words.stdout)
 
 
-def failure_message(record: ExitRecord, words: LastWords, stop: Stop | None) -> str:
-    killed_at = stop.killed_at if stop is not None else None
-    if stop is not None and killed_at is not None and record.signal == signal.SIGKILL and killed_at <= record.ended_at:
-        waited_s = round(max(0.0, killed_at - stop.at), 1)
-        return f"killed with SIGKILL: it did not end within {waited_s:g} s after {name_of(stop.signal)}"
+def failure_message(record: ExitRecord, words: LastWords, told: Told | None) -> str:
+    killed_at = told.killed_at if told is not None else None
+    if told is not None and killed_at is not None and record.signal == signal.SIGKILL and killed_at <= record.ended_at:
+        waited_s = round(max(0.0, killed_at - told.at), 1)
+        return f"killed with SIGKILL: it did not end within {waited_s:g} s after {name_of(told.signal)}"
     if record.signal is not None:
         return f"ended by {name_of(record.signal)}"
     return last_words(words.stderr) or last_words(words.stdout) or _last_line(words.stderr)

@@ -183,7 +183,7 @@ class ProcessLauncher:
     def _found_ended(self, key: AttemptKey, started: Started | None, ending: ExitRecord) -> Found:
         self._started.pop(key, None)
         pid, started_at = (started.pid, started.started_at) if started is not None else (None, None)
-        outcome: Outcome = judge_exit(ending, self._files.last_words(key, started), self._files.stop(key))
+        outcome: Outcome = judge_exit(ending, self._files.last_words(key, started), self._files.told(key))
         return Found(key=key, pid=pid, started_at=started_at, outcome=outcome, ended_at=ending.ended_at)
 
     def _lost(self, key: AttemptKey, started: Started | None, reason: str) -> Found:
@@ -205,7 +205,9 @@ class ProcessLauncher:
         started = self._known(key)
         if signal in STOPPING and self._files.exists(key):
             with contextlib.suppress(OSError):
-                self._leave_stop(key, signal)
+                self._note(key, signal)
+                if started is None:
+                    records.write(self._files.path(key, records.STOP), {"signal": int(signal)}, durable=False)
             started = started or self._files.started(key)
         if started is None or started.runner.boot_id != self._boot_id:
             return
@@ -214,16 +216,16 @@ class ProcessLauncher:
         else:
             procfs.send(started.pid, started.start_ticks, signal)
 
-    def _leave_stop(self, key: AttemptKey, signal: int) -> None:
-        """The first word counts, and when SIGKILL had to follow it: the outcome tells."""
-        before = self._files.stop(key)
+    def _note(self, key: AttemptKey, signal: int) -> None:
+        """The first signal counts, and when SIGKILL had to follow it: the outcome tells."""
+        before = self._files.told(key)
         if before is None:
             record: dict[str, object] = {"signal": int(signal), "at": time.time()}
         elif signal == signals.SIGKILL != before.signal and before.killed_at is None:
             record = {"signal": before.signal, "at": before.at, "killed_at": time.time()}
         else:
             return
-        records.write(self._files.path(key, records.STOP), record, durable=False)
+        records.write(self._files.path(key, records.TOLD), record, durable=False)
 
     def pids(self, keys: Iterable[AttemptKey]) -> dict[int, AttemptKey]:
         known = {key: self._known(key) for key in keys}

@@ -1,8 +1,9 @@
 """The files of an attempt's directory, through which the runner and the launcher speak.
 
-    order.json    what to start (launcher)          stop          told to stop, and when (launcher)
+    order.json    what to start (launcher)          stop          do not start any more (launcher)
     claim.json    who carries it out (runner)       started.json  which process it became (runner)
-    exit.json     how it ended (runner)             stdout.log, stderr.log, runner.log
+    exit.json     how it ended (runner)             told.json     which signals it was sent to end it (launcher)
+    stdout.log, stderr.log, runner.log
 
 Each is written beside its name and renamed, so that a reader meets all of it or nothing. Standard library only, and
 light: the runner imports this. It must not know what the records mean.
@@ -19,7 +20,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-ORDER, CLAIM, STARTED, EXIT, STOP = "order.json", "claim.json", "started.json", "exit.json", "stop"
+ORDER, CLAIM, STARTED, EXIT = "order.json", "claim.json", "started.json", "exit.json"
+STOP, TOLD = "stop", "told.json"
 STDOUT, STDERR, RUNNER_LOG = "stdout.log", "stderr.log", "runner.log"
 
 RESERVED_BYTES = 4096  # more than an exit record ever takes; see `reserve`
