@@ -89,8 +89,8 @@ def ensure(directory: str, gpus: int, memory_mib: int, speed: float = 1.0, name:
     reap(world)
     if world.processes and world.boot == _boot_id():
         raise BadSettings(
-            f"{directory} holds {show_count(len(world.gpus), 'virtual GPU')} of another shape, and "
-            f"{len(world.processes)} of their processes still {'runs' if len(world.processes) == 1 else 'run'}",
+            f"{directory} holds {show_count(len(world.gpus), 'virtual GPU')} of another shape, with "
+            f"{len(world.processes)} running {'process' if len(world.processes) == 1 else 'processes'}",
             "Start with the shape they were made with, or stop those processes first.",
         )
     return create(directory, gpus, memory_mib, speed, name)
