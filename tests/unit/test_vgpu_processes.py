@@ -216,7 +216,7 @@ def test_a_reopened_world_has_the_same_gpus_and_the_running_tasks(device: Device
     assert [process.pid for process in again.processes] == [task.pid]
     assert again.at_s >= before.at_s
     assert again.speed == 50.0
-    with pytest.raises(BadSettings, match="another shape, with 1 running process$"):
+    with pytest.raises(BadSettings, match=r"another shape, with 1 running process$"):
         world.ensure(device.directory, 4, 40960)
 
 
