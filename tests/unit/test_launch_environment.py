@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from carma.core.model import ArrayPlace, Owner, TaskId
-from carma.daemon import views
 from carma.launch.environment import task_environment
 from carma.launch.logs import expand, paths_for
-from carma.launch.naming import before_places, called, unknown_place
+from carma.launch.naming import before_places, unknown_place
 from tests.launch_orders import order_of, spec_of
 
 
@@ -76,13 +75,6 @@ def test_log_names_are_expanded_and_stay_in_their_directory() -> None:
 def test_outside_an_array_its_places_are_the_tasks_own() -> None:
     order = order_of(spec_of("/usr/bin/python3", "src/train.py", directory="/d"), 43, owner=Owner(1, 1, "ada"))
     assert expand("%A_%a-%u-%x", order) == "/d/43_0-ada-train.py"
-
-
-@pytest.mark.parametrize(
-    "command", [("python", "-m", "a.b"), ("python3.11", "x/y.py"), ("./go",), ("sh",), ("sh", "-c")]
-)
-def test_a_task_without_a_name_is_called_as_in_the_queue(command: tuple[str, ...]) -> None:
-    assert called(command) == views.called(command) != ""
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from carma.core.settings import PlacementRules, Rules
 from carma.core.status import Estimating, Finished, Queued, Recovering, Status
 from carma.daemon.auth import Identity
 from carma.daemon.explaining import explanation
-from carma.daemon.views import Lens, called, code_of, gpu_views, task_views
+from carma.daemon.views import Lens, code_of, gpu_views, task_views
+from carma.launch.naming import called
 from carma.wire.types import GpuView, TaskView
 from tests.builders import ALICE, BOB, World
 

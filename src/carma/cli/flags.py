@@ -66,7 +66,11 @@ OPTIONS: tuple[tuple[tuple[str, ...], Any, str], ...] = (
     (("-t", "--time"), Parsed("TIME", parse_duration_s), "Time limit: minutes, HH:MM:SS, D-HH:MM:SS, 90s, 2h."),
     (("-J", "--job-name", "--name", "name"), filled("NAME"), "A name to find it by."),
     (("-D", "--chdir"), filled("DIR"), "Run it there (here)."),
-    (("-o", "--output"), filled("FILE"), "Write stdout there; %j id, %x name, %a array index, %t attempt."),
+    (
+        ("-o", "--output"),
+        filled("FILE"),
+        "Write stdout there; %j id, %A array, %a index, %x name, %t attempt, %u user.",
+    ),
     (("-e", "--error"), filled("FILE"), "Write stderr there."),
     (("-d", "--dependency"), Parsed("WHEN:ID", parse.parse_dependencies), "afterok:12, afterany:12:13, afternotok:12."),
     (("-a", "--array"), Parsed("LIST", parse.parse_array), "One task an index: 0-9, 1,3,5, 0-9%3 (three at once)."),

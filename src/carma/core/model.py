@@ -77,7 +77,7 @@ class TaskSpec(Record, frozen=True, kw_only=True):
     max_oom_retries: int | None = None  # None: the server's setting
     grace_s: float | None = None  # between SIGTERM and SIGKILL; None: the server's setting
     warn: WarnSignal | None = None
-    output: str | None = None  # file for stdout; %j id, %x name, %a array index, %t attempt
+    output: str | None = None  # file for stdout; %j id, %A array, %a index, %x name, %t attempt, %u user
     error: str | None = None
     comment: str = ""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, assert_never
@@ -33,10 +32,10 @@ from carma.core.view import GpuView
 from carma.core.window import METRICS
 from carma.daemon.auth import Identity
 from carma.daemon.story import without_words
+from carma.launch.naming import called
 from carma.wire import types as t
 
 HIDDEN = "-"
-_INTERPRETER = re.compile(r"(python|bash|sh|zsh|perl|ruby|node|Rscript|julia|torchrun)[\d.]*")
 LogPaths = Callable[[AttemptKey], tuple[Path, Path]]
 
 
@@ -83,16 +82,6 @@ def outcome_code(outcome: Outcome) -> str:
             return "NF"
         case _:
             assert_never(outcome)
-
-
-def called(command: Sequence[str]) -> str:
-    """What people call a task without a name: its program, or what an interpreter was told to run."""
-    words = [word.rsplit("/", 1)[-1] for word in command[:3]]
-    if not words or not _INTERPRETER.fullmatch(words[0]):
-        return words[0] if words else ""
-    if words[1:2] == ["-m"] and len(words) == 3:
-        return words[2]
-    return words[0] if len(words) == 1 or words[1].startswith("-") else words[1]
 
 
 def task_views(tasks: Iterable[Task], lens: Lens) -> list[t.TaskView]:
