@@ -69,7 +69,7 @@ OPTIONS: tuple[tuple[tuple[str, ...], Any, str], ...] = (
     (
         ("-o", "--output"),
         filled("FILE"),
-        "Write stdout there; %j id, %A array, %a index, %x name, %t attempt, %u user.",
+        "Write stdout there; %j id, %A array, %a index, %x name, %t try, %u user.",
     ),
     (("-e", "--error"), filled("FILE"), "Write stderr there."),
     (("-d", "--dependency"), Parsed("WHEN:ID", parse.parse_dependencies), "afterok:12, afterany:12:13, afternotok:12."),
