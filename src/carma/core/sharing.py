@@ -14,8 +14,8 @@ more lose beyond that. No task is slower than if the tasks took turns. What foll
 
 The constants are a prior, set by hand so that the rows below come near published figures, on the slow side where those
 scatter. They are not fitted yet on the tables in results/h200, whose 25 lighter tasks share better (medians of 1.80,
-2.21 and 1.98 in total for pairs, triples and quadruples under MPS). "Total" is the sum of rates. The demands in brackets
-are typical values, only partly published (the average is AEGIS's mean over mixed tasks); "H200" is an earlier
+2.21 and 1.98 in total for pairs, triples and quadruples under MPS). "Total" is the sum of rates. The demands in
+brackets are typical values, only partly published (the average is AEGIS's mean over mixed tasks); "H200" is an earlier
 measurement of ten tasks:
 
 | case (SM activity, occupancy, DRAM)        | here        | published                                                 |
