@@ -26,6 +26,7 @@ from carma.paths import Paths, find_paths
 from carma.wire.types import SubmitRequest, TaskView
 
 LIMIT_S = 60.0
+SOMEBODY = 65534  # a uid that is neither root nor ours
 _START = "import sys; from carma.cli import main; sys.exit(main(['up']))"
 
 
@@ -196,3 +197,17 @@ def daemon_at_rest(**settings: Any) -> Iterator[Daemon]:
 def serving(**settings: Any) -> Iterator[Daemon]:
     with daemon_at_rest(**settings) as daemon:
         yield daemon.start()
+
+
+@contextlib.contextmanager
+def somebody_else(daemon: Daemon) -> Iterator[Client]:
+    """A client whose connection the kernel gives to another user."""
+    with Client(daemon.paths.socket) as client:
+        os.setegid(SOMEBODY)
+        os.seteuid(SOMEBODY)
+        try:
+            client.server()  # connects now
+        finally:
+            os.seteuid(0)
+            os.setegid(0)
+        yield client

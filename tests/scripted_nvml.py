@@ -86,6 +86,10 @@ class ScriptedNvml:
         self._need()
         self._generation = None
 
+    def nvmlSystemGetDriverVersion(self) -> str:
+        self._need()
+        return "580.159.04"
+
     def nvmlDeviceGetCount(self) -> int:
         self._need()
         return len(self.cards)

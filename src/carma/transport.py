@@ -238,15 +238,15 @@ class Link:
 
 
 def somebody_listens(path: str | PathLike[str]) -> bool:
-    """Whether a process holds this socket open, be it one that never answers."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as made:
-        made.settimeout(1.0)
+    """Whether a process holds this socket open, even if it never answers: a full queue, a refused right."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(2.0)
         try:
-            made.connect(fspath(path))
-        except (BlockingIOError, TimeoutError):
-            return True
-        except OSError:
+            probe.connect(fspath(path))
+        except (ConnectionRefusedError, FileNotFoundError):
             return False
+        except OSError:
+            return True
     return True
 
 

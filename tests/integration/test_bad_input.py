@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from carma.client import Client
 from carma.core.events import StopRequested
 from carma.core.model import Estimate, NoEstimate, TaskId, TaskSpec
 from carma.core.outcome import TimedOut
@@ -28,9 +27,8 @@ from carma.errors import NotAllowed, NotRunnable, StoreError, TooLarge, Usage
 from carma.estimate.combine import first_answer
 from carma.wire.types import SubmitRequest, UpdateRequest
 from tests.builders import ALICE, BOB, World
-from tests.harness import LIMIT_S, Daemon, daemon_at_rest, request, serving, until
+from tests.harness import LIMIT_S, Daemon, daemon_at_rest, request, serving, somebody_else, until
 
-SOMEBODY = 65534
 MIB = 1 << 20
 GOOD_RAD = ("# comment", "", "true", "summary", "data", "8", "", "1", "1000", "1", "1", "1")
 
@@ -73,20 +71,6 @@ def refused(daemon: Daemon, code: int, *words: str) -> str:
     assert done.stderr.startswith("carma: ")
     assert "Traceback" not in done.stderr
     return done.stderr
-
-
-@contextlib.contextmanager
-def somebody_else(daemon: Daemon) -> Iterator[Client]:
-    """A client whose connection the kernel gives to another user."""
-    with Client(daemon.paths.socket) as client:
-        os.setegid(SOMEBODY)
-        os.seteuid(SOMEBODY)
-        try:
-            client.server()  # connects now
-        finally:
-            os.seteuid(0)
-            os.setegid(0)
-        yield client
 
 
 def test_a_task_that_can_never_fit_is_rejected_with_the_largest_gpu_named(daemon: Daemon) -> None:

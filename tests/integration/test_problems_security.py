@@ -20,13 +20,11 @@ from pathlib import Path
 
 import pytest
 
-from carma.client import Client
 from carma.daemon.auth import Door, Names, Peer
 from carma.errors import NotAllowed
 from carma.wire.types import TaskView
-from tests.harness import LIMIT_S, Daemon, daemon_at_rest, request
+from tests.harness import LIMIT_S, SOMEBODY, Daemon, daemon_at_rest, request, somebody_else
 
-SOMEBODY = 65534
 REPOSITORY = Path(__file__).parents[2]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 
@@ -36,20 +34,6 @@ def daemon() -> Iterator[Daemon]:
     with daemon_at_rest(gpus=2, memory_mib=40_960, warmup__enabled=False, gate__enabled=False) as resting:
         resting.home.chmod(0o755)
         yield resting.start()
-
-
-@contextlib.contextmanager
-def somebody_else(daemon: Daemon) -> Iterator[Client]:
-    """A client whose connection the kernel gives to another user."""
-    with Client(daemon.paths.socket) as client:
-        os.setegid(SOMEBODY)
-        os.seteuid(SOMEBODY)
-        try:
-            client.server()  # connects now
-        finally:
-            os.seteuid(0)
-            os.setegid(0)
-        yield client
 
 
 def ask(daemon: Daemon, raw: bytes) -> bytes:

@@ -6,7 +6,6 @@ import datetime
 import shutil
 import sys
 import textwrap
-import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -174,7 +173,3 @@ def moment(at: float | None) -> str:
         return ""
     then = datetime.datetime.fromtimestamp(at)
     return then.strftime("%H:%M:%S" if then.date() == datetime.date.today() else "%Y-%m-%d %H:%M")
-
-
-def ago(at: float | None, now: float | None = None) -> float | None:
-    return None if at is None else max(0.0, (time.time() if now is None else now) - at)

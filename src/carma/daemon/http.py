@@ -26,6 +26,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from carma.core.model import Record
 from carma.daemon.auth import ROOT_UID, Peer, PeerReader, read_peer
 from carma.errors import AlreadyRunning, BadSettings, Busy, CarmaError, TooLarge, Usage
+from carma.transport import somebody_listens
 from carma.wire.types import Problem
 
 _PATH_LIMIT = 107  # sockaddr_un.sun_path, less its NUL
@@ -92,21 +93,8 @@ def _refuse_if_alive(path: Path) -> None:
         raise BadSettings(f"cannot look at {path}: {error.strerror}") from error
     if not stat.S_ISSOCK(found.st_mode):
         raise BadSettings(f"{path} exists and is not a socket", "move it away, or choose another CARMA_HOME")
-    if _answers(path):
+    if somebody_listens(path):
         raise AlreadyRunning(f"another daemon answers on {path}", "`carma down` ends it")
-
-
-def _answers(path: Path) -> bool:
-    """Whether somebody listens there. A full queue and a refused right both mean yes."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(2.0)
-        try:
-            probe.connect(str(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            return False
-        except OSError:
-            return True
-    return True
 
 
 class Connection(HttpToolsProtocol):

@@ -16,7 +16,7 @@ from carma.core.model import Gpu, GpuId, GpuSample
 from carma.errors import NoGpus
 from carma.monitor import reading
 from carma.monitor.devices import Device, Devices, find
-from carma.monitor.faults import Code, DriverGone, GpuLost, Nvml, code_of
+from carma.monitor.faults import Code, DriverGone, GpuLost, Nvml, ask, code_of
 
 _HINT = "Without a GPU, try virtual ones: carma up --virtual-gpus 4. With one, check that the NVIDIA driver is loaded."
 
@@ -81,6 +81,13 @@ class NvmlSampler:
     def problems(self) -> tuple[str, ...]:
         """Sentences about cards that tasks cannot use."""
         return self._problems
+
+    def driver(self) -> str:
+        """Its version, for the record of a measurement; empty where it is not told."""
+        try:
+            return str(ask(self._nvml, "nvmlSystemGetDriverVersion") or "")
+        except (DriverGone, GpuLost):
+            return ""
 
     def sample(self, at: float) -> tuple[GpuSample, ...]:
         if self._closed:

@@ -14,16 +14,6 @@ from carma.vgpu.state import VirtualGpu, World, advance
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
-class WorldClock:
-    """core.ports.Clock for a world: the epoch at its creation plus virtual time. Never goes back, as monotonic time."""
-
-    def __init__(self, world: World) -> None:
-        self._origin_s, self._epoch_s, self.speed = world.origin_s, world.epoch_s, world.speed
-
-    def now(self) -> float:
-        return self._epoch_s + (time.monotonic() - self._origin_s) * self.speed
-
-
 def create(
     directory: str,
     gpus: int,

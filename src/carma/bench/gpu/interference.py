@@ -140,7 +140,7 @@ def run(options: Options) -> int:
     sizes = {2: options.pairs, 3: options.triples, 4: options.quadruples}
     groups = _mixed(draw(names, sizes, options.seed), options.seed)
     rows: list[Row] = []
-    ready: dict[str, int] = {}
+    ready: dict[str, Any] = {}
     with mechanism(options.mechanism) as environment:
         hands = {name: Hand(name, environment) for name in names}
         limited = _limited(environment) if options.mechanism == "mps" else {}
@@ -163,12 +163,12 @@ def run(options: Options) -> int:
     return 0
 
 
-def _those_ready(hands: dict[str, Hand], ready: dict[str, int]) -> dict[str, Hand]:
+def _those_ready(hands: dict[str, Hand], ready: dict[str, Any]) -> dict[str, Hand]:
     """A workload that this machine's torch or memory cannot run is left out, and said so."""
     found: dict[str, Hand] = {}
     for name, hand in hands.items():
         try:
-            ready[name] = int(hand.answer()["reserved_mib"])
+            ready[name] = hand.answer()
             found[name] = hand
         except RuntimeError as error:
             print(f"left out: {error}", flush=True)
@@ -203,9 +203,10 @@ def _mixed(groups: list[Group], seed: int) -> list[Group]:
     return groups
 
 
-def _write(options: Options, rows: list[Row], ready: dict[str, int], sampler: NvmlSampler) -> None:
+def _write(options: Options, rows: list[Row], ready: dict[str, Any], sampler: NvmlSampler) -> None:
+    """With all that is needed to run it again; a row a line, so that two tables can be compared."""
     gpu = sampler.gpus()[0]
-    table = {
+    about = {
         "mechanism": options.mechanism,
         "gpu": gpu.name,
         "memory_mib": gpu.memory_mib,
@@ -213,10 +214,25 @@ def _write(options: Options, rows: list[Row], ready: dict[str, int], sampler: Nv
         "warm_s": WARM_S,
         "measure_s": MEASURE_S,
         "date": time.strftime("%Y-%m-%d"),
-        "reserved_mib": ready,
-        "rows": rows,
+        "reserved_mib": {name: int(answer["reserved_mib"]) for name, answer in ready.items()},
+        "driver": sampler.driver(),
+        "torch": next((answer["torch"] for answer in ready.values()), ""),
+        "python": sys.version.split()[0],
+        "command": " ".join(["python -m carma.bench.gpu.interference", *sys.argv[1:]]),
     }
-    Path(options.json).write_bytes(msgspec.json.format(msgspec.json.encode(table), indent=1))
+    lines = ",\n".join("  " + msgspec.json.encode(_rounded(row)).decode() for row in rows)
+    head = json.dumps(about, indent=1).removesuffix("\n}")
+    Path(options.json).write_text(f'{head},\n "rows": [\n{lines}\n ]\n}}\n')
+
+
+def _rounded(row: Row) -> dict[str, Any]:
+    return {name: _round(value) for name, value in msgspec.structs.asdict(row).items()}
+
+
+def _round(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_round(part) for part in value)
+    return round(value, 5) if isinstance(value, float) else value
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def main() -> int:
     for _ in range(8):
         step()
     torch.cuda.synchronize()
-    _say({"ready": sys.argv[1], "reserved_mib": torch.cuda.max_memory_reserved() >> 20})
+    _say({"reserved_mib": torch.cuda.max_memory_reserved() >> 20, "torch": torch.__version__})
     for line in sys.stdin:
         order = json.loads(line)
         _say(_run(step, order["start"], order["warm_s"], order["measure_s"], torch))
