@@ -1,12 +1,14 @@
 """What happened, in the past tense. Durable events are committed before `step` sees them; replaying them rebuilds
-the state. The two at the end are not stored: what they lead to (a placement, a time limit reached) is an event itself.
+the state. The three at the end are not stored: what they lead to (a placement, a time limit reached) is an event itself.
 """
 
 from __future__ import annotations
 
 from carma.core.decision import Verdict
 from carma.core.model import (
+    Activity,
     AttemptKey,
+    Confinement,
     Estimate,
     Gpu,
     GpuId,
@@ -53,6 +55,7 @@ class TaskPlaced(Event, frozen=True, tag="task_placed"):
 class AttemptStarted(Event, frozen=True, tag="attempt_started"):
     key: AttemptKey
     pid: int
+    confinement: Confinement | None = None
 
 
 class MemoryObserved(Event, frozen=True, tag="memory_observed"):
@@ -69,6 +72,7 @@ class AttemptEnded(Event, frozen=True, tag="attempt_ended"):
     energy_j: float | None = None
     # Attempts on the same GPUs that held more than their booking at that moment (only for an OOM on the GPU).
     over_booking: tuple[AttemptKey, ...] = ()
+    activity: Activity | None = None
 
 
 class RecoveryPlanned(Event, frozen=True, tag="recovery_planned"):
@@ -182,9 +186,15 @@ class GpusSampled(Event, frozen=True, tag="gpus_sampled"):
     samples: tuple[GpuSample, ...]
 
 
+class MemoryGlanced(Event, frozen=True, tag="memory_glanced"):
+    """A quick look at memory alone, between two samples: each carries `memory_used_mib` and `processes` only."""
+
+    samples: tuple[GpuSample, ...]
+
+
 class Ticked(Event, frozen=True, tag="ticked"):
     """Time passed. It changes nothing by itself; `propose` looks at the clock it sets."""
 
 
-Passing = GpusSampled | Ticked
+Passing = GpusSampled | MemoryGlanced | Ticked
 AnyEvent = Durable | Passing

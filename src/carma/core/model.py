@@ -58,6 +58,9 @@ class WarnSignal(Record, frozen=True):
     before_s: float
 
 
+Mechanism = Literal["timeslice", "mps", "mig"]  # how tasks share a card
+
+
 class TaskSpec(Record, frozen=True, kw_only=True):
     """What the user asked for. Everything needed to launch it again is here."""
 
@@ -80,6 +83,8 @@ class TaskSpec(Record, frozen=True, kw_only=True):
     output: str | None = None  # file for stdout; %j id, %A array, %a index, %x name, %t attempt, %u user
     error: str | None = None
     comment: str = ""
+    mechanism: Literal["timeslice", "mps"] | None = None  # None: the server's
+    threads_percent: int | None = None  # of the SMs, under MPS; None: all of them
 
 
 class Demand(Record, frozen=True):
@@ -119,10 +124,12 @@ class Capabilities(Record, frozen=True, kw_only=True):
     sm_active: bool = False
     sm_occupancy: bool = False
     dram_active: bool = False
+    gr_active: bool = False
+    tensor_active: bool = False
     power: bool = False
     energy: bool = False
     processes: bool = False
-    source: str = ""  # "gpm", "dcgm", "nvml", "virtual": where activity comes from
+    source: str = ""  # where activity comes from: "gpm", "dcgm", "processes", "nvml" (the coarse figure), "virtual"
 
 
 class Gpu(Record, frozen=True, kw_only=True):
@@ -146,6 +153,16 @@ class ProcessUse(Record, frozen=True, kw_only=True):
     name: str = ""
 
 
+class Activity(Record, frozen=True, kw_only=True):
+    """How busy a GPU is, or one task keeps it: shares from 0 to 1; None where nobody tells."""
+
+    sm_active: float | None = None
+    sm_occupancy: float | None = None
+    dram_active: float | None = None
+    gr_active: float | None = None  # any kernel at all
+    tensor_active: float | None = None
+
+
 class GpuSample(Record, frozen=True, kw_only=True):
     """One look at one GPU. None means "not given", never 0. `fault` is a sentence when the GPU cannot be used."""
 
@@ -155,6 +172,8 @@ class GpuSample(Record, frozen=True, kw_only=True):
     sm_active: float | None = None
     sm_occupancy: float | None = None
     dram_active: float | None = None
+    gr_active: float | None = None
+    tensor_active: float | None = None
     gpu_util: float | None = None  # the coarse figure; shown, never decided on
     power_w: float | None = None
     energy_j: float | None = None  # a counter
@@ -168,8 +187,25 @@ class Booking(Record, frozen=True, kw_only=True):
     memory_mib: int
     source: str
     alone: bool = False  # nobody else on its GPUs
+    cap_mib: int | None = None  # where it is stopped, on each GPU; None: nowhere
 
 
 class Placement(Record, frozen=True, kw_only=True):
     gpus: tuple[GpuId, ...]
     booking: Booking
+
+
+class Guard(Record, frozen=True, kw_only=True):
+    """One rung that keeps an attempt within `limit_mib` on each of its GPUs. `how` is a phrase for people."""
+
+    rung: Literal["framework", "mps", "cgroup", "watchdog"]
+    limit_mib: int
+    how: str = ""
+
+
+class Confinement(Record, frozen=True, kw_only=True):
+    """How an attempt shares its GPUs, and what holds it. Decided when it is launched, and kept with it."""
+
+    mechanism: Mechanism
+    guards: tuple[Guard, ...] = ()  # the hardest first
+    note: str = ""  # why not the mechanism, or the rung, that one would expect

@@ -44,11 +44,17 @@ class Lost(Record, frozen=True, tag="lost", tag_field="kind"):
     reason: str
 
 
+class Disrupted(Record, frozen=True, tag="disrupted", tag_field="kind"):
+    """What it ran under failed (the MPS server ended): not the task's doing, so it is brought back."""
+
+    reason: str
+
+
 class NeverFits(Record, frozen=True, tag="never_fits", tag_field="kind"):
     reason: str
 
 
-Outcome = Succeeded | Failed | OutOfMemory | Cancelled | TimedOut | Lost | NeverFits
+Outcome = Succeeded | Failed | OutOfMemory | Cancelled | TimedOut | Lost | Disrupted | NeverFits
 
 
 def exit_code(outcome: Outcome) -> int:
@@ -62,7 +68,7 @@ def exit_code(outcome: Outcome) -> int:
             return 130
         case TimedOut():
             return 124
-        case Lost() | NeverFits():
+        case Lost() | Disrupted() | NeverFits():
             return 1
 
 
@@ -86,6 +92,8 @@ def describe(outcome: Outcome) -> str:
             return f"reached its time limit of {limit_s:g} s"
         case Lost(reason=reason):
             return f"lost: {reason}"
+        case Disrupted(reason=reason):
+            return f"disrupted: {reason}"
         case NeverFits(reason=reason):
             return f"can never fit: {reason}"
 
@@ -106,5 +114,7 @@ def told_to_others(outcome: Outcome) -> str:
             return f"was cancelled by {by}"
         case Lost():
             return "was lost"
+        case Disrupted():
+            return "was disrupted"
         case NeverFits():
             return "can never fit"

@@ -7,7 +7,9 @@ from typing import Protocol
 
 from carma.core.events import Durable
 from carma.core.model import (
+    Activity,
     AttemptKey,
+    Confinement,
     Estimate,
     Gpu,
     GpuId,
@@ -38,6 +40,10 @@ class Sampler(Protocol):
         """One sample for each GPU of `gpus()`; processes are not attributed yet (`attempt` is None)."""
         ...
 
+    def glance(self, gpus: Sequence[GpuId], at: float) -> tuple[GpuSample, ...]:
+        """Memory and processes of those GPUs only: cheap enough for several times a second. None: left out."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -62,6 +68,8 @@ class Found(Record, frozen=True, kw_only=True):
     started_at: float | None = None
     outcome: Outcome | None = None  # set when it has ended
     ended_at: float | None = None
+    confinement: Confinement | None = None  # of one that has started
+    trouble: str | None = None  # it lives, but what it runs under is gone: a sentence
 
 
 class Launcher(Protocol):
@@ -98,6 +106,22 @@ class PastRun(Record, frozen=True, kw_only=True):
     succeeded: bool
     collocated: bool
     ended_at: float
+    energy_j: float | None = None
+    activity: Activity | None = None
+
+
+class GpuUsage(Record, frozen=True, kw_only=True):
+    """What one GPU did within one hour, as far as it was watched. Sums, so that rows can be added up."""
+
+    gpu: GpuId
+    hour: int  # hours since the epoch
+    watched_s: float = 0.0
+    held_s: float = 0.0  # with at least one task
+    shared_s: float = 0.0  # with two or more
+    sm_s: float = 0.0  # SM activity, integrated
+    energy_j: float = 0.0
+    idle_j: float = 0.0  # of that: what the GPU takes with nobody on it
+    tasks_j: float = 0.0  # of that: given to tasks
 
 
 class Checkpoint(Record, frozen=True, kw_only=True):
@@ -153,6 +177,14 @@ class Archive(Protocol):
 
     def remember(self, run: PastRun) -> None:
         """Idempotent by key."""
+        ...
+
+    def add_usage(self, rows: Sequence[GpuUsage]) -> None:
+        """Add to what is known of the same GPU and hour."""
+        ...
+
+    def usage(self, *, since: float, until: float) -> Sequence[GpuUsage]:
+        """The hours that begin within that span, oldest first."""
         ...
 
     def past_runs(self, *, uid: int, command: tuple[str, ...], directory: str, limit: int = 20) -> Sequence[PastRun]:

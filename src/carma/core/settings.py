@@ -87,6 +87,36 @@ class PlacementRules(Record, frozen=True, kw_only=True):
     ] = ()
 
 
+class Sharing(Record, frozen=True, kw_only=True):
+    """How tasks share a card, and what keeps each within its booking."""
+
+    mechanism: Annotated[
+        Literal["auto", "timeslice", "mps", "mig"],
+        Meta(
+            description="timeslice: plain processes. mps: under an MPS server of the user's own, which CARMA starts. "
+            "mig: only on existing MIG instances, one task on each. auto: mps where it can be had, else timeslice."
+        ),
+    ] = "auto"
+    caps: Annotated[
+        bool,
+        Meta(
+            description="Whether a task is held to its booking by its framework's and MPS's own limits. One of unknown "
+            "size is held to what was free when it came."
+        ),
+    ] = True
+    context_mib: Annotated[
+        int,
+        Meta(ge=0, description="What a process takes outside its framework's allocator, in MiB (H200: 760)."),
+    ] = 800
+    watchdog: Annotated[
+        bool,
+        Meta(description="Whether a task above its booking is stopped before it takes what its neighbours have booked."),
+    ] = True
+    watch_s: Annotated[
+        float, Meta(gt=0.0, description="Between two looks at the memory of tasks that no limit holds, in seconds.")
+    ] = 0.2
+
+
 class QueueRules(Record, frozen=True, kw_only=True):
     backfill_depth: Annotated[
         int, Meta(ge=0, description="So many waiting tasks are looked at behind the first that cannot start.")
@@ -135,6 +165,7 @@ class Rules(Record, frozen=True, kw_only=True):
     window: WindowRules = WindowRules()
     warmup: WarmUp = WarmUp()
     memory: Memory = Memory()
+    sharing: Sharing = Sharing()
     queue: QueueRules = QueueRules()
     recovery: RecoveryRules = RecoveryRules()
     stopping: Stopping = Stopping()

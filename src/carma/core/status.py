@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from carma.core.model import Placement, Record
-from carma.core.outcome import Cancelled, Outcome, TimedOut
+from carma.core.outcome import Cancelled, Disrupted, Outcome, OutOfMemory, TimedOut
 
-Ending = Cancelled | TimedOut  # why a running attempt was told to stop
+# Why a running attempt was told to stop. OutOfMemory: the watchdog, before it took what others have booked.
+Ending = Cancelled | TimedOut | OutOfMemory | Disrupted
 
 
 class Estimating(Record, frozen=True, tag="estimating", tag_field="state"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from carma.core.decision import Verdict
-from carma.core.model import AttemptKey, Estimate, NoEstimate, Owner, Placement, Record, TaskId, TaskSpec
+from carma.core.model import Activity, AttemptKey, Confinement, Estimate, NoEstimate, Owner, Placement, Record, TaskId, TaskSpec
 from carma.core.outcome import Outcome
 from carma.core.status import Status
 
@@ -31,7 +31,9 @@ class Attempt(Record, frozen=True, kw_only=True):
     ended_at: float | None = None
     outcome: Outcome | None = None
     blame: Literal["own", "neighbour", "unknown"] | None = None  # for an OOM on the GPU
-    energy_j: float | None = None
+    energy_j: float | None = None  # its share above what the idle GPUs would have taken
+    activity: Activity | None = None  # its own share, on average
+    confinement: Confinement | None = None
 
 
 class Task(Record, frozen=True, kw_only=True):
