@@ -15,6 +15,7 @@ import msgspec
 from carma import errors
 from carma.transport import Link, Reply
 from carma.wire import types as t
+from carma.wire.report import Report
 from carma.wire.routes import API, BY_NAME, OFFSET_HEADER, Route
 
 T = TypeVar("T")
@@ -81,6 +82,10 @@ class Client:
     ) -> list[t.TaskView]:
         query: dict[str, object | None] = {"user": user, "state": state, "limit": limit, "since": since}
         return self._ask("history", list[t.TaskView], query=query)
+
+    def report(self, *, since: float | None = None) -> Report:
+        """What the server did since then, or within the last 24 hours; from the full hour on."""
+        return self._ask("report", Report, query={"since": since})
 
     def task(self, task: int, *, wait_s: float | None = None) -> t.TaskView:
         """One task; with `wait_s` as soon as it has finished, or as it stands after so many seconds."""

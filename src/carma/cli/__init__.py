@@ -35,6 +35,7 @@ VERBS: dict[str, Entry] = {
     "explain": Entry("Looking", "Why a task is where it is, GPU by GPU."),
     "gpus": Entry("Looking", "The GPUs, what they do and who is on them (alias: info)."),
     "history": Entry("Looking", "Tasks that have ended."),
+    "report": Entry("Looking", "What the server did: tasks, GPU time, energy."),
     "events": Entry("Looking", "What happens, as it happens."),
     "up": Entry("Server", "Start the daemon."),
     "down": Entry("Server", "End the daemon; running tasks go on."),

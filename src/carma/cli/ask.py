@@ -192,6 +192,8 @@ def _request(asked: Asked, command: tuple[str, ...], chosen: dict[str, str]) -> 
 def _spec(flags: Flags, command: tuple[str, ...], chosen: dict[str, str], added: dict[str, str]) -> TaskSpec:
     if flags.get("signal") and not flags.get("time"):
         raise Usage("--signal needs --time: the signal comes before the time limit", "add for example --time 02:00:00")
+    if flags.get("threads_percent") is not None and flags.get("mechanism") == "timeslice":
+        raise Usage("--threads-percent is MPS's; with --mechanism timeslice it means nothing", "leave one of them out")
     return TaskSpec(
         command=_clean(command),
         directory=_directory(flags.get("chdir")),
@@ -211,6 +213,8 @@ def _spec(flags: Flags, command: tuple[str, ...], chosen: dict[str, str], added:
         output=_filled(flags.get("output"), chosen),
         error=_filled(flags.get("error"), chosen),
         comment=flags.get("comment", ""),
+        mechanism=flags.get("mechanism"),
+        threads_percent=flags.get("threads_percent"),
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from carma.cli.output import Column, Remark, moment, print_remarked, print_table
-from carma.cli.wording import WAITING, short_ending
+from carma.cli.wording import WAITING, percent, short_ending, show_j
 from carma.core.units import show_mib, show_s
 from carma.errors import Usage
 from carma.wire.types import TaskView
@@ -75,6 +75,16 @@ def _gpus(task: TaskView, _now: float) -> str:
     return ",".join(str(index) for index in task.gpu_indices) or "-"
 
 
+def _mechanism(task: TaskView, _now: float) -> str:
+    return task.mechanism or task.mechanism_asked or "-"
+
+
+def _guard(task: TaskView, _now: float) -> str:
+    """`mps 8.0G`: the first that holds it, and where."""
+    guards = task.attempts[-1].guards if task.attempts else ()
+    return " ".join([guards[0].rung, f"{guards[0].limit_mib / 1024:.1f}G"]) if guards else "-"
+
+
 def _iso(at: float | None) -> str:
     return "" if at is None else datetime.datetime.fromtimestamp(at).astimezone().isoformat(timespec="seconds")
 
@@ -84,7 +94,7 @@ FIELDS: dict[str, Field] = {
     "array": Field(Column("ARRAY"), lambda task, _: task.array or "-", "its place in an array"),
     "name": Field(Column("NAME", flexible=True, most=18), _name, "its name, with its index in an array"),
     "user": Field(Column("USER", flexible=True, most=10), lambda task, _: task.user, "who submitted it"),
-    "st": Field(Column("ST", state=True), lambda task, _: task.code, "state, short: PD H R CG CD F OOM CA TO LO NF"),
+    "st": Field(Column("ST", state=True), lambda task, _: task.code, "state, short: PD H R CG CD F OOM CA TO LO DI NF"),
     "state": Field(Column("STATE", state=True), lambda task, _: task.state, "state in full"),
     "time": Field(
         Column("TIME", right=True),
@@ -113,6 +123,20 @@ FIELDS: dict[str, Field] = {
         "most memory seen",
         lambda task, _: task.observed_mib,
     ),
+    "energy": Field(
+        Column("ENERGY", right=True),
+        lambda task, _: show_j(task.energy_j),
+        "energy of all its attempts, above what idle GPUs take",
+        lambda task, _: None if task.energy_j is None else round(task.energy_j, 1),
+    ),
+    "sm": Field(
+        Column("SM", right=True),
+        lambda task, _: percent(task.sm_active),
+        "its own share of SM activity, in percent",
+        lambda task, _: task.sm_active,
+    ),
+    "mechanism": Field(Column("SHARES"), _mechanism, "how it shares its GPUs: timeslice, mps, mig"),
+    "guard": Field(Column("HELD BY"), _guard, "what keeps it within its memory, the hardest first"),
     "prio": Field(Column("PRIO", right=True), lambda task, _: str(task.priority), "priority"),
     "tries": Field(Column("TRIES", right=True), lambda task, _: str(len(task.attempts)), "attempts"),
     "exit": Field(

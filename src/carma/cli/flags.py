@@ -80,6 +80,8 @@ OPTIONS: tuple[tuple[tuple[str, ...], Any, str], ...] = (
     (("--signal",), Parsed("SIG@S", parse.parse_warning), "That signal S seconds before the time limit: USR1@60."),
     (("--grace",), Parsed("TIME", parse.parse_grace), "Between SIGTERM and SIGKILL when it is stopped."),
     (("--max-oom-retries",), whole(0, 100), "So often it comes back after running out of GPU memory."),
+    (("--mechanism",), click.Choice(("mps", "timeslice")), "How it shares GPUs; the server's way if not given."),
+    (("--threads-percent",), whole(1, 100), "At most so much of each GPU's SMs, under MPS (100)."),
     (("--export",), Parsed("VARS", _export), "Environment to keep: ALL (default), NONE, NAME, NAME=value."),
     (("--comment",), Parsed("TEXT", str), "A remark, shown by `carma show`."),
 )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
 from carma.cli import parse
 from carma.cli.flags import Parsed, filled
 from carma.cli.verb import table_flags, verb, whole
+from carma.wire.types import TaskView
 
-USUAL = ("id", "name", "st", "exit", "time", "waited", "tries", "peak", "ended")
+USUAL = ("id", "name", "st", "exit", "time", "waited", "tries", "peak", "energy", "ended")
 EXAMPLES = """
 carma history                    your last 20 tasks
 carma history --since 2h -u all  everybody's of the last two hours
@@ -40,9 +43,10 @@ def command(
 ) -> None:
     """Finished tasks, newest first.
 
-    ST: CD succeeded, F failed, OOM out of memory, CA cancelled, TO time limit, LO lost, NF never fits.
-    TIME is the run, WAITED the wait before it, PEAK the most memory seen on a GPU. Why a task failed stands at
-    the end of its row, or below it.
+    ST: CD succeeded, F failed, OOM out of memory, CA cancelled, TO time limit, LO lost, DI disrupted (what it
+    ran under failed), NF never fits. TIME is the run, WAITED the wait before it, PEAK the most memory seen on a
+    GPU, ENERGY that of all attempts above what idle GPUs take. Why a task failed stands at the end of its row, or
+    below it. `carma report` sums up a span.
     """
     from carma.cli.connect import connect
 
@@ -62,4 +66,22 @@ def command(
         among = "no task like that has ended" if state or since or user else "no task has ended yet"
         click.echo(f"{among}; carma queue shows those that wait or run", err=True)
         return None
-    return print_tasks(tasks, names, now, header=not no_header, wide=wide, endings=columns is None)
+    print_tasks(tasks, names, now, header=not no_header, wide=wide, endings=columns is None)
+    if columns is None and len(tasks) > 1 and not no_header:
+        click.echo(totals(tasks))
+    return None
+
+
+def totals(tasks: Sequence[TaskView]) -> str:
+    """`12 tasks, 3.1 GPU-hours, 412 Wh`: of what is listed above."""
+    from carma.cli.wording import gpu_hours, many, show_j
+
+    ran = [attempt for task in tasks for attempt in task.attempts]
+    gpu_s = sum(
+        len(attempt.gpus) * (attempt.ended_at - attempt.started_at)
+        for attempt in ran
+        if attempt.started_at is not None and attempt.ended_at is not None
+    )
+    known = [task.energy_j for task in tasks if task.energy_j is not None]
+    energy = f", {show_j(sum(known))}" if known else ""
+    return f"{many(len(tasks), 'task')}, {gpu_hours(gpu_s)}{energy}"

@@ -18,7 +18,7 @@ WIDEST = 10_000
 STATE_STYLES = {
     **dict.fromkeys(("R", "running", "CD", "open", "idle", "ok"), "green"),
     **dict.fromkeys(("PD", "H", "CG", "queued", "warming", "starting", "recovering", "warn"), "yellow"),
-    **dict.fromkeys(("F", "OOM", "TO", "LO", "NF", "CA", "fault", "bad"), "red"),
+    **dict.fromkeys(("F", "OOM", "TO", "LO", "DI", "NF", "CA", "fault", "bad"), "red"),
     **dict.fromkeys(("drained", "closed", "full", "exclusive"), "magenta"),
 }
 

@@ -38,8 +38,8 @@ def command(
     """Tasks that are not finished, in the order in which they go.
 
     ST: PD waits, H held, R runs, CG is ending. GPUS is how many it asks for
-    and the memory on each. Columns: id array name user st state time waited asks want gpus mem peak prio
-    tries exit submitted ended where reason code command directory comment.
+    and the memory on each. Columns: id array name user st state time waited asks want gpus mem peak energy sm
+    mechanism guard prio tries exit submitted ended where reason code command directory comment.
     """
     from carma.cli.connect import connect
     from carma.cli.failures import note

@@ -56,6 +56,8 @@ def _card(task: TaskView, story: list[StoryLine], now: float) -> None:
 
 def _what(task: TaskView) -> list[tuple[str, str]]:
     wants = f"{task.gpus_wanted} GPU{'s' if task.gpus_wanted > 1 else ''}" + (", exclusive" if task.exclusive else "")
+    wants += f", {task.mechanism_asked}" if task.mechanism_asked else ""
+    wants += f", {task.threads_percent} % of the SMs" if task.threads_percent is not None else ""
     state = f"{task.state} ({task.code})" + (", held" if task.held else "")
     where = ", ".join(f"GPU {index} ({gpu})" for index, gpu in zip(task.gpu_indices, task.gpus, strict=False))
     placed = task.state not in WAITING  # what a waiting task had before is told with its attempts
@@ -113,9 +115,35 @@ def _memory(task: TaskView) -> str:
     return " → ".join(told) or "not known yet"
 
 
+def _shares(attempt: AttemptView) -> str:
+    """How, and what holds it: `under MPS; held at 8.0 GiB by MPS's memory limit; the watchdog behind it`."""
+    from carma.wire.sharing import held, shared
+
+    if attempt.mechanism is None:
+        return ""
+    nobody = "alone on its GPUs, so " if attempt.alone and not attempt.guards else ""
+    note = f" ({attempt.note})" if attempt.note else ""
+    return f"{shared(attempt.mechanism)}; {nobody}{held(attempt.guards)}{note}"
+
+
+def _busy(attempt: AttemptView) -> str:
+    """Its own share, on average; what the GPU does not tell is left out."""
+    activity = attempt.activity
+    if activity is None:
+        return ""
+    known = (
+        ("SM activity", activity.sm_active),
+        ("SM occupancy", activity.sm_occupancy),
+        ("DRAM", activity.dram_active),
+        ("any kernel", activity.gr_active),
+        ("tensor cores", activity.tensor_active),
+    )
+    return ", ".join(f"{what} {100 * share:.0f} %" for what, share in known if share is not None)
+
+
 def _attempt(attempt: AttemptView, now: float) -> list[tuple[str, str]]:
     from carma.cli.output import moment
-    from carma.cli.wording import by, outcome_text
+    from carma.cli.wording import by, outcome_text, show_j
     from carma.core.units import show_mib, show_s
 
     outcome = outcome_text(attempt.outcome) if attempt.outcome else "runs" if attempt.started_at else "starting"
@@ -128,7 +156,9 @@ def _attempt(attempt: AttemptView, now: float) -> list[tuple[str, str]]:
         (f"{attempt.number}", f"{outcome}; {moment(began)}, {took}" + (", alone on its GPUs" if attempt.alone else "")),
         ("  blame", BLAME.get(attempt.blame or "", attempt.blame or "")),
         ("  memory", memory),
-        ("  energy", f"{attempt.energy_j / 3600:.1f} Wh" if attempt.energy_j else ""),
+        ("  shares", _shares(attempt)),
+        ("  busy", _busy(attempt)),
+        ("  energy", show_j(attempt.energy_j) if attempt.energy_j is not None else ""),
         ("  why there", attempt.decision),
         ("  stdout", attempt.stdout),
         ("  stderr", attempt.stderr if attempt.stderr != attempt.stdout else ""),

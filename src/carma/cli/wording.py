@@ -30,6 +30,28 @@ def spans(ids: Iterable[int]) -> str:
     return " ".join("-".join(str(end) for end in span) for span in found)
 
 
+def show_j(joules: float | None) -> str:
+    """`412 Wh`, `3.1 kWh`, `0.4 Wh`, `-` for an absent figure."""
+    if joules is None:
+        return "-"
+    hours = joules / 3600
+    if hours >= 1000:
+        return f"{hours / 1000:.1f} kWh"
+    return f"{hours:.0f} Wh" if hours >= 100 else f"{hours:.1f} Wh" if hours >= 0.05 or not hours else f"{joules:.0f} J"
+
+
+def gpu_hours(gpu_s: float) -> str:
+    """`3.1 GPU-hours`, `12 GPU-minutes` where hours would read 0.0."""
+    if gpu_s >= 360 or not gpu_s:
+        return f"{gpu_s / 3600:,.1f} GPU-hours"
+    return f"{gpu_s / 60:.1f} GPU-minutes"
+
+
+def percent(share: float | None) -> str:
+    """`45`, `-` for an absent figure."""
+    return "-" if share is None else f"{100 * share:.0f}"
+
+
 def which_tasks(ids: Sequence[int]) -> str:
     """`task 9`, `tasks 9-18 (10)`."""
     return f"task {ids[0]}" if len(ids) == 1 else f"tasks {spans(ids)} ({len(ids):,})"
@@ -69,7 +91,7 @@ def short_ending(task: TaskView) -> str:
             return f"by {by}" + (f": {reason}" if reason else "")
         case outcomes.TimedOut(limit_s=limit_s):
             return f"limit {show_s(limit_s)}"
-        case outcomes.Lost(reason=reason) | outcomes.NeverFits(reason=reason):
+        case outcomes.Lost(reason=reason) | outcomes.Disrupted(reason=reason) | outcomes.NeverFits(reason=reason):
             return reason
     assert_never(outcome)
 

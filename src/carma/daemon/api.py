@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, cast, get_args
 
+from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -30,6 +31,7 @@ from carma.daemon.auth import Door, Identity, uid_of
 from carma.daemon.engine import Engine, find, require, require_own
 from carma.daemon.explaining import explanation
 from carma.daemon.logs import Output
+from carma.daemon.reporting import USUAL_S, full_hour, report
 from carma.daemon.request import MIB, Call, Handler, endpoint, problem
 from carma.daemon.story import story
 from carma.daemon.stream import sse
@@ -38,6 +40,7 @@ from carma.daemon.views import Lens, code_of, gpu_views, reasons_of, task_view, 
 from carma.errors import CarmaError, NotFound, Usage
 from carma.wire import types as t
 from carma.wire.openapi import document
+from carma.wire.report import Report
 from carma.wire.routes import API, OFFSET_HEADER, ROUTES
 
 _PIECE = 200  # views that are made without a pause
@@ -105,6 +108,7 @@ class Api:
             "drain": verbs.drain,
             "resume": verbs.resume,
             "history": self.history,
+            "report": self.report,
             "events": self.events,
             "settings": self.settings,
             "shutdown": self.shutdown,
@@ -133,6 +137,7 @@ class Api:
             queued=len(state.tasks) - finished - len(state.active),
             running=len(state.active),
             you_are_admin=call.who.admin,
+            mechanism=state.rules.sharing.mechanism,
         )
 
     async def tasks(self, call: Call) -> list[t.TaskView]:
@@ -158,6 +163,21 @@ class Api:
         found.extend(task for task in archived if task.id not in state.tasks and wanted(task))
         found.sort(key=_ended, reverse=True)
         return await self._views(found[:limit], call.who)
+
+    async def report(self, call: Call) -> Report:
+        now = self._engine.clock.now()
+        since = full_hour(max(0.0, min(call.query.get("since", now - USUAL_S), now)))
+        live = list(self._engine.state.tasks.values())
+        # In a thread: a month of tasks takes seconds to read, and the loop must not wait for it.
+        archived = await asyncio.to_thread(self._engine.archive.tasks, since=since, limit=_LISTED_MOST)
+        usage = await asyncio.to_thread(self._engine.archive.usage, since=since, until=now)
+        here = {task.id for task in live}
+        made = report(
+            [*live, *(task for task in archived if task.id not in here)], usage, self._engine.state, since, now
+        )
+        if len(archived) < _LISTED_MOST:
+            return made
+        return replace(made, notes=(*made.notes, f"tasks before the last {_LISTED_MOST:,} are not in it"))
 
     async def _views(self, tasks: list[Task], who: Identity) -> list[t.TaskView]:
         made: list[t.TaskView] = []
@@ -289,5 +309,5 @@ def _names(task: Task) -> tuple[str, ...]:
     return (state_name(status), code_of(status).lower())
 
 
-_CODES = ("pd", "h", "r", "cg", "cd", "f", "oom", "ca", "to", "lo", "nf")
+_CODES = ("pd", "h", "r", "cg", "cd", "f", "oom", "ca", "to", "lo", "di", "nf")
 _STATES = frozenset(str(kind.__struct_config__.tag) for kind in (*get_args(Status), *get_args(Outcome))) | {*_CODES}

@@ -9,9 +9,18 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from carma.core.events import Durable, GpuDrained, GpuResumed, GpusFound, RecoveryPlanned, TaskFinished
+from carma.core.events import (
+    AttemptEnded,
+    Durable,
+    GpuDrained,
+    GpuResumed,
+    GpusFound,
+    RecoveryPlanned,
+    StopRequested,
+    TaskFinished,
+)
 from carma.core.model import GpuId, GpuSample
-from carma.core.outcome import Lost, OutOfMemory
+from carma.core.outcome import Disrupted, Lost, OutOfMemory
 from carma.core.state import State
 from carma.daemon.story import sentence
 
@@ -25,11 +34,13 @@ class Journal:
         self._faults: dict[GpuId, str] = {}
 
     def happened(self, event: Durable, state: State) -> None:
-        """GPUs that come, go, are drained or resumed; tasks that memory or fate ended."""
+        """GPUs that come, go, are drained or resumed; tasks that memory, MPS or fate ended."""
         match event:
             case GpusFound() | GpuDrained() | GpuResumed() | RecoveryPlanned():
                 log.info("%s", sentence(event, state.gpus))
-            case TaskFinished(outcome=OutOfMemory() | Lost()):
+            case StopRequested(ending=OutOfMemory() | Disrupted()):
+                log.info("%s", sentence(event, state.gpus))
+            case AttemptEnded(outcome=Disrupted()) | TaskFinished(outcome=OutOfMemory() | Lost() | Disrupted()):
                 log.info("%s", sentence(event, state.gpus))
             case _:
                 return

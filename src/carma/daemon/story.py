@@ -9,9 +9,11 @@ from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from carma.core import events as e
-from carma.core.model import AttemptKey, Booking, Gpu, GpuId, Placement, TaskId
-from carma.core.outcome import Cancelled, Failed, Outcome, OutOfMemory, describe
+from carma.core.model import AttemptKey, Booking, Confinement, Gpu, GpuId, Placement, TaskId
+from carma.core.outcome import Cancelled, Disrupted, Failed, Outcome, OutOfMemory, TimedOut, describe
+from carma.core.status import Ending
 from carma.core.units import show_mib, show_s
+from carma.wire.sharing import held, shared
 from carma.wire.types import StoryLine
 
 Gpus = dict[GpuId, Gpu]
@@ -84,8 +86,8 @@ def _of_attempt(event: AttemptEvent, gpus: Gpus, whole: bool) -> str:
     match event:
         case e.TaskPlaced(placement=placement, why=why):
             return _placed(placement, gpus) + (_because(why) if why and whole else "")
-        case e.AttemptStarted(pid=pid):
-            return f"started as process {pid}"
+        case e.AttemptStarted(pid=pid, confinement=confinement):
+            return f"started as process {pid}" + ("" if confinement is None else _confined(confinement, whole))
         case e.MemoryObserved(peak_mib=peak_mib):
             return f"holds {show_mib(peak_mib)}"
         case e.AttemptEnded(outcome=outcome, peak_mib=peak_mib, over_booking=over):
@@ -112,7 +114,7 @@ def _of_task(event: TaskEvent, whole: bool) -> str:
         case e.TaskFinished(outcome=outcome):
             return f"finished: {_ended(outcome, whole)}"
         case e.StopRequested(ending=ending, signal=signal):
-            return f"told to stop with signal {signal}: {_ended(ending, whole)}"
+            return f"{_stopped(ending)} with signal {signal}: {_ended(ending, whole)}"
         case e.TaskWarned(signal=signal):
             return f"warned with signal {signal}: its time is nearly over"
         case e.TaskHeld():
@@ -151,6 +153,23 @@ def _changed(event: e.TaskChanged, whole: bool) -> str:
     if event.comment is not None:
         changes.append(f"comment {event.comment!r}" if whole else "comment")
     return "changed: " + ", ".join(changes)
+
+
+def _confined(confinement: Confinement, whole: bool) -> str:
+    note = f" ({confinement.note})" if confinement.note and whole else ""
+    return f" {shared(confinement.mechanism)}{note}, {held(confinement.guards)}"
+
+
+def _stopped(ending: Ending) -> str:
+    match ending:
+        case OutOfMemory():
+            return "stopped by the watchdog, before it takes what others have booked,"
+        case Disrupted():
+            return "stopped, because what it ran under failed,"
+        case Cancelled() | TimedOut():
+            return "told to stop"
+        case _:
+            assert_never(ending)
 
 
 def _ended(outcome: Outcome, whole: bool) -> str:

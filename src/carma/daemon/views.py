@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, assert_never
+from typing import Literal, NamedTuple, TypedDict, assert_never
 
 import msgspec
 
 from carma.core.decision import Ask, Refusal
-from carma.core.model import AttemptKey, Estimate, Gpu, GpuId, TaskId
+from carma.core.model import Activity, AttemptKey, Confinement, Estimate, Gpu, GpuId, TaskId
 from carma.core.outcome import (
     Cancelled,
+    Disrupted,
     Failed,
     Lost,
     NeverFits,
@@ -78,6 +79,8 @@ def outcome_code(outcome: Outcome) -> str:
             return "TO"
         case Lost():
             return "LO"
+        case Disrupted():
+            return "DI"
         case NeverFits():
             return "NF"
         case _:
@@ -138,6 +141,11 @@ def task_view(task: Task, lens: Lens, why: Waiting | None) -> t.TaskView:
         array=f"{spec.array.array}[{spec.array.index}]" if spec.array is not None else None,
         comment=spec.comment if open_to_viewer else "",
         exit_code=exit_code(outcome) if outcome is not None else None,
+        mechanism=newest.mechanism if newest is not None else None,
+        mechanism_asked=spec.mechanism,
+        threads_percent=spec.threads_percent,
+        energy_j=_sum(attempt.energy_j for attempt in attempts),
+        sm_active=newest.activity.sm_active if newest is not None and newest.activity is not None else None,
     )
 
 
@@ -198,7 +206,38 @@ def _attempt_view(task: Task, attempt: Attempt, lens: Lens) -> t.AttemptView:
         blame=attempt.blame,
         stdout=stdout,
         stderr=stderr,
+        cap_mib=attempt.placement.booking.cap_mib,
+        activity=_activity_view(attempt.activity),
+        **_confined(attempt.confinement, open_to_viewer),
     )
+
+
+class _Confined(TypedDict):
+    mechanism: str | None
+    guards: tuple[t.GuardView, ...]
+    note: str
+
+
+def _confined(confinement: Confinement | None, open_to_viewer: bool) -> _Confined:
+    if confinement is None:
+        return {"mechanism": None, "guards": (), "note": ""}
+    return {
+        "mechanism": confinement.mechanism,
+        "guards": tuple(
+            t.GuardView(rung=guard.rung, limit_mib=guard.limit_mib, how=guard.how) for guard in confinement.guards
+        ),
+        "note": confinement.note if open_to_viewer else "",
+    }
+
+
+def _activity_view(activity: Activity | None) -> t.ActivityView | None:
+    return None if activity is None else msgspec.convert(activity, t.ActivityView, from_attributes=True)
+
+
+def _sum(figures: Iterable[float | None]) -> float | None:
+    """Of those that are known; None when none is."""
+    known = [figure for figure in figures if figure is not None]
+    return sum(known) if known else None
 
 
 def _indices(gpus: Sequence[GpuId | str], state: State) -> tuple[int, ...]:
@@ -241,6 +280,8 @@ def _gpu_view(view: GpuView, state: State) -> t.GpuView:
         sm_active=means["sm_active"],
         sm_occupancy=means["sm_occupancy"],
         dram_active=means["dram_active"],
+        gr_active=_mean(state, view, "gr_active"),
+        tensor_active=_mean(state, view, "tensor_active"),
         risk={metric: value for metric, value in gauges.items() if value is not None},
         gpu_util=newest.gpu_util if newest is not None else None,
         power_w=newest.power_w if newest is not None else None,
@@ -248,6 +289,15 @@ def _gpu_view(view: GpuView, state: State) -> t.GpuView:
         metrics=view.gpu.capabilities.source,
         drained=SERVER in state.drained or view.gpu.id in state.drained,
     )
+
+
+def _mean(state: State, view: GpuView, metric: Literal["gr_active", "tensor_active"]) -> float | None:
+    """Over the window, of a metric that is shown and not decided on."""
+    live = state.live.get(view.gpu.id)
+    if live is None or view.newest is None:
+        return None
+    found: list[float] = [value for sample in live.window.samples if (value := getattr(sample, metric)) is not None]
+    return sum(found) / len(found) if found else None
 
 
 def _gpu_state(view: GpuView, refusal: Refusal | None) -> str:

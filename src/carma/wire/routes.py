@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 from carma.wire import types as t
+from carma.wire.report import Report
 
 API = "/v1"
 OFFSET_HEADER = "carma-offset"  # of an answer with output: at which byte of it the answer begins
@@ -75,6 +76,16 @@ ROUTES: tuple[Route, ...] = (
         None,
         list[t.TaskView],
         (*_LIST_QUERY, Query("since", float, "ended after this time")),
+    ),
+    Route(
+        "report",
+        "GET",
+        "/report",
+        "anyone",
+        "What the server did over a span: tasks, GPU time and energy, by user and by GPU.",
+        None,
+        Report,
+        (Query("since", float, "from this time on, rounded down to the hour (default: 24 hours ago)"),),
     ),
     Route("events", "GET", "/events", "anyone", "Server-sent events: what happens, as it happens.", None, None),
     Route("settings", "GET", "/settings", "anyone", "The daemon's settings and origins.", None, list[t.SettingView]),

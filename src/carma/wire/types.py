@@ -73,6 +73,24 @@ class EstimateView(Answer, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
+class ActivityView(Answer, frozen=True, kw_only=True):
+    """How busy an attempt kept its GPUs, by its own share: 0 to 1; None where nobody tells."""
+
+    sm_active: float | None = None
+    sm_occupancy: float | None = None
+    dram_active: float | None = None
+    gr_active: float | None = None  # any kernel at all
+    tensor_active: float | None = None
+
+
+class GuardView(Answer, frozen=True, kw_only=True):
+    """One thing that keeps an attempt within `limit_mib` on each of its GPUs."""
+
+    rung: str  # mps, cgroup, framework, watchdog
+    limit_mib: int
+    how: str = ""
+
+
 class AttemptView(Answer, frozen=True, kw_only=True):
     number: int
     gpus: tuple[str, ...]
@@ -90,6 +108,11 @@ class AttemptView(Answer, frozen=True, kw_only=True):
     blame: str | None = None
     stdout: str = ""
     stderr: str = ""
+    cap_mib: int | None = None  # where it is stopped on each GPU; None: nowhere
+    mechanism: str | None = None  # how it shares its GPUs: timeslice, mps, mig; None: not known (yet)
+    guards: tuple[GuardView, ...] = ()  # what holds it, the hardest first
+    note: str = ""  # why not the mechanism, or the guard, that one would expect
+    activity: ActivityView | None = None
 
 
 class TaskView(Answer, frozen=True, kw_only=True):
@@ -100,7 +123,7 @@ class TaskView(Answer, frozen=True, kw_only=True):
     user: str
     uid: int
     state: str  # estimating, queued, starting, running, recovering, finished
-    code: str  # PD, H, R, CG, CD, F, OOM, CA, TO, LO, NF: as in other queues
+    code: str  # PD, H, R, CG, CD, F, OOM, CA, TO, LO, DI, NF: as in other queues
     outcome: Outcome | None
     reason: str  # why it waits, how it ended, or "" while it runs
     reason_code: str = ""
@@ -128,6 +151,11 @@ class TaskView(Answer, frozen=True, kw_only=True):
     array: str | None = None  # "40[3]"
     comment: str = ""
     exit_code: int | None = None
+    mechanism: str | None = None  # how its newest attempt shares its GPUs
+    mechanism_asked: str | None = None  # by whoever submitted it; None: the server's
+    threads_percent: int | None = None  # of the SMs, under MPS; None: all of them
+    energy_j: float | None = None  # of all its attempts, above what the idle GPUs would have taken
+    sm_active: float | None = None  # the newest attempt's own share of SM activity
 
 
 class ExplainEntry(Answer, frozen=True, kw_only=True):
@@ -178,11 +206,13 @@ class GpuView(Answer, frozen=True, kw_only=True):
     sm_active: float | None = None  # window means
     sm_occupancy: float | None = None
     dram_active: float | None = None
+    gr_active: float | None = None  # any kernel at all
+    tensor_active: float | None = None
     risk: dict[str, float] = {}  # the gate's summary of each metric
     gpu_util: float | None = None
     power_w: float | None = None
     energy_j: float | None = None
-    metrics: str = ""  # where activity comes from
+    metrics: str = ""  # where activity comes from: gpm, dcgm, processes, nvml (coarse utilisation only), virtual
     drained: bool = False
 
 
@@ -201,6 +231,7 @@ class ServerView(Answer, frozen=True, kw_only=True):
     queued: int
     running: int
     you_are_admin: bool = False
+    mechanism: str = ""  # how tasks share GPUs, as the settings say: auto, timeslice, mps, mig
 
 
 class SettingView(Answer, frozen=True, kw_only=True):

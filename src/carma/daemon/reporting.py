@@ -1,0 +1,160 @@
+"""What a server did over a span, from its tasks and from what was recorded of its GPUs. Reads and adds up, no more.
+
+Nothing of what a task runs is in it: users, times, outcomes and energy, which `history` shows of everybody too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from carma.core.model import Gpu, GpuId
+from carma.core.ports import GpuUsage
+from carma.core.state import State
+from carma.core.status import Finished
+from carma.core.task import Attempt, Task
+from carma.core.units import show_count, show_s
+from carma.wire.report import GpuWork, Report, UserWork, Work
+
+HOUR_S = 3600.0
+USUAL_S = 24 * HOUR_S
+_MISSED = 0.02  # of the span: less than this unwatched is the time between two samples, and not worth a line
+
+
+def full_hour(at: float) -> float:
+    """The beginning of its hour: GPUs are recorded by the hour, and tasks must tell of the same time."""
+    return at // HOUR_S * HOUR_S
+
+
+@dataclass
+class _Sum:
+    ended: Counter[str] = field(default_factory=Counter)
+    running: int = 0
+    started: int = 0
+    waited_s: float = 0.0
+    longest_wait_s: float = 0.0
+    attempts: int = 0
+    run_s: float = 0.0
+    gpu_s: float = 0.0
+    energy_j: float = 0.0
+    unmeasured: int = 0
+
+    def work(self) -> Work:
+        ended = dict(sorted(self.ended.items(), key=lambda entry: (-entry[1], entry[0])))
+        return Work(
+            ended=ended,
+            running=self.running,
+            started=self.started,
+            waited_s=self.waited_s,
+            longest_wait_s=self.longest_wait_s,
+            attempts=self.attempts,
+            run_s=self.run_s,
+            gpu_s=self.gpu_s,
+            energy_j=self.energy_j,
+            unmeasured=self.unmeasured,
+        )
+
+
+def report(tasks: Iterable[Task], usage: Sequence[GpuUsage], state: State, since: float, until: float) -> Report:
+    """`tasks` are all that may have run within the span, in memory or archived."""
+    total, users = _Sum(), dict[int, tuple[str, _Sum]]()
+    for task in tasks:
+        _, own = users.setdefault(task.owner.uid, (task.owner.name, _Sum()))
+        for into in (total, own):
+            _add(into, task, state, since, until)
+    gpus = _gpus(usage, state)
+    return Report(
+        since=since,
+        until=until,
+        total=total.work(),
+        users=tuple(
+            UserWork(user=name, uid=uid, work=own.work())
+            for uid, (name, own) in sorted(users.items(), key=lambda entry: (-entry[1][1].gpu_s, entry[0]))
+            if own != _Sum()
+        ),
+        gpus=gpus,
+        notes=(*_unwatched(gpus, until - since), *_unmeasured(total)),
+    )
+
+
+def _add(into: _Sum, task: Task, state: State, since: float, until: float) -> None:
+    status = task.status
+    if isinstance(status, Finished) and since <= status.at <= until:
+        into.ended[str(status.outcome.__struct_config__.tag)] += 1
+    into.running += task.id in state.active
+    first = task.attempts[0].started_at if task.attempts else None
+    if first is not None and since <= first <= until:
+        waited_s = max(0.0, first - task.submitted_at)
+        into.started += 1
+        into.waited_s += waited_s
+        into.longest_wait_s = max(into.longest_wait_s, waited_s)
+    for attempt in task.attempts:
+        _add_attempt(into, task, attempt, state, since, until)
+
+
+def _add_attempt(into: _Sum, task: Task, attempt: Attempt, state: State, since: float, until: float) -> None:
+    """An attempt that reaches beyond the span counts with its part, its energy as if it had been spent evenly."""
+    running = state.active.get(task.id) == task.key and attempt.number == task.key.attempt
+    ended_at = until if running else attempt.ended_at
+    if attempt.started_at is None or ended_at is None or ended_at < since or attempt.started_at > until:
+        return
+    whole_s = max(0.0, ended_at - attempt.started_at)
+    within_s = max(0.0, min(ended_at, until) - max(attempt.started_at, since))
+    into.attempts += 1
+    into.run_s += within_s
+    into.gpu_s += within_s * len(attempt.placement.gpus)
+    track = state.tracks.get(task.key) if running else None
+    energy_j = attempt.energy_j if track is None else track.energy_j
+    if energy_j is None:
+        into.unmeasured += 1
+    else:
+        into.energy_j += energy_j * (within_s / whole_s if whole_s else 1.0)
+
+
+def _gpus(usage: Sequence[GpuUsage], state: State) -> tuple[GpuWork, ...]:
+    """Those that are here, in their order, then those that were."""
+    rows: dict[GpuId, list[GpuUsage]] = {gpu.id: [] for gpu in sorted(state.gpus.values(), key=lambda gpu: gpu.index)}
+    for row in usage:
+        rows.setdefault(row.gpu, []).append(row)
+    return tuple(_gpu(gpu, found, state.gpus.get(gpu)) for gpu, found in rows.items())
+
+
+def _gpu(gpu: GpuId, rows: Sequence[GpuUsage], known: Gpu | None) -> GpuWork:
+    watched_s = sum(row.watched_s for row in rows)
+    energy_j = sum(row.energy_j for row in rows)
+    told = known.capabilities if known is not None else None
+    tells_sm = watched_s > 0 and (told is None or told.sm_active)
+    tells_energy = watched_s > 0 and (told is None or told.energy)
+    return GpuWork(
+        gpu=gpu,
+        index=known.index if known is not None else None,
+        name=known.name if known is not None else "",
+        watched_s=watched_s,
+        held_s=sum(row.held_s for row in rows),
+        shared_s=sum(row.shared_s for row in rows),
+        sm_active=sum(row.sm_s for row in rows) / watched_s if tells_sm else None,
+        energy_j=energy_j if tells_energy else None,
+        idle_j=sum(row.idle_j for row in rows),
+        tasks_j=sum(row.tasks_j for row in rows),
+        power_w=energy_j / watched_s if tells_energy else None,
+    )
+
+
+def _unwatched(gpus: Sequence[GpuWork], span_s: float) -> list[str]:
+    """What nobody saw: the daemon was down, or the GPU did not answer. Alike GPUs are told together."""
+    missed: dict[str, list[str]] = {}
+    for gpu in gpus:
+        if gpu.watched_s < span_s * (1 - _MISSED):
+            name = gpu.gpu if gpu.index is None else str(gpu.index)
+            missed.setdefault(show_s(span_s - gpu.watched_s), []).append(name)
+    return [
+        f"GPU {', '.join(names)}: nothing is known of {unseen} of the {show_s(span_s)}, in which it was not watched"
+        for unseen, names in missed.items()
+    ]
+
+
+def _unmeasured(total: _Sum) -> list[str]:
+    if not total.unmeasured:
+        return []
+    return [f"the energy of {show_count(total.unmeasured, 'attempt')} is not known and counts as none"]
