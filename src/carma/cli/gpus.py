@@ -71,7 +71,8 @@ def _table(gpus: list[GpuView], *, header: bool, wide: bool) -> None:
         Column("STATE", flexible=True, state=True),
     ]
     rows = [
-        [str(gpu.index), *([gpu.gpu] if wide else []), *([_name(gpu)] if named else []), *_figures(gpu, wide)] for gpu in gpus
+        [str(gpu.index), *([gpu.gpu] if wide else []), *([_name(gpu)] if named else []), *_figures(gpu, wide)]
+        for gpu in gpus
     ]
     print_remarked(columns, rows, [_state(gpu) for gpu in gpus], header, wide)
 

@@ -54,6 +54,9 @@ def check_spec(spec: TaskSpec, who: Identity, now: float) -> TaskSpec:
     check_range("grace_s", spec.grace_s, 0, 86_400)
     check_range("max_oom_retries", spec.max_oom_retries, 0, 1_000)
     check_range("umask", spec.umask, 0, 0o777)
+    check_range("threads_percent", spec.threads_percent, 1, 100)
+    if spec.threads_percent is not None and spec.mechanism == "timeslice":
+        raise Usage("threads_percent is MPS's; with time slices it means nothing", "leave one of them out")
     check_priority(spec.priority, who)
     if spec.warn is not None:
         check_range("warn.signal", spec.warn.signal, 1, 64)
@@ -214,6 +217,34 @@ def check_fits(state: State, spec: TaskSpec) -> None:
         raise NoGpus("this server has no GPU that could be used", "`carma gpus` and `carma doctor` say more")
     if reason := never_fits(state, spec):
         raise NeverFitsError(f"the task can never run here: {reason}", "ask for less, or use another server")
+
+
+def sharing_note(state: State, spec: TaskSpec) -> str:
+    """What becomes of the way of sharing that is asked for: a note where the GPUs have none, else nothing.
+
+    Raises Refused where the settings rule it out: whoever asks for MPS has a reason, and would not find out.
+    """
+    server, asked = state.rules.sharing.mechanism, spec.mechanism
+    if asked is None and spec.threads_percent is None:
+        return ""
+    wanted = "mps" if spec.threads_percent is not None else asked
+    if server == "mig" or (server == "timeslice" and wanted == "mps"):
+        here = "on MIG instances only" if server == "mig" else "by time slices only"
+        raise Refused(
+            f"tasks share GPUs {here} on this server (sharing.mechanism = {server!r}), and {_wish(spec)} is asked for",
+            "submit it without; an administrator can change the setting",
+        )
+    kinds = {gpu.kind for gpu in state.gpus.values()}
+    if wanted == "mps" and "card" not in kinds:
+        return f"{' and '.join(sorted(_WITHOUT_MPS[kind] for kind in kinds))} have no MPS; {_wish(spec)} has no effect"
+    return ""
+
+
+def _wish(spec: TaskSpec) -> str:
+    return f"mechanism {spec.mechanism}" if spec.threads_percent is None else f"threads_percent {spec.threads_percent}"
+
+
+_WITHOUT_MPS = {"virtual": "virtual GPUs", "mig": "MIG instances"}
 
 
 def as_task(spec: TaskSpec, who: Identity, estimate: Estimate | None, *, held: bool, now: float) -> Task:

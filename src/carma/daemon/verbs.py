@@ -46,6 +46,7 @@ class Verbs:
         spec = admission.check_spec(request.spec, who, engine.clock.now())
         indices = admission.places(request)
         admission.check_fits(engine.state, spec)
+        sharing = admission.sharing_note(engine.state, spec)
         await self._check_runnable(spec, who)
         asks_now = request.dry_run or request.nonblock
         estimate = await engine.estimate(who.owner, spec) if asks_now else None
@@ -68,7 +69,7 @@ class Verbs:
             ]
 
         await engine.change(make)
-        return t.SubmitAnswer(ids=tuple(range(first, first + count)))
+        return t.SubmitAnswer(ids=tuple(range(first, first + count)), note=sharing)
 
     def _resolve(self, spec: TaskSpec) -> TaskSpec:
         return admission.resolve_dependencies(spec, lambda task: find(self._engine, task))

@@ -1,0 +1,140 @@
+"""`carma report`: what the server did over a span: tasks, GPU time and energy, by user and by GPU."""
+
+from __future__ import annotations
+
+import click
+
+from carma.cli import parse
+from carma.cli.flags import Parsed
+from carma.cli.verb import json_flag, verb
+from carma.cli.wording import gpu_hours, many, percent, show_j
+from carma.wire.report import GpuWork, Report, UserWork, Work
+
+EXAMPLES = """
+carma report                 the last 24 hours
+carma report --since 7d      the last week
+carma report --json          for programs: seconds and joules
+"""
+
+
+@verb("report", examples=EXAMPLES)
+@click.option(
+    "-S", "--since", type=Parsed("TIME", parse.parse_past), help="From: 24h (default), 7d, today, 2026-01-31."
+)
+@json_flag
+def command(since: float | None, as_json: bool) -> None:
+    """What this server did: tasks, waiting, GPU time and energy, by user and by GPU.
+
+    The span begins on a full hour. Attempts that reach beyond it count with the part that lies within. HELD and
+    SHARED are the share of the watched time with a task, and with two or more, on the GPU. Energy is that of the
+    GPU; IDLE of it is what the GPU takes with nobody on it, TASKS what is above that and was given to tasks.
+    """
+    from carma.cli.connect import connect
+
+    with connect() as client:
+        report = client.report(since=since)
+    if as_json:
+        from carma.cli.output import print_json
+
+        return print_json(report)
+    return _page(report)
+
+
+def _page(report: Report) -> None:
+    from carma.cli.output import heading, moment, print_facts
+    from carma.core.units import show_s
+
+    total = report.total
+    heading(f"since {moment(report.since)}, {show_s(report.until - report.since)}")
+    print_facts(
+        [
+            ("tasks", _tasks(total)),
+            ("ran", f"{gpu_hours(total.gpu_s)} in {many(total.attempts, 'attempt')}" if total.attempts else ""),
+            ("waited", _waited(total)),
+            ("energy", _energy(report)),
+        ]
+    )
+    if report.users:
+        print()
+        _users(report.users)
+    if report.gpus:
+        print()
+        _gpus(report.gpus)
+    if report.notes:
+        print()
+        print_facts([("note", note) for note in report.notes])
+
+
+def _tasks(work: Work) -> str:
+    """`12 ended: 9 succeeded, 3 out of memory; 2 run`."""
+    kinds = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in work.ended.items())
+    ended = sum(work.ended.values())
+    parts = [f"{ended:,} ended: {kinds}" if ended else "none ended", f"{work.running:,} run" if work.running else ""]
+    return "; ".join(part for part in parts if part)
+
+
+def _waited(work: Work) -> str:
+    from carma.core.units import show_s
+
+    if not work.started:
+        return ""
+    mean = show_s(work.waited_s / work.started)
+    return f"{mean} on average before {many(work.started, 'first start')}, {show_s(work.longest_wait_s)} at most"
+
+
+def _energy(report: Report) -> str:
+    """All of it, and what became of it; the parts add up."""
+    known = [gpu for gpu in report.gpus if gpu.energy_j is not None]
+    if not known:
+        return f"{show_j(report.total.energy_j)} of tasks; the GPUs' own is not known" if report.total.attempts else ""
+    whole_j = sum(gpu.energy_j or 0.0 for gpu in known)
+    idle_j, tasks_j = sum(gpu.idle_j for gpu in known), sum(gpu.tasks_j for gpu in known)
+    parts = [f"{show_j(idle_j)} idle", f"{show_j(tasks_j)} tasks"]
+    if (other_j := whole_j - idle_j - tasks_j) > max(1.0, whole_j * 0.005):
+        parts.append(f"{show_j(other_j)} other")
+    return f"{show_j(whole_j)}: {', '.join(parts)}"
+
+
+def _users(users: tuple[UserWork, ...]) -> None:
+    from carma.cli.output import Column, print_table
+    from carma.core.units import show_s
+
+    columns = [
+        Column("USER", flexible=True, most=16),
+        *(Column(title, right=True) for title in ("ENDED", "WELL", "RUN", "GPU TIME", "WAITED", "ENERGY")),
+    ]
+    rows = [
+        [
+            each.user,
+            f"{sum(each.work.ended.values()):,}",
+            f"{each.work.ended.get('succeeded', 0):,}",
+            f"{each.work.running:,}",
+            show_s(each.work.gpu_s),
+            show_s(each.work.waited_s / each.work.started if each.work.started else None),
+            "-" if each.work.unmeasured == each.work.attempts else show_j(each.work.energy_j),
+        ]
+        for each in users
+    ]
+    print_table(columns, rows)
+
+
+def _gpus(gpus: tuple[GpuWork, ...]) -> None:
+    from carma.cli.output import Column, print_table
+    from carma.core.units import show_s
+
+    titles = ("WATCHED", "HELD", "SHARED", "SM", "W", "ENERGY", "IDLE", "TASKS")
+    rows = [
+        [
+            gpu.gpu if gpu.index is None else str(gpu.index),
+            show_s(gpu.watched_s),
+            percent(gpu.held_s / gpu.watched_s if gpu.watched_s else None),
+            percent(gpu.shared_s / gpu.watched_s if gpu.watched_s else None),
+            percent(gpu.sm_active),
+            "-" if gpu.power_w is None else f"{gpu.power_w:.0f}",
+            show_j(gpu.energy_j),
+            "-" if gpu.energy_j is None else show_j(gpu.idle_j),
+            "-" if gpu.energy_j is None else show_j(gpu.tasks_j),
+        ]
+        for gpu in gpus
+    ]
+    print_table([Column("GPU", flexible=True, most=12), *(Column(title, right=True) for title in titles)], rows)
