@@ -63,7 +63,8 @@ def report(tasks: Iterable[Task], usage: Sequence[GpuUsage], state: State, since
         _, own = users.setdefault(task.owner.uid, (task.owner.name, _Sum()))
         for into in (total, own):
             _add(into, task, state, since, until)
-    gpus = _gpus(usage, state)
+    not_stored_yet = [row for (hour, _), row in state.usage.items() if since <= hour * HOUR_S <= until]
+    gpus = _gpus([*usage, *not_stored_yet], state)
     return Report(
         since=since,
         until=until,
@@ -105,7 +106,7 @@ def _add_attempt(into: _Sum, task: Task, attempt: Attempt, state: State, since: 
     into.run_s += within_s
     into.gpu_s += within_s * len(attempt.placement.gpus)
     track = state.tracks.get(task.key) if running else None
-    energy_j = attempt.energy_j if track is None else track.energy_j
+    energy_j = attempt.energy_j if track is None or track.energy_j is None else track.energy_j
     if energy_j is None:
         into.unmeasured += 1
     else:

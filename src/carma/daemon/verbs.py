@@ -51,7 +51,8 @@ class Verbs:
         asks_now = request.dry_run or request.nonblock
         estimate = await engine.estimate(who.owner, spec) if asks_now else None
         if request.dry_run:
-            return self._foretell(request, spec, who, estimate)
+            foretold = self._foretell(request, spec, who, estimate)
+            return replace(foretold, note=f"{foretold.note}; {sharing}") if sharing else foretold
         if request.nonblock:  # before an id is used up; looked at again below
             self._check_capacity(request, spec, who, estimate)
         count = 1 if indices is None else len(indices)

@@ -201,13 +201,13 @@ def _attempt_view(task: Task, attempt: Attempt, lens: Lens) -> t.AttemptView:
         ended_at=attempt.ended_at,
         pid=attempt.pid,
         observed_mib=max(seen) if seen else None,
-        energy_j=attempt.energy_j if attempt.energy_j is not None or track is None else track.energy_j,
+        energy_j=attempt.energy_j if track is None or track.energy_j is None else track.energy_j,
         outcome=_outcome(attempt.outcome, open_to_viewer),
         blame=attempt.blame,
         stdout=stdout,
         stderr=stderr,
         cap_mib=attempt.placement.booking.cap_mib,
-        activity=_activity_view(attempt.activity),
+        activity=_activity_view(attempt.activity if track is None else track.activity or attempt.activity),
         **_confined(attempt.confinement, open_to_viewer),
     )
 
@@ -286,6 +286,7 @@ def _gpu_view(view: GpuView, state: State) -> t.GpuView:
         gpu_util=newest.gpu_util if newest is not None else None,
         power_w=newest.power_w if newest is not None else None,
         energy_j=newest.energy_j if newest is not None else None,
+        idle_w=state.idle_w.get(view.gpu.id),
         metrics=view.gpu.capabilities.source,
         drained=SERVER in state.drained or view.gpu.id in state.drained,
     )

@@ -35,7 +35,7 @@ def shared(mechanism: str) -> str:
 
 
 def held(guards: Sequence[Rung]) -> str:
-    """`held at 8.0 GiB by MPS's memory limit and by PyTorch's own; the watchdog behind them`."""
+    """`held at 8.0 GiB by MPS's memory limit, and by PyTorch's own; the watchdog behind them`."""
     firm = [guard for guard in guards if guard.rung != "watchdog"]
     watched = [guard for guard in guards if guard.rung == "watchdog"]
     if not firm:
@@ -49,4 +49,4 @@ def held(guards: Sequence[Rung]) -> str:
         parts.append(f"{at}by {guard.how or _RUNGS.get(guard.rung, guard.rung)}")
         known_mib = guard.limit_mib
     behind = f"; the watchdog behind {'it' if len(firm) == 1 else 'them'}" if watched else ""
-    return f"held {' and '.join(parts)}{behind}"
+    return f"held {', and '.join(parts)}{behind}"

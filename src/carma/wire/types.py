@@ -212,6 +212,7 @@ class GpuView(Answer, frozen=True, kw_only=True):
     gpu_util: float | None = None
     power_w: float | None = None
     energy_j: float | None = None
+    idle_w: float | None = None  # what it takes with nobody on it, as far as it was seen
     metrics: str = ""  # where activity comes from: gpm, dcgm, processes, nvml (coarse utilisation only), virtual
     drained: bool = False
 

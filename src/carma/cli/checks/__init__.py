@@ -1,0 +1,46 @@
+"""What `carma doctor` looks at: each check is a function that returns a finding, or None where there is nothing to say.
+
+None of them raises, starts anything or changes a card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from carma.cli.checks import cards, ours, sharing
+from carma.cli.checks.look import Finding, Look
+from carma.errors import CarmaError
+
+Check = Callable[[Look], Finding | None]
+CHECKS: tuple[Check, ...] = (
+    ours.python,
+    ours.home,
+    ours.disk,
+    ours.settings,
+    ours.daemon,
+    cards.driver,
+    cards.gpus,
+    cards.activity,
+    sharing.mps,
+    cards.modes,
+    cards.mig,
+    cards.persistence,
+    sharing.caps,
+    sharing.cgroup,
+    sharing.permissions,
+)
+
+
+def run_all(look: Look | None = None) -> list[Finding]:
+    look = look or Look()
+    found = (_safely(check, look) for check in CHECKS)
+    return [finding for finding in found if finding is not None]
+
+
+def _safely(check: Check, look: Look) -> Finding | None:
+    try:
+        return check(look)
+    except CarmaError as error:
+        return Finding(check.__name__, "bad", str(error), error.hint)
+    except Exception as error:  # a check that breaks is a finding too
+        return Finding(check.__name__, "bad", f"{type(error).__name__}: {error}")
