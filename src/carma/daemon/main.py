@@ -27,10 +27,14 @@ if TYPE_CHECKING:
     from carma.daemon.loop import Loop
     from carma.daemon.restore import Replayed
     from carma.daemon.shell import Shell
+    from carma.launch.process import ProcessLauncher
     from carma.store.sqlite import SqliteStore
 
 log = logging.getLogger("carma.daemon")
 Ready = Callable[[], None]
+
+TEND_S = 5.0  # between looks at MPS servers that are idle or on their way out
+CLOSE_LIMIT_S = 30.0
 
 
 def run(
@@ -78,7 +82,7 @@ async def _live(paths: Paths, loaded: Loaded, store: SqliteStore, ready: Ready) 
     from carma.daemon.http import HttpServer, fitting_limits
     from carma.daemon.restore import reconcile
 
-    shell, loop, replayed = _build(paths, loaded, store)
+    shell, loop, replayed, launcher = _build(paths, loaded, store)
     address = Address(paths.socket, _socket_mode())
     listener = address.bind()
     server = HttpServer(make_app(shell), listener, fitting_limits(os.geteuid()), closing=shell.stopping)
@@ -90,6 +94,7 @@ async def _live(paths: Paths, loaded: Loaded, store: SqliteStore, ready: Ready) 
         beside.append(asyncio.create_task(server.run(), name="http"))
         beside.append(asyncio.create_task(keep_tidy(shell, store, paths.log_dir), name="housekeeping"))
         beside.append(asyncio.create_task(keep_reachable(address, server), name="socket"))
+        beside.append(asyncio.create_task(_tend(loop, launcher), name="MPS servers"))
         _announce(shell, ready)
         await _unless_over(running, shell.stopping.wait())
         if shell.cancel_at_stop:
@@ -102,6 +107,8 @@ async def _live(paths: Paths, loaded: Loaded, store: SqliteStore, ready: Ready) 
             task.cancel()
         await asyncio.gather(*beside, return_exceptions=True)
         await _stop(running)
+        if loop.settled.is_set():  # before that it is not known what runs under the MPS servers
+            await _close(loop, launcher)
         await loop.close()
         await shell.close()
         listener.close()
@@ -111,7 +118,7 @@ async def _live(paths: Paths, loaded: Loaded, store: SqliteStore, ready: Ready) 
     return 0
 
 
-def _build(paths: Paths, loaded: Loaded, store: SqliteStore) -> tuple[Shell, Loop, Replayed]:
+def _build(paths: Paths, loaded: Loaded, store: SqliteStore) -> tuple[Shell, Loop, Replayed, ProcessLauncher]:
     from carma.daemon.clock import SteadyClock
     from carma.daemon.hands import Hands
     from carma.daemon.loop import Loop
@@ -120,7 +127,9 @@ def _build(paths: Paths, loaded: Loaded, store: SqliteStore) -> tuple[Shell, Loo
     from carma.daemon.world import check_listed, open_world
     from carma.estimate.protocol import Context
     from carma.estimate.registry import make_estimators
+    from carma.launch.confine import Confiner
     from carma.launch.files import AttemptFiles
+    from carma.launch.mps import MpsServers
     from carma.launch.process import ProcessLauncher
     from carma.plugins import load_policy
 
@@ -133,8 +142,12 @@ def _build(paths: Paths, loaded: Loaded, store: SqliteStore) -> tuple[Shell, Loo
     rules = sampled_every(settings.rules, settings.monitor.period_s * world.speed)
     replayed = replay(events, rules, policy)
     skip_used_ids(store, store, replayed.state, paths.log_dir)
+    as_submitter = _as_submitter(loaded)
     launcher = ProcessLauncher(
-        paths.log_dir, extra_environment=world.environment, run_as_submitter=_as_submitter(loaded)
+        paths.log_dir,
+        extra_environment=world.environment,
+        run_as_submitter=as_submitter,
+        confiner=Confiner(rules.sharing, MpsServers(paths.state_dir / "mps", open_to_users=as_submitter)),
     )
     shell = Shell(
         state=replayed.state,
@@ -149,7 +162,25 @@ def _build(paths: Paths, loaded: Loaded, store: SqliteStore) -> tuple[Shell, Loo
     )
     estimators = make_estimators(Context(store, world.sampler.gpus(), rules))
     hands = Hands(shell, launcher, estimators, has_trace=AttemptFiles(paths.log_dir).exists)
-    return shell, Loop(shell, hands, world.sampler, period_s=settings.monitor.period_s), replayed
+    return shell, Loop(shell, hands, world.sampler, period_s=settings.monitor.period_s), replayed, launcher
+
+
+async def _tend(loop: Loop, launcher: ProcessLauncher) -> None:
+    """MPS servers that nobody needs any more are stopped, also when nothing runs and nobody looks."""
+    while True:
+        await asyncio.sleep(TEND_S)
+        try:
+            await loop.hands.with_launcher(launcher.tend)
+        except OSError as error:
+            log.error("looking after the MPS servers: %s", error)
+
+
+async def _close(loop: Loop, launcher: ProcessLauncher) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_LIMIT_S):
+            await loop.hands.with_launcher(launcher.close)
+    except (OSError, TimeoutError) as error:
+        log.error("the MPS servers could not be stopped: %s", error)
 
 
 def _paths_of(names: Callable[[AttemptKey], tuple[str, str]]) -> Callable[[AttemptKey], tuple[Path, Path]]:

@@ -11,7 +11,8 @@ TOKEN_VARIABLE = "CARMA_LAUNCH"
 # A submission from inside another task or a Slurm job carries that one's variables. Frameworks believe them (a library
 # that sees SLURM_NTASKS starts a process group of that size), so they do not reach a task that is neither. Those that
 # tell a task of an array its place are set anew: scripts written for sbatch read them, and no framework goes by them.
-_OTHERS = ("SLURM_", "SLURMD_", "SRUN_")
+# CUDA_MPS_ names the submitter's own server and its limits: which one a task runs under is decided at its launch.
+_OTHERS = ("SLURM_", "SLURMD_", "SRUN_", "CUDA_MPS_")
 _OWN = ("CARMA_TASK_ID", "CARMA_ATTEMPT", "CARMA_ARRAY_ID", "CARMA_ARRAY_INDEX", TOKEN_VARIABLE)
 
 

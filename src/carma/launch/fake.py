@@ -10,7 +10,7 @@ import signal as signals
 import time
 from collections.abc import Callable, Iterable
 
-from carma.core.model import AttemptKey, Record
+from carma.core.model import AttemptKey, Confinement, Record
 from carma.core.outcome import Failed, Outcome, Succeeded
 from carma.core.ports import Found, LaunchOrder
 from carma.launch.outcome import name_of
@@ -23,6 +23,7 @@ class Plan(Record, frozen=True, kw_only=True):
     after_s: float | None = None
     starts: bool = True  # False: it ends without ever having had a process (a missing directory, ...)
     ignores: tuple[int, ...] = ()  # signals; SIGKILL cannot be ignored
+    confinement: Confinement = Confinement(mechanism="timeslice")
 
 
 FOREVER = Plan()
@@ -38,6 +39,7 @@ class _Run:
         self.started_at = at
         self.outcome: Outcome | None = None
         self.ended_at: float | None = None
+        self.trouble: str | None = None
 
     def end(self, outcome: Outcome, at: float) -> None:
         if self.outcome is None:
@@ -79,7 +81,15 @@ class FakeLauncher:
         run.look(self._now())
         if not run.plan.starts:
             return Found(key=key, outcome=run.outcome, ended_at=run.ended_at)
-        return Found(key=key, pid=run.pid, started_at=run.started_at, outcome=run.outcome, ended_at=run.ended_at)
+        return Found(
+            key=key,
+            pid=run.pid,
+            started_at=run.started_at,
+            outcome=run.outcome,
+            ended_at=run.ended_at,
+            confinement=run.plan.confinement,
+            trouble=run.trouble if run.outcome is None else None,
+        )
 
     def signal(self, key: AttemptKey, signal: int, *, whole_tree: bool = True) -> None:  # noqa: ARG002
         """Its processes are one, so the whole tree is no more than that."""
@@ -97,6 +107,14 @@ class FakeLauncher:
     def end(self, key: AttemptKey, outcome: Outcome) -> None:
         """Let it end now, in this way."""
         self._runs[key].end(outcome, self._now())
+
+    def disturb(self, key: AttemptKey, reason: str) -> None:
+        """What it runs under goes; it lives on."""
+        self._runs[key].trouble = reason
+
+    def sharing_pids(self) -> frozenset[int]:
+        """Nothing of its own is on the GPUs."""
+        return frozenset()
 
     def lose(self, key: AttemptKey) -> None:
         """As if the order had never arrived."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from carma.core.model import AttemptKey
+from carma.core.model import AttemptKey, Confinement
 from carma.launch import logs, records
 from carma.launch.outcome import TAIL_BYTES, ExitRecord, LastWords, Told
 
@@ -33,7 +33,18 @@ class Started(msgspec.Struct, frozen=True):
     logs: tuple[logs.LogFile, logs.LogFile]
 
 
-T = TypeVar("T", Claim, Started, ExitRecord, Told)
+class Held(msgspec.Struct, frozen=True):
+    """How it shares its GPUs; `server` is the name of the MPS server that it runs under."""
+
+    confinement: Confinement
+    server: str | None = None
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    reason: str
+
+
+T = TypeVar("T", Claim, Started, ExitRecord, Told, Held, Trouble)
 
 
 class AttemptFiles:
@@ -58,6 +69,12 @@ class AttemptFiles:
 
     def told(self, key: AttemptKey) -> Told | None:
         return self._read(key, records.TOLD, Told)
+
+    def held(self, key: AttemptKey) -> Held | None:
+        return self._read(key, records.HELD, Held)
+
+    def trouble(self, key: AttemptKey) -> Trouble | None:
+        return self._read(key, records.TROUBLE, Trouble)
 
     def _read(self, key: AttemptKey, name: str, kind: type[T]) -> T | None:
         try:

@@ -87,6 +87,18 @@ _RAW = re.compile(
     r"|^.{0,200}\((?:cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY)\)"
     r"|^(?:\S+:\s+)*(?:[Ee]rror:? )?(?:cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY)\b"
 )
+# The errors 805 to 810 of CUDA, by their texts and by their names: MPS failed its client. See mps_signs.py.
+MPS_MESSAGE = re.compile(
+    r"\bMPS client failed to connect to the MPS control daemon\b"
+    r"|\bremote procedural call between the MPS server and the MPS client failed\b"
+    r"|\bMPS server is not ready to accept new MPS client requests\b"
+    r"|\bhardware resources required to create (?:an )?MPS client have been exhausted\b"
+    r"|\bhardware resources required to support device connections have been exhausted\b"
+    r"|\bMPS client has been terminated by the server\b"
+    r"|\bcudaErrorMps(?:ConnectionFailed|RpcFailure|ServerNotReady|MaxClientsReached|MaxConnectionsReached|ClientTerminated)\b"
+    r"|\bCUDA_ERROR_MPS_[A-Z_]+\b"
+)
+_RAW_MPS = re.compile(r"^(?:\S+:\s+)*(?:GPUassert|(?:CUDA|cuda|Cuda)(?: runtime)? [Ee]rror)\b")
 _LESSER = re.compile(r"\b(?:[Ww]arn(?:ing)?|WARN(?:ING)?|INFO|DEBUG)\b|^[WI]\d{4}\b|: [WI] ")
 
 _ASKED = re.compile(
@@ -181,7 +193,9 @@ def end_at(lines: list[str], number: int, in_traceback: bool) -> End | None:
         return End(number, match[1].replace("::", "."), what)
     if match := (_EXCEPTION if in_traceback else _BARE).match(line):
         return End(number, match[1], message_at(lines, number, match[2] or ""))
-    if _RAW.match(line) and not _LESSER.search(line):
+    if _LESSER.search(line):
+        return None
+    if _RAW.match(line) or (_RAW_MPS.match(line) and MPS_MESSAGE.search(line)):
         return End(number, "", line)
     return None
 
@@ -209,7 +223,7 @@ def place_of(end: End) -> Literal["gpu", "host"] | None:
     first = end.message.partition("\n")[0]
     if name in ("MemoryError", "_ArrayMemoryError", "ArrayMemoryError", "bad_alloc") or _HOST_MESSAGE.search(first):
         return "host"
-    if not name or _GPU_MESSAGE.search(first):
+    if (not name and not MPS_MESSAGE.search(first)) or _GPU_MESSAGE.search(first):
         return "gpu"
     if name == "DistBackendError" and _GPU_MESSAGE.search(end.message):
         return "gpu"

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from carma.core.outcome import Failed, Outcome, OutOfMemory, Succeeded
+from carma.core.outcome import Disrupted, Failed, Outcome, OutOfMemory, Succeeded
+from carma.launch.mps_signs import find_mps_failure
 from carma.launch.oom_signs import OomSign, find_oom, last_words
 
 TAIL_BYTES = 64 * 1024  # of each log; what decides is at its end
@@ -44,9 +45,20 @@ class LastWords(NamedTuple):
     stdout: str
 
 
-def judge_exit(record: ExitRecord, words: LastWords, told: Told | None = None) -> Outcome:
+class Under(NamedTuple):
+    """What it ran under: a server of MPS, and whether that one went while it ran."""
+
+    mps: bool = False
+    lost: bool = False
+
+
+NOTHING = Under()
+
+
+def judge_exit(record: ExitRecord, words: LastWords, told: Told | None = None, under: Under = NOTHING) -> Outcome:
     """OOM needs both: an end that was not success, and the framework's own message as the last exception (or, on the
-    host, the kernel's count)."""
+    host, the kernel's count). So does a failure of MPS, unless its server is known to be gone: what clients say and do
+    then differs (a hardly telling CUDA error, a bus error)."""
     if record.code == 0 and record.signal is None:
         return Succeeded()
     code = record.code if record.code is not None else 128 + (record.signal or 0)
@@ -58,7 +70,20 @@ def judge_exit(record: ExitRecord, words: LastWords, told: Told | None = None) -
     sign = oom_sign(words) if spoke_for_itself(code) else None
     if sign is not None:
         return OutOfMemory(sign.where, code, sign.asked_mib, sign.peak_mib, sign.message)
-    return Failed(code, failure_message(record, words, told))
+    failed = Failed(code, failure_message(record, words, told))
+    return (disruption(failed, words, under) if told is None else None) or failed
+
+
+def disruption(failed: Failed, words: LastWords, under: Under) -> Disrupted | None:
+    """Only for what ran under a server of ours and was not told to end."""
+    if not under.mps:
+        return None
+    said = find_mps_failure(deciding_words(words)) if spoke_for_itself(failed.code) else ""
+    if said:
+        return Disrupted(f"MPS failed it: {said}")
+    if under.lost:
+        return Disrupted("the MPS server that it ran under ended" + (f" ({failed.message})" if failed.message else ""))
+    return None
 
 
 def killed_for_memory(record: ExitRecord, code: int, words: LastWords) -> bool:
@@ -75,7 +100,11 @@ def spoke_for_itself(code: int) -> bool:
 
 def oom_sign(words: LastWords) -> OomSign | None:
     """Standard error decides when it holds an exception at all; some programs log theirs to standard output."""
-    return find_oom(words.stderr if last_words(words.stderr) else words.stdout)
+    return find_oom(deciding_words(words))
+
+
+def deciding_words(words: LastWords) -> str:
+    return words.stderr if last_words(words.stderr) else words.stdout
 
 
 def failure_message(record: ExitRecord, words: LastWords, told: Told | None) -> str:

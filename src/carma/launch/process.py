@@ -18,11 +18,15 @@ from typing import Literal
 from carma.core.model import AttemptKey
 from carma.core.outcome import Failed, Lost, Outcome
 from carma.core.ports import Found, LaunchOrder
+from carma.core.settings import Sharing
+from carma.errors import CarmaError
 from carma.launch import logs, procfs, records, runner
 from carma.launch.child import CANNOT_START
+from carma.launch.confine import Confiner
 from carma.launch.environment import TOKEN_VARIABLE, task_environment
 from carma.launch.files import AttemptFiles, Claim, Started
-from carma.launch.outcome import ExitRecord, judge_exit
+from carma.launch.holding import DEVICE_FILES, Holding
+from carma.launch.outcome import ExitRecord, Under, judge_exit
 from carma.launch.supervise import NO_SPACE
 from carma.launch.tree import Trees
 
@@ -41,6 +45,8 @@ class ProcessLauncher:
         *,
         extra_environment: Mapping[str, str] | None = None,
         run_as_submitter: bool,
+        confiner: Confiner | None = None,
+        device_files: str = DEVICE_FILES,
     ) -> None:
         self._files = AttemptFiles(directory)
         self._extra = dict(extra_environment or {})
@@ -52,6 +58,7 @@ class ProcessLauncher:
         self._started: dict[AttemptKey, Started] = {}
         self._refused: dict[AttemptKey, Failed] = {}
         self._trees = Trees()
+        self._holding = Holding(self._files, confiner or Confiner(Sharing(), None), self._trees, device_files)
 
     # Launching.
 
@@ -61,12 +68,14 @@ class ProcessLauncher:
         except (OSError, ValueError) as error:
             if isinstance(error, OSError) and error.errno in records.PASSING:
                 return  # no trace is left, so the order is given again
-            self._refused[order.key] = Failed(CANNOT_START, f"cannot start a runner: {error}")
+            self._refuse(order.key, f"cannot start a runner: {error}")
+        except CarmaError as error:
+            self._refuse(order.key, f"{error}. {error.hint}")
 
     def _launch(self, order: LaunchOrder) -> None:
         if not self._run_as_submitter and order.owner.uid != os.geteuid():
             message = f"this server runs tasks of its own user only, not of {order.owner.name} (uid {order.owner.uid})"
-            self._refused[order.key] = Failed(CANNOT_START, message)
+            self._refuse(order.key, message)
             return
         if self._files.exists(order.key, records.EXIT) or self._files.exists(order.key, records.STARTED):
             return
@@ -76,8 +85,14 @@ class ProcessLauncher:
         os.makedirs(self._files.directory, mode=self._mode, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.mkdir(self._files.path(order.key), self._mode)
-        records.write(self._files.path(order.key, records.ORDER), self._order_record(order), durable=False)
+        variables = self._holding.arrange(order)
+        records.write(self._files.path(order.key, records.ORDER), self._order_record(order, variables), durable=False)
         self._children[self._spawn(order.key)] = order.key
+
+    def _refuse(self, key: AttemptKey, message: str) -> Failed:
+        self._holding.forget(key)
+        self._refused[key] = Failed(CANNOT_START, message)
+        return self._refused[key]
 
     def _claimed(self, key: AttemptKey) -> bool:
         """Whether a runner has it. A claim whose runner is dead is set aside: without a start on record nothing ran."""
@@ -92,7 +107,7 @@ class ProcessLauncher:
     def _takeovers(self, key: AttemptKey) -> int:
         return sum(self._files.exists(key, f"dead-claim-{number}") for number in range(1, TAKEOVERS + 1))
 
-    def _order_record(self, order: LaunchOrder) -> dict[str, object]:
+    def _order_record(self, order: LaunchOrder, variables: Mapping[str, str]) -> dict[str, object]:
         spec = order.spec
         stdout, stderr = logs.paths_for(order, *self._files.own_logs(order.key))
         token = uuid.uuid4().hex
@@ -100,7 +115,7 @@ class ProcessLauncher:
         return {
             "command": list(spec.command),
             "directory": spec.directory,
-            "environment": {**task_environment(order, self._extra), TOKEN_VARIABLE: token},
+            "environment": {**task_environment(order, self._extra), **variables, TOKEN_VARIABLE: token},
             "umask": spec.umask,
             "identity": identity if order.owner.uid != os.geteuid() else None,
             "stdout": stdout,
@@ -124,6 +139,7 @@ class ProcessLauncher:
 
     def poll(self, keys: Iterable[AttemptKey]) -> tuple[Found, ...]:
         ended = self._reap()
+        self._holding.look()
         return tuple(self._look(key, ended) for key in keys)
 
     def _reap(self) -> dict[AttemptKey, int]:
@@ -142,7 +158,7 @@ class ProcessLauncher:
     def _look(self, key: AttemptKey, ended: Mapping[AttemptKey, int]) -> Found:
         started = self._started.get(key)
         if started is not None and (started.runner.pid in self._children or self._alive(started.runner)):
-            return Found(key=key, pid=started.pid, started_at=started.started_at)
+            return self._found_running(key, started)
         if key in self._refused:
             return Found(key=key, outcome=self._refused[key])
         return self._look_at_files(key) or self._unclaimed(key, ended)
@@ -152,8 +168,8 @@ class ProcessLauncher:
         if ended.get(key, NO_SPACE) == NO_SPACE or not self._files.exists(key, records.ORDER):
             return Found(key=key)
         said = logs.read_tail(self._files.path(key, records.RUNNER_LOG), None, 400).strip().rpartition("\n")[2]
-        self._refused[key] = Failed(CANNOT_START, f"the runner could not start: {said or 'it said nothing'}")
-        return Found(key=key, outcome=self._refused[key])
+        refused = self._refuse(key, f"the runner could not start: {said or 'it said nothing'}")
+        return Found(key=key, outcome=refused)
 
     def _look_at_files(self, key: AttemptKey) -> Found | None:
         """None when no runner has claimed it. The order of the looks matters: a runner writes, then ends."""
@@ -174,22 +190,39 @@ class ProcessLauncher:
             )
         if alive or self._runs(started):
             self._started[key] = started
-            return Found(key=key, pid=started.pid, started_at=started.started_at)
+            return self._found_running(key, started)
         if started.runner.boot_id != self._boot_id:
             return self._lost(key, started, "the machine restarted")
         self._trees.signal(key, started, signals.SIGKILL)  # what it left holds GPU memory that nobody books
         return self._lost(key, started, "its runner was killed, so nobody saw how it ended")
 
+    def _found_running(self, key: AttemptKey, started: Started) -> Found:
+        return Found(
+            key=key,
+            pid=started.pid,
+            started_at=started.started_at,
+            confinement=self._holding.confinement(key),
+            trouble=self._holding.trouble(key, started),
+        )
+
     def _found_ended(self, key: AttemptKey, started: Started | None, ending: ExitRecord) -> Found:
-        self._started.pop(key, None)
-        pid, started_at = (started.pid, started.started_at) if started is not None else (None, None)
-        outcome: Outcome = judge_exit(ending, self._files.last_words(key, started), self._files.told(key))
-        return Found(key=key, pid=pid, started_at=started_at, outcome=outcome, ended_at=ending.ended_at)
+        lost = started is not None and self._holding.server_lost(key, started.started_at, ending.ended_at)
+        under = Under(mps=self._holding.under_mps(key), lost=lost)
+        outcome = judge_exit(ending, self._files.last_words(key, started), self._files.told(key), under)
+        return self._over(key, started, outcome, ending.ended_at)
 
     def _lost(self, key: AttemptKey, started: Started | None, reason: str) -> Found:
+        return self._over(key, started, Lost(reason), None)
+
+    def _over(self, key: AttemptKey, started: Started | None, outcome: Outcome, ended_at: float | None) -> Found:
         self._started.pop(key, None)
-        pid, started_at = (started.pid, started.started_at) if started is not None else (None, None)
-        return Found(key=key, pid=pid, started_at=started_at, outcome=Lost(reason))
+        pid, started_at, confinement = None, None, None
+        if started is not None:
+            pid, started_at, confinement = started.pid, started.started_at, self._holding.confinement(key)
+        self._holding.forget(key)
+        return Found(
+            key=key, pid=pid, started_at=started_at, outcome=outcome, ended_at=ended_at, confinement=confinement
+        )
 
     def _alive(self, who: Claim) -> bool:
         return who.boot_id == self._boot_id and procfs.alive(who.pid, who.start_ticks)
@@ -234,6 +267,20 @@ class ProcessLauncher:
     def _known(self, key: AttemptKey) -> Started | None:
         return self._started.get(key) or self._files.started(key)
 
+    # What they run under.
+
+    def sharing_pids(self) -> frozenset[int]:
+        """Our own MPS processes, which are on the GPUs and belong to no attempt."""
+        return self._holding.pids()
+
+    def tend(self) -> None:
+        """Now and then, also when nothing runs: MPS servers that nobody needs any more are stopped."""
+        self._holding.tend()
+
+    def close(self) -> None:
+        """Stop what nothing runs under; the attempts go on."""
+        self._holding.close()
+
     # Logs.
 
     def log_paths(self, key: AttemptKey) -> tuple[str, str]:
@@ -255,4 +302,5 @@ class ProcessLauncher:
         """Forget an attempt that has ended: its records and those of its logs that lie with them."""
         self._started.pop(key, None)
         self._refused.pop(key, None)
+        self._holding.forget(key)
         self._files.remove(key)
