@@ -6,6 +6,7 @@ Constants, structures and the error class are pynvml's own, so that what the sam
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,15 @@ import pynvml
 
 MIB = 1 << 20
 NOT_AVAILABLE = 0xFFFFFFFFFFFFFFFF
+
+
+GPM_METRICS = (
+    pynvml.NVML_GPM_METRIC_SM_UTIL,
+    pynvml.NVML_GPM_METRIC_SM_OCCUPANCY,
+    pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL,
+    pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL,
+    pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
+)
 
 
 @dataclass
@@ -25,8 +35,9 @@ class Card:
     total_mib: int = 143_771
     reserved_mib: int = 604
     used_mib: int = 0
-    gpm: tuple[float, float, float] | None = (25.0, 12.5, 6.0)  # percent: SM active, SM occupancy, DRAM
-    gpm_returns: tuple[int, int, int] = (0, 0, 0)
+    gpm: tuple[float, ...] | None = (25.0, 12.5, 6.0, 90.0, 3.0)  # percent, in the order of GPM_METRICS; the rest: 0
+    gpm_returns: tuple[int, ...] = ()  # the same order; the rest: 0
+    process_util: list[tuple[int, int, int]] = field(default_factory=list)  # pid, microseconds, percent
     gpu_util: int = 97
     power_mw: int = 120_500
     energy_mj: int = 5_000_250
@@ -58,6 +69,7 @@ class ScriptedNvml:
         self.without: set[str] = set()  # functions that this driver does not have
         self.inits = 0
         self.snapshots = 0  # allocated and not freed
+        self.calls: Counter[str] = Counter()  # questions to a card, by name
         self._generation: int | None = None  # None: not initialised
         self._generations = itertools.count(1)
 
@@ -146,6 +158,16 @@ class ScriptedNvml:
     def nvmlDeviceGetGraphicsRunningProcesses_v3(self, handle: Any) -> list[SimpleNamespace]:
         return _entries(self._card("nvmlDeviceGetGraphicsRunningProcesses_v3", handle).graphics)
 
+    def nvmlDeviceGetProcessUtilization(self, handle: Any, since_us: int) -> list[SimpleNamespace]:
+        """Newer entries only. For none of them the driver says "not found"; no script at all: it is not supported."""
+        card = self._card("nvmlDeviceGetProcessUtilization", handle)
+        if not card.process_util:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        newer = [entry for entry in card.process_util if entry[1] > since_us]
+        if not newer:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return [SimpleNamespace(pid=pid, timeStamp=at_us, smUtil=percent) for pid, at_us, percent in newer]
+
     def nvmlGpmQueryDeviceSupport(self, handle: Any) -> Any:
         return SimpleNamespace(isSupportedDevice=int(self._card("nvmlGpmQueryDeviceSupport", handle).gpm is not None))
 
@@ -177,16 +199,12 @@ class ScriptedNvml:
         assert older.at is not None
         assert newer.at is not None
         close = newer.at - older.at < 0.1 - 1e-9
-        values = (0.0, 0.0, 0.0) if close else newer.card.gpm or (0.0, 0.0, 0.0)
-        order = (
-            pynvml.NVML_GPM_METRIC_SM_UTIL,
-            pynvml.NVML_GPM_METRIC_SM_OCCUPANCY,
-            pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL,
-        )
+        values = {} if close else dict(zip(GPM_METRICS, newer.card.gpm or (), strict=False))
+        returns = dict(zip(GPM_METRICS, newer.card.gpm_returns, strict=False))
         for place in range(question.numMetrics):
             metric = question.metrics[place]
-            which = order.index(metric.metricId)
-            metric.value, metric.nvmlReturn = values[which], newer.card.gpm_returns[which]
+            assert metric.metricId in GPM_METRICS
+            metric.value, metric.nvmlReturn = values.get(metric.metricId, 0.0), returns.get(metric.metricId, 0)
         return question
 
     class c_nvmlGpmMetricsGet_t:
@@ -216,6 +234,7 @@ class ScriptedNvml:
         return card
 
     def _refuse(self, function: str, card: Card) -> None:
+        self.calls[function] += 1
         if function in self.without:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         code = card.errors.get(function, card.errors.get("*"))

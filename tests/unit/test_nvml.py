@@ -8,6 +8,7 @@ import pynvml
 import pytest
 
 from carma.core.model import GpuSample, ProcessUse
+from carma.monitor.energy import HOLD_S
 from carma.monitor.nvml import NvmlSampler
 from tests.scripted_nvml import MIB, NOT_AVAILABLE, Card, ScriptedNvml
 
@@ -28,6 +29,7 @@ def test_a_hopper_card_gives_everything() -> None:
     assert (gpu.id, gpu.index, gpu.name, gpu.kind) == ("GPU-a", 0, "NVIDIA H200", "card")
     can = gpu.capabilities
     assert (can.sm_active, can.sm_occupancy, can.dram_active, can.source) == (True, True, True, "gpm")
+    assert (can.gr_active, can.tensor_active) == (True, True)
     assert (can.power, can.energy, can.processes) == (True, True, True)
     nvml.pass_s(1.0)
     assert only(sampler.sample(77.0)) == GpuSample(
@@ -37,6 +39,8 @@ def test_a_hopper_card_gives_everything() -> None:
         sm_active=0.25,
         sm_occupancy=0.125,
         dram_active=0.06,
+        gr_active=0.9,
+        tensor_active=0.03,
         gpu_util=0.97,
         power_w=120.5,
         energy_j=5000.25,
@@ -191,8 +195,8 @@ def test_energy_grows_by_power_between_two_looks_at_the_counter_and_is_then_corr
     card.energy_mj = 5_000_000
     nvml.pass_s(5.0)
     assert only(sampler.sample(5.0)).energy_j == 1500.0
-    nvml.pass_s(5.0)
-    assert only(sampler.sample(10.0)).energy_j == 5000.0
+    nvml.pass_s(HOLD_S - 5.0)
+    assert only(sampler.sample(HOLD_S)).energy_j == 5000.0
 
 
 def test_energy_never_goes_back_unless_the_counter_itself_starts_again() -> None:
@@ -200,14 +204,15 @@ def test_energy_never_goes_back_unless_the_counter_itself_starts_again() -> None
     nvml = ScriptedNvml(card)
     sampler = sampler_over(nvml)
     sampler.sample(0.0)
-    nvml.pass_s(9.0)
-    assert only(sampler.sample(9.0)).energy_j == 1900.0
+    nvml.pass_s(HOLD_S - 1.0)
+    by_power = only(sampler.sample(HOLD_S - 1.0)).energy_j
+    assert by_power == 1000.0 + 100.0 * (HOLD_S - 1.0)
     card.energy_mj = 1_200_000  # less than power made of it
     nvml.pass_s(1.0)
-    assert only(sampler.sample(10.0)).energy_j == 1900.0
+    assert only(sampler.sample(HOLD_S)).energy_j == by_power
     card.energy_mj = 5_000  # the driver was loaded again
-    nvml.pass_s(10.0)
-    assert only(sampler.sample(20.0)).energy_j == 5.0
+    nvml.pass_s(HOLD_S)
+    assert only(sampler.sample(2 * HOLD_S)).energy_j == 5.0
 
 
 def test_an_energy_counter_that_is_busy_is_asked_again_at_the_next_sample() -> None:

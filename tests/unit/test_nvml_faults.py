@@ -7,7 +7,8 @@ import pytest
 
 from carma import errors
 from carma.errors import NoGpus
-from carma.monitor.nvml import BackOff, NvmlSampler
+from carma.monitor.backoff import BackOff
+from carma.monitor.nvml import NvmlSampler
 from tests.scripted_nvml import MIB, Card, ScriptedNvml
 
 

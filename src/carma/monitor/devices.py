@@ -9,18 +9,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-from carma.core.model import Capabilities, Gpu, GpuId
+import msgspec
+
+from carma.core.model import Activity, Capabilities, Gpu, GpuId
+from carma.monitor import gpm, listing, utilisation
 from carma.monitor.energy import EnergyCounter
 from carma.monitor.faults import GpuLost, Nvml, ask, offers
-from carma.monitor.gpm import GpmReader, is_offered
+from carma.monitor.held import Held
+from carma.monitor.listing import MIB, NOT_GIVEN_64
 
-MIB = 1 << 20
-NOT_GIVEN_64 = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE for 64-bit figures
-NOT_GIVEN_32 = (1 << 32) - 1
-# Versions of the same question, newest first; the driver knows one of them (R510, R470).
-COMPUTE_PROCESSES = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")
+UTILISATION_S = 5.0  # the coarse figure is only shown where a finer one is there
+
+
+class ActivityReader(Protocol):
+    """One source of activity for one GPU. `capabilities` has what it gives, and its name."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def read(self) -> Activity:
+        """Raises GpuLost and DriverGone; what is not given is None."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Place(NamedTuple):
+    """A GPU by names that outlive handles: its card's UUID and, in MIG mode, the number of its GPU instance."""
+
+    card: GpuId
+    instance: int | None = None
+
+
+class Means(NamedTuple):
+    """What reading a GPU takes besides NVML; given by whoever opens the sampler."""
+
+    monotonic: Callable[[], float]
+    process_name: Callable[[int], str]
+    own_pid: Callable[[int], int]
 
 
 @dataclass(slots=True)
@@ -29,14 +57,22 @@ class Device:
 
     gpu: Gpu
     handle: Any
-    card: GpuId  # the card's own UUID: the same as the GPU's but for a MIG instance
+    place: Place
     memory_version: int | None  # None: the first version, which counts the driver's own memory as used
-    gpm: GpmReader | None
+    reader: ActivityReader | None  # None: nothing but the coarse utilisation
     energy: EnergyCounter | None
+    processes: listing.ProcessList | None
+    utilisation: Held[Any]
+
+    def use(self, reader: ActivityReader) -> None:
+        """Take activity from a better source that turned up."""
+        self.close()
+        self.reader = reader
+        self.gpu = msgspec.structs.replace(self.gpu, capabilities=_with_activity(self.gpu.capabilities, reader))
 
     def close(self) -> None:
-        if self.gpm is not None:
-            self.gpm.close()
+        if self.reader is not None:
+            self.reader.close()
 
 
 @dataclass(slots=True)
@@ -53,17 +89,16 @@ class Devices:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a device was found, before it was asked anything."""
+class _Found:
+    """A device before it was asked anything."""
 
     handle: Any
     index: int
     card_handle: Any
-    card: GpuId
-    instance: int | None  # the GPU instance's id, of a MIG instance
+    place: Place
 
 
-def find(nvml: Nvml, monotonic: Callable[[], float]) -> Devices:
+def find(nvml: Nvml, means: Means) -> Devices:
     """Ask every card. One that does not answer is a problem with a sentence, and the others are found all the same.
 
     Cards keep NVML's index (PCI order, as nvidia-smi shows them); MIG instances are numbered after the last card.
@@ -73,16 +108,16 @@ def find(nvml: Nvml, monotonic: Callable[[], float]) -> Devices:
     next_index = count
     for index in range(count):
         try:
-            for place in _places(nvml, index, next_index, devices):
-                next_index += place.instance is not None
-                _add(nvml, place, monotonic, devices)
+            for found in _places(nvml, index, next_index, devices):
+                next_index += found.place.instance is not None
+                _add(nvml, found, means, devices)
         except GpuLost as error:
             devices.problems.append(f"GPU {index} cannot be used: it does not answer: {error}")
     devices.found.sort(key=lambda device: device.gpu.index)
     return devices
 
 
-def _places(nvml: Nvml, index: int, next_index: int, devices: Devices) -> Iterator[_Place]:
+def _places(nvml: Nvml, index: int, next_index: int, devices: Devices) -> Iterator[_Found]:
     """The card itself, or its MIG instances."""
     handle = ask(nvml, "nvmlDeviceGetHandleByIndex", index, heartbeat=True)
     uuid = None if handle is None else ask(nvml, "nvmlDeviceGetUUID", handle, heartbeat=True)
@@ -93,14 +128,14 @@ def _places(nvml: Nvml, index: int, next_index: int, devices: Devices) -> Iterat
     mode = ask(nvml, "nvmlDeviceGetMigMode", handle)
     if mode is None or mode[0] != 1:
         devices.answering.add(card)
-        yield _Place(handle, index, handle, card, None)
+        yield _Found(handle, index, handle, Place(card))
         return
     instances = _instances(nvml, handle)
     devices.answering.add(card)
     if not instances:
         devices.problems.append(f"GPU {index} cannot be used: it is in MIG mode and has no instances")
     for number, (mig_handle, instance) in enumerate(instances):
-        yield _Place(mig_handle, next_index + number, handle, card, instance)
+        yield _Found(mig_handle, next_index + number, handle, Place(card, instance))
 
 
 def _instances(nvml: Nvml, card: Any) -> list[tuple[Any, int]]:
@@ -111,49 +146,79 @@ def _instances(nvml: Nvml, card: Any) -> list[tuple[Any, int]]:
     return [(handle, instance) for handle, instance in with_ids if instance is not None]
 
 
-def _add(nvml: Nvml, place: _Place, monotonic: Callable[[], float], devices: Devices) -> None:
+def _add(nvml: Nvml, found: _Found, means: Means, devices: Devices) -> None:
     try:
-        device = _device(nvml, place, monotonic)
+        device = _device(nvml, found, means)
         problem = "it does not tell its UUID or its memory"
     except GpuLost as error:
         device, problem = None, f"it does not answer: {error}"
     if device is None:
-        devices.answering.discard(place.card)
-        devices.problems.append(f"GPU {place.index} cannot be used: {problem}")
+        devices.answering.discard(found.place.card)
+        devices.problems.append(f"GPU {found.index} cannot be used: {problem}")
     else:
         devices.found.append(device)
 
 
-def _device(nvml: Nvml, place: _Place, monotonic: Callable[[], float]) -> Device | None:
-    handle = place.handle
+def _device(nvml: Nvml, found: _Found, means: Means) -> Device | None:
+    handle, place = found.handle, found.place
     uuid = place.card if place.instance is None else ask(nvml, "nvmlDeviceGetUUID", handle)
     version = _memory_version(nvml, handle)
     memory = ask_memory(nvml, handle, version)
     if uuid is None or memory is None:
         return None
-    gpm = GpmReader(nvml, place.card_handle, place.instance, monotonic) if is_offered(nvml, place.card_handle) else None
+    reader = _reader(nvml, found, means)
     gpu = Gpu(
         id=GpuId(uuid),
-        index=place.index,
+        index=found.index,
         name=ask(nvml, "nvmlDeviceGetName", handle) or "unknown GPU",
         memory_mib=memory.usable_mib,
         kind="card" if place.instance is None else "mig",
-        capabilities=_capabilities(nvml, handle, gpm),
+        capabilities=_capabilities(nvml, handle, reader),
     )
-    energy = EnergyCounter(nvml, handle, monotonic) if gpu.capabilities.energy else None
-    return Device(gpu, handle, place.card, version, gpm, energy)
+    can = gpu.capabilities
+    lists = listing.ProcessList(nvml, handle, means.monotonic, name=means.process_name, own_pid=means.own_pid)
+
+    def rates() -> Any:
+        return ask(nvml, "nvmlDeviceGetUtilizationRates", handle)
+
+    return Device(
+        gpu=gpu,
+        handle=handle,
+        place=place,
+        memory_version=version,
+        reader=reader,
+        energy=EnergyCounter(nvml, handle, means.monotonic) if can.energy else None,
+        processes=lists if can.processes else None,
+        utilisation=Held(rates, 0.0 if reader is None else UTILISATION_S, means.monotonic),
+    )
 
 
-def _capabilities(nvml: Nvml, handle: Any, gpm: GpmReader | None) -> Capabilities:
-    fine = gpm is not None and gpm.offered
-    return Capabilities(
-        sm_active=fine,
-        sm_occupancy=fine,
-        dram_active=fine,
+def _reader(nvml: Nvml, found: _Found, means: Means) -> ActivityReader | None:
+    """The best that NVML itself has. DCGM, which stands between the two, is asked elsewhere and may come later."""
+    if gpm.is_offered(nvml, found.card_handle):
+        reader = gpm.GpmReader(nvml, found.card_handle, found.place.instance, means.monotonic)
+        if reader.offered:
+            return reader
+        reader.close()
+    if utilisation.is_offered(nvml, found.handle):
+        return utilisation.UtilisationReader(nvml, found.handle, means.monotonic)
+    return None
+
+
+def _capabilities(nvml: Nvml, handle: Any, reader: ActivityReader | None) -> Capabilities:
+    around = Capabilities(
         power=offers(nvml, "nvmlDeviceGetPowerUsage", handle),
         energy=offers(nvml, "nvmlDeviceGetTotalEnergyConsumption", handle),
-        processes=any(offers(nvml, version, handle) for version in COMPUTE_PROCESSES),
-        source="gpm" if fine else "nvml",
+        processes=listing.is_offered(nvml, handle),
+        source="nvml",
+    )
+    return around if reader is None else _with_activity(around, reader)
+
+
+def _with_activity(around: Capabilities, reader: ActivityReader) -> Capabilities:
+    """What the GPU gives beside activity, and what `reader` gives of it."""
+    return msgspec.structs.replace(
+        reader.capabilities, power=around.power, energy=around.energy, processes=around.processes
     )
 
 

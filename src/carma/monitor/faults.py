@@ -15,10 +15,12 @@ Nvml = Any  # the pynvml module, or a scripted one; it has no types of its own
 class Code(IntEnum):
     """The numbers of nvml.h that matter here; written out because older bindings do not name all of them."""
 
+    SUCCESS = 0
     UNINITIALIZED = 1
     INVALID_ARGUMENT = 2
     NOT_SUPPORTED = 3
     NO_PERMISSION = 4
+    NOT_FOUND = 6
     INSUFFICIENT_SIZE = 7
     DRIVER_NOT_LOADED = 9
     LIBRARY_NOT_FOUND = 12
@@ -52,6 +54,8 @@ _NEVER = frozenset(
         Code.DEPRECATED,
     }
 )
+# There is nothing to list. pynvml raises "success" where it expected a list and the driver had no entries.
+_NOTHING = frozenset({Code.SUCCESS, Code.NOT_FOUND})
 # A living card says these too: the figure is not offered, or somebody else is reading the counter just now.
 _ALIVE = (_NEVER - {Code.INVALID_ARGUMENT}) | {
     Code.INSUFFICIENT_SIZE,
@@ -71,8 +75,10 @@ class DriverGone(Exception):
     """NVML as a whole has to be opened again; the text is NVML's."""
 
 
-def ask(nvml: Nvml, function: str, *arguments: object, heartbeat: bool = False) -> Any:
+def ask(nvml: Nvml, function: str, *arguments: object, heartbeat: bool = False, nothing: object = None) -> Any:
     """The answer, or None where the figure is not to be had. Raises GpuLost and DriverGone, nothing else of NVML's.
+
+    `nothing` is the answer where NVML says that it has no entries, which a list can tell apart from a refusal.
 
     `heartbeat` marks the one question that every working card answers: there, an error that a living card would not
     give ("Unknown Error", a stale handle after a reset) counts as a lost GPU and not as a missing figure.
@@ -86,6 +92,8 @@ def ask(nvml: Nvml, function: str, *arguments: object, heartbeat: bool = False) 
         code = code_of(error)
         if code in _DRIVER_GONE:
             raise DriverGone(str(error)) from error
+        if code in _NOTHING and nothing is not None:
+            return nothing
         if code in _GPU_LOST or (heartbeat and code not in _ALIVE):
             raise GpuLost(str(error)) from error
         return None

@@ -1,4 +1,4 @@
-"""SM activity, SM occupancy and DRAM activity from NVML's GPU performance monitoring (GPM), Hopper and newer.
+"""SM, DRAM, engine and tensor activity from NVML's GPU performance monitoring (GPM), Hopper and newer.
 
 GPM gives averages between two snapshots. Two are kept for each GPU and used in turn. Snapshots too close together
 (less than 100 ms, to be safe) read 0 without an error on an H200 with driver 580, so they are never compared: a busy
@@ -12,20 +12,20 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from carma.core.model import Record
+from carma.core.model import Activity, Capabilities
 from carma.monitor.faults import DriverGone, GpuLost, Nvml, ask, offers
 
 MIN_SPACING_S = 0.1
 
 
-class Activity(Record, frozen=True, kw_only=True):
-    """Each 0 to 1; None where GPM does not give it."""
-
-    sm_active: float | None = None
-    sm_occupancy: float | None = None
-    dram_active: float | None = None
-
-
+# NVML's metric for each figure. "Graphics" is NVML's word for the engine that runs kernels as well (GRACT).
+METRICS = {
+    "sm_active": "NVML_GPM_METRIC_SM_UTIL",
+    "sm_occupancy": "NVML_GPM_METRIC_SM_OCCUPANCY",
+    "dram_active": "NVML_GPM_METRIC_DRAM_BW_UTIL",
+    "gr_active": "NVML_GPM_METRIC_GRAPHICS_UTIL",
+    "tensor_active": "NVML_GPM_METRIC_ANY_TENSOR_UTIL",
+}
 NO_ACTIVITY = Activity()
 
 
@@ -41,6 +41,10 @@ class GpmReader:
     The first snapshot is taken here, so that the first reading has something to be compared with. `offered` is false
     where the driver turns snapshots down for good (no permission), whatever the card can do.
     """
+
+    capabilities = Capabilities(
+        sm_active=True, sm_occupancy=True, dram_active=True, gr_active=True, tensor_active=True, source="gpm"
+    )
 
     def __init__(self, nvml: Nvml, card: Any, instance: int | None, monotonic: Callable[[], float]) -> None:
         self._nvml = nvml
@@ -92,10 +96,9 @@ class GpmReader:
         nvml = self._nvml
         question = nvml.c_nvmlGpmMetricsGet_t()
         question.version = nvml.NVML_GPM_METRICS_GET_VERSION
-        metrics = (nvml.NVML_GPM_METRIC_SM_UTIL, nvml.NVML_GPM_METRIC_SM_OCCUPANCY, nvml.NVML_GPM_METRIC_DRAM_BW_UTIL)
-        question.numMetrics = len(metrics)
-        for place, metric in enumerate(metrics):
-            question.metrics[place].metricId = metric
+        question.numMetrics = len(METRICS)
+        for place, metric in enumerate(METRICS.values()):
+            question.metrics[place].metricId = getattr(nvml, metric)
         return question
 
     def _compare(self) -> Activity:
@@ -104,8 +107,7 @@ class GpmReader:
         answer = ask(self._nvml, "nvmlGpmMetricsGet", question)
         if answer is None:
             return NO_ACTIVITY
-        sm_active, sm_occupancy, dram_active = (_share(answer.metrics[place]) for place in range(3))
-        return Activity(sm_active=sm_active, sm_occupancy=sm_occupancy, dram_active=dram_active)
+        return Activity(**{figure: _share(answer.metrics[place]) for place, figure in enumerate(METRICS)})
 
 
 def _share(metric: Any) -> float | None:

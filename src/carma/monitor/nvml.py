@@ -8,55 +8,42 @@ For one thread at a time.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from carma.core.model import Gpu, GpuId, GpuSample
 from carma.errors import NoGpus
-from carma.monitor import reading
-from carma.monitor.devices import Device, Devices, find
+from carma.monitor import listing, namespaces, reading
+from carma.monitor.backoff import BackOff
+from carma.monitor.devices import Device, Devices, Means, find
 from carma.monitor.faults import Code, DriverGone, GpuLost, Nvml, ask, code_of
+from carma.monitor.feed import DcgmFeed, DcgmReader
 
+_WORSE_THAN_DCGM = ("processes", "nvml")
 _HINT = "Without a GPU, try virtual ones: carma up --virtual-gpus 4. With one, check that the NVIDIA driver is loaded."
 
 
-class BackOff:
-    """When the next try is due: after `first_s`, then each time twice as long, up to `limit_s`."""
-
-    def __init__(self, first_s: float, limit_s: float) -> None:
-        self._first_s, self._limit_s = first_s, limit_s
-        self.reset()
-
-    def reset(self) -> None:
-        self._wait_s = self._first_s
-        self._due_at: float | None = None
-
-    def due(self, now: float) -> bool:
-        """Starts waiting at the first call; true once when the wait is over, and the next wait begins."""
-        if self._due_at is None:
-            self._due_at = now + self._wait_s
-            return False
-        if now < self._due_at:
-            return False
-        self._wait_s = min(2 * self._wait_s, self._limit_s)
-        self._due_at = now + self._wait_s
-        return True
+Read = Callable[[Nvml, Device, float], GpuSample]
 
 
 class NvmlSampler:
-    """`nvml` is the pynvml module, or one that behaves like it."""
+    """`nvml` is the pynvml module, or one that behaves like it. Without `dcgm` nobody asks a host engine."""
 
     def __init__(
         self,
         nvml: Nvml,
         *,
         monotonic: Callable[[], float] = time.monotonic,
-        process_name: Callable[[int], str] = reading.process_name,
+        process_name: Callable[[int], str] = listing.process_name,
+        own_pid: Callable[[int], int] = namespaces.same_pid,
+        dcgm: DcgmFeed | None = None,
     ) -> None:
         self._nvml = nvml
         self._monotonic = monotonic
-        self._process_name = process_name
+        self._means = Means(monotonic, process_name, own_pid)
+        self._dcgm = dcgm
         self._known: dict[GpuId, tuple[Gpu, GpuId]] = {}  # the GPU and its card
         self._devices: dict[GpuId, Device] = {}
         self._problems: tuple[str, ...] = ()
@@ -82,6 +69,10 @@ class NvmlSampler:
         """Sentences about cards that tasks cannot use."""
         return self._problems
 
+    def activity_problem(self) -> str | None:
+        """Why DCGM does not give activity, where a GPU would need it; None where all is well, or nobody needs it."""
+        return None if self._dcgm is None else self._dcgm.problem
+
     def driver(self) -> str:
         """Its version, for the record of a measurement; empty where it is not told."""
         try:
@@ -91,42 +82,56 @@ class NvmlSampler:
 
     def sample(self, at: float) -> tuple[GpuSample, ...]:
         if self._closed:
-            return self._all_faulty(at, "the sampler is closed")
+            return _faulty([gpu.id for gpu in self.gpus()], at, "the sampler is closed")
         if self._down is not None and self._driver_retry.due(self._monotonic()):
             self._reopen()
-        samples = self._read_all(at)
-        if self._down is not None:
-            return self._all_faulty(at, f"the NVIDIA driver does not answer: {self._down}")
-        self._look_for_lost(samples)
+        self._take_better()
+        samples = self._read_all([gpu.id for gpu in self.gpus()], at, reading.read)
+        if self._down is None:
+            self._look_for_lost(samples)
         return samples
+
+    def glance(self, gpus: Sequence[GpuId], at: float) -> tuple[GpuSample, ...]:
+        """A driver that is gone is only noticed here; `sample` opens it again."""
+        if self._closed:
+            return _faulty(gpus, at, "the sampler is closed")
+        return self._read_all(gpus, at, reading.glance)
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             self._shut()
+            if self._dcgm is not None:
+                self._dcgm.close()
 
-    def _read_all(self, at: float) -> tuple[GpuSample, ...]:
-        if self._down is not None:
-            return ()
-        try:
-            return tuple(self._read(gpu.id, at) for gpu in self.gpus())
-        except DriverGone as error:
-            self._down = str(error)
-            self._driver_retry.reset()
-            self._driver_retry.due(self._monotonic())
-            return ()
+    def _read_all(self, gpus: Sequence[GpuId], at: float, read: Read) -> tuple[GpuSample, ...]:
+        """All of them or, where the driver goes away in between, a fault for each."""
+        if self._down is None:
+            try:
+                return tuple(self._read(gpu, at, read) for gpu in gpus)
+            except DriverGone as error:
+                self._down = str(error)
+                self._driver_retry.reset()
+                self._driver_retry.due(self._monotonic())
+        return _faulty(gpus, at, f"the NVIDIA driver does not answer: {self._down}")
 
-    def _read(self, gpu: GpuId, at: float) -> GpuSample:
+    def _read(self, gpu: GpuId, at: float, read: Read) -> GpuSample:
         device = self._devices.get(gpu)
         if device is None:
             return GpuSample(gpu=gpu, at=at, fault="the GPU is no longer there")
         try:
-            return reading.read(self._nvml, device, at, self._process_name)
+            return read(self._nvml, device, at)
         except GpuLost as error:
             return GpuSample(gpu=gpu, at=at, fault=f"the GPU does not answer: {error}")
 
-    def _all_faulty(self, at: float, fault: str) -> tuple[GpuSample, ...]:
-        return tuple(GpuSample(gpu=gpu.id, at=at, fault=fault) for gpu in self.gpus())
+    def _take_better(self) -> None:
+        """DCGM may turn up, or know a GPU, only later. Once it gave a figure it stays the source, with gaps."""
+        if self._dcgm is None:
+            return
+        for device in self._devices.values():
+            if device.gpu.capabilities.source in _WORSE_THAN_DCGM and self._dcgm.offers(device.place):
+                device.use(DcgmReader(self._dcgm, device.place))
+                self._known[device.gpu.id] = (device.gpu, device.place.card)
 
     def _look_for_lost(self, samples: tuple[GpuSample, ...]) -> None:
         """A card that was reset answers only to a new handle, so NVML is opened afresh now and then."""
@@ -147,15 +152,19 @@ class NvmlSampler:
 
     def _open(self) -> None:
         _initialise(self._nvml)
-        devices = find(self._nvml, self._monotonic)
+        devices = find(self._nvml, self._means)
         self._devices = {device.gpu.id: device for device in devices.found}
         self._problems = tuple(devices.problems)
         self._known = self._merge(devices)
+        if self._dcgm is not None:
+            coarse = [device for device in devices.found if device.gpu.capabilities.source in _WORSE_THAN_DCGM]
+            self._dcgm.want(device.place for device in coarse)
+            self._take_better()
 
     def _merge(self, devices: Devices) -> dict[GpuId, tuple[Gpu, GpuId]]:
         """A known GPU that was not found is kept unless its card answers, which means that the MIG layout changed."""
         kept = {gpu: entry for gpu, entry in self._known.items() if entry[1] not in devices.answering}
-        return kept | {device.gpu.id: (device.gpu, device.card) for device in devices.found}
+        return kept | {device.gpu.id: (device.gpu, device.place.card) for device in devices.found}
 
     def _shut(self) -> None:
         for device in self._devices.values():
@@ -163,6 +172,10 @@ class NvmlSampler:
         self._devices = {}
         with contextlib.suppress(self._nvml.NVMLError):
             self._nvml.nvmlShutdown()
+
+
+def _faulty(gpus: Iterable[GpuId], at: float, fault: str) -> tuple[GpuSample, ...]:
+    return tuple(GpuSample(gpu=gpu, at=at, fault=fault) for gpu in gpus)
 
 
 def _initialise(nvml: Nvml) -> None:
@@ -180,4 +193,4 @@ def open_nvml() -> NvmlSampler:
     import pynvml  # here, because it takes time that `carma --help` does not have
 
     module: Any = pynvml
-    return NvmlSampler(module)
+    return NvmlSampler(module, own_pid=namespaces.translation(os.environ), dcgm=DcgmFeed())

@@ -1,8 +1,13 @@
-"""Whose process is it? Attribution of what the driver sees to attempts. Pure."""
+"""Whose process is it? Attribution of what the driver sees to attempts. Pure.
+
+The launcher knows the descendants of each attempt, and MPS clients are processes like any other: both are found by
+their pids, which the sampler has brought into this machine's namespace where that was needed (`namespaces`). A process
+that is nobody's descendant (a container that a service started, a daemon that left its session) stays foreign.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -22,9 +27,15 @@ class Stray(Record, frozen=True, kw_only=True):
         return f"process {self.pid} of task {self.attempt.task} runs on {self.gpu}; it was given {given}"
 
 
-def attribute(samples: Iterable[GpuSample], pids: Mapping[int, AttemptKey]) -> tuple[GpuSample, ...]:
-    """The same samples with `attempt` filled in by pid. What is not in `pids` is foreign and stays so."""
-    return tuple(_attribute_one(sample, pids) for sample in samples)
+def attribute(
+    samples: Iterable[GpuSample], pids: Mapping[int, AttemptKey], ours: Collection[int] = frozenset()
+) -> tuple[GpuSample, ...]:
+    """The same samples with `attempt` filled in by pid. What is not in `pids` is foreign and stays so.
+
+    `ours` are processes that serve the attempts and belong to none (MPS servers): their entries are left out, so that
+    nobody takes them for foreign work. What they hold still counts in the GPU's `memory_used_mib`.
+    """
+    return tuple(_attribute_one(sample, pids, ours) for sample in samples)
 
 
 def strays(samples: Iterable[GpuSample], placements: Mapping[AttemptKey, Placement]) -> tuple[Stray, ...]:
@@ -39,10 +50,12 @@ def strays(samples: Iterable[GpuSample], placements: Mapping[AttemptKey, Placeme
     )
 
 
-def _attribute_one(sample: GpuSample, pids: Mapping[int, AttemptKey]) -> GpuSample:
-    if not sample.processes or not any(process.pid in pids for process in sample.processes):
+def _attribute_one(sample: GpuSample, pids: Mapping[int, AttemptKey], ours: Collection[int]) -> GpuSample:
+    known = sample.processes or ()
+    if not any(process.pid in pids or process.pid in ours for process in known):
         return sample
-    return msgspec.structs.replace(sample, processes=tuple(_own(process, pids) for process in sample.processes))
+    kept = tuple(_own(process, pids) for process in known if process.pid not in ours or process.pid in pids)
+    return msgspec.structs.replace(sample, processes=kept)
 
 
 def _own(process: ProcessUse, pids: Mapping[int, AttemptKey]) -> ProcessUse:

@@ -6,13 +6,22 @@ shows the moment.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from carma.core.model import Capabilities, Gpu, GpuId, GpuSample, ProcessUse
 from carma.errors import CarmaError
 from carma.vgpu.device import Device, reap
 from carma.vgpu.state import VirtualGpu, VirtualProcess, World, load_now, power_w, rates
 
 _CAPABILITIES = Capabilities(
-    sm_active=True, sm_occupancy=True, dram_active=True, power=True, energy=True, processes=True, source="virtual"
+    sm_active=True,
+    sm_occupancy=True,
+    dram_active=True,
+    gr_active=True,
+    power=True,
+    energy=True,
+    processes=True,
+    source="virtual",
 )
 _LOST = "the GPU has fallen off the bus"
 
@@ -41,6 +50,14 @@ class VirtualSampler:
         found = {gpu.id: self._one(world, before, gpu, now_rates, at) for gpu in world.gpus}
         return tuple(found.get(gpu.id) or GpuSample(gpu=gpu.id, at=at, fault=_LOST) for gpu in self._gpus)
 
+    def glance(self, gpus: Sequence[GpuId], at: float) -> tuple[GpuSample, ...]:
+        """Leaves alone what the next sample's means begin with."""
+        try:
+            world = self._look()
+        except (CarmaError, OSError) as error:
+            return tuple(GpuSample(gpu=gpu, at=at, fault=f"the driver does not answer: {error}") for gpu in gpus)
+        return tuple(_glance(world, gpu, at) for gpu in gpus)
+
     def close(self) -> None:
         self._before = None
 
@@ -67,6 +84,7 @@ class VirtualSampler:
             sm_active=sm,
             sm_occupancy=occupancy,
             dram_active=dram,
+            gr_active=util,  # both say for how long any kernel ran
             gpu_util=util,
             power_w=watts,
             energy_j=gpu.energy_j,
@@ -82,6 +100,21 @@ def _gpu(gpu: VirtualGpu) -> Gpu:
         memory_mib=gpu.memory_mib,
         kind="virtual",
         capabilities=_CAPABILITIES,
+    )
+
+
+def _glance(world: World, gpu_id: GpuId, at: float) -> GpuSample:
+    gpu = world.gpu(gpu_id)
+    if gpu is None or gpu.lost:
+        return GpuSample(gpu=gpu_id, at=at, fault=_LOST)
+    processes = tuple(
+        ProcessUse(pid=process.pid, memory_mib=process.memory_mib, name=process.name) for process in world.on(gpu.index)
+    )
+    return GpuSample(
+        gpu=gpu_id,
+        at=at,
+        memory_used_mib=world.used_mib(gpu.index),
+        processes=None if "processes" in gpu.faults else processes,
     )
 
 

@@ -1,0 +1,60 @@
+"""Which process does the driver mean? Pids differ between pid namespaces.
+
+The daemon on the host sees every container's processes under the pids that the driver names, so nothing is to be done.
+Inside a container there are two cases. Newer drivers (R5xx) name processes by the pids of whoever asks. Older ones name
+them by the host's: such a pid means nothing here, and may even be the pid of another process. With the host's /proc
+mounted into the container (HOST_PROC says where, as other monitors take it) the kernel tells each process's pid in
+every namespace (the NSpid line of proc(5)), ours included. Without it a process that the driver names by a host's pid
+cannot be told, and stays foreign. Nor can a task's container that a container service started (`docker run`): it is no
+descendant of the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+def same_pid(pid: int) -> int:
+    return pid
+
+
+def translation(environment: Mapping[str, str], proc: Path = PROC) -> Callable[[int], int]:
+    """From the driver's pids to ours: `same_pid` unless we are in a namespace and the host's /proc can be read."""
+    given = environment.get("HOST_PROC")
+    if not given or Path(given) == proc:
+        return same_pid
+    host = Path(given)
+    ours, outside = pids_of("self", proc), pids_of("self", host)
+    depth = len(outside) - len(ours)
+    if not ours or depth <= 0:
+        return same_pid
+    return lambda pid: pid if has_card_open(pid, proc) else _inside(host, pid, depth)
+
+
+def pids_of(process: int | str, proc: Path = PROC) -> tuple[int, ...]:
+    """Its pids, from the namespace that `proc` shows to the innermost; empty when it is gone or the kernel is old."""
+    try:
+        text = (proc / str(process) / "status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ()
+    for line in text.splitlines():
+        if line.startswith("NSpid:"):
+            return tuple(int(word) for word in line.split()[1:])
+    return ()
+
+
+def has_card_open(pid: int, proc: Path = PROC) -> bool:
+    """Whether a process of ours has that pid and an NVIDIA card open: then the driver named it by our pid already."""
+    try:
+        return any(str(entry.readlink()).startswith("/dev/nvidia") for entry in (proc / str(pid) / "fd").iterdir())
+    except OSError:
+        return False
+
+
+def _inside(host: Path, pid: int, depth: int) -> int:
+    """Our pid of a host's process. One that is not in our namespace gets a negative pid, which nobody here has."""
+    pids = pids_of(pid, host)
+    return pids[depth] if len(pids) > depth else -pid
