@@ -1,0 +1,69 @@
+"""PyTorch's allocator options: `a:1,b:[64:8,>:1]`, as its own tokeniser reads them, and one limit added.
+
+What the submitter has set stays as it is, character by character; only their memory fraction gives way to a smaller
+one. What cannot be read is left for PyTorch to refuse, in the words that its users know.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from carma.core.model import Record
+
+FRACTION = "per_process_memory_fraction"
+_FIRST = (2, 10)  # the release that took it in; its own pre-releases may be older than the option
+
+_VERSION = re.compile(r"(\d+)\.(\d+)(?P<rest>.*)")
+_PRERELEASE = re.compile(r"[0-9.]*(a|b|rc|\.dev)\d")
+
+
+def has_fraction(version: str) -> bool:
+    """Whether this PyTorch knows the option. Unknown: no, since one that does not know it dies of it."""
+    match = _VERSION.match(version)
+    if match is None:
+        return False
+    release = (int(match[1]), int(match[2]))
+    return release > _FIRST or (release == _FIRST and not _PRERELEASE.match(match["rest"]))
+
+
+class Options(Record, frozen=True):
+    """The options in order, each as it was written."""
+
+    items: tuple[str, ...]
+
+    @classmethod
+    def read(cls, text: str) -> Options:
+        return cls(tuple(item for item in _split(text) if item.strip()))
+
+    def value(self, key: str) -> str | None:
+        """What it was set to last."""
+        values = [item.partition(":")[2].strip() for item in self.items if item.partition(":")[0].strip() == key]
+        return values[-1] if values else None
+
+    def number(self, key: str) -> float | None:
+        try:
+            number = float(self.value(key) or "")
+        except ValueError:
+            return None
+        return number if math.isfinite(number) and 0 <= number <= 1 else None
+
+    def limited(self, fraction: float) -> str:
+        """With at most this fraction."""
+        theirs = self.number(FRACTION)
+        if theirs is not None and theirs <= fraction:
+            return ",".join(self.items)
+        rest = [item for item in self.items if item.partition(":")[0].strip() != FRACTION]
+        return ",".join((*rest, f"{FRACTION}:{fraction:.6f}"))
+
+
+def _split(text: str) -> list[str]:
+    """At the commas that are not inside brackets."""
+    items, depth = [""], 0
+    for character in text:
+        depth += {"[": 1, "]": -1}.get(character, 0)
+        if character == "," and depth <= 0:
+            items.append("")
+        else:
+            items[-1] += character
+    return items
