@@ -35,7 +35,7 @@ class PrivateSettings(Record, frozen=True, kw_only=True):
     """What such a daemon is like. `settings` is merged into its settings file as it is."""
 
     policy: str = "magm"
-    gpus: int = 4
+    gpus: int = 4  # virtual ones; 0: the machine's own
     gpu_memory_mib: int = 40_960
     speed: float = 1.0
     settings: dict[str, dict[str, object]] = {}
@@ -80,7 +80,12 @@ class PrivateDaemon:
         self.environment = private_environment(self.home)
         paths = find_paths(self.environment)
         paths.config_file.write_text(toml(self._settings.settings))
-        with (self.home / "daemon.out").open("wb") as output:
+        self.socket = paths.socket
+        self.start()
+
+    def start(self) -> None:
+        """The daemon itself; once more after `kill`, in the same home, where it finds what it left."""
+        with (self.home / "daemon.out").open("ab") as output:
             self._process = subprocess.Popen(
                 self._command(),
                 env=self.environment,
@@ -90,18 +95,27 @@ class PrivateDaemon:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C reaches us, and we end the daemon in order
             )
-        self.socket = paths.socket
         self._client = Client(self.socket)
         wait_until(self._answers, START_LIMIT_S, "the private daemon did not answer within a minute")
 
+    def kill(self) -> None:
+        """SIGKILL, to the daemon alone: it says nothing to anybody, and its tasks go on."""
+        assert self._process is not None
+        self.client.close()
+        self._process.kill()
+        self._process.wait()
+
     def _command(self) -> list[str]:
         wanted = self._settings
-        return [
-            *(sys.executable, "-m", "carma", "up"),
+        made_up = (
             *("--virtual-gpus", str(wanted.gpus)),
             *("--gpu-memory", f"{wanted.gpu_memory_mib}MiB"),
-            *("--policy", wanted.policy),
             *("--speed", f"{wanted.speed:g}"),
+        )
+        return [
+            *(sys.executable, "-m", "carma", "up"),
+            *(made_up if wanted.gpus else ()),
+            *("--policy", wanted.policy),
         ]
 
     def _answers(self) -> bool:

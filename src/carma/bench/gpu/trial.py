@@ -1,0 +1,150 @@
+"""`carma bench gpu`: a private daemon on this machine's GPUs, real training tasks, and what was promised of sharing.
+
+Each part writes its JSON file as soon as it is done: `tasks` and `exclusive` tasks.json, `oom` oom.json, `restart`
+restart.json. A part that fails is on record as such, and the next one runs. All of it ends within the limit.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from carma.bench.gpu import trial_oom, trial_restart, trial_tasks
+from carma.bench.gpu.trial_server import VIRTUAL_MEMORY_MIB
+from carma.bench.gpu.trial_stage import PARTS, Options, Stage
+from carma.bench.machine import facts
+from carma.bench.private import ending_in_order
+from carma.errors import CarmaError, Usage
+
+__all__ = ["PARTS", "Options", "run"]
+
+FILES = {"tasks": "tasks.json", "exclusive": "tasks.json", "oom": "oom.json", "restart": "restart.json"}
+# The most that a part may take, as shares of the limit; what one leaves over, the next ones have.
+SHARES = {"tasks": 0.40, "oom": 0.45, "restart": 0.22, "exclusive": 1.0}
+
+
+class Trial:
+    """One run. `found` are the parts' results so far, `short` what they did not show."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.out = Path(options.out)
+        self.began = time.monotonic()
+        self.about: dict[str, Any] = {}
+        self.found: dict[str, dict[str, Any]] = {}
+        self.short: list[str] = []
+
+    def run(self) -> int:
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.about = _about(self.options)
+        for name in PARTS:
+            if name in self.options.parts:
+                self._part(name)
+        for line in self.short:
+            print(f"falls short: {line}", flush=True)
+        print(f"done after {time.monotonic() - self.began:.0f} s; results in {self.out}", flush=True)
+        return 1 if self.short else 0
+
+    def _part(self, name: str) -> None:
+        limit = self.began + self.options.limit_s
+        until = min(limit, time.monotonic() + SHARES[name] * self.options.limit_s)
+        stage = Stage(name, self.options, self.about["gpus"][0]["memory_mib"], self.began, until)
+        stage.say(f"begins, with {stage.left_s:.0f} s")
+        began = time.monotonic()
+        try:
+            result, short = self._do(name, stage)
+        except Exception as error:
+            traceback.print_exc()
+            result, short = {"error": f"{type(error).__name__}: {error}"}, [f"{name}: {error}"]
+        self.short += short
+        self._write(name, result, time.monotonic() - began)
+        stage.say("done" if not short else f"done; {len(short)} things fall short")
+
+    def _do(self, name: str, stage: Stage) -> tuple[dict[str, Any], list[str]]:
+        if name == "exclusive":
+            if "tasks" not in self.found:
+                raise CarmaError("there is nothing to compare it with", "run the part `tasks` with it")
+            result = trial_tasks.exclusive(stage, self.found["tasks"])
+            return result, []
+        parts: dict[str, tuple[Callable[[Stage], dict[str, Any]], Callable[[dict[str, Any]], list[str]]]] = {
+            "tasks": (trial_tasks.collocated, trial_tasks.shortfalls),
+            "oom": (trial_oom.run, trial_oom.shortfalls),
+            "restart": (trial_restart.run, trial_restart.shortfalls),
+        }
+        work, judge = parts[name]
+        result = work(stage)
+        self.found[name] = result
+        return result, judge(result)
+
+    def _write(self, name: str, result: dict[str, Any], took_s: float) -> None:
+        """What an `exclusive` that failed would overwrite stays, with the error beside it."""
+        if name == "exclusive" and "error" in result:
+            result = {**self.found.get("tasks", {}), "exclusive": result}
+        whole = {"about": {**self.about, "part": name, "took_s": round(took_s, 1)}, **result}
+        (self.out / FILES[name]).write_text(lines_of(whole))
+
+
+def run(options: Options) -> int:
+    """0 when everything that was to be shown was shown."""
+    unknown = sorted(set(options.parts) - set(PARTS))
+    if unknown:
+        raise Usage(f"there is no part {', '.join(unknown)}", f"parts: {', '.join(PARTS)}")
+    if not options.virtual and importlib.util.find_spec("torch") is None:
+        raise Usage("the tasks of the trial need torch and torchvision", "install them, or use --virtual")
+    with ending_in_order():
+        return Trial(options).run()
+
+
+def lines_of(value: dict[str, Any]) -> str:
+    """JSON in which a row is a line, so that two files can be compared."""
+
+    def row(each: Any) -> str:
+        return "   " + json.dumps(each)
+
+    parts = []
+    for name, each in value.items():
+        if isinstance(each, list) and each:
+            text = "[\n" + ",\n".join(row(one) for one in each) + "\n ]"
+        else:
+            text = json.dumps(each)
+        parts.append(f" {json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _about(options: Options) -> dict[str, Any]:
+    """Everything that is needed to run it again."""
+    about = {"command": _command(options), "machine": msgspec.to_builtins(facts()), "virtual": options.virtual}
+    if options.virtual:
+        return {**about, "gpus": [{"name": "virtual", "memory_mib": VIRTUAL_MEMORY_MIB, "kind": "virtual"}]}
+    from carma.monitor.nvml import open_nvml
+
+    sampler = open_nvml()  # raises, with a hint, where there is no GPU
+    try:
+        cards = [{"name": gpu.name, "memory_mib": gpu.memory_mib, "kind": gpu.kind} for gpu in sampler.gpus()]
+        return {**about, "gpus": cards, "driver": sampler.driver()}
+    finally:
+        sampler.close()
+
+
+def _command(options: Options) -> str:
+    usual = Options()
+    flags = [f"--{name}" for name in ("virtual",) if getattr(options, name)]
+    for name, flag in (("limit_s", "--limit"), ("tasks", "--tasks"), ("scale", "--scale")):
+        if getattr(options, name) != getattr(usual, name):
+            flags.append(f"{flag} {getattr(options, name):g}")
+    for name in ("parts", "rungs"):
+        if getattr(options, name) != getattr(usual, name):
+            flags.append(f"--{name} {','.join(getattr(options, name))}")
+    return " ".join(["carma bench gpu", *flags])
+
+
+if __name__ == "__main__":
+    sys.exit(run(msgspec.convert(dict(pair.split("=", 1) for pair in sys.argv[1:]), Options, strict=False)))
