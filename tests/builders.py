@@ -16,6 +16,7 @@ from carma.core.events import (
     Durable,
     GpusFound,
     GpusSampled,
+    MemoryGlanced,
     StopRequested,
     TaskEstimated,
     TaskPlaced,
@@ -87,6 +88,8 @@ class World:
         self.foreign: dict[GpuId, int] = {}
         self.faults: dict[GpuId, str] = {}
         self.no_processes: set[GpuId] = set()
+        self.counter_j: dict[GpuId, float] = {}  # 50 W idle, 200 W more at full SM activity
+        self._counted_at = self.now
         self.emit(GpusFound(self.now, tuple(gpu(index, size) for index, size in enumerate(sizes))))
         self.sample()
 
@@ -143,9 +146,11 @@ class World:
 
     def end(self, task_id: TaskId, outcome: Outcome | None = None) -> None:
         key = self.state.active[task_id]
-        peak, energy, over = ending_facts(self.state, key)
+        seen = ending_facts(self.state, key)
         self.memory.pop(key, None)
-        self.emit(AttemptEnded(self.now, key, outcome or Succeeded(), peak, energy, over))
+        self.emit(
+            AttemptEnded(self.now, key, outcome or Succeeded(), seen.peak_mib, seen.energy_j, seen.over, seen.activity)
+        )
 
     def oom(self, task_id: TaskId, *, asked_mib: int | None = 2_048, peak_mib: int | None = None) -> None:
         self.end(task_id, OutOfMemory("gpu", 1, asked_mib, peak_mib, "CUDA out of memory"))
@@ -173,7 +178,18 @@ class World:
 
     def sample(self) -> None:
         samples = tuple(self._sample(found) for found in self.state.gpus.values())
+        self._counted_at = self.now
         self.emit(GpusSampled(self.now, samples))
+
+    def glance(self) -> None:
+        """A look at memory alone, as the loop takes between two samples."""
+        seen = [self._sample(found) for found in self.state.gpus.values()]
+        self._counted_at = self.now
+        looks = tuple(
+            GpuSample(gpu=one.gpu, at=one.at, memory_used_mib=one.memory_used_mib, processes=one.processes)
+            for one in seen
+        )
+        self.emit(MemoryGlanced(self.now, looks))
 
     def _sample(self, found: Gpu) -> GpuSample:
         if found.id in self.faults:
@@ -186,6 +202,8 @@ class World:
         if found.id in self.foreign:
             uses.append(ProcessUse(pid=77, memory_mib=self.foreign[found.id], name="jupyter"))
         sm, occupancy, dram = self.activity.get(found.id, (0.3, 0.1, 0.1) if uses else (0.0, 0.0, 0.0))
+        power_w = 50.0 + 200.0 * (sm or 0.0)
+        self.counter_j[found.id] = self.counter_j.get(found.id, 0.0) + power_w * (self.now - self._counted_at)
         return GpuSample(
             gpu=found.id,
             at=self.now,
@@ -193,7 +211,8 @@ class World:
             sm_active=sm,
             sm_occupancy=occupancy,
             dram_active=dram,
-            energy_j=100.0 * self.now,
+            power_w=power_w,
+            energy_j=self.counter_j[found.id],
             processes=None if found.id in self.no_processes else tuple(uses),
         )
 

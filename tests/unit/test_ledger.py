@@ -191,17 +191,6 @@ def test_a_process_whose_memory_is_not_told_is_not_a_process_with_none() -> None
     assert world.view(0).foreign_mib == 0, "what it may hold is not somebody else's"
 
 
-def test_energy_is_shared_among_those_on_the_gpu() -> None:
-    world = World(1)
-    first = world.run(5_000)
-    second = world.run(5_000)
-    before = {task: world.state.tracks[world.state.active[task]].energy_j or 0.0 for task in (first, second)}
-    world.wait(10)  # the counter goes up by 100 J a second
-    after = {task: world.state.tracks[world.state.active[task]].energy_j or 0.0 for task in (first, second)}
-    assert after[first] - before[first] == pytest.approx(500.0)
-    assert after[second] - before[second] == pytest.approx(500.0)
-
-
 def test_a_late_sample_changes_nothing() -> None:
     world = World(1)
     task = world.run(5_000)

@@ -111,6 +111,9 @@ class OneGpu:
     def sample(self, at: float) -> tuple[GpuSample, ...]:
         return (GpuSample(gpu=self.gpu.id, at=at, memory_used_mib=0, processes=()),)
 
+    def glance(self, gpus: Sequence[GpuId], at: float) -> tuple[GpuSample, ...]:
+        return self.sample(at) if self.gpu.id in gpus else ()
+
     def close(self) -> None:
         pass
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carma.core.filters import listed
+from carma.core.filters import takes_tasks
 from carma.core.model import Gpu, TaskSpec
 from carma.core.state import State
 from carma.core.units import show_count, show_pair_mib
@@ -10,7 +10,7 @@ from carma.core.units import show_count, show_pair_mib
 
 def by_size(state: State) -> tuple[Gpu, ...]:
     """The GPUs that take tasks, largest first."""
-    allowed = (gpu for gpu in state.gpus.values() if listed(gpu, state.rules))
+    allowed = (gpu for gpu in state.gpus.values() if takes_tasks(gpu, state.rules))
     return tuple(sorted(allowed, key=lambda gpu: (-gpu.memory_mib, gpu.index)))
 
 
@@ -19,9 +19,7 @@ def never_fits(state: State, spec: TaskSpec, gpus: tuple[Gpu, ...] | None = None
     if gpus is None:
         gpus = by_size(state)
     if spec.gpus > len(gpus):
-        return f"it asks for {show_count(spec.gpus, 'GPU')}; this server has {len(gpus)}" + (
-            " that take tasks (placement.gpus)" if len(gpus) < len(state.gpus) else ""
-        )
+        return f"it asks for {show_count(spec.gpus, 'GPU')}; this server has {len(gpus)}" + _which(state, len(gpus))
     if spec.gpu_memory_mib is None or not gpus:
         return None
     if spec.gpu_memory_mib <= gpus[spec.gpus - 1].memory_mib:
@@ -30,3 +28,12 @@ def never_fits(state: State, spec: TaskSpec, gpus: tuple[Gpu, ...] | None = None
     asked, most = show_pair_mib(spec.gpu_memory_mib, largest.memory_mib)
     sentence = f"it asks for {asked} of GPU memory; the largest GPU here is GPU {largest.index} with {most}"
     return sentence if spec.gpus == 1 else f"{sentence}, and {spec.gpus} such GPUs are asked for"
+
+
+def _which(state: State, found: int) -> str:
+    """What keeps the others out."""
+    if found == len(state.gpus):
+        return ""
+    if state.rules.sharing.mechanism == "mig":
+        return " that take tasks (only MIG instances do: sharing.mechanism is mig)"
+    return " that take tasks (placement.gpus)"

@@ -26,7 +26,7 @@ class Part(Record, frozen=True):
 class Refusal(Record, frozen=True):
     """Why not: a stable code and a sentence with the numbers in it."""
 
-    code: str  # Memory, Utilisation, WarmUp, TasksPerGpu, Exclusive, Drained, Fault, Metrics, Reserved, Policy
+    code: str  # Memory, Utilisation, WarmUp, TasksPerGpu, Exclusive, Drained, Fault, Metrics, Reserved, Policy, ...
     sentence: str
 
 

@@ -1,5 +1,5 @@
 """What happened, in the past tense. Durable events are committed before `step` sees them; replaying them rebuilds
-the state. The three at the end are not stored: what they lead to (a placement, a time limit reached) is an event itself.
+the state. Those at the end are not stored: what they lead to (a placement, a time limit reached) is an event itself.
 """
 
 from __future__ import annotations
@@ -59,10 +59,13 @@ class AttemptStarted(Event, frozen=True, tag="attempt_started"):
 
 
 class MemoryObserved(Event, frozen=True, tag="memory_observed"):
-    """A new peak of an attempt, stored when it moved enough to matter, so that a restart does not forget it."""
+    """What was seen of an attempt, stored when it moved enough to matter, so that a restart does not forget it."""
 
     key: AttemptKey
     peak_mib: int
+    energy_j: float | None = None
+    activity: Activity | None = None
+    used_s: float = 0.0  # what `activity` is the mean over
 
 
 class AttemptEnded(Event, frozen=True, tag="attempt_ended"):

@@ -13,6 +13,10 @@ from carma.core.units import show_mib, show_pair_mib
 from carma.core.view import GpuView, Holder
 from carma.core.window import METRICS, Metric
 
+NO_INSTANCE = (
+    "is not a MIG instance, and only those take tasks (sharing.mechanism is mig); CARMA does not change a card's "
+    "layout: an admin makes instances with `nvidia-smi -mig 1` and `nvidia-smi mig -cgi <profiles> -C`"
+)
 NO_ROOM = Refusal("Memory", "has too little room")  # `Door.in_full` puts the numbers in, for those who read them
 
 
@@ -25,6 +29,7 @@ class Door(Record, frozen=True, kw_only=True):
     free_mib: int  # for a newcomer, after the margin
     margin_mib: int
     busy: Refusal | None  # to those who would fit: warm-up, utilisation
+    caps: bool = True  # whether a newcomer is held to what it gets here (sharing.caps)
 
     def refuse(self, ask: Ask) -> Refusal | None:
         """The first reason against this GPU, in the order in which a user can do something about them."""
@@ -49,6 +54,7 @@ def door_of(view: GpuView, rules: Rules, shares: bool) -> Door:
         free_mib=max(0, (view.room_mib or 0) - margin),
         margin_mib=margin,
         busy=closed_to_all(view, rules) or _too_busy(view, rules),
+        caps=rules.sharing.caps,
     )
 
 
@@ -65,6 +71,20 @@ def listed(gpu: Gpu, rules: Rules) -> bool:
     return not allowed or gpu.id in allowed or str(gpu.index) in allowed
 
 
+def of_mechanism(gpu: Gpu, rules: Rules) -> bool:
+    """Whether the server's way of sharing is one for that GPU: with `mig`, only existing MIG instances are."""
+    return rules.sharing.mechanism != "mig" or gpu.kind == "mig"
+
+
+def takes_tasks(gpu: Gpu, rules: Rules) -> bool:
+    return listed(gpu, rules) and of_mechanism(gpu, rules)
+
+
+def tasks_allowed(rules: Rules) -> int:
+    """On one GPU. A MIG instance has memory and SMs of its own so that nobody shares them."""
+    return 1 if rules.sharing.mechanism == "mig" else rules.placement.tasks_per_gpu
+
+
 def on_it(holders: tuple[Holder, ...]) -> str:
     """`task 3 is`, `tasks 3, 4 are`."""
     names = ", ".join(str(holder.key.task) for holder in holders)
@@ -78,6 +98,8 @@ def _unusable(view: GpuView, rules: Rules) -> Refusal | None:
         return Refusal("Drained", "is drained" + (f": {view.drained}" if view.drained else ""))
     if not listed(view.gpu, rules):
         return Refusal("NotListed", "is not in the list of GPUs that take tasks (placement.gpus)")
+    if not of_mechanism(view.gpu, rules):
+        return Refusal("Mechanism", NO_INSTANCE)
     return None
 
 
@@ -88,7 +110,10 @@ def _occupied(view: GpuView, rules: Rules, shares: bool) -> Refusal | None:
         return Refusal("Exclusive", f"task {view.holders[0].key.task} has it alone")
     if not shares:
         return Refusal("Exclusive", f"{on_it(view.holders)} on it, and the policy does not share GPUs")
-    if len(view.holders) >= rules.placement.tasks_per_gpu:
+    if len(view.holders) >= tasks_allowed(rules):
+        if rules.sharing.mechanism == "mig":
+            why = "a MIG instance takes one (sharing.mechanism is mig)"
+            return Refusal("TasksPerGpu", f"{on_it(view.holders)} on it; {why}")
         count = "1 task" if len(view.holders) == 1 else f"{len(view.holders)} tasks"
         return Refusal("TasksPerGpu", f"has {count}; the limit is {rules.placement.tasks_per_gpu}")
     return None

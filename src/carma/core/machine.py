@@ -14,9 +14,10 @@ from carma.core import events as e
 from carma.core import observe
 from carma.core.commands import Command, EstimateTask, LaunchAttempt, StopAttempt, WarnAttempt
 from carma.core.model import AttemptKey, GpuId, TaskId
-from carma.core.outcome import Outcome, OutOfMemory
+from carma.core.outcome import Cancelled, Disrupted, Outcome, OutOfMemory
 from carma.core.recovery import blame
-from carma.core.state import SERVER, InvalidEvent, State, Track
+from carma.core.seen import Track
+from carma.core.state import SERVER, InvalidEvent, State
 from carma.core.status import Estimating, Finished, Queued, Recovering, Running, Starting
 from carma.core.task import Attempt, Task
 
@@ -28,6 +29,10 @@ def step(state: State, event: e.AnyEvent) -> list[Command]:
             for sample in samples:
                 observe.take(state, sample)
             return []
+        case e.MemoryGlanced(samples=samples):
+            for sample in samples:
+                observe.glance(state, sample)
+            return []
         case e.Ticked():
             return []
         case e.TaskSubmitted():
@@ -38,8 +43,8 @@ def step(state: State, event: e.AnyEvent) -> list[Command]:
             return _placed(state, event)
         case e.AttemptStarted():
             return _started(state, event)
-        case e.MemoryObserved(key=key, peak_mib=peak_mib):
-            return _memory_observed(state, key, peak_mib)
+        case e.MemoryObserved():
+            return _memory_observed(state, event)
         case e.AttemptEnded():
             return _ended(state, event)
         case e.StopRequested():
@@ -141,7 +146,7 @@ def _started(state: State, event: e.AttemptStarted) -> list[Command]:
     if task is None or not isinstance(task.status, Starting):
         return []
     status = task.status
-    attempt = replace(task.attempts[-1], pid=event.pid, started_at=event.at)
+    attempt = replace(task.attempts[-1], pid=event.pid, started_at=event.at, confinement=event.confinement)
     running = Running(event.at, status.placement, event.pid, status.ending)
     state.put(replace(task, attempts=(*task.attempts[:-1], attempt), status=running))
     if status.ending is not None:
@@ -149,14 +154,16 @@ def _started(state: State, event: e.AttemptStarted) -> list[Command]:
     return []
 
 
-def _memory_observed(state: State, key: AttemptKey, peak_mib: int) -> list[Command]:
-    task = _current(state, key)
+def _memory_observed(state: State, event: e.MemoryObserved) -> list[Command]:
+    task = _current(state, event.key)
     if task is not None:
-        attempt = replace(task.attempts[-1], observed_mib=peak_mib)
+        seen = {"energy_j": event.energy_j, "activity": event.activity, "used_s": event.used_s}
+        attempt = replace(task.attempts[-1], observed_mib=event.peak_mib, **seen)
         state.put(replace(task, attempts=(*task.attempts[:-1], attempt)))
-        track = state.tracks.get(key)
+        track = state.tracks.get(event.key)
         if track is not None:
-            track.peak_mib = max(track.peak_mib or 0, peak_mib)
+            track.peak_mib = max(track.peak_mib or 0, event.peak_mib)
+            track.go_on_from(event.energy_j, event.activity, event.used_s)
     return []
 
 
@@ -172,15 +179,15 @@ def _ended(state: State, event: e.AttemptEnded) -> list[Command]:
         ended_at=event.at,
         outcome=outcome,
         observed_mib=max(peaks) if peaks else None,
-        energy_j=event.energy_j,
+        energy_j=event.energy_j if event.energy_j is not None else attempt.energy_j,
+        activity=event.activity if event.activity is not None else attempt.activity,
     )
     if isinstance(outcome, OutOfMemory) and outcome.where == "gpu":
         attempt = replace(attempt, blame=blame(attempt, outcome, bool(event.over_booking)))
+    observe.left(state, attempt, event.key, event.at, attempt.blame == "own")
     state.put(replace(task, attempts=(*task.attempts[:-1], attempt), status=Recovering(event.at)))
     state.tracks.pop(event.key, None)
     _membership_changed(state, attempt.placement.gpus, event.at)
-    for gpu in attempt.placement.gpus:
-        state.live_of(gpu).left_at = event.at
     return []
 
 
@@ -192,7 +199,9 @@ def _stop_requested(state: State, event: e.StopRequested) -> list[Command]:
     task = _task(state, event.task)
     match task.status:
         case Starting() | Running():
-            if task.status.ending is None:
+            # What CARMA stops by itself it would bring back; a user's word counts more.
+            by_user = isinstance(event.ending, Cancelled) and isinstance(task.status.ending, OutOfMemory | Disrupted)
+            if task.status.ending is None or by_user:
                 state.put(replace(task, status=replace(task.status, ending=event.ending)))
             return [StopAttempt(task.key, event.grace_s, event.signal)]
         case Estimating() | Queued() | Recovering():

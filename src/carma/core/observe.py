@@ -1,4 +1,5 @@
-"""What samples tell: memory peaks, energy, and when a newcomer has settled. Called by `machine.step` alone.
+"""What samples tell: memory peaks, and when a newcomer has settled. Called by `machine.step` alone. Whose activity and
+energy it was is in attribution.py.
 
 An attempt settles on a GPU when, counted from the first time it held memory there, its memory has not grown for
 `settle_s` and the GPU's SM activity is about the same in both halves of that span (published: 30 s from first activity
@@ -7,10 +8,16 @@ predict the rest of a run to .0055; a fixed wait from launch does not, because s
 
 from __future__ import annotations
 
-from carma.core.model import AttemptKey, GpuId, GpuSample
-from carma.core.state import Live, Seen, State, Track
+from carma.core import attribution
+from carma.core.events import MemoryObserved
+from carma.core.model import Activity, AttemptKey, GpuId, GpuSample, Record
+from carma.core.seen import Live, Seen, Track
+from carma.core.state import State
 from carma.core.status import Running
+from carma.core.task import Attempt
 from carma.core.window import given
+
+STORED_S = 60.0  # an attempt's energy and activity are stored after so much use, then whenever a tenth was added
 
 
 def take(state: State, sample: GpuSample) -> None:
@@ -22,20 +29,43 @@ def take(state: State, sample: GpuSample) -> None:
     if before is not None and sample.at <= before.at:
         return
     live.window.add(sample)
+    newest = live.look is None or sample.at > live.look.at  # a glance may have come before a sample that is older
+    if newest:
+        live.look = sample
     held = memory_by_attempt(sample)
-    for key in state.on_gpu.get(sample.gpu, {}):
-        track = state.tracks.get(key)
-        seen = track.on.get(sample.gpu) if track is not None else None
-        if track is None or seen is None:
-            continue
+    for key, track, seen in _tracked(state, sample.gpu):
         memory_mib = None if sample.processes is None else held.get(key, 0)
         if seen.first_at is None and key in held and memory_mib != 0:
             seen.first_at = sample.at
+            attribution.came(state, live, key, sample)
             live.since = before.at if before is not None else 0.0  # this sample is the first that tells of it
-        _notice(state, track, seen, sample.at, memory_mib)
+        _notice(state, track, seen, sample.at, memory_mib, newest)
         if seen.first_at is not None and seen.settled_at is None and _settled(state, seen, live, sample):
             seen.settled_at = sample.at
-    _share_energy(state, before, sample)
+    attribution.share_out(state, live, before, sample)
+
+
+def glance(state: State, look: GpuSample) -> None:
+    """A quick look at the memory of one GPU. It says nothing of activity, so it does not enter the window."""
+    live = state.live.get(look.gpu)
+    if live is None or look.fault is not None or look.processes is None or look.memory_used_mib is None:
+        return
+    if live.look is not None and look.at <= live.look.at:
+        return
+    live.look = look
+    held = memory_by_attempt(look)
+    for key, track, seen in _tracked(state, look.gpu):
+        _notice(state, track, seen, look.at, held.get(key, 0), True)
+
+
+def _tracked(state: State, gpu: GpuId) -> list[tuple[AttemptKey, Track, Seen]]:
+    found: list[tuple[AttemptKey, Track, Seen]] = []
+    for key in state.on_gpu.get(gpu, {}):
+        track = state.tracks.get(key)
+        seen = track.on.get(gpu) if track is not None else None
+        if track is not None and seen is not None:
+            found.append((key, track, seen))
+    return found
 
 
 def memory_by_attempt(sample: GpuSample) -> dict[AttemptKey, int | None]:
@@ -48,14 +78,15 @@ def memory_by_attempt(sample: GpuSample) -> dict[AttemptKey, int | None]:
     return held
 
 
-def _notice(state: State, track: Track, seen: Seen, at: float, memory_mib: int | None) -> None:
-    seen.now_mib = memory_mib
+def _notice(state: State, track: Track, seen: Seen, at: float, memory_mib: int | None, newest: bool) -> None:
+    if newest:
+        seen.now_mib = memory_mib
     if not memory_mib:
         return
     track.peak_mib = max(track.peak_mib or 0, memory_mib)
     if seen.first_at == at:
         seen.level_mib = memory_mib
-    elif memory_mib > seen.level_mib + state.rules.warmup.growth_mib:
+    elif seen.first_at is not None and memory_mib > seen.level_mib + state.rules.warmup.growth_mib:
         seen.level_mib = memory_mib
         seen.grown_at = at
 
@@ -83,45 +114,90 @@ def _steady(live: Live, since: float, until: float, change: float) -> bool:
     return abs(sum(early) / len(early) - sum(late) / len(late)) <= change
 
 
-def _share_energy(state: State, before: GpuSample | None, sample: GpuSample) -> None:
-    """The counter's step since the last sample, in equal parts to the attempts that hold the GPU."""
-    if before is None or before.energy_j is None or sample.energy_j is None:
-        return
-    spent = sample.energy_j - before.energy_j
-    tracks = [state.tracks[key] for key in state.on_gpu.get(sample.gpu, {}) if key in state.tracks]
-    if spent <= 0 or not tracks:
-        return
-    for track in tracks:
-        track.energy_j = (track.energy_j or 0.0) + spent / len(tracks)
+class Facts(Record, frozen=True, kw_only=True):
+    """What was seen of an attempt that has just ended, for its AttemptEnded."""
+
+    peak_mib: int | None = None
+    energy_j: float | None = None
+    activity: Activity | None = None
+    over: tuple[AttemptKey, ...] = ()  # neighbours above their booking
 
 
-def ending_facts(state: State, key: AttemptKey) -> tuple[int | None, float | None, tuple[AttemptKey, ...]]:
-    """(peak, energy, neighbours above their booking) of an attempt that has just ended, for its AttemptEnded."""
+def ending_facts(state: State, key: AttemptKey) -> Facts:
     track = state.tracks.get(key)
     if track is None:
-        return None, None, ()
-    over: list[AttemptKey] = []
+        return Facts()
+    over: dict[AttemptKey, None] = {}
     for gpu in track.on:
-        over.extend(other for other in state.on_gpu.get(gpu, {}) if other != key and _over_booking(state, gpu, other))
-    return track.peak_mib, track.energy_j, tuple(dict.fromkeys(over))
+        over.update(dict.fromkeys(other for other in state.on_gpu.get(gpu, {}) if over_booking(state, gpu, other)))
+        over.update(dict.fromkeys(_left_over(state, gpu)))
+    over.pop(key, None)
+    return Facts(peak_mib=track.peak_mib, energy_j=track.energy_j, activity=track.activity, over=tuple(over))
 
 
-def _over_booking(state: State, gpu: GpuId, key: AttemptKey) -> bool:
+def over_booking(state: State, gpu: GpuId, key: AttemptKey) -> bool:
     track = state.tracks.get(key)
     seen = track.on.get(gpu) if track is not None else None
     held = seen.now_mib if seen is not None else None
     return held is not None and held > state.on_gpu[gpu][key].booking.memory_mib
 
 
-def peaks_to_store(state: State) -> list[tuple[AttemptKey, int]]:
-    """Attempts whose peak moved enough since it was last stored: 64 MiB or 5 %."""
-    found: list[tuple[AttemptKey, int]] = []
+def _left_over(state: State, gpu: GpuId) -> list[AttemptKey]:
+    """Those that left just now while they were above their booking: who ran out of memory because of them may be
+    noticed after their own end."""
+    live = state.live.get(gpu)
+    recent = state.now - state.rules.window.stale_s
+    return [] if live is None else [key for key, at in live.left_over.items() if at >= recent]
+
+
+def left(state: State, attempt: Attempt, key: AttemptKey, at: float, guilty: bool) -> None:
+    """An attempt has ended, `guilty` of its own OOM or not; before it is taken off its GPUs."""
+    recent = at - state.rules.window.stale_s
+    for gpu in attempt.placement.gpus:
+        live = state.live_of(gpu)
+        live.left_over = {other: then for other, then in live.left_over.items() if then >= recent}
+        if guilty or (key in state.on_gpu.get(gpu, {}) and over_booking(state, gpu, key)):
+            live.left_over[key] = at
+        live.left_at = at
+
+
+def to_watch(state: State) -> tuple[GpuId, ...]:
+    """GPUs whose tasks could together take more than there is, because no limit holds them: their memory is looked at
+    several times a second."""
+    if not state.rules.sharing.watchdog:
+        return ()
+    return tuple(gpu for gpu, held in state.on_gpu.items() if len(held) > 1 and _may_overflow(state, gpu))
+
+
+def _may_overflow(state: State, gpu: GpuId) -> bool:
+    most_mib = 0
+    for key in state.on_gpu[gpu]:
+        limit_mib = _limit_mib(state.tasks[key.task].attempts[-1])
+        if limit_mib is None:
+            return True
+        most_mib += limit_mib
+    return gpu in state.gpus and most_mib > state.gpus[gpu].memory_mib
+
+
+def _limit_mib(attempt: Attempt) -> int | None:
+    """Where the attempt is stopped by something harder than the watchdog; None: nowhere, or not known yet."""
+    guards = attempt.confinement.guards if attempt.confinement is not None else ()
+    return min((guard.limit_mib for guard in guards if guard.rung != "watchdog"), default=None)
+
+
+def to_store(state: State, now: float) -> list[MemoryObserved]:
+    """Attempts of which so much more was seen that a restart should not forget it: 64 MiB or 5 % of memory, a tenth of
+    the time that their energy and activity are counted over."""
+    found: list[MemoryObserved] = []
     for task_id, key in state.active.items():
         track = state.tracks.get(key)
         task = state.tasks[task_id]
         if track is None or track.peak_mib is None or not isinstance(task.status, Running):
             continue
-        known = task.attempts[-1].observed_mib
-        if known is None or track.peak_mib > known + max(64, known // 20):
-            found.append((key, track.peak_mib))
+        known = task.attempts[-1]
+        peak_mib = max(track.peak_mib, known.observed_mib or 0)
+        grown = known.observed_mib is None or peak_mib > known.observed_mib + max(64, known.observed_mib // 20)
+        if grown or track.used_s >= known.used_s + max(STORED_S, known.used_s / 10):
+            energy_j = None if track.energy_j is None else round(track.energy_j, 1)
+            found.append(MemoryObserved(now, key, peak_mib, energy_j, track.activity, round(track.used_s, 3)))
     return found

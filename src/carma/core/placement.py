@@ -14,6 +14,8 @@ from carma.core.reasons import short_sentence
 from carma.core.settings import Rules
 from carma.core.view import GpuView
 
+UNKNOWN = "unknown"  # the source of a booking that rests on nothing but memory.unknown_mib
+
 
 class Ranked(Record, frozen=True):
     gpu: GpuId
@@ -138,7 +140,20 @@ def placement_of(choice: Choice) -> Placement | None:
     if not choice.chosen:
         return None
     ask = choice.ask
-    return Placement(gpus=choice.chosen, booking=Booking(memory_mib=ask.memory_mib, source=ask.source, alone=ask.alone))
+    booking = Booking(memory_mib=ask.memory_mib, source=ask.source, alone=ask.alone, cap_mib=_cap_mib(choice))
+    return Placement(gpus=choice.chosen, booking=booking)
+
+
+def _cap_mib(choice: Choice) -> int | None:
+    """Where the task is to be stopped. One of unknown size is not stopped at a figure that nobody believes in, but
+    where it would take what the tasks that are there already have booked."""
+    ask = choice.ask
+    doors = [door for door in choice.doors if door.view.gpu.id in choice.chosen]
+    if ask.alone or not all(door.caps for door in doors):
+        return None
+    if ask.source != UNKNOWN:
+        return ask.memory_mib
+    return max(ask.memory_mib, min(door.free_mib for door in doors))
 
 
 def decide(

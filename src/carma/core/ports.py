@@ -134,6 +134,7 @@ class Checkpoint(Record, frozen=True, kw_only=True):
     drained: dict[str, str] = {}  # GPU -> reason; "" stands for the whole server
     last_gpu: GpuId | None = None
     overtaken: dict[int, int] = {}  # task -> how many later ones went before it
+    idle_w: dict[str, float] = {}  # GPU -> what it takes with nobody on it, as seen so far
 
 
 class Loaded(Record, frozen=True):

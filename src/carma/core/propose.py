@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from carma.core import watchdog
 from carma.core.admission import by_size, never_fits
 from carma.core.events import (
     Durable,
-    MemoryObserved,
     RecoveryDue,
     RecoveryPlanned,
     StopRequested,
@@ -13,7 +13,7 @@ from carma.core.events import (
     TaskWarned,
 )
 from carma.core.model import Dependency
-from carma.core.observe import peaks_to_store
+from carma.core.observe import to_store
 from carma.core.outcome import Cancelled, NeverFits, Outcome, Succeeded, TimedOut, told_to_others
 from carma.core.queue import schedule
 from carma.core.recovery import GiveUp, next_step
@@ -25,10 +25,12 @@ from carma.core.task import Task
 def propose(state: State, now: float) -> list[Durable]:
     state.now = max(state.now, now)
     due: list[Durable] = []
+    due.extend(watchdog.stops(state, now))
     due.extend(_ends_and_recoveries(state, now))
-    due.extend(_limits(state, now))
+    stopped = {event.task for event in due if isinstance(event, StopRequested)}
+    due.extend(event for event in _limits(state, now) if event.task not in stopped)
     due.extend(_impossible(state, now))
-    due.extend(MemoryObserved(now, key, peak) for key, peak in peaks_to_store(state))
+    due.extend(to_store(state, now))
     # Placements come alone: what is above may free a GPU, move the line or end a task.
     return due or list(schedule(state, now))
 
@@ -51,9 +53,9 @@ def _ends_and_recoveries(state: State, now: float) -> list[Durable]:
     return due
 
 
-def _limits(state: State, now: float) -> list[Durable]:
+def _limits(state: State, now: float) -> list[StopRequested | TaskWarned]:
     """Time limits reached, and the warning signals that go before them."""
-    due: list[Durable] = []
+    due: list[StopRequested | TaskWarned] = []
     for task_id in state.active:
         task = state.tasks[task_id]
         status, limit_s = task.status, task.spec.time_limit_s

@@ -23,6 +23,7 @@ _HOPE = (
     "Drained",
     "Fault",
     "NotListed",
+    "Mechanism",
 )
 
 

@@ -2,7 +2,8 @@
 
 Published measurements put the cost of an OOM at 23 s of lost work and 2,330 s of waiting for an empty GPU: the rule is
 the cost. So the ladder first retries where (peak + asked bytes + margin) fits, then with a larger booking, then alone,
-then gives up with the story. An innocent victim comes back first, with its booking as it was.
+then gives up with the story. An innocent victim comes back first, with its booking as it was; so does a task whose
+MPS server died under it. A task that must not be run twice says so with `max_oom_retries` 0, and that covers these too.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from typing import Literal
 
 from carma.core.model import Gpu, Record
-from carma.core.outcome import Outcome, OutOfMemory
+from carma.core.outcome import Disrupted, Outcome, OutOfMemory
 from carma.core.settings import Rules
 from carma.core.task import Attempt, Plan, Task
 from carma.core.units import show_mib
@@ -49,15 +50,15 @@ def next_step(task: Task, rules: Rules, gpus: tuple[Gpu, ...]) -> Retry | GiveUp
     attempt = task.attempts[-1]
     outcome = attempt.outcome
     assert outcome is not None
+    limit = rules.recovery.retries if task.spec.max_oom_retries is None else task.spec.max_oom_retries
+    innocent = [a for a in _counted(task) if _innocent(a)]
+    guilty = [a for a in _counted(task) if not _innocent(a)]
+    if _innocent(attempt):
+        if limit == 0 or len(innocent) > rules.recovery.innocent_retries:
+            return GiveUp(_victim(outcome, len(innocent)))
+        return Retry(_first(task, attempt), _back_off_s(rules, len(innocent)))
     if not isinstance(outcome, OutOfMemory) or outcome.where != "gpu":
         return GiveUp(outcome)
-    limit = rules.recovery.retries if task.spec.max_oom_retries is None else task.spec.max_oom_retries
-    innocent = [a for a in _counted(task) if a.blame == "neighbour"]
-    guilty = [a for a in _counted(task) if a.blame != "neighbour"]
-    if attempt.blame == "neighbour":
-        if limit == 0 or len(innocent) > rules.recovery.innocent_retries:
-            return GiveUp(_told(outcome, f"a neighbour took the memory {_times(len(innocent))}; not tried again"))
-        return Retry(_first(task, attempt), _back_off_s(rules, len(innocent)))
     if len(guilty) > limit:
         allowed = f"{limit} {'retry is' if limit == 1 else 'retries are'} allowed"
         return GiveUp(_told(outcome, f"ran out of memory {_times(len(guilty))}; {allowed}"))
@@ -68,26 +69,40 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
+def _innocent(attempt: Attempt) -> bool:
+    """It ended through no fault of its own."""
+    return attempt.blame == "neighbour" or isinstance(attempt.outcome, Disrupted)
+
+
 def _counted(task: Task) -> list[Attempt]:
-    """Attempts that ended in a GPU OOM since the user last asked for a retry."""
+    """Attempts that ended in a GPU OOM, or were disrupted, since the user last asked for a retry."""
     return [
         attempt
         for attempt in task.attempts
         if attempt.number > task.counted_from
-        and isinstance(attempt.outcome, OutOfMemory)
-        and attempt.outcome.where == "gpu"
+        and (_innocent(attempt) or (isinstance(attempt.outcome, OutOfMemory) and attempt.outcome.where == "gpu"))
     ]
 
 
+def _victim(outcome: Outcome, count: int) -> Outcome:
+    """The end of a task that was innocent once too often."""
+    if isinstance(outcome, Disrupted):
+        return Disrupted(f"{outcome.reason}; ended through no fault of its own {_times(count)}; not tried again")
+    assert isinstance(outcome, OutOfMemory)
+    return _told(outcome, f"a neighbour took the memory {_times(count)}; not tried again")
+
+
 def _first(task: Task, attempt: Attempt) -> Plan:
+    """As before, and before the others: what recovery had learnt stays."""
     held = show_mib(attempt.placement.booking.memory_mib)
-    memory = task.plan.memory_mib if task.plan is not None else None
-    return Plan(
-        rung="first",
-        memory_mib=memory,
-        first=True,
-        reason=f"a neighbour held more than its booking; this task kept to its {held} and goes first",
-    )
+    if isinstance(attempt.outcome, Disrupted):
+        reason = f"{attempt.outcome.reason}; not this task's doing, so it goes first"
+    else:
+        reason = f"a neighbour held more than its booking; this task kept to its {held} and goes first"
+    plan = task.plan
+    alone = plan is not None and plan.rung == "alone"
+    memory_mib = plan.memory_mib if plan is not None else None
+    return Plan(rung="alone" if alone else "first", memory_mib=memory_mib, first=True, reason=reason)
 
 
 def _climb(
@@ -99,9 +114,11 @@ def _climb(
         return GiveUp(_told(outcome, f"it had a GPU of {show_mib(had_mib)} alone, and there is none larger"))
     booked = attempt.placement.booking.memory_mib
     seen = _peak_mib(attempt, outcome)
-    known = None if seen is None or outcome.asked_mib is None else seen + outcome.asked_mib + rules.recovery.margin_mib
+    # What it held and asked for; one that the watchdog stopped asked for nothing, but holds at least what it held.
+    least = None if seen is None else seen + (outcome.asked_mib or 0) + rules.recovery.margin_mib
+    known = None if outcome.asked_mib is None else least
     grown = int(booked * rules.recovery.growth)
-    memory = known if known is not None and count == 1 else max(known or 0, grown)
+    memory = known if known is not None and count == 1 else max(least or 0, grown)
     memory = max(memory, booked)
     if attempt.placement.booking.alone:
         memory = max(memory, had_mib + 1)  # it had all of that card, so the next one must be larger

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from carma.core.decision import Ask, Refusal
-from carma.core.filters import listed, refuse
+from carma.core.filters import refuse, takes_tasks, tasks_allowed
 from carma.core.model import GpuId, Record
 from carma.core.settings import Rules
 from carma.core.units import show_s
@@ -46,7 +46,7 @@ def reserve(ask: Ask, views: Sequence[GpuView], rules: Rules, shares: bool, over
 
 def free_at(ask: Ask, view: GpuView, rules: Rules, shares: bool, now: float) -> float | None:
     """When the GPU could take it, holders leaving as expected; None if it never could as things stand."""
-    if view.fault is not None or view.drained is not None or not listed(view.gpu, rules):
+    if view.fault is not None or view.drained is not None or not takes_tasks(view.gpu, rules):
         return None
     if view.outdated:
         return now + rules.window.stale_s  # the next sample tells
@@ -77,7 +77,7 @@ def _fits(ask: Ask, view: GpuView, rules: Rules, shares: bool) -> bool:
 def _may_join(view: GpuView, rules: Rules, shares: bool, newcomers: int) -> bool:
     if not shares or any(holder.alone for holder in view.holders):
         return False
-    return len(view.holders) + newcomers <= rules.placement.tasks_per_gpu
+    return len(view.holders) + newcomers <= tasks_allowed(rules)
 
 
 def spare_mib(fence: Fence, view: GpuView, rules: Rules, shares: bool, now: float) -> int:

@@ -110,7 +110,7 @@ class Sharing(Record, frozen=True, kw_only=True):
     ] = 800
     watchdog: Annotated[
         bool,
-        Meta(description="Whether a task above its booking is stopped before it takes what its neighbours have booked."),
+        Meta(description="Whether a task above its booking is stopped before it takes what its neighbours booked."),
     ] = True
     watch_s: Annotated[
         float, Meta(gt=0.0, description="Between two looks at the memory of tasks that no limit holds, in seconds.")

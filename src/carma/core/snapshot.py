@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from carma.core.model import AttemptKey, Gpu, GpuSample, ProcessUse
+from carma.core.seen import Seen
 from carma.core.settings import Rules
-from carma.core.state import SERVER, Seen, State
+from carma.core.state import SERVER, State
 from carma.core.status import Running, Starting
 from carma.core.task import Task
 from carma.core.units import show_s
@@ -31,13 +32,14 @@ def view_of(state: State, gpu: Gpu, now: float) -> GpuView:
     newest = live.window.newest
     if newest is not None and newest.at < now - state.rules.window.stale_s:
         newest = None
+    look = live.look if newest is not None else None  # of memory, which is looked at more often than the rest
     holders = tuple(_holder(state, gpu, key, now) for key in state.on_gpu.get(gpu.id, {}))
-    left_mib = _left_mib(state, newest)
-    outdated = newest is not None and newest.processes is None and newest.at <= live.left_at
+    gone_mib = left_mib(state, look)
+    outdated = look is not None and look.processes is None and look.at <= live.left_at
     used = None
-    if newest is not None and newest.memory_used_mib is not None and not outdated:
-        used = max(0, newest.memory_used_mib - left_mib)
-    foreign, foreign_mib = _foreign(state, newest, holders, used)
+    if look is not None and look.memory_used_mib is not None and not outdated:
+        used = max(0, look.memory_used_mib - gone_mib)
+    foreign, foreign_mib = _foreign(state, look, holders, used)
     blind = _blind(state, newest, live.window.count_since(live.since))
     summaries: dict[Metric, Summary] = {}
     for metric in METRICS:
@@ -70,7 +72,8 @@ def _left_since(state: State, key: AttemptKey, sample_at: float) -> bool:
     return ended_at is not None and ended_at >= sample_at
 
 
-def _left_mib(state: State, newest: GpuSample | None) -> int:
+def left_mib(state: State, newest: GpuSample | None) -> int:
+    """What the sample shows of attempts that have ended since."""
     uses = newest.processes or () if newest is not None else ()
     return sum(
         use.memory_mib or 0

@@ -1,7 +1,8 @@
 """The state of a server, and how it is put together. Changed by `machine.step` alone.
 
 Two halves: what the log says (`tasks`, `gpus`, `drained`, ...), which a replay rebuilds exactly, and what is only seen
-(`live`, `tracks`), which starts empty after a restart and fills with the next samples.
+(`live`, `tracks`, `usage`), which starts empty after a restart and fills with the next samples. A checkpoint carries
+a little of the second half along where forgetting it would cost: what an idle GPU takes, an attempt's peak and energy.
 """
 
 from __future__ import annotations
@@ -11,52 +12,17 @@ from collections.abc import Iterable
 
 from carma.core.model import AttemptKey, Gpu, GpuId, Placement, TaskId
 from carma.core.placement import Policy
-from carma.core.ports import Checkpoint
+from carma.core.ports import Checkpoint, GpuUsage
+from carma.core.seen import Live, Track
 from carma.core.settings import Rules
 from carma.core.status import Finished, Queued, Recovering, Running, Starting
 from carma.core.task import Task
-from carma.core.window import Window
 
 SERVER = ""  # the key in `drained` that stands for the whole server
 
 
 class InvalidEvent(Exception):
     """An event that cannot follow what happened before: a defect of whoever emitted it."""
-
-
-class Seen:
-    """What was seen of one attempt on one GPU: when it first touched it, when its memory last grew, when it settled."""
-
-    __slots__ = ("first_at", "grown_at", "level_mib", "now_mib", "settled_at")
-
-    def __init__(self) -> None:
-        self.first_at: float | None = None
-        self.grown_at: float | None = None
-        self.level_mib = 0  # the memory from which growth is counted
-        self.now_mib: int | None = None
-        self.settled_at: float | None = None
-
-
-class Track:
-    """What was seen of one attempt since this process started looking."""
-
-    __slots__ = ("energy_j", "on", "peak_mib")
-
-    def __init__(self, gpus: Iterable[GpuId], peak_mib: int | None) -> None:
-        self.on: dict[GpuId, Seen] = {gpu: Seen() for gpu in gpus}
-        self.peak_mib = peak_mib
-        self.energy_j: float | None = None
-
-
-class Live:
-    """What was seen of one GPU. `since` is when a task last came to it or left it: older samples tell of others."""
-
-    __slots__ = ("left_at", "since", "window")
-
-    def __init__(self, length_s: float) -> None:
-        self.window = Window(length_s)
-        self.since = 0.0
-        self.left_at = 0.0  # when a task last left it
 
 
 class State:
@@ -80,6 +46,8 @@ class State:
         self.unfitted: set[TaskId] = set()  # tasks that were not yet held against the GPUs as they are now
         self.live: dict[GpuId, Live] = {}
         self.tracks: dict[AttemptKey, Track] = {}
+        self.idle_w: dict[GpuId, float] = {}  # the lowest mean power of each GPU while nobody was on it
+        self.usage: dict[tuple[int, GpuId], GpuUsage] = {}  # by hour and GPU; see usage.py
 
     def put(self, task: Task) -> None:
         """Store a task and keep every index true."""
@@ -170,7 +138,9 @@ def restore(rules: Rules, policy: Policy, checkpoint: Checkpoint | None) -> Stat
     state.overtaken = {TaskId(task): count for task, count in checkpoint.overtaken.items()}
     for task_id, key in state.active.items():
         attempt = state.tasks[task_id].attempts[-1]
-        state.tracks[key] = Track(attempt.placement.gpus, attempt.observed_mib)
+        state.tracks[key] = track = Track(attempt.placement.gpus, attempt.observed_mib)
+        track.go_on_from(attempt.energy_j, attempt.activity, attempt.used_s)
+    state.idle_w = {GpuId(gpu): watts for gpu, watts in checkpoint.idle_w.items()}
     return state
 
 
@@ -189,6 +159,7 @@ def checkpoint(state: State, sequence: int) -> tuple[Checkpoint, tuple[Task, ...
         drained=dict(state.drained),
         last_gpu=state.last_gpu,
         overtaken={int(task): count for task, count in state.overtaken.items()},
+        idle_w={str(gpu): watts for gpu, watts in state.idle_w.items()},
     )
     return saved, tuple(leaving)
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Literal
 
 from carma.core.decision import Verdict
-from carma.core.model import Activity, AttemptKey, Confinement, Estimate, NoEstimate, Owner, Placement, Record, TaskId, TaskSpec
+from carma.core.model import (
+    Activity,
+    AttemptKey,
+    Confinement,
+    Estimate,
+    NoEstimate,
+    Owner,
+    Placement,
+    Record,
+    TaskId,
+    TaskSpec,
+)
 from carma.core.outcome import Outcome
 from carma.core.status import Status
 
@@ -33,6 +44,7 @@ class Attempt(Record, frozen=True, kw_only=True):
     blame: Literal["own", "neighbour", "unknown"] | None = None  # for an OOM on the GPU
     energy_j: float | None = None  # its share above what the idle GPUs would have taken
     activity: Activity | None = None  # its own share, on average
+    used_s: float = 0.0  # what `activity` is the mean over, as last stored: GPU-seconds since its first use
     confinement: Confinement | None = None
 
 

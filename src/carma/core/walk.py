@@ -14,7 +14,7 @@ from carma.core.admission import by_size, never_fits
 from carma.core.decision import Ask, Refusal
 from carma.core.filters import door_of
 from carma.core.model import AttemptKey, Gpu, GpuId, Record, TaskId
-from carma.core.placement import Choice, Fenced, choose
+from carma.core.placement import UNKNOWN, Choice, Fenced, choose
 from carma.core.reserve import Fence, free_at, reserve, spare_mib
 from carma.core.snapshot import expected_runtime_s, views
 from carma.core.state import State
@@ -46,7 +46,7 @@ def ask_of(task: Task, state: State, sizes: Sequence[Gpu] | None = None) -> Ask:
     elif task.estimate is not None:
         memory, source = task.estimate.upper_mib, task.estimate.source
     else:
-        memory, source = state.rules.memory.unknown_mib, "unknown"
+        memory, source = state.rules.memory.unknown_mib, UNKNOWN
     if source != "declared":
         # A guess above every card must not keep the task out for ever: it gets the largest card to itself. Not all of
         # it is asked for, because a driver keeps some of a card in use even when nobody is on it.

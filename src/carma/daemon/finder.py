@@ -8,48 +8,79 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from carma.core.events import AttemptEnded, AttemptStarted, Durable, TaskPlaced
+from carma.core.events import AttemptEnded, AttemptStarted, Durable, StopRequested, TaskPlaced
 from carma.core.model import AttemptKey
 from carma.core.observe import ending_facts
-from carma.core.outcome import Lost, Outcome, OutOfMemory, Succeeded
+from carma.core.outcome import Disrupted, Failed, Lost, Outcome, OutOfMemory, Succeeded
 from carma.core.ports import Found, PastRun
 from carma.core.state import State
 from carma.core.status import Running, Starting
 from carma.core.task import Attempt
 
+DISRUPTED_GRACE_S = 2.0  # what it ran under is gone, so it cannot save what is on the GPU; its files it can close
+
 
 def events_of(state: State, found: Iterable[Found], now: float) -> list[Durable]:
-    """AttemptStarted and AttemptEnded for all that the state does not know yet, in the order in which they ended."""
+    """AttemptStarted and AttemptEnded for all that the state does not know yet, in the order in which they ended; and
+    StopRequested for those that live but have nothing to run under any more."""
+    found = sorted(found, key=lambda entry: entry.ended_at or now)
+    guilty = [entry.key for entry in found if _above_booking(state, entry)]
     events: list[Durable] = []
-    for entry in sorted(found, key=lambda entry: entry.ended_at or now):
-        events.extend(_events_of(state, entry, now))
+    for entry in found:
+        events.extend(_events_of(state, entry, now, guilty))
     return events
 
 
-def _events_of(state: State, entry: Found, now: float) -> list[Durable]:
+def _events_of(state: State, entry: Found, now: float, guilty: Sequence[AttemptKey]) -> list[Durable]:
     if state.active.get(entry.key.task) != entry.key:
         return []
     status = state.tasks[entry.key.task].status
+    assert isinstance(status, Starting | Running)
     events: list[Durable] = []
     started_at = _between(state.now, entry.started_at, now)
     if isinstance(status, Starting) and entry.pid is not None:
-        events.append(AttemptStarted(started_at, entry.key, entry.pid))
+        events.append(AttemptStarted(started_at, entry.key, entry.pid, entry.confinement))
     if entry.outcome is not None:
         ended_at = max(started_at, _between(state.now, entry.ended_at, now))
-        events.append(ended(state, entry.key, entry.outcome, ended_at))
+        outcome = entry.outcome
+        if entry.trouble is not None and isinstance(outcome, Failed):
+            outcome = Disrupted(entry.trouble)  # it was not quick enough to be stopped
+        events.append(ended(state, entry.key, outcome, ended_at, guilty))
     elif isinstance(status, Running) and entry.pid is None:
         reason = "its record is gone: the attempt's directory was removed while it ran"
         events.append(ended(state, entry.key, Lost(reason), now))
+    elif entry.trouble is not None and status.ending is None:
+        events.append(StopRequested(now, entry.key.task, Disrupted(entry.trouble), DISRUPTED_GRACE_S))
     return events
 
 
-def ended(state: State, key: AttemptKey, outcome: Outcome, at: float) -> AttemptEnded:
-    """The event with what was seen of the attempt."""
-    peak_mib, energy_j, over = ending_facts(state, key)
-    on_gpu_oom = isinstance(outcome, OutOfMemory) and outcome.where == "gpu"
+def ended(
+    state: State, key: AttemptKey, outcome: Outcome, at: float, guilty: Sequence[AttemptKey] = ()
+) -> AttemptEnded:
+    """The event with what was seen of the attempt. `guilty` are found to have run out of their own booking just now,
+    which no sample may have shown."""
+    seen = ending_facts(state, key)
+    peak_mib = seen.peak_mib
     if isinstance(outcome, OutOfMemory) and outcome.peak_mib is not None:
         peak_mib = max(peak_mib or 0, outcome.peak_mib)
-    return AttemptEnded(at, key, outcome, peak_mib, energy_j, over if on_gpu_oom else ())
+    over: tuple[AttemptKey, ...] = ()
+    if isinstance(outcome, OutOfMemory) and outcome.where == "gpu":
+        near = (other for other in guilty if other != key and _share_a_gpu(state, key, other))
+        over = tuple(dict.fromkeys((*seen.over, *near)))
+    return AttemptEnded(at, key, outcome, peak_mib, seen.energy_j, over, seen.activity)
+
+
+def _above_booking(state: State, entry: Found) -> bool:
+    """Whether it ran out of GPU memory with more than it had booked, by its own words."""
+    outcome, task = entry.outcome, state.tasks.get(entry.key.task)
+    if task is None or state.active.get(task.id) != entry.key or not isinstance(outcome, OutOfMemory):
+        return False
+    wanted_mib = (outcome.peak_mib or 0) + (outcome.asked_mib or 0)
+    return outcome.where == "gpu" and wanted_mib > task.attempts[-1].placement.booking.memory_mib
+
+
+def _share_a_gpu(state: State, one: AttemptKey, other: AttemptKey) -> bool:
+    return any(one in held and other in held for held in state.on_gpu.values())
 
 
 def never_launched(state: State, found: Iterable[Found]) -> list[AttemptKey]:
@@ -95,6 +126,8 @@ def past_run(state: State, key: AttemptKey, collocated: bool) -> PastRun | None:
         succeeded=isinstance(attempt.outcome, Succeeded),
         collocated=collocated,
         ended_at=attempt.ended_at,
+        energy_j=attempt.energy_j,
+        activity=attempt.activity,
     )
 
 

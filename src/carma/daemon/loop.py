@@ -1,4 +1,5 @@
-"""What happens by itself: look at the GPUs, look at the attempts, let time pass. Nothing here decides anything.
+"""What happens by itself: look at the GPUs, glance at the memory of those that need it, look at the attempts, let time
+pass. Nothing here decides anything.
 
 Exceptions are logged with what was being done and end nothing: a scheduler thread that dies silently while the server
 goes on accepting tasks is the worst failure such a system can have.
@@ -13,8 +14,18 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from carma.core.events import AttemptEnded, Durable, GpusFound, GpusSampled, StopRequested, TaskPlaced, Ticked
+from carma.core.events import (
+    AttemptEnded,
+    Durable,
+    GpusFound,
+    GpusSampled,
+    MemoryGlanced,
+    StopRequested,
+    TaskPlaced,
+    Ticked,
+)
 from carma.core.model import AttemptKey, Gpu, GpuId, GpuSample, TaskId
+from carma.core.observe import to_watch
 from carma.core.outcome import Cancelled
 from carma.core.ports import Launcher, Sampler
 from carma.core.state import State
@@ -24,9 +35,10 @@ from carma.daemon import finder
 from carma.daemon.hands import Hands
 from carma.daemon.journal import SAME_ERROR_S, Journal
 from carma.daemon.shell import Shell
+from carma.daemon.whose import Whose
 from carma.daemon.worker import Worker
 from carma.errors import CarmaError, StoreError
-from carma.monitor.processes import attribute, strays
+from carma.monitor.processes import strays
 
 log = logging.getLogger("carma.daemon")
 
@@ -43,6 +55,7 @@ class Loop:
         self.sampler = sampler
         self.period_s = period_s
         self._eyes = Worker("sampler")
+        self._whose = Whose(hands)
         self._hasty_s = POLL_S
         self.shared: set[AttemptKey] = set()
         self._strays: set[tuple[AttemptKey, GpuId]] = set()
@@ -60,6 +73,7 @@ class Loop:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.shell.run(), name="shell")
             group.create_task(self._sampling(), name="sampling")
+            group.create_task(self._glancing(), name="glancing")
             group.create_task(self._looking(), name="looking")
 
     async def close(self) -> None:
@@ -108,16 +122,31 @@ class Loop:
         gpus, samples = await self._eyes.call(self._look)
         await self.gpus_changed(gpus)
         self._journal.seen(samples, self.shell.state)
-        keys = tuple(self.shell.state.active.values())
-        if keys and any(sample.processes for sample in samples):
-            pids = await self.hands.with_launcher(lambda: self.launcher.pids(keys))
-            samples = attribute(samples, pids)
+        if any(sample.processes for sample in samples):
+            samples = await self._whose.attributed(samples, tuple(self.shell.state.active.values()))
             self._report_strays(samples)
         self.shell.observe(GpusSampled(max((s.at for s in samples), default=self.shell.clock.now()), samples))
 
     def _look(self) -> tuple[tuple[Gpu, ...], tuple[GpuSample, ...]]:
         samples = self.sampler.sample(self.shell.clock.now())
         return self.sampler.gpus(), samples
+
+    async def _glancing(self) -> None:
+        """Tasks that no limit holds are only safe beside one another if somebody looks often."""
+        await self.settled.wait()
+        while True:
+            speed = max(1.0, self.shell.clock.speed)
+            await asyncio.sleep(max(STARTING_S, self.shell.state.rules.sharing.watch_s / speed))
+            await self._guard("glancing at the GPUs' memory", self._glance)
+
+    async def _glance(self) -> None:
+        gpus = to_watch(self.shell.state)
+        if not gpus:
+            return
+        looks = await self._eyes.call(lambda: self.sampler.glance(gpus, self.shell.clock.now()))
+        if looks:
+            looks = await self._whose.known(looks, tuple(self.shell.state.active.values()))
+            self.shell.observe(MemoryGlanced(max(look.at for look in looks), looks))
 
     async def look_for_gpus(self) -> tuple[Gpu, ...]:
         return await self._eyes.call(self.sampler.gpus)

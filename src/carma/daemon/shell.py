@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from carma.core import usage
 from carma.core.commands import Command
 from carma.core.events import Durable, Passing, TaskPlaced
 from carma.core.machine import step
@@ -42,6 +43,7 @@ Foresee = Callable[[Owner, TaskSpec], Awaitable[Estimate | None]]
 CHECKPOINT_EVERY = 2_000  # events
 BATCH = 512  # requests in one transaction
 STORE_RETRY_S = 1.0  # pause before proposals are tried again on a disk that refused
+USAGE_S = 60.0  # between two notes of what the GPUs did; a daemon that is killed loses so much of it
 THINKING_SHARE = 3.0  # after proposals took t seconds, requests have the loop for this many times t
 
 
@@ -91,7 +93,8 @@ class Shell:
         self._wake = asyncio.Event()
         self._think_again_at = 0.0  # monotonic
         self._checkpoint_at = sequence + CHECKPOINT_EVERY
-        self._refusals, self._no_checkpoint = Seldom(), Seldom()
+        self._usage_at = time.monotonic() + USAGE_S
+        self._refusals, self._no_checkpoint, self._no_usage = Seldom(), Seldom(), Seldom()
         self._broken = False  # the state is not what the log gives; it must not be saved
 
     # What others call.
@@ -164,6 +167,7 @@ class Shell:
         """After `run` was cancelled: save what is needed for a quick start and let go of everybody who waits."""
         try:
             if not self._broken:
+                await self._keep_usage()
                 await self._save()
         except StoreError as error:
             log.warning("the last checkpoint was not saved (%s); the next start replays the log instead", error)
@@ -185,6 +189,8 @@ class Shell:
         await self._think()
         if self.sequence >= self._checkpoint_at:
             await self._save_if_possible()
+        if time.monotonic() >= self._usage_at:
+            await self._keep_usage()
         self._listeners.answer(self.state)
         if self._changes or self._passing:
             self._wake.set()
@@ -319,6 +325,20 @@ class Shell:
         await self._writer.call(lambda: self._store.save(saved, finished))
         forget(self.state, finished)
         self._checkpoint_at = self.sequence + CHECKPOINT_EVERY
+
+    async def _keep_usage(self) -> None:
+        """Add what the GPUs did since the last time to the archive; what it does not take is kept for the next."""
+        self._usage_at = time.monotonic() + USAGE_S
+        rows = usage.taken(self.state)
+        if not rows:
+            return
+        try:
+            await self._writer.call(lambda: self.archive.add_usage(rows))
+        except Exception as error:
+            usage.count(self.state, rows)
+            self._no_usage.error(f"what the GPUs did was not noted: {error}")
+        else:
+            self._no_usage.over("what the GPUs do is noted again")
 
     def _fail_all(self, error: CarmaError) -> None:
         while self._changes:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from carma.core.events import Durable, TaskRestored
-from carma.core.model import AttemptKey, TaskId
-from carma.core.ports import Checkpoint, Loaded, PastRun
+from carma.core.model import AttemptKey, GpuId, TaskId
+from carma.core.ports import Checkpoint, GpuUsage, Loaded, PastRun
 from carma.core.status import Finished
 from carma.core.task import Task
+from carma.core.usage import add_up
 from carma.errors import StoreError
-from carma.store.archive import RUNS_KEPT
+from carma.store.archive import HOUR_S, RUNS_KEPT
 from carma.store.codec import task_of, write_event
 
 
@@ -27,6 +28,7 @@ class MemoryStore:
         self._finished: dict[TaskId, Task] = {}
         self._restored: set[TaskId] = set()
         self._runs: dict[AttemptKey, PastRun] = {}
+        self._usage: dict[tuple[int, GpuId], GpuUsage] = {}
         self._next = 1
 
     def append(self, events: Sequence[Durable]) -> int:
@@ -107,6 +109,17 @@ class MemoryStore:
         same = self.past_runs(uid=run.uid, command=run.command, directory=run.directory, limit=len(self._runs))
         for old in same[RUNS_KEPT:]:
             del self._runs[old.key]
+
+    def add_usage(self, rows: Sequence[GpuUsage]) -> None:
+        self._must_be_open()
+        for row in rows:
+            place = (row.hour, row.gpu)
+            known = self._usage.get(place)
+            self._usage[place] = row if known is None else add_up(known, row)
+
+    def usage(self, *, since: float, until: float) -> Sequence[GpuUsage]:
+        self._must_be_open()
+        return [row for (hour, _), row in sorted(self._usage.items()) if since <= hour * HOUR_S < until]
 
     def past_runs(self, *, uid: int, command: tuple[str, ...], directory: str, limit: int = 20) -> Sequence[PastRun]:
         self._must_be_open()

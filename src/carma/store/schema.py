@@ -40,7 +40,16 @@ def _first(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
 
 
-MIGRATIONS: tuple[Migration, ...] = (_first,)
+def _usage(connection: sqlite3.Connection) -> None:
+    """Format 2: what each GPU did, hour by hour. Columns and not JSON, so that rows are added up where they lie."""
+    connection.execute(
+        """CREATE TABLE gpu_usage (gpu TEXT NOT NULL, hour INTEGER NOT NULL, watched_s REAL NOT NULL,
+           held_s REAL NOT NULL, shared_s REAL NOT NULL, sm_s REAL NOT NULL, energy_j REAL NOT NULL,
+           idle_j REAL NOT NULL, tasks_j REAL NOT NULL, PRIMARY KEY (hour, gpu)) WITHOUT ROWID"""
+    )
+
+
+MIGRATIONS: tuple[Migration, ...] = (_first, _usage)
 
 
 def check(connection: sqlite3.Connection, path: Path, known: int = len(MIGRATIONS)) -> None:

@@ -1,0 +1,110 @@
+"""What is seen and not logged: of an attempt, of an attempt on one GPU, of a GPU. Filled by observe.py and
+attribution.py, from samples alone; empty after a restart but for what the log and its checkpoint carry along.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from msgspec.structs import asdict
+
+from carma.core.model import Activity, AttemptKey, GpuId, GpuSample
+from carma.core.window import Window
+
+POWER_SAMPLES = 5  # a GPU's power is judged by the mean of so many: a single reading may be a counter that lagged
+
+
+class Mean:
+    """A mean over time."""
+
+    __slots__ = ("seconds", "total")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.total = 0.0
+
+    def add(self, value: float, seconds: float) -> None:
+        self.seconds += seconds
+        self.total += value * seconds
+
+    @property
+    def value(self) -> float | None:
+        return self.total / self.seconds if self.seconds > 0 else None
+
+
+class Seen:
+    """Of one attempt on one GPU: when it first touched it, when its memory last grew, when it settled; and what tells
+    how much of the GPU's activity is its own (attribution.py)."""
+
+    __slots__ = (
+        "after",
+        "alone",
+        "before_sm",
+        "first_at",
+        "grown_at",
+        "level_mib",
+        "now_mib",
+        "settled_at",
+        "was_alone",
+        "weighed",
+    )
+
+    def __init__(self) -> None:
+        self.first_at: float | None = None
+        self.grown_at: float | None = None
+        self.level_mib = 0  # the memory from which growth is counted
+        self.now_mib: int | None = None
+        self.settled_at: float | None = None
+        self.alone = Mean()  # the GPU's SM activity when nobody else was on it, the last time
+        self.was_alone = False  # in the sample before
+        self.before_sm: float | None = None  # the GPU's SM activity before it came to others
+        self.after = Mean()  # and with it
+        self.weighed = False  # `after` is as it is to be
+
+
+class Track:
+    """Of one attempt since this process started looking, or since what the log kept of it."""
+
+    __slots__ = ("energy_j", "means", "on", "peak_mib", "used_s")
+
+    def __init__(self, gpus: Iterable[GpuId], peak_mib: int | None) -> None:
+        self.on: dict[GpuId, Seen] = {gpu: Seen() for gpu in gpus}
+        self.peak_mib = peak_mib
+        self.energy_j: float | None = None
+        self.used_s = 0.0  # since its first use, summed over its GPUs
+        self.means: dict[str, Mean] = {name: Mean() for name in Activity.__struct_fields__}
+
+    @property
+    def activity(self) -> Activity | None:
+        """Its own share, on average over the time since its first use; None before that."""
+        values = {name: mean.value for name, mean in self.means.items()}
+        if all(value is None for value in values.values()):
+            return None
+        return Activity(**{name: None if value is None else round(value, 5) for name, value in values.items()})
+
+    def go_on_from(self, energy_j: float | None, activity: Activity | None, used_s: float) -> None:
+        """What an earlier life of the daemon saw of it; what was seen in this one goes on top."""
+        if used_s <= self.used_s:
+            return
+        self.used_s, self.energy_j = used_s, energy_j
+        for name, value in asdict(activity or Activity()).items():
+            self.means[name] = Mean()
+            if value is not None:
+                self.means[name].add(value, used_s)
+
+
+class Live:
+    """Of one GPU. `since` is when a task last came to it or left it: older samples tell of others."""
+
+    __slots__ = ("background", "left_at", "left_over", "look", "lowest_w", "recent_w", "since", "window")
+
+    def __init__(self, length_s: float) -> None:
+        self.window = Window(length_s)
+        self.look: GpuSample | None = None  # the newest that tells of memory: a sample, or a glance between two
+        self.since = 0.0
+        self.left_at = 0.0  # when a task last left it
+        self.left_over: dict[AttemptKey, float] = {}  # those that left while above their booking, and when
+        self.background = Mean()  # SM activity while only foreign processes were on it
+        self.recent_w: deque[tuple[float, bool]] = deque(maxlen=POWER_SAMPLES)  # power, and whether nobody was on it
+        self.lowest_w: float | None = None  # the lowest mean of those, whoever was on it

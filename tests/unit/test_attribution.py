@@ -1,0 +1,293 @@
+"""Whose activity and whose energy it was, from what can be seen; and that nothing is given out twice."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from carma.core.events import GpusSampled, MemoryObserved
+from carma.core.machine import step
+from carma.core.model import AttemptKey, GpuId, GpuSample, ProcessUse, TaskId
+from carma.core.seen import Track
+from carma.core.settings import Gate, Memory, Rules, WarmUp
+from carma.core.state import checkpoint, new_state, restore
+from carma.core.usage import count, taken
+from tests.builders import World
+
+G0 = GpuId("GPU-0")
+OPEN = Rules(gate=Gate(enabled=False), warmup=WarmUp(settle_s=5.0))
+
+
+def idle_world(rules: Rules = OPEN) -> World:
+    """One GPU that was seen idle: it takes 50 W then (tests/builders.py)."""
+    world = World(1, rules=rules)
+    world.wait(6)
+    assert world.state.idle_w == {G0: pytest.approx(50.0)}
+    return world
+
+
+def track(world: World, task: TaskId) -> Track:
+    return world.state.tracks[world.state.active[task]]
+
+
+def energy(world: World, *tasks: TaskId) -> list[float]:
+    return [track(world, task).energy_j or 0.0 for task in tasks]
+
+
+def spent(world: World, seconds: float, *tasks: TaskId) -> list[float]:
+    """What each was given over that time."""
+    before = energy(world, *tasks)
+    world.wait(seconds)
+    return [after - then for after, then in zip(energy(world, *tasks), before, strict=True)]
+
+
+def test_an_attempt_alone_has_all_of_the_activity_and_the_energy_above_idle() -> None:
+    world = idle_world()
+    world.activity[G0] = (0.5, 0.2, 0.3)
+    task = world.run(5_000)
+    assert spent(world, 10, task) == [pytest.approx(10 * 200 * 0.5)]
+    seen = track(world, task).activity
+    assert seen is not None
+    assert (seen.sm_active, seen.sm_occupancy, seen.dram_active) == (0.5, 0.2, 0.3)
+    assert (seen.gr_active, seen.tensor_active) == (None, None), "not given is not zero"
+
+
+def test_two_are_weighed_by_what_each_does_alone_and_adds() -> None:
+    world = idle_world()
+    world.activity[G0] = (0.6, 0.1, 0.1)
+    first = world.run(5_000)
+    world.activity[G0] = (0.8, 0.1, 0.1)
+    second = world.run(5_000)
+    assert spent(world, 10, first, second) == [pytest.approx(10 * 160 * 0.75), pytest.approx(10 * 160 * 0.25)]
+
+
+def test_a_slow_down_that_both_suffer_cancels_out() -> None:
+    world = idle_world()
+    world.activity[G0] = (0.6, 0.1, 0.1)
+    first = world.run(5_000)
+    world.activity[G0] = (0.8, 0.1, 0.1)
+    second = world.run(5_000)
+    world.activity[G0] = (0.4, 0.1, 0.1)
+    one, other = spent(world, 10, first, second)
+    assert one / other == pytest.approx(3.0)
+
+
+def test_what_was_seen_alone_later_counts_more_than_the_rise() -> None:
+    world = idle_world()
+    world.activity[G0] = (0.9, 0.1, 0.1)
+    first = world.run(5_000)
+    world.activity[G0] = (1.0, 0.1, 0.1)  # full: the newcomer cannot show what it does
+    second = world.run(5_000)
+    world.end(first)
+    world.activity[G0] = (0.9, 0.1, 0.1)
+    world.wait(10)
+    world.activity[G0] = (1.0, 0.1, 0.1)
+    third = world.run(5_000)
+    one, other = spent(world, 10, second, third)
+    assert one / other == pytest.approx(0.9 / 0.1, rel=0.01)
+
+
+def test_a_newcomer_that_only_slows_the_others_is_not_given_less_than_nothing() -> None:
+    world = idle_world()
+    world.activity[G0] = (0.8, 0.1, 0.1)
+    first = world.run(5_000)
+    world.activity[G0] = (0.6, 0.1, 0.1)
+    second = world.run(5_000)
+    one, other = spent(world, 10, first, second)
+    assert (one, other) == (pytest.approx(10 * 200 * 0.6), 0.0)
+
+
+def test_those_of_whom_nothing_is_known_have_equal_parts() -> None:
+    world = World(1, rules=Rules(gate=Gate(enabled=False), warmup=WarmUp(enabled=False)))
+    world.wait(6)
+    tasks = [world.submit(5_000) for _ in range(3)]
+    world.settle()
+    world.start()
+    assert spent(world, 10, *tasks) == [pytest.approx(200.0)] * 3  # 60 W above idle
+
+
+def test_one_that_holds_no_memory_has_no_part() -> None:
+    world = idle_world()
+    first = world.run(5_000)
+    second = world.run(5_000, holds_mib=0)
+    assert spent(world, 10, first, second) == [pytest.approx(600.0), 0.0]
+    assert track(world, second).activity is None
+    assert track(world, second).used_s == 0.0
+
+
+def test_what_the_sampler_tells_of_every_process_is_used() -> None:
+    world = idle_world()
+    first, second = world.run(5_000), world.run(5_000)
+    keys = [world.state.active[task] for task in (first, second)]
+    before = energy(world, first, second)
+    world.now += 1
+    uses = tuple(
+        ProcessUse(pid=place, memory_mib=5_000, sm_active=sm, attempt=key)
+        for place, (key, sm) in enumerate(zip(keys, (0.1, 0.3), strict=True))
+    )
+    sample = world._sample(world.state.gpus[G0])
+    world.emit(GpusSampled(world.now, (replace(sample, processes=uses),)))
+    one, other = (after - then for after, then in zip(energy(world, first, second), before, strict=True))
+    assert (one, other) == (pytest.approx(15.0), pytest.approx(45.0))
+
+
+def test_what_is_told_of_one_process_only_is_not_used() -> None:
+    world = idle_world()
+    first, second = world.run(5_000), world.run(5_000)
+    keys = [world.state.active[task] for task in (first, second)]
+    before = energy(world, first, second)
+    world.now += 1
+    uses = tuple(
+        ProcessUse(pid=place, memory_mib=5_000, sm_active=sm, attempt=key)
+        for place, (key, sm) in enumerate(zip(keys, (0.9, None), strict=True))
+    )
+    sample = world._sample(world.state.gpus[G0])
+    world.emit(GpusSampled(world.now, (replace(sample, processes=uses),)))
+    one, _ = (after - then for after, then in zip(energy(world, first, second), before, strict=True))
+    assert one == pytest.approx(60.0), "the rise that the second made was none"
+
+
+def test_a_foreign_process_has_its_part_and_nobody_is_given_it() -> None:
+    world = idle_world()
+    world.foreign[G0] = 2_000
+    world.activity[G0] = (0.2, 0.1, 0.1)
+    world.wait(10)
+    world.activity[G0] = (0.5, 0.1, 0.1)
+    task = world.run(5_000)
+    # It came where nobody of ours was, so its own is not known: it weighs as much as what was there before.
+    assert spent(world, 10, task) == [pytest.approx(10 * 100 * 0.5)]
+    assert sum(row.tasks_j + row.idle_j for row in world.state.usage.values()) < sum(
+        row.energy_j for row in world.state.usage.values()
+    )
+
+
+def test_memory_that_nobody_accounts_for_does_not_make_a_gpu_idle() -> None:
+    world = World(1, rules=OPEN)
+    for _ in range(8):
+        world.now += 1
+        hidden = GpuSample(gpu=G0, at=world.now, memory_used_mib=9_000, power_w=30.0, energy_j=0.0, processes=())
+        world.emit(GpusSampled(world.now, (hidden,)))
+    assert G0 not in world.state.idle_w
+
+
+def test_until_an_idle_gpu_was_seen_the_lowest_power_counts_as_idle() -> None:
+    world = World(1, rules=OPEN)
+    world.activity[G0] = (0.2, 0.1, 0.1)
+    task = world.submit(5_000)
+    world.settle()
+    world.start(task)
+    world.wait(20)
+    assert world.state.idle_w == {}
+    assert energy(world, task) == [pytest.approx(0.0)], "nothing is said to be above idle that may not be"
+    world.activity[G0] = (0.7, 0.1, 0.1)
+    assert spent(world, 10, task) == [pytest.approx(10 * 100.0)]
+
+
+def test_a_span_that_nobody_watched_is_given_to_nobody() -> None:
+    world = idle_world()
+    task = world.run(5_000)
+    taken(world.state)
+    before = energy(world, task)
+    world.now += 3_600
+    world.sample()
+    assert energy(world, task) == before
+    assert taken(world.state) == ()
+
+
+@pytest.mark.parametrize("counter_j", [-1.0, float("nan"), float("inf"), None])
+def test_a_counter_that_goes_back_or_is_no_number_is_left_out(counter_j: float | None) -> None:
+    world = idle_world()
+    task = world.run(5_000)
+    before = energy(world, task)
+    world.now += 1
+    sample = world._sample(world.state.gpus[G0])
+    world.emit(GpusSampled(world.now, (replace(sample, energy_j=counter_j),)))
+    assert energy(world, task) == before
+
+
+def test_an_hour_of_a_gpu_adds_up() -> None:
+    world = idle_world()
+    taken(world.state)
+    first = world.run(5_000)
+    world.run(5_000)
+    rows = taken(world.state)
+    assert {row.hour for row in rows} == {0}
+    (row,) = rows
+    assert (row.watched_s, row.held_s) == (14.0, 14.0)
+    assert row.shared_s == 7.0
+    assert row.sm_s == pytest.approx(14 * 0.3)
+    assert row.idle_j == pytest.approx(14 * 50.0)
+    assert row.tasks_j == pytest.approx(14 * 60.0)
+    assert row.energy_j == pytest.approx(14 * 110.0)
+    world.end(first)
+    world.wait(3)
+    count(world.state, rows)  # the archive did not take them
+    (again,) = taken(world.state)
+    assert again.watched_s == 17.0
+
+
+def test_an_hour_ends_with_the_hour() -> None:
+    world = idle_world()
+    taken(world.state)
+    world.now = 3_599.0
+    world.sample()
+    world.wait(2)
+    assert [(row.hour, row.watched_s) for row in taken(world.state)] == [(1, 2.0)]
+
+
+def test_energy_and_activity_survive_a_restart_through_the_log_and_through_a_checkpoint() -> None:
+    world = idle_world()
+    world.activity[G0] = (0.5, 0.2, 0.3)
+    task = world.run(5_000)
+    for _ in range(20):
+        world.wait(30)
+        world.settle()
+    stored = [event for event in world.log if isinstance(event, MemoryObserved)]
+    assert 3 < len(stored) < 20, "seldom, and more seldom the longer it runs"
+    again = new_state(OPEN, world.state.policy)
+    for event in world.log:
+        step(again, event)
+    saved, _ = checkpoint(world.state, 0)
+    for state in (again, restore(OPEN, world.state.policy, saved)):
+        found = state.tracks[state.active[task]]
+        assert found.energy_j == stored[-1].energy_j
+        assert found.used_s == stored[-1].used_s
+        assert found.used_s >= 0.85 * track(world, task).used_s
+        assert found.activity is not None
+        assert found.activity.sm_active == pytest.approx(0.5)
+    assert restore(OPEN, world.state.policy, saved).idle_w == {G0: pytest.approx(50.0)}
+
+
+ACTIVE = st.floats(0.0, 1.0)
+MOVE = st.tuples(st.sampled_from(["come", "end", "pause", "foreign"]), ACTIVE, st.integers(1, 9))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(moves=st.lists(MOVE, min_size=1, max_size=25))
+def test_nothing_is_given_out_twice(moves: list[tuple[str, float, int]]) -> None:
+    """The tasks' energy and the idle GPUs' together are never more than the GPUs took."""
+    world = World(2, rules=Rules(gate=Gate(enabled=False), warmup=WarmUp(settle_s=3.0), memory=Memory(margin_mib=0)))
+    ended_j = 0.0
+    last: dict[AttemptKey, float] = {}
+    for what, active, seconds in moves:
+        world.activity[GpuId(f"GPU-{seconds % 2}")] = (active, active / 2, active / 3)
+        if what == "come":
+            world.submit(6_000)
+            world.settle()
+            world.start(mib=seconds * 1_000)
+        elif what == "end" and world.state.active:
+            task = min(world.state.active)
+            ended_j += track(world, task).energy_j or 0.0
+            world.end(task)
+            world.settle()
+        elif what == "foreign":
+            world.foreign[G0] = 1_000 * seconds
+        world.wait(seconds)
+        last = {key: one.energy_j or 0.0 for key, one in world.state.tracks.items()}
+    rows = world.state.usage.values()
+    tasks_j, idle_j = sum(row.tasks_j for row in rows), sum(row.idle_j for row in rows)
+    assert ended_j + sum(last.values()) == pytest.approx(tasks_j, abs=1e-6)
+    assert tasks_j + idle_j <= sum(row.energy_j for row in rows) + 1e-6
+    assert all(joules >= 0.0 for joules in last.values())
