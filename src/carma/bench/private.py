@@ -208,13 +208,16 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def kill_strays(home: Path) -> None:
-    """SIGKILL to what still runs with this private home in its environment; nobody else has that path."""
-    mark = f"CARMA_HOME={home}".encode()
+    """SIGKILL to what still runs with this private home in its environment; nobody else has that path.
+
+    MPS daemons know it as the place of their pipes.
+    """
+    marks = tuple(f"{name}={home}".encode() for name in ("CARMA_HOME", "CUDA_MPS_PIPE_DIRECTORY"))
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
+            if any(pair.startswith(marks) for pair in (entry / "environ").read_bytes().split(b"\0")):
                 os.kill(int(entry.name), signal.SIGKILL)
 
 

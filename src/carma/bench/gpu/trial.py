@@ -41,6 +41,7 @@ class Trial:
         self.about: dict[str, Any] = {}
         self.found: dict[str, dict[str, Any]] = {}
         self.short: list[str] = []
+        self.took_s: dict[str, float] = {}
 
     def run(self) -> int:
         self.out.mkdir(parents=True, exist_ok=True)
@@ -88,7 +89,9 @@ class Trial:
         """What an `exclusive` that failed would overwrite stays, with the error beside it."""
         if name == "exclusive" and "error" in result:
             result = {**self.found.get("tasks", {}), "exclusive": result}
-        whole = {"about": {**self.about, "part": name, "took_s": round(took_s, 1)}, **result}
+        self.took_s[name] = round(took_s, 1)
+        spans = {part: span for part, span in self.took_s.items() if FILES[part] == FILES[name]}
+        whole = {"about": {**self.about, "took_s": spans}, **result}
         (self.out / FILES[name]).write_text(lines_of(whole))
 
 
@@ -147,4 +150,6 @@ def _command(options: Options) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run(msgspec.convert(dict(pair.split("=", 1) for pair in sys.argv[1:]), Options, strict=False)))
+    given = {name: value for name, _, value in (pair.partition("=") for pair in sys.argv[1:])}
+    listed = {name: given[name].split(",") for name in ("parts", "rungs") if name in given}
+    sys.exit(run(msgspec.convert({**given, **listed}, Options, strict=False)))

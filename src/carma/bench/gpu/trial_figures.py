@@ -90,10 +90,9 @@ def side_by_side(shared: dict[str, Any], alone: dict[str, Any]) -> dict[str, Any
     }
 
 
-def rounded(value: Any) -> Any:
+def rounded(value: dict[str, Any]) -> dict[str, Any]:
     """For the file: plain values, floats with four digits behind the point."""
-    plain = msgspec.to_builtins(value)
-    return _round(plain)
+    return {name: _round(part) for name, part in msgspec.to_builtins(value).items()}
 
 
 def _round(value: Any) -> Any:

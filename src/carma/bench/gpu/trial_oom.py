@@ -126,10 +126,11 @@ def _round(stage: Stage, rung: Rung) -> dict[str, Any]:
 def _settings(rung: Rung, sizes: Sizes) -> Tables:
     """The first booking after the failure must be enough, to save time: the ladder's many steps are not shown here.
 
-    One that jumps tells how much it asked for, so a small margin is enough for it.
+    A limit stops the grower at its booking, where it asks for one block more: the margin has to make up for the rest.
+    One that jumps tells all that it asked for, and one that the watchdog stops gets the factor.
     """
     spare_mib = max(1024, sizes.gpu // 50)
-    margin_mib = spare_mib if rung.jump else sizes.target - sizes.grower + spare_mib
+    margin_mib = sizes.target - sizes.grower + spare_mib if rung.caps and not rung.jump else spare_mib
     return {
         "gate": {"enabled": False},
         "warmup": {"enabled": False},
@@ -156,7 +157,8 @@ def _works(stage: Stage, rung: Rung, sizes: Sizes, server: Server) -> list[Work]
         )
         for name in INNOCENT
     ]
-    fill = ("grow", *go, "--after-go-s", seconds(FILL_AFTER_S), "--pace-s", seconds(FILL_PACE_S))
+    still = ("--sm", "0", "--dram", "0") if options.virtual else ()
+    fill = (*("grow", *still, *go), "--after-go-s", seconds(FILL_AFTER_S), "--pace-s", seconds(FILL_PACE_S))
     works.append(
         Work(
             name=FILLER,
@@ -164,7 +166,7 @@ def _works(stage: Stage, rung: Rung, sizes: Sizes, server: Server) -> list[Work]
             arguments=(*fill, "--target-mib", str(sizes.filled), "--block-mib", str(sizes.block)),
         )
     )
-    grow = ("grow", *go, "--pace-s", seconds(GROW_PACE_S), "--hold-s", seconds(GROW_HOLD_S))
+    grow = (*("grow", *still, *go), "--pace-s", seconds(GROW_PACE_S), "--hold-s", seconds(GROW_HOLD_S))
     block = sizes.target if rung.jump else sizes.block
     loose = ("--without-framework-limit",) if rung.without_framework else ()
     works.append(

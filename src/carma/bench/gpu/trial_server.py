@@ -61,7 +61,7 @@ class Server:
         """`carma ...`; its standard output. What it complains of becomes the error's message."""
         done = subprocess.run(
             [sys.executable, "-m", "carma", *words],
-            env=self.daemon.environment,
+            env={**self.daemon.environment, "COLUMNS": "300"},  # sentences in one line
             cwd=self.daemon.work,
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -21,6 +21,7 @@ from carma.core.model import Record
 from carma.wire.types import GpuView, TaskView
 
 POLL_S = 1.0
+IDLE_S = 4.0  # before the first task: what the idle GPUs take must have been seen, to tell the tasks' energy from it
 WINDOW_S = 5.0
 EXACT: Tables = {
     "gate": {"enabled": False},
@@ -85,6 +86,7 @@ def shortfalls(shared: dict[str, Any]) -> list[str]:
 def _run(stage: Stage, server: Server) -> dict[str, Any]:
     options = stage.options
     shapes = SHAPES[: options.tasks]
+    time.sleep(IDLE_S * min(1.0, options.scale))
     before, spent_s, began = server.gpus(), cpu_s(server.daemon.pid), time.monotonic()
     ids = [server.submit(training(shape, virtual=options.virtual, scale=options.scale)) for shape in shapes]
     looks: list[Look] = []
