@@ -145,7 +145,7 @@ def _groups(name: str, gid: int) -> frozenset[int]:
 
 
 def _stamp(status: os.stat_result) -> _Stamp:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
 
 
 def _keep(memory: dict[K, T], place: K, value: T) -> None:
