@@ -223,13 +223,32 @@ def test_a_folder_of_that_name_is_no_framework(tmp_path: Path) -> None:
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     """What is remembered is tied to the file as it was."""
     site = environment_at(tmp_path / "v", "2.4.0")
-    owner = Owner(os.geteuid(), os.getegid(), "me")
+    peek = Peek()
     command = [str(tmp_path / "v/bin/python")]
-    assert find(command, {}, "/", owner).versions("torch") == ("2.4.0",)
+    assert find(command, {}, "/", peek=peek).versions("torch") == ("2.4.0",)
     (site / "torch" / "version.py").write_text("__version__ = '2.11.0+cu130'\n")
-    assert find(command, {}, "/", owner).versions("torch") == ("2.11.0+cu130",)
+    assert find(command, {}, "/", peek=peek).versions("torch") == ("2.11.0+cu130",)
     package(site, "jax", "0.4.30")
-    assert find(command, {}, "/", owner).versions("jax") == ("0.4.30",)
+    assert find(command, {}, "/", peek=peek).versions("jax") == ("0.4.30",)
+
+
+def test_a_file_that_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
+    environment_at(tmp_path / "v", "2.4.0")
+    peek = Counting()
+    command = [str(tmp_path / "v/bin/python")]
+    first = find(command, {}, "/", peek=peek)
+    reads = peek.reads
+    assert reads > 0
+    assert find(command, {}, "/", peek=peek) == first
+    assert peek.reads == reads
+
+
+class Counting(Peek):
+    reads = 0
+
+    def _read(self, path: str) -> bytes:
+        self.reads += 1
+        return super()._read(path)
 
 
 # Hostile files: none may block, fill the memory or raise.

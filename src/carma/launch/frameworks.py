@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from carma.core.model import Owner, Record
 from carma.launch.packages import versions_in
-from carma.launch.peek import Peek, peek_for
+from carma.launch.peek import Peek
 
 PATH_LIMIT = 64  # folders of a PATH that are looked at
 _HOPS = 8  # from script to interpreter to interpreter
@@ -60,10 +60,12 @@ def find(
     environment: Mapping[str, str],
     directory: str,
     owner: Owner | None = None,
+    *,
+    peek: Peek | None = None,
 ) -> Frameworks:
-    """Through the owner's eyes; without one, whatever this process can read."""
-    peek = Peek() if owner is None else peek_for(owner)
-    return _Search(peek, dict(environment), directory).run(list(command))
+    """Through the owner's eyes; without one, whatever this process can read. A `peek` has its own, and remembers from
+    one call to the next what it read."""
+    return _Search(peek or Peek(owner), dict(environment), directory).run(list(command))
 
 
 class _Search:

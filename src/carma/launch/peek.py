@@ -152,9 +152,3 @@ def _keep(memory: dict[K, T], place: K, value: T) -> None:
     if len(memory) >= _KEPT:
         memory.clear()
     memory[place] = value
-
-
-@lru_cache(maxsize=16)
-def peek_for(owner: Owner) -> Peek:
-    """The same one for the same submitter, so that it remembers."""
-    return Peek(owner)
