@@ -6,15 +6,21 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from msgspec.structs import replace
 
 from carma import errors
-from carma.core.model import ArrayPlace, Dependency, Owner, TaskId, TaskSpec, WarnSignal
+from carma.core.model import ArrayPlace, Dependency, GpuId, Owner, TaskId, TaskSpec, WarnSignal
+from carma.core.policies import magm
+from carma.core.settings import Rules, Sharing
+from carma.core.state import new_state
 from carma.daemon import runnable
+from carma.daemon.admission import sharing_note
 from carma.daemon.runnable import check_runnable
 from carma.wire.types import ArrayAsk, SubmitRequest
+from tests.builders import gpu
 from tests.unit.api_server import Served, serving
 
 NUL = "a\0b"
@@ -58,6 +64,9 @@ def served() -> Iterator[Served]:
         ({"gpus": 3}, errors.NeverFitsError, "asks for 3 GPUs"),
         ({"gpu_memory_mib": 50_000}, errors.NeverFitsError, "largest GPU here is GPU 0 with 40.0 GiB"),
         ({"gpu_memory_mib": 0}, errors.Usage, "gpu_memory_mib"),
+        ({"threads_percent": 0}, errors.Usage, "threads_percent"),
+        ({"threads_percent": 101}, errors.Usage, "threads_percent"),
+        ({"threads_percent": 20, "mechanism": "timeslice"}, errors.Usage, "threads_percent is MPS's"),
         ({"gpu_memory_mib": 10**30}, errors.Usage, "gpu_memory_mib"),
         ({"time_limit_s": 0.0}, errors.Usage, "time_limit_s"),
         ({"time_limit_s": -1.0}, errors.Usage, "time_limit_s"),
@@ -168,3 +177,44 @@ def test_where_mode_bits_cannot_tell_the_launch_has_the_last_word(
     closed.mkdir(mode=0o700)
     monkeypatch.setattr(runnable, "_has_acl", lambda _path: True)
     check_runnable(TaskSpec(command=("/bin/sh",), directory=str(closed)), Owner(54321, 54321, "stranger"), own_uid=0)
+
+
+@pytest.mark.parametrize(
+    ("server", "asked", "percent"),
+    [("timeslice", "mps", None), ("timeslice", None, 20), ("mig", "mps", None), ("mig", "timeslice", None)],
+)
+def test_a_way_of_sharing_that_the_settings_rule_out_is_refused(
+    server: Literal["timeslice", "mig"], asked: Literal["timeslice", "mps"] | None, percent: int | None
+) -> None:
+    state = new_state(Rules(sharing=Sharing(mechanism=server)), magm.POLICY)
+    spec = TaskSpec(command=("true",), directory="/", mechanism=asked, threads_percent=percent)
+    with pytest.raises(errors.Refused, match=f"sharing.mechanism = '{server}'"):
+        sharing_note(state, spec)
+    assert sharing_note(state, TaskSpec(command=("true",), directory="/")) == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "note"),
+    [
+        ("card", ""),
+        ("virtual", "virtual GPUs have no MPS; mechanism mps has no effect"),
+        ("mig", "MIG instances have no MPS; mechanism mps has no effect"),
+    ],
+)
+def test_gpus_without_mps_are_noted_and_not_refused(kind: Literal["card", "mig", "virtual"], note: str) -> None:
+    state = new_state(Rules(), magm.POLICY)
+    state.gpus = {GpuId("GPU-0"): replace(gpu(0), kind=kind)}
+    mps = TaskSpec(command=("true",), directory="/", mechanism="mps")
+    assert sharing_note(state, mps) == note
+    assert sharing_note(state, replace(mps, mechanism="timeslice")) == ""
+    by_percent = sharing_note(state, replace(mps, mechanism=None, threads_percent=20))
+    assert by_percent == note.replace("mechanism mps", "threads_percent 20")
+
+
+def test_the_note_travels_with_the_answer_and_with_a_dry_run(served: Served) -> None:
+    client = served.client()
+    assert "virtual GPUs have no MPS" in client.submit(served.request("true", mechanism="mps")).note
+    foretold = client.submit(served.request("true", mechanism="mps", dry_run=True))
+    assert "would" in foretold.note
+    assert "virtual GPUs have no MPS" in foretold.note
+    assert client.submit(served.request("true")).note == ""

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from carma.cli import carma, checks
+from carma.cli import carma
+from carma.cli.checks import cards
+from carma.cli.checks.look import Look
 from carma.cli.failures import complain
 from carma.cli.up import _kind
 from carma.errors import NoGpus
@@ -105,9 +107,9 @@ def test_doctor_does_not_miss_real_gpus_where_the_daemon_has_virtual_ones(
 
     monkeypatch.setattr("carma.monitor.nvml.open_nvml", none)
     daemon.answers["gpus"] = [gpu_view(0, kind="virtual")]
-    assert checks.gpus().verdict == "ok"
+    assert cards.gpus(Look()).verdict == "ok"
     daemon.answers["gpus"] = [gpu_view(0)]
-    assert checks.gpus().verdict == "warn"
+    assert cards.gpus(Look()).verdict == "warn"
 
 
 def test_a_gpus_name_that_tells_its_size_is_enough() -> None:

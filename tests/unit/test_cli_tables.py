@@ -97,14 +97,15 @@ def test_the_queue_shows_what_a_task_needs_next_and_since_when_it_waits(daemon: 
     assert "booked 12.4 GiB → observed 10.7 GiB → needs 24.4 GiB" in " ".join(card)
 
 
-def test_history_tells_why_a_task_ended(daemon: FakeDaemon) -> None:
+def test_history_tells_why_a_task_ended(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "92")
     long = "ValueError: the learning rate must be above zero, and this one is not"
     daemon.tasks = {
         1: finished(1),
         2: finished(2, code=3, outcome={"kind": "failed", "code": 3, "message": long}),
         3: finished(3, outcome={"kind": "cancelled", "by": "bob"}, started_at=None, attempts=()),
     }
-    titles, good, failed, why, cancelled = lines("history")
+    titles, good, failed, why, cancelled, _sums = lines("history")
     assert titles.endswith("WHY")
     assert good.endswith(lines("history", "-o", "ended", "--no-header")[0])
     assert why == "     " + long

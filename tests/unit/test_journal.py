@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from carma.core.events import AttemptEnded, Durable, GpuDrained, GpuResumed, TaskFinished
+from carma.core.events import AttemptEnded, Durable, GpuDrained, GpuResumed, StopRequested, TaskFinished
 from carma.core.model import AttemptKey, GpuId, GpuSample, TaskId
-from carma.core.outcome import Failed, Lost, OutOfMemory, Succeeded
+from carma.core.outcome import Cancelled, Disrupted, Failed, Lost, OutOfMemory, Succeeded
 from carma.daemon.journal import Journal, Seldom
 from tests.builders import World
 
@@ -47,6 +47,17 @@ def lines() -> Iterator[list[tuple[str, str]]]:
             TaskFinished(1.0, TASK, OutOfMemory("gpu", 1, 2_048, None, "my own words")),
             "task 7: finished: out of GPU memory, asked for 2.0 GiB more",
         ),
+        (
+            StopRequested(1.0, TASK, OutOfMemory("gpu", 1, None, 2_048, "my own words"), 0.0, 9),
+            "task 7: stopped by the watchdog, before it takes what others have booked, with signal 9: "
+            "out of GPU memory, held 2.0 GiB",
+        ),
+        (
+            AttemptEnded(1.0, AttemptKey(TASK, 1), Disrupted("its MPS server ended")),
+            "task 7: attempt 1: disrupted: its MPS server ended",
+        ),
+        (TaskFinished(1.0, TASK, Disrupted("MPS")), "task 7: finished: disrupted: MPS"),
+        (StopRequested(1.0, TASK, Cancelled("bob"), 5.0), None),
         (TaskFinished(1.0, TASK, Failed(1, "my own words")), None),
         (AttemptEnded(1.0, AttemptKey(TASK, 1), Succeeded()), None),
     ],

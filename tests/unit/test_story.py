@@ -7,8 +7,19 @@ from typing import get_args
 import pytest
 
 from carma.core import events as e
-from carma.core.model import AttemptKey, Booking, Estimate, GpuId, NoEstimate, Placement, TaskId, TaskSpec
-from carma.core.outcome import Cancelled, Failed, OutOfMemory, Succeeded, TimedOut
+from carma.core.model import (
+    AttemptKey,
+    Booking,
+    Confinement,
+    Estimate,
+    GpuId,
+    Guard,
+    NoEstimate,
+    Placement,
+    TaskId,
+    TaskSpec,
+)
+from carma.core.outcome import Cancelled, Disrupted, Failed, OutOfMemory, Succeeded, TimedOut
 from carma.core.status import Finished
 from carma.core.task import Plan, Task
 from carma.daemon.story import event_name, sentence, story, task_of
@@ -102,6 +113,34 @@ def test_the_place_of_an_attempt_is_told_once() -> None:
 
 def test_a_gpu_that_is_gone_is_named_by_its_uuid() -> None:
     assert sentence(e.GpuResumed(1.0, GpuId("GPU-9")), GPUS) == "GPU GPU-9 takes new tasks again"
+
+
+def test_how_an_attempt_shares_and_what_holds_it_is_told_when_it_starts() -> None:
+    guards = (
+        Guard(rung="mps", limit_mib=8_192, how="MPS's memory limit"),
+        Guard(rung="watchdog", limit_mib=8_192),
+    )
+    event = e.AttemptStarted(1.0, KEY, 99, Confinement(mechanism="mps", guards=guards))
+    assert sentence(event, GPUS) == (
+        "task 7: attempt 2: started as process 99 under MPS, held at 8.0 GiB by MPS's memory limit; "
+        "the watchdog behind it"
+    )
+    event = e.AttemptStarted(1.0, KEY, 99, Confinement(mechanism="timeslice", note="hunter2 says no"))
+    (line,) = story([event], GPUS, whole=True)
+    assert line.text == "attempt 2: started as process 99 in time slices (hunter2 says no), nothing holds it"
+    assert "hunter2" not in sentence(event, GPUS)
+
+
+def test_a_stop_by_the_watchdog_and_a_lost_server_are_told_as_what_they_are() -> None:
+    stopped = e.StopRequested(1.0, TASK, OutOfMemory("gpu", 1, None, 9_216), 0.0, 9)
+    assert sentence(stopped, GPUS) == (
+        "task 7: stopped by the watchdog, before it takes what others have booked, with signal 9: "
+        "out of GPU memory, held 9.0 GiB"
+    )
+    lost = e.StopRequested(1.0, TASK, Disrupted("its MPS server ended"), 0.0, 9)
+    assert sentence(lost, GPUS) == (
+        "task 7: stopped, because what it ran under failed, with signal 9: disrupted: its MPS server ended"
+    )
 
 
 def test_a_time_limit_is_told() -> None:

@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from carma.core.decision import Refusal, Verdict
-from carma.core.events import GpuDrained, StopRequested
-from carma.core.model import AttemptKey, GpuId, Owner
-from carma.core.outcome import Cancelled, Failed, Lost, NeverFits, Outcome, OutOfMemory, Succeeded, TimedOut
+from carma.core.events import AttemptStarted, GpuDrained, GpusSampled, StopRequested
+from carma.core.model import AttemptKey, Confinement, GpuId, GpuSample, Guard, Owner
+from carma.core.outcome import Cancelled, Disrupted, Failed, Lost, NeverFits, Outcome, OutOfMemory, Succeeded, TimedOut
 from carma.core.policies.exclusive import POLICY as EXCLUSIVE
 from carma.core.settings import PlacementRules, Rules
 from carma.core.status import Estimating, Finished, Queued, Recovering, Status
@@ -63,11 +63,48 @@ def test_waiting_tasks_have_the_codes_of_other_queues(status: Status, code: str)
         (Cancelled("alice"), "CA"),
         (TimedOut(60.0), "TO"),
         (Lost("the machine restarted"), "LO"),
+        (Disrupted("its MPS server ended"), "DI"),
         (NeverFits("too large"), "NF"),
     ],
 )
 def test_every_outcome_has_its_code(outcome: Outcome, code: str) -> None:
     assert code_of(Finished(0.0, outcome)) == code
+
+
+def test_an_attempt_tells_how_it_shares_what_holds_it_and_what_it_takes() -> None:
+    world = World(1)
+    task = world.submit(4_000, mechanism="mps", threads_percent=30)
+    world.settle()
+    key = world.state.active[task]
+    guard = Guard(rung="mps", limit_mib=4_000, how="MPS's memory limit")
+    how = Confinement(mechanism="mps", guards=(guard,), note="for the owner's eyes")
+    world.emit(AttemptStarted(world.now, key, 10_001, how))
+    world.memory[key] = 3_000
+    world.wait(5)
+    view = shown(world, task)
+    (attempt,) = view.attempts
+    assert (view.mechanism, view.mechanism_asked, view.threads_percent) == ("mps", "mps", 30)
+    assert [(each.rung, each.limit_mib, each.how) for each in attempt.guards] == [("mps", 4_000, "MPS's memory limit")]
+    assert attempt.note == "for the owner's eyes"
+    assert shown(world, task, BOB).attempts[0].note == ""
+    assert attempt.activity is not None
+    assert attempt.activity.sm_active == view.sm_active == 0.3  # while it runs: what was seen so far
+    assert attempt.activity.tensor_active is None
+    assert view.energy_j == attempt.energy_j
+    world.end(task)
+    over = shown(world, task)
+    assert (over.sm_active, over.mechanism) == (0.3, "mps")
+
+
+def test_a_gpu_tells_whether_any_kernel_ran_where_that_is_given() -> None:
+    world = World(2)
+    for gr_active in (0.9, 0.7):
+        world.now += 1
+        given = GpuSample(gpu=GpuId("GPU-0"), at=world.now, memory_used_mib=0, gr_active=gr_active, processes=())
+        world.emit(GpusSampled(world.now, (given,)))
+    first, second = gpus(world)
+    assert first.gr_active == pytest.approx(0.8)
+    assert (first.tensor_active, second.gr_active) == (None, None)
 
 
 def test_a_running_task_has_its_gpus_booking_and_what_was_seen() -> None:
@@ -271,7 +308,7 @@ def test_missing_metrics_are_absent_and_not_zero() -> None:
     world.activity[GpuId("GPU-0")] = (None, None, None)
     world.wait(60)
     view = gpus(world)[0]
-    assert (view.sm_active, view.dram_active, view.risk, view.power_w) == (None, None, {}, None)
+    assert (view.sm_active, view.dram_active, view.risk, view.tensor_active) == (None, None, {}, None)
 
 
 def test_with_a_policy_that_does_not_share_a_gpu_with_a_task_is_closed_to_others() -> None:
