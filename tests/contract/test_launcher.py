@@ -90,6 +90,15 @@ def test_a_running_attempt_shows_its_process(subject: Subject) -> None:
     assert look(subject.launcher, key()).outcome is None
 
 
+def test_how_it_shares_its_gpus_is_known_from_the_start(subject: Subject) -> None:
+    subject.launch("runs")
+    until_running(subject.launcher, key())
+    found = look(subject.launcher, key())
+    assert found.confinement is not None
+    assert found.confinement.mechanism == "timeslice"
+    assert found.trouble is None
+
+
 def test_a_signal_ends_it_and_is_named(subject: Subject) -> None:
     subject.launch("runs")
     until_running(subject.launcher, key())

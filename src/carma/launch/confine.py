@@ -15,6 +15,7 @@ from carma.errors import Refused
 from carma.launch.caps import framework_caps
 from carma.launch.mps import MpsServers
 from carma.launch.mps_control import PIPE_VARIABLE, MpsFailed
+from carma.launch.peek import Peek
 
 # CUDA joins whatever MPS answers in the default directory. A task that is to run beside others as a plain process must
 # not end up under a server of the whole machine, which CARMA neither watches nor limits: nothing can answer here.
@@ -43,6 +44,7 @@ class Confiner:
     def __init__(self, sharing: Sharing, servers: MpsServers | None) -> None:
         self.sharing = sharing
         self.servers = servers
+        self._peeks: dict[int, Peek] = {}  # what was read of each user's packages
 
     def arrange(self, order: LaunchOrder) -> Arranged:
         """Starts an MPS server where one is needed. Raises Refused when it was asked for outright and cannot be had."""
@@ -110,7 +112,8 @@ class Confiner:
             places = range(len(order.placement.gpus))
             environment[MEMORY_VARIABLE] = ",".join(f"{place}={cap_mib}M" for place in places)
             guards.append(Guard(rung="mps", limit_mib=cap_mib, how="MPS's memory limit, for each process"))
-        caps = framework_caps(order, cap_mib, self.sharing.context_mib)
+        peek = self._peeks.setdefault(order.owner.uid, Peek(order.owner))
+        caps = framework_caps(order, cap_mib, self.sharing.context_mib, peek=peek)
         return environment | caps.environment, [*guards, *caps.guards], caps.note
 
     def _watched(self, order: LaunchOrder) -> list[Guard]:

@@ -24,7 +24,8 @@ from carma.launch import procfs
 CONTROL, SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 PIPE_VARIABLE, LOG_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 LOG_DIRECTORY = "log"
-START_LIMIT_S = 20.0  # for the control daemon and for its server, each; with many cards the server takes seconds
+START_LIMIT_S = 20.0  # for the control daemon
+SERVER_LIMIT_S = 20.0  # for its server, which takes seconds where there are many cards
 ASK_LIMIT_S = 5.0
 PAUSE_S = 0.05
 SOCKET_PATH_BYTES = 107  # of the kernel
@@ -89,10 +90,10 @@ class Control:
     def start_server(self) -> Identity:
         """A server before the first client wants one: a control daemon whose servers cannot start looks well, and every
         client of it fails."""
-        code, said = self._run([], f"start_server -uid {self.owner.uid}\n", START_LIMIT_S)
+        code, said = self._run([], f"start_server -uid {self.owner.uid}\n", SERVER_LIMIT_S)
         if code is None:
-            raise MpsFailed(f"the control daemon did not answer within {START_LIMIT_S:g} s")
-        deadline_s = time.monotonic() + START_LIMIT_S
+            raise MpsFailed(f"the control daemon did not answer within {SERVER_LIMIT_S:g} s")
+        deadline_s = time.monotonic() + SERVER_LIMIT_S
         while time.monotonic() < deadline_s:
             for server in self.listed_servers():
                 if self._ready(server):

@@ -1,0 +1,195 @@
+"""How an attempt shares its GPUs and what holds it: decided from the order, the settings and what MPS can do."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+import pytest
+
+from carma.core.model import Booking, Gpu, GpuId, Guard, Owner, Placement
+from carma.core.ports import LaunchOrder
+from carma.core.settings import Sharing
+from carma.errors import Refused
+from carma.launch import confine
+from carma.launch.caps import Capped
+from carma.launch.confine import NO_MPS, Confiner
+from carma.launch.mps import MpsServers, Serving
+from carma.launch.mps_control import Control, Identity, MpsFailed
+from carma.vgpu.task import LIMIT_VARIABLE
+from tests.launch_orders import order_of, spec_of
+
+FRAMEWORK = Guard(rung="framework", limit_mib=4096, how="a framework")
+
+
+class Servers(MpsServers):
+    """Gives the same server to everybody, or none."""
+
+    def __init__(self, problem: str = "") -> None:
+        self.problem = problem
+        self.asked: list[int] = []
+
+    def serve(self, owner: Owner) -> Serving:
+        self.asked.append(owner.uid)
+        if self.problem:
+            raise MpsFailed(self.problem)
+        return Serving("7.1", Control("/run/mps/7.1", owner, "true"), Identity(1, 1), ())
+
+
+@pytest.fixture(autouse=True)
+def one_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What frameworks do is tested with them."""
+    monkeypatch.setattr(
+        confine,
+        "framework_caps",
+        lambda _order, cap_mib, context_mib, **_more: Capped(
+            environment={"CAP": f"{cap_mib}-{context_mib}"}, guards=(FRAMEWORK,), note="of the framework"
+        ),
+    )
+
+
+def order(
+    kind: Literal["card", "mig", "virtual"] = "card",
+    *,
+    gpus: int = 1,
+    cap_mib: int | None = None,
+    alone: bool = False,
+    **spec: Any,
+) -> LaunchOrder:
+    cards = tuple(Gpu(id=GpuId(f"GPU-{i}"), index=i, name="H200", memory_mib=143_155, kind=kind) for i in range(gpus))
+    booking = Booking(memory_mib=4000, source="declared", cap_mib=cap_mib, alone=alone)
+    made = order_of(spec_of("true", **spec))
+    placement = Placement(gpus=tuple(card.id for card in cards), booking=booking)
+    return msgspec.structs.replace(made, placement=placement, gpus=cards)
+
+
+def rungs(confiner: Confiner, given: LaunchOrder) -> list[str]:
+    return [guard.rung for guard in confiner.arrange(given).confinement.guards]
+
+
+def test_mps_is_taken_where_it_can_be_had() -> None:
+    arranged = Confiner(Sharing(), Servers()).arrange(order())
+    assert arranged.confinement.mechanism == "mps"
+    assert arranged.confinement.note == ""
+    assert arranged.server == "7.1"
+    assert arranged.environment == {
+        "CUDA_MPS_PIPE_DIRECTORY": "/run/mps/7.1",
+        "CUDA_MPS_LOG_DIRECTORY": "/run/mps/7.1/log",
+    }
+
+
+def test_the_limits_of_mps_are_by_the_places_that_the_task_sees() -> None:
+    arranged = Confiner(Sharing(), Servers()).arrange(order(gpus=2, cap_mib=4096, threads_percent=30))
+    assert arranged.environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=4096M,1=4096M"
+    assert arranged.environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "30"
+
+
+def test_the_rungs_are_listed_from_the_hardest_down() -> None:
+    arranged = Confiner(Sharing(context_mib=700), Servers()).arrange(order(cap_mib=4096))
+    assert [(g.rung, g.limit_mib) for g in arranged.confinement.guards] == [
+        ("mps", 4096),
+        ("framework", 4096),
+        ("watchdog", 4000),
+    ]
+    assert arranged.environment["CAP"] == "4096-700"
+    assert arranged.confinement.note == "of the framework"
+
+
+def test_without_a_cap_only_the_watchdog_is_left() -> None:
+    assert rungs(Confiner(Sharing(), Servers()), order()) == ["watchdog"]
+    assert rungs(Confiner(Sharing(watchdog=False), Servers()), order()) == []
+    assert rungs(Confiner(Sharing(watchdog=False), Servers()), order(cap_mib=4096)) == ["mps", "framework"]
+
+
+def test_auto_falls_back_and_says_why() -> None:
+    arranged = Confiner(Sharing(), Servers("it is broken")).arrange(order(cap_mib=4096))
+    assert arranged.confinement.mechanism == "timeslice"
+    assert arranged.confinement.note == "MPS cannot be used: it is broken; of the framework"
+    assert [guard.rung for guard in arranged.confinement.guards] == ["framework", "watchdog"]
+    assert arranged.server is None
+    assert arranged.environment == {**NO_MPS, "CAP": "4096-800"}
+    assert "MPS cannot be used" in Confiner(Sharing(), None).arrange(order()).confinement.note
+
+
+@pytest.mark.parametrize("servers", [Servers("it is broken"), None])
+def test_who_asks_for_mps_outright_is_told_when_it_cannot_be_had(servers: Servers | None) -> None:
+    with pytest.raises(Refused, match="the task asks for MPS, and MPS cannot be used"):
+        Confiner(Sharing(), servers).arrange(order(mechanism="mps"))
+    with pytest.raises(Refused, match=r"sharing\.mechanism = mps"):
+        Confiner(Sharing(mechanism="mps"), servers).arrange(order())
+
+
+@pytest.mark.parametrize(
+    ("settings", "wish", "mechanism"),
+    [
+        ("auto", None, "mps"),
+        ("auto", "timeslice", "timeslice"),
+        ("timeslice", None, "timeslice"),
+        ("timeslice", "mps", "mps"),
+        ("mps", None, "mps"),
+        ("mps", "timeslice", "timeslice"),
+    ],
+)
+def test_the_tasks_wish_goes_before_the_setting(settings: Any, wish: str | None, mechanism: str) -> None:
+    servers = Servers()
+    arranged = Confiner(Sharing(mechanism=settings), servers).arrange(order(mechanism=wish))
+    assert arranged.confinement.mechanism == mechanism
+    assert bool(servers.asked) == (mechanism == "mps")
+
+
+def test_a_plain_process_joins_no_mps_of_the_machine() -> None:
+    arranged = Confiner(Sharing(mechanism="timeslice"), Servers()).arrange(order())
+    assert arranged.environment == {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent/carma-mps"}
+
+
+def test_a_share_of_the_sms_that_cannot_be_given_is_said() -> None:
+    confiner = Confiner(Sharing(mechanism="timeslice"), None)
+    arranged = confiner.arrange(order(threads_percent=30))
+    assert "only MPS" in arranged.confinement.note
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in arranged.environment
+
+
+def test_what_has_its_gpus_to_itself_is_a_plain_process_without_guards() -> None:
+    servers = Servers()
+    arranged = Confiner(Sharing(), servers).arrange(order(alone=True, cap_mib=4096))
+    assert arranged.confinement.mechanism == "timeslice"
+    assert arranged.confinement.guards == ()
+    assert "to itself" in arranged.confinement.note
+    assert servers.asked == []
+    assert Confiner(Sharing(), servers).arrange(order(alone=True, mechanism="mps")).server == "7.1"
+
+
+@pytest.mark.parametrize(("wish", "note"), [(None, ""), ("mps", "MPS is not used on MIG instances")])
+def test_mig_instances_never_use_mps(wish: str | None, note: str) -> None:
+    servers = Servers()
+    confinement = Confiner(Sharing(), servers).arrange(order("mig", mechanism=wish)).confinement
+    assert (confinement.mechanism, confinement.note) == ("mig", note)
+    assert rungs(Confiner(Sharing(), servers), order("mig", cap_mib=4096)) == ["framework", "watchdog"]
+    assert servers.asked == []
+
+
+def test_a_server_of_mig_instances_takes_no_whole_card() -> None:
+    confiner = Confiner(Sharing(mechanism="mig"), Servers())
+    assert confiner.arrange(order("mig")).confinement.mechanism == "mig"
+    with pytest.raises(Refused, match="whole card"):
+        confiner.arrange(order())
+
+
+def test_a_virtual_gpu_enforces_the_cap_itself() -> None:
+    servers = Servers()
+    arranged = Confiner(Sharing(), servers).arrange(order("virtual", cap_mib=4096))
+    assert arranged.confinement.mechanism == "timeslice"
+    assert arranged.environment == {**NO_MPS, LIMIT_VARIABLE: "4096"}
+    assert next((g.rung, g.how) for g in arranged.confinement.guards) == ("framework", "the virtual GPU's own limit")
+    assert LIMIT_VARIABLE not in Confiner(Sharing(), servers).arrange(order("virtual")).environment
+    note = Confiner(Sharing(), servers).arrange(order("virtual", mechanism="mps")).confinement.note
+    assert note == "virtual GPUs have no MPS"
+    assert servers.asked == []
+
+
+def test_a_task_without_gpus_needs_nothing() -> None:
+    servers = Servers()
+    arranged = Confiner(Sharing(mechanism="mps"), servers).arrange(order(gpus=0))
+    assert arranged.confinement.guards == ()
+    assert arranged.environment == NO_MPS
+    assert servers.asked == []

@@ -1,0 +1,274 @@
+"""Attempts under MPS: what they find in their environment, what is on record of them, and a server that dies."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from carma.core.model import Booking, Confinement, Gpu, GpuId, Guard, Placement, TaskSpec
+from carma.core.outcome import Disrupted, Failed, OutOfMemory, Succeeded
+from carma.core.ports import LaunchOrder
+from carma.core.settings import Sharing
+from carma.launch import records
+from carma.launch.confine import Confiner
+from carma.launch.mps import MpsServers
+from carma.launch.process import ProcessLauncher
+from tests.launch_orders import (
+    gone,
+    key,
+    look,
+    order_of,
+    shell,
+    tidy,
+    until,
+    until_ended,
+    until_file,
+    until_running,
+)
+from tests.mps_program import Program, kill, short_home
+
+CARD = Gpu(id=GpuId("GPU-0a"), index=0, name="H200", memory_mib=143_155)
+
+
+class Place:
+    """A server's directories; each launcher made here is another life of the daemon."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.attempts = folder / "attempts"
+        self.device = folder / "dev" / "nvidia0"
+        self.device.parent.mkdir()
+        self.device.touch()
+
+    def launcher(self, **sharing: object) -> ProcessLauncher:
+        servers = MpsServers(self.folder / "mps", idle_s=0.0)
+        return ProcessLauncher(
+            self.attempts,
+            run_as_submitter=False,
+            confiner=Confiner(Sharing(**sharing), servers),  # type: ignore[arg-type]
+            device_files=str(self.device.parent / "nvidia"),
+        )
+
+    def client(self, script: str = "sleep 600") -> TaskSpec:
+        """Has a GPU's device file open, as a CUDA program has."""
+        return self.task(f"exec 5< {shlex.quote(str(self.device))}; : > up; {script}")
+
+    def task(self, script: str, **more: object) -> TaskSpec:
+        return shell(script, self.folder, grace_s=0.2, **more)
+
+    def until_up(self) -> None:
+        until((self.folder / "up").exists)
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    with short_home() as folder:
+        Program(folder / "bin").install(monkeypatch)
+        yield Place(folder)
+        tidy(folder / "attempts")
+
+
+@pytest.fixture
+def launcher(place: Place) -> ProcessLauncher:
+    return place.launcher()
+
+
+def on_card(spec: TaskSpec, task: int = 1, cap_mib: int | None = None) -> LaunchOrder:
+    booking = Booking(memory_mib=4000, source="declared", cap_mib=cap_mib)
+    placement = Placement(gpus=(CARD.id,), booking=booking)
+    return msgspec.structs.replace(order_of(spec, task), placement=placement, gpus=(CARD,))
+
+
+def server_pid(launcher: ProcessLauncher, which: str) -> int:
+    for pid in launcher.sharing_pids():
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if os.fsencode(f"nvidia-cuda-mps-{which}") in {os.path.basename(word) for word in words}:
+            return pid
+    raise AssertionError(f"there is no {which}")
+
+
+def test_a_task_is_sent_to_its_users_server_whatever_it_says_itself(place: Place, launcher: ProcessLauncher) -> None:
+    own = {
+        "PATH": "/usr/bin:/bin",
+        "CUDA_MPS_PIPE_DIRECTORY": "/tmp/mine",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=99G",
+        "CUDA_MPS_CLIENT_PRIORITY": "0",
+    }
+    spec = place.task("env | grep ^CUDA_MPS | sort", environment=own, threads_percent=40)
+    launcher.launch(on_card(spec, cap_mib=4096))
+    assert until_ended(launcher, key()) == Succeeded()
+    pipes = place.folder / "mps" / f"{os.geteuid()}.1"
+    assert Path(launcher.log_paths(key())[0]).read_text().splitlines() == [
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=40",
+        f"CUDA_MPS_LOG_DIRECTORY={pipes}/log",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4096M",
+        f"CUDA_MPS_PIPE_DIRECTORY={pipes}",
+    ]
+
+
+def test_how_it_shares_is_on_record_also_for_the_next_daemon(place: Place, launcher: ProcessLauncher) -> None:
+    launcher.launch(on_card(place.task(until_file(place.folder / "go")), cap_mib=4096))
+    until_running(launcher, key())
+    confinement = look(launcher, key()).confinement
+    assert confinement is not None
+    assert confinement.mechanism == "mps"
+    assert confinement.guards[0] == Guard(rung="mps", limit_mib=4096, how="MPS's memory limit, for each process")
+    later = place.launcher()
+    assert look(later, key()).confinement == confinement
+    assert later.sharing_pids() == launcher.sharing_pids()
+    (place.folder / "go").touch()
+    until_ended(later, key())
+    assert look(later, key()).confinement == confinement
+
+
+def test_what_never_started_has_no_confinement(place: Place, launcher: ProcessLauncher) -> None:
+    launcher.launch(on_card(shell("exit 0", place.folder / "nowhere")))
+    assert isinstance(until_ended(launcher, key()), Failed)
+    assert look(launcher, key()).confinement is None
+
+
+def test_mps_that_was_asked_for_and_cannot_be_had_is_a_failure_to_start(place: Place) -> None:
+    (place.folder / "bin" / "refuse").touch()
+    launcher = place.launcher(mechanism="mps")
+    launcher.launch(on_card(place.task(": > ran")))
+    outcome = until_ended(launcher, key())
+    assert isinstance(outcome, Failed)
+    assert outcome.code == 126
+    assert "sharing.mechanism = mps" in outcome.message
+    assert "already running" in outcome.message
+    assert not (place.folder / "ran").exists()
+    launcher.launch(on_card(place.task(": > ran", mechanism="timeslice"), 2))
+    assert until_ended(launcher, key(2)) == Succeeded()
+
+
+def test_auto_runs_it_without_mps_and_says_so(place: Place) -> None:
+    (place.folder / "bin" / "refuse").touch()
+    launcher = place.launcher()
+    launcher.launch(on_card(place.task("exit 0")))
+    assert until_ended(launcher, key()) == Succeeded()
+    confinement = look(launcher, key()).confinement
+    assert confinement is not None
+    assert confinement.mechanism == "timeslice"
+    assert "already running" in confinement.note
+
+
+def test_a_server_that_dies_is_trouble_for_its_clients_alone(place: Place, launcher: ProcessLauncher) -> None:
+    launcher.launch(on_card(place.client(), 1))
+    launcher.launch(on_card(place.task("sleep 600"), 2))  # has not come to CUDA yet
+    launcher.launch(on_card(plain(place), 3))
+    for number in (1, 2, 3):
+        until_running(launcher, key(number))
+    place.until_up()
+    until((place.folder / "plain").exists)
+    assert [one.trouble for one in launcher.poll([key(1), key(2), key(3)])] == [None] * 3
+    kill(server_pid(launcher, "server"))
+    found = launcher.poll([key(1), key(2), key(3)])
+    assert [one.trouble for one in found] == ["the MPS server that it ran under has ended", None, None]
+    assert [one.outcome for one in found] == [None] * 3
+    again = launcher.poll([key(1), key(2), key(3)])
+    assert [one.trouble for one in again] == [one.trouble for one in found]
+
+
+def plain(place: Place) -> TaskSpec:
+    script = f"exec 5< {shlex.quote(str(place.device))}; : > plain; sleep 600"
+    return place.task(script, mechanism="timeslice")
+
+
+def test_the_trouble_is_known_to_the_next_daemon(place: Place, launcher: ProcessLauncher) -> None:
+    launcher.launch(on_card(place.client()))
+    until_running(launcher, key())
+    place.until_up()
+    kill(server_pid(launcher, "server"))
+    assert look(launcher, key()).trouble is not None
+    assert look(place.launcher(), key()).trouble is not None
+
+
+def test_a_server_that_died_while_no_daemon_looked_is_trouble_too(place: Place, launcher: ProcessLauncher) -> None:
+    launcher.launch(on_card(place.client()))
+    until_running(launcher, key())
+    place.until_up()
+    kill(server_pid(launcher, "server"))
+    assert look(place.launcher(), key()).trouble is not None
+
+
+def test_a_control_daemon_that_dies_is_no_trouble(place: Place, launcher: ProcessLauncher) -> None:
+    launcher.launch(on_card(place.client()))
+    until_running(launcher, key())
+    place.until_up()
+    kill(server_pid(launcher, "control"))
+    assert look(launcher, key()).trouble is None
+    assert look(place.launcher(), key()).trouble is None
+    kill(server_pid(launcher, "server"))  # it can still be missed
+    assert look(launcher, key()).trouble is not None
+
+
+def test_a_client_that_fails_with_its_server_was_disrupted(place: Place, launcher: ProcessLauncher) -> None:
+    """It dies at once of an error that says nothing of MPS, before anybody could look."""
+    launcher.launch(on_card(place.client(until_file(place.folder / "go", code=1))))
+    until_running(launcher, key())
+    place.until_up()
+    pid = server_pid(launcher, "server")
+    kill(pid)
+    (place.folder / "go").touch()
+    until((place.attempts / str(key()) / records.EXIT).exists)
+    assert until_ended(launcher, key()) == Disrupted("the MPS server that it ran under ended")
+
+
+def test_a_task_that_fails_while_its_server_lives_failed_by_itself(place: Place, launcher: ProcessLauncher) -> None:
+    launcher.launch(on_card(place.client(until_file(place.folder / "go", code=3))))
+    until_running(launcher, key())
+    (place.folder / "go").touch()
+    until((place.attempts / str(key()) / records.EXIT).exists)
+    assert until_ended(launcher, key()) == Failed(3)
+    kill(server_pid(launcher, "server"))
+    launcher.poll([])
+    assert look(launcher, key()).outcome == Failed(3)
+
+
+def test_mps_errors_and_memory_are_told_apart(place: Place, launcher: ProcessLauncher) -> None:
+    failed = "the remote procedural call between the MPS server and the MPS client failed"
+    launcher.launch(on_card(place.task(f"echo 'RuntimeError: CUDA error: {failed}' >&2; exit 1"), 1))
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"
+    launcher.launch(on_card(place.task(f"echo '{oom}' >&2; exit 1"), 2))
+    assert until_ended(launcher, key(1)) == Disrupted(f"MPS failed it: RuntimeError: CUDA error: {failed}")
+    assert isinstance(until_ended(launcher, key(2)), OutOfMemory)
+
+
+def test_the_server_stays_while_a_task_runs_under_it_and_goes_after_it(place: Place, launcher: ProcessLauncher) -> None:
+    launcher.launch(on_card(place.client()))
+    until_running(launcher, key())
+    pids = launcher.sharing_pids()
+    launcher.tend()
+    launcher.close()
+    later = place.launcher()  # after a restart it has to be told by the poll
+    look(later, key())
+    later.tend()
+    assert later.sharing_pids() == pids
+    later.signal(key(), signal.SIGKILL)
+    until_ended(later, key())
+    later.close()
+    assert later.sharing_pids() == frozenset()
+    assert all(gone(pid) for pid in pids)
+
+
+def test_a_refused_order_needs_no_server(place: Place, launcher: ProcessLauncher) -> None:
+    launcher.launch(on_card(shell("exit 0", place.folder / "nowhere")))
+    until_ended(launcher, key())
+    launcher.close()
+    assert launcher.sharing_pids() == frozenset()
+
+
+def test_without_a_confiner_tasks_are_plain_processes(place: Place) -> None:
+    launcher = ProcessLauncher(place.attempts, run_as_submitter=False)
+    launcher.launch(on_card(place.task("exit 0")))
+    assert until_ended(launcher, key()) == Succeeded()
+    confinement = look(launcher, key()).confinement
+    assert isinstance(confinement, Confinement)
+    assert confinement.mechanism == "timeslice"
+    assert launcher.sharing_pids() == frozenset()
