@@ -150,6 +150,6 @@ def _command(options: Options) -> str:
 
 
 if __name__ == "__main__":
-    given = {name: value for name, _, value in (pair.partition("=") for pair in sys.argv[1:])}
-    listed = {name: given[name].split(",") for name in ("parts", "rungs") if name in given}
-    sys.exit(run(msgspec.convert({**given, **listed}, Options, strict=False)))
+    given: dict[str, Any] = {name: value for name, _, value in (pair.partition("=") for pair in sys.argv[1:])}
+    given |= {name: given[name].split(",") for name in ("parts", "rungs") if name in given}
+    sys.exit(run(msgspec.convert(given, Options, strict=False)))

@@ -120,7 +120,10 @@ def _round(stage: Stage, rung: Rung) -> dict[str, Any]:
         (server.daemon.work / "go").touch()
         ended = server.wait(ids, until)
         views = {view.name: view for view in (*server.queue(), *server.history()) if view.id in ids}
-        return rounded(_told(rung, sizes, server, views, go, ended))
+        found = rounded(_told(rung, sizes, server, views, go, ended))
+    names = ", ".join(f"{each['name']} ({(each['outcome'] or {}).get('kind')})" for each in found["failed"]) or "nobody"
+    stage.say(f"{rung.name}: failed: {names}; all ended after {found['all_ended_s']} s")
+    return found
 
 
 def _settings(rung: Rung, sizes: Sizes) -> Tables:

@@ -19,7 +19,7 @@ from carma.bench.gpu.trial_figures import rounded
 from carma.bench.gpu.trial_server import Server, said, summary
 from carma.bench.gpu.trial_shapes import BY_WORKLOAD, training
 from carma.bench.gpu.trial_stage import Stage
-from carma.bench.gpu.trial_tasks import EXACT
+from carma.bench.gpu.trial_tasks import EXACT, IDLE_S
 from carma.core.model import Record
 from carma.wire.types import TaskView
 
@@ -52,6 +52,7 @@ def run(stage: Stage) -> dict[str, Any]:
     ]
     names = [work.name for work in works]
     with Server(virtual=options.virtual, settings={**EXACT, "sharing": {"mechanism": mechanism}}) as server:
+        server.rest(IDLE_S * min(1.0, options.scale))
         ids = {work.name: server.submit(work) for work in works}
         server.wait_for_line(names, "steps", stage.until)
         before = _now(server, ids)

@@ -39,18 +39,22 @@ class Work(Record, frozen=True, kw_only=True):
 
 
 class Server:
-    """A context manager around PrivateDaemon. `task.py`, in the work directory, is the program that is submitted."""
+    """A context manager around PrivateDaemon; what is submitted is a copy of trial_task.py in the work directory."""
 
     def __init__(self, *, virtual: bool, settings: Tables, policy: str = "magm") -> None:
+        quick: Tables = {"monitor": {"period_s": 0.2}} if virtual else {}  # virtual tasks of the trial are short
         wanted = PrivateSettings(
-            policy=policy, gpus=1 if virtual else 0, gpu_memory_mib=VIRTUAL_MEMORY_MIB, settings=settings
+            policy=policy,
+            gpus=1 if virtual else 0,
+            gpu_memory_mib=VIRTUAL_MEMORY_MIB,
+            settings={**settings, **quick},
         )
         self.virtual = virtual
         self.daemon = PrivateDaemon(wanted)
 
     def __enter__(self) -> Server:
         self.daemon.__enter__()
-        self.program = self.daemon.work / "task.py"
+        self.program = self.daemon.work / "trial_task.py"
         shutil.copy(trial_task.__file__, self.program)
         return self
 
@@ -93,6 +97,10 @@ class Server:
 
     def gpus(self) -> list[GpuView]:
         return self.ask(list[GpuView], "gpus")
+
+    def rest(self, seconds: float) -> None:
+        """Nobody on the GPUs for so long: what they take idle must have been seen, to tell the tasks' energy from it."""
+        time.sleep(seconds)
 
     def wait(self, tasks: Sequence[int], until: float) -> bool:
         """Whether all of them had ended by `until` (monotonic)."""

@@ -21,7 +21,7 @@ from carma.core.model import Record
 from carma.wire.types import GpuView, TaskView
 
 POLL_S = 1.0
-IDLE_S = 4.0  # before the first task: what the idle GPUs take must have been seen, to tell the tasks' energy from it
+IDLE_S = 6.0  # before the first task
 WINDOW_S = 5.0
 EXACT: Tables = {
     "gate": {"enabled": False},
@@ -86,7 +86,7 @@ def shortfalls(shared: dict[str, Any]) -> list[str]:
 def _run(stage: Stage, server: Server) -> dict[str, Any]:
     options = stage.options
     shapes = SHAPES[: options.tasks]
-    time.sleep(IDLE_S * min(1.0, options.scale))
+    server.rest(IDLE_S * min(1.0, options.scale))
     before, spent_s, began = server.gpus(), cpu_s(server.daemon.pid), time.monotonic()
     ids = [server.submit(training(shape, virtual=options.virtual, scale=options.scale)) for shape in shapes]
     looks: list[Look] = []
@@ -102,7 +102,7 @@ def _run(stage: Stage, server: Server) -> dict[str, Any]:
     rows = [_row(view, server.log(view.name, len(view.attempts))) for view in views]
     solo = solos(options.table, virtual=options.virtual)
     ended = [view for view in views if (view.outcome or {}).get("kind") == "succeeded"]
-    return rounded(
+    found = rounded(
         {
             "tasks_submitted": len(ids),
             "tasks_succeeded": len(ended),
@@ -117,6 +117,11 @@ def _run(stage: Stage, server: Server) -> dict[str, Any]:
             "looks": looks,
         }
     )
+    stage.say(
+        f"{len(ended)} of {len(ids)} tasks succeeded; makespan {found['makespan_s']} s, energy {found['energy_j']} J, "
+        f"of which the tasks' {found['energy_of_tasks_j']} J; the daemon took {found['daemon']['cpu_percent']} % of a core"
+    )
+    return found
 
 
 def _row(view: TaskView, lines: Sequence[Line]) -> dict[str, Any]:
