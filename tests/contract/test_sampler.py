@@ -1,4 +1,4 @@
-"""One suite for every Sampler: virtual GPUs, and NVML (scripted, or real where there is a card)."""
+"""One suite for every Sampler: virtual GPUs, and NVML by a script. tests/gpu runs it against the real one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import msgspec
 import pytest
 from pynvml import NVML_ERROR_GPU_IS_LOST
 
-from carma.core.model import Gpu, GpuSample
+from carma.core.model import Gpu, GpuId, GpuSample
 from carma.core.ports import Sampler
-from carma.errors import NoGpus
-from carma.monitor.nvml import NvmlSampler, open_nvml
+from carma.monitor.dcgm import HostEngine
+from carma.monitor.feed import DcgmFeed
+from carma.monitor.nvml import NvmlSampler
 from carma.vgpu import faults, world
 from carma.vgpu.sampler import VirtualSampler
+from tests import scripted_dcgm
+from tests.scripted_dcgm import ScriptedDcgm
 from tests.scripted_nvml import MIB, Card, ScriptedNvml
 
 AT_S = 1_700_000_000.0
@@ -27,12 +30,6 @@ class Subject(NamedTuple):
 
     sampler: Sampler
     lose: Callable[[int], None] | None = None
-
-
-class Entry(NamedTuple):
-    name: str
-    factory: Callable[[Path], Subject]
-    skip: str | None = None
 
 
 def virtual(directory: Path) -> Subject:
@@ -56,31 +53,28 @@ def scripted_nvml(_directory: Path) -> Subject:
     return Subject(NvmlSampler(nvml, monotonic=monotonic), lose)
 
 
-def real_nvml(_directory: Path) -> Subject:
-    return Subject(open_nvml())
+def scripted_ampere(_directory: Path) -> Subject:
+    """A card that DCGM reads and one that only the driver's per-process utilisation tells something of."""
+    dcgm = ScriptedDcgm(scripted_dcgm.Card("GPU-a"))
+    feed = DcgmFeed(HostEngine(lambda: dcgm, wall=lambda: dcgm.now), period_s=0.01, first_s=60.0)
+    nvml = ScriptedNvml(Card("GPU-a", gpm=None), Card("GPU-b", gpm=None, process_util=[(5, 1, 40), (5, 2, 60)]))
+
+    def lose(index: int) -> None:
+        nvml.cards[index].errors["*"] = NVML_ERROR_GPU_IS_LOST
+
+    return Subject(NvmlSampler(nvml, monotonic=nvml.monotonic, dcgm=feed), lose)
 
 
-def why_not_real() -> str | None:
-    try:
-        open_nvml().close()
-    except NoGpus as error:
-        return str(error)
-    return None
+SUBJECTS: dict[str, Callable[[Path], Subject]] = {
+    "virtual": virtual,
+    "nvml-scripted": scripted_nvml,
+    "nvml-with-dcgm": scripted_ampere,
+}
 
 
-SUBJECTS: list[Entry] = [
-    Entry("virtual", virtual),
-    Entry("nvml-scripted", scripted_nvml),
-    Entry("nvml", real_nvml, why_not_real()),
-]
-
-
-@pytest.fixture(params=SUBJECTS, ids=lambda entry: entry.name)
+@pytest.fixture(params=SUBJECTS)
 def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]:
-    entry: Entry = request.param
-    if entry.skip is not None:
-        pytest.skip(entry.skip)
-    made = entry.factory(tmp_path)
+    made = SUBJECTS[request.param](tmp_path)
     yield made
     made.sampler.close()
 
@@ -107,7 +101,8 @@ def test_every_figure_is_in_its_range_or_absent(subject: Subject) -> None:
 
 
 def check_ranges(gpu: Gpu, sample: GpuSample) -> None:
-    for share in (sample.sm_active, sample.sm_occupancy, sample.dram_active, sample.gpu_util):
+    shares = (sample.sm_active, sample.sm_occupancy, sample.dram_active, sample.gr_active, sample.tensor_active)
+    for share in (*shares, sample.gpu_util):
         assert share is None or 0.0 <= share <= 1.0
     assert sample.memory_used_mib is None or sample.memory_used_mib >= 0
     assert sample.power_w is None or 0.0 <= sample.power_w < 5000.0
@@ -119,9 +114,50 @@ def check_ranges(gpu: Gpu, sample: GpuSample) -> None:
     assert given.sm_active or sample.sm_active is None
     assert given.sm_occupancy or sample.sm_occupancy is None
     assert given.dram_active or sample.dram_active is None
+    assert given.gr_active or sample.gr_active is None
+    assert given.tensor_active or sample.tensor_active is None
     assert given.power or sample.power_w is None
     assert given.energy or sample.energy_j is None
     assert given.processes or sample.processes is None
+
+
+def test_every_gpu_names_the_source_of_its_activity(subject: Subject) -> None:
+    for gpu in subject.sampler.gpus():
+        can = gpu.capabilities
+        assert can.source in ("gpm", "dcgm", "processes", "nvml", "virtual")
+        assert can.sm_active == (can.source != "nvml")  # the coarse figure never stands for SM activity
+        if can.source == "processes":
+            assert (can.sm_occupancy, can.dram_active, can.gr_active, can.tensor_active) == (False,) * 4
+
+
+def test_a_glance_shows_memory_and_processes_of_the_gpus_that_it_is_asked_about(subject: Subject) -> None:
+    gpus = subject.sampler.gpus()
+    wanted = [gpu.id for gpu in reversed(gpus)]
+    glanced = subject.sampler.glance(wanted, AT_S)
+    assert [sample.gpu for sample in glanced] == wanted
+    for gpu, sample in zip(reversed(gpus), glanced, strict=True):
+        check_ranges(gpu, sample)
+        assert (sample.at, sample.fault) == (AT_S, None)
+        assert sample.memory_used_mib is not None
+        assert (sample.processes is not None) == gpu.capabilities.processes
+        assert (sample.sm_active, sample.gr_active, sample.gpu_util) == (None, None, None)
+        assert (sample.power_w, sample.energy_j) == (None, None)
+    assert subject.sampler.glance([], AT_S) == ()
+
+
+def test_a_glance_sees_the_same_processes_as_a_sample(subject: Subject) -> None:
+    sampled = subject.sampler.sample(AT_S)
+    glanced = subject.sampler.glance([sample.gpu for sample in sampled], AT_S)
+    for sample, glance in zip(sampled, glanced, strict=True):
+        assert {process.pid for process in sample.processes or ()} == {
+            process.pid for process in glance.processes or ()
+        }
+
+
+def test_a_glance_at_a_gpu_that_nobody_knows_is_a_fault(subject: Subject) -> None:
+    (unknown,) = subject.sampler.glance([GpuId("GPU-of-another-machine")], AT_S)
+    assert unknown.fault
+    assert (unknown.gpu, unknown.memory_used_mib) == ("GPU-of-another-machine", None)
 
 
 def test_energy_is_a_counter_that_never_falls(subject: Subject) -> None:
@@ -149,6 +185,9 @@ def test_a_lost_gpu_is_a_fault_without_figures_and_the_others_still_answer(subje
     assert (lost.sm_active, lost.dram_active, lost.memory_used_mib, lost.processes) == (None, None, None, None)
     assert all(other.fault is None and other.memory_used_mib is not None for other in others)
     assert subject.sampler.gpus() == gpus
+    (glanced,) = subject.sampler.glance([lost.gpu], AT_S + 1)
+    assert glanced.fault
+    assert (glanced.memory_used_mib, glanced.processes) == (None, None)
 
 
 def test_closing_twice_does_no_harm(subject: Subject) -> None:
