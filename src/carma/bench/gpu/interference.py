@@ -1,239 +1,244 @@
-"""How tasks slow each other down on the GPU at hand: each alone, then in pairs, triples and quadruples.
+"""`carma bench interference`: how tasks slow each other down, each alone, then in pairs, triples and quadruples.
 
-Every workload has a process of its own that stays (worker.py), so a group costs its seconds and no start-up. While a
+Every workload has a process of its own that stays (hands.py), so a group costs its seconds and no start-up. While a
 group runs, the GPU's activity is read over the same span. core/sharing.py is fitted on the table that comes out.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
+import contextlib
+import random
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
+from carma.bench.gpu import written
 from carma.bench.gpu.groups import Group, draw
+from carma.bench.gpu.hands import Died, Hand, Span, close_all
+from carma.bench.gpu.lab import Lab, open_lab, those_ready
+from carma.bench.gpu.meter import ENERGY_FROM
+from carma.bench.gpu.progress import Guarding, Row, Sharing, by_percent, by_size, with_solo_rates
+from carma.bench.gpu.worker import TAIL_S
 from carma.bench.gpu.workloads import WORKLOADS
-from carma.core.model import GpuSample
-from carma.monitor.nvml import NvmlSampler, open_nvml
+from carma.core.model import Gpu
+from carma.errors import Refused, Usage
 
 WARM_S = 0.4
-MEASURE_S = 1.6
+START_S = 20.0  # what starting a few more workers is reckoned to take
+HEAVY = ("resnet50-224-b64-bf16", "vgg16-224-b32", "mlp-8192x4-b1024-bf16", "encoder-768x12-b16-bf16")
+LIGHT = ("resnet18-cifar-b32", "mlp-512x4-b256", "encoder-256x4-b32")
 
 
-class Options(msgspec.Struct, kw_only=True):
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """`percent`: MPS thread percentages that heavy tasks are held to beside light ones; each needs about a minute."""
+
     mechanism: str = "mps"  # or timeslice
     pairs: int = 70
     triples: int = 45
     quadruples: int = 35
+    percent: tuple[int, ...] = ()
     seed: int = 1
+    seconds: float = 1.6
+    gpu: str | None = None
+    limit_s: float = 900.0  # groups that would go beyond it are left out
     json: str = "interference.json"
-    limit_s: float = 560.0  # stop there with what there is
 
 
-class Row(msgspec.Struct, kw_only=True):
-    """One group: who, each one's steps per second, and what the GPU showed meanwhile."""
-
-    tasks: tuple[str, ...]
-    percent: tuple[int, ...]  # MPS active thread percentage of each; 100: none set
-    rates: tuple[float, ...]
-    sm_active: float | None
-    sm_occupancy: float | None
-    dram_active: float | None
-    gpu_util: float | None
-    power_w: float | None
-    energy_j: float | None
-    memory_used_mib: int | None
-
-
-class Hand:
-    """One worker process."""
-
-    def __init__(self, name: str, environment: dict[str, str], percent: int = 100) -> None:
-        self.name = name
-        self.percent = percent
-        limited = {} if percent == 100 else {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percent)}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "carma.bench.gpu.worker", name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **environment, **limited},
-            text=True,
-        )
-
-    def order(self, start: float) -> None:
-        assert self._process.stdin is not None
-        order = {"start": start, "warm_s": WARM_S, "measure_s": MEASURE_S}
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-
-    def answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the worker of {self.name} ended with {self._process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-
-@contextmanager
-def mechanism(name: str) -> Iterator[dict[str, str]]:
-    """The environment in which workers share the GPU that way; an MPS control daemon of our own where wanted."""
-    if name == "timeslice":
-        yield {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}
-        return
-    with tempfile.TemporaryDirectory(prefix="carma-mps-") as directory:
-        environment = {"CUDA_MPS_PIPE_DIRECTORY": directory, "CUDA_MPS_LOG_DIRECTORY": directory}
-        subprocess.run(["nvidia-cuda-mps-control", "-d"], env={**os.environ, **environment}, check=True)
-        try:
-            yield environment
-        finally:
-            subprocess.run(
-                ["nvidia-cuda-mps-control"], input="quit\n", text=True, env={**os.environ, **environment}, check=False
-            )
-
-
-def together(hands: Sequence[Hand], sampler: NvmlSampler) -> Row:
-    """One group, measured."""
-    start = time.monotonic() + 0.02
-    for hand in hands:
-        hand.order(start)
-    _sleep_until(start + WARM_S)
-    before = sampler.sample(time.time())[0]
-    _sleep_until(start + WARM_S + MEASURE_S)
-    after = sampler.sample(time.time())[0]
-    rates = tuple(float(hand.answer()["rate"]) for hand in hands)
-    return Row(
-        tasks=tuple(hand.name for hand in hands),
-        percent=tuple(hand.percent for hand in hands),
-        rates=rates,
-        energy_j=_spent(before, after),
-        **{name: getattr(after, name) for name in ("sm_active", "sm_occupancy", "dram_active", "gpu_util", "power_w")},
-        memory_used_mib=after.memory_used_mib,
-    )
-
-
-def _sleep_until(at: float) -> None:
-    time.sleep(max(0.0, at - time.monotonic()))
-
-
-def _spent(before: GpuSample, after: GpuSample) -> float | None:
-    return None if before.energy_j is None or after.energy_j is None else after.energy_j - before.energy_j
-
-
-def run(options: Options) -> int:
+def run(options: Options, lab: Lab | None = None) -> int:
     """Measure and write; what was measured so far is on disk at any moment."""
-    began = time.monotonic()
-    sampler = open_nvml()
-    names = [workload.name for workload in WORKLOADS]
-    sizes = {2: options.pairs, 3: options.triples, 4: options.quadruples}
-    groups = _mixed(draw(names, sizes, options.seed), options.seed)
-    rows: list[Row] = []
-    ready: dict[str, Any] = {}
-    with mechanism(options.mechanism) as environment:
-        hands = {name: Hand(name, environment) for name in names}
-        limited = _limited(environment) if options.mechanism == "mps" else {}
+    _check(options)
+    with lab or open_lab() as there:
+        if options.mechanism == "mps" and not there.has_mps:
+            raise Refused("There is no nvidia-cuda-mps-control here.", "Measure without MPS: --mechanism timeslice.")
+        study = Study(options, there)
         try:
-            hands, limited = _those_ready(hands, ready), _those_ready(limited, ready)
-            print(f"{len(hands)} workers ready after {time.monotonic() - began:.0f} s", flush=True)
-            plan = _plan(groups, hands, limited)
-            for count, members in enumerate(plan):
-                if time.monotonic() - began > options.limit_s:
-                    break
-                rows.append(together(members, sampler))
-                if count % 20 == 0:
-                    _write(options, rows, ready, sampler)
-                    print(f"{count + 1} of {len(plan)} after {time.monotonic() - began:.0f} s", flush=True)
+            study.measure()
         finally:
-            for hand in (*hands.values(), *limited.values()):
-                hand.close()
-    _write(options, rows, ready, sampler)
-    sampler.close()
+            study.write()
+    study.summarise()
     return 0
 
 
-def _those_ready(hands: dict[str, Hand], ready: dict[str, Any]) -> dict[str, Hand]:
-    """A workload that this machine's torch or memory cannot run is left out, and said so."""
-    found: dict[str, Hand] = {}
-    for name, hand in hands.items():
-        try:
-            ready[name] = hand.answer()
-            found[name] = hand
-        except RuntimeError as error:
-            print(f"left out: {error}", flush=True)
-    return found
+def _check(options: Options) -> None:
+    written.check_place(options.json)
+    if options.percent and options.mechanism != "mps":
+        raise Usage("--percent is a matter of MPS; use --mechanism mps with it.")
+    if not all(0 < percent < 100 for percent in options.percent):
+        raise Usage("--percent takes whole numbers between 1 and 99, as in 25,50,75.")
+    if not (options.percent or options.pairs or options.triples or options.quadruples):
+        raise Usage("Nothing to measure: no groups and no percentages.")
 
 
-HEAVY = ("resnet50-224-b64-bf16", "vgg16-224-b32", "mlp-8192x4-b1024-bf16", "encoder-768x12-b16-bf16")
-LIGHT = ("resnet18-cifar-b32", "mlp-512x4-b256", "encoder-256x4-b32")
-PERCENT = 50
+class Study:
+    """One run: what was measured so far, and who is left to be measured."""
+
+    def __init__(self, options: Options, lab: Lab) -> None:
+        self.rows: list[Row] = []
+        self.left_out: list[str] = []
+        self._options, self._lab = options, lab
+        self._gpu: Gpu = lab.gpu(options.gpu)
+        self._span = Span(WARM_S if options.seconds >= WARM_S else options.seconds, options.seconds)
+        self._began = time.monotonic()
+        self._ready: dict[str, Any] = {}
+        self._dead: set[Hand] = set()
+
+    def measure(self) -> None:
+        """Alone, half the groups, alone, the other half, percentages, alone: so drift can be taken out."""
+        groups = _groups(self._options)
+        names = _who(groups, self._options)
+        with self._lab.share(self._options.mechanism) as environment, contextlib.ExitStack() as stack:
+            hands = self._start(names, environment, stack)
+            written.say(f"{len(hands)} workers ready after {self._elapsed_s:.0f} s")
+            alone = [[hand] for hand in hands.values()]
+            self._each("alone", alone)
+            shared = [[hands[name] for name in group] for group in groups if all(name in hands for name in group)]
+            shared = shared[: self._affordable(len(hands))]
+            self._each("groups", shared[: len(shared) // 2])
+            self._each("alone", alone)
+            self._each("groups", shared[len(shared) // 2 :])
+            self._percentages(hands, environment)
+            self._each("alone", alone)
+
+    def write(self) -> None:
+        """With all that is needed to run it again."""
+        options = self._options
+        torch = next((answer["torch"] for answer in self._ready.values()), "")
+        command = written.command_of("interference", options)
+        rows = with_solo_rates(self.rows)
+        head = {
+            "mechanism": options.mechanism,
+            **written.about(self._gpu, self._lab.sampler, torch, command),
+            "seed": options.seed,
+            "warm_s": self._span.warm_s,
+            "measure_s": self._span.measure_s,
+            "energy_from": ENERGY_FROM,
+            "reserved_mib": {name: int(answer["reserved_mib"]) for name, answer in self._ready.items()},
+            "left_out": self.left_out,
+            "sharing": msgspec.to_builtins(by_size(rows)),
+            "percentages": msgspec.to_builtins(by_percent(rows)),
+        }
+        written.write(options.json, head, "rows", rows)
+
+    def summarise(self) -> None:
+        rows = with_solo_rates(self.rows)
+        title = f"{self._gpu.name}, {self._options.mechanism}: progress against running alone"
+        columns = ("tasks", "groups", "least", "median", "most", "worst-off slowed", "at most")
+        written.print_table(title, columns, [_sharing_cells(line) for line in by_size(rows)])
+        guarded = by_percent(rows)
+        if guarded:
+            title = "Light tasks beside heavy ones that are held to a share of the threads: speed against alone"
+            held = ("heavy held to", "pairs", "light: before", "after", "heavy: before", "after", "alone", "total")
+            written.print_table(title, held, [_guarding_cells(line) for line in guarded])
+        written.say(f"{len(rows)} rows in {self._options.json}, {self._elapsed_s:.0f} s")
+
+    @property
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._began
+
+    @property
+    def _cost_s(self) -> float:
+        return self._span.warm_s + self._span.measure_s + TAIL_S + 0.05
+
+    def _start(
+        self, names: Iterable[str], environment: dict[str, str], stack: contextlib.ExitStack, percent: int = 100
+    ) -> dict[str, Hand]:
+        hands = [self._lab.hand(name, self._gpu, environment, percent) for name in names]
+        stack.callback(close_all, hands)
+        ready = those_ready(hands, self._tell)
+        for hand, answer in ready:
+            self._ready.setdefault(hand.name, answer)
+        return {hand.name: hand for hand, _ in ready}
+
+    def _tell(self, what: str) -> None:
+        self.left_out.append(what)
+        written.say(what)
+
+    def _affordable(self, alone: int) -> int:
+        """How many groups the limit leaves room for, beside the tasks alone twice more and the percentages."""
+        rest = 2 * alone + _guarded_count(self._options)
+        left_s = self._options.limit_s - self._elapsed_s - START_S * len(self._options.percent)
+        return max(0, int(left_s / self._cost_s) - rest)
+
+    def _each(self, what: str, plan: Sequence[Sequence[Hand]]) -> None:
+        for count, members in enumerate(plan, 1):
+            if self._dead & set(members):
+                continue
+            try:
+                self._one(members)
+            except Died as death:
+                self._bury(members, death)
+            if count % 10 == 0 or count == len(plan):
+                written.say(f"{what}: {count} of {len(plan)} after {self._elapsed_s:.0f} s")
+
+    def _one(self, members: Sequence[Hand]) -> None:
+        at_s = self._elapsed_s
+        answers, reading = self._lab.together(members, [self._gpu], self._span)
+        shown = {
+            name: value for name, value in msgspec.structs.asdict(reading).items() if name in Row.__struct_fields__
+        }
+        row = Row(
+            tasks=tuple(hand.name for hand in members),
+            percent=tuple(hand.percent for hand in members),
+            rates=tuple(float(answer["rate"]) for answer in answers),
+            cpu=tuple(answer.get("cpu") for answer in answers),
+            at_s=at_s,
+            **shown,
+        )
+        self.rows.append(row)
+        self.write()
+
+    def _bury(self, members: Sequence[Hand], death: Died) -> None:
+        """The group's row is lost; the tasks that still live go on in others."""
+        self._tell(f"left out from {self._elapsed_s:.0f} s on: {death}")
+        self._dead |= {hand for hand in members if not hand.lives}
+
+    def _percentages(self, hands: dict[str, Hand], environment: dict[str, str]) -> None:
+        """One percentage after the other: workers for all of them at once would not fit beside the rest."""
+        if not self._options.percent:
+            return
+        light = [hands[name] for name in LIGHT if name in hands]
+        heavy = [name for name in HEAVY if name in hands]
+        self._each("beside heavy tasks", [[small, hands[name]] for name in heavy for small in light])
+        for percent in self._options.percent:
+            with contextlib.ExitStack() as stack:
+                held = self._start(heavy, environment, stack, percent)
+                plan = [[hand] for hand in held.values()]
+                plan += [[small, hand] for hand in held.values() for small in light]
+                self._each(f"heavy tasks held to {percent} %", plan)
 
 
-def _limited(environment: dict[str, str]) -> dict[str, Hand]:
-    return {name: Hand(name, environment, PERCENT) for name in HEAVY}
-
-
-def _plan(groups: Sequence[Group], hands: dict[str, Hand], limited: dict[str, Hand]) -> list[list[Hand]]:
-    """Each alone, the groups, small tasks beside heavy ones with fewer threads, and each alone once more (drift)."""
-    alone = [[hand] for hand in hands.values()]
-    shared = [[hands[name] for name in group] for group in groups if all(name in hands for name in group)]
-    guarded: list[list[Hand]] = [[hand] for hand in limited.values()]
-    for heavy, hand in limited.items():
-        for light in LIGHT if heavy in hands else ():
-            guarded += [[hands[light], hand], [hands[light], hands[heavy]]]
-    return [*alone, *shared, *guarded, *alone]
-
-
-def _mixed(groups: list[Group], seed: int) -> list[Group]:
+def _groups(options: Options) -> list[Group]:
     """In an order of no meaning, so that a run that is cut short has some of every size."""
-    import random
-
-    random.Random(seed).shuffle(groups)
+    names = [workload.name for workload in WORKLOADS]
+    groups = draw(names, {2: options.pairs, 3: options.triples, 4: options.quadruples}, options.seed)
+    random.Random(options.seed).shuffle(groups)
     return groups
 
 
-def _write(options: Options, rows: list[Row], ready: dict[str, Any], sampler: NvmlSampler) -> None:
-    """With all that is needed to run it again; a row a line, so that two tables can be compared."""
-    gpu = sampler.gpus()[0]
-    about = {
-        "mechanism": options.mechanism,
-        "gpu": gpu.name,
-        "memory_mib": gpu.memory_mib,
-        "seed": options.seed,
-        "warm_s": WARM_S,
-        "measure_s": MEASURE_S,
-        "date": time.strftime("%Y-%m-%d"),
-        "reserved_mib": {name: int(answer["reserved_mib"]) for name, answer in ready.items()},
-        "driver": sampler.driver(),
-        "torch": next((answer["torch"] for answer in ready.values()), ""),
-        "python": sys.version.split()[0],
-        "command": " ".join(["python -m carma.bench.gpu.interference", *sys.argv[1:]]),
-    }
-    lines = ",\n".join("  " + msgspec.json.encode(_rounded(row)).decode() for row in rows)
-    head = json.dumps(about, indent=1).removesuffix("\n}")
-    Path(options.json).write_text(f'{head},\n "rows": [\n{lines}\n ]\n}}\n')
+def _who(groups: Sequence[Group], options: Options) -> list[str]:
+    """Workers are started for those that take part only."""
+    wanted = {name for group in groups for name in group} | set((*LIGHT, *HEAVY) if options.percent else ())
+    return [workload.name for workload in WORKLOADS if workload.name in wanted]
 
 
-def _rounded(row: Row) -> dict[str, Any]:
-    return {name: _round(value) for name, value in msgspec.structs.asdict(row).items()}
+def _guarded_count(options: Options) -> int:
+    pairs = len(LIGHT) * len(HEAVY)
+    return pairs + len(options.percent) * (pairs + len(HEAVY)) if options.percent else 0
 
 
-def _round(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_round(part) for part in value)
-    return round(value, 5) if isinstance(value, float) else value
+def _times(value: float) -> str:
+    return f"{value:.2f} x"
 
 
-if __name__ == "__main__":
-    sys.exit(run(msgspec.convert(dict(pair.split("=", 1) for pair in sys.argv[1:]), Options, strict=False)))
+def _sharing_cells(line: Sharing) -> list[str]:
+    progress = (line.progress_least, line.progress_median, line.progress_most)
+    slowed = (line.worst_slowdown_median, line.worst_slowdown_most)
+    return [str(line.size), str(line.groups), *map(_times, progress), *map(_times, slowed)]
+
+
+def _guarding_cells(line: Guarding) -> list[str]:
+    speeds = (line.light_before, line.light_after, line.heavy_before, line.heavy_after, line.heavy_alone)
+    total = f"{_times(line.total_before)} > {_times(line.total_after)}"
+    return [f"{line.percent} %", str(line.pairs), *(written.shown(value) for value in speeds), total]

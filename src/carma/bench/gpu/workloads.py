@@ -18,7 +18,7 @@ class Workload(NamedTuple):
     build: Callable[[], Step]
 
 
-def _train(model: Any, batch: Any, target: Any, *, bf16: bool = False, cpu_ms: float = 0.0, loss: Any = None) -> Step:
+def train(model: Any, batch: Any, target: Any, *, bf16: bool = False, cpu_ms: float = 0.0, loss: Any = None) -> Step:
     """One step of ordinary training; `cpu_ms` of work on the CPU and a copy to the GPU go before it where asked for."""
     import torch
 
@@ -60,7 +60,7 @@ def _image(name: str, batch: int, size: int, *, bf16: bool = False, cpu_ms: floa
         model = torchvision.models.get_model(name, num_classes=100)
         images = torch.randn(batch, 3, size, size, device="cuda")
         labels = torch.randint(0, 100, (batch,), device="cuda")
-        return _train(model, images, labels, bf16=bf16, cpu_ms=cpu_ms)
+        return train(model, images, labels, bf16=bf16, cpu_ms=cpu_ms)
 
     return build
 
@@ -76,7 +76,7 @@ def _encoder(width: int, layers: int, batch: int, length: int, *, bf16: bool) ->
         body = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         model = nn.Sequential(nn.Embedding(8_000, width), body, nn.Linear(width, 8_000))
         tokens = torch.randint(0, 8_000, (batch, length), device="cuda")
-        return _train(model, tokens, tokens.flatten(), bf16=bf16)
+        return train(model, tokens, tokens.flatten(), bf16=bf16)
 
     return build
 
@@ -91,7 +91,7 @@ def _mlp(width: int, depth: int, batch: int, *, bf16: bool = False) -> Callable[
             layers += [nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU()]
         model = nn.Sequential(*layers, nn.Linear(width, 100))
         data = torch.randn(batch, width, device="cuda")
-        return _train(model, data, torch.randint(0, 100, (batch,), device="cuda"), bf16=bf16)
+        return train(model, data, torch.randint(0, 100, (batch,), device="cuda"), bf16=bf16)
 
     return build
 
@@ -111,7 +111,7 @@ def _lstm(width: int, layers: int, batch: int, length: int) -> Callable[[], Step
                 return self.head(self.body(data)[0][:, -1])
 
         data = torch.randn(batch, length, width, device="cuda")
-        return _train(Net(), data, torch.randint(0, 100, (batch,), device="cuda"))
+        return train(Net(), data, torch.randint(0, 100, (batch,), device="cuda"))
 
     return build
 
@@ -133,7 +133,7 @@ def _embeddings(rows: int, width: int, tables: int, batch: int) -> Callable[[], 
                 return self.head(torch.cat([table(places[i]) for i, table in enumerate(self.tables)], 1))
 
         places = torch.randint(0, rows, (tables, batch, 8), device="cuda")
-        return _train(Net(), places, torch.randint(0, 2, (batch,), device="cuda"))
+        return train(Net(), places, torch.randint(0, 2, (batch,), device="cuda"))
 
     return build
 
