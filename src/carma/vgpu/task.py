@@ -1,7 +1,9 @@
 """A stand-in for a training task: `python -m carma.vgpu.task --memory-mib 3934 --sm 0.45 --dram 0.2 --seconds 30`.
 
 It is a real process, on the virtual GPUs that CUDA_VISIBLE_DEVICES names. `--seconds` is its length when it runs alone;
-with neighbours it takes longer, by the sharing model. It sleeps until about the next change it can foresee.
+with neighbours it takes longer, by the sharing model. It sleeps until about the next change it can foresee. With
+`--grow-mib` it takes more memory later on than anybody was told: what bookings are guarded against. With `--gate` it
+works without an end until that file is there; then it grows, and its `--seconds` begin to count.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from carma.vgpu.state import IDLE, VirtualProcess, World, until_change_s
 
 LIMIT_VARIABLE = "CARMA_VGPU_LIMIT_MIB"
 _STEPS = 5  # the memory is taken in so many parts over the ramp
+_GROW_STEPS = 20  # and what it grows by later in so many
 _SHORTEST_SLEEP_S = 0.002
 _POLL_S, _SLOW_POLL_S = 0.1, 0.25  # a look at least so often: what cannot be foreseen (a kill, a fault) is seen then
 _FAST = 20.0  # from this speed on the shorter one
@@ -86,7 +89,9 @@ class _Run:
 
     def __init__(self, device: Device, options: argparse.Namespace, gpus: list[int], limit: int | None) -> None:
         self.device, self.options, self.gpus, self.limit = device, options, gpus, limit
-        self.taken = 0  # steps of memory
+        self.steps = ramp_of(options) if options.gate else (*ramp_of(options), *growth_of(options))
+        self.taken = 0  # of them
+        self.opened_s = None if options.gate else 0.0  # its progress when the gate opened
         self.told = 0  # quarters of progress that were printed
 
     def go(self) -> int:
@@ -105,9 +110,11 @@ class _Run:
 
     def _work(self, me: VirtualProcess) -> None:
         """Until all is done, or all memory is taken for one that is to hang."""
-        while not self.options.hang or self.taken < _STEPS:
+        while not self.options.hang or self.taken < len(self.steps):
             world = self._look()
             me = self._mine(world, me)
+            if self.opened_s is None and os.path.exists(self.options.gate):
+                me = self._open(me)
             if self._due(me.progress_s) > self.taken:
                 self._take(me)
             elif me.done:
@@ -121,9 +128,19 @@ class _Run:
         occupancy = asked.sm * 0.45 if asked.occupancy is None else asked.occupancy  # published: .19 at .42, .30 at .64
         with self.device.changing() as world:
             names = ", ".join(self._usable(world))
-            me = join(world, self.gpus, Demand(asked.sm, occupancy, asked.dram), asked.seconds, "python")
+            wanted_s = None if self.opened_s is None else asked.seconds
+            me = join(world, self.gpus, Demand(asked.sm, occupancy, asked.dram), wanted_s, "python")
             self._grow(world, me)
         print(f"started on {names}: {asked.memory_mib} MiB, {asked.seconds:g} s of work", flush=True)
+        return me
+
+    def _open(self, me: VirtualProcess) -> VirtualProcess:
+        """From now on there is an end to its work."""
+        with self.device.changing() as world:
+            me = self._mine(world, me)
+            me.wanted_s = me.progress_s + self.options.seconds
+        self.opened_s = me.progress_s
+        self.steps += tuple((me.progress_s + at_s, mib) for at_s, mib in growth_of(self.options))
         return me
 
     def _take(self, me: VirtualProcess) -> None:
@@ -133,18 +150,12 @@ class _Run:
 
     def _grow(self, world: World, me: VirtualProcess) -> None:
         """Take the steps that are due. On failure nothing was written but the steps before it."""
-        due = self._due(me.progress_s)
-        total = self.options.memory_mib
-        while self.taken < due:
-            more = total * (self.taken + 1) // _STEPS - total * self.taken // _STEPS
-            allocate(world, me, more, self.limit)
+        for _, more_mib in self.steps[self.taken : self._due(me.progress_s)]:
+            allocate(world, me, more_mib, self.limit)
             self.taken += 1
 
     def _due(self, progress_s: float) -> int:
-        ramp_s = min(self.options.ramp_s, self.options.seconds)
-        if progress_s >= ramp_s:
-            return _STEPS
-        return 1 + int(progress_s / ramp_s * (_STEPS - 1))
+        return sum(at_s <= progress_s for at_s, _ in self.steps)
 
     def _look(self) -> World:
         """Looking writes nothing; only a neighbour that died makes it worth taking the lock."""
@@ -168,7 +179,9 @@ class _Run:
         return [gpu.id for gpu in found]
 
     def _tell(self, me: VirtualProcess) -> None:
-        quarters = int(4 * me.progress_s / self.options.seconds)
+        if self.opened_s is None:
+            return
+        quarters = int(4 * (me.progress_s - self.opened_s) / self.options.seconds)
         if quarters > self.told:
             self.told = quarters
             print(f"progress {25 * quarters} %", flush=True)
@@ -176,9 +189,8 @@ class _Run:
     def _sleep(self, world: World, me: VirtualProcess) -> None:
         longest_s = _POLL_S if world.speed >= _FAST else _SLOW_POLL_S
         change_s = until_change_s(world, me)
-        if self.taken < _STEPS:
-            ramp_s = min(self.options.ramp_s, self.options.seconds)
-            step_s = max(0.0, ramp_s * self.taken / (_STEPS - 1) - me.progress_s)
+        if self.taken < len(self.steps):
+            step_s = max(0.0, self.steps[self.taken][0] - me.progress_s)
             change_s = step_s if change_s is None else min(change_s, step_s)
         if change_s is not None:
             longest_s = min(longest_s, change_s / world.speed)
@@ -192,6 +204,25 @@ class _Run:
         print("hanging", flush=True)
         while True:
             signal.pause()
+
+
+def ramp_of(options: argparse.Namespace) -> tuple[tuple[float, int], ...]:
+    """When it takes the memory that it begins with, in seconds of its work, and how much then, in MiB; in order."""
+    ramp_s = min(options.ramp_s, options.seconds)
+    return tuple((ramp_s * place / (_STEPS - 1), part) for place, part in enumerate(_parts(options.memory_mib, _STEPS)))
+
+
+def growth_of(options: argparse.Namespace) -> tuple[tuple[float, int], ...]:
+    """The same for what it takes later, from the moment its gate opens."""
+    if not options.grow_mib:
+        return ()
+    begin_s = max(min(options.ramp_s, options.seconds), options.grow_at_s)
+    step_s = options.grow_s / (_GROW_STEPS - 1)
+    return tuple((begin_s + step_s * place, part) for place, part in enumerate(_parts(options.grow_mib, _GROW_STEPS)))
+
+
+def _parts(total: int, count: int) -> list[int]:
+    return [total * (place + 1) // count - total * place // count for place in range(count)]
 
 
 def _share(text: str) -> float:
@@ -231,6 +262,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--dram", type=_share, default=0.2, help="DRAM activity alone, 0 to 1")
     add("--occupancy", type=_share, help="SM occupancy alone, 0 to 1 (default: 0.45 of --sm)")
     add("--ramp-s", type=_seconds, default=2.0, help="the memory is taken over so many seconds of its work")
+    add("--grow-mib", type=_mib, default=0, help="memory that it takes on top of that later, on each GPU")
+    add("--grow-at-s", type=_seconds, default=0.0, help="seconds of its work before it begins to grow")
+    add("--grow-s", type=_seconds, default=2.0, help="it grows over so many seconds of its work")
+    add("--gate", default="", help="a file: until it is there, the task neither grows nor ends")
     add("--start-s", type=_seconds, default=0.0, help="delay before it first touches a GPU")
     add("--exit-code", type=int, default=0, help="what it returns at its end")
     add("--ignore-sigterm", action="store_true", help="only SIGKILL ends it early")
