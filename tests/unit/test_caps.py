@@ -31,11 +31,13 @@ def site(home: Path, **versions: str) -> Path:
     return python
 
 
-def ordered(*command: str | Path, sizes: tuple[int, ...] = (100_000,), **own: str) -> LaunchOrder:
+def ordered(
+    *command: str | Path, sizes: tuple[int, ...] = (100_000,), own: dict[str, str] | None = None
+) -> LaunchOrder:
     gpus = tuple(
         Gpu(id=GpuId(f"GPU-{place}"), index=place, name="H", memory_mib=mib) for place, mib in enumerate(sizes)
     )
-    spec = spec_of(*(str(word) for word in command), environment={"PATH": "/nowhere", **own})
+    spec = spec_of(*(str(word) for word in command), environment={"PATH": "/nowhere", **(own or {})})
     order = order_of(spec, gpus=tuple(gpu.id for gpu in gpus))
     return LaunchOrder(key=order.key, owner=order.owner, spec=spec, placement=order.placement, gpus=gpus)
 
@@ -47,7 +49,7 @@ def capped(
     own: dict[str, str] | None = None,
     **has: str,
 ) -> Capped:
-    return framework_caps(ordered(site(home, **has), "train.py", sizes=sizes, **(own or {})), cap_mib, 800)
+    return framework_caps(ordered(site(home, **has), "train.py", sizes=sizes, own=own), cap_mib, 800)
 
 
 def test_pytorch_gets_its_share_of_the_card_less_the_context(tmp_path: Path) -> None:
@@ -146,12 +148,12 @@ def test_a_guess_is_limited_where_all_agree_and_claimed_nowhere(tmp_path: Path) 
     site(tmp_path / "a", torch="2.11.0")
     site(tmp_path / "b", torch="2.10.0")
     own = {"VIRTUAL_ENV": str(tmp_path / "a"), "CONDA_PREFIX": str(tmp_path / "b")}
-    agreed = framework_caps(ordered("/bin/sh", "run.sh", **own), 20_800, 800)
+    agreed = framework_caps(ordered("/bin/sh", "run.sh", own=own), 20_800, 800)
     assert FRACTION in agreed.environment[CUDA]
     assert agreed.guards == ()
     assert "guess" in agreed.note
     site(tmp_path / "c", torch="2.4.0")
-    at_odds = framework_caps(ordered("/bin/sh", "run.sh", **own | {"PATH": str(tmp_path / "c/bin")}), 20_800, 800)
+    at_odds = framework_caps(ordered("/bin/sh", "run.sh", own=own | {"PATH": str(tmp_path / "c/bin")}), 20_800, 800)
     assert CUDA not in at_odds.environment
     assert "2.4.0" in at_odds.note
 
