@@ -132,7 +132,7 @@ def _settings(rung: Rung, sizes: Sizes) -> Tables:
     A limit stops the grower at its booking, where it asks for one block more: the margin has to make up for the rest.
     One that jumps tells all that it asked for, and one that the watchdog stops gets the factor.
     """
-    spare_mib = max(1024, sizes.gpu // 50)
+    spare_mib = max(2048, sizes.gpu // 33)
     margin_mib = sizes.target - sizes.grower + spare_mib if rung.caps and not rung.jump else spare_mib
     return {
         "gate": {"enabled": False},

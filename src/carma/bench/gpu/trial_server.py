@@ -99,7 +99,7 @@ class Server:
         return self.ask(list[GpuView], "gpus")
 
     def rest(self, seconds: float) -> None:
-        """Nobody on the GPUs for so long: what they take idle must have been seen, to tell the tasks' energy from it."""
+        """Nobody on the GPUs for so long: only then can the tasks' energy be told from what the GPUs take idle."""
         time.sleep(seconds)
 
     def wait(self, tasks: Sequence[int], until: float) -> bool:

@@ -119,7 +119,7 @@ def _run(stage: Stage, server: Server) -> dict[str, Any]:
     )
     stage.say(
         f"{len(ended)} of {len(ids)} tasks succeeded; makespan {found['makespan_s']} s, energy {found['energy_j']} J, "
-        f"of which the tasks' {found['energy_of_tasks_j']} J; the daemon took {found['daemon']['cpu_percent']} % of a core"
+        f"the tasks' share {found['energy_of_tasks_j']} J; the daemon took {found['daemon']['cpu_percent']} % of a core"
     )
     return found
 
