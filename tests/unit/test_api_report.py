@@ -118,7 +118,7 @@ def test_what_was_not_watched_is_said() -> None:
     made = report(
         (), [row, replace(row, hour=101), GpuUsage(gpu=GpuId("GPU-gone"), hour=100)], World(2).state, SINCE, UNTIL
     )
-    assert made.notes == ("GPU 1, GPU-gone: nothing is known of 02:00:00 of the 02:00:00, in which it was not watched",)
+    assert made.notes == ("GPU 1, GPU-gone: watched for 0 s of 02:00:00; nothing is known of the rest",)
     assert made.gpus[-1].index is None
 
 

@@ -342,7 +342,7 @@ def test_settings_are_the_daemons_where_one_answers(monkeypatch: pytest.MonkeyPa
 def test_a_check_that_breaks_is_a_finding() -> None:
     class Broken(Machine):
         @property
-        def found(self) -> Found:  # type: ignore[override]
+        def found(self) -> Found:
             raise RuntimeError("torn")
 
         @found.setter

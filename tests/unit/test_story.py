@@ -111,6 +111,14 @@ def test_the_place_of_an_attempt_is_told_once() -> None:
     assert line.text == "attempt 2: placed on GPU 1, 4.0 GiB booked (history), alone; idle, 40 GiB free"
 
 
+def test_what_was_seen_is_told_when_there_is_news_of_it() -> None:
+    seen = [e.MemoryObserved(float(at), KEY, mib, energy_j=float(at)) for at, mib in enumerate((512, 512, 600, 600))]
+    assert [line.text for line in story(seen, GPUS, whole=True)] == [
+        "attempt 2: holds 512 MiB",
+        "attempt 2: holds 600 MiB",
+    ]
+
+
 def test_a_gpu_that_is_gone_is_named_by_its_uuid() -> None:
     assert sentence(e.GpuResumed(1.0, GpuId("GPU-9")), GPUS) == "GPU GPU-9 takes new tasks again"
 

@@ -45,7 +45,7 @@ def _page(report: Report) -> None:
     from carma.core.units import show_s
 
     total = report.total
-    heading(f"since {moment(report.since)}, {show_s(report.until - report.since)}")
+    heading(f"from {moment(report.since)} until now ({show_s(report.until - report.since)})")
     print_facts(
         [
             ("tasks", _tasks(total)),

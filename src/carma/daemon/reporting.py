@@ -148,10 +148,10 @@ def _unwatched(gpus: Sequence[GpuWork], span_s: float) -> list[str]:
     for gpu in gpus:
         if gpu.watched_s < span_s * (1 - _MISSED):
             name = gpu.gpu if gpu.index is None else str(gpu.index)
-            missed.setdefault(show_s(span_s - gpu.watched_s), []).append(name)
+            missed.setdefault(show_s(gpu.watched_s), []).append(name)
     return [
-        f"GPU {', '.join(names)}: nothing is known of {unseen} of the {show_s(span_s)}, in which it was not watched"
-        for unseen, names in missed.items()
+        f"GPU {', '.join(names)}: watched for {watched} of {show_s(span_s)}; nothing is known of the rest"
+        for watched, names in missed.items()
     ]
 
 

@@ -51,8 +51,17 @@ def task_of(event: e.Durable) -> TaskId | None:
 
 
 def story(events: Iterable[e.Durable], gpus: Gpus, *, whole: bool) -> list[StoryLine]:
-    """The lines of one task's story."""
-    return [StoryLine(at=event.at, event=event_name(event), text=told(event, gpus, whole=whole)) for event in events]
+    """The lines of one task's story. What was seen of an attempt is stored more often than there is news of it."""
+    lines: list[StoryLine] = []
+    last_seen = ""
+    for event in events:
+        text = told(event, gpus, whole=whole)
+        if isinstance(event, e.MemoryObserved):
+            if text == last_seen:
+                continue
+            last_seen = text
+        lines.append(StoryLine(at=event.at, event=event_name(event), text=text))
+    return lines
 
 
 def sentence(event: e.Durable, gpus: Gpus) -> str:

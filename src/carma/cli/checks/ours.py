@@ -78,7 +78,8 @@ def daemon(_look: Look) -> Finding:
             return Finding("daemon", "bad", str(error), error.hint)
         return Finding("daemon", "warn", str(error), "start one: carma up")
     text = (
-        f"version {server.version}, pid {server.pid}, policy {server.policy}, {many(server.gpus, 'GPU')}, "
+        f"version {server.version}, pid {server.pid}, policy {server.policy}, "
+        f"sharing {server.mechanism or 'not told'}, {many(server.gpus, 'GPU')}, "
         f"{server.running} running, {server.queued} waiting"
     )
     if server.version != __version__:
