@@ -71,6 +71,7 @@ class ScriptedNvml:
         self.snapshots = 0  # allocated and not freed
         self.calls: Counter[str] = Counter()  # questions to a card, by name
         self._generation: int | None = None  # None: not initialised
+        self._open = 0  # as the real one, it counts who opened it
         self._generations = itertools.count(1)
 
     def __getattr__(self, name: str) -> Any:
@@ -86,17 +87,21 @@ class ScriptedNvml:
 
     def restart_driver(self) -> None:
         """The driver goes away under us; NVML has to be initialised again."""
-        self._generation = None
+        self._generation, self._open = None, 0
 
     def nvmlInit(self) -> None:
         self.inits += 1
         if self.init_error is not None:
             raise pynvml.NVMLError(self.init_error)
-        self._generation = next(self._generations)
+        self._open += 1
+        if self._generation is None:
+            self._generation = next(self._generations)
 
     def nvmlShutdown(self) -> None:
         self._need()
-        self._generation = None
+        self._open -= 1
+        if self._open == 0:
+            self._generation = None
 
     def nvmlSystemGetDriverVersion(self) -> str:
         self._need()
