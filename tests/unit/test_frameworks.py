@@ -278,6 +278,11 @@ def test_a_device_and_a_file_without_end_are_read_to_a_limit(tmp_path: Path) -> 
     assert len(Peek().text(str(version))) == READ_LIMIT
 
 
+def test_what_turns_into_a_device_after_the_look_is_not_read() -> None:
+    """The read has its own look, at the very file that it opens."""
+    assert Peek()._read("/dev/zero") == b""
+
+
 def test_loops_broken_text_and_odd_names_are_nothing(tmp_path: Path) -> None:
     site = environment_at(tmp_path / "v", "2.11.0")
     (tmp_path / "loop").symlink_to("loop")

@@ -14,6 +14,8 @@ JAX: takes 75 % of a card at once unless told otherwise. Both spellings of its f
 which it runs on the CPU (jaxlib, xla_client.py). The fraction bounds the default allocator, in advance or not.
 CuPy: CUPY_GPU_MEMORY_LIMIT in bytes or per cent, 0 for none, for each device (cupy/cuda/memory.pyx).
 TensorFlow: no variable limits it; growth on demand is all that can be had.
+Under MPS's memory limit the driver shows less *free* memory and the whole card as its total, so a fraction means the
+same there. Under a limit of its cgroup the total is the limit: no fraction may be given then (cgroup_limits.py).
 """
 
 from __future__ import annotations
@@ -58,14 +60,14 @@ def framework_caps(order: LaunchOrder, cap_mib: int, context_mib: int, *, peek: 
     share = Share.of(order.gpus, cap_mib, context_mib)
     if share is None:
         note = f"{cap_mib} MiB is no more than a bare process takes, so its framework is not limited"
-        return Capped(environment=_without_hoarding(spec.environment), note=note)
+        return Capped(environment=without_hoarding(spec.environment), note=note)
     parts = (
         _torch(spec.environment, found, share),
         _jax(spec.environment, found, share),
         _tensorflow(found),
         _cupy(spec.environment, found, share),
     )
-    environment = _without_hoarding(spec.environment)
+    environment = without_hoarding(spec.environment)
     for part in parts:
         environment |= part.environment
     notes = [part.note for part in parts if part.note]
@@ -117,7 +119,7 @@ class Share(Record, frozen=True, kw_only=True):
         return Guard(rung="framework", limit_mib=room_mib + self.context_mib, how=how)
 
 
-def _without_hoarding(own: dict[str, str]) -> dict[str, str]:
+def without_hoarding(own: dict[str, str]) -> dict[str, str]:
     """JAX and TensorFlow take most of a card at once by default: no GPU could be shared, and nothing learnt of what
     the task needs. JAX keeps what its user says; TensorFlow's own "false" would take the whole card."""
     jax = {} if own.get(JAX_PREALLOCATE) else {JAX_PREALLOCATE: "false"}
