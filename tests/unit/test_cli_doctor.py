@@ -10,41 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pynvml
 import pytest
 
 from carma.cli.checks import run_all, sharing
 from carma.cli.checks.look import Finding, Found, Look
 from carma.core.model import Capabilities, Gpu, GpuId
 from carma.errors import NoGpus
-from carma.monitor.facts import CardFacts, MachineFacts, machine_facts
-from tests.scripted_nvml import Card, ScriptedNvml
+from carma.monitor.facts import CardFacts, MachineFacts
 from tests.unit.cli_daemon import FakeDaemon, gpu_view
 
 FINE = Capabilities(sm_active=True, sm_occupancy=True, dram_active=True, energy=True, processes=True, source="gpm")
 COARSE = Capabilities(energy=True, processes=True, source="nvml")
 HALF = Capabilities(sm_active=True, processes=True, source="processes")
-
-
-class ScriptedModes(ScriptedNvml):
-    """With the questions that only the doctor asks."""
-
-    compute_mode = 0
-    persistence = 1
-
-    def nvmlSystemGetNVMLVersion(self) -> str:
-        return "13.580.159"
-
-    def nvmlSystemGetCudaDriverVersion(self) -> int:
-        return 13000
-
-    def nvmlDeviceGetComputeMode(self, handle: Any) -> int:
-        self._card("nvmlDeviceGetComputeMode", handle)
-        return self.compute_mode
-
-    def nvmlDeviceGetPersistenceMode(self, handle: Any) -> int:
-        self._card("nvmlDeviceGetPersistenceMode", handle)
-        return self.persistence
 
 
 def gpu(index: int, capabilities: Capabilities = FINE, kind: Any = "card") -> Gpu:
@@ -89,47 +66,12 @@ def mps_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _no_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever this machine's own are."""
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not this machine's own devices, mounts and daemon."""
+    monkeypatch.setenv("CARMA_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(sharing, "MOUNTS", tmp_path / "mounts")
     monkeypatch.setattr(sharing, "DEVICES", tmp_path / "dev")
     (tmp_path / "dev").mkdir()
-
-
-def test_the_facts_of_a_card_are_asked_and_nvml_is_closed_again() -> None:
-    nvml = ScriptedModes(Card("GPU-a"), Card("GPU-b", mig=[Card("MIG-1"), Card("MIG-2")]))
-    facts = machine_facts(nvml)
-    assert (facts.driver, facts.nvml, facts.cuda) == ("580.159.04", "13.580.159", "13.0")
-    plain, sliced = facts.cards
-    assert (plain.compute_mode, plain.persistence, plain.mig, plain.gpm) == ("default", True, False, "offered")
-    assert (sliced.mig, sliced.mig_pending, sliced.instances) == (True, True, 2)
-    assert nvml.snapshots == 0
-    with pytest.raises(pynvml.NVMLError):  # it was shut down
-        nvml.nvmlDeviceGetCount()
-
-
-def test_facts_that_a_driver_does_not_give_are_absent() -> None:
-    (card,) = machine_facts(ScriptedNvml(Card("GPU-a", gpm=None))).cards
-    assert (card.compute_mode, card.persistence, card.gpm, card.fault) == (None, None, "absent", "")
-
-
-def test_a_counter_that_this_user_may_not_read_is_told_from_one_that_is_not_there() -> None:
-    forbidden = Card("GPU-a", errors={"nvmlGpmSampleGet": pynvml.NVML_ERROR_NO_PERMISSION})
-    (card,) = machine_facts(ScriptedModes(forbidden)).cards
-    assert card.gpm == "forbidden"
-
-
-def test_a_lost_card_does_not_hide_the_others() -> None:
-    lost = Card("GPU-a", errors={"*": pynvml.NVML_ERROR_GPU_IS_LOST})
-    first, second = machine_facts(ScriptedModes(lost, Card("GPU-b"))).cards
-    assert "does not answer" in first.fault
-    assert second.fault == ""
-
-
-def test_a_driver_that_does_not_answer_is_no_gpus() -> None:
-    nvml = ScriptedModes()
-    nvml.init_error = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
-    with pytest.raises(NoGpus):
-        machine_facts(nvml)
 
 
 @pytest.mark.usefixtures("mps_program")
@@ -260,6 +202,29 @@ def test_mig_is_told_and_what_an_administrator_would_do(
 
 def test_cards_that_know_no_mig_are_not_spoken_of() -> None:
     assert "mig" not in findings(Machine(gpu(0), cards=(CardFacts(index=0),)))
+
+
+def test_why_dcgm_does_not_help_is_told() -> None:
+    machine = Machine(gpu(0, COARSE))
+    machine.found = Found(machine.found.gpus, dcgm_problem="no host engine answers")
+    assert "(here: no host engine answers)" in findings(machine)["activity"].hint
+
+
+@pytest.mark.parametrize(
+    ("driver", "said"), [("580.159", "from 615 on (this is 580)"), ("615.10", "this driver can limit"), ("", "kills")]
+)
+def test_what_a_driver_can_do_for_cgroups_is_told(driver: str, said: str) -> None:
+    machine = Machine(gpu(0))
+    machine.machine = MachineFacts(driver=driver)
+    assert said in findings(machine)["cgroup"].text
+
+
+@pytest.mark.parametrize(("kills", "verdict"), [(3, "ok"), (None, "warn")])
+def test_out_of_memory_kills_that_nobody_counts_are_a_warning(
+    monkeypatch: pytest.MonkeyPatch, kills: int | None, verdict: str
+) -> None:
+    monkeypatch.setattr("carma.launch.cgroup.oom_kills", lambda: kills)
+    assert findings(Machine(gpu(0)))["cgroup"].verdict == verdict
 
 
 def test_persistence_is_only_told() -> None:

@@ -87,7 +87,8 @@ def _remedy(look: Look) -> str:
             f"{named(forbidden)} has GPM, and this user may not read it: run the daemon as root, or an administrator "
             f"sets the driver option NVreg_RestrictProfilingToAdminUsers=0; {off}"
         )
-    return f"{_HOPPER}; {off}"
+    dcgm = f" (here: {look.found.dcgm_problem})" if look.found.dcgm_problem else ""
+    return f"{_HOPPER}{dcgm}; {off}"
 
 
 def mig(look: Look) -> Finding | None:

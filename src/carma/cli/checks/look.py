@@ -29,6 +29,7 @@ class Found(msgspec.Struct, frozen=True):
 
     gpus: tuple[Gpu, ...] = ()
     problems: tuple[str, ...] = ()
+    dcgm_problem: str = ""  # why DCGM does not give activity, where a GPU would need it
     error: NoGpus | None = None
 
 
@@ -78,7 +79,7 @@ class Look:
         except NoGpus as error:
             return Found(error=error)
         try:
-            return Found(sampler.gpus(), sampler.problems())
+            return Found(sampler.gpus(), sampler.problems(), sampler.activity_problem() or "")
         finally:
             sampler.close()
 

@@ -60,7 +60,7 @@ def caps(look: Look) -> Finding | None:
     whole_cards = any(gpu.kind == "card" for gpu in look.found.gpus)
     rungs = [
         "MPS's memory limit" if uses_mps and whole_cards else "",
-        "the limits of PyTorch, JAX and TensorFlow themselves",
+        "the limits of PyTorch, JAX, TensorFlow and CuPy themselves",
     ]
     text = "tasks are held by " + ", then ".join(rung for rung in rungs if rung)
     if watchdog:
@@ -68,18 +68,27 @@ def caps(look: Look) -> Finding | None:
     return Finding("caps", "warn", f"{text}; no watchdog", "sharing.watchdog = true catches those that no limit holds")
 
 
-def cgroup(_look: Look) -> Finding:
+def cgroup(look: Look) -> Finding:
     from carma.launch.cgroup import oom_kills
 
     counted = oom_kills() is not None
-    if Path("/sys/fs/cgroup/cgroup.controllers").exists():
-        if counted:
-            return Finding("cgroup", "ok", "version 2; out-of-memory kills are counted")
-        hint = "a host out-of-memory kill is told from the signal alone"
-        return Finding("cgroup", "warn", "version 2, without memory events", hint)
-    if counted:
-        return Finding("cgroup", "ok", "no version 2; out-of-memory kills are counted all the same")
-    return Finding("cgroup", "warn", "no cgroup version 2", "a host out-of-memory kill is told from the signal alone")
+    kind = "version 2" if Path("/sys/fs/cgroup/cgroup.controllers").exists() else "no version 2"
+    told = "out-of-memory kills of the host are counted" if counted else "out-of-memory kills are not counted"
+    text = "; ".join(part for part in (kind, told, _gpu_limits(look)) if part)
+    hint = "" if counted else "a kill for want of host memory is told from the signal alone"
+    return Finding("cgroup", "ok" if counted else "warn", text, hint)
+
+
+def _gpu_limits(look: Look) -> str:
+    """What the driver could do; nothing is tried, because even that would change a cgroup."""
+    from carma.launch.cgroup_limits import FIRST_DRIVER
+
+    major = look.machine.driver.partition(".")[0] if look.machine is not None else ""
+    if not major.isdigit():
+        return ""
+    if int(major) < FIRST_DRIVER:
+        return f"the GPU memory of a cgroup is limited by drivers from {FIRST_DRIVER} on (this is {major})"
+    return "this driver can limit the GPU memory of a cgroup"
 
 
 def permissions(look: Look) -> Finding:
