@@ -32,19 +32,22 @@ from carma.core.events import (
     TaskWarned,
 )
 from carma.core.model import (
+    Activity,
     AttemptKey,
     Booking,
+    Confinement,
     Estimate,
     Gpu,
     GpuId,
+    Guard,
     NoEstimate,
     Owner,
     Placement,
     TaskId,
     TaskSpec,
 )
-from carma.core.outcome import Cancelled, OutOfMemory, Succeeded
-from carma.core.ports import Checkpoint, PastRun
+from carma.core.outcome import Cancelled, Disrupted, OutOfMemory, Succeeded
+from carma.core.ports import Checkpoint, GpuUsage, PastRun
 from carma.core.status import Finished, Queued
 from carma.core.task import Plan, Task
 from carma.errors import StoreError
@@ -120,6 +123,8 @@ def past_run(task: int, ended_at: float = 5.0, **changes: object) -> PastRun:
 def every_event() -> tuple[Durable, ...]:
     task, key = TaskId(1), AttemptKey(TaskId(1), 1)
     plan = Plan(rung="larger", memory_mib=8_192, reason="it held 4 GiB and asked for 2 more")
+    held = Confinement(mechanism="mps", guards=(Guard(rung="mps", limit_mib=8_192, how="x"),), note="why")
+    busy = Activity(sm_active=0.25, tensor_active=0.1)
     return (
         GpusFound(0.5, (GPU,)),
         submitted(1),
@@ -129,12 +134,14 @@ def every_event() -> tuple[Durable, ...]:
         TaskReleased(1.4, task),
         TaskChanged(1.5, task, priority=3),
         TaskPlaced(1.6, key, PLACEMENT, "the most room"),
-        AttemptStarted(1.7, key, 4321),
-        MemoryObserved(1.8, key, 3_000),
+        AttemptStarted(1.7, key, 4321, held),
+        MemoryObserved(1.8, key, 3_000, 12.5, busy, 60.0),
         TaskWarned(1.9, task, 10),
-        AttemptEnded(2.0, key, OutOfMemory("gpu", 1, 2_048, 3_000, "CUDA out of memory"), 3_000, 12.5, (key,)),
+        AttemptEnded(2.0, key, OutOfMemory("gpu", 1, 2_048, 3_000, "CUDA out of memory"), 3_000, 12.5, (key,), busy),
         RecoveryPlanned(2.1, task, plan, 4.0),
         RecoveryDue(4.0, task),
+        StopRequested(4.5, task, OutOfMemory("gpu", 137, None, 9_000, "the watchdog"), 0.0, 9),
+        StopRequested(4.6, task, Disrupted("the MPS server ended"), 2.0),
         StopRequested(5.0, task, Cancelled("alice", "enough"), 10.0),
         TaskFinished(6.0, task, Cancelled("alice", "enough")),
         TaskRestored(6.5, finished(1)),
@@ -327,6 +334,42 @@ def test_past_runs_of_one_command_do_not_grow_without_end(store: AnyStore) -> No
         store.remember(past_run(number, ended_at=float(number)))
     kept = store.past_runs(uid=1001, command=SPEC.command, directory=SPEC.directory, limit=10_000)
     assert [run.key.task for run in kept] == list(range(RUNS_KEPT + 3, 3, -1))
+
+
+def test_a_past_run_keeps_its_energy_and_activity(store: AnyStore, reopen: Reopen) -> None:
+    run = past_run(1, energy_j=1234.5, activity=Activity(sm_active=0.5, gr_active=0.9))
+    store.remember(run)
+    again = reopen(store)
+    assert list(again.past_runs(uid=1001, command=SPEC.command, directory=SPEC.directory)) == [run]
+
+
+def used(gpu: str, hour: int, seconds: float) -> GpuUsage:
+    return GpuUsage(
+        gpu=GpuId(gpu),
+        hour=hour,
+        watched_s=seconds,
+        held_s=seconds / 2,
+        shared_s=seconds / 4,
+        sm_s=seconds / 8,
+        energy_j=seconds * 100,
+        idle_j=seconds * 50,
+        tasks_j=seconds * 40,
+    )
+
+
+def test_what_gpus_did_adds_up_by_gpu_and_hour(store: AnyStore, reopen: Reopen) -> None:
+    store.add_usage([used("b", 10, 60.0), used("a", 11, 60.0)])
+    store.add_usage([used("b", 10, 40.0), used("a", 10, 8.0), used("a", 10, 8.0)])
+    store.add_usage([])
+    rows = reopen(store).usage(since=0.0, until=1e9)
+    assert list(rows) == [used("a", 10, 16.0), used("b", 10, 100.0), used("a", 11, 60.0)]
+
+
+def test_an_hour_belongs_to_the_span_in_which_it_begins(store: AnyStore) -> None:
+    store.add_usage([used("a", hour, 1.0) for hour in range(10, 14)])
+    assert [row.hour for row in store.usage(since=11 * 3600.0, until=13 * 3600.0)] == [11, 12]
+    assert [row.hour for row in store.usage(since=11 * 3600.0 + 0.5, until=13 * 3600.0 + 0.5)] == [12, 13]
+    assert list(store.usage(since=20 * 3600.0, until=30 * 3600.0)) == []
 
 
 def test_a_closed_store_says_so(store: AnyStore) -> None:

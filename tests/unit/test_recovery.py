@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from carma.core.events import RecoveryPlanned, TaskRetried
+from carma.core.events import RecoveryPlanned, StopRequested, TaskRetried
 from carma.core.model import TaskId
-from carma.core.outcome import Failed, Lost, Outcome, OutOfMemory, Succeeded
+from carma.core.outcome import Disrupted, Failed, Lost, Outcome, OutOfMemory, Succeeded
 from carma.core.settings import PlacementRules, RecoveryRules, Rules
 from carma.core.status import Finished, Queued, Recovering
 from carma.core.task import Plan
@@ -370,3 +370,72 @@ def test_a_cancelled_task_does_not_come_back() -> None:
     status = world.task(task).status
     assert isinstance(status, Finished)
     assert status.outcome.__struct_config__.tag == "cancelled"
+
+
+def disrupt(world: World, task: TaskId) -> None:
+    world.emit(StopRequested(world.now, task, Disrupted("the MPS server ended"), 2.0))
+    world.end(task, Failed(1, "CUDA error"))
+    world.settle()
+
+
+def test_a_disrupted_task_comes_back_first_and_it_is_not_counted_as_its_oom() -> None:
+    world = World(1)
+    task = world.run(5_000, max_oom_retries=1)
+    disrupt(world, task)
+    found = plan(world, task)
+    assert (found.rung, found.first, found.memory_mib) == ("first", True, None)
+    assert found.reason == "the MPS server ended; not this task's doing, so it goes first"
+    assert world.task(task).attempts[-1].outcome == Disrupted("the MPS server ended")
+    back(world, task)
+    assert world.task(task).attempts[-1].placement.booking.memory_mib == 5_000
+    world.start(task, mib=6_000)
+    world.wait(1)
+    world.oom(task, asked_mib=1_000, peak_mib=6_000)
+    world.settle()
+    assert isinstance(world.task(task).status, Recovering), "its one retry is still there"
+
+
+def test_what_recovery_had_learnt_survives_a_disruption() -> None:
+    world = World(1)
+    task = world.run(5_000)
+    for peak_mib in (5_000, 20_000, 30_000):
+        world.oom(task, asked_mib=3_000, peak_mib=peak_mib)
+        world.settle()
+        back(world, task)
+        world.start(task)
+        world.wait(1)
+    assert world.task(task).attempts[-1].placement.booking.alone
+    learnt = plan(world, task).memory_mib
+    disrupt(world, task)
+    found = plan(world, task)
+    assert (found.rung, found.memory_mib, found.first) == ("alone", learnt, True)
+    back(world, task)
+    assert world.task(task).attempts[-1].placement.booking.alone
+
+
+def test_disruptions_end_a_task_in_the_end_with_the_story() -> None:
+    world = World(1, rules=Rules(recovery=RecoveryRules(innocent_retries=2)))
+    task = world.run(5_000)
+    for _ in range(2):
+        disrupt(world, task)
+        back(world, task)
+        world.start(task)
+        world.wait(1)
+    disrupt(world, task)
+    reason = "the MPS server ended; ended through no fault of its own 3 times; not tried again"
+    assert world.outcome(task) == Disrupted(reason)
+
+
+def test_one_that_must_not_run_twice_is_not_brought_back_after_a_disruption_either() -> None:
+    world = World(1)
+    task = world.run(5_000, max_oom_retries=0)
+    disrupt(world, task)
+    assert isinstance(world.outcome(task), Disrupted)
+
+
+def test_a_task_that_the_watchdog_stopped_gets_at_least_what_it_held() -> None:
+    world = World(1)
+    task = world.run(5_000, holds_mib=20_000)
+    world.oom(task, asked_mib=None, peak_mib=20_000)
+    world.settle()
+    assert (plan(world, task).rung, plan(world, task).memory_mib) == ("larger", 21_024)

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from carma.core.events import TaskSubmitted
-from carma.core.model import Owner, TaskId, TaskSpec
-from carma.core.ports import Checkpoint
+from carma.core.model import GpuId, Owner, TaskId, TaskSpec
+from carma.core.ports import Checkpoint, GpuUsage
 from carma.core.status import Queued
 from carma.core.task import Task
 from carma.errors import AlreadyRunning, StoreError
@@ -280,6 +280,19 @@ def test_an_older_format_is_migrated_and_keeps_its_rows(path: Path) -> None:
     assert connection.execute("SELECT count(*) FROM events").fetchone() == (5,)
     assert connection.execute("SELECT count(host) FROM past_runs").fetchone() == (0,)
     connection.close()
+
+
+def test_a_file_of_the_first_format_takes_what_gpus_do(path: Path) -> None:
+    connection = sqlite3.connect(filled(path), isolation_level=None)
+    connection.execute("DROP TABLE gpu_usage")
+    connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    store = SqliteStore(path)
+    row = GpuUsage(gpu=GpuId("GPU-0"), hour=5, watched_s=60.0, energy_j=600.0)
+    store.add_usage([row])
+    assert store.load().sequence == 5
+    assert list(store.usage(since=0.0, until=1e9)) == [row]
+    store.close()
 
 
 def test_a_migration_that_fails_leaves_the_older_format_whole(path: Path) -> None:
