@@ -6,14 +6,16 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from carma.bench.gpu import trial, trial_oom, trial_restart, trial_tasks
+from carma.bench.gpu import trial, trial_oom, trial_restart, trial_task, trial_tasks, workloads
 from carma.bench.gpu.trial_figures import expected_sm, held_against, side_by_side, steps_at
 from carma.bench.gpu.trial_oom import RUNGS, Sizes
 from carma.bench.gpu.trial_restart import mps_of
@@ -70,7 +72,11 @@ def test_what_the_steps_ask_for_is_the_solo_activity_at_their_speed() -> None:
     ]
     assert expected_sm(rows, solo, 2.0, 7.0) == pytest.approx(0.3 + 0.2)
     assert expected_sm(rows, {"a": solo["a"]}, 2.0, 7.0) is None, "one that is not known alone"
-    looks = [{"at": 7.0, "sm_active": 0.45}, {"at": 8.0, "sm_active": None}, {"at": 40.0, "sm_active": 0.1}]
+    looks: list[dict[str, Any]] = [
+        {"at": 7.0, "sm_active": 0.45},
+        {"at": 8.0, "sm_active": None},
+        {"at": 40.0, "sm_active": 0.1},
+    ]
     found = held_against(rows, looks, solo, 5.0)
     assert found is not None
     assert found["looks"] == 1, "a look without a figure, and one at which nobody trained, do not count"
@@ -233,3 +239,89 @@ def test_a_comparison_that_fails_leaves_what_it_would_have_been_compared_with(
 def test_an_unknown_part_is_refused() -> None:
     with pytest.raises(Usage, match="no part ooom"):
         trial.run(trial.Options(virtual=True, parts=("ooom",)))
+
+
+class PlayedTorch:
+    """As much of torch as the program uses; `taken` are the bytes of each allocation on the GPU."""
+
+    uint8 = "uint8"
+    __version__ = "2.11"
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+        self.synchronized = 0
+        self.limits: list[str | None] = []
+        self.cuda = SimpleNamespace(
+            Event=lambda blocking: SimpleNamespace(record=lambda: blocking, synchronize=self._synchronize),
+            max_memory_reserved=lambda: sum(self.taken),
+            memory_reserved=lambda: sum(self.taken),
+            synchronize=self._synchronize,
+        )
+
+    def _synchronize(self) -> None:
+        self.synchronized += 1
+
+    def set_num_threads(self, _count: int) -> None:
+        self.limits = [os.environ.get(name) for name in trial_task.FRAMEWORK_LIMITS]
+
+    def zeros(self, count: int, device: str) -> tuple[int, str]:
+        return count, device
+
+    def empty(self, count: int, dtype: str, device: str) -> bytes:
+        assert (dtype, device) == ("uint8", "cuda")
+        self.taken.append(count)
+        return b""
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> PlayedTorch:
+    played = PlayedTorch()
+    monkeypatch.setitem(sys.modules, "torch", played)
+    return played
+
+
+def program(monkeypatch: pytest.MonkeyPatch, log: Path, *arguments: str) -> list[dict[str, Any]]:
+    """Runs it as attempt 2; what it wrote into its log."""
+    monkeypatch.setenv("CARMA_ATTEMPT", "2")
+    monkeypatch.setattr(sys, "argv", ["trial_task.py", *arguments, "--log", str(log)])
+    assert trial_task.main() == 0
+    return [json.loads(line) for line in Path(f"{log}.2").read_text().splitlines()]
+
+
+def test_the_program_grows_in_blocks_after_go_and_drops_a_limit_when_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch: PlayedTorch
+) -> None:
+    for name in trial_task.FRAMEWORK_LIMITS:
+        monkeypatch.setenv(name, "per_process_memory_fraction:0.1")
+    go = tmp_path / "go"
+    go.touch()
+    sizes = ("--target-mib", "250", "--block-mib", "100", "--pace-s", "0")
+    lines = program(monkeypatch, tmp_path / "log", "grow", "--go", str(go), *sizes, "--without-framework-limit")
+    assert torch.taken == [100 << 20, 100 << 20, 50 << 20]
+    assert torch.limits == [None, None]
+    whats = [line["what"] for line in lines]
+    assert whats == ["started", "ready", *["takes", "took"] * 3, "grown", "done"]
+    assert [line["taken_mib"] for line in lines if line["what"] == "took"] == [100, 200, 250]
+    assert lines[-1]["reserved_mib"] == 250
+    assert trial_oom._oversteps_at(lines, 150) == next(line["at"] for line in lines if line.get("taken_mib") == 100)
+
+
+def test_the_program_trains_so_many_steps_and_says_how_much_memory_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch: PlayedTorch
+) -> None:
+    made = 0
+
+    def build() -> Any:
+        def step() -> None:
+            nonlocal made
+            made += 1
+
+        return step
+
+    monkeypatch.setitem(workloads.BY_NAME, "played", workloads.Workload("played", "none", build))
+    lines = program(monkeypatch, tmp_path / "log", "train", "--workload", "played", "--steps", "5")
+    assert made == trial_task.WARM_STEPS + 5
+    assert torch.synchronized > 0
+    assert [line["what"] for line in lines] == ["started", "ready", "trained", "done"]
+    assert lines[2]["steps"] == 5
+    assert lines[2]["torch"] == "2.11"

@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import msgspec
 
 from carma.bench.gpu.trial_shapes import Solo
-
-
-class Seen(Protocol):
-    """What a look at the GPUs must tell."""
-
-    @property
-    def at(self) -> float: ...
-
-    @property
-    def sm_active(self) -> float | None: ...
 
 
 def steps_at(progress: Sequence[tuple[float, int]], at: float) -> float:
@@ -55,12 +45,12 @@ def expected_sm(rows: Sequence[dict[str, Any]], solo: dict[str, Solo], since: fl
 
 
 def held_against(
-    rows: Sequence[dict[str, Any]], looks: Sequence[Seen | dict[str, Any]], solo: dict[str, Solo], window_s: float
+    rows: Sequence[dict[str, Any]], looks: Sequence[dict[str, Any]], solo: dict[str, Solo], window_s: float
 ) -> dict[str, Any] | None:
     """The GPU's measured SM activity against what the tasks' own steps ask for, over the same windows."""
     pairs: list[tuple[float, float]] = []
     for look in looks:
-        at, measured = (look["at"], look["sm_active"]) if isinstance(look, dict) else (look.at, look.sm_active)
+        at, measured = look["at"], look["sm_active"]
         expected = expected_sm(rows, solo, at - window_s, at)
         if measured is not None and expected:
             pairs.append((measured, expected))

@@ -22,9 +22,10 @@ INNOCENT = ("resnet18-cifar-b32", "mlp-512x4-b256")
 FILLER, GROWER = "filler", "grower"
 ROUND_LIMIT_S = 80.0  # one rung
 SHORTEST_S = 45.0  # a rung is not begun with less
-FILL_AFTER_S, FILL_PACE_S = 5.0, 0.1
-GROW_PACE_S, GROW_HOLD_S = 0.06, 4.0
-TRAIN_S = 12.0
+# From "go" on: the grower has all after about 6 s where nothing stops it, so the filler comes too late after about 7.
+FILL_AFTER_S, FILL_PACE_S = 4.5, 0.07
+GROW_PACE_S, GROW_HOLD_S = 0.06, 2.5
+TRAIN_S = 10.0
 
 
 class Rung(NamedTuple):

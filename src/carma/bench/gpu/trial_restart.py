@@ -23,9 +23,9 @@ from carma.bench.gpu.trial_tasks import EXACT, IDLE_S
 from carma.core.model import Record
 from carma.wire.types import TaskView
 
-# Longer than alone-and-undisturbed would take: the short ones must outlast the restart, the long ones the short ones.
-SHORT = (("resnet18-cifar-b32", 1.6), ("lstm-512x2-b64", 1.4))
-LONG = (("encoder-768x12-b16-bf16", 4.0), ("mobilenet-cifar-b64", 3.0))
+# Tasks and how often they make their usual steps: the short ones outlast the restart, the long ones the short ones.
+SHORT = (("resnet18-cifar-b32", 0.9), ("lstm-512x2-b64", 0.8))
+LONG = (("encoder-768x12-b16-bf16", 2.2), ("mobilenet-cifar-b64", 1.4))
 AWAY_S = 2.0  # so long there is no daemon
 PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 

@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections import deque
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -141,19 +142,23 @@ class Log:
         self._file.write(json.dumps({"at": time.time(), "what": what, **more}) + "\n")
         self._file.flush()
 
+    def close(self) -> None:
+        self._file.close()
+
 
 def main() -> int:
     options = _parser().parse_args()
     for name in FRAMEWORK_LIMITS if options.without_framework_limit else ():
         os.environ.pop(name, None)
-    log = Log(options.log)
-    log.say("started", pid=os.getpid())
-    card: Card = VirtualCard(options.sm, options.dram) if options.virtual else TorchCard(options.workload)
-    if options.virtual and options.memory_mib:
-        card.take(options.memory_mib)
-    (_train if options.how == "train" else _grow)(card, options, log)
-    card.close()
-    log.say("done", **card.facts()) if not options.virtual else log.say("done")
+    with closing(Log(options.log)) as log:
+        log.say("started", pid=os.getpid())
+        card: Card = VirtualCard(options.sm, options.dram) if options.virtual else TorchCard(options.workload)
+        if options.virtual and options.memory_mib:
+            card.take(options.memory_mib)
+        (_train if options.how == "train" else _grow)(card, options, log)
+        facts = card.facts()
+        card.close()
+        log.say("done", **facts)
     return 0
 
 

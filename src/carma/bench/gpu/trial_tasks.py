@@ -12,6 +12,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from carma.bench.gpu.trial_figures import held_against, rounded, side_by_side
 from carma.bench.gpu.trial_server import Line, Server, Tables, last, said, summary, unfinished
 from carma.bench.gpu.trial_shapes import SHAPES, Solo, solos, training
@@ -89,11 +91,11 @@ def _run(stage: Stage, server: Server) -> dict[str, Any]:
     server.rest(IDLE_S * min(1.0, options.scale))
     before, spent_s, began = server.gpus(), cpu_s(server.daemon.pid), time.monotonic()
     ids = [server.submit(training(shape, virtual=options.virtual, scale=options.scale)) for shape in shapes]
-    looks: list[Look] = []
+    looks: list[dict[str, Any]] = []
     while left := unfinished(server.queue(), ids):
         if stage.over:
             break
-        looks.append(_look(server.gpus()))
+        looks.append(msgspec.structs.asdict(_look(server.gpus())))
         stage.say(f"{len(ids) - len(left)} of {len(ids)} tasks ended", every_s=10.0)
         time.sleep(POLL_S)
     took_s, cost_s = time.monotonic() - began, cpu_s(server.daemon.pid) - spent_s
