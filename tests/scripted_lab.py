@@ -15,6 +15,7 @@ from typing import Any
 
 from carma.bench.gpu.hands import Hand
 from carma.bench.gpu.lab import Lab
+from carma.bench.gpu.meter import Gauges
 from carma.core.model import Gpu, GpuSample
 from carma.monitor.nvml import NvmlSampler
 from tests.scripted_nvml import MIB, Card, ScriptedNvml
@@ -45,8 +46,10 @@ class TickingSampler(NvmlSampler):
         self.hands: list[tuple[Hand, Gpu]] = []
 
     def sample(self, at: float) -> tuple[GpuSample, ...]:
+        """The card's energy counter goes on with its power, and so does not depend on this machine's clock."""
         self.script.pass_s(0.5)
         for card in self.script.cards:
+            card.energy_mj += card.power_mw // 2
             for place in card.mig or [card]:
                 living = [hand for hand, gpu in self.hands if gpu.id == place.uuid and hand.lives]
                 place.compute = [(hand.pid, self.footprint_mib * MIB) for hand in living]
@@ -62,7 +65,8 @@ class ScriptedLab(Lab):
         (directory / "script.json").write_text(json.dumps(script))
         self.ticking = TickingSampler(ScriptedNvml(*cards or [Card("GPU-a")]), footprint_mib)
         worker = (sys.executable, str(directory / "worker.py"), str(directory / "script.json"))
-        super().__init__(self.ticking, worker=worker, share=self._sharing, has_mps=has_mps)
+        gauges = Gauges(self.ticking.script)
+        super().__init__(self.ticking, worker=worker, gauges=gauges, share=self._sharing, has_mps=has_mps)
         self.shared: list[str] = []
 
     def hand(self, name: str, gpu: Gpu, environment: dict[str, str], percent: int = 100) -> Hand:

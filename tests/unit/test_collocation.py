@@ -11,6 +11,7 @@ import pytest
 from carma.bench.gpu import collocation
 from carma.bench.gpu.collocation import Options
 from carma.bench.gpu.collocation_view import PUBLISHED, Point, points_of, relative_to_one
+from carma.bench.gpu.meter import Reading
 from carma.errors import NotFound, Refused, Usage
 from tests.scripted_lab import ScriptedLab
 from tests.scripted_nvml import Card
@@ -63,7 +64,22 @@ def test_a_point_holds_what_the_gpu_showed(tmp_path: Path) -> None:
     assert activity == [0.25, 0.125, 0.06, 0.9, 0.03]
     assert (point["gpu_util"], point["power_w"]) == (0.97, 120.5)
     assert point["memory_mib"] == 2000  # of the two that ran; the third holds memory too and is not counted
-    assert point["energy_per_image_j"] == pytest.approx(120.5 / point["images_per_s"], rel=1e-3)
+    assert point["energy_j"] == 60.25  # the counter moved on by half a second of 120.5 W
+    assert point["energy_per_image_j"] > 0
+
+
+def test_energy_is_shared_out_over_the_images_of_the_span() -> None:
+    reading = Reading(energy_j=800.0, seconds=4.0, memory_by_pid={7: 100, 8: 200, 9: 400})
+    point = collocation._point("small", "mps", [{"rate": 2.0}, {"rate": 3.0}], reading, [7, 8])
+    assert point.images_per_s == 160.0
+    assert point.energy_per_image_j == pytest.approx(800 / 640)
+    assert point.memory_mib == 300
+    assert point.step_ms == pytest.approx((500 + 1000 / 3) / 2)
+
+
+def test_processes_that_the_driver_does_not_name_leave_memory_unknown() -> None:
+    point = collocation._point("small", "mps", [{"rate": 0.0}], Reading(energy_j=1.0, seconds=1.0), [7])
+    assert (point.memory_mib, point.step_ms, point.energy_per_image_j) == (None, None, None)
 
 
 def test_the_file_says_what_it_was_measured_on_how_and_what_was_published(tmp_path: Path) -> None:
@@ -75,7 +91,7 @@ def test_the_file_says_what_it_was_measured_on_how_and_what_was_published(tmp_pa
     assert table["published"]["small"] == [5.35, 5.35]
     assert table["published"]["large"] == [1.15, 1.17]
     assert table["left_out"] == []
-    assert "power" in table["energy_from"]
+    assert "counter" in table["energy_from"]
 
 
 def test_copies_that_do_not_fit_are_left_out_and_told_of(tmp_path: Path) -> None:
@@ -144,7 +160,8 @@ def test_one_copy_runs_on_each_mig_instance(tmp_path: Path) -> None:
 def test_figures_that_the_card_does_not_give_are_absent_and_not_nought(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    old = Card("GPU-a", gpm=None, errors={"nvmlDeviceGetPowerUsage": 3})
+    errors = {"nvmlDeviceGetPowerUsage": 3, "nvmlDeviceGetTotalEnergyConsumption": 3}
+    old = Card("GPU-a", gpm=None, errors=errors)
     table = measured(tmp_path, ScriptedLab(tmp_path, RATES, old), task=("small",))
     for point in table["points"]:
         assert (point["sm_active"], point["power_w"], point["energy_per_image_j"]) == (None, None, None)

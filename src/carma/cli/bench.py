@@ -8,6 +8,10 @@ import click
 
 from carma.cli.verb import Verb, whole
 
+# As in bench/gpu/trial*.py, which are imported only when they are used.
+PARTS = ("tasks", "oom", "restart", "exclusive")
+RUNGS = ("mps", "framework", "watchdog", "nothing", "watchdog-jump", "mps-jump")
+
 
 class Benches(click.Group):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
@@ -29,9 +33,27 @@ class Percentages(click.ParamType):  # type: ignore[type-arg]  # generic in newe
         return tuple(dict.fromkeys(int(word) for word in words))
 
 
+class Names(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+    """`tasks,oom`: some of these names."""
+
+    name = "names"
+
+    def __init__(self, known: tuple[str, ...]) -> None:
+        self.known = known
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        words = [word.strip() for word in str(value).split(",") if word.strip()]
+        for word in words:
+            if word not in self.known:
+                self.fail(f"there is no {word!r}; there are {', '.join(self.known)}", param, ctx)
+        return tuple(dict.fromkeys(words))
+
+
 @click.group("bench", cls=Benches)
 def command() -> None:
-    """Measure. Figures only: nothing passes or fails."""
+    """Measure. Figures only, except `gpu`, which fails where something that CARMA promises is not kept."""
 
 
 @command.command("daemon", cls=Verb, examples="carma bench daemon --quick\ncarma bench daemon --json figures.json")
@@ -42,6 +64,17 @@ def daemon(json_file: str | None, quick: bool) -> int:
     from carma.bench import daemonbench
 
     return daemonbench.run(daemonbench.Options(json=json_file, quick=quick))
+
+
+@command.command("sampler", cls=Verb, examples="carma bench sampler --seconds 20\ncarma bench sampler --json cost.json")
+@click.option("--json", metavar="FILE", help="Write the figures there; - for standard output.")
+@click.option("--seconds", type=click.FloatRange(1, 3600), default=60.0, help="For how long samples are taken (60).")
+@click.option("--gpus", type=whole(1, 64), default=8, help="As many as that; fewer cards are read several times (8).")
+def sampler(**flags: Any) -> int:
+    """Processor time that looking at the GPUs takes, and each call into NVML. Wants a GPU."""
+    from carma.bench import samplerbench
+
+    return samplerbench.run(samplerbench.Options(**flags))
 
 
 @command.command(
@@ -97,3 +130,22 @@ def collocation(**flags: Any) -> int:
 
     flags["task"] = flags["task"] or ("small", "large")
     return study.run(study.Options(**flags))
+
+
+@command.command(
+    "gpu",
+    cls=Verb,
+    examples="carma bench gpu --out results/h200\ncarma bench gpu --virtual --parts oom --limit 120",
+)
+@click.option("--out", metavar="DIR", default=".", help="Where each part's JSON file goes (here).")
+@click.option("--parts", type=Names(PARTS), default=PARTS, help=f"Not all of {', '.join(PARTS)}, but these.")
+@click.option("--limit", "limit_s", type=click.FloatRange(1), default=420.0, help="Seconds for all of it (420).")
+@click.option("--tasks", type=whole(1, 200), default=20, help="How many tasks share the GPUs (20).")
+@click.option("--scale", type=click.FloatRange(0.01, 100), default=1.0, help="Shorter or longer tasks (1).")
+@click.option("--rungs", type=Names(RUNGS), default=(), help=f"Of the part oom not all of {', '.join(RUNGS)}.")
+@click.option("--virtual", is_flag=True, help="On virtual GPUs: needs neither a card nor torch.")
+def gpu(**flags: Any) -> int:
+    """A private daemon on this machine's GPUs: real tasks, provoked OOMs, restarts. Fails where a promise is broken."""
+    from carma.bench.gpu import trial
+
+    return trial.run(trial.Options(**flags))

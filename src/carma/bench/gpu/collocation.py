@@ -21,7 +21,7 @@ from carma.bench.gpu.collocated import BATCH, COLLOCATED
 from carma.bench.gpu.collocation_view import PUBLISHED, Point, draw, points_of, print_points, relative_to_one
 from carma.bench.gpu.hands import Died, Hand, Span, close_all
 from carma.bench.gpu.lab import Lab, open_lab, those_ready
-from carma.bench.gpu.meter import ENERGY_FROM, Reading
+from carma.bench.gpu.meter import Reading
 from carma.core.model import Gpu
 from carma.errors import Refused, Usage
 
@@ -196,7 +196,7 @@ class Study:
             "batch": BATCH,
             "tasks": {task: COLLOCATED[task].name for task in self._options.task},
             "footprint_mib": self._footprints,
-            "energy_from": ENERGY_FROM,
+            "energy_from": self._lab.energy_from(self._gpu),
             "published": msgspec.to_builtins(PUBLISHED),
             "left_out": self.left_out,
         }
@@ -210,8 +210,9 @@ def _point(
     images_per_s = sum(rates) * BATCH
     moving = [rate for rate in rates if rate > 0]
     shown = msgspec.structs.asdict(reading)
-    by_pid, seconds = shown.pop("memory_by_pid"), shown.pop("seconds")
-    del shown["memory_used_mib"]  # of all copies that were started, also of those that stood still
+    by_pid = shown["memory_by_pid"]
+    for name in ("memory_by_pid", "seconds", "memory_used_mib"):  # memory of all copies, also of those that stood still
+        del shown[name]
     return Point(
         task=task,
         mechanism=mechanism,
@@ -221,8 +222,12 @@ def _point(
         step_ms=1000 * sum(1 / rate for rate in moving) / len(moving) if moving else None,
         cpu=tuple(answer.get("cpu") for answer in answers),
         memory_mib=sum(by_pid[pid] for pid in pids) if all(pid in by_pid for pid in pids) else None,
-        energy_per_image_j=None
-        if reading.energy_j is None or not moving
-        else reading.energy_j / (images_per_s * seconds),
+        energy_per_image_j=_per_image_j(reading, images_per_s),
         **shown,
     )
+
+
+def _per_image_j(reading: Reading, images_per_s: float) -> float | None:
+    if reading.energy_j is None or not reading.seconds or not images_per_s:
+        return None
+    return reading.energy_j / (images_per_s * reading.seconds)

@@ -158,14 +158,14 @@ def _throughput(axes: Any, task: str, points: Sequence[Point], title: str) -> No
         _line(axes, mechanism, [(p.copies, p.relative) for p in points if p.mechanism == mechanism])
     low, high = getattr(PUBLISHED, task)
     most = max(point.copies for point in points)
+    label = f"published (A100): {_published(task)}"
     if low == high:
-        axes.axhline(high, color="#b42318", linestyle="--", linewidth=1.2, label=f"published: {_published(task)}")
+        axes.axhline(high, color="#b42318", linestyle="--", linewidth=1.2, label=label)
     else:
-        axes.axhspan(low, high, color="#b42318", alpha=0.25, linewidth=0, label=f"published: {_published(task)}")
+        axes.axhspan(low, high, color="#b42318", alpha=0.25, linewidth=0, label=label)
     axes.axhline(1.0, color="#c9ccd1", linewidth=1.0, zorder=0)
     axes.set_title(title, fontsize=10, loc="left")
     axes.set_ylabel("throughput, against one copy alone")
-    axes.set_ylim(bottom=0)
     _finish(axes, most)
 
 
@@ -174,7 +174,6 @@ def _energy(axes: Any, points: Sequence[Point]) -> None:
         _line(axes, mechanism, [(p.copies, p.energy_per_image_j) for p in points if p.mechanism == mechanism])
     axes.set_title("energy of the whole card", fontsize=10, loc="left")
     axes.set_ylabel("J an image")
-    axes.set_ylim(bottom=0)
     _finish(axes, max(point.copies for point in points))
 
 
@@ -189,6 +188,7 @@ def _line(axes: Any, mechanism: str, points: Sequence[tuple[int, float | None]])
 def _finish(axes: Any, most: int) -> None:
     axes.set_xlabel("copies at the same time")
     axes.set_xticks(range(1, most + 1))
+    axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
     axes.grid(axis="y", color="#e5e7eb", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:

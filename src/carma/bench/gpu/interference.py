@@ -18,7 +18,6 @@ from carma.bench.gpu import written
 from carma.bench.gpu.groups import Group, draw
 from carma.bench.gpu.hands import Died, Hand, Span, close_all
 from carma.bench.gpu.lab import Lab, open_lab, those_ready
-from carma.bench.gpu.meter import ENERGY_FROM
 from carma.bench.gpu.progress import Guarding, Row, Sharing, by_percent, by_size, with_solo_rates
 from carma.bench.gpu.worker import TAIL_S
 from carma.bench.gpu.workloads import WORKLOADS
@@ -113,7 +112,7 @@ class Study:
             "seed": options.seed,
             "warm_s": self._span.warm_s,
             "measure_s": self._span.measure_s,
-            "energy_from": ENERGY_FROM,
+            "energy_from": self._lab.energy_from(self._gpu),
             "reserved_mib": {name: int(answer["reserved_mib"]) for name, answer in self._ready.items()},
             "left_out": self.left_out,
             "sharing": msgspec.to_builtins(by_size(rows)),

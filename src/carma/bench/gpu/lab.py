@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from carma.bench.gpu.hands import Died, Hand, Span, all_answers, close_all
-from carma.bench.gpu.meter import Reading, read
+from carma.bench.gpu.meter import FROM_COUNTER, FROM_POWER, Gauges, Reading, read
 from carma.core.model import Gpu
 from carma.errors import NoGpus, NotFound, Refused
 from carma.monitor.nvml import NvmlSampler, open_nvml
@@ -75,10 +75,11 @@ class Lab:
         sampler: NvmlSampler,
         *,
         worker: Sequence[str] = WORKER,
+        gauges: Gauges,
         share: Share = sharing,
         has_mps: bool | None = None,
     ) -> None:
-        self.sampler, self.share = sampler, share
+        self.sampler, self.gauges, self.share = sampler, gauges, share
         self._worker = tuple(worker)
         self.has_mps = shutil.which(CONTROL) is not None if has_mps is None else has_mps
 
@@ -97,6 +98,12 @@ class Lab:
         have = ", ".join(f"{gpu.index} ({gpu.id})" for gpu in gpus)
         raise NotFound(f"There is no GPU {wanted}.", f"There are: {have}.")
 
+    def energy_from(self, gpu: Gpu) -> str | None:
+        """Where figures of energy come from, for the record."""
+        if gpu.capabilities.energy and gpu.kind == "card":
+            return FROM_COUNTER
+        return FROM_POWER if gpu.capabilities.power else None
+
     def instances(self) -> tuple[Gpu, ...]:
         return tuple(gpu for gpu in self.sampler.gpus() if gpu.kind == "mig")
 
@@ -111,7 +118,7 @@ class Lab:
         start = time.monotonic() + 0.02
         for hand in hands:
             hand.order(start, span)
-        reading = read(self.sampler, gpus, start + span.warm_s, span.measure_s)
+        reading = read(self.sampler, self.gauges, gpus, start + span.warm_s, span.measure_s)
         return all_answers(hands, span), reading
 
 
@@ -142,4 +149,6 @@ def open_lab() -> Lab:
             f"The study trains real models, and {' and '.join(missing)} cannot be imported by {sys.executable}.",
             "Install them beside carma: pip install torch torchvision",
         )
-    return Lab(sampler)
+    import pynvml  # two figures are read past the sampler (meter.py)
+
+    return Lab(sampler, gauges=Gauges(pynvml))

@@ -1,0 +1,115 @@
+"""`carma bench VERB`: the flags reach the studies, and mistakes are told with the right exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carma.bench import samplerbench
+from carma.bench.gpu import collocation, interference, lab, trial, trial_oom
+from carma.cli import bench, main
+from carma.errors import NoGpus
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    options: list[Any] = []
+
+    def run(given: Any) -> int:
+        options.append(given)
+        return 0
+
+    for study in (collocation, interference, trial, samplerbench):
+        monkeypatch.setattr(study, "run", run)
+    return options
+
+
+def test_flags_left_out_are_the_studies_own_defaults(called: list[Any]) -> None:
+    assert main(["bench", "interference"]) == 0
+    assert main(["bench", "collocation"]) == 0
+    assert main(["bench", "gpu"]) == 0
+    assert main(["bench", "sampler"]) == 0
+    assert called == [interference.Options(), collocation.Options(), trial.Options(), samplerbench.Options()]
+
+
+def test_flags_reach_the_study(called: list[Any]) -> None:
+    words = "bench interference --mechanism timeslice --pairs 3 --triples 2 --quadruples 1 --seed 9 --seconds 2.5"
+    main([*words.split(), "--percent", "75, 25,25", "--gpu", "1", "--limit", "60", "--json", "x.json"])
+    words = "bench collocation --copies 4 --task large --mechanism mps --mechanism mig --seconds 2 --plot a.png"
+    main([*words.split(), "--redraw", "b.json", "--limit", "9"])
+    main(
+        [
+            "bench",
+            "gpu",
+            "--out",
+            "there",
+            "--part",
+            "oom",
+            "--virtual",
+            "--tasks",
+            "4",
+            "--scale",
+            "0.5",
+            "--rung",
+            "mps",
+        ]
+    )
+    main(["bench", "sampler", "--seconds", "5", "--gpus", "2", "--json", "-"])
+    assert called == [
+        interference.Options(
+            mechanism="timeslice",
+            pairs=3,
+            triples=2,
+            quadruples=1,
+            percent=(75, 25),
+            seed=9,
+            seconds=2.5,
+            gpu="1",
+            limit_s=60.0,
+            json="x.json",
+        ),
+        collocation.Options(
+            copies=4,
+            task=("large",),
+            mechanism=("mps", "mig"),
+            seconds=2.0,
+            plot="a.png",
+            redraw="b.json",
+            limit_s=9.0,
+        ),
+        trial.Options(out="there", parts=("oom", "tasks"), virtual=True, tasks=4, scale=0.5, rungs=("mps",)),
+        samplerbench.Options(seconds=5.0, gpus=2, json="-"),
+    ]
+
+
+def test_the_parts_and_rungs_of_the_trial_are_those_that_it_has() -> None:
+    assert bench.PARTS == trial.PARTS
+    assert tuple(rung.name for rung in trial_oom.RUNGS) == bench.RUNGS
+
+
+@pytest.mark.parametrize("percent", ["0", "100", "half", "25;50", "-5", "2.5"])
+def test_a_percentage_that_is_none_is_told(called: list[Any], percent: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "interference", f"--percent={percent}"]) == 2
+    assert "25,50,75" in capsys.readouterr().err
+    assert called == []
+
+
+def test_a_part_that_is_none_is_told(called: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "gpu", "--parts", "tasks,ooom"]) == 2
+    assert "'ooom'; there are tasks, oom" in capsys.readouterr().err
+    assert called == []
+
+
+@pytest.mark.parametrize("verb", ["interference", "collocation"])
+def test_without_a_gpu_the_exit_code_is_that_of_the_error(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def none() -> Any:
+        raise NoGpus("No GPU here.")
+
+    monkeypatch.setattr(lab, "open_nvml", none)
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", verb]) == NoGpus.exit_code
+    assert "No GPU here." in capsys.readouterr().err
