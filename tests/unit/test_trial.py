@@ -303,7 +303,8 @@ def test_the_program_grows_in_blocks_after_go_and_drops_a_limit_when_told_to(
     assert whats == ["started", "ready", *["takes", "took"] * 3, "grown", "done"]
     assert [line["taken_mib"] for line in lines if line["what"] == "took"] == [100, 200, 250]
     assert lines[-1]["reserved_mib"] == 250
-    assert trial_oom._oversteps_at(lines, 150) == next(line["at"] for line in lines if line.get("taken_mib") == 100)
+    asks = [line["at"] for line in lines if line["what"] == "takes"]
+    assert trial_oom._oversteps_at(lines, 150) == asks[1], "when it asked for what takes it beyond 150 MiB"
 
 
 def test_the_program_trains_so_many_steps_and_says_how_much_memory_it_had(
