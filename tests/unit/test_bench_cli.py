@@ -39,23 +39,8 @@ def test_flags_reach_the_study(called: list[Any]) -> None:
     main([*words.split(), "--percent", "75, 25,25", "--gpu", "1", "--limit", "60", "--json", "x.json"])
     words = "bench collocation --copies 4 --task large --mechanism mps --mechanism mig --seconds 2 --plot a.png"
     main([*words.split(), "--redraw", "b.json", "--limit", "9"])
-    main(
-        [
-            "bench",
-            "gpu",
-            "--out",
-            "there",
-            "--part",
-            "oom",
-            "--virtual",
-            "--tasks",
-            "4",
-            "--scale",
-            "0.5",
-            "--rung",
-            "mps",
-        ]
-    )
+    words = "bench gpu --out there --parts oom,tasks --virtual --tasks 4 --scale 0.5"
+    main([*words.split(), "--rungs", "mps"])
     main(["bench", "sampler", "--seconds", "5", "--gpus", "2", "--json", "-"])
     assert called == [
         interference.Options(

@@ -60,7 +60,7 @@ def command() -> None:
 @click.option("--json", "json_file", metavar="FILE", help="Write the figures there; - for standard output.")
 @click.option("--quick", is_flag=True, help="Fewer repeats.")
 def daemon(json_file: str | None, quick: bool) -> int:
-    """Submissions a second, latency, decision time, CPU at rest and at work."""
+    """The daemon: submissions, latency, decisions, CPU."""
     from carma.bench import daemonbench
 
     return daemonbench.run(daemonbench.Options(json=json_file, quick=quick))
@@ -71,7 +71,10 @@ def daemon(json_file: str | None, quick: bool) -> int:
 @click.option("--seconds", type=click.FloatRange(1, 3600), default=60.0, help="For how long samples are taken (60).")
 @click.option("--gpus", type=whole(1, 64), default=8, help="As many as that; fewer cards are read several times (8).")
 def sampler(**flags: Any) -> int:
-    """Processor time that looking at the GPUs takes, and each call into NVML. Wants a GPU."""
+    """What looking at the GPUs costs.
+
+    Processor time of samples and glances, and of each call into NVML. Wants a GPU.
+    """
     from carma.bench import samplerbench
 
     return samplerbench.run(samplerbench.Options(**flags))
@@ -99,7 +102,10 @@ def sampler(**flags: Any) -> int:
 @click.option("--limit", "limit_s", type=click.FloatRange(1), default=900.0, help="Seconds for all of it (900).")
 @click.option("--json", metavar="FILE", default="interference.json", help="The table (interference.json).")
 def interference(**flags: Any) -> int:
-    """How training tasks slow each other down: each alone, and in groups. Wants a GPU for itself, and torch."""
+    """How tasks on one GPU slow each other down.
+
+    25 training tasks, each alone, and in pairs, triples and quadruples. Wants a GPU for itself, and torch.
+    """
     from carma.bench.gpu import interference as study
 
     return study.run(study.Options(**flags))
@@ -125,7 +131,11 @@ def interference(**flags: Any) -> int:
 @click.option("--plot", metavar="FILE", help="The picture; beside the figures otherwise, as PNG.")
 @click.option("--redraw", metavar="FILE", help="Table and picture of an earlier run; measure nothing.")
 def collocation(**flags: Any) -> int:
-    """1 to 8 copies of a small and of a large training task on one GPU. Wants a GPU for itself, and torch."""
+    """What sharing a GPU gains: 1 to 8 copies of a task.
+
+    A small and a large training task, time-sliced, under MPS and on MIG instances: throughput, activity, energy, beside
+    what was published. Wants a GPU for itself, and torch.
+    """
     from carma.bench.gpu import collocation as study
 
     flags["task"] = flags["task"] or ("small", "large")
@@ -145,7 +155,10 @@ def collocation(**flags: Any) -> int:
 @click.option("--rungs", type=Names(RUNGS), default=(), help=f"Of the part oom not all of {', '.join(RUNGS)}.")
 @click.option("--virtual", is_flag=True, help="On virtual GPUs: needs neither a card nor torch.")
 def gpu(**flags: Any) -> int:
-    """A private daemon on this machine's GPUs: real tasks, provoked OOMs, restarts. Fails where a promise is broken."""
+    """A daemon on real GPUs: tasks, OOMs, restarts.
+
+    A private one, driven by the command line as a user would. Fails where something is not as promised.
+    """
     from carma.bench.gpu import trial
 
     return trial.run(trial.Options(**flags))
