@@ -11,6 +11,7 @@ from carma.core.events import AttemptEnded
 from carma.core.model import Activity, Booking, GpuId, Owner, Placement, TaskId, TaskSpec
 from carma.core.outcome import Disrupted, Outcome, Succeeded
 from carma.core.ports import GpuUsage
+from carma.core.state import checkpoint
 from carma.core.status import Finished
 from carma.core.task import Attempt, Task
 from carma.daemon.reporting import HOUR_S, full_hour, report
@@ -136,6 +137,9 @@ def test_the_route_tells_of_everybody_and_of_nobodys_command(served: Served) -> 
     assert made.since == full_hour(made.until - 24 * HOUR_S)
     assert (made.gpus[1].watched_s, made.gpus[1].energy_j) == (10.0, 500.0)
     assert "hush" not in repr(made)
+    saved, finished = checkpoint(served.shell.state, served.shell.sequence)
+    served.store.save(saved, finished)
+    assert served.client().report().total == made.total  # in memory and in the archive: counted once
     served.archive()
     assert served.client().report().total == made.total
     assert served.client().report(since=made.until).since == full_hour(made.until)

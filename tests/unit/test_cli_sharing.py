@@ -100,11 +100,16 @@ def test_the_columns_of_sharing_can_be_asked_for(daemon: FakeDaemon) -> None:
 
 
 def test_history_shows_energy_and_sums_it_up(daemon: FakeDaemon) -> None:
-    daemon.tasks = {1: finished(1, energy_j=3_600.0), 2: finished(2, energy_j=7_200.0), 3: finished(3)}
+    on_two = msgspec.structs.replace(finished(3).attempts[0], gpus=("GPU-0", "GPU-1"))
+    daemon.tasks = {
+        1: finished(1, energy_j=3_600.0),
+        2: finished(2, energy_j=7_200.0),
+        3: finished(3, attempts=(on_two,)),
+    }
     titles, *rows, sums = lines("history")
     assert "ENERGY" in titles
     assert ["1.0 Wh" in rows[0], "2.0 Wh" in rows[1]] == [True, True]
-    assert sums == "3 tasks, 4.5 GPU-minutes, 3.0 Wh"  # 90 s each, on one GPU
+    assert sums == "3 tasks, 6.0 GPU-minutes, 3.0 Wh"  # 90 s each, on one, one and two GPUs
     assert "tasks," not in lines("history", "--no-header")[-1]
     assert "tasks," not in lines("history", "-o", "id")[-1]
     daemon.tasks = {1: finished(1)}

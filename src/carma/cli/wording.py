@@ -41,8 +41,8 @@ def show_j(joules: float | None) -> str:
 
 
 def gpu_hours(gpu_s: float) -> str:
-    """`3.1 GPU-hours`, `12 GPU-minutes` where hours would read 0.0."""
-    if gpu_s >= 360 or not gpu_s:
+    """`3.1 GPU-hours`, `12.0 GPU-minutes` below one."""
+    if gpu_s >= 3600 or not gpu_s:
         return f"{gpu_s / 3600:,.1f} GPU-hours"
     return f"{gpu_s / 60:.1f} GPU-minutes"
 
