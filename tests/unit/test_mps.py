@@ -216,13 +216,17 @@ def test_a_path_that_no_socket_can_have_is_refused_in_words(home: Path, program:
 
 
 def test_what_nobody_needs_is_stopped(servers: MpsServers) -> None:
-    pids = servers.serve(ME)
-    left = servers.pids()
-    servers.tend({pids.name})
-    assert servers.pids() == left
-    until(lambda: not (servers.tend(()), servers.pids())[1])
-    assert all(gone(pid) for pid in left)
-    until(lambda: not (servers.tend(()), os.listdir(servers.directory))[1])
+    serving = servers.serve(ME)
+    pids = servers.pids()
+    servers.tend({serving.name})
+    assert servers.pids() == pids
+
+    def over() -> bool:
+        servers.tend(())
+        return not os.listdir(servers.directory)
+
+    until(over)
+    assert all(gone(pid) for pid in pids)
 
 
 def test_it_is_kept_for_a_while(home: Path, program: Program) -> None:  # noqa: ARG001

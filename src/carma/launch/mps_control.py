@@ -110,7 +110,7 @@ class Control:
     def _ready(self, server: Identity) -> bool:
         """Older control daemons do not know the question; then a server that runs is good enough."""
         _, said = self._run([], f"get_server_status {server.pid}\n", ASK_LIMIT_S)
-        return server.alive and "INITIALIZING" not in said.upper() and "FAULT" not in said.upper()
+        return server.alive and not {"INITIALIZING", "FAULT"} & set(said.upper().split())
 
     def find(self) -> Identity | None:
         """The living control daemon that the pid file names, if it is one and this user's."""
