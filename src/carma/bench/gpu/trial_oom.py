@@ -15,7 +15,7 @@ from carma.bench.gpu.trial_figures import rounded
 from carma.bench.gpu.trial_server import Line, Server, Tables, Work, summary
 from carma.bench.gpu.trial_shapes import BY_WORKLOAD, drawn
 from carma.bench.gpu.trial_stage import Stage
-from carma.core.settings import Sharing
+from carma.core.settings import Memory, Sharing
 from carma.wire.types import TaskView
 
 INNOCENT = ("resnet18-cifar-b32", "mlp-512x4-b256")
@@ -195,7 +195,8 @@ def _told(
     first = grower.attempts[0]
     over_at = _oversteps_at(lines, first.booking_mib - _context_mib(server))
     others_mib = sum(view.attempts[0].booking_mib for view in innocents)
-    threat_at = _holds_at(lines, sizes.gpu - others_mib - _context_mib(server))
+    # As the watchdog counts: what the others have booked, and half the margin, must stay free.
+    threat_at = _holds_at(lines, sizes.gpu - others_mib - _context_mib(server) - Memory().margin_mib // 2)
     stopped_at = first.ended_at if (first.outcome or {}).get("kind") != "succeeded" else None
     finished = [view.ended_at for view in views.values() if view.ended_at is not None]
     return {
