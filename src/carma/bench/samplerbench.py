@@ -24,7 +24,7 @@ from carma.bench.machine import Machine, facts
 from carma.core.model import Record
 from carma.errors import Usage
 from carma.monitor.feed import DcgmFeed
-from carma.monitor.nvml import NvmlSampler
+from carma.monitor.nvml import NvmlSampler, load_nvml
 
 SAMPLE_HZ = 1.0
 GLANCE_HZ = 5.0
@@ -83,11 +83,7 @@ def run(options: Options, nvml: Any = None) -> int:
         raise Usage(f"{options.json}: its directory does not exist")
     if options.gpus < 1 or options.seconds <= 0:
         raise Usage("There is nothing to measure.", "Give at least one GPU and a time above zero.")
-    if nvml is None:
-        import pynvml  # here, because it takes time that `carma --help` does not have
-
-        nvml = pynvml
-    report = measure(options, nvml)
+    report = measure(options, load_nvml() if nvml is None else nvml)
     _print(report, sys.stderr if options.json == "-" else sys.stdout)
     _write(report, options.json)
     return 0

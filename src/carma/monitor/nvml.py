@@ -188,9 +188,14 @@ def _initialise(nvml: Nvml) -> None:
         raise DriverGone(reason) from error
 
 
-def open_nvml() -> NvmlSampler:
-    """The GPUs of this machine. Raises NoGpus, whose hint says how to go on without one."""
+def load_nvml() -> Nvml:
+    """The binding. Whether a driver answers shows when it is opened."""
     import pynvml  # here, because it takes time that `carma --help` does not have
 
     module: Any = pynvml
-    return NvmlSampler(module, own_pid=namespaces.translation(os.environ), dcgm=DcgmFeed())
+    return module
+
+
+def open_nvml() -> NvmlSampler:
+    """The GPUs of this machine. Raises NoGpus, whose hint says how to go on without one."""
+    return NvmlSampler(load_nvml(), own_pid=namespaces.translation(os.environ), dcgm=DcgmFeed())
