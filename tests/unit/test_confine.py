@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -12,13 +13,15 @@ from carma.core.ports import LaunchOrder
 from carma.core.settings import Sharing
 from carma.errors import Refused
 from carma.launch import confine
-from carma.launch.caps import Capped
+from carma.launch.caps import Capped, without_hoarding
+from carma.launch.cgroup_limits import CgroupLimits
 from carma.launch.confine import NO_MPS, Confiner
 from carma.launch.mps import MpsServers, Serving
 from carma.launch.mps_control import Control, Identity, MpsFailed
 from carma.vgpu.task import LIMIT_VARIABLE
 from tests.launch_orders import order_of, spec_of
 
+MODEST = without_hoarding({})  # what keeps a framework from taking the whole card at once
 FRAMEWORK = Guard(rung="framework", limit_mib=4096, how="a framework")
 
 
@@ -75,6 +78,7 @@ def test_mps_is_taken_where_it_can_be_had() -> None:
     assert arranged.environment == {
         "CUDA_MPS_PIPE_DIRECTORY": "/run/mps/7.1",
         "CUDA_MPS_LOG_DIRECTORY": "/run/mps/7.1/log",
+        **MODEST,
     }
 
 
@@ -139,7 +143,7 @@ def test_the_tasks_wish_goes_before_the_setting(settings: Any, wish: str | None,
 
 def test_a_plain_process_joins_no_mps_of_the_machine() -> None:
     arranged = Confiner(Sharing(mechanism="timeslice"), Servers()).arrange(order())
-    assert arranged.environment == {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent/carma-mps"}
+    assert arranged.environment == {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent/carma-mps", **MODEST}
 
 
 def test_a_share_of_the_sms_that_cannot_be_given_is_said() -> None:
@@ -155,6 +159,7 @@ def test_what_has_its_gpus_to_itself_is_a_plain_process_without_guards() -> None
     assert arranged.confinement.mechanism == "timeslice"
     assert arranged.confinement.guards == ()
     assert "to itself" in arranged.confinement.note
+    assert arranged.environment == NO_MPS
     assert servers.asked == []
     assert Confiner(Sharing(), servers).arrange(order(alone=True, mechanism="mps")).server == "7.1"
 
@@ -185,6 +190,40 @@ def test_a_virtual_gpu_enforces_the_cap_itself() -> None:
     note = Confiner(Sharing(), servers).arrange(order("virtual", mechanism="mps")).confinement.note
     assert note == "virtual GPUs have no MPS"
     assert servers.asked == []
+
+
+class Driver:
+    """Keeps the limits that it is told, or none of them."""
+
+    def __init__(self, works: bool) -> None:
+        self.works = works
+        self.limits: dict[tuple[str, str], int] = {}
+
+    def missing(self) -> str | None:
+        return None
+
+    def set_limit(self, gpu: GpuId, cgroup: str, limit_bytes: int) -> None:
+        self.limits[gpu, cgroup] = limit_bytes if self.works else 0
+
+    def limit(self, gpu: GpuId, cgroup: str) -> int:
+        return self.limits[gpu, cgroup]
+
+
+def test_a_limit_of_the_cgroup_stands_in_place_of_the_frameworks(tmp_path: Path) -> None:
+    confiner = Confiner(Sharing(), Servers(), CgroupLimits(Driver(works=True), str(tmp_path)))
+    arranged = confiner.arrange(order(cap_mib=4096))
+    assert [guard.rung for guard in arranged.confinement.guards] == ["mps", "cgroup", "watchdog"]
+    assert arranged.cgroup == str(tmp_path / "carma-1.1")
+    assert "CAP" not in arranged.environment
+    assert arranged.environment.items() >= MODEST.items()
+    assert confiner.arrange(order()).cgroup is None
+
+
+def test_a_limit_that_the_driver_does_not_keep_is_not_claimed(tmp_path: Path) -> None:
+    confiner = Confiner(Sharing(), Servers(), CgroupLimits(Driver(works=False), str(tmp_path)))
+    arranged = confiner.arrange(order(cap_mib=4096))
+    assert [guard.rung for guard in arranged.confinement.guards] == ["mps", "framework", "watchdog"]
+    assert arranged.cgroup is None
 
 
 def test_a_task_without_gpus_needs_nothing() -> None:

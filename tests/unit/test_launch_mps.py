@@ -16,6 +16,7 @@ from carma.core.outcome import Disrupted, Failed, OutOfMemory, Succeeded
 from carma.core.ports import LaunchOrder
 from carma.core.settings import Sharing
 from carma.launch import records
+from carma.launch.cgroup_limits import CgroupLimits
 from carma.launch.confine import Confiner
 from carma.launch.mps import MpsServers
 from carma.launch.process import ProcessLauncher
@@ -272,3 +273,55 @@ def test_without_a_confiner_tasks_are_plain_processes(place: Place) -> None:
     assert isinstance(confinement, Confinement)
     assert confinement.mechanism == "timeslice"
     assert launcher.sharing_pids() == frozenset()
+
+
+def test_the_runner_joins_its_cgroup_before_it_starts_anything(place: Place) -> None:
+    """A tree of files plays the kernel's: what is written to `cgroup.procs` is looked at, nothing is limited."""
+    base = place.folder / "cgroup"
+    (base / "carma-1.1").mkdir(parents=True)
+    confiner = Confiner(Sharing(), None, CgroupLimits(_Driver(), str(base)))
+    launcher = ProcessLauncher(place.attempts, run_as_submitter=False, confiner=confiner)
+    launcher.launch(on_card(place.task("cat cgroup/carma-1.1/cgroup.procs"), cap_mib=4096))
+    assert until_ended(launcher, key()) == Succeeded()
+    assert Path(launcher.log_paths(key())[0]).read_text() == "0\n"
+    found = look(launcher, key()).confinement
+    assert found is not None
+    assert "cgroup" in {guard.rung for guard in found.guards}
+
+
+def test_a_cgroup_that_cannot_be_joined_is_a_failure_to_start(place: Place) -> None:
+    base = place.folder / "cgroup"
+    (base / "carma-1.1" / "cgroup.procs").mkdir(parents=True)
+    confiner = Confiner(Sharing(), None, CgroupLimits(_Driver(), str(base)))
+    launcher = ProcessLauncher(place.attempts, run_as_submitter=False, confiner=confiner)
+    launcher.launch(on_card(place.task(": > ran"), cap_mib=4096))
+    outcome = until_ended(launcher, key())
+    assert isinstance(outcome, Failed)
+    assert "cgroup.procs" in outcome.message
+    assert not (place.folder / "ran").exists()
+
+
+def test_the_cgroups_of_ended_attempts_go_and_the_others_stay(place: Place) -> None:
+    base = place.folder / "cgroup"
+    confiner = Confiner(Sharing(), None, CgroupLimits(_Driver(), str(base)))
+    launcher = ProcessLauncher(place.attempts, run_as_submitter=False, confiner=confiner)
+    for name in ("carma-7.1", "carma-8.x", "other"):
+        (base / name).mkdir(parents=True)
+    launcher.launch(on_card(place.task("sleep 600"), cap_mib=4096))
+    until_running(launcher, key())
+    launcher.tend()
+    assert sorted(os.listdir(base)) == ["carma-1.1", "carma-8.x", "other"]
+
+
+class _Driver:
+    def __init__(self) -> None:
+        self.limits: dict[str, int] = {}
+
+    def missing(self) -> str | None:
+        return None
+
+    def set_limit(self, gpu: GpuId, cgroup: str, limit_bytes: int) -> None:  # noqa: ARG002
+        self.limits[cgroup] = limit_bytes
+
+    def limit(self, gpu: GpuId, cgroup: str) -> int:  # noqa: ARG002
+        return self.limits[cgroup]

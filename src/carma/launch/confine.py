@@ -12,7 +12,8 @@ from carma.core.model import Confinement, Guard, Mechanism
 from carma.core.ports import LaunchOrder
 from carma.core.settings import Sharing
 from carma.errors import Refused
-from carma.launch.caps import framework_caps
+from carma.launch.caps import framework_caps, without_hoarding
+from carma.launch.cgroup_limits import CgroupLimits
 from carma.launch.mps import MpsServers
 from carma.launch.mps_control import PIPE_VARIABLE, MpsFailed
 from carma.launch.peek import Peek
@@ -29,6 +30,7 @@ class Arranged(NamedTuple):
     confinement: Confinement
     environment: dict[str, str]  # wins over the submitter's
     server: str | None = None  # the name of the MPS server it runs under
+    cgroup: str | None = None  # the one that its runner must join
 
 
 class Way(NamedTuple):
@@ -41,9 +43,10 @@ class Way(NamedTuple):
 
 
 class Confiner:
-    def __init__(self, sharing: Sharing, servers: MpsServers | None) -> None:
+    def __init__(self, sharing: Sharing, servers: MpsServers | None, limits: CgroupLimits | None = None) -> None:
         self.sharing = sharing
         self.servers = servers
+        self.limits = limits
         self._peeks: dict[int, Peek] = {}  # what was read of each user's packages
 
     def arrange(self, order: LaunchOrder) -> Arranged:
@@ -54,15 +57,19 @@ class Confiner:
         environment, guards, notes = dict(way.environment), [], [way.note]
         if way.server is None and order.spec.threads_percent is not None:
             notes.append("its share of the SMs is not limited: only MPS can do that")
-        cap_mib = None if order.placement.booking.alone else order.placement.booking.cap_mib
-        if cap_mib is not None:
+        cap_mib = order.placement.booking.cap_mib
+        if order.placement.booking.alone or cap_mib is None:
+            environment |= self._uncapped(order)
+        else:
             more, rungs, note = self._capped(order, way, cap_mib)
             environment |= more
             guards += rungs
             notes.append(note)
+        cgroup = self.limits.path(order.key) if self.limits and any(one.rung == "cgroup" for one in guards) else None
         guards += self._watched(order)
-        note = "; ".join(one for one in notes if one)
-        return Arranged(Confinement(mechanism=way.mechanism, guards=tuple(guards), note=note), environment, way.server)
+        said = "; ".join(one for one in notes if one)
+        confinement = Confinement(mechanism=way.mechanism, guards=tuple(guards), note=said)
+        return Arranged(confinement, environment, way.server, cgroup)
 
     # The mechanism.
 
@@ -100,6 +107,12 @@ class Confiner:
 
     # What holds it.
 
+    def _uncapped(self, order: LaunchOrder) -> dict[str, str]:
+        """It has no limit, but unless it is alone it must not take the whole card for nothing either."""
+        if order.placement.booking.alone or any(gpu.kind == "virtual" for gpu in order.gpus):
+            return {}
+        return without_hoarding(order.spec.environment)
+
     def _capped(self, order: LaunchOrder, way: Way, cap_mib: int) -> tuple[dict[str, str], list[Guard], str]:
         if any(gpu.kind == "virtual" for gpu in order.gpus):
             how = "the virtual GPU's own limit"
@@ -112,6 +125,11 @@ class Confiner:
             places = range(len(order.placement.gpus))
             environment[MEMORY_VARIABLE] = ",".join(f"{place}={cap_mib}M" for place in places)
             guards.append(Guard(rung="mps", limit_mib=cap_mib, how="MPS's memory limit, for each process"))
+        limited = self.limits.guard(order, cap_mib) if self.limits is not None else None
+        if (
+            limited is not None
+        ):  # the card then looks as small as the limit, and a framework's fraction would be of that
+            return environment | without_hoarding(order.spec.environment), [*guards, limited], ""
         peek = self._peeks.setdefault(order.owner.uid, Peek(order.owner))
         caps = framework_caps(order, cap_mib, self.sharing.context_mib, peek=peek)
         return environment | caps.environment, [*guards, *caps.guards], caps.note

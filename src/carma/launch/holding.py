@@ -14,10 +14,10 @@ from collections.abc import Iterable
 
 import msgspec
 
-from carma.core.model import AttemptKey, Confinement
+from carma.core.model import AttemptKey, Confinement, TaskId
 from carma.core.ports import LaunchOrder
 from carma.launch import records
-from carma.launch.confine import Confiner
+from carma.launch.confine import Arranged, Confiner
 from carma.launch.files import AttemptFiles, Held, Started
 from carma.launch.tree import Trees
 
@@ -36,13 +36,13 @@ class Holding:
         self._judged: dict[AttemptKey, int] = {}  # so many losses of its server were looked at
         self._troubles: dict[AttemptKey, str] = {}
 
-    def arrange(self, order: LaunchOrder) -> dict[str, str]:
-        """Decide, write down; returns the variables that belong to it. Raises what `Confiner.arrange` raises."""
+    def arrange(self, order: LaunchOrder) -> Arranged:
+        """Decide and write down. Raises what `Confiner.arrange` raises."""
         arranged = self._confiner.arrange(order)
         held = Held(arranged.confinement, arranged.server)
         records.write(self._files.path(order.key, records.HELD), msgspec.to_builtins(held), durable=False)
         self._held[order.key] = held
-        return arranged.environment
+        return arranged
 
     def look(self) -> None:
         if self._servers is not None:
@@ -111,6 +111,12 @@ class Holding:
     def tend(self) -> None:
         if self._servers is not None:
             self._servers.tend(self.needed())
+        limits = self._confiner.limits
+        in_use = {str(key) for key in self._held}
+        for name in limits.known() if limits is not None else ():
+            task, _, attempt = name.partition(".")
+            if limits is not None and name not in in_use and task.isdigit() and attempt.isdigit():
+                limits.forget(AttemptKey(TaskId(int(task)), int(attempt)))  # not while anything is in it
 
     def close(self) -> None:
         if self._servers is not None:

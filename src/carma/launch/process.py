@@ -85,9 +85,10 @@ class ProcessLauncher:
         os.makedirs(self._files.directory, mode=self._mode, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.mkdir(self._files.path(order.key), self._mode)
-        variables = self._holding.arrange(order)
-        records.write(self._files.path(order.key, records.ORDER), self._order_record(order, variables), durable=False)
-        self._children[self._spawn(order.key)] = order.key
+        arranged = self._holding.arrange(order)
+        record = self._order_record(order, arranged.environment)
+        records.write(self._files.path(order.key, records.ORDER), record, durable=False)
+        self._children[self._spawn(order.key, arranged.cgroup)] = order.key
 
     def _refuse(self, key: AttemptKey, message: str) -> Failed:
         self._holding.forget(key)
@@ -124,16 +125,19 @@ class ProcessLauncher:
             "token": token,
         }
 
-    def _spawn(self, key: AttemptKey) -> int:
+    def _spawn(self, key: AttemptKey, cgroup: str | None) -> int:
+        """The runner joins its cgroup before it is a runner, so that nothing it starts is ever outside."""
         assert runner.__file__ is not None
         arguments = [sys.executable, "-I", "-S", "-X", "utf8", runner.__file__, self._files.path(key)]
+        if cgroup is not None:
+            arguments = ["/bin/sh", "-c", 'echo 0 > "$0/cgroup.procs" && exec "$@"', cgroup, *arguments]
         write = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         files = [
             (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, self._files.path(key, records.RUNNER_LOG), write, 0o600),
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ]
-        return os.posix_spawn(sys.executable, arguments, os.environ, file_actions=files, setsid=True)
+        return os.posix_spawn(arguments[0], arguments, os.environ, file_actions=files, setsid=True)
 
     # Looking.
 
