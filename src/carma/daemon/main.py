@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,10 +23,11 @@ from carma.errors import BadSettings, CarmaError
 from carma.paths import Paths, find_paths
 
 if TYPE_CHECKING:
-    from carma.core.model import AttemptKey
+    from carma.core.model import AttemptKey, Gpu
     from carma.daemon.loop import Loop
     from carma.daemon.restore import Replayed
     from carma.daemon.shell import Shell
+    from carma.launch.cgroup_limits import CgroupLimits
     from carma.launch.process import ProcessLauncher
     from carma.store.sqlite import SqliteStore
 
@@ -143,11 +144,12 @@ def _build(paths: Paths, loaded: Loaded, store: SqliteStore) -> tuple[Shell, Loo
     replayed = replay(events, rules, policy)
     skip_used_ids(store, store, replayed.state, paths.log_dir)
     as_submitter = _as_submitter(loaded)
+    servers = MpsServers(paths.state_dir / "mps", open_to_users=as_submitter)
     launcher = ProcessLauncher(
         paths.log_dir,
         extra_environment=world.environment,
         run_as_submitter=as_submitter,
-        confiner=Confiner(rules.sharing, MpsServers(paths.state_dir / "mps", open_to_users=as_submitter)),
+        confiner=Confiner(rules.sharing, servers, _cgroup_limits(loaded, world.sampler.gpus())),
     )
     shell = Shell(
         state=replayed.state,
@@ -163,6 +165,20 @@ def _build(paths: Paths, loaded: Loaded, store: SqliteStore) -> tuple[Shell, Loo
     estimators = make_estimators(Context(store, world.sampler.gpus(), rules))
     hands = Hands(shell, launcher, estimators, has_trace=AttemptFiles(paths.log_dir).exists)
     return shell, Loop(shell, hands, world.sampler, period_s=settings.monitor.period_s), replayed, launcher
+
+
+def _cgroup_limits(loaded: Loaded, gpus: Sequence[Gpu]) -> CgroupLimits | None:
+    """Where driver, kernel and the administrator give them; the sampler has opened NVML already."""
+    if loaded.settings.virtual.gpus > 0 or not loaded.settings.rules.sharing.caps:
+        return None
+    from carma.launch.cgroup_limits import CgroupLimits, NvmlLimiter
+    from carma.monitor.nvml import load_nvml
+
+    found = CgroupLimits.find(NvmlLimiter(load_nvml()), gpus)
+    if isinstance(found, str):
+        log.debug("%s", found)
+        return None
+    return found
 
 
 async def _tend(loop: Loop, launcher: ProcessLauncher) -> None:
