@@ -27,7 +27,7 @@ from carma.core.events import (
 )
 from carma.core.machine import step
 from carma.core.model import ArrayPlace, Dependency, Estimate, GpuId, TaskId, TaskSpec
-from carma.core.outcome import Cancelled, Failed, Lost, Outcome, OutOfMemory, Succeeded
+from carma.core.outcome import Cancelled, Disrupted, Failed, Lost, Outcome, OutOfMemory, Succeeded
 from carma.core.placement import Policy
 from carma.core.policies import best_fit, exclusive, first_fit, lug, magm, round_robin
 from carma.core.queue import explain, waiting
@@ -138,6 +138,18 @@ class Histories(RuleBasedStateMachine):
         task = data.draw(st.sampled_from(sorted(self.world.state.active)))
         self.world.start(task, mib=mib)
 
+    @precondition(lambda self: self.world.memory)
+    @rule(data=st.data(), mib=MIB, disrupted=st.booleans())
+    def grow(self, data, mib, disrupted):  # type: ignore[no-untyped-def]
+        """Memory moves between two samples; what a task runs under may go at the same time."""
+        key = data.draw(st.sampled_from(sorted(self.world.memory)))
+        self.world.memory[key] = mib
+        self.world.now += 0.2
+        self.world.glance()
+        if disrupted and self.world.state.active.get(key.task) == key:
+            self.world.emit(StopRequested(self.world.now, key.task, Disrupted("the server ended"), 2.0))
+        self.world.settle()
+
     @precondition(lambda self: self.world.state.active)
     @rule(
         data=st.data(),
@@ -191,6 +203,31 @@ class Histories(RuleBasedStateMachine):
         for task in {event.task for event in self.world.log if isinstance(event, TaskFinished)}:
             ends = sum(1 for event in self.world.log if isinstance(event, TaskFinished) and event.task == task)
             assert ends <= 1 + retried.count(task)
+
+    @invariant()
+    def no_energy_is_given_out_twice(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        for row in self.world.state.usage.values():
+            assert row.tasks_j + row.idle_j <= row.energy_j + 1e-6
+            assert row.shared_s <= row.held_s <= row.watched_s
+
+    @invariant()
+    def the_watchdog_stops_only_those_above_their_booking(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        for event in self.world.log:
+            if isinstance(event, StopRequested) and isinstance(event.ending, OutOfMemory):
+                task = self.world.state.tasks.get(event.task)
+                peak_mib = event.ending.peak_mib or 0
+                assert task is None or any(peak_mib > a.placement.booking.memory_mib for a in task.attempts)
+
+    @invariant()
+    def a_cap_is_never_below_the_booking(self) -> None:
+        if hasattr(self, "world"):
+            for held in self.world.state.on_gpu.values():
+                for booking in (placement.booking for placement in held.values()):
+                    assert booking.cap_mib is None or (booking.cap_mib >= booking.memory_mib and not booking.alone)
 
     def teardown(self) -> None:
         """The log, through JSON and through a checkpoint, rebuilds what a replay can rebuild."""

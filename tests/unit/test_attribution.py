@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from carma.core.attribution import weight
 from carma.core.events import GpusSampled, MemoryObserved
 from carma.core.machine import step
 from carma.core.model import AttemptKey, GpuId, GpuSample, ProcessUse, TaskId
@@ -87,6 +88,37 @@ def test_what_was_seen_alone_later_counts_more_than_the_rise() -> None:
     third = world.run(5_000)
     one, other = spent(world, 10, second, third)
     assert one / other == pytest.approx(0.9 / 0.1, rel=0.01)
+
+
+def test_the_last_time_alone_counts_and_of_the_first_only_the_settled_part() -> None:
+    world = idle_world()
+    world.activity[G0] = (0.1, 0.1, 0.1)  # it begins slowly
+    first = world.submit(5_000)
+    world.settle()
+    world.start(first)
+    world.wait(3)
+    world.activity[G0] = (0.2, 0.1, 0.1)
+    world.wait(60)
+    assert weight(track(world, first).on[G0]) == pytest.approx(0.2)
+    second = world.run(5_000)
+    world.end(second)
+    world.activity[G0] = (0.8, 0.1, 0.1)  # another phase of its work
+    world.wait(10)
+    assert weight(track(world, first).on[G0]) == pytest.approx(0.8)
+
+
+def test_what_a_second_newcomer_adds_is_not_the_first_ones() -> None:
+    world = World(1, rules=Rules(gate=Gate(enabled=False), warmup=WarmUp(enabled=False, settle_s=100.0)))
+    tasks: list[TaskId] = []
+    for active in (0.2, 0.5, 0.9):
+        world.activity[G0] = (active, 0.1, 0.1)
+        task = world.submit(5_000)
+        world.settle()
+        world.start(task)
+        world.wait(20)
+        tasks.append(task)
+    weights = [weight(track(world, task).on[G0]) for task in tasks]
+    assert weights == [pytest.approx(0.2), pytest.approx(0.3), pytest.approx(0.4)]
 
 
 def test_a_newcomer_that_only_slows_the_others_is_not_given_less_than_nothing() -> None:

@@ -120,6 +120,13 @@ def test_one_that_is_stopping_is_not_stopped_twice_and_what_it_holds_counts_as_c
     assert stopped(world) == [], "the other one need not go: room is on its way"
 
 
+def test_what_one_that_is_stopping_had_booked_is_no_longer_to_come() -> None:
+    world, (grower, leaving, _) = world_of(2_000, 10_000, 6_000)
+    world.stop(leaving)
+    holds(world, grower, 12_000)  # 6,000 are left, 5,000 of the third are to come
+    assert stopped(world) == []
+
+
 def test_one_that_has_ended_since_the_look_is_not_held_against_the_others() -> None:
     world, (one, other, _) = world_of(2_000, 5_000, 12_000)
     holds(world, one, 2_500)
