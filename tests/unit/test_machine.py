@@ -192,7 +192,8 @@ def test_a_new_memory_figure_is_estimated_anew_and_replaces_what_recovery_learnt
     assert isinstance(world.task(task).status, Estimating)
     world.emit(TaskEstimated(world.now, task, Estimate(footprint_mib=9_000, upper_mib=9_000, source="declared")))
     world.settle()
-    assert world.task(task).attempts[-1].placement.booking == Booking(memory_mib=9_000, source="declared", cap_mib=9_000)
+    booking = Booking(memory_mib=9_000, source="declared", cap_mib=9_000)
+    assert world.task(task).attempts[-1].placement.booking == booking
 
 
 def test_an_estimate_of_the_figure_before_the_change_is_asked_for_again() -> None:

@@ -26,7 +26,8 @@ class Part(Record, frozen=True):
 class Refusal(Record, frozen=True):
     """Why not: a stable code and a sentence with the numbers in it."""
 
-    # Memory, Utilisation, WarmUp, TasksPerGpu, Exclusive, Drained, Fault, Metrics, Reserved, Policy, NotListed, Mechanism
+    # Memory, Utilisation, WarmUp, TasksPerGpu, Exclusive, Drained, Fault, Metrics, Reserved, Policy, NotListed,
+    # Mechanism
     code: str
     sentence: str
 
