@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
-from carma.core.events import RecoveryPlanned, StopRequested, TaskRetried
-from carma.core.model import TaskId
+from carma.core.events import AttemptStarted, RecoveryPlanned, StopRequested, TaskRetried
+from carma.core.model import Confinement, Guard, TaskId
 from carma.core.outcome import Disrupted, Failed, Lost, Outcome, OutOfMemory, Succeeded
 from carma.core.settings import PlacementRules, RecoveryRules, Rules
 from carma.core.status import Finished, Queued, Recovering
@@ -217,6 +219,27 @@ def test_nobody_over_a_booking_is_told_as_not_known() -> None:
     world.settle()
     assert world.task(task).attempts[-1].blame == "unknown"
     assert plan(world, task).memory_mib == 5_000, "never less than it had"
+
+
+@pytest.mark.parametrize(
+    ("rung", "held_mib", "blame"),
+    [("framework", 4_200, "own"), ("framework", 3_000, "unknown"), ("watchdog", 4_200, "unknown")],
+)
+def test_a_frameworks_limit_is_reached_below_the_booking_and_is_the_tasks_own(
+    rung: Literal["framework", "watchdog"], held_mib: int, blame: str
+) -> None:
+    """Seen on an H200: booked 11,929 MiB, stopped by PyTorch's own limit when it held 10,834 and asked for 1,022."""
+    world = World(1)
+    task = world.submit(5_000)
+    world.settle()
+    guard = Guard(rung=rung, limit_mib=5_000)
+    key = world.state.active[task]
+    world.emit(AttemptStarted(world.now, key, 7, Confinement(mechanism="timeslice", guards=(guard,))))
+    world.memory[key] = held_mib
+    world.wait(2)
+    world.oom(task, asked_mib=300, peak_mib=held_mib)
+    world.settle()
+    assert world.task(task).attempts[-1].blame == blame
 
 
 def test_innocence_is_bounded_too_and_does_not_count_as_an_own_retry() -> None:

@@ -17,6 +17,7 @@ from carma.core.task import Attempt, Plan, Task
 from carma.core.units import show_mib
 
 Blame = Literal["own", "neighbour", "unknown"]
+CONTEXT_MIB = 1024  # at most so much a process takes outside its framework's allocator (760 on an H200)
 
 
 class Retry(Record, frozen=True):
@@ -33,7 +34,15 @@ def blame(attempt: Attempt, outcome: OutOfMemory, neighbours_over: bool) -> Blam
     wanted = (_peak_mib(attempt, outcome) or 0) + (outcome.asked_mib or 0)
     if wanted > attempt.placement.booking.memory_mib:
         return "own"
-    return "neighbour" if neighbours_over else "unknown"
+    if neighbours_over:
+        return "neighbour"
+    return "own" if _at_its_limit(attempt, wanted) else "unknown"
+
+
+def _at_its_limit(attempt: Attempt, wanted_mib: int) -> bool:
+    """A framework's limit holds its allocator alone: it is reached below the booking, by what the context takes."""
+    guards = attempt.confinement.guards if attempt.confinement is not None else ()
+    return any(guard.rung == "framework" and wanted_mib > guard.limit_mib - CONTEXT_MIB for guard in guards)
 
 
 def _peak_mib(attempt: Attempt, outcome: OutOfMemory) -> int | None:
