@@ -47,14 +47,15 @@ def test_a_worker_that_falls_silent_is_killed_and_told_of(monkeypatch: pytest.Mo
     silent = hand("import time; time.sleep(600)")
     with pytest.raises(Died, match="no answer"):
         silent.ready()
-    silent.close()
     assert not silent.lives
+    silent.close()
 
 
 def test_an_answer_that_is_not_json_is_quoted() -> None:
-    odd = hand("print('hello')")
+    odd = hand("import time; print('hello', flush=True); time.sleep(600)")
     with pytest.raises(Died, match="it answered 'hello'"):
         odd.ready()
+    assert not odd.lives
     odd.close()
 
 

@@ -130,6 +130,18 @@ def test_no_point_is_begun_when_the_time_is_over(tmp_path: Path) -> None:
     assert any("s were over" in line for line in table["left_out"])
 
 
+def test_a_series_is_broken_off_when_the_time_is_over(tmp_path: Path) -> None:
+    class Slow(ScriptedLab):
+        def together(self, *given: Any) -> Any:
+            study._began -= 600.0
+            return super().together(*given)
+
+    study = collocation.Study(options(tmp_path, limit_s=1000.0, task=("small",)), Slow(tmp_path, RATES))
+    study.measure()
+    assert [(point.mechanism, point.copies) for point in study.points] == [("timeslice", 1), ("timeslice", 2)]
+    assert "small, timeslice, from 3 copies on: the 1000 s were over" in study.left_out
+
+
 def test_without_mps_naive_copies_are_measured_all_the_same(tmp_path: Path) -> None:
     table = measured(tmp_path, ScriptedLab(tmp_path, RATES, has_mps=False))
     assert {point["mechanism"] for point in table["points"]} == {"timeslice"}

@@ -110,10 +110,12 @@ def test_the_summary_has_total_progress_and_the_worst_off() -> None:
 
 
 def test_the_summary_of_percentages_says_what_the_light_one_gains_and_the_heavy_one_pays() -> None:
-    alone = [row("light", (10.0,)), row("heavy", (10.0,)), row("heavy", (7.0,), percent=(50,))]
+    alone = [row(name, (10.0,)) for name in ("light", "heavy", "other")] + [row("heavy", (7.0,), percent=(50,))]
     free, held = row("light heavy", (3.0, 9.0)), row("light heavy", (6.0, 5.0), percent=(100, 50))
     unmatched = row("other heavy", (1.0, 1.0), percent=(100, 50))
-    (line,) = by_percent(with_solo_rates([*alone, free, held, unmatched]))
+    rows = with_solo_rates([*alone, free, held, unmatched])
+    assert [line.groups for line in by_size(rows)] == [1]  # what is held back says nothing of sharing freely
+    (line,) = by_percent(rows)
     assert (line.percent, line.pairs) == (50, 1)
     assert (line.light_before, line.light_after) == pytest.approx((0.3, 0.6))
     assert (line.heavy_before, line.heavy_after, line.heavy_alone) == pytest.approx((0.9, 0.5, 0.7))
@@ -189,7 +191,7 @@ def test_one_that_cannot_start_is_left_out_and_its_groups_with_it(tmp_path: Path
 
 def test_one_that_dies_on_the_way_takes_its_groups_with_it_and_the_others_go_on(tmp_path: Path) -> None:
     table, lab = measured(tmp_path, {NAMES[0]: {"die_at": 2}}, pairs=40)
-    assert any("CUDA error: made up" in line for line in table["left_out"])
+    assert sum("CUDA error: made up" in line for line in table["left_out"]) == 1  # and it is not asked again
     with_it = [row for row in table["rows"] if NAMES[0] in row["tasks"]]
     assert [row["tasks"] for row in with_it] == [[NAMES[0]]]
     alone = Counter(row["tasks"][0] for row in table["rows"] if len(row["tasks"]) == 1)
@@ -204,10 +206,20 @@ def test_groups_for_which_there_is_no_time_are_left_out_and_tasks_alone_are_not(
     assert set(Counter(row["tasks"][0] for row in table["rows"]).values()) == {3}
 
 
-def test_what_was_measured_stays_when_the_study_is_broken_off(tmp_path: Path) -> None:
+def test_a_death_at_the_very_end_is_on_record(tmp_path: Path) -> None:
+    table, _ = measured(tmp_path, {NAMES[-1]: {"die_at": 3}}, pairs=40, limit_s=0.001)
+    assert [row["tasks"] for row in table["rows"]].count([NAMES[-1]]) == 2
+    assert any("CUDA error: made up" in line for line in table["left_out"])
+
+
+def test_what_was_measured_is_on_disk_at_any_moment_and_stays_when_the_study_is_broken_off(tmp_path: Path) -> None:
+    on_disk: list[int] = []
+
     class Impatient(ScriptedLab):
         def together(self, *given: Any) -> Any:
-            if len(self.ticking.hands) and given[0][0].name == NAMES[3]:
+            if (tmp_path / "table.json").exists():
+                on_disk.append(len(json.loads((tmp_path / "table.json").read_text())["rows"]))
+            if given[0][0].name == NAMES[3]:
                 raise KeyboardInterrupt
             return super().together(*given)
 
@@ -215,6 +227,7 @@ def test_what_was_measured_stays_when_the_study_is_broken_off(tmp_path: Path) ->
     with pytest.raises(KeyboardInterrupt):
         interference.run(options(tmp_path, pairs=40), lab)
     table = json.loads((tmp_path / "table.json").read_text())
+    assert on_disk == [1, 2, 3]
     assert [row["tasks"] for row in table["rows"]] == [[name] for name in NAMES[:3]]
     assert lab.alive() == []
 

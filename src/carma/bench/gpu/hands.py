@@ -82,8 +82,7 @@ class Hand:
         try:
             self._process.wait(END_LIMIT_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self._end()
         assert self._process.stdout is not None
         self._process.stdout.close()
         self._errors.close()
@@ -92,7 +91,7 @@ class Hand:
         """One order has one line of answer, so nothing is ever left in the reader's buffer."""
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], limit_s)[0]:
-            self._process.kill()
+            self._end()
             raise Died(f"{self.name}: no answer within {limit_s:.0f} s{self._last_words()}")
         line = self._process.stdout.readline()
         if not line:
@@ -100,8 +99,13 @@ class Hand:
         try:
             answer: dict[str, Any] = json.loads(line)
         except ValueError as error:
+            self._end()
             raise Died(f"{self.name}: it answered {line.strip()!r}") from error
         return answer
+
+    def _end(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
     def _last_words(self) -> str:
         self._errors.seek(0)

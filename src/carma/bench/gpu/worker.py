@@ -2,7 +2,8 @@
 
 Orders come as JSON lines on standard input, `{"start": T, "warm_s": W, "measure_s": M}` with T on the machine's
 monotonic clock, which all processes share; answers go out as JSON lines. At most two steps are in flight, as in a
-training loop that looks at its loss, so what is counted has really been done. It ends when its input ends.
+training loop that looks at its loss, so what is counted has really been done. Waiting for a step takes no processor
+time, so that the CPU use in the answer is the task's own work. It ends when its input ends.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ def main() -> int:
 
     from carma.bench.gpu.collocated import find
 
+    def event() -> Any:
+        return torch.cuda.Event(blocking=True)
+
     torch.set_num_threads(1)
     step = find(sys.argv[1]).build()
     for _ in range(8):
@@ -32,7 +36,7 @@ def main() -> int:
     _say(answers, {"reserved_mib": torch.cuda.max_memory_reserved() >> 20, "torch": torch.__version__})
     for line in sys.stdin:
         order = json.loads(line)
-        answer = measure(step, order["start"], order["warm_s"], order["measure_s"], torch.cuda.Event)
+        answer = measure(step, order["start"], order["warm_s"], order["measure_s"], event)
         torch.cuda.synchronize()
         _say(answers, answer)
     return 0
