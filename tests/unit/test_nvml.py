@@ -9,6 +9,7 @@ import pytest
 
 from carma.core.model import GpuSample, ProcessUse
 from carma.monitor.energy import HOLD_S
+from carma.monitor.gpm import ENGINE_S
 from carma.monitor.nvml import NvmlSampler
 from tests.scripted_nvml import MIB, NOT_AVAILABLE, Card, ScriptedNvml
 
@@ -46,6 +47,23 @@ def test_a_hopper_card_gives_everything() -> None:
         energy_j=5000.25,
         processes=(ProcessUse(pid=408, memory_mib=1644, name="process-408"),),
     )
+
+
+@pytest.mark.parametrize(("engine_s", "seen"), [(ENGINE_S, [0.9, 0.9, 0.4]), (0.0, [0.9, 0.4, 0.4])])
+def test_engine_activity_is_dear_and_holds_for_a_while_unless_it_is_wanted_each_time(
+    engine_s: float, seen: list[float]
+) -> None:
+    card = Card("GPU-a")
+    nvml = ScriptedNvml(card)
+    sampler = NvmlSampler(nvml, monotonic=nvml.monotonic, process_name=str, engine_s=engine_s)
+    nvml.pass_s(1.0)
+    found = [only(sampler.sample(1.0))]
+    card.gpm = (50.0, 12.5, 6.0, 40.0, 3.0)
+    for pause_s in (1.0, ENGINE_S):
+        nvml.pass_s(pause_s)
+        found.append(only(sampler.sample(2.0)))
+    assert [sample.gr_active for sample in found] == seen
+    assert [sample.sm_active for sample in found] == [0.25, 0.5, 0.5], "what is decided by is always new"
 
 
 def test_memory_that_the_driver_keeps_is_nobodys() -> None:

@@ -49,6 +49,7 @@ class Means(NamedTuple):
     monotonic: Callable[[], float]
     process_name: Callable[[int], str]
     own_pid: Callable[[int], int]
+    engine_s: float = gpm.ENGINE_S
 
 
 @dataclass(slots=True)
@@ -196,7 +197,7 @@ def _device(nvml: Nvml, found: _Found, means: Means) -> Device | None:
 def _reader(nvml: Nvml, found: _Found, means: Means) -> ActivityReader | None:
     """The best that NVML itself has. DCGM, which stands between the two, is asked elsewhere and may come later."""
     if gpm.is_offered(nvml, found.card_handle):
-        reader = gpm.GpmReader(nvml, found.card_handle, found.place.instance, means.monotonic)
+        reader = gpm.GpmReader(nvml, found.card_handle, found.place.instance, means.monotonic, means.engine_s)
         if reader.offered:
             return reader
         reader.close()

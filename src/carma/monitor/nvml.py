@@ -20,6 +20,7 @@ from carma.monitor.backoff import BackOff
 from carma.monitor.devices import Device, Devices, Means, find
 from carma.monitor.faults import Code, DriverGone, GpuLost, Nvml, ask, code_of
 from carma.monitor.feed import DcgmFeed, DcgmReader
+from carma.monitor.gpm import ENGINE_S
 
 _WORSE_THAN_DCGM = ("processes", "nvml")
 _HINT = "Without a GPU, try virtual ones: carma up --virtual-gpus 4. With one, check that the NVIDIA driver is loaded."
@@ -39,10 +40,11 @@ class NvmlSampler:
         process_name: Callable[[int], str] = listing.process_name,
         own_pid: Callable[[int], int] = namespaces.same_pid,
         dcgm: DcgmFeed | None = None,
+        engine_s: float = ENGINE_S,
     ) -> None:
         self._nvml = nvml
         self._monotonic = monotonic
-        self._means = Means(monotonic, process_name, own_pid)
+        self._means = Means(monotonic, process_name, own_pid, engine_s)
         self._dcgm = dcgm
         self._known: dict[GpuId, tuple[Gpu, GpuId]] = {}  # the GPU and its card
         self._devices: dict[GpuId, Device] = {}
@@ -196,6 +198,10 @@ def load_nvml() -> Nvml:
     return module
 
 
-def open_nvml() -> NvmlSampler:
-    """The GPUs of this machine. Raises NoGpus, whose hint says how to go on without one."""
-    return NvmlSampler(load_nvml(), own_pid=namespaces.translation(os.environ), dcgm=DcgmFeed())
+def open_nvml(engine_s: float = ENGINE_S) -> NvmlSampler:
+    """The GPUs of this machine. Raises NoGpus, whose hint says how to go on without one.
+
+    `engine_s`: engine activity is asked for no more often than that; a study that needs it in each sample says 0.
+    """
+    own_pid = namespaces.translation(os.environ)
+    return NvmlSampler(load_nvml(), own_pid=own_pid, dcgm=DcgmFeed(), engine_s=engine_s)

@@ -137,7 +137,7 @@ def those_ready(hands: Sequence[Hand], tell: Callable[[str], None]) -> list[tupl
 def open_lab() -> Lab:
     """This machine's. Says at once what is missing: a GPU, or torch."""
     try:
-        sampler = open_nvml()
+        sampler = open_nvml(engine_s=0.0)
     except NoGpus as error:
         raise NoGpus(
             str(error), "This study measures a real NVIDIA GPU: run it where one is, with its driver."
