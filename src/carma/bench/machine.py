@@ -53,7 +53,7 @@ def _cpu() -> str:
 
 
 def cpu_s(pid: int) -> float:
-    """Processor seconds that a process has used, all threads, itself and the children that it has waited for."""
+    """Processor seconds that a process has used, all threads. Not its children: a runner's time holds its task's."""
     text = Path(f"/proc/{pid}/stat").read_text()
     fields = text.rpartition(")")[2].split()  # the name before it may hold spaces
-    return sum(int(field) for field in fields[11:15]) / os.sysconf("SC_CLK_TCK")
+    return sum(int(field) for field in fields[11:13]) / os.sysconf("SC_CLK_TCK")
