@@ -93,6 +93,8 @@ class Demand(Record, frozen=True):
     sm_active: float
     sm_occupancy: float
     dram_active: float
+    gr_active: float | None = None  # the share of time with any kernel
+    power: float | None = None  # of what the card can draw above idle
 
 
 class Estimate(Record, frozen=True, kw_only=True):

@@ -1,71 +1,73 @@
 """How fast tasks progress when they share a GPU, and what the GPU then shows. Pure arithmetic, no state.
 
-A task alone runs at rate 1. With neighbours, task i is slowed by
+A task alone runs at rate 1. It keeps the GPU's engine busy for a share g of the time (engine activity); the rest is
+its own slack: data loading, launching, waiting for the host.
 
-    S_i ** p = 1 + sum over resources r of  weight_r * (total_r ** p - own_ir ** p)  + crowding
+Under MPS kernels of all tasks run at once. What slows a task is how hard the others press, and the best single measure
+of that is the power they draw, as a share o of what the card can draw above idle: it sums up SMs, memory and clocks,
+and the card's power limit is a limit that they share. The GPU's part of a step is stretched by
 
-where own_ir is the share of resource r (SM activity, SM occupancy, DRAM activity) that the task keeps busy alone, as a
-part of what the resource can give in practice, and total_r is the sum over the tasks. With p = 1.3 there is contention
-well below saturation, and the excess over saturation is shared out above it; `crowding` is what groups of three and
-more lose beyond that. No task is slower than if the tasks took turns. What follows:
+    1 + A * o + B * exp(-C * s) * o ** 2
 
-- alone: S = 1; a neighbour never makes a task faster; a task's rate lies in (0, 1]; total progress is at least 1;
-- a small task beside a heavy one loses more than the heavy one does.
+where s is the task's own SM activity: narrow kernels wait for a place between wide ones, wide ones hold their own. The
+stretched part hides in the slack as long as there is any, so the rate is (1 - g**3 + (g * stretch)**3) ** (-1/3), and
+never below taking turns.
 
-The constants are a prior, set by hand so that the rows below come near published figures, on the slow side where those
-scatter. They are not fitted yet on the tables in results/h200, whose 25 lighter tasks share better (medians of 1.80,
-2.21 and 1.98 in total for pairs, triples and quadruples under MPS). "Total" is the sum of rates. The demands in
-brackets are typical values, only partly published (the average is AEGIS's mean over mixed tasks); "H200" is an earlier
-measurement of ten tasks:
+Time slices are simpler: tasks get max-min fair parts of the GPU's time, of which switching takes 13 %.
 
-| case (SM activity, occupancy, DRAM)        | here        | published                                                 |
-|--------------------------------------------|-------------|-----------------------------------------------------------|
-| two small tasks (.125, .03, .04), total    | 1.90        | nearly no slowdown (published pairs of small tasks)       |
-| four, eight of them, total                 | 3.1, 4.2    | 4.2, 7.4 (H200, ResNet-18/CIFAR under MPS)                |
-| two average tasks (.42, .19, .26), total   | 1.52        | 1.5 (H200, median of mixed pairs under MPS)               |
-| the SM activity that they show             | .64         | .64 (AEGIS, two to three tasks on an A100; alone .42)     |
-| two or three of them, slowdown             | 1.32, 1.90  | 1.55 with the utilisation gate, 1.82 without (AEGIS)      |
-| three, four of them, total                 | 1.58, 1.57  | 1.48, 1.62 (H200, medians of mixed groups)                |
-| two heavy tasks (.9, .4, .5), total        | 1.12        | 1.13 to 1.18 (large pairs, A100 and H200)                 |
-| a small one beside one heavy one, slowdown | 1.6         | worst-off of a pair: 1.5 to 2.3 (H200, under MPS)         |
-| beside two, three heavy ones, slowdown     | 2.7, 4.0    | worst-off: 3.1, 4.1 (H200, medians)                       |
+What follows: alone the rate is 1; a neighbour never makes a task faster; a rate lies in (0, 1]. Time slices can lose
+outright (two tasks that keep the GPU busy: 0.87 in total; measured 0.91 for a large pair), MPS cannot here.
 
-It describes sharing under MPS: plain time-slicing can lose outright (0.91 in total for a large pair on the H200),
-which this form cannot show.
-
-Sources: the AEGIS evaluation of the CARMA policies (A100), the EuroMLSys 2024 collocation study (A100), an
-H200 under MPS. Published pairs scatter by 0.07 in the mean and 0.21 at the 95th percentile around such models: read
-a rate as a middle, not as a promise.
+Constants and errors come from tables measured on an H200 (results/h200/sharing.json, by `python -m tools.fit_sharing`):
+a task's rate, with every group that holds it left out of the fit. What a task alone shows is taken from its Demand;
+where engine activity or power is not known, it is guessed from SM and DRAM activity, which costs accuracy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import exp
+from typing import Literal
 
 from carma.core.model import Demand
 
-# weight, and the reading at which the resource is full in practice (occupancy and DRAM activity never reach 1).
-_SM, _SM_FULL = 0.6, 1.0
-_OCCUPANCY, _OCCUPANCY_FULL = 0.2, 0.6
-_DRAM, _DRAM_FULL = 0.2, 0.7
-_POWER = 1.3
-_CROWD = 0.8
+PRESS, CROWD, WIDTH = 0.587, 2.65, 2.331  # A, B, C
+SLICES = 0.875  # of the GPU's time, where tasks take turns in slices
+SLACK = 3.0  # the sharpness of the corner between slack and slow-down; 2 to 4 fit alike
+# Of those who do not tell: engine activity over SM activity, and power from SM and DRAM activity (25 tasks, H200).
+ENGINE_ABOVE_SM = 0.136
+POWER_OF_SM, POWER_OF_DRAM = 0.78, 0.295
 
 
-def progress_rates(demands: Sequence[Demand]) -> tuple[float, ...]:
+def progress_rates(demands: Sequence[Demand], mechanism: Literal["mps", "timeslice"] = "mps") -> tuple[float, ...]:
     """Each task's speed relative to running alone, in (0, 1], for tasks that share one GPU."""
     if len(demands) < 2:
         return (1.0,) * len(demands)
-    shares = [_shares(demand) for demand in demands]
-    sm, occupancy, dram = (sum(column) ** _POWER for column in zip(*shares, strict=True))
-    total = _SM * sm + _OCCUPANCY * occupancy + _DRAM * dram + _crowding([share[0] for share in shares])
-    fair = 1.0 / len(demands)  # taking turns would give as much
-    return tuple(min(1.0, max(fair, (1.0 + total - _own(share)) ** (-1.0 / _POWER))) for share in shares)
+    return _at_once(demands) if mechanism == "mps" else _in_slices(demands)
 
 
-def _crowding(sm_shares: Sequence[float]) -> float:
-    """What three and more lose beyond what pairs lose, where they ask for much in sum."""
-    return float(_CROWD * (1.0 - 2.0 / len(sm_shares)) * sum(sm_shares) ** 1.5)
+def _at_once(demands: Sequence[Demand]) -> tuple[float, ...]:
+    powers = [_power(demand) for demand in demands]
+    total, turns = sum(powers), 1.0 / len(demands)
+    rates = []
+    for demand, own in zip(demands, powers, strict=True):
+        pressed, engine = max(0.0, total - own), _engine(demand)
+        stretch = 1.0 + PRESS * pressed + CROWD * exp(-WIDTH * _part(demand.sm_active)) * pressed**2
+        rate = (1.0 - engine**SLACK + (engine * stretch) ** SLACK) ** (-1.0 / SLACK)
+        rates.append(min(1.0, max(turns, rate)))
+    return tuple(rates)
+
+
+def _in_slices(demands: Sequence[Demand]) -> tuple[float, ...]:
+    """Max-min fair: who wants less than an equal part gets it, and the others share what that leaves."""
+    wanted = [_engine(demand) for demand in demands]
+    rates = [1.0] * len(wanted)
+    left, waiting = SLICES, len(wanted)
+    for place in sorted(range(len(wanted)), key=wanted.__getitem__):
+        got = min(wanted[place], left / waiting)
+        rates[place] = got / wanted[place] if wanted[place] > 0 else 1.0
+        left, waiting = left - got, waiting - 1
+    return tuple(rates)
 
 
 def activity(demands: Sequence[Demand]) -> Demand:
@@ -86,17 +88,16 @@ def shown(demands: Sequence[Demand], rates: Sequence[float]) -> Demand:
     return Demand(sm_active=min(1.0, sm), sm_occupancy=min(1.0, occupancy), dram_active=min(1.0, dram))
 
 
-def _shares(demand: Demand) -> tuple[float, float, float]:
-    return (
-        _part(demand.sm_active / _SM_FULL),
-        _part(demand.sm_occupancy / _OCCUPANCY_FULL),
-        _part(demand.dram_active / _DRAM_FULL),
-    )
+def _engine(demand: Demand) -> float:
+    """The share of time with any kernel: never less than SM activity; not nothing, for a task that uses the GPU."""
+    sm = _part(demand.sm_active)
+    return max(sm, _part(demand.gr_active)) if demand.gr_active is not None else min(1.0, sm + ENGINE_ABOVE_SM)
 
 
-def _own(share: tuple[float, float, float]) -> float:
-    sm, occupancy, dram = share
-    return float(_SM * sm**_POWER + _OCCUPANCY * occupancy**_POWER + _DRAM * dram**_POWER)
+def _power(demand: Demand) -> float:
+    if demand.power is not None:
+        return _part(demand.power)
+    return _part(POWER_OF_SM * _part(demand.sm_active) + POWER_OF_DRAM * _part(demand.dram_active))
 
 
 def _part(value: float) -> float:
