@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 from msgspec.structs import replace
 
 from carma.core.commands import StopAttempt
 from carma.core.events import AttemptStarted, GpusSampled, MemoryGlanced, StopRequested
-from carma.core.model import AttemptKey, Confinement, GpuId, GpuSample, Guard, TaskId
+from carma.core.model import AttemptKey, Confinement, GpuId, GpuSample, Guard, ProcessUse, TaskId
 from carma.core.observe import to_watch
 from carma.core.outcome import Cancelled, Failed, OutOfMemory
 from carma.core.settings import Gate, Rules, Sharing, WarmUp
@@ -244,6 +246,23 @@ def test_limits_that_add_up_to_more_than_there_is_are_watched_too() -> None:
     world.settle()
     guarded(world, known, Guard(rung="framework", limit_mib=4_000))
     assert to_watch(world.state) == (G0,)
+
+
+@pytest.mark.parametrize(("rung", "watched"), [("mps", (G0,)), ("cgroup", ())])
+def test_a_limit_for_each_process_is_none_for_a_task_of_several(
+    rung: Literal["mps", "cgroup"], watched: tuple[GpuId, ...]
+) -> None:
+    world = World(1, rules=OPEN, memory_mib=20_000)
+    tasks = [world.submit(8_000), world.submit(8_000)]
+    world.settle()
+    for task in tasks:
+        guarded(world, task, Guard(rung=rung, limit_mib=8_000))
+    assert to_watch(world.state) == ()
+    key = world.state.active[tasks[0]]
+    uses = tuple(ProcessUse(pid=pid, memory_mib=1_000, attempt=key) for pid in (1, 2, 3))
+    look = GpuSample(gpu=G0, at=world.now + 1, memory_used_mib=3_000, processes=uses)
+    world.emit(GpusSampled(world.now + 1, (look,)))
+    assert to_watch(world.state) == watched
 
 
 # What a glance is and is not.

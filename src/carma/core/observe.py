@@ -8,6 +8,8 @@ predict the rest of a run to .0055; a fixed wait from launch does not, because s
 
 from __future__ import annotations
 
+from collections import Counter
+
 from carma.core import attribution
 from carma.core.events import MemoryObserved
 from carma.core.model import Activity, AttemptKey, GpuId, GpuSample, Record
@@ -171,18 +173,24 @@ def to_watch(state: State) -> tuple[GpuId, ...]:
 
 def _may_overflow(state: State, gpu: GpuId) -> bool:
     most_mib = 0
+    look = state.live_of(gpu).look
+    processes = Counter(use.attempt for use in (look.processes or ())) if look is not None else Counter()
     for key in state.on_gpu[gpu]:
-        limit_mib = _limit_mib(state.tasks[key.task].attempts[-1])
+        limit_mib = _limit_mib(state.tasks[key.task].attempts[-1], max(1, processes[key]))
         if limit_mib is None:
             return True
         most_mib += limit_mib
     return gpu in state.gpus and most_mib > state.gpus[gpu].memory_mib
 
 
-def _limit_mib(attempt: Attempt) -> int | None:
-    """Where the attempt is stopped by something harder than the watchdog; None: nowhere, or not known yet."""
+def _limit_mib(attempt: Attempt, processes: int) -> int | None:
+    """Where the attempt is stopped by something harder than the watchdog; None: nowhere, or not known yet. Only a
+    cgroup's limit is for all of its processes together."""
     guards = attempt.confinement.guards if attempt.confinement is not None else ()
-    return min((guard.limit_mib for guard in guards if guard.rung != "watchdog"), default=None)
+    limits = (
+        guard.limit_mib * (1 if guard.rung == "cgroup" else processes) for guard in guards if guard.rung != "watchdog"
+    )
+    return min(limits, default=None)
 
 
 def to_store(state: State, now: float) -> list[MemoryObserved]:
