@@ -91,7 +91,7 @@ def test_a_part_that_is_none_is_told(called: list[Any], capsys: pytest.CaptureFi
 def test_without_a_gpu_the_exit_code_is_that_of_the_error(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def none() -> Any:
+    def none(**_: object) -> Any:
         raise NoGpus("No GPU here.")
 
     monkeypatch.setattr(lab, "open_nvml", none)

@@ -242,6 +242,19 @@ def test_a_frameworks_limit_is_reached_below_the_booking_and_is_the_tasks_own(
     assert world.task(task).attempts[-1].blame == blame
 
 
+def test_an_earlier_attempt_of_the_task_itself_is_no_neighbour_to_blame() -> None:
+    """It left the GPU a moment ago, above its booking: the retry that fails the same way is not innocent for that."""
+    world = World(1, rules=Rules(recovery=RecoveryRules(backoff_s=0.5)))
+    task = world.run(5_000, holds_mib=5_000)
+    for _ in range(2):
+        world.oom(task, asked_mib=4_000, peak_mib=5_000)
+        world.settle()
+        back(world, task)
+        world.start(task, mib=world.task(task).attempts[-1].placement.booking.memory_mib + 100)
+        world.wait(1)
+    assert [attempt.blame for attempt in world.task(task).attempts[:-1]] == ["own", "own"]
+
+
 def test_innocence_is_bounded_too_and_does_not_count_as_an_own_retry() -> None:
     rules = Rules(recovery=RecoveryRules(innocent_retries=2))
     world = World(1, rules=rules)

@@ -132,7 +132,7 @@ def ending_facts(state: State, key: AttemptKey) -> Facts:
     over: dict[AttemptKey, None] = {}
     for gpu in track.on:
         over.update(dict.fromkeys(other for other in state.on_gpu.get(gpu, {}) if over_booking(state, gpu, other)))
-        over.update(dict.fromkeys(_left_over(state, gpu)))
+        over.update(dict.fromkeys(_left_over(state, gpu, key)))
     over.pop(key, None)
     return Facts(peak_mib=track.peak_mib, energy_j=track.energy_j, activity=track.activity, over=tuple(over))
 
@@ -144,12 +144,14 @@ def over_booking(state: State, gpu: GpuId, key: AttemptKey) -> bool:
     return held is not None and held > state.on_gpu[gpu][key].booking.memory_mib
 
 
-def _left_over(state: State, gpu: GpuId) -> list[AttemptKey]:
-    """Those that left just now while they were above their booking: who ran out of memory because of them may be
-    noticed after their own end."""
+def _left_over(state: State, gpu: GpuId, key: AttemptKey) -> list[AttemptKey]:
+    """Those that left just now while they were above their booking, and had been there with `key`: who ran out of
+    memory because of them may be noticed after their own end. Its own earlier attempts are no neighbours."""
     live = state.live.get(gpu)
-    recent = state.now - state.rules.window.stale_s
-    return [] if live is None else [key for key, at in live.left_over.items() if at >= recent]
+    began = state.tasks[key.task].attempts[-1].placed_at
+    since = max(began, state.now - state.rules.window.stale_s)
+    left_over = {} if live is None else live.left_over
+    return [other for other, at in left_over.items() if at >= since and other.task != key.task]
 
 
 def left(state: State, attempt: Attempt, key: AttemptKey, at: float, guilty: bool) -> None:

@@ -9,6 +9,7 @@ from carma.core.model import Record
 from carma.errors import NoGpus
 from carma.monitor.faults import Code, DriverGone, GpuLost, Nvml, ask, code_of
 from carma.monitor.gpm import is_offered
+from carma.monitor.nvml import load_nvml
 
 ComputeMode = Literal["default", "exclusive_thread", "prohibited", "exclusive_process"]
 _COMPUTE_MODES: dict[int, ComputeMode] = {  # nvml.h, nvmlComputeMode_t
@@ -42,10 +43,7 @@ class MachineFacts(Record, frozen=True, kw_only=True):
 
 def open_facts() -> MachineFacts:
     """Of this machine. Raises NoGpus where no driver answers."""
-    import pynvml  # here, because it takes time that `carma --help` does not have
-
-    module: Any = pynvml
-    return machine_facts(module)
+    return machine_facts(load_nvml())
 
 
 def machine_facts(nvml: Nvml) -> MachineFacts:

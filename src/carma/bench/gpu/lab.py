@@ -21,7 +21,7 @@ from carma.bench.gpu.hands import Died, Hand, Span, all_answers, close_all
 from carma.bench.gpu.meter import FROM_COUNTER, FROM_POWER, Gauges, Reading, read
 from carma.core.model import Gpu
 from carma.errors import NoGpus, NotFound, Refused
-from carma.monitor.nvml import NvmlSampler, open_nvml
+from carma.monitor.nvml import NvmlSampler, load_nvml, open_nvml
 
 WORKER = (sys.executable, "-m", "carma.bench.gpu.worker")
 CONTROL = "nvidia-cuda-mps-control"
@@ -149,6 +149,4 @@ def open_lab() -> Lab:
             f"The study trains real models, and {' and '.join(missing)} cannot be imported by {sys.executable}.",
             "Install them beside carma: pip install torch torchvision",
         )
-    import pynvml  # two figures are read past the sampler (meter.py)
-
-    return Lab(sampler, gauges=Gauges(pynvml))
+    return Lab(sampler, gauges=Gauges(load_nvml()))  # two figures are read past the sampler (meter.py)
