@@ -100,9 +100,8 @@ def test_commands_use_verbs_and_flags_that_exist(file: Path) -> None:
 @pytest.mark.parametrize("file", PAGES, ids=name_of)
 def test_settings_that_are_named_exist(file: Path) -> None:
     text = _text(file)
-    for section, key in re.findall(
-        rf"`({'|'.join(sections())})\.([a-z_]+)\b(?![/(]|\.[a-z])", text
-    ):  # not a path of three
+    # A name of three parts is a figure's.
+    for section, key in re.findall(rf"`({'|'.join(sections())})\.([a-z_]+)\b(?![/(]|\.[a-z])", text):
         if not f"{section}.{key}".startswith(PACKAGE_WORDS):
             assert f"{section}.{key}" in catalogue(), f"there is no setting {section}.{key}"
     for name in re.findall(r"--set ([\w.]+)=", text):
