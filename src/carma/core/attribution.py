@@ -1,12 +1,15 @@
 """Whose activity and whose energy? No driver tells how much of a shared GPU's SM activity each process causes, so it is
 worked out from what was seen of each attempt.
 
-An attempt that has a GPU alone has all of it. Where several hold it, shares are in proportion to weights: what an
-attempt showed when it last was alone there or, for one that came to others, by how much the GPU's activity rose from
-before it came until it had settled; those of whom neither is known weigh as much as the others do on average. Weights
-are ratios, so a slow-down that all of them suffer cancels out; one that joins a full GPU is weighed too lightly,
-because activity cannot rise above 1. Where the sampler tells the activity of every process, that is used instead.
-Foreign processes have a share too, which is nobody's.
+An attempt that has a GPU alone has all of it. Where several hold it, shares are in proportion to what each is thought
+to do by itself, and every sample corrects those guesses (a Kalman filter that keeps no correlations). Activities do not
+add up: tasks get in each other's way, and no GPU is more than full. But the idle parts of tasks that know nothing of
+each other multiply, so what is added up is the pressure -ln(1 - activity). A sample's error is shared out by how little
+is known of each: one that is alone takes all of it, a newcomer takes most, and when somebody leaves the others are
+corrected by what is left. Those who start in the same second cannot be told apart until one of them leaves, or its
+memory shows that it begins; and little is learnt on a full GPU. A slow-down that all suffer nearly cancels out. Where
+the sampler tells the activity of every process, that is used instead. Foreign processes have a share too, which is
+nobody's.
 
 A span between two samples counts whole for those who hold memory at its end: the last part of a run is missed, and the
 first is counted from the sample before, which evens out.
@@ -14,11 +17,12 @@ first is counted from the sample before, which evens out.
 
 from __future__ import annotations
 
-from math import isfinite
+from collections.abc import Sequence
+from math import exp, isfinite, log, sqrt
 
 from carma.core.model import Activity, AttemptKey, GpuId, GpuSample, Record
 from carma.core.ports import GpuUsage
-from carma.core.seen import Live, Mean, Seen, Track
+from carma.core.seen import NEW_VARIANCE, Guess, Live, Seen, Track
 from carma.core.snapshot import HIDDEN_MIB
 from carma.core.state import State
 from carma.core.status import Running
@@ -26,6 +30,13 @@ from carma.core.usage import HOUR_S, count
 from carma.core.window import given
 
 METRICS = Activity.__struct_fields__
+
+NOISE = 0.05  # the error of a reading, as a part of it: steps and samples do not keep time with each other
+SLACK = 0.02  # no GPU is taken to be fuller than all but this: the pressure of a full one would have no end
+YOUNG_S = 20.0  # how fast one is no longer new, from its first use or last growth: start-ups take 8 to 55 s
+DRIFT = 0.01  # variance for each second, as a part of the pressure squared: phases and neighbours change what one does
+SMALL = 0.1  # the least that noise and drift are counted of, so that one thought to do nothing can be seen to wake up
+DOUBT = 0.2  # nobody weighs less than this part of the guess's spread: no nothing for one of whom little is known
 
 
 class Members(Record, frozen=True):
@@ -48,7 +59,7 @@ def share_out(state: State, live: Live, before: GpuSample | None, sample: GpuSam
     if span_s > state.rules.window.stale_s:  # not watched: who was there is not known
         return
     members = _members(state, sample)
-    _weigh(state, live, members, sample, span_s)
+    _learn(state, live, members, sample, span_s)
     shares = _shares(state, live, members, sample)
     spent_j, idle_j = _energy(state, live, members, before, sample)
     given_j = 0.0
@@ -85,91 +96,72 @@ def _seen(state: State, key: AttemptKey, gpu: GpuId) -> Seen:
     return state.tracks[key].on[gpu]
 
 
-# What each weighs.
+# What each does.
 
 
-def came(state: State, live: Live, key: AttemptKey, sample: GpuSample) -> None:
-    """An attempt was seen on the GPU for the first time: what the GPU showed without it is what the others do."""
-    others = [
-        _seen(state, other, sample.gpu)
-        for other in state.on_gpu.get(sample.gpu, {})
-        if other != key and other in state.tracks
-    ]
-    first = [seen.first_at for seen in others if seen.first_at is not None and seen.now_mib != 0]
-    if not first:
-        return
-    for seen in others:  # from now on a rise tells of the newcomer
-        seen.weighed = seen.weighed or seen.after.seconds > 0
-    _seen(state, key, sample.gpu).before_sm = mean_sm(live, max(live.left_at, *first), sample.at)
+def came(state: State, _live: Live, key: AttemptKey, sample: GpuSample) -> None:
+    """An attempt was seen on the GPU for the first time: nothing is known of it."""
+    _seen(state, key, sample.gpu).own = Guess()
 
 
-def mean_sm(live: Live, since: float, until: float) -> float | None:
-    """The GPU's mean SM activity over the samples after `since` and before `until`."""
-    found = [
-        active
-        for sample in live.window.samples
-        if since < sample.at < until and (active := given(sample, "sm_active")) is not None
-    ]
-    return sum(found) / len(found) if found else None
-
-
-def _weigh(state: State, live: Live, members: Members, sample: GpuSample, span_s: float) -> None:
+def _learn(state: State, live: Live, members: Members, sample: GpuSample, span_s: float) -> None:
+    """What the sample shows corrects what was thought of those present."""
+    if not members.foreign:
+        live.background = Guess()  # those that come next are others
     active = given(sample, "sm_active")
     if active is None:
         return
-    if members.foreign and not members.present:
-        live.background.add(active, span_s)
-    only = len(members.present) == 1 and not members.foreign
+    guesses = [live.background] if members.foreign else []
     for key in members.present:
         seen = _seen(state, key, sample.gpu)
-        settles_now = seen.settled_at == sample.at
-        if only:
-            if not seen.was_alone or settles_now:
-                seen.alone = Mean()
-            seen.alone.add(active, span_s)
-        elif seen.before_sm is not None and not seen.weighed:
-            if settles_now:
-                seen.after = Mean()
-                seen.weighed = True
-            seen.after.add(active, span_s)
-        seen.was_alone = only
+        if seen.first_at is not None:
+            age_s = sample.at - max(seen.first_at, seen.grown_at or 0.0)
+            seen.own.variance = max(seen.own.variance, NEW_VARIANCE * exp(-age_s / YOUNG_S))
+        guesses.append(seen.own)
+    for own in guesses:
+        own.variance += DRIFT * max(own.pressure, SMALL) ** 2 * span_s
+    _correct(guesses, active)
 
 
-def weight(seen: Seen) -> float | None:
-    """The SM activity that is the attempt's own, as far as it is known."""
-    if seen.alone.value is not None:
-        return seen.alone.value
-    if seen.before_sm is None or seen.after.value is None:
-        return None
-    return max(0.0, seen.after.value - seen.before_sm)
+def _correct(guesses: Sequence[Guess], active: float) -> None:
+    idle = max(SLACK, 1.0 - active)
+    error = -log(idle) - sum(own.pressure for own in guesses)
+    noise = (NOISE * max(active, SMALL) / idle) ** 2  # as a variance of the pressure: a full GPU tells little
+    unsure = sum(own.variance for own in guesses) + noise
+    for own in guesses:
+        gain = own.variance / unsure
+        own.pressure = max(0.0, own.pressure + gain * error)
+        own.variance *= 1.0 - gain
+
+
+def weight(own: Guess) -> float:
+    """The SM activity that is its own."""
+    return 1.0 - exp(-max(own.pressure, DOUBT * sqrt(own.variance)))
 
 
 def _shares(state: State, live: Live, members: Members, sample: GpuSample) -> dict[AttemptKey, float]:
     """Of those present; they add up to 1, or to less where foreign processes are there too."""
     if len(members.present) == 1 and not members.foreign:
         return {members.present[0]: 1.0}
-    weights: dict[AttemptKey | None, float | None] | None = _told(members, sample)
+    weights = _told(members, sample)
     if weights is None:
-        weights = {key: weight(_seen(state, key, sample.gpu)) for key in members.present}
+        weights = {key: weight(_seen(state, key, sample.gpu).own) for key in members.present}
         if members.foreign:
-            weights[None] = live.background.value
-    known = [value for value in weights.values() if value is not None]
-    middle = sum(known) / len(known) if known else 1.0
-    full = {key: middle if value is None else value for key, value in weights.items()}
-    total = sum(full.values())
+            weights[None] = weight(live.background)
+    total = sum(weights.values())
     if total <= 0.0:
-        return {key: 1.0 / len(full) for key in members.present}
-    return {key: full[key] / total for key in members.present}
+        return {key: 1.0 / len(weights) for key in members.present}
+    return {key: weights[key] / total for key in members.present}
 
 
-def _told(members: Members, sample: GpuSample) -> dict[AttemptKey | None, float | None] | None:
+def _told(members: Members, sample: GpuSample) -> dict[AttemptKey | None, float] | None:
     """What the sampler says of every process on the GPU, if it says it of all of them."""
-    told: dict[AttemptKey | None, float | None] = dict.fromkeys(members.present, 0.0)
+    told: dict[AttemptKey | None, float] = dict.fromkeys(members.present, 0.0)
     for use in sample.processes or ():
         if use.sm_active is None or not isfinite(use.sm_active):
             return None
         whose = use.attempt if use.attempt in told else None
-        told[whose] = (told.get(whose) or 0.0) + max(0.0, use.sm_active)
+        told[whose] = told.get(whose, 0.0) + max(0.0, use.sm_active)
     return told if members.present and sample.processes else None
 
 

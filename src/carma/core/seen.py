@@ -12,6 +12,7 @@ from msgspec.structs import asdict
 from carma.core.model import Activity, AttemptKey, GpuId, GpuSample
 from carma.core.window import Window
 
+NEW_VARIANCE = 0.5  # of one that is new: it may do nothing yet, or fill the GPU
 POWER_SAMPLES = 5  # a GPU's power is judged by the mean of so many: a single reading may be a counter that lagged
 
 
@@ -33,22 +34,21 @@ class Mean:
         return self.total / self.seconds if self.seconds > 0 else None
 
 
-class Seen:
-    """Of one attempt on one GPU: when it first touched it, when its memory last grew, when it settled; and what tells
-    how much of the GPU's activity is its own (attribution.py)."""
+class Guess:
+    """What somebody's own SM activity is thought to be, as a pressure, and how far off that may be (attribution.py)."""
 
-    __slots__ = (
-        "after",
-        "alone",
-        "before_sm",
-        "first_at",
-        "grown_at",
-        "level_mib",
-        "now_mib",
-        "settled_at",
-        "was_alone",
-        "weighed",
-    )
+    __slots__ = ("pressure", "variance")
+
+    def __init__(self) -> None:
+        self.pressure = 0.0  # tasks hold memory before they compute
+        self.variance = NEW_VARIANCE
+
+
+class Seen:
+    """Of one attempt on one GPU: when it first touched it, when its memory last grew, when it settled; and how
+    much of the GPU's activity is thought to be its own."""
+
+    __slots__ = ("first_at", "grown_at", "level_mib", "now_mib", "own", "settled_at")
 
     def __init__(self) -> None:
         self.first_at: float | None = None
@@ -56,11 +56,7 @@ class Seen:
         self.level_mib = 0  # the memory from which growth is counted
         self.now_mib: int | None = None
         self.settled_at: float | None = None
-        self.alone = Mean()  # the GPU's SM activity when nobody else was on it, the last time
-        self.was_alone = False  # in the sample before
-        self.before_sm: float | None = None  # the GPU's SM activity before it came to others
-        self.after = Mean()  # and with it
-        self.weighed = False  # `after` is as it is to be
+        self.own = Guess()
 
 
 class Track:
@@ -105,6 +101,6 @@ class Live:
         self.since = 0.0
         self.left_at = 0.0  # when a task last left it
         self.left_over: dict[AttemptKey, float] = {}  # those that left while above their booking, and when
-        self.background = Mean()  # SM activity while only foreign processes were on it
+        self.background = Guess()  # of the foreign processes on it
         self.recent_w: deque[tuple[float, bool]] = deque(maxlen=POWER_SAMPLES)  # power, and whether nobody was on it
         self.lowest_w: float | None = None  # the lowest mean of those, whoever was on it
