@@ -215,7 +215,7 @@ def test_time_slicing_joins_no_mps_of_the_machine() -> None:
 
 @pytest.mark.parametrize("run", [interference.run, collocation.run])
 def test_without_a_gpu_a_study_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
-    def none() -> Any:
+    def none(**_: object) -> Any:
         raise NoGpus("made up")
 
     monkeypatch.setattr(lab, "open_nvml", none)
@@ -231,7 +231,7 @@ def test_without_torch_the_way_to_get_it_is_told(monkeypatch: pytest.MonkeyPatch
     from carma.monitor.nvml import NvmlSampler
 
     nvml = ScriptedNvml(Card("GPU-a"))
-    monkeypatch.setattr(lab, "open_nvml", lambda: NvmlSampler(nvml))
+    monkeypatch.setattr(lab, "open_nvml", lambda engine_s: NvmlSampler(nvml, engine_s=engine_s))
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(Refused, match="torch and torchvision") as refused:
         lab.open_lab()
