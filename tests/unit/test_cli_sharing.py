@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from carma.cli import carma
-from carma.cli.wording import gpu_hours, short_ending, show_j
+from carma.cli.wording import gpu_hours, short_ending
+from carma.core.units import show_j
 from carma.wire import types as t
 from carma.wire.sharing import held
 from tests.unit.cli_daemon import FakeDaemon, finished, gpu_view, running
@@ -20,6 +21,13 @@ from tests.unit.cli_daemon import FakeDaemon, finished, gpu_view, running
 MPS = t.GuardView(rung="mps", limit_mib=8_192, how="MPS's memory limit")
 TORCH = t.GuardView(rung="framework", limit_mib=8_192, how="PyTorch's own")
 JAX = t.GuardView(rung="framework", limit_mib=7_168)
+# As the launcher writes them.
+CGROUP = t.GuardView(rung="cgroup", limit_mib=8_192, how="the driver's limit on its cgroup")
+MPS_EACH = t.GuardView(rung="mps", limit_mib=8_192, how="MPS's memory limit, for each process")
+TORCH_EACH = t.GuardView(rung="framework", limit_mib=8_192, how="PyTorch 2.11.0+cu130 or 2.13.0, each process")
+JAX_EACH = t.GuardView(rung="framework", limit_mib=8_192, how="JAX of unknown version, each process")
+CUPY_EACH = t.GuardView(rung="framework", limit_mib=8_192, how="CuPy 14.2.0, each process")
+CUPY_LESS = t.GuardView(rung="framework", limit_mib=6_144, how="CuPy 14.2.0, each process")
 WATCHDOG = t.GuardView(rung="watchdog", limit_mib=8_192)
 BUSY = t.ActivityView(sm_active=0.41, sm_occupancy=0.2, dram_active=0.1, gr_active=0.97)
 
@@ -61,6 +69,24 @@ def shared(task: int, **changes: Any) -> t.TaskView:
             "held at 8.0 GiB by MPS's memory limit, and by PyTorch's own; the watchdog behind them",
         ),
         ((MPS, JAX), "held at 8.0 GiB by MPS's memory limit, and at 7.0 GiB by its framework's own limit"),
+        (
+            (MPS_EACH, TORCH_EACH, JAX_EACH, CUPY_EACH, WATCHDOG),
+            "held at 8.0 GiB a process by MPS's memory limit, and by PyTorch's, JAX's and CuPy's own where it uses "
+            "them; the watchdog behind them",
+        ),
+        (
+            (TORCH_EACH, WATCHDOG),
+            "held at 8.0 GiB a process by PyTorch's own where it uses that; the watchdog behind it",
+        ),
+        (
+            (MPS_EACH, TORCH_EACH, JAX_EACH, CUPY_LESS),
+            "held at 8.0 GiB a process by MPS's memory limit, and by PyTorch's and JAX's own where it uses them, "
+            "and at 6.0 GiB a process by CuPy's own where it uses that",
+        ),
+        (
+            (CGROUP, MPS_EACH),
+            "held at 8.0 GiB by the driver's limit on its cgroup, and at 8.0 GiB a process by MPS's memory limit",
+        ),
         ((WATCHDOG,), "no limit holds it; the watchdog stops it above 8.0 GiB if others need that"),
     ],
 )
@@ -134,7 +160,22 @@ def test_a_disrupted_task_has_its_code_and_its_reason(daemon: FakeDaemon) -> Non
 
 @pytest.mark.parametrize(
     ("joules", "said"),
-    [(None, "-"), (0.0, "0.0 Wh"), (90.0, "90 J"), (1_800.0, "0.5 Wh"), (1_483_200.0, "412 Wh"), (1.2e7, "3.3 kWh")],
+    [
+        (None, "-"),
+        (0.0, "0 J"),
+        (0.04, "0.04 J"),
+        (0.96, "1.0 J"),
+        (4.2, "4.2 J"),
+        (90.0, "90 J"),
+        (1_800.0, "1,800 J"),
+        (3_599.4, "3,599 J"),
+        (3_599.6, "1.0 Wh"),
+        (3_600.0, "1.0 Wh"),
+        (359_900.0, "100 Wh"),
+        (1_483_200.0, "412 Wh"),
+        (3_599_000.0, "1.0 kWh"),
+        (1.2e7, "3.3 kWh"),
+    ],
 )
 def test_energy_is_shown_in_a_unit_that_says_something(joules: float | None, said: str) -> None:
     assert show_j(joules) == said

@@ -20,7 +20,7 @@ from carma.bench.gpu.trial_figures import expected_sm, held_against, side_by_sid
 from carma.bench.gpu.trial_oom import RUNGS, Sizes
 from carma.bench.gpu.trial_restart import mps_of
 from carma.bench.gpu.trial_shapes import SHAPES, Solo, solos, training
-from carma.bench.gpu.trial_stage import Stage
+from carma.bench.gpu.trial_stage import NOT_VIRTUAL, PARTS, Stage
 from carma.bench.gpu.workloads import BY_NAME
 from carma.bench.private import wait_until
 from carma.errors import Usage
@@ -134,7 +134,7 @@ def a_record(name: str, *kinds: str) -> dict[str, Any]:
 
 def restarted(*records: dict[str, Any], **mps: Any) -> dict[str, Any]:
     adopted = {"tasks": [{"name": "a", "kept": True}], "mps_control_kept": None}
-    return {"daemon": adopted, "mps": mps or {"skipped": "none"}, "tasks": list(records)}
+    return {"daemon": adopted, "mps": mps or {"skipped": NOT_VIRTUAL}, "tasks": list(records)}
 
 
 def test_a_restart_falls_short_when_a_task_was_lost_started_anew_or_is_without_figures() -> None:
@@ -160,9 +160,55 @@ def test_a_task_whose_mps_server_was_killed_must_be_disrupted_and_come_back() ->
 
 def test_the_contrast_round_may_fail_and_the_guarded_ones_may_not() -> None:
     fell = {"shortfalls": ["filler failed, and it is innocent"]}
-    found = {"rounds": [{"rung": "nothing", **fell}, {"rung": "mps", **fell}, {"rung": "framework", "skipped": "no"}]}
+    found = {"rounds": [{"rung": "nothing", **fell}, {"rung": "mps", **fell}]}
     assert trial_oom.shortfalls(found) == ["oom, mps: filler failed, and it is innocent"]
     assert trial_oom.shortfalls({"rounds": [{"rung": "nothing", "error": "it broke"}]}) == ["oom, nothing: it broke"]
+
+
+def test_what_there_was_no_time_for_was_not_shown_and_what_cannot_be_was_never_promised() -> None:
+    late = {"rounds": [{"rung": "nothing", "skipped": "only 3 s were left"}]}
+    assert trial_oom.shortfalls(late) == ["oom, nothing: skipped: only 3 s were left"]
+    assert trial_oom.shortfalls({"rounds": [{"rung": "mps", "skipped": NOT_VIRTUAL}]}) == []
+    without = restarted(a_record("a", "succeeded"), skipped="no MPS server serves the tasks")
+    assert "the MPS server was not killed" in trial_restart.shortfalls(without)[0]
+    shared, alone = a_run(("a", "succeeded", 3.0), ("b", "succeeded", 2.0)), a_run(("a", "succeeded", 6.0))
+    (short,) = trial_tasks.not_compared({**shared, "side_by_side": side_by_side(shared, alone)})
+    assert short == "exclusive: 1 of 2 tasks had not succeeded when the time was over"
+    assert trial_tasks.not_compared({**shared, "side_by_side": side_by_side(shared, shared)}) == []
+
+
+def test_the_time_is_shared_out_among_what_is_still_to_come() -> None:
+    assert trial.share_of("oom", trial.Options(parts=("oom",))) == 1.0
+    assert trial.share_of(PARTS[-1], trial.Options()) == 1.0
+    left_s, usual_s = trial.Options().limit_s, trial.USUAL_S
+    for name in PARTS:
+        got_s = left_s * trial.share_of(name, trial.Options())
+        assert got_s >= usual_s[name], "the usual limit is enough for what is usual"
+        left_s -= usual_s[name]
+    one = trial.Options(parts=("oom", "restart"), rungs=("watchdog",))
+    assert trial.share_of("oom", one) < trial.share_of("oom", trial.Options(parts=("oom", "restart")))
+
+
+def test_a_rung_and_a_part_without_time_are_said_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert trial.run(trial.Options(out=str(tmp_path), virtual=True, parts=("oom",), limit_s=20.0)) == 1
+    said = capsys.readouterr().out
+    assert "oom: watchdog: skipped: only" in said
+    assert "falls short: oom, watchdog: skipped: only" in said
+    assert "oom: mps: skipped: virtual GPUs have no MPS" in said
+    assert "falls short: oom, mps:" not in said
+
+    def too_long(_stage: Stage) -> dict[str, Any]:
+        monkeypatch.setattr(trial, "LEAST_S", 1e9)
+        return {"tasks_submitted": 0, "tasks": [], "looks": []}
+
+    monkeypatch.setattr(trial_tasks, "collocated", too_long)
+    assert trial.run(trial.Options(out=str(tmp_path), virtual=True, parts=("tasks", "exclusive"))) == 1
+    assert "falls short: exclusive: skipped: only" in capsys.readouterr().out
+    found = json.loads((tmp_path / "tasks.json").read_text())
+    assert found["tasks"] == []
+    assert "were left" in found["exclusive"]["skipped"]
 
 
 def test_a_task_without_its_figures_on_record_falls_short() -> None:

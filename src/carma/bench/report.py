@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from carma.bench.figures import Figures, change_percent
-from carma.core.units import show_s
+from carma.core.units import show_j, show_s
 
 # Abstract of arXiv 2508.19073 v2 and v3: the best collocation policy against exclusive GPUs, one workload.
 PUBLISHED_PERCENT = {"makespan_s": -35.0, "energy_j": -15.0, "sm_active": 54.0}
@@ -23,7 +23,8 @@ def _share(value: float) -> str:
 
 
 def _energy(joules: float) -> str:
-    return f"{joules / 3.6e6:.2f} kWh"
+    """Two runs are compared, so with one digit more than elsewhere."""
+    return f"{joules / 3.6e6:.2f} kWh" if joules >= 3.6e6 else show_j(joules)
 
 
 LINES = (

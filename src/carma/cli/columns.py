@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from carma.cli.output import Column, Remark, moment, print_remarked, print_table
-from carma.cli.wording import WAITING, percent, short_ending, show_j
-from carma.core.units import show_mib, show_s
+from carma.cli.wording import WAITING, percent, short_ending
+from carma.core.units import show_j, show_mib, show_s
 from carma.errors import Usage
 from carma.wire.types import TaskView
 

@@ -74,7 +74,8 @@ def command(
 
 def totals(tasks: Sequence[TaskView]) -> str:
     """`12 tasks, 3.1 GPU-hours, 412 Wh`: of what is listed above."""
-    from carma.cli.wording import gpu_hours, many, show_j
+    from carma.cli.wording import gpu_hours, many
+    from carma.core.units import show_j
 
     ran = [attempt for task in tasks for attempt in task.attempts]
     gpu_s = sum(

@@ -7,7 +7,7 @@ import click
 from carma.cli import parse
 from carma.cli.flags import Parsed
 from carma.cli.verb import json_flag, verb
-from carma.cli.wording import gpu_hours, many, percent, show_j
+from carma.cli.wording import gpu_hours, many, percent
 from carma.wire.report import GpuWork, Report, UserWork, Work
 
 EXAMPLES = """
@@ -84,6 +84,8 @@ def _waited(work: Work) -> str:
 
 def _energy(report: Report) -> str:
     """All of it, and what became of it; the parts add up."""
+    from carma.core.units import show_j
+
     known = [gpu for gpu in report.gpus if gpu.energy_j is not None]
     if not known:
         return f"{show_j(report.total.energy_j)} of tasks; the GPUs' own is not known" if report.total.attempts else ""
@@ -97,7 +99,7 @@ def _energy(report: Report) -> str:
 
 def _users(users: tuple[UserWork, ...]) -> None:
     from carma.cli.output import Column, print_table
-    from carma.core.units import show_s
+    from carma.core.units import show_j, show_s
 
     columns = [
         Column("USER", flexible=True, most=16),
@@ -120,7 +122,7 @@ def _users(users: tuple[UserWork, ...]) -> None:
 
 def _gpus(gpus: tuple[GpuWork, ...]) -> None:
     from carma.cli.output import Column, print_table
-    from carma.core.units import show_s
+    from carma.core.units import show_j, show_s
 
     titles = ("WATCHED", "HELD", "SHARED", "SM", "W", "ENERGY", "IDLE", "TASKS")
     rows = [

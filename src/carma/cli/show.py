@@ -143,8 +143,8 @@ def _busy(attempt: AttemptView) -> str:
 
 def _attempt(attempt: AttemptView, now: float) -> list[tuple[str, str]]:
     from carma.cli.output import moment
-    from carma.cli.wording import by, outcome_text, show_j
-    from carma.core.units import show_mib, show_s
+    from carma.cli.wording import by, outcome_text
+    from carma.core.units import show_j, show_mib, show_s
 
     outcome = outcome_text(attempt.outcome) if attempt.outcome else "runs" if attempt.started_at else "starting"
     began = attempt.started_at or attempt.placed_at

@@ -30,16 +30,6 @@ def spans(ids: Iterable[int]) -> str:
     return " ".join("-".join(str(end) for end in span) for span in found)
 
 
-def show_j(joules: float | None) -> str:
-    """`412 Wh`, `3.1 kWh`, `0.4 Wh`, `-` for an absent figure."""
-    if joules is None:
-        return "-"
-    hours = joules / 3600
-    if hours >= 1000:
-        return f"{hours / 1000:.1f} kWh"
-    return f"{hours:.0f} Wh" if hours >= 100 else f"{hours:.1f} Wh" if hours >= 0.05 or not hours else f"{joules:.0f} J"
-
-
 def gpu_hours(gpu_s: float) -> str:
     """`3.1 GPU-hours`, `12.0 GPU-minutes` below one."""
     if gpu_s >= 3600 or not gpu_s:

@@ -66,6 +66,24 @@ def show_count(count: int, noun: str) -> str:
     return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
+def show_j(joules: float | None) -> str:
+    """`412 Wh`, `3.1 kWh`, joules below 1 Wh (`90 J`, `4.2 J`, `0 J`: nothing at all), `-` for an absent figure.
+
+    A task of seconds takes joules: in Wh it would read as nothing beside others. A unit is chosen by the figure as it
+    is rounded, so that none is shown as 1,000 of what has a larger unit.
+    """
+    if joules is None:
+        return "-"
+    hours = joules / 3600
+    if round(hours) >= 1000:
+        return f"{hours / 1000:,.1f} kWh"
+    if round(joules) >= 3600:
+        return f"{hours:.0f} Wh" if round(hours, 1) >= 100 else f"{hours:.1f} Wh"
+    if round(joules, 1) >= 10 or not joules:
+        return f"{joules:,.0f} J"
+    return f"{joules:.1f} J" if abs(joules) >= 0.1 else f"{joules:.1g} J"
+
+
 def show_s(seconds: float | None) -> str:
     """`1d 02:03:04`, `02:03:04`, `03:04`, `4 s`, `-`."""
     if seconds is None:

@@ -1,7 +1,8 @@
 """`carma bench gpu`: a private daemon on this machine's GPUs, real training tasks, and what was promised of sharing.
 
 Each part writes its JSON file as soon as it is done: `tasks` and `exclusive` tasks.json, `oom` oom.json, `restart`
-restart.json. A part that fails is on record as such, and the next one runs. All of it ends within the limit.
+restart.json. A part that fails is on record as such, and the next one runs. All of it ends within the limit; what that
+leaves no time for is said, and counts as not shown.
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ from carma.bench.gpu.trial_server import VIRTUAL_MEMORY_MIB
 from carma.bench.gpu.trial_stage import PARTS, Options, Stage
 from carma.bench.machine import facts
 from carma.bench.private import ending_in_order
+from carma.core.units import show_count
 from carma.errors import CarmaError, Usage
 
 __all__ = ["PARTS", "Options", "run"]
 
 FILES = {"tasks": "tasks.json", "exclusive": "tasks.json", "oom": "oom.json", "restart": "restart.json"}
-# The most that a part may take, as shares of the limit; what one leaves over, the next ones have.
-SHARES = {"tasks": 0.40, "oom": 0.45, "restart": 0.22, "exclusive": 1.0}
+# About what a part takes on an H200. What is left of the limit is shared out so among the parts that are still to come,
+# so what one leaves over the next ones have, and the last has all of it.
+USUAL_S = {"tasks": 110.0, "oom": 35.0 * len(trial_oom.RUNGS), "restart": 70.0, "exclusive": 290.0}
+LEAST_S = 5.0  # a part is not begun with less
 
 
 class Trial:
@@ -55,26 +59,31 @@ class Trial:
         return 1 if self.short else 0
 
     def _part(self, name: str) -> None:
-        limit = self.began + self.options.limit_s
-        until = min(limit, time.monotonic() + SHARES[name] * self.options.limit_s)
-        stage = Stage(name, self.options, self.about["gpus"][0]["memory_mib"], self.began, until)
-        stage.say(f"begins, with {stage.left_s:.0f} s")
+        stage = Stage(name, self.options, self.about["gpus"][0]["memory_mib"], self.began, self._until(name))
         began = time.monotonic()
-        try:
-            result, short = self._do(name, stage)
-        except Exception as error:
-            traceback.print_exc()
-            result, short = {"error": f"{type(error).__name__}: {error}"}, [f"{name}: {error}"]
+        result, short = self._tried(name, stage) if stage.left_s >= LEAST_S else _no_time(name, stage)
         self.short += short
         self._write(name, result, time.monotonic() - began)
-        stage.say("done" if not short else f"done; {len(short)} things fall short")
+        stage.say("done" if not short else f"done; {show_count(len(short), 'thing')} not shown")
+
+    def _until(self, name: str) -> float:
+        left_s = self.began + self.options.limit_s - time.monotonic()
+        return time.monotonic() + left_s * share_of(name, self.options)
+
+    def _tried(self, name: str, stage: Stage) -> tuple[dict[str, Any], list[str]]:
+        stage.say(f"begins, with {stage.left_s:.0f} s")
+        try:
+            return self._do(name, stage)
+        except Exception as error:
+            traceback.print_exc()
+            return {"error": f"{type(error).__name__}: {error}"}, [f"{name}: {error}"]
 
     def _do(self, name: str, stage: Stage) -> tuple[dict[str, Any], list[str]]:
         if name == "exclusive":
             if "tasks" not in self.found:
                 raise CarmaError("there is nothing to compare it with", "run the part `tasks` with it")
             result = trial_tasks.exclusive(stage, self.found["tasks"])
-            return result, []
+            return result, trial_tasks.not_compared(result)
         parts: dict[str, tuple[Callable[[Stage], dict[str, Any]], Callable[[dict[str, Any]], list[str]]]] = {
             "tasks": (trial_tasks.collocated, trial_tasks.shortfalls),
             "oom": (trial_oom.run, trial_oom.shortfalls),
@@ -86,8 +95,8 @@ class Trial:
         return result, judge(result)
 
     def _write(self, name: str, result: dict[str, Any], took_s: float) -> None:
-        """What an `exclusive` that failed would overwrite stays, with the error beside it."""
-        if name == "exclusive" and "error" in result:
+        """What an `exclusive` that failed or was skipped would overwrite stays, with the reason beside it."""
+        if name == "exclusive" and not result.keys().isdisjoint(("error", "skipped")):
             result = {**self.found.get("tasks", {}), "exclusive": result}
         self.took_s[name] = round(took_s, 1)
         spans = {part: span for part, span in self.took_s.items() if FILES[part] == FILES[name]}
@@ -104,6 +113,20 @@ def run(options: Options) -> int:
         raise Usage("the tasks of the trial need torch and torchvision", "install them, or use --virtual")
     with ending_in_order():
         return Trial(options).run()
+
+
+def share_of(name: str, options: Options) -> float:
+    """A part's share of the time that is left when it begins."""
+    to_come = PARTS[PARTS.index(name) :]
+    usual_s = {part: USUAL_S[part] for part in to_come if part in options.parts}
+    if "oom" in usual_s and options.rungs:
+        usual_s["oom"] *= len(options.rungs) / len(trial_oom.RUNGS)
+    return usual_s[name] / sum(usual_s.values())
+
+
+def _no_time(name: str, stage: Stage) -> tuple[dict[str, Any], list[str]]:
+    stage.say(f"skipped: {stage.too_little}")
+    return {"skipped": stage.too_little}, [f"{name}: skipped: {stage.too_little}"]
 
 
 def lines_of(value: dict[str, Any]) -> str:

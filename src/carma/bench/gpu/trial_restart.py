@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from carma.bench.gpu.trial_figures import rounded
 from carma.bench.gpu.trial_server import Server, said, summary
 from carma.bench.gpu.trial_shapes import BY_WORKLOAD, training
-from carma.bench.gpu.trial_stage import Stage
+from carma.bench.gpu.trial_stage import NOT_VIRTUAL, Stage
 from carma.bench.gpu.trial_tasks import EXACT, IDLE_S
 from carma.core.model import Record
 from carma.wire.types import TaskView
@@ -77,6 +77,8 @@ def shortfalls(found: dict[str, Any]) -> list[str]:
             short.append(f"restart: {row['name']} ended as {row['outcome']}")
         elif row["attempts"][-1]["observed_mib"] is None or row["attempts"][-1]["energy_j"] is None:
             short.append(f"restart: {row['name']} is on record without memory or energy")
+    if found["mps"].get("skipped", NOT_VIRTUAL) != NOT_VIRTUAL:
+        short.append(f"restart: the MPS server was not killed: {found['mps']['skipped']}")
     disturbed = {name for name, _ in LONG} if "killed" in found["mps"] else set()
     for row in found["tasks"]:
         kinds = [(attempt["outcome"] or {}).get("kind") for attempt in row["attempts"]]
@@ -177,7 +179,7 @@ def _kill_mps(stage: Stage, server: Server, ids: dict[str, int]) -> dict[str, An
     """SIGKILL to the MPS servers, not to the control daemon. Tells how long it took until their tasks were ended."""
     names = [name for name, _ in LONG]
     if stage.options.virtual:
-        return {"skipped": "virtual GPUs have no MPS"}
+        return {"skipped": NOT_VIRTUAL}
     servers = [process for process in _mps(server, names) if process.kind == "server"]
     if not servers:
         notes = {server.show(ids[name]).attempts[-1].note for name in names}

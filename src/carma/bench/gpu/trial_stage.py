@@ -7,13 +7,14 @@ import time
 from carma.core.model import Record
 
 PARTS = ("tasks", "oom", "restart", "exclusive")
+NOT_VIRTUAL = "virtual GPUs have no MPS"  # why something is skipped that nobody promised there
 
 
 class Options(Record, frozen=True, kw_only=True):
     """What `carma bench gpu` can be told."""
 
     out: str = "."
-    limit_s: float = 420.0
+    limit_s: float = 900.0
     parts: tuple[str, ...] = PARTS
     virtual: bool = False
     tasks: int = 20
@@ -40,6 +41,11 @@ class Stage:
     @property
     def over(self) -> bool:
         return self.left_s <= 0.0
+
+    @property
+    def too_little(self) -> str:
+        """Why something is skipped for want of time."""
+        return f"only {max(0.0, self.left_s):.0f} s were left"
 
     def say(self, text: str, every_s: float = 0.0) -> None:
         """With the seconds since the trial began; not more often than asked."""

@@ -85,6 +85,14 @@ def shortfalls(shared: dict[str, Any]) -> list[str]:
     return found
 
 
+def not_compared(found: dict[str, Any]) -> list[str]:
+    """Of a run one task at a time: whom it left out, so that both runs cannot be compared as wholes."""
+    side, submitted = found["side_by_side"], found["tasks_submitted"]
+    if side["complete"]:
+        return []
+    return [f"exclusive: {submitted - side['tasks']} of {submitted} tasks had not succeeded when the time was over"]
+
+
 def _run(stage: Stage, server: Server) -> dict[str, Any]:
     options = stage.options
     shapes = SHAPES[: options.tasks]
