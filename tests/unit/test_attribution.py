@@ -293,17 +293,73 @@ def test_memory_that_nobody_accounts_for_does_not_make_a_gpu_idle() -> None:
     assert G0 not in world.state.idle_w
 
 
-def test_until_an_idle_gpu_was_seen_the_lowest_power_counts_as_idle() -> None:
+def test_a_single_look_at_an_empty_gpu_counts_until_there_are_five() -> None:
+    """The first task on a fresh daemon: one sample came before it (without one no GPU takes a task)."""
     world = World(1, rules=OPEN)
     world.activity[G0] = (0.2, 0.1, 0.1)
     task = world.submit(5_000)
     world.settle()
     world.start(task)
     world.wait(20)
-    assert world.state.idle_w == {}
-    assert energy(world, task) == [pytest.approx(0.0)], "nothing is said to be above idle that may not be"
-    world.activity[G0] = (0.7, 0.1, 0.1)
-    assert spent(world, 10, task) == [pytest.approx(10 * 100.0)]
+    assert world.state.idle_w == {}, "no mean of five"
+    assert energy(world, task) == [pytest.approx(20 * 200 * 0.2)]
+    world.end(task)
+    world.activity[G0] = (0.05, 0.0, 0.0)  # it idles at 60 W now
+    world.wait(6)
+    assert world.state.idle_w == {G0: pytest.approx(60.0)}, "the mean takes the place of the single look"
+    world.activity[G0] = (0.5, 0.1, 0.1)
+    later = world.submit(5_000)
+    world.settle()
+    world.start(later)
+    world.wait(1)
+    assert spent(world, 10, later) == [pytest.approx(10 * (150.0 - 60.0))]
+
+
+def taken_before_anybody_looked(power: float | None, seconds: int) -> float:
+    """What a task is given, on a GPU that it has been on since before the first sample, at 90 W."""
+    world = World(1, rules=OPEN)
+    world.state.live.clear()  # as after a restart
+    world.state.idle_w.clear()
+    task = world.submit(5_000)
+    start = replace(world._sample(world.state.gpus[G0]), processes=(), energy_j=None, power_w=None)
+    world.emit(GpusSampled(world.now + 0.1, (replace(start, at=world.now + 0.1),)))
+    world.settle()
+    world.start(task)
+    key = world.state.active[task]
+    for second in range(1, seconds + 1):
+        use = ProcessUse(pid=1, memory_mib=5_000, attempt=key)
+        world.emit(
+            GpusSampled(
+                world.now + second,
+                (
+                    GpuSample(
+                        gpu=G0,
+                        at=world.now + second,
+                        memory_used_mib=5_000,
+                        power_w=power,
+                        energy_j=90.0 * second,
+                        processes=(use,),
+                        sm_active=0.2,
+                    ),
+                ),
+            )
+        )
+    return energy(world, task)[0]
+
+
+@pytest.mark.parametrize("seconds", [3, 20])
+def test_while_a_gpu_was_never_seen_empty_half_of_the_lowest_power_counts_as_idle(seconds: int) -> None:
+    assert taken_before_anybody_looked(90.0, seconds) == pytest.approx(45.0 * (seconds - 1))
+    assert taken_before_anybody_looked(None, seconds) == pytest.approx(45.0 * (seconds - 1)), "by the counter alone"
+
+
+def test_a_counter_that_lagged_is_no_look_at_an_empty_gpu() -> None:
+    world = World(1, rules=OPEN)
+    world.state.live.clear()
+    for second, counter_j in ((1, 0.0), (2, 0.0), (3, 110.0)):  # nothing in one second, then that of two
+        sample = GpuSample(gpu=G0, at=world.now + second, memory_used_mib=0, energy_j=counter_j, processes=())
+        world.emit(GpusSampled(world.now + second, (sample,)))
+    assert world.state.live[G0].empty_w is None
 
 
 def test_a_span_that_nobody_watched_is_given_to_nobody() -> None:

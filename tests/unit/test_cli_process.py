@@ -245,6 +245,7 @@ def test_a_stopped_daemon_is_named_and_bad(daemon: FakeDaemon) -> None:
 def test_a_unit_can_be_printed_without_a_daemon(tmp_path: Path) -> None:
     system, user = carma(tmp_path, "up", "--print-unit"), carma(tmp_path, "up", "--print-unit", "--user")
     assert "KillMode=process" in system.stdout
+    assert "Delegate=yes\nDelegateSubgroup=daemon\n" in system.stdout
     assert "WantedBy=default.target" in user.stdout
     assert list(tmp_path.iterdir()) == []
 

@@ -329,15 +329,47 @@ def test_a_task_that_is_alone_and_a_server_without_caps_hold_nobody() -> None:
     assert cap(free, free.submit(None)) is None
 
 
-def test_after_an_oom_the_new_booking_is_the_cap() -> None:
+@pytest.mark.parametrize("declared", [None, 5_000])
+def test_after_an_oom_a_task_is_held_to_what_is_free_and_books_what_it_asked_for(declared: int | None) -> None:
     world = World(1, rules=OPEN)
-    task = world.submit(None)
+    neighbour = world.submit(10_000)
+    world.settle()
+    world.start(neighbour, mib=4_000)
+    task = world.submit(declared)
     world.settle()
     world.start(task, mib=5_000)
     world.oom(task, asked_mib=3_000, peak_mib=6_000)
     world.settle()
     world.wait(5)
-    assert cap(world, task) == 6_000 + 3_000 + 1_024
+    assert cap(world, task) == 40_960 - 10_000 - 512
+    assert world.task(task).attempts[-1].placement.booking.memory_mib == 6_000 + 3_000 + 1_024
+
+
+def test_an_innocent_victim_is_held_to_its_booking_as_before() -> None:
+    world = World(1, rules=OPEN)
+    guilty = world.submit(5_000)
+    victim = world.submit(10_000)
+    world.settle()
+    world.start(guilty, mib=34_000)
+    world.start(victim, mib=6_000)
+    world.wait(1)
+    world.oom(victim, asked_mib=1_000, peak_mib=6_000)
+    world.end(guilty)
+    world.settle()
+    world.wait(5)
+    assert cap(world, victim) == 10_000
+
+
+def test_after_an_oom_alone_there_is_no_limit() -> None:
+    world = World([20_000, 40_960], rules=OPEN)
+    task = world.submit(15_000)
+    world.settle()
+    world.start(task, mib=15_000)
+    world.oom(task, asked_mib=40_000, peak_mib=15_000)
+    world.settle()
+    world.wait(5)
+    assert cap(world, task) is None
+    assert world.gpus_of(task) == (1,)
 
 
 # MIG instances.

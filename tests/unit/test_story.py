@@ -20,10 +20,10 @@ from carma.core.model import (
     TaskSpec,
 )
 from carma.core.outcome import Cancelled, Disrupted, Failed, OutOfMemory, Succeeded, TimedOut
-from carma.core.status import Finished
+from carma.core.status import Ending, Finished
 from carma.core.task import Plan, Task
-from carma.daemon.story import event_name, sentence, story, task_of
-from tests.builders import ALICE, gpu
+from carma.daemon.story import as_on_record, event_name, sentence, story, task_of
+from tests.builders import ALICE, World, gpu
 
 TASK = TaskId(7)
 KEY = AttemptKey(TASK, 2)
@@ -113,10 +113,80 @@ def test_the_place_of_an_attempt_is_told_once() -> None:
 
 def test_what_was_seen_is_told_when_there_is_news_of_it() -> None:
     seen = [e.MemoryObserved(float(at), KEY, mib, energy_j=float(at)) for at, mib in enumerate((512, 512, 600, 600))]
-    assert [line.text for line in story(seen, GPUS, whole=True)] == [
-        "attempt 2: holds 512 MiB",
-        "attempt 2: holds 600 MiB",
+    (line,) = story(seen, GPUS, whole=True)
+    assert (line.at, line.text) == (2.0, "attempt 2: grew from 512 MiB to 600 MiB in 2 s")
+    (line,) = story(seen[:2], GPUS, whole=True)
+    assert (line.at, line.text) == (0.0, "attempt 2: holds 512 MiB")
+    (line,) = story([e.MemoryObserved(5.1 + mib / 10_000, KEY, mib) for mib in (512, 600)], GPUS, whole=True)
+    assert line.text == "attempt 2: grew from 512 MiB to 600 MiB in 1 s", "not in none at all"
+
+
+def test_what_was_seen_of_different_attempts_is_not_told_as_one() -> None:
+    later = AttemptKey(TASK, 3)
+    events = [
+        e.MemoryObserved(1.0, KEY, 512),
+        e.MemoryObserved(2.0, KEY, 900),
+        e.MemoryObserved(3.0, later, 300),
+        e.TaskWarned(4.0, TASK, 10),
+        e.MemoryObserved(5.0, later, 400),
     ]
+    assert [(line.at, line.text) for line in story(events, GPUS, whole=True)] == [
+        (2.0, "attempt 2: grew from 512 MiB to 900 MiB in 1 s"),
+        (3.0, "attempt 3: holds 300 MiB"),
+        (4.0, "warned with signal 10: its time is nearly over"),
+        (5.0, "attempt 3: holds 400 MiB"),
+    ]
+
+
+WATCHDOG = OutOfMemory("gpu", 137, None, 9_216, "stopped by the watchdog: it held 9.0 GiB")
+KILLED = Failed(137, "ended by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("endings", "said"),
+    [
+        ((), "failed with exit code 137: ended by SIGKILL"),
+        ((WATCHDOG,), "out of GPU memory, held 9.0 GiB"),
+        ((TimedOut(60.0),), "reached its time limit of 60 s"),
+        ((Disrupted("its MPS server ended"),), "disrupted: its MPS server ended"),
+        ((Cancelled("bob"),), "cancelled by bob"),
+        ((WATCHDOG, Cancelled("bob")), "cancelled by bob"),
+        ((Cancelled("bob"), WATCHDOG), "cancelled by bob"),
+    ],
+)
+def test_an_attempt_that_was_stopped_ended_by_that_and_not_by_the_signal(
+    endings: tuple[Ending, ...], said: str
+) -> None:
+    """The same as the core has it on record, in the story and wherever the event is told by itself."""
+    world = World(1)
+    task = world.submit(5_000)
+    world.settle()
+    world.start(task)
+    world.log.clear()
+    for ending in endings:
+        world.emit(e.StopRequested(world.now, task, ending, 5.0))
+    world.end(task, KILLED)
+    end = world.log[-1]
+    assert isinstance(end, e.AttemptEnded)
+    assert story(world.log, GPUS, whole=True)[-1].text == f"attempt 1: {said}"
+    recorded = as_on_record(end, world.state.tasks)
+    assert isinstance(recorded, e.AttemptEnded)
+    assert recorded.outcome == world.task(task).attempts[0].outcome
+    assert as_on_record(end, {}) == end, "a task that has left memory"
+
+
+def test_a_stop_of_an_earlier_attempt_is_not_the_end_of_the_next() -> None:
+    next_one = AttemptKey(TASK, 3)
+    events = [
+        e.StopRequested(1.0, TASK, WATCHDOG, 0.0, 9),
+        e.AttemptEnded(2.0, KEY, KILLED),
+        e.StopRequested(3.0, TASK, Cancelled("bob"), 5.0),  # while it waited
+        e.TaskRetried(4.0, TASK),
+        e.TaskPlaced(5.0, next_one, BOOKED),
+        e.AttemptEnded(6.0, next_one, Succeeded()),
+    ]
+    told = [line.text for line in story(events, GPUS, whole=True)]
+    assert (told[1], told[-1]) == ("attempt 2: out of GPU memory, held 9.0 GiB", "attempt 3: succeeded")
 
 
 def test_a_gpu_that_is_gone_is_named_by_its_uuid() -> None:

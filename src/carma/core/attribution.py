@@ -13,6 +13,10 @@ nobody's.
 
 A span between two samples counts whole for those who hold memory at its end: the last part of a run is missed, and the
 first is counted from the sample before, which evens out.
+
+What is shared out is the energy above what the GPU takes idle: the lowest mean power of five samples in a row with
+nobody on it. Until there are five in a row, the lowest single one counts. While the GPU was never seen empty, half of
+the lowest power seen is taken for idle: all of it would leave a task that always does the same with nothing.
 """
 
 from __future__ import annotations
@@ -53,12 +57,13 @@ class Members(Record, frozen=True):
 
 def share_out(state: State, live: Live, before: GpuSample | None, sample: GpuSample) -> None:
     """What happened since the sample before: to each attempt its share, and to the GPU's hour the whole."""
-    if before is None or before.fault is not None or sample.fault is not None:
-        return
-    span_s = sample.at - before.at
-    if span_s > state.rules.window.stale_s:  # not watched: who was there is not known
+    if sample.fault is not None:
         return
     members = _members(state, sample)
+    _note_power(state, live, members, before, sample)
+    if before is None or not _watched(state, before, sample):
+        return
+    span_s = sample.at - before.at
     _learn(state, live, members, sample, span_s)
     shares = _shares(state, live, members, sample)
     spent_j, idle_j = _energy(state, live, members, before, sample)
@@ -71,6 +76,11 @@ def share_out(state: State, live: Live, before: GpuSample | None, sample: GpuSam
             track.energy_j = (track.energy_j or 0.0) + part_j
             given_j += part_j
     _count(state, sample, span_s, spent_j or 0.0, idle_j, given_j)
+
+
+def _watched(state: State, before: GpuSample, sample: GpuSample) -> bool:
+    """Whether the span between the two tells anything: after a gap nobody knows who was there."""
+    return before.fault is None and sample.at - before.at <= state.rules.window.stale_s
 
 
 def _members(state: State, sample: GpuSample) -> Members:
@@ -97,11 +107,6 @@ def _seen(state: State, key: AttemptKey, gpu: GpuId) -> Seen:
 
 
 # What each does.
-
-
-def came(state: State, _live: Live, key: AttemptKey, sample: GpuSample) -> None:
-    """An attempt was seen on the GPU for the first time: nothing is known of it."""
-    _seen(state, key, sample.gpu).own = Guess()
 
 
 def _learn(state: State, live: Live, members: Members, sample: GpuSample, span_s: float) -> None:
@@ -180,31 +185,50 @@ def _energy(
     state: State, live: Live, members: Members, before: GpuSample, sample: GpuSample
 ) -> tuple[float | None, float]:
     """(what the counter went up by, how much of that the GPU would have taken with nobody on it)."""
-    spent_j: float | None = None
-    if before.energy_j is not None and sample.energy_j is not None:
-        spent_j = sample.energy_j - before.energy_j
-        if not isfinite(spent_j) or spent_j < 0.0:  # the counter began anew
-            spent_j = None
-    span_s = sample.at - before.at
-    _note_power(state, live, members, sample, None if spent_j is None else spent_j / span_s)
+    spent_j = _spent_j(before, sample)
     if spent_j is None:
         return None, 0.0
-    idle_w = state.idle_w.get(sample.gpu, live.lowest_w)
+    idle_w = _idle_w(state, live, sample.gpu)
     if members.nobody or idle_w is None:  # without a figure nothing is said to be above idle
         return spent_j, spent_j
-    return spent_j, min(spent_j, idle_w * span_s)
+    return spent_j, min(spent_j, idle_w * (sample.at - before.at))
 
 
-def _note_power(state: State, live: Live, members: Members, sample: GpuSample, by_counter_w: float | None) -> None:
+def _spent_j(before: GpuSample, sample: GpuSample) -> float | None:
+    if before.energy_j is None or sample.energy_j is None:
+        return None
+    spent_j = sample.energy_j - before.energy_j
+    return spent_j if isfinite(spent_j) and spent_j >= 0.0 else None  # less than before: the counter began anew
+
+
+def _idle_w(state: State, live: Live, gpu: GpuId) -> float | None:
+    """The best that is known of it."""
+    known_w = state.idle_w.get(gpu, live.empty_w)
+    if known_w is not None:
+        return known_w
+    lowest_w = live.lowest_w if live.lowest_w is not None else _mean_w(live)
+    return None if lowest_w is None else lowest_w / 2
+
+
+def _mean_w(live: Live) -> float | None:
+    return sum(watts for watts, _ in live.recent_w) / len(live.recent_w) if live.recent_w else None
+
+
+def _note_power(state: State, live: Live, members: Members, before: GpuSample | None, sample: GpuSample) -> None:
     """The lowest mean power, and the lowest with nobody on the GPU: what it takes idle."""
-    power_w = sample.power_w if sample.power_w is not None else by_counter_w
+    power_w = sample.power_w
+    if power_w is None and before is not None and _watched(state, before, sample):
+        spent_j = _spent_j(before, sample)
+        power_w = None if spent_j is None else spent_j / (sample.at - before.at)
     if power_w is None or not isfinite(power_w) or power_w < 0.0:
         return
     empty = members.nobody and not state.on_gpu.get(sample.gpu)
     live.recent_w.append((power_w, empty))
-    if len(live.recent_w) < (live.recent_w.maxlen or 1):
+    if empty and sample.power_w is not None:  # a counter may lag: a single figure made from it is none
+        live.empty_w = power_w if live.empty_w is None else min(live.empty_w, power_w)
+    mean_w = _mean_w(live)
+    if mean_w is None or len(live.recent_w) < (live.recent_w.maxlen or 1):
         return
-    mean_w = sum(watts for watts, _ in live.recent_w) / len(live.recent_w)
     live.lowest_w = mean_w if live.lowest_w is None else min(live.lowest_w, mean_w)
     if all(alone for _, alone in live.recent_w):
         state.idle_w[sample.gpu] = min(mean_w, state.idle_w.get(sample.gpu, mean_w))

@@ -14,11 +14,11 @@ from carma.core import events as e
 from carma.core import observe
 from carma.core.commands import Command, EstimateTask, LaunchAttempt, StopAttempt, WarnAttempt
 from carma.core.model import AttemptKey, GpuId, TaskId
-from carma.core.outcome import Cancelled, Disrupted, Outcome, OutOfMemory
+from carma.core.outcome import Outcome, OutOfMemory
 from carma.core.recovery import blame
 from carma.core.seen import Track
 from carma.core.state import SERVER, InvalidEvent, State
-from carma.core.status import Estimating, Finished, Queued, Recovering, Running, Starting
+from carma.core.status import Estimating, Finished, Queued, Recovering, Running, Starting, that_counts
 from carma.core.task import Attempt, Task
 
 
@@ -199,10 +199,8 @@ def _stop_requested(state: State, event: e.StopRequested) -> list[Command]:
     task = _task(state, event.task)
     match task.status:
         case Starting() | Running():
-            # What CARMA stops by itself it would bring back; a user's word counts more.
-            by_user = isinstance(event.ending, Cancelled) and isinstance(task.status.ending, OutOfMemory | Disrupted)
-            if task.status.ending is None or by_user:
-                state.put(replace(task, status=replace(task.status, ending=event.ending)))
+            ending = that_counts(task.status.ending, event.ending)
+            state.put(replace(task, status=replace(task.status, ending=ending)))
             return [StopAttempt(task.key, event.grace_s, event.signal)]
         case Estimating() | Queued() | Recovering():
             _finish(state, task, event.at, event.ending)

@@ -39,7 +39,6 @@ def take(state: State, sample: GpuSample) -> None:
         memory_mib = None if sample.processes is None else held.get(key, 0)
         if seen.first_at is None and key in held and memory_mib != 0:
             seen.first_at = sample.at
-            attribution.came(state, live, key, sample)
             live.since = before.at if before is not None else 0.0  # this sample is the first that tells of it
         _notice(state, track, seen, sample.at, memory_mib, newest)
         if seen.first_at is not None and seen.settled_at is None and _settled(state, seen, live, sample):

@@ -82,8 +82,8 @@ def describe(outcome: Outcome) -> str:
         case OutOfMemory(where=where, asked_mib=asked, peak_mib=peak):
             parts = ["out of GPU memory" if where == "gpu" else "out of host memory"]
             if asked is not None:
-                parts.append(f"asked for {show_mib(asked)} more")
-            if peak is not None:
+                parts.append(f"asked for {show_mib(asked)} {'at once' if peak == 0 else 'more'}")
+            if peak:
                 parts.append(f"held {show_mib(peak)}")
             return ", ".join(parts)
         case Cancelled(by=by, reason=reason):

@@ -15,6 +15,7 @@ from carma.core.settings import Rules
 from carma.core.view import GpuView
 
 UNKNOWN = "unknown"  # the source of a booking that rests on nothing but memory.unknown_mib
+RECOVERY = "recovery"  # of one that an attempt that ran out of memory has led to
 
 
 class Ranked(Record, frozen=True):
@@ -146,12 +147,14 @@ def placement_of(choice: Choice) -> Placement | None:
 
 def _cap_mib(choice: Choice) -> int | None:
     """Where the task is to be stopped. One of unknown size is not stopped at a figure that nobody believes in, but
-    where it would take what the tasks that are there already have booked."""
+    where it would take what the tasks that are there already have booked. The same for one that memory has stopped
+    before: what was said of it is known to be wrong, and a task under a limit tells only the block that it wanted
+    next, not how many would have followed."""
     ask = choice.ask
     doors = [door for door in choice.doors if door.view.gpu.id in choice.chosen]
     if ask.alone or not all(door.caps for door in doors):
         return None
-    if ask.source != UNKNOWN:
+    if ask.source not in (UNKNOWN, RECOVERY):
         return ask.memory_mib
     return max(ask.memory_mib, min(door.free_mib for door in doors))
 

@@ -2,8 +2,10 @@
 
 Published measurements put the cost of an OOM at 23 s of lost work and 2,330 s of waiting for an empty GPU: the rule is
 the cost. So the ladder first retries where (peak + asked bytes + margin) fits, then with a larger booking, then alone,
-then gives up with the story. An innocent victim comes back first, with its booking as it was; so does a task whose
-MPS server died under it. A task that must not be run twice says so with `max_oom_retries` 0, and that covers these too.
+then gives up with the story. One that a limit stopped has told only the block that it wanted next: its first retry
+books `growth` times as much at least, and is held to what is free where it comes (placement.py). An innocent victim
+comes back first, with its booking as it was; so does a task whose MPS server died under it. A task that must not be run
+twice says so with `max_oom_retries` 0, and that covers these too.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class GiveUp(Record, frozen=True):
 
 
 def blame(attempt: Attempt, outcome: OutOfMemory, neighbours_over: bool) -> Blame:
-    """A process over its booking is the one that pays; a neighbour over its own is to blame otherwise."""
+    """A process over its booking is the one that pays, also where its limit lies higher: it needs a larger booking. A
+    neighbour over its own is to blame otherwise."""
     wanted = (_peak_mib(attempt, outcome) or 0) + (outcome.asked_mib or 0)
     if wanted > attempt.placement.booking.memory_mib:
         return "own"
@@ -40,9 +43,10 @@ def blame(attempt: Attempt, outcome: OutOfMemory, neighbours_over: bool) -> Blam
 
 
 def _at_its_limit(attempt: Attempt, wanted_mib: int) -> bool:
-    """A framework's limit holds its allocator alone: it is reached below the booking, by what the context takes."""
+    """Whether something harder than the watchdog held it. A framework's limit holds its allocator alone, and what a
+    message says was held leaves out the context: a limit is reached below its figure by that much."""
     guards = attempt.confinement.guards if attempt.confinement is not None else ()
-    return any(guard.rung == "framework" and wanted_mib > guard.limit_mib - CONTEXT_MIB for guard in guards)
+    return any(guard.rung != "watchdog" and wanted_mib > guard.limit_mib - CONTEXT_MIB for guard in guards)
 
 
 def _peak_mib(attempt: Attempt, outcome: OutOfMemory) -> int | None:
@@ -122,27 +126,45 @@ def _climb(
     if attempt.placement.booking.alone and largest <= had_mib:
         return GiveUp(_told(outcome, f"it had a GPU of {show_mib(had_mib)} alone, and there is none larger"))
     booked = attempt.placement.booking.memory_mib
-    seen = _peak_mib(attempt, outcome)
-    # What it held and asked for; one that the watchdog stopped asked for nothing, but holds at least what it held.
-    least = None if seen is None else seen + (outcome.asked_mib or 0) + rules.recovery.margin_mib
-    known = None if outcome.asked_mib is None else least
-    grown = int(booked * rules.recovery.growth)
-    memory = known if known is not None and count == 1 else max(least or 0, grown)
-    memory = max(memory, booked)
+    again = count == 1 and outcome.asked_mib is not None and _peak_mib(attempt, outcome) is not None
+    memory = _needed_mib(attempt, outcome, rules, largest, again)
     if attempt.placement.booking.alone:
         memory = max(memory, had_mib + 1)  # it had all of that card, so the next one must be larger
     wait_s = _back_off_s(rules, count)
     if count >= 3 or memory > largest or attempt.placement.booking.alone:
-        reason = f"next attempt alone on a GPU (it held {show_mib(seen)} when memory ran out)"
+        reason = f"next attempt alone on a GPU ({_held(attempt, outcome)} when memory ran out)"
         return Retry(Plan(rung="alone", memory_mib=min(memory, largest), reason=reason), wait_s)
-    if known is not None and count == 1:
-        reason = (
-            f"held {show_mib(seen)} and asked for {show_mib(outcome.asked_mib)} more; "
-            f"next attempt where {show_mib(memory)} fit"
-        )
+    if again:
+        reason = f"{_wanted(attempt, outcome)}; next attempt where {show_mib(memory)} fit"
         return Retry(Plan(rung="again", memory_mib=memory, reason=reason), wait_s)
     reason = f"booking raised from {show_mib(booked)} to {show_mib(memory)}"
     return Retry(Plan(rung="larger", memory_mib=memory, reason=reason), wait_s)
+
+
+def _needed_mib(attempt: Attempt, outcome: OutOfMemory, rules: Rules, largest_mib: int, again: bool) -> int:
+    """The next booking, never less than the last. `again`: the first retry of one that told what it needed."""
+    booked = attempt.placement.booking.memory_mib
+    seen, asked = _peak_mib(attempt, outcome), outcome.asked_mib or 0
+    # What it held and asked for; one that the watchdog stopped asked for nothing, but holds at least what it held.
+    least = 0 if seen is None else seen + asked + rules.recovery.margin_mib
+    grown = int(booked * rules.recovery.growth)
+    if not again:
+        return max(least, grown, booked)
+    held_back = attempt.blame == "own" and _at_its_limit(attempt, (seen or 0) + asked)
+    # Growth is a guess: it must not keep the task from sharing a card on which what it asked for fits.
+    return max(least, booked, grown if held_back and grown <= largest_mib else 0)
+
+
+def _wanted(attempt: Attempt, outcome: OutOfMemory) -> str:
+    seen = _peak_mib(attempt, outcome)
+    if not seen:
+        return f"asked for {show_mib(outcome.asked_mib)} at once"
+    return f"held {show_mib(seen)} and asked for {show_mib(outcome.asked_mib)} more"
+
+
+def _held(attempt: Attempt, outcome: OutOfMemory) -> str:
+    seen = _peak_mib(attempt, outcome)
+    return f"it held {show_mib(seen)}" if seen else "nobody saw what it held"
 
 
 def _told(outcome: OutOfMemory, story: str) -> OutOfMemory:

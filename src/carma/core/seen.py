@@ -93,7 +93,7 @@ class Track:
 class Live:
     """Of one GPU. `since` is when a task last came to it or left it: older samples tell of others."""
 
-    __slots__ = ("background", "left_at", "left_over", "look", "lowest_w", "recent_w", "since", "window")
+    __slots__ = ("background", "empty_w", "left_at", "left_over", "look", "lowest_w", "recent_w", "since", "window")
 
     def __init__(self, length_s: float) -> None:
         self.window = Window(length_s)
@@ -104,3 +104,4 @@ class Live:
         self.background = Guess()  # of the foreign processes on it
         self.recent_w: deque[tuple[float, bool]] = deque(maxlen=POWER_SAMPLES)  # power, and whether nobody was on it
         self.lowest_w: float | None = None  # the lowest mean of those, whoever was on it
+        self.empty_w: float | None = None  # the lowest single one with nobody on it: counts until there is a mean

@@ -101,7 +101,7 @@ class Sharing(Record, frozen=True, kw_only=True):
         bool,
         Meta(
             description="Whether a task is held to its booking by its framework's and MPS's own limits. One of unknown "
-            "size is held to what was free when it came."
+            "size, or that ran out of memory before, is held to what was free when it came."
         ),
     ] = True
     context_mib: Annotated[

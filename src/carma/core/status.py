@@ -9,6 +9,13 @@ from carma.core.outcome import Cancelled, Disrupted, Outcome, OutOfMemory, Timed
 Ending = Cancelled | TimedOut | OutOfMemory | Disrupted
 
 
+def that_counts(before: Ending | None, asked: Ending) -> Ending:
+    """Of two words to stop, usually the first. But what CARMA stops by itself it would bring back: a user's word
+    counts more."""
+    by_user = isinstance(asked, Cancelled) and isinstance(before, OutOfMemory | Disrupted)
+    return asked if before is None or by_user else before
+
+
 class Estimating(Record, frozen=True, tag="estimating", tag_field="state"):
     since: float
     held: bool = False

@@ -14,7 +14,7 @@ from carma.core.admission import by_size, never_fits
 from carma.core.decision import Ask, Refusal
 from carma.core.filters import door_of
 from carma.core.model import AttemptKey, Gpu, GpuId, Record, TaskId
-from carma.core.placement import UNKNOWN, Choice, Fenced, choose
+from carma.core.placement import RECOVERY, UNKNOWN, Choice, Fenced, choose
 from carma.core.reserve import Fence, free_at, reserve, spare_mib
 from carma.core.snapshot import expected_runtime_s, views
 from carma.core.state import State
@@ -42,7 +42,7 @@ def ask_of(task: Task, state: State, sizes: Sequence[Gpu] | None = None) -> Ask:
     plan = task.plan
     alone = task.spec.exclusive or (plan is not None and plan.rung == "alone")
     if plan is not None and plan.memory_mib is not None:
-        memory, source = plan.memory_mib, "recovery"
+        memory, source = plan.memory_mib, RECOVERY
     elif task.estimate is not None:
         memory, source = task.estimate.upper_mib, task.estimate.source
     else:

@@ -257,7 +257,7 @@ class Api:
         return gpu_views(self._engine.state, self._engine.clock.now())
 
     async def events(self, _call: Call) -> Response:
-        body = sse(self._engine.subscribe(), lambda: self._engine.state.gpus, self._closing)
+        body = sse(self._engine.subscribe(), lambda: self._engine.state, self._closing)
         return _stream(body, "text/event-stream")
 
     async def settings(self, _call: Call) -> list[t.SettingView]:

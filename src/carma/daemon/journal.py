@@ -22,7 +22,7 @@ from carma.core.events import (
 from carma.core.model import GpuId, GpuSample
 from carma.core.outcome import Disrupted, Lost, OutOfMemory
 from carma.core.state import State
-from carma.daemon.story import sentence
+from carma.daemon.story import as_on_record, sentence
 
 log = logging.getLogger("carma.daemon")
 
@@ -41,7 +41,7 @@ class Journal:
             case StopRequested(ending=OutOfMemory() | Disrupted()):
                 log.info("%s", sentence(event, state.gpus))
             case AttemptEnded(outcome=Disrupted()) | TaskFinished(outcome=OutOfMemory() | Lost() | Disrupted()):
-                log.info("%s", sentence(event, state.gpus))
+                log.info("%s", sentence(as_on_record(event, state.tasks), state.gpus))
             case _:
                 return
 

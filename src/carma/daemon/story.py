@@ -1,17 +1,21 @@
 """What happened, as sentences: one for each durable event. The stream tells them as they happen, a story in order.
 
-What only an owner may read (a program's own words, the reason somebody gave) is told only where `whole` is set.
+What only an owner may read (a program's own words, the reason somebody gave) is told only where `whole` is set. An
+attempt that was told to stop is told to have ended by that, and not by the signal that its process died of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import assert_never
+
+from msgspec.structs import replace
 
 from carma.core import events as e
 from carma.core.model import AttemptKey, Booking, Confinement, Gpu, GpuId, Placement, TaskId
 from carma.core.outcome import Cancelled, Disrupted, Failed, Outcome, OutOfMemory, TimedOut, describe
-from carma.core.status import Ending
+from carma.core.status import Ending, that_counts
+from carma.core.task import Task
 from carma.core.units import show_mib, show_s
 from carma.wire.sharing import held, shared
 from carma.wire.types import StoryLine
@@ -51,17 +55,55 @@ def task_of(event: e.Durable) -> TaskId | None:
 
 
 def story(events: Iterable[e.Durable], gpus: Gpus, *, whole: bool) -> list[StoryLine]:
-    """The lines of one task's story. What was seen of an attempt is stored more often than there is news of it."""
+    """The lines of one task's story. What was seen of an attempt is stored more often than there is news of it: a run
+    of such events is one line."""
     lines: list[StoryLine] = []
-    last_seen = ""
-    for event in events:
-        text = told(event, gpus, whole=whole)
+    seen: list[e.MemoryObserved] = []
+    for event in _with_endings(events):
+        if seen and not (isinstance(event, e.MemoryObserved) and event.key == seen[0].key):
+            lines.append(_grown(seen, gpus, whole))
+            seen = []
         if isinstance(event, e.MemoryObserved):
-            if text == last_seen:
-                continue
-            last_seen = text
-        lines.append(StoryLine(at=event.at, event=event_name(event), text=text))
-    return lines
+            seen.append(event)
+        else:
+            lines.append(StoryLine(at=event.at, event=event_name(event), text=told(event, gpus, whole=whole)))
+    return [*lines, _grown(seen, gpus, whole)] if seen else lines
+
+
+def _with_endings(events: Iterable[e.Durable]) -> Iterable[e.Durable]:
+    """The same, with the ends of attempts as they are on record."""
+    ending: Ending | None = None
+    for event in events:
+        match event:
+            case e.TaskPlaced():
+                ending = None
+            case e.StopRequested():
+                ending = that_counts(ending, event.ending)
+            case e.AttemptEnded() if ending is not None:
+                event = replace(event, outcome=ending)
+                ending = None
+            case _:
+                pass
+        yield event
+
+
+def _grown(seen: Sequence[e.MemoryObserved], gpus: Gpus, whole: bool) -> StoryLine:
+    """A run of them, as one line: how the peak grew, and when it was reached."""
+    first, most = seen[0], max(seen, key=lambda event: event.peak_mib)  # the first of those that are alike
+    begun, reached = show_mib(first.peak_mib), show_mib(most.peak_mib)
+    if begun == reached:
+        return StoryLine(at=first.at, event=event_name(first), text=told(first, gpus, whole=whole))
+    text = f"attempt {first.key.attempt}: grew from {begun} to {reached} in {show_s(max(1.0, most.at - first.at))}"
+    return StoryLine(at=most.at, event=event_name(most), text=text)
+
+
+def as_on_record(event: e.Durable, tasks: Mapping[TaskId, Task]) -> e.Durable:
+    """One event that was just stepped; an attempt's end with the outcome that the state has of it."""
+    task = tasks.get(event.key.task) if isinstance(event, e.AttemptEnded) else None
+    if not isinstance(event, e.AttemptEnded) or task is None:
+        return event
+    found = next((one.outcome for one in task.attempts if one.number == event.key.attempt), None)
+    return event if found is None else replace(event, outcome=found)
 
 
 def sentence(event: e.Durable, gpus: Gpus) -> str:

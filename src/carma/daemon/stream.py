@@ -9,22 +9,24 @@ from typing import Any, Literal
 import msgspec
 
 from carma.core.events import Durable
+from carma.core.state import State
 from carma.daemon.engine import Subscription
-from carma.daemon.story import Gpus, event_name, sentence, task_of
+from carma.daemon.story import as_on_record, event_name, sentence, task_of
 from carma.wire.types import StreamEvent
 
 HEARTBEAT_S = 15.0
 _HEARTBEAT = b": still here\n\n"
 
 
-def encode(sequence: int, event: Durable, gpus: Gpus) -> bytes:
+def encode(sequence: int, event: Durable, state: State) -> bytes:
     name = event_name(event)
-    shown = StreamEvent(sequence=sequence, at=event.at, event=name, task=task_of(event), text=sentence(event, gpus))
+    text = sentence(as_on_record(event, state.tasks), state.gpus)
+    shown = StreamEvent(sequence=sequence, at=event.at, event=name, task=task_of(event), text=text)
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (sequence, name.encode("ascii"), msgspec.json.encode(shown))
 
 
 async def sse(
-    subscription: Subscription, gpus: Callable[[], Gpus], closing: asyncio.Event, heartbeat_s: float = HEARTBEAT_S
+    subscription: Subscription, state: Callable[[], State], closing: asyncio.Event, heartbeat_s: float = HEARTBEAT_S
 ) -> AsyncIterator[bytes]:
     """The stream's body. A slow reader fills the subscription's bounded buffer: that ends, and so does this.
 
@@ -45,7 +47,7 @@ async def sse(
                 except StopAsyncIteration:
                     return
                 coming = None
-                yield encode(sequence, event, gpus())
+                yield encode(sequence, event, state())
             elif not closing.is_set():
                 yield _HEARTBEAT
     finally:

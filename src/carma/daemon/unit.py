@@ -17,6 +17,13 @@ Type=notify
 ExecStart={command} up
 # Only the daemon is stopped: tasks go on, and the next daemon adopts them.
 KillMode=process
+# Its cgroup is the daemon's to divide, so that the driver can limit the GPU memory of each task (drivers from 615 on).
+# DelegateSubgroup needs systemd 254; older ones ignore it with a warning, and tasks then do without that limit.
+Delegate=yes
+DelegateSubgroup=daemon
+# A task that runs out of host memory, or starts many threads, is no reason to stop the daemon or to stop the task.
+OOMPolicy=continue
+TasksMax=infinity
 Restart=on-failure
 RestartSec=2
 StateDirectory=carma
@@ -44,6 +51,8 @@ Type=notify
 ExecStart={command} up
 # Only the daemon is stopped: tasks go on, and the next daemon adopts them.
 KillMode=process
+# A task that runs out of host memory is no reason to stop the daemon.
+OOMPolicy=continue
 Restart=on-failure
 RestartSec=2
 LimitNOFILE=65536

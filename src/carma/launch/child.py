@@ -56,6 +56,7 @@ def prepare(order: dict[str, Any], own_logs: tuple[int | None, int | None]) -> l
     """Everything before exec, as the submitter. Returns device, inode and size of the two log files."""
     os.setsid()
     restore_signals()
+    be_killable()
     take_identity(order)
     os.umask(order["umask"])
     try:
@@ -83,6 +84,22 @@ def restore_signals() -> None:
             except (OSError, ValueError):  # reserved by the C library
                 continue
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def be_killable() -> None:
+    """A daemon that the kernel is to spare when memory runs out (OOMScoreAdjust in its unit) does not hand that down:
+    it is the task that takes the memory."""
+    try:
+        fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        if int(os.read(fd, 16)) < 0:
+            os.pwrite(fd, b"0", 0)
+    except (OSError, ValueError):
+        pass
+    finally:
+        os.close(fd)
 
 
 def take_identity(order: dict[str, Any]) -> None:
