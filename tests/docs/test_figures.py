@@ -1,4 +1,5 @@
-"""No figure in the README is typed by hand and left: each is the one in the file of results that it names, rounded."""
+"""No figure in the README or on the pages of results is typed by hand and left: each is the one in the file of results
+that it names, rounded."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from tests.docs.markdown import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 H200_PAGE = (ROOT / "results" / "h200" / "README.md").read_text(encoding="utf-8")
+SHARING_PAGE = (ROOT / "docs" / "sharing.md").read_text(encoding="utf-8")
 SCALE = {"h": 3600.0, "MJ": 1e6, "": 1.0, "%": 1.0}
 
 
@@ -25,9 +27,11 @@ def _json(name: str) -> dict[str, Any]:
 
 
 def _rows(first_line: str, page: str = README) -> list[list[str]]:
-    """The cells of the table that begins so, without its two head lines."""
-    table = page[page.index(first_line) :].split("\n\n", 1)[0]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    """The cells of the tables that begin so, without their two head lines."""
+    tables = [part.split("\n\n", 1)[0] for part in page.split(f"{first_line}\n")[1:]]
+    assert tables, f"there is no table {first_line}"
+    lines = [line for table in tables for line in table.splitlines()[1:]]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 def _same(cell: str, value: float) -> bool:
@@ -39,11 +43,14 @@ def _same(cell: str, value: float) -> bool:
 
 
 DAEMON = _rows("| what | measured | figure |")
-DEMO = _rows("| what | exclusive | collocated |")
-H200 = _rows("| what | H200 | published | figure |")
+DEMO = _rows("| what | exclusive | collocated | change | published | figure |")
+H200 = _rows("| what | H200 | published (A100) | figure |")
 H200_MORE = _rows("| what | H200 | figure |", H200_PAGE)
-RUNGS = _rows("| rung | grower stopped", H200_PAGE)
-UNITS = {"": 1.0, "x": 1.0, "J": 1.0, "s": 1.0, "MiB": 1.0, "GiB": 1024.0, "% of a core": 1.0, "%": 0.01}
+RUNGS = _rows(
+    "| rung | grower stopped, seconds after passing its booking | after threatening what others booked |", H200_PAGE
+)
+MODELS = _rows("| model | mean | nine in ten within | figure |", SHARING_PAGE)
+UNITS = {"": 1.0, "x": 1.0, "J": 1.0, "kJ": 1000.0, "s": 1.0, "MiB": 1.0, "GiB": 1024.0, "% of a core": 1.0, "%": 0.01}
 # What a member of a list goes by: `rounds.mps` is the one whose rung is mps, `points.small` those whose task is small.
 NAMES = ("task", "mechanism", "copies", "rung", "look", "name", "size", "percent")
 SUMS: dict[str, Callable[[list[float]], float]] = {"max": max, "min": min, "count": len, "median": median, "sum": sum}
@@ -103,6 +110,52 @@ def test_how_fast_each_rung_was_is_as_in_the_file(row: list[str]) -> None:
     (found,) = [one for one in _json("h200/oom.json")["rounds"] if f"`{one['rung']}`" == row[0]]
     for cell, key in ((row[1], "stopped_after_passing_s"), (row[2], "stopped_after_threatening_s")):
         assert (cell == "") if found[key] is None else _same(cell, found[key])
+
+
+@pytest.mark.parametrize("row", MODELS, ids=lambda row: row[-1])
+def test_an_error_of_the_sharing_model_is_the_one_that_was_found(row: list[str]) -> None:
+    for cell, what in ((row[1], "mae"), (row[2], "p90")):
+        value = h200_figure(f"{row[3].strip('`')}.{what}")
+        assert _same(cell, value), f"{row[0]}: {cell}, but {what} is {value} in the file"
+
+
+def _said(pattern: str) -> list[float]:
+    """The numbers that a sentence of the page says, wherever its lines are folded."""
+    found = re.search(pattern, " ".join(H200_PAGE.split()))
+    assert found is not None, f"the page does not say {pattern!r}"
+    return [float(text) for text in found.groups()]
+
+
+def test_activity_is_said_to_grow_as_the_images_do() -> None:
+    told = _said(r"Eight copies .* make ([\d.]+) times the images of one, and show ([\d.]+) times its SM activity")
+    points = {copies: f"collocation.points.small.mps.{copies}" for copies in (1, 8)}
+    for factor, what in zip(told, ("images_per_s", "sm_active"), strict=True):
+        assert factor == round(h200_figure(f"{points[8]}.{what}") / h200_figure(f"{points[1]}.{what}"), 1)
+
+
+def test_the_drift_of_tasks_alone_is_as_in_the_table() -> None:
+    alone: dict[str, list[dict[str, Any]]] = {}
+    for row in _json("h200/interference-mps.json")["rows"]:
+        if len(row["tasks"]) == 1 and row["percent"] == [100]:
+            alone.setdefault(row["tasks"][0], []).append(row)
+    assert {len(rows) for rows in alone.values()} == {3}
+    drifts: dict[bool, list[float]] = {True: [], False: []}
+    for rows in alone.values():
+        rates = [row["rates"][0] for row in rows]
+        full = min(row["gr_active"] for row in rows) > 0.99
+        drifts[full].append(100 * (max(rates) / min(rates) - 1))
+    told = _said(r"up to (\d+) % faster than the slowest \(median of those tasks (\d+) %\).* stayed within (\d+) %")
+    assert told[:2] == [round(max(drifts[False])), round(median(drifts[False]))]
+    assert max(drifts[True]) < told[2]
+
+
+def test_what_thread_percentages_cost_is_as_in_the_file() -> None:
+    told = _said(r"gives up (\d+) % of its speed at 25 % of the threads, and (\d+) % at 50 %")
+    for percent, share in zip((25, 50), told, strict=True):
+        before, after = (
+            h200_figure(f"interference-mps.percentages.{percent}.heavy_{when}") for when in ("before", "after")
+        )
+        assert share == round(100 * (1 - after / before))
 
 
 def test_what_is_said_of_the_provoked_ooms_is_so() -> None:

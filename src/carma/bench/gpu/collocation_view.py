@@ -49,9 +49,8 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PUBLISHED = Published(
-    gpu="NVIDIA A100 40GB",
-    source="Robroek, Yousefzadeh-Asl-Miandoab, Tözün: An Analysis of Collocation on GPUs for Deep Learning Training "
-    "(arXiv 2209.06018)",
+    gpu="NVIDIA A100",
+    source="published for an A100, and handed down; the abstract of arXiv 2209.06018 says up to four times",
     small=(5.35, 5.35),
     large=(1.15, 1.17),
     order="MPS > MIG > naive",
