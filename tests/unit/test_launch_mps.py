@@ -198,7 +198,39 @@ def test_a_server_that_died_while_no_daemon_looked_is_trouble_too(place: Place, 
     assert look(place.launcher(), key()).trouble is not None
 
 
-def test_a_control_daemon_that_dies_is_no_trouble(place: Place, launcher: ProcessLauncher) -> None:
+def test_a_control_daemon_that_dies_is_trouble_for_those_who_have_not_come_so_far(
+    place: Place, launcher: ProcessLauncher
+) -> None:
+    """They would find no MPS, and run without it and without its limit; nothing tells them."""
+    launcher.launch(on_card(place.client(), 1))
+    launcher.launch(on_card(place.task("sleep 600"), 2))
+    launcher.launch(on_card(plain(place), 3))
+    for number in (1, 2, 3):
+        until_running(launcher, key(number))
+    place.until_up()
+    kill(server_pid(launcher, "control"))
+    for life in (launcher, place.launcher()):
+        found = life.poll([key(1), key(2), key(3)])
+        gone_too = "the MPS control daemon that it was to run under has ended"
+        assert [one.trouble for one in found] == [None, gone_too, None], "the client's server lives"
+
+
+def test_a_client_that_came_when_all_of_it_was_gone_has_no_limit_and_is_in_trouble(
+    place: Place, launcher: ProcessLauncher
+) -> None:
+    launcher.launch(on_card(place.client(), 1))
+    until_running(launcher, key())
+    place.until_up()
+    for which in ("control", "server"):
+        kill(server_pid(launcher, which))
+    launcher.poll([])  # so much for the loss
+    launcher._holding._judged[key()] = 1  # as for one that started after it
+    assert look(launcher, key()).trouble == "the MPS control daemon that it was to run under has ended"
+
+
+def test_a_control_daemon_that_dies_is_no_trouble_for_clients_of_a_server_that_lives(
+    place: Place, launcher: ProcessLauncher
+) -> None:
     launcher.launch(on_card(place.client()))
     until_running(launcher, key())
     place.until_up()

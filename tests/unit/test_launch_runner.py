@@ -17,6 +17,7 @@ import pytest
 from carma.core.model import Owner
 from carma.core.outcome import Failed, Succeeded
 from carma.launch import cgroup, records
+from carma.launch.child import be_killable
 from carma.launch.process import ProcessLauncher
 from tests.launch_orders import key, order_of, shell, spec_of, tidy, until, until_ended, until_running
 
@@ -301,3 +302,14 @@ def test_a_record_is_created_once(tmp_path: Path) -> None:
 def test_the_kernels_oom_kills_are_counted_or_absent() -> None:
     count = cgroup.oom_kills()
     assert count is None or count >= 0
+
+
+@pytest.mark.parametrize(("inherited", "then"), [("-500\n", "0"), ("0\n", "0\n"), ("300\n", "300\n"), ("?\n", "?\n")])
+def test_what_spares_the_daemon_when_memory_runs_out_is_not_handed_down(
+    tmp_path: Path, inherited: str, then: str
+) -> None:
+    path = tmp_path / "oom_score_adj"
+    path.write_text(inherited)
+    be_killable(str(path))
+    assert path.read_text() == then
+    be_killable(str(tmp_path / "none"))  # a kernel without it

@@ -8,7 +8,7 @@ import pytest
 
 from carma.core.events import AttemptStarted, RecoveryPlanned, StopRequested, TaskRetried
 from carma.core.model import Confinement, Guard, TaskId
-from carma.core.outcome import Disrupted, Failed, Lost, Outcome, OutOfMemory, Succeeded
+from carma.core.outcome import Disrupted, Failed, Lost, Outcome, OutOfMemory, Succeeded, describe
 from carma.core.settings import PlacementRules, RecoveryRules, Rules
 from carma.core.status import Finished, Queued, Recovering
 from carma.core.task import Plan
@@ -219,6 +219,27 @@ def test_nobody_over_a_booking_is_told_as_not_known() -> None:
     world.settle()
     assert world.task(task).attempts[-1].blame == "unknown"
     assert plan(world, task).memory_mib == 5_000, "never less than it had"
+
+
+def test_one_whose_first_block_is_refused_is_not_said_to_have_held_anything() -> None:
+    world = World(1)
+    task = world.run(3_000, holds_mib=0)
+    world.oom(task, asked_mib=4_800, peak_mib=0)
+    world.settle()
+    outcome = world.task(task).attempts[-1].outcome
+    assert outcome is not None
+    assert describe(outcome) == "out of GPU memory, asked for 4.7 GiB at once"
+    assert plan(world, task).reason == "asked for 4.7 GiB at once; next attempt where 5.7 GiB fit"
+
+
+def test_what_it_asked_for_counts_also_when_nobody_saw_what_it_held() -> None:
+    world = World(1)
+    task = world.submit(3_000)
+    world.settle()
+    world.start(task)
+    world.oom(task, asked_mib=11_500, peak_mib=None)
+    world.settle()
+    assert (plan(world, task).rung, plan(world, task).memory_mib) == ("larger", 11_500 + 1_024)
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_what_was_seen_is_told_when_there_is_news_of_it() -> None:
 
 def test_what_was_seen_of_different_attempts_is_not_told_as_one() -> None:
     later = AttemptKey(TASK, 3)
-    events = [
+    events: list[e.Durable] = [
         e.MemoryObserved(1.0, KEY, 512),
         e.MemoryObserved(2.0, KEY, 900),
         e.MemoryObserved(3.0, later, 300),
@@ -177,7 +177,7 @@ def test_an_attempt_that_was_stopped_ended_by_that_and_not_by_the_signal(
 
 def test_a_stop_of_an_earlier_attempt_is_not_the_end_of_the_next() -> None:
     next_one = AttemptKey(TASK, 3)
-    events = [
+    events: list[e.Durable] = [
         e.StopRequested(1.0, TASK, WATCHDOG, 0.0, 9),
         e.AttemptEnded(2.0, KEY, KILLED),
         e.StopRequested(3.0, TASK, Cancelled("bob"), 5.0),  # while it waited

@@ -144,13 +144,14 @@ def _climb(
 def _needed_mib(attempt: Attempt, outcome: OutOfMemory, rules: Rules, largest_mib: int, again: bool) -> int:
     """The next booking, never less than the last. `again`: the first retry of one that told what it needed."""
     booked = attempt.placement.booking.memory_mib
-    seen, asked = _peak_mib(attempt, outcome), outcome.asked_mib or 0
-    # What it held and asked for; one that the watchdog stopped asked for nothing, but holds at least what it held.
-    least = 0 if seen is None else seen + asked + rules.recovery.margin_mib
+    # What it held and asked for; one that the watchdog stopped asked for nothing, but holds at least what it held, and
+    # of one that asked for all at once nothing may have been seen.
+    wanted = (_peak_mib(attempt, outcome) or 0) + (outcome.asked_mib or 0)
+    least = wanted + rules.recovery.margin_mib if wanted else 0
     grown = int(booked * rules.recovery.growth)
     if not again:
         return max(least, grown, booked)
-    held_back = attempt.blame == "own" and _at_its_limit(attempt, (seen or 0) + asked)
+    held_back = attempt.blame == "own" and _at_its_limit(attempt, wanted)
     # Growth is a guess: it must not keep the task from sharing a card on which what it asked for fits.
     return max(least, booked, grown if held_back and grown <= largest_mib else 0)
 

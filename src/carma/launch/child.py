@@ -86,20 +86,17 @@ def restore_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
-def be_killable() -> None:
+def be_killable(path: str = "/proc/self/oom_score_adj") -> None:
     """A daemon that the kernel is to spare when memory runs out (OOMScoreAdjust in its unit) does not hand that down:
     it is the task that takes the memory."""
     try:
-        fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
+        with open(path) as file:
+            spared = int(file.read()) < 0
+        if spared:
+            with open(path, "w") as file:
+                file.write("0")
+    except (OSError, ValueError):  # no such file, or a container that forbids it
         return
-    try:
-        if int(os.read(fd, 16)) < 0:
-            os.pwrite(fd, b"0", 0)
-    except (OSError, ValueError):
-        pass
-    finally:
-        os.close(fd)
 
 
 def take_identity(order: dict[str, Any]) -> None:

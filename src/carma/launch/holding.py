@@ -2,8 +2,9 @@
 
 An MPS server that goes takes its clients' work with it: their calls fail, or never return. An attempt counts as its
 client when one of its processes has a GPU's device file open at the moment when the server is missed; one that has not
-come so far will be given a new server by the control daemon. A control daemon that dies is no trouble: clients speak to
-the server alone.
+come so far will be given a new server by the control daemon. When that is gone too, nobody gives it one: it would run
+without MPS, without its limit and without an error, so it is in trouble before it has come. Only the clients of a
+server that outlives its control daemon are not: they speak to the server alone.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from carma.launch.tree import Trees
 
 DEVICE_FILES = "/dev/nvidia"  # what their paths begin with
 SERVER_GONE = "the MPS server that it ran under has ended"
+CONTROL_GONE = "the MPS control daemon that it was to run under has ended"
 
 
 class Holding:
@@ -35,6 +37,7 @@ class Holding:
         self._held: dict[AttemptKey, Held | None] = {}  # of attempts that are launched or run
         self._judged: dict[AttemptKey, int] = {}  # so many losses of its server were looked at
         self._troubles: dict[AttemptKey, str] = {}
+        self._clients: set[AttemptKey] = set()  # of servers that outlived their control daemon
 
     def arrange(self, order: LaunchOrder) -> Arranged:
         """Decide and write down. Raises what `Confiner.arrange` raises."""
@@ -67,10 +70,18 @@ class Holding:
         new = losses[self._judged[key] :]
         self._judged[key] = len(losses)
         if any(one.noticed_at >= started.started_at for one in new) and self._uses_gpu(key, started):
-            self._troubles[key] = SERVER_GONE
-            with contextlib.suppress(OSError):  # on a full disk the next daemon may not know
-                records.write(self._files.path(key, records.TROUBLE), {"reason": SERVER_GONE}, durable=False)
+            self._note(key, SERVER_GONE)
+        if key not in self._troubles and key not in self._clients and self._servers.leads_nowhere(held.server):
+            if self._servers.serves(held.server) and self._uses_gpu(key, started):
+                self._clients.add(key)
+            else:
+                self._note(key, CONTROL_GONE)
         return self._troubles.get(key)
+
+    def _note(self, key: AttemptKey, reason: str) -> None:
+        self._troubles[key] = reason
+        with contextlib.suppress(OSError):  # on a full disk the next daemon may not know
+            records.write(self._files.path(key, records.TROUBLE), {"reason": reason}, durable=False)
 
     def _recall(self, key: AttemptKey) -> None:
         """An earlier daemon may have missed its server and died before it told anybody."""
@@ -99,6 +110,7 @@ class Holding:
         self._held.pop(key, None)
         self._judged.pop(key, None)
         self._troubles.pop(key, None)
+        self._clients.discard(key)
 
     # The servers.
 

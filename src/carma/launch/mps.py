@@ -6,8 +6,8 @@ stopped when no attempt has needed it for a while. Watched by pid: a look costs 
     <directory>/<uid>.<n>/       pipes and logs, mode 0700, the user's
     <directory>/<uid>.<n>.json   which processes they are; ours, so that the user cannot name others
 
-A control daemon that dies is not started again in its old directory, where its server may still serve: the next launch
-gets a new one (n + 1), and what runs under the old server goes on.
+A control daemon that dies takes its server with it (so measured), and who then looks for MPS in its directory finds
+none and runs without, and without its limit. The next launch gets a new one in a directory of its own (n + 1).
 """
 
 from __future__ import annotations
@@ -225,6 +225,16 @@ class MpsServers:
         """Of the servers under that name; what is not known has lost none."""
         serving = self._serving.get(name)
         return tuple(serving.losses) if serving is not None else ()
+
+    def leads_nowhere(self, name: str) -> bool:
+        """Whether its control daemon is gone: clients that come now get no server."""
+        serving = self._serving.get(name)
+        return serving is not None and not serving.daemon.alive
+
+    def serves(self, name: str) -> bool:
+        """Whether one of its servers lives."""
+        serving = self._serving.get(name)
+        return serving is not None and any(server.alive for server in serving.servers)
 
     def lost_between(self, name: str, started_at: float, ended_at: float) -> bool:
         """Whether a server went while that attempt ran: missed after its start, not seen any more after its end."""

@@ -24,9 +24,12 @@ from carma.launch import procfs
 CONTROL, SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 PIPE_VARIABLE, LOG_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 LOG_DIRECTORY = "log"
-START_LIMIT_S = 20.0  # for the control daemon
-SERVER_LIMIT_S = 20.0  # for its server, which takes seconds where there are many cards
+# Everything else that the launcher is asked waits meanwhile, stops too. Measured: `-d` returns at once, and a server is
+# there within a second; it takes longer where there are many cards.
+START_LIMIT_S = 10.0  # for the control daemon, all in all
+SERVER_LIMIT_S = 10.0  # for its server
 ASK_LIMIT_S = 5.0
+LEAST_S = 0.2  # for a last question when the time is nearly over
 PAUSE_S = 0.05
 SOCKET_PATH_BYTES = 107  # of the kernel
 _LONGEST_SOCKET = "control_privileged"
@@ -63,12 +66,12 @@ class Control:
     def start(self) -> Identity:
         """The new control daemon, which answers; raises MpsFailed."""
         self._make_directory()
+        deadline_s = time.monotonic() + START_LIMIT_S
         code, said = self._run(["-d"], "", START_LIMIT_S)
         if code is None:
             raise MpsFailed(f"{CONTROL} -d did not return within {START_LIMIT_S:g} s")
         if code != 0:
             raise MpsFailed(f"{CONTROL} -d ended with exit code {code}{_quoted(said)}")
-        deadline_s = time.monotonic() + START_LIMIT_S
         while (found := self.find()) is None:
             if time.monotonic() > deadline_s:
                 raise MpsFailed(f"{CONTROL} -d returned, but no control daemon runs{_quoted(said or self._last_log())}")
@@ -90,26 +93,31 @@ class Control:
     def start_server(self) -> Identity:
         """A server before the first client wants one: a control daemon whose servers cannot start looks well, and every
         client of it fails."""
+        deadline_s = time.monotonic() + SERVER_LIMIT_S
         code, said = self._run([], f"start_server -uid {self.owner.uid}\n", SERVER_LIMIT_S)
         if code is None:
             raise MpsFailed(f"the control daemon did not answer within {SERVER_LIMIT_S:g} s")
-        deadline_s = time.monotonic() + SERVER_LIMIT_S
-        while time.monotonic() < deadline_s:
-            for server in self.listed_servers():
-                if self._ready(server):
+        while True:
+            for server in self.listed_servers(deadline_s):
+                if self._ready(server, deadline_s):
                     return server
+            if time.monotonic() > deadline_s:
+                raise MpsFailed(f"no MPS server could be started{_quoted(said or self._last_log())}")
             time.sleep(PAUSE_S)
-        raise MpsFailed(f"no MPS server could be started{_quoted(said or self._last_log())}")
 
-    def listed_servers(self) -> tuple[Identity, ...]:
+    def listed_servers(self, deadline_s: float) -> tuple[Identity, ...]:
         """Those that the control daemon names and that really run."""
-        _, said = self._run([], "get_server_list\n", ASK_LIMIT_S)
+        said = self._ask("get_server_list\n", deadline_s)
         found = (self._identify(int(word), SERVER) for word in said.split() if word.isascii() and word.isdigit())
         return tuple(one for one in found if one is not None)
 
-    def _ready(self, server: Identity) -> bool:
+    def _ask(self, words: str, deadline_s: float) -> str:
+        left_s = max(LEAST_S, deadline_s - time.monotonic())
+        return self._run([], words, min(ASK_LIMIT_S, left_s))[1]
+
+    def _ready(self, server: Identity, deadline_s: float) -> bool:
         """Older control daemons do not know the question; then a server that runs is good enough."""
-        _, said = self._run([], f"get_server_status {server.pid}\n", ASK_LIMIT_S)
+        said = self._ask(f"get_server_status {server.pid}\n", deadline_s)
         return server.alive and not {"INITIALIZING", "FAULT"} & set(said.upper().split())
 
     def find(self) -> Identity | None:
