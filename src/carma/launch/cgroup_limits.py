@@ -13,7 +13,9 @@ A task under such a limit is shown the limit as the size of its card. A framewor
 card would then be a fraction of the limit: the two must not be given together.
 
 Only cgroups below the daemon's own are made, and only where the administrator has handed that one over (in a systemd
-unit: Delegate=yes, DelegateSubgroup=daemon). Nothing else on the machine is changed.
+unit: Delegate=yes, DelegateSubgroup=daemon). Nothing else on the machine is changed. Where the kernel's dmem is handed
+down to tasks that way, a recent systemd (pull request 41304) may not be able to start the daemon again before they have
+ended (EBUSY: it starts it in the unit's own cgroup first). Not tried either.
 """
 
 from __future__ import annotations
