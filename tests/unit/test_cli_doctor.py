@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from carma.cli.checks import run_all, sharing
@@ -17,7 +18,8 @@ from carma.cli.checks.look import Finding, Found, Look
 from carma.core.model import Capabilities, Gpu, GpuId
 from carma.errors import NoGpus
 from carma.monitor.facts import CardFacts, MachineFacts
-from tests.unit.cli_daemon import FakeDaemon, gpu_view
+from carma.wire.types import SettingView
+from tests.unit.cli_daemon import SERVER, FakeDaemon, gpu_view
 
 FINE = Capabilities(sm_active=True, sm_occupancy=True, dram_active=True, energy=True, processes=True, source="gpm")
 COARSE = Capabilities(energy=True, processes=True, source="nvml")
@@ -36,7 +38,8 @@ class Machine(Look):
     def __init__(
         self, *gpus: Gpu, cards: tuple[CardFacts, ...] | None = None, virtual: int = 0, **settings: Any
     ) -> None:
-        self.elsewhere = None
+        self.server = None
+        self.running_settings = {}
         self.virtual = virtual
         facts = tuple(
             CardFacts(index=one.index, compute_mode="default", persistence=True, gpm="offered") for one in gpus
@@ -133,7 +136,7 @@ def test_mps_that_is_missing_matters_where_it_would_be_used(
 def test_mps_is_looked_for_and_never_started(mps_program: Path) -> None:
     found = findings(Machine(gpu(0)))["mps"]
     assert found.verdict == "ok"
-    assert str(mps_program / "nvidia-cuda-mps-control") in found.text
+    assert found.text.startswith(f"the program is there ({mps_program / 'nvidia-cuda-mps-control'})")
     assert not (mps_program / "was-run").exists()
 
 
@@ -187,7 +190,13 @@ def test_a_compute_mode_is_told_with_what_it_means(mode: Any, verdict: str, said
         (CardFacts(index=0, mig=True, mig_pending=True, instances=3), "auto", "ok", "GPU 0: on, 3 instances"),
         (CardFacts(index=0, mig=True, mig_pending=True), "auto", "warn", "GPU 0 takes no task"),
         (CardFacts(index=0, mig=False, mig_pending=True), "auto", "ok", "on after the next reset"),
-        (CardFacts(index=0, mig=False, mig_pending=False), "mig", "bad", "leaves no GPU for tasks"),
+        (
+            CardFacts(index=0, mig=False, mig_pending=False),
+            "mig",
+            "bad",
+            "MIG is off: sharing.mechanism = 'mig'",
+        ),
+        (CardFacts(index=0, mig=True, mig_pending=True), "mig", "bad", "GPU 0: on, 0 instances: sharing.mechanism"),
         (CardFacts(index=0), "mig", "bad", "no GPU here has MIG"),
     ],
 )
@@ -198,6 +207,14 @@ def test_mig_is_told_and_what_an_administrator_would_do(
     assert found.verdict == verdict
     assert said in found.text
     assert bool(found.hint) == (verdict != "ok")
+
+
+@pytest.mark.parametrize("virtual", [0, 2])
+def test_mig_wanted_where_no_card_is_leaves_no_gpu_for_tasks(virtual: int) -> None:
+    found = findings(Machine(virtual=virtual, sharing__mechanism="mig"))["mig"]
+    assert found.verdict == "bad"
+    assert found.text.endswith("no GPU takes a task")
+    assert ("virtual" in found.text) == bool(virtual)
 
 
 def test_cards_that_know_no_mig_are_not_spoken_of() -> None:
@@ -249,6 +266,19 @@ def test_what_holds_tasks_here_is_told(settings: dict[str, Any], verdict: str, s
     assert (found.verdict, said in found.text) == (verdict, True)
 
 
+@pytest.mark.parametrize(
+    ("settings", "verdict", "said"),
+    [
+        ({}, "ok", "virtual GPUs stop a task at its cap themselves"),
+        ({"sharing__caps": False}, "warn", "the watchdog keeps a task"),
+        ({"sharing__caps": False, "sharing__watchdog": False}, "bad", "nothing keeps a task"),
+    ],
+)
+def test_what_holds_tasks_on_virtual_gpus_is_told(settings: dict[str, Any], verdict: str, said: str) -> None:
+    found = findings(Machine(virtual=2, **settings))["caps"]
+    assert (found.verdict, said in found.text) == (verdict, True)
+
+
 @pytest.mark.usefixtures("mps_program")
 def test_mig_instances_are_not_held_by_mps() -> None:
     assert "MPS" not in findings(Machine(gpu(0, kind="mig")))["caps"].text
@@ -291,9 +321,38 @@ def test_running_everybodys_tasks_as_root_is_bad(monkeypatch: pytest.MonkeyPatch
     assert findings(Machine(gpu(0), launch__run_as_submitter="no"))["permissions"].verdict == "ok"
 
 
-def test_settings_are_the_daemons_where_one_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    from carma.wire.types import SettingView
+@pytest.mark.parametrize(
+    ("uid", "said"),
+    [
+        (0, "the daemon is root's: tasks run as whoever submitted them"),
+        (1001, "a daemon of ada serves them alone"),
+        (1000, "a daemon of this user serves them alone"),
+    ],
+)
+def test_whose_the_daemon_is_decides_as_whom_tasks_run(monkeypatch: pytest.MonkeyPatch, uid: int, said: str) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    machine = Machine(gpu(0))
+    machine.server = msgspec.structs.replace(SERVER, uid=uid)
+    assert findings(machine)["permissions"].text == said
 
+
+def test_what_the_running_daemon_was_told_otherwise_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: SERVER.uid)
+    with FakeDaemon() as daemon:
+        monkeypatch.setenv("CARMA_HOME", str(daemon.home))
+        alike = [SettingView(name="memory.sources", value=["declared", "history"], origin="default")]
+        daemon.answers["settings"] = alike
+        assert findings(Look())["settings"].text.endswith("is not there; the defaults hold")
+        daemon.answers["settings"] = [
+            *alike,
+            SettingView(name="sharing.caps", value=False, origin="flag --set sharing.caps"),
+        ]
+        found = findings(Look())["settings"]
+        assert found.text.endswith("the running daemon differs: sharing.caps = false (flag --set sharing.caps)")
+        assert "carma config show" in found.hint
+
+
+def test_settings_are_the_daemons_where_one_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeDaemon() as daemon:
         monkeypatch.setenv("CARMA_HOME", str(daemon.home))
         (daemon.home / "config.toml").write_text("[gate]\nenabled = false\n")

@@ -79,16 +79,16 @@ def _local() -> list[SettingView]:
 def _print(settings: list[SettingView], verbose: bool) -> None:
     from carma.cli.output import Column, print_table
 
-    rows = [[each.name, _text(each.value), each.origin] for each in settings]
+    rows = [[each.name, value_text(each.value), each.origin] for each in settings]
     if not verbose:
         return print_table([Column("SETTING"), Column("VALUE", flexible=True), Column("ORIGIN", flexible=True)], rows)
     for each in settings:
-        click.echo(f"{each.name} = {_text(each.value)}   ({each.origin})")
-        click.echo(click.wrap_text(each.description, 80, "    ", "    "))
+        click.echo(f"{each.name} = {value_text(each.value)}   ({each.origin})")
+        click.echo(click.wrapvalue_text(each.description, 80, "    ", "    "))
     return None
 
 
-def _text(value: object) -> str:
+def value_text(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(str(item) for item in value) or "(none)"
     return str(value).lower() if isinstance(value, bool) else str(value)

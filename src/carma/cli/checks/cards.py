@@ -92,21 +92,29 @@ def _remedy(look: Look) -> str:
 
 
 def mig(look: Look) -> Finding | None:
-    cards = _cards(look)
-    capable = [card for card in cards if card.mig is not None]
-    only = look.setting("sharing.mechanism", "auto") == "mig"
-    if not capable:
-        if only and cards:
-            hint = "sharing.mechanism = 'mig' leaves no GPU for tasks: choose auto, mps or timeslice"
-            return Finding("mig", "bad", "no GPU here has MIG", hint)
-        return None
+    capable = [card for card in _cards(look) if card.mig is not None]
     empty = [card.index for card in capable if card.mig and not card.instances]
     text = "; ".join(_mig_text(card) for card in capable if card.mig or card.mig_pending) or "off"
+    only = look.setting("sharing.mechanism", "auto") == "mig"
+    if only and (look.virtual or not any(card.instances for card in capable)):
+        return _no_instance(look, f"MIG is {text}" if text == "off" else text, bool(capable), empty)
+    if not capable:
+        return None
     if empty:
         return Finding("mig", "warn", f"{text}; {named(empty)} takes no task", _mig_hint(empty[0]))
-    if only and not any(card.instances for card in capable):
-        return Finding("mig", "bad", f"{text}; sharing.mechanism = 'mig' leaves no GPU for tasks", _mig_hint(None))
     return Finding("mig", "ok", text)
+
+
+def _no_instance(look: Look, text: str, capable: bool, empty: list[int]) -> Finding:
+    """Only MIG instances may take tasks, and there is none."""
+    other = "choose sharing.mechanism = 'auto', 'mps' or 'timeslice'"
+    if look.virtual:
+        text, hint = "the daemon's GPUs are virtual", other
+    elif not capable:
+        text, hint = "no GPU here has MIG", other
+    else:
+        hint = f"{_mig_hint(empty[0] if empty else None)}; or {other}"
+    return Finding("mig", "bad", f"{text}: sharing.mechanism = 'mig', so no GPU takes a task", hint)
 
 
 def _mig_text(card: CardFacts) -> str:

@@ -11,7 +11,7 @@ import msgspec
 from carma.core.model import Gpu
 from carma.errors import CarmaError, NoGpus
 from carma.monitor.facts import MachineFacts
-from carma.wire.types import ServerView
+from carma.wire.types import ServerView, SettingView
 
 Verdict = Literal["ok", "warn", "bad"]
 ANSWER_S = 2.0  # for a daemon that is asked by the way
@@ -37,16 +37,21 @@ class Look:
     """Everything is asked for when it is first needed. Made anew for each run of the doctor."""
 
     @cached_property
-    def elsewhere(self) -> ServerView | None:
-        """The daemon that serves this user, where it is another's: what it keeps is then not the user's to write."""
+    def server(self) -> ServerView | None:
+        """The daemon that serves this user; None where none answers."""
         from carma.cli.connect import connect
 
         try:
             with connect(ANSWER_S) as client:
-                server = client.server()
+                return client.server()
         except CarmaError:
             return None
-        return server if os.geteuid() not in (0, server.uid) else None
+
+    @property
+    def elsewhere(self) -> ServerView | None:
+        """That daemon, where it is another user's: what it keeps is then not this user's to write."""
+        server = self.server
+        return server if server is not None and os.geteuid() not in (0, server.uid) else None
 
     @cached_property
     def virtual(self) -> int:
@@ -84,23 +89,33 @@ class Look:
             sampler.close()
 
     @cached_property
-    def _settings(self) -> dict[str, Any]:
-        """Those of the daemon that answers, else those that one would start with; none where they cannot be read."""
+    def running_settings(self) -> dict[str, SettingView]:
+        """Those of the daemon that answers; none where none does."""
         from carma.cli.connect import connect
+
+        try:
+            with connect(ANSWER_S) as client:
+                return {line.name: line for line in client.settings()}
+        except CarmaError:
+            return {}
+
+    @cached_property
+    def next_settings(self) -> dict[str, Any]:
+        """Those that a daemon started now would have; none where they cannot be read."""
         from carma.config import describe, load_settings
         from carma.paths import find_paths
 
         try:
-            with connect(ANSWER_S) as client:
-                if told := {line.name: line.value for line in client.settings()}:
-                    return told
-        except CarmaError:
-            pass
-        try:
             loaded = load_settings(find_paths(os.environ), os.environ)
         except CarmaError:  # the check of the settings says what is wrong with them
             return {}
-        return {line.name: line.value for line in describe(loaded.settings, loaded.origins)}
+        lines = {line.name: line.value for line in describe(loaded.settings, loaded.origins)}
+        told: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(lines))  # as the running daemon's come
+        return told
 
     def setting(self, name: str, default: Any) -> Any:
-        return self._settings.get(name, default)
+        """What holds: the running daemon's word, which flags may have given it, before that of the files."""
+        if self.running_settings:
+            told = self.running_settings.get(name)
+            return default if told is None else told.value
+        return self.next_settings.get(name, default)

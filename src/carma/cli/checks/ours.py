@@ -15,6 +15,7 @@ from carma.errors import Unreachable
 LEAST_FREE_BYTES = 256 << 20
 LITTLE_FREE_BYTES = 2 << 30
 PATIENT_S = 10.0  # for the daemon's answer
+MOST_NAMED = 6  # settings, in one finding
 
 
 def python(_look: Look) -> Finding:
@@ -61,8 +62,23 @@ def settings(look: Look) -> Finding:
         return Finding("settings", "ok", f"those of the daemon that {server.user} runs: carma config show")
     paths = find_paths(os.environ)
     check_names(load_settings(paths, os.environ).settings)
-    there = paths.config_file.is_file()
-    return Finding("settings", "ok", f"{paths.config_file}" + ("" if there else " is not there; the defaults hold"))
+    text = f"{paths.config_file}" if paths.config_file.is_file() else f"{paths.config_file} is not there"
+    if differing := _differing(look):
+        shown = ", ".join(differing[:MOST_NAMED]) + (", …" if len(differing) > MOST_NAMED else "")
+        hint = "carma config show has all of its settings; a daemon started now, without its flags, has other ones"
+        return Finding("settings", "ok", f"{text}; the running daemon differs: {shown}", hint)
+    return Finding("settings", "ok", text if paths.config_file.is_file() else f"{text}; the defaults hold")
+
+
+def _differing(look: Look) -> list[str]:
+    """What the running daemon has otherwise than one started now would: `sharing.caps = false (flag --set …)`."""
+    from carma.cli.config import value_text
+
+    return [
+        f"{name} = {value_text(line.value)} ({line.origin})"
+        for name, line in look.running_settings.items()
+        if name in look.next_settings and line.value != look.next_settings[name]
+    ]
 
 
 def daemon(_look: Look) -> Finding:

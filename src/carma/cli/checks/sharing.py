@@ -27,7 +27,7 @@ def mps(look: Look) -> Finding | None:
         )
         hint = "it comes with the NVIDIA driver (its compute utilities); in a container it has to be mounted"
         return Finding("mps", verdict, f"{CONTROL} is not installed: {falls}", hint)
-    text = f"{program}; one is started for each user, as that user, with the first task that needs it"
+    text = f"the program is there ({program}); it is started for each user, as that user, with their first task"
     place = os.environ.get(PIPE_VARIABLE, DEFAULT_PIPES)
     pid = running_daemon(place)
     if pid is None:
@@ -48,14 +48,14 @@ def running_daemon(place: str) -> int | None:
 
 def caps(look: Look) -> Finding | None:
     """Which rungs keep tasks within their bookings here."""
-    if look.virtual and not look.found.gpus:
-        return Finding("caps", "ok", "virtual GPUs stop a task at its cap themselves")
-    if not look.found.gpus:
+    if not look.virtual and not look.found.gpus:
         return None
     watchdog = "the watchdog" if look.setting("sharing.watchdog", True) else ""
     if not look.setting("sharing.caps", True):
         text = f"off (sharing.caps = false): {watchdog or 'nothing'} keeps a task from its neighbours' memory"
         return Finding("caps", "warn" if watchdog else "bad", text, "sharing.caps = true holds tasks to their bookings")
+    if look.virtual:
+        return Finding("caps", "ok", "virtual GPUs stop a task at its cap themselves")
     uses_mps = look.setting("sharing.mechanism", "auto") in ("auto", "mps") and find_program(os.environ)
     whole_cards = any(gpu.kind == "card" for gpu in look.found.gpus)
     rungs = [
@@ -98,18 +98,22 @@ def permissions(look: Look) -> Finding:
         text = f"{', '.join(shut)}: not to be opened by this user, so no task of theirs can use a GPU"
         hint = "an administrator adds the user to the files' group, or sets the driver option NVreg_DeviceFileMode"
         return Finding("permissions", "bad", text, hint)
-    as_submitter = look.setting("launch.run_as_submitter", "auto")
-    if os.geteuid() == 0 and as_submitter == "no":
+    server = look.server
+    as_root = (os.geteuid() if server is None else server.uid) == 0  # the daemon, or one that were started now
+    if as_root and look.setting("launch.run_as_submitter", "auto") == "no":
         text = "the daemon runs as root, and launch.run_as_submitter = 'no': everybody's tasks run as root"
         return Finding("permissions", "bad", text, "launch.run_as_submitter = 'auto'")
     hidden = _hidepid()
-    if hidden and os.geteuid() != 0:
+    if hidden and not as_root:
         text = (
             f"/proc hides other users' processes (hidepid={hidden}): foreign work on a GPU is counted without its name"
         )
         return Finding("permissions", "warn", text, "a daemon that runs as root sees them")
-    whose = "tasks run as whoever submitted them" if os.geteuid() == 0 else "a daemon of this user serves them alone"
-    return Finding("permissions", "ok", whose)
+    if as_root:
+        daemon = "" if look.elsewhere is None else "the daemon is root's: "
+        return Finding("permissions", "ok", f"{daemon}tasks run as whoever submitted them")
+    whose = "this user" if look.elsewhere is None else look.elsewhere.user
+    return Finding("permissions", "ok", f"a daemon of {whose} serves them alone")
 
 
 def _closed_devices() -> list[str]:
