@@ -87,14 +87,38 @@ def test_a_part_that_is_none_is_told(called: list[Any], capsys: pytest.CaptureFi
     assert called == []
 
 
-@pytest.mark.parametrize("verb", ["interference", "collocation"])
-def test_without_a_gpu_the_exit_code_is_that_of_the_error(
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999", "５", "1_0", "many", "0", ""])
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("gpu --scale", "gpu --limit", "sampler --seconds", "interference --seconds", "interference --limit"),
+        *("collocation --seconds", "collocation --limit"),
+    ],
+)
+def test_a_number_that_is_none_is_told(
+    called: list[Any], flag: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *flag.split(), value]) == 2
+    said = capsys.readouterr().err
+    assert flag.split()[1] in said
+    assert "is not a number" in said or "it must be between" in said
+    assert called == []
+
+
+@pytest.mark.parametrize("verb", ["interference", "collocation", "sampler", "gpu"])
+def test_without_a_gpu_the_exit_code_is_that_of_the_error_and_the_hint_helps(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def none(**_: object) -> Any:
-        raise NoGpus("No GPU here.")
+    def none(*_: object, **__: object) -> Any:
+        raise NoGpus("No GPU here.", "Try virtual ones.")
 
-    monkeypatch.setattr(lab, "open_nvml", none)
+    for module in (lab, trial):
+        monkeypatch.setattr(module, "open_nvml", none)
+    monkeypatch.setattr(samplerbench, "load_nvml", none)
     monkeypatch.chdir(tmp_path)
     assert main(["bench", verb]) == NoGpus.exit_code
-    assert "No GPU here." in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "No GPU here." in said
+    assert "run it where one is" in said
+    assert "virtual ones" not in said
+    assert not list(tmp_path.iterdir())

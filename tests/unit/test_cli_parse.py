@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import datetime
 import signal
+import unicodedata
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -86,8 +88,32 @@ def test_begin() -> None:
 def test_since() -> None:
     assert parse.parse_past("2h", 10_000.0) == 2_800.0
     assert parse.parse_past("2026-01-31") == datetime.datetime(2026, 1, 31).timestamp()
-    with pytest.raises(ValueError, match="in the past"):
-        parse.parse_past("later")
+    noon = datetime.datetime(2026, 1, 31, 12).timestamp()
+    assert parse.parse_past("today", noon) == noon - 12 * 3600
+    assert parse.parse_past("9999-01-01") > noon  # its form is right; the clock that decides is not asked yet
+    for wrong in ("later", "9999-01-01", "2026-01-31T12:01", "２h"):
+        with pytest.raises(ValueError, match="is not a time in the past"):
+            parse.parse_past(wrong, noon)
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        (parse.parse_gpus, "２"),
+        (parse.parse_gres, "gpu:２"),
+        (parse.parse_dependencies, "１２"),
+        (parse.parse_array, "０-３"),
+        (parse.parse_array, "0-3%２"),
+        (parse.parse_signal, "１５"),
+        (parse.parse_warning, "USR1@６０"),
+        (parse.parse_begin, "+３０m"),
+        (parse.parse_factor, "６０"),
+    ],
+)
+def test_digits_are_those_of_a_keyboard(read: Callable[[str], object], text: str) -> None:
+    read(unicodedata.normalize("NFKC", text))
+    with pytest.raises(ValueError, match=text[-1]):
+        read(text)
 
 
 def test_export() -> None:

@@ -110,6 +110,23 @@ def test_the_span_is_asked_of_the_daemon_and_json_is_its_answer(daemon: FakeDaem
     assert float(query["since"]) > 1.7e9
 
 
+def test_a_span_counts_back_by_the_daemons_clock(daemon: FakeDaemon) -> None:
+    assert lines("--since", "2h")[0].endswith(" until now (02:00:00)")
+    assert lines("--since", "90m")[0].endswith(" until now (02:00:00, begun at the full hour)")
+    CliRunner().invoke(carma, ["history", "--since", "1h"])
+    asked = [float(query["since"]) for name, _, query, _ in daemon.requests if name in ("report", "history")]
+    assert asked == [NOW - 7_200, NOW - 5_400, NOW - 3_600]
+
+
+@pytest.mark.usefixtures("daemon")
+@pytest.mark.parametrize("verb", ["report", "history"])
+@pytest.mark.parametrize("since", ["9999-01-01", "later"])
+def test_a_span_that_begins_in_the_future_is_refused_as_nonsense_is(verb: str, since: str) -> None:
+    result = CliRunner().invoke(carma, [verb, "--since", since])
+    assert result.exit_code == 2
+    assert f"'--since': '{since}' is not a time in the past" in result.stderr
+
+
 def test_a_server_that_did_nothing_says_so(daemon: FakeDaemon) -> None:
     daemon.answers["report"] = Report(since=NOW - 3_600, until=NOW, total=Work(), gpus=(GONE,))
     page = lines()

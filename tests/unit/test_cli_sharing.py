@@ -182,11 +182,14 @@ def test_energy_is_shown_in_a_unit_that_says_something(joules: float | None, sai
 
 
 def test_gpu_time_is_shown_in_a_unit_that_says_something() -> None:
-    assert (gpu_hours(11_160.0), gpu_hours(90.0), gpu_hours(0.0)) == (
-        "3.1 GPU-hours",
-        "1.5 GPU-minutes",
-        "0.0 GPU-hours",
-    )
+    said = {
+        11_160.0: "3.1 GPU-hours",
+        90.0: "1.5 GPU-minutes",
+        59.97: "1.0 GPU-minutes",
+        1.6: "1.6 GPU-seconds",
+        0.0: "0.0 GPU-hours",
+    }
+    assert {gpu_s: gpu_hours(gpu_s) for gpu_s in said} == said
 
 
 def test_gpus_say_where_their_metrics_come_from(daemon: FakeDaemon) -> None:

@@ -230,16 +230,29 @@ def test_what_is_written_can_be_read_back(tmp_path: Path) -> None:
     assert PUBLISHED.gpu == head["published"]["gpu"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"points": [{"task": 1}]}'])
+POINT = '{"task": "TASK", "mechanism": "mps", "copies": 1, "images_per_s": 1, "each_images_per_s": [1], "step_ms": 1}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "{}", '{"rows": []}', '{"points": [{"task": 1}]}', "\udcff"),
+        f'{{"points": [{POINT.replace("TASK", "gpu")}]}}',
+        f'{{"tasks": 1, "points": [{POINT.replace("TASK", "small")}]}}',
+    ],
+)
 def test_a_file_that_is_none_of_this_study_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / "bad.json").write_text(text)
-    with pytest.raises(Usage, match=r"bad\.json"):
+    (tmp_path / "bad.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(Refused, match=r"bad\.json is not a file of this study") as told:
         collocation.run(Options(redraw=str(tmp_path / "bad.json")))
+    assert told.value.exit_code == 1
+    with pytest.raises(Refused, match=r"none/there\.json"):  # and not of the picture that would stand beside it
+        collocation.run(Options(redraw=str(tmp_path / "none" / "there.json")))
 
 
 def test_mistakes_are_told_before_anything_is_measured(tmp_path: Path) -> None:
-    for given in (Options(json=str(tmp_path / "none" / "a")), options(tmp_path, plot=str(tmp_path / "none" / "a"))):
-        with pytest.raises(Usage, match="none"):
+    for given in (Options(json=str(tmp_path / "none" / "a.x")), options(tmp_path, plot=str(tmp_path / "none" / "a.x"))):
+        with pytest.raises(Usage, match=r"none/a\.x cannot be written"):
             collocation.run(given, ScriptedLab(tmp_path, RATES))
     with pytest.raises(Usage, match="'huge'"):
         collocation.run(options(tmp_path, task=("huge",)), ScriptedLab(tmp_path, RATES))

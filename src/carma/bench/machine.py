@@ -10,6 +10,8 @@ from pathlib import Path
 from carma import __version__
 from carma.core.model import Record
 
+WANTS_A_GPU = "This measures a real NVIDIA GPU: run it where one is, with its driver."  # the hint where there is none
+
 
 class Machine(Record, frozen=True, kw_only=True):
     cores: int  # those that this process may use

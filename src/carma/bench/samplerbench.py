@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 
 from carma.bench.figures import percentile
-from carma.bench.machine import Machine, facts
+from carma.bench.machine import WANTS_A_GPU, Machine, facts
 from carma.core.model import Record
-from carma.errors import Usage
+from carma.errors import NoGpus, Usage
 from carma.monitor.feed import DcgmFeed
 from carma.monitor.nvml import NvmlSampler, load_nvml
 
@@ -83,7 +83,10 @@ def run(options: Options, nvml: Any = None) -> int:
         raise Usage(f"{options.json}: its directory does not exist")
     if options.gpus < 1 or options.seconds <= 0:
         raise Usage("There is nothing to measure.", "Give at least one GPU and a time above zero.")
-    report = measure(options, load_nvml() if nvml is None else nvml)
+    try:
+        report = measure(options, load_nvml() if nvml is None else nvml)
+    except NoGpus as error:
+        raise NoGpus(str(error), WANTS_A_GPU) from error
     _print(report, sys.stderr if options.json == "-" else sys.stdout)
     _write(report, options.json)
     return 0

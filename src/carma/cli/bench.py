@@ -6,11 +6,12 @@ from typing import Any
 
 import click
 
-from carma.cli.verb import Verb, whole
+from carma.cli.verb import Verb, number, whole
 
 # As in bench/gpu/trial*.py, which are imported only when they are used.
 PARTS = ("tasks", "oom", "restart", "exclusive")
 RUNGS = ("mps", "framework", "watchdog", "nothing", "watchdog-jump", "mps-jump")
+LONGEST_S = 604_800.0  # a week
 
 
 class Benches(click.Group):
@@ -68,7 +69,7 @@ def daemon(json_file: str | None, quick: bool) -> int:
 
 @command.command("sampler", cls=Verb, examples="carma bench sampler --seconds 20\ncarma bench sampler --json cost.json")
 @click.option("--json", metavar="FILE", help="Write the figures there; - for standard output.")
-@click.option("--seconds", type=click.FloatRange(1, 3600), default=60.0, help="For how long samples are taken (60).")
+@click.option("--seconds", type=number(1, 3600), default=60.0, help="For how long samples are taken (60).")
 @click.option("--gpus", type=whole(1, 64), default=8, help="As many as that; fewer cards are read several times (8).")
 def sampler(**flags: Any) -> int:
     """What looking at the GPUs costs.
@@ -97,9 +98,9 @@ def sampler(**flags: Any) -> int:
 @click.option("--quadruples", type=whole(0), default=35, help="How many groups of four (35).")
 @click.option("--percent", type=Percentages(), default=(), help="Thread percentages of heavy tasks beside light ones.")
 @click.option("--seed", type=whole(0), default=1, help="Which groups are drawn (1).")
-@click.option("--seconds", type=click.FloatRange(0.2, 600), default=1.6, help="Measured span of a group (1.6).")
+@click.option("--seconds", type=number(0.2, 600), default=1.6, help="Measured span of a group (1.6).")
 @click.option("--gpu", metavar="GPU", help="Index or UUID; the first one otherwise.")
-@click.option("--limit", "limit_s", type=click.FloatRange(1), default=900.0, help="Seconds for all of it (900).")
+@click.option("--limit", "limit_s", type=number(1, LONGEST_S), default=900.0, help="Seconds for all of it (900).")
 @click.option("--json", metavar="FILE", default="interference.json", help="The table (interference.json).")
 def interference(**flags: Any) -> int:
     """How tasks on one GPU slow each other down.
@@ -124,9 +125,9 @@ def interference(**flags: Any) -> int:
     multiple=True,
     help="Not all that are here, but this.",
 )
-@click.option("--seconds", type=click.FloatRange(0.2, 600), default=4.0, help="Measured span of a point (4).")
+@click.option("--seconds", type=number(0.2, 600), default=4.0, help="Measured span of a point (4).")
 @click.option("--gpu", metavar="GPU", help="Index or UUID; the first one otherwise.")
-@click.option("--limit", "limit_s", type=click.FloatRange(1), default=900.0, help="Seconds for all of it (900).")
+@click.option("--limit", "limit_s", type=number(1, LONGEST_S), default=900.0, help="Seconds for all of it (900).")
 @click.option("--json", metavar="FILE", default="collocation.json", help="The figures (collocation.json).")
 @click.option("--plot", metavar="FILE", help="The picture; beside the figures otherwise, as PNG.")
 @click.option("--redraw", metavar="FILE", help="Table and picture of an earlier run; measure nothing.")
@@ -149,9 +150,9 @@ def collocation(**flags: Any) -> int:
 )
 @click.option("--out", metavar="DIR", default=".", help="Where each part's JSON file goes (here).")
 @click.option("--parts", type=Names(PARTS), default=PARTS, help=f"Not all of {', '.join(PARTS)}, but these.")
-@click.option("--limit", "limit_s", type=click.FloatRange(1), default=900.0, help="Seconds for all of it (900).")
+@click.option("--limit", "limit_s", type=number(1, LONGEST_S), default=900.0, help="Seconds for all of it (900).")
 @click.option("--tasks", type=whole(1, 200), default=20, help="How many tasks share the GPUs (20).")
-@click.option("--scale", type=click.FloatRange(0.01, 100), default=1.0, help="Shorter or longer tasks (1).")
+@click.option("--scale", type=number(0.01, 100), default=1.0, help="Shorter or longer tasks (1).")
 @click.option("--rungs", type=Names(RUNGS), default=(), help=f"Of the part oom not all of {', '.join(RUNGS)}.")
 @click.option("--virtual", is_flag=True, help="On virtual GPUs: needs neither a card nor torch.")
 def gpu(**flags: Any) -> int:

@@ -84,7 +84,7 @@ def _print(settings: list[SettingView], verbose: bool) -> None:
         return print_table([Column("SETTING"), Column("VALUE", flexible=True), Column("ORIGIN", flexible=True)], rows)
     for each in settings:
         click.echo(f"{each.name} = {value_text(each.value)}   ({each.origin})")
-        click.echo(click.wrapvalue_text(each.description, 80, "    ", "    "))
+        click.echo(click.wrap_text(each.description, 80, "    ", "    "))
     return None
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import click
 
-from carma.cli import parse
-from carma.cli.flags import Parsed, filled
+from carma.cli.flags import filled
+from carma.cli.since import since_at, since_flag
 from carma.cli.verb import table_flags, verb, whole
 from carma.wire.types import TaskView
 
@@ -23,7 +23,7 @@ carma history --json             for programs
 @verb("history", examples=EXAMPLES)
 @click.option("-u", "--user", metavar="NAME", help="Somebody else's tasks; `all` for everybody's.")
 @click.option("-a", "--all", "everybody", is_flag=True, help="The same as -u all.")
-@click.option("-S", "--since", type=Parsed("TIME", parse.parse_past), help="Ended after: 2h, 7d, today, 2026-01-31.")
+@since_flag("Ended after: 2h, 7d, today, 2026-01-31.")
 @click.option("-s", "--state", metavar="OUTCOME", help="Only this outcome: succeeded, failed, out_of_memory, ...")
 @click.option("-n", "--limit", type=whole(1), default=20, show_default=True, help="At most so many.")
 @click.option("-o", "--format", "columns", type=filled("A,B"), help="Columns, as for `carma queue`, and exit, ended.")
@@ -32,7 +32,7 @@ carma history --json             for programs
 def command(
     user: str | None,
     everybody: bool,
-    since: float | None,
+    since: str | None,
     state: str | None,
     limit: int,
     columns: str | None,
@@ -51,7 +51,8 @@ def command(
     from carma.cli.connect import connect
 
     with connect() as client:
-        tasks = client.history(user="all" if everybody else user, state=state, limit=limit, since=since)
+        asked = since_at(client, since)
+        tasks = client.history(user="all" if everybody else user, state=state, limit=limit, since=asked)
         if as_json:
             from carma.cli.output import print_json
 

@@ -13,8 +13,13 @@ from carma.core.units import parse_duration_s
 
 MOST_ARRAY_TASKS = 10_000
 _WHEN = {"afterok": "ok", "afterany": "any", "afternotok": "notok"}
-_AHEAD = re.compile(r"^(?:now)?\+(\d+)\s*(s|sec|seconds?|m|min|minutes?|h|hours?|d|days?|)$")
+_AHEAD = re.compile(r"^(?:now)?\+([0-9]+)\s*(s|sec|seconds?|m|min|minutes?|h|hours?|d|days?|)$")
 _UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
+
+
+def _is_number(text: str) -> bool:
+    """Digits as on a keyboard: others, full-width ones for example, are not what anybody means to type."""
+    return text.isascii() and text.isdigit()
 
 
 class Array(NamedTuple):
@@ -24,7 +29,7 @@ class Array(NamedTuple):
 
 def parse_gres(text: str) -> int:
     """`gpu:2`, `gpu:a100:2`, `gpu`: how many GPUs."""
-    match = re.fullmatch(r"gpu(?::[A-Za-z][\w.-]*)?(?::(\d+))?", text.strip())
+    match = re.fullmatch(r"gpu(?::[A-Za-z][\w.-]*)?(?::([0-9]+))?", text.strip())
     if match is None or match[1] == "0":
         raise ValueError(f"{text!r} is not understood; write gpu:2 (only GPUs are scheduled)")
     return int(match[1] or 1)
@@ -32,7 +37,7 @@ def parse_gres(text: str) -> int:
 
 def parse_gpus(text: str) -> int:
     """`2`; Slurm's `a100:2` too."""
-    match = re.fullmatch(r"(?:[A-Za-z][\w.-]*:)?(\d{1,4})", text.strip())
+    match = re.fullmatch(r"(?:[A-Za-z][\w.-]*:)?([0-9]{1,4})", text.strip())
     if match is None or int(match[1]) < 1:
         raise ValueError(f"{text!r} is not a number of GPUs; write for example --gpus 2")
     return int(match[1])
@@ -42,10 +47,10 @@ def parse_dependencies(text: str) -> tuple[Dependency, ...]:
     """`afterok:12`, `afterany:12:13`, several joined by commas; a bare `12` means afterok."""
     found: list[Dependency] = []
     for part in text.split(","):
-        kind, _, ids = part.strip().rpartition(":") if part.strip().isdigit() else part.strip().partition(":")
+        kind, _, ids = part.strip().rpartition(":") if _is_number(part.strip()) else part.strip().partition(":")
         when = _WHEN.get(kind or "afterok")
         numbers = ids.split(":")
-        if when is None or not all(re.fullmatch(r"\d{1,15}", number) for number in numbers):
+        if when is None or not all(re.fullmatch(r"[0-9]{1,15}", number) for number in numbers):
             raise ValueError(f"{part!r} is not understood; write afterok:12, afterany:12:13 or afternotok:12")
         found += [Dependency(TaskId(int(number)), when) for number in numbers]  # type: ignore[arg-type]
     return tuple(found)
@@ -55,13 +60,13 @@ def parse_array(text: str) -> Array:
     """`0-9`, `1,3,5`, `0-10:2`, each with `%3` for at most three at once."""
     body, _, limit = text.strip().partition("%")
     wrong = ValueError(f"{text!r} is not an array; write for example 0-9, 1,3,5 or 0-9%3")
-    if limit and (not limit.isdigit() or int(limit) < 1):
+    if limit and (not _is_number(limit) or int(limit) < 1):
         raise wrong
     if "%" in text and not limit:
         raise wrong
     indices: dict[int, None] = {}
     for part in body.split(","):
-        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", part.strip())
+        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?", part.strip())
         if match is None or match[3] == "0":
             raise wrong
         first, last, stride = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
@@ -77,7 +82,7 @@ def parse_signal(text: str) -> int:
     """`TERM`, `SIGTERM`, `15`."""
     name = text.strip().upper()
     try:
-        return int(signal.Signals(int(name)) if name.isdigit() else signal.Signals["SIG" + name.removeprefix("SIG")])
+        return int(signal.Signals(int(name)) if _is_number(name) else signal.Signals["SIG" + name.removeprefix("SIG")])
     except (KeyError, ValueError):
         raise ValueError(f"{text!r} is not a signal; write for example TERM, USR1 or 10") from None
 
@@ -86,7 +91,7 @@ def parse_warning(text: str) -> WarnSignal:
     """`USR1@60`: that signal, so many seconds before the time limit (60 if not said). `B:` and `R:` are let through."""
     body = re.sub(r"^[BR]+:", "", text.strip())
     name, _, before = body.partition("@")
-    if before and not re.fullmatch(r"\d{1,7}(\.\d+)?", before):
+    if before and not re.fullmatch(r"[0-9]{1,7}(\.[0-9]+)?", before):
         raise ValueError(f"{text!r} is not understood; write for example USR1@60")
     return WarnSignal(parse_signal(name), float(before or 60))
 
@@ -103,7 +108,7 @@ def parse_begin(text: str, now: float | None = None) -> float:
     if text == "tomorrow":
         return (today + datetime.timedelta(days=1)).timestamp()
     try:
-        if re.fullmatch(r"\d{1,2}:\d{2}(:\d{2})?", text):
+        if re.fullmatch(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?", text):
             clock = datetime.time.fromisoformat(text.zfill(5) if text.count(":") == 1 else text.zfill(8))
             moment = datetime.datetime.combine(today, clock)
             return (moment if moment.timestamp() > now else moment + datetime.timedelta(days=1)).timestamp()
@@ -113,18 +118,23 @@ def parse_begin(text: str, now: float | None = None) -> float:
 
 
 def parse_past(text: str, now: float | None = None) -> float:
-    """For `--since`: `2h` ago, or a moment as in `parse_begin`."""
-    now = time.time() if now is None else now
+    """For `--since`: `2h` ago, or a moment. Without `now` only its form is looked at: the daemon's clock decides."""
+    by = time.time() if now is None else now
+    wrong = ValueError(f"{text!r} is not a time in the past; write 2h, 7d, today or 2026-01-31")
     try:
-        return now - parse_duration_s(text) if re.fullmatch(r"[\d.]+\s*[smhd]", text.strip().lower()) else _moment(text)
+        ago = re.fullmatch(r"[0-9.]+\s*[smhd]", text.strip().lower())
+        at = by - parse_duration_s(text) if ago else _moment(text.strip(), by)
     except (ValueError, OverflowError):
-        raise ValueError(f"{text!r} is not a time in the past; write 2h, 7d, today or 2026-01-31") from None
+        raise wrong from None
+    if now is not None and at > now:
+        raise wrong
+    return at
 
 
-def _moment(text: str) -> float:
-    if text.strip().lower() == "today":
-        return datetime.datetime.combine(datetime.date.today(), datetime.time()).timestamp()
-    return datetime.datetime.fromisoformat(text.strip().upper()).timestamp()
+def _moment(text: str, now: float) -> float:
+    if text.lower() == "today":
+        return datetime.datetime.combine(datetime.date.fromtimestamp(now), datetime.time()).timestamp()
+    return datetime.datetime.fromisoformat(text.upper()).timestamp()
 
 
 def parse_text(text: str) -> str:
@@ -137,7 +147,7 @@ def parse_text(text: str) -> str:
 def parse_factor(text: str, least: float = 1e-6) -> float:
     """How many times faster: `60`, `0.5`."""
     try:
-        factor = float(text)
+        factor = float(text) if text.isascii() else 0.0
     except ValueError:
         factor = 0.0
     if not least <= factor < 1e9:
@@ -147,7 +157,7 @@ def parse_factor(text: str, least: float = 1e-6) -> float:
 
 def parse_grace(text: str) -> float:
     """Seconds (a bare number) or 30s, 5m; 0 kills at once."""
-    if re.fullmatch(r"\d{1,7}(\.\d+)?", text.strip()):
+    if re.fullmatch(r"[0-9]{1,7}(\.[0-9]+)?", text.strip()):
         return float(text)
     return parse_duration_s(text)
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import click
-
-from carma.cli import parse
-from carma.cli.flags import Parsed
+from carma.cli.since import since_at, since_flag
 from carma.cli.verb import json_flag, verb
 from carma.cli.wording import gpu_hours, many, percent
 from carma.wire.report import GpuWork, Report, UserWork, Work
@@ -18,11 +15,9 @@ carma report --json          for programs: seconds and joules
 
 
 @verb("report", examples=EXAMPLES)
-@click.option(
-    "-S", "--since", type=Parsed("TIME", parse.parse_past), help="From: 24h (default), 7d, today, 2026-01-31."
-)
+@since_flag("From: 24h (default), 7d, today, 2026-01-31.")
 @json_flag
-def command(since: float | None, as_json: bool) -> None:
+def command(since: str | None, as_json: bool) -> None:
     """What this server did: tasks, waiting, GPU time and energy, by user and by GPU.
 
     The span begins on a full hour. Attempts that reach beyond it count with the part that lies within. HELD and
@@ -32,20 +27,22 @@ def command(since: float | None, as_json: bool) -> None:
     from carma.cli.connect import connect
 
     with connect() as client:
-        report = client.report(since=since)
+        asked = since_at(client, since)
+        report = client.report(since=asked)
     if as_json:
         from carma.cli.output import print_json
 
         return print_json(report)
-    return _page(report)
+    return _page(report, asked)
 
 
-def _page(report: Report) -> None:
+def _page(report: Report, asked: float | None) -> None:
     from carma.cli.output import heading, moment, print_facts
     from carma.core.units import show_s
 
     total = report.total
-    heading(f"from {moment(report.since)} until now ({show_s(report.until - report.since)})")
+    widened = "" if asked is None or report.since >= asked else ", begun at the full hour"
+    heading(f"from {moment(report.since)} until now ({show_s(report.until - report.since)}{widened})")
     print_facts(
         [
             ("tasks", _tasks(total)),

@@ -39,7 +39,7 @@ class Whole(click.ParamType):  # type: ignore[type-arg]  # generic in newer vers
         self.most = most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if not re.fullmatch(r"\s*[+-]?\d{1,15}\s*", str(value)):
+        if not re.fullmatch(r"\s*[+-]?[0-9]{1,15}\s*", str(value)):
             self.fail(f"{str(value)!r} is not a whole number", param, ctx)
         number = int(value)
         if number < self.least or (self.most is not None and number > self.most):
@@ -52,13 +52,36 @@ def whole(least: int, most: int | None = None) -> Whole:
     return Whole(least, most)
 
 
+class Number(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+    """A number between two, and one that is: click's own lets `nan` pass, which is below and above nothing."""
+
+    name = "x"
+
+    def __init__(self, least: float, most: float) -> None:
+        self.least = least
+        self.most = most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if not re.fullmatch(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,3})?\s*", str(value), re.IGNORECASE):
+            self.fail(f"{str(value)!r} is not a number", param, ctx)
+        number = float(value)
+        if not self.least <= number <= self.most:
+            within = f"between {self.least:,g} and {self.most:,g}"
+            self.fail(f"{value!s} is not possible; it must be {within}", param, ctx)
+        return number
+
+
+def number(least: float, most: float) -> Number:
+    return Number(least, most)
+
+
 class TaskIds(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
     """`12`, or `40-49` for a span of them."""
 
     name = "id"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
-        match = re.fullmatch(r"#?(\d{1,15})(?:-(\d{1,15}))?", str(value))
+        match = re.fullmatch(r"#?([0-9]{1,15})(?:-([0-9]{1,15}))?", str(value))
         if match is None:
             self.fail(f"{str(value)!r} is not a task id; `carma queue` lists them", param, ctx)
         first = int(match[1])

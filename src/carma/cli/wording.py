@@ -31,10 +31,10 @@ def spans(ids: Iterable[int]) -> str:
 
 
 def gpu_hours(gpu_s: float) -> str:
-    """`3.1 GPU-hours`, `12.0 GPU-minutes` below one."""
+    """`3.1 GPU-hours`, `12.0 GPU-minutes` below one, `9.5 GPU-seconds` below one of these."""
     if gpu_s >= 3600 or not gpu_s:
         return f"{gpu_s / 3600:,.1f} GPU-hours"
-    return f"{gpu_s / 60:.1f} GPU-minutes"
+    return f"{gpu_s / 60:.1f} GPU-minutes" if round(gpu_s, 1) >= 60 else f"{gpu_s:.1f} GPU-seconds"
 
 
 def percent(share: float | None) -> str:

@@ -113,7 +113,8 @@ class Sharing(Record, frozen=True, kw_only=True):
         Meta(description="Whether a task above its booking is stopped before it takes what its neighbours booked."),
     ] = True
     watch_s: Annotated[
-        float, Meta(gt=0.0, description="Between two looks at the memory of tasks that no limit holds, in seconds.")
+        float,
+        Meta(gt=0.0, le=60.0, description="Between two looks at the memory of tasks that no limit holds, in seconds."),
     ] = 0.2
 
 

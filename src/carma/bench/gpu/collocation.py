@@ -49,9 +49,9 @@ def run(options: Options, lab: Lab | None = None) -> int:
     """Measure, write and draw; every point is on disk as soon as it is measured."""
     figures = options.redraw or options.json
     plot = options.plot or str(Path(figures).with_suffix(".png"))
-    written.check_place(plot)
     if options.redraw is None:
         _check(options)
+        written.check_place(plot)
         with lab or open_lab() as there:
             Study(options, there).measure()
     return _show(figures, plot)
@@ -67,8 +67,11 @@ def _check(options: Options) -> None:
 def _show(json_file: str, plot_file: str) -> int:
     try:
         head, points = points_of(json_file)
-    except (OSError, msgspec.DecodeError) as error:
-        raise Usage(f"{json_file} is not a file of this study: {error}") from error
+    except (OSError, ValueError) as error:  # msgspec's are ValueErrors, and text that is not UTF-8 is one
+        raise Refused(
+            f"{json_file} is not a file of this study: {error}", "carma bench collocation writes one"
+        ) from error
+    written.check_place(plot_file)
     print_points(head, points)
     problem = draw(head, points, plot_file, json_file)
     written.say(problem or f"Figures in {json_file}, picture in {plot_file}.")

@@ -58,9 +58,15 @@ PUBLISHED = Published(
 
 
 def points_of(path: str) -> tuple[dict[str, Any], list[Point]]:
-    """Raises OSError and msgspec.DecodeError."""
+    """Raises OSError, and ValueError for a file that is none of this study's."""
     head: dict[str, Any] = msgspec.json.decode(Path(path).read_bytes(), type=dict[str, Any])
-    return head, msgspec.convert(head.pop("points", []), list[Point])
+    if "points" not in head:
+        raise ValueError("it has no points")
+    points = msgspec.convert(head.pop("points"), list[Point])
+    if strange := [point.task for point in points if point.task not in ("small", "large")]:
+        raise ValueError(f"it has points of a task {strange[0]!r}")
+    msgspec.convert(head.get("tasks", {}), dict[str, str])
+    return head, points
 
 
 def relative_to_one(points: Sequence[Point]) -> list[Point]:

@@ -19,6 +19,7 @@ from typing import Any
 
 from carma.bench.gpu.hands import Died, Hand, Span, all_answers, close_all
 from carma.bench.gpu.meter import FROM_COUNTER, FROM_POWER, Gauges, Reading, read
+from carma.bench.machine import WANTS_A_GPU
 from carma.core.model import Gpu
 from carma.errors import NoGpus, NotFound, Refused
 from carma.monitor.nvml import NvmlSampler, load_nvml, open_nvml
@@ -139,9 +140,7 @@ def open_lab() -> Lab:
     try:
         sampler = open_nvml(engine_s=0.0)
     except NoGpus as error:
-        raise NoGpus(
-            str(error), "This study measures a real NVIDIA GPU: run it where one is, with its driver."
-        ) from error
+        raise NoGpus(str(error), WANTS_A_GPU) from error
     missing = [name for name in ("torch", "torchvision") if importlib.util.find_spec(name) is None]
     if missing:
         sampler.close()

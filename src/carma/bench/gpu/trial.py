@@ -21,10 +21,11 @@ import msgspec
 from carma.bench.gpu import trial_oom, trial_restart, trial_tasks
 from carma.bench.gpu.trial_server import VIRTUAL_MEMORY_MIB
 from carma.bench.gpu.trial_stage import PARTS, Options, Stage
-from carma.bench.machine import facts
+from carma.bench.machine import WANTS_A_GPU, facts
 from carma.bench.private import ending_in_order
 from carma.core.units import show_count
-from carma.errors import CarmaError, Usage
+from carma.errors import CarmaError, NoGpus, Refused, Usage
+from carma.monitor.nvml import open_nvml
 
 __all__ = ["PARTS", "Options", "run"]
 
@@ -109,10 +110,20 @@ def run(options: Options) -> int:
     unknown = sorted(set(options.parts) - set(PARTS))
     if unknown:
         raise Usage(f"there is no part {', '.join(unknown)}", f"parts: {', '.join(PARTS)}")
-    if not options.virtual and importlib.util.find_spec("torch") is None:
-        raise Usage("the tasks of the trial need torch and torchvision", "install them, or use --virtual")
+    if not options.virtual:
+        _check_machine()
     with ending_in_order():
         return Trial(options).run()
+
+
+def _check_machine() -> None:
+    """Says at once what is missing: a GPU, or torch."""
+    try:
+        open_nvml().close()
+    except NoGpus as error:
+        raise NoGpus(str(error), f"{WANTS_A_GPU} Without one: --virtual.") from error
+    if importlib.util.find_spec("torch") is None:
+        raise Refused("the tasks of the trial need torch and torchvision", "install them, or use --virtual")
 
 
 def share_of(name: str, options: Options) -> float:
@@ -150,9 +161,7 @@ def _about(options: Options) -> dict[str, Any]:
     about = {"command": _command(options), "machine": msgspec.to_builtins(facts()), "virtual": options.virtual}
     if options.virtual:
         return {**about, "gpus": [{"name": "virtual", "memory_mib": VIRTUAL_MEMORY_MIB, "kind": "virtual"}]}
-    from carma.monitor.nvml import open_nvml
-
-    sampler = open_nvml()  # raises, with a hint, where there is no GPU
+    sampler = open_nvml()
     try:
         cards = [{"name": gpu.name, "memory_mib": gpu.memory_mib, "kind": gpu.kind} for gpu in sampler.gpus()]
         return {**about, "gpus": cards, "driver": sampler.driver()}
