@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
+from carma import __version__
 from carma.errors import CarmaError, NotFound
 from carma.wire import types as t
 from carma.wire.routes import API, ROUTES, Route
@@ -116,7 +117,7 @@ def gpu_view(index: int, **changes: Any) -> t.GpuView:
 
 
 SERVER = t.ServerView(
-    version="0.1.0",
+    version=__version__,
     pid=999_999_999,
     user="ada",
     uid=1000,
