@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from carma import __version__
 from carma.cli.checks import run_all, sharing
 from carma.cli.checks.look import Finding, Found, Look
 from carma.core.model import Capabilities, Gpu, GpuId
@@ -350,6 +351,17 @@ def test_what_the_running_daemon_was_told_otherwise_is_named(monkeypatch: pytest
         found = findings(Look())["settings"]
         assert found.text.endswith("the running daemon differs: sharing.caps = false (flag --set sharing.caps)")
         assert "carma config show" in found.hint
+
+
+def test_a_daemon_of_another_version_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeDaemon() as daemon:
+        monkeypatch.setenv("CARMA_HOME", str(daemon.home))
+        assert findings(Look())["daemon"].verdict == "ok"
+        daemon.answers["server"] = msgspec.structs.replace(SERVER, version="0.1.0")
+        found = findings(Look())["daemon"]
+        assert found.verdict == "warn"
+        assert found.text.startswith("version 0.1.0,")
+        assert found.hint == f"this command is {__version__}: carma down, then carma up"
 
 
 def test_settings_are_the_daemons_where_one_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,6 +140,7 @@ def test_an_unknown_variable_is_not_ignored(paths: Paths) -> None:
         ("memory.unknown_mib", '"lots"', "such as 12GiB"),
         ("memory.unknown_mib", "{}", "such as 12GiB"),
         ("window.length_s", '"0"', "a number of seconds above 0"),
+        ("sharing.watch_s", "1e9", "a number of seconds above 0 and of at most 60"),
         ("memory.sources", "[1]", "a list of texts"),
     ],
 )
