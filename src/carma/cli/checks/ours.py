@@ -81,7 +81,7 @@ def _differing(look: Look) -> list[str]:
     ]
 
 
-def daemon(_look: Look) -> Finding:
+def daemon(look: Look) -> Finding:
     from carma.cli.connect import connect
     from carma.paths import find_socket
     from carma.transport import somebody_listens
@@ -99,7 +99,8 @@ def daemon(_look: Look) -> Finding:
         f"{server.running} running, {server.queued} waiting"
     )
     if server.version != __version__:
-        return Finding("daemon", "warn", text, f"this command is {__version__}: carma down, then carma up")
+        who = "" if look.elsewhere is None else f"{server.user} restarts it: "
+        return Finding("daemon", "warn", text, f"this command is {__version__}; {who}carma down, then carma up")
     if server.drained is not None:
         return Finding("daemon", "warn", f"{text}; drained: {server.drained}", "carma resume")
     return Finding("daemon", "ok", text)
