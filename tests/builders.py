@@ -148,9 +148,8 @@ class World:
         key = self.state.active[task_id]
         seen = ending_facts(self.state, key)
         self.memory.pop(key, None)
-        self.emit(
-            AttemptEnded(self.now, key, outcome or Succeeded(), seen.peak_mib, seen.energy_j, seen.over, seen.activity)
-        )
+        told = (seen.peak_mib, seen.energy_j, seen.over, seen.activity, seen.used_s)
+        self.emit(AttemptEnded(self.now, key, outcome or Succeeded(), *told))
 
     def oom(self, task_id: TaskId, *, asked_mib: int | None = 2_048, peak_mib: int | None = None) -> None:
         self.end(task_id, OutOfMemory("gpu", 1, asked_mib, peak_mib, "CUDA out of memory"))

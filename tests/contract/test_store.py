@@ -12,6 +12,7 @@ import pytest
 from carma.core.events import (
     AttemptEnded,
     AttemptStarted,
+    AttemptUse,
     Durable,
     GpuDrained,
     GpuResumed,
@@ -30,6 +31,7 @@ from carma.core.events import (
     TaskRetried,
     TaskSubmitted,
     TaskWarned,
+    UseNoted,
 )
 from carma.core.model import (
     Activity,
@@ -39,6 +41,7 @@ from carma.core.model import (
     Estimate,
     Gpu,
     GpuId,
+    GpuUsage,
     Guard,
     NoEstimate,
     Owner,
@@ -47,7 +50,7 @@ from carma.core.model import (
     TaskSpec,
 )
 from carma.core.outcome import Cancelled, Disrupted, OutOfMemory, Succeeded
-from carma.core.ports import Checkpoint, GpuUsage, PastRun
+from carma.core.ports import Checkpoint, PastRun
 from carma.core.status import Finished, Queued
 from carma.core.task import Plan, Task
 from carma.errors import StoreError
@@ -125,6 +128,7 @@ def every_event() -> tuple[Durable, ...]:
     plan = Plan(rung="larger", memory_mib=8_192, reason="it held 4 GiB and asked for 2 more")
     held = Confinement(mechanism="mps", guards=(Guard(rung="mps", limit_mib=8_192, how="x"),), note="why")
     busy = Activity(sm_active=0.25, tensor_active=0.1)
+    seen = AttemptUse(key=key, peak_mib=3_000, energy_j=1.5, activity=busy, used_s=9.0, settled=True)
     return (
         GpusFound(0.5, (GPU,)),
         submitted(1),
@@ -136,8 +140,9 @@ def every_event() -> tuple[Durable, ...]:
         TaskPlaced(1.6, key, PLACEMENT, "the most room"),
         AttemptStarted(1.7, key, 4321, held),
         MemoryObserved(1.8, key, 3_000, 12.5, busy, 60.0),
+        UseNoted(1.85, (seen,), (used("a", 1, 8.0),), {GPU.id: 50.0}),
         TaskWarned(1.9, task, 10),
-        AttemptEnded(2.0, key, OutOfMemory("gpu", 1, 2_048, 3_000, "CUDA out of memory"), 3_000, 12.5, (key,), busy),
+        AttemptEnded(2.0, key, OutOfMemory("gpu", 1, 2_048, 3_000, "CUDA oom"), 3_000, 12.5, (key,), busy, 9.0),
         RecoveryPlanned(2.1, task, plan, 4.0),
         RecoveryDue(4.0, task),
         StopRequested(4.5, task, OutOfMemory("gpu", 137, None, 9_000, "the watchdog"), 0.0, 9),
@@ -354,19 +359,23 @@ def used(gpu: str, hour: int, seconds: float) -> GpuUsage:
         energy_j=seconds * 100,
         idle_j=seconds * 50,
         tasks_j=seconds * 40,
+        guessed_s=seconds / 5,
     )
 
 
+def noted(*rows: GpuUsage) -> UseNoted:
+    return UseNoted(1.0, gpus=rows)
+
+
 def test_what_gpus_did_adds_up_by_gpu_and_hour(store: AnyStore, reopen: Reopen) -> None:
-    store.add_usage([used("b", 10, 60.0), used("a", 11, 60.0)])
-    store.add_usage([used("b", 10, 40.0), used("a", 10, 8.0), used("a", 10, 8.0)])
-    store.add_usage([])
+    store.append([noted(used("b", 10, 60.0), used("a", 11, 60.0))])
+    store.append([noted(used("b", 10, 40.0), used("a", 10, 8.0)), submitted(1), noted(used("a", 10, 8.0)), noted()])
     rows = reopen(store).usage(since=0.0, until=1e9)
     assert list(rows) == [used("a", 10, 16.0), used("b", 10, 100.0), used("a", 11, 60.0)]
 
 
 def test_an_hour_belongs_to_the_span_in_which_it_begins(store: AnyStore) -> None:
-    store.add_usage([used("a", hour, 1.0) for hour in range(10, 14)])
+    store.append([noted(*(used("a", hour, 1.0) for hour in range(10, 14)))])
     assert [row.hour for row in store.usage(since=11 * 3600.0, until=13 * 3600.0)] == [11, 12]
     assert [row.hour for row in store.usage(since=11 * 3600.0 + 0.5, until=13 * 3600.0 + 0.5)] == [12, 13]
     assert list(store.usage(since=20 * 3600.0, until=30 * 3600.0)) == []

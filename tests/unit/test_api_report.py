@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from carma.core.events import AttemptEnded
-from carma.core.model import Activity, Booking, GpuId, Owner, Placement, TaskId, TaskSpec
+from carma.core.events import AttemptEnded, UseNoted
+from carma.core.model import Activity, Booking, GpuId, GpuUsage, Owner, Placement, TaskId, TaskSpec
 from carma.core.outcome import Disrupted, Outcome, Succeeded
-from carma.core.ports import GpuUsage
 from carma.core.state import checkpoint
 from carma.core.status import Finished
 from carma.core.task import Attempt, Task
@@ -35,6 +34,7 @@ def ran(
     owner: Owner = ALICE,
     gpus: tuple[GpuId, ...] = (G0,),
     energy_j: float | None = 100.0,
+    used_s: float = 10.0,
     outcome: Outcome = Succeeded(),
     waited_s: float = 60.0,
 ) -> Task:
@@ -49,6 +49,7 @@ def ran(
             ended_at=SINCE + end,
             outcome=outcome,
             energy_j=energy_j,
+            used_s=used_s,
         )
         for place, (start, end) in enumerate(spans, start=1)
     )
@@ -86,6 +87,12 @@ def test_what_reaches_beyond_the_span_counts_with_its_part() -> None:
     assert made.total.ended == {"succeeded": 1}
     before = report([ran(1, (-900, -300))], (), World(1).state, SINCE, UNTIL)
     assert (before.total.attempts, before.users) == (0, ())
+
+
+def test_energy_of_the_older_kind_is_not_added_to_the_newer() -> None:
+    """An attempt on record without the time that its share was counted over was given all that its GPUs took."""
+    made = report([ran(1, (0, 600), used_s=0.0), ran(2, (0, 600))], (), World(1).state, SINCE, UNTIL)
+    assert (made.total.energy_j, made.total.unmeasured) == (100.0, 1)
 
 
 def test_a_running_task_counts_up_to_now() -> None:
@@ -127,10 +134,12 @@ def test_the_route_tells_of_everybody_and_of_nobodys_command(served: Served) -> 
     task = served.client().submit(served.request("true", name="hush")).ids[0]
     served.estimated(task)
     key = served.place(task)
-    served.emit(AttemptEnded(served.shell.clock.now(), key, Succeeded(), 3_000, 7_200.0, (), Activity(sm_active=0.4)))
+    busy = Activity(sm_active=0.4)
+    served.emit(AttemptEnded(served.shell.clock.now(), key, Succeeded(), 3_000, 7_200.0, (), busy, 60.0))
     served.settle()
     now = served.shell.clock.now()
-    served.store.add_usage([GpuUsage(gpu=G1, hour=int(now // HOUR_S), watched_s=10.0, energy_j=500.0, idle_j=400.0)])
+    row = GpuUsage(gpu=G1, hour=int(now // HOUR_S), watched_s=10.0, energy_j=500.0, idle_j=400.0)
+    served.emit(UseNoted(now, gpus=(row,)))
     made = served.client(0).report()
     (carmad,) = made.users
     assert (carmad.user, carmad.work.ended, carmad.work.energy_j) == ("carmad", {"succeeded": 1}, 7_200.0)

@@ -70,12 +70,12 @@ def test_the_way_of_a_task_with_the_commands_that_go_out() -> None:
     running = world.task(ONE).status
     assert isinstance(running, Running)
     assert (running.pid, running.placement) == (77, status.placement)
-    world.emit(AttemptEnded(world.now, key, Succeeded(), 1_234, 5.5))
+    world.emit(AttemptEnded(world.now, key, Succeeded(), 1_234, 5.5, used_s=3.0))
     assert isinstance(world.task(ONE).status, Recovering)
     world.settle()
     assert world.outcome(ONE) == Succeeded()
     attempt = world.task(ONE).attempts[0]
-    assert (attempt.observed_mib, attempt.energy_j, attempt.ended_at) == (1_234, 5.5, world.now)
+    assert (attempt.observed_mib, attempt.own_energy_j, attempt.ended_at) == (1_234, 5.5, world.now)
 
 
 def test_a_launch_that_fails_ends_an_attempt_that_never_ran() -> None:

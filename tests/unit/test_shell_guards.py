@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from carma.core.events import AttemptStarted, GpusFound, StopRequested, TaskSubmitted
+from carma.core.events import AttemptStarted, Durable, GpusFound, StopRequested, TaskSubmitted, UseNoted
 from carma.core.model import (
     AttemptKey,
     Capabilities,
@@ -20,6 +20,7 @@ from carma.core.model import (
     Gpu,
     GpuId,
     GpuSample,
+    GpuUsage,
     Guard,
     Owner,
     ProcessUse,
@@ -28,7 +29,7 @@ from carma.core.model import (
 )
 from carma.core.outcome import Disrupted, Failed, Outcome, OutOfMemory
 from carma.core.policies import magm
-from carma.core.ports import Found, GpuUsage
+from carma.core.ports import Found
 from carma.core.settings import Gate, Rules, WarmUp, WindowRules
 from carma.core.state import State, new_state
 from carma.core.status import Running
@@ -326,11 +327,11 @@ class Refusing(MemoryStore):
     refuse = True
     refused = 0
 
-    def add_usage(self, rows: Sequence[GpuUsage]) -> None:
-        if self.refuse:
+    def append(self, events: Sequence[Durable]) -> int:
+        if self.refuse and any(isinstance(event, UseNoted) for event in events):
             self.refused += 1
             raise StoreError("no space left")
-        super().add_usage(rows)
+        return super().append(events)
 
 
 def test_what_the_gpus_did_is_noted_now_and_then_and_at_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,7 +343,8 @@ def test_what_the_gpus_did_is_noted_now_and_then_and_at_the_stop(monkeypatch: py
         writer = asyncio.create_task(shell.run())
         count(shell.state, [ROW])
         await shell.commit([GpusFound(1.0, (Card.gpu,))])
-        assert await shell.wait_for(lambda _: list(store.usage(since=0.0, until=1e9)) == [ROW], LIMIT_S)
+        assert await shell.wait_for(lambda state: not state.usage, LIMIT_S)
+        assert list(store.usage(since=0.0, until=1e9)) == [ROW]
         monkeypatch.setattr(shell_module, "USAGE_S", 3600.0)
         count(shell.state, [ROW])
         writer.cancel()

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from carma.core.events import TaskSubmitted
-from carma.core.model import GpuId, Owner, TaskId, TaskSpec
-from carma.core.ports import Checkpoint, GpuUsage
+from carma.core.events import TaskSubmitted, UseNoted
+from carma.core.model import GpuId, GpuUsage, Owner, TaskId, TaskSpec
+from carma.core.ports import Checkpoint
 from carma.core.status import Queued
 from carma.core.task import Task
 from carma.errors import AlreadyRunning, StoreError
@@ -289,9 +289,22 @@ def test_a_file_of_the_first_format_takes_what_gpus_do(path: Path) -> None:
     connection.close()
     store = SqliteStore(path)
     row = GpuUsage(gpu=GpuId("GPU-0"), hour=5, watched_s=60.0, energy_j=600.0)
-    store.add_usage([row])
-    assert store.load().sequence == 5
+    assert store.append([UseNoted(9.0, gpus=(row,))]) == 6
     assert list(store.usage(since=0.0, until=1e9)) == [row]
+    store.close()
+
+
+def test_hours_of_the_second_format_are_kept(path: Path) -> None:
+    connection = sqlite3.connect(filled(path), isolation_level=None)
+    connection.execute("ALTER TABLE gpu_usage DROP COLUMN guessed_s")
+    connection.execute("INSERT INTO gpu_usage VALUES ('GPU-0', 5, 60.0, 30.0, 10.0, 20.0, 600.0, 400.0, 100.0)")
+    connection.execute("PRAGMA user_version = 2")
+    connection.close()
+    store = SqliteStore(path)
+    row = GpuUsage(gpu=GpuId("GPU-0"), hour=5, watched_s=60.0, guessed_s=7.0)
+    store.append([UseNoted(9.0, gpus=(row,))])
+    (found,) = store.usage(since=0.0, until=1e9)
+    assert (found.watched_s, found.tasks_j, found.guessed_s) == (120.0, 100.0, 7.0)
     store.close()
 
 

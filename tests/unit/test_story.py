@@ -69,6 +69,10 @@ EVENTS: list[tuple[e.Durable, str]] = [
         "task 7: changed: name n, priority -1, GPU memory 1.0 GiB, time limit 01:00, comment",
     ),
     (e.GpusFound(1.0, (gpu(0), gpu(1))), "2 GPUs found"),
+    (
+        e.UseNoted(1.0, (e.AttemptUse(key=KEY, energy_j=5.0),)),
+        "noted what the GPUs and 1 running task on them did",
+    ),
     (e.GpuDrained(1.0, None, "fan"), "the server drained: fan"),
     (e.GpuResumed(1.0, GpuId("GPU-1")), "GPU 1 takes new tasks again"),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,6 +89,15 @@ def test_a_lost_gpu_does_no_work_and_counts_no_energy() -> None:
     advance(world, 20.0)
     assert task.progress_s == 10.0
     assert world.gpus[1].energy_j == energy_j
+
+
+def test_what_a_process_does_not_say_is_not_written() -> None:
+    """A task of an older version reads the file too, and refuses fields that it does not know."""
+    world = make_world()
+    add(world, [0], A, 10.0)
+    (written,) = msgspec.json.decode(msgspec.json.encode(world))["processes"]
+    assert written["demand"].keys() == {"sm_active", "sm_occupancy", "dram_active"}
+    assert msgspec.json.decode(msgspec.json.encode(world), type=World).processes == world.processes
 
 
 def test_time_never_goes_back() -> None:

@@ -96,6 +96,34 @@ def test_an_attempt_tells_how_it_shares_what_holds_it_and_what_it_takes() -> Non
     assert (over.sm_active, over.mechanism) == (0.3, "mps")
 
 
+def test_energy_of_the_older_kind_is_not_shown() -> None:
+    world = World(1)
+    task = world.run(4_000)
+    world.end(task)
+    assert shown(world, task).energy_j == world.task(task).attempts[0].energy_j is not None
+    older = replace(world.task(task).attempts[0], used_s=0.0)
+    world.state.put(replace(world.task(task), attempts=(older,)))
+    view = shown(world, task)
+    assert (view.energy_j, view.attempts[0].energy_j) == (None, None)
+
+
+def test_waiting_after_an_attempt_is_not_running() -> None:
+    world = World(1)
+    task = world.submit(4_000)
+    assert shown(world, task).ran_s is None
+    world.settle()
+    assert shown(world, task).ran_s is None  # it was sent there, and has not started
+    world.start(task)
+    world.wait(30)
+    assert shown(world, task).ran_s == 30.0
+    world.oom(task)
+    world.wait(100)
+    assert shown(world, task).ran_s == 30.0
+    world.stop(task)
+    view = shown(world, task)
+    assert (view.code, view.ran_s, view.ended_at) == ("CA", 30.0, world.now)
+
+
 def test_a_gpu_tells_whether_any_kernel_ran_where_that_is_given() -> None:
     world = World(2)
     for gr_active in (0.9, 0.7):

@@ -24,8 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import exp, isfinite, log, sqrt
 
-from carma.core.model import Activity, AttemptKey, GpuId, GpuSample, Record
-from carma.core.ports import GpuUsage
+from carma.core.model import Activity, AttemptKey, GpuId, GpuSample, GpuUsage, Record
 from carma.core.seen import NEW_VARIANCE, Guess, Live, Seen, Track
 from carma.core.snapshot import HIDDEN_MIB
 from carma.core.state import State
@@ -66,16 +65,16 @@ def share_out(state: State, live: Live, before: GpuSample | None, sample: GpuSam
     span_s = sample.at - before.at
     _learn(state, live, members, sample, span_s)
     shares = _shares(state, live, members, sample)
-    spent_j, idle_j = _energy(state, live, members, before, sample)
+    energy = _energy(state, live, members, before, sample)
     given_j = 0.0
     for key in (*members.present, *members.resting):
         track, share = state.tracks[key], shares.get(key, 0.0)
         _add_activity(track, sample, share, span_s)
-        if spent_j is not None:
-            part_j = (spent_j - idle_j) * share
+        if energy is not None:
+            part_j = (energy.spent_j - energy.idle_j) * share
             track.energy_j = (track.energy_j or 0.0) + part_j
             given_j += part_j
-    _count(state, sample, span_s, spent_j or 0.0, idle_j, given_j)
+    _count(state, sample, span_s, energy or Energy(), given_j)
 
 
 def _watched(state: State, before: GpuSample, sample: GpuSample) -> bool:
@@ -181,17 +180,27 @@ def _add_activity(track: Track, sample: GpuSample, share: float, span_s: float) 
             track.means[metric].add(value * share, span_s)
 
 
-def _energy(
-    state: State, live: Live, members: Members, before: GpuSample, sample: GpuSample
-) -> tuple[float | None, float]:
-    """(what the counter went up by, how much of that the GPU would have taken with nobody on it)."""
+class Energy(Record, frozen=True):
+    """Of a span: what the counter went up by, how much of that the GPU would have taken with nobody on it, and whether
+    that is a guess."""
+
+    spent_j: float = 0.0
+    idle_j: float = 0.0
+    guessed: bool = False
+
+
+def _energy(state: State, live: Live, members: Members, before: GpuSample, sample: GpuSample) -> Energy | None:
+    """None where the counter tells nothing."""
     spent_j = _spent_j(before, sample)
     if spent_j is None:
-        return None, 0.0
-    idle_w = _idle_w(state, live, sample.gpu)
-    if members.nobody or idle_w is None:  # without a figure nothing is said to be above idle
-        return spent_j, spent_j
-    return spent_j, min(spent_j, idle_w * (sample.at - before.at))
+        return None
+    if members.nobody:
+        return Energy(spent_j, spent_j)
+    known_w = measured_idle_w(state, sample.gpu)
+    idle_w = known_w if known_w is not None else _guessed_idle_w(live)
+    if idle_w is None:  # without a figure nothing is said to be above idle
+        return Energy(spent_j, spent_j, guessed=True)
+    return Energy(spent_j, min(spent_j, idle_w * (sample.at - before.at)), guessed=known_w is None)
 
 
 def _spent_j(before: GpuSample, sample: GpuSample) -> float | None:
@@ -201,11 +210,13 @@ def _spent_j(before: GpuSample, sample: GpuSample) -> float | None:
     return spent_j if isfinite(spent_j) and spent_j >= 0.0 else None  # less than before: the counter began anew
 
 
-def _idle_w(state: State, live: Live, gpu: GpuId) -> float | None:
-    """The best that is known of it."""
-    known_w = state.idle_w.get(gpu, live.empty_w)
-    if known_w is not None:
-        return known_w
+def measured_idle_w(state: State, gpu: GpuId) -> float | None:
+    """What a GPU takes with nobody on it, as far as it was seen; None where it never was."""
+    live = state.live.get(gpu)
+    return state.idle_w.get(gpu, live.empty_w if live is not None else None)
+
+
+def _guessed_idle_w(live: Live) -> float | None:
     lowest_w = live.lowest_w if live.lowest_w is not None else _mean_w(live)
     return None if lowest_w is None else lowest_w / 2
 
@@ -234,7 +245,7 @@ def _note_power(state: State, live: Live, members: Members, before: GpuSample | 
         state.idle_w[sample.gpu] = min(mean_w, state.idle_w.get(sample.gpu, mean_w))
 
 
-def _count(state: State, sample: GpuSample, span_s: float, spent_j: float, idle_j: float, tasks_j: float) -> None:
+def _count(state: State, sample: GpuSample, span_s: float, energy: Energy, tasks_j: float) -> None:
     holders = len(state.on_gpu.get(sample.gpu, {}))
     row = GpuUsage(
         gpu=sample.gpu,
@@ -243,8 +254,9 @@ def _count(state: State, sample: GpuSample, span_s: float, spent_j: float, idle_
         held_s=span_s if holders else 0.0,
         shared_s=span_s if holders > 1 else 0.0,
         sm_s=(given(sample, "sm_active") or 0.0) * span_s,
-        energy_j=spent_j,
-        idle_j=idle_j,
+        energy_j=energy.spent_j,
+        idle_j=energy.idle_j,
         tasks_j=tasks_j,
+        guessed_s=span_s if energy.guessed else 0.0,
     )
     count(state, (row,))

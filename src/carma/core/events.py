@@ -13,6 +13,7 @@ from carma.core.model import (
     Gpu,
     GpuId,
     GpuSample,
+    GpuUsage,
     NoEstimate,
     Owner,
     Placement,
@@ -59,13 +60,36 @@ class AttemptStarted(Event, frozen=True, tag="attempt_started"):
 
 
 class MemoryObserved(Event, frozen=True, tag="memory_observed"):
-    """What was seen of an attempt, stored when it moved enough to matter, so that a restart does not forget it."""
+    """What was seen of an attempt, when its memory grew enough to matter; part of the task's story."""
 
     key: AttemptKey
     peak_mib: int
     energy_j: float | None = None
     activity: Activity | None = None
     used_s: float = 0.0  # what `activity` is the mean over
+
+
+class AttemptUse(Record, frozen=True, kw_only=True):
+    """What was seen so far of an attempt that runs."""
+
+    key: AttemptKey
+    peak_mib: int | None = None
+    energy_j: float | None = None
+    activity: Activity | None = None
+    used_s: float = 0.0
+    settled: bool = False  # on all of its GPUs
+
+
+class UseNoted(Event, frozen=True, tag="use_noted"):
+    """What was only seen, stored now and then, and whenever an attempt's energy is: a restart does not forget it.
+
+    One event for all, because the GPUs' energy and that of their tasks must be of the same moment. `gpus` is what they
+    did since the last such event. It belongs to no task: the log drops it with the next checkpoint.
+    """
+
+    attempts: tuple[AttemptUse, ...] = ()
+    gpus: tuple[GpuUsage, ...] = ()
+    idle_w: dict[GpuId, float] = {}  # what GPUs take with nobody on them, as far as it was seen
 
 
 class AttemptEnded(Event, frozen=True, tag="attempt_ended"):
@@ -76,6 +100,7 @@ class AttemptEnded(Event, frozen=True, tag="attempt_ended"):
     # Attempts on the same GPUs that held more than their booking at that moment (only for an OOM on the GPU).
     over_booking: tuple[AttemptKey, ...] = ()
     activity: Activity | None = None
+    used_s: float = 0.0  # what `activity` is the mean over
 
 
 class RecoveryPlanned(Event, frozen=True, tag="recovery_planned"):
@@ -168,6 +193,7 @@ Durable = (
     | TaskPlaced
     | AttemptStarted
     | MemoryObserved
+    | UseNoted
     | AttemptEnded
     | RecoveryPlanned
     | RecoveryDue

@@ -11,7 +11,7 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from carma.core import events as e
-from carma.core import observe
+from carma.core import observe, usage
 from carma.core.commands import Command, EstimateTask, LaunchAttempt, StopAttempt, WarnAttempt
 from carma.core.model import AttemptKey, GpuId, TaskId
 from carma.core.outcome import Outcome, OutOfMemory
@@ -45,6 +45,8 @@ def step(state: State, event: e.AnyEvent) -> list[Command]:
             return _started(state, event)
         case e.MemoryObserved():
             return _memory_observed(state, event)
+        case e.UseNoted():
+            return _use_noted(state, event)
         case e.AttemptEnded():
             return _ended(state, event)
         case e.StopRequested():
@@ -157,14 +159,49 @@ def _started(state: State, event: e.AttemptStarted) -> list[Command]:
 def _memory_observed(state: State, event: e.MemoryObserved) -> list[Command]:
     task = _current(state, event.key)
     if task is not None:
-        seen = {"energy_j": event.energy_j, "activity": event.activity, "used_s": event.used_s}
-        attempt = replace(task.attempts[-1], observed_mib=event.peak_mib, **seen)
-        state.put(replace(task, attempts=(*task.attempts[:-1], attempt)))
-        track = state.tracks.get(event.key)
-        if track is not None:
-            track.peak_mib = max(track.peak_mib or 0, event.peak_mib)
-            track.go_on_from(event.energy_j, event.activity, event.used_s)
+        settled = task.attempts[-1].settled
+        _go_on(
+            state,
+            task,
+            e.AttemptUse(
+                key=event.key,
+                peak_mib=event.peak_mib,
+                energy_j=event.energy_j,
+                activity=event.activity,
+                used_s=event.used_s,
+                settled=settled,
+            ),
+        )
     return []
+
+
+def _use_noted(state: State, event: e.UseNoted) -> list[Command]:
+    for use in event.attempts:
+        task = _current(state, use.key)
+        if task is not None:
+            _go_on(state, task, use)
+    state.idle_w.update(event.idle_w)
+    usage.noted(state, event.gpus)
+    return []
+
+
+def _go_on(state: State, task: Task, use: e.AttemptUse) -> None:
+    """What was seen of an attempt is on record, and what is seen from now on goes on top."""
+    attempt = task.attempts[-1]
+    attempt = replace(
+        attempt,
+        observed_mib=attempt.observed_mib if use.peak_mib is None else use.peak_mib,
+        energy_j=use.energy_j,
+        activity=use.activity,
+        used_s=use.used_s,
+        settled=use.settled,
+    )
+    state.put(replace(task, attempts=(*task.attempts[:-1], attempt)))
+    track = state.tracks.get(use.key)
+    if track is not None:
+        if use.peak_mib is not None:
+            track.peak_mib = max(track.peak_mib or 0, use.peak_mib)
+        track.go_on_from(use.energy_j, use.activity, use.used_s)
 
 
 def _ended(state: State, event: e.AttemptEnded) -> list[Command]:
@@ -181,6 +218,7 @@ def _ended(state: State, event: e.AttemptEnded) -> list[Command]:
         observed_mib=max(peaks) if peaks else None,
         energy_j=event.energy_j if event.energy_j is not None else attempt.energy_j,
         activity=event.activity if event.activity is not None else attempt.activity,
+        used_s=max(attempt.used_s, event.used_s),
     )
     if isinstance(outcome, OutOfMemory) and outcome.where == "gpu":
         attempt = replace(attempt, blame=blame(attempt, outcome, bool(event.over_booking)))

@@ -87,8 +87,11 @@ class TaskSpec(Record, frozen=True, kw_only=True):
     threads_percent: int | None = None  # of the SMs, under MPS; None: all of them
 
 
-class Demand(Record, frozen=True):
-    """How much of a GPU a task keeps busy when it runs alone; each 0 to 1."""
+class Demand(Record, frozen=True, omit_defaults=True):
+    """How much of a GPU a task keeps busy when it runs alone; each 0 to 1.
+
+    What is not given is not written either: virtual tasks of an older version read it and refuse what they do not know.
+    """
 
     sm_active: float
     sm_occupancy: float
@@ -211,3 +214,18 @@ class Confinement(Record, frozen=True, kw_only=True):
     mechanism: Mechanism
     guards: tuple[Guard, ...] = ()  # the hardest first
     note: str = ""  # why not the mechanism, or the rung, that one would expect
+
+
+class GpuUsage(Record, frozen=True, kw_only=True):
+    """What one GPU did within one hour, as far as it was watched. Sums, so that rows can be added up."""
+
+    gpu: GpuId
+    hour: int  # hours since the epoch
+    watched_s: float = 0.0
+    held_s: float = 0.0  # with at least one task
+    shared_s: float = 0.0  # with two or more
+    sm_s: float = 0.0  # SM activity, integrated
+    energy_j: float = 0.0
+    idle_j: float = 0.0  # of that: what the GPU takes with nobody on it
+    tasks_j: float = 0.0  # of that: given to tasks
+    guessed_s: float = 0.0  # while somebody was on it, and what it takes with nobody on it had not been seen yet

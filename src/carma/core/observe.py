@@ -19,8 +19,6 @@ from carma.core.status import Running
 from carma.core.task import Attempt
 from carma.core.window import given
 
-STORED_S = 60.0  # an attempt's energy and activity are stored after so much use, then whenever a tenth was added
-
 
 def take(state: State, sample: GpuSample) -> None:
     """One sample of one GPU. One that is not newer than the last tells nothing."""
@@ -121,6 +119,7 @@ class Facts(Record, frozen=True, kw_only=True):
     peak_mib: int | None = None
     energy_j: float | None = None
     activity: Activity | None = None
+    used_s: float = 0.0
     over: tuple[AttemptKey, ...] = ()  # neighbours above their booking
 
 
@@ -133,7 +132,13 @@ def ending_facts(state: State, key: AttemptKey) -> Facts:
         over.update(dict.fromkeys(other for other in state.on_gpu.get(gpu, {}) if over_booking(state, gpu, other)))
         over.update(dict.fromkeys(_left_over(state, gpu, key)))
     over.pop(key, None)
-    return Facts(peak_mib=track.peak_mib, energy_j=track.energy_j, activity=track.activity, over=tuple(over))
+    return Facts(
+        peak_mib=track.peak_mib,
+        energy_j=track.energy_j,
+        activity=track.activity,
+        used_s=track.used_s,
+        over=tuple(over),
+    )
 
 
 def over_booking(state: State, gpu: GpuId, key: AttemptKey) -> bool:
@@ -195,18 +200,15 @@ def _limit_mib(attempt: Attempt, processes: int) -> int | None:
 
 
 def to_store(state: State, now: float) -> list[MemoryObserved]:
-    """Attempts of which so much more was seen that a restart should not forget it: 64 MiB or 5 % of memory, a tenth of
-    the time that their energy and activity are counted over."""
+    """Attempts whose memory grew by 64 MiB or 5 %: news, and nothing that a restart should forget. What else is seen of
+    them is noted together with what their GPUs did (usage.py)."""
     found: list[MemoryObserved] = []
     for task_id, key in state.active.items():
         track = state.tracks.get(key)
         task = state.tasks[task_id]
         if track is None or track.peak_mib is None or not isinstance(task.status, Running):
             continue
-        known = task.attempts[-1]
-        peak_mib = max(track.peak_mib, known.observed_mib or 0)
-        grown = known.observed_mib is None or peak_mib > known.observed_mib + max(64, known.observed_mib // 20)
-        if grown or track.used_s >= known.used_s + max(STORED_S, known.used_s / 10):
-            energy_j = None if track.energy_j is None else round(track.energy_j, 1)
-            found.append(MemoryObserved(now, key, peak_mib, energy_j, track.activity, round(track.used_s, 3)))
+        known_mib = task.attempts[-1].observed_mib
+        if known_mib is None or track.peak_mib > known_mib + max(64, known_mib // 20):
+            found.append(MemoryObserved(now, key, track.peak_mib, track.energy_j, track.activity, track.used_s))
     return found

@@ -14,6 +14,7 @@ from carma.core.model import (
     Gpu,
     GpuId,
     GpuSample,
+    GpuUsage,
     NoEstimate,
     Owner,
     Placement,
@@ -110,20 +111,6 @@ class PastRun(Record, frozen=True, kw_only=True):
     activity: Activity | None = None
 
 
-class GpuUsage(Record, frozen=True, kw_only=True):
-    """What one GPU did within one hour, as far as it was watched. Sums, so that rows can be added up."""
-
-    gpu: GpuId
-    hour: int  # hours since the epoch
-    watched_s: float = 0.0
-    held_s: float = 0.0  # with at least one task
-    shared_s: float = 0.0  # with two or more
-    sm_s: float = 0.0  # SM activity, integrated
-    energy_j: float = 0.0
-    idle_j: float = 0.0  # of that: what the GPU takes with nobody on it
-    tasks_j: float = 0.0  # of that: given to tasks
-
-
 class Checkpoint(Record, frozen=True, kw_only=True):
     """The state as of event `sequence`: what a restart needs instead of the whole log."""
 
@@ -147,7 +134,10 @@ class Store(Protocol):
     """The log of durable events. `append` returns when they would survive a power cut."""
 
     def append(self, events: Sequence[Durable]) -> int:
-        """Commit all of them or none; returns the sequence number of the last. Raises StoreError (full disk, ...)."""
+        """Commit all of them or none; returns the sequence number of the last. Raises StoreError (full disk, ...).
+
+        What a UseNoted tells of GPUs is added to the Archive's hours in the same moment.
+        """
         ...
 
     def load(self) -> Loaded: ...
@@ -178,10 +168,6 @@ class Archive(Protocol):
 
     def remember(self, run: PastRun) -> None:
         """Idempotent by key."""
-        ...
-
-    def add_usage(self, rows: Sequence[GpuUsage]) -> None:
-        """Add to what is known of the same GPU and hour."""
         ...
 
     def usage(self, *, since: float, until: float) -> Sequence[GpuUsage]:

@@ -48,7 +48,7 @@ class Seen:
     """Of one attempt on one GPU: when it first touched it, when its memory last grew, when it settled; and how
     much of the GPU's activity is thought to be its own."""
 
-    __slots__ = ("first_at", "grown_at", "level_mib", "now_mib", "own", "settled_at")
+    __slots__ = ("adopted", "first_at", "grown_at", "level_mib", "now_mib", "own", "settled_at")
 
     def __init__(self) -> None:
         self.first_at: float | None = None
@@ -57,6 +57,7 @@ class Seen:
         self.now_mib: int | None = None
         self.settled_at: float | None = None
         self.own = Guess()
+        self.adopted = False  # it may have used the GPU before this life of the daemon: `first_at` is not its first use
 
 
 class Track:

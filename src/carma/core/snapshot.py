@@ -167,9 +167,16 @@ def _settling(calm_since: float, seen: Seen, rules: Rules, now: float, until: fl
         # Both halves of the span must be alike: if nothing changes from now on, they are when it is twice as long.
         return WarmingUp("is warming up: its activity still changes", min(until, now + calm_s))
     until = min(until, calm_since + wanted_s)
-    what = "its memory grew" if seen.grown_at is not None else "it first used the GPU"
     left = f"{show_s(wanted_s)} of calm are wanted, {show_s(until - now)} more"
-    return WarmingUp(f"is warming up: {what} {show_s(calm_s)} ago, and {left}", until)
+    return WarmingUp(f"is warming up: {_since(seen, calm_s)}, and {left}", until)
+
+
+def _since(seen: Seen, calm_s: float) -> str:
+    if seen.grown_at is not None:
+        return f"its memory grew {show_s(calm_s)} ago"
+    if seen.adopted:
+        return f"since the daemon's restart it has been seen on the GPU for {show_s(calm_s)}"
+    return f"it first used the GPU {show_s(calm_s)} ago"
 
 
 def expected_end(task: Task, rules: Rules, now: float) -> float:

@@ -1,8 +1,9 @@
 """The state of a server, and how it is put together. Changed by `machine.step` alone.
 
 Two halves: what the log says (`tasks`, `gpus`, `drained`, ...), which a replay rebuilds exactly, and what is only seen
-(`live`, `tracks`, `usage`), which starts empty after a restart and fills with the next samples. A checkpoint carries
-a little of the second half along where forgetting it would cost: what an idle GPU takes, an attempt's peak and energy.
+(`live`, `tracks`, `usage`), which starts empty after a restart and fills with the next samples. The log (UseNoted) and
+the checkpoint carry a little of the second half along where forgetting it would cost: what an idle GPU takes, an
+attempt's peak and energy, and that it had settled.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
-from carma.core.model import AttemptKey, Gpu, GpuId, Placement, TaskId
+from carma.core.model import AttemptKey, Gpu, GpuId, GpuUsage, Placement, TaskId
 from carma.core.placement import Policy
-from carma.core.ports import Checkpoint, GpuUsage
+from carma.core.ports import Checkpoint
 from carma.core.seen import Live, Track
 from carma.core.settings import Rules
 from carma.core.status import Finished, Queued, Recovering, Running, Starting
@@ -142,6 +143,16 @@ def restore(rules: Rules, policy: Policy, checkpoint: Checkpoint | None) -> Stat
         track.go_on_from(attempt.energy_j, attempt.activity, attempt.used_s)
     state.idle_w = {GpuId(gpu): watts for gpu, watts in checkpoint.idle_w.items()}
     return state
+
+
+def adopt(state: State) -> None:
+    """At the end of a replay: what runs was seen by an earlier life of the daemon. One that had settled then is not a
+    newcomer again: nobody un-settles an attempt while it is watched either."""
+    for task_id, key in state.active.items():
+        for seen in state.tracks[key].on.values():
+            seen.adopted = True
+            if state.tasks[task_id].attempts[-1].settled:
+                seen.settled_at = state.now
 
 
 def checkpoint(state: State, sequence: int) -> tuple[Checkpoint, tuple[Task, ...]]:

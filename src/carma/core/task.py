@@ -46,6 +46,13 @@ class Attempt(Record, frozen=True, kw_only=True):
     activity: Activity | None = None  # its own share, on average
     used_s: float = 0.0  # what `activity` is the mean over, as last stored: GPU-seconds since its first use
     confinement: Confinement | None = None
+    settled: bool = False  # on all of its GPUs, as last stored
+
+    @property
+    def own_energy_j(self) -> float | None:
+        """None where it was not measured as it is now: before there was `used_s`, an attempt was given all that its
+        GPUs took, which cannot be added to shares of it."""
+        return self.energy_j if self.used_s > 0.0 else None
 
 
 class Task(Record, frozen=True, kw_only=True):

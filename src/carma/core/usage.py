@@ -1,4 +1,5 @@
-"""What each GPU did, hour by hour: sums that are seen and not logged, taken out now and then for the archive.
+"""What each GPU did, hour by hour: sums that are seen, and noted now and then for the archive, together with what was
+seen of the attempts that run.
 
 What was not watched is in no row, so sums never claim more than was seen. A span counts in the hour in which it ends.
 """
@@ -9,8 +10,10 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from carma.core.ports import GpuUsage
+from carma.core.events import AttemptUse, UseNoted
+from carma.core.model import AttemptKey, GpuUsage
 from carma.core.state import State
+from carma.core.status import Running
 
 HOUR_S = 3600.0
 
@@ -26,19 +29,46 @@ def add_up(one: GpuUsage, other: GpuUsage) -> GpuUsage:
         energy_j=one.energy_j + other.energy_j,
         idle_j=one.idle_j + other.idle_j,
         tasks_j=one.tasks_j + other.tasks_j,
+        guessed_s=one.guessed_s + other.guessed_s,
     )
 
 
 def count(state: State, rows: Iterable[GpuUsage]) -> None:
-    """Add rows to what was seen since the last `taken`."""
+    """Add rows to what was seen since the last note."""
     for row in rows:
         place = (row.hour, row.gpu)
         known = state.usage.get(place)
         state.usage[place] = row if known is None else add_up(known, row)
 
 
-def taken(state: State) -> tuple[GpuUsage, ...]:
-    """What was seen since the last call, for the archive. If the archive refuses it, `count` puts it back."""
-    rows = tuple(state.usage.values())
-    state.usage.clear()
-    return rows
+def note(state: State) -> UseNoted:
+    """All that was seen since the last one that was stored. It changes nothing before it is stepped."""
+    uses = (_use(state, key) for key in state.active.values())
+    return UseNoted(
+        state.now,
+        attempts=tuple(use for use in uses if use is not None),
+        gpus=tuple(state.usage.values()),
+        idle_w=dict(state.idle_w),
+    )
+
+
+def _use(state: State, key: AttemptKey) -> AttemptUse | None:
+    track = state.tracks.get(key)
+    if track is None or not isinstance(state.tasks[key.task].status, Running):
+        return None
+    if track.peak_mib is None and track.used_s <= 0.0:
+        return None
+    return AttemptUse(
+        key=key,
+        peak_mib=track.peak_mib,
+        energy_j=track.energy_j,
+        activity=track.activity,
+        used_s=track.used_s,
+        settled=all(seen.settled_at is not None for seen in track.on.values()),
+    )
+
+
+def noted(state: State, rows: Iterable[GpuUsage]) -> None:
+    """Those are in the archive now."""
+    for row in rows:
+        state.usage.pop((row.hour, row.gpu), None)

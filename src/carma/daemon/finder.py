@@ -67,7 +67,7 @@ def ended(
     if isinstance(outcome, OutOfMemory) and outcome.where == "gpu":
         near = (other for other in guilty if other != key and _share_a_gpu(state, key, other))
         over = tuple(dict.fromkeys((*seen.over, *near)))
-    return AttemptEnded(at, key, outcome, peak_mib, seen.energy_j, over, seen.activity)
+    return AttemptEnded(at, key, outcome, peak_mib, seen.energy_j, over, seen.activity, seen.used_s)
 
 
 def _above_booking(state: State, entry: Found) -> bool:
@@ -126,7 +126,7 @@ def past_run(state: State, key: AttemptKey, collocated: bool) -> PastRun | None:
         succeeded=isinstance(attempt.outcome, Succeeded),
         collocated=collocated,
         ended_at=attempt.ended_at,
-        energy_j=attempt.energy_j,
+        energy_j=attempt.own_energy_j,
         activity=attempt.activity,
     )
 

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from carma.core.model import Gpu, GpuId
-from carma.core.ports import GpuUsage
+from carma.core.attribution import measured_idle_w
+from carma.core.model import Gpu, GpuId, GpuUsage
 from carma.core.state import State
 from carma.core.status import Finished
 from carma.core.task import Attempt, Task
@@ -64,7 +64,8 @@ def report(tasks: Iterable[Task], usage: Sequence[GpuUsage], state: State, since
         for into in (total, own):
             _add(into, task, state, since, until)
     not_stored_yet = [row for (hour, _), row in state.usage.items() if since <= hour * HOUR_S <= until]
-    gpus = _gpus([*usage, *not_stored_yet], state)
+    rows = [*usage, *not_stored_yet]
+    gpus = _gpus(rows, state)
     return Report(
         since=since,
         until=until,
@@ -75,7 +76,7 @@ def report(tasks: Iterable[Task], usage: Sequence[GpuUsage], state: State, since
             if own != _Sum()
         ),
         gpus=gpus,
-        notes=(*_unwatched(gpus, until - since), *_unmeasured(total)),
+        notes=(*_unwatched(gpus, until - since), *_guessed(rows, gpus, state), *_unmeasured(total)),
     )
 
 
@@ -106,7 +107,7 @@ def _add_attempt(into: _Sum, task: Task, attempt: Attempt, state: State, since: 
     into.run_s += within_s
     into.gpu_s += within_s * len(attempt.placement.gpus)
     track = state.tracks.get(task.key) if running else None
-    energy_j = attempt.energy_j if track is None or track.energy_j is None else track.energy_j
+    energy_j = attempt.own_energy_j if track is None or track.energy_j is None else track.energy_j
     if energy_j is None:
         into.unmeasured += 1
     else:
@@ -147,12 +148,33 @@ def _unwatched(gpus: Sequence[GpuWork], span_s: float) -> list[str]:
     missed: dict[str, list[str]] = {}
     for gpu in gpus:
         if gpu.watched_s < span_s * (1 - _MISSED):
-            name = gpu.gpu if gpu.index is None else str(gpu.index)
-            missed.setdefault(show_s(gpu.watched_s), []).append(name)
+            missed.setdefault(show_s(gpu.watched_s), []).append(_name(gpu))
     return [
         f"GPU {', '.join(names)}: watched for {watched} of {show_s(span_s)}; nothing is known of the rest"
         for watched, names in missed.items()
     ]
+
+
+def _guessed(rows: Sequence[GpuUsage], gpus: Sequence[GpuWork], state: State) -> list[str]:
+    """GPUs on which somebody was before they had been seen empty (attribution.py says what is taken for idle then)."""
+    guessed_s = dict.fromkeys((gpu.gpu for gpu in gpus), 0.0)
+    for row in rows:
+        guessed_s[row.gpu] += row.guessed_s
+    notes: list[str] = []
+    for gpu in gpus:
+        if guessed_s[gpu.gpu] <= 0:
+            continue
+        if measured_idle_w(state, GpuId(gpu.gpu)) is None:
+            what = f"GPU {_name(gpu)} was never seen with nobody on it: what is idle"
+        else:
+            span = show_s(guessed_s[gpu.gpu])
+            what = f"for {span} GPU {_name(gpu)} had not been seen with nobody on it yet: what was idle then"
+        notes.append(f"{what} is a guess, and tasks' energy with it")
+    return notes
+
+
+def _name(gpu: GpuWork) -> str:
+    return gpu.gpu if gpu.index is None else str(gpu.index)
 
 
 def _unmeasured(total: _Sum) -> list[str]:

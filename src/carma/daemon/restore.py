@@ -18,7 +18,7 @@ from carma.core.model import AttemptKey, Record, TaskId
 from carma.core.placement import Policy
 from carma.core.ports import Archive, Loaded, PastRun, Store
 from carma.core.settings import Rules
-from carma.core.state import State
+from carma.core.state import State, adopt
 from carma.core.state import restore as restore_state
 from carma.core.status import Estimating, Running, Starting
 from carma.core.task import Task
@@ -88,6 +88,7 @@ def replay(loaded: Loaded, rules: Rules, policy: Policy) -> Replayed:
             replayed.shared.update(held)
     for event in loaded.events:
         replayed.follow(event)
+    adopt(replayed.state)
     return replayed
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from carma.core import usage
 from carma.core.commands import Command
-from carma.core.events import Durable, Passing, TaskPlaced
+from carma.core.events import AttemptEnded, Durable, MemoryObserved, Passing, TaskPlaced, UseNoted
 from carma.core.machine import step
 from carma.core.model import AttemptKey, Estimate, Owner, TaskId, TaskSpec
 from carma.core.ports import Archive, Store
@@ -43,7 +43,7 @@ Foresee = Callable[[Owner, TaskSpec], Awaitable[Estimate | None]]
 CHECKPOINT_EVERY = 2_000  # events
 BATCH = 512  # requests in one transaction
 STORE_RETRY_S = 1.0  # pause before proposals are tried again on a disk that refused
-USAGE_S = 60.0  # between two notes of what the GPUs did; a daemon that is killed loses so much of it
+USAGE_S = 60.0  # between two notes of what tasks and GPUs did; a daemon that is killed loses so much of it
 THINKING_SHARE = 3.0  # after proposals took t seconds, requests have the loop for this many times t
 
 
@@ -156,7 +156,7 @@ class Shell:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                await self._turn()
+                await self._whole_turn()
                 await asyncio.sleep(0)  # one turn, then whoever else is ready
         except Fatal as error:
             self._broken = True
@@ -169,7 +169,7 @@ class Shell:
             if not self._broken:
                 await self._keep_usage()
                 await self._save()
-        except StoreError as error:
+        except (StoreError, Fatal) as error:
             log.warning("the last checkpoint was not saved (%s); the next start replays the log instead", error)
         self.release()
         self._writer.close()
@@ -181,6 +181,17 @@ class Shell:
         self._fail_all(CarmaError("the daemon is stopping", "start it again with: carma up"))
 
     # One turn.
+
+    async def _whole_turn(self) -> None:
+        """Cancelled meanwhile, it is finished first: what was stored but not stepped would not be in the state that
+        `close` goes on from."""
+        turn = asyncio.ensure_future(self._turn())
+        try:
+            await asyncio.shield(turn)
+        except asyncio.CancelledError:
+            await asyncio.wait((turn,))
+            turn.result()
+            raise
 
     async def _turn(self) -> None:
         while self._passing:
@@ -251,7 +262,14 @@ class Shell:
         return made
 
     async def _commit(self, events: Sequence[Durable]) -> int:
-        """Durable, then stepped. Raises StoreError with nothing changed, or Fatal."""
+        """Durable, then stepped. Raises StoreError with nothing changed, or Fatal.
+
+        Where they tell an attempt's energy, what was seen of all others and of the GPUs goes with them: whenever the
+        daemon is killed, the energy of the tasks is that of the GPUs.
+        """
+        if any(isinstance(event, AttemptEnded | MemoryObserved) for event in events):
+            note = usage.note(self.state)
+            events = [note, *events] if note.gpus else events
         try:
             last = await self._writer.call(lambda: self._store.append(events))
         except StoreError as error:
@@ -280,7 +298,8 @@ class Shell:
             self._execute(commands, event)
         except Exception:
             log.exception("what follows from event %d was not carried out: %r", sequence, event)
-        self._listeners.tell(sequence, event)
+        if not isinstance(event, UseNoted):  # it is no news
+            self._listeners.tell(sequence, event)
 
     async def _think(self) -> None:
         """One round of proposals; another turn follows as long as there are some."""
@@ -327,15 +346,14 @@ class Shell:
         self._checkpoint_at = self.sequence + CHECKPOINT_EVERY
 
     async def _keep_usage(self) -> None:
-        """Add what the GPUs did since the last time to the archive; what it does not take is kept for the next."""
+        """Note what tasks and GPUs did since the last time; what the disk does not take is kept for the next."""
         self._usage_at = time.monotonic() + USAGE_S
-        rows = usage.taken(self.state)
-        if not rows:
+        note = usage.note(self.state)
+        if not note.gpus:
             return
         try:
-            await self._writer.call(lambda: self.archive.add_usage(rows))
-        except Exception as error:
-            usage.count(self.state, rows)
+            await self._commit([note])
+        except StoreError as error:
             self._no_usage.error(f"what the GPUs did was not noted: {error}")
         else:
             self._no_usage.over("what the GPUs do is noted again")

@@ -16,12 +16,12 @@ from carma.core.model import AttemptKey, Booking, Confinement, Gpu, GpuId, Place
 from carma.core.outcome import Cancelled, Disrupted, Failed, Outcome, OutOfMemory, TimedOut, describe
 from carma.core.status import Ending, that_counts
 from carma.core.task import Task
-from carma.core.units import show_mib, show_s
+from carma.core.units import show_count, show_mib, show_s
 from carma.wire.sharing import held, shared
 from carma.wire.types import StoryLine
 
 Gpus = dict[GpuId, Gpu]
-GpuEvent = e.GpusFound | e.GpuDrained | e.GpuResumed
+GpuEvent = e.GpusFound | e.GpuDrained | e.GpuResumed | e.UseNoted
 AttemptEvent = e.TaskPlaced | e.AttemptStarted | e.MemoryObserved | e.AttemptEnded
 TaskEvent = (
     e.TaskSubmitted
@@ -129,6 +129,8 @@ def _of_gpus(event: GpuEvent, gpus: Gpus) -> str:
             return f"{_place(gpu, gpus)} drained" + (f": {reason}" if reason else "")
         case e.GpuResumed(gpu=gpu):
             return f"{_place(gpu, gpus)} takes new tasks again"
+        case e.UseNoted(attempts=attempts):
+            return f"noted what the GPUs and {show_count(len(attempts), 'running task')} on them did"
         case _:
             assert_never(event)
 

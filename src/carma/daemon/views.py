@@ -146,7 +146,14 @@ def task_view(task: Task, lens: Lens, why: Waiting | None) -> t.TaskView:
         threads_percent=spec.threads_percent,
         energy_j=_sum(attempt.energy_j for attempt in attempts),
         sm_active=newest.activity.sm_active if newest is not None and newest.activity is not None else None,
+        ran_s=_ran_s(newest, lens.now) if newest is not None else None,
     )
+
+
+def _ran_s(attempt: t.AttemptView, now: float) -> float | None:
+    if attempt.started_at is None:
+        return None
+    return max(0.0, (now if attempt.ended_at is None else attempt.ended_at) - attempt.started_at)
 
 
 def _reason(task: Task, why: Waiting | None, open_to_viewer: bool) -> tuple[str, str]:
@@ -201,7 +208,7 @@ def _attempt_view(task: Task, attempt: Attempt, lens: Lens) -> t.AttemptView:
         ended_at=attempt.ended_at,
         pid=attempt.pid,
         observed_mib=max(seen) if seen else None,
-        energy_j=attempt.energy_j if track is None or track.energy_j is None else track.energy_j,
+        energy_j=attempt.own_energy_j if track is None or track.energy_j is None else track.energy_j,
         outcome=_outcome(attempt.outcome, open_to_viewer),
         blame=attempt.blame,
         stdout=stdout,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
 
 from carma.core.events import Durable
-from carma.core.model import GpuId, TaskId
-from carma.core.ports import GpuUsage, PastRun
+from carma.core.model import GpuId, GpuUsage, TaskId
+from carma.core.ports import PastRun
 from carma.core.task import Task
 from carma.store import codec
 from carma.store.database import Database
 
 HOUR_S = 3600
+SUMS = tuple(name for name in GpuUsage.__struct_fields__ if name not in ("gpu", "hour"))  # columns have these names
 RUNS_KEPT = 50  # of each command; more would not change an estimate, and a sweep must not grow the file without end
 
 
@@ -73,38 +75,15 @@ class SqliteArchive:
                 (run.uid, digest, RUNS_KEPT),
             )
 
-    def add_usage(self, rows: Sequence[GpuUsage]) -> None:
-        """Add to what is known of the same GPU and hour. All rows or none; 24 a day and GPU, so none are dropped."""
-        sums = ("watched_s", "held_s", "shared_s", "sm_s", "energy_j", "idle_j", "tasks_j")
-        added = ", ".join(f"{name} = {name} + excluded.{name}" for name in sums)
-        statement = f"""INSERT INTO gpu_usage (gpu, hour, {", ".join(sums)}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
-                        ON CONFLICT (hour, gpu) DO UPDATE SET {added}"""
-        values = [(row.gpu, row.hour, *(getattr(row, name) for name in sums)) for row in rows]
-        with self._database.writing("store the use of GPUs in", relaxed=True) as connection:
-            connection.executemany(statement, values)
-
     def usage(self, *, since: float, until: float) -> Sequence[GpuUsage]:
         """The hours that begin within [since, until), oldest first."""
         with self._database.reading("read the use of GPUs from") as connection:
             rows = connection.execute(
-                """SELECT gpu, hour, watched_s, held_s, shared_s, sm_s, energy_j, idle_j, tasks_j FROM gpu_usage
-                   WHERE hour * ? >= ? AND hour * ? < ? ORDER BY hour, gpu""",
+                f"""SELECT gpu, hour, {", ".join(SUMS)} FROM gpu_usage
+                    WHERE hour * ? >= ? AND hour * ? < ? ORDER BY hour, gpu""",
                 (HOUR_S, since, HOUR_S, until),
             ).fetchall()
-        return [
-            GpuUsage(
-                gpu=GpuId(gpu),
-                hour=hour,
-                watched_s=watched_s,
-                held_s=held_s,
-                shared_s=shared_s,
-                sm_s=sm_s,
-                energy_j=energy_j,
-                idle_j=idle_j,
-                tasks_j=tasks_j,
-            )
-            for gpu, hour, watched_s, held_s, shared_s, sm_s, energy_j, idle_j, tasks_j in rows
-        ]
+        return [GpuUsage(gpu=GpuId(gpu), hour=hour, **dict(zip(SUMS, sums, strict=True))) for gpu, hour, *sums in rows]
 
     def past_runs(self, *, uid: int, command: tuple[str, ...], directory: str, limit: int = 20) -> Sequence[PastRun]:
         with self._database.reading("read past runs from") as connection:
@@ -114,3 +93,11 @@ class SqliteArchive:
                 (uid, codec.digest(command, directory), max(0, limit)),
             ).fetchall()
             return [codec.read_run(body) for (body,) in rows]
+
+
+def add_usage(connection: sqlite3.Connection, rows: Sequence[GpuUsage]) -> None:
+    """Add to what is known of the same GPU and hour; 24 rows a day and GPU, so none are dropped."""
+    added = ", ".join(f"{name} = {name} + excluded.{name}" for name in SUMS)
+    statement = f"""INSERT INTO gpu_usage (gpu, hour, {", ".join(SUMS)}) VALUES (?, ?{", ?" * len(SUMS)})
+                    ON CONFLICT (hour, gpu) DO UPDATE SET {added}"""
+    connection.executemany(statement, [(row.gpu, row.hour, *(getattr(row, name) for name in SUMS)) for row in rows])

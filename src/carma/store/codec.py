@@ -9,7 +9,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from carma.core.events import Durable, GpuDrained, GpuResumed, GpusFound, TaskRestored
+from carma.core.events import Durable, GpuDrained, GpuResumed, GpusFound, TaskRestored, UseNoted
 from carma.core.model import TaskId
 from carma.core.ports import Checkpoint, PastRun
 from carma.core.task import Task
@@ -62,9 +62,9 @@ def read_run(body: str | bytes) -> PastRun:
 
 
 def task_of(event: Durable) -> TaskId | None:
-    """The task an event belongs to; None for events of GPUs."""
+    """The task an event belongs to; None for events of GPUs, and of all tasks together."""
     match event:
-        case GpusFound() | GpuDrained() | GpuResumed():
+        case GpusFound() | GpuDrained() | GpuResumed() | UseNoted():
             return None
         case TaskRestored(task=task):
             return task.id

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from carma.core.events import Durable, TaskRestored
-from carma.core.model import AttemptKey, GpuId, TaskId
-from carma.core.ports import Checkpoint, GpuUsage, Loaded, PastRun
+from carma.core.events import Durable, TaskRestored, UseNoted
+from carma.core.model import AttemptKey, GpuId, GpuUsage, TaskId
+from carma.core.ports import Checkpoint, Loaded, PastRun
 from carma.core.status import Finished
 from carma.core.task import Task
 from carma.core.usage import add_up
@@ -42,6 +42,8 @@ class MemoryStore:
                 self._stories.setdefault(task, []).append(event)
             if isinstance(event, TaskRestored):
                 self._restored.add(event.task.id)
+            if isinstance(event, UseNoted):
+                self._add_usage(event.gpus)
         self._sequence += len(events)
         return self._sequence
 
@@ -110,8 +112,7 @@ class MemoryStore:
         for old in same[RUNS_KEPT:]:
             del self._runs[old.key]
 
-    def add_usage(self, rows: Sequence[GpuUsage]) -> None:
-        self._must_be_open()
+    def _add_usage(self, rows: Sequence[GpuUsage]) -> None:
         for row in rows:
             place = (row.hour, row.gpu)
             known = self._usage.get(place)

@@ -49,7 +49,12 @@ def _usage(connection: sqlite3.Connection) -> None:
     )
 
 
-MIGRATIONS: tuple[Migration, ...] = (_first, _usage)
+def _guessed(connection: sqlite3.Connection) -> None:
+    """Format 3: for how long what a GPU takes idle was a guess."""
+    connection.execute("ALTER TABLE gpu_usage ADD COLUMN guessed_s REAL NOT NULL DEFAULT 0.0")
+
+
+MIGRATIONS: tuple[Migration, ...] = (_first, _usage, _guessed)
 
 
 def check(connection: sqlite3.Connection, path: Path, known: int = len(MIGRATIONS)) -> None:

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import msgspec
 
-from carma.core.events import Durable, TaskRestored
+from carma.core.events import Durable, TaskRestored, UseNoted
 from carma.core.model import TaskId
 from carma.core.ports import Checkpoint, Loaded
 from carma.core.status import Finished
 from carma.core.task import Task
 from carma.errors import StoreError
 from carma.store import codec
-from carma.store.archive import SqliteArchive
+from carma.store.archive import SqliteArchive, add_usage
 from carma.store.database import Database
 from carma.store.problems import damaged
 
@@ -60,6 +60,8 @@ class SqliteStore(SqliteArchive):
             for event in events:
                 if isinstance(event, TaskRestored):
                     connection.execute("UPDATE finished SET restored = 1 WHERE id = ?", (event.task.id,))
+                elif isinstance(event, UseNoted):
+                    add_usage(connection, event.gpus)
         self._sequence = rows[-1][0]
         return rows[-1][0]
 

@@ -156,6 +156,7 @@ class TaskView(Answer, frozen=True, kw_only=True):
     threads_percent: int | None = None  # of the SMs, under MPS; None: all of them
     energy_j: float | None = None  # of all its attempts, above what the idle GPUs would have taken
     sm_active: float | None = None  # the newest attempt's own share of SM activity
+    ran_s: float | None = None  # how long its newest attempt ran, or runs so far; None: it never started
 
 
 class ExplainEntry(Answer, frozen=True, kw_only=True):
