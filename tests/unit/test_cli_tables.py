@@ -251,3 +251,21 @@ def test_an_array_shows_its_indices_and_a_gang_how_many_gpus_it_could_have(daemo
     row = lines("queue", "--wide")[1]
     assert "train[17]" in row
     assert row.endswith("1 of 2 GPUs can take it; needs 12.4 GiB; most free is 9.1 GiB on GPU 2")
+
+
+@pytest.mark.parametrize(("ran_s", "said", "seconds"), [(20.0, "20 s", "20.0"), (None, "01:30", "90.0")])
+def test_waiting_after_the_last_attempt_is_not_time_that_it_ran(
+    daemon: FakeDaemon, ran_s: float | None, said: str, seconds: str
+) -> None:
+    """Ended while it waited for its next attempt; an older daemon does not say how long the newest one ran."""
+    daemon.tasks = {1: finished(1, ran_s=ran_s)}
+    assert lines("history", "--csv", "--no-header", "-o", "time") == [seconds]
+    assert lines("history", "--no-header", "-o", "time")[0].strip() == said
+    assert any(line.startswith("started") and line.endswith(f"(for {said})") for line in lines("show", "1"))
+
+
+def test_a_running_tasks_time_is_its_attempts_and_a_waiting_ones_its_wait(daemon: FakeDaemon) -> None:
+    ended = msgspec.structs.replace(running(2).attempts[0], ended_at=NOW - 30)
+    waits = task_view(2, attempts=(ended,), started_at=NOW - 99, ran_s=69.0)
+    daemon.tasks = {1: running(1, ran_s=42.0), 2: waits}
+    assert [row.strip() for row in lines("queue", "--no-header", "-o", "time")] == ["42 s", "30 s"]

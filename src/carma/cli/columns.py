@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from carma.cli.output import Column, Remark, moment, print_remarked, print_table
-from carma.cli.wording import WAITING, percent, short_ending
+from carma.cli.wording import WAITING, percent, ran_s, short_ending
 from carma.core.units import show_j, show_mib, show_s
 from carma.errors import Usage
 from carma.wire.types import TaskView
@@ -47,10 +47,11 @@ def _name(task: TaskView, _now: float) -> str:
 
 def _time_s(task: TaskView, now: float) -> float | None:
     """Of a waiting task since its submission, or since its last attempt ended; None of one that never ran."""
-    since = task.started_at
     if task.state in WAITING:
         since = (task.attempts[-1].ended_at if task.attempts else None) or task.submitted_at
-    return None if since is None else round(max(0.0, (task.ended_at or now) - since), 3)
+        return round(max(0.0, now - since), 3)
+    ran = ran_s(task, now)
+    return None if ran is None else round(ran, 3)
 
 
 def _waited_s(task: TaskView, now: float) -> float:

@@ -6,7 +6,7 @@ import shlex
 from itertools import groupby
 
 from carma.cli.verb import json_flag, task_id, verb
-from carma.cli.wording import WAITING
+from carma.cli.wording import WAITING, ran_s
 from carma.wire.types import AttemptView, StoryLine, TaskView
 
 BLAME = {
@@ -79,7 +79,7 @@ def _when(task: TaskView, now: float) -> list[tuple[str, str]]:
     from carma.core.units import show_s
 
     started = task.started_at if task.state not in WAITING else None
-    ran = "" if started is None else f" (for {show_s((task.ended_at or now) - started)})"
+    ran = "" if started is None else f" (for {show_s(ran_s(task, now))})"
     exit_code = "" if task.exit_code is None else str(task.exit_code)
     return [
         ("submitted", moment(task.submitted_at)),

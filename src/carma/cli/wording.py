@@ -37,6 +37,13 @@ def gpu_hours(gpu_s: float) -> str:
     return f"{gpu_s / 60:.1f} GPU-minutes" if round(gpu_s, 1) >= 60 else f"{gpu_s:.1f} GPU-seconds"
 
 
+def ran_s(task: TaskView, now: float) -> float | None:
+    """Of its newest attempt, so that waiting after it is not counted; an older daemon tells only start and end."""
+    if task.ran_s is not None:
+        return max(0.0, task.ran_s)
+    return None if task.started_at is None else max(0.0, (task.ended_at or now) - task.started_at)
+
+
 def percent(share: float | None) -> str:
     """`45`, `-` for an absent figure."""
     return "-" if share is None else f"{100 * share:.0f}"
