@@ -218,6 +218,12 @@ def test_mig_wanted_where_no_card_is_leaves_no_gpu_for_tasks(virtual: int) -> No
     assert ("virtual" in found.text) == bool(virtual)
 
 
+def test_mig_instances_beside_a_daemon_with_virtual_gpus_are_not_its_own() -> None:
+    cards = (CardFacts(index=0, mig=True, mig_pending=True, instances=3),)
+    assert findings(Machine(gpu(0), cards=cards, sharing__mechanism="mig"))["mig"].verdict == "ok"
+    assert findings(Machine(gpu(0), cards=cards, virtual=2, sharing__mechanism="mig"))["mig"].verdict == "bad"
+
+
 def test_cards_that_know_no_mig_are_not_spoken_of() -> None:
     assert "mig" not in findings(Machine(gpu(0), cards=(CardFacts(index=0),)))
 
