@@ -197,8 +197,8 @@ def test_a_way_of_sharing_that_the_settings_rule_out_is_refused(
     ("kind", "note"),
     [
         ("card", ""),
-        ("virtual", "virtual GPUs have no MPS; mechanism mps has no effect"),
-        ("mig", "MIG instances have no MPS; mechanism mps has no effect"),
+        ("virtual", "virtual GPUs have no MPS; --mechanism mps is without effect"),
+        ("mig", "MIG instances have no MPS; --mechanism mps is without effect"),
     ],
 )
 def test_gpus_without_mps_are_noted_and_not_refused(kind: Literal["card", "mig", "virtual"], note: str) -> None:
@@ -208,7 +208,9 @@ def test_gpus_without_mps_are_noted_and_not_refused(kind: Literal["card", "mig",
     assert sharing_note(state, mps) == note
     assert sharing_note(state, replace(mps, mechanism="timeslice")) == ""
     by_percent = sharing_note(state, replace(mps, mechanism=None, threads_percent=20))
-    assert by_percent == note.replace("mechanism mps", "threads_percent 20")
+    assert by_percent == note.replace("--mechanism mps", "--threads-percent 20")
+    both = sharing_note(state, replace(mps, threads_percent=20))
+    assert both == note.replace("--mechanism mps is", "--mechanism mps and --threads-percent 20 are")
 
 
 def test_the_note_travels_with_the_answer_and_with_a_dry_run(served: Served) -> None:

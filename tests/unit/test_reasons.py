@@ -53,7 +53,7 @@ def test_memory_speaks_for_the_whole_and_the_others_are_counted() -> None:
     world = full(5_000, 9_318, 3_000)
     world.emit(GpuDrained(world.now, GpuId("GPU-1"), "x"))
     task = world.submit(12_698)
-    assert sentence(world, task) == "needs 12.4 GiB; most free is 4.9 GiB on GPU 0; others: 1 Drained"
+    assert sentence(world, task) == "needs 12.4 GiB; most free is 4.9 GiB on GPU 0; others: 1 drained"
 
 
 def test_a_gang_says_how_many_could_take_it() -> None:
@@ -73,7 +73,7 @@ def test_the_reason_that_is_likely_to_pass_first_is_the_one_that_is_told() -> No
     assert why.code == "WarmUp"
     assert why.sentence.startswith(
         "GPU 0: task 1 is warming up: it first used the GPU 4 s ago, and 20 s of calm are wanted, 16 s more; "
-        "others: 1 Drained"
+        "others: 1 drained"
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from carma.core.units import parse_duration_s, parse_mib, show_mib, show_pair_mib, show_s
@@ -86,3 +88,11 @@ def test_two_figures_that_differ_never_look_the_same() -> None:
 )
 def test_spans_are_shown_as_a_clock_shows_them(seconds: float | None, shown: str) -> None:
     assert show_s(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("read", "text"), [(parse_mib, "５０"), (parse_duration_s, "３０"), (parse_duration_s, "３０s")]
+)
+def test_digits_are_those_of_a_keyboard(read: Callable[[str], float], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        read(text)

@@ -26,6 +26,21 @@ _HOPE = (
     "Mechanism",
 )
 
+_IN_WORDS = {
+    "WarmUp": "warming up",
+    "Reserved": "reserved for another task",
+    "Utilisation": "too busy",
+    "Memory": "with too little room",
+    "TasksPerGpu": "with as many tasks as may share it",
+    "Exclusive": "not to be shared",
+    "Metrics": "without the metrics to judge it by",
+    "Policy": "left out by the policy",
+    "Drained": "drained",
+    "Fault": "with a fault",
+    "NotListed": "not in placement.gpus",
+    "Mechanism": "that is no MIG instance",
+}
+
 
 class Scored(Protocol):
     @property
@@ -85,7 +100,7 @@ def _others(code: str, refusals: Mapping[GpuId, Refusal], gpus: int) -> str:
             counts[refusal.code] = counts.get(refusal.code, 0) + 1
     if not counts or gpus == 1:
         return ""
-    return "; others: " + ", ".join(f"{count} {name}" for name, count in counts.items())
+    return "; others: " + ", ".join(f"{count} {_IN_WORDS.get(name, name)}" for name, count in counts.items())
 
 
 def _figure(part: Part) -> str:

@@ -231,17 +231,20 @@ def sharing_note(state: State, spec: TaskSpec) -> str:
     if server == "mig" or (server == "timeslice" and wanted == "mps"):
         here = "on MIG instances only" if server == "mig" else "by time slices only"
         raise Refused(
-            f"tasks share GPUs {here} on this server (sharing.mechanism = {server!r}), and {_wish(spec)} is asked for",
+            f"tasks share GPUs {here} on this server (sharing.mechanism = {server!r}), and {_wish(spec)} asked for",
             "submit it without; an administrator can change the setting",
         )
     kinds = {gpu.kind for gpu in state.gpus.values()}
     if wanted == "mps" and "card" not in kinds:
-        return f"{' and '.join(sorted(_WITHOUT_MPS[kind] for kind in kinds))} have no MPS; {_wish(spec)} has no effect"
+        return f"{' and '.join(sorted(_WITHOUT_MPS[kind] for kind in kinds))} have no MPS; {_wish(spec)} without effect"
     return ""
 
 
 def _wish(spec: TaskSpec) -> str:
-    return f"mechanism {spec.mechanism}" if spec.threads_percent is None else f"threads_percent {spec.threads_percent}"
+    """`--mechanism mps is`, `--mechanism mps and --threads-percent 30 are`: as whoever submits writes it."""
+    asked = [f"--mechanism {spec.mechanism}"] if spec.mechanism is not None else []
+    asked += [f"--threads-percent {spec.threads_percent}"] if spec.threads_percent is not None else []
+    return f"{' and '.join(asked)} {'is' if len(asked) == 1 else 'are'}"
 
 
 _WITHOUT_MPS = {"virtual": "virtual GPUs", "mig": "MIG instances"}
