@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from carma.core.attribution import measured_idle_w
 from carma.core.events import (
     AttemptStarted,
     Durable,
@@ -225,19 +226,23 @@ def _peak(state: State, key: AttemptKey) -> int | None:
     return state.tasks[key.task].attempts[-1].observed_mib
 
 
-def test_what_a_card_takes_idle_is_known_after_a_kill(tmp_path: Path) -> None:
+@pytest.mark.parametrize("idle_s", [2, 7])
+@pytest.mark.parametrize("cleanly", [True, False])
+def test_what_a_card_takes_idle_is_known_after_a_restart(tmp_path: Path, idle_s: int, cleanly: bool) -> None:
+    """By a mean, or by the few readings that there were."""
     path = tmp_path / "carma.db"
 
     async def work() -> None:
         server = Server(path)
         await server.shell.commit([GpusFound(0.0, (CARD,))])
-        await server.wait(7)
+        await server.wait(idle_s)
         await server.run(FIRST, 4_000)
         await server.wait(3)
         await server.note()
-        await server.killed()
+        await (server.stop() if cleanly else server.killed())
         again = Server(path, server.now, server.counter_j)
-        assert again.state.idle_w == {CARD.id: pytest.approx(50.0)}
+        assert measured_idle_w(again.state, CARD.id) == pytest.approx(50.0)
+        assert (CARD.id in again.state.idle_w) == (idle_s == 7)
         again.memory = {FIRST: 4_000}
         await again.wait(11)
         assert figures(again)[0] == pytest.approx(3 * 100 + 10 * 100)

@@ -90,6 +90,7 @@ class UseNoted(Event, frozen=True, tag="use_noted"):
     attempts: tuple[AttemptUse, ...] = ()
     gpus: tuple[GpuUsage, ...] = ()
     idle_w: dict[GpuId, float] = {}  # what GPUs take with nobody on them, as far as it was seen
+    empty_w: dict[GpuId, float] = {}  # of others: the lowest single reading of that, which counts until there is more
 
 
 class AttemptEnded(Event, frozen=True, tag="attempt_ended"):

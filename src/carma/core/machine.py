@@ -181,6 +181,8 @@ def _use_noted(state: State, event: e.UseNoted) -> list[Command]:
         if task is not None:
             _go_on(state, task, use)
     state.idle_w.update(event.idle_w)
+    for gpu, watts in event.empty_w.items():
+        state.live_of(gpu).empty_w = watts
     usage.noted(state, event.gpus)
     return []
 

@@ -122,6 +122,7 @@ class Checkpoint(Record, frozen=True, kw_only=True):
     last_gpu: GpuId | None = None
     overtaken: dict[int, int] = {}  # task -> how many later ones went before it
     idle_w: dict[str, float] = {}  # GPU -> what it takes with nobody on it, as seen so far
+    empty_w: dict[str, float] = {}  # the same of others, by a single reading
 
 
 class Loaded(Record, frozen=True):

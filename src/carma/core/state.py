@@ -113,6 +113,11 @@ class State:
             self.live[gpu] = Live(self.rules.window.length_s)
         return self.live[gpu]
 
+    def empty_w(self) -> dict[GpuId, float]:
+        """The lowest reading of each GPU with nobody on it, where `idle_w` does not have it yet."""
+        read = {gpu: live.empty_w for gpu, live in self.live.items() if gpu not in self.idle_w}
+        return {gpu: watts for gpu, watts in read.items() if watts is not None}
+
 
 def turn(task: Task) -> tuple[int, int, TaskId]:
     """The order of the line: innocent victims of an OOM, then priority, then age."""
@@ -142,6 +147,8 @@ def restore(rules: Rules, policy: Policy, checkpoint: Checkpoint | None) -> Stat
         state.tracks[key] = track = Track(attempt.placement.gpus, attempt.observed_mib)
         track.go_on_from(attempt.energy_j, attempt.activity, attempt.used_s)
     state.idle_w = {GpuId(gpu): watts for gpu, watts in checkpoint.idle_w.items()}
+    for gpu, watts in checkpoint.empty_w.items():
+        state.live_of(GpuId(gpu)).empty_w = watts
     return state
 
 
@@ -171,6 +178,7 @@ def checkpoint(state: State, sequence: int) -> tuple[Checkpoint, tuple[Task, ...
         last_gpu=state.last_gpu,
         overtaken={int(task): count for task, count in state.overtaken.items()},
         idle_w={str(gpu): watts for gpu, watts in state.idle_w.items()},
+        empty_w={str(gpu): watts for gpu, watts in state.empty_w().items()},
     )
     return saved, tuple(leaving)
 

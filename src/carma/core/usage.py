@@ -49,6 +49,7 @@ def note(state: State) -> UseNoted:
         attempts=tuple(use for use in uses if use is not None),
         gpus=tuple(state.usage.values()),
         idle_w=dict(state.idle_w),
+        empty_w=state.empty_w(),
     )
 
 
