@@ -150,8 +150,8 @@ def _cap_mib(choice: Choice) -> int | None:
     where it would take what the tasks that are there already have booked. The same for one that memory has stopped
     before: what was said of it is known to be wrong, and a task under a limit tells only the block that it wanted
     next, not how many would have followed."""
-    ask = choice.ask
-    doors = [door for door in choice.doors if door.view.gpu.id in choice.chosen]
+    ask, chosen = choice.ask, choice.chosen
+    doors = [door for door in choice.doors if door.view.gpu.id in chosen]
     if ask.alone or not all(door.caps for door in doors):
         return None
     if ask.source not in (UNKNOWN, RECOVERY):

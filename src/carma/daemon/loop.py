@@ -135,8 +135,10 @@ class Loop:
         """Tasks that no limit holds are only safe beside one another if somebody looks often."""
         await self.settled.wait()
         while True:
-            speed = max(1.0, self.shell.clock.speed)
-            await asyncio.sleep(max(STARTING_S, self.shell.state.rules.sharing.watch_s / speed))
+            watch_s = self.shell.state.rules.sharing.watch_s
+            if not to_watch(self.shell.state):  # who comes now needs seconds until it holds memory
+                watch_s = max(watch_s, IDLE_S)
+            await asyncio.sleep(max(STARTING_S, watch_s / max(1.0, self.shell.clock.speed)))
             await self._guard("glancing at the GPUs' memory", self._glance)
 
     async def _glance(self) -> None:
