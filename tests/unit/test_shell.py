@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -19,11 +18,11 @@ from carma.core.settings import Rules
 from carma.core.state import State, new_state
 from carma.core.status import Finished, Queued
 from carma.daemon import shell as shell_module
-from carma.daemon.clock import SteadyClock
 from carma.daemon.listeners import Subscription
 from carma.daemon.shell import Fatal, Shell
 from carma.errors import CarmaError, Refused, StoreError
 from carma.store.memory import MemoryStore
+from tests.unit.shells import make_shell
 
 OWNER = Owner(1000, 1000, "ada")
 LIMIT_S = 60.0
@@ -48,23 +47,9 @@ def submitted(task: int, held: bool = False) -> TaskSubmitted:
     return TaskSubmitted(1.0, TaskId(task), OWNER, TaskSpec(command=("true",), directory="/"), held)
 
 
-def make_shell(store: MemoryStore) -> Shell:
-    return Shell(
-        state=new_state(Rules(), magm.POLICY),
-        sequence=0,
-        store=store,
-        archive=store,
-        clock=SteadyClock(),
-        settings=cast(Any, None),
-        origins={},
-        paths=cast(Any, None),
-        log_paths=lambda key: (Path(f"{key}.out"), Path(f"{key}.err")),
-    )
-
-
 @contextlib.asynccontextmanager
 async def running(store: MemoryStore) -> AsyncIterator[Shell]:
-    shell = make_shell(store)
+    shell = make_shell(store, new_state(Rules(), magm.POLICY))
     writer = asyncio.create_task(shell.run())
     try:
         yield shell
@@ -201,7 +186,7 @@ def test_a_decision_that_raises_does_not_end_the_writer(monkeypatch: pytest.Monk
 
 def test_a_stored_event_that_cannot_be_stepped_ends_the_daemon() -> None:
     async def work() -> None:
-        shell = make_shell(CountingStore())
+        shell = make_shell(CountingStore(), new_state(Rules(), magm.POLICY))
         writer = asyncio.create_task(shell.run())
         placement = Placement(gpus=(GpuId("GPU-0"),), booking=Booking(memory_mib=1, source="declared"))
         with pytest.raises(CarmaError, match="TaskPlaced"):

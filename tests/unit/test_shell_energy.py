@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
@@ -41,13 +40,12 @@ from carma.core.snapshot import views
 from carma.core.state import State
 from carma.daemon import finder
 from carma.daemon import shell as shell_module
-from carma.daemon.clock import SteadyClock
 from carma.daemon.reporting import HOUR_S, report
 from carma.daemon.restore import replay
-from carma.daemon.shell import Shell
 from carma.store.memory import MemoryStore
 from carma.store.sqlite import SqliteStore
 from carma.wire.report import Report
+from tests.unit.shells import make_shell
 
 LIMIT_S = 60.0
 RULES = Rules(gate=Gate(enabled=False), warmup=WarmUp(settle_s=5.0))
@@ -127,20 +125,6 @@ class Server:
         self.writer.cancel()
         await asyncio.gather(self.writer, return_exceptions=True)
         await self.shell.close()
-
-
-def make_shell(store: SqliteStore | MemoryStore, state: State, sequence: int) -> Shell:
-    return Shell(
-        state=state,
-        sequence=sequence,
-        store=store,
-        archive=store,
-        clock=SteadyClock(),
-        settings=cast(Any, None),
-        origins={},
-        paths=cast(Any, None),
-        log_paths=lambda key: (Path(f"{key}.out"), Path(f"{key}.err")),
-    )
 
 
 async def two_tasks(server: Server) -> None:

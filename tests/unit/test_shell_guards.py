@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -36,7 +35,6 @@ from carma.core.status import Running
 from carma.core.usage import count
 from carma.daemon import finder
 from carma.daemon import shell as shell_module
-from carma.daemon.clock import SteadyClock
 from carma.daemon.hands import Hands
 from carma.daemon.loop import Loop
 from carma.daemon.restore import Replayed, reconcile
@@ -46,6 +44,7 @@ from carma.errors import StoreError
 from carma.launch.fake import FakeLauncher, Plan
 from carma.store.memory import MemoryStore
 from tests.builders import World
+from tests.unit.shells import make_shell
 
 LIMIT_S = 60.0
 G0 = GpuId("GPU-0")
@@ -110,23 +109,13 @@ class Declared:
         return Estimate(footprint_mib=mib, upper_mib=mib, source="declared")
 
 
-def make_shell(store: MemoryStore) -> Shell:
-    return Shell(
-        state=new_state(OPEN, magm.POLICY),
-        sequence=0,
-        store=store,
-        archive=store,
-        clock=SteadyClock(),
-        settings=cast(Any, None),
-        origins={},
-        paths=cast(Any, None),
-        log_paths=lambda key: (Path(f"{key}.out"), Path(f"{key}.err")),
-    )
-
-
 @contextlib.asynccontextmanager
 async def serving(plan: Plan, period_s: float) -> AsyncIterator[Server]:
-    shell, launcher, card = make_shell(MemoryStore()), FakeLauncher(lambda _: plan), Card()
+    shell, launcher, card = (
+        make_shell(MemoryStore(), new_state(OPEN, magm.POLICY)),
+        FakeLauncher(lambda _: plan),
+        Card(),
+    )
     hands = Hands(shell, launcher, (Declared(),))
     loop = Loop(shell, hands, card, period_s=period_s)
     running = asyncio.create_task(loop.run())
@@ -222,7 +211,7 @@ def test_a_glance_asks_the_launcher_only_about_processes_that_are_new() -> None:
     (pid,) = launcher.pids([key])
 
     async def work() -> None:
-        hands = Hands(make_shell(MemoryStore()), launcher, ())
+        hands = Hands(make_shell(MemoryStore(), new_state(OPEN, magm.POLICY)), launcher, ())
         whose = Whose(hands)
         launcher.asked = 0
         (sample,) = await whose.attributed(look(pid, 7, 99), [key])
@@ -339,7 +328,7 @@ def test_what_the_gpus_did_is_noted_now_and_then_and_at_the_stop(monkeypatch: py
     store = MemoryStore()
 
     async def work() -> None:
-        shell = make_shell(store)
+        shell = make_shell(store, new_state(OPEN, magm.POLICY))
         writer = asyncio.create_task(shell.run())
         count(shell.state, [ROW])
         await shell.commit([GpusFound(1.0, (Card.gpu,))])
@@ -361,7 +350,7 @@ def test_what_a_full_disk_does_not_take_is_kept_for_the_next_time(monkeypatch: p
     store = Refusing()
 
     async def work() -> None:
-        shell = make_shell(store)
+        shell = make_shell(store, new_state(OPEN, magm.POLICY))
         writer = asyncio.create_task(shell.run())
         count(shell.state, [ROW])
         await shell.commit([GpusFound(1.0, (Card.gpu,))])

@@ -9,10 +9,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
-
 from carma.bench import atwork, decisions, peers, submissions
-from carma.bench.machine import Figure, Machine, facts
+from carma.bench.machine import Figure, Machine, facts, write
 from carma.core.model import Record
 from carma.errors import Usage
 
@@ -60,7 +58,7 @@ def run(options: Options) -> int:
         figures=tuple(figures),
         skipped=tuple(skipped),
     )
-    _write(report, options.json)
+    write(report, options.json)
     return 0
 
 
@@ -71,16 +69,6 @@ def _measure(quick: bool, skip: Callable[[str], None]) -> Iterator[Figure]:
     yield from atwork.submit_to_running(10 if quick else 100)
     yield from atwork.cpu(4.0 if quick else 30.0)
     yield from peers.measure(20 if quick else 200, skip, defaults_too=not quick)
-
-
-def _write(report: Report, where: str | None) -> None:
-    if where is None:
-        return
-    text = msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n"
-    if where == "-":
-        sys.stdout.write(text)
-    else:
-        Path(where).write_text(text)
 
 
 def _headline(machine: Machine) -> str:

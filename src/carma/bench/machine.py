@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import time
 from pathlib import Path
+
+import msgspec
 
 from carma import __version__
 from carma.core.model import Record
@@ -59,3 +62,14 @@ def cpu_s(pid: int) -> float:
     text = Path(f"/proc/{pid}/stat").read_text()
     fields = text.rpartition(")")[2].split()  # the name before it may hold spaces
     return sum(int(field) for field in fields[11:13]) / os.sysconf("SC_CLK_TCK")
+
+
+def write(report: msgspec.Struct, where: str | None) -> None:
+    """A bench's figures as JSON: into a file, to standard output for `-`, nowhere for None."""
+    if where is None:
+        return
+    text = msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n"
+    if where == "-":
+        sys.stdout.write(text)
+    else:
+        Path(where).write_text(text)

@@ -17,10 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from carma.bench.figures import percentile
-from carma.bench.machine import WANTS_A_GPU, Machine, facts
+from carma.bench.machine import WANTS_A_GPU, Machine, facts, write
 from carma.core.model import Record
 from carma.errors import NoGpus, Usage
 from carma.monitor.feed import DcgmFeed
@@ -88,7 +86,7 @@ def run(options: Options, nvml: Any = None) -> int:
     except NoGpus as error:
         raise NoGpus(str(error), WANTS_A_GPU) from error
     _print(report, sys.stderr if options.json == "-" else sys.stdout)
-    _write(report, options.json)
+    write(report, options.json)
     return 0
 
 
@@ -271,13 +269,3 @@ def _table(rows: Sequence[tuple[str, ...]], to: Any) -> None:
             cell.ljust(w) if n == 0 else cell.rjust(w) for n, (cell, w) in enumerate(zip(row, widths, strict=True))
         )
         print("  ".join((first, *others)), file=to)
-
-
-def _write(report: Report, where: str | None) -> None:
-    if where is None:
-        return
-    text = msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n"
-    if where == "-":
-        sys.stdout.write(text)
-    else:
-        Path(where).write_text(text)

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from carma.bench.gpu.meter import Shown
 from carma.bench.gpu.written import print_table, say, shown
 
 NAMES = {"timeslice": "naive (time slicing)", "mps": "MPS", "mig": "MIG"}
@@ -15,7 +16,7 @@ COLOURS = {"timeslice": "#8a8d91", "mps": "#1f6feb", "mig": "#d9822b"}
 MARKS = {"timeslice": "o", "mps": "s", "mig": "^"}
 
 
-class Point(msgspec.Struct, frozen=True, kw_only=True):
+class Point(Shown, frozen=True, kw_only=True):
     """So many copies of one task at the same time. Activities are means over the span, over all copies."""
 
     task: str  # small or large
@@ -27,14 +28,6 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: float | None  # the mean over the copies
     cpu: tuple[float | None, ...] = ()  # of a core, of each copy's process
     memory_mib: int | None = None  # of these copies, as the driver tells it for their processes
-    gr_active: float | None = None
-    sm_active: float | None = None
-    sm_occupancy: float | None = None
-    tensor_active: float | None = None
-    dram_active: float | None = None
-    gpu_util: float | None = None
-    power_w: float | None = None
-    energy_j: float | None = None
     energy_per_image_j: float | None = None
 
 

@@ -57,8 +57,8 @@ class Look(NamedTuple):
     gpu_util: float | None
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """Means over the span; None where the GPU does not give it."""
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """What a GPU showed over a span: means, and the energy it took; None where it does not give it."""
 
     gr_active: float | None = None
     sm_active: float | None = None
@@ -68,6 +68,9 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     gpu_util: float | None = None
     power_w: float | None = None
     energy_j: float | None = None
+
+
+class Reading(Shown, frozen=True, kw_only=True):
     seconds: float | None = None  # between the first look and the last
     memory_used_mib: int | None = None  # at the end of the span
     memory_by_pid: dict[int, int] = {}

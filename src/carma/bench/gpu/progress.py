@@ -11,8 +11,10 @@ from statistics import median
 
 import msgspec
 
+from carma.bench.gpu.meter import Shown
 
-class Row(msgspec.Struct, kw_only=True):
+
+class Row(Shown, frozen=True, kw_only=True):
     """One group: who, each one's steps per second, and what the GPU showed meanwhile."""
 
     tasks: tuple[str, ...]
@@ -21,14 +23,6 @@ class Row(msgspec.Struct, kw_only=True):
     solo_rates: tuple[float | None, ...] = ()  # each alone and without a percentage, at this row's moment
     cpu: tuple[float | None, ...] = ()  # of a core, of each one's process
     at_s: float = 0.0  # since the study began
-    gr_active: float | None = None
-    sm_active: float | None = None
-    sm_occupancy: float | None = None
-    tensor_active: float | None = None
-    dram_active: float | None = None
-    gpu_util: float | None = None
-    power_w: float | None = None
-    energy_j: float | None = None
     memory_used_mib: int | None = None
 
 
