@@ -126,9 +126,8 @@ class Confiner:
             environment[MEMORY_VARIABLE] = ",".join(f"{place}={cap_mib}M" for place in places)
             guards.append(Guard(rung="mps", limit_mib=cap_mib, how="MPS's memory limit, for each process"))
         limited = self.limits.guard(order, cap_mib) if self.limits is not None else None
-        if (
-            limited is not None
-        ):  # the card then looks as small as the limit, and a framework's fraction would be of that
+        if limited is not None:
+            # The card then looks as small as the limit, and a framework's fraction would be one of that.
             return environment | without_hoarding(order.spec.environment), [*guards, limited], ""
         peek = self._peeks.setdefault(order.owner.uid, Peek(order.owner))
         caps = framework_caps(order, cap_mib, self.sharing.context_mib, peek=peek)
