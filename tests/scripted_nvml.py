@@ -210,6 +210,8 @@ class ScriptedNvml:
             metric = question.metrics[place]
             assert metric.metricId in GPM_METRICS
             metric.value, metric.nvmlReturn = values.get(metric.metricId, 0.0), returns.get(metric.metricId, 0)
+        for metric in question.metrics[question.numMetrics :]:
+            metric.value = 77.0  # nothing is promised of what was not asked for
         return question
 
     class c_nvmlGpmMetricsGet_t:

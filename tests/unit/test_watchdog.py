@@ -14,6 +14,7 @@ from carma.core.observe import to_watch
 from carma.core.outcome import Cancelled, Failed, OutOfMemory
 from carma.core.settings import Gate, Rules, Sharing, WarmUp
 from carma.core.status import Finished, Recovering
+from carma.daemon.loop import watch_pause_s
 from tests.builders import World
 
 G0 = GpuId("GPU-0")
@@ -234,6 +235,16 @@ def test_gpus_are_watched_while_no_limit_holds_their_tasks() -> None:
     assert len(to_watch(world.state)) == 1
     guarded(world, tuple(world.state.active)[-1], watchdog)
     assert len(to_watch(world.state)) == 1, "the watchdog is nothing to rely on without somebody who looks"
+
+
+def test_glances_are_rare_where_nobody_is_to_be_watched() -> None:
+    world = World(1, rules=OPEN, memory_mib=20_000)
+    world.submit(4_000)
+    world.settle()
+    assert watch_pause_s(world.state) == 1.0
+    world.submit(4_000)
+    world.settle()
+    assert watch_pause_s(world.state) == world.state.rules.sharing.watch_s < 1.0
 
 
 def test_limits_that_add_up_to_more_than_there_is_are_watched_too() -> None:

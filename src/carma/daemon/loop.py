@@ -135,10 +135,7 @@ class Loop:
         """Tasks that no limit holds are only safe beside one another if somebody looks often."""
         await self.settled.wait()
         while True:
-            watch_s = self.shell.state.rules.sharing.watch_s
-            if not to_watch(self.shell.state):  # who comes now needs seconds until it holds memory
-                watch_s = max(watch_s, IDLE_S)
-            await asyncio.sleep(max(STARTING_S, watch_s / max(1.0, self.shell.clock.speed)))
+            await asyncio.sleep(max(STARTING_S, watch_pause_s(self.shell.state) / max(1.0, self.shell.clock.speed)))
             await self._guard("glancing at the GPUs' memory", self._glance)
 
     async def _glance(self) -> None:
@@ -250,6 +247,12 @@ class Loop:
             self._logged.clear()
         self._logged[line] = now_s
         log.error("%s", line, exc_info=None if isinstance(error, CarmaError) else error)
+
+
+def watch_pause_s(state: State) -> float:
+    """Between two glances. Where nobody is to be watched a newcomer needs seconds until it holds memory."""
+    watch_s = state.rules.sharing.watch_s
+    return watch_s if to_watch(state) else max(watch_s, IDLE_S)
 
 
 def _grace_s(state: State, task_id: TaskId) -> float:
