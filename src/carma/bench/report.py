@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from carma.bench.figures import Figures, change_percent
@@ -73,13 +73,17 @@ def changes(exclusive: Figures, collocated: Figures) -> dict[str, float | None]:
 
 
 def plain_table(header: Row, body: list[Row]) -> str:
-    """Columns with two spaces between them; the label to the left, figures to the right."""
+    """With a line under its head."""
     widths = [max(len(row[column]) for row in [header, *body]) for column in range(len(header))]
+    return "\n".join(aligned([header, Row(*("-" * width for width in widths)), *body]))
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns with two spaces between them; the label to the left, figures to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
-    for row in (header, Row(*("-" * width for width in widths)), *body):
-        cells = [
-            cell.ljust(width) if n == 0 else cell.rjust(width)
-            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
+    for row in rows:
+        first, *others = zip(row, widths, strict=True)
+        cells = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
         lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    return lines

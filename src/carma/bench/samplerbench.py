@@ -19,6 +19,7 @@ from typing import Any
 
 from carma.bench.figures import percentile
 from carma.bench.machine import WANTS_A_GPU, Machine, facts, write
+from carma.bench.report import aligned
 from carma.core.model import Record
 from carma.errors import NoGpus, Usage
 from carma.monitor.feed import DcgmFeed
@@ -262,10 +263,4 @@ def _print(report: Report, to: Any) -> None:
 
 
 def _table(rows: Sequence[tuple[str, ...]], to: Any) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    print(file=to)
-    for row in rows:
-        first, *others = (
-            cell.ljust(w) if n == 0 else cell.rjust(w) for n, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        print("  ".join((first, *others)), file=to)
+    print("", *aligned(rows), sep="\n", file=to)
