@@ -113,6 +113,8 @@ class Estimate(Record, frozen=True, kw_only=True):
     runtime_s: float | None = None
     gpu_model: str | None = None
     seconds: float = 0.0  # what the estimate itself took
+    steps_seen: int | None = None  # optimizer steps of a trial run
+    parts_mib: dict[str, int] = {}  # what the footprint is made of, where the source can tell
     warnings: tuple[str, ...] = ()
 
 

@@ -8,19 +8,54 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
-from carma.core.model import Gpu
-from carma.core.ports import Archive, Estimator
+from carma.core.model import Gpu, NoEstimate
+from carma.core.ports import Archive, EstimateRequest, Estimator
 from carma.core.settings import Rules
+from carma.estimate.described import Described
+from carma.estimate.trace.report import Report
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a trial run of a command told: the report, and the events as `report.read_events` reads them."""
+
+    report: Report
+    events: bytes
+    seconds: float
+
+
+class Trials(Protocol):
+    """Runs a command with the GPU made up; the same command in the same state of its files is run once."""
+
+    def run(self, request: EstimateRequest) -> Trial | NoEstimate: ...
+
+    def describe(self, request: EstimateRequest) -> Described | NoEstimate:
+        """The model of that command, or the one of a summary that stands in for it."""
+        ...
+
+
+class NoTrials:
+    """Where nothing may be run to find out."""
+
+    reason = "trial runs are switched off"
+
+    def run(self, request: EstimateRequest) -> NoEstimate:  # noqa: ARG002 (the protocol's name)
+        return NoEstimate(source="trace", reason=self.reason)
+
+    def describe(self, request: EstimateRequest) -> NoEstimate:
+        return self.run(request)
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a factory may use: past runs, the server's GPUs, and the rules in force."""
+    """What a factory may use: past runs, the server's GPUs, the rules in force, and trial runs."""
 
     archive: Archive
     gpus: tuple[Gpu, ...]
     rules: Rules
+    trials: Trials = NoTrials()
 
 
 Make = Callable[[Context], Estimator]

@@ -1,0 +1,41 @@
+"""A model as the published estimators see it: layers, parameters, batch. From a trial run or a summary's text."""
+
+from __future__ import annotations
+
+from carma.core.model import Record
+
+
+class Layer(Record, frozen=True, kw_only=True):
+    """One module without children, or one that owns parameters itself, in the order of the forward pass."""
+
+    name: str = ""  # its path in the model; "" where a summary does not tell
+    kind: str  # the class's name: "Conv2d", "Linear", ...
+    output: tuple[int, ...] = ()  # of one call, the batch included; empty where a summary does not tell
+    parameters: int = 0
+    inputs: tuple[tuple[int, ...], ...] = ()
+    attributes: dict[str, str] = {}  # kernel_size, groups, in_features …, as `repr` prints them
+    inplace: bool = False
+
+
+class Described(Record, frozen=True, kw_only=True):
+    layers: tuple[Layer, ...]
+    batch: int | None = None
+    parameters: int | None = None
+    input: tuple[int, ...] = ()  # the first tensor that the model was called with
+    dtype: str = "float32"  # of the parameters
+    autocast: str = ""  # "bfloat16", "float16"; "" without
+    optimizer: str = ""  # the class's name; "" where unknown
+    optimizer_slots: int | None = None  # tensors of the size of a parameter that it keeps for each
+    checkpointing: bool = False
+    config: dict[str, str] = {}  # of a Hugging Face model: model_type, hidden_size, num_hidden_layers, vocab_size …
+
+    def activations_per_sample(self) -> int:
+        """Values that the layers' outputs hold for one sample: what Horus and GPUMemNet count."""
+        batch = self.batch or 1
+        total = 0
+        for layer in self.layers:
+            count = 1
+            for size in layer.output:
+                count *= size
+            total += count // batch if layer.output and layer.output[0] == batch else count if layer.output else 0
+        return total
