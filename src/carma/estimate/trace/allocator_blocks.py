@@ -1,0 +1,148 @@
+"""The blocks and pools that the model of the caching allocator works with: who is whose neighbour, which fits best."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+
+class Segment:
+    """A virtual range of an expandable segment; its pages are mapped on demand."""
+
+    __slots__ = ("address", "page_bytes")
+
+    def __init__(self, address: int, page_bytes: int) -> None:
+        self.address, self.page_bytes = address, page_bytes
+
+    def page_up(self, address: int) -> int:
+        return self.address - (self.address - address) // self.page_bytes * self.page_bytes
+
+    def page_down(self, address: int) -> int:
+        return self.address + (address - self.address) // self.page_bytes * self.page_bytes
+
+
+class Block:
+    """A piece of a segment. `previous` and `next` are its neighbours in the same segment."""
+
+    __slots__ = (
+        "address",
+        "bytes",
+        "in_use",
+        "inserted_at",
+        "mapped",
+        "next",
+        "other_streams",
+        "pool",
+        "previous",
+        "requested",
+        "segment",
+        "stream",
+    )
+
+    def __init__(self, address: int, size: int, stream: int, pool: Pool, segment: Segment | None) -> None:
+        self.address, self.bytes, self.stream, self.pool, self.segment = address, size, stream, pool, segment
+        self.requested = 0
+        self.in_use = False  # handed out, or returned and still waited for by another stream
+        self.mapped = True
+        self.previous: Block | None = None
+        self.next: Block | None = None
+        self.other_streams = False
+        self.inserted_at = 0
+
+    @property
+    def is_whole(self) -> bool:
+        return self.previous is None and self.next is None
+
+    @property
+    def could_grow_to(self) -> int:
+        following = self.next
+        return self.bytes + (following.bytes if following is not None and not following.mapped else 0)
+
+    def put_before(self, other: Block) -> None:
+        self.previous, self.next = other.previous, other
+        if other.previous is not None:
+            other.previous.next = self
+        other.previous = self
+
+    def put_after(self, other: Block) -> None:
+        self.previous, self.next = other, other.next
+        if other.next is not None:
+            other.next.previous = self
+        other.next = self
+
+    def take_in(self, neighbour: Block) -> None:
+        """Becomes one block with a neighbour, which is then no more."""
+        if neighbour is self.previous:
+            self.address, self.previous = neighbour.address, neighbour.previous
+            if self.previous is not None:
+                self.previous.next = self
+        else:
+            self.next = neighbour.next
+            if self.next is not None:
+                self.next.previous = self
+        self.bytes += neighbour.bytes
+
+
+class Pool:
+    """The free blocks of one kind (small or large), by stream; within a stream ordered by size, then by address."""
+
+    def __init__(self, *, small: bool) -> None:
+        self.small = small
+        self.searches = 0  # the clock of garbage collection
+        self._order: dict[int, list[tuple[int, int]]] = {}
+        self._free: dict[int, Block] = {}
+        self._unmapped: dict[int, list[tuple[int, Block]]] = {}
+
+    def __iter__(self) -> Iterator[Block]:
+        """In torch's order: by stream, size, address. A copy, so that blocks may be removed on the way."""
+        keys = [key for stream in sorted(self._order) for key in self._order[stream]]
+        return iter([self._free[address] for _, address in keys])
+
+    def add(self, block: Block) -> None:
+        block.inserted_at = self.searches
+        insort(self._order.setdefault(block.stream, []), (block.bytes, block.address))
+        self._free[block.address] = block
+
+    def remove(self, block: Block) -> None:
+        order = self._order[block.stream]
+        del order[bisect_left(order, (block.bytes, block.address))]
+        del self._free[block.address]
+
+    def merge(self, block: Block) -> None:
+        """Joins a block with its free neighbours: mapped ones with mapped ones, unmapped ones with unmapped ones."""
+        for neighbour in (block.previous, block.next):
+            if neighbour is None or neighbour.in_use or neighbour.mapped != block.mapped:
+                continue
+            if neighbour.mapped:
+                self.remove(neighbour)
+            else:
+                self.remove_unmapped(neighbour)
+            block.take_in(neighbour)
+
+    def best_fit(self, size: int, stream: int, *, by_growth: bool) -> Block | None:
+        """The smallest block that holds `size`; with expandable segments, by the size that a block could grow to."""
+        order = self._order.get(stream)
+        if not order or (index := bisect_left(order, (size, -1))) == len(order):
+            return None
+        found = self._free[order[index][1]]
+        if by_growth:
+            for place in range(index + 1, len(order)):
+                following = self._free[order[place][1]]
+                if following.could_grow_to >= found.could_grow_to:
+                    break
+                found = following
+        return found
+
+    def at_least(self, size: int, stream: int) -> list[Block]:
+        """Smallest first."""
+        order = self._order.get(stream, [])
+        return [self._free[address] for _, address in order[bisect_left(order, (size, -1)) :]]
+
+    def add_unmapped(self, block: Block) -> None:
+        insort(self._unmapped.setdefault(block.stream, []), (block.address, block))
+
+    def remove_unmapped(self, block: Block) -> None:
+        self._unmapped[block.stream].remove((block.address, block))
+
+    def unmapped(self, stream: int) -> list[Block]:
+        return [block for _, block in self._unmapped.get(stream, ())]
