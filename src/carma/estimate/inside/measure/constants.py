@@ -1,0 +1,212 @@
+"""What a process takes beside its tensors: the context, and what each library adds at its first call.
+
+Every function here runs in a process of its own that has not started CUDA yet.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import os
+import platform
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from .meter import Meter, Row, forward_backward
+
+
+def ones(meter: Meter, *shape: int, dtype: Any = torch.float32) -> Any:
+    """A tensor to differentiate for."""
+    return torch.ones(*shape, device=meter.device, dtype=dtype, requires_grad=True)
+
+
+def conv_step(meter: Meter, dtype: Any) -> None:
+    """A convolution in all directions."""
+    x, weight = ones(meter, 8, 16, 32, 32, dtype=dtype), ones(meter, 32, 16, 3, 3, dtype=dtype)
+    F.conv2d(x, weight, padding=1).sum().backward()
+
+
+def attention_step(meter: Meter) -> None:
+    """Fused attention in both directions."""
+    x = ones(meter, 2, 4, 128, 64, dtype=torch.bfloat16)
+    F.scaled_dot_product_attention(x, x, x, is_causal=True).sum().backward()
+
+
+def adam_step(meter: Meter, way: str) -> None:
+    """One step over a few tensors."""
+    tensors = [torch.nn.Parameter(ones(meter, 64, 64).detach()) for _ in range(4)]
+    for tensor in tensors:
+        tensor.grad = torch.ones_like(tensor)
+    torch.optim.Adam(tensors, **{way: True}).step()
+
+
+def rnn_step(meter: Meter) -> None:
+    """A recurrent network in both directions."""
+    lstm = torch.nn.LSTM(32, 32, 2, dropout=0.1).to(meter.device)
+    lstm(ones(meter, 8, 4, 32))[0].sum().backward()
+
+
+def matmul_step(meter: Meter, dtype: Any, backward: bool = False) -> None:
+    """A product; its backward runs in autograd's own thread, with a handle of its own."""
+    x = ones(meter, 512, 512, dtype=dtype)
+    out = x @ x
+    if backward:
+        out.sum().backward()
+
+
+STEPS: list[tuple[str, Callable[[Meter], Any]]] = [
+    ("tiny", lambda meter: ones(meter, 4)),
+    ("matmul_fp32", lambda meter: matmul_step(meter, torch.float32)),
+    ("matmul_bf16", lambda meter: matmul_step(meter, torch.bfloat16)),
+    ("backward", lambda meter: matmul_step(meter, torch.float32, True)),
+    ("conv_fp32", lambda meter: conv_step(meter, torch.float32)),
+    ("conv_bf16", lambda meter: conv_step(meter, torch.bfloat16)),
+    ("attention", attention_step),
+    ("sort", lambda meter: ones(meter, 1000, 1000).detach().sort()),
+    ("adam_foreach", lambda meter: adam_step(meter, "foreach")),
+    ("adam_fused", lambda meter: adam_step(meter, "fused")),
+    ("rnn", rnn_step),
+    ("fft", lambda meter: torch.fft.rfft(ones(meter, 64, 1000))),
+    ("linalg", lambda meter: torch.linalg.cholesky(torch.eye(64, device=meter.device))),
+    ("embedding", lambda meter: F.embedding(torch.zeros(8, dtype=torch.long, device=meter.device), ones(meter, 9, 8))),
+]
+
+
+class Card:
+    """Reads the memory of one card from outside torch, in bytes."""
+
+    def __init__(self) -> None:
+        self.nvml: Any = None
+        try:
+            self.nvml = importlib.import_module("pynvml")
+            self.nvml.nvmlInit()
+            self.handle = self.nvml.nvmlDeviceGetHandleByIndex(0)
+        except Exception:  # no library or no driver: the tool answers instead
+            self.nvml = None
+        self.before = self.used()
+
+    def query(self, what: str) -> list[list[str]]:
+        """The cells that nvidia-smi prints for a query; none where it is missing."""
+        command = ["nvidia-smi", what, "--format=csv,noheader,nounits", "-i", "0"]
+        try:
+            text = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+        except (OSError, subprocess.SubprocessError):
+            return []
+        return [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
+
+    def used(self) -> int | None:
+        """What the whole card has in use."""
+        if self.nvml is not None:
+            return int(self.nvml.nvmlDeviceGetMemoryInfo(self.handle).used)
+        cells = self.query("--query-gpu=memory.used")
+        return int(cells[0][0]) << 20 if cells and cells[0][0].isdigit() else None
+
+    def of_process(self) -> int | None:
+        """What this process has; a container may hide its number, then the only process there is."""
+        if self.nvml is not None:
+            listed = self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle)
+            found = [(p.pid, p.usedGpuMemory) for p in listed if p.usedGpuMemory]
+        else:
+            cells = self.query("--query-compute-apps=pid,used_memory")
+            found = [(int(c[0]), int(c[1]) << 20) for c in cells if len(c) == 2 and c[0].isdigit() and c[1].isdigit()]
+        own = [size for pid, size in found if pid == os.getpid()]
+        if own:
+            return int(own[0])
+        return int(found[0][1]) if len(found) == 1 else None
+
+    def reading(self) -> Row:
+        """Everything known now; outside = what lies beside the allocator's segments."""
+        torch.cuda.synchronize()
+        free, total = torch.cuda.mem_get_info()
+        reserved, used, process = torch.cuda.memory_reserved(), self.used(), self.of_process()
+        grown = used - self.before if used is not None and self.before is not None else None
+        best = process if process is not None else grown if grown is not None else total - free
+        source = "process" if process is not None else "card" if grown is not None else "mem_get_info"
+        return {
+            "reserved_bytes": reserved,
+            "requested_bytes": torch.cuda.memory_stats().get("requested_bytes.all.current", 0),
+            "process_bytes": process,
+            "card_grown_bytes": grown,
+            "card_used_bytes": total - free,
+            "source": source,
+            "outside_bytes": best - reserved,
+        }
+
+
+def versions(meter: Meter) -> Row:
+    """Under what everything else was measured."""
+    row: Row = {
+        "versions": 1,
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "python": platform.python_version(),
+        "date": datetime.date.today().isoformat(),
+        "allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") or os.environ.get("PYTORCH_ALLOC_CONF", ""),
+        "module_loading": os.environ.get("CUDA_MODULE_LOADING", ""),
+    }
+    if meter.device != "cuda":
+        return {**row, "gpu": "none", "driver": None}
+    card = Card()
+    driver = card.query("--query-gpu=driver_version")
+    found = torch.cuda.get_device_properties(0)
+    more = {"gpu": found.name, "memory_bytes": found.total_memory, "capability": [found.major, found.minor]}
+    name = card.nvml.nvmlSystemGetDriverVersion() if card.nvml is not None else driver[0][0] if driver else None
+    return {**row, **more, "driver": name.decode() if isinstance(name, bytes) else name}
+
+
+def one_constant(meter: Meter, names: list[str]) -> list[Row]:
+    """A reading after the start of CUDA, then one after each named step, all in this process."""
+    card = Card() if meter.device == "cuda" else None
+    torch.ones(1, device=meter.device)
+    rows: list[Row] = [{"steps": names, "after": "init", **(card.reading() if card else {})}]
+    steps = dict(STEPS)
+    for name in names:
+        try:
+            steps[name](meter)
+        except (RuntimeError, TypeError, AttributeError) as error:
+            rows.append({"steps": names, "after": name, "error": str(error)[:200]})
+            continue
+        rows.append({"steps": names, "after": name, **(card.reading() if card else {})})
+    return rows
+
+
+def first_calls(meter: Meter, name: str) -> list[Row]:
+    """What the first, second and third call keep, in this thread and in autograd's: workspaces are kept once."""
+    kind, dtype_name = name.rsplit("_", 1)
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype_name]
+    x, weight, bias = (ones(meter, *shape, dtype=dtype) for shape in ((512, 512), (512, 512), (512,)))
+    batch = ones(meter, 8, 512, 64, dtype=dtype)
+    lstm = torch.nn.LSTM(64, 64, 2, dropout=0.1).to(meter.device, dtype) if kind == "rnn" else None
+    calls: dict[str, tuple[Callable[[], Any], list[Any]]] = {
+        "mm": (lambda: x @ weight, [x, weight]),
+        "linear": (lambda: F.linear(x, weight, bias), [x, weight, bias]),
+        "bmm": (lambda: batch @ batch.mT, [batch]),
+        "rnn": (lambda: lstm(batch) if lstm is not None else None, [batch]),
+        "conv": (lambda: F.conv2d(batch.view(8, 8, 64, 64), batch.view(-1)[:576].view(8, 8, 3, 3)), [batch]),
+        "attention": (lambda: F.scaled_dot_product_attention(batch, batch, batch), [batch]),
+        "sort": (lambda: x.sort(0), [x]),
+        "linalg": (lambda: torch.linalg.svd(x.float()), [x]),
+    }
+    rows = []
+    for number in (1, 2, 3):
+        for row in forward_backward(meter, *calls[kind]):
+            rows.append({"op": "first_call", "name": kind, "dtype": dtype_name, "call": number, **row})
+    return rows
+
+
+FIRST_CALLS = [
+    *(f"{kind}_{dtype}" for kind in ("mm", "linear", "bmm") for dtype in ("fp32", "bf16", "fp16")),
+    *("rnn_fp32", "conv_fp32", "attention_bf16", "sort_fp32", "linalg_fp32"),
+]
+
+
+def ops_with_cuda_kernels() -> list[str]:
+    """Names of all operators that have a kernel for CUDA of their own; no GPU is needed to ask."""
+    names = torch._C._dispatch_get_all_op_names()
+    own = [name for name in names if name.startswith("aten::")]
+    return sorted(name for name in own if torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA"))

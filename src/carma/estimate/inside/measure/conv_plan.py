@@ -1,0 +1,175 @@
+"""Which convolutions to measure: those of real networks at drawn batch sizes and resolutions, and draws around them."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+from .conv_layers import FAMILIES, ONE_DIMENSIONAL, TRANSPOSED, VOLUMES
+
+Params = dict[str, Any]
+
+ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+# Workers share one card, and a full card makes libraries choose other algorithms.
+TENSOR_BYTES_MAX = 4 << 30
+# Keeps a row well under a second on a card that a dozen workers share.
+FLOPS_MAX = 3e12
+BATCHES = [1, 2, 4, 8, 10, 16, 20, 24, 32, 48, 64, 96, 100, 128, 192, 256, 384, 512]
+BATCH_WEIGHTS = [2, 2, 2, 4, 1, 6, 1, 1, 8, 2, 8, 2, 1, 8, 1, 5, 1, 2]
+PRECISIONS = [("fp32", True), ("fp32", False), ("bf16", True), ("fp16", True)]
+PRECISION_WEIGHTS = [4, 3, 4, 2]
+SCALES = [0.5, 0.57, 0.75, 1.0, 1.0, 1.0, 1.0, 1.14, 1.29, 1.5]
+
+
+def out_size(params: Params) -> list[int]:
+    """The spatial size that comes out."""
+    sides = []
+    for axis, size in enumerate(params["size"]):
+        kernel, stride = params["kernel"][axis], params["stride"][axis]
+        padding, dilation = params["padding"][axis], params["dilation"][axis]
+        if params["transposed"]:
+            sides.append((size - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1)
+        else:
+            sides.append((size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1)
+    return sides
+
+
+def tensor_bytes(params: Params) -> int:
+    """Bytes of input, output, weight and their gradients together."""
+    item = ITEM_BYTES[params["dtype"]]
+    moved = params["n"] * (
+        params["cin"] * math.prod(params["size"]) + params["cout"] * math.prod(map(abs, out_size(params)))
+    )
+    weight = params["cin"] * params["cout"] // params["groups"] * math.prod(params["kernel"])
+    return int(2 * item * (moved + weight))
+
+
+def flops(params: Params) -> float:
+    """Multiplications and additions of the forward direction."""
+    sides = params["size"] if params["transposed"] else out_size(params)
+    taps = params["cin"] * params["cout"] / params["groups"] * math.prod(params["kernel"])
+    return float(2.0 * params["n"] * math.prod(sides) * taps)
+
+
+def fit(params: Params) -> Params | None:
+    """The same with a batch that stays within the limits, or None where the shape is impossible or too large."""
+    if min(out_size(params)) < 1 or min(params["size"]) < 1:
+        return None
+    while tensor_bytes(params) > TENSOR_BYTES_MAX or flops(params) > FLOPS_MAX:
+        if params["n"] == 1:
+            return None
+        params = {**params, "n": params["n"] // 2}
+    return params
+
+
+def conv(
+    rng: random.Random,
+    channels: tuple[int, int],
+    size: list[int],
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: int = 1,
+    groups: int = 1,
+    transposed: bool = False,
+    source: str = "random",
+) -> Params | None:
+    """A case of the given shape with a drawn batch, precision and layout."""
+    dtype, tf32 = rng.choices(PRECISIONS, PRECISION_WEIGHTS)[0]
+    return fit(
+        {
+            "op": "convolution",
+            "source": source,
+            "n": rng.choices(BATCHES, BATCH_WEIGHTS)[0],
+            "cin": channels[0],
+            "cout": channels[1],
+            "size": size,
+            "kernel": kernel,
+            "stride": stride,
+            "padding": padding,
+            "dilation": [dilation] * len(size),
+            "groups": groups,
+            "transposed": transposed,
+            "dtype": dtype,
+            "tf32": tf32,
+            "channels_last": len(size) > 1 and rng.random() < 0.35,
+            "mode": "default",
+        }
+    )
+
+
+def pair(value: Any) -> list[int]:
+    """Height and width of a side given as one number or as two."""
+    return [value, value] if isinstance(value, int) else list(value)
+
+
+def family_conv(rng: random.Random) -> Params | None:
+    """A layer of a real network, its resolution scaled."""
+    name = rng.choice(sorted(FAMILIES))
+    cin, cout, kernel, stride, padding, dilation, groups, base = rng.choice(FAMILIES[name])
+    size = max(1, round(base * rng.choice(SCALES)))
+    return conv(
+        rng, (cin, cout), [size, size], pair(kernel), pair(stride), pair(padding), dilation, groups, source=name
+    )
+
+
+def other_rank(rng: random.Random) -> Params | None:
+    """A transposed, a one-dimensional or a volume convolution of a real network."""
+    kind = rng.choice(["transposed", "transposed", "1d", "3d"])
+    if kind == "transposed":
+        cin, cout, kernel, stride, padding, base = rng.choice(TRANSPOSED)
+        size = max(1, round(base * rng.choice(SCALES)))
+        return conv(
+            rng, (cin, cout), pair(size), pair(kernel), pair(stride), pair(padding), transposed=True, source=kind
+        )
+    if kind == "1d":
+        cin, cout, width, step, dilation, groups, base = rng.choice(ONE_DIMENSIONAL)
+        size = max(width, round(base * rng.choice(SCALES)))
+        return conv(rng, (cin, cout), [size], [width], [step], [dilation * (width // 2)], dilation, groups, source=kind)
+    cin, cout, box, steps, volume = rng.choice(VOLUMES)
+    margin = [0, 0, 0] if box == steps else [side // 2 for side in box]
+    return conv(rng, (cin, cout), list(volume), list(box), list(steps), margin, source=kind)
+
+
+def random_channels(rng: random.Random) -> int:
+    """Log-uniform from 1 to 2048, mostly a multiple of something round."""
+    step = rng.choice([1, 4, 8, 8, 16, 16, 32, 32])
+    return max(1, round(math.exp(rng.uniform(0, math.log(2048))) / step)) * step
+
+
+def random_conv(rng: random.Random) -> Params | None:
+    """Any two-dimensional convolution that somebody could write."""
+    cin, cout = random_channels(rng), random_channels(rng)
+    kind = rng.choice(["plain", "plain", "plain", "grouped", "depthwise"])
+    groups = 1
+    if kind == "depthwise":
+        cout = groups = cin
+    elif kind == "grouped":
+        groups = rng.choice([2, 3, 4, 6, 8, 16, 32, 64])
+        cin, cout = (max(1, round(c / groups)) * groups for c in (cin, rng.choice([cin, cin, cout])))
+    side = rng.choice([1, 1, 2, 3, 3, 3, 3, 4, 5, 5, 7, 11])
+    kernel = [side, side]
+    if rng.random() < 0.1:
+        kernel = [side, 1] if rng.random() < 0.5 else [1, side]
+    height = max(1, round(math.exp(rng.uniform(0, math.log(512)))))
+    width = height if rng.random() < 0.8 else max(1, round(height * rng.uniform(0.5, 2)))
+    dilation = rng.choice([2, 3, 4, 6]) if side > 1 and rng.random() < 0.1 else 1
+    padding = [dilation * (k // 2) for k in kernel] if rng.random() < 0.8 else [0, 0]
+    stride = rng.choice([1, 1, 1, 1, 2, 2, 4])
+    return conv(rng, (cin, cout), [height, width], kernel, [stride, stride], padding, dilation, groups)
+
+
+def convolutions(rng: random.Random, count: int) -> list[Params]:
+    """``count`` cases: 60 % of real networks, 10 % of other ranks, 30 % random; no case twice."""
+    cases: list[Params] = []
+    seen = set()
+    while len(cases) < count:
+        draw = rng.choices([family_conv, other_rank, random_conv], [6, 1, 3])[0]
+        case = draw(rng)
+        key = repr(sorted((case or {}).items()))
+        if case is None or key in seen:
+            continue
+        seen.add(key)
+        cases.append(case)
+    return cases
