@@ -104,6 +104,10 @@ class CachingAllocator:
     def __contains__(self, identity: int) -> bool:
         return identity in self._live
 
+    def awaits(self, identity: int) -> bool:
+        """Whether it was freed and cannot be used again yet."""
+        return identity in self._awaited
+
     def malloc(self, identity: int, size: int, stream: int = 0) -> None:
         if size <= 0:
             self._live[identity] = None
