@@ -4,9 +4,9 @@ It walks the graph in order, forward and backward, and allocates as each operato
 inputs and outputs with their liveness, ephemeral tensors (the workspaces of cuDNN), all through the framework's
 allocator, and adds the CUDA context. Its program is not public; this follows the paper.
 
-What stands for the graph here are the layers in the order of their calls, each fed by the one before it: an output lives
-until the backward pass of its layer is done. Branches and what is computed between modules are not seen. Where the paper
-asks cuDNN for a workspace, its explicit matrix product stands in, whose size is known: one unfolded sample.
+What stands for the graph here are the layers in the order of their calls, each fed by the one before it: an output
+lives until the backward pass of its layer is done. Branches and what is computed between modules are not seen. Where
+the paper asks cuDNN for a workspace, its explicit matrix product stands in, whose size is known: one unfolded sample.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ class _Walk:
         self._each = bytes_each(self.described.dtype) or 4
         self._slots = _slots(self.described) or 0
         self._gradients: dict[int, int] = {}  # of the weights, by the layer's place; kept from step to step
+        self._blocks = _blocks(self.described)
         self._weights = [layer.parameters * self._each for layer in self.described.layers]
         rest = parameters_of(self.described) * self._each - sum(self._weights)
         self._weights.append(max(rest, 0))  # parameters that no layer of the description owns
@@ -114,7 +115,8 @@ class _Walk:
     def _forward(self) -> list[int | None]:
         outputs: list[int | None] = []
         for layer in self.described.layers:
-            kept = self._malloc(numel(layer.output) * self._each) if _makes_output(layer, self.described) else None
+            made = _makes_output(layer) and layer.name not in self._blocks
+            kept = self._malloc(numel(layer.output) * self._each) if made else None
             outputs.append(kept)
             self._workspace(layer)
         return outputs
@@ -122,9 +124,8 @@ class _Walk:
     def _backward(self, outputs: list[int | None]) -> None:
         """The gradient of each output is made when the layer after it goes back, and freed when its own has."""
         layers = self.described.layers
-        flowing = next(
-            (self._malloc(numel(layer.output) * self._each) for layer in reversed(layers) if layer.output), 0
-        )
+        flowing = self._malloc(self._input_of(len(layers)))  # of the last output, made by the loss
+        first = next((place for place, output in enumerate(outputs) if output is not None), 0)
         for place in reversed(range(len(layers))):
             self._workspace(layers[place])
             if place not in self._gradients:
@@ -132,19 +133,18 @@ class _Walk:
             output = outputs[place]
             if output is None:
                 continue
-            before = self._malloc(self._input_of(place)) if any(outputs[:place]) else 0
+            before = self._malloc(self._input_of(place) if place > first else 0)  # nothing flows into the data
             self.allocator.free(output)
-            if flowing:
-                self.allocator.free(flowing)
-            flowing = before
-        if flowing:
             self.allocator.free(flowing)
+            flowing = before
+        self.allocator.free(flowing)
         if len(layers) not in self._gradients:
             self._gradients[len(layers)] = self._malloc(self._weights[-1])
 
     def _input_of(self, place: int) -> int:
+        """Bytes of what the layer at that place is fed with; past the end, what the loss is."""
         layers = self.described.layers
-        if layers[place].inputs:
+        if place < len(layers) and layers[place].inputs:
             return numel(layers[place].inputs[0]) * self._each
         before = next((layer for layer in reversed(layers[:place]) if layer.output), None)
         return numel(before.output) * self._each if before else 0
@@ -160,15 +160,14 @@ class _Walk:
                 self._malloc(weight)
 
 
-def _makes_output(layer: Layer, described: Described) -> bool:
-    if layer.inplace or not layer.output or layer.kind.startswith(_VIEWS):
-        return False
-    return not any(_inside(other, layer) for other in described.layers)
+def _makes_output(layer: Layer) -> bool:
+    return bool(layer.output) and not layer.inplace and not layer.kind.startswith(_VIEWS)
 
 
-def _inside(other: Layer, layer: Layer) -> bool:
-    """A block that owns parameters hands on what its last layer made."""
-    return bool(layer.name) and other.name.startswith(f"{layer.name}.")
+def _blocks(described: Described) -> frozenset[str]:
+    """Names of layers that hold others: such a one owns parameters, but hands on what its last layer made."""
+    paths = (layer.name.split(".") for layer in described.layers)
+    return frozenset(".".join(path[:end]) for path in paths for end in range(1, len(path)))
 
 
 def workspace_values(layer: Layer) -> int:

@@ -14,11 +14,12 @@ from carma.estimate.described import Described
 from carma.estimate.protocol import Context, Trials
 from carma.estimate.published.answer import CONTEXT_MIB, MIB, answer, parameters_of, under
 
-DECODERS = frozenset(
+_DECODERS = (
     "bloom biogpt codegen cohere cohere2 ctrl deepseek_v2 deepseek_v3 falcon gemma gemma2 gemma3_text glm glm4 "
     "gpt2 gpt_bigcode gpt_neo gpt_neox gptj granite llama mistral mixtral mpt olmo olmo2 openai-gpt opt persimmon phi "
-    "phi3 qwen2 qwen2_moe qwen3 qwen3_moe smollm3 stablelm starcoder2 xglm".split()
+    "phi3 qwen2 qwen2_moe qwen3 qwen3_moe smollm3 stablelm starcoder2 xglm"
 )
+DECODERS = frozenset(_DECODERS.split())
 _FULL_LOGITS = frozenset({"codegen", "gpt_neo"})  # these compute the head in float32, as the authors note
 _HALF, _FULL, _TOKEN = 2, 4, 8  # bytes of a value, and of a token's number
 _ROUND = 2 * MIB
