@@ -82,7 +82,10 @@ def run(case: dict[str, Any], device: str, answer: Path) -> None:
     log = os.open(os.devnull, os.O_WRONLY)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    row = on_gpu(case, answer) if device.startswith("cuda") else attempt([*case["argv"], "--device", device])
+    try:
+        row = on_gpu(case, answer) if device.startswith("cuda") else attempt([*case["argv"], "--device", device])
+    except Exception as error:  # of the measuring, not of the case: a row all the same
+        row = failure(error) | {"unmeasured": True}
     scratch = answer.with_suffix(".part")
     scratch.write_text(json.dumps(row))
     scratch.replace(answer.with_suffix(".json"))
@@ -95,10 +98,13 @@ def attempt(argv: list[str]) -> dict[str, Any]:
         importlib.import_module("case").main(argv)
         return {"error": None, "run_s": round(time.monotonic() - began, 2)}
     except BaseException as error:
-        text = f"{type(error).__name__}: {error}"[:ERROR_CHARS]
-        place = traceback.format_tb(error.__traceback__)[-1].strip().splitlines()[0]
-        oom = "OutOfMemory" in type(error).__name__ or "out of memory" in text.lower()
-        return {"error": f"{text} [{place}]", "oom": oom, "run_s": round(time.monotonic() - began, 2)}
+        return failure(error) | {"run_s": round(time.monotonic() - began, 2)}
+
+
+def failure(error: BaseException) -> dict[str, Any]:
+    text = f"{type(error).__name__}: {error}"[:ERROR_CHARS]
+    place = traceback.format_tb(error.__traceback__)[-1].strip().splitlines()[0]
+    return {"error": f"{text} [{place}]", "oom": "outofmemory" in text.lower() or "out of memory" in text.lower()}
 
 
 def on_gpu(case: dict[str, Any], answer: Path) -> dict[str, Any]:

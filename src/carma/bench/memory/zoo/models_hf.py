@@ -71,9 +71,9 @@ MODELS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "hf-qwen2": ("Qwen2Config", "Qwen2ForCausalLM", "causal", decoder(896, 24, 14, 2, 151936)),
     "hf-gemma": ("GemmaConfig", "GemmaForCausalLM", "causal", {**decoder(1024, 8, 8, 1, 128000), "head_dim": 128}),
     "hf-phi": ("PhiConfig", "PhiForCausalLM", "causal", decoder(1024, 16, 16, 16)),
-    "hf-t5-small": ("T5Config", "T5ForConditionalGeneration", "seq2seq", {}),
+    "hf-t5-small": ("T5Config", "T5ForConditionalGeneration", "seq2seq", {"decoder_start_token_id": 0}),
     "hf-t5-base": ("T5Config", "T5ForConditionalGeneration", "seq2seq", {
-        "d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12,
+        "d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "decoder_start_token_id": 0,
     }),
     "hf-bart-base": ("BartConfig", "BartForConditionalGeneration", "seq2seq", {
         "d_model": 768, "encoder_layers": 6, "decoder_layers": 6, "encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072,

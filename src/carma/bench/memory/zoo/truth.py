@@ -18,6 +18,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -57,7 +58,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def import_libraries() -> dict[str, Any]:
-    """All that cases need, once: forks share it. Nothing here may touch CUDA."""
+    """All that cases need, once: forks share it. Nothing here may start CUDA, or no fork could."""
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # libraries ask for a GPU as they load; this way CUDA stays out
     import torch
 
     torch.set_num_threads(max(1, (os.cpu_count() or 2) // 4))
@@ -67,6 +69,8 @@ def import_libraries() -> dict[str, Any]:
         importlib.import_module(name)
     for config, model, _, _ in importlib.import_module("models_hf").MODELS.values():
         getattr(library, config), getattr(library, model)  # they are imported when first named
+    if torch.cuda.is_initialized():
+        raise SystemExit("a library started CUDA while it was imported: forks of this process cannot use it")
     return {
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
@@ -96,6 +100,8 @@ def head(work: Path, device: str) -> dict[str, Any]:
         try:
             answer.write_text(json.dumps(importlib.import_module("measure").describe(device)))
             code = 0
+        except Exception:
+            traceback.print_exc()
         finally:
             os._exit(code)
     os.waitpid(pid, 0)
