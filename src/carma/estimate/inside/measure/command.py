@@ -38,8 +38,20 @@ fork = multiprocessing.get_context("fork")
 class Sheet:
     """A file of rows, one JSON object a line; one write a line, so that processes do not mix theirs."""
 
+    # A table is small enough to be shipped and to be fetched.
+    BYTES_MAX = 14 << 20
+
     def __init__(self, path: str) -> None:
         self.path = path
+
+    def full(self) -> bool:
+        """Whether no more rows should be added."""
+        return os.path.exists(self.path) and os.path.getsize(self.path) > self.BYTES_MAX
+
+    def rows(self) -> list[Row]:
+        """The rows so far."""
+        with open(self.path, encoding="utf-8") as file:
+            return [json.loads(line) for line in file]
 
     def add(self, rows: list[Row]) -> None:
         """Append rows."""
@@ -80,7 +92,7 @@ def work(cases: list[Params], counter: Any, deadline: float, dry: bool, sheet: S
     """One worker: takes the next case until none is left or time is up."""
     meter = DryMeter() if dry else Meter()
     warm_up(meter)
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and not sheet.full():
         with counter.get_lock():
             number = counter.value
             counter.value += 1
@@ -150,10 +162,23 @@ def finish(processes: list[Any]) -> None:
 
 
 def measure_constants(meter: Meter, broad: bool, sheet: Sheet) -> None:
-    """One process that does everything in order; in a broad run also one a step. One at a time: they read the card."""
+    """One process that does everything in order; in a broad run also one a step.
+
+    Side by side only where the driver tells processes apart; otherwise each reads the whole card.
+    """
     names = [name for name, _ in constants.STEPS]
-    for chosen in [names, *([[name] for name in names] if broad else [])]:
-        finish([fresh(lambda chosen=chosen: constants.one_constant(meter, chosen), sheet, {"op": "constant"})])  # type: ignore[misc]
+
+    def start(chosen: list[str]) -> Any:
+        return fresh(lambda: constants.one_constant(meter, chosen), sheet, {"op": "constant"})
+
+    finish([start(names)])
+    if not broad:
+        return
+    if all(row.get("source") == "process" for row in sheet.rows()[1:] if "error" not in row):
+        finish([start([name]) for name in names])
+    else:
+        for name in names:
+            finish([start([name])])
 
 
 def measure_first_calls(meter: Meter, parallel: int, sheet: Sheet) -> None:
@@ -217,6 +242,10 @@ def main(arguments: list[str] | None = None) -> int:
     meter = DryMeter() if options.dry else Meter()
     for sheet in (rows, constant):
         finish([fresh(lambda: [constants.versions(meter)], sheet, {})])
+    failed = [row["error"] for row in rows.rows() if "error" in row]
+    if failed:
+        print(f"no usable GPU: {failed[0]}", file=sys.stderr)
+        return 1
     measure_constants(meter, options.broad, constant)
     measure_first_calls(meter, options.parallel, constant)
     print(f"constants: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
@@ -224,7 +253,7 @@ def main(arguments: list[str] | None = None) -> int:
     seed = {} if options.seed is None else {"seed": options.seed}
     plan = make_plan(options.broad, others, **seed)
     run_workers(shorten(plan) if options.dry else plan, options.parallel, deadline, options.dry, rows)
-    with open(rows.path, encoding="utf-8") as file:
-        count = sum(1 for _ in file) - 1
-    print(f"rows: {count} in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    found = rows.rows()[1:]
+    errors = sum("error" in row for row in found)
+    print(f"rows: {len(found)} ({errors} errors) in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     return 0

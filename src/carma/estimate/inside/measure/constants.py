@@ -105,8 +105,8 @@ class Card:
         cells = self.query("--query-gpu=memory.used")
         return int(cells[0][0]) << 20 if cells and cells[0][0].isdigit() else None
 
-    def of_process(self) -> int | None:
-        """What this process has; a container may hide its number, then the only process there is."""
+    def of_process(self) -> tuple[int | None, str]:
+        """What this process has, and how it was found: a container may hide its number, then the only one there is."""
         if self.nvml is not None:
             listed = self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle)
             found = [(p.pid, p.usedGpuMemory) for p in listed if p.usedGpuMemory]
@@ -115,17 +115,18 @@ class Card:
             found = [(int(c[0]), int(c[1]) << 20) for c in cells if len(c) == 2 and c[0].isdigit() and c[1].isdigit()]
         own = [size for pid, size in found if pid == os.getpid()]
         if own:
-            return int(own[0])
-        return int(found[0][1]) if len(found) == 1 else None
+            return int(own[0]), "process"
+        return (int(found[0][1]), "only_process") if len(found) == 1 else (None, "")
 
     def reading(self) -> Row:
         """Everything known now; outside = what lies beside the allocator's segments."""
         torch.cuda.synchronize()
         free, total = torch.cuda.mem_get_info()
-        reserved, used, process = torch.cuda.memory_reserved(), self.used(), self.of_process()
+        reserved, used = torch.cuda.memory_reserved(), self.used()
+        process, found = self.of_process()
         grown = used - self.before if used is not None and self.before is not None else None
         best = process if process is not None else grown if grown is not None else total - free
-        source = "process" if process is not None else "card" if grown is not None else "mem_get_info"
+        source = found or ("card" if grown is not None else "mem_get_info")
         return {
             "reserved_bytes": reserved,
             "requested_bytes": torch.cuda.memory_stats().get("requested_bytes.all.current", 0),
