@@ -11,10 +11,11 @@ from carma.plugins import ESTIMATORS, load_one
 def make_estimators(context: Context) -> tuple[Estimator, ...]:
     """All of `context.rules.memory.sources`. A name that does not exist, or a factory that raises, stops the start:
     a source that is silently missing would change every decision."""
-    return tuple(_make(name, context) for name in context.rules.memory.sources)
+    return tuple(make_estimator(name, context) for name in context.rules.memory.sources)
 
 
-def _make(name: str, context: Context) -> Estimator:
+def make_estimator(name: str, context: Context) -> Estimator:
+    """One by its name, whether the settings name it or not."""
     factory = load_one(ESTIMATORS, name)
     if not callable(factory):
         raise PluginError(f"the estimator {name!r} is a {type(factory).__name__}, not a function of a Context")

@@ -1,0 +1,145 @@
+"""From the flags of `carma estimate` to a request and to those who are asked.
+
+All that the user got wrong is said before anything is run. The command runs as the caller, here, with the environment
+of this moment.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from carma.cli.estimate_target import target_gpus
+from carma.config import load_settings
+from carma.core.model import Estimate, Gpu, NoEstimate, Owner, Record, TaskId, TaskSpec
+from carma.core.ports import EstimateRequest, Estimator
+from carma.core.settings import Rules
+from carma.errors import Usage
+from carma.estimate.described import Described
+from carma.estimate.local import Answer, SharedTrial, Summarised, answers, make_trials
+from carma.estimate.protocol import Context, NoTrials
+from carma.estimate.registry import make_estimator
+from carma.paths import find_paths
+from carma.plugins import ESTIMATORS, names
+from carma.store.memory import MemoryStore
+
+EXAMPLE = "try: carma estimate -- python train.py"
+BEST = "trace"
+# The user's word and the server's memory: neither says anything of a command that nobody submitted.
+OF_SUBMISSIONS = ("declared", "history")
+
+
+class Options(Record, frozen=True, kw_only=True):
+    command: tuple[str, ...] = ()
+    estimator: str | None = None
+    gpu: str | None = None
+    count: int = 1
+    steps: int | None = None
+    limit_s: float | None = None
+    level: float | None = None
+    compare: bool = False
+    summary: str | None = None
+    batch: int | None = None
+
+
+@dataclass(frozen=True)
+class Question:
+    request: EstimateRequest
+    estimators: tuple[Estimator, ...]
+    shared: SharedTrial
+    compare: bool
+
+    def answers(self) -> list[Answer]:
+        """Of all of them, to compare; otherwise up to the first estimate."""
+        found: list[Answer] = []
+        for answer in answers(self.estimators, self.request, self.shared):
+            found.append(answer)
+            if isinstance(answer.said, Estimate) and not self.compare:
+                break
+        return found
+
+
+def question(options: Options) -> Question:
+    _check(options)
+    described = None if options.summary is None else _read(options.summary, options.batch)
+    rules = _rules(options)
+    request = _request(options, target_gpus(options.gpu, options.count))
+    if options.command:
+        _check_runnable(request)
+    shared = SharedTrial(make_trials(rules, os.environ, options.steps) if options.command else NoTrials())
+    trials = shared if described is None else Summarised(described, shared if options.command else None)
+    context = Context(archive=MemoryStore(), gpus=request.gpus, rules=rules, trials=trials)
+    estimators = tuple(make_estimator(name, context) for name in _asked(options, rules))
+    return Question(request, estimators, shared, options.compare)
+
+
+def _check(options: Options) -> None:
+    if options.compare and options.estimator is not None:
+        raise Usage("--compare asks every estimator: --estimator has no meaning beside it", EXAMPLE)
+    if options.summary is None and options.batch is not None:
+        raise Usage("--batch belongs to --summary: a trial run sees the batch itself", EXAMPLE)
+    if options.summary is None and not options.command:
+        raise Usage("no command was given", EXAMPLE)
+    if options.command and not options.command[0].strip():
+        raise Usage("the first word of the command is empty", EXAMPLE)
+    if options.summary is not None and not options.compare and options.estimator is None:
+        raise Usage(
+            "a summary cannot be run: say who is to read it",
+            "try: carma estimate --estimator horus --summary resnet50.txt --batch 32, or --compare",
+        )
+
+
+def _read(file: str, batch: int | None) -> Described:
+    """The model of a summary's file."""
+    from carma.estimate.summaries import read_summary
+
+    text = Path(file).read_text(encoding="utf-8", errors="replace")
+    try:
+        described = read_summary(text, batch=batch)
+        reason = described.reason if isinstance(described, NoEstimate) else ""
+    except ValueError as error:
+        described, reason = NoEstimate(source="summary", reason=str(error)), str(error)
+    if isinstance(described, NoEstimate):
+        raise Usage(f"{file}: {reason}", "It must be what torchinfo, torchsummary or print(model) print.")
+    return described
+
+
+def _rules(options: Options) -> Rules:
+    """The settings', with what the flags say instead."""
+    rules: Rules = load_settings(find_paths(os.environ), os.environ).settings
+    said = {"trial_limit_s": options.limit_s, "level": options.level}
+    memory = replace(rules.memory, **{name: value for name, value in said.items() if value is not None})
+    return replace(rules, memory=memory)
+
+
+def _asked(options: Options, rules: Rules) -> tuple[str, ...]:
+    """Who: the one that is named, all of them, or the settings' sources that can tell something before a submission."""
+    if options.estimator is not None:
+        return (options.estimator,)
+    if options.compare:
+        known = [name for name in names(ESTIMATORS) if name not in OF_SUBMISSIONS]
+        return tuple(sorted(known, key=lambda name: (name != BEST, name)))
+    return tuple(name for name in rules.memory.sources if name not in OF_SUBMISSIONS) or (BEST,)
+
+
+def _request(options: Options, gpus: tuple[Gpu, ...]) -> EstimateRequest:
+    uid = os.getuid()
+    spec = TaskSpec(command=options.command, directory=os.getcwd(), environment=dict(os.environ), gpus=options.count)
+    return EstimateRequest(task=TaskId(0), owner=Owner(uid, os.getgid(), _user(uid)), spec=spec, gpus=gpus)
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _check_runnable(request: EstimateRequest) -> None:
+    from carma.daemon.runnable import check_runnable
+
+    check_runnable(request.spec, request.owner, os.geteuid())

@@ -1,0 +1,105 @@
+"""A question that is answered here and now, for whoever asks: no daemon, no store, no rights but the caller's own.
+
+Several estimators share one trial run: the first that needs it runs it, and its time counts for each that used it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from carma.core.model import Estimate, NoEstimate, Record
+from carma.core.ports import EstimateRequest, Estimator
+from carma.core.settings import Rules
+from carma.estimate.combine import first_answer
+from carma.estimate.described import Described
+from carma.estimate.protocol import Trial, Trials
+from carma.paths import find_paths
+
+STEPS = 3  # the optimizer's state is there after the first, and the second shows the peak; the third that it stays
+
+
+class Answer(Record, frozen=True, kw_only=True):
+    """What one estimator said, and what that took, its part of a shared trial run included."""
+
+    estimator: str
+    said: Estimate | NoEstimate
+    took_s: float
+
+
+class Summarised:
+    """A model's summary stands in for the model. A command, where there is one, can still be run."""
+
+    def __init__(self, described: Described, trials: Trials | None) -> None:
+        self._described = described
+        self._trials = trials
+
+    def run(self, request: EstimateRequest) -> Trial | NoEstimate:
+        if self._trials is None:
+            return NoEstimate(source="trace", reason="there is a summary and no command that could be run")
+        return self._trials.run(request)
+
+    def describe(self, request: EstimateRequest) -> Described | NoEstimate:  # noqa: ARG002 (the protocol's name)
+        return self._described
+
+
+class SharedTrial:
+    """The same trial for all who ask; `borrowed_s` is what it took when somebody before ran it."""
+
+    def __init__(self, trials: Trials) -> None:
+        self._trials = trials
+        self._ran: Trial | NoEstimate | None = None
+        self._described: Described | NoEstimate | None = None
+        self._seconds = 0.0
+        self.borrowed_s = 0.0
+
+    def run(self, request: EstimateRequest) -> Trial | NoEstimate:
+        if self._ran is None:
+            started_s = time.monotonic()
+            self._ran = self._trials.run(request)
+            self._seconds = time.monotonic() - started_s
+        else:
+            self.borrowed_s = self._seconds
+        return self._ran
+
+    def describe(self, request: EstimateRequest) -> Described | NoEstimate:
+        ran = self.run(request)  # so that a trial that failed is not tried again for the model alone
+        if isinstance(ran, NoEstimate):
+            return ran
+        if self._described is None:
+            self._described = self._trials.describe(request)
+        return self._described
+
+
+def answers(estimators: Sequence[Estimator], request: EstimateRequest, shared: SharedTrial) -> Iterator[Answer]:
+    """Each estimator's, one after the other; whatever one does wrong is a refusal of its own."""
+    for estimator in estimators:
+        shared.borrowed_s = 0.0
+        started_s = time.monotonic()
+        estimate, refusals = first_answer((estimator,), request)
+        took_s = time.monotonic() - started_s + shared.borrowed_s
+        yield Answer(estimator=estimator.name, said=refusals[0] if estimate is None else estimate, took_s=took_s)
+
+
+def make_trials(rules: Rules, environ: Mapping[str, str], steps: int | None) -> Trials:
+    """Trial runs by the rules' limits, remembered in the caller's own cache directory."""
+    from carma.estimate.trace.trial import TrialRuns
+
+    memory = rules.memory
+    return TrialRuns(
+        cache_dir=cache_directory(environ),
+        limit_s=memory.trial_limit_s,
+        memory_mib=memory.trial_memory_mib,
+        steps=steps or STEPS,
+    )
+
+
+def cache_directory(environ: Mapping[str, str]) -> Path:
+    """`~/.cache/carma/trials`, or below CARMA_HOME. Not the daemon's: trials of other users lie there."""
+    if environ.get("CARMA_HOME"):
+        return find_paths(environ).state_dir / "cache" / "trials"
+    given = environ.get("XDG_CACHE_HOME", "")
+    base = Path(given) if os.path.isabs(given) else Path(environ.get("HOME") or os.path.expanduser("~")) / ".cache"
+    return base / "carma" / "trials"
