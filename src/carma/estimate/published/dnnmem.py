@@ -86,9 +86,7 @@ class _Walk:
         self._slots = _slots(self.described) or 0
         self._gradients: dict[int, int] = {}  # of the weights, by the layer's place; kept from step to step
         self._blocks = _blocks(self.described)
-        self._weights = [layer.parameters * self._each for layer in self.described.layers]
-        rest = parameters_of(self.described) * self._each - sum(self._weights)
-        self._weights.append(max(rest, 0))  # parameters that no layer of the description owns
+        self._weights = [count * self._each for count in _weights(self.described)]
 
     def run(self) -> None:
         for weight in self._weights:
@@ -158,6 +156,18 @@ class _Walk:
         for weight in self._weights:
             for _ in range(self._slots):
                 self._malloc(weight)
+
+
+def _weights(described: Described) -> list[int]:
+    """Values of each layer's parameters, and last of those that no layer owns. A tied one is there once: with the first
+    layer that has it, so what is too much is taken off the layers from the end."""
+    counts = [layer.parameters for layer in described.layers]
+    rest = parameters_of(described) - sum(counts)
+    for place in reversed(range(len(counts))):
+        tied = min(counts[place], max(-rest, 0))
+        counts[place] -= tied
+        rest += tied
+    return [*counts, max(rest, 0)]
 
 
 def _makes_output(layer: Layer) -> bool:

@@ -1,0 +1,141 @@
+"""Which modules own parameters, and how many, by what `print(model)` shows of them (after torch.nn's documentation)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import prod
+
+Printed = Mapping[str, str]  # what stands in a module's brackets: by name, or by place ("0", "1", …)
+
+# Modules of torch.nn and of common packages without children and without parameters.
+_PLAIN = re.compile(
+    r"(?!PReLU)((Fractional|Adaptive)?(Max|Avg|LP)(Un)?[Pp]ool\w*|.*Dropout\w*|.*DropPath|StochasticDepth|.*Pad[123]d|.*Loss"
+    r"|\w*(ReLU6?|[GSC]?ELU|SiLU|GLU|Tanh|[Ss]igmoid|[Ss]wish|[Ss]oftmax|[Ss]oftplus|Softsign|Softmin|shrink|Mish)"
+    r"(2d|Activation)?|Threshold|Identity|Flatten|Unflatten|Fold|Unfold|Upsample\w*|UpsamplingNearest2d"
+    r"|UpsamplingBilinear2d|PixelShuffle|PixelUnshuffle|ChannelShuffle|Permute|LocalResponseNorm|CrossMapLRN2d"
+    r"|CosineSimilarity|PairwiseDistance|Softmax2d|FrozenBatchNorm2d|LinearActivation|LaplaceActivation"
+    r"|ReLUSquaredActivation|\w*Rotary\w*Embedding|Quant|DeQuant|QuantStub|DeQuantStub|Tanhshrink|Interpolate)"
+)
+_CONTAINERS = ("Sequential", "ModuleList", "ModuleDict", "ParameterList")
+
+
+def is_plain(kind: str) -> bool:
+    """It has no parameters and no modules inside, as far as its name tells."""
+    return _PLAIN.fullmatch(kind) is not None
+
+
+def is_container(kind: str) -> bool:
+    return kind in _CONTAINERS
+
+
+def count_parameters(kind: str, printed: Printed) -> int | None:
+    """None: the brackets do not tell. What has none is 0."""
+    if is_plain(kind) or is_container(kind):
+        return 0
+    for pattern, count in _RULES:
+        if pattern.fullmatch(kind):
+            try:
+                return count(printed)
+            except (KeyError, ValueError, IndexError):
+                return None
+    return None
+
+
+def _integers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text)]
+
+
+def _yes(printed: Printed, name: str, default: bool = True) -> bool:
+    return printed.get(name, str(default)) == "True"
+
+
+def _convolution(printed: Printed) -> int:
+    taken, given = int(printed["0"]), int(printed["1"])
+    groups = int(printed.get("groups", "1"))
+    # A transposed one holds its weight the other way round: in × out/groups instead of out × in/groups. Same product.
+    weight = taken * given // groups * prod(_integers(printed["kernel_size"]))
+    return weight + (given if _yes(printed, "bias") else 0)
+
+
+def _linear(printed: Printed) -> int:
+    given = int(printed["out_features"])
+    return int(printed["in_features"]) * given + (given if _yes(printed, "bias") else 0)
+
+
+def _bilinear(printed: Printed) -> int:
+    given = int(printed["out_features"])
+    weight = int(printed["in1_features"]) * int(printed["in2_features"]) * given
+    return weight + (given if _yes(printed, "bias") else 0)
+
+
+def _hf_conv1d(printed: Printed) -> int:
+    return int(printed["nf"]) * int(printed["nx"]) + int(printed["nf"])
+
+
+def _batch_norm(printed: Printed) -> int:
+    return _affine(int(printed["0"]), printed, "affine")
+
+
+def _group_norm(printed: Printed) -> int:
+    return _affine(int(printed["1"]), printed, "affine")
+
+
+def _layer_norm(printed: Printed) -> int:
+    return _affine(prod(_integers(printed["0"])), printed, "elementwise_affine")
+
+
+def _affine(width: int, printed: Printed, word: str) -> int:
+    """Weight and bias; older torch does not print the bias, which is then there."""
+    if not _yes(printed, word):
+        return 0
+    return width * (2 if _yes(printed, "bias") else 1)
+
+
+def _rms_norm(printed: Printed) -> int:
+    return prod(_integers(printed["0"])) if _yes(printed, "elementwise_affine") else 0
+
+
+def _embedding(printed: Printed) -> int:
+    return int(printed["0"]) * int(printed["1"])
+
+
+def _recurrent(gates: int, printed: Printed) -> int:
+    """Each layer and direction: gates × hidden × (input + hidden), and two biases; a projection shrinks the output."""
+    taken, hidden = int(printed["0"]), int(printed["1"])
+    projected = int(printed.get("proj_size", "0"))
+    directions = 2 if _yes(printed, "bidirectional", False) else 1
+    biases = 2 * gates * hidden if _yes(printed, "bias") else 0
+    fed_back = projected or hidden
+    total = 0
+    for layer in range(int(printed.get("num_layers", "1"))):
+        width = taken if layer == 0 else fed_back * directions
+        total += directions * (gates * hidden * (width + fed_back) + biases + projected * hidden)
+    return total
+
+
+def _prelu(printed: Printed) -> int:
+    return int(printed["num_parameters"])
+
+
+_Count = Callable[[Printed], int]
+_RULES: tuple[tuple[re.Pattern[str], _Count], ...] = tuple(
+    (re.compile(pattern), count)
+    for pattern, count in (
+        (r"Conv(Transpose)?[123]d", _convolution),
+        (r"(NonDynamicallyQuantizable)?Linear", _linear),
+        (r"Bilinear", _bilinear),
+        (r"Conv1D", _hf_conv1d),
+        (r"(Sync)?BatchNorm([123]d)?", _batch_norm),
+        (r"InstanceNorm[123]d", _batch_norm),
+        (r"GroupNorm", _group_norm),
+        (r"LayerNorm(2d)?", _layer_norm),
+        (r"\w*RMSNorm", _rms_norm),
+        (r"(\w*Embedding|EmbeddingBag)", _embedding),
+        (r"LSTM(Cell)?", partial(_recurrent, 4)),
+        (r"GRU(Cell)?", partial(_recurrent, 3)),
+        (r"RNN(Cell)?", partial(_recurrent, 1)),
+        (r"PReLU", _prelu),
+    )
+)

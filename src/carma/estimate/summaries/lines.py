@@ -1,0 +1,34 @@
+"""What the readers of summaries share: how a header looks, numbers and shapes, and an error that names its line."""
+
+from __future__ import annotations
+
+import re
+
+from carma.errors import Usage
+
+HINT = "It takes what torchsummary.summary, torchinfo.summary or print(model) shows."
+_SHAPE = re.compile(r"\[\s*(-?\d{1,12}(?:\s*,\s*-?\d{1,12})*)?\s*\]", re.ASCII)
+_COUNT = re.compile(r"\d{1,3}(?:,\d{3}){1,6}|\d{1,18}", re.ASCII)
+
+
+def bad(number: int, line: str, why: str) -> Usage:
+    """`number` counts from 0; people count from 1."""
+    return Usage(f"line {number + 1} of the model summary: {why}: {line.strip()[:120]!r}", HINT)
+
+
+def is_header(line: str) -> bool:
+    return line.lstrip().startswith("Layer (type") and "Param" in line
+
+
+def read_shape(text: str) -> tuple[int, ...] | None:
+    """The first shape in it: `[32, 64, 7, 7]`, or the first of `[[-1, 5, 8], [-1, 8]]`; None where there is none."""
+    found = _SHAPE.search(text)
+    if not found:
+        return None
+    return tuple(int(size) for size in (found[1] or "").split(",") if size.strip())
+
+
+def read_count(text: str) -> int | None:
+    """`25,557,032` or `0`; a frozen layer's count is in brackets: `(9,408)`. None where it is not a number."""
+    plain = text.strip().strip("()")
+    return int(plain.replace(",", "")) if _COUNT.fullmatch(plain) else None
