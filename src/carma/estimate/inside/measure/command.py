@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from . import constants, conv, operators, sequences, updates
 from .meter import DryMeter, Meter, Row, ShortOfMemory, warm_up
 from .plan import Params, Plan, make_plan
@@ -90,6 +92,8 @@ def is_lost(error: BaseException) -> bool:
 
 def work(cases: list[Params], counter: Any, deadline: float, dry: bool, sheet: Sheet) -> None:
     """One worker: takes the next case until none is left or time is up."""
+    # A dozen workers share the cores, and little is computed there.
+    torch.set_num_threads(1)
     meter = DryMeter() if dry else Meter()
     warm_up(meter)
     while time.monotonic() < deadline and not sheet.full():
@@ -103,8 +107,6 @@ def work(cases: list[Params], counter: Any, deadline: float, dry: bool, sheet: S
         if any(row.get("lost") for row in rows):
             os._exit(3)
         if any(row.get("short") for row in rows):
-            import torch
-
             torch.cuda.empty_cache()
 
 
