@@ -140,9 +140,12 @@ class CachingAllocator:
     def request_free(self, identity: int) -> None:
         """The first half of a free: the block is no longer the program's, but cannot be used again yet."""
         block = self._live.pop(identity)
-        if block is not None:
-            self.allocated -= block.bytes
-            self._awaited[identity] = block
+        if block is None:
+            return
+        if identity in self._awaited:  # the id was given out again meanwhile
+            self.complete_free(identity)
+        self.allocated -= block.bytes
+        self._awaited[identity] = block
 
     def complete_free(self, identity: int) -> None:
         block = self._awaited.pop(identity)

@@ -11,7 +11,7 @@ from carma.estimate.trace.allocator_options import AllocatorOptions
 from carma.estimate.trace.report import ALLOC, CALL, EMPTY_CACHE, FREE, MARK, OTHER_STREAM, Call, Event
 
 STEP_END = "step_end"
-GROWS_FROM = 1.01  # step 3 over step 2; below it lies the rounding of blocks
+GROWS_FROM = 1.01  # step 3 over step 2
 
 
 class Scratch(Record, frozen=True, kw_only=True):
@@ -51,7 +51,7 @@ class DidNotFit(Record, frozen=True, kw_only=True):
 
 
 class Replayed(Record, frozen=True, kw_only=True):
-    """Peaks over the whole trial. Steps count from 1; one after the last complete step stands for what came after it."""
+    """Peaks over the whole trial. Steps count from 1; what comes after the last complete one counts as one more."""
 
     peaks: Peaks
     peak_step: int  # of allocated
@@ -77,7 +77,8 @@ def replay(
     device_bytes: int | None = None,
 ) -> Replayed:
     """`calls` and `marks` are the report's. With a capacity, `did_not_fit` says whether the script survives it."""
-    run = _Run(CachingAllocator(options, capacity_bytes, device_bytes=device_bytes), calls, marks, workspaces)
+    allocator = CachingAllocator(options, capacity_bytes, device_bytes=device_bytes)
+    run = _Run(allocator, calls, marks, workspaces, options.large_segment_bytes)
     try:
         for event in events:
             run.feed(event)
@@ -88,9 +89,15 @@ def replay(
 
 class _Run:
     def __init__(
-        self, allocator: CachingAllocator, calls: Sequence[Call], marks: Sequence[str], workspaces: Workspaces
+        self,
+        allocator: CachingAllocator,
+        calls: Sequence[Call],
+        marks: Sequence[str],
+        workspaces: Workspaces,
+        segment_bytes: int,
     ) -> None:
         self._allocator, self._calls, self._workspaces = allocator, calls, workspaces
+        self._segment_bytes = segment_bytes
         self._step_ends = frozenset(index for index, mark in enumerate(marks) if mark == STEP_END)
         self._scratch: dict[tuple[int, int, int], Scratch] = {}
         self._kept: set[tuple[str, int, int]] = set()
@@ -178,7 +185,7 @@ class _Run:
             ),
             peak_step=self._peak_step,
             steps=tuple(self._steps),
-            grows=_grows(self._steps),
+            grows=_grows(self._steps, self._segment_bytes),
             scratch_bytes=self._peak_scratch_bytes,
             unmatched=self._unmatched,
             did_not_fit=self._did_not_fit(failed) if failed is not None else None,
@@ -194,11 +201,12 @@ class _Run:
         )
 
 
-def _grows(steps: Sequence[Peaks]) -> bool:
+def _grows(steps: Sequence[Peaks], segment_bytes: int) -> bool:
     if len(steps) < 3:
         return False
     second, third = steps[1], steps[2]
-    return (
-        third.allocated_bytes > second.allocated_bytes * GROWS_FROM
-        or third.reserved_bytes > second.reserved_bytes * GROWS_FROM
-    )
+    if third.allocated_bytes > second.allocated_bytes * GROWS_FROM:
+        return True
+    # One more segment can be the small change of a script that has settled, and over 1 % of a small model.
+    more = third.reserved_bytes - second.reserved_bytes
+    return third.reserved_bytes > second.reserved_bytes * GROWS_FROM and more > segment_bytes
