@@ -22,7 +22,7 @@ from carma.core.outcome import Cancelled, Failed, Outcome, Succeeded
 from carma.core.policies import exclusive
 from carma.core.ports import LaunchOrder
 from carma.core.settings import Rules
-from carma.core.state import State
+from carma.core.state import State, new_state
 from carma.core.status import Finished
 from carma.daemon import loop as loop_module
 from carma.daemon.clock import SteadyClock
@@ -224,7 +224,7 @@ def test_a_stop_asked_for_before_the_restart_does_not_get_a_second_grace() -> No
     stop = StopAttempt(AttemptKey(TaskId(1), 1), grace_s=100.0)
 
     async def work() -> None:
-        shell = cast(Any, type("S", (), {"clock": SteadyClock(), "state": None}))
+        shell = cast(Any, type("S", (), {"clock": SteadyClock(), "state": new_state(Rules(), exclusive.POLICY)}))
         hands = Hands(shell, launcher, ())
         hands.carry_out(stop, at=shell.clock.now() - 90.0)
         assert hands.next_kill_at is not None

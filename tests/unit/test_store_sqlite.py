@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from carma.core.events import TaskSubmitted, UseNoted
-from carma.core.model import GpuId, GpuUsage, Owner, TaskId, TaskSpec
-from carma.core.ports import Checkpoint
+from carma.core.model import AttemptKey, GpuId, GpuUsage, Owner, TaskId, TaskSpec
+from carma.core.ports import Checkpoint, PastRun
 from carma.core.status import Queued
 from carma.core.task import Task
 from carma.errors import AlreadyRunning, StoreError
@@ -284,6 +284,7 @@ def test_an_older_format_is_migrated_and_keeps_its_rows(path: Path) -> None:
 
 def test_a_file_of_the_first_format_takes_what_gpus_do(path: Path) -> None:
     connection = sqlite3.connect(filled(path), isolation_level=None)
+    _without_patterns(connection)
     connection.execute("DROP TABLE gpu_usage")
     connection.execute("PRAGMA user_version = 1")
     connection.close()
@@ -296,6 +297,7 @@ def test_a_file_of_the_first_format_takes_what_gpus_do(path: Path) -> None:
 
 def test_hours_of_the_second_format_are_kept(path: Path) -> None:
     connection = sqlite3.connect(filled(path), isolation_level=None)
+    _without_patterns(connection)
     connection.execute("ALTER TABLE gpu_usage DROP COLUMN guessed_s")
     connection.execute("INSERT INTO gpu_usage VALUES ('GPU-0', 5, 60.0, 30.0, 10.0, 20.0, 600.0, 400.0, 100.0)")
     connection.execute("PRAGMA user_version = 2")
@@ -306,6 +308,35 @@ def test_hours_of_the_second_format_are_kept(path: Path) -> None:
     (found,) = store.usage(since=0.0, until=1e9)
     assert (found.watched_s, found.tasks_j, found.guessed_s) == (120.0, 100.0, 7.0)
     store.close()
+
+
+def test_past_runs_of_the_third_format_are_found_by_their_pattern(path: Path) -> None:
+    store = SqliteStore(path)
+    store.remember(past_run(1, ("python", "train.py", "--batch=32")))
+    store.close()
+    connection = sqlite3.connect(path, isolation_level=None)
+    _without_patterns(connection)
+    connection.execute("PRAGMA user_version = 3")
+    connection.close()
+    store = SqliteStore(path)
+    store.remember(past_run(2, ("python", "train.py", "--batch=64")))
+    near = store.near_runs(uid=1, command=("python", "train.py", "--batch=128"), directory="/")
+    assert [run.key.task for run in near] == [2, 1]
+    store.close()
+
+
+def test_a_question_about_past_runs_reads_an_index_and_not_the_table(path: Path) -> None:
+    """So that it costs the same whether there are ten or a hundred thousand of them."""
+    SqliteStore(path).close()
+    connection = sqlite3.connect(path)
+    for column, index in (("digest", "past_runs_by_command"), ("pattern", "past_runs_by_pattern")):
+        plan = connection.execute(
+            f"""EXPLAIN QUERY PLAN SELECT body FROM past_runs WHERE uid = ? AND {column} = ?
+                ORDER BY ended_at DESC, task DESC, attempt DESC LIMIT ?""",
+            (1, b"x", 20),
+        ).fetchall()
+        assert f"USING INDEX {index} (uid=? AND {column}=?)" in plan[0][3]
+    connection.close()
 
 
 def test_a_migration_that_fails_leaves_the_older_format_whole(path: Path) -> None:
@@ -348,6 +379,28 @@ def test_threads_share_it(path: Path) -> None:
     assert sorted(given) == list(range(1, 81))
     assert store.load().sequence == 80
     store.close()
+
+
+def past_run(task: int, command: tuple[str, ...]) -> PastRun:
+    return PastRun(
+        key=AttemptKey(TaskId(task), 1),
+        uid=1,
+        command=command,
+        directory="/",
+        gpus=1,
+        gpu_model="A100",
+        peak_mib=1_000,
+        runtime_s=90.0,
+        succeeded=True,
+        collocated=False,
+        ended_at=float(task),
+    )
+
+
+def _without_patterns(connection: sqlite3.Connection) -> None:
+    """The table as it was up to format 3."""
+    connection.execute("DROP INDEX past_runs_by_pattern")
+    connection.execute("ALTER TABLE past_runs DROP COLUMN pattern")
 
 
 def _set_version(path: Path, version: int) -> None:

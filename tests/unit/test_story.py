@@ -45,6 +45,10 @@ EVENTS: list[tuple[e.Durable, str]] = [
     (e.AttemptStarted(1.0, KEY, 99), "task 7: attempt 2: started as process 99"),
     (e.MemoryObserved(1.0, KEY, 512), "task 7: attempt 2: holds 512 MiB"),
     (
+        e.BookingShrunk(1.0, KEY, 12_288, 9_626, 9_114),
+        "task 7: attempt 2: booking 12.0 GiB → 9.4 GiB: it had settled at 8.9 GiB",
+    ),
+    (
         e.AttemptEnded(1.0, KEY, OutOfMemory("gpu", 1, 100, 200, "hunter2"), 300, None, (AttemptKey(TaskId(3), 1),)),
         "task 7: attempt 2: out of GPU memory, asked for 100 MiB more, held 200 MiB; most memory seen 300 MiB; "
         "over the booking at that moment: task 3",

@@ -6,7 +6,7 @@ import shlex
 from itertools import groupby
 
 from carma.cli.verb import json_flag, task_id, verb
-from carma.cli.wording import WAITING, ran_s
+from carma.cli.wording import WAITING, level_text, many, parts_text, ran_s
 from carma.wire.types import AttemptView, StoryLine, TaskView
 
 BLAME = {
@@ -42,7 +42,7 @@ def _card(task: TaskView, story: list[StoryLine], now: float) -> None:
     from carma.cli.output import heading, print_facts
 
     heading(f"task {task.id}  {task.name}" + (f"  (array {task.array})" if task.array else ""))
-    print_facts([*_what(task), *_when(task, now), ("memory", _memory(task))])
+    print_facts([*_what(task), *_when(task, now), ("memory", _memory(task)), *_estimate(task)])
     if task.attempts:
         heading("attempts")
         for attempt in task.attempts:
@@ -102,7 +102,7 @@ def _memory(task: TaskView) -> str:
     if task.estimate is not None and task.estimate.source != "declared":
         span = show_mib(task.estimate.footprint_mib)
         if task.estimate.upper_mib != task.estimate.footprint_mib:
-            span += f" (at most {show_mib(task.estimate.upper_mib)})"
+            span += f" (at most {show_mib(task.estimate.upper_mib)}{level_text(task.estimate.level)})"
         found.append((f"estimated by {task.estimate.source}", span))
     if task.booking_mib is not None:
         found.append(("booked", show_mib(task.booking_mib)))
@@ -113,6 +113,26 @@ def _memory(task: TaskView) -> str:
     groups = groupby(found, key=lambda each: each[1])  # a figure that stays the same is said once
     told = [f"{' and '.join(what for what, _ in same)} {figure}" for figure, same in groups]
     return " → ".join(told) or "not known yet"
+
+
+def _estimate(task: TaskView) -> list[tuple[str, str]]:
+    """How the estimate came about: what it is made of, what it rests on, and what to know about it."""
+    from carma.core.units import show_mib, show_s
+
+    estimate = task.estimate
+    if estimate is None or estimate.source == "declared":
+        return []
+    inner = (("allocated", estimate.allocated_mib), ("reserved", estimate.reserved_mib))
+    within = ", ".join(f"{what} {show_mib(mib)}" for what, mib in inner if mib is not None)
+    steps = "" if estimate.steps_seen is None else f"a trial run of {many(estimate.steps_seen, 'optimizer step')}"
+    took = f"took {show_s(estimate.seconds)}" if estimate.seconds >= 1.0 else ""
+    model = f"for {estimate.gpu_model}" if estimate.gpu_model else ""
+    return [
+        ("  parts", parts_text(estimate.parts_mib)),
+        ("  of that", within),
+        ("  how", ", ".join(part for part in (steps, model, took) if part)),
+        *(("  warning", warning) for warning in estimate.warnings),
+    ]
 
 
 def _shares(attempt: AttemptView) -> str:
@@ -150,6 +170,8 @@ def _attempt(attempt: AttemptView, now: float) -> list[tuple[str, str]]:
     began = attempt.started_at or attempt.placed_at
     took = show_s((attempt.ended_at or now) - began)
     memory = f"booked {show_mib(attempt.booking_mib)} ({by(attempt.booking_source)})"
+    if attempt.placed_mib is not None:
+        memory += f", at first {show_mib(attempt.placed_mib)}"
     if attempt.observed_mib is not None:
         memory += f", observed {show_mib(attempt.observed_mib)}"
     return [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import assert_never
 
 import msgspec
@@ -57,6 +57,17 @@ def which_tasks(ids: Sequence[int]) -> str:
 def by(source: str) -> str:
     """Who gave a memory figure."""
     return "its size is not known" if source == "unknown" else source
+
+
+def level_text(level: float | None) -> str:
+    """` at 99 %`: how sure a bound is said to be; nothing where nobody says."""
+    return "" if level is None else f" at {100 * level:g} %"
+
+
+def parts_text(parts_mib: Mapping[str, int]) -> str:
+    """`activations 3.1 GiB, weights 98 MiB`: what a footprint is made of, the largest first."""
+    found = sorted(parts_mib.items(), key=lambda part: -part[1])
+    return ", ".join(f"{name.replace('_', ' ')} {show_mib(mib)}" for name, mib in found if mib)
 
 
 def outcome_text(value: Outcome) -> str:

@@ -41,6 +41,7 @@ class TaskEstimated(Event, frozen=True, tag="task_estimated"):
     task: TaskId
     estimate: Estimate | None
     refusals: tuple[NoEstimate, ...] = ()
+    fingerprint: str = ""  # of what the command would run: history takes only runs of the same for the same
 
 
 class TaskPlaced(Event, frozen=True, tag="task_placed"):
@@ -67,6 +68,15 @@ class MemoryObserved(Event, frozen=True, tag="memory_observed"):
     energy_j: float | None = None
     activity: Activity | None = None
     used_s: float = 0.0  # what `activity` is the mean over
+
+
+class BookingShrunk(Event, frozen=True, tag="booking_shrunk"):
+    """The attempt's first steps have shown that it takes less than was booked, on each of its GPUs."""
+
+    key: AttemptKey
+    from_mib: int
+    to_mib: int
+    peak_mib: int  # where it had settled
 
 
 class AttemptUse(Record, frozen=True, kw_only=True):
@@ -194,6 +204,7 @@ Durable = (
     | TaskPlaced
     | AttemptStarted
     | MemoryObserved
+    | BookingShrunk
     | UseNoted
     | AttemptEnded
     | RecoveryPlanned

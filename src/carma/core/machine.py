@@ -45,6 +45,8 @@ def step(state: State, event: e.AnyEvent) -> list[Command]:
             return _started(state, event)
         case e.MemoryObserved():
             return _memory_observed(state, event)
+        case e.BookingShrunk():
+            return _shrunk(state, event)
         case e.UseNoted():
             return _use_noted(state, event)
         case e.AttemptEnded():
@@ -105,6 +107,7 @@ def _estimated(state: State, event: e.TaskEstimated) -> list[Command]:
             task,
             estimate=event.estimate,
             no_estimate=event.refusals,
+            fingerprint=event.fingerprint,
             status=Queued(event.at, task.status.held),
         )
     )
@@ -172,6 +175,22 @@ def _memory_observed(state: State, event: e.MemoryObserved) -> list[Command]:
                 settled=settled,
             ),
         )
+    return []
+
+
+def _shrunk(state: State, event: e.BookingShrunk) -> list[Command]:
+    task = _current(state, event.key)
+    if task is None or not isinstance(task.status, Running):
+        return []  # it ended meanwhile
+    booking = task.status.placement.booking
+    if event.to_mib >= booking.memory_mib:
+        return []
+    first_mib = booking.memory_mib if booking.placed_mib is None else booking.placed_mib
+    smaller = replace(booking, memory_mib=event.to_mib, placed_mib=first_mib)
+    placement = replace(task.status.placement, booking=smaller)
+    attempt = replace(task.attempts[-1], placement=placement)
+    status = replace(task.status, placement=placement)
+    state.put(replace(task, attempts=(*task.attempts[:-1], attempt), status=status))
     return []
 
 

@@ -123,6 +123,7 @@ class NoEstimate(Record, frozen=True, kw_only=True):
 
     source: str
     reason: str
+    more_than_mib: int | None = None  # all that it knows: so much was not enough. Whoever answers must say more
 
 
 class Capabilities(Record, frozen=True, kw_only=True):
@@ -195,6 +196,7 @@ class Booking(Record, frozen=True, kw_only=True):
     source: str
     alone: bool = False  # nobody else on its GPUs
     cap_mib: int | None = None  # where it is stopped, on each GPU; None: nowhere
+    placed_mib: int | None = None  # what was booked at first, where the first steps have made it less
 
 
 class Placement(Record, frozen=True, kw_only=True):

@@ -109,6 +109,8 @@ class PastRun(Record, frozen=True, kw_only=True):
     ended_at: float
     energy_j: float | None = None
     activity: Activity | None = None
+    fingerprint: str = ""  # of what it ran, but for the numbers among its words; "" where nobody looked
+    more_than_mib: int | None = None  # of one that ran out of GPU memory: so much was not enough
 
 
 class Checkpoint(Record, frozen=True, kw_only=True):
@@ -179,6 +181,10 @@ class Archive(Protocol):
         """Runs of the same command by the same user in the same directory, newest first."""
         ...
 
+    def near_runs(self, *, uid: int, command: tuple[str, ...], directory: str, limit: int = 200) -> Sequence[PastRun]:
+        """As `past_runs`, of all commands that differ from it only in numbers (core/pattern.py), itself included."""
+        ...
+
 
 class EstimateRequest(Record, frozen=True, kw_only=True):
     """The question to an estimator: the command as it would run, and the GPU it would run on."""
@@ -187,6 +193,7 @@ class EstimateRequest(Record, frozen=True, kw_only=True):
     owner: Owner
     spec: TaskSpec
     gpus: tuple[Gpu, ...]  # the server's
+    fingerprint: str = ""  # of what the command would run, but for the numbers among its words; "": nobody looked
 
 
 class Estimator(Protocol):

@@ -17,6 +17,7 @@ from carma.core.observe import to_store
 from carma.core.outcome import Cancelled, NeverFits, Outcome, Succeeded, TimedOut, told_to_others
 from carma.core.queue import schedule
 from carma.core.recovery import GiveUp, next_step
+from carma.core.shrink import shrinks
 from carma.core.state import State
 from carma.core.status import Estimating, Finished, Queued, Recovering, Running
 from carma.core.task import Task
@@ -31,6 +32,7 @@ def propose(state: State, now: float) -> list[Durable]:
     due.extend(event for event in _limits(state, now) if event.task not in stopped)
     due.extend(_impossible(state, now))
     due.extend(to_store(state, now))
+    due.extend(shrinks(state, now))
     # Placements come alone: what is above may free a GPU, move the line or end a task.
     return due or list(schedule(state, now))
 

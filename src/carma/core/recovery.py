@@ -55,6 +55,17 @@ def _peak_mib(attempt: Attempt, outcome: OutOfMemory) -> int | None:
     return max(known) if known else None
 
 
+def not_enough_mib(attempt: Attempt) -> int | None:
+    """Of one that ran out of GPU memory: so much it needs at least, and more. None where nothing was seen of it."""
+    outcome = attempt.outcome
+    if not isinstance(outcome, OutOfMemory) or outcome.where != "gpu":
+        return None
+    wanted = (_peak_mib(attempt, outcome) or 0) + (outcome.asked_mib or 0)
+    if not wanted and attempt.blame == "own":
+        wanted = attempt.placement.booking.cap_mib or 0  # all that is known is that this stopped it
+    return wanted or None
+
+
 def next_step(task: Task, rules: Rules, gpus: tuple[Gpu, ...]) -> Retry | GiveUp:
     """Of a task whose newest attempt has ended; `gpus` are those that take tasks, largest first.
 
@@ -84,7 +95,21 @@ def _times(count: int) -> str:
 
 def _innocent(attempt: Attempt) -> bool:
     """It ended through no fault of its own."""
-    return attempt.blame == "neighbour" or isinstance(attempt.outcome, Disrupted)
+    return attempt.blame == "neighbour" or isinstance(attempt.outcome, Disrupted) or _squeezed(attempt)
+
+
+def _squeezed(attempt: Attempt) -> bool:
+    """It kept to what was booked for it at first; only its booking had shrunk meanwhile (shrink.py)."""
+    outcome, first_mib = attempt.outcome, attempt.placement.booking.placed_mib
+    if first_mib is None or not isinstance(outcome, OutOfMemory) or outcome.where != "gpu" or attempt.blame != "own":
+        return False
+    return (_peak_mib(attempt, outcome) or 0) + (outcome.asked_mib or 0) <= first_mib
+
+
+def _booked_mib(attempt: Attempt) -> int:
+    """What it was launched with."""
+    booking = attempt.placement.booking
+    return booking.memory_mib if booking.placed_mib is None else booking.placed_mib
 
 
 def _counted(task: Task) -> list[Attempt]:
@@ -108,6 +133,10 @@ def _victim(outcome: Outcome, count: int) -> Outcome:
 def _first(task: Task, attempt: Attempt) -> Plan:
     """As before, and before the others: what recovery had learnt stays."""
     held = show_mib(attempt.placement.booking.memory_mib)
+    if _squeezed(attempt):
+        whole = show_mib(_booked_mib(attempt))
+        reason = f"it grew again after its booking had shrunk from {whole} to {held}; it gets all of it, and goes first"
+        return Plan(rung="first", memory_mib=_booked_mib(attempt), first=True, reason=reason)
     if isinstance(attempt.outcome, Disrupted):
         reason = f"{attempt.outcome.reason}; not this task's doing, so it goes first"
     else:
@@ -125,7 +154,7 @@ def _climb(
     had_mib = min((gpu.memory_mib for gpu in gpus if gpu.id in attempt.placement.gpus), default=largest)
     if attempt.placement.booking.alone and largest <= had_mib:
         return GiveUp(_told(outcome, f"it had a GPU of {show_mib(had_mib)} alone, and there is none larger"))
-    booked = attempt.placement.booking.memory_mib
+    booked = _booked_mib(attempt)
     again = count == 1 and outcome.asked_mib is not None and _peak_mib(attempt, outcome) is not None
     memory = _needed_mib(attempt, outcome, rules, largest, again)
     if attempt.placement.booking.alone:
@@ -143,7 +172,7 @@ def _climb(
 
 def _needed_mib(attempt: Attempt, outcome: OutOfMemory, rules: Rules, largest_mib: int, again: bool) -> int:
     """The next booking, never less than the last. `again`: the first retry of one that told what it needed."""
-    booked = attempt.placement.booking.memory_mib
+    booked = _booked_mib(attempt)
     # What it held and asked for; one that the watchdog stopped asked for nothing, but holds at least what it held, and
     # of one that asked for all at once nothing may have been seen.
     wanted = (_peak_mib(attempt, outcome) or 0) + (outcome.asked_mib or 0)

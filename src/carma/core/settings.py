@@ -68,6 +68,25 @@ class Memory(Record, frozen=True, kw_only=True):
         tuple[str, ...],
         Meta(description="Who is asked how much memory a task takes, in order; empty: nobody (recovery only, 'OR')."),
     ] = ("declared", "history")
+    estimators_at_once: Annotated[
+        int,
+        Meta(
+            ge=1, le=64, description="So many trial runs, or other slow estimates, at the same time; users take turns."
+        ),
+    ] = 2
+    trial_limit_s: Annotated[
+        float, Meta(gt=0.0, description="A trial run, or another slow estimate, is ended after this, in seconds.")
+    ] = 120.0
+    trial_memory_mib: Annotated[
+        int, Meta(ge=64, description="A trial run is ended when it takes more of the host's memory than this, in MiB.")
+    ] = 8192
+    shrink: Annotated[
+        bool,
+        Meta(
+            description="Whether a booking shrinks to what the task was seen to take, and a margin, once it has "
+            "settled. A figure that the user declared stays, and what was booked for one alone on its GPUs."
+        ),
+    ] = True
     margin_mib: Annotated[int, Meta(ge=0, description="Kept free on a shared GPU beyond what is booked, in MiB.")] = 512
     unknown_mib: Annotated[
         int, Meta(ge=1, description="Room wanted, and booked, for a task of unknown size, in MiB (published: 5120).")

@@ -63,6 +63,7 @@ class Task(Record, frozen=True, kw_only=True):
     status: Status
     estimate: Estimate | None = None
     no_estimate: tuple[NoEstimate, ...] = ()
+    fingerprint: str = ""  # of what it runs, as it was when it was estimated; "" where nobody looked
     attempts: tuple[Attempt, ...] = ()
     plan: Plan | None = None
     counted_from: int = 0  # attempts up to this number were before a retry by hand; recovery does not count them

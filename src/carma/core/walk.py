@@ -46,7 +46,7 @@ def ask_of(task: Task, state: State, sizes: Sequence[Gpu] | None = None) -> Ask:
     elif task.estimate is not None:
         memory, source = task.estimate.upper_mib, task.estimate.source
     else:
-        memory, source = state.rules.memory.unknown_mib, UNKNOWN
+        memory, source = max(state.rules.memory.unknown_mib, _more_than_mib(task, state)), UNKNOWN
     if source != "declared":
         # A guess above every card must not keep the task out for ever: it gets the largest card to itself. Not all of
         # it is asked for, because a driver keeps some of a card in use even when nobody is on it.
@@ -55,6 +55,12 @@ def ask_of(task: Task, state: State, sizes: Sequence[Gpu] | None = None) -> Ask:
         if memory > largest - DRIVER_MIB and largest > 0:
             memory, alone = int(0.9 * largest), True
     return Ask(task.id, task.spec.gpus, memory, source, alone)
+
+
+def _more_than_mib(task: Task, state: State) -> int:
+    """Nobody knows what it takes, but somebody may know what was not enough."""
+    known = [refusal.more_than_mib for refusal in task.no_estimate if refusal.more_than_mib is not None]
+    return max(known) + state.rules.recovery.margin_mib if known else 0
 
 
 def not_yet(task: Task, state: State, now: float, sizes: tuple[Gpu, ...] | None = None) -> Waiting | None:

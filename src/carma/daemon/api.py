@@ -117,7 +117,8 @@ class Api:
 
     def _lens(self, who: Identity) -> Lens:
         state = self._engine.state
-        return Lens(state, self._engine.clock.now(), who, self._engine.log_paths, by_size(state))
+        engine = self._engine
+        return Lens(state, engine.clock.now(), who, engine.log_paths, by_size(state), engine.stage)
 
     async def server(self, call: Call) -> t.ServerView:
         engine, state = self._engine, self._engine.state

@@ -13,6 +13,7 @@ from carma.core.model import AttemptKey
 from carma.core.observe import ending_facts
 from carma.core.outcome import Disrupted, Failed, Lost, Outcome, OutOfMemory, Succeeded
 from carma.core.ports import Found, PastRun
+from carma.core.recovery import not_enough_mib
 from carma.core.state import State
 from carma.core.status import Running, Starting
 from carma.core.task import Attempt
@@ -128,6 +129,8 @@ def past_run(state: State, key: AttemptKey, collocated: bool) -> PastRun | None:
         ended_at=attempt.ended_at,
         energy_j=attempt.own_energy_j,
         activity=attempt.activity,
+        fingerprint=task.fingerprint,
+        more_than_mib=not_enough_mib(attempt),
     )
 
 

@@ -14,24 +14,24 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TypeVar, assert_never
 
 from carma.core.commands import Command, EstimateTask, LaunchAttempt, StopAttempt, WarnAttempt
-from carma.core.events import Durable, TaskEstimated
+from carma.core.events import Durable, StopRequested, TaskEstimated, TaskFinished
 from carma.core.model import AttemptKey, Estimate, NoEstimate, Owner, TaskId, TaskSpec
-from carma.core.ports import EstimateRequest, Estimator, Launcher, LaunchOrder
+from carma.core.ports import Estimator, Launcher, LaunchOrder
 from carma.core.state import State
 from carma.core.status import Estimating, Starting
 from carma.core.task import Task
+from carma.daemon.estimating import CallOff, Estimates
+from carma.daemon.looking import Fingerprint
 from carma.daemon.shell import Shell
 from carma.daemon.worker import Worker
 from carma.errors import CarmaError, StoreError
-from carma.estimate.combine import first_answer
 
 log = logging.getLogger("carma.daemon")
 T = TypeVar("T")
 
 KILL_AGAIN_S = 5.0  # a process in uninterruptible sleep takes a signal only when it wakes
 RETRY_S = 1.0  # of what could not be stored
-ESTIMATE_LIMIT_S = 60.0  # for all estimators together, in real seconds
-FORESEE_LIMIT_S = 20.0  # the same for a question that somebody waits for
+FORESEE_LIMIT_S = 20.0  # for the estimators' answer to a question that somebody waits for, in real seconds
 RELAUNCH_S = 2.0  # before an order that left no trace is given again
 
 
@@ -42,15 +42,24 @@ class Hands:
         launcher: Launcher,
         estimators: Sequence[Estimator],
         has_trace: Callable[[AttemptKey], bool] = lambda _key: False,
+        *,
+        call_off: CallOff = lambda _task: None,
+        fingerprint: Fingerprint | None = None,
     ) -> None:
         """`has_trace` tells whether an order ever reached the launcher, also in an earlier life of the daemon."""
         self.shell = shell
         self.launcher = launcher
         self.has_trace = has_trace
-        self.estimators = tuple(estimators)
+        self.estimates = Estimates(
+            estimators,
+            shell.state.rules.memory,
+            lambda: tuple(shell.state.gpus.values()),
+            call_off=call_off,
+            fingerprint=fingerprint,
+        )
         self.looking = asyncio.Event()  # set: look at the attempts now
         self._launches = Worker("launcher")
-        self._thinking = Worker("estimators")
+        self._estimating: dict[TaskId, asyncio.Task[None]] = {}
         self._kill_at: dict[AttemptKey, float] = {}  # on the daemon's clock
         self._ordered: dict[AttemptKey, float] = {}  # monotonic time at which the newest order was carried out
         self._launching: set[AttemptKey] = set()
@@ -61,12 +70,15 @@ class Hands:
     def execute(self, commands: Sequence[Command], event: Durable) -> None:
         for command in commands:
             self.carry_out(command, event.at)
+        if isinstance(event, StopRequested | TaskFinished):
+            self._call_off(event.task)
 
     def carry_out(self, command: Command, at: float) -> None:
         """`at` is when it was decided: a stop that was asked for before a restart does not get a second grace."""
         match command:
             case EstimateTask(task=task):
-                self.start(self._estimate(task), f"estimating task {task}")
+                self._call_off(task, again=True)
+                self._estimating[task] = self.start(self._estimate(task), f"estimating task {task}")
             case LaunchAttempt():
                 self._launching.add(command.key)
                 self.start(self._launch(command), f"launching {command.key}")
@@ -78,11 +90,12 @@ class Hands:
             case _:
                 assert_never(command)
 
-    def start(self, work: Coroutine[object, object, None], what: str) -> None:
+    def start(self, work: Coroutine[object, object, None], what: str) -> asyncio.Task[None]:
         """Run it beside everything else; what it raises is logged and ends nothing."""
         task = asyncio.get_running_loop().create_task(work, name=what)
         self._open.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._open.discard(task)
@@ -97,10 +110,10 @@ class Hands:
         return self._launches.call(function)
 
     async def close(self) -> None:
+        self.estimates.close()
         for task in list(self._open):
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
-        self._thinking.close(wait_s=0.0)
         self._launches.close()
 
     # Launching.
@@ -167,42 +180,36 @@ class Hands:
         """What the estimators would say of a task that is not submitted (yet)."""
         try:
             async with asyncio.timeout(FORESEE_LIMIT_S):
-                estimate, _ = await self._ask(TaskId(0), owner, spec)
+                return await self.estimates.foresee(owner, spec)
         except TimeoutError:
             return None
-        return estimate
-
-    def _ask(
-        self, task_id: TaskId, owner: Owner, spec: TaskSpec
-    ) -> asyncio.Future[tuple[Estimate | None, tuple[NoEstimate, ...]]]:
-        gpus = tuple(self.shell.state.gpus.values())
-        request = EstimateRequest(task=task_id, owner=owner, spec=spec, gpus=gpus)
-        estimators = self.estimators
-        return self._thinking.call(lambda: first_answer(estimators, request))
 
     async def _estimate(self, task_id: TaskId) -> None:
         task = self.shell.state.tasks.get(task_id)
         if task is None:
             return
         try:
-            async with asyncio.timeout(ESTIMATE_LIMIT_S):
-                estimate, refusals = await self._ask(task_id, task.owner, task.spec)
-        except TimeoutError:
-            log.error(
-                "the estimators took more than %g s for task %d; it queues without one", ESTIMATE_LIMIT_S, task_id
-            )
-            self._thinking = Worker("estimators")  # the old one is stuck
-            estimate, refusals = None, (NoEstimate(source="all", reason=f"no answer within {ESTIMATE_LIMIT_S:g} s"),)
-        await self._store_estimate(task_id, estimate, refusals)
+            (estimate, refusals), fingerprint = await self.estimates.ask(task_id, task.owner, task.spec)
+            await self._store_estimate(task_id, estimate, refusals, fingerprint)
+        finally:
+            if self._estimating.get(task_id) is asyncio.current_task():
+                del self._estimating[task_id]
+
+    def _call_off(self, task_id: TaskId, *, again: bool = False) -> None:
+        """Nobody waits for that estimate any more; `again`: another question about the same task follows."""
+        asked = self._estimating.get(task_id)
+        task = self.shell.state.tasks.get(task_id)
+        if asked is not None and (again or task is None or not isinstance(task.status, Estimating)):
+            asked.cancel()
 
     async def _store_estimate(
-        self, task_id: TaskId, estimate: Estimate | None, refusals: tuple[NoEstimate, ...]
+        self, task_id: TaskId, estimate: Estimate | None, refusals: tuple[NoEstimate, ...], fingerprint: str
     ) -> None:
         def make(state: State) -> Sequence[Durable]:
             task = state.tasks.get(task_id)
             if task is None or not isinstance(task.status, Estimating):  # cancelled meanwhile
                 return ()
-            return (TaskEstimated(self.shell.clock.now(), task_id, estimate, refusals),)
+            return (TaskEstimated(self.shell.clock.now(), task_id, estimate, refusals, fingerprint),)
 
         while True:
             try:

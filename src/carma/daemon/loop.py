@@ -62,7 +62,7 @@ class Loop:
         self._logged: dict[str, float] = {}
         self._journal = Journal()
         self.settled = asyncio.Event()  # the state agrees with the living processes: from here on it is watched
-        shell.connect(hands.execute, self.stepped, hands.foresee)
+        shell.connect(hands.execute, self.stepped, hands.foresee, hands.estimates.stage)
 
     @property
     def launcher(self) -> Launcher:

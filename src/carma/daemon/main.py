@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from carma import __version__
 from carma.config import Loaded, load_settings
@@ -24,9 +25,14 @@ from carma.paths import Paths, find_paths
 
 if TYPE_CHECKING:
     from carma.core.model import AttemptKey, Gpu
+    from carma.core.ports import Archive
+    from carma.daemon.estimating import CallOff
+    from carma.daemon.looking import Fingerprint
     from carma.daemon.loop import Loop
     from carma.daemon.restore import Replayed
     from carma.daemon.shell import Shell
+    from carma.daemon.world import World
+    from carma.estimate.protocol import Context, Trials
     from carma.launch.cgroup_limits import CgroupLimits
     from carma.launch.process import ProcessLauncher
     from carma.store.sqlite import SqliteStore
@@ -34,6 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("carma.daemon")
 Ready = Callable[[], None]
 
+TRACE = "trace"  # the source that rests on trial runs
 TEND_S = 5.0  # between looks at MPS servers that are idle or on their way out
 CLOSE_LIMIT_S = 30.0
 
@@ -126,7 +133,6 @@ def _build(paths: Paths, loaded: Loaded, store: SqliteStore) -> tuple[Shell, Loo
     from carma.daemon.restore import last_time, replay, skip_used_ids
     from carma.daemon.shell import Shell
     from carma.daemon.world import check_listed, open_world
-    from carma.estimate.protocol import Context
     from carma.estimate.registry import make_estimators
     from carma.launch.confine import Confiner
     from carma.launch.files import AttemptFiles
@@ -162,9 +168,43 @@ def _build(paths: Paths, loaded: Loaded, store: SqliteStore) -> tuple[Shell, Loo
         paths=paths,
         log_paths=_paths_of(launcher.log_paths),
     )
-    estimators = make_estimators(Context(store, world.sampler.gpus(), rules))
-    hands = Hands(shell, launcher, estimators, has_trace=AttemptFiles(paths.log_dir).exists)
+    context = make_context(paths, loaded, world, store)
+    hands = Hands(
+        shell,
+        launcher,
+        make_estimators(context),
+        has_trace=AttemptFiles(paths.log_dir).exists,
+        call_off=call_off(context.trials),
+        fingerprint=make_fingerprint(world),
+    )
     return shell, Loop(shell, hands, world.sampler, period_s=settings.monitor.period_s), replayed, launcher
+
+
+def make_context(paths: Paths, loaded: Loaded, world: World, archive: Archive) -> Context:
+    """What the estimators are made with. Without trial runs nobody is asked for one: it would only refuse."""
+    from carma.estimate.protocol import Context
+
+    rules = loaded.settings.rules
+    sources = tuple(name for name in rules.memory.sources if world.trials or name != TRACE)
+    rules = replace(rules, memory=replace(rules.memory, sources=sources))
+    return Context(archive, world.sampler.gpus(), rules, make_trials(paths, loaded, world))
+
+
+def make_trials(_paths: Paths, _loaded: Loaded, _world: World) -> Trials:
+    from carma.estimate.protocol import NoTrials
+
+    return NoTrials()
+
+
+def call_off(trials: Trials) -> CallOff:
+    """How a trial run is ended for which nobody waits any more, where there are any."""
+    cancel = getattr(trials, "cancel", None)
+    return cancel if callable(cancel) else lambda _task: None
+
+
+def make_fingerprint(_world: World) -> Fingerprint | None:
+    """Who looks at what a command would run; stand-ins for tasks run nothing of their own."""
+    return None
 
 
 def _cgroup_limits(loaded: Loaded, gpus: Sequence[Gpu]) -> CgroupLimits | None:

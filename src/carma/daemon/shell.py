@@ -39,6 +39,7 @@ Make = Callable[[State], Sequence[Durable]]
 Execute = Callable[[Sequence[Command], Durable], None]
 Stepped = Callable[[Durable], None]
 Foresee = Callable[[Owner, TaskSpec], Awaitable[Estimate | None]]
+Stage = Callable[[TaskId], str]
 
 CHECKPOINT_EVERY = 2_000  # events
 BATCH = 512  # requests in one transaction
@@ -87,6 +88,7 @@ class Shell:
         self._execute: Execute = lambda _commands, _event: None
         self._stepped: list[Stepped] = []
         self._foresee: Foresee | None = None
+        self._stage: Stage = lambda _task: ""
         self._passing: deque[Passing] = deque()
         self._changes: deque[_Change] = deque()
         self._listeners = Listeners()
@@ -130,6 +132,10 @@ class Shell:
         """How much memory such a task would take, by those who would be asked if it were submitted."""
         return None if self._foresee is None else await self._foresee(owner, spec)
 
+    def stage(self, task: TaskId) -> str:
+        """How far the estimate of a task is, as a phrase; "" where there is nothing to tell."""
+        return self._stage(task)
+
     def log_paths(self, key: AttemptKey) -> tuple[Path, Path]:
         """Where an attempt's stdout and stderr are."""
         return self._log_paths(key)
@@ -140,11 +146,19 @@ class Shell:
 
     # What the daemon's own parts call.
 
-    def connect(self, execute: Execute, stepped: Stepped, foresee: Foresee | None = None) -> None:
-        """Who carries out commands, who is told of each event after it was stepped, who can ask the estimators."""
+    def connect(
+        self,
+        execute: Execute,
+        stepped: Stepped,
+        foresee: Foresee | None = None,
+        stage: Stage = lambda _task: "",
+    ) -> None:
+        """Who carries out commands, who is told of each event after it was stepped, who can ask the estimators and
+        tells how far they are."""
         self._execute = execute
         self._stepped.append(stepped)
         self._foresee = foresee
+        self._stage = stage
 
     async def in_store(self, function: Callable[[], object]) -> None:
         """Run a call of the store or the archive in the writer's thread, after what was committed before."""

@@ -22,7 +22,7 @@ from carma.wire.types import StoryLine
 
 Gpus = dict[GpuId, Gpu]
 GpuEvent = e.GpusFound | e.GpuDrained | e.GpuResumed | e.UseNoted
-AttemptEvent = e.TaskPlaced | e.AttemptStarted | e.MemoryObserved | e.AttemptEnded
+AttemptEvent = e.TaskPlaced | e.AttemptStarted | e.MemoryObserved | e.BookingShrunk | e.AttemptEnded
 TaskEvent = (
     e.TaskSubmitted
     | e.TaskEstimated
@@ -143,6 +143,8 @@ def _of_attempt(event: AttemptEvent, gpus: Gpus, whole: bool) -> str:
             return f"started as process {pid}" + ("" if confinement is None else _confined(confinement, whole))
         case e.MemoryObserved(peak_mib=peak_mib):
             return f"holds {show_mib(peak_mib)}"
+        case e.BookingShrunk(from_mib=from_mib, to_mib=to_mib, peak_mib=peak_mib):
+            return f"booking {show_mib(from_mib)} → {show_mib(to_mib)}: it had settled at {show_mib(peak_mib)}"
         case e.AttemptEnded(outcome=outcome, peak_mib=peak_mib, over_booking=over):
             parts = [_ended(outcome, whole)]
             if peak_mib is not None:

@@ -48,6 +48,7 @@ class Lens(NamedTuple):
     who: Identity
     log_paths: LogPaths
     sizes: tuple[Gpu, ...] | None = None  # `by_size(state)`, for those who look at many tasks
+    stage: Callable[[TaskId], str] = lambda _task: ""  # how far the estimate of a task is
 
 
 def code_of(status: Status) -> str:
@@ -97,7 +98,12 @@ def reasons_of(tasks: Iterable[Task], lens: Lens) -> dict[TaskId, Waiting]:
     """Why those of them wait that do; all in one walk along the queue, which costs hardly more than one of them."""
     waits = (task for task in tasks if isinstance(task.status, Estimating | Queued | Recovering))
     ids = [task.id for task in waits if task.id in lens.state.tasks]
-    return waiting(lens.state, lens.now, ids) if ids else {}
+    found = waiting(lens.state, lens.now, ids) if ids else {}
+    for task_id, why in found.items():
+        stage = lens.stage(task_id) if isinstance(lens.state.tasks[task_id].status, Estimating) else ""
+        if stage:
+            found[task_id] = msgspec.structs.replace(why, sentence=f"{why.sentence}: {stage}")
+    return found
 
 
 def task_view(task: Task, lens: Lens, why: Waiting | None) -> t.TaskView:
@@ -186,6 +192,12 @@ def _estimate_view(estimate: Estimate | None, open_to_viewer: bool) -> t.Estimat
         upper_mib=estimate.upper_mib,
         source=estimate.source,
         seconds=estimate.seconds,
+        level=estimate.level,
+        allocated_mib=estimate.allocated_mib,
+        reserved_mib=estimate.reserved_mib,
+        steps_seen=estimate.steps_seen,
+        gpu_model=estimate.gpu_model,
+        parts_mib=estimate.parts_mib,
         warnings=estimate.warnings if open_to_viewer else (),
     )
 
@@ -214,6 +226,7 @@ def _attempt_view(task: Task, attempt: Attempt, lens: Lens) -> t.AttemptView:
         stdout=stdout,
         stderr=stderr,
         cap_mib=attempt.placement.booking.cap_mib,
+        placed_mib=attempt.placement.booking.placed_mib,
         activity=_activity_view(attempt.activity if track is None else track.activity or attempt.activity),
         **_confined(attempt.confinement, open_to_viewer),
     )

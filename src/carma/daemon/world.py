@@ -16,6 +16,7 @@ class World(NamedTuple):
     sampler: Sampler
     speed: float  # of the daemon's clock
     environment: dict[str, str]  # what every task finds in its environment beside the submitter's
+    trials: bool = True  # whether a trial run of a command can tell anything: stand-ins for tasks have no tensors
 
 
 def open_world(settings: Settings, paths: Paths) -> World:
@@ -47,4 +48,4 @@ def _virtual(settings: Settings, paths: Paths) -> World:
     virtual = settings.virtual
     directory = str(paths.vgpu_dir / "devices")  # open to the tasks of all users; what is around it is not
     device = world.ensure(directory, virtual.gpus, virtual.gpu_memory_mib, virtual.speed)
-    return World(VirtualSampler(device), virtual.speed, {DIRECTORY_VARIABLE: directory})
+    return World(VirtualSampler(device), virtual.speed, {DIRECTORY_VARIABLE: directory}, trials=False)

@@ -1,7 +1,7 @@
 """Asks the estimators in order and takes the first answer; the refusals before it are kept for `carma explain`.
 
 This is where plugins end and CARMA begins: whatever an estimator does (raise, answer nonsense) becomes a refusal that
-names it. What passes can be stored and booked.
+names it. What passes can be stored and booked. A refusal may know what was not enough; then the answer says more.
 """
 
 from __future__ import annotations
@@ -13,21 +13,59 @@ import msgspec
 
 from carma.core.model import Estimate, NoEstimate
 from carma.core.ports import EstimateRequest, Estimator
+from carma.core.shrink import with_margin
+from carma.core.units import show_mib
 
 _answers = msgspec.json.Decoder(Estimate)
 _MOST_MIB = 1 << 40  # no memory is that large; SQLite and JSON hold it
 
+Answer = tuple[Estimate | None, tuple[NoEstimate, ...]]
+
 
 def first_answer(
-    estimators: Sequence[Estimator], request: EstimateRequest
-) -> tuple[Estimate | None, tuple[NoEstimate, ...]]:
-    refusals: list[NoEstimate] = []
+    estimators: Sequence[Estimator], request: EstimateRequest, refused: Sequence[NoEstimate] = ()
+) -> Answer:
+    """`refused` are those who were asked before."""
+    refusals = list(refused)
     for estimator in estimators:
         answer = _ask(estimator, request)
         if isinstance(answer, Estimate):
-            return answer, tuple(refusals)
+            return _lifted(answer, refusals), tuple(refusals)
         refusals.append(answer)
     return None, tuple(refusals)
+
+
+def split(estimators: Sequence[Estimator]) -> tuple[tuple[Estimator, ...], tuple[Estimator, ...]]:
+    """Those that answer at once and say so (`quick = True`), up to the first that may take its time; and the rest."""
+    at = next((place for place, one in enumerate(estimators) if not is_quick(one)), len(estimators))
+    return tuple(estimators[:at]), tuple(estimators[at:])
+
+
+def is_quick(estimator: Estimator) -> bool:
+    return getattr(estimator, "quick", False) is True
+
+
+def above(estimate: Estimate, more_than_mib: int, why: str) -> Estimate:
+    """The estimate, where need be raised above what was not enough. What it was made up of no longer adds up then."""
+    if estimate.footprint_mib > more_than_mib and estimate.upper_mib >= with_margin(more_than_mib):
+        return estimate
+    footprint_mib = max(estimate.footprint_mib, more_than_mib + 1)
+    return msgspec.structs.replace(
+        estimate,
+        footprint_mib=footprint_mib,
+        upper_mib=max(estimate.upper_mib, with_margin(footprint_mib)),
+        parts_mib=estimate.parts_mib if footprint_mib == estimate.footprint_mib else {},
+        warnings=(*estimate.warnings, f"raised from {show_mib(estimate.footprint_mib)}: {why}"),
+    )
+
+
+def _lifted(estimate: Estimate, refusals: Sequence[NoEstimate]) -> Estimate:
+    """What the user declared stays: it is their word, and recovery corrects it."""
+    known = [refusal for refusal in refusals if refusal.more_than_mib is not None]
+    if not known or estimate.source == "declared":
+        return estimate
+    most = max(known, key=lambda refusal: refusal.more_than_mib or 0)
+    return above(estimate, most.more_than_mib or 0, f"{most.source} knows that it needs more ({most.reason})")
 
 
 def _ask(estimator: Estimator, request: EstimateRequest) -> Estimate | NoEstimate:
@@ -37,10 +75,15 @@ def _ask(estimator: Estimator, request: EstimateRequest) -> Estimate | NoEstimat
         answer: object = estimator.estimate(request)
         seconds = time.monotonic() - started_s
         if isinstance(answer, NoEstimate):
-            return NoEstimate(source=name, reason=str(answer.reason))
+            return NoEstimate(source=name, reason=str(answer.reason), more_than_mib=_floor(answer.more_than_mib))
         return _checked(answer, seconds)
     except Exception as error:
         return NoEstimate(source=name, reason=f"it raised {type(error).__name__}: {error}")
+
+
+def _floor(more_than_mib: object) -> int | None:
+    known = isinstance(more_than_mib, int) and 0 < more_than_mib <= _MOST_MIB
+    return more_than_mib if known and isinstance(more_than_mib, int) else None
 
 
 def _checked(answer: object, seconds: float) -> Estimate:

@@ -9,6 +9,7 @@ from carma.estimate.protocol import Context
 
 class Declared:
     name = "declared"
+    quick = True
 
     def estimate(self, request: EstimateRequest) -> Estimate | NoEstimate:
         declared = request.spec.gpu_memory_mib

@@ -1,66 +1,178 @@
-"""What the same command took before: same user, same directory, same words, nothing dropped.
+"""What the same command took before: same user, directory, words and, where somebody looked, the same files and
+environment. And what it must take when only one of its numbers is new (near.py).
 
-A changed argument (a batch size) is another command: a figure that is almost right is worse than a refusal.
+A run that ran out of memory counts as "more than": no answer is at or below it, and where nothing else is known the
+refusal carries it, so that those who are asked next do not answer below it either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 from carma.core.model import Estimate, NoEstimate
+from carma.core.pattern import Number, numbers
 from carma.core.ports import Archive, EstimateRequest, PastRun
+from carma.core.shrink import with_margin
+from carma.core.units import show_mib
+from carma.estimate.combine import above
+from carma.estimate.near import Fit, Point, fit
 from carma.estimate.protocol import Context
 
-MARGIN_SHARE = 0.05  # above the most ever seen: runs differ a little (cuDNN's choice of algorithm, fragmentation)
-MARGIN_MIB = 256
 SURVIVED_S = 60.0  # an unfinished run shorter than this may have ended before its memory had grown
+GROWS = ("batch", "bs", "size", "len", "seq")  # options with such a word in them: the more, the more memory
+ALMOST = 0.9  # of what a smaller value took, a larger one takes at least: libraries choose otherwise now and then
 
 
 class History:
     name = "history"
+    quick = True
 
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
 
     def estimate(self, request: EstimateRequest) -> Estimate | NoEstimate:
-        spec = request.spec
-        runs = self._archive.past_runs(uid=request.owner.uid, command=spec.command, directory=spec.directory)
-        if not runs:
-            return self._refuse("this command has not run in this directory before")
-        measured = [run for run in runs if run.peak_mib]
-        if not measured:
-            return self._refuse(f"its memory was not seen in {_times(len(runs))}")
-        telling = [run for run in measured if run.succeeded] or [run for run in measured if run.runtime_s >= SURVIVED_S]
-        if not telling:
-            return self._refuse(f"{_times(len(measured))} ended early (within {SURVIVED_S:g} s), which says too little")
-        return _from_runs(telling, request)
+        uid, spec = request.owner.uid, request.spec
+        runs = self._archive.past_runs(uid=uid, command=spec.command, directory=spec.directory)
+        same = [run for run in runs if _same_files(run, request)]
+        answer = _exact(same, request)
+        if isinstance(answer, NoEstimate):
+            others = self._archive.near_runs(uid=uid, command=spec.command, directory=spec.directory)
+            near = [run for run in others if run.command != spec.command and _same_files(run, request)]
+            if near:
+                answer = _near(near, request, answer)
+            elif runs and not same:
+                answer = _refuse("what the command runs, or its environment, has changed since it ran before")
+        return _above_known(answer, _more_than_mib(same))
 
-    def _refuse(self, reason: str) -> NoEstimate:
-        return NoEstimate(source=self.name, reason=reason)
+
+def _same_files(run: PastRun, request: EstimateRequest) -> bool:
+    """What was not looked at, then or now, is taken for the same."""
+    return not run.fingerprint or not request.fingerprint or run.fingerprint == request.fingerprint
+
+
+def _refuse(reason: str, more_than_mib: int | None = None) -> NoEstimate:
+    return NoEstimate(source=History.name, reason=reason, more_than_mib=more_than_mib)
+
+
+def _more_than_mib(runs: Iterable[PastRun]) -> int | None:
+    return max((run.more_than_mib for run in runs if run.more_than_mib), default=None)
+
+
+def _above_known(answer: Estimate | NoEstimate, more_than_mib: int | None) -> Estimate | NoEstimate:
+    if isinstance(answer, Estimate):
+        if more_than_mib is None:
+            return answer
+        return above(answer, more_than_mib, f"it ran out of memory before, and wanted {show_mib(more_than_mib)}")
+    least = max(more_than_mib or 0, answer.more_than_mib or 0)
+    return _refuse(f"{answer.reason}; it needs more than {show_mib(least)}", least) if least else answer
+
+
+def _exact(runs: Sequence[PastRun], request: EstimateRequest) -> Estimate | NoEstimate:
+    if not runs:
+        return _refuse("this command has not run in this directory before")
+    ended = [run for run in runs if run.more_than_mib is None]
+    if not ended:
+        return _refuse(f"{_times(len(runs))} ran out of memory")
+    measured = [run for run in ended if run.peak_mib]
+    if not measured:
+        return _refuse(f"its memory was not seen in {_times(len(ended))}")
+    telling = _telling(measured)
+    if not telling:
+        return _refuse(f"{_times(len(measured))} ended early (within {SURVIVED_S:g} s), which says too little")
+    return _from_runs(telling, request)
+
+
+def _telling(measured: Sequence[PastRun]) -> list[PastRun]:
+    return [run for run in measured if run.succeeded] or [run for run in measured if run.runtime_s >= SURVIVED_S]
 
 
 def _from_runs(telling: Sequence[PastRun], request: EstimateRequest) -> Estimate:
-    warnings: list[str] = []
-    if not telling[0].succeeded:
-        warnings.append(f"from {_times(len(telling))} that did not succeed; it may take more")
-    models = {gpu.name for gpu in request.gpus}
-    runs = [run for run in telling if run.gpu_model in models]
-    if not runs:
-        runs = list(telling)
-        warnings.append(f"measured on {', '.join(sorted({run.gpu_model for run in runs}))}, which this server has not")
-    alike = [run for run in runs if run.gpus == request.spec.gpus]
-    if not alike:
-        alike = runs
-        warnings.append(f"measured on another number of GPUs than {request.spec.gpus}")
+    warnings = (
+        [f"from {_times(len(telling))} that did not succeed; it may take more"] if not telling[0].succeeded else []
+    )
+    alike, remarks = _alike(telling, request)
+    if request.fingerprint and not any(run.fingerprint for run in alike):
+        remarks.append("whether its files have changed since then is not known")
     peak = max(run.peak_mib or 0 for run in alike)
     return Estimate(
         footprint_mib=peak,
-        upper_mib=peak + max(MARGIN_MIB, round(peak * MARGIN_SHARE)),
+        upper_mib=with_margin(peak),
         source=History.name,
         runtime_s=_runtime_s(alike),
         gpu_model=alike[0].gpu_model,
-        warnings=tuple(warnings),
+        warnings=(*warnings, *remarks),
+    )
+
+
+def _alike(telling: Sequence[PastRun], request: EstimateRequest) -> tuple[list[PastRun], list[str]]:
+    """Those that are most like what is asked: the server's GPU model, the number of GPUs; and what could not be had."""
+    remarks: list[str] = []
+    looked_at = [run for run in telling if run.fingerprint] or list(telling)
+    models = {gpu.name for gpu in request.gpus}
+    runs = [run for run in looked_at if run.gpu_model in models]
+    if not runs:
+        runs = looked_at
+        remarks.append(f"measured on {', '.join(sorted({run.gpu_model for run in runs}))}, which this server has not")
+    alike = [run for run in runs if run.gpus == request.spec.gpus]
+    if not alike:
+        alike = runs
+        remarks.append(f"measured on another number of GPUs than {request.spec.gpus}")
+    return alike, remarks
+
+
+def _near(runs: Sequence[PastRun], request: EstimateRequest, exact: NoEstimate) -> Estimate | NoEstimate:
+    """From runs that differ in one number, and all in the same one."""
+    wanted = numbers(request.spec.command)
+    by_place = _by_place(runs, wanted)
+    if not by_place:
+        return _refuse(f"{exact.reason}; {_times(len(runs))} differ in more than one number")
+    place, found = max(by_place.items(), key=lambda entry: len(entry[1]))
+    name = wanted[place].name or f"word {wanted[place].place + 1}"
+    value = wanted[place].value
+    telling = _telling([run for run in found if run.peak_mib and run.more_than_mib is None])
+    alike, remarks = _alike(telling, request) if telling else ([], [])
+    points = [Point(numbers(run.command)[place].value, run.peak_mib or 0) for run in alike]
+    fitted = fit(points, value)
+    least = _least_mib(found, points, place, wanted[place])
+    if isinstance(fitted, str):
+        told = f"{exact.reason}; {_times(len(found))} with another {name}, but {fitted}"
+        return _refuse(told, least)
+    estimate = _from_line(fitted, name, value, remarks, alike[0].gpu_model)
+    return estimate if least is None else above(estimate, least, f"with less of {name} it wanted {show_mib(least)}")
+
+
+def _by_place(runs: Sequence[PastRun], wanted: Sequence[Number]) -> dict[int, list[PastRun]]:
+    """Those that differ in one number only, by which one that is."""
+    found: dict[int, list[PastRun]] = {}
+    for run in runs:
+        theirs = numbers(run.command)
+        if len(theirs) != len(wanted):  # a word that looks like a blank
+            continue
+        differ = [place for place, number in enumerate(wanted) if number.value != theirs[place].value]
+        if len(differ) == 1:
+            found.setdefault(differ[0], []).append(run)
+    return found
+
+
+def _least_mib(runs: Sequence[PastRun], points: Sequence[Point], place: int, wanted: Number) -> int | None:
+    """What it takes at least, where the more of that number means the more memory."""
+    if not any(word in wanted.name.lower() for word in GROWS):
+        return None
+    failed = [run.more_than_mib for run in runs if numbers(run.command)[place].value <= wanted.value]
+    took = [round(ALMOST * point.mib) for point in points if point.value < wanted.value]
+    return max([*(mib for mib in failed if mib), *took], default=None)
+
+
+def _from_line(fitted: Fit, name: str, value: float, remarks: Sequence[str], gpu_model: str) -> Estimate:
+    seen = " and ".join(f"{show_mib(point.mib)} at {point.value:g}" for point in fitted.used)
+    how = "drawn on from" if fitted.beyond else "read off between"
+    return Estimate(
+        footprint_mib=fitted.footprint_mib,
+        upper_mib=fitted.upper_mib,
+        source=History.name,
+        gpu_model=gpu_model,
+        warnings=(f"{name} {value:g} was not run before: {how} {seen}", *remarks),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from carma.core.events import Durable
 from carma.core.model import GpuId, GpuUsage, TaskId
+from carma.core.pattern import pattern
 from carma.core.ports import PastRun
 from carma.core.task import Task
 from carma.store import codec
@@ -66,9 +67,10 @@ class SqliteArchive:
     def remember(self, run: PastRun) -> None:
         """Idempotent by key: the first report of an attempt stays."""
         digest = codec.digest(run.command, run.directory)
-        row = (run.key.task, run.key.attempt, run.uid, digest, run.ended_at, codec.write(run))
+        near = codec.digest(pattern(run.command), run.directory)
+        row = (run.key.task, run.key.attempt, run.uid, digest, run.ended_at, codec.write(run), near)
         with self._database.writing("store a past run in", relaxed=True) as connection:
-            connection.execute("INSERT OR IGNORE INTO past_runs VALUES (?, ?, ?, ?, ?, ?)", row)
+            connection.execute("INSERT OR IGNORE INTO past_runs VALUES (?, ?, ?, ?, ?, ?, ?)", row)
             connection.execute(
                 """DELETE FROM past_runs WHERE (task, attempt) IN (SELECT task, attempt FROM past_runs
                    WHERE uid = ? AND digest = ? ORDER BY ended_at DESC, task DESC, attempt DESC LIMIT -1 OFFSET ?)""",
@@ -86,11 +88,17 @@ class SqliteArchive:
         return [GpuUsage(gpu=GpuId(gpu), hour=hour, **dict(zip(SUMS, sums, strict=True))) for gpu, hour, *sums in rows]
 
     def past_runs(self, *, uid: int, command: tuple[str, ...], directory: str, limit: int = 20) -> Sequence[PastRun]:
+        return self._runs("digest", uid, codec.digest(command, directory), limit)
+
+    def near_runs(self, *, uid: int, command: tuple[str, ...], directory: str, limit: int = 200) -> Sequence[PastRun]:
+        return self._runs("pattern", uid, codec.digest(pattern(command), directory), limit)
+
+    def _runs(self, column: str, uid: int, digest: bytes, limit: int) -> Sequence[PastRun]:
         with self._database.reading("read past runs from") as connection:
             rows = connection.execute(
-                """SELECT body FROM past_runs WHERE uid = ? AND digest = ?
+                f"""SELECT body FROM past_runs WHERE uid = ? AND {column} = ?
                    ORDER BY ended_at DESC, task DESC, attempt DESC LIMIT ?""",
-                (uid, codec.digest(command, directory), max(0, limit)),
+                (uid, digest, max(0, limit)),
             ).fetchall()
             return [codec.read_run(body) for (body,) in rows]
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from carma.core.events import Durable, TaskRestored, UseNoted
 from carma.core.model import AttemptKey, GpuId, GpuUsage, TaskId
+from carma.core.pattern import pattern
 from carma.core.ports import Checkpoint, Loaded, PastRun
 from carma.core.status import Finished
 from carma.core.task import Task
@@ -124,13 +125,16 @@ class MemoryStore:
 
     def past_runs(self, *, uid: int, command: tuple[str, ...], directory: str, limit: int = 20) -> Sequence[PastRun]:
         self._must_be_open()
-        same = [
-            run
-            for run in self._runs.values()
-            if run.uid == uid and run.command == command and run.directory == directory
-        ]
-        same.sort(key=lambda run: (run.ended_at, run.key.task, run.key.attempt), reverse=True)
-        return same[: max(0, limit)]
+        near = self.near_runs(uid=uid, command=command, directory=directory, limit=len(self._runs))
+        return [run for run in near if run.command == command][: max(0, limit)]
+
+    def near_runs(self, *, uid: int, command: tuple[str, ...], directory: str, limit: int = 200) -> Sequence[PastRun]:
+        self._must_be_open()
+        wanted = pattern(command)
+        found = [run for run in self._runs.values() if run.uid == uid and run.directory == directory]
+        found = [run for run in found if pattern(run.command) == wanted]
+        found.sort(key=lambda run: (run.ended_at, run.key.task, run.key.attempt), reverse=True)
+        return found[: max(0, limit)]
 
     def _must_be_open(self) -> None:
         if not self._open:

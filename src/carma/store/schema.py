@@ -11,6 +11,8 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from carma.core.pattern import pattern
+from carma.store import codec
 from carma.store.problems import damaged, foreign, too_new
 
 APPLICATION_ID = 0x4341524D  # "CARM"
@@ -54,7 +56,19 @@ def _guessed(connection: sqlite3.Connection) -> None:
     connection.execute("ALTER TABLE gpu_usage ADD COLUMN guessed_s REAL NOT NULL DEFAULT 0.0")
 
 
-MIGRATIONS: tuple[Migration, ...] = (_first, _usage, _guessed)
+def _near(connection: sqlite3.Connection) -> None:
+    """Format 4: past runs can be found by their command without its numbers."""
+    connection.execute("ALTER TABLE past_runs ADD COLUMN pattern BLOB NOT NULL DEFAULT x''")
+    rows = connection.execute("SELECT task, attempt, body FROM past_runs").fetchall()
+    runs = ((task, attempt, codec.read_run(body)) for task, attempt, body in rows)
+    connection.executemany(
+        "UPDATE past_runs SET pattern = ? WHERE task = ? AND attempt = ?",
+        ((codec.digest(pattern(run.command), run.directory), task, attempt) for task, attempt, run in runs),
+    )
+    connection.execute("CREATE INDEX past_runs_by_pattern ON past_runs (uid, pattern, ended_at)")
+
+
+MIGRATIONS: tuple[Migration, ...] = (_first, _usage, _guessed, _near)
 
 
 def check(connection: sqlite3.Connection, path: Path, known: int = len(MIGRATIONS)) -> None:

@@ -70,6 +70,12 @@ class EstimateView(Answer, frozen=True, kw_only=True):
     upper_mib: int
     source: str
     seconds: float = 0.0
+    level: float | None = None  # the probability with which `upper_mib` is said to hold, where one is stated
+    allocated_mib: int | None = None
+    reserved_mib: int | None = None
+    steps_seen: int | None = None  # optimizer steps of a trial run
+    gpu_model: str | None = None  # where it was measured, or what it was worked out for
+    parts_mib: dict[str, int] = {}  # what the footprint is made of, where the source can tell
     warnings: tuple[str, ...] = ()
 
 
@@ -113,6 +119,7 @@ class AttemptView(Answer, frozen=True, kw_only=True):
     guards: tuple[GuardView, ...] = ()  # what holds it, the hardest first
     note: str = ""  # why not the mechanism, or the guard, that one would expect
     activity: ActivityView | None = None
+    placed_mib: int | None = None  # what was booked at first, where the first steps have made it less
 
 
 class TaskView(Answer, frozen=True, kw_only=True):
