@@ -14,9 +14,7 @@ from carma.estimate.summaries.kinds import is_container, is_plain
 from carma.estimate.summaries.lines import bad, read_count, read_shape
 
 _FLAT_ROW = re.compile(r"\s*(?P<kind>\w+)-\d+\s+(?P<shape>\[.*\])\s+(?P<count>[\d,]+)\s*")
-_TREE_ROW = re.compile(
-    r"(?P<branch>[\s│├└─|+-]*)(?P<kind>\w+)(?: \((?P<name>[^)]*)\))?(?:: (?P<depth>\d{1,4})-\d+)?\s*"
-)
+_TREE_ROW = re.compile(r"(?P<branch>[\s│├└─|+-]*)(?P<kind>\w+)(?: \((?P<name>[^)]*)\))?(?:: \d+-\d+)?")
 _RULE = re.compile(r"\s*[=\-_]{8,}\s*")
 _TOTAL = re.compile(r"\s*Total params:\s*([\d,]+)")
 
@@ -34,9 +32,10 @@ class _Row(Record, frozen=True, kw_only=True):
 
 
 def read_table(lines: Sequence[str], header: int, batch: int | None) -> Described:
-    nested = "depth-idx" in lines[header]
     columns = _columns(lines[header])
     first, end = _body(lines, header)
+    # torchinfo without its settings for rows has torchsummary's head, so the first row decides.
+    nested = _FLAT_ROW.fullmatch(next(line for line in lines[first:end] if line.strip())) is None
     rows = [
         _tree_row(lines[number], number, columns) if nested else _flat_row(lines[number], number)
         for number in range(first, end)
@@ -87,7 +86,7 @@ def _tree_row(line: str, number: int, columns: dict[str, tuple[int, int]]) -> _R
     first = next((text for name, text in cells.items() if name.startswith("Layer (type")), "")
     found = _TREE_ROW.fullmatch(first)
     if found is None:
-        raise bad(number, line, "not a row of a torchinfo table (layer: depth-index, shapes, parameters)")
+        raise bad(number, line, "not a row of a torchsummary or torchinfo table (layer, shapes, parameters)")
     count = cells.get("Param #", "--")
     parameters = read_count(count)
     if parameters is None and count not in ("--", "(recursive)", ""):
@@ -98,13 +97,18 @@ def _tree_row(line: str, number: int, columns: dict[str, tuple[int, int]]) -> _R
         attributes["in_channels"] = str(taken[1])
     return _Row(
         kind=found["kind"],
-        depth=int(found["depth"] or 0),
+        depth=_depth(found["branch"]),
         name=found["name"] or "",
         output=read_shape(cells.get("Output Shape", "")) or (),
         taken=taken,
         parameters=parameters or 0,
         attributes=attributes,
     )
+
+
+def _depth(branch: str) -> int:
+    """`├─` is a child of the model; each `│` before it one more. Terminals without these signs get `+` and `|`."""
+    return 1 + branch.count("│") + branch.count("|") if branch.strip() else 0
 
 
 def _leaves(rows: Sequence[_Row]) -> list[Layer]:
