@@ -45,7 +45,7 @@ def main() -> int:
 
 def read_line(fd: int) -> bytes:
     """Not through a buffered file: what stays open behind the line is only waited on."""
-    pieces = []
+    pieces: list[bytes] = []
     while not pieces or not pieces[-1].endswith(b"\n"):
         piece = os.read(fd, 1 << 16)
         if not piece:

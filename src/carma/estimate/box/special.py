@@ -65,7 +65,7 @@ def empty_run(tree: Tree, size_bytes: int) -> None:
 
 
 def make_own(tree: Tree, order: dict[str, Any]) -> None:
-    """The folder that results are written to, the files that go into the interpreter, and what is kept for next time."""
+    """Where results are written, the files that go into the interpreter, and what is kept for next time."""
     for path in (OUT, KEEP):
         os.makedirs(tree.path(path), 0o755)
         os.chmod(tree.path(path), 0o700)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import stat
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 PAUSE_S = 0.05  # between looks at limits and results
 TAIL_BYTES = 16 * 1024  # of each of the two outputs
 END_LIMIT_S = 5.0  # for processes to be gone after SIGKILL
+START_BYTES = 256  # of a file that is waited for
 NOTE_BYTES = 64  # a note is a number or a word
 _MIB = 2**20
 _RUN_BYTES = 640 * _MIB  # the results are bounded themselves, below this
@@ -125,7 +127,7 @@ class Box:
                 return ended
 
     def _look(self, left_s: float) -> dict[str, Any] | None:
-        if is_there(self._out, self._order["await"]):
+        if starts_with(self._out, *self._order["await"]):
             return {"ended": "awaited"}
         if self._problem:
             return {"ended": "not_started", "why": self._problem}
@@ -208,12 +210,16 @@ def end_all() -> None:
             time.sleep(0.001)
 
 
-def is_there(folder: int, name: str) -> bool:
+def starts_with(folder: int, name: str, pattern: str) -> bool:
+    """Whether that file is there with the start that is waited for: other processes may leave lesser ones."""
     try:
-        os.stat(name, dir_fd=folder, follow_symlinks=False)
+        fd = open_plain(folder, name)
     except OSError:
         return False
-    return True
+    try:
+        return re.search(pattern.encode(), os.read(fd, START_BYTES)) is not None
+    finally:
+        os.close(fd)
 
 
 def open_plain(folder: int, name: str) -> int:

@@ -45,7 +45,7 @@ class Boxed:
     environment: Mapping[str, str]
     owner: Owner | None  # None: whoever runs this
     inside: str  # a folder of ours that the command finds at INSIDE
-    awaited: str  # the file in OUT that ends the run
+    awaited: tuple[str, str]  # the file in OUT that ends the run, and what must be found at its start (an expression)
     files: Mapping[str, int]
     notes: Sequence[str] = ()
     umask: int = 0o022
@@ -81,6 +81,7 @@ class Ended:
 class Sandbox:
     """Runs boxes from any thread. `close` ends all that are running; none starts after it."""
 
+    launcher: Sequence[str] = (sys.executable, "-I", "-S", "-X", "utf8", box_program.__file__)
     _running: set[subprocess.Popen[bytes]] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
@@ -93,7 +94,7 @@ class Sandbox:
             reading, writing = os.pipe()
             stack.callback(os.close, reading)
             try:
-                process = self._start(what, writing, memories, complaints)
+                process = self._start(writing, memories, complaints)
             finally:
                 os.close(writing)
             if process is None:
@@ -113,14 +114,12 @@ class Sandbox:
             for process in self._running:
                 process.kill()  # the box's first process goes with it, and everything in the box with that
 
-    def _start(
-        self, what: Boxed, status_fd: int, memories: Mapping[str, int], complaints: int
-    ) -> subprocess.Popen[bytes] | None:
+    def _start(self, status_fd: int, memories: Mapping[str, int], complaints: int) -> subprocess.Popen[bytes] | None:
         with self._lock:
             if self._closed:
                 return None
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-X", "utf8", box_program.__file__],
+                self.launcher,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=complaints,
@@ -162,7 +161,7 @@ def _order(what: Boxed, status_fd: int, memories: Mapping[str, int]) -> dict[str
         "wanted": wanted,
         "inside": what.inside,
         "keep": what.keep,
-        "await": what.awaited,
+        "await": list(what.awaited),
         "notes": list(what.notes),
         "files": {name: [fd, what.files[name]] for name, fd in memories.items()},
         "status_fd": status_fd,

@@ -1,0 +1,110 @@
+"""Why a trial run gave no report, in a sentence that says what to do where something can be done."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import assert_never
+
+from carma.estimate.trace.sandbox import Limits, Status
+
+STEPS_NOTE = "steps"  # optimizer steps so far; there as soon as torch has been imported
+_LAST_WORDS = 300  # characters
+_ISOLATED = re.compile(r"-[A-Za-z]*[IE][A-Za-z]*")
+_SWITCHES = Path("/proc/sys")
+
+
+def reason_for(status: Status, command: Sequence[str], limits: Limits) -> str:
+    """`status` of a run that left no report, or was ended before the one that counts."""
+    match status.ended:
+        case "time":
+            return f"the trial run was ended at its limit of {limits.seconds:g} s, {_how_far(status)}"
+        case "memory":
+            return f"the trial run needed more than {limits.memory_mib} MiB of the host's memory, {_how_far(status)}"
+        case "processes":
+            return f"the trial run had more than {limits.processes} processes at a time, {_how_far(status)}"
+        case "not_started":
+            return f"the trial run could not start: {status.why}"
+        case "exit" | "awaited":
+            return _left_early(status, command)
+        case "refused":
+            return f"trial runs need a box that keeps them apart, and it cannot be made here ({status.why}). {advice()}"
+        case "abandoned":
+            return "the trial run was given up because CARMA is ending"
+        case "lost":
+            return "the trial run was killed from outside" + (f" ({status.why})" if status.why else "")
+        case _:
+            assert_never(status.ended)
+
+
+def _how_far(status: Status) -> str:
+    steps = status.notes.get(STEPS_NOTE) or ""
+    if not steps.isdecimal():
+        return "before it imported torch"
+    if steps == "0":
+        return "before its first optimizer step"
+    return f"after {steps} optimizer step{'' if steps == '1' else 's'}"
+
+
+def _left_early(status: Status, command: Sequence[str]) -> str:
+    how = f"the command ended with exit code {status.code}"
+    if status.code < 0:
+        how = f"the command was ended by {_signal_name(-status.code)}"
+    seen = status.notes.get(STEPS_NOTE) is not None
+    if seen or status.code != 0:
+        reason = f"{how} {_how_far(status)}{_last_words(status)}"
+    else:
+        reason = "no Python with torch took part in the trial run (another framework, or a container?)"
+    if not seen and (flag := isolating_flag(command)):
+        reason += f"; Python's flag {flag} keeps CARMA's part out: leave it away for the estimate"
+    if status.read_only and ("Read-only file system" in status.stderr or "Errno 30" in status.stderr):
+        reason += f"; {', '.join(status.read_only[:3])} cannot be written in a trial run"
+    return reason
+
+
+def _last_words(status: Status) -> str:
+    lines = [line.strip() for line in status.stderr.splitlines() if line.strip()]
+    lines = lines or [line.strip() for line in status.stdout.splitlines() if line.strip()]
+    if not lines:
+        return ""
+    last = lines[-1]
+    return f": {last}" if len(last) <= _LAST_WORDS else f": {last[:_LAST_WORDS]}…"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def isolating_flag(command: Sequence[str]) -> str | None:
+    """`python -I` and `-E` ignore PYTHONPATH. Flags end at the script, a `-m` or a `-c`."""
+    for at, word in enumerate(command):
+        if re.fullmatch(r"python[0-9.]*", os.path.basename(word)):
+            for flag in command[at + 1 :]:
+                if not flag.startswith("-") or flag in ("-m", "-c", "-"):
+                    break
+                if _ISOLATED.fullmatch(flag):
+                    return flag
+    return None
+
+
+def advice(switches: Path = _SWITCHES) -> str:
+    """What the administrator can change, by what the kernel tells of itself."""
+    if os.geteuid() == 0:
+        return "Root may not make namespaces here, as in most containers: run CARMA outside, or give it CAP_SYS_ADMIN."
+    for name, closed, command in (
+        ("kernel/apparmor_restrict_unprivileged_userns", "1", "kernel.apparmor_restrict_unprivileged_userns=0"),
+        ("kernel/unprivileged_userns_clone", "0", "kernel.unprivileged_userns_clone=1"),
+        ("user/max_user_namespaces", "0", "user.max_user_namespaces=10000"),
+    ):
+        try:
+            if (switches / name).read_text().strip() == closed:
+                return f"The administrator can allow it with `sysctl -w {command}`, or run CARMA's daemon as root."
+        except OSError:
+            continue
+    return "Linux 5.12 or newer with user namespaces is needed, or a daemon that runs as root."
