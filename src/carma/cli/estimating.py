@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from carma.cli.estimate_target import target_gpus
 from carma.config import load_settings
-from carma.core.model import Estimate, Gpu, NoEstimate, Owner, Record, TaskId, TaskSpec
+from carma.core.model import Estimate, Gpu, Owner, Record, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest, Estimator
 from carma.core.settings import Rules
 from carma.errors import Usage
@@ -23,6 +23,7 @@ from carma.estimate.described import Described
 from carma.estimate.local import Answer, SharedTrial, Summarised, answers, make_trials
 from carma.estimate.protocol import Context, NoTrials
 from carma.estimate.registry import make_estimator
+from carma.estimate.summaries import read_summary
 from carma.paths import find_paths
 from carma.plugins import ESTIMATORS, names
 from carma.store.memory import MemoryStore
@@ -95,17 +96,10 @@ def _check(options: Options) -> None:
 
 def _read(file: str, batch: int | None) -> Described:
     """The model of a summary's file."""
-    from carma.estimate.summaries import read_summary
-
-    text = Path(file).read_text(encoding="utf-8", errors="replace")
     try:
-        described = read_summary(text, batch=batch)
-        reason = described.reason if isinstance(described, NoEstimate) else ""
-    except ValueError as error:
-        described, reason = NoEstimate(source="summary", reason=str(error)), str(error)
-    if isinstance(described, NoEstimate):
-        raise Usage(f"{file}: {reason}", "It must be what torchinfo, torchsummary or print(model) print.")
-    return described
+        return read_summary(Path(file).read_text(encoding="utf-8", errors="replace"), batch=batch)
+    except Usage as error:
+        raise Usage(f"{file}: {error}", error.hint) from None
 
 
 def _rules(options: Options) -> Rules:

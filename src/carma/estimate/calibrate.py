@@ -84,7 +84,6 @@ def measure(
     limit_s: float,
     environ: Mapping[str, str],
     progress: Callable[[int], None] = nobody,
-    main: Path = MAIN,
 ) -> Measured:
     """On the GPU of that UUID, alone visible; `progress` is told how many rows there are by now.
 
@@ -93,7 +92,7 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="carma-calibrate-") as folder:
         out, log = Path(folder, "out"), Path(folder, "log")
         out.mkdir()
-        words = [python, str(main), "--out", str(out), "--limit-s", f"{limit_s:g}", "--parallel", str(_parallel())]
+        words = [python, str(MAIN), "--out", str(out), "--limit-s", f"{limit_s:g}", "--parallel", str(_parallel())]
         with log.open("wb") as told:
             process = subprocess.Popen(
                 words,
@@ -174,10 +173,11 @@ def _wait(process: subprocess.Popen[bytes], until_s: float, rows: Path, progress
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The process and its workers, which share its session; workers outlive a parent that was killed."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    """One that still runs, with its workers, which share its session. One that ended has waited for its workers."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _parallel() -> int:

@@ -16,6 +16,7 @@ from carma.core.settings import Rules
 from carma.estimate.combine import first_answer
 from carma.estimate.described import Described
 from carma.estimate.protocol import Trial, Trials
+from carma.estimate.trace.trial import TrialRuns
 from carma.paths import find_paths
 
 STEPS = 3  # the optimizer's state is there after the first, and the second shows the peak; the third that it stays
@@ -85,8 +86,6 @@ def answers(estimators: Sequence[Estimator], request: EstimateRequest, shared: S
 
 def make_trials(rules: Rules, environ: Mapping[str, str], steps: int | None) -> Trials:
     """Trial runs by the rules' limits, remembered in the caller's own cache directory."""
-    from carma.estimate.trace.trial import TrialRuns
-
     memory = rules.memory
     return TrialRuns(
         cache_dir=cache_directory(environ),
@@ -97,9 +96,9 @@ def make_trials(rules: Rules, environ: Mapping[str, str], steps: int | None) -> 
 
 
 def cache_directory(environ: Mapping[str, str]) -> Path:
-    """`~/.cache/carma/trials`, or below CARMA_HOME. Not the daemon's: trials of other users lie there."""
+    """`~/.cache/carma`, or below CARMA_HOME; not where the daemon keeps its trials, which may be another user's."""
     if environ.get("CARMA_HOME"):
-        return find_paths(environ).state_dir / "cache" / "trials"
+        return find_paths(environ).state_dir / "cache"
     given = environ.get("XDG_CACHE_HOME", "")
     base = Path(given) if os.path.isabs(given) else Path(environ.get("HOME") or os.path.expanduser("~")) / ".cache"
-    return base / "carma" / "trials"
+    return base / "carma"
