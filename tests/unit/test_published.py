@@ -229,6 +229,12 @@ def test_dnnmem_keeps_what_is_not_in_place_and_knows_optimizers() -> None:
     assert any("optimizer is not known" in warning for warning in unknown.warnings)
 
 
+def test_dnnmem_makes_no_gradient_of_the_data() -> None:
+    layer = Layer(kind="Linear", output=(1, 1), parameters=10, inputs=((16, 1 << 20),))
+    described = Described(layers=(layer,), batch=16, parameters=10, input=(16, 1 << 20))
+    assert answered("dnnmem", described).reserved_mib == 64 + 2
+
+
 def test_dnnmem_rounds_as_the_framework_does() -> None:
     """A tensor of 40 B takes a segment of 2 MiB, one of 1 MiB + 4 B a segment of 20 MiB."""
     small = Described(layers=(Layer(kind="Linear", output=(1, 1), parameters=10),), batch=1, parameters=10)
@@ -275,13 +281,14 @@ DECODER = Described(
     input=(8, 1024),
     autocast="float16",
     checkpointing=True,
-    config={"model_type": "gpt2", "n_embd": "512", "n_layer": "6", "vocab_size": "65536"},
+    config={"model_type": "gpt2", "n_embd": "512", "n_layer": "6", "vocab_size": "131072"},
 )
 
 
 def test_llmem_sums_chunks_moments_outputs_and_logits() -> None:
     """Chunks of 32 Mi values, so 64 Mi: 128 MiB in half and 256 MiB in full precision, 16 MiB for the head. Moments of
-    the others: 2 × 4 × 36 Mi. Outputs: (6 + 2) × 8 MiB. Logits: 1024 MiB and twice 1023 MiB, each rounded to 2 MiB."""
+    the others: 2 × 4 × 36 Mi. Outputs: (6 + 2) × 8 MiB. Logits: 2 MiB for each
+    of 1024 places, and twice for 1023."""
     answer = answered("llmem", DECODER)
     assert answer.parts_mib == {
         "weights": 128 + 16,
@@ -289,7 +296,7 @@ def test_llmem_sums_chunks_moments_outputs_and_logits() -> None:
         "optimizer": 288,
         "input": 2,
         "activations": 64,
-        "logits": 1024 + 2 * 1024,
+        "logits": 2048 + 2 * 2046,
         "context": CONTEXT_MIB,
     }
     assert len(answer.warnings) == 1

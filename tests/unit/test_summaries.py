@@ -214,6 +214,12 @@ Model(
     assert model.parameters == 2928  # the head shares the words' weight
 
 
+def test_an_added_count_over_modules_that_are_printed_once() -> None:
+    text = "Net(\n  (0-2): 3 x Linear(in_features=4, out_features=5, bias=True)\n), 80 params"
+    model = read_summary(text)
+    assert [(layer.name, layer.parameters) for layer in model.layers] == [("", 5), ("0", 25), ("1", 25), ("2", 25)]
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
