@@ -302,6 +302,12 @@ def test_llmem_sums_chunks_moments_outputs_and_logits() -> None:
     assert len(answer.warnings) == 1
 
 
+def test_llmem_takes_batch_and_length_from_the_first_embedding_where_the_input_is_not_seen() -> None:
+    words = msgspec.structs.replace(DECODER.layers[0], output=(8, 1024, 512))
+    unseen = msgspec.structs.replace(DECODER, input=(), layers=(words, *DECODER.layers[1:]))
+    assert answered("llmem", unseen).parts_mib == answered("llmem", DECODER).parts_mib
+
+
 def test_llmem_says_where_the_script_differs_from_its_set_up() -> None:
     plain = msgspec.structs.replace(DECODER, checkpointing=False, autocast="")
     warnings = " ".join(answered("llmem", plain).warnings)

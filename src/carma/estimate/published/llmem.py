@@ -55,10 +55,19 @@ def _refusal(described: Described, gpus: int) -> str | None:
         return f"it is for decoder-only language models; a model of type {kind} is not one that it knows"
     if gpus > 1:
         return "its formulas for several GPUs hold for Colossal-AI's own set-ups only"
-    if len(described.input) != 2:
+    if not _tokens(described):
         return "the batch and the length of the sequences are not known"
     missing = [name for name in _NAMES if _config(described, name) is None]
     return f"the model's configuration does not tell its {', '.join(missing)}" if missing else None
+
+
+def _tokens(described: Described) -> tuple[int, ...]:
+    """Batch and length. Trainers hand over the tokens by name, where a trial does not see them: then the output of the
+    first embedding tells."""
+    if len(described.input) == 2:
+        return described.input
+    embedded = (layer.output[:2] for layer in described.layers if "Embedding" in layer.kind and len(layer.output) == 3)
+    return next(embedded, ())
 
 
 def _config(described: Described, name: str) -> int | None:
@@ -84,7 +93,7 @@ def _counted(kind: str) -> bool:
 
 
 def _output_parts(described: Described) -> dict[str, int]:
-    batch, length = described.input
+    batch, length = _tokens(described)
     hidden, layers, vocabulary = (_config(described, name) or 0 for name in _NAMES)
     each = _FULL if described.config.get("model_type") in _FULL_LOGITS else _HALF
     outputs = (layers + 2) * _rounded(_HALF * batch * length * hidden)  # tokens, positions, and each layer
