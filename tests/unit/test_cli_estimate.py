@@ -263,12 +263,14 @@ def test_a_card_that_is_too_small(
     text = printed(capsys, "--", "sh")
     assert ("fit" in text) is bool(said)
     assert said in text
+    assert ("--gpu-mem" in text) is (footprint_mib < LOCAL.memory_mib)
 
 
 def test_a_formula_has_no_bound(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.says["plain"] = lambda _c, _r: Estimate(footprint_mib=7_000, upper_mib=7_000, source="plain")
     text = printed(capsys, "--gpu", "t4", "--estimator", "plain", "--", "sh")
     assert text.startswith("6.8 GiB, without a bound, on a Tesla T4\n")
+    assert "--gpu-mem" not in text
 
 
 def test_a_refusal_is_exit_code_1_with_the_reason(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -300,7 +302,7 @@ def test_all_are_compared_after_one_trial(world: World, capsys: pytest.CaptureFi
 
     def by_model(context: Context, request: EstimateRequest) -> Estimate:
         assert isinstance(context.trials.describe(request), Described)
-        return Estimate(footprint_mib=100, upper_mib=100, source="aaa")
+        return Estimate(footprint_mib=100, upper_mib=100, source="aaa", warnings=("leaves out " + "much " * 40, "end"))
 
     def broken(_context: Context, _request: EstimateRequest) -> Estimate:
         raise RuntimeError("boom")
@@ -315,6 +317,8 @@ def test_all_are_compared_after_one_trial(world: World, capsys: pytest.CaptureFi
     assert "for an NVIDIA H200" in text
     assert "100 MiB" in text
     assert "boom" in text
+    assert "2 warnings" in text
+    assert text.count("much") == 40
 
 
 def test_a_failed_trial_is_not_run_again_for_each(world: World, capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,7 +90,9 @@ def _print_comparison(found: Sequence[Answer], request: EstimateRequest) -> None
         else:
             bound = show_mib(said.upper_mib) if _has_bound(said) else "-"
             rows.append([answer.estimator, show_mib(said.footprint_mib), bound, took])
-            remarks.append(Remark(said.warnings[0] if said.warnings else "", "; ".join(said.warnings[1:])))
+            remarks.append(
+                Remark(many(len(said.warnings), "warning") if said.warnings else "", "; ".join(said.warnings))
+            )
     heading(f"for {_on(request)}")
     print_remarked(COLUMNS, rows, remarks)
 
@@ -169,6 +171,9 @@ def _room(said: Estimate, request: EstimateRequest) -> str:
 
 
 def _booking(said: Estimate, request: EstimateRequest) -> str:
+    """What to write, where somebody stands for the figure and it could run at all."""
+    if not _has_bound(said) or said.footprint_mib > request.gpus[0].memory_mib:
+        return ""
     words = ["carma", "submit"]
     if len(request.gpus) > 1:
         words += ["--gpus", str(len(request.gpus))]
