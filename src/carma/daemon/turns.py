@@ -1,18 +1,23 @@
-"""Who goes next where only so many can: users take turns, and each user's own come in the order in which they asked."""
+"""Who goes next where only so many can: the user whose last turn is longest ago; each user's own come in the order in
+which they asked.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import count
 
 
 class Turns:
     def __init__(self, places: int) -> None:
         self.places = places
         self._free = places
-        self._waiting: OrderedDict[int, deque[asyncio.Future[None]]] = OrderedDict()  # by uid, the next one first
+        self._waiting: dict[int, deque[asyncio.Future[None]]] = {}  # by uid
+        self._turn = count(1)
+        self._last: dict[int, int] = {}  # the number of each user's last turn
 
     @asynccontextmanager
     async def place(self, uid: int) -> AsyncIterator[None]:
@@ -23,13 +28,10 @@ class Turns:
         finally:
             self._leave()
 
-    @property
-    def waiting(self) -> int:
-        return sum(len(line) for line in self._waiting.values())
-
     async def _come(self, uid: int) -> None:
         if self._free:
             self._free -= 1
+            self._last[uid] = next(self._turn)
             return
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(uid, deque()).append(mine)
@@ -43,22 +45,20 @@ class Turns:
             raise
 
     def _forget(self, uid: int, mine: asyncio.Future[None]) -> None:
-        line = self._waiting.get(uid)
-        if line is not None and mine in line:
-            line.remove(mine)
-            if not line:
-                del self._waiting[uid]
+        line = self._waiting[uid]
+        line.remove(mine)
+        if not line:
+            del self._waiting[uid]
 
     def _leave(self) -> None:
-        """The place goes to the user whose turn is longest ago."""
-        while self._waiting:
-            uid, line = next(iter(self._waiting.items()))
-            first = line.popleft()
-            if line:
-                self._waiting.move_to_end(uid)
-            else:
-                del self._waiting[uid]
-            if not first.done():
-                first.set_result(None)
-                return
-        self._free += 1
+        if not self._waiting:
+            self._free += 1
+            if self._free == self.places:
+                self._last.clear()  # all quiet: nobody has anything ahead of anybody
+            return
+        uid = min(self._waiting, key=lambda uid: self._last.get(uid, 0))
+        self._last[uid] = next(self._turn)
+        line = self._waiting[uid]
+        line.popleft().set_result(None)
+        if not line:
+            del self._waiting[uid]

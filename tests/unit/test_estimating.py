@@ -1,0 +1,234 @@
+"""Estimates in the daemon: quick sources wait for nobody, slow ones have a few places, and what is called off ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from carma.core.model import Estimate, NoEstimate, Owner, TaskId, TaskSpec
+from carma.core.ports import EstimateRequest, Estimator
+from carma.core.settings import Memory
+from carma.daemon import estimating, looking
+from carma.daemon.estimating import Estimates
+from carma.estimate.declared import Declared
+from carma.estimate.fixed import Fixed
+
+ALICE, BOB = Owner(1001, 1001, "alice"), Owner(1002, 1002, "bob")
+SPEC = TaskSpec(command=("python", "train.py", "--batch", "64"), directory="/home/alice")
+DECLARED = TaskSpec(command=("python", "train.py"), directory="/home/alice", gpu_memory_mib=3_000)
+LIMIT_S = 60.0
+
+
+class Slow:
+    """Answers when the test lets it, one question after the other by name of its task."""
+
+    name = "slow"
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.ended: list[int] = []
+        self.called_off: list[int] = []
+        self._gates: dict[int, threading.Event] = {}
+        self._turn = threading.Lock()
+
+    def gate(self, task: int) -> threading.Event:
+        with self._turn:
+            return self._gates.setdefault(task, threading.Event())
+
+    def estimate(self, request: EstimateRequest) -> Estimate | NoEstimate:
+        self.asked.append(request.task)
+        assert self.gate(request.task).wait(LIMIT_S)
+        self.ended.append(request.task)
+        return Estimate(footprint_mib=5_000 + abs(request.task), upper_mib=6_000, source=self.name)
+
+    def call_off(self, task: TaskId) -> None:
+        self.called_off.append(task)
+        self.gate(task).set()
+
+
+def made(slow: Slow, *quick: Estimator, places: int = 1, **more: Any) -> Estimates:
+    memory = Memory(estimators_at_once=places)
+    return Estimates((*quick, slow), memory, lambda: (), call_off=slow.call_off, **more)
+
+
+def go(work: Coroutine[Any, Any, None]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(2 * LIMIT_S):
+            await work
+
+    asyncio.run(limited())
+
+
+async def until(holds: Any) -> None:
+    while not holds():
+        await asyncio.sleep(0.005)
+
+
+def ask(estimates: Estimates, task: int, owner: Owner = ALICE, spec: TaskSpec = SPEC) -> asyncio.Task[Any]:
+    return asyncio.create_task(estimates.ask(TaskId(task), owner, spec))
+
+
+def test_a_slow_estimate_holds_up_neither_quick_ones_nor_another_users_turn() -> None:
+    async def work() -> None:
+        slow = Slow()
+        estimates = made(slow, Declared())
+        first, second = ask(estimates, 1), ask(estimates, 2)
+        await until(lambda: slow.asked == [1])
+        (answer, _), _ = await ask(estimates, 3, ALICE, DECLARED)  # the only place is taken
+        assert answer.source == "declared"
+        of_bob = ask(estimates, 4, BOB)
+        await until(lambda: estimates.stage(TaskId(4)) != "")
+        for task in (1, 4, 2):
+            slow.gate(task).set()
+        await asyncio.gather(first, second, of_bob)
+        assert slow.asked == [1, 4, 2]
+
+    go(work())
+
+
+def test_it_says_how_far_an_estimate_is() -> None:
+    async def work() -> None:
+        slow = Slow()
+        estimates = made(slow, places=2)
+        asked = [ask(estimates, task) for task in (1, 2, 3)]
+        await until(lambda: len(slow.asked) == 2 and estimates.stage(TaskId(3)) != "")
+        assert estimates.stage(TaskId(1)).startswith("a trial run since ")
+        assert estimates.stage(TaskId(3)) == "it waits for one of 2 places for trial runs"
+        for task in (1, 2, 3):
+            slow.gate(task).set()
+        await asyncio.gather(*asked)
+        assert [estimates.stage(TaskId(task)) for task in (1, 2, 3)] == ["", "", ""]
+
+    go(work())
+
+
+def test_an_estimate_that_is_called_off_ends_and_gives_its_place_back() -> None:
+    async def work() -> None:
+        slow = Slow()
+        estimates = made(slow)
+        first, waiting, last = ask(estimates, 1), ask(estimates, 2), ask(estimates, 3)
+        await until(lambda: slow.asked == [1] and estimates.stage(TaskId(3)) != "")
+        waiting.cancel()
+        first.cancel()
+        await asyncio.gather(first, waiting, return_exceptions=True)
+        assert slow.called_off == slow.ended == [1]  # the one that waited had nothing to end
+        slow.gate(3).set()
+        (answer, _), _ = await last
+        assert answer.footprint_mib == 5_003
+
+    go(work())
+
+
+def test_one_that_does_not_end_when_it_is_called_off_loses_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimating, "LET_GO_S", 0.01)
+
+    async def work() -> None:
+        slow = Slow()
+        estimates = Estimates((slow,), Memory(estimators_at_once=1), lambda: ())  # nobody who could end it
+        first = ask(estimates, 1)
+        await until(lambda: slow.asked == [1])
+        first.cancel()
+        slow.gate(2).set()
+        (answer, _), _ = await ask(estimates, 2)
+        assert answer.footprint_mib == 5_002
+        slow.gate(1).set()
+
+    go(work())
+
+
+def test_no_answer_within_the_limit_is_a_refusal_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimating, "SPARE_S", 0.0)
+
+    async def work() -> None:
+        slow = Slow()
+        memory = Memory(trial_limit_s=0.05)
+        estimates = Estimates((Declared(), slow), memory, lambda: (), call_off=slow.call_off)
+        (answer, refusals), _ = await ask(estimates, 1)
+        assert answer is None
+        assert [refusal.source for refusal in refusals] == ["declared", "all"]
+        assert "0.05 s" in refusals[-1].reason
+        assert slow.called_off == [1]
+
+    go(work())
+
+
+def test_a_question_about_a_task_that_is_not_there_can_be_called_off_by_itself() -> None:
+    async def work() -> None:
+        slow = Slow()
+        estimates = made(slow, places=2)
+        one = asyncio.create_task(estimates.foresee(ALICE, SPEC))
+        two = asyncio.create_task(estimates.foresee(ALICE, SPEC))
+        await until(lambda: len(slow.asked) == 2)
+        one.cancel()
+        await asyncio.gather(one, return_exceptions=True)
+        (ended,) = slow.called_off
+        (left,) = set(slow.asked) - {ended}
+        slow.gate(left).set()
+        assert (await two) is not None
+
+    go(work())
+
+
+def test_what_a_command_runs_is_looked_at_without_its_numbers() -> None:
+    async def work() -> None:
+        seen: list[tuple[str, ...]] = []
+
+        def look(request: EstimateRequest) -> str:
+            seen.append(request.spec.command)
+            return "abc"
+
+        class Told(Fixed):
+            quick = True
+
+            def estimate(self, request: EstimateRequest) -> Estimate | NoEstimate:
+                assert request.fingerprint == "abc"
+                assert request.spec == SPEC
+                return super().estimate(request)
+
+        told = Told(Estimate(footprint_mib=1, upper_mib=2, source="told"))
+        (answer, _), fingerprint = await ask(made(Slow(), told, fingerprint=look), 1)
+        assert answer.source == "told"
+        assert fingerprint == "abc"
+        assert seen == [("python", "train.py", "--batch", "#")]
+
+    go(work())
+
+
+def test_files_that_cannot_be_looked_at_leave_the_fingerprint_empty() -> None:
+    async def work() -> None:
+        def look(_request: EstimateRequest) -> str:
+            raise PermissionError("not yours")
+
+        (answer, _), fingerprint = await ask(made(Slow(), Declared(), fingerprint=look), 1, ALICE, DECLARED)
+        assert (answer.source, fingerprint) == ("declared", "")
+
+    go(work())
+
+
+def test_a_drive_that_hangs_holds_up_only_those_whose_files_lie_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs, looks = threading.Event(), list[str]()
+
+    def look(request: EstimateRequest) -> str:
+        looks.append(request.owner.name)
+        if request.owner == ALICE and len(looks) == 1:
+            hangs.wait(LIMIT_S)
+        return request.owner.name
+
+    async def work() -> None:
+        estimates = made(Slow(), Declared(), fingerprint=look)
+        monkeypatch.setattr(looking, "LOOK_LIMIT_S", 0.05)
+        assert (await ask(estimates, 1, ALICE, DECLARED))[1] == ""
+        monkeypatch.setattr(looking, "LOOK_LIMIT_S", LIMIT_S)
+        await until(lambda: looks == ["alice"])
+        assert (await ask(estimates, 2, ALICE, DECLARED))[1] == ""  # and no second thread for her
+        assert looks == ["alice"]
+        assert (await ask(estimates, 3, BOB, DECLARED))[1] == "bob"
+        hangs.set()
+        while (await ask(estimates, 4, ALICE, DECLARED))[1] != "alice":  # once the drive answers again
+            await asyncio.sleep(0.005)
+
+    go(work())
