@@ -172,6 +172,15 @@ def test_several_gpus(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     assert "carma submit --gpus 2 --gpu-mem 5427M -- sh" in text
 
 
+def test_several_of_a_gpu_that_is_here_once(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.here = (LOCAL,)
+    printed(capsys, "--gpu-count", "3", "--", "sh")
+    gpus = world.requests[0].gpus
+    assert gpus[0] == LOCAL
+    assert len({gpu.id for gpu in gpus}) == len({gpu.index for gpu in gpus}) == 3
+    assert {gpu.name for gpu in gpus} == {"NVIDIA A30"}
+
+
 def test_limits_of_the_trial_are_the_flags(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     printed(capsys, "--gpu", "h200", "--limit", "45", "--steps", "5", "--", "sh")
     ((rules, steps),) = world.trials_asked

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from carma.cli.checks.look import Look
 from carma.cli.failures import note
-from carma.core.model import Gpu
+from carma.core.model import Gpu, GpuId
 from carma.errors import NotFound
 from carma.estimate.cards import DEFAULT, Card, as_gpu, find_card, unknown_card
 
@@ -33,7 +33,8 @@ def _is_meant(gpu: Gpu, wanted: str) -> bool:
 
 def _copies(gpu: Gpu, count: int) -> tuple[Gpu, ...]:
     """As many of its kind, whether they are here or not: the question is what the command would take."""
-    return tuple(gpu if index == 0 else replace(gpu, index=gpu.index + index) for index in range(count))
+    more = (replace(gpu, id=GpuId(f"{gpu.id}-{index}"), index=gpu.index + index) for index in range(1, count))
+    return (gpu, *more)
 
 
 def _of_default(count: int) -> tuple[Gpu, ...]:
