@@ -106,6 +106,8 @@ class Tree:
         for folder in (changes, changes + "/upper", changes + "/work"):
             os.mkdir(folder, 0o755)
         self._like(changes + "/upper", status)
+        if self._own_users:
+            self._prepare_way(path, changes + "/upper")
         try:
             with self._as_owner():
                 lower = os.open(_OLD + path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -120,6 +122,24 @@ class Tree:
         except OSError:
             return False
         return True
+
+    def _prepare_way(self, path: str, upper: str) -> None:
+        """Folders on the way to what is wanted, as if changed already. In a user namespace the kernel cannot copy a
+        folder of somebody else's, and so nothing could be written below it."""
+        for wanted in self._wanted:
+            if not is_below(wanted, path):
+                continue
+            way = ""
+            for name in wanted[len(path.rstrip("/")) + 1 :].split("/"):
+                way += "/" + name
+                with contextlib.suppress(OSError):
+                    status = os.stat(_OLD + path + way, follow_symlinks=False)
+                    if stat.S_ISDIR(status.st_mode):
+                        if not os.path.isdir(upper + way):
+                            os.mkdir(upper + way)
+                        self._like(upper + way, status)
+                        continue
+                break
 
     def _make_anew(self, path: str, status: os.stat_result) -> None:
         if path == "/":

@@ -25,6 +25,8 @@ from carma.estimate.box import run as box_program
 
 OUT, INSIDE, KEEP = "/run/carma/out", "/run/carma/inside", "/run/carma/keep"
 _GRACE_S = 30.0  # beyond its own time limit, for a box that does not answer
+_END_S = 10.0  # for the box to be gone once it has told
+_WANTED = 200
 _MIB = 2**20
 
 
@@ -102,9 +104,13 @@ class Sandbox:
             try:
                 order = json.dumps(_order(what, writing, memories)).encode("ascii") + b"\n"
                 told = _exchange(process, order, reading, what.limits.seconds + _GRACE_S)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_END_S if told else 0)  # until the kernel has cleared the box
             finally:
                 self._end(process)
             status = _status(told, complaints)
+            if status.ended == "lost" and self._closed:
+                status = Status(ended="abandoned")
             files = {name: _contents(fd) for name, fd in memories.items() if status.files.get(name, -1) >= 0}
         return Ended(status, files, time.monotonic() - begun)
 
@@ -135,7 +141,8 @@ class Sandbox:
         with self._lock:
             self._running.discard(process)
         process.kill()
-        process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in a file system that hangs: left behind
+            process.wait(_END_S)
         if process.stdin is not None:
             with contextlib.suppress(OSError):
                 process.stdin.close()
@@ -151,14 +158,13 @@ def _memory(stack: contextlib.ExitStack, name: str) -> int:
 def _order(what: Boxed, status_fd: int, memories: Mapping[str, int]) -> dict[str, object]:
     owner = what.owner if what.owner is not None and os.geteuid() == 0 else None
     environment = dict(what.environment)
-    wanted = [what.directory, *(environment[name] for name in ("HOME", "TMPDIR") if environment.get(name))]
     return {
         "command": list(what.command),
         "directory": what.directory,
         "environment": environment,
         "umask": what.umask,
         "identity": None if owner is None else {"uid": owner.uid, "gid": owner.gid, "name": owner.name},
-        "wanted": wanted,
+        "wanted": _wanted(what),
         "inside": what.inside,
         "keep": what.keep,
         "await": list(what.awaited),
@@ -172,6 +178,14 @@ def _order(what: Boxed, status_fd: int, memories: Mapping[str, int]) -> dict[str
             "processes": what.limits.processes,
         },
     }
+
+
+def _wanted(what: Boxed) -> list[str]:
+    """Where the command may want to write: where it stands, its home, and the paths that it is given."""
+    given = [word.partition("=")[2] or word for word in what.command]
+    paths = [what.directory, what.environment.get("HOME", ""), "/tmp", "/var/tmp", *what.environment.values(), *given]
+    joined = (os.path.normpath(os.path.join(what.directory, path)) for path in paths if "/" in path and ":" not in path)
+    return list(dict.fromkeys(path for path in joined if "\0" not in path and len(path) < 4096))[:_WANTED]
 
 
 def _exchange(process: subprocess.Popen[bytes], order: bytes, reading: int, limit_s: float) -> bytes:
