@@ -66,7 +66,10 @@ class WarmUp(Record, frozen=True, kw_only=True):
 class Memory(Record, frozen=True, kw_only=True):
     sources: Annotated[
         tuple[str, ...],
-        Meta(description="Who is asked how much memory a task takes, in order; empty: nobody (recovery only, 'OR')."),
+        Meta(
+            description="Who is asked how much memory a task takes, in order; empty: nobody (recovery only, 'OR'). "
+            "trace, the trial run, is left out where the GPUs are virtual."
+        ),
     ] = ("declared", "history")
     estimators_at_once: Annotated[
         int,

@@ -190,21 +190,31 @@ def make_context(paths: Paths, loaded: Loaded, world: World, archive: Archive) -
     return Context(archive, world.sampler.gpus(), rules, make_trials(paths, loaded, world))
 
 
-def make_trials(_paths: Paths, _loaded: Loaded, _world: World) -> Trials:
-    from carma.estimate.protocol import NoTrials
+def make_trials(paths: Paths, loaded: Loaded, world: World) -> Trials:
+    """Where tasks are stand-ins, a trial run could tell nothing."""
+    if not world.trials:
+        from carma.estimate.protocol import NoTrials
 
-    return NoTrials()
+        return NoTrials()
+    from carma.daemon.trials import DaemonTrials
+
+    return DaemonTrials(paths.state_dir / "trials", loaded.settings.rules.memory)
 
 
 def call_off(trials: Trials) -> CallOff:
     """How a trial run is ended for which nobody waits any more, where there are any."""
-    cancel = getattr(trials, "cancel", None)
-    return cancel if callable(cancel) else lambda _task: None
+    from carma.daemon.trials import DaemonTrials
+
+    return trials.cancel if isinstance(trials, DaemonTrials) else lambda _task: None
 
 
-def make_fingerprint(_world: World) -> Fingerprint | None:
+def make_fingerprint(world: World) -> Fingerprint | None:
     """Who looks at what a command would run; stand-ins for tasks run nothing of their own."""
-    return None
+    if not world.trials:
+        return None
+    from carma.estimate.trace.fingerprint import fingerprint
+
+    return lambda request: fingerprint(request) or ""
 
 
 def _cgroup_limits(loaded: Loaded, gpus: Sequence[Gpu]) -> CgroupLimits | None:

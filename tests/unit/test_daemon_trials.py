@@ -1,0 +1,97 @@
+"""Trial runs in the daemon: each can be ended without the others, and leaves no refusal behind."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carma.core.model import NoEstimate, Owner, TaskId, TaskSpec
+from carma.core.ports import EstimateRequest
+from carma.core.settings import Memory
+from carma.daemon.trials import CalledOff, DaemonTrials
+from carma.estimate.trace.trial import TrialRuns
+
+LIMIT_S = 60.0
+
+
+class Box:
+    """Stands in for the box's program: notes that it began, and does nothing until it is ended."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        program = f"import os, time; open({str(folder)!r} + f'/{{os.getpid()}}', 'x').close(); time.sleep(600)"
+        self.launcher = (sys.executable, "-I", "-S", "-c", program)
+
+    def make(self, *arguments: Any, sandbox: Any) -> TrialRuns:
+        sandbox.launcher = self.launcher
+        return TrialRuns(*arguments, sandbox=sandbox)
+
+    def begun(self) -> list[Path]:
+        return list(self.folder.iterdir())
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+def ask(trials: DaemonTrials, task: int, word: str) -> tuple[threading.Thread, list[object]]:
+    said: list[object] = []
+    spec = TaskSpec(command=("python", word), directory="/")
+    request = EstimateRequest(task=TaskId(task), owner=Owner(0, 0, "root"), spec=spec, gpus=())
+
+    def work() -> None:
+        try:
+            said.append(trials.run(request))
+        except CalledOff as error:
+            said.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread, said
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    (tmp_path / "begun").mkdir()
+    return Box(tmp_path / "begun")
+
+
+def test_one_is_called_off_and_the_other_goes_on(tmp_path: Path, box: Box) -> None:
+    trials = DaemonTrials(tmp_path / "cache", Memory(), box.make)
+    one, said = ask(trials, 1, "one.py")
+    other, others = ask(trials, 2, "other.py")
+    until(lambda: len(box.begun()) == 2)
+    trials.cancel(TaskId(1))
+    one.join(LIMIT_S)
+    assert [type(answer) for answer in said] == [CalledOff]
+    assert other.is_alive()
+    trials.cancel(TaskId(2))
+    other.join(LIMIT_S)
+    assert [type(answer) for answer in others] == [CalledOff]
+
+
+def test_the_same_command_gets_another_trial_after_one_that_was_called_off(tmp_path: Path, box: Box) -> None:
+    trials = DaemonTrials(tmp_path / "cache", Memory(), box.make)
+    for task in (1, 2):
+        thread, said = ask(trials, task, "same.py")
+        until(lambda task=task: len(box.begun()) == task)  # type: ignore[misc]
+        trials.cancel(TaskId(task))
+        thread.join(LIMIT_S)
+        assert [type(answer) for answer in said] == [CalledOff]
+
+
+def test_to_call_off_what_does_not_run_does_no_harm(tmp_path: Path, box: Box) -> None:
+    trials = DaemonTrials(tmp_path / "cache", Memory(), box.make)
+    trials.cancel(TaskId(7))
+    spec = TaskSpec(command=(), directory="/")
+    request = EstimateRequest(task=TaskId(7), owner=Owner(0, 0, "root"), spec=spec, gpus=())
+    assert isinstance(trials.run(request), NoEstimate)
