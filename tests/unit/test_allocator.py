@@ -57,6 +57,12 @@ def test_small_requests_share_a_segment_until_it_is_full() -> None:
     assert made.reserved == 4 * MIB
 
 
+def test_a_rest_of_512_bytes_is_a_block_of_its_own_in_a_small_segment() -> None:
+    made = after(1, 1 - 512 / MIB)
+    made.malloc(2, 1)
+    assert (made.allocated, made.reserved) == (2 * MIB, 2 * MIB)
+
+
 def test_small_and_large_requests_never_share_a_segment() -> None:
     made = after(2)  # 18 MiB of its segment are free
     made.malloc(1, MIB)
@@ -133,6 +139,16 @@ def test_a_block_used_on_another_stream_comes_back_only_after_synchronisation() 
     assert made.active == 12 * MIB
     made.malloc(2, 12 * MIB)
     assert made.reserved == 24 * MIB
+
+
+def test_the_next_owner_of_a_block_has_nothing_to_wait_for() -> None:
+    made = after(12)
+    made.record_stream(0, 7)
+    made.free(0)
+    made.synchronize()
+    made.malloc(1, 12 * MIB)
+    made.free(1)
+    assert (made.active, made.reserved) == (0, 12 * MIB)
 
 
 def test_use_on_its_own_stream_holds_nothing_back() -> None:
@@ -239,6 +255,21 @@ def test_oversize_blocks_are_neither_split_nor_given_to_smaller_requests() -> No
     made.malloc(3, 81 * MIB)  # 19 MiB: taken whole
     assert made.reserved == 220 * MIB
     assert made.allocated == (40 + 80 + 100) * MIB
+
+
+@pytest.mark.parametrize(("asked_mib", "reserved_mib"), [(80, 180), (80.5, 100), (49.5, 150), (50, 150)])
+def test_the_borders_of_what_may_take_an_oversize_block(asked_mib: float, reserved_mib: int) -> None:
+    made = after(100, options=parse("max_split_size_mb:50"))
+    made.free(0)
+    made.malloc(1, int(asked_mib * MIB))
+    assert made.reserved == reserved_mib * MIB
+
+
+def test_a_request_as_large_as_the_split_size_is_itself_oversize() -> None:
+    made = after(60, options=parse("max_split_size_mb:50"))
+    made.free(0)
+    made.malloc(1, 50 * MIB)
+    assert (made.allocated, made.reserved) == (60 * MIB, 60 * MIB)
 
 
 def test_how_much_too_large_an_oversize_block_may_be_is_a_setting() -> None:

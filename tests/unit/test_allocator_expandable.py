@@ -83,6 +83,35 @@ def test_holes_are_filled_from_the_lowest_address_on() -> None:
     assert made.reserved == 80 * MIB
 
 
+def test_a_block_grows_over_a_hole_and_the_free_block_behind_it() -> None:
+    made = after(10, 30, 10)  # 50 of 60
+    made.free(1)
+    made.empty_cache()  # 10 to 20 is free, 20 to 40 a hole
+    made.free(2)  # 40 to 60 is free
+    made.malloc(3, 70 * MIB)  # from 10 on: the hole's page, and one more at the end
+    assert made.reserved == 80 * MIB
+
+
+def test_a_hole_without_a_free_block_before_it_is_filled_first_too() -> None:
+    made = after(20, 20, 10)
+    made.free(1)
+    made.empty_cache()  # 20 to 40 is a hole
+    made.free(2)
+    made.malloc(3, 70 * MIB)  # 20 to 90
+    assert made.reserved == 100 * MIB
+
+
+def test_a_range_without_any_page_is_given_back_itself() -> None:
+    made = after(20, 20)
+    first = min(address for address, _ in made.live_blocks())
+    made.free(1)
+    made.empty_cache()
+    made.free(0)
+    made.empty_cache()
+    made.malloc(2, 20 * MIB)
+    assert made.live_blocks()[0][0] > first + 40 * MIB
+
+
 def test_a_hole_that_is_too_small_is_left_alone() -> None:
     made = after(10, 50, 10)
     made.free(1)

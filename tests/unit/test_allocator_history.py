@@ -39,6 +39,11 @@ def test_a_history_that_keeps_the_rules_shows_no_difference() -> None:
     assert found.peak_allocated_bytes == 49 * MIB - 512
 
 
+def test_segments_are_given_back_by_age_too() -> None:
+    history = [*new(HIGH, 30), *new(LOW, 40), *freed(HIGH, 30), ("segment_free", 30 * MIB, HIGH, 0), *new(LOWEST, 12)]
+    assert follow(history, PLAIN, recorded_addresses=False).differences == ()
+
+
 def test_equal_blocks_are_taken_by_recorded_address_or_by_age() -> None:
     # Two equal blocks are free, the older one higher up. torch took the lower one, then one fits that needs the other.
     history = [*new(HIGH, 30), *new(LOW, 30), *freed(HIGH, 30), *freed(LOW, 30), ("alloc", 15 * MIB, LOW, 0)]
@@ -57,6 +62,7 @@ def test_a_segment_that_torch_did_not_need_is_a_difference_named_once() -> None:
 
 def test_a_segment_that_torch_took_beside_a_free_one_is_a_difference() -> None:
     history = [*new(LOW, 30), *freed(LOW, 30), *new(HIGH, 30)]
+    history += [*new(LOWEST, 40), *freed(LOWEST, 40), ("segment_free", 40 * MIB, LOWEST, 0)]
     assert follow(history, PLAIN).differences == (Difference(5, 60 * MIB, 30 * MIB),)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from carma.estimate.trace.allocator import CachingAllocator, OutOfMemory
@@ -19,6 +19,8 @@ STEPS = st.lists(st.tuples(SIZES, st.integers(-8, 7), st.integers(0, 1)), max_si
 SETTINGS = st.sampled_from(
     ["", "expandable_segments:True", "max_split_size_mb:32", "roundup_power2_divisions:4", "large_segment_size_mb:40"]
 )
+
+NO_CLOCK = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 
 
 def play(made: CachingAllocator, steps: list[tuple[int, int, int]]) -> list[int]:
@@ -48,6 +50,7 @@ def check(made: CachingAllocator) -> None:
     assert made.reserved <= made.peak_reserved
 
 
+@NO_CLOCK
 @given(STEPS, SETTINGS)
 def test_live_blocks_never_overlap_and_nothing_is_lost(steps: list[tuple[int, int, int]], text: str) -> None:
     made = CachingAllocator(parse(text))
@@ -59,6 +62,7 @@ def test_live_blocks_never_overlap_and_nothing_is_lost(steps: list[tuple[int, in
     assert made.reserved == 0
 
 
+@NO_CLOCK
 @given(STEPS, SETTINGS, st.integers(20, 200))
 def test_a_capacity_is_never_passed(steps: list[tuple[int, int, int]], text: str, capacity_mib: int) -> None:
     made = CachingAllocator(parse(text), capacity_mib * MIB)
@@ -112,7 +116,7 @@ class Plain:
         return sum(size for _, _, pieces in self.segments for size, owner in pieces if owner >= 0)
 
 
-@settings(max_examples=150)
+@NO_CLOCK
 @given(STEPS)
 def test_a_slow_and_plain_model_comes_to_the_same_figures(steps: list[tuple[int, int, int]]) -> None:
     made, plain, live = CachingAllocator(AllocatorOptions()), Plain(), list[int]()
