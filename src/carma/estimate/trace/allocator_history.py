@@ -35,7 +35,8 @@ def follow(
 ) -> Followed:
     """Every decision is the model's own but two: where new segments lie, and when torch gave segments back.
 
-    From torch 2.13 on the age of a segment counts and not its address: `recorded_addresses=False`.
+    Newer torch (its pull request 183591, May 2026) goes by the age of a segment and not by its address: for histories
+    of such a version, `recorded_addresses=False`.
     """
     following = _Following(options, recorded_addresses=recorded_addresses)
     index = -1
