@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from carma.core.events import (
     AttemptEnded,
+    BookingShrunk,
     Durable,
     GpuDrained,
     GpuResumed,
@@ -68,6 +69,7 @@ class Histories(RuleBasedStateMachine):
     # -- what users do ----------------------------------------------------------------------------------------------
     @rule(
         mib=st.one_of(st.none(), MIB),
+        source=st.sampled_from(["declared", "trace"]),
         gpus=st.integers(1, 2),
         alone=st.booleans(),
         priority=st.integers(-1, 1),
@@ -77,7 +79,7 @@ class Histories(RuleBasedStateMachine):
         limit=st.sampled_from([None, 1.0, 5.0, 30.0]),
         data=st.data(),
     )
-    def submit(self, mib, gpus, alone, priority, held, after, when, limit, data):  # type: ignore[no-untyped-def]
+    def submit(self, mib, source, gpus, alone, priority, held, after, when, limit, data):  # type: ignore[no-untyped-def]
         on: tuple[Dependency, ...] = ()
         if after and self.world.state.tasks:
             on = (Dependency(data.draw(st.sampled_from(sorted(self.world.state.tasks))), when),)
@@ -89,7 +91,7 @@ class Histories(RuleBasedStateMachine):
             command=("x",),
             directory="/",
             gpus=wanted,
-            gpu_memory_mib=mib,
+            gpu_memory_mib=mib if source == "declared" else None,
             exclusive=alone,
             priority=priority,
             after=on,
@@ -97,7 +99,7 @@ class Histories(RuleBasedStateMachine):
             array=array,
         )
         self.world.emit(TaskSubmitted(self.world.now, number, ALICE, spec, held))
-        estimate = None if mib is None else Estimate(footprint_mib=mib, upper_mib=mib, source="declared")
+        estimate = None if mib is None else Estimate(footprint_mib=mib, upper_mib=mib, source=source)
         self.world.emit(TaskEstimated(self.world.now, number, estimate))
 
     @precondition(lambda self: self.world.state.tasks)
@@ -228,6 +230,21 @@ class Histories(RuleBasedStateMachine):
             for held in self.world.state.on_gpu.values():
                 for booking in (placement.booking for placement in held.values()):
                     assert booking.cap_mib is None or (booking.cap_mib >= booking.memory_mib and not booking.alone)
+
+    @invariant()
+    def a_booking_shrinks_once_and_never_below_what_was_seen(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        shrunk = [event for event in self.world.log if isinstance(event, BookingShrunk)]
+        assert len({event.key for event in shrunk}) == len(shrunk)
+        for event in shrunk:
+            assert event.peak_mib < event.to_mib < event.from_mib
+            task = self.world.state.tasks.get(event.key.task)
+            if task is not None:
+                booking = task.attempts[event.key.attempt - 1].placement.booking
+                assert (booking.memory_mib, booking.placed_mib) == (event.to_mib, event.from_mib)
+                assert booking.source != "declared"
+                assert not booking.alone
 
     def teardown(self) -> None:
         """The log, through JSON and through a checkpoint, rebuilds what a replay can rebuild."""

@@ -126,6 +126,34 @@ def test_show_tells_memory_attempts_and_story(daemon: FakeDaemon) -> None:
     assert "GPU 2 (GPU-2)" in card
 
 
+def test_show_tells_how_an_estimate_came_about(daemon: FakeDaemon) -> None:
+    estimate = t.EstimateView(
+        footprint_mib=12_000,
+        upper_mib=12_700,
+        source="trace",
+        seconds=8.0,
+        level=0.99,
+        allocated_mib=9_000,
+        reserved_mib=11_264,
+        steps_seen=3,
+        gpu_model="NVIDIA H200",
+        parts_mib={"weights": 400, "activations": 8_192, "cudnn_workspaces": 0},
+        warnings=("one value was made up", "constants of another card"),
+    )
+    shown = running(1, estimate=estimate)
+    attempt = msgspec.structs.replace(shown.attempts[0], booking_mib=11_550, placed_mib=12_700)
+    daemon.tasks = {1: msgspec.structs.replace(shown, booking_mib=11_550, attempts=(attempt,))}
+    card = " ".join(call("show", "1").stdout.split())
+    assert "estimated by trace 11.7 GiB (at most 12.4 GiB at 99 %) → booked 11.3 GiB → observed 10.7 GiB" in card
+    assert "parts activations 8.0 GiB, weights 400 MiB of that allocated 8.8 GiB, reserved 11.0 GiB" in card
+    assert "how a trial run of 3 optimizer steps, for NVIDIA H200, took 8 s" in card
+    assert "warning one value was made up warning constants of another card" in card
+    assert "booked 11.3 GiB (declared), at first 12.4 GiB" in card
+    (told,) = [json.loads(call("show", "1", "--json").stdout)]
+    assert told["estimate"]["parts_mib"]["weights"] == 400
+    assert told["attempts"][0]["placed_mib"] == 12_700
+
+
 def test_explain_json_has_one_entry_a_gpu(daemon: FakeDaemon) -> None:
     daemon.tasks, daemon.answers["explain"] = {1: task_view(1)}, EXPLANATION
     entries = json.loads(call("explain", "1", "--json").stdout)
