@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from carma.core.model import Estimate, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest, Estimator
@@ -194,6 +195,26 @@ def test_what_a_command_runs_is_looked_at_without_its_numbers() -> None:
         assert answer.source == "told"
         assert fingerprint == "abc"
         assert seen == [("python", "train.py", "--batch", "#")]
+
+    go(work())
+
+
+def test_a_sweep_that_is_submitted_at_once_is_looked_at_once() -> None:
+    async def work() -> None:
+        gate, looks = threading.Event(), list[tuple[str, ...]]()
+
+        def look(request: EstimateRequest) -> str:
+            looks.append(request.spec.command)
+            gate.wait(LIMIT_S)
+            return "abc"
+
+        estimates = made(Slow(), Declared(), fingerprint=look)
+        sweep = [replace(DECLARED, command=("python", "train.py", "--seed", str(seed))) for seed in range(20)]
+        asked = [ask(estimates, place, ALICE, spec) for place, spec in enumerate((*sweep, DECLARED), start=1)]
+        await until(lambda: len(looks) == 1)
+        gate.set()
+        assert {fingerprint for _, fingerprint in await asyncio.gather(*asked)} == {"abc"}
+        assert looks == [("python", "train.py", "--seed", "#"), ("python", "train.py")]
 
     go(work())
 

@@ -94,12 +94,53 @@ def test_a_task_that_only_waits_on_the_gpu_has_shown_nothing() -> None:
     assert shrunk(world) == []
     del world.activity[GpuId("GPU-0")]
     world.memory[world.state.active[task]] = 9_000
-    world.wait(10)
-    world.settle()
-    assert shrunk(world) == []  # it grew less than the settling time ago
     world.wait(15)
     world.settle()
+    assert shrunk(world) == []  # it grew less than the settling time ago
+    world.wait(10)
+    world.settle()
     assert [event.peak_mib for event in shrunk(world)] == [9_000]
+
+
+def test_what_it_did_before_it_grew_says_nothing_of_what_it_does_with_it() -> None:
+    world = World(1)
+    task = world.submit(12_000, source="trace")
+    world.settle()
+    world.start(task, mib=2_000)
+    world.wait(10)
+    world.memory[world.state.active[task]] = 5_000
+    world.activity[GpuId("GPU-0")] = (0.0, 0.0, 0.0)
+    world.wait(60)
+    world.settle()
+    assert shrunk(world) == []
+
+
+def test_it_must_have_worked_for_most_of_the_settling_time() -> None:
+    world = World(1)
+    task = world.submit(12_000, source="trace")
+    world.settle()
+    world.activity[GpuId("GPU-0")] = (0.0, 0.0, 0.0)
+    world.start(task, mib=2_000)
+    world.wait(60)
+    del world.activity[GpuId("GPU-0")]
+    world.wait(3)
+    world.settle()
+    assert shrunk(world) == []
+    world.wait(15)
+    world.settle()
+    assert len(shrunk(world)) == 1
+
+
+def test_a_busy_neighbour_does_not_make_a_task_that_waits_look_busy() -> None:
+    world = World(1)
+    world.run(5_000, runtime_s=1e6)
+    world.wait(60)
+    waits = world.submit(12_000, source="trace")
+    world.settle()
+    world.start(waits, mib=2_000)
+    world.wait(60)  # and the GPU does what it did before
+    world.settle()
+    assert shrunk(world) == []
 
 
 def test_it_happens_once() -> None:

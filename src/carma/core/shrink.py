@@ -11,9 +11,9 @@ must have worked, and its memory must not have grown since. Where nobody tells t
 from __future__ import annotations
 
 from carma.core.events import BookingShrunk
-from carma.core.model import AttemptKey, GpuId
+from carma.core.model import Booking, GpuId
 from carma.core.placement import RECOVERY
-from carma.core.seen import Seen
+from carma.core.seen import Seen, Track
 from carma.core.state import State
 from carma.core.status import Running
 from carma.core.task import Task
@@ -31,48 +31,46 @@ def with_margin(mib: int) -> int:
 
 
 def shrinks(state: State, now: float) -> list[BookingShrunk]:
-    """Those that are due: one for each attempt, at most once."""
+    """Those that are due. One for each attempt: a peak never falls, so what follows would be no less."""
     if not (state.rules.memory.shrink and state.rules.sharing.watchdog):
         return []
     due: list[BookingShrunk] = []
     for task_id, key in state.active.items():
-        task = state.tasks[task_id]
-        peak_mib = _settled_at_mib(state, task, key)
-        if peak_mib is None:
+        task, track = state.tasks[task_id], state.tracks[key]
+        booking = task.attempts[-1].placement.booking
+        if track.peak_mib is None or not _may_shrink(state, task, booking):
             continue
-        booked_mib = task.attempts[-1].placement.booking.memory_mib
-        enough_mib = max(with_margin(peak_mib), _known_mib(task))
-        if enough_mib + state.rules.warmup.growth_mib <= booked_mib:
-            due.append(BookingShrunk(now, key, booked_mib, enough_mib, peak_mib))
+        enough_mib = max(with_margin(track.peak_mib), _known_mib(task))
+        if enough_mib + state.rules.warmup.growth_mib <= booking.memory_mib and _settled(state, track):
+            due.append(BookingShrunk(now, key, booking.memory_mib, enough_mib, track.peak_mib))
     return due
 
 
-def _settled_at_mib(state: State, task: Task, key: AttemptKey) -> int | None:
-    """Where it has settled, on all of its GPUs; None for one that has not, or whose booking is not to be touched."""
-    track, status = state.tracks.get(key), task.status
-    if track is None or track.peak_mib is None or not isinstance(status, Running) or status.ending is not None:
-        return None
-    booking = status.placement.booking
-    if booking.alone or booking.placed_mib is not None or booking.source in KEPT or _only_once(state, task):
-        return None
-    own = track.activity.sm_active if track.activity is not None else None
-    settled = all(_calm(state, gpu, seen) for gpu, seen in track.on.items())
-    return track.peak_mib if settled and own is not None and own >= WORKING else None
+def _may_shrink(state: State, task: Task, booking: Booking) -> bool:
+    running = isinstance(task.status, Running) and task.status.ending is None
+    return running and not booking.alone and booking.source not in KEPT and not _only_once(state, task)
+
+
+def _settled(state: State, track: Track) -> bool:
+    """On all of its GPUs."""
+    return all(_calm(state, gpu, seen) and _works(state, gpu, seen) for gpu, seen in track.on.items())
 
 
 def _calm(state: State, gpu: GpuId, seen: Seen) -> bool:
-    """It has settled there and holds memory, which has not grown while the GPU worked for all of the settling time."""
-    live = state.live.get(gpu)
-    newest = live.window.newest if live is not None else None
-    if live is None or newest is None or seen.settled_at is None or seen.first_at is None or not seen.now_mib:
+    """It has settled there and holds memory, which has not grown since."""
+    newest = state.live_of(gpu).window.newest
+    if newest is None or seen.settled_at is None or seen.first_at is None or not seen.now_mib:
         return False
-    settle_s = state.rules.warmup.settle_s
-    if newest.at - max(seen.first_at, seen.grown_at or seen.first_at) < settle_s:
-        return False
-    since = newest.at - settle_s
-    active = [given(sample, "sm_active") for sample in live.window.samples if sample.at >= since]
-    known = [value for value in active if value is not None]
-    return bool(known) and sum(known) / len(known) >= WORKING
+    return newest.at - max(seen.first_at, seen.grown_at or seen.first_at) >= state.rules.warmup.settle_s
+
+
+def _works(state: State, gpu: GpuId, seen: Seen) -> bool:
+    """The GPU was at work for most of the settling time, and some of that is thought to be this attempt's."""
+    window = state.live_of(gpu).window
+    since = 0.0 if window.newest is None else window.newest.at - state.rules.warmup.settle_s
+    active = [given(sample, "sm_active") or 0.0 for sample in window.samples if sample.at >= since]
+    working = sum(value >= WORKING for value in active)
+    return 2 * working > len(active) and seen.own.pressure >= WORKING
 
 
 def _only_once(state: State, task: Task) -> bool:
