@@ -1,0 +1,115 @@
+"""Compiles the shim against the headers of the torch that is there, once; finds it again afterwards."""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+
+SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "shim.cpp")
+library = None
+
+
+class CannotBuild(Exception):
+    pass
+
+
+def load(torch_folder):
+    global library
+    if library is None:
+        try:
+            library = ctypes.CDLL(_built(torch_folder), mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            raise CannotBuild(f"the trial's part in C++ does not load into this torch: {error}") from error
+        _declare(library)
+    return library
+
+
+def _declare(lib):
+    lib.carma_attach.restype = ctypes.c_char_p
+    lib.carma_attach.argtypes = [ctypes.c_char_p, ctypes.c_int]
+    lib.carma_note.argtypes = [ctypes.c_int, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int64]
+    lib.carma_blas.argtypes = [ctypes.c_char_p, ctypes.c_uint32]
+    lib.carma_set_stream.argtypes = [ctypes.c_int, ctypes.c_int64]
+    lib.carma_stream.restype = ctypes.c_int64
+    lib.carma_made_up.restype = ctypes.c_int64
+    lib.carma_events.restype = ctypes.c_uint64
+    lib.carma_read.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+    lib.carma_ops.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
+    lib.carma_ops.restype = ctypes.c_uint64
+
+
+def _built(torch_folder):
+    name = f"shim-{_key(torch_folder)}.so"
+    for folder in _folders():
+        path = os.path.join(folder, name)
+        if os.path.exists(path):
+            return path
+    return _compile(torch_folder, name)
+
+
+def _folders():
+    """Where it may lie: what CARMA gives for writing (kept between trials), then the user's cache."""
+    given = os.environ.get("CARMA_TRACE_BUILD")
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return [folder for folder in (given, os.path.join(home, "carma", "shim")) if folder]
+
+
+def _key(torch_folder):
+    version = os.path.join(torch_folder, "version.py")
+    digest = hashlib.sha256()
+    for path in (SOURCE, version):
+        with open(path, "rb") as file:
+            digest.update(file.read())
+    digest.update(torch_folder.encode())
+    digest.update(sysconfig.get_platform().encode())
+    return digest.hexdigest()[:16]
+
+
+def _compile(torch_folder, name):
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
+    if not compiler:
+        raise CannotBuild("a trial run needs a C++ compiler once for each version of torch (install g++)")
+    include, lib = os.path.join(torch_folder, "include"), os.path.join(torch_folder, "lib")
+    if not os.path.isdir(include):
+        raise CannotBuild(f"this torch has no headers in {include}, which a trial run needs")
+    trouble = ""
+    for folder in [*_folders(), tempfile.gettempdir()]:
+        try:
+            os.makedirs(folder, exist_ok=True)
+            handle, unfinished = tempfile.mkstemp(suffix=".so", dir=folder)
+            os.close(handle)
+        except OSError as error:
+            trouble = str(error)
+            continue
+        _run([
+            compiler, "-O1", "-std=c++20", "-fPIC", "-shared", "-w", SOURCE, "-o", unfinished,
+            "-I" + include, "-I" + os.path.join(include, "torch", "csrc", "api", "include"),
+            f"-D_GLIBCXX_USE_CXX11_ABI={_abi(lib)}",
+            "-L" + lib, "-ltorch_cpu", "-lc10", "-Wl,-rpath," + lib,
+        ])  # fmt: skip
+        path = os.path.join(folder, name)
+        os.replace(unfinished, path)
+        return path
+    raise CannotBuild(f"there is nowhere to put the trial's compiled part: {trouble}")
+
+
+def _run(command):
+    environment = {key: value for key, value in os.environ.items() if key not in ("LD_PRELOAD", "PYTHONPATH")}
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+        raise CannotBuild(f"the trial's part in C++ does not compile against this torch: {(lines or ['?'])[0]}")
+
+
+def _abi(lib):
+    """Which string class this torch was built with; wheels before 2.6 have the old one."""
+    with open(os.path.join(lib, "libc10.so"), "rb") as file:
+        return int(b"__cxx11" in file.read())
+
+
+def interpreter():
+    return f"{sys.version_info[0]}.{sys.version_info[1]}.{sys.version_info[2]}"

@@ -1,0 +1,620 @@
+// A CUDA device that does not exist: it computes shapes, hands out addresses that nobody may touch, and writes down each
+// allocation and each free. Compiled once for each build of torch, against that build's own headers (see build.py).
+//
+// It is loaded before torch, so that torch finds its hooks, and `carma_attach` is called after the import, so that it
+// also stands in front of the kernels, the device guard and the allocator of a CUDA build.
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_native.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/CallOnce.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <mutex>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+namespace {
+
+using c10::Device;
+using c10::DeviceIndex;
+using c10::DeviceType;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::IValue;
+using at::Tensor;
+
+// ---- the log
+
+#pragma pack(push, 1)
+struct Event {  // the contract with trace/report.py: "<BBHIQq"
+  uint8_t kind, thread;
+  uint16_t stream;
+  uint32_t what;
+  uint64_t id;
+  int64_t bytes;
+};
+#pragma pack(pop)
+enum Kind : uint8_t { ALLOC = 1, FREE, CALL, MARK, EMPTY_CACHE, OTHER_STREAM };
+
+std::mutex log_lock;
+std::vector<Event> events;
+std::vector<std::string> op_names{""};
+std::unordered_map<std::string, uint32_t> op_index;
+std::unordered_map<uint64_t, Tensor> shadows;  // address -> the storage's real contents, on the CPU
+std::mutex shadow_lock;
+std::unordered_map<std::string, uint32_t> blas_ops;  // name -> the call that stands for it in the report
+std::unordered_set<std::string> untouched_ops;  // what they write is as good as unwritten (found_inf stays 0)
+std::atomic<uint64_t> next_address{uint64_t(1) << 50};  // not canonical: no process can have anything there
+std::atomic<uint8_t> next_thread{0};
+std::atomic<int64_t> made_up{0};
+int device_count = 1;
+thread_local int this_thread = -1;
+thread_local uint32_t this_op = 0;
+thread_local DeviceIndex this_device = 0;
+thread_local c10::StreamId this_stream[64] = {};
+
+uint8_t thread_number() {
+  if (this_thread < 0) this_thread = next_thread++;
+  return uint8_t(this_thread);
+}
+
+void note(Kind kind, uint32_t what, uint64_t id, int64_t bytes, uint16_t stream) {
+  uint8_t thread = thread_number();
+  std::lock_guard<std::mutex> hold(log_lock);
+  events.push_back({kind, thread, stream, what, id, bytes});
+}
+
+uint32_t index_of(const std::string& op) {
+  std::lock_guard<std::mutex> hold(log_lock);
+  auto [place, fresh] = op_index.emplace(op, op_names.size());
+  if (fresh) op_names.push_back(op);
+  return place->second;
+}
+
+// ---- memory
+
+void drop_shadow(uint64_t address) {
+  Tensor gone;  // destroyed after the lock is let go
+  std::lock_guard<std::mutex> hold(shadow_lock);
+  auto place = shadows.find(address);
+  if (place == shadows.end()) return;
+  gone = std::move(place->second);
+  shadows.erase(place);
+}
+
+void give_back(void* data) {
+  auto address = reinterpret_cast<uint64_t>(data);
+  drop_shadow(address);
+  note(FREE, 0, address, 0, 0);
+}
+
+struct FakeAllocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    Device device(DeviceType::CUDA, this_device);
+    if (bytes == 0) return {nullptr, nullptr, &give_back_nothing, device};
+    uint64_t address = next_address.fetch_add((bytes + 511) / 512 * 512 + 512);
+    note(ALLOC, this_op, address, int64_t(bytes), uint16_t(this_stream[this_device]));
+    auto* data = reinterpret_cast<void*>(address);
+    return {data, data, &give_back, device};
+  }
+  static void give_back_nothing(void*) {}
+  c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
+  void copy_data(void*, const void*, std::size_t) const override {}
+};
+FakeAllocator allocator;
+
+Tensor make(at::IntArrayRef size, at::IntArrayRef stride, c10::ScalarType dtype) {
+  return Tensor(at::detail::empty_strided_generic(size, stride, &allocator, DispatchKeySet(DispatchKey::CUDA), dtype));
+}
+
+uint64_t address_of(const Tensor& tensor) {
+  return tensor.has_storage() ? reinterpret_cast<uint64_t>(tensor.storage().data_ptr().get()) : 0;
+}
+
+// ---- shadows: what small tensors really hold
+
+constexpr int64_t MOST_WHOLE = 1 << 18, MOST_REAL = 4096;  // elements; flags and indices matter more than values
+
+bool small(const Tensor& tensor) {
+  bool whole = c10::isIntegralType(tensor.scalar_type(), true);
+  int64_t held = int64_t(tensor.storage().nbytes() / std::max<size_t>(1, tensor.itemsize()));
+  return held <= (whole ? MOST_WHOLE : MOST_REAL);
+}
+
+Tensor view_of(const Tensor& holder, const Tensor& like) {  // the same window onto the CPU copy of the storage
+  auto options = at::TensorOptions().dtype(like.scalar_type()).device(c10::kCPU);
+  Tensor view = at::empty({0}, options);
+  auto* impl = view.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(holder.storage());
+  impl->set_storage_offset(like.storage_offset());
+  impl->set_sizes_and_strides(like.sizes(), like.strides());
+  return view;
+}
+
+std::optional<Tensor> shadow_of(const Tensor& tensor) {
+  if (tensor.numel() == 0) return view_of(at::empty({0}, at::TensorOptions().dtype(tensor.scalar_type())), tensor);
+  std::lock_guard<std::mutex> hold(shadow_lock);
+  auto place = shadows.find(address_of(tensor));
+  if (place == shadows.end()) return std::nullopt;
+  return view_of(place->second, tensor);
+}
+
+void remember(const Tensor& tensor, const Tensor& real) {  // `real` has the sizes of `tensor`, which owns its storage
+  if (tensor.numel() == 0 || !small(tensor)) return;
+  auto bytes = int64_t(tensor.storage().nbytes());
+  Tensor holder = at::empty({bytes}, at::TensorOptions().dtype(c10::kByte));
+  Tensor window = view_of(holder, tensor);
+  window.copy_(real);
+  std::lock_guard<std::mutex> hold(shadow_lock);
+  shadows[address_of(tensor)] = holder;
+}
+
+void remember_blank(const Tensor& tensor) {  // whoever reads it before it is written reads zeros, as likely as anything
+  if (tensor.numel() == 0 || !small(tensor)) return;
+  Tensor holder = at::empty({int64_t(tensor.storage().nbytes())}, at::TensorOptions().dtype(c10::kByte));
+  std::memset(holder.data_ptr(), 0, holder.nbytes());
+  std::lock_guard<std::mutex> hold(shadow_lock);
+  shadows[address_of(tensor)] = holder;
+}
+
+// ---- arguments
+
+template <class F>
+IValue map_tensors(const IValue& value, F&& change) {
+  if (value.isTensor()) {
+    const Tensor& tensor = value.toTensor();
+    return tensor.defined() ? IValue(change(tensor)) : value;
+  }
+  if (value.isTensorList()) {
+    c10::List<Tensor> list;
+    for (const Tensor& tensor : value.toTensorVector()) list.push_back(tensor.defined() ? change(tensor) : tensor);
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<Tensor>> list;
+    for (const std::optional<Tensor>& each : value.toOptionalTensorList())
+      list.push_back(each && each->defined() ? std::optional<Tensor>(change(*each)) : each);
+    return list;
+  }
+  return value;
+}
+
+using Mapping = std::vector<std::pair<Tensor, Tensor>>;  // the tensor that was given, and what stands for it
+
+Tensor* standing(Mapping& mapping, const Tensor& stand_in) {
+  for (auto& pair : mapping)
+    if (pair.second.is_same(stand_in)) return &pair.first;
+  return nullptr;
+}
+
+Tensor as_meta(Mapping& mapping, const Tensor& tensor) {
+  if (tensor.is_cpu() && tensor.unsafeGetTensorImpl()->is_wrapped_number()) return tensor;  // a plain number
+  for (auto& pair : mapping)
+    if (pair.first.is_same(tensor)) return pair.second;
+  Tensor meta = at::empty_strided(tensor.sizes(), tensor.strides(),
+                                  at::TensorOptions().dtype(tensor.scalar_type()).device(c10::kMeta));
+  mapping.emplace_back(tensor, meta);
+  return meta;
+}
+
+// An `out=` tensor, or `resize_`, that came back with other sizes: grow the storage as resize_ does.
+void resize_like(const Tensor& tensor, at::IntArrayRef sizes, at::IntArrayRef strides) {
+  auto* impl = tensor.unsafeGetTensorImpl();
+  size_t bytes = at::detail::computeStorageNbytes(sizes, strides, tensor.itemsize(), impl->storage_offset());
+  c10::Storage storage = impl->unsafe_storage();
+  if (bytes > storage.nbytes()) {
+    storage.set_data_ptr_noswap(allocator.allocate(bytes));
+    storage.set_nbytes(bytes);
+  }
+  impl->set_sizes_and_strides(sizes, strides);
+  remember_blank(tensor);
+}
+
+Device device_among(const torch::jit::Stack& arguments) {
+  Device device(DeviceType::CUDA, this_device);
+  for (const IValue& value : arguments) {
+    bool found = false;
+    map_tensors(value, [&](const Tensor& tensor) {
+      if (!found && tensor.is_cuda()) device = tensor.device(), found = true;
+      return tensor;
+    });
+    if (found) break;
+  }
+  return device;
+}
+
+struct Within {  // the op and the device that allocations are booked under
+  uint32_t op = this_op;
+  DeviceIndex device = this_device;
+  Within(const std::string& name, Device on) {
+    if (this_op == 0) this_op = index_of(name);
+    this_device = on.index() < 0 ? this_device : on.index();
+  }
+  ~Within() { this_op = op, this_device = device; }
+};
+
+// ---- values, where all that goes in is known
+
+bool try_for_real(const c10::OperatorHandle& op, const torch::jit::Stack& given, torch::jit::Stack& results,
+                  Mapping& mapping) {
+  int64_t elements = 0;
+  bool known = true;
+  torch::jit::Stack real;
+  for (const IValue& value : given) {
+    IValue mapped = map_tensors(value, [&](const Tensor& tensor) -> Tensor {
+      if (!known || !tensor.is_cuda()) return tensor;
+      auto shadow = shadow_of(tensor);
+      if (!shadow) return known = false, tensor;
+      elements += tensor.numel();
+      mapping.emplace_back(tensor, *shadow);
+      return *shadow;
+    });
+    if (!known || elements > MOST_WHOLE) return false;
+    if (mapped.isDevice() && mapped.toDevice().is_cuda()) mapped = Device(c10::kCPU);
+    if (mapped.isGenerator()) mapped = IValue();
+    real.push_back(std::move(mapped));
+  }
+  try {
+    c10::impl::ExcludeDispatchKeyGuard plain(c10::autograd_dispatch_keyset | c10::autocast_dispatch_keyset);
+    op.callBoxed(real);
+  } catch (...) {  // no such kernel on the CPU, or nonsense values: then it is not known
+    return false;
+  }
+  results = std::move(real);
+  return true;
+}
+
+bool shadowed_by(const Tensor& tensor, const Tensor& real) {
+  auto now = shadow_of(tensor);
+  return now && now->storage().is_alias_of(real.storage());
+}
+
+bool writes(const c10::Argument& argument) { return argument.alias_info() && argument.alias_info()->isWrite(); }
+
+void forget_written(const c10::FunctionSchema& schema, const torch::jit::Stack& given) {
+  for (size_t i = 0; i < given.size(); ++i)
+    if (writes(schema.arguments()[i]))
+      map_tensors(given[i], [](const Tensor& tensor) {
+        if (tensor.is_cuda()) drop_shadow(address_of(tensor));
+        return tensor;
+      });
+}
+
+// ---- the kernel that stands for all others
+
+IValue to_device(const IValue& value, Mapping& metas, Mapping& reals, const IValue* real) {
+  std::vector<Tensor> real_tensors;
+  if (real) map_tensors(*real, [&](const Tensor& tensor) { return real_tensors.push_back(tensor), tensor; });
+  size_t next = 0;
+  return map_tensors(value, [&](const Tensor& meta) -> Tensor {
+    Tensor known = next < real_tensors.size() ? real_tensors[next] : Tensor();
+    ++next;
+    if (Tensor* original = standing(metas, meta)) return *original;
+    if (Tensor* original = standing(reals, meta)) return *original;
+    for (auto& pair : metas)  // a window onto an argument
+      if (meta.is_meta() && meta.has_storage() && pair.second.storage().is_alias_of(meta.storage()))
+        return at::native::as_strided_tensorimpl(pair.first, meta.sizes(), meta.strides(),
+                                                 pair.first.storage_offset() + meta.storage_offset());
+    if (!meta.is_meta() && !meta.is_cpu()) return meta;
+    Tensor made = make(meta.sizes(), meta.strides(), meta.scalar_type());
+    if (known.defined() && known.is_cpu() && known.sizes() == made.sizes()) remember(made, known);
+    return made;
+  });
+}
+
+bool gives_only_arguments(const c10::FunctionSchema& schema) {
+  for (const auto& each : schema.returns())
+    if (!each.alias_info() || !each.alias_info()->isWrite()) return false;
+  return true;
+}
+
+void everything(const c10::OperatorHandle& op, DispatchKeySet, torch::jit::Stack* stack) {
+  const auto& schema = op.schema();
+  const std::string& name = schema.name();
+  size_t count = schema.arguments().size();
+  torch::jit::Stack given(stack->end() - count, stack->end());
+  torch::jit::drop(*stack, count);
+  Within within(name, device_among(given));
+  if (auto place = blas_ops.find(name); place != blas_ops.end())
+    note(CALL, place->second, 0, 0, uint16_t(this_stream[this_device]));
+
+  torch::jit::Stack real_results;
+  Mapping reals, metas;
+  bool real = try_for_real(op, given, real_results, reals);
+  torch::jit::Stack results;
+  try {
+    c10::impl::ExcludeDispatchKeyGuard plain(c10::autocast_dispatch_keyset);
+    for (const IValue& value : given) {
+      if (value.isDevice() && value.toDevice().is_cuda()) results.emplace_back(Device(c10::kMeta));
+      else if (value.isGenerator()) results.emplace_back();
+      else results.push_back(map_tensors(value, [&](const Tensor& tensor) { return as_meta(metas, tensor); }));
+    }
+    op.redispatchBoxed(DispatchKeySet(DispatchKey::Meta), &results);
+  } catch (...) {
+    if (real) results = real_results;  // sizes that depend on values, and the values are known
+    else if (gives_only_arguments(schema)) {
+      results.clear();
+      for (const auto& each : schema.returns())
+        for (size_t i = 0; i < count; ++i)
+          if (writes(schema.arguments()[i]) && *schema.arguments()[i].alias_info() == *each.alias_info())
+            results.push_back(given[i]);
+      if (results.size() != schema.returns().size()) throw;
+      forget_written(schema, given);
+      for (IValue& value : results) stack->push_back(std::move(value));
+      return;
+    } else throw;
+  }
+  for (auto& [original, meta] : metas)
+    if (original.is_cuda() && meta.sizes() != original.sizes()) resize_like(original, meta.sizes(), meta.strides());
+  for (auto& [original, known] : reals)  // an `out=` tensor that was empty before
+    if (original.numel() && original.is_contiguous() && original.sizes() == known.sizes() && !shadowed_by(original, known))
+      remember(original, known);
+  if (!real && !untouched_ops.count(name)) forget_written(schema, given);
+  for (size_t i = 0; i < results.size(); ++i)
+    stack->push_back(to_device(results[i], metas, reals, real && i < real_results.size() ? &real_results[i] : nullptr));
+}
+
+// ---- kernels of their own
+
+Tensor empty(at::IntArrayRef size, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout>,
+             std::optional<Device> device, std::optional<bool>, std::optional<c10::MemoryFormat> format) {
+  Within within("aten::empty", device.value_or(Device(DeviceType::CUDA, this_device)));
+  auto type = dtype.value_or(c10::get_default_dtype_as_scalartype());
+  Tensor made(at::detail::empty_generic(size, &allocator, DispatchKeySet(DispatchKey::CUDA), type, format));
+  remember_blank(made);
+  return made;
+}
+
+Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<c10::ScalarType> dtype,
+                     std::optional<c10::Layout>, std::optional<Device> device, std::optional<bool>) {
+  Within within("aten::empty_strided", device.value_or(Device(DeviceType::CUDA, this_device)));
+  Tensor made = make(size, stride, dtype.value_or(c10::get_default_dtype_as_scalartype()));
+  remember_blank(made);
+  return made;
+}
+
+const Tensor& resize(const Tensor& self, at::IntArrayRef size, std::optional<c10::MemoryFormat> format) {
+  Within within("aten::resize_", self.device());
+  Tensor like = at::empty(size, at::TensorOptions().dtype(self.scalar_type()).device(c10::kMeta), format);
+  if (self.sizes() != size) resize_like(self, like.sizes(), like.strides());
+  return self;
+}
+
+Tensor& set_storage(Tensor& self, c10::Storage source, int64_t offset, at::IntArrayRef size, at::IntArrayRef stride) {
+  auto* impl = self.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(std::move(source));
+  impl->set_storage_offset(offset);
+  if (stride.empty()) impl->set_sizes_contiguous(size);
+  else impl->set_sizes_and_strides(size, stride);
+  return self;
+}
+
+Tensor& set_whole_storage(Tensor& self, c10::Storage source) {
+  int64_t count = int64_t(source.nbytes() / self.itemsize());
+  return set_storage(self, std::move(source), 0, {count}, {});
+}
+
+Tensor& set_tensor(Tensor& self, const Tensor& source) {
+  return set_storage(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
+}
+
+Tensor& set_nothing(Tensor& self) {
+  return set_whole_storage(self, c10::Storage(c10::Storage::use_byte_size_t(), 0, &allocator, true));
+}
+
+void invent(const Tensor& on_cpu) {
+  ++made_up;
+  if (c10::isIntegralType(on_cpu.scalar_type(), true)) on_cpu.zero_();
+  else on_cpu.fill_(0.5);
+}
+
+Tensor plain(const Tensor& like, c10::ScalarType dtype) {
+  Tensor meta = at::empty(like.sizes(), at::TensorOptions().dtype(dtype).device(c10::kMeta));
+  return make(meta.sizes(), meta.strides(), dtype);
+}
+
+// As at::native::copy_kernel_cuda: a copy between host and device that is not plain goes through a plain copy.
+Tensor& copy(Tensor& self, const Tensor& source, bool non_blocking) {
+  Within within("aten::copy_", self.is_cuda() ? self.device() : source.device());
+  if (self.numel() == 0) return self;
+  auto known = source.is_cuda() ? shadow_of(source) : std::optional<Tensor>(source);
+  bool same = self.scalar_type() == source.scalar_type() && self.strides() == source.strides() &&
+              self.sizes() == source.sizes() && self.is_non_overlapping_and_dense();
+  if (self.is_cuda() != source.is_cuda() && !same) {
+    bool convert_at_source = source.is_cuda() == non_blocking;
+    auto type = convert_at_source ? self.scalar_type() : source.scalar_type();
+    std::vector<Tensor> temporaries;
+    if (self.is_cuda() && !(self.is_contiguous() && self.scalar_type() == type)) temporaries.push_back(plain(self, type));
+    if (source.is_cuda() && !(source.is_contiguous() && source.scalar_type() == type))
+      temporaries.push_back(plain(self, type));
+  }
+  if (!self.is_cuda()) {
+    if (known) self.copy_(*known);
+    else invent(self);
+    return self;
+  }
+  auto mine = known && source.numel() <= MOST_WHOLE ? shadow_of(self) : std::nullopt;
+  if (mine) mine->copy_(*known);
+  else drop_shadow(address_of(self));
+  return self;
+}
+
+void record_stream(Tensor& self, c10::Stream stream) {
+  note(OTHER_STREAM, 0, address_of(self), 0, uint16_t(stream.id()));
+}
+
+std::optional<Tensor> shadow(const Tensor& tensor) {
+  auto known = shadow_of(tensor);
+  if (!known) ++made_up;
+  return known ? std::optional<Tensor>(known->clone()) : std::nullopt;
+}
+
+void remember_values(const Tensor& tensor, const Tensor& values) { remember(tensor, values); }
+
+void forget(const Tensor& tensor) { drop_shadow(address_of(tensor)); }
+
+// ---- the device, as torch's own code sees it
+
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  DeviceType type() const override { return DeviceType::CUDA; }
+  Device exchangeDevice(Device device) const override {
+    Device before(DeviceType::CUDA, this_device);
+    this_device = device.index() < 0 ? this_device : device.index();
+    return before;
+  }
+  Device getDevice() const override { return Device(DeviceType::CUDA, this_device); }
+  void setDevice(Device device) const override { exchangeDevice(device); }
+  void uncheckedSetDevice(Device device) const noexcept override { exchangeDevice(device); }
+  c10::Stream stream(Device device) const {
+    DeviceIndex index = device.index() < 0 ? this_device : device.index();
+    return c10::Stream(c10::Stream::UNSAFE, Device(DeviceType::CUDA, index), this_stream[index]);
+  }
+  c10::Stream getStream(Device device) const override { return stream(device); }
+  c10::Stream getDefaultStream(Device device) const override {
+    return c10::Stream(c10::Stream::UNSAFE, Device(DeviceType::CUDA, device.index() < 0 ? this_device : device.index()), 0);
+  }
+  c10::Stream getStreamFromGlobalPool(Device device, bool = false) const override { return stream(device); }
+  c10::Stream getNewStream(Device device, int = 0) const override { return stream(device); }
+  c10::Stream exchangeStream(c10::Stream stream) const override {
+    c10::Stream before = getStream(stream.device());
+    this_stream[stream.device_index()] = stream.id();
+    return before;
+  }
+  void destroyEvent(void*, const DeviceIndex) const noexcept override {}
+  void record(void**, const c10::Stream&, const DeviceIndex, const c10::EventFlag) const override {}
+  void block(void*, const c10::Stream&) const override {}
+  bool queryEvent(void*) const override { return true; }
+  DeviceIndex deviceCount() const noexcept override { return DeviceIndex(device_count); }
+  bool queryStream(const c10::Stream&) const override { return true; }
+  void synchronizeStream(const c10::Stream&) const override {}
+  void synchronizeEvent(void*) const override {}
+  void synchronizeDevice(const DeviceIndex) const override {}
+  void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
+    note(OTHER_STREAM, 0, reinterpret_cast<uint64_t>(data.get()), 0, uint16_t(stream.id()));
+  }
+  double elapsedTime(void*, void*, const DeviceIndex) const override { return 1.0; }
+};
+Guard guard;
+
+}  // namespace
+
+// The name is the key under which torch looks for it. Methods that some versions of torch do not have are not marked
+// `override`: there they are simply never called.
+struct CUDAHooks : at::CUDAHooksInterface {
+  explicit CUDAHooks(at::CUDAHooksArgs) {}
+  void init() const override {}
+  bool isBuilt() const { return true; }
+  bool isAvailable() const { return true; }
+  bool hasCUDA() const override { return true; }
+  bool hasCuDNN() const override { return true; }
+  bool hasPrimaryContext(DeviceIndex) const override { return true; }
+  bool compiledWithCuDNN() const override { return true; }
+  bool supportsDilatedConvolutionWithCuDNN() const override { return true; }
+  bool supportsDepthwiseConvolutionWithCuDNN() const override { return true; }
+  bool supportsBFloat16ConvolutionWithCuDNNv8() const { return true; }
+  bool supportsBFloat16RNNWithCuDNN() const { return true; }
+  long versionCuDNN() const override { return 91900; }
+  long versionRuntimeCuDNN() const { return 91900; }
+  double batchnormMinEpsilonCuDNN() const override { return 0.0; }
+  DeviceIndex current_device() const { return this_device; }
+  int getNumGPUs() const { return device_count; }
+  DeviceIndex deviceCount() const { return DeviceIndex(device_count); }
+  DeviceIndex getCurrentDevice() const { return this_device; }
+  void setCurrentDevice(DeviceIndex device) const { guard.setDevice(Device(DeviceType::CUDA, device)); }
+  DeviceIndex exchangeDevice(DeviceIndex device) const {
+    return guard.exchangeDevice(Device(DeviceType::CUDA, device)).index();
+  }
+  DeviceIndex maybeExchangeDevice(DeviceIndex device) const { return exchangeDevice(device); }
+  bool isPinnedPtr(const void*) const { return false; }
+  at::Allocator* getPinnedMemoryAllocator() const { return c10::GetAllocator(DeviceType::CPU); }
+  at::Allocator* getCUDADeviceAllocator() const { return &allocator; }
+  Device getDeviceFromPtr(void*) const { return Device(DeviceType::CUDA, this_device); }
+  const at::Generator& getDefaultGenerator(DeviceIndex) const { return at::detail::getDefaultCPUGenerator(); }
+  at::Generator getNewGenerator(DeviceIndex) const { return at::detail::createCPUGenerator(); }
+  void deviceSynchronize(DeviceIndex) const {}
+};
+
+namespace {
+c10::Registerer<std::string, std::unique_ptr<at::CUDAHooksInterface>, at::CUDAHooksArgs> hooks(
+    "CUDAHooks", c10::REGISTRY_PREFERRED, at::CUDAHooksRegistry(),
+    [](at::CUDAHooksArgs args) -> std::unique_ptr<at::CUDAHooksInterface> { return std::make_unique<CUDAHooks>(args); });
+
+torch::Library& aten() {
+  static torch::Library library(torch::Library::IMPL, "aten", DispatchKey::CUDA, __FILE__, __LINE__);
+  return library;
+}
+}  // namespace
+
+TORCH_LIBRARY(carma, m) {
+  m.def("shadow(Tensor self) -> Tensor?", &shadow);
+  m.def("forget(Tensor self) -> ()", &forget);
+  m.def("remember(Tensor self, Tensor values) -> ()", &remember_values);
+}
+
+extern "C" {
+// `overridden`: the ops that a CUDA build has kernels for, one on each line.
+const char* carma_attach(const char* overridden, int devices) {
+  static std::string trouble;
+  device_count = devices;
+  c10::impl::device_guard_impl_registry[size_t(DeviceType::CUDA)].store(&guard);
+  c10::SetAllocator(DeviceType::CUDA, &allocator, 255);
+  try {
+    auto& m = aten();
+    m.impl("empty.memory_format", TORCH_FN(empty));
+    m.impl("empty_strided", TORCH_FN(empty_strided));
+    m.impl("as_strided", TORCH_FN(at::native::as_strided_tensorimpl));
+    m.impl("view", TORCH_FN(at::native::view));
+    m.impl("_reshape_alias", TORCH_FN(at::native::_reshape_alias));
+    m.impl("unfold", TORCH_FN(at::native::unfold));
+    m.impl("resize_", TORCH_FN(resize));
+    m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage));
+    m.impl("set_.source_Storage", TORCH_FN(set_whole_storage));
+    m.impl("set_.source_Tensor", TORCH_FN(set_tensor));
+    m.impl("set_", TORCH_FN(set_nothing));
+    m.impl("copy_", TORCH_FN(copy));
+    m.impl("record_stream", TORCH_FN(record_stream));
+    std::string names(overridden);
+    for (size_t from = 0, to; (to = names.find('\n', from)) != std::string::npos; from = to + 1)
+      m.impl(names.substr(from, to - from).c_str(), torch::CppFunction::makeFromBoxedFunction<&everything>());
+    static torch::Library rest(torch::Library::IMPL, "_", DispatchKey::CUDA, __FILE__, __LINE__);
+    rest.fallback(torch::CppFunction::makeFromBoxedFunction<&everything>());
+  } catch (const std::exception& error) {
+    return (trouble = error.what()).c_str();
+  }
+  return nullptr;
+}
+
+void carma_blas(const char* op, uint32_t call) { blas_ops[op] = call; }
+void carma_untouched(const char* op) { untouched_ops.insert(op); }
+void carma_note(int kind, uint32_t what, uint64_t id, int64_t bytes) {
+  note(Kind(kind), what, id, bytes, uint16_t(this_stream[this_device]));
+}
+void carma_set_op(const char* name) { this_op = *name ? index_of(name) : 0; }
+void carma_set_stream(int device, int64_t stream) { this_stream[device] = stream; }
+int64_t carma_stream(int device) { return this_stream[device]; }
+void carma_set_device(int device) { this_device = DeviceIndex(device); }
+int carma_device() { return this_device; }
+int64_t carma_made_up() { return made_up.load(); }
+uint64_t carma_events() { std::lock_guard<std::mutex> hold(log_lock); return events.size(); }
+void carma_read(Event* into, uint64_t count) {
+  std::lock_guard<std::mutex> hold(log_lock);
+  std::memcpy(into, events.data(), count * sizeof(Event));
+}
+uint64_t carma_ops(char* into, uint64_t most) {  // all names, one on each line; returns the bytes needed
+  std::lock_guard<std::mutex> hold(log_lock);
+  std::string all;
+  for (auto& name : op_names) all += name + "\n";
+  if (into && all.size() <= most) std::memcpy(into, all.data(), all.size());
+  return all.size();
+}
+}
