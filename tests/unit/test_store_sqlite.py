@@ -15,14 +15,15 @@ from pathlib import Path
 import pytest
 
 from carma.core.events import TaskSubmitted, UseNoted
-from carma.core.model import AttemptKey, GpuId, GpuUsage, Owner, TaskId, TaskSpec
-from carma.core.ports import Checkpoint, PastRun
+from carma.core.model import GpuId, GpuUsage, Owner, TaskId, TaskSpec
+from carma.core.ports import Checkpoint
 from carma.core.status import Queued
 from carma.core.task import Task
 from carma.errors import AlreadyRunning, StoreError
 from carma.store.problems import from_os
 from carma.store.schema import APPLICATION_ID, MIGRATIONS, check, migrate
 from carma.store.sqlite import SqliteStore
+from tests.unit.old_formats import without_patterns
 
 ALICE = Owner(1001, 1001, "alice")
 
@@ -71,6 +72,7 @@ def test_what_was_appended_survives_kill_9(path: Path) -> None:
         import os, signal
         from tests.unit.test_store_sqlite import submitted
         from carma.store.sqlite import SqliteStore
+from tests.unit.old_formats import without_patterns
         store = SqliteStore({str(path)!r})
         print(store.new_task_ids(2), flush=True)
         print(store.append([submitted(1), submitted(2)]), flush=True)
@@ -98,6 +100,7 @@ def test_a_task_that_outlives_the_daemon_does_not_keep_the_lock(path: Path) -> N
     program = f"""
         import os, signal, subprocess
         from carma.store.sqlite import SqliteStore
+from tests.unit.old_formats import without_patterns
         store = SqliteStore({str(path)!r})
         child = subprocess.Popen(["sleep", "600"], close_fds=False, stdout=-3, stderr=-3)  # -3: DEVNULL
         print(child.pid, flush=True)
@@ -235,6 +238,7 @@ def test_a_disk_that_refuses_to_grow_a_file_is_a_store_error(path: Path) -> None
         from tests.unit.test_store_sqlite import submitted
         from carma.errors import StoreError
         from carma.store.sqlite import SqliteStore
+from tests.unit.old_formats import without_patterns
         store = SqliteStore({str(path)!r})
         store.append([submitted(1)])
         resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, resource.RLIM_INFINITY))
@@ -284,7 +288,7 @@ def test_an_older_format_is_migrated_and_keeps_its_rows(path: Path) -> None:
 
 def test_a_file_of_the_first_format_takes_what_gpus_do(path: Path) -> None:
     connection = sqlite3.connect(filled(path), isolation_level=None)
-    _without_patterns(connection)
+    without_patterns(connection)
     connection.execute("DROP TABLE gpu_usage")
     connection.execute("PRAGMA user_version = 1")
     connection.close()
@@ -297,7 +301,7 @@ def test_a_file_of_the_first_format_takes_what_gpus_do(path: Path) -> None:
 
 def test_hours_of_the_second_format_are_kept(path: Path) -> None:
     connection = sqlite3.connect(filled(path), isolation_level=None)
-    _without_patterns(connection)
+    without_patterns(connection)
     connection.execute("ALTER TABLE gpu_usage DROP COLUMN guessed_s")
     connection.execute("INSERT INTO gpu_usage VALUES ('GPU-0', 5, 60.0, 30.0, 10.0, 20.0, 600.0, 400.0, 100.0)")
     connection.execute("PRAGMA user_version = 2")
@@ -308,35 +312,6 @@ def test_hours_of_the_second_format_are_kept(path: Path) -> None:
     (found,) = store.usage(since=0.0, until=1e9)
     assert (found.watched_s, found.tasks_j, found.guessed_s) == (120.0, 100.0, 7.0)
     store.close()
-
-
-def test_past_runs_of_the_third_format_are_found_by_their_pattern(path: Path) -> None:
-    store = SqliteStore(path)
-    store.remember(past_run(1, ("python", "train.py", "--batch=32")))
-    store.close()
-    connection = sqlite3.connect(path, isolation_level=None)
-    _without_patterns(connection)
-    connection.execute("PRAGMA user_version = 3")
-    connection.close()
-    store = SqliteStore(path)
-    store.remember(past_run(2, ("python", "train.py", "--batch=64")))
-    near = store.near_runs(uid=1, command=("python", "train.py", "--batch=128"), directory="/")
-    assert [run.key.task for run in near] == [2, 1]
-    store.close()
-
-
-def test_a_question_about_past_runs_reads_an_index_and_not_the_table(path: Path) -> None:
-    """So that it costs the same whether there are ten or a hundred thousand of them."""
-    SqliteStore(path).close()
-    connection = sqlite3.connect(path)
-    for column, index in (("digest", "past_runs_by_command"), ("pattern", "past_runs_by_pattern")):
-        plan = connection.execute(
-            f"""EXPLAIN QUERY PLAN SELECT body FROM past_runs WHERE uid = ? AND {column} = ?
-                ORDER BY ended_at DESC, task DESC, attempt DESC LIMIT ?""",
-            (1, b"x", 20),
-        ).fetchall()
-        assert f"USING INDEX {index} (uid=? AND {column}=?)" in plan[0][3]
-    connection.close()
 
 
 def test_a_migration_that_fails_leaves_the_older_format_whole(path: Path) -> None:
@@ -379,28 +354,6 @@ def test_threads_share_it(path: Path) -> None:
     assert sorted(given) == list(range(1, 81))
     assert store.load().sequence == 80
     store.close()
-
-
-def past_run(task: int, command: tuple[str, ...]) -> PastRun:
-    return PastRun(
-        key=AttemptKey(TaskId(task), 1),
-        uid=1,
-        command=command,
-        directory="/",
-        gpus=1,
-        gpu_model="A100",
-        peak_mib=1_000,
-        runtime_s=90.0,
-        succeeded=True,
-        collocated=False,
-        ended_at=float(task),
-    )
-
-
-def _without_patterns(connection: sqlite3.Connection) -> None:
-    """The table as it was up to format 3."""
-    connection.execute("DROP INDEX past_runs_by_pattern")
-    connection.execute("ALTER TABLE past_runs DROP COLUMN pattern")
 
 
 def _set_version(path: Path, version: int) -> None:

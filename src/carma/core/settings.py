@@ -83,6 +83,10 @@ class Memory(Record, frozen=True, kw_only=True):
     trial_memory_mib: Annotated[
         int, Meta(ge=64, description="A trial run is ended when it takes more of the host's memory than this, in MiB.")
     ] = 8192
+    level: Annotated[
+        float,
+        Meta(ge=0.5, lt=1.0, description="The probability with which the bound of a trial run's estimate is to hold."),
+    ] = 0.99
     shrink: Annotated[
         bool,
         Meta(
