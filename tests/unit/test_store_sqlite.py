@@ -72,7 +72,6 @@ def test_what_was_appended_survives_kill_9(path: Path) -> None:
         import os, signal
         from tests.unit.test_store_sqlite import submitted
         from carma.store.sqlite import SqliteStore
-from tests.unit.old_formats import without_patterns
         store = SqliteStore({str(path)!r})
         print(store.new_task_ids(2), flush=True)
         print(store.append([submitted(1), submitted(2)]), flush=True)
@@ -100,7 +99,6 @@ def test_a_task_that_outlives_the_daemon_does_not_keep_the_lock(path: Path) -> N
     program = f"""
         import os, signal, subprocess
         from carma.store.sqlite import SqliteStore
-from tests.unit.old_formats import without_patterns
         store = SqliteStore({str(path)!r})
         child = subprocess.Popen(["sleep", "600"], close_fds=False, stdout=-3, stderr=-3)  # -3: DEVNULL
         print(child.pid, flush=True)
@@ -238,7 +236,6 @@ def test_a_disk_that_refuses_to_grow_a_file_is_a_store_error(path: Path) -> None
         from tests.unit.test_store_sqlite import submitted
         from carma.errors import StoreError
         from carma.store.sqlite import SqliteStore
-from tests.unit.old_formats import without_patterns
         store = SqliteStore({str(path)!r})
         store.append([submitted(1)])
         resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, resource.RLIM_INFINITY))
