@@ -30,7 +30,9 @@ def attach(torch):
     warnings.filterwarnings("ignore", message=".*Overriding a previously registered kernel")
     own = kernels.overrides(torch)
     names = sorted(_cuda_ops(torch) - _IN_SHIM - set(own))
-    trouble = lib.carma_attach(("\n".join(names) + "\n").encode(), int(gpu.get("count", 1)))
+    trouble = lib.carma_attach(
+        ("\n".join(names) + "\n").encode(), int(gpu.get("count", 1)), int(gpu.get("multiprocessors", 132))
+    )
     if trouble:
         report.refuse("unsupported", f"this torch does not take the made-up GPU: {trouble.decode(errors='replace')}")
     _name_blas(lib)

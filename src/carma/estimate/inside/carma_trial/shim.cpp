@@ -58,6 +58,7 @@ std::atomic<uint64_t> next_address{uint64_t(1) << 50};  // not canonical: no pro
 std::atomic<uint8_t> next_thread{0};
 std::atomic<int64_t> made_up{0};
 int device_count = 1;
+int64_t multiprocessors = 132;
 thread_local int this_thread = -1;
 thread_local uint32_t this_op = 0;
 thread_local DeviceIndex this_device = 0;
@@ -290,6 +291,83 @@ void forget_written(const c10::FunctionSchema& schema, const torch::jit::Stack& 
       });
 }
 
+// ---- what kernels take besides their results
+
+int64_t last_power_of_2(int64_t n) {
+  int64_t power = 1;
+  while (power * 2 <= n) power *= 2;
+  return power;
+}
+
+int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// at::native::setReduceConfig (aten/src/ATen/native/cuda/Reduce.cuh): a reduction that is spread over several blocks for
+// each result keeps what these found, and a counter for each column of blocks. Returns {0, 0} where it is not.
+std::pair<int64_t, int64_t> reduction_scratch(const Tensor& in, const std::vector<bool>& reduced, int64_t outputs,
+                                              int64_t element_bytes) {
+  if (in.numel() == 0 || outputs == 0) return {0, 0};
+  int64_t inputs = in.numel() / outputs;
+  int64_t fastest = -1;
+  for (int64_t dim = 0; dim < in.dim(); ++dim)
+    if (in.size(dim) > 1 && (fastest < 0 || in.stride(dim) < in.stride(fastest))) fastest = dim;
+  bool on_fastest = fastest < 0 || reduced[fastest];
+  bool packed = fastest < 0 || in.stride(fastest) == 1;
+  int64_t dim0 = on_fastest ? inputs : outputs, dim1 = on_fastest ? outputs : inputs;
+  int64_t vector = 1;
+  if (packed && on_fastest && outputs == 1 && in.is_non_overlapping_and_dense() && dim0 > 128) dim0 /= 4;
+  else if (packed && !on_fastest) {
+    int64_t run = in.size(fastest);
+    for (vector = 4; vector > 1 && (run % vector || in.storage_offset() % vector); vector /= 2) {}
+    for (int64_t dim = 0; dim < in.dim(); ++dim)
+      while (vector > 1 && dim != fastest && in.size(dim) > 1 && in.stride(dim) % vector) vector /= 2;
+    dim0 /= vector;
+  }
+  int64_t most_threads = 512 / vector;
+  int64_t power0 = dim0 < most_threads ? last_power_of_2(dim0) : most_threads;
+  int64_t power1 = dim1 < most_threads ? last_power_of_2(dim1) : most_threads;
+  int64_t width = std::min<int64_t>(power0, 32), height = std::min<int64_t>(power1, most_threads / width);
+  width = std::min<int64_t>(power0, most_threads / height);
+  int64_t step_in = 1, step_out = 1;
+  (on_fastest ? step_in : step_out) *= width;
+  bool across_warps = divided_up(inputs, step_in) >= std::min<int64_t>(height * 16, 256);
+  (across_warps ? step_in : step_out) *= height;
+  int64_t grid = divided_up(outputs / vector, step_out), target = multiprocessors * (2048 / (width * height));
+  int64_t each = divided_up(inputs, step_in);
+  if (!across_warps || each < 256 || grid > target) return {0, 0};
+  int64_t blocks = std::max(std::min(divided_up(target, grid), divided_up(each, 16)), divided_up(each, 256));
+  if (blocks <= 1) return {0, 0};
+  return {element_bytes * outputs * blocks * (on_fastest ? 1 : width * vector), 4 * grid};
+}
+
+// Reductions by name, and the bytes that each keeps for one element: sums in float, moments for a variance.
+const std::unordered_map<std::string, int64_t> reductions = {
+    {"aten::sum", 4}, {"aten::mean", 4}, {"aten::norm", 4}, {"aten::linalg_vector_norm", 4}, {"aten::amax", 4},
+    {"aten::amin", 4}, {"aten::all", 1}, {"aten::any", 1}, {"aten::prod", 4}, {"aten::nansum", 4}, {"aten::var", 16},
+    {"aten::std", 16}, {"aten::var_mean", 16}, {"aten::std_mean", 16}, {"aten::argmax", 16}, {"aten::argmin", 16},
+    {"aten::max", 4}, {"aten::min", 4}};
+
+void reduce_scratch(const std::string& name, const c10::FunctionSchema& schema, const torch::jit::Stack& given,
+                    const torch::jit::Stack& results) {
+  auto place = reductions.find(name);
+  if (place == reductions.end() || given.empty() || !given[0].isTensor() || results.empty()) return;
+  const Tensor& in = given[0].toTensor();
+  if (!results[0].isTensor() || !in.is_cuda()) return;
+  std::vector<bool> reduced(size_t(in.dim()), true);
+  for (size_t i = 1; i < given.size(); ++i) {
+    if (schema.arguments()[i].name() != "dim" || given[i].isNone()) continue;
+    std::vector<int64_t> dims = given[i].isInt() ? std::vector<int64_t>{given[i].toInt()} : given[i].toIntVector();
+    if (dims.empty()) break;
+    std::fill(reduced.begin(), reduced.end(), false);
+    for (int64_t dim : dims) reduced[size_t(dim < 0 ? dim + in.dim() : dim)] = true;
+  }
+  int64_t bytes = place->second == 4 && in.scalar_type() == c10::kDouble ? 8 : place->second;
+  if (place->second == 4 && c10::isIntegralType(in.scalar_type(), true)) bytes = 8;
+  auto [partial, counters] = reduction_scratch(in, reduced, results[0].toTensor().numel(), bytes);
+  if (partial == 0) return;
+  auto first = allocator.allocate(size_t(partial));
+  auto second = allocator.allocate(size_t(counters));
+}
+
 // ---- the kernel that stands for all others
 
 IValue to_device(const IValue& value, Mapping& metas, Mapping& reals, const IValue* real) {
@@ -360,8 +438,14 @@ void everything(const c10::OperatorHandle& op, DispatchKeySet, torch::jit::Stack
     if (original.numel() && original.is_contiguous() && original.sizes() == known.sizes() && !shadowed_by(original, known))
       remember(original, known);
   if (!real && !untouched_ops.count(name)) forget_written(schema, given);
-  for (size_t i = 0; i < results.size(); ++i)
-    stack->push_back(to_device(results[i], metas, reals, real && i < real_results.size() ? &real_results[i] : nullptr));
+  bool backwards = name == "aten::native_dropout";  // makes the mask first
+  size_t made = results.size();
+  for (size_t k = 0; k < made; ++k) {
+    size_t i = backwards ? made - 1 - k : k;
+    results[i] = to_device(results[i], metas, reals, real && i < real_results.size() ? &real_results[i] : nullptr);
+  }
+  reduce_scratch(name, schema, given, results);
+  for (IValue& value : results) stack->push_back(std::move(value));
 }
 
 // ---- kernels of their own
@@ -563,9 +647,10 @@ TORCH_LIBRARY(carma, m) {
 
 extern "C" {
 // `overridden`: the ops that a CUDA build has kernels for, one on each line.
-const char* carma_attach(const char* overridden, int devices) {
+const char* carma_attach(const char* overridden, int devices, int processors) {
   static std::string trouble;
   device_count = devices;
+  multiprocessors = processors;
   c10::impl::device_guard_impl_registry[size_t(DeviceType::CUDA)].store(&guard);
   c10::SetAllocator(DeviceType::CUDA, &allocator, 255);
   try {
