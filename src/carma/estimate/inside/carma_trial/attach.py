@@ -5,7 +5,7 @@ import os
 import re
 import warnings
 
-from . import build, cuda_api, data, kernels, parallel, report, rnn, watch
+from . import build, cuda_api, data, kernels, parallel, report, rnn, storages, values, watch
 
 # Kernels of their own in shim.cpp: as_strided and the like only change how a storage is looked at.
 _IN_SHIM = frozenset((
@@ -40,6 +40,8 @@ def attach(torch):
     kernels.install(torch, own, gpu)
     rnn.install(torch)
     data.install(torch)
+    storages.install(torch)
+    values.install(torch)
     parallel.install(torch)
     watch.install(torch)
 

@@ -1,4 +1,4 @@
-"""What a trial need not do: worker processes for data, first values of large weights, checkpoints, compiling."""
+"""What a trial need not do: worker processes for data, first values of large weights, compiling."""
 
 import inspect
 
@@ -10,7 +10,6 @@ _LARGE = 1 << 16  # elements; small tensors are given their values, which cost n
 def install(torch):
     _plain_loaders(torch)
     _no_large_initialisation(torch)
-    _no_checkpoints(torch)
     _no_compiling(torch)
     _no_dynamo(torch)
     _no_extensions(torch)
@@ -48,23 +47,19 @@ def _no_large_initialisation(torch):
         setattr(init, name, skip)
 
 
-def _no_checkpoints(torch):
-    def save(_what, target, *_args, **_words):
-        if isinstance(target, (str, bytes)) or hasattr(target, "__fspath__"):
-            with open(target, "wb"):
-                pass
-
-    torch.save = save
-
-
 def _no_compiling(torch):
-    def compile(model=None, **_words):
+    def note():
         report.flags.add("compile")
         report.warn("torch.compile was left out: the figures are those of the plain model, the compiled one takes less")
+
+    def compile(model=None, **_words):
+        note()
+        if isinstance(model, torch.nn.Module):
+            model.__dict__["_orig_mod"] = model  # not by setattr: it is no part of itself
         return model if model is not None else lambda function: function
 
     torch.compile = compile
-    torch.nn.Module.compile = lambda *_a, **_w: compile(_a[0]) and None
+    torch.nn.Module.compile = lambda *_args, **_words: note()
 
 
 def _no_dynamo(torch):

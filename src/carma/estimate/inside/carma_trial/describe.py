@@ -1,12 +1,17 @@
 """The model's layers in the order of its first training pass: what the published estimators ask for."""
 
+import functools
 import itertools
+import sys
+import weakref
 
 from . import report
 
 _layers = []
 _handle = []
 _first = {}
+_root = []  # the module that was called first
+_names = weakref.WeakKeyDictionary()
 _KEPT = ("kernel_size", "stride", "padding", "dilation", "groups", "in_channels", "out_channels", "in_features",
          "out_features", "num_features", "normalized_shape", "num_embeddings", "embedding_dim", "hidden_size",
          "num_layers", "bidirectional", "num_heads", "embed_dim", "p")  # fmt: skip
@@ -20,13 +25,26 @@ def install(torch):
     modules = torch.nn.modules.module
     _handle.append(modules.register_module_forward_pre_hook(lambda module, inputs: _enter(torch, module, inputs)))
     _handle.append(modules.register_module_forward_hook(lambda module, inputs, out: _leave(torch, module, inputs, out)))
+    _watch_recomputation(torch)
 
 
-def stop():
-    """The first optimizer step ends the first pass."""
+def _watch_recomputation(torch):
+    module = torch.utils.checkpoint
+    plain = module.checkpoint
+
+    @functools.wraps(plain)
+    def checkpoint(*args, **words):
+        report.flags.add("checkpoint")
+        return plain(*args, **words)
+
+    module.checkpoint = checkpoint
+
+
+def _stop():
+    """One pass is enough: what is computed again, accumulated, or belongs to a second network is not counted twice."""
     while _handle:
         _handle.pop().remove()
-    if _layers and "described" not in report.facts:
+    if _layers:
         report.facts["described"] = {**_first, "layers": _layers}
 
 
@@ -34,7 +52,8 @@ def optimizer(all_of_them):
     described = report.facts.get("described")
     if described is None or not all_of_them:
         return
-    chosen = all_of_them[0]
+    described["checkpointing"] = "checkpoint" in report.flags
+    chosen = max(all_of_them, key=lambda each: len(each.state))
     described["optimizer"] = type(chosen).__name__
     for kept in itertools.islice(chosen.state.values(), 1):
         if isinstance(kept, dict):
@@ -44,20 +63,31 @@ def optimizer(all_of_them):
 def _enter(torch, module, inputs):
     if _first or not torch.is_grad_enabled():
         return
-    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-    dtype = next((parameter.dtype for parameter in module.parameters()), torch.float32)
-    shape = list(tensors[0].shape) if tensors else []
+    parameters = list(module.parameters())
+    if not any(parameter.requires_grad for parameter in parameters):
+        return  # it prepares data
+    shape = next((list(value.shape) for value in (*inputs, *_keywords()) if isinstance(value, torch.Tensor)), [])
+    _root.append(module)
     _first.update(
-        parameters=sum(parameter.numel() for parameter in module.parameters()),
-        dtype=str(dtype).removeprefix("torch."),
+        parameters=sum(parameter.numel() for parameter in parameters),
+        dtype=str(parameters[0].dtype).replace("torch.", ""),
         input=shape,
-        autocast=str(torch.get_autocast_dtype("cuda")).removeprefix("torch.") if _autocast(torch) else "",
+        autocast="",
         config=_config(module),
     )
     if shape:
         _first["batch"] = shape[0]
     for name, each in module.named_modules():
-        each.__dict__.setdefault("_carma_name", name)
+        _names[each] = name
+
+
+def _keywords():
+    """What the model was called with by name: hooks for all modules are only given the rest."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name not in ("_call_impl", "inner"):
+        frame = frame.f_back
+    words = frame.f_locals.get("kwargs") if frame else None
+    return list(words.values()) if isinstance(words, dict) else []
 
 
 def _autocast(torch):
@@ -65,6 +95,13 @@ def _autocast(torch):
         return torch.is_autocast_enabled("cuda")
     except TypeError:
         return torch.is_autocast_enabled()
+
+
+def _autocast_dtype(torch):
+    try:
+        return torch.get_autocast_dtype("cuda")
+    except AttributeError:  # before torch 2.4
+        return torch.get_autocast_gpu_dtype()
 
 
 def _config(module):
@@ -76,8 +113,18 @@ def _config(module):
 
 
 def _leave(torch, module, inputs, outputs):
-    if not _first or len(_layers) >= _MOST or not torch.is_grad_enabled():
+    if not _first or not torch.is_grad_enabled():
         return
+    if not _first["autocast"] and _autocast(torch):  # some libraries turn it on inside the model's call
+        _first["autocast"] = str(_autocast_dtype(torch)).replace("torch.", "")
+        report.flags.add("amp")
+    if len(_layers) < _MOST:
+        _add(torch, module, inputs, outputs)
+    if module is _root[0]:
+        _stop()
+
+
+def _add(torch, module, inputs, outputs):
     own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
     if next(module.children(), None) is not None and not own:
         return
@@ -89,7 +136,7 @@ def _leave(torch, module, inputs, outputs):
     if "batch" not in _first and out.ndim:
         _first["batch"] = out.shape[0]
     _layers.append({
-        "name": module.__dict__.get("_carma_name", ""),
+        "name": _names.get(module, ""),
         "kind": type(module).__name__,
         "output": list(out.shape),
         "parameters": own,

@@ -5,10 +5,18 @@ import os
 from . import report
 
 
+def leave_unless_first():
+    """The first rank's trial speaks for all; the others would only take time from it."""
+    if int(report.facts.get("rank", 0)):
+        report.leave()
+
+
 def install(torch):
+    _one_card(torch)
     distributed = torch.distributed
     if not distributed.is_available():
         return
+    leave_unless_first()
     begin = distributed.init_process_group
 
     def init_process_group(backend=None, *_args, rank=-1, world_size=-1, **_words):
@@ -17,30 +25,110 @@ def install(torch):
         rank = rank if rank >= 0 else int(os.environ.get("RANK") or 0)
         size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE") or 1)
         report.facts.update(rank=rank, world_size=size)
+        leave_unless_first()
         report.flags.add("distributed")
         begin(backend="fake", rank=rank, world_size=size, store=FakeStore())
 
     distributed.init_process_group = init_process_group
     distributed.distributed_c10d.init_process_group = init_process_group
+    _answers(torch, distributed)
     _patch_replicas(torch)
 
 
-def _patch_replicas(torch):
-    """All processes hold the same model; nothing has to be compared or sent."""
-    from torch.distributed import utils
+def _answers(torch, distributed):
+    """Collectives that the made-up group refuses, or whose answer is looked at."""
+    reduce = distributed.all_reduce
 
-    for name in ("_verify_param_shape_across_processes", "_sync_module_states"):
-        if hasattr(utils, name):
-            setattr(utils, name, lambda *_a, **_w: None)
-    make = torch.nn.parallel.DistributedDataParallel.__init__
+    class Done:
+        """Of a call that does not wait: its answer is the tensor itself."""
+
+        def __init__(self, tensor):
+            self._tensor = tensor
+
+        def wait(self, *_args):
+            return True
+
+        is_completed = is_success = wait
+
+        def get_future(self):
+            future = torch.futures.Future()
+            future.set_result([self._tensor])
+            return future
+
+    def all_reduce(tensor, *args, async_op=False, **words):
+        reduce(tensor, *args, **words)
+        return Done(tensor) if async_op else None
+
+    def gather_objects(objects, mine, *_args, **_words):
+        objects[:] = [mine] * len(objects)
+
+    nothing = lambda *_args, **_words: None  # noqa: E731
+    replaced = {
+        "all_reduce": all_reduce,
+        "all_gather_object": gather_objects,
+        "broadcast_object_list": nothing,
+        "barrier": nothing,
+        "monitored_barrier": nothing,
+        "is_nccl_available": lambda: True,
+        "get_backend": lambda *_args: "nccl",
+    }
+    for name, function in replaced.items():
+        setattr(distributed, name, function)
+        setattr(distributed.distributed_c10d, name, function)
+
+
+def _patch_replicas(torch):
+    """All processes hold the same model, so nothing is compared. The reducer makes its buckets as it always does."""
+    from torch.distributed import utils
+    from torch.nn.parallel import distributed as module
+
+    for holder in (utils, module):
+        if hasattr(holder, "_verify_param_shape_across_processes"):
+            holder._verify_param_shape_across_processes = lambda *_args, **_words: None
+    replica = module.DistributedDataParallel
+    make, register = replica.__init__, replica.register_comm_hook
 
     def __init__(self, *args, **words):
         report.flags.add("ddp")
         make(self, *args, **words)
+        self._carma_hook = None
+        register(self, self, _hook)
 
-    torch.nn.parallel.DistributedDataParallel.__init__ = __init__
+    def _hook(self, bucket):
+        """The group's own answer has no value; this is what the reducer would get."""
+        if self._carma_hook is not None:
+            state, hook = self._carma_hook
+            return hook(state, bucket)
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
 
-    def refuse(*_args, **_words):
-        report.refuse("unsupported", "nn.DataParallel copies the model inside a step, which a trial does not follow")
+    _hook.__annotations__ = {"bucket": torch.distributed.GradBucket, "return": torch.futures.Future[torch.Tensor]}
 
-    torch.nn.DataParallel = refuse
+    def register_comm_hook(self, state, hook):
+        self._carma_hook = (state, hook)
+
+    replica.__init__, replica.register_comm_hook = __init__, register_comm_hook
+    replica._register_builtin_comm_hook = lambda *_args: None
+
+
+def _one_card(torch):
+    """nn.DataParallel with one card only moves its inputs there; with several it copies the model in each step."""
+    from torch.nn.parallel import comm
+
+    several = torch.nn.DataParallel
+    make = several.__init__
+
+    def __init__(self, module, device_ids=None, *args, **words):
+        count = torch.cuda.device_count() if device_ids is None else len(device_ids)
+        if count > 1:
+            report.refuse(
+                "unsupported", "nn.DataParallel copies the model inside a step, which a trial does not follow"
+            )
+        make(self, module, device_ids, *args, **words)
+
+    def scatter(tensor, devices=None, chunk_sizes=None, dim=0, streams=None, *, out=None):
+        return (tensor.to(torch.device("cuda", torch.cuda._utils._get_device_index(devices[0], True))),)
+
+    several.__init__ = __init__
+    comm.scatter = scatter

@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -10,7 +11,9 @@ import time
 from . import build
 
 ALLOC, FREE, CALL, MARK, EMPTY_CACHE, OTHER_STREAM = 1, 2, 3, 4, 5, 6
+NEVER = "it never used a GPU"
 _EVENT_BYTES = 24
+_WORTH = {"end": 1, "limit": 1, "error": 2, "unsupported": 3, "steps": 4}  # of reports of several processes, one counts
 _started = time.monotonic()
 _lock = threading.Lock()
 _written = False
@@ -58,21 +61,45 @@ def refuse(stop, reason):
 
 def leave(code=0):
     """At once, and without the script's own clean-up: nothing that it does from here on is wanted."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:  # closed, or replaced by something of the script's
+            continue
     os._exit(code)
 
 
+def note_steps(count):
+    """How far it is, for the reason when the run is ended from outside. A helper process does not set it back."""
+    path = os.path.join(os.environ["CARMA_TRACE_OUT"], "steps")
+    if facts.get("rank", 0) or (count == 0 and os.path.exists(path)):
+        return
+    try:
+        _put(path, str(count).encode())
+    except OSError:  # it is only a note
+        pass
+
+
+def used_gpu():
+    return ALLOC in _events()[::_EVENT_BYTES]
+
+
 def write(stop, reason=""):
+    """The first call counts. Of several processes the first rank's report counts, and the best of those."""
     global _written
     with _lock:
         if _written:
             return
         _written = True
+    events = _events()
+    if stop == "end" and ALLOC not in events[::_EVENT_BYTES]:
+        if _only_starts_others():
+            return
+        reason = NEVER
     folder = os.environ["CARMA_TRACE_OUT"]
-    rank = int(facts.get("rank", 0))
-    suffix = "" if rank == 0 else f".{rank}"
-    _put(os.path.join(folder, "events.bin" + suffix), _events())
+    path = os.path.join(folder, "report.json")
+    if facts.get("rank", 0) or _worth(stop, reason) <= _worth_of(path):
+        return
     body = {
         "format": 1,
         "stop": stop,
@@ -88,13 +115,34 @@ def write(stop, reason=""):
         "flags": sorted(flags),
         **facts,
     }
-    _put(os.path.join(folder, "report.json" + suffix), json.dumps(body).encode())
+    _put(os.path.join(folder, "events.bin"), events)
+    _put(path, json.dumps(body).encode())
+
+
+def _only_starts_others():
+    """torchrun, `accelerate launch` and the like: what they start leaves the report."""
+    return "torch.distributed.launcher.api" in sys.modules and "RANK" not in os.environ
+
+
+def _worth(stop, reason):
+    return _WORTH.get(stop, 1) if reason != NEVER else 0
+
+
+def _worth_of(path):
+    try:
+        with open(path, "rb") as file:
+            start = file.read(1024).decode(errors="replace")
+    except OSError:
+        return -1
+    found = re.search(r'"stop": "(\w+)", "reason": "([^"]*)"', start)
+    return _worth(found[1], found[2]) if found else -1
 
 
 def _put(path, data):
-    with open(path + ".part", "wb") as file:
+    unfinished = f"{path}.{os.getpid()}.part"
+    with open(unfinished, "wb") as file:
         file.write(data)
-    os.replace(path + ".part", path)
+    os.replace(unfinished, path)
 
 
 def _events():

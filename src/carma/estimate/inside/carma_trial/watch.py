@@ -1,28 +1,32 @@
 """Follows the script: optimizer steps, forward and backward passes, the model's layers; ends the run when enough was seen."""
 
 import os
-import sys
 import threading
 import weakref
 
-from . import describe, report
+from . import describe, ending, evaluation, report
 
 STEPS = int(os.environ.get("CARMA_TRACE_STEPS") or 3)
-MORE_STEPS = 12  # of the busiest optimizer, while another one that the script made has not stepped as often
+MORE_STEPS = 15  # of the busiest optimizer, while another one that the script made has not stepped as often
+_STEPS_ON_CPU = 10  # of a script that has allocated nothing on a GPU by then
 
 _optimizers = weakref.WeakKeyDictionary()  # -> steps
+_on_cpu = [0]
 _lock = threading.Lock()
 
 
 def install(torch):
     from torch.optim import optimizer as module
 
+    report.facts["steps"] = 0
     _count_optimizers(torch)
     module.register_optimizer_step_pre_hook(_before_step)
     module.register_optimizer_step_post_hook(_after_step)
     _mark_passes(torch)
     describe.install(torch)
-    _tell_the_end()
+    evaluation.install(torch)
+    ending.install()
+    report.note_steps(0)
 
 
 def _count_optimizers(torch):
@@ -37,46 +41,67 @@ def _count_optimizers(torch):
 
 
 def _before_step(optimizer, *_rest):
-    report.mark("step")
-    grads = sum(grad.untyped_storage().nbytes() for grad in _grads(optimizer) if grad.is_cuda)
-    report.facts["gradients_bytes"] = max(report.facts.get("gradients_bytes", 0), grads)
+    if _on_gpu(optimizer):
+        report.mark("step")
+        _count_gradients(optimizer)
+
+
+def _count_gradients(optimizer):
+    grads = {}
+    for grad in _grads(optimizer):
+        if grad.is_cuda:  # views of one bucket share its storage
+            grads[grad.untyped_storage()._cdata] = grad.untyped_storage().nbytes()
+    report.facts["gradients_bytes"] = max(report.facts.get("gradients_bytes", 0), sum(grads.values()))
 
 
 def _grads(optimizer):
     return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
+def _on_gpu(optimizer):
+    return any(p.is_cuda for group in optimizer.param_groups for p in group["params"])
+
+
 def _after_step(optimizer, *_rest):
-    if not any(p.is_cuda for group in optimizer.param_groups for p in group["params"]):
-        return  # something on the CPU
+    if not _on_gpu(optimizer):
+        _on_cpu[0] += 1
+        if _on_cpu[0] == _STEPS_ON_CPU and not report.used_gpu():
+            report.refuse("end", report.NEVER)
+        return
     report.mark("step_end")
+    if evaluation.reached():
+        evaluation.after_steps()
+        return
+    _count_gradients(optimizer)  # a closure makes them within the step
     with _lock:
         _optimizers[optimizer] = _optimizers.get(optimizer, 0) + 1
-        counts = list(_optimizers.values())
-    report.facts["steps"] = max(counts)
+        counts = [count for each, count in _optimizers.items() if count or _on_gpu(each)]
+    report.facts["steps"] = min(count for count in counts if count)
+    report.note_steps(report.facts["steps"])
     _sizes()
-    describe.stop()
     if max(counts) >= STEPS and (min(counts) >= STEPS or max(counts) >= STEPS + MORE_STEPS):
-        finish()
-
-
-def finish():
-    report.write("steps")
-    report.leave()
+        evaluation.after_steps()
 
 
 def _sizes():
-    parameters = states = 0
+    parameters, states = {}, {}
     for optimizer in list(_optimizers):
         for group in optimizer.param_groups:
-            parameters += sum(p.untyped_storage().nbytes() for p in group["params"] if p.is_cuda)
+            for each in group["params"]:
+                _add(parameters, each)
         for kept in optimizer.state.values():
             for value in kept.values() if isinstance(kept, dict) else ():
-                if getattr(value, "is_cuda", False):
-                    states += value.untyped_storage().nbytes()
-    report.facts["parameters_bytes"] = parameters
-    report.facts["optimizer_bytes"] = states
+                for each in value if isinstance(value, (list, tuple)) else (value,):
+                    _add(states, each)
+    report.facts["parameters_bytes"] = sum(parameters.values())
+    report.facts["optimizer_bytes"] = sum(states.values())
     describe.optimizer(list(_optimizers))
+
+
+def _add(storages, tensor):
+    if getattr(tensor, "is_cuda", False):
+        tensor = getattr(tensor, "_local_tensor", tensor)  # a shard
+        storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
 
 
 def _mark_passes(torch):
@@ -100,28 +125,3 @@ def _mark_passes(torch):
     hooks = torch.nn.modules.module
     hooks.register_module_forward_pre_hook(before)
     hooks.register_module_forward_hook(after, always_call=True)
-
-
-def _tell_the_end():
-    """A script that ends, or dies, before its steps leaves a report too, so that the reason can be told."""
-    import atexit
-
-    def ended():
-        report.write("end", f"the script ended after {report.facts.get('steps', 0)} optimizer steps")
-        report.leave()
-
-    atexit.register(ended)
-    before = sys.excepthook
-
-    def died(kind, error, trace):
-        where = trace
-        while where is not None and where.tb_next is not None:
-            where = where.tb_next
-        place = f" ({os.path.basename(where.tb_frame.f_code.co_filename)}:{where.tb_lineno})" if where else ""
-        text = str(error).strip().splitlines() or [""]
-        report.write("error", f"{kind.__name__}: {text[0][:500]}{place}")
-        before(kind, error, trace)
-        report.leave(1)
-
-    sys.excepthook = died
-    report.facts["steps"] = 0

@@ -1,0 +1,80 @@
+"""How a script may end by itself: what is told then, and with which words an error becomes a reason."""
+
+import atexit
+import os
+import re
+import sys
+
+from . import evaluation, report
+
+_NETWORK = re.compile(
+    r"name resolution|Name or service not known|Network is unreachable|Max retries exceeded|couldn't connect to"
+    r"|offline mode|OfflineMode|LocalEntryNotFound|URLError|ConnectionError|ConnectTimeout|ProxyError|ConnectError"
+)
+_NO_NETWORK = "; a trial run has no network: download it once, so that the script finds it on the disk"
+_exit = {"code": 0, "words": ""}
+
+
+def install():
+    leave, before = sys.exit, sys.excepthook
+
+    def exit(status=None, /):
+        _exit["code"] = status if isinstance(status, int) else 0 if status is None else 1
+        _exit["words"] = f": {status}"[:300] if isinstance(status, str) else ""
+        leave(status)
+
+    def died(kind, error, trace):
+        if issubclass(kind, KeyboardInterrupt) or _starter():
+            before(kind, error, trace)
+            return
+        if evaluation.reached():
+            report.warn(f"after the steps the script ended with {kind.__name__}")
+            evaluation.finish()
+        report.write("error", reason_of(kind, error, trace))
+        before(kind, error, trace)
+        report.leave(1)
+
+    sys.exit, sys.excepthook = exit, died
+    atexit.register(_ended)
+
+
+def _starter():
+    return report._only_starts_others() and not report.used_gpu()
+
+
+def _ended():
+    if evaluation.reached():
+        evaluation.finish()
+    steps = report.facts.get("steps", 0)
+    how = "the script ended by itself" if not _exit["code"] else f"the script exited with code {_exit['code']}"
+    far = f"after {steps} optimizer step{'' if steps == 1 else 's'}" if steps else "before an optimizer step"
+    if _exit["code"]:
+        report.write("error", f"{how} {far}{_exit['words']}")
+    else:
+        report.write("end", f"{how} {far}")
+    report.leave(_exit["code"] & 0xFF)
+
+
+def reason_of(kind, error, trace):
+    """One line: which error, in which words, where in the script."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()] or [""]
+    if kind.__name__ == "ProcessRaisedException":  # of torch.multiprocessing.spawn; the child's own error comes last
+        return _with_advice(lines[-1][:500], str(error))
+    names = " ".join(each.__name__ for each in kind.__mro__)
+    return _with_advice(f"{kind.__name__}: {lines[0][:500]}{_place(trace)}", f"{names} {error}")
+
+
+def _with_advice(reason, words):
+    return reason + _NO_NETWORK if _NETWORK.search(words) else reason
+
+
+def _place(trace):
+    """The last line that is the script's own: not a library's, nor ours."""
+    place = last = None
+    while trace is not None:
+        last = trace
+        if not re.search(r"site-packages|dist-packages|/lib/python3|carma_trial", trace.tb_frame.f_code.co_filename):
+            place = trace
+        trace = trace.tb_next
+    place = place or last
+    return f" ({os.path.basename(place.tb_frame.f_code.co_filename)}:{place.tb_lineno})" if place else ""

@@ -1,0 +1,120 @@
+"""After the steps: on to the evaluation, whose batches may be larger than those of training.
+
+The loaders that trained give no more batches, so the script leaves its loop and comes to what follows. Nothing that
+happens from here on loses the report: it is written as of then.
+"""
+
+import sys
+import threading
+import weakref
+
+from . import report
+
+BATCHES = 2  # of each further loader
+_PATIENCE_S = 10.0
+_ROUNDS = 200  # epochs without a batch, until it is clear that nothing follows
+_MORE_STEPS = 3  # of a training that does not go by its loader
+
+_made = weakref.WeakSet()
+_used = weakref.WeakSet()
+_seen = set()  # (dataset, batch size) of those that gave batches: some libraries make a loader anew
+_now = {"reached": False, "rounds": 0, "steps": 0, "given": 0, "expected": False}
+
+
+def reached():
+    return _now["reached"]
+
+
+def install(torch):
+    loader = torch.utils.data.DataLoader
+    iterators = torch.utils.data.dataloader._BaseDataLoaderIter
+    make, begin, go_on = loader.__init__, loader.__iter__, iterators.__next__
+    begin_with = iterators.__init__
+
+    def __init__(self, *args, **words):
+        make(self, *args, **words)
+        _made.add(self)
+
+    def __iter__(self):
+        if not _now["reached"]:
+            _used.add(self)
+            _seen.add(_key(self))
+        elif self in _used:
+            _now["rounds"] += 1
+            if _now["rounds"] > _ROUNDS:
+                finish()
+        return begin(self)
+
+    def iterator_init(self, loader, *args, **words):
+        begin_with(self, loader, *args, **words)
+        self._carma_loader = weakref.ref(loader)
+        self._carma_given = 0
+
+    def __next__(self):
+        if _now["reached"]:
+            _allow(self)
+        return go_on(self)
+
+    loader.__init__, loader.__iter__ = __init__, __iter__
+    iterators.__init__, iterators.__next__ = iterator_init, __next__
+
+
+def _key(loader):
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    return id(loader.dataset), size
+
+
+def _allow(iterator):
+    loader = iterator._carma_loader()
+    if loader is None or loader in _used:
+        raise StopIteration
+    if iterator._carma_given >= BATCHES:
+        _used.add(loader)
+        _seen.add(_key(loader))
+        if not _unused():
+            finish()
+        raise StopIteration
+    iterator._carma_given += 1
+    _now["given"] += 1
+
+
+def _unused():
+    return [loader for loader in list(_made) if loader not in _used and _key(loader) not in _seen]
+
+
+def _expected():
+    """A loader that has given nothing yet; or a trainer on the stack that holds data for evaluation (Hugging Face)."""
+    if _unused():
+        return True
+    frame = sys._getframe(1)
+    while frame is not None:
+        holder = frame.f_locals.get("self")
+        if getattr(holder, "eval_dataset", None) is not None and hasattr(holder, "evaluate"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def after_steps():
+    """Called at the last step that is wanted, and at each one after it."""
+    if _now["reached"]:
+        _now["steps"] += 1
+        if _now["steps"] >= _MORE_STEPS:
+            finish()
+        return
+    _now["reached"] = True
+    if not _used or not _expected():
+        finish()
+    _now["expected"] = True
+    timer = threading.Timer(_PATIENCE_S, finish)
+    timer.daemon = True
+    timer.start()
+
+
+def finish():
+    if _now["given"]:
+        report.flags.add("evaluation")
+    elif _now["expected"]:
+        report.warn("no evaluation was seen: a larger batch there would take more")
+    report.write("steps")
+    report.leave()

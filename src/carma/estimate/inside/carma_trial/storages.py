@@ -1,0 +1,89 @@
+"""Storages on the made-up card, and checkpoints: what is saved is remembered by its shapes, and comes back as such."""
+
+import os
+
+_saved = {}  # path -> what was saved there
+_SMALL = 4096  # elements that are kept with their values
+
+
+def install(torch):
+    _storages(torch)
+    _checkpoints(torch)
+
+
+def _storages(torch):
+    """A CPU build makes no storage on a card: copies of models and checkpoints that are read ask for one."""
+    kind = torch.UntypedStorage
+    make = kind.__new__
+
+    def __new__(cls, *args, device=None, **words):
+        if device is not None and torch.device(device).type == "cuda" and (not args or isinstance(args[0], int)):
+            count = args[0] if args else 0
+            return torch.empty(count, dtype=torch.uint8, device=device).untyped_storage()
+        if device is not None:
+            words["device"] = device
+        return make(cls, *args, **words)
+
+    kind.__new__ = staticmethod(__new__)
+
+
+class _Kept:
+    """A tensor of a checkpoint: its shape, and its values where they are few and on the CPU."""
+
+    def __init__(self, torch, tensor):
+        self.shape, self.dtype, self.device = tuple(tensor.shape), tensor.dtype, tensor.device
+        self.grad = isinstance(tensor, torch.nn.Parameter)
+        few = tensor.numel() <= _SMALL and not tensor.is_cuda and tensor.layout == torch.strided
+        self.values = tensor.detach().clone() if few else None
+
+    def again(self, torch, place):
+        device = self.device if place is None else torch.device(place)
+        made = (
+            torch.empty(self.shape, dtype=self.dtype, device=device) if self.values is None else self.values.to(device)
+        )
+        return torch.nn.Parameter(made, self.grad) if self.grad and made.is_floating_point() else made
+
+
+def _checkpoints(torch):
+    read = torch.load
+
+    def save(what, target, *_args, **_words):
+        path = _path(target)
+        if path is not None:
+            with open(path, "wb"):
+                _saved[path] = _map(what, lambda tensor: _Kept(torch, tensor), torch.Tensor)
+
+    def load(source, map_location=None, *args, **words):
+        path = _path(source)
+        if path not in _saved or os.path.getsize(path):
+            return read(source, map_location, *args, **words)
+        place = map_location if isinstance(map_location, (str, int, torch.device)) else None
+        return _map(_saved[path], lambda kept: kept.again(torch, place), _Kept)
+
+    torch.save, torch.load = save, load
+
+
+def _path(target):
+    if not isinstance(target, (str, bytes)) and not hasattr(target, "__fspath__"):
+        return None
+    return os.path.realpath(os.fsdecode(target))
+
+
+def _map(value, change, kind):
+    """Containers as they are, whatever else they hold left alone."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, dict):
+        mapped = {key: _map(each, change, kind) for key, each in value.items()}
+        return mapped if type(value) is dict else _like(value, mapped)
+    if type(value) in (list, tuple, set):
+        return type(value)(_map(each, change, kind) for each in value)
+    return value
+
+
+def _like(value, mapped):
+    """OrderedDict and the like; one that cannot be made so comes back as a plain dict."""
+    try:
+        return type(value)(mapped)
+    except Exception:
+        return mapped
