@@ -4,8 +4,8 @@ It follows the rules of c10's CUDACachingAllocator (torch 2.5 to 2.13) in their 
 blocks of the stream, garbage collection, a new segment, release of what is cached, out of memory. It is pure.
 
 What it cannot know, and what it assumes instead:
-- Addresses of new segments. Between free blocks of one size the lower address wins (in newer torch the older segment);
-  segments are taken to lie in the order of their creation, which makes the two rules one. `address_of` overrules it.
+- Addresses of new segments. Between free blocks of one size the lower address wins (from torch 2.14 on the older
+  segment). `address_of` tells them (addresses.py knows the driver's way); without it they ascend, as if by age.
 - When another stream is done with a block (`record_stream`). torch asks that at each malloc. A training loop runs ahead
   of its GPU, so the answer is taken to be no until `synchronize`, `empty_cache` or pressure: the larger figure.
 Not modelled: pools of CUDA graphs, and settings that the script changes while it runs.

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from carma.core.model import Record
+from carma.estimate.trace.addresses import DriverAddresses
 from carma.estimate.trace.allocator import CachingAllocator, OutOfMemory
 from carma.estimate.trace.allocator_options import AllocatorOptions
 from carma.estimate.trace.report import ALLOC, CALL, EMPTY_CACHE, FREE, MARK, OTHER_STREAM, Call, Event
@@ -75,9 +76,14 @@ def replay(
     *,
     marks: Sequence[str],
     device_bytes: int | None = None,
+    by_age: bool = False,
 ) -> Replayed:
-    """`calls` and `marks` are the report's. With a capacity, `did_not_fit` says whether the script survives it."""
-    allocator = CachingAllocator(options, capacity_bytes, device_bytes=device_bytes)
+    """`calls` and `marks` are the report's. With a capacity, `did_not_fit` says whether the script survives it.
+
+    `by_age`: torch's newer rule for free blocks of one size (2.14 and later); before, their addresses decide.
+    """
+    addresses = None if by_age else DriverAddresses()
+    allocator = CachingAllocator(options, capacity_bytes, device_bytes=device_bytes, address_of=addresses)
     run = _Run(allocator, calls, marks, workspaces, options.large_segment_bytes)
     try:
         for event in events:

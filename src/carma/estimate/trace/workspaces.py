@@ -25,11 +25,11 @@ class CardWorkspaces:
         self._rules: dict[str, Rule] = {**dict.fromkeys(CONVOLUTIONS, self._convolution), **(rules or {})}
 
     @classmethod
-    def of(cls, file: Path | None) -> CardWorkspaces:
+    def of(cls, file: Path | None, rules: Mapping[str, Rule] | None = None) -> CardWorkspaces:
         """With what was measured on the card that a file of constants is about; the shipped rows are in the model."""
         if file is None or file.parent == constants.SHIPPED or not constants.rows_file(file).is_file():
-            return cls()
-        return cls(ConvWorkspaces.from_rows(constants.read_rows(constants.rows_file(file))))
+            return cls(rules=rules)
+        return cls(ConvWorkspaces.from_rows(constants.read_rows(constants.rows_file(file))), rules)
 
     def __call__(self, call: Call, thread: int, stream: int) -> Scratch:  # noqa: ARG002 (the protocol's names)
         rule = self._rules.get(call.op)
