@@ -64,7 +64,7 @@ def kernels(torch):
         "_cudnn_rnn_flatten_weight": lambda *args: _flatten(torch, *args),
         "_thnn_fused_lstm_cell": lambda gates, _hidden, cx, *_biases: _lstm_cell(torch, gates, cx),
         "_thnn_fused_lstm_cell_backward_impl": lambda *args: _lstm_cell_backward(torch, *args),
-        "_thnn_fused_gru_cell": lambda gates, _hidden, hx, *_biases: _gru_cell(torch, hx),
+        "_thnn_fused_gru_cell": lambda _gates, _hidden, hx, *_biases: _gru_cell(torch, hx),
         "_thnn_fused_gru_cell_backward": lambda grad, kept, biased: _gru_cell_backward(torch, grad, kept, biased),
     }
 
@@ -138,7 +138,7 @@ def _call(torch, mode, input, hx, params, biases, layers, dropout, train, both, 
     if lstm and cell.shape[2] != hidden:
         hidden, projected = cell.shape[2], hidden
     each = (4 if biases else 2) + (1 if projected else 0)
-    buffer = _flat(torch, params, _items(mode, input.shape[-1], hidden, projected, layers, 2 if both else 1))
+    buffer = _flat(params, _items(mode, input.shape[-1], hidden, projected, layers, 2 if both else 1))
     state = _dropout_state(torch, input.device) if train and dropout > 0 else None
     out = torch.ops.aten._cudnn_rnn(
         input, params, each, buffer, first, cell, mode, hidden, projected, layers, batch_first, float(dropout), train,
@@ -147,7 +147,7 @@ def _call(torch, mode, input, hx, params, biases, layers, dropout, train, both, 
     return (out[0], out[1], out[2]) if lstm else (out[0], out[1])
 
 
-def _flat(torch, weights, items):
+def _flat(weights, items):
     """The buffer in which flatten_parameters has laid the weights; None if they lie elsewhere by now."""
     at = weights[0].data_ptr()
     for each in weights:
@@ -231,8 +231,8 @@ def _workspace(torch, run, like, forward, training):
 
 
 def _forward(
-    torch, input, weight, stride0, buffer, hx, cx, mode, hidden, proj, layers, batch_first, dropout, train, both, sizes,
-    dropout_state=None,
+    torch, input, _weight, _stride0, buffer, _hx, cx, mode, hidden, proj, layers, batch_first, dropout, train, both,
+    sizes, _dropout_state=None,
 ):  # fmt: skip
     turned = batch_first and len(sizes) == 0
     plain = (input.transpose(0, 1) if turned else input).contiguous()
@@ -254,7 +254,7 @@ def _forward(
 
 
 def _backward(torch, input, weight, stride0, buffer, hx, cx, output, grad_out, grad_hy, grad_cy, mode, hidden, proj,
-              layers, batch_first, dropout, train, both, sizes, dropout_state, reserve, mask):  # fmt: skip
+              layers, batch_first, dropout, train, both, sizes, _dropout_state, _reserve, mask):  # fmt: skip
     grad_out = _like(torch, output) if grad_out is None else grad_out
     grad_hy = _like(torch, hx) if grad_hy is None else grad_hy
     if cx is not None and grad_cy is None:
@@ -305,7 +305,7 @@ def _weight_grads(torch, run, input, weight, stride0, buffer):
     return grads
 
 
-def _flatten(torch, weights, stride0, width, mode, hidden, proj, layers, batch_first, both):
+def _flatten(torch, weights, _stride0, width, mode, hidden, proj, layers, _batch_first, both):
     items = _items(mode, width, hidden, proj, layers, 2 if both else 1)
     buffer = torch.empty((items,), dtype=weights[0].dtype, device=weights[0].device)
     at = 0
