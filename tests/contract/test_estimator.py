@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
+
 import msgspec
 import pytest
 
@@ -12,9 +14,10 @@ from carma.core.settings import Memory, Rules
 from carma.estimate.fixed import Fixed
 from carma.estimate.protocol import Context
 from carma.estimate.registry import make_estimators
-from carma.plugins import ESTIMATORS, names
+from carma.plugins import ESTIMATORS
 from carma.store.codec import read_event, write_event
 from carma.store.memory import MemoryStore
+from tests.trials import ScriptedTrials
 
 GPU = Gpu(id=GpuId("GPU-0"), index=0, name="Test GPU", memory_mib=40_960)
 ALICE = Owner(1001, 1001, "alice")
@@ -28,8 +31,13 @@ REQUESTS = {
 }
 
 
+ALL = ("accelerate", "declared", "dnnmem", "fake-tensor", "history", "horus", "llmem", "trace", "zero2", "zero3")
+NEEDS_ANOTHER_PACKAGE = ("zero2", "zero3")
+
+
 def shipped() -> list[str]:
-    return [name for name in names(ESTIMATORS) if name in ("declared", "history")]
+    own = [entry.name for entry in entry_points(group=ESTIMATORS) if entry.value.startswith("carma.")]
+    return sorted(own)
 
 
 def made(name: str) -> Estimator:
@@ -52,7 +60,8 @@ def made(name: str) -> Estimator:
         )
     )
     rules = Rules(memory=Memory(sources=(name,)))
-    (estimator,) = make_estimators(Context(archive=archive, gpus=(GPU,), rules=rules))
+    trials = ScriptedTrials(KNOWN.command)
+    (estimator,) = make_estimators(Context(archive=archive, gpus=(GPU,), rules=rules, trials=trials))
     return estimator
 
 
@@ -60,7 +69,7 @@ def request_for(spec: TaskSpec, gpus: tuple[Gpu, ...] = (GPU,)) -> EstimateReque
     return EstimateRequest(task=TaskId(2), owner=ALICE, spec=spec, gpus=gpus)
 
 
-@pytest.mark.parametrize("name", ["declared", "history", "fixed"])
+@pytest.mark.parametrize("name", [*ALL, "fixed"])
 @pytest.mark.parametrize("asked", REQUESTS)
 @pytest.mark.parametrize("gpus", [(), (GPU,)], ids=["no GPU", "one GPU"])
 def test_it_answers_or_refuses_under_its_own_name(name: str, asked: str, gpus: tuple[Gpu, ...]) -> None:
@@ -78,7 +87,7 @@ def test_it_answers_or_refuses_under_its_own_name(name: str, asked: str, gpus: t
     assert read_event(write_event(event)) == event
 
 
-@pytest.mark.parametrize("name", ["declared", "history", "fixed"])
+@pytest.mark.parametrize("name", [*ALL, "fixed"])
 def test_the_same_question_gets_the_same_answer(name: str) -> None:
     estimator = made(name)
     request = request_for(KNOWN)
@@ -87,7 +96,7 @@ def test_the_same_question_gets_the_same_answer(name: str) -> None:
     assert msgspec.json.encode(request) == before
 
 
-@pytest.mark.parametrize("name", ["declared", "history"])
+@pytest.mark.parametrize("name", [name for name in ALL if name not in NEEDS_ANOTHER_PACKAGE])
 def test_each_knows_something_and_refuses_something(name: str) -> None:
     estimator = made(name)
     assert isinstance(estimator.estimate(request_for(KNOWN)), Estimate)
@@ -95,4 +104,4 @@ def test_each_knows_something_and_refuses_something(name: str) -> None:
 
 
 def test_the_shipped_ones_are_all_tested_here() -> None:
-    assert sorted(shipped()) == ["declared", "history"]
+    assert shipped() == sorted(ALL)

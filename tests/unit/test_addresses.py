@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,5 +37,5 @@ def test_the_newest_granule_goes_first() -> None:
 def test_segments_never_overlap(sizes_in_mib: list[int]) -> None:
     place = DriverAddresses()
     taken = sorted((place(size * MIB), size * MIB) for size in sizes_in_mib)
-    for (address, size), (following, _) in zip(taken, taken[1:], strict=False):
+    for (address, size), (following, _) in pairwise(taken):
         assert address + size <= following

@@ -347,7 +347,7 @@ def test_what_the_running_daemon_was_told_otherwise_is_named(monkeypatch: pytest
     monkeypatch.setattr("os.geteuid", lambda: SERVER.uid)
     with FakeDaemon() as daemon:
         monkeypatch.setenv("CARMA_HOME", str(daemon.home))
-        alike = [SettingView(name="memory.sources", value=["declared", "history"], origin="default")]
+        alike = [SettingView(name="memory.sources", value=["declared", "history", "trace"], origin="default")]
         daemon.answers["settings"] = alike
         assert findings(Look())["settings"].text.endswith("is not there; the defaults hold")
         daemon.answers["settings"] = [

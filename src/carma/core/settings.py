@@ -70,7 +70,7 @@ class Memory(Record, frozen=True, kw_only=True):
             description="Who is asked how much memory a task takes, in order; empty: nobody (recovery only, 'OR'). "
             "trace, the trial run, is left out where the GPUs are virtual."
         ),
-    ] = ("declared", "history")
+    ] = ("declared", "history", "trace")
     estimators_at_once: Annotated[
         int,
         Meta(

@@ -1,0 +1,84 @@
+"""A trial run that was not run: a small model of two layers, trained for three steps with Adam."""
+
+from __future__ import annotations
+
+from carma.core.model import NoEstimate
+from carma.core.ports import EstimateRequest
+from carma.estimate.described import Described, Layer
+from carma.estimate.protocol import Trial
+from carma.estimate.trace.report import ALLOC, CALL, FORMAT, FREE, MARK, Call, Event, Report, write_events
+
+MIB = 1 << 20
+MARKS = ("forward", "backward", "step", "step_end")
+
+
+def described() -> Described:
+    layers = (
+        Layer(name="first", kind="Linear", output=(8, 1024), parameters=1024 * 1025, inputs=((8, 1024),)),
+        Layer(name="act", kind="ReLU", output=(8, 1024), inputs=((8, 1024),)),
+        Layer(name="head", kind="Linear", output=(8, 10), parameters=10 * 1025, inputs=((8, 1024),)),
+    )
+    config = {"model_type": "gpt2", "hidden_size": "1024", "num_hidden_layers": "2", "vocab_size": "10", "n_head": "4"}
+    return Described(
+        layers=layers,
+        batch=8,
+        parameters=1024 * 1025 + 10 * 1025,
+        input=(8, 1024),
+        optimizer="Adam",
+        optimizer_slots=2,
+        config=config,
+    )
+
+
+def report(**changed: object) -> Report:
+    told: dict[str, object] = {
+        "format": FORMAT,
+        "stop": "steps",
+        "torch": "2.11.0+cu130",
+        "steps": 3,
+        "ops": ("", "aten::addmm"),
+        "calls": (Call(op="blas", dtype=""), Call(op="blas_lt", dtype="")),
+        "marks": MARKS,
+        "parameters_bytes": 4 * MIB,
+        "gradients_bytes": 4 * MIB,
+        "optimizer_bytes": 8 * MIB,
+        "described": described(),
+    }
+    return Report(**{**told, **changed})  # type: ignore[arg-type]
+
+
+def events() -> list[Event]:
+    """Weights of 4 MiB, then each step: 40 MiB of activations, gradients, and once the optimizer's state."""
+    found = [Event(ALLOC, 0, 0, 1, 1, 4 * MIB)]
+    for step in range(3):
+        first = 10 * (step + 1)
+        found += [
+            Event(MARK, 0, 0, 0, 0, 0),
+            Event(CALL, 0, 0, 1, 0, 0),
+            Event(ALLOC, 0, 0, 1, first, 40 * MIB),
+            Event(MARK, 0, 0, 1, 0, 0),
+            Event(CALL, 1, 0, 0, 0, 0),
+            Event(ALLOC, 1, 0, 1, first + 1, 4 * MIB),
+            Event(FREE, 1, 0, 0, first, 0),
+            Event(MARK, 0, 0, 2, 0, 0),
+        ]
+        found += [Event(ALLOC, 0, 0, 1, 2, 8 * MIB)] if step == 0 else []
+        found += [Event(MARK, 0, 0, 3, 0, 0), Event(FREE, 0, 0, 0, first + 1, 0)]
+    return found
+
+
+class ScriptedTrials:
+    """Knows one command; all others cannot be run."""
+
+    def __init__(self, command: tuple[str, ...], trial: Trial | None = None) -> None:
+        self.command = command
+        self.trial = trial or Trial(report=report(), events=write_events(iter(events())), seconds=1.0)
+
+    def run(self, request: EstimateRequest) -> Trial | NoEstimate:
+        if request.spec.command != self.command:
+            return NoEstimate(source="trace", reason="it cannot be run here")
+        return self.trial
+
+    def describe(self, request: EstimateRequest) -> Described | NoEstimate:
+        ran = self.run(request)
+        return ran if isinstance(ran, NoEstimate) else ran.report.described or described()

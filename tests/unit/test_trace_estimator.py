@@ -1,0 +1,159 @@
+"""From a trial's report to a figure: what is refused, what the footprint is made of, what is warned of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from carma.core.model import Estimate, Gpu, GpuId, NoEstimate, Owner, TaskId, TaskSpec
+from carma.core.ports import EstimateRequest
+from carma.estimate.protocol import Trial
+from carma.estimate.trace import constants
+from carma.estimate.trace.allocator_options import parse
+from carma.estimate.trace.bound import Score, Scores, bound_for
+from carma.estimate.trace.estimator import Trace, _features
+from carma.estimate.trace.outside import outside_bytes
+from carma.estimate.trace.replay import no_workspaces, replay
+from carma.estimate.trace.report import Call, Event, Report, write_events
+from tests.trials import MARKS, ScriptedTrials, events, report
+
+H200 = Gpu(id=GpuId("GPU-0"), index=0, name="NVIDIA H200", memory_mib=143_771)
+COMMAND = ("python", "train.py")
+
+
+def asked(gpu: Gpu = H200, environment: dict[str, str] | None = None) -> EstimateRequest:
+    spec = TaskSpec(command=COMMAND, directory="/", environment=environment or {})
+    return EstimateRequest(task=TaskId(1), owner=Owner(1, 1, "a"), spec=spec, gpus=(gpu,))
+
+
+def estimated(told: Report | None = None, request: EstimateRequest | None = None) -> Estimate | NoEstimate:
+    trial = Trial(report=told or report(), events=write_events(iter(events())), seconds=1.0)
+    return Trace(ScriptedTrials(COMMAND, trial), 0.99, (constants.SHIPPED,)).estimate(request or asked())
+
+
+def test_the_footprint_is_the_replay_the_workspaces_and_the_context() -> None:
+    answer = estimated()
+    assert isinstance(answer, Estimate)
+    # 4 weights, 8 state, 4 gradients, 40 activations; 33 and 32 of cuBLAS for the two threads that multiply.
+    assert answer.allocated_mib == 4 + 8 + 4 + 40 + 33 + 32
+    parts = answer.parts_mib
+    assert parts["weights"] == parts["gradients"] == 4
+    assert parts["optimizer_state"] == 8
+    assert parts["workspaces"] == 65
+    assert parts["activations"] == 40
+    assert parts["context"] == 610 + 2 * 66
+    assert answer.reserved_mib is not None
+    assert answer.footprint_mib == pytest.approx(answer.reserved_mib + parts["context"], rel=0.01)
+    assert sum(parts.values()) == pytest.approx(answer.reserved_mib + parts["context"], abs=4)
+    assert answer.upper_mib >= answer.footprint_mib
+    assert (answer.level, answer.steps_seen, answer.gpu_model) == (0.99, 3, "NVIDIA H200")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"stop": "error", "reason": "ValueError: no data (train.py:3)"}, "ValueError: no data (train.py:3)"),
+        ({"stop": "end", "reason": ""}, "did not get as far"),
+        ({"steps": 1}, "only 1 optimizer step"),
+        ({"parameters_bytes": 0}, "not on a GPU"),
+        ({"allocator": "backend:cudaMallocAsync"}, "cudaMallocAsync"),
+    ],
+)
+def test_what_is_worth_no_figure_is_refused_with_the_reason(changed: dict[str, object], said: str) -> None:
+    answer = estimated(report(**changed))
+    assert isinstance(answer, NoEstimate)
+    assert said in answer.reason
+    assert answer.source == "trace"
+
+
+def test_without_a_caching_allocator_nothing_is_said() -> None:
+    answer = estimated(request=asked(environment={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}))
+    assert isinstance(answer, NoEstimate)
+
+
+def test_a_card_that_is_too_small_is_told_first() -> None:
+    small = Gpu(id=GpuId("GPU-0"), index=0, name="Tesla T4", memory_mib=500)
+    answer = estimated(request=asked(small))
+    assert isinstance(answer, Estimate)
+    assert "does not fit" in answer.warnings[0]
+    assert any("measured on NVIDIA H200" in warning for warning in answer.warnings)
+
+
+def test_an_older_card_has_smaller_workspaces() -> None:
+    answer = estimated(request=asked(Gpu(id=GpuId("G"), index=0, name="NVIDIA A100-SXM4-40GB", memory_mib=40_960)))
+    assert isinstance(answer, Estimate)
+    assert answer.parts_mib["workspaces"] == round(2 * 8.125 + 1)
+
+
+def test_the_environment_may_set_the_workspace() -> None:
+    answer = estimated(request=asked(environment={"CUBLAS_WORKSPACE_CONFIG": ":16:8"}))
+    assert isinstance(answer, Estimate)
+    assert answer.parts_mib["workspaces"] == 1
+
+
+def test_doubts_are_told() -> None:
+    answer = estimated(report(made_up_reads=1000, flags=("guessed_sizes",), unknown_ops=("my::op",)))
+    assert isinstance(answer, Estimate)
+    text = " ".join(answer.warnings)
+    assert "1000 values" in text
+    assert "largest possible" in text
+    assert "my::op" in text
+
+
+# Bounds.
+
+
+def features(calls: tuple[Call, ...] = ()):  # type: ignore[no-untyped-def]
+    told = report(calls=(*report().calls, *calls))
+    replayed = replay(events(), told.calls, parse(""), no_workspaces, marks=MARKS)
+    return _features(told, replayed, outside_bytes(None, told, events()))
+
+
+def scores(count: int, group: str = "plain", shift: float = 0.0) -> Scores:
+    cases = tuple(Score(f"family{n % 7}", group, shift + n / 1000) for n in range(count))
+    return Scores(cases=cases, shifts={group: shift} if shift else {})
+
+
+def test_the_margin_is_the_conformal_quantile() -> None:
+    bound = bound_for(features(), 0.9, scores(99))  # the 90th of 99 scores: 0.089
+    assert bound.upper_bytes / bound.point_bytes == pytest.approx(1.0931, abs=1e-4)
+    assert not bound.warnings
+
+
+def test_too_few_cases_for_the_level_are_said_and_cost_a_further_margin() -> None:
+    bound = bound_for(features(), 0.99, scores(20))
+    assert bound.upper_bytes / bound.point_bytes == pytest.approx(1.0240, abs=1e-4)  # exp(1.25 * 0.019)
+    assert "too few" in bound.warnings[0]
+
+
+def test_a_group_that_is_off_is_moved_and_its_margin_is_counted_from_there() -> None:
+    plain, moved = bound_for(features(), 0.9, scores(99)), bound_for(features(), 0.9, scores(99, shift=0.2))
+    assert moved.point_bytes / plain.point_bytes == pytest.approx(1.2214, abs=1e-4)
+    assert moved.upper_bytes / moved.point_bytes == pytest.approx(plain.upper_bytes / plain.point_bytes)
+
+
+def test_a_family_can_be_left_out() -> None:
+    assert {case.family for case in scores(50).without("family3").cases} == {f"family{n}" for n in range(7) if n != 3}
+
+
+@pytest.mark.parametrize(
+    ("call", "group"),
+    [
+        (Call(op="conv", dtype="float32", flags=("tf32",)), "conv-tf32"),
+        (Call(op="conv", dtype="float32"), "conv-strict"),
+        (Call(op="conv", dtype="bfloat16"), "conv-half"),
+        (Call(op="conv", dtype="float32", flags=("benchmark",)), "benchmark"),
+        (Call(op="rnn", dtype="float32"), "recurrent"),
+    ],
+)
+def test_groups(call: Call, group: str) -> None:
+    assert bound_for(features((call,)), 0.9, scores(99, group)).group == group
+
+
+def test_events_that_contradict_one_another_are_refused() -> None:
+    twice = [*events(), Event(2, 0, 0, 0, 999, 0)]
+    trial = Trial(report=report(), events=write_events(iter(twice)), seconds=1.0)
+    answer = Trace(ScriptedTrials(COMMAND, trial), 0.99, (Path("nowhere"),)).estimate(asked())
+    assert isinstance(answer, NoEstimate)
+    assert "contradict" in answer.reason
