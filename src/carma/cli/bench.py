@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from carma.cli import parse
+from carma.cli.flags import Parsed
 from carma.cli.verb import Verb, number, whole
 
 # As in bench/gpu/trial*.py, which are imported only when they are used.
@@ -32,6 +34,20 @@ class Percentages(click.ParamType):  # type: ignore[type-arg]  # generic in newe
         if not all(word.isascii() and word.isdigit() and 0 < int(word) < 100 for word in words):
             self.fail(f"{str(value)!r} is not a list of whole numbers between 1 and 99, as in 25,50,75", param, ctx)
         return tuple(dict.fromkeys(int(word) for word in words))
+
+
+class Words(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+    """`trace,horus`: names that the study itself knows."""
+
+    name = "names"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        words = tuple(dict.fromkeys(word.strip() for word in str(value).split(",") if word.strip()))
+        if not words:
+            self.fail("no name was given", param, ctx)
+        return words
 
 
 class Names(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
@@ -164,3 +180,57 @@ def gpu(**flags: Any) -> int:
     from carma.bench.gpu import trial
 
     return trial.run(trial.Options(**flags))
+
+
+@command.command(
+    "memory-truth",
+    cls=Verb,
+    examples="carma bench memory-truth truth\ncarma bench memory-truth truth --python .venv/bin/python --first 50",
+)
+@click.argument("out", metavar="OUT")
+@click.option("--python", metavar="PATH", help="The interpreter that has torch (python3).")
+@click.option("--parallel", type=whole(1, 64), default=5, help="So many runs side by side (5).")
+@click.option(
+    "--limit", "limit_s", type=Parsed("TIME", parse.parse_grace), default="540s", help="No run after it (540s)."
+)
+@click.option("--first", type=whole(1), default=None, help="At most so many runs (all).")
+@click.option("--seed", type=whole(0), default=0, help="The order of the runs (0).")
+def memory_truth(first: int | None, **flags: Any) -> int:
+    """What training runs really take: some 680 cases.
+
+    Each in a process of its own, with peak allocated, reserved and footprint. Rows go to OUT/truth.jsonl; run again, it
+    goes on with what is missing. Wants a GPU for itself, and torch, torchvision and transformers.
+    """
+    from carma.bench.memory import truth
+
+    return truth.run(truth.Options(first=first or 0, **flags))
+
+
+@command.command(
+    "estimators",
+    cls=Verb,
+    examples=(
+        "carma bench estimators results/h200/memory/truth.jsonl --python .venv/bin/python --first 40\n"
+        "carma bench estimators truth/truth.jsonl --estimators trace,horus --out mine.json\n"
+        "carma bench estimators --published18\n"
+        "carma bench estimators --redraw results/h200/memory/estimators.json"
+    ),
+)
+@click.argument("truth", metavar="[TRUTH]", required=False)
+@click.option("--python", metavar="PATH", help="The interpreter that has torch; a CPU build will do (python3).")
+@click.option("--estimators", type=Words(), default=("all",), help="Not all, but these: trace,horus.")
+@click.option("--first", type=whole(1), default=None, help="At most so many runs (all).")
+@click.option("--seed", type=whole(0), default=0, help="Which runs come first (0).")
+@click.option("--out", metavar="FILE", default="estimators.json", help="Every answer as JSON (estimators.json).")
+@click.option("--gpu", metavar="GPU", help="Estimates for it: h200, a100-40gb (h200; a100-40gb for the published).")
+@click.option("--published18", is_flag=True, help="The paper's 18 models beside the figures that it has.")
+@click.option("--redraw", metavar="FILE", help="Tables of an earlier comparison; run nothing.")
+def estimators(first: int | None, **flags: Any) -> int:
+    """Estimators against measured runs: errors, bounds, time.
+
+    TRUTH is a file of `carma bench memory-truth`. Each run's script is tried once for all estimators, two scripts side
+    by side. A family's bounds rest on the errors of all others. Needs no GPU.
+    """
+    from carma.bench.memory import compare
+
+    return compare.run(compare.Options(first=first or 0, **flags))

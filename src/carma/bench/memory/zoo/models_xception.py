@@ -31,7 +31,7 @@ def narrow(width_in: int, width_out: int, stride: int) -> list[nn.Module]:
     return [convolution, nn.BatchNorm2d(width_out), nn.ReLU(inplace=True)]
 
 
-class Block(nn.Module):
+class Block(nn.Module):  # type: ignore[misc]
     def __init__(self, width_in: int, width_out: int, count: int, stride: int, widens_first: bool, first: bool) -> None:
         super().__init__()
         parts: list[nn.Module] = []
@@ -55,7 +55,7 @@ class Block(nn.Module):
         return changed
 
 
-class Xception(nn.Module):
+class Xception(nn.Module):  # type: ignore[misc]
     def __init__(self, classes: int = 1000) -> None:
         super().__init__()
         self.stem = nn.Sequential(*narrow(3, 32, 2), *narrow(32, 64, 1))
