@@ -1,4 +1,4 @@
-"""Puts the made-up GPU under a freshly imported torch: kernels, the `torch.cuda` façade, and the watch over the steps."""
+"""Puts the made-up GPU under a freshly imported torch: kernels, the `torch.cuda` façade, the watch over the steps."""
 
 import json
 import os
@@ -9,7 +9,8 @@ from . import build, cuda_api, data, kernels, parallel, report, rnn, storages, v
 
 # Kernels of their own in shim.cpp: as_strided and the like only change how a storage is looked at.
 _IN_SHIM = frozenset((
-    "empty.memory_format", "empty_strided", "as_strided", "view", "_reshape_alias", "unfold", "resize_", "set_", "copy_",
+    "empty.memory_format", "empty_strided", "as_strided", "view", "_reshape_alias", "unfold", "resize_", "set_",
+    "copy_",
     "set_.source_Storage_storage_offset", "set_.source_Storage", "set_.source_Tensor", "record_stream",
 ))  # fmt: skip
 # cuBLAS and cuBLASLt keep a workspace for each thread and stream that calls them.
@@ -56,7 +57,7 @@ def _name_blas(lib):
 
 
 def _cuda_ops(torch):
-    """Which ops have a kernel for CUDA: a CUDA build knows; for a CPU build the list that it was generated from tells."""
+    """Which ops have a kernel for CUDA: a CUDA build knows; for a CPU build the list that it was made from tells."""
     names = [name[len("aten::") :] for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
     here = {name for name in names if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA")}
     if len(here) > 500:

@@ -69,9 +69,9 @@ def _no_dynamo(torch):
     for holder in (torch.optim.Optimizer, checkpoint):
         for value in list(vars(holder).values()):
             inner = getattr(value, "__wrapped__", None)
-            if inner is not None and getattr(value, "__module__", "") and hasattr(value, "__code__"):
-                if value.__code__.co_filename.endswith("_compile.py"):
-                    inner.__dynamo_disable = inner
+            made_by = getattr(getattr(value, "__code__", None), "co_filename", "")
+            if inner is not None and made_by.endswith("_compile.py"):
+                inner.__dynamo_disable = inner
 
 
 def _no_extensions(torch):

@@ -1,6 +1,7 @@
 """How a script may end by itself: what is told then, and with which words an error becomes a reason."""
 
 import atexit
+import multiprocessing
 import os
 import re
 import sys
@@ -31,8 +32,8 @@ def install():
             report.warn(f"after the steps the script ended with {kind.__name__}")
             evaluation.finish()
         report.write("error", reason_of(kind, error, trace))
+        _exit["code"] = 1
         before(kind, error, trace)
-        report.leave(1)
 
     sys.exit, sys.excepthook = exit, died
     atexit.register(_ended)
@@ -48,6 +49,8 @@ def _ended():
     steps = report.facts.get("steps", 0)
     how = "the script ended by itself" if not _exit["code"] else f"the script exited with code {_exit['code']}"
     far = f"after {steps} optimizer step{'' if steps == 1 else 's'}" if steps else "before an optimizer step"
+    if _exit["code"] and multiprocessing.parent_process() is not None:
+        report.leave(_exit["code"] & 0xFF)  # who started it is told the error, and tells it
     if _exit["code"]:
         report.write("error", f"{how} {far}{_exit['words']}")
     else:

@@ -1,8 +1,10 @@
-"""Several processes, one traced: a process group that answers at once and moves nothing; buckets and all are allocated."""
+"""Several processes, one traced: a process group that answers at once and moves nothing; buckets are allocated."""
 
 import os
 
-from . import report
+from . import report, sync_norm
+
+_kept = []
 
 
 def leave_unless_first():
@@ -26,6 +28,8 @@ def install(torch):
         size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE") or 1)
         report.facts.update(rank=rank, world_size=size)
         leave_unless_first()
+        if not distributed.is_initialized():
+            sync_norm.install(torch)
         report.flags.add("distributed")
         begin(backend="fake", rank=rank, world_size=size, store=FakeStore())
 
@@ -91,7 +95,10 @@ def _patch_replicas(torch):
     def __init__(self, *args, **words):
         report.flags.add("ddp")
         make(self, *args, **words)
+        if self.find_unused_parameters:
+            _call_all_pinned(torch)
         self._carma_hook = None
+        self.logger = _Silent()
         register(self, self, _hook)
 
     def _hook(self, bucket):
@@ -110,6 +117,20 @@ def _patch_replicas(torch):
 
     replica.__init__, replica.register_comm_hook = __init__, register_comm_hook
     replica._register_builtin_comm_hook = lambda *_args: None
+
+
+def _call_all_pinned(torch):
+    """The reducer insists that its map of used parameters be pinned, which no memory is without a card."""
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("is_pinned", lambda _tensor, device=None: True, "CPU")
+    _kept.append(library)
+
+
+class _Silent:
+    """Instead of the reducer's own log of timings, which asks the card for them."""
+
+    def __getattr__(self, name):
+        return lambda *_args, **_words: None
 
 
 def _one_card(torch):

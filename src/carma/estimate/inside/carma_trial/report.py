@@ -1,4 +1,4 @@
-"""Collects what the trial tells and writes it for CARMA: report.json and events.bin (trace/report.py is the contract)."""
+"""Collects what the trial tells and writes it: report.json and events.bin (trace/report.py is the contract)."""
 
 import ctypes
 import json

@@ -2,6 +2,8 @@
 
 import os
 
+from . import report
+
 _saved = {}  # path -> what was saved there
 _SMALL = 4096  # elements that are kept with their values
 
@@ -24,7 +26,19 @@ def _storages(torch):
             words["device"] = device
         return make(cls, *args, **words)
 
+    resize = kind.resize_
+
+    def resize_(self, count):
+        if self.device.type != "cuda":
+            return resize(self, count)
+        if not hasattr(torch.ops.carma, "resize_storage"):
+            report.refuse("unsupported", "the script resizes storages (as FSDP does), which a trial does not follow")
+        window = torch.empty(0, dtype=torch.uint8, device=self.device).set_(self)
+        torch.ops.carma.resize_storage(window, count)
+        return self
+
     kind.__new__ = staticmethod(__new__)
+    kind.resize_ = resize_
 
 
 class _Kept:

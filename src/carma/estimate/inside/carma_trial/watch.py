@@ -1,4 +1,4 @@
-"""Follows the script: optimizer steps, forward and backward passes, the model's layers; ends the run when enough was seen."""
+"""Follows the script: optimizer steps, forward and backward passes; ends the run when enough was seen."""
 
 import os
 import threading
@@ -49,8 +49,7 @@ def _before_step(optimizer, *_rest):
 def _count_gradients(optimizer):
     grads = {}
     for grad in _grads(optimizer):
-        if grad.is_cuda:  # views of one bucket share its storage
-            grads[grad.untyped_storage()._cdata] = grad.untyped_storage().nbytes()
+        _add(grads, grad)  # views of one bucket share its storage
     report.facts["gradients_bytes"] = max(report.facts.get("gradients_bytes", 0), sum(grads.values()))
 
 

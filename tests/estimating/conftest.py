@@ -1,0 +1,20 @@
+"""One place for compiled parts, whoever of the test processes comes first."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from tests.boxes import way_or_skip
+from tests.estimating.trying import Trying
+
+
+@pytest.fixture(scope="session")
+def trying(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Trying:
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    way_or_skip("self")
+    base = tmp_path_factory.getbasetemp()
+    shared = (base if worker_id == "master" else base.parent) / "compiled"
+    return Trying(tmp_path_factory.mktemp("scripts"), shared)

@@ -1,0 +1,82 @@
+"""Several processes: torchrun and others, and which of the reports counts."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import pytest
+
+from tests.estimating.trying import Trying, peak_bytes, stopped
+
+_RUN = ("-m", "torch.distributed.run")
+
+
+def test_replicas_have_buckets_of_the_size_of_their_gradients(trying: Trying) -> None:
+    replica = trying.python(*_RUN, "--nproc_per_node=1", "ddp.py")
+    plain = trying.python(*_RUN, "--nproc_per_node=1", "ddp.py", "--plain")
+    assert (replica.report.rank, replica.report.world_size, replica.report.steps) == (0, 1, 3)
+    assert "ddp" in replica.report.flags
+    assert "ddp" not in plain.report.flags
+    assert replica.report.optimizer_bytes == 2 * replica.report.parameters_bytes
+    more = peak_bytes(replica) - peak_bytes(plain)
+    assert 0.9 < more / replica.report.gradients_bytes < 1.2
+
+
+def test_two_processes_of_torchrun_and_of_spawn_agree(trying: Trying) -> None:
+    one = trying.python(*_RUN, "--nproc_per_node=1", "ddp.py")
+    two = trying.python(*_RUN, "--nproc_per_node=2", "ddp.py", gpus=2)
+    spawned = trying.python("ddp.py", "--spawn", "2", gpus=2)
+    for trial in (two, spawned):
+        assert (trial.report.rank, trial.report.world_size, trial.report.steps) == (0, 2, 3)
+        assert peak_bytes(trial) == pytest.approx(peak_bytes(one), rel=0.01)
+
+
+def test_what_replicas_may_do_besides(trying: Trying) -> None:
+    words = ("--accumulate", "--unused", "--hook", "--sync")
+    report = trying.python("-m", "torch.distributed.launch", "--nproc_per_node=2", "ddp.py", *words, gpus=2).report
+    assert (report.world_size, report.steps) == (2, 3)
+    assert report.optimizer_bytes == 2 * report.parameters_bytes
+
+
+def test_accelerate_launch(trying: Trying) -> None:
+    if importlib.util.find_spec("accelerate") is None:
+        pytest.skip("accelerate is not installed")
+    command = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "hf_accelerate.py")
+    report = trying.python(*command, gpus=2).report
+    assert (report.world_size, report.steps) == (2, 3)
+    assert "ddp" in report.flags
+
+
+@pytest.mark.parametrize("api", ["1", "2"])
+def test_sharded_models_are_followed_or_refused(trying: Trying, api: str) -> None:
+    trial = trying.run(sys.executable, *_RUN, "--nproc_per_node=2", "fsdp.py", api, gpus=2)
+    how, reason = stopped(trial)
+    assert how == "steps" or (how == "unsupported" and "FSDP" in reason), (how, reason)
+
+
+def test_an_error_of_a_process_is_told_and_not_that_of_its_starter(trying: Trying) -> None:
+    command = ("-m", "torch.distributed.run", "--nproc_per_node=1", "ddp.py", "--nonsense")
+    how, reason = stopped(trying.run(sys.executable, *command))
+    assert how == "error"
+    assert "code 2" in reason
+
+
+def test_an_error_in_a_spawned_process_is_told(trying: Trying) -> None:
+    how, reason = stopped(
+        trying.script("""
+import torch
+def train(rank):
+    torch.zeros(3).cuda()
+    raise ValueError("no such data")
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(train, nprocs=1)
+""")
+    )
+    assert (how, reason) == ("error", "ValueError: no such data")
+
+
+def test_data_parallel_with_two_cards_is_refused(trying: Trying) -> None:
+    how, reason = stopped(trying.run(sys.executable, "encoder.py", "--parallel", gpus=2))
+    assert how == "unsupported"
+    assert "DataParallel" in reason

@@ -1,0 +1,92 @@
+"""No figure, and why: each in words that tell what happened."""
+
+from __future__ import annotations
+
+import sys
+
+from carma.estimate.protocol import Trial
+from tests.estimating.trying import Trying, stopped
+
+_STEP = """
+import torch
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.randn(4, 8).cuda()).sum().backward()
+optimizer.step()
+"""
+
+
+def test_a_cuda_extension_of_its_own(trying: Trying) -> None:
+    how, reason = stopped(
+        trying.script("""
+import torch
+from torch.utils.cpp_extension import load_inline
+fast = load_inline(name="fast_op", cpp_sources="", cuda_sources="__global__ void k() {}", functions=["k"])
+""")
+    )
+    assert how == "unsupported"
+    assert "fast_op" in reason
+    assert "extension" in reason
+
+
+def test_an_endless_loop_is_ended_at_the_limit(trying: Trying) -> None:
+    how, reason = stopped(trying.script("import torch\nwhile True: torch.zeros(3).cuda()", limit_s=15))
+    assert how == "none"
+    assert "ended at its limit of 15 s, before" in reason
+
+
+def test_how_far_it_came_is_known_when_it_is_killed(trying: Trying) -> None:
+    how, reason = stopped(trying.script(_STEP + "import os\nos.kill(os.getpid(), 9)"))
+    assert how == "none"
+    assert "SIGKILL after 1 optimizer step" in reason
+
+
+def test_a_script_that_crashes_tells_its_own_error_and_line(trying: Trying) -> None:
+    how, reason = stopped(trying.script("import torch\ntorch.zeros(3).cuda()\nopen('no such file')"))
+    assert how == "error"
+    assert reason == "FileNotFoundError: [Errno 2] No such file or directory: 'no such file' (train.py:3)"
+
+
+def test_an_error_of_shapes_is_the_scripts_own(trying: Trying) -> None:
+    how, reason = stopped(trying.script("import torch\ntorch.zeros(3, 4).cuda() @ torch.zeros(3, 4).cuda()"))
+    assert how == "error"
+    assert "(train.py:2)" in reason
+
+
+def test_a_script_that_exits_with_words(trying: Trying) -> None:
+    how, reason = stopped(trying.script("import sys, torch\ntorch.zeros(3).cuda()\nsys.exit('no data here')"))
+    assert how == "error"
+    assert "before an optimizer step: no data here" in reason
+
+
+def test_a_download_is_refused_with_what_to_do(trying: Trying) -> None:
+    how, reason = stopped(
+        trying.script("import torch, urllib.request\nurllib.request.urlopen('http://data.example.org/weights.pt')")
+    )
+    assert how == "error"
+    assert "no network: download it once" in reason
+
+
+def test_a_script_without_a_gpu(trying: Trying) -> None:
+    text = _STEP.replace(".cuda()", "")
+    assert stopped(trying.script(text)) == ("end", "it never used a GPU")
+
+
+def test_an_endless_training_on_the_cpu_is_seen_early(trying: Trying) -> None:
+    text = _STEP.replace(".cuda()", "").replace("optimizer.step()", "while True: optimizer.step()")
+    assert stopped(trying.script(text)) == ("end", "it never used a GPU")
+
+
+def test_no_training_at_all_ends_by_itself(trying: Trying) -> None:
+    trial = trying.run(sys.executable, "inference.py")
+    assert isinstance(trial, Trial)
+    assert (trial.report.stop, trial.report.steps) == ("end", 0)
+    assert trial.report.reason == "the script ended by itself before an optimizer step"
+    assert trial.events
+
+
+def test_too_few_steps_are_told(trying: Trying) -> None:
+    trial = trying.script(_STEP)
+    assert isinstance(trial, Trial)
+    assert (trial.report.stop, trial.report.steps) == ("end", 1)
+    assert "after 1 optimizer step" in trial.report.reason
