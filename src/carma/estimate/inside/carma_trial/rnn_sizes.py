@@ -5,18 +5,16 @@ weights and reserve are exact at all of them, workspaces at 98 in 100 and off by
 Shapes are all that they depend on; the 8 MiB a layer and the persistent kernels may differ on other GPUs.
 """
 
+from __future__ import annotations
+
 import typing
 
 RELU, TANH, LSTM, GRU = 0, 1, 2, 3
 STANDARD, PERSIST_STATIC, PERSIST_SMALL = 0, 1, 3  # cudnnRNNAlgo_t
 
 GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
-_KEPT = {
-    RELU: 1,
-    TANH: 1,
-    LSTM: 4,
-    GRU: 6,
-}  # of each step, in hidden sizes; an LSTM keeps its cells besides
+# Of each step, in hidden sizes; an LSTM keeps its cells besides.
+_KEPT = {RELU: 1, TANH: 1, LSTM: 4, GRU: 6}
 _PERSISTENT_BACKWARD = {RELU: 9, TANH: 9, LSTM: 12, GRU: 14}
 _PER_LAYER_BYTES = 8 << 20
 _STEPS_AT_ONCE = 256
@@ -40,26 +38,26 @@ class Run(typing.NamedTuple):
     drops: bool
 
     @property
-    def size(self):
+    def size(self) -> int:
         return self.projected or self.hidden
 
     @property
-    def states(self):
+    def states(self) -> int:
         return 2 if self.mode == LSTM else 1
 
-    def of_rows(self, width):
+    def of_rows(self, width: int) -> int:
         return _aligned(self.item_bytes * self.rows * width)
 
-    def of_states(self, width):
+    def of_states(self, width: int) -> int:
         """A state of every layer and direction, at one step."""
         return _aligned(self.item_bytes * self.batch * width * self.directions * self.layers)
 
 
-def _aligned(count, to=32):
+def _aligned(count: int, to: int = 32) -> int:
     return -(-count // to) * to
 
 
-def weight_items(run):
+def weight_items(run: Run) -> int:
     """Numbers in the buffer that holds all weights; cuDNN always has both biases."""
     count = 0
     for layer in range(run.layers):
@@ -68,7 +66,7 @@ def weight_items(run):
     return count * run.directions
 
 
-def reserve_bytes(run):
+def reserve_bytes(run: Run) -> int:
     wide = run.item_bytes * run.rows * run.directions
     parts = [wide * run.layers * run.hidden * _KEPT[run.mode], wide * (run.layers - 1) * run.hidden]
     if run.mode == LSTM:
@@ -79,13 +77,13 @@ def reserve_bytes(run):
     return 256 + sum(map(_aligned, parts)) + mask * (run.layers - 1) * run.directions
 
 
-def workspace_bytes(run, algorithm, training):
+def workspace_bytes(run: Run, algorithm: int, training: bool) -> int:
     """The same in training for forward, its input's gradient and its weights': cuDNN asks for the most of them."""
     forward = _common_bytes(run) + _forward_bytes(run, algorithm)
     return max(forward, _common_bytes(run) + _backward_bytes(run, algorithm)) if training else forward
 
 
-def _common_bytes(run):
+def _common_bytes(run: Run) -> int:
     """Libraries' own room, the weights without their biases, and the projection's input."""
     biases = 2 * GATES[run.mode] * run.hidden * run.directions * run.layers
     parts = _PER_LAYER_BYTES * run.layers * run.directions + 256
@@ -93,7 +91,7 @@ def _common_bytes(run):
     return parts + (run.of_rows(run.hidden * run.directions) if run.projected else 0)
 
 
-def _padded_bytes(run, times):
+def _padded_bytes(run: Run, times: int) -> int:
     """Padded sequences are copied into packed ones: inputs, outputs and states, in backward their gradients too."""
     if run.packed:
         return 0
@@ -102,7 +100,7 @@ def _padded_bytes(run, times):
     return times * copies + 2 * _aligned(4 * run.batch, 16)
 
 
-def _forward_bytes(run, algorithm):
+def _forward_bytes(run: Run, algorithm: int) -> int:
     gates, persistent = GATES[run.mode], algorithm != STANDARD
     total = _padded_bytes(run, 1) + run.of_states(run.hidden * (1 if persistent else gates))
     if run.directions == 2:
@@ -116,7 +114,7 @@ def _forward_bytes(run, algorithm):
     return total + _aligned(run.item_bytes * gates * run.hidden * chunk)
 
 
-def _backward_bytes(run, algorithm):
+def _backward_bytes(run: Run, algorithm: int) -> int:
     persistent = algorithm != STANDARD
     row, state = run.of_rows(run.hidden), run.of_states(run.hidden)
     widest = max(run.width, run.hidden)
@@ -137,7 +135,7 @@ def _backward_bytes(run, algorithm):
     return total + _aligned(run.item_bytes * run.hidden * min(run.rows, run.batch * _steps_in_flight(run)))
 
 
-def _steps_in_flight(run):
+def _steps_in_flight(run: Run) -> int:
     """Layers of a standard network run side by side, each some steps behind the one below."""
     block = next(steps for most, steps in ((1, 32), (8, 16), (16, 8), (96, 4), (run.batch, 2)) if run.batch <= most)
     if run.steps >= 128:
@@ -145,7 +143,7 @@ def _steps_in_flight(run):
     return block * run.layers + max(block, 8)
 
 
-def algorithm(run, dtype, forward, capability, processors):
+def algorithm(run: Run, dtype: str, forward: bool, capability: tuple[int, int], processors: int) -> int:
     """Which algorithm runs in effect: what PyTorch asks for (RNN.cpp, get_algo), bfloat16 has the standard one only."""
     if run.projected or run.packed or dtype not in ("float32", "float16"):
         return STANDARD
@@ -157,12 +155,12 @@ def algorithm(run, dtype, forward, capability, processors):
     return STANDARD
 
 
-def _suits_static(run):
+def _suits_static(run: Run) -> bool:
     one = run.layers == 1 and run.directions == 1
     return one and run.hidden <= 1024 and run.hidden % 128 == 0 and run.width % 128 == 0
 
 
-def _has_static(run, capability, processors):
+def _has_static(run: Run, capability: tuple[int, int], processors: int) -> bool:
     major, minor = capability
     if major == 7:
         even = (run.batch % 16 == 0 and run.batch not in (80, 112)) or run.batch == 8
