@@ -20,7 +20,7 @@ def test_hugging_face_trainer_with_gpt2(trying: Trying) -> None:
     short = trying.python("hf_trainer.py", "gpt2", "bf16=True")
     for report in (full.report, short.report):
         assert report.steps == 3
-        assert report.optimizer_bytes == 2 * report.parameters_bytes
+        assert 0 <= report.optimizer_bytes - 2 * report.parameters_bytes < 4096  # the fused one counts steps there
         assert "evaluation" in report.flags
         assert report.described is not None
         assert report.described.config["model_type"] == "gpt2"

@@ -143,7 +143,7 @@ def test_a_module_and_a_shell_script(trying: Trying) -> None:
 def test_what_scripts_touch_in_passing(trying: Trying) -> None:
     report = trying.python("extras.py").report
     assert report.steps == 3
-    assert report.optimizer_bytes == 2 * report.parameters_bytes
+    assert 0 < report.optimizer_bytes - 2 * report.parameters_bytes < 4096  # the fused one counts steps on the card
 
 
 def test_a_script_that_deletes_its_output_survives(trying: Trying) -> None:

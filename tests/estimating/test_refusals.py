@@ -29,6 +29,26 @@ fast = load_inline(name="fast_op", cpp_sources="", cuda_sources="__global__ void
     assert "extension" in reason
 
 
+def test_an_extension_that_is_compiled_for_cuda(trying: Trying) -> None:
+    words = "libcudart.so.13: cannot open shared object file: No such file or directory"
+    how, reason = stopped(trying.script(f"import torch\nraise ImportError({words!r})"))
+    assert how == "unsupported"
+    assert reason.startswith("the script loads an extension that is compiled for CUDA")
+
+
+def test_an_operator_that_nobody_knows_is_named(trying: Trying) -> None:
+    how, reason = stopped(
+        trying.script("""
+import torch
+library = torch.library.Library("own", "DEF")
+library.define("mix(Tensor x) -> Tensor")
+torch.ops.own.mix(torch.zeros(3).cuda())
+""")
+    )
+    assert how == "unsupported"
+    assert reason == "a trial does not know the operator own::mix (train.py:5)"
+
+
 def test_an_endless_loop_is_ended_at_the_limit(trying: Trying) -> None:
     how, reason = stopped(trying.script("import torch\nwhile True: torch.zeros(3).cuda()", limit_s=15))
     assert how == "none"

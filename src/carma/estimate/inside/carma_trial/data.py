@@ -2,7 +2,7 @@
 
 import inspect
 
-from . import report
+from . import later, report
 
 _LARGE = 1 << 16  # elements; small tensors are given their values, which cost nothing and may be looked at
 
@@ -12,7 +12,7 @@ def install(torch):
     _no_large_initialisation(torch)
     _no_compiling(torch)
     _no_dynamo(torch)
-    _no_extensions(torch)
+    _no_extensions()
     torch.Tensor.pin_memory = lambda tensor, *_a, **_w: tensor
     torch.Tensor.is_pinned = lambda *_a, **_w: False
 
@@ -74,14 +74,13 @@ def _no_dynamo(torch):
                 inner.__dynamo_disable = inner
 
 
-def _no_extensions(torch):
+def _no_extensions():
     """An extension of the user's own cannot run without a GPU, and nobody knows what it takes."""
 
     def refuse(name=None, *_args, **_words):
         report.refuse("unsupported", f"the script builds a CUDA extension of its own ({name}), whose memory is unknown")
 
-    try:
-        from torch.utils import cpp_extension
-    except Exception:
-        return
-    cpp_extension.load = cpp_extension.load_inline = refuse
+    def change(module):
+        module.load = module.load_inline = refuse
+
+    later.when_imported("torch.utils.cpp_extension", change)

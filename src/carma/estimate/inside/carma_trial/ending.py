@@ -13,6 +13,8 @@ _NETWORK = re.compile(
     r"|offline mode|OfflineMode|LocalEntryNotFound|URLError|ConnectionError|ConnectTimeout|ProxyError|ConnectError"
 )
 _NO_NETWORK = "; a trial run has no network: download it once, so that the script finds it on the disk"
+_COMPILED = re.compile(r"lib(?:cudart|cuda|torch_cuda|c10_cuda|cublas\w*|cudnn\w*|nvrtc)\.so|undefined symbol")
+_NO_SHAPES = re.compile(r"(\w+::\w+): attempted to run this operator with Meta tensors|Could not run '(\w+::[\w.]+)'")
 _exit = {"code": 0, "words": ""}
 
 
@@ -31,7 +33,7 @@ def install():
         if evaluation.reached():
             report.warn(f"after the steps the script ended with {kind.__name__}")
             evaluation.finish()
-        report.write("error", reason_of(kind, error, trace))
+        report.write(*reason_of(kind, error, trace))
         _exit["code"] = 1
         before(kind, error, trace)
 
@@ -59,16 +61,22 @@ def _ended():
 
 
 def reason_of(kind, error, trace):
-    """One line: which error, in which words, where in the script."""
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()] or [""]
+    """How it stopped, and one line: which error, in which words, where in the script."""
+    words = str(error).strip()
+    lines = [line.strip() for line in words.splitlines() if line.strip()] or [""]
     if kind.__name__ == "ProcessRaisedException":  # of torch.multiprocessing.spawn; the child's own error comes last
-        return _with_advice(lines[-1][:500], str(error))
-    names = " ".join(each.__name__ for each in kind.__mro__)
-    return _with_advice(f"{kind.__name__}: {lines[0][:500]}{_place(trace)}", f"{names} {error}")
-
-
-def _with_advice(reason, words):
-    return reason + _NO_NETWORK if _NETWORK.search(words) else reason
+        reason, names = lines[-1][:500], ""
+    else:
+        reason = f"{kind.__name__}: {lines[0][:500]}{_place(trace)}"
+        names = " ".join(each.__name__ for each in kind.__mro__)
+    if _COMPILED.search(words) and "ImportError" in f"{names} {words}":
+        return "unsupported", f"the script loads an extension that is compiled for CUDA, which a trial cannot: {reason}"
+    if "No module named 'triton" in words:
+        return "unsupported", f"the script has kernels in Triton, which a trial does not run: {reason}"
+    unknown = _NO_SHAPES.search(words)
+    if unknown:
+        return "unsupported", f"a trial does not know the operator {unknown[1] or unknown[2]}{_place(trace)}"
+    return "error", reason + (_NO_NETWORK if _NETWORK.search(f"{names} {words}") else "")
 
 
 def _place(trace):
