@@ -13,6 +13,7 @@ import argparse
 import gzip
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from math import log2
 from pathlib import Path
@@ -21,19 +22,19 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np  # type: ignore[import-not-found,unused-ignore]
 from sklearn.ensemble import (  # type: ignore[import-not-found,unused-ignore]
-    RandomForestClassifier,
+    ExtraTreesClassifier,
     RandomForestRegressor,
 )
 
 from carma.estimate.trace.conv_formulas import MORE, NAMES, NONE, OTHER, TRANSFORMS, WITH_MORE, formula_bytes
 from carma.estimate.trace.conv_shapes import ConvShape, features, of_row, scratch_bytes
-from carma.estimate.trace.conv_workspaces import SHIPPED, ConvModel, Measured, Tree, tensor_bytes
+from carma.estimate.trace.conv_workspaces import SHIPPED, ConvModel, Learnt, Measured, Tree, tensor_bytes
 
 MIB = 1 << 20
 SLACK_BYTES = 2048  # an engine's own pointers; the allocator's granularity is of that order
 MORE_BYTES = 36 * MIB  # the most that split reductions were seen to hold
 NEAR = 0.05
-TREES = 16
+TREES = 12
 
 
 class About(NamedTuple):
@@ -52,15 +53,30 @@ class Sample(NamedTuple):
     rest_bytes: int
 
 
-def read(files: Iterable[Path]) -> Iterator[Sample]:
+class Samples(NamedTuple):
+    calls: list[Sample]
+    trials: list[Sample]  # of `cudnn.benchmark`
+
+
+def read(files: Iterable[Path]) -> Samples:
+    """A row with `benchmark` says what the trial took; where it was seen again later, `settled_bytes` says the rest."""
+    found = Samples([], [])
     for file in files:
         data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
         for line in data.splitlines():
             row = json.loads(line)
             shape = of_row(row)
-            if shape is not None:
-                size = scratch_bytes(row)
-                yield Sample(str(row["source"]), shape, size, *explain(shape, size))
+            if shape is None:
+                continue
+            size = scratch_bytes(row)
+            (found.trials if shape.benchmark else found.calls).append(_sample(row, shape, size))
+            if "settled_bytes" in row:
+                found.calls.append(_sample(row, shape, row["settled_bytes"]))
+    return found
+
+
+def _sample(row: dict[str, Any], shape: ConvShape, size: int) -> Sample:
+    return Sample(str(row["source"]), shape, size, *explain(shape, size))
 
 
 def explain(shape: ConvShape, size: int) -> tuple[str, int]:
@@ -77,27 +93,35 @@ def explain(shape: ConvShape, size: int) -> tuple[str, int]:
 
 def _possible(name: str, shape: ConvShape) -> bool:
     if any(name.endswith(transform) for transform in TRANSFORMS):
-        return len(shape.stride) == 2 and max(shape.weight[2:]) > 1
+        return len(shape.stride) == 2 and max(shape.stride) == 1 and (max(shape.weight[2:]) > 1 or shape.benchmark)
     widened = "@" in name and name != name.lower()
     return not (widened and shape.item_bytes == 4)
 
 
-def fit(samples: Sequence[Sample], about: About) -> ConvModel:
-    asked = np.array([features(sample.shape) for sample in samples], float)
-    names = [sample.formula for sample in samples]
-    formulas = tuple(sorted(set(names), key=lambda name: (-names.count(name), name)))
-    place = {name: index for index, name in enumerate(formulas)}
-    # A wrong engine for a small tensor costs nothing.
-    weight = [log2(2 + max(sample.scratch_bytes, tensor_bytes(sample.shape)) / MIB) for sample in samples]
-    forest = RandomForestClassifier(TREES, max_features=0.5, n_jobs=2, random_state=0)
-    forest.fit(asked, [place[name] for name in names], sample_weight=weight)
-    more = [index for index, name in enumerate(names) if name.endswith(MORE)]
-    other = [index for index, name in enumerate(names) if name == OTHER]
-    model = ConvModel(
+def fit(samples: Samples, about: About) -> ConvModel:
+    return ConvModel(
         gpu=about.gpu,
         torch=about.torch,
         cudnn=about.cudnn,
-        rows=len(samples),
+        rows=len(samples.calls) + len(samples.trials),
+        call=learn(samples.calls),
+        trial=learn(samples.trials),
+    )
+
+
+def learn(samples: Sequence[Sample]) -> Learnt:
+    asked = np.array([features(sample.shape) for sample in samples], float)
+    names = [sample.formula for sample in samples]
+    often = Counter(names)
+    formulas = tuple(sorted(often, key=lambda name: (-often[name], name)))
+    place = {name: index for index, name in enumerate(formulas)}
+    # A wrong engine for a small tensor costs nothing.
+    weight = [log2(2 + max(sample.scratch_bytes, tensor_bytes(sample.shape)) / MIB) for sample in samples]
+    forest = ExtraTreesClassifier(TREES, max_features=0.8, n_jobs=2, random_state=0)
+    forest.fit(asked, [place[name] for name in names], sample_weight=weight)
+    more = [index for index, name in enumerate(names) if name.endswith(MORE)]
+    other = [index for index, name in enumerate(names) if name == OTHER]
+    learnt = Learnt(
         formulas=formulas,
         choose=tuple(_tree(each.tree_, forest.classes_) for each in forest.estimators_),
         more=_regression(asked[more], [log2(max(1, samples[index].rest_bytes)) for index in more]),
@@ -105,7 +129,7 @@ def fit(samples: Sequence[Sample], about: About) -> ConvModel:
             asked[other], [log2(samples[index].rest_bytes / tensor_bytes(samples[index].shape)) for index in other]
         ),
     )
-    return msgspec.structs.replace(model, measured=tuple(_missed(model, samples)))
+    return msgspec.structs.replace(learnt, measured=tuple(_missed(learnt, samples)))
 
 
 def _regression(asked: Any, wanted: Sequence[float]) -> tuple[Tree, ...]:
@@ -132,7 +156,7 @@ def _tree(tree: Any, classes: Any) -> Tree:
 
 def _short(number: float) -> float:
     """Few digits: nearly all features are whole numbers, and so is the answer of a leaf."""
-    rounded = round(number, 4)
+    rounded = round(number, 3)
     return int(rounded) if rounded == int(rounded) else rounded
 
 
@@ -140,20 +164,20 @@ def near(guess_bytes: int, true_bytes: int) -> bool:
     return abs(guess_bytes - true_bytes) <= max(MIB, NEAR * true_bytes)
 
 
-def _missed(model: ConvModel, samples: Sequence[Sample]) -> Iterator[Measured]:
+def _missed(learnt: Learnt, samples: Sequence[Sample]) -> Iterator[Measured]:
     """Shapes that were measured and that the trees get wrong all the same."""
     for sample in samples:
-        if not near(model.scratch_bytes(sample.shape), sample.scratch_bytes):
+        if not near(learnt.scratch_bytes(sample.shape), sample.scratch_bytes):
             yield Measured(shape=sample.shape, scratch_bytes=sample.scratch_bytes)
 
 
-def check(samples: Sequence[Sample], about: About) -> None:
+def check(samples: Sequence[Sample]) -> None:
     """Prints a line a family: how often a model that never saw its shapes is right."""
     for family in sorted({sample.source for sample in samples}):
         asked = [sample for sample in samples if sample.source == family]
         seen = {_layer(sample.shape) for sample in asked}
-        model = fit([s for s in samples if s.source != family and _layer(s.shape) not in seen], about)
-        guesses = [model.scratch_bytes(sample.shape) for sample in asked]
+        learnt = learn([s for s in samples if s.source != family and _layer(s.shape) not in seen])
+        guesses = [learnt.scratch_bytes(sample.shape) for sample in asked]
         pairs = [(guess, sample.scratch_bytes) for guess, sample in zip(guesses, asked, strict=True)]
         large = [pair for pair in pairs if max(pair) > 32 * MIB]
         exact = sum(abs(guess - true) <= 4096 for guess, true in pairs)
@@ -182,15 +206,14 @@ def main() -> None:
     parser.add_argument("--cudnn", default="")
     parser.add_argument("--out", type=Path, default=SHIPPED)
     said = parser.parse_args()
-    samples = [sample for sample in read(said.rows) if not sample.shape.benchmark]
-    about = About(said.gpu, said.torch, said.cudnn)
+    samples = read(said.rows)
     if said.check:
-        check(samples, about)
+        check(samples.calls)
         return
-    model = fit(samples, about)
+    model = fit(samples, About(said.gpu, said.torch, said.cudnn))
     said.out.write_bytes(gzip.compress(msgspec.json.encode(model), 9, mtime=0))
     size_kib = said.out.stat().st_size // 1024
-    print(f"{len(samples)} rows, {len(model.measured)} kept as they are, {size_kib} KiB", file=sys.stderr)
+    print(f"{model.rows} rows, {len(model.call.measured)} kept as they are, {size_kib} KiB", file=sys.stderr)
 
 
 if __name__ == "__main__":

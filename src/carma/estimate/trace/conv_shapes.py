@@ -54,7 +54,7 @@ def of_call(call: Call) -> ConvShape | None:
         return None
     image, weight, output = call.sizes
     rank = len(image) - 2
-    if rank < 1 or len(call.numbers) != 3 * rank + 1:
+    if rank < 1 or len(call.numbers) != 3 * rank + 1 or not prod(image) * prod(weight) * prod(output):
         return None
     return _shape(
         direction=OPS[call.op],
@@ -132,7 +132,14 @@ def _shape(
 
 
 def features(shape: ConvShape) -> tuple[float, ...]:
-    """What the trees ask about. Only add at the end: trees that are shipped name a feature by its place."""
+    """What the trees ask about. Only add at the end: trees that are shipped name a feature by its place.
+
+    Logarithms, because thresholds were drawn at random when the trees were grown, and sizes span six decades.
+    """
+    return tuple(log2(1 + value) for value in (*_sizes(shape), *_alignments(shape)))
+
+
+def _sizes(shape: ConvShape) -> tuple[float, ...]:
     c, k = shape.group_channels
     n, groups = shape.image[0], shape.groups
     pixels, out_pixels, taps = prod(shape.image[2:]), prod(shape.output[2:]), prod(shape.weight[2:])
@@ -172,23 +179,33 @@ def features(shape: ConvShape) -> tuple[float, ...]:
         image,
         output,
         weight,
-        _log(output * c * taps),
-        _log(n * out_pixels / (c * taps)),
-        _log(c / k),
-        _log(n * out_pixels * groups / (c * k * taps)),
-        _log((image + output) / weight),
+        output * c * taps,
+        n * out_pixels / (c * taps),
+        c / k,
+        n * out_pixels * groups / (c * k * taps),
+        (image + output) / weight,
         _tiles(n * out_pixels) * _tiles(k) * groups,
         _tiles(c * taps) * _tiles(k) * groups,
     )
 
 
-def _alignment(channels: int) -> int:
+def _alignments(shape: ConvShape) -> tuple[int, ...]:
+    """Tensor cores and wide loads want multiples; what cannot be loaded so is copied first."""
+    c, k = shape.group_channels
+    return (
+        _alignment(prod(shape.image[2:])),
+        _alignment(prod(shape.output[2:])),
+        _alignment(c * shape.groups),
+        _alignment(k * shape.groups),
+        _alignment(shape.image[0]),
+        min(c, k),
+        shape.benchmark,
+    )
+
+
+def _alignment(count: int) -> int:
     """The largest power of two up to 64 that divides it."""
-    return channels & -channels if channels % 64 else 64
-
-
-def _log(value: float) -> float:
-    return round(log2(value), 3) if value > 0 else -1.0
+    return count & -count if count % 64 else 64
 
 
 def _tiles(value: int) -> int:

@@ -4,7 +4,9 @@ cuDNN picks an engine by rules of its own, and the engine's workspace is then a 
 forest of decision trees picks the formula, and others give what comes on top of it. `tools/fit_workspaces.py` makes the
 file that is shipped; rows that `carma calibrate` measured on the card at hand go before it.
 
-With `cudnn.benchmark` torch tries all engines that fit into free memory, so the figure is no property of the script.
+With `cudnn.benchmark` torch tries all engines that fit into free memory when it meets a shape for the first time, gives
+its cache back, and keeps the fastest engine. What it takes then is no property of the script; on an empty card it is
+`trial_bytes`.
 """
 
 from __future__ import annotations
@@ -50,6 +52,25 @@ class Measured(Record, frozen=True, kw_only=True, array_like=True):
     scratch_bytes: int
 
 
+class Learnt(Record, frozen=True, kw_only=True):
+    """Which formula holds for a shape, and what comes on top of it."""
+
+    formulas: tuple[str, ...]  # the most frequent first
+    choose: tuple[Tree, ...]  # a formula, by its place
+    more: tuple[Tree, ...]  # log2 of the bytes on top of it
+    other: tuple[Tree, ...]  # log2 of the bytes over those of all tensors, where no formula is known
+    measured: tuple[Measured, ...] = ()
+
+    def scratch_bytes(self, shape: ConvShape) -> int:
+        values = features(shape)
+        votes = Counter(int(tree(values)) for tree in self.choose)
+        name = self.formulas[min(votes, key=lambda place: (-votes[place], place))]
+        if name == OTHER:
+            return int(2 ** _mean(self.other, values) * tensor_bytes(shape))
+        known = formula_bytes(name, shape)
+        return known + int(2 ** _mean(self.more, values)) if name.endswith(MORE) else known
+
+
 class ConvModel(Record, frozen=True, kw_only=True):
     """What was learnt from one card's rows."""
 
@@ -58,30 +79,20 @@ class ConvModel(Record, frozen=True, kw_only=True):
     torch: str
     cudnn: str = ""
     rows: int  # that it was learnt from
-    formulas: tuple[str, ...]
-    choose: tuple[Tree, ...]  # which formula, by its place
-    more: tuple[Tree, ...]  # log2 of the bytes on top of it
-    other: tuple[Tree, ...]  # log2 of the bytes over those of all tensors, where no formula is known
-    measured: tuple[Measured, ...] = ()
-
-    def scratch_bytes(self, shape: ConvShape) -> int:
-        values = features(shape)
-        votes = Counter(int(tree(values)) for tree in self.choose)
-        # Of two that are equally likely the one that stands first is the more frequent.
-        name = self.formulas[min(votes, key=lambda place: (-votes[place], place))]
-        if name == OTHER:
-            return int(2 ** _mean(self.other, values) * tensor_bytes(shape))
-        known = formula_bytes(name, shape)
-        return known + int(2 ** _mean(self.more, values)) if name.endswith(MORE) else known
+    call: Learnt
+    trial: Learnt  # the largest of the engines that `cudnn.benchmark` tries
 
 
 class ConvWorkspaces:
     """Measured shapes before learnt ones."""
 
     def __init__(self, model: ConvModel, measured: Iterable[tuple[ConvShape, int]] = ()) -> None:
+        """A measured shape with `benchmark` says what the trial took, not what the engine takes that it kept."""
         self._model = model
-        self._measured = {each.shape: each.scratch_bytes for each in model.measured}
-        self._measured.update((shape, size) for shape, size in measured)
+        self._calls = {each.shape: each.scratch_bytes for each in model.call.measured}
+        self._trials = {each.shape: each.scratch_bytes for each in model.trial.measured}
+        for shape, size in measured:
+            (self._trials if shape.benchmark else self._calls)[shape] = size
 
     @classmethod
     def from_rows(cls, rows: Iterable[Row], model: ConvModel | None = None) -> ConvWorkspaces:
@@ -91,14 +102,22 @@ class ConvWorkspaces:
         return cls(model or shipped_model(), found)
 
     def scratch_bytes(self, shape: ConvShape) -> int:
-        found = self._measured.get(shape)
-        return self._model.scratch_bytes(shape) if found is None else found
+        found = self._calls.get(shape)
+        return self._model.call.scratch_bytes(shape) if found is None else found
 
     def __call__(self, call: Call) -> tuple[int, ...]:
         """The blocks that a call takes while it runs: none or one."""
         shape = of_call(call)
         size = 0 if shape is None else self.scratch_bytes(shape)
         return (size,) if size > 0 else ()
+
+    def trial_bytes(self, call: Call) -> int:
+        """What the first call of its kind takes once more, before the others, where `cudnn.benchmark` is on."""
+        shape = of_call(call)
+        if shape is None or not shape.benchmark:
+            return 0
+        found = self._trials.get(shape)
+        return self._model.trial.scratch_bytes(shape) if found is None else found
 
 
 def conv_workspace(call: Call, card: Card | None = None) -> tuple[int, ...]:  # noqa: ARG001
