@@ -66,15 +66,26 @@ def print_comparison(comparison: Comparison, main: str) -> None:
 
 def print_published(comparison: Comparison, main: str) -> None:
     rows = {row.case: row for row in comparison.rows if row.estimator == main}
-    columns = ("model, batch", "measured", "GPUMemNet", "Fake Tensor", "Horus", "ours", "bound", "off by")
+    columns = (
+        "model, batch",
+        "measured",
+        "later",
+        "GPUMemNet",
+        "Fake Tensor",
+        "Horus",
+        "ours",
+        "bound",
+        "off by",
+        "off later",
+    )
     lines = [_published_line(place, rows) for place in range(len(PUBLISHED))]
     print_table(f"The 18 published models, MiB; ours for an {comparison.gpu}", columns, lines)
     say("")
     lines = [
-        (off.name, str(off.models), f"{off.mean_mib:,.0f} MiB", _percent(off.median), str(off.under))
+        (off.name, off.against, str(off.models), f"{off.mean_mib:,.0f} MiB", _percent(off.median), str(off.under))
         for off in comparison.published
     ]
-    print_table("Errors", ("estimator", "models", "mean", "median", "under"), lines)
+    print_table("Errors", ("estimator", "against", "models", "mean", "median", "under"), lines)
     for row in rows.values():
         if row.refused:
             say(f"{row.case}: no estimate: {row.refused}")
@@ -84,15 +95,18 @@ def _published_line(place: int, rows: Mapping[str, Row]) -> Sequence[str]:
     one = PUBLISHED[place]
     row = rows.get(one.run.id)
     estimated = None if row is None else row.estimated_mib
+    later = one.measured_later_mib
     return (
         f"{one.name}, {one.batch}",
         f"{one.measured_mib:,}",
+        shown(later, ",.0f"),
         f"{one.gpumemnet_mib:,}",
         shown(one.fake_tensor_mib, ",.0f"),
         f"{one.horus_mib:,}",
         shown(estimated, ",.0f"),
         shown(None if row is None else row.bound_mib, ",.0f"),
         _percent(None if row is None else row.error, "+"),
+        _percent(None if estimated is None or later is None else estimated / later - 1, "+"),
     )
 
 

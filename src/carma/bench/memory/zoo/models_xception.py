@@ -1,3 +1,4 @@
+# mypy: disallow-subclassing-any=False
 """Xception, which torchvision does not have, as its paper describes it (arXiv 1610.02357, figure 5).
 
 Where the paper leaves a choice, it is made as in the published workloads' library: activations work in place but for
@@ -31,7 +32,7 @@ def narrow(width_in: int, width_out: int, stride: int) -> list[nn.Module]:
     return [convolution, nn.BatchNorm2d(width_out), nn.ReLU(inplace=True)]
 
 
-class Block(nn.Module):  # type: ignore[misc]
+class Block(nn.Module):
     def __init__(self, width_in: int, width_out: int, count: int, stride: int, widens_first: bool, first: bool) -> None:
         super().__init__()
         parts: list[nn.Module] = []
@@ -55,7 +56,7 @@ class Block(nn.Module):  # type: ignore[misc]
         return changed
 
 
-class Xception(nn.Module):  # type: ignore[misc]
+class Xception(nn.Module):
     def __init__(self, classes: int = 1000) -> None:
         super().__init__()
         self.stem = nn.Sequential(*narrow(3, 32, 2), *narrow(32, 64, 1))
