@@ -1,4 +1,4 @@
-"""What cuDNN takes for a convolution: formulas worked out by hand, measured shapes first, and the model that is shipped."""
+"""What cuDNN takes for a convolution: formulas worked out by hand, measured shapes first, and the shipped model."""
 
 from __future__ import annotations
 
