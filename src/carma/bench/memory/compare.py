@@ -12,7 +12,7 @@ from pathlib import Path
 from carma.bench.gpu.written import check_place, say
 from carma.bench.machine import Machine, facts
 from carma.bench.memory import published18, written
-from carma.bench.memory.asking import BEST, Asker, chosen_estimators, own_trials
+from carma.bench.memory.asking import BEST, Asker, ClosingTrials, chosen_estimators, own_trials
 from carma.bench.memory.figures import Row, by_estimator, by_family
 from carma.bench.memory.interpreter import Interpreter, find_interpreter
 from carma.bench.memory.left_out import left_out_bounds
@@ -39,7 +39,7 @@ class Options(Record, frozen=True, kw_only=True):
     redraw: str | None = None
 
 
-def run(options: Options) -> int:
+def run(options: Options, *, interpreter: Interpreter | None = None, trials: ClosingTrials | None = None) -> int:
     if options.redraw is not None:
         return _redraw(options.redraw)
     if options.published18 == (options.truth is not None):
@@ -48,8 +48,7 @@ def run(options: Options) -> int:
             "try: carma bench estimators results/h200/memory/truth.jsonl --first 20",
         )
     check_place(options.out)
-    study = Study(options)
-    comparison = study.compare()
+    comparison = Study(options, interpreter, trials).compare()
     _show(comparison)
     return 0 if any(row.refused is None for row in comparison.rows) else 1
 
@@ -57,19 +56,20 @@ def run(options: Options) -> int:
 class Study:
     """One comparison. All that the user got wrong is said before anything is run."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, interpreter: Interpreter | None, trials: ClosingTrials | None) -> None:
         self._options = options
         self._head, self._runs, self._source = _truth(options)
         self._names = chosen_estimators(options.estimators)
         self._gpu = _gpu(options.gpu or (published18.GPU if options.published18 else DEFAULT))
         self._rules: Rules = load_settings(find_paths(os.environ), os.environ).settings
-        self._interpreter: Interpreter = find_interpreter(options.python)
+        self._interpreter = interpreter or find_interpreter(options.python)
+        self._trials = trials or own_trials(self._rules, os.environ)
         self._machine: Machine = facts()
 
     def compare(self) -> written.Comparison:
         """Asks about every run. What was found so far is in the file at any time; Ctrl-C ends it in good order."""
         asker = Asker(
-            own_trials(self._rules, os.environ),
+            self._trials,
             self._rules,
             self._gpu,
             self._names,
