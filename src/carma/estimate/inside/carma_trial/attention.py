@@ -1,6 +1,6 @@
 """F.scaled_dot_product_attention: which of PyTorch's four ways a GPU takes, and what each keeps for the backward pass.
 
-The choice follows aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; a wrong one is an error of an order of magnitude.
+The choice follows aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; a wrong one is wrong by an order of magnitude.
 """
 
 from . import report
@@ -14,6 +14,18 @@ def install(torch, library, gpu):
 
     for where in ("AutogradCUDA", "CUDA"):
         library.impl("scaled_dot_product_attention", attend, where)
+
+
+def kernels(torch):
+    return {
+        "_scaled_dot_product_efficient_attention": lambda *args, **words: _efficient(torch, *args, **words),
+        "_scaled_dot_product_efficient_attention_backward": lambda *args, **words: _efficient_grad(
+            torch, *args, **words
+        ),
+        "_scaled_dot_product_cudnn_attention": lambda *args, **words: _cudnn(torch, *args, **words),
+        "_scaled_dot_product_cudnn_attention_backward": lambda *args, **words: _cudnn_grad(torch, *args, **words),
+        "_scaled_dot_product_flash_attention_backward": lambda *args, **words: _flash_grad(torch, *args, **words),
+    }
 
 
 def _attend(torch, capability, query, key, value, mask, dropout, causal, scale, gqa):
@@ -67,10 +79,102 @@ def choose(torch, capability, query, key, value, mask, dropout, causal, gqa):
     cudnn = (
         cuda.cudnn_sdp_enabled() and half and capability[0] in (9, 10) and capability[1] == 0
         and not (mask is not None and mask.requires_grad)
-        and same_width and width <= (256 if not query.requires_grad else 128) and width % 8 == 0
+        and same_width and width <= 256 and width % 8 == 0
     )  # fmt: skip
     for way, possible in (("cudnn", cudnn), ("flash", flash), ("efficient", efficient)):
         if possible:
             report.flags.add(f"sdpa_{way}")
             return way
     return "math"
+
+
+def _like(torch, tensor, shape):
+    """Sizes of `shape`, the order of the dimensions in memory as in `tensor`."""
+    order = sorted(range(4), key=lambda dim: (-tensor.stride(dim), dim))
+    made = torch.empty([shape[dim] for dim in order], dtype=tensor.dtype, device=tensor.device)
+    return made.permute([order.index(dim) for dim in range(4)])
+
+
+def _bytes(torch, count, like):
+    return torch.empty((count,), dtype=torch.uint8, device=like.device)
+
+
+def _cudnn(torch, query, key, value, bias, keep, dropout=0.0, causal=False, debug=False, *, scale=None):
+    batch, heads, length, _ = query.shape
+    state = {"dtype": torch.int64, "device": query.device}
+    seed, offset = torch.empty((), **state), torch.empty((), **state)
+    out = _like(torch, query, (batch, heads, length, value.shape[-1]))
+    sums = torch.empty((batch, heads, length, 1) if keep else (0,), dtype=torch.float32, device=query.device)
+    held = _bytes(torch, 256, query)
+    del held
+    return out, sums, None, None, length, key.shape[2], seed, offset, torch.empty((0,), device=query.device)
+
+
+def _cudnn_grad(torch, grad, query, key, value, *_rest, **_words):
+    into = tuple(torch.empty_like(each) for each in (query, key, value))
+    held = _bytes(torch, _partial_grads(query, key, query.shape[2], query.shape[3]) + 256, query)
+    del held
+    return into
+
+
+def _partial_grads(query, key, length, width):
+    """The query's gradient in float, a number for each row, and gradients of shared keys and values for each head."""
+    batch, heads = query.shape[:2]
+    total = 4 * batch * heads * length * (width + 1)
+    if key.shape[1] != heads:
+        total += 2 * batch * heads * key.shape[2] * key.shape[3] * query.element_size()
+    return total
+
+
+def _flash_grad(torch, grad, query, key, value, *_rest, **_words):
+    width = query.shape[3]
+    into = tuple(torch.empty_like(each) for each in (query, key, value))
+    width = -(-width // 32) * 32 if width <= 192 else 256
+    held = _bytes(torch, _partial_grads(query, key, -(-query.shape[2] // 128) * 128, width), query)
+    del held
+    return into
+
+
+def _efficient(torch, query, key, value, bias, keep, dropout=0.0, causal=False, *, scale=None):
+    batch, heads, length, _ = query.shape
+    out = torch.empty((batch, length, heads, value.shape[-1]), dtype=query.dtype, device=query.device)
+    rows = -(-length // 32) * 32 if keep else 0
+    sums = torch.empty((batch, heads, rows), dtype=torch.float32, device=query.device)
+    state = torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)  # on the host
+    return (out.transpose(1, 2), sums, *state)
+
+
+def _efficient_grad(torch, grad, query, key, value, bias, out, sums, seed, offset, dropout, mask, causal=False, *,
+                    scale=None):  # fmt: skip
+    if grad is None:
+        return None, None, None, None
+    batch, heads, length, _ = query.shape
+    into = [
+        torch.empty((each.shape[0], each.shape[2], each.shape[1], each.shape[3]), dtype=each.dtype, device=each.device)
+        for each in (query, key, value)
+    ]
+    bias_grad = None
+    if bias is not None and mask[3]:
+        columns = -(-bias.shape[-1] // 16) * 16
+        whole = torch.empty((*bias.shape[:-1], columns), dtype=bias.dtype, device=bias.device)
+        bias_grad = whole[..., : bias.shape[-1]]
+    product = torch.empty(grad.shape, dtype=torch.float32, device=grad.device)
+    rows = torch.empty((batch, length, heads), dtype=torch.float32, device=grad.device)
+    delta = rows.transpose(1, 2).contiguous()
+    del product, rows
+    held = _bytes(torch, batch * heads * _efficient_workspace(query, key), query)
+    del held, delta
+    return (*(each.transpose(1, 2) for each in into), bias_grad)
+
+
+def _efficient_workspace(query, key):
+    """AttentionBackwardKernel::workspace_elements (mem_eff_attention/kernel_backward.h), for one head."""
+    length, width = query.shape[2], query.shape[3]
+    half = query.element_size() == 2
+    rows = 64 if width <= 64 else 128
+    columns = -(-width // 64)
+    queries = -(-length // rows) * columns * (16 + rows * 64 * 4)
+    if not half or width <= rows:
+        return queries
+    keys = -(-key.shape[2] // 64) * 64 * -(-width // rows) * rows * 4
+    return queries + 2 * keys

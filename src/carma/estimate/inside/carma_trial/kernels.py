@@ -1,12 +1,13 @@
 """Kernels that need more than their shapes: convolutions, attention, and whatever depends on values.
 
-Each follows the order in which PyTorch's own CUDA code allocates (aten/src/ATen/native: Convolution.cpp, cudnn/Conv_v8.cpp,
-transformers/attention.cpp, TensorAdvancedIndexing.cpp); what the library takes besides is left as a call in the events.
+Each follows the order in which PyTorch's own CUDA code allocates (aten/src/ATen/native: Convolution.cpp,
+cudnn/Conv_v8.cpp, transformers/attention.cpp, TensorAdvancedIndexing.cpp); what the library takes besides is left as a
+call in the events.
 """
 
 import sys
 
-from . import attention, convolution, report, rnn
+from . import attention, convolution, report, rnn, scratch
 
 _answers = {}  # of made-up truths: how often a line of the script has asked
 _FLIPS = 20
@@ -17,6 +18,8 @@ def overrides(torch):
     return {
         **convolution.kernels(torch),
         **rnn.kernels(torch),
+        **attention.kernels(torch),
+        **scratch.kernels(torch),
         "_local_scalar_dense": lambda self: _item(torch, self),
         "equal": lambda one, other: _equal(torch, one, other),
         "nonzero": lambda self: _nonzero(torch, self),
@@ -29,6 +32,8 @@ def overrides(torch):
         "repeat_interleave.Tensor": lambda repeats, output_size=None: _repeat(torch, repeats, output_size),
         "_use_cudnn_ctc_loss": lambda *_rest: False,
         "_use_cudnn_ctc_loss.Tensor": lambda *_rest: False,
+        "_use_miopen_ctc_loss": lambda *_rest: False,
+        "_use_miopen_ctc_loss.Tensor": lambda *_rest: False,
         "bincount": lambda self, weights=None, minlength=0: _bincount(torch, self, weights, minlength),
     }
 
@@ -107,6 +112,8 @@ def _masked_select(torch, self, mask):
     if known is None:
         _guessed()
     count = values.numel() if known is None else int(known.sum())
+    where = torch.empty((count, values.ndim), dtype=torch.int64, device=self.device)
+    del where
     return torch.empty((count,), dtype=self.dtype, device=self.device)
 
 
@@ -157,14 +164,14 @@ def _meta(torch, tensor):
 
 
 def _index_put(torch, self, indices, values, accumulate=False, unsafe=False):
-    positions = _as_positions(torch, indices)
+    positions = [position for position in _as_positions(torch, indices) if position is not None]
     torch.ops.carma.forget(self)
-    count = 1
-    for position in positions:
-        if position is not None:
-            count = max(count, position.numel())
-    if accumulate:
-        report.note_call("index_put", str(self.dtype), sizes=(self.shape, values.shape), numbers=(count,))
+    if accumulate and positions:
+        count = 1
+        for size in torch.broadcast_shapes(*(position.shape for position in positions)):
+            count *= size
+        del positions
+        scratch.sorted_by_index(torch, count, self.device)
     return self
 
 

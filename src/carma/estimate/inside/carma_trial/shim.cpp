@@ -368,7 +368,99 @@ void reduce_scratch(const std::string& name, const c10::FunctionSchema& schema, 
   auto second = allocator.allocate(size_t(counters));
 }
 
+// at::native::flexible_launch_configs (Normalization.cuh): rows and columns of blocks that share out a reduction over all
+// but the channels, where these lie next to each other.
+std::pair<int64_t, int64_t> channel_blocks(int64_t rows, int64_t channels) {
+  int64_t width = std::min<int64_t>(last_power_of_2(channels), 32);
+  int64_t height = std::min<int64_t>(last_power_of_2(divided_up(rows, 16)), 512 / width);
+  if (width * height != 512) width = std::min<int64_t>(last_power_of_2(channels), 512 / height);
+  int64_t down = std::min<int64_t>(divided_up(rows, height * 16), 128);
+  return {divided_up(channels, width), down < 8 ? 1 : down};
+}
+
+bool channels_lie_together(const Tensor& image) {
+  if (image.dim() == 2) return image.is_contiguous();
+  return image.dim() > 3 && !image.is_contiguous() && image.stride(1) == 1 && image.is_non_overlapping_and_dense();
+}
+
+int64_t bytes_of(const Tensor& tensor) { return tensor.numel() * int64_t(tensor.itemsize()); }
+
+const Tensor& tensor_at(const torch::jit::Stack& values, size_t place) { return values[place].toTensor(); }
+
+using Blocks = std::vector<int64_t>;
+
+Blocks plain_copy(const Tensor& tensor) { return tensor.is_contiguous() ? Blocks{} : Blocks{bytes_of(tensor)}; }
+
+Blocks batch_norm_scratch(const torch::jit::Stack& given) {
+  const Tensor& image = tensor_at(given, 0);
+  if (!channels_lie_together(image)) return {};
+  auto [across, down] = channel_blocks(image.numel() / image.size(1), image.size(1));
+  return down == 1 ? Blocks{} : Blocks{16 * image.size(1) * down, 4 * across};
+}
+
+Blocks batch_norm_grad_scratch(const torch::jit::Stack& given) {
+  const Tensor& image = tensor_at(given, 1);
+  return channels_lie_together(image) ? Blocks{4 * image.size(1), 4 * image.size(1)} : Blocks{};
+}
+
+Blocks group_norm_scratch(const torch::jit::Stack& given) {  // native_group_norm(input, weight, bias, N, C, HxW, group, eps)
+  int64_t all = given[3].toInt() * given[4].toInt();
+  return {4 * all, 4 * all};
+}
+
+Blocks group_norm_grad_scratch(const torch::jit::Stack& given) {  // (grad, input, mean, rstd, weight, N, C, HxW, group, mask)
+  int64_t all = given[5].toInt() * given[6].toInt(), groups = given[5].toInt() * given[8].toInt();
+  return {4 * all, 4 * all, 4 * all, 4 * groups, 4 * groups};
+}
+
+// Many short rows: partial sums for each 32 of them (LaunchGammaBetaBackwardCUDAKernel).
+Blocks layer_norm_grad_scratch(const torch::jit::Stack& given) {  // (grad, input, normalized_shape, mean, rstd, ...)
+  const Tensor& in = tensor_at(given, 1);
+  int64_t width = 1;
+  for (int64_t size : given[2].toIntVector()) width *= size;
+  int64_t rows = width ? in.numel() / width : 0;
+  if (rows <= 64 * 1024 || width / 32 >= multiprocessors / 2) return {};
+  int64_t partial = divided_up(rows, 32) * width * int64_t(in.itemsize());
+  return {partial, partial};
+}
+
+Blocks softmax_grad_scratch(const torch::jit::Stack& given) {  // the product of gradient and output
+  const Tensor &grad = tensor_at(given, 0), &output = tensor_at(given, 1);
+  return {grad.numel() * int64_t(std::max(grad.itemsize(), output.itemsize()))};
+}
+
+const std::unordered_map<std::string, Blocks (*)(const torch::jit::Stack&)> scratch_rules = {
+    {"aten::native_batch_norm", batch_norm_scratch},
+    {"aten::_native_batch_norm_legit", batch_norm_scratch},
+    {"aten::native_batch_norm_backward", batch_norm_grad_scratch},
+    {"aten::native_group_norm", group_norm_scratch},
+    {"aten::native_group_norm_backward", group_norm_grad_scratch},
+    {"aten::native_layer_norm_backward", layer_norm_grad_scratch},
+    {"aten::_softmax_backward_data", softmax_grad_scratch},
+    {"aten::_softmax", [](const torch::jit::Stack& given) { return plain_copy(tensor_at(given, 0)); }},
+    {"aten::_log_softmax", [](const torch::jit::Stack& given) { return plain_copy(tensor_at(given, 0)); }},
+    {"aten::_log_softmax_backward_data", [](const torch::jit::Stack& given) { return plain_copy(tensor_at(given, 0)); }},
+    {"aten::reflection_pad2d", [](const torch::jit::Stack& given) { return plain_copy(tensor_at(given, 0)); }},
+};
+
+void take_scratch(const std::string& name, const torch::jit::Stack& given) {
+  auto place = scratch_rules.find(name);
+  if (place == scratch_rules.end()) return;
+  std::vector<c10::DataPtr> held;
+  for (int64_t bytes : place->second(given)) held.push_back(allocator.allocate(size_t(bytes)));
+}
+
 // ---- the kernel that stands for all others
+
+// A window onto the storage of `tensor`, perhaps as another type (view_as_real and the like).
+Tensor window_onto(const Tensor& tensor, const Tensor& meta) {
+  auto made = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(tensor.storage()), tensor.key_set(),
+                                                       meta.dtype());
+  int64_t start = tensor.storage_offset() * int64_t(tensor.itemsize()) / int64_t(meta.itemsize());
+  made.unsafeGetTensorImpl()->set_storage_offset(start + meta.storage_offset());
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(meta.sizes(), meta.strides());
+  return made;
+}
 
 IValue to_device(const IValue& value, Mapping& metas, Mapping& reals, const IValue* real) {
   std::vector<Tensor> real_tensors;
@@ -381,8 +473,7 @@ IValue to_device(const IValue& value, Mapping& metas, Mapping& reals, const IVal
     if (Tensor* original = standing(reals, meta)) return *original;
     for (auto& pair : metas)  // a window onto an argument
       if (meta.is_meta() && meta.has_storage() && pair.second.storage().is_alias_of(meta.storage()))
-        return at::native::as_strided_tensorimpl(pair.first, meta.sizes(), meta.strides(),
-                                                 pair.first.storage_offset() + meta.storage_offset());
+        return window_onto(pair.first, meta);
     if (!meta.is_meta() && !meta.is_cpu()) return meta;
     Tensor made = make(meta.sizes(), meta.strides(), meta.scalar_type());
     if (known.defined() && known.is_cpu() && known.sizes() == made.sizes()) remember(made, known);
@@ -445,6 +536,7 @@ void everything(const c10::OperatorHandle& op, DispatchKeySet, torch::jit::Stack
     results[i] = to_device(results[i], metas, reals, real && i < real_results.size() ? &real_results[i] : nullptr);
   }
   reduce_scratch(name, schema, given, results);
+  take_scratch(name, given);
   for (IValue& value : results) stack->push_back(std::move(value));
 }
 
