@@ -59,3 +59,12 @@ def test_lightning(trying: Trying, precision: str, autocast: str) -> None:
     assert "eval" in report.marks  # its first look at the validation data
     assert report.described is not None
     assert (report.described.autocast, report.described.batch) == (autocast, 64)
+
+
+def test_lightning_on_two_cards_with_its_own_copies_of_the_loaders(trying: Trying) -> None:
+    _needs("lightning")
+    report = trying.python("pl_ddp.py", gpus=2).report
+    assert (report.world_size, report.steps) == (2, 3)
+    assert {"ddp", "evaluation"} <= set(report.flags)
+    assert report.described is not None
+    assert report.described.batch == 64

@@ -1,5 +1,6 @@
 """What a trial need not do: worker processes for data, first values of large weights, compiling."""
 
+import functools
 import inspect
 
 from . import later, report
@@ -25,6 +26,7 @@ def _plain_loaders(torch):
     plain = {"num_workers": 0, "pin_memory": False, "timeout": 0, "multiprocessing_context": None,
              "prefetch_factor": None, "persistent_workers": False}  # fmt: skip
 
+    @functools.wraps(make)  # some libraries make a loader anew by looking at the names here
     def __init__(self, *args, **words):
         bound = signature.bind(self, *args, **words)
         for name, value in plain.items():

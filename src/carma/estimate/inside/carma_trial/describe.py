@@ -4,6 +4,7 @@ import functools
 import itertools
 import sys
 import weakref
+from collections.abc import Mapping
 
 from . import report
 
@@ -66,7 +67,7 @@ def _enter(torch, module, inputs):
     parameters = list(module.parameters())
     if not any(parameter.requires_grad for parameter in parameters):
         return  # it prepares data
-    shape = next((list(value.shape) for value in (*inputs, *_keywords()) if isinstance(value, torch.Tensor)), [])
+    shape = next((list(tensor.shape) for tensor in _tensors(torch, [*inputs, *_keywords()])), [])
     _root.append(module)
     _first.update(
         parameters=sum(parameter.numel() for parameter in parameters),
@@ -79,6 +80,19 @@ def _enter(torch, module, inputs):
         _first["batch"] = shape[0]
     for name, each in module.named_modules():
         _names[each] = name
+
+
+def _tensors(torch, value, depth=3):
+    """In batches of whatever kind; a number stands for nothing."""
+    if isinstance(value, torch.Tensor):
+        if value.ndim:
+            yield value
+    elif depth and isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(torch, each, depth - 1)
+    elif depth and isinstance(value, Mapping):
+        for each in list(value.values()):
+            yield from _tensors(torch, each, depth - 1)
 
 
 def _keywords():

@@ -31,8 +31,9 @@ def install():
             before(kind, error, trace)
             return
         if evaluation.reached():
+            before(kind, error, trace)
             report.warn(f"after the steps the script ended with {kind.__name__}")
-            evaluation.finish()
+            return  # its end finishes the report
         report.write(*reason_of(kind, error, trace))
         _exit["code"] = 1
         before(kind, error, trace)

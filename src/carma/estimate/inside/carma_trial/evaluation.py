@@ -4,6 +4,7 @@ The loaders that trained give no more batches, so the script leaves its loop and
 happens from here on loses the report: it is written as of then.
 """
 
+import functools
 import sys
 import threading
 import weakref
@@ -31,6 +32,7 @@ def install(torch):
     make, begin, go_on = loader.__init__, loader.__iter__, iterators.__next__
     begin_with = iterators.__init__
 
+    @functools.wraps(make)
     def __init__(self, *args, **words):
         make(self, *args, **words)
         _made.add(self)
@@ -84,15 +86,24 @@ def _unused():
 
 def _expected():
     """A loader that has given nothing yet; or a trainer on the stack that holds data for evaluation (Hugging Face)."""
+    holders = _holders()
+    for holder in holders:
+        if hasattr(holder, "fit_loop") and hasattr(holder, "val_check_batch"):
+            holder.val_check_batch = 1  # Lightning counts batches: it does not evaluate after an epoch cut short
     if _unused():
         return True
-    frame = sys._getframe(1)
+    return any(getattr(holder, "eval_dataset", None) is not None and hasattr(holder, "evaluate") for holder in holders)
+
+
+def _holders():
+    """Each object whose methods are running."""
+    found, frame = [], sys._getframe(1)
     while frame is not None:
         holder = frame.f_locals.get("self")
-        if getattr(holder, "eval_dataset", None) is not None and hasattr(holder, "evaluate"):
-            return True
+        if holder is not None:
+            found.append(holder)
         frame = frame.f_back
-    return False
+    return found
 
 
 def after_steps():

@@ -1,5 +1,6 @@
 """Several processes, one traced: a process group that answers at once and moves nothing; buckets are allocated."""
 
+import functools
 import os
 
 from . import report, sync_norm
@@ -92,6 +93,7 @@ def _patch_replicas(torch):
     replica = module.DistributedDataParallel
     make, register = replica.__init__, replica.register_comm_hook
 
+    @functools.wraps(make)
     def __init__(self, *args, **words):
         report.flags.add("ddp")
         make(self, *args, **words)
@@ -117,6 +119,7 @@ def _patch_replicas(torch):
 
     replica.__init__, replica.register_comm_hook = __init__, register_comm_hook
     replica._register_builtin_comm_hook = lambda *_args: None
+    replica._get_ddp_logging_data = lambda _self: {}
 
 
 def _call_all_pinned(torch):
@@ -140,6 +143,7 @@ def _one_card(torch):
     several = torch.nn.DataParallel
     make = several.__init__
 
+    @functools.wraps(make)
     def __init__(self, module, device_ids=None, *args, **words):
         count = torch.cuda.device_count() if device_ids is None else len(device_ids)
         if count > 1:

@@ -1,5 +1,6 @@
 """Follows the script: optimizer steps, forward and backward passes; ends the run when enough was seen."""
 
+import functools
 import os
 import threading
 import weakref
@@ -32,6 +33,7 @@ def install(torch):
 def _count_optimizers(torch):
     make = torch.optim.Optimizer.__init__
 
+    @functools.wraps(make)
     def __init__(self, *args, **words):
         make(self, *args, **words)
         with _lock:
