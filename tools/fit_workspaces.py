@@ -1,6 +1,6 @@
 """Learns what cuDNN takes for a convolution from measured rows, and says how wrong it is about nets it has not seen.
 
-    python -m tools.fit_workspaces ROWS.jsonl… [--check] [--gpu NAME --torch VERSION --cudnn VERSION]
+    python -m tools.fit_workspaces ROWS.jsonl… [--check] [--without FAMILY…] [--out FILE]
 
 ROWS are lines as `carma calibrate` and the measuring of a card write them. Without `--check` it writes the file that is
 shipped (`src/carma/estimate/data/`); with it, every family of nets (`source` in a row) is predicted by a model that was
@@ -14,7 +14,7 @@ import gzip
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import log2
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -175,8 +175,7 @@ def check(samples: Sequence[Sample]) -> None:
     """Prints a line a family: how often a model that never saw its shapes is right."""
     for family in sorted({sample.source for sample in samples}):
         asked = [sample for sample in samples if sample.source == family]
-        seen = {_layer(sample.shape) for sample in asked}
-        learnt = learn([s for s in samples if s.source != family and _layer(s.shape) not in seen])
+        learnt = learn(leave_out(samples, {family}))
         guesses = [learnt.scratch_bytes(sample.shape) for sample in asked]
         pairs = [(guess, sample.scratch_bytes) for guess, sample in zip(guesses, asked, strict=True)]
         large = [pair for pair in pairs if max(pair) > 32 * MIB]
@@ -186,6 +185,12 @@ def check(samples: Sequence[Sample]) -> None:
             f"{len(large):5} large, near {_near(large):.3f}; "
             f"sum {sum(guess for guess, _ in pairs) / max(1, sum(true for _, true in pairs)):.3f} of the true one"
         )
+
+
+def leave_out(samples: Sequence[Sample], families: Collection[str]) -> list[Sample]:
+    """Without these families, and without their layers where others have them too."""
+    layers = {_layer(sample.shape) for sample in samples if sample.source in families}
+    return [s for s in samples if s.source not in families and _layer(s.shape) not in layers]
 
 
 def _layer(shape: ConvShape) -> tuple[object, ...]:
@@ -201,12 +206,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("rows", nargs="+", type=Path)
     parser.add_argument("--check", action="store_true")
+    parser.add_argument(
+        "--without", nargs="+", default=[], metavar="FAMILY", help="to judge a model by what it has not seen"
+    )
     parser.add_argument("--gpu", default="NVIDIA H200")
     parser.add_argument("--torch", default="")
     parser.add_argument("--cudnn", default="")
     parser.add_argument("--out", type=Path, default=SHIPPED)
     said = parser.parse_args()
     samples = read(said.rows)
+    if said.without:
+        samples = Samples(*(leave_out(each, said.without) for each in samples))
     if said.check:
         check(samples.calls)
         return
