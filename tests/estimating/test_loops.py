@@ -154,3 +154,26 @@ def test_a_script_that_deletes_its_output_survives(trying: Trying) -> None:
     (folder / "train.py").write_text(text)
     stepped(trying.run_in(folder, sys.executable, "train.py"))
     assert (folder / "out" / "precious").read_text() == "weeks of work"
+
+
+def test_copies_by_way_of_a_file_or_a_buffer(trying: Trying) -> None:
+    text = """
+import io, pickle, torch
+model = torch.nn.Linear(512, 512, bias=False).cuda()
+buffer = io.BytesIO()
+torch.save(model.state_dict(), buffer)
+buffer.seek(0)
+first = torch.load(buffer)
+with open("model.pt", "wb") as file:
+    torch.save({"nested": [model.state_dict(), 7]}, file)
+with open("model.pt", "rb") as file:
+    second, number = torch.load(file, map_location="cuda:0")["nested"]
+third = pickle.loads(pickle.dumps(model))
+assert number == 7
+assert all(each["weight"].is_cuda for each in (first, second, third.state_dict()))
+model.load_state_dict(second)
+"""
+    trial = trying.script(text)
+    assert isinstance(trial, Trial), trial.reason
+    assert (trial.report.stop, trial.report.reason) == ("end", "the script ended by itself before an optimizer step")
+    assert peak_bytes(trial) == 4 * 4 * 512 * 512

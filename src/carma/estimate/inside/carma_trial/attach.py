@@ -45,6 +45,22 @@ def attach(torch):
     values.install(torch)
     parallel.install(torch)
     watch.install(torch)
+    _follow_libraries(torch)
+
+
+def _follow_libraries(torch):
+    """Libraries that are loaded later bring kernels for CUDA of their own, which cannot run."""
+    load = torch.ops.load_library
+
+    def load_library(path):
+        load(path)
+        for name in torch._C._dispatch_get_all_op_names():
+            space, _, op = name.partition("::")
+            if space not in ("aten", "carma") and torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
+                build.library.carma_override(space.encode(), op.encode())
+        kernels.of_libraries(torch)
+
+    torch.ops.load_library = load_library
 
 
 def _name_blas(lib):

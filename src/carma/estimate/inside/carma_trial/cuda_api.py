@@ -40,6 +40,7 @@ def install(torch, gpu):
     _patch_random(torch, cuda, count)
     _patch_backends(torch)
     _patch_graphs(cuda)
+    _patch_default_type(torch)
 
 
 def _say(value):
@@ -256,3 +257,19 @@ def _patch_graphs(cuda):
 
     for name in ("CUDAGraph", "graph", "make_graphed_callables"):  # classes: they stand in annotations, too
         setattr(cuda, name, type(name, (Refused,), {}))
+
+
+def _patch_default_type(torch):
+    """The old way to say that everything be made on the card."""
+    plain = torch.set_default_tensor_type
+
+    def set_default_tensor_type(kind):
+        name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
+        if not name.startswith("torch.cuda."):
+            torch.set_default_device("cpu")
+            plain(kind)
+            return
+        plain(name.replace("torch.cuda.", "torch."))
+        torch.set_default_device("cuda")
+
+    torch.set_default_tensor_type = set_default_tensor_type

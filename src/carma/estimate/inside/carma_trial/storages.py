@@ -59,13 +59,15 @@ class _Kept:
 
 
 def _checkpoints(torch):
-    read = torch.load
+    read, write = torch.load, torch.save
 
-    def save(what, target, *_args, **_words):
+    def save(what, target, *args, **words):
         path = _path(target)
-        if path is not None:
-            with open(path, "wb"):
-                _saved[path] = _map(what, lambda tensor: _Kept(torch, tensor), torch.Tensor)
+        if path is None:
+            write(what, target, *args, **words)
+            return
+        with open(path, "wb"):
+            _saved[path] = _map(what, lambda tensor: _Kept(torch, tensor), torch.Tensor)
 
     def load(source, map_location=None, *args, **words):
         path = _path(source)
@@ -78,9 +80,10 @@ def _checkpoints(torch):
 
 
 def _path(target):
+    """None for what is not on the disk."""
     if not isinstance(target, (str, bytes)) and not hasattr(target, "__fspath__"):
-        return None
-    return os.path.realpath(os.fsdecode(target))
+        target = getattr(target, "name", None)  # of an open file
+    return os.path.realpath(os.fsdecode(target)) if target and not isinstance(target, int) else None
 
 
 def _map(value, change, kind):
