@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.estimating.trying import Trying, peak_bytes, stopped
+from tests.estimating.trying import Trying, peak_bytes, stepped, stopped
 
 _RUN = ("-m", "torch.distributed.run")
 
@@ -80,3 +80,17 @@ def test_data_parallel_with_two_cards_is_refused(trying: Trying) -> None:
     how, reason = stopped(trying.run(sys.executable, "encoder.py", "--parallel", gpus=2))
     assert how == "unsupported"
     assert "DataParallel" in reason
+
+
+def test_a_model_on_two_cards_is_said_to_be_so(trying: Trying) -> None:
+    folder = trying.folder()
+    (folder / "train.py").write_text("""
+import torch
+first, second = torch.nn.Linear(64, 64).to("cuda:0"), torch.nn.Linear(64, 64).to("cuda:1")
+optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+for _ in range(5):
+    second(first(torch.randn(8, 64).to("cuda:0")).to("cuda:1")).sum().backward()
+    optimizer.step()
+""")
+    report = stepped(trying.run_in(folder, sys.executable, "train.py", gpus=2)).report
+    assert any("several GPUs" in warning for warning in report.warnings)

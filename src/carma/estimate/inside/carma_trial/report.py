@@ -85,12 +85,16 @@ def used_gpu():
 
 
 def write(stop, reason=""):
-    """The first call counts. Of several processes the first rank's report counts, and the best of those."""
+    """The first call counts, and others wait for it: who has written may end the process."""
     global _written
     with _lock:
-        if _written:
-            return
-        _written = True
+        if not _written:
+            _written = True
+            _write(stop, reason)
+
+
+def _write(stop, reason):
+    """Of several processes the first rank's report counts, and the best of those."""
     events = _events()
     if stop == "end" and ALLOC not in events[::_EVENT_BYTES]:
         if _only_starts_others():

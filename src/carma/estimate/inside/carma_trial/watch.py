@@ -85,15 +85,18 @@ def _after_step(optimizer, *_rest):
 
 
 def _sizes():
-    parameters, states = {}, {}
+    parameters, states, cards = {}, {}, set()
     for optimizer in list(_optimizers):
         for group in optimizer.param_groups:
             for each in group["params"]:
                 _add(parameters, each)
+                cards.add(each.device)
         for kept in optimizer.state.values():
             for value in kept.values() if isinstance(kept, dict) else ():
                 for each in value if isinstance(value, (list, tuple)) else (value,):
                     _add(states, each)
+    if len([card for card in cards if card.type == "cuda"]) > 1:
+        report.warn("the model lies on several GPUs: the figures are those of all of them together")
     report.facts["parameters_bytes"] = sum(parameters.values())
     report.facts["optimizer_bytes"] = sum(states.values())
     describe.optimizer(list(_optimizers))
