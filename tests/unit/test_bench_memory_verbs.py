@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from carma.bench.memory import compare, truth, written
 from carma.bench.memory.asking import ZOO, chosen_estimators, group_in
+from carma.bench.memory.folds import Folds
 from carma.bench.memory.interpreter import Interpreter, find_interpreter
 from carma.cli import main
 from carma.core.model import NoEstimate
@@ -17,6 +21,8 @@ from carma.core.ports import EstimateRequest
 from carma.errors import NoGpus, Refused, Usage
 from carma.estimate.described import Described
 from carma.estimate.protocol import Trial
+from carma.estimate.trace.conv_formulas import NONE
+from carma.estimate.trace.conv_workspaces import SHIPPED, Learnt, Tree, shipped_model
 from carma.estimate.trace.report import Call, write_events
 from tests.trials import described, events, report
 
@@ -212,3 +218,80 @@ def test_measuring_that_broke_off_is_a_failure(tmp_path: Path) -> None:
     interpreter = Interpreter(path=program, **SAID)  # type: ignore[arg-type]
     with pytest.raises(Refused, match="status 7"):
         truth.run(truth.Options(out=str(tmp_path / "out")), interpreter)
+
+
+CONVOLUTION = Call(
+    op="conv_weight_grad",
+    dtype="float32",
+    sizes=((8, 64, 56, 56), (64, 64, 3, 3), (8, 64, 56, 56)),
+    numbers=(1, 1, 1, 1, 1, 1, 1),
+    flags=("tf32",),
+)
+
+
+class ConvTrials(Trials):
+    def run(self, request: EstimateRequest) -> Trial | NoEstimate:
+        found = super().run(request)
+        if isinstance(found, NoEstimate):
+            return found
+        return Trial(report=report(calls=(CONVOLUTION, CONVOLUTION)), events=found.events, seconds=found.seconds)
+
+
+def folds(tmp_path: Path, families: list[str], forgets: bool = False) -> Path:
+    """Models in a folder: the shipped one, or one that takes every convolution to want nothing."""
+    folder = tmp_path / "folds"
+    folder.mkdir()
+    nothing = Learnt(formulas=(NONE,), choose=(Tree(feature=(-1,), threshold=(0,), right=(0,)),), more=(), other=())
+    forgetful = gzip.compress(msgspec.json.encode(replace(shipped_model(), call=nothing)))
+    (folder / "0.gz").write_bytes(forgetful if forgets else SHIPPED.read_bytes())
+    (folder / "folds.json").write_text(json.dumps({"0.gz": families}))
+    return folder
+
+
+def compared(tmp_path: Path, trials: Trials, folder: Path | None = None) -> written.Comparison:
+    out = tmp_path / "found.json"
+    options = compare.Options(
+        truth=truth_file(tmp_path), estimators=("trace",), out=str(out), folds=None if folder is None else str(folder)
+    )
+    compare.run(options, interpreter=FOUND, trials=trials)
+    return written.read(out)
+
+
+def test_a_fold_with_the_shipped_model_replays_as_the_estimator_does(tmp_path: Path) -> None:
+    """The bench's own replay may not part ways with the estimator's."""
+    plain = {row.case: row for row in compared(tmp_path, ConvTrials()).rows}
+    again = {row.case: row for row in compared(tmp_path, ConvTrials(), folds(tmp_path, ["f0", "f2"])).rows}
+    for name in ("m.0", "m.2"):
+        assert again[name].fold == "0.gz"
+        assert again[name].replayed_mib == pytest.approx(plain[name].replayed_mib, abs=1.0)  # in whole MiB there
+
+
+def test_a_fold_judges_by_its_own_model(tmp_path: Path) -> None:
+    plain = {row.case: row for row in compared(tmp_path, ConvTrials()).rows}
+    again = {row.case: row for row in compared(tmp_path, ConvTrials(), folds(tmp_path, ["f0"], forgets=True)).rows}
+    known, new = plain["m.0"].replayed_mib, again["m.0"].replayed_mib
+    assert known is not None
+    assert new is not None
+    assert new < known - 10
+    assert again["m.2"].replayed_mib == plain["m.2"].replayed_mib  # its family is in no fold
+    assert again["m.2"].fold == ""
+
+
+def test_runs_that_were_learnt_from_are_told_from_those_that_were_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = compared(tmp_path, ConvTrials())
+    assert "learnt from these very runs" in found.caution
+    assert "Beware" in capsys.readouterr().out
+    assert compared(tmp_path, Trials()).caution == ""
+    half = compared(tmp_path, ConvTrials(), folds(tmp_path, ["f0"]))
+    assert "1 of 3 runs" in half.caution
+    assert [summary.name for summary in half.estimators] == ["trace, unseen", "trace, learnt from", "trace"]
+
+
+@pytest.mark.parametrize("index", [None, "[]", '{"nosuch.gz": ["a"]}'])
+def test_folds_that_cannot_be_used_are_told(tmp_path: Path, index: str | None) -> None:
+    if index is not None:
+        (tmp_path / "folds.json").write_text(index)
+    with pytest.raises(Usage, match=r"folds\.json|nosuch"):
+        Folds(tmp_path)

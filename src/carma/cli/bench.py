@@ -224,6 +224,7 @@ def memory_truth(first: int | None, **flags: Any) -> int:
 @click.option("--out", metavar="FILE", default="estimators.json", help="Every answer as JSON (estimators.json).")
 @click.option("--gpu", metavar="GPU", help="Estimates for it: h200, a100-40gb (h200; a100-40gb for the published).")
 @click.option("--published18", is_flag=True, help="The paper's 18 models beside the figures that it has.")
+@click.option("--folds", metavar="DIR", help="Models of workspaces that know other families each, to judge by.")
 @click.option("--redraw", metavar="FILE", help="Tables of an earlier comparison; run nothing.")
 def estimators(first: int | None, **flags: Any) -> int:
     """Estimators against measured runs: errors, bounds, time.

@@ -13,6 +13,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from carma.bench.memory.figures import Row
+from carma.bench.memory.folds import Folds
 from carma.bench.memory.measured import MIB, Measured
 from carma.core.model import Estimate, Gpu, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest
@@ -72,10 +73,11 @@ class Asker:
         *,
         python: str,
         script: str = "case.py",
+        folds: Folds | None = None,
     ) -> None:
         self._trials, self._rules, self._gpu = trials, rules, gpu
         self._estimators = tuple(estimators)
-        self._python, self._script = python, script
+        self._python, self._script, self._folds = python, script, folds
 
     def ask_all(self, runs: Sequence[Measured]) -> Iterator[list[Row]]:
         """The answers about each run, in their order. Broken off, it ends the trials that are under way."""
@@ -98,7 +100,14 @@ class Asker:
         # One from the cache took no time now; what counts is what it took when it was run.
         remembered_s = max(0.0, ran.seconds - ran_s) if isinstance(ran, Trial) else 0.0
         group = group_in(ran.report) if isinstance(ran, Trial) else ""
-        return [row_of(run, answer, group, remembered_s) for answer in answers(estimators, request, shared)]
+        rows = [row_of(run, answer, group, remembered_s) for answer in answers(estimators, request, shared)]
+        return [self._left_out(row, ran, request) for row in rows]
+
+    def _left_out(self, row: Row, ran: Trial | NoEstimate, request: EstimateRequest) -> Row:
+        if self._folds is None or row.replayed_mib is None or isinstance(ran, NoEstimate):
+            return row
+        again_mib = self._folds.replayed_mib(row.family, ran, request)
+        return row if again_mib is None else replace(row, replayed_mib=again_mib, fold=self._folds.name(row.family))
 
     def _request(self, run: Measured) -> EstimateRequest:
         command = (self._python, str(ZOO / self._script), *run.argv)

@@ -13,7 +13,8 @@ from carma.bench.gpu.written import check_place, say
 from carma.bench.machine import Machine, facts
 from carma.bench.memory import published18, written
 from carma.bench.memory.asking import BEST, Asker, ClosingTrials, chosen_estimators, own_trials
-from carma.bench.memory.figures import Row, by_estimator, by_family
+from carma.bench.memory.figures import Row, Summary, by_estimator, by_family, summarise
+from carma.bench.memory.folds import Folds
 from carma.bench.memory.interpreter import Interpreter, find_interpreter
 from carma.bench.memory.left_out import left_out_bounds
 from carma.bench.memory.measured import Head, Measured, drawn, read_truth
@@ -36,6 +37,7 @@ class Options(Record, frozen=True, kw_only=True):
     out: str = "estimators.json"
     gpu: str | None = None
     published18: bool = False
+    folds: str | None = None
     redraw: str | None = None
 
 
@@ -64,6 +66,7 @@ class Study:
         self._rules: Rules = load_settings(find_paths(os.environ), os.environ).settings
         self._interpreter = interpreter or find_interpreter(options.python)
         self._trials = trials or own_trials(self._rules, os.environ)
+        self._folds = None if options.folds is None else Folds(Path(options.folds))
         self._machine: Machine = facts()
 
     def compare(self) -> written.Comparison:
@@ -75,6 +78,7 @@ class Study:
             self._names,
             python=self._interpreter.path,
             script=published18.SCRIPT if self._options.published18 else "case.py",
+            folds=self._folds,
         )
         rows: list[Row] = []
         saved_s = time.monotonic()
@@ -104,15 +108,36 @@ class Study:
             measured_on={"gpu": self._head.gpu or "", "torch": self._head.torch, "date": self._head.date},
             seed=self._options.seed,
             level=level,
+            caution=caution(judged),
             whole=len({row.case for row in rows}) == len(self._runs),
             versions=self._interpreter.versions,
             machine=self._machine,
-            estimators=by_estimator([*(judged or ours), *others]),
+            estimators=(*_parts(judged), *by_estimator([*(judged or ours), *others])),
             families=by_family(judged),
             published=published18.errors({row.case: row for row in ours}) if self._options.published18 else (),
             rows=tuple(rows),
             judged=judged,
         )
+
+
+def caution(judged: Sequence[Row]) -> str:
+    """Said wherever the figures are shown: an error on what was learnt from is no error on what is new."""
+    known = sum(row.is_known for row in judged)
+    if not known:
+        return ""
+    return (
+        f"{known} of {len(judged)} runs have convolutions and were replayed with the shipped model of cuDNN's "
+        "workspaces, which has learnt from these very runs; --folds judges them by models that have not"
+    )
+
+
+def _parts(judged: Sequence[Row]) -> tuple[Summary, ...]:
+    """The main estimator on what it has learnt from and on what it has not, where there is both."""
+    known = [row for row in judged if row.is_known]
+    new = [row for row in judged if not row.is_known and row.refused is None]
+    if not known or not new:
+        return ()
+    return (summarise(f"{BEST}, unseen", new), summarise(f"{BEST}, learnt from", known))
 
 
 def _truth(options: Options) -> tuple[Head, tuple[Measured, ...], str]:
@@ -161,4 +186,5 @@ def _command(options: Options) -> str:
     words += ["--first", str(options.first)] if options.first else []
     words += ["--seed", str(options.seed)] if options.seed else []
     words += ["--gpu", options.gpu] if options.gpu else []
+    words += ["--folds", "FOLDS"] if options.folds else []
     return shlex.join([*words, "--python", "PYTHON"])

@@ -26,8 +26,14 @@ class Row(Record, frozen=True, kw_only=True):
     measured_allocated_mib: float | None = None
     allocated_mib: float | None = None
     replayed_mib: float | None = None  # a trial run's figure before any correction that was learned
+    fold: str = ""  # the model of cuDNN's workspaces that it was replayed with; "": the shipped one
     group: str = ""  # the kind of run whose past errors its bound rests on
     refused: str | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """The shipped model of cuDNN's workspaces has learnt from runs like this one: no case of an unseen family."""
+        return not self.fold and self.group.startswith(("conv", "benchmark"))
 
     @property
     def error(self) -> float | None:

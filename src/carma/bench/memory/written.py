@@ -26,6 +26,7 @@ class Comparison(Record, frozen=True, kw_only=True):
     measured_on: dict[str, str]
     seed: int
     level: float
+    caution: str = ""  # what the figures do not show
     whole: bool  # every case that was wanted was asked about
     versions: dict[str, str]
     machine: Machine
@@ -62,6 +63,8 @@ def print_comparison(comparison: Comparison, main: str) -> None:
         say("")
         title = f"{main} by family, each judged by the errors of all others; bounds at {100 * comparison.level:g} %"
         print_table(title, ("family", *HEAD), map(_line, comparison.families))
+    if comparison.caution:
+        say(f"\nBeware: {comparison.caution}.")
 
 
 def print_published(comparison: Comparison, main: str) -> None:
