@@ -109,8 +109,8 @@ def _backward(torch, grad, self, weight, bias_sizes, stride, padding, dilation, 
     if str(backend).rpartition(".")[2] in ("Cudnn", "CudnnTranspose"):
         into, held = _cudnn_backward(torch, grad, self, weight, stride, padding, dilation, transposed, groups, mask)
     else:
-        into = torch.empty_like(self, memory_format=torch.contiguous_format) if mask[0] else None
         held = torch.empty_like(weight, memory_format=torch.contiguous_format) if mask[1] else None
+        into = torch.empty_like(self, memory_format=torch.contiguous_format) if mask[0] else None
     bias = grad.sum([0, *range(2, grad.ndim)]) if mask[2] else None
     if flat:
         into = None if into is None else into.squeeze(2)

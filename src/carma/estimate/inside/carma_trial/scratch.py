@@ -21,6 +21,7 @@ def kernels(torch):
         "_ctc_loss_backward": lambda grad, scores, targets, lengths, target_lengths, *rest: _ctc_grad(
             torch, scores, max(target_lengths, default=0)
         ),
+        "roll": lambda self, shifts, dims=(): _roll(torch, self, len(shifts)),
         "masked_scatter_": lambda self, mask, source: _masked_scatter(torch, self, mask),
     }
 
@@ -50,7 +51,7 @@ def _binary_loss(torch, self, target, weight=None, reduction=1):
 
 def sort_bytes(count, key_bytes=8, value_bytes=8):
     """cub::DeviceRadixSort::SortPairs: one tile sorts in place, more go through second buffers."""
-    if count <= 4096:
+    if count <= 2048:
         return 1
     return count * (key_bytes + value_bytes) + 16895 + 1024 * -(-count // 4608)
 
@@ -83,8 +84,8 @@ def _segments(torch, indices, rows, width, dtype):
     partial = count // _ROWS_TOGETHER + most
     long = {"dtype": indices.dtype, "device": indices.device}
     held = [torch.empty((count,), **long), torch.empty((), dtype=torch.int64, device=indices.device)]
-    first_of_each = torch.empty((count * indices.element_size() + 1279,), dtype=torch.uint8, device=indices.device)
-    del first_of_each
+    keys, counters = torch.empty((count,), **long), torch.empty((1279,), dtype=torch.uint8, device=indices.device)
+    del keys, counters
     held += [torch.empty((most,), **long), torch.empty((most,), **long)]
     held += [torch.empty((), dtype=torch.int64, device=indices.device), torch.empty((partial,), **long)]
     acc = torch.float64 if dtype == torch.float64 else torch.float32
@@ -136,6 +137,13 @@ def _ctc_grad(torch, scores, longest):
     ends = torch.empty((batch, steps, 2 * longest + 1), dtype=scores.dtype, device=scores.device)
     del ends
     return out
+
+
+def _roll(torch, self, times):
+    """One dimension after the other, each into a tensor of its own."""
+    for _ in range(times):
+        self = torch.empty_like(self.contiguous())
+    return self
 
 
 def _masked_scatter(torch, self, mask):

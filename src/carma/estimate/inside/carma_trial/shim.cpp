@@ -413,15 +413,17 @@ Blocks group_norm_grad_scratch(const torch::jit::Stack& given) {  // (grad, inpu
   return {4 * all, 4 * all, 4 * all, 4 * groups, 4 * groups};
 }
 
-// Many short rows: partial sums for each 32 of them (LaunchGammaBetaBackwardCUDAKernel).
+// Many short rows: partial sums of 32 and more of them, which are then summed up (LaunchGammaBetaBackwardCUDAKernel).
 Blocks layer_norm_grad_scratch(const torch::jit::Stack& given) {  // (grad, input, normalized_shape, mean, rstd, ...)
   const Tensor& in = tensor_at(given, 1);
   int64_t width = 1;
   for (int64_t size : given[2].toIntVector()) width *= size;
   int64_t rows = width ? in.numel() / width : 0;
   if (rows <= 64 * 1024 || width / 32 >= multiprocessors / 2) return {};
-  int64_t partial = divided_up(rows, 32) * width * int64_t(in.itemsize());
-  return {partial, partial};
+  int64_t parts = std::min(divided_up(rows, 32), 32768 / divided_up(width, 32)), item = int64_t(in.itemsize());
+  Tensor like = at::empty({parts, width}, at::TensorOptions().dtype(in.scalar_type()).device(c10::kMeta));
+  auto [partial, counters] = reduction_scratch(like, {true, false}, width, 4);
+  return {parts * width * item, parts * width * item, partial, counters};
 }
 
 Blocks softmax_grad_scratch(const torch::jit::Stack& given) {  // the product of gradient and output
@@ -429,7 +431,22 @@ Blocks softmax_grad_scratch(const torch::jit::Stack& given) {  // the product of
   return {grad.numel() * int64_t(std::max(grad.itemsize(), output.itemsize()))};
 }
 
+// A number for each chunk of 65536 elements, as many for each tensor as the largest has (ForeachReduceOp.cu).
+Blocks norms_scratch(const torch::jit::Stack& given) {
+  int64_t count = 0, chunks = 0;
+  for (const Tensor& tensor : given[0].toTensorVector()) {
+    ++count;
+    chunks = std::max(chunks, divided_up(tensor.numel(), 65536));
+  }
+  return {4 * count * chunks};
+}
+
+// What is taken before the results: a kernel that wants its input plain copies it first.
+const std::unordered_map<std::string, size_t> copied_first = {{"aten::native_layer_norm", 0},
+                                                              {"aten::native_layer_norm_backward", 1}};
+
 const std::unordered_map<std::string, Blocks (*)(const torch::jit::Stack&)> scratch_rules = {
+    {"aten::_foreach_norm", norms_scratch},
     {"aten::native_batch_norm", batch_norm_scratch},
     {"aten::_native_batch_norm_legit", batch_norm_scratch},
     {"aten::native_batch_norm_backward", batch_norm_grad_scratch},
@@ -443,11 +460,19 @@ const std::unordered_map<std::string, Blocks (*)(const torch::jit::Stack&)> scra
     {"aten::reflection_pad2d", [](const torch::jit::Stack& given) { return plain_copy(tensor_at(given, 0)); }},
 };
 
+std::vector<c10::DataPtr> copies_before(const std::string& name, const torch::jit::Stack& given) {
+  std::vector<c10::DataPtr> held;
+  if (auto place = copied_first.find(name); place != copied_first.end())
+    for (int64_t bytes : plain_copy(tensor_at(given, place->second))) held.push_back(allocator.allocate(size_t(bytes)));
+  return held;
+}
+
 void take_scratch(const std::string& name, const torch::jit::Stack& given) {
   auto place = scratch_rules.find(name);
   if (place == scratch_rules.end()) return;
   std::vector<c10::DataPtr> held;
-  for (int64_t bytes : place->second(given)) held.push_back(allocator.allocate(size_t(bytes)));
+  for (int64_t bytes : place->second(given))
+    if (bytes) held.push_back(allocator.allocate(size_t(bytes)));
 }
 
 // ---- the kernel that stands for all others
@@ -529,6 +554,7 @@ void everything(const c10::OperatorHandle& op, DispatchKeySet, torch::jit::Stack
     if (original.numel() && original.is_contiguous() && original.sizes() == known.sizes() && !shadowed_by(original, known))
       remember(original, known);
   if (!real && !untouched_ops.count(name)) forget_written(schema, given);
+  auto copies = copies_before(name, given);
   bool backwards = name == "aten::native_dropout";  // makes the mask first
   size_t made = results.size();
   for (size_t k = 0; k < made; ++k) {
@@ -769,6 +795,14 @@ const char* carma_attach(const char* overridden, int devices, int processors) {
     return (trouble = error.what()).c_str();
   }
   return nullptr;
+}
+
+// An op of another library (torchvision's, an extension's) that brought a kernel for CUDA.
+void carma_override(const char* space, const char* name) {
+  static std::vector<std::unique_ptr<torch::Library>> libraries;
+  libraries.push_back(
+      std::make_unique<torch::Library>(torch::Library::IMPL, space, DispatchKey::CUDA, __FILE__, __LINE__));
+  libraries.back()->impl(name, torch::CppFunction::makeFromBoxedFunction<&everything>());
 }
 
 void carma_blas(const char* op, uint32_t call) { blas_ops[op] = call; }
