@@ -1,4 +1,4 @@
-"""Convolutions as at::native::_convolution and convolution_backward run them on a GPU, with cuDNN where they take it."""
+"""Convolutions as at::native::_convolution and convolution_backward run them on a GPU, by cuDNN where they use it."""
 
 from . import report
 

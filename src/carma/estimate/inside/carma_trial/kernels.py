@@ -47,6 +47,18 @@ def install(torch, own, gpu):
     install.library = library  # kept alive
 
 
+def of_libraries(torch):
+    """Kernels for ops of other libraries whose results depend on values."""
+    if torch._C._dispatch_has_kernel("torchvision::nms") and not hasattr(of_libraries, "library"):
+        of_libraries.library = torch.library.Library("torchvision", "IMPL")
+        _register(of_libraries.library, "nms", lambda boxes, _scores, _overlap: _all_of(torch, boxes), "CUDA")
+
+
+def _all_of(torch, boxes):
+    _guessed()
+    return torch.arange(boxes.shape[0], device=boxes.device)
+
+
 def _register(library, name, kernel, key):
     try:
         library.impl(name, kernel, key, allow_override=True)
@@ -164,14 +176,10 @@ def _meta(torch, tensor):
 
 
 def _index_put(torch, self, indices, values, accumulate=False, unsafe=False):
-    positions = [position for position in _as_positions(torch, indices) if position is not None]
+    positions = _as_positions(torch, indices)
     torch.ops.carma.forget(self)
-    if accumulate and positions:
-        count = 1
-        for size in torch.broadcast_shapes(*(position.shape for position in positions)):
-            count *= size
-        del positions
-        scratch.sorted_by_index(torch, count, self.device)
+    if accumulate and any(position is not None for position in positions):
+        scratch.added_by_index(torch, self, values, positions)
     return self
 
 

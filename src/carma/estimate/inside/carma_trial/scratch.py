@@ -6,6 +6,7 @@ each element first, in the storage that the result keeps), cuda/Embedding*.cu, c
 
 _FEW_INDICES = 3072  # up to so many, an embedding's gradient needs no sorting
 _ROWS_TOGETHER = 10  # of a sorted gradient that are summed by one warp
+_ONE_TILE = 2048  # so many are sorted without further memory (seen between 1000 and 2401)
 _OFTEN = 32  # an index that comes more often: sums go straight into the gradient (seen between 16 and 41)
 
 
@@ -49,26 +50,42 @@ def _binary_loss(torch, self, target, weight=None, reduction=1):
     return each.resize_(())
 
 
-def sort_bytes(count, key_bytes=8, value_bytes=8):
-    """cub::DeviceRadixSort::SortPairs: one tile sorts in place, more go through second buffers."""
-    if count <= 2048:
+def sort_bytes(count, item_bytes=8, bits=64):
+    """cub::DeviceRadixSort::SortPairs: 8 bits a pass, a histogram for each; with several passes, second buffers."""
+    if count <= _ONE_TILE:
         return 1
-    return count * (key_bytes + value_bytes) + 16895 + 1024 * -(-count // 4608)
+    passes = -(-bits // 8)
+    buffers = 2 * item_bytes * count if passes > 1 else 0
+    return buffers + 2048 * passes + 1024 * -(-count // 4608) + 511
 
 
-def sorted_by_index(torch, count, device):
+def added_by_index(torch, self, values, positions):
     """index_put_ that adds up (index_put_with_sort_kernel): linear indices, and these sorted, with their places."""
+    dims = [dim for dim, position in enumerate(positions) if position is not None]
+    shape = torch.broadcast_shapes(*(positions[dim].shape for dim in dims))
+    rows, count = 1, 1
+    for dim in dims:
+        rows *= self.shape[dim]
+    for size in shape:
+        count *= size
+    positions.clear()
     if count == 0:
         return
-    kept = [torch.empty((count,), dtype=torch.int64, device=device) for _ in range(4)]
-    kept.append(torch.empty((sort_bytes(count),), dtype=torch.uint8, device=device))
+    long = {"dtype": torch.int64, "device": self.device}
+    wrapped = torch.empty((count,), **long)
+    linear = torch.empty((count,), **long)
+    del wrapped
+    plain = values.contiguous()
+    kept = [torch.empty((count,), **long) for _ in range(3)]
+    held = torch.empty((sort_bytes(count, bits=max(1, rows.bit_length())),), dtype=torch.uint8, device=self.device)
+    del held, kept, plain, linear
 
 
 def _sorted_indices(torch, indices):
     ordered, places = torch.empty_like(indices), torch.empty_like(indices)
     numbers = torch.empty_like(indices)
     held = torch.empty(
-        (sort_bytes(indices.numel(), indices.element_size(), indices.element_size()),),
+        (sort_bytes(indices.numel(), indices.element_size()),),
         dtype=torch.uint8,
         device=indices.device,
     )

@@ -387,7 +387,7 @@ int64_t bytes_of(const Tensor& tensor) { return tensor.numel() * int64_t(tensor.
 
 const Tensor& tensor_at(const torch::jit::Stack& values, size_t place) { return values[place].toTensor(); }
 
-using Blocks = std::vector<int64_t>;
+using Blocks = std::vector<int64_t>;  // bytes; -n: the last n are given back
 
 Blocks plain_copy(const Tensor& tensor) { return tensor.is_contiguous() ? Blocks{} : Blocks{bytes_of(tensor)}; }
 
@@ -419,11 +419,14 @@ Blocks layer_norm_grad_scratch(const torch::jit::Stack& given) {  // (grad, inpu
   int64_t width = 1;
   for (int64_t size : given[2].toIntVector()) width *= size;
   int64_t rows = width ? in.numel() / width : 0;
-  if (rows <= 64 * 1024 || width / 32 >= multiprocessors / 2) return {};
+  Blocks copy = plain_copy(tensor_at(given, 0));
+  if (rows <= 64 * 1024 || width / 32 >= multiprocessors / 2) return copy;
   int64_t parts = std::min(divided_up(rows, 32), 32768 / divided_up(width, 32)), item = int64_t(in.itemsize());
   Tensor like = at::empty({parts, width}, at::TensorOptions().dtype(in.scalar_type()).device(c10::kMeta));
   auto [partial, counters] = reduction_scratch(like, {true, false}, width, 4);
-  return {parts * width * item, parts * width * item, partial, counters};
+  copy.insert(copy.end(), {parts * width * item, parts * width * item});
+  if (partial) copy.insert(copy.end(), {partial, counters, -2, partial, counters});  // one after the other
+  return copy;
 }
 
 Blocks softmax_grad_scratch(const torch::jit::Stack& given) {  // the product of gradient and output
@@ -472,7 +475,8 @@ void take_scratch(const std::string& name, const torch::jit::Stack& given) {
   if (place == scratch_rules.end()) return;
   std::vector<c10::DataPtr> held;
   for (int64_t bytes : place->second(given))
-    if (bytes) held.push_back(allocator.allocate(size_t(bytes)));
+    if (bytes < 0) held.resize(size_t(int64_t(held.size()) + bytes));
+    else if (bytes) held.push_back(allocator.allocate(size_t(bytes)));
 }
 
 // ---- the kernel that stands for all others
@@ -555,7 +559,9 @@ void everything(const c10::OperatorHandle& op, DispatchKeySet, torch::jit::Stack
       remember(original, known);
   if (!real && !untouched_ops.count(name)) forget_written(schema, given);
   auto copies = copies_before(name, given);
-  bool backwards = name == "aten::native_dropout";  // makes the mask first
+  if (copied_first.count(name) && results[0].isTensor() && results[0].toTensor().defined() && results[0].toTensor().is_meta())
+    results[0] = at::empty(results[0].toTensor().sizes(), results[0].toTensor().options());  // plain, as the copy
+  bool backwards = name == "aten::native_dropout" || name == "aten::_embedding_bag";  // the mask, the bags first
   size_t made = results.size();
   for (size_t k = 0; k < made; ++k) {
     size_t i = backwards ? made - 1 - k : k;
