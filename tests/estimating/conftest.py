@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 
 import pytest
 
@@ -14,6 +15,8 @@ from tests.estimating.trying import Trying
 def trying(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Trying:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
+    if not any(shutil.which(compiler) for compiler in ("g++", "clang++", "c++")):
+        pytest.skip("there is no C++ compiler")
     way_or_skip("self")
     base = tmp_path_factory.getbasetemp()
     shared = (base if worker_id == "master" else base.parent) / "compiled"

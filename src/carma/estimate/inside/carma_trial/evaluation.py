@@ -88,11 +88,16 @@ def _expected():
     """A loader that has given nothing yet; or a trainer on the stack that holds data for evaluation (Hugging Face)."""
     holders = _holders()
     for holder in holders:
-        if hasattr(holder, "fit_loop") and hasattr(holder, "val_check_batch"):
+        if _has(holder, "fit_loop") and _has(holder, "val_check_batch"):
             holder.val_check_batch = 1  # Lightning counts batches: it does not evaluate after an epoch cut short
-    if _unused():
-        return True
-    return any(getattr(holder, "eval_dataset", None) is not None and hasattr(holder, "evaluate") for holder in holders)
+    return bool(_unused()) or any(_has(holder, "eval_dataset") and _has(holder, "evaluate") for holder in holders)
+
+
+def _has(holder, name):
+    try:
+        return getattr(holder, name, None) is not None
+    except Exception:  # an object of the script's, which may answer in any way
+        return False
 
 
 def _holders():
