@@ -32,6 +32,7 @@ def _declare(lib):
     lib.carma_attach.restype = ctypes.c_char_p
     lib.carma_attach.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int]
     lib.carma_note.argtypes = [ctypes.c_int, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int64]
+    lib.carma_override.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
     lib.carma_blas.argtypes = [ctypes.c_char_p, ctypes.c_uint32]
     lib.carma_set_stream.argtypes = [ctypes.c_int, ctypes.c_int64]
     lib.carma_stream.restype = ctypes.c_int64
