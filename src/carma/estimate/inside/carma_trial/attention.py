@@ -32,7 +32,7 @@ def _attend(torch, capability, query, key, value, mask, dropout, causal, scale, 
     way = choose(torch, capability, query, key, value, mask, dropout, causal, gqa)
     aten = torch.ops.aten
     if mask is not None and mask.dtype == torch.bool and way != "math":
-        mask = torch.where(mask, 0.0, float("-inf")).to(query.dtype)
+        mask = torch.empty_like(mask, dtype=query.dtype)  # zeros and minus infinities
     grads = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     if way == "math":
         return aten._scaled_dot_product_attention_math(
@@ -69,7 +69,8 @@ def choose(torch, capability, query, key, value, mask, dropout, causal, gqa):
     """flash, efficient, math or cudnn, in PyTorch's order of preference for the capability."""
     cuda = torch.backends.cuda
     half = query.dtype in (torch.float16, torch.bfloat16)
-    dense = query.ndim == 4 and all(each.stride(-1) == 1 for each in (query, key, value))
+    given = (query, key, value) if mask is None else (query, key, value, mask)
+    dense = query.ndim == 4 and all(each.stride(-1) == 1 or each.shape[-1] == 1 for each in given)
     width = max(query.shape[-1], value.shape[-1])
     same_width = query.shape[-1] == key.shape[-1] == value.shape[-1]
     if not dense:

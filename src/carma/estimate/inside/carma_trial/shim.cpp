@@ -391,6 +391,12 @@ using Blocks = std::vector<int64_t>;  // bytes; -n: the last n are given back
 
 Blocks plain_copy(const Tensor& tensor) { return tensor.is_contiguous() ? Blocks{} : Blocks{bytes_of(tensor)}; }
 
+// A gradient with gaps, such as a part of a joined one, is copied; another order of dimensions is taken as it is.
+Blocks dense_copy(const torch::jit::Stack& given) {
+  const Tensor& grad = tensor_at(given, 0);
+  return grad.is_non_overlapping_and_dense() ? Blocks{} : Blocks{bytes_of(grad)};
+}
+
 Blocks batch_norm_scratch(const torch::jit::Stack& given) {
   const Tensor& image = tensor_at(given, 0);
   if (!channels_lie_together(image)) return {};
@@ -450,6 +456,8 @@ const std::unordered_map<std::string, size_t> copied_first = {{"aten::native_lay
 
 const std::unordered_map<std::string, Blocks (*)(const torch::jit::Stack&)> scratch_rules = {
     {"aten::_foreach_norm", norms_scratch},
+    {"aten::upsample_nearest2d_backward", dense_copy},
+    {"aten::upsample_bilinear2d_backward", dense_copy},
     {"aten::native_batch_norm", batch_norm_scratch},
     {"aten::_native_batch_norm_legit", batch_norm_scratch},
     {"aten::native_batch_norm_backward", batch_norm_grad_scratch},
