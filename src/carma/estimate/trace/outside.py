@@ -15,6 +15,7 @@ from carma.estimate.trace.report import CALL, Event, Report
 BLAS = frozenset(("blas", "blas_lt"))
 _CUDNN = ("conv", "rnn", "sdpa_cudnn")
 _BY_OP = {"fft": ("aten::_fft_",), "linalg": ("aten::linalg_", "aten::_linalg_", "aten::_cholesky")}
+_PLAIN = frozenset(("aten::linalg_vector_norm", "aten::linalg_cross"))  # no solver takes part
 MIB = 1 << 20
 _DEFAULT = {"init": 610 * MIB, "matmul_fp32": 66 * MIB, "conv_fp32": 18 * MIB}  # where a card's file lacks one
 
@@ -30,7 +31,7 @@ def outside_bytes(constants: Constants | None, report: Report, events: Iterable[
     if uses_cudnn(report):
         total += added("conv_fp32")
     for name, prefixes in _BY_OP.items():
-        if any(op.startswith(prefixes) for op in report.ops):
+        if any(op.startswith(prefixes) and op not in _PLAIN for op in report.ops):
             total += added(name)
     return total
 

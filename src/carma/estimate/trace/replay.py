@@ -19,6 +19,7 @@ class Scratch(Record, frozen=True, kw_only=True):
     """Memory that a library takes for one call, beyond the tensors that the trace shows."""
 
     transient_bytes: tuple[int, ...] = ()  # taken together when the call begins, free when it is over
+    trial_bytes: int = 0  # taken once before the first such call; then the cache is given back (cudnn.benchmark)
     kept: tuple[tuple[str, int], ...] = ()  # (key, bytes): taken once per key, thread and stream; never given back
 
 
@@ -149,6 +150,7 @@ class _Run:
         where = (event.what, event.thread, event.stream)
         if where not in self._scratch:
             self._scratch[where] = self._workspaces(self._calls[event.what], event.thread, event.stream)
+            self._try(self._scratch[where].trial_bytes, event.stream)
         scratch = self._scratch[where]
         for key, size in scratch.kept:
             if (owner := (key, event.thread, event.stream)) not in self._kept:
@@ -160,6 +162,15 @@ class _Run:
         for identity in taken:
             self._allocator.free(identity)
         self._scratch_bytes -= before - self._allocator.allocated
+
+    def _try(self, size: int, stream: int) -> None:
+        """torch's search for the fastest engine ends with an empty cache."""
+        if size:
+            before, identity = self._scratch_bytes, self._take(size, stream)
+            self._look()
+            self._allocator.free(identity)
+            self._scratch_bytes = before
+            self._allocator.empty_cache()
 
     def _take(self, size: int, stream: int) -> int:
         before, identity = self._allocator.allocated, self._next_scratch

@@ -36,4 +36,4 @@ class CardWorkspaces:
         return NO_SCRATCH if rule is None else rule(call)
 
     def _convolution(self, call: Call) -> Scratch:
-        return Scratch(transient_bytes=self._convolutions(call))
+        return Scratch(transient_bytes=self._convolutions(call), trial_bytes=self._convolutions.trial_bytes(call))

@@ -677,6 +677,15 @@ std::optional<Tensor> shadow(const Tensor& tensor) {
 
 void remember_values(const Tensor& tensor, const Tensor& values) { remember(tensor, values); }
 
+// As at::native::resize_bytes_cuda: the new memory is there before the old one goes.
+void resize_storage(const Tensor& self, int64_t bytes) {
+  Within within("aten::resize_storage", self.device());
+  drop_shadow(address_of(self));
+  c10::Storage storage = self.unsafeGetTensorImpl()->unsafe_storage();
+  storage.set_data_ptr_noswap(allocator.allocate(size_t(bytes)));
+  storage.set_nbytes(size_t(bytes));
+}
+
 void forget(const Tensor& tensor) { drop_shadow(address_of(tensor)); }
 
 // ---- the device, as torch's own code sees it
@@ -774,6 +783,7 @@ torch::Library& aten() {
 TORCH_LIBRARY(carma, m) {
   m.def("shadow(Tensor self) -> Tensor?", &shadow);
   m.def("forget(Tensor self) -> ()", &forget);
+  m.def("resize_storage(Tensor self, int bytes) -> ()", &resize_storage);
   m.def("remember(Tensor self, Tensor values) -> ()", &remember_values);
 }
 
