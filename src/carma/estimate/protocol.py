@@ -1,7 +1,11 @@
 """What an estimator plugin is: a function `make(context) -> Estimator`, registered under `carma.estimators`.
 
 The estimator itself has one method, `estimate(request)`, and answers with an Estimate or a NoEstimate (a refusal is a
-good answer). It may take seconds: it is called in a thread of its own, never in the daemon's loop.
+good answer). It may take seconds: it is called in a thread of its own, never in the daemon's loop. One of
+`memory.estimators_at_once` places is waited for first, and users take turns.
+
+An estimator that always answers at once says so with an attribute, `quick = True`. It is then asked without waiting for
+a place, as long as none before it in `memory.sources` is slow. One that says so and is not quick holds up the others.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ from carma.estimate.described import Described, Layer
 
 MIB = 1 << 20
 # What a process holds on the GPU besides the allocator's segments: context, kernels, library handles. The methods that
-# count it measure it once for each card; this is what an H200 showed with torch 2.11.
+# count it measure it on their own card. Here it is one rounded figure for all cards, about what training runs held
+# besides on an H200 with torch 2.11 (`outside` in results/h200/memory/truth.jsonl); on other cards it is another.
 CONTEXT_MIB = 760
 
 _BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}

@@ -2,7 +2,8 @@
 
 It walks the graph in order, forward and backward, and allocates as each operator runs: weights and their gradients, the
 inputs and outputs with their liveness, ephemeral tensors (the workspaces of cuDNN), all through the framework's
-allocator, and adds the CUDA context. Its program is not public; this follows the paper.
+allocator, and adds the CUDA context. Its program is not public. This was written after the abstract and what later
+papers tell of the method, not after the paper's full text: details may differ from what its authors ran.
 
 What stands for the graph here are the layers in the order of their calls, each fed by the one before it: an output
 lives until the backward pass of its layer is done. Branches and what is computed between modules are not seen. Where
