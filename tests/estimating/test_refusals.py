@@ -49,6 +49,27 @@ torch.ops.own.mix(torch.zeros(3).cuda())
     assert reason == "a trial does not know the operator own::mix (train.py:5)"
 
 
+_BOXES = """
+import os, torch
+library = torch.library.Library("torchvision", "DEF")
+library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+library.impl("nms", lambda boxes, scores, overlap: torch.tensor([1, 0]), "CPU")
+torch.ops.load_library(os.path.join(torch.__path__[0], "lib", "libc10.so"))
+boxes = torch.tensor([[0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 2.0, 2.0], [0.0, 0.0, 2.0, 3.0]])
+"""
+
+
+def test_boxes_that_are_picked_by_unknown_scores(trying: Trying) -> None:
+    text = _BOXES + "torch.ops.torchvision.nms(torch.rand(5000, 4).cuda(), torch.rand(5000).cuda(), 0.5)"
+    reason = "the model picks boxes by their scores (nms), which only a GPU knows"
+    assert stopped(trying.script(text)) == ("unsupported", reason)
+
+
+def test_boxes_that_are_picked_by_known_scores(trying: Trying) -> None:
+    text = _BOXES + "raise ValueError(torch.ops.torchvision.nms(boxes.cuda(), torch.ones(3).cuda(), 0.5).tolist())"
+    assert stopped(trying.script(text)) == ("error", "ValueError: [1, 0] (train.py:8)")
+
+
 def test_an_endless_loop_is_ended_at_the_limit(trying: Trying) -> None:
     how, reason = stopped(trying.script("import torch\nwhile True: torch.zeros(3).cuda()", limit_s=15))
     assert how == "none"

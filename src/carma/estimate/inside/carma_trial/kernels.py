@@ -7,7 +7,7 @@ call in the events.
 
 import sys
 
-from . import attention, convolution, report, rnn, scratch
+from . import attention, convolution, evaluation, report, rnn, scratch
 
 _answers = {}  # of made-up truths: how often a line of the script has asked
 _FLIPS = 20
@@ -51,10 +51,16 @@ def of_libraries(torch):
     """Kernels for ops of other libraries whose results depend on values."""
     if torch._C._dispatch_has_kernel("torchvision::nms") and not hasattr(of_libraries, "library"):
         of_libraries.library = torch.library.Library("torchvision", "IMPL")
-        _register(of_libraries.library, "nms", lambda boxes, _scores, _overlap: _all_of(torch, boxes), "CUDA")
+        _register(of_libraries.library, "nms", lambda *given: _best_boxes(torch, *given), "CUDA")
 
 
-def _all_of(torch, boxes):
+def _best_boxes(torch, boxes, scores, overlap):
+    """How many are left decides all that follows: with all of them, estimates came out 17 to 43 % too low."""
+    known = [torch.ops.carma.shadow(each) for each in (boxes, scores)]
+    if all(each is not None for each in known):
+        return _given(torch, torch.ops.torchvision.nms(*known, overlap), boxes)
+    if not evaluation.reached():
+        report.refuse("unsupported", "the model picks boxes by their scores (nms), which only a GPU knows")
     _guessed()
     return torch.arange(boxes.shape[0], device=boxes.device)
 
