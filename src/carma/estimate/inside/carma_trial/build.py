@@ -9,7 +9,8 @@ import sys
 import sysconfig
 import tempfile
 
-SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "shim.cpp")
+_HERE = os.path.dirname(os.path.abspath(__file__))
+SOURCES = [os.path.join(_HERE, name) for name in ("shim.cpp", "shim_card.h", "shim_memory.h", "shim_scratch.h")]
 library = None
 
 
@@ -62,7 +63,7 @@ def _folders():
 def _key(torch_folder):
     version = os.path.join(torch_folder, "version.py")
     digest = hashlib.sha256()
-    for path in (SOURCE, version):
+    for path in (*SOURCES, version):
         with open(path, "rb") as file:
             digest.update(file.read())
     digest.update(torch_folder.encode())
@@ -87,7 +88,7 @@ def _compile(torch_folder, name):
             trouble = str(error)
             continue
         _run([
-            compiler, "-O1", "-std=c++20", "-fPIC", "-shared", "-w", SOURCE, "-o", unfinished,
+            compiler, "-O1", "-std=c++20", "-fPIC", "-shared", "-w", SOURCES[0], "-o", unfinished,
             "-I" + include, "-I" + os.path.join(include, "torch", "csrc", "api", "include"),
             f"-D_GLIBCXX_USE_CXX11_ABI={_abi(lib)}",
             "-L" + lib, "-ltorch_cpu", "-lc10", "-Wl,-rpath," + lib,
