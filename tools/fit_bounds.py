@@ -2,58 +2,34 @@
 
     python -m tools.fit_bounds results/h200/memory/estimators.json
 
-Each case gives its family, its group and log(measured / predicted footprint).
+The comparison must have been made with --folds: errors on what was learnt from would make bounds too tight.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 from pathlib import Path
-from statistics import median
 
 import msgspec
 
-from carma.core.model import Record
-from carma.estimate.trace.bound import SCORES, Score, Scores
-
-MOVED_FROM = 0.01  # a group's middle that is off by less stays where it is
-
-
-class Case(Record, frozen=True, kw_only=True):
-    case: str
-    family: str
-    group: str
-    measured_mib: float
-    replayed_mib: float  # before any correction
-
-
-class Comparison(Record, frozen=True, kw_only=True):
-    source: str
-    cases: tuple[Case, ...]
-
-
-def fitted(comparison: Comparison) -> Scores:
-    scores = [
-        Score(case.family, case.group, round(math.log(case.measured_mib / case.replayed_mib), 5))
-        for case in comparison.cases
-    ]
-    shifts: dict[str, float] = {}
-    for group in sorted({score.group for score in scores}):
-        middle = median(score.score for score in scores if score.group == group)
-        if abs(middle) >= MOVED_FROM:
-            shifts[group] = round(middle, 5)
-    return Scores(source=comparison.source, cases=tuple(sorted(scores, key=lambda score: (score.group, score.family, score.score))), shifts=shifts)
+from carma.bench.memory import written
+from carma.bench.memory.left_out import scores_of
+from carma.estimate.trace.bound import SCORES
 
 
 def main(arguments: list[str]) -> int:
-    comparison = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=Comparison)
-    scores = fitted(comparison)
-    SCORES.write_bytes(msgspec.json.format(msgspec.json.encode(scores), indent=0) + b"\n")
-    for group in sorted({score.group for score in scores.cases}):
-        found = scores.of(group)
-        moved = scores.shifts.get(group, 0.0)
-        print(f"{group:12} {len(found):4} cases, middle moved by {moved:+.3f}, most {found[-1]:.3f}")
+    path = Path(arguments[0])
+    comparison = written.read(path)
+    if comparison.caution:
+        print(f"{path} cannot be used: {comparison.caution}", file=sys.stderr)
+        return 1
+    scores = scores_of((row for row in comparison.rows if row.estimator == "trace"), comparison.source)
+    lines = ",\n".join(msgspec.json.encode(case).decode() for case in scores.cases)
+    head = msgspec.json.encode({"format": scores.format, "source": scores.source}).decode()
+    SCORES.write_text(f'{head[:-1]},"cases":[\n{lines}\n]}}\n', encoding="utf-8")
+    for group in sorted({case.group for case in scores.cases}):
+        found = [case.score for case in scores.cases if case.group == group]
+        print(f"{group:12} {len(found):4} cases, the largest {max(found):+.3f}")
     return 0
 
 

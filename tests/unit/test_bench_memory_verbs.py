@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from carma.bench.memory import compare, truth, written
-from carma.bench.memory.asking import ZOO, chosen_estimators, group_in
+from carma.bench.memory.asking import ZOO, chosen_estimators
 from carma.bench.memory.folds import Folds
 from carma.bench.memory.interpreter import Interpreter, find_interpreter
 from carma.cli import main
@@ -136,13 +136,6 @@ def test_where_nobody_answers_it_is_a_failure(tmp_path: Path) -> None:
             return NoEstimate(source="trace", reason="switched off")
 
     assert compare.run(options, interpreter=FOUND, trials=Never()) == 1
-
-
-def test_the_kind_of_a_run_is_known_by_its_calls() -> None:
-    conv = Call(op="conv", dtype="float32", flags=("tf32",))
-    assert group_in(report()) == "plain"
-    assert group_in(report(calls=(Call(op="rnn", dtype="float32"),))) == "recurrent"
-    assert group_in(report(calls=(conv,))) == "conv-tf32"
 
 
 def test_estimators_are_chosen_by_name() -> None:

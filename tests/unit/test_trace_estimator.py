@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,11 @@ from carma.core.model import Estimate, Gpu, GpuId, NoEstimate, Owner, TaskId, Ta
 from carma.core.ports import EstimateRequest
 from carma.estimate.protocol import Trial
 from carma.estimate.trace import constants
-from carma.estimate.trace.allocator_options import parse
-from carma.estimate.trace.bound import Score, Scores, bound_for
-from carma.estimate.trace.estimator import Trace, _features
-from carma.estimate.trace.outside import outside_bytes
-from carma.estimate.trace.replay import no_workspaces, replay
-from carma.estimate.trace.report import Call, Event, Report, write_events
-from tests.trials import MARKS, ScriptedTrials, events, report
+from carma.estimate.trace.bound import LEAST, SCALE, STRETCH, Bound, Score, Scores, bound_for, group_of
+from carma.estimate.trace.estimator import Trace
+from carma.estimate.trace.figure import figure
+from carma.estimate.trace.report import ALLOC, CALL, FREE, Call, Event, Report, write_events
+from tests.trials import MIB, ScriptedTrials, events, report
 
 H200 = Gpu(id=GpuId("GPU-0"), index=0, name="NVIDIA H200", memory_mib=143_771)
 COMMAND = ("python", "train.py")
@@ -103,34 +102,53 @@ def test_doubts_are_told() -> None:
 
 # Bounds.
 
-
-def features(calls: tuple[Call, ...] = ()):  # type: ignore[no-untyped-def]
-    told = report(calls=(*report().calls, *calls))
-    replayed = replay(events(), told.calls, parse(""), no_workspaces, marks=MARKS)
-    return _features(told, replayed, outside_bytes(None, told, events()))
+POINT = 1000.0 * MIB
 
 
-def scores(count: int, group: str = "plain", shift: float = 0.0) -> Scores:
-    cases = tuple(Score(f"family{n % 7}", group, shift + n / 1000) for n in range(count))
-    return Scores(cases=cases, shifts={group: shift} if shift else {})
+def scores(count: int, group: str = "plain", spread: float = 0.0) -> Scores:
+    cases = (Score(f"family{n % 7}", group, n / 1000, spread) for n in range(count))
+    return Scores(cases=tuple(cases))
+
+
+def margin(bound: Bound) -> float:
+    return math.log(bound.upper_bytes / POINT)
 
 
 def test_the_margin_is_the_conformal_quantile() -> None:
-    bound = bound_for(features(), 0.9, scores(99))  # the 90th of 99 scores: 0.089
-    assert bound.upper_bytes / bound.point_bytes == pytest.approx(1.0931, abs=1e-4)
-    assert not bound.warnings
+    bound = bound_for(POINT, 0.0, "plain", 0.9, scores(99))  # the 90th of 99 scores: 0.089
+    assert margin(bound) == pytest.approx(STRETCH * 0.089)
+    assert (bound.level, bound.warnings) == (0.9, ())
 
 
-def test_too_few_cases_for_the_level_are_said_and_cost_a_further_margin() -> None:
-    bound = bound_for(features(), 0.99, scores(20))
-    assert bound.upper_bytes / bound.point_bytes == pytest.approx(1.0240, abs=1e-4)  # exp(1.25 * 0.019)
+def test_replays_that_lie_apart_widen_it() -> None:
+    near, far = (bound_for(POINT, spread, "plain", 0.9, scores(99)) for spread in (0.0, SCALE))
+    assert margin(far) == pytest.approx(2 * margin(near))
+    assert margin(bound_for(POINT, SCALE, "plain", 0.9, scores(99, spread=SCALE))) == pytest.approx(margin(near))
+
+
+def test_a_margin_is_never_nothing() -> None:
+    sure = Scores(cases=tuple(Score("f", "plain", -0.1) for _ in range(200)))
+    assert margin(bound_for(POINT, 0.0, "plain", 0.99, sure)) == pytest.approx(LEAST)
+
+
+def test_a_group_that_is_too_small_goes_by_the_larger_one() -> None:
+    strict, half = scores(5, "conv-strict").cases, scores(120, "conv-half").cases
+    bound = bound_for(POINT, 0.0, "conv-strict", 0.99, Scores(cases=(*strict, *half)))
+    assert margin(bound) == pytest.approx(STRETCH * 0.119)  # the 125th of 125
+    assert bound.level == 0.99
+
+
+def test_too_few_cases_for_the_level_are_said() -> None:
+    bound = bound_for(POINT, 0.0, "plain", 0.99, scores(49))
+    assert margin(bound) == pytest.approx(STRETCH * 0.048)
+    assert bound.level == 0.98
     assert "too few" in bound.warnings[0]
+    nothing = bound_for(POINT, 0.0, "plain", 0.99, Scores(cases=()))
+    assert "nothing of this kind" in nothing.warnings[0]
 
 
-def test_a_group_that_is_off_is_moved_and_its_margin_is_counted_from_there() -> None:
-    plain, moved = bound_for(features(), 0.9, scores(99)), bound_for(features(), 0.9, scores(99, shift=0.2))
-    assert moved.point_bytes / plain.point_bytes == pytest.approx(1.2214, abs=1e-4)
-    assert moved.upper_bytes / moved.point_bytes == pytest.approx(plain.upper_bytes / plain.point_bytes)
+def test_benchmark_mode_is_promised_less() -> None:
+    assert bound_for(POINT, 0.0, "benchmark", 0.99, scores(99, "benchmark")).level == 0.9
 
 
 def test_a_family_can_be_left_out() -> None:
@@ -138,17 +156,20 @@ def test_a_family_can_be_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "group"),
+    ("calls", "flags", "group"),
     [
-        (Call(op="conv", dtype="float32", flags=("tf32",)), "conv-tf32"),
-        (Call(op="conv", dtype="float32"), "conv-strict"),
-        (Call(op="conv", dtype="bfloat16"), "conv-half"),
-        (Call(op="conv", dtype="float32", flags=("benchmark",)), "benchmark"),
-        (Call(op="rnn", dtype="float32"), "recurrent"),
+        ((Call(op="conv", dtype="float32", flags=("tf32",)),), (), "conv-tf32"),
+        ((Call(op="conv", dtype="float32"), Call(op="conv", dtype="float16")), (), "conv-strict"),
+        ((Call(op="conv", dtype="bfloat16"),), (), "conv-half"),
+        ((Call(op="conv", dtype="bfloat16"), Call(op="conv", dtype="float32", flags=("tf32",))), (), "conv-mixed"),
+        ((Call(op="conv", dtype="float32", flags=("benchmark",)),), ("guessed_sizes",), "benchmark"),
+        ((Call(op="conv", dtype="float16"),), ("guessed_sizes",), "guessed"),
+        ((Call(op="rnn", dtype="float32"),), (), "recurrent"),
+        ((), (), "plain"),
     ],
 )
-def test_groups(call: Call, group: str) -> None:
-    assert bound_for(features((call,)), 0.9, scores(99, group)).group == group
+def test_groups(calls: tuple[Call, ...], flags: tuple[str, ...], group: str) -> None:
+    assert group_of(report(calls=(*report().calls, *calls), flags=flags)) == group
 
 
 def test_events_that_contradict_one_another_are_refused() -> None:
@@ -157,3 +178,25 @@ def test_events_that_contradict_one_another_are_refused() -> None:
     answer = Trace(ScriptedTrials(COMMAND, trial), 0.99, (Path("nowhere"),)).estimate(asked())
     assert isinstance(answer, NoEstimate)
     assert "contradict" in answer.reason
+
+
+def test_a_trial_with_convolutions_is_replayed_with_other_workspaces_too() -> None:
+    """A workspace that just fits into a hole would not if it were a little larger."""
+    conv = Call(op="conv", dtype="float32", sizes=((8, 64, 56, 56), (64, 64, 3, 3), (8, 64, 56, 56)), flags=("tf32",))
+    told = report(calls=(*report().calls, conv))
+    hole = 400 * MIB
+    call = [Event(ALLOC, 0, 0, 1, 90, hole), Event(FREE, 0, 0, 0, 90, 0), Event(CALL, 0, 0, 2, 0, 0)]
+
+    class Wants:
+        def __call__(self, _call: Call) -> tuple[int, ...]:
+            return (hole,)
+
+        def trial_bytes(self, _call: Call) -> int:
+            return 0
+
+    trial = Trial(report=told, events=write_events(iter([*call, *events()])), seconds=1.0)
+    found = figure(trial, asked(), (constants.SHIPPED,), Wants())  # type: ignore[arg-type]
+    assert found.footprint_bytes > found.replayed.peaks.reserved_bytes + found.outside_bytes
+    assert found.spread > 0
+    plain = figure(Trial(report=report(), events=trial.events[72:], seconds=1.0), asked(), (constants.SHIPPED,))
+    assert plain.spread == 0

@@ -22,8 +22,8 @@ from carma.errors import Usage
 from carma.estimate.local import STEPS, Answer, SharedTrial, answers, cache_directory
 from carma.estimate.protocol import Context, Trial, Trials
 from carma.estimate.registry import make_estimator
-from carma.estimate.trace.bound import Features, group_of
-from carma.estimate.trace.report import Report
+from carma.estimate.trace import constants
+from carma.estimate.trace.figure import figure
 from carma.estimate.trace.trial import TrialRuns
 from carma.plugins import ESTIMATORS, names
 from carma.store.memory import MemoryStore
@@ -99,15 +99,22 @@ class Asker:
         ran_s = time.monotonic() - began_s
         # One from the cache took no time now; what counts is what it took when it was run.
         remembered_s = max(0.0, ran.seconds - ran_s) if isinstance(ran, Trial) else 0.0
-        group = group_in(ran.report) if isinstance(ran, Trial) else ""
-        rows = [row_of(run, answer, group, remembered_s) for answer in answers(estimators, request, shared)]
-        return [self._left_out(row, ran, request) for row in rows]
+        rows = [row_of(run, answer, remembered_s) for answer in answers(estimators, request, shared)]
+        return [self._replayed(row, ran, request) for row in rows]
 
-    def _left_out(self, row: Row, ran: Trial | NoEstimate, request: EstimateRequest) -> Row:
-        if self._folds is None or row.replayed_mib is None or isinstance(ran, NoEstimate):
+    def _replayed(self, row: Row, ran: Trial | NoEstimate, request: EstimateRequest) -> Row:
+        """What its bound is judged by: the figure, by a model that does not know its family where there is one."""
+        if row.estimator != BEST or row.refused is not None or isinstance(ran, NoEstimate):
             return row
-        again_mib = self._folds.replayed_mib(row.family, ran, request)
-        return row if again_mib is None else replace(row, replayed_mib=again_mib, fold=self._folds.name(row.family))
+        other = self._folds.workspaces(row.family) if self._folds is not None else None
+        found = figure(ran, request, constants.folders(os.environ), other)
+        return replace(
+            row,
+            replayed_mib=found.footprint_bytes / MIB,
+            spread=found.spread,
+            group=found.group,
+            fold="" if self._folds is None or other is None else self._folds.name(row.family),
+        )
 
     def _request(self, run: Measured) -> EstimateRequest:
         command = (self._python, str(ZOO / self._script), *run.argv)
@@ -115,7 +122,7 @@ class Asker:
         return EstimateRequest(task=TaskId(0), owner=_owner(), spec=spec, gpus=(self._gpu,))
 
 
-def row_of(run: Measured, answer: Answer, group: str, remembered_s: float) -> Row:
+def row_of(run: Measured, answer: Answer, remembered_s: float) -> Row:
     said = answer.said
     row = Row(
         case=run.id,
@@ -127,37 +134,17 @@ def row_of(run: Measured, answer: Answer, group: str, remembered_s: float) -> Ro
         measured_allocated_mib=run.allocated_peak / MIB,
         refused=said.reason if isinstance(said, NoEstimate) else None,
     )
-    return row if isinstance(said, NoEstimate) else _with_figures(row, said, group)
+    return row if isinstance(said, NoEstimate) else _with_figures(row, said)
 
 
-def _with_figures(row: Row, said: Estimate, group: str) -> Row:
-    replayed_mib = None
-    if said.source == BEST and said.reserved_mib is not None:
-        replayed_mib = float(said.reserved_mib + said.parts_mib.get("context", 0))
+def _with_figures(row: Row, said: Estimate) -> Row:
     return replace(
         row,
         estimated_mib=float(said.footprint_mib),
         bound_mib=None if said.level is None else float(said.upper_mib),
         reserved_mib=None if said.reserved_mib is None else float(said.reserved_mib),
         allocated_mib=None if said.allocated_mib is None else float(said.allocated_mib),
-        replayed_mib=replayed_mib,
-        group="" if replayed_mib is None else group,
     )
-
-
-def group_in(report: Report) -> str:
-    """The kind of run that its bound goes by, which hangs on its calls alone and not on any size."""
-    features = Features(
-        footprint_bytes=0,
-        reserved_bytes=0,
-        allocated_bytes=0,
-        scratch_bytes=0,
-        cudnn=False,
-        convolutions=tuple(call for call in report.calls if call.op.startswith("conv")),
-        recurrent=any(call.op.startswith("rnn") for call in report.calls),
-        flags=report.flags,
-    )
-    return group_of(features)
 
 
 def _owner() -> Owner:

@@ -25,7 +25,8 @@ class Row(Record, frozen=True, kw_only=True):
     reserved_mib: float | None = None
     measured_allocated_mib: float | None = None
     allocated_mib: float | None = None
-    replayed_mib: float | None = None  # a trial run's figure before any correction that was learned
+    replayed_mib: float | None = None  # a trial run's figure, by `fold`'s model
+    spread: float = 0.0  # of its replays
     fold: str = ""  # the model of cuDNN's workspaces that it was replayed with; "": the shipped one
     group: str = ""  # the kind of run whose past errors its bound rests on
     refused: str | None = None
