@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import random
 import sys
 from pathlib import Path
@@ -90,3 +91,20 @@ def test_the_package_needs_nothing_but_the_standard_library_and_torch() -> None:
             if isinstance(node, ast.ImportFrom) and node.level == 0:
                 names = [str(node.module)]
             assert all(name.split(".")[0] in allowed for name in names), (file.name, names)
+
+
+def test_rows_of_an_earlier_run_name_their_cases_once(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from carma.estimate.inside.measure.command import cases_in
+
+    case = {"op": "convolution", "n": 8, "mode": "default"}
+    found = {"direction": "forward", "peak_bytes": 5, "kept_bytes": 1, "out_bytes": 1, "backend": "Cudnn"}
+    lines = [
+        {"versions": 1},
+        {**case, **found},
+        {**case, **found, "direction": "dgrad"},
+        {**case, "n": 9, "error": "x"},
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert cases_in(str(file)) == [case, {**case, "n": 9}]

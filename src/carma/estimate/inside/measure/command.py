@@ -29,6 +29,9 @@ MEASURES: dict[str, Callable[[Row, Meter], list[Row]]] = {
     "clip": updates.clip,
     "scaler": updates.scaler,
 }
+FOUND = frozenset(
+    ("direction", "out_bytes", "peak_bytes", "kept_bytes", "backend", "grad_fn", "error", "short", "lost")
+)
 # A dry run goes through every kind of case, a few times each.
 DRY_CASES = 6
 DRY_FLOPS_MAX = 2e8
@@ -223,6 +226,18 @@ def shorten(plan: Plan) -> Plan:
     return Plan(take(plan.cases), take(plan.apart))
 
 
+def cases_in(path: str) -> list[Params]:
+    """The cases that a file's rows are about, each once."""
+    cases: dict[str, Params] = {}
+    with open(path, encoding="utf-8") as lines:
+        for line in lines:
+            row = json.loads(line)
+            if row.get("op") in MEASURES:
+                case = {key: value for key, value in row.items() if key not in FOUND}
+                cases[json.dumps(case, sort_keys=True)] = case
+    return list(cases.values())
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure, write rows.jsonl, constants.jsonl and cuda_ops.txt, and say how many rows there are."""
     parser = argparse.ArgumentParser(description="Measure what libraries take on the first visible GPU.")
@@ -234,6 +249,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--broad", action="store_true", help="the large plan, for a table that is shipped")
     parser.add_argument("--dry", action="store_true", help="no GPU: a few small cases on the processor")
     parser.add_argument("--seed", type=int, default=None, help="another draw of the plan")
+    parser.add_argument(
+        "--only", help="nothing but the cases in this file of JSON lines; rows of an earlier run will do"
+    )
     options = parser.parse_args(arguments)
     began = time.monotonic()
     deadline = began + options.limit_s
@@ -248,12 +266,15 @@ def main(arguments: list[str] | None = None) -> int:
     if failed:
         print(f"no usable GPU: {failed[0]}", file=sys.stderr)
         return 1
-    measure_constants(meter, options.broad, constant)
-    measure_first_calls(meter, options.parallel, constant)
-    print(f"constants: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-    others = operators.cases(options.broad) + updates.cases(options.broad)
-    seed = {} if options.seed is None else {"seed": options.seed}
-    plan = make_plan(options.broad, others, **seed)
+    if options.only:
+        plan = Plan(cases_in(options.only), [])
+    else:
+        measure_constants(meter, options.broad, constant)
+        measure_first_calls(meter, options.parallel, constant)
+        print(f"constants: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+        others = operators.cases(options.broad) + updates.cases(options.broad)
+        seed = {} if options.seed is None else {"seed": options.seed}
+        plan = make_plan(options.broad, others, **seed)
     run_workers(shorten(plan) if options.dry else plan, options.parallel, deadline, options.dry, rows)
     found = rows.rows()[1:]
     errors = sum("error" in row for row in found)
