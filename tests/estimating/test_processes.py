@@ -49,10 +49,24 @@ def test_accelerate_launch(trying: Trying) -> None:
 
 
 @pytest.mark.parametrize("api", ["1", "2"])
-def test_sharded_models_are_followed_or_refused(trying: Trying, api: str) -> None:
-    trial = trying.run(sys.executable, *_RUN, "--nproc_per_node=2", "fsdp.py", api, gpus=2)
-    how, reason = stopped(trial)
-    assert how == "steps" or (how == "unsupported" and "FSDP" in reason), (how, reason)
+def test_sharded_models_reach_their_steps(trying: Trying, api: str) -> None:
+    report = trying.python(*_RUN, "--nproc_per_node=1", "fsdp.py", api).report
+    parameters_bytes = 4 * (512 * 2048 + 2048 + 2048 * 1024 + 1024)
+    assert (report.world_size, report.steps) == (1, 3)
+    assert report.parameters_bytes == pytest.approx(parameters_bytes, rel=0.01)
+    assert report.gradients_bytes == pytest.approx(parameters_bytes, rel=0.01)
+    assert report.optimizer_bytes == pytest.approx(2 * parameters_bytes, rel=0.01)
+    peak = peak_bytes(trying.python(*_RUN, "--nproc_per_node=1", "fsdp.py", api))
+    assert 4 * parameters_bytes < peak < 8 * parameters_bytes
+
+
+@pytest.mark.parametrize("api", ["1", "2"])
+def test_each_of_two_processes_holds_half_of_a_sharded_model(trying: Trying, api: str) -> None:
+    one = trying.python(*_RUN, "--nproc_per_node=1", "fsdp.py", api).report
+    two = trying.python(*_RUN, "--nproc_per_node=2", "fsdp.py", api, gpus=2).report
+    assert two.world_size == 2
+    for field in ("parameters_bytes", "gradients_bytes", "optimizer_bytes"):
+        assert getattr(two, field) == pytest.approx(getattr(one, field) / 2, rel=0.01), field
 
 
 def test_an_error_of_a_process_is_told_and_not_that_of_its_starter(trying: Trying) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+
+import pytest
 
 from carma.estimate.protocol import Trial
 from tests.estimating.trying import Trying, stopped
@@ -36,6 +39,20 @@ def test_an_extension_that_is_compiled_for_cuda(trying: Trying) -> None:
     assert reason.startswith("the script loads an extension that is compiled for CUDA")
 
 
+@pytest.mark.parametrize(
+    ("compiler", "words"), [("/bin/false", "/bin/false ended with code 1"), ("no-such-compiler", "'no-such-compiler'")]
+)
+def test_a_compiler_that_does_not_compile(trying: Trying, tmp_path: Path, compiler: str, words: str) -> None:
+    folder = trying.folder()
+    (folder / "train.py").write_text(_STEP)
+    nothing_built = Trying(tmp_path, tmp_path / "compiled")
+    command = (sys.executable, "train.py")
+    how, reason = stopped(nothing_built.run_in(folder, *command, environment={"CXX": compiler}))
+    assert how == "unsupported"
+    assert reason.startswith("the trial's part in C++ does not compile against this torch: ")
+    assert words in reason
+
+
 def test_an_operator_that_nobody_knows_is_named(trying: Trying) -> None:
     how, reason = stopped(
         trying.script("""
@@ -47,6 +64,19 @@ torch.ops.own.mix(torch.zeros(3).cuda())
     )
     assert how == "unsupported"
     assert reason == "a trial does not know the operator own::mix (train.py:5)"
+
+
+def test_an_operator_without_shapes_is_named_where_its_values_are_unknown(trying: Trying) -> None:
+    text = """
+import torch
+library = torch.library.Library("own", "DEF")
+library.define("mix(Tensor x) -> Tensor")
+library.impl("mix", lambda x: x + 1, "CPU")
+assert torch.ops.own.mix(torch.zeros(3).cuda()).tolist() == [1, 1, 1]
+torch.ops.own.mix(torch.zeros(300, 300).cuda())
+"""
+    reason = "a trial does not know the operator own::mix (train.py:7)"
+    assert stopped(trying.script(text)) == ("unsupported", reason)
 
 
 _BOXES = """

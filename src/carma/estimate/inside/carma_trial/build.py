@@ -3,6 +3,7 @@
 import ctypes
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -87,8 +88,8 @@ def _compile(torch_folder, name):
         except OSError as error:
             trouble = str(error)
             continue
-        _run([
-            compiler, "-O1", "-std=c++20", "-fPIC", "-shared", "-w", SOURCES[0], "-o", unfinished,
+        _run(unfinished, [
+            *shlex.split(compiler), "-O1", "-std=c++20", "-fPIC", "-shared", "-w", SOURCES[0], "-o", unfinished,
             "-I" + include, "-I" + os.path.join(include, "torch", "csrc", "api", "include"),
             f"-D_GLIBCXX_USE_CXX11_ABI={_abi(lib)}",
             "-L" + lib, "-ltorch_cpu", "-lc10", "-Wl,-rpath," + lib,
@@ -99,12 +100,17 @@ def _compile(torch_folder, name):
     raise CannotBuild(f"there is nowhere to put the trial's compiled part: {trouble}")
 
 
-def _run(command):
+def _run(unfinished, command):
     environment = {key: value for key, value in os.environ.items() if key not in ("LD_PRELOAD", "PYTHONPATH")}
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment)
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
-        raise CannotBuild(f"the trial's part in C++ does not compile against this torch: {(lines or ['?'])[0]}")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment)
+        said, code = done.stderr.splitlines(), done.returncode
+    except OSError as error:
+        said, code = [str(error)], 1
+    if code:
+        os.unlink(unfinished)
+        lines = [line for line in said if "error" in line] or said or [f"{command[0]} ended with code {code}"]
+        raise CannotBuild(f"the trial's part in C++ does not compile against this torch: {lines[0]}")
 
 
 def _abi(lib):

@@ -341,6 +341,12 @@ void resize_storage(const Tensor& self, int64_t bytes) {
 
 void forget(const Tensor& tensor) { drop_shadow(address_of(tensor)); }
 
+// Kernels of a CUDA build are overridden on purpose, of which torch warns in the script's name.
+struct Silent final : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+Silent silent;
+
 torch::Library& aten() {
   static torch::Library library(torch::Library::IMPL, "aten", DispatchKey::CUDA, __FILE__, __LINE__);
   return library;
@@ -358,6 +364,7 @@ extern "C" {
 // `overridden`: the ops that a CUDA build has kernels for, one on each line.
 const char* carma_attach(const char* overridden, int devices, int processors) {
   static std::string trouble;
+  c10::WarningUtils::WarningHandlerGuard quiet(&silent);
   device_count = devices;
   multiprocessors = processors;
   c10::impl::device_guard_impl_registry[size_t(DeviceType::CUDA)].store(&guard);
@@ -391,6 +398,7 @@ const char* carma_attach(const char* overridden, int devices, int processors) {
 // An op of another library (torchvision's, an extension's) that brought a kernel for CUDA.
 void carma_override(const char* space, const char* name) {
   static std::vector<std::unique_ptr<torch::Library>> libraries;
+  c10::WarningUtils::WarningHandlerGuard quiet(&silent);
   libraries.push_back(
       std::make_unique<torch::Library>(torch::Library::IMPL, space, DispatchKey::CUDA, __FILE__, __LINE__));
   libraries.back()->impl(name, torch::CppFunction::makeFromBoxedFunction<&everything>());

@@ -3,8 +3,12 @@
 
 #include "shim_memory.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+
+// Written for torch 2.4 and newer. What some of its versions do not have is not marked `override`: there it is never
+// called. What some declare `noexcept` is so everywhere: the others allow it.
 
 namespace {
 
@@ -18,17 +22,17 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   Device getDevice() const override { return Device(DeviceType::CUDA, this_device); }
   void setDevice(Device device) const override { exchangeDevice(device); }
   void uncheckedSetDevice(Device device) const noexcept override { exchangeDevice(device); }
-  c10::Stream stream(Device device) const {
+  c10::Stream stream(Device device) const noexcept {
     DeviceIndex index = device.index() < 0 ? this_device : device.index();
     return c10::Stream(c10::Stream::UNSAFE, Device(DeviceType::CUDA, index), this_stream[index]);
   }
-  c10::Stream getStream(Device device) const override { return stream(device); }
+  c10::Stream getStream(Device device) const noexcept override { return stream(device); }
   c10::Stream getDefaultStream(Device device) const override {
     return c10::Stream(c10::Stream::UNSAFE, Device(DeviceType::CUDA, device.index() < 0 ? this_device : device.index()), 0);
   }
   c10::Stream getStreamFromGlobalPool(Device device, bool = false) const override { return stream(device); }
-  c10::Stream getNewStream(Device device, int = 0) const override { return stream(device); }
-  c10::Stream exchangeStream(c10::Stream stream) const override {
+  c10::Stream getNewStream(Device device, int = 0) const { return stream(device); }
+  c10::Stream exchangeStream(c10::Stream stream) const noexcept override {
     c10::Stream before = getStream(stream.device());
     this_stream[stream.device_index()] = stream.id();
     return before;
@@ -40,22 +44,22 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   DeviceIndex deviceCount() const noexcept override { return DeviceIndex(device_count); }
   bool queryStream(const c10::Stream&) const override { return true; }
   void synchronizeStream(const c10::Stream&) const override {}
-  void synchronizeEvent(void*) const override {}
-  void synchronizeDevice(const DeviceIndex) const override {}
+  void synchronizeEvent(void*) const {}
+  void synchronizeDevice(const DeviceIndex) const {}
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
     note(OTHER_STREAM, 0, reinterpret_cast<uint64_t>(data.get()), 0, uint16_t(stream.id()));
   }
-  double elapsedTime(void*, void*, const DeviceIndex) const override { return 1.0; }
+  double elapsedTime(void*, void*, const DeviceIndex) const { return 1.0; }
 };
 Guard guard;
 
 }  // namespace
 
-// The name is the key under which torch looks for it. Methods that some versions of torch do not have are not marked
-// `override`: there they are simply never called.
+// The name is the key under which torch looks for it.
 struct CUDAHooks : at::CUDAHooksInterface {
   explicit CUDAHooks(at::CUDAHooksArgs) {}
-  void init() const override {}
+  void init() const {}
+  void initCUDA() const {}  // its name before torch 2.6
   bool isBuilt() const { return true; }
   bool isAvailable() const { return true; }
   bool hasCUDA() const override { return true; }
@@ -83,6 +87,7 @@ struct CUDAHooks : at::CUDAHooksInterface {
   at::Allocator* getCUDADeviceAllocator() const { return &allocator; }
   Device getDeviceFromPtr(void*) const { return Device(DeviceType::CUDA, this_device); }
   const at::Generator& getDefaultGenerator(DeviceIndex) const { return at::detail::getDefaultCPUGenerator(); }
+  const at::Generator& getDefaultCUDAGenerator(DeviceIndex) const { return at::detail::getDefaultCPUGenerator(); }
   at::Generator getNewGenerator(DeviceIndex) const { return at::detail::createCPUGenerator(); }
   void deviceSynchronize(DeviceIndex) const {}
 };
