@@ -39,6 +39,18 @@ image = torch.rand(8, 64, 56, 56, dtype=torch.bfloat16, **cuda).to(memory_format
 torch.nn.BatchNorm2d(64).cuda().bfloat16()(image)
 signal = inputs(5, 1039)
 grad_of(torch.fft.rfft(signal).abs(), signal)
+q = [inputs(2, 5, 139, 64) for _ in range(3)]
+out = F.scaled_dot_product_attention(*q)
+torch.autograd.grad(out, q, torch.ones(139, 2, 5, 64, **cuda).permute(1, 2, 0, 3))
+flags = torch.rand(1033, 1049, **cuda) > 0.5
+flags.sum()
+x = inputs(1051, 1061, dtype=torch.bfloat16)
+F.smooth_l1_loss(x, torch.rand(1051, 1061, dtype=torch.bfloat16, **cuda)).backward()
+torch.rand(1063, 1000, **cuda).topk(8)
+torch.rand(2**28, **cuda).sum()
+torch.rand(2**30, **cuda).sum()
+image = torch.rand(3, 5, 71, 73, **cuda).to(memory_format=torch.channels_last)
+F.adaptive_max_pool2d(image, 7)
 
 model = torch.nn.Linear(8, 1).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -94,3 +106,32 @@ def test_batch_norm_with_channels_last_keeps_parts_of_its_sums(sizes: list[int])
 
 def test_complex_results_are_seen_as_real_ones(sizes: list[int]) -> None:
     assert sizes.count(5 * (1039 // 2 + 1) * 8) >= 1
+
+
+def test_the_gradient_of_attention_is_made_plain(sizes: list[int]) -> None:
+    """Batch first as the kernel wants it, where the model has the length first."""
+    assert sizes.count(2 * 5 * 139 * 64 * 4) == 3 + 1 + 1 + 1 + 4  # inputs, result, ones, copy, gradients and a product
+
+
+def test_flags_are_counted_as_whole_numbers(sizes: list[int]) -> None:
+    assert sizes.count(1033 * 1049 * 8) == 1
+
+
+def test_the_gradient_of_a_loss_in_half_is_made_once(sizes: list[int]) -> None:
+    assert sizes.count(1051 * 1061 * 2) == 2 + 2 + 1  # inputs; the result's storage, the losses; the gradient
+
+
+def test_the_largest_of_many_rows_are_found_by_counting_digits(sizes: list[int]) -> None:
+    assert sizes.count(1063 * (1024 + 512 + 28)) == 1
+
+
+def test_what_32_bits_cannot_index_is_reduced_in_parts(sizes: list[int]) -> None:
+    assert sizes.count(2**28 * 4) == 1
+    assert sizes.count(2**30 * 4) == 1
+    blocks = 2**28 // 512 // 256
+    assert sizes.count(4 * blocks) == 2  # of a quarter as of the whole that is as large
+
+
+def test_pooling_of_channels_last_copies(sizes: list[int]) -> None:
+    assert sizes.count(3 * 5 * 71 * 73 * 4) == 3  # the image, in both orders, and the copy
+    assert sizes.count(3 * 5 * 7 * 7 * 8) == 2

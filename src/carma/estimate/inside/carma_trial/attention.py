@@ -150,6 +150,7 @@ def _efficient_grad(torch, grad, query, key, value, bias, out, sums, seed, offse
     if grad is None:
         return None, None, None, None
     batch, heads, length, _ = query.shape
+    plain = grad.transpose(1, 2).contiguous()  # as the kernel reads it
     into = [
         torch.empty((each.shape[0], each.shape[2], each.shape[1], each.shape[3]), dtype=each.dtype, device=each.device)
         for each in (query, key, value)
@@ -164,7 +165,7 @@ def _efficient_grad(torch, grad, query, key, value, bias, out, sums, seed, offse
     delta = rows.transpose(1, 2).contiguous()
     del product, rows
     held = _bytes(torch, batch * heads * _efficient_workspace(query, key), query)
-    del held, delta
+    del held, delta, plain
     return (*(each.transpose(1, 2) for each in into), bias_grad)
 
 

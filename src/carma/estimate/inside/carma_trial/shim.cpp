@@ -177,6 +177,17 @@ bool gives_only_arguments(const c10::FunctionSchema& schema) {
   return true;
 }
 
+// What is written comes back as it was given, even where the kernel for shapes made one of another type on its way.
+void give_written(const c10::FunctionSchema& schema, const torch::jit::Stack& given, torch::jit::Stack& results) {
+  for (size_t k = 0; k < results.size() && k < schema.returns().size(); ++k) {
+    const auto* written = schema.returns()[k].alias_info();
+    if (!written || !written->isWrite()) continue;
+    for (size_t i = 0; i < given.size(); ++i)
+      if (given[i].isTensor() && writes(schema.arguments()[i]) && *schema.arguments()[i].alias_info() == *written)
+        results[k] = given[i];
+  }
+}
+
 void everything(const c10::OperatorHandle& op, DispatchKeySet, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const std::string& name = schema.name();
@@ -184,9 +195,6 @@ void everything(const c10::OperatorHandle& op, DispatchKeySet, torch::jit::Stack
   torch::jit::Stack given(stack->end() - count, stack->end());
   torch::jit::drop(*stack, count);
   Within within(name, device_among(given));
-  if (auto place = blas_ops.find(name); place != blas_ops.end())
-    note(CALL, place->second, 0, 0, uint16_t(this_stream[this_device]));
-
   torch::jit::Stack real_results;
   Mapping reals, metas;
   bool real = try_for_real(op, given, real_results, reals);
@@ -213,6 +221,7 @@ void everything(const c10::OperatorHandle& op, DispatchKeySet, torch::jit::Stack
       return;
     } else throw;
   }
+  give_written(schema, given, results);
   for (auto& [original, meta] : metas)
     if (original.is_cuda() && meta.sizes() != original.sizes()) resize_like(original, meta.sizes(), meta.strides());
   for (auto& [original, known] : reals)  // an `out=` tensor that was empty before
@@ -230,6 +239,9 @@ void everything(const c10::OperatorHandle& op, DispatchKeySet, torch::jit::Stack
   }
   reduce_scratch(name, schema, given, results);
   take_scratch(name, given);
+  // The result is there before the library asks for its workspace.
+  if (auto place = blas_ops.find(name); place != blas_ops.end())
+    note(CALL, place->second, 0, 0, uint16_t(this_stream[this_device]));
   for (IValue& value : results) stack->push_back(std::move(value));
 }
 

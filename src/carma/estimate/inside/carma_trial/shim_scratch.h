@@ -3,7 +3,12 @@
 
 #include "shim_memory.h"
 
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_strided.h>
 #include <torch/library.h>
+
+#include <algorithm>
+#include <limits>
 
 namespace {
 
@@ -53,30 +58,74 @@ std::pair<int64_t, int64_t> reduction_scratch(const Tensor& in, const std::vecto
   return {element_bytes * outputs * blocks * (on_fastest ? 1 : width * vector), 4 * grid};
 }
 
-// Reductions by name, and the bytes that each keeps for one element: sums in float, moments for a variance.
+// Reductions by name, and the bytes that each keeps for one element: sums in float, moments for a variance, values as
+// they are (0).
 const std::unordered_map<std::string, int64_t> reductions = {
-    {"aten::sum", 4}, {"aten::mean", 4}, {"aten::norm", 4}, {"aten::linalg_vector_norm", 4}, {"aten::amax", 4},
-    {"aten::amin", 4}, {"aten::all", 1}, {"aten::any", 1}, {"aten::prod", 4}, {"aten::nansum", 4}, {"aten::var", 16},
+    {"aten::sum", 4}, {"aten::mean", 4}, {"aten::norm", 4}, {"aten::linalg_vector_norm", 4}, {"aten::amax", 0},
+    {"aten::amin", 0}, {"aten::all", 1}, {"aten::any", 1}, {"aten::prod", 4}, {"aten::nansum", 4}, {"aten::var", 16},
     {"aten::std", 16}, {"aten::var_mean", 16}, {"aten::std_mean", 16}, {"aten::argmax", 16}, {"aten::argmin", 16},
-    {"aten::max", 4}, {"aten::min", 4}};
+    {"aten::max", 0}, {"aten::min", 0}};
+
+std::vector<bool> reduced_dims(const c10::FunctionSchema& schema, const torch::jit::Stack& given, int64_t dims) {
+  std::vector<bool> reduced(size_t(dims), true);
+  for (size_t i = 1; i < given.size(); ++i) {
+    if (schema.arguments()[i].name() != "dim" || given[i].isNone()) continue;
+    std::vector<int64_t> named = given[i].isInt() ? std::vector<int64_t>{given[i].toInt()} : given[i].toIntVector();
+    if (named.empty()) break;
+    std::fill(reduced.begin(), reduced.end(), false);
+    for (int64_t dim : named) reduced[size_t(dim < 0 ? dim + dims : dim)] = true;
+  }
+  return reduced;
+}
+
+// make_reduction: sums of whole numbers and flags are taken over a copy in the result's type; halves are read as floats.
+bool cast_first(const std::string& name, const Tensor& in, const Tensor& out) {
+  bool half = in.scalar_type() == c10::kHalf || in.scalar_type() == c10::kBFloat16;
+  return (name == "aten::sum" || name == "aten::prod" || name == "aten::nansum") &&
+         in.scalar_type() != out.scalar_type() && !(half && out.scalar_type() == c10::kFloat);
+}
+
+// A tensor that 32 bits cannot index is halved along its largest dimension, again and again, and reduced part by part
+// (TensorIteratorBase::split): scratch is that of one part.
+Tensor first_part(const Tensor& in, const std::vector<bool>& reduced, int64_t* outputs) {
+  constexpr int64_t most = std::numeric_limits<int32_t>::max();
+  std::vector<int64_t> sizes = in.sizes().vec();
+  auto span = [&](size_t dim) { return (sizes[dim] - 1) * in.stride(int64_t(dim)) * int64_t(in.itemsize()); };
+  auto reach = [&] {
+    int64_t elements = 1, bytes = int64_t(in.itemsize());
+    for (size_t dim = 0; dim < sizes.size(); ++dim) elements *= sizes[dim], bytes += span(dim);
+    return std::max(elements, bytes);
+  };
+  while (reach() > most) {
+    size_t largest = 0;
+    for (size_t dim = 0; dim < sizes.size(); ++dim)
+      if (span(dim) > span(largest)) largest = dim;
+    if (sizes[largest] < 2) break;
+    int64_t half = divided_up(sizes[largest], 2);
+    if (!reduced[largest]) *outputs = *outputs / sizes[largest] * half;
+    sizes[largest] = half;
+  }
+  return at::empty_strided(sizes, in.strides(), at::TensorOptions().dtype(in.scalar_type()).device(c10::kMeta));
+}
 
 void reduce_scratch(const std::string& name, const c10::FunctionSchema& schema, const torch::jit::Stack& given,
                     const torch::jit::Stack& results) {
   auto place = reductions.find(name);
   if (place == reductions.end() || given.empty() || !given[0].isTensor() || results.empty()) return;
-  const Tensor& in = given[0].toTensor();
-  if (!results[0].isTensor() || !in.is_cuda()) return;
-  std::vector<bool> reduced(size_t(in.dim()), true);
-  for (size_t i = 1; i < given.size(); ++i) {
-    if (schema.arguments()[i].name() != "dim" || given[i].isNone()) continue;
-    std::vector<int64_t> dims = given[i].isInt() ? std::vector<int64_t>{given[i].toInt()} : given[i].toIntVector();
-    if (dims.empty()) break;
-    std::fill(reduced.begin(), reduced.end(), false);
-    for (int64_t dim : dims) reduced[size_t(dim < 0 ? dim + in.dim() : dim)] = true;
+  Tensor in = given[0].toTensor();
+  if (!results[0].isTensor() || !in.is_cuda() || in.numel() == 0) return;
+  const Tensor& out = results[0].toTensor();
+  c10::DataPtr copy;
+  if (cast_first(name, in, out)) {
+    in = at::empty_like(in, at::TensorOptions().dtype(out.scalar_type()).device(c10::kMeta));
+    copy = allocator.allocate(in.storage().nbytes());
   }
-  int64_t bytes = place->second == 4 && in.scalar_type() == c10::kDouble ? 8 : place->second;
-  if (place->second == 4 && c10::isIntegralType(in.scalar_type(), true)) bytes = 8;
-  auto [partial, counters] = reduction_scratch(in, reduced, results[0].toTensor().numel(), bytes);
+  int64_t bytes = place->second == 0 ? int64_t(in.itemsize()) : place->second;
+  if (bytes == 4 && (in.scalar_type() == c10::kDouble || c10::isIntegralType(in.scalar_type(), true))) bytes = 8;
+  auto reduced = reduced_dims(schema, given, in.dim());
+  int64_t outputs = out.numel();
+  in = first_part(in, reduced, &outputs);
+  auto [partial, counters] = reduction_scratch(in, reduced, outputs, bytes);
   if (partial == 0) return;
   auto first = allocator.allocate(size_t(partial));
   auto second = allocator.allocate(size_t(counters));
@@ -113,7 +162,8 @@ Blocks dense_copy(const torch::jit::Stack& given) {
 
 Blocks batch_norm_scratch(const torch::jit::Stack& given) {
   const Tensor& image = tensor_at(given, 0);
-  if (!channels_lie_together(image)) return {};
+  bool training = !(given.size() > 5 && given[5].isBool()) || given[5].toBool();
+  if (!training || !channels_lie_together(image)) return {};
   auto [across, down] = channel_blocks(image.numel() / image.size(1), image.size(1));
   return down == 1 ? Blocks{} : Blocks{16 * image.size(1) * down, 4 * across};
 }
@@ -164,12 +214,54 @@ Blocks norms_scratch(const torch::jit::Stack& given) {
   return {4 * count * chunks};
 }
 
+// Pooled plane by plane: what lies otherwise is copied, the results as well.
+Blocks max_pool_scratch(const torch::jit::Stack& given) {  // adaptive_max_pool2d(self, output_size)
+  const Tensor& in = tensor_at(given, 0);
+  auto size = given[1].toIntVector();
+  if (in.is_contiguous() || in.dim() != 4) return {};
+  int64_t count = in.size(0) * in.size(1) * size[0] * size[1];
+  return {bytes_of(in), count * int64_t(in.itemsize()), count * 8};
+}
+
+Blocks max_pool_grad_scratch(const torch::jit::Stack& given) {  // (grad, self, indices)
+  if (tensor_at(given, 1).is_contiguous()) return {};
+  return {bytes_of(tensor_at(given, 1)), bytes_of(tensor_at(given, 0)), bytes_of(tensor_at(given, 2))};
+}
+
+// Up to 4096 values in a row are sorted where they are; more by their rows' numbers, with a copy (Sort.cu).
+Blocks sort_scratch(const torch::jit::Stack& given) {  // sort(self, [stable], dim, descending)
+  const Tensor& in = tensor_at(given, 0);
+  size_t place = given.size() > 3 ? 2 : 1;
+  if (in.dim() == 0 || !given[place].isInt()) return {};
+  int64_t dim = given[place].toInt() < 0 ? given[place].toInt() + in.dim() : given[place].toInt();
+  if (in.size(dim) <= 4096) return {8 * in.size(dim)};
+  bool last = in.stride(dim) == 1;
+  return {in.numel() * (last ? 16 + int64_t(in.itemsize()) : 24 + 3 * int64_t(in.itemsize()))};
+}
+
+// Many or long rows are shared out among blocks, which count digits (mbtopk in TensorTopK.cu).
+Blocks topk_scratch(const torch::jit::Stack& given) {  // topk(self, k, dim, largest, sorted)
+  const Tensor& in = tensor_at(given, 0);
+  if (in.dim() == 0 || in.numel() == 0) return {};
+  int64_t dim = given[2].toInt() < 0 ? given[2].toInt() + in.dim() : given[2].toInt();
+  int64_t length = in.size(dim), rows = in.numel() / length;
+  int64_t shared_from = rows <= 20 ? 20000 : rows <= 40 ? 10000 : rows <= 80 ? 8000 : rows < 200 ? 5000
+                        : rows < 800 ? 3000 : rows <= 4000 ? 800 : 400;
+  if (length < shared_from) return {};
+  int64_t each = std::clamp<int64_t>(divided_up(in.numel(), multiprocessors * 2048), 4, 64);
+  return {rows * (1024 + 512 * divided_up(length, each * 256) + 28)};
+}
+
 // What is taken before the results: a kernel that wants its input plain copies it first.
 const std::unordered_map<std::string, size_t> copied_first = {{"aten::native_layer_norm", 0},
                                                               {"aten::native_layer_norm_backward", 1}};
 
 const std::unordered_map<std::string, Blocks (*)(const torch::jit::Stack&)> scratch_rules = {
     {"aten::_foreach_norm", norms_scratch},
+    {"aten::adaptive_max_pool2d", max_pool_scratch},
+    {"aten::adaptive_max_pool2d_backward", max_pool_grad_scratch},
+    {"aten::sort", sort_scratch},
+    {"aten::topk", topk_scratch},
     {"aten::upsample_nearest2d_backward", dense_copy},
     {"aten::upsample_bilinear2d_backward", dense_copy},
     {"aten::native_batch_norm", batch_norm_scratch},
