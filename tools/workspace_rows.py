@@ -1,10 +1,10 @@
 """Reads off what convolutions took in whole trainings: rows for `tools.fit_workspaces`, on standard output.
 
-    python -m tools.workspace_rows TRUTH.json TRACES > rows.jsonl
+    python -m tools.workspace_rows truth.jsonl TRACES > rows.jsonl
 
-TRUTH.json and the histories beside it come from `carma bench memory` on a card; TRACES has a trial run's report and
-events for each case (`TRACES/<case>/report.json`). A trial shows the same allocations in the same order as the card,
-but for what libraries took. So whatever the history has more, where a convolution was called, is its workspace.
+truth.jsonl and the histories beside it come from `carma bench memory-truth` on a card; TRACES has a trial run's report
+and events for each case (`TRACES/<case>/report.json`). A trial shows the same allocations in the same order as the
+card, but for what libraries took. So whatever the history has more, where a convolution was called, is its workspace.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -23,58 +24,28 @@ from carma.estimate.trace.conv_shapes import DTYPES, OPS
 from carma.estimate.trace.report import ALLOC, CALL, EVENTS, REPORT, Call, Report, read_events
 
 Blocks = tuple[int, ...]
-LOOK_AHEAD = 12  # allocations that have to agree for one way of reading to be better than another
-BLOCKS_MOST = 3  # at one place
-RESYNC = 60
-LOST_MOST = 400
 SMALL_BYTES = 1 << 16
-ALLOCATIONS_MOST = 12_000  # three steps of all but the longest
+ALLOCATIONS_MOST = 9_000  # a step or more of all but the longest; the time grows with the square
+KEPT_BYTES = (32 << 20, 1 << 20)  # cuBLAS's
 AGREED = 0.6
 DIRECTIONS = {"conv": "forward", "conv_input_grad": "dgrad", "conv_weight_grad": "wgrad"}
 
 
-class Aligned:
-    """A history beside a trial: places in both, and the blocks that only the history has."""
-
-    def __init__(self, real: Sequence[int], ours: Sequence[int], calls: dict[int, list[int]]) -> None:
-        self.real, self.ours, self.calls = real, ours, calls
-        self.a = self.b = self.lost = 0
-
-    def blocks(self) -> Iterator[tuple[int, Blocks]]:
-        """(Place in the trial, what the history has more there) for each place with calls."""
-        while self.a < len(self.real) and self.b < len(self.ours) and self.lost < LOST_MOST:
-            here = self.b in self.calls
-            more = max(range(BLOCKS_MOST + 1 if here else 1), key=lambda more: (self._agree(more), -more))
-            if not self._agree(more):
-                self.lost += 1
-                if not self._resync():
-                    return
-                continue
-            if here:
-                yield self.b, tuple(self.real[self.a : self.a + more])
-            self.a += more + 1
-            self.b += 1
-
-    def _agree(self, more: int) -> int:
-        """How many of the next allocations are equal, up to the next call."""
-        count = 0
-        while count < LOOK_AHEAD and self._same(more + count, count):
-            count += 1
-            if self.b + count in self.calls:
-                break
-        return count
-
-    def _same(self, ahead: int, behind: int) -> bool:
-        a, b = self.a + ahead, self.b + behind
-        return a < len(self.real) and b < len(self.ours) and self.real[a] == self.ours[b]
-
-    def _resync(self) -> bool:
-        for total in range(1, RESYNC):
-            for ahead in range(total + 1):
-                if all(self._same(ahead + step, total - ahead + step) for step in range(5)):
-                    self.a, self.b = self.a + ahead, self.b + total - ahead
-                    return True
-        return False
+def aligned(real: Sequence[int], ours: Sequence[int], calls: dict[int, list[int]]) -> Iterator[tuple[int, Blocks]]:
+    """(Place in the trial, what the history has more there) for each place with calls that stands between places where
+    the two agree."""
+    matcher = SequenceMatcher(None, real, ours, autojunk=False)
+    agreed: set[int] = set()
+    more: dict[int, list[int]] = defaultdict(list)
+    steps = matcher.get_opcodes()
+    for what, first, last, place, end in steps[:-1] if steps and steps[-1][0] == "delete" else steps:
+        if what == "equal":
+            agreed.update(range(place, end))
+        elif what == "delete":
+            more[place] += [size for size in real[first:last] if size not in KEPT_BYTES]
+    for place in calls:
+        if place in agreed and place - 1 in agreed:
+            yield place, tuple(more[place])
 
 
 def observed(folder: Path, events: Sequence[history.Event]) -> Iterator[tuple[Call, Counter[Blocks]]]:
@@ -91,7 +62,8 @@ def observed(folder: Path, events: Sequence[history.Event]) -> Iterator[tuple[Ca
             calls[len(ours)].append(event.what)
     real = [event.size for event in events if event.action == "alloc"]
     seen: dict[int, Counter[Blocks]] = defaultdict(Counter)
-    for place, blocks in Aligned(real, ours[:ALLOCATIONS_MOST], dict(calls)).blocks():
+    ours = ours[:ALLOCATIONS_MOST]
+    for place, blocks in aligned(real[: int(1.3 * len(ours)) + 60], ours, dict(calls)):
         convolutions = [call for call in calls[place] if report.calls[call].op in OPS]
         if len(convolutions) == 1:
             seen[convolutions[0]][blocks] += 1
@@ -136,9 +108,9 @@ def row(call: Call, counts: Counter[Blocks], family: str) -> dict[str, Any] | No
 
 def rows(truth: Path, traces: Path) -> Iterator[dict[str, Any]]:
     files: dict[str, bytes] = {}
-    for case in json.loads(truth.read_text())["rows"]:
+    for case in map(json.loads, truth.read_text().splitlines()[1:]):
         folder = traces / case["id"]
-        if not (folder / REPORT).is_file():
+        if not case.get("history") or not (folder / REPORT).is_file():
             continue
         name, offset, length = case["history"]
         if name not in files:

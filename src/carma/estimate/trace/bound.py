@@ -22,7 +22,7 @@ from carma.core.model import Record
 from carma.estimate.trace.report import Call, Report
 
 SCORES = Path(__file__).parent.parent / "data" / "trace-scores.json"
-SCALE = 0.03  # of a case whose replays agree
+SCALE = 0.05  # of a case whose replays agree
 STRETCH = 1.25  # cases of one family err together, so a new family strays further than a new case of a known one
 LEAST = 0.02  # margin: three steps do not show all that a week may bring
 NO_SCORES = 0.25  # margin where nothing was measured
