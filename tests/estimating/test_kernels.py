@@ -51,6 +51,11 @@ torch.rand(2**28, **cuda).sum()
 torch.rand(2**30, **cuda).sum()
 image = torch.rand(3, 5, 71, 73, **cuda).to(memory_format=torch.channels_last)
 F.adaptive_max_pool2d(image, 7)
+layer = torch.nn.TransformerEncoderLayer(64, 4, 132, batch_first=True).cuda().eval()
+encoder = torch.nn.TransformerEncoder(layer, 1)
+with torch.no_grad():
+    encoder(torch.rand(3, 521, 64, **cuda))
+    encoder(torch.rand(3, 523, 64, **cuda), src_key_padding_mask=torch.arange(3 * 523, **cuda).view(3, 523) % 523 > 400)
 
 model = torch.nn.Linear(8, 1).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -135,3 +140,11 @@ def test_what_32_bits_cannot_index_is_reduced_in_parts(sizes: list[int]) -> None
 def test_pooling_of_channels_last_copies(sizes: list[int]) -> None:
     assert sizes.count(3 * 5 * 71 * 73 * 4) == 3  # the image, in both orders, and the copy
     assert sizes.count(3 * 5 * 7 * 7 * 8) == 2
+
+
+def test_the_fast_path_of_an_encoder_in_evaluation(sizes: list[int]) -> None:
+    rows, padded = 3 * 521 * 4, 3 * 523 * 4
+    assert (sizes.count(rows * 192), sizes.count(rows * 132)) == (1, 1)  # one product for all three, one wide layer
+    assert sizes.count(rows * 64) == 1 + 5  # the input; attention, its projection, a norm, the narrow layer, a norm
+    assert sizes.count(padded * 4 * 523) == 2  # a mask: scores and shares are whole
+    assert sizes.count(padded * 192) == 2

@@ -29,7 +29,7 @@ def attach(torch):
         world_size=int(os.environ.get("WORLD_SIZE") or 1),
     )
     warnings.filterwarnings("ignore", message=".*Overriding a previously registered kernel")
-    own = kernels.overrides(torch)
+    own = kernels.overrides(torch, gpu)
     names = sorted(_cuda_ops(torch) - _IN_SHIM - set(own))
     trouble = lib.carma_attach(
         ("\n".join(names) + "\n").encode(), int(gpu.get("count", 1)), int(gpu.get("multiprocessors", 132))

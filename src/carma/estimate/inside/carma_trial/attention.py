@@ -6,8 +6,12 @@ The choice follows aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; a wrong
 from . import report
 
 
+def capability_of(gpu):
+    return tuple(gpu.get("capability", (9, 0)))
+
+
 def install(torch, library, gpu):
-    capability = tuple(gpu.get("capability", (9, 0)))
+    capability = capability_of(gpu)
 
     def attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
         return _attend(torch, capability, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)

@@ -7,15 +7,16 @@ call in the events.
 
 import sys
 
-from . import attention, convolution, evaluation, report, rnn, scratch
+from . import attention, convolution, encoder, evaluation, report, rnn, scratch
 
 _answers = {}  # of made-up truths: how often a line of the script has asked
 _FLIPS = 20
 
 
-def overrides(torch):
+def overrides(torch, gpu):
     """op -> kernel, for the CUDA key."""
     return {
+        **encoder.kernels(torch, attention.capability_of(gpu)),
         **convolution.kernels(torch),
         **rnn.kernels(torch),
         **attention.kernels(torch),
