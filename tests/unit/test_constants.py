@@ -167,9 +167,9 @@ def test_the_workspace_of_matrix_products() -> None:
 # Where they lie
 
 
-def test_folders_of_a_user_a_server_and_a_home_of_ones_own(tmp_path: Path) -> None:
-    user = {"HOME": str(tmp_path)}
-    assert own_folder(find_paths(user, uid=1000)) == tmp_path / ".local" / "share" / "carma" / "cards"
+def test_folders_of_a_user_a_server_and_a_home_of_ones_own() -> None:
+    home = Path("/home/alice")
+    user = {"HOME": str(home)}
+    assert own_folder(find_paths(user, uid=1000)) == home / ".local" / "share" / "carma" / "cards"
     assert own_folder(find_paths(user, uid=0)) == SYSTEM
-    home = {"CARMA_HOME": str(tmp_path)}
-    assert folders(home) == (tmp_path / "cards", SYSTEM, SHIPPED)
+    assert folders({"CARMA_HOME": str(home)}) == (home / "cards", SYSTEM, SHIPPED)
