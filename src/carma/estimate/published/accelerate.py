@@ -7,25 +7,19 @@ shows the largest of its four figures, the optimizer's step: twice the float32 w
 from __future__ import annotations
 
 from carma.core.model import Estimate, NoEstimate
-from carma.core.ports import EstimateRequest
-from carma.estimate.protocol import Context, Trials
-from carma.estimate.published.answer import answer, parameters_of, under
+from carma.estimate.described import Described
+from carma.estimate.protocol import Context
+from carma.estimate.published.answer import OfModel, answer, parameters_of
 
 _FULL_BYTES = 4
 _HALF = ("float16", "bfloat16")
 _WARNINGS = ("leaves out activations, workspaces and the CUDA context, and takes the optimizer for Adam",)
 
 
-class Accelerate:
+class Accelerate(OfModel):
     name = "accelerate"
 
-    def __init__(self, trials: Trials) -> None:
-        self._trials = trials
-
-    def estimate(self, request: EstimateRequest) -> Estimate | NoEstimate:
-        described = self._trials.describe(request)
-        if isinstance(described, NoEstimate):
-            return under(self.name, described)
+    def of(self, described: Described, gpus: int) -> Estimate | NoEstimate:  # noqa: ARG002 (as the others have it)
         weights = _FULL_BYTES * parameters_of(described)
         dtype = described.autocast or described.dtype
         if dtype in _HALF:

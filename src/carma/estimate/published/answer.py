@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from math import prod
 
 from carma.core.model import Estimate, NoEstimate
+from carma.core.ports import EstimateRequest
 from carma.estimate.described import Described, Layer
+from carma.estimate.protocol import Trials
 
 MIB = 1 << 20
 # What a process holds on the GPU besides the allocator's segments: context, kernels, library handles. The methods that
@@ -16,6 +19,25 @@ CONTEXT_MIB = 760
 
 _BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 _CONTAINERS = ("Sequential", "ModuleList", "ModuleDict")
+
+
+class OfModel(ABC):
+    """A formula over a model's description; what describes the model is asked first."""
+
+    name: str
+
+    def __init__(self, trials: Trials) -> None:
+        self._trials = trials
+
+    def estimate(self, request: EstimateRequest) -> Estimate | NoEstimate:
+        described = self._trials.describe(request)
+        if isinstance(described, NoEstimate):
+            return under(self.name, described)
+        return self.of(described, request.spec.gpus)
+
+    @abstractmethod
+    def of(self, described: Described, gpus: int) -> Estimate | NoEstimate:
+        """The method itself, for each of so many GPUs."""
 
 
 def answer(

@@ -17,18 +17,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from carma.core.model import Estimate, NoEstimate
-from carma.core.ports import EstimateRequest
 from carma.estimate.described import Described, Layer
-from carma.estimate.protocol import Context, Trials
+from carma.estimate.protocol import Context
 from carma.estimate.published.answer import (
     CONTEXT_MIB,
+    OfModel,
     answer,
     bytes_each,
     cut_off,
     no_outputs,
     numel,
     parameters_of,
-    under,
 )
 from carma.estimate.trace.allocator import CachingAllocator
 from carma.estimate.trace.allocator_options import AllocatorOptions
@@ -48,16 +47,10 @@ _SLOTS = {
 }
 
 
-class DNNMem:
+class DNNMem(OfModel):
     name = "dnnmem"
 
-    def __init__(self, trials: Trials) -> None:
-        self._trials = trials
-
-    def estimate(self, request: EstimateRequest) -> Estimate | NoEstimate:
-        described = self._trials.describe(request)
-        if isinstance(described, NoEstimate):
-            return under(self.name, described)
+    def of(self, described: Described, gpus: int) -> Estimate | NoEstimate:  # noqa: ARG002 (as the others have it)
         if described.batch is None:
             return NoEstimate(source=self.name, reason="the batch size is not known; the graph's sizes depend on it")
         if reason := no_outputs(described):

@@ -10,10 +10,9 @@ adaptive, and leaves blocks out. With both, their figures come out to the MiB (R
 from __future__ import annotations
 
 from carma.core.model import Estimate, NoEstimate
-from carma.core.ports import EstimateRequest
 from carma.estimate.described import Described, Layer
-from carma.estimate.protocol import Context, Trials
-from carma.estimate.published.answer import answer, cut_off, no_outputs, numel, parameters_of, under
+from carma.estimate.protocol import Context
+from carma.estimate.published.answer import OfModel, answer, cut_off, no_outputs, numel, parameters_of
 
 CONSTANT_MIB = 800
 _VALUE_BYTES = 4
@@ -24,16 +23,10 @@ _WARNINGS = (
 _NOT_COUNTED = ("MaxPool", "AvgPool", "LPPool", "FractionalMaxPool", "Flatten", "Unflatten", "Identity")
 
 
-class Horus:
+class Horus(OfModel):
     name = "horus"
 
-    def __init__(self, trials: Trials) -> None:
-        self._trials = trials
-
-    def estimate(self, request: EstimateRequest) -> Estimate | NoEstimate:
-        described = self._trials.describe(request)
-        if isinstance(described, NoEstimate):
-            return under(self.name, described)
+    def of(self, described: Described, gpus: int) -> Estimate | NoEstimate:  # noqa: ARG002 (as the others have it)
         if described.batch is None:
             return NoEstimate(source=self.name, reason="the batch size is not known; the formula needs it")
         if reason := no_outputs(described):

@@ -9,10 +9,9 @@ own distributed set-ups.
 from __future__ import annotations
 
 from carma.core.model import Estimate, NoEstimate
-from carma.core.ports import EstimateRequest
 from carma.estimate.described import Described
-from carma.estimate.protocol import Context, Trials
-from carma.estimate.published.answer import CONTEXT_MIB, MIB, answer, parameters_of, under
+from carma.estimate.protocol import Context
+from carma.estimate.published.answer import CONTEXT_MIB, MIB, OfModel, answer, parameters_of
 
 _DECODERS = (
     "bloom biogpt codegen cohere cohere2 ctrl deepseek_v2 deepseek_v3 falcon gemma gemma2 gemma3_text glm glm4 "
@@ -31,17 +30,11 @@ _NAMES = {
 }
 
 
-class LLMem:
+class LLMem(OfModel):
     name = "llmem"
 
-    def __init__(self, trials: Trials) -> None:
-        self._trials = trials
-
-    def estimate(self, request: EstimateRequest) -> Estimate | NoEstimate:
-        described = self._trials.describe(request)
-        if isinstance(described, NoEstimate):
-            return under(self.name, described)
-        if reason := _refusal(described, request.spec.gpus):
+    def of(self, described: Described, gpus: int) -> Estimate | NoEstimate:
+        if reason := _refusal(described, gpus):
             return NoEstimate(source=self.name, reason=reason)
         parts = _model_parts(described) | _output_parts(described)
         return answer(self.name, parts, fixed_mib={"context": CONTEXT_MIB}, warnings=_warnings(described))
