@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import carma.estimate
 from carma.cli import estimate_target, estimating, main
 from carma.cli.checks.look import Found
 from carma.config.tree import Settings
@@ -26,8 +27,10 @@ from carma.errors import NoGpus
 from carma.estimate.described import Described
 from carma.estimate.protocol import Context, Trial, Trials
 from carma.estimate.registry import make_estimator
+from carma.estimate.trace.estimator import why_not
 from carma.estimate.trace.report import Report
-from carma.estimate.trace.sandbox import Boxed, Sandbox
+from carma.estimate.trace.sandbox import Boxed, Ending, Limits, Sandbox, Status
+from carma.estimate.trace.trial_reasons import NEVER, reason_for
 
 LIMIT_S = 60.0
 # A test runner that was started in the background has SIGINT ignored, and children inherit that.
@@ -275,11 +278,108 @@ def test_a_card_that_is_too_small(
     assert ("--gpu-mem" in text) is (footprint_mib < LOCAL.memory_mib)
 
 
+def test_that_it_does_not_fit_is_said_once(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    warnings = ("it does not fit: NVIDIA A30 has 23.4 GiB", "something else")
+    large = Estimate(footprint_mib=30_000, upper_mib=31_000, level=0.99, source="trace", warnings=warnings)
+    world.here, world.says["trace"] = (LOCAL,), lambda _c, _r: large
+    text = printed(capsys, "--", "sh")
+    assert text.count("fit") == 1
+    assert "something else" in text
+    assert figures(capsys, "--", "sh")["warnings"] == list(warnings)
+
+
+def test_a_small_model_has_weights_too(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    small = msgspec.structs.replace(ANSWER, allocated_mib=0, parts_mib={"weights": 0, "context": 760})
+    world.says["trace"] = lambda _c, _r: small
+    text = printed(capsys, "--gpu", "h200", "--", "sh")
+    assert " 0 MiB" not in text
+    assert text.count("< 1 MiB") == 2
+    assert figures(capsys, "--gpu", "h200", "--", "sh")["parts_mib"] == {"weights": 0, "context": 760}
+
+
+@pytest.mark.parametrize(("seconds", "remembered"), [(6.9e6, True), (0.0, False)])
+def test_a_trial_that_was_made_before_is_called_so(
+    world: World, capsys: pytest.CaptureFixture[str], seconds: float, remembered: bool
+) -> None:
+    def by_trial(context: Context, request: EstimateRequest) -> Estimate:
+        assert isinstance(context.trials.run(request), Trial)
+        return ANSWER
+
+    world.trials.answer = Trial(Report(format=1, stop="steps", steps=3), b"", seconds)
+    world.says["trace"] = by_trial
+    text = " ".join(printed(capsys, "--gpu", "h200", "--", "sh").split())
+    assert ("remembered from an earlier trial run (which took 6900000.0 s)" in text) is remembered
+    assert ("it took" in text) is not remembered
+
+
+def test_who_used_no_trial_remembers_none(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.trials.answer = Trial(Report(format=1, stop="steps", steps=3), b"", 6.9e6)
+    assert "it took" in printed(capsys, "--gpu", "h200", "--", "sh")
+
+
 def test_a_formula_has_no_bound(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.says["plain"] = lambda _c, _r: Estimate(footprint_mib=7_000, upper_mib=7_000, source="plain")
     text = printed(capsys, "--gpu", "t4", "--estimator", "plain", "--", "sh")
     assert text.startswith("6.8 GiB, without a bound, on a Tesla T4\n")
     assert "--gpu-mem" not in text
+    row = figures(capsys, "--gpu", "t4", "--estimator", "plain", "--", "sh")
+    assert (row["footprint_mib"], row["bound_mib"], row["level"]) == (7_000, None, None)
+
+
+LIMITS = Limits(seconds=9, memory_mib=100)
+
+
+def ended(how: Ending, code: int = 0, stderr: str = "") -> NoEstimate:
+    status = Status(ended=how, code=code, stderr=stderr)
+    return NoEstimate(source="trace", reason=reason_for(status, ("python", "x.py"), LIMITS))
+
+
+def reported(stop: str, reason: str) -> Trial:
+    return Trial(msgspec.convert({"format": 1, "stop": stop, "reason": reason}, Report), b"", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (ended("exit", 2, "can't open file 'x.py'"), "mend it first"),
+        (ended("exit", -11), "mend it first"),
+        (ended("not_started"), "mend it first"),
+        (reported("error", "KeyError: 'a' (x.py:3)"), "mend it first"),
+        (reported("error", "OSError: x; a trial run has no network: download it once"), "submit it with --gpu-mem"),
+        (reported("end", NEVER), "it needs no GPU memory"),
+        (reported("end", "the script ended by itself before an optimizer step"), "submit it with --gpu-mem"),
+        (reported("unsupported", "the script captures CUDA graphs"), "submit it with --gpu-mem"),
+        (ended("exit", 0), "submit it with --gpu-mem"),
+        (ended("time"), "--limit"),
+        (ended("memory"), "memory.trial_memory_mib"),
+        (ended("refused"), "submit it with --gpu-mem"),
+        (NoEstimate(source="trace", reason="the batch size is not known; the formula needs it"), "--batch N"),
+    ],
+)
+def test_the_hint_is_for_the_reason(
+    world: World, capsys: pytest.CaptureFixture[str], answer: Trial | NoEstimate, hint: str
+) -> None:
+    def by_trial(context: Context, request: EstimateRequest) -> NoEstimate:
+        ran = context.trials.run(request)
+        return ran if isinstance(ran, NoEstimate) else NoEstimate(source="trace", reason=why_not(ran.report) or "")
+
+    world.trials.answer = answer
+    world.says["trace"] = by_trial
+    assert hint in " ".join(complained(capsys, 1, "--gpu", "h200", "--", "sh").split())
+
+
+def test_a_refusal_of_ones_own_gets_no_hint_about_the_trial(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    def picky(context: Context, request: EstimateRequest) -> NoEstimate:
+        context.trials.run(request)
+        return NoEstimate(source="trace", reason="only for language models")
+
+    world.trials.answer = reported("error", "KeyError: 'a'")
+    world.says["trace"] = picky
+    assert "submit it with --gpu-mem" in complained(capsys, 1, "--gpu", "h200", "--", "sh")
+
+
+def test_the_words_for_no_gpu_are_those_that_a_trial_writes() -> None:
+    assert f'NEVER = "{NEVER}"' in (Path(carma.estimate.__file__).parent / "inside/carma_trial/report.py").read_text()
 
 
 def test_a_refusal_is_exit_code_1_with_the_reason(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -320,6 +420,7 @@ def test_all_are_compared_after_one_trial(world: World, capsys: pytest.CaptureFi
     rows = figures(capsys, "--compare", "--gpu", "h200", "--", "sh")
     assert [row["estimator"] for row in rows] == ["trace", "aaa", "zzz"]
     assert [row.get("footprint_mib") for row in rows] == [5_000, 100, None]
+    assert [row.get("bound_mib") for row in rows] == [5_427, None, None]
     assert "boom" in rows[2]["refused"]
     assert len(world.trials.runs) == 1
     text = printed(capsys, "--compare", "--gpu", "h200", "--", "sh")

@@ -77,10 +77,10 @@ def test_this_machines_own_go_before_what_is_shipped(tmp_path: Path) -> None:
 
 def test_the_right_card_goes_before_the_nearer_folder(tmp_path: Path) -> None:
     put(tmp_path / "own", "NVIDIA A30", "2.11.0")
-    put(tmp_path / "shipped", "NVIDIA H200", "2.9.0")
+    put(tmp_path / "shipped", "NVIDIA H200", "2.5.0")
     answer = found("NVIDIA H200", "2.11.0", tmp_path / "own", tmp_path / "shipped")
     assert answer.constants.gpu == "NVIDIA H200"
-    assert ["torch 2.9.0" in warning for warning in answer.warnings] == [True]
+    assert ["torch 2.5.0" in warning for warning in answer.warnings] == [True]
 
 
 def test_the_nearest_version_of_torch(tmp_path: Path) -> None:
@@ -89,6 +89,16 @@ def test_the_nearest_version_of_torch(tmp_path: Path) -> None:
     assert found("NVIDIA H200", "2.11.0", tmp_path).constants.torch == "2.10.1"
     assert found("NVIDIA H200", "2.10.1", tmp_path).warnings == ()
     assert found("NVIDIA H200", "", tmp_path).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("torch", "warned"),
+    [("2.11.0", False), ("2.15.1", False), ("2.16.0", True), ("2.7.0", False), ("2.6.0", True), ("3.11.0", True)],
+)
+def test_only_a_version_of_torch_that_is_far_away_is_told(tmp_path: Path, torch: str, warned: bool) -> None:
+    put(tmp_path, "NVIDIA H200", "2.11.0")
+    warnings = found("NVIDIA H200", torch, tmp_path).warnings
+    assert [f"the script has {torch}" in warning for warning in warnings] == [True] * warned
 
 
 @pytest.mark.parametrize(

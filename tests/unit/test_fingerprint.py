@@ -85,6 +85,30 @@ def test_the_login_makes_no_difference(project: Path) -> None:
     assert mark(project, LEARNING_RATE="1") != mark(project)
 
 
+def test_the_job_and_the_container_make_no_difference(project: Path) -> None:
+    noise = dict.fromkeys(
+        ("SLURM_JOB_ID", "SLURM_NODELIST", "SLURMD_NODENAME", "LSB_JOBID", "PBS_JOBID", "JOB_ID"), "1"
+    )
+    noise |= dict.fromkeys(("SGE_ROOT", "WANDB_RUN_ID", "KUBERNETES_PORT", "HOSTNAME", "LS_COLORS", "TMUX_PANE"), "2")
+    assert mark(project, owner=None, **noise) == mark(project)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SLURM_ARRAY_TASK_ID",
+        "SLURM_PROCID",
+        "LSB_JOBINDEX",
+        "PBS_ARRAY_INDEX",
+        "PBS_ARRAYID",
+        "SGE_TASK_ID",
+        "SLURMISH",
+    ],
+)
+def test_a_place_in_an_array_or_among_ranks_counts(project: Path, name: str) -> None:
+    assert mark(project, owner=None, **{name: "1"}) != mark(project, owner=None, **{name: "2"})
+
+
 def test_a_package_installed_beside_the_interpreter_counts(project: Path) -> None:
     packages = project / "venv" / "lib" / "python3.11" / "site-packages"
     packages.mkdir(parents=True)

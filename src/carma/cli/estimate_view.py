@@ -15,6 +15,7 @@ from carma.core.model import Estimate, Gpu, NoEstimate
 from carma.core.ports import EstimateRequest
 from carma.core.units import show_mib, show_pair_mib
 from carma.estimate.local import Answer
+from carma.estimate.trace.trial_reasons import Kind
 
 COLUMNS = (
     Column("ESTIMATOR"),
@@ -25,6 +26,14 @@ COLUMNS = (
 )
 _HOW = {"trace": "by a trial run with a GPU that was made up"}
 REFUSED = "submit it with --gpu-mem if you know its size; without, it starts where there is room, and CARMA learns it"
+_HINTS: dict[Kind, str] = {
+    "crashed": "it would most likely fail on a GPU, too: mend it first",
+    "no_gpu": "as it is, it needs no GPU memory: move its model to a GPU, or run it without CARMA",
+    "time": "--limit gives it more time: --limit 10m",
+    "memory": "the setting memory.trial_memory_mib gives trial runs more of the host's memory",
+}
+_NO_BATCH = "the batch size is not known"  # as those say it who count by a model's layers
+_NO_FIT = "it does not fit"  # an estimator's own warning; the line about room says the same with the figure
 
 
 def is_estimate(answer: Answer) -> bool:
@@ -70,7 +79,7 @@ def as_row(answer: Answer, gpu: Gpu) -> dict[str, Any]:
         "allocated_mib": said.allocated_mib,
         "reserved_mib": said.reserved_mib,
         "footprint_mib": said.footprint_mib,
-        "bound_mib": said.upper_mib,
+        "bound_mib": said.upper_mib if _has_bound(said) else None,
         "level": said.level,
         "steps_seen": said.steps_seen,
         "took_s": took_s,
@@ -102,24 +111,33 @@ def _print_one(found: Sequence[Answer], request: EstimateRequest) -> None:
     for answer in found:
         if isinstance(answer.said, NoEstimate):
             last = answer is found[-1]
-            complain(f"no estimate by {answer.estimator}: {answer.said.reason}", REFUSED if last else "")
+            hint = _hint(answer, answer.said) if last else ""
+            complain(f"no estimate by {answer.estimator}: {answer.said.reason}", hint)
         else:
             _print_estimate(answer, answer.said, request)
 
 
+def _hint(answer: Answer, said: NoEstimate) -> str:
+    """What to do about it, which depends on why there is none."""
+    if _NO_BATCH in said.reason:
+        return "say it with --batch N, beside --summary"
+    return REFUSED if answer.kind is None else _HINTS[answer.kind]
+
+
 def _print_estimate(answer: Answer, said: Estimate, request: EstimateRequest) -> None:
+    room = _room(said, request)
     heading(_headline(said, request))
     if said.parts_mib:
         print()
-        print_facts(((_words(part), show_mib(mib)) for part, mib in said.parts_mib.items()), indent=2)
+        print_facts(((_words(part), _show(mib)) for part, mib in said.parts_mib.items()), indent=2)
         print()
     print_facts(
         [
             ("memory", _three(said)),
             ("found", _how(answer, said)),
-            ("room", _room(said, request)),
+            ("room", room),
             ("book", _booking(said, request)),
-            *(("beware", warning) for warning in said.warnings),
+            *(("beware", warning) for warning in said.warnings if not (room and warning.startswith(_NO_FIT))),
         ]
     )
 
@@ -148,7 +166,7 @@ def _on(request: EstimateRequest) -> str:
 def _three(said: Estimate) -> str:
     """The three numbers that are never mixed."""
     parts = [
-        None if said.allocated_mib is None else f"{show_mib(said.allocated_mib)} allocated (tensors)",
+        None if said.allocated_mib is None else f"{_show(said.allocated_mib)} allocated (tensors)",
         None if said.reserved_mib is None else f"{show_mib(said.reserved_mib)} reserved (with the allocator's cache)",
         f"{show_mib(said.footprint_mib)} footprint (all that the process holds)",
     ]
@@ -157,7 +175,10 @@ def _three(said: Estimate) -> str:
 
 def _how(answer: Answer, said: Estimate) -> str:
     steps = "" if said.steps_seen is None else f", {many(said.steps_seen, 'optimizer step')} seen"
-    return f"{_HOW.get(answer.estimator, f'by the estimator {answer.estimator}')}{steps}; it took {answer.took_s:.1f} s"
+    took = f"it took {answer.took_s:.1f} s"
+    if answer.remembered_s is not None:
+        took = f"remembered from an earlier trial run (which took {answer.remembered_s:.1f} s)"
+    return f"{_HOW.get(answer.estimator, f'by the estimator {answer.estimator}')}{steps}; {took}"
 
 
 def _room(said: Estimate, request: EstimateRequest) -> str:
@@ -179,6 +200,11 @@ def _booking(said: Estimate, request: EstimateRequest) -> str:
         words += ["--gpus", str(len(request.gpus))]
     words += ["--gpu-mem", f"{said.upper_mib}M"]
     return shlex.join([*words, "--", *request.spec.command]) if request.spec.command else shlex.join(words[2:])
+
+
+def _show(mib: int) -> str:
+    """A small model has weights, too."""
+    return "< 1 MiB" if mib == 0 else show_mib(mib)
 
 
 def _words(part: str) -> str:

@@ -17,9 +17,12 @@ from carma.estimate.combine import first_answer
 from carma.estimate.described import Described
 from carma.estimate.protocol import Trial, Trials
 from carma.estimate.trace.trial import TrialRuns
+from carma.estimate.trace.trial_reasons import Kind, kind_of
 from carma.paths import find_paths
 
 STEPS = 3  # the optimizer's state is there after the first, and the second shows the peak; the third that it stays
+
+CLEARLY = 1.5  # times longer than now: it was made before
 
 
 class Answer(Record, frozen=True, kw_only=True):
@@ -28,6 +31,8 @@ class Answer(Record, frozen=True, kw_only=True):
     estimator: str
     said: Estimate | NoEstimate
     took_s: float
+    kind: Kind | None = None  # of a refusal, where the trial run is the cause
+    remembered_s: float | None = None  # what the trial run took when it was made, where that was before
 
 
 class Summarised:
@@ -55,8 +60,30 @@ class SharedTrial:
         self._described: Described | NoEstimate | None = None
         self._seconds = 0.0
         self.borrowed_s = 0.0
+        self.asked = False
+
+    def begin(self) -> None:
+        """For the next who asks."""
+        self.borrowed_s = 0.0
+        self.asked = False
+
+    def kind_of(self, said: Estimate | NoEstimate) -> Kind | None:
+        """What went wrong with the trial, where a refusal hands its reason on."""
+        ran = self._ran if self.asked else None
+        if ran is None or isinstance(said, Estimate):
+            return None
+        reason = ran.report.reason if isinstance(ran, Trial) else ran.reason
+        return kind_of(ran) if said.reason == reason else None
+
+    def remembered_s(self) -> float | None:
+        """A trial that was made now cannot have taken longer than asking for it did."""
+        ran = self._ran
+        if not self.asked or not isinstance(ran, Trial) or ran.seconds < CLEARLY * self._seconds:
+            return None
+        return ran.seconds
 
     def run(self, request: EstimateRequest) -> Trial | NoEstimate:
+        self.asked = True
         if self._ran is None:
             started_s = time.monotonic()
             self._ran = self._trials.run(request)
@@ -77,11 +104,18 @@ class SharedTrial:
 def answers(estimators: Sequence[Estimator], request: EstimateRequest, shared: SharedTrial) -> Iterator[Answer]:
     """Each estimator's, one after the other; whatever one does wrong is a refusal of its own."""
     for estimator in estimators:
-        shared.borrowed_s = 0.0
+        shared.begin()
         started_s = time.monotonic()
         estimate, refusals = first_answer((estimator,), request)
         took_s = time.monotonic() - started_s + shared.borrowed_s
-        yield Answer(estimator=estimator.name, said=refusals[0] if estimate is None else estimate, took_s=took_s)
+        said = refusals[0] if estimate is None else estimate
+        yield Answer(
+            estimator=estimator.name,
+            said=said,
+            took_s=took_s,
+            kind=shared.kind_of(said),
+            remembered_s=shared.remembered_s(),
+        )
 
 
 def make_trials(rules: Rules, environ: Mapping[str, str], steps: int | None) -> Trials:

@@ -23,6 +23,7 @@ FORMAT = 1
 SHIPPED = Path(__file__).parent.parent / "data"
 SYSTEM = Path("/var/lib/carma/cards")  # what root calibrated serves every user of the machine
 MIB = 1 << 20
+MINORS_APART = 4  # of torch; nearer versions take nearly the same, and the bound covers that
 
 Row = dict[str, object]
 
@@ -181,7 +182,7 @@ def _version(text: str) -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def _apart(wanted: str, measured: str) -> tuple[int, ...]:
+def _apart(wanted: str, measured: str) -> tuple[int, int, int]:
     """How many versions lie between, then the exact one first."""
     (major, minor), (other_major, other_minor) = _version(wanted), _version(measured)
     return (abs(major - other_major), abs(minor - other_minor), int(wanted != measured))
@@ -193,5 +194,6 @@ def _warnings(gpu: str, torch: str, constants: Constants) -> Iterator[str]:
             f"what libraries take was measured on {constants.gpu}, not on {gpu}; `carma calibrate` measures it "
             "where there is one"
         )
-    if torch and _version(torch) != _version(constants.torch):
+    majors, minors, _ = _apart(torch, constants.torch)
+    if torch and (majors or minors > MINORS_APART):
         yield f"what libraries take was measured with torch {constants.torch}, and the script has {torch}"

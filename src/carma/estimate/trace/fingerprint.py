@@ -16,10 +16,13 @@ from carma.core.ports import EstimateRequest
 from carma.estimate.box import look
 
 LIMIT_S = 20.0
-# What differs from one login to the next and no training looks at.
+# What differs from one login, job or container to the next and no training looks at. A place in a job array or among
+# ranks is no noise: scripts choose by it what they train.
 _NOISE = re.compile(
     r"PWD|OLDPWD|SHLVL|_|COLUMNS|LINES|WINDOWID|SSH_.*|TERM.*|COLORTERM|DISPLAY|WAYLAND_.*|DBUS_.*|XDG_SESSION.*"
     r"|XDG_RUNTIME_DIR|XAUTHORITY|TMUX.*|STY|CARMA_.*|LS_COLORS|PS1|PROMPT.*|VSCODE_.*|GPG_.*|INVOCATION_ID|JOURNAL_STREAM"
+    r"|HOSTNAME|WANDB_.*|KUBERNETES_.*|JOB_ID|SLURMD_.*|SLURM_(?!ARRAY_TASK_ID$|PROCID$).*|LSB_(?!JOBINDEX$).*"
+    r"|PBS_(?!ARRAY_INDEX$|ARRAYID$).*|SGE_(?!TASK_ID$).*"
 )
 
 

@@ -7,11 +7,21 @@ import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import assert_never
+from typing import Literal, assert_never
 
+from carma.core.model import NoEstimate
+from carma.estimate.protocol import Trial
 from carma.estimate.trace.sandbox import Limits, Status
 
 STEPS_NOTE = "steps"  # optimizer steps so far; there as soon as torch has been imported
+Kind = Literal["crashed", "no_gpu", "time", "memory"]
+NEVER = "it never used a GPU"  # as inside/carma_trial/report.py writes it
+_AT_LIMIT, _TOO_LARGE = "the trial run was ended at its limit", "the trial run needed more than"
+_NOT_STARTED, _EXITED, _KILLED = "the trial run could not start", "the command ended with", "the command was ended by"
+_KINDS: dict[str, Kind] = {_AT_LIMIT: "time", _TOO_LARGE: "memory"}
+_KINDS |= dict.fromkeys((_NOT_STARTED, _EXITED, _KILLED), "crashed")
+# What only a trial run keeps from a command, or a flag that keeps CARMA out: the reason says itself what to do.
+_OF_THE_BOX = re.compile("a trial run has no network|cannot be written in a trial run|keeps CARMA's part out")
 _LAST_WORDS = 300  # characters
 _ISOLATED = re.compile(r"-[A-Za-z]*[IE][A-Za-z]*")
 _SWITCHES = Path("/proc/sys")
@@ -21,13 +31,13 @@ def reason_for(status: Status, command: Sequence[str], limits: Limits) -> str:
     """`status` of a run that left no report, or was ended before the one that counts."""
     match status.ended:
         case "time":
-            return f"the trial run was ended at its limit of {limits.seconds:g} s, {_how_far(status)}"
+            return f"{_AT_LIMIT} of {limits.seconds:g} s, {_how_far(status)}"
         case "memory":
-            return f"the trial run needed more than {limits.memory_mib} MiB of the host's memory, {_how_far(status)}"
+            return f"{_TOO_LARGE} {limits.memory_mib} MiB of the host's memory, {_how_far(status)}"
         case "processes":
             return f"the trial run had more than {limits.processes} processes at a time, {_how_far(status)}"
         case "not_started":
-            return f"the trial run could not start: {status.why}"
+            return f"{_NOT_STARTED}: {status.why}"
         case "exit" | "awaited":
             return _left_early(status, command)
         case "refused":
@@ -40,6 +50,20 @@ def reason_for(status: Status, command: Sequence[str], limits: Limits) -> str:
             assert_never(status.ended)
 
 
+def kind_of(ran: Trial | NoEstimate) -> Kind | None:
+    """What sort of trouble a trial without a figure had, for who gives advice; None where none of it is known."""
+    reason = ran.report.reason if isinstance(ran, Trial) else ran.reason
+    if _OF_THE_BOX.search(reason):
+        return None
+    if isinstance(ran, NoEstimate):
+        kind = next((kind for start, kind in _KINDS.items() if reason.startswith(start)), None)
+        # A command that ended well did not crash: it only took too few steps.
+        return None if reason.startswith(f"{_EXITED} exit code 0 ") else kind
+    if reason == NEVER:
+        return "no_gpu"
+    return "crashed" if ran.report.stop == "error" else "time" if ran.report.stop == "limit" else None
+
+
 def _how_far(status: Status) -> str:
     steps = status.notes.get(STEPS_NOTE) or ""
     if not steps.isdecimal():
@@ -50,9 +74,9 @@ def _how_far(status: Status) -> str:
 
 
 def _left_early(status: Status, command: Sequence[str]) -> str:
-    how = f"the command ended with exit code {status.code}"
+    how = f"{_EXITED} exit code {status.code}"
     if status.code < 0:
-        how = f"the command was ended by {_signal_name(-status.code)}"
+        how = f"{_KILLED} {_signal_name(-status.code)}"
     seen = status.notes.get(STEPS_NOTE) is not None
     if seen or status.code != 0:
         reason = f"{how} {_how_far(status)}{_last_words(status)}"
