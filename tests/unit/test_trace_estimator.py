@@ -100,6 +100,16 @@ def test_doubts_are_told() -> None:
     assert "my::op" in text
 
 
+@pytest.mark.parametrize(("world_size", "nccl_mib"), [(1, None), (2, 544), (8, 688)])
+def test_processes_that_talk_to_one_another_need_nccl(world_size: int, nccl_mib: int | None) -> None:
+    alone, answer = estimated(), estimated(report(world_size=world_size))
+    assert isinstance(alone, Estimate)
+    assert isinstance(answer, Estimate)
+    assert answer.parts_mib.get("nccl") == nccl_mib
+    assert answer.footprint_mib - alone.footprint_mib == (nccl_mib or 0)
+    assert any("NCCL" in warning for warning in answer.warnings) == (nccl_mib is not None)
+
+
 # Bounds.
 
 POINT = 1000.0 * MIB

@@ -17,6 +17,7 @@ from carma.estimate.protocol import Context, Trial, Trials
 from carma.estimate.trace import constants
 from carma.estimate.trace.bound import Bound, bound_for
 from carma.estimate.trace.figure import MIB, Figure, NotFigured, figure
+from carma.estimate.trace.outside import nccl_bytes
 from carma.estimate.trace.report import Report
 
 LEAST_STEPS = 2  # the first one makes the optimizer's state, the second one meets it
@@ -70,6 +71,8 @@ def _doubts(report: Report, found: Figure) -> list[str]:
         doubts.append("some sizes depend on values that only a GPU knows; the largest possible were taken")
     if found.group == "benchmark":
         doubts.append("cudnn.benchmark is on: what its first step takes depends on how empty the card is")
+    if nccl := nccl_bytes(report):
+        doubts.append(f"NCCL was not measured: {_mib(nccl)} MiB are added for it, as reported on an A100")
     if report.unknown_ops:
         doubts.append(f"operators that a trial does not know were passed over: {', '.join(report.unknown_ops[:5])}")
     return doubts
@@ -100,15 +103,17 @@ def _parts(report: Report, found: Figure) -> dict[str, int]:
     replayed = found.replayed
     allocated = replayed.peaks.allocated_bytes
     known = report.parameters_bytes + report.gradients_bytes + report.optimizer_bytes + replayed.scratch_bytes
-    return {
+    nccl = nccl_bytes(report)
+    parts = {
         "weights": _mib(report.parameters_bytes),
         "gradients": _mib(report.gradients_bytes),
         "optimizer_state": _mib(report.optimizer_bytes),
         "workspaces": _mib(replayed.scratch_bytes),
         "activations": max(0, _mib(allocated - known)),
         "fragmentation": _mib(found.footprint_bytes - found.outside_bytes - allocated),
-        "context": _mib(found.outside_bytes),
+        "context": _mib(found.outside_bytes - nccl),
     }
+    return {**parts, "nccl": _mib(nccl)} if nccl else parts
 
 
 def _mib(size: float) -> int:

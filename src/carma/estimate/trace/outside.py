@@ -20,6 +20,17 @@ MIB = 1 << 20
 _DEFAULT = {"init": 610 * MIB, "matmul_fp32": 66 * MIB, "conv_fp32": 18 * MIB}  # where a card's file lacks one
 
 
+# Of NCCL for one group of processes, which takes it from the driver (reported on an A100: NVIDIA/nccl issue 964).
+NCCL_PAIR_BYTES, NCCL_BYTES = 544 * MIB, 688 * MIB
+
+
+def nccl_bytes(report: Report) -> int:
+    """Nothing for a process that is alone: it talks to nobody."""
+    if report.world_size < 2:
+        return 0
+    return NCCL_PAIR_BYTES if report.world_size == 2 else NCCL_BYTES
+
+
 def outside_bytes(constants: Constants | None, report: Report, events: Iterable[Event]) -> int:
     alone = {each.after: each.outside_bytes for each in constants.contexts if each.alone} if constants else {}
     start = _start(constants)
@@ -27,7 +38,7 @@ def outside_bytes(constants: Constants | None, report: Report, events: Iterable[
     def added(name: str) -> int:
         return max(0, alone[name] - start) if name in alone else _DEFAULT.get(name, 0)
 
-    total = start + blas_threads(report, events) * added("matmul_fp32")
+    total = start + nccl_bytes(report) + blas_threads(report, events) * added("matmul_fp32")
     if uses_cudnn(report):
         total += added("conv_fp32")
     for name, prefixes in _BY_OP.items():
