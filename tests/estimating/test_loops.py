@@ -104,12 +104,6 @@ def test_accumulation_keeps_gradients_during_the_passes(trying: Trying, encoder:
     assert len(several.report.described.layers) == len(encoder.report.described.layers)
 
 
-def test_an_optimizer_with_a_closure(trying: Trying) -> None:
-    trial = trying.python("encoder.py", "--optimizer", "LBFGS")
-    assert trial.report.gradients_bytes == trial.report.parameters_bytes
-    assert trial.report.optimizer_bytes > trial.report.parameters_bytes  # the last directions and gradients
-
-
 @pytest.mark.parametrize("how", ["model", "method", "function", "bare"])
 def test_compiling_is_left_out_and_said(trying: Trying, encoder: Trial, how: str) -> None:
     compiled = trying.python("encoder.py", "--compile", how)

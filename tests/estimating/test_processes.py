@@ -108,3 +108,39 @@ for _ in range(5):
 """)
     report = stepped(trying.run_in(folder, sys.executable, "train.py", gpus=2)).report
     assert any("several GPUs" in warning for warning in report.warnings)
+
+
+_AT_ONCE = "several processes use the GPU at once (2), and a trial follows one; try them one by one"
+_TWO_CARDS = "it uses 2 GPUs (cuda:1), and the estimate is for one: try -G 2"
+_SPAWN = """
+import torch
+def train(rank):
+    model = torch.nn.Linear(64, 64).to("cuda:0")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        model(torch.randn(8, 64).cuda()).sum().backward()
+        optimizer.step()
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(train, nprocs=2)
+"""
+
+
+def test_two_spawned_processes_on_one_gpu_are_not_answered_with_one(trying: Trying) -> None:
+    assert stopped(trying.script(_SPAWN)) == ("unsupported", _AT_ONCE)
+
+
+def test_two_commands_at_once_are_refused_and_one_after_the_other_are_not(trying: Trying) -> None:
+    assert stopped(trying.run("sh", "-c", "python gan.py 1 & python gan.py 1; wait")) == ("unsupported", _AT_ONCE)
+    trying.stepped("sh", "-c", "python inference.py; python gan.py 1")
+
+
+@pytest.mark.parametrize("command", [(*_RUN, "--nproc_per_node=2", "ddp.py"), ("ddp.py", "--spawn", "2")])
+def test_more_processes_than_gpus(trying: Trying, command: tuple[str, ...]) -> None:
+    assert stopped(trying.run(sys.executable, *command)) == ("unsupported", _TWO_CARDS)
+
+
+@pytest.mark.parametrize(
+    "use", ["torch.cuda.set_device(1)", "torch.optim.SGD(torch.nn.Linear(8, 8).to('cuda:1').parameters(), lr=0.1)"]
+)
+def test_a_gpu_that_was_not_asked_about(trying: Trying, use: str) -> None:
+    assert stopped(trying.script(f"import torch\n{use}")) == ("unsupported", _TWO_CARDS)

@@ -161,3 +161,8 @@ def test_too_few_steps_are_told(trying: Trying) -> None:
     assert isinstance(trial, Trial)
     assert (trial.report.stop, trial.report.steps) == ("end", 1)
     assert "after 1 optimizer step" in trial.report.reason
+
+
+def test_an_optimizer_that_keeps_what_its_values_ask_for(trying: Trying) -> None:
+    reason = "LBFGS keeps up to 100 pairs of gradients, as many as its values ask for"
+    assert stopped(trying.run(sys.executable, "encoder.py", "--optimizer", "LBFGS")) == ("unsupported", reason)

@@ -4,7 +4,7 @@ plausible, never exact: a script that steers by them is traced as if the card we
 import contextlib
 import types
 
-from . import build, report
+from . import build, report, users
 
 GIB = 1 << 30
 
@@ -70,7 +70,7 @@ def _patch_c(torch, count):
         "_cuda_getDefaultStream": lambda device: (0, device, 1),
         "_cuda_isCurrentStreamCapturing": _say(False),
         "_cuda_getDevice": lambda: build.library.carma_device(),
-        "_cuda_setDevice": lambda device: build.library.carma_set_device(device),
+        "_cuda_setDevice": lambda device: _set_device(device),
         "_cuda_exchangeDevice": lambda device: _exchange(device),
         "_cuda_maybeExchangeDevice": lambda device: _exchange(device),
         "_cuda_init": _say(None),
@@ -97,8 +97,16 @@ def _patch_c(torch, count):
 def _exchange(device):
     before = build.library.carma_device()
     if device >= 0:
-        build.library.carma_set_device(device)
+        _set_device(device)
     return before
+
+
+def _set_device(device):
+    users.want_cards(device + 1)
+    reason = users.too_many_cards()
+    if reason:
+        report.refuse("unsupported", reason)
+    build.library.carma_set_device(device)
 
 
 def _patch_device(torch, cuda, count, capability, properties):
@@ -114,7 +122,7 @@ def _patch_device(torch, cuda, count, capability, properties):
     cuda.device_count = _say(count)
     cuda._device_count_nvml = _say(count)
     cuda.current_device = lambda: build.library.carma_device()
-    cuda.set_device = lambda device: build.library.carma_set_device(_index(device))
+    cuda.set_device = lambda device: _set_device(_index(device))
     cuda.get_device_capability = _say(capability)
     cuda.get_device_name = _say(properties.name)
     cuda.get_device_properties = _say(properties)

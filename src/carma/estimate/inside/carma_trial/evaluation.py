@@ -14,16 +14,22 @@ from . import report
 BATCHES = 2  # of each further loader
 _PATIENCE_S = 10.0
 _ROUNDS = 200  # epochs without a batch, until it is clear that nothing follows
+_LATER = 6  # loaders that are made only then, one in each epoch perhaps
 _MORE_STEPS = 3  # of a training that does not go by its loader
 
 _made = weakref.WeakSet()
 _used = weakref.WeakSet()
 _seen = set()  # (dataset, batch size) of those that gave batches: some libraries make a loader anew
-_now = {"reached": False, "rounds": 0, "steps": 0, "given": 0, "expected": False}
+_now = {"reached": False, "rounds": 0, "steps": 0, "given": 0, "used": False, "seen": False, "later": 0}
 
 
 def reached():
     return _now["reached"]
+
+
+def seen():
+    """A pass without gradients, after a step."""
+    _now["seen"] = True
 
 
 def install(torch):
@@ -36,11 +42,13 @@ def install(torch):
     def __init__(self, *args, **words):
         make(self, *args, **words)
         _made.add(self)
+        self._carma_later = _now["reached"]
 
     def __iter__(self):
         if not _now["reached"]:
             _used.add(self)
             _seen.add(_key(self))
+            _now["used"] = True
         elif self in _used:
             _now["rounds"] += 1
             if _now["rounds"] > _ROUNDS:
@@ -49,7 +57,7 @@ def install(torch):
 
     def iterator_init(self, loader, *args, **words):
         begin_with(self, loader, *args, **words)
-        self._carma_loader = weakref.ref(loader)
+        self._carma_loader = loader  # it may have been made for this loop only
         self._carma_given = 0
 
     def __next__(self):
@@ -67,13 +75,14 @@ def _key(loader):
 
 
 def _allow(iterator):
-    loader = iterator._carma_loader()
-    if loader is None or loader in _used:
+    loader = iterator._carma_loader
+    if loader in _used:
         raise StopIteration
     if iterator._carma_given >= BATCHES:
         _used.add(loader)
         _seen.add(_key(loader))
-        if not _unused():
+        _now["later"] += loader._carma_later
+        if _now["later"] >= _LATER or not (loader._carma_later or _unused()):
             finish()
         raise StopIteration
     iterator._carma_given += 1
@@ -84,13 +93,10 @@ def _unused():
     return [loader for loader in list(_made) if loader not in _used and _key(loader) not in _seen]
 
 
-def _expected():
-    """A loader that has given nothing yet; or a trainer on the stack that holds data for evaluation (Hugging Face)."""
-    holders = _holders()
-    for holder in holders:
+def _ask_trainers():
+    for holder in _holders():
         if _has(holder, "fit_loop") and _has(holder, "val_check_batch"):
             holder.val_check_batch = 1  # Lightning counts batches: it does not evaluate after an epoch cut short
-    return bool(_unused()) or any(_has(holder, "eval_dataset") and _has(holder, "evaluate") for holder in holders)
 
 
 def _has(holder, name):
@@ -119,18 +125,18 @@ def after_steps():
             finish()
         return
     _now["reached"] = True
-    if not _used or not _expected():
+    if not _now["used"]:
         finish()
-    _now["expected"] = True
+    _ask_trainers()
     timer = threading.Timer(_PATIENCE_S, finish)
     timer.daemon = True
     timer.start()
 
 
 def finish():
-    if _now["given"]:
+    if _now["seen"] or (_now["given"] and not _now["steps"]):
         report.flags.add("evaluation")
-    elif _now["expected"]:
-        report.warn("no evaluation was seen: a larger batch there would take more")
+    else:
+        report.warn("no evaluation was seen: one with larger batches would take more")
     report.write("steps")
     report.leave()

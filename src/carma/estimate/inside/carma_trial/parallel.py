@@ -1,9 +1,10 @@
 """Several processes, one traced: a process group that answers at once and moves nothing; buckets are allocated."""
 
 import functools
+import multiprocessing
 import os
 
-from . import report, sync_norm
+from . import report, sync_norm, users
 
 _kept = []
 
@@ -11,11 +12,20 @@ _kept = []
 def leave_unless_first():
     """The first rank's trial speaks for all; the others would only take time from it."""
     if int(report.facts.get("rank", 0)):
+        users.forget()
         report.leave()
+
+
+def _want_cards(size):
+    """One for each process here; who has started the processes knows how many are on other machines."""
+    local = os.environ.get("LOCAL_WORLD_SIZE")
+    if local or multiprocessing.parent_process() is not None:
+        users.want_cards(int(local or size))
 
 
 def install(torch):
     _one_card(torch)
+    _want_cards(1)
     distributed = torch.distributed
     if not distributed.is_available():
         return
@@ -29,6 +39,7 @@ def install(torch):
         size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE") or 1)
         report.facts.update(rank=rank, world_size=size)
         leave_unless_first()
+        _want_cards(size)
         if not distributed.is_initialized():
             sync_norm.install(torch)
         report.flags.add("distributed")

@@ -8,12 +8,19 @@ import sys
 import threading
 import time
 
-from . import build
+from . import build, users
 
 ALLOC, FREE, CALL, MARK, EMPTY_CACHE, OTHER_STREAM = 1, 2, 3, 4, 5, 6
 NEVER = "it never used a GPU"
 _EVENT_BYTES = 24
-_WORTH = {"end": 1, "limit": 1, "error": 2, "unsupported": 3, "steps": 4}  # of reports of several processes, one counts
+_WORTH = {
+    "end": 1,
+    "limit": 1,
+    "error": 2,
+    "unsupported": 3,
+    "steps": 4,
+    "all": 5,
+}  # of reports of several processes, one counts
 _started = time.monotonic()
 _lock = threading.Lock()
 _written = False
@@ -46,6 +53,16 @@ def mark(name):
         _mark_index[name] = len(marks)
         marks.append(name)
     build.library.carma_note(MARK, _mark_index[name], 0, 0)
+    if not users.noted() and used_gpu():
+        use_gpu()
+
+
+def use_gpu():
+    """From here on this process counts as one that uses the GPU."""
+    reason = users.too_many_cards()
+    if reason:
+        refuse("unsupported", reason)
+    users.note()
 
 
 def warn(sentence):
@@ -95,6 +112,9 @@ def write(stop, reason=""):
 
 def _write(stop, reason):
     """Of several processes the first rank's report counts, and the best of those."""
+    several = users.at_once()
+    if several and stop in ("steps", "end"):
+        stop, reason = "unsupported", several
     events = _events()
     if stop == "end" and ALLOC not in events[::_EVENT_BYTES]:
         if _only_starts_others():
@@ -129,6 +149,8 @@ def _only_starts_others():
 
 
 def _worth(stop, reason):
+    if reason.startswith((users.SEVERAL_PROCESSES, users.SEVERAL_GPUS)):
+        return _WORTH["all"]  # it is about all of them, whatever each has seen
     return _WORTH.get(stop, 1) if reason != NEVER else 0
 
 

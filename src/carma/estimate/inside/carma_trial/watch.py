@@ -5,7 +5,7 @@ import os
 import threading
 import weakref
 
-from . import describe, ending, evaluation, report
+from . import describe, ending, evaluation, report, users
 
 STEPS = int(os.environ.get("CARMA_TRACE_STEPS") or 3)
 MORE_STEPS = 15  # of the busiest optimizer, while another one that the script made has not stepped as often
@@ -38,6 +38,10 @@ def _count_optimizers(torch):
         make(self, *args, **words)
         with _lock:
             _optimizers.setdefault(self, 0)
+        if _on_gpu(self):
+            params = [p for group in self.param_groups for p in group["params"]]
+            users.want_cards(1 + max(p.device.index or 0 for p in params if p.is_cuda))
+            report.use_gpu()
 
     torch.optim.Optimizer.__init__ = __init__
 
@@ -45,7 +49,16 @@ def _count_optimizers(torch):
 def _before_step(optimizer, *_rest):
     if _on_gpu(optimizer):
         report.mark("step")
+        _refuse_unseen(optimizer)
         _count_gradients(optimizer)
+
+
+def _refuse_unseen(optimizer):
+    """Made-up values end its search for a direction at once, so what it would keep is never made."""
+    if any(kind.__name__ == "LBFGS" for kind in type(optimizer).__mro__):
+        pairs = optimizer.param_groups[0].get("history_size", 100)
+        reason = f"LBFGS keeps up to {pairs} pairs of gradients, as many as its values ask for"
+        report.refuse("unsupported", reason)
 
 
 def _count_gradients(optimizer):
@@ -121,7 +134,10 @@ def _mark_passes(torch):
     def before(_module, _inputs):
         depth.now = getattr(depth, "now", 0) + 1
         if depth.now == 1:
-            report.mark("forward" if torch.is_grad_enabled() else "eval")
+            evaluating = not torch.is_grad_enabled()
+            report.mark("eval" if evaluating else "forward")
+            if evaluating and report.facts["steps"]:
+                evaluation.seen()
 
     def after(_module, _inputs, _outputs):
         depth.now = max(0, getattr(depth, "now", 1) - 1)

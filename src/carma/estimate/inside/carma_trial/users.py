@@ -1,0 +1,126 @@
+"""Who uses the GPU: a trial follows one process, and its figure is that of one GPU. More of either is told, not guessed.
+
+Each process leaves a note beside the report: when it began, whether it has put something on the GPU, and when its
+trial was over. A trial is short, so of two processes that would run side by side for hours the first may be done before
+the other has begun to use the GPU: it gives the other about as much time as it took itself.
+"""
+
+import json
+import os
+import time
+
+SEVERAL_PROCESSES = "several processes use the GPU at once"
+SEVERAL_GPUS = "it uses "
+_PREFIX = "user-"
+_LOOK_S = 0.05
+_begun = {"at_s": time.monotonic(), "noted": False, "took_s": 0.0}
+_cards = {"here": 1, "wanted": 1}
+
+
+def install(count):
+    _cards["here"] = count
+    os.register_at_fork(after_in_child=begin)
+
+
+def begin():
+    _begun.update(at_s=time.monotonic(), noted=False)
+    if not int(os.environ.get("RANK") or 0):
+        _put(None)
+
+
+def noted():
+    return _begun["noted"]
+
+
+def note():
+    if not _begun["noted"]:
+        _begun.update(noted=True, took_s=time.monotonic() - _begun["at_s"])
+        _put(None)
+
+
+def forget():
+    """Another rank has a GPU of its own."""
+    _begun["noted"] = False
+    try:
+        os.unlink(_path())
+    except OSError:  # there is none
+        pass
+
+
+def want_cards(count):
+    _cards["wanted"] = max(_cards["wanted"], count)
+
+
+def too_many_cards():
+    """The reason, when the processes or the script ask for more GPUs than the estimate is about."""
+    wanted, here = _cards["wanted"], _cards["here"]
+    if wanted <= here:
+        return ""
+    about = "one" if here == 1 else str(here)
+    return f"{SEVERAL_GPUS}{wanted} GPUs (cuda:{wanted - 1}), and the estimate is for {about}: try -G {wanted}"
+
+
+def at_once():
+    """The reason, when others use the GPU while this process does. To be called when its trial is over."""
+    _put(time.monotonic())  # first: of two that end now, one at least sees the other
+    if not _begun["noted"]:
+        return ""
+    while any(_may_yet(other) for other in _others()):
+        time.sleep(_LOOK_S)
+    others = sum(1 for other in _others() if _beside(other))
+    if not others:
+        return ""
+    return f"{SEVERAL_PROCESSES} ({others + 1}), and a trial follows one; try them one by one"
+
+
+def _may_yet(other):
+    """It has begun, too, and is not as far. Who started this process only waits for it."""
+    if other["used"] or other["ended_s"] is not None or other["pid"] == os.getppid():
+        return False
+    return time.monotonic() < other["began_s"] + 2 * _begun["took_s"] + 1 and _lives(other["pid"])
+
+
+def _beside(other):
+    if not other["used"]:
+        return False
+    if other["ended_s"] is None:
+        return _lives(other["pid"])
+    # A child that was done before its starter went on is no company.
+    return other["ended_s"] > _begun["at_s"] and other["parent"] != os.getpid()
+
+
+def _lives(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _others():
+    folder = os.environ["CARMA_TRACE_OUT"]
+    for name in os.listdir(folder):
+        if name.startswith(_PREFIX) and name[len(_PREFIX) :].isdigit() and name != f"{_PREFIX}{os.getpid()}":
+            try:
+                with open(os.path.join(folder, name), encoding="utf-8") as file:
+                    yield json.load(file)
+            except (OSError, ValueError):  # it was taken back
+                continue
+
+
+def _path():
+    return os.path.join(os.environ["CARMA_TRACE_OUT"], f"{_PREFIX}{os.getpid()}")
+
+
+def _put(ended_s):
+    body = {"pid": os.getpid(), "parent": os.getppid(), "began_s": _begun["at_s"], "used": _begun["noted"]}
+    body["ended_s"] = ended_s
+    unfinished = f"{_path()}.part"
+    try:
+        with open(unfinished, "w", encoding="utf-8") as file:
+            json.dump(body, file)
+        os.replace(unfinished, _path())
+    except OSError:  # a full disk; the report itself will tell
+        pass
