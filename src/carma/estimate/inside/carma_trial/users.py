@@ -1,4 +1,4 @@
-"""Who uses the GPU: a trial follows one process, and its figure is that of one GPU. More of either is told, not guessed.
+"""Who uses the GPU: a trial follows one process, on the GPUs that were asked about. More is told, not guessed.
 
 Each process leaves a note beside the report: when it began, whether it has put something on the GPU, and when its
 trial was over. A trial is short, so of two processes that would run side by side for hours the first may be done before
