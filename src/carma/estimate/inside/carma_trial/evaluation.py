@@ -12,7 +12,7 @@ import weakref
 from . import report
 
 BATCHES = 2  # of each further loader
-_PATIENCE_S = 10.0
+_PATIENCE_S = (4.0, 10.0)  # as long as the steps took, within these
 _ROUNDS = 200  # epochs without a batch, until it is clear that nothing follows
 _LATER = 6  # loaders that are made only then, one in each epoch perhaps
 _MORE_STEPS = 3  # of a training that does not go by its loader
@@ -128,7 +128,8 @@ def after_steps():
     if not _now["used"]:
         finish()
     _ask_trainers()
-    timer = threading.Timer(_PATIENCE_S, finish)
+    least_s, most_s = _PATIENCE_S
+    timer = threading.Timer(min(most_s, max(least_s, report.running_s())), finish)
     timer.daemon = True
     timer.start()
 

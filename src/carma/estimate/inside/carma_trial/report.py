@@ -65,6 +65,11 @@ def use_gpu():
     users.note()
 
 
+def running_s():
+    """Since torch was imported."""
+    return time.monotonic() - _started
+
+
 def warn(sentence):
     if sentence not in warnings:
         warnings.append(sentence)
