@@ -17,7 +17,7 @@ from carma.estimate.trace.conv_workspaces import (
     ConvWorkspaces,
     Learnt,
     Tree,
-    conv_workspace,
+    shipped_convolutions,
     shipped_model,
     tensor_bytes,
 )
@@ -159,7 +159,7 @@ def test_what_cudnn_was_not_asked_for_is_no_shape(changes: dict[str, object]) ->
     ],
 )
 def test_a_call_that_says_too_little_takes_nothing(made: Call) -> None:
-    assert conv_workspace(made) == ()
+    assert shipped_convolutions()(made) == ()
 
 
 def test_a_measured_shape_goes_before_the_model() -> None:
@@ -209,14 +209,14 @@ KNOWN = [
 
 @pytest.mark.parametrize(("made", "measured"), KNOWN)
 def test_the_shipped_model_is_near_what_was_measured(made: Call, measured: int) -> None:
-    assert sum(conv_workspace(made)) == pytest.approx(measured, rel=0.05)
+    assert sum(shipped_convolutions()(made)) == pytest.approx(measured, rel=0.05)
 
 
 def test_the_shipped_model_carries_a_layer_to_a_batch_that_nobody_measured() -> None:
     """Copies of image, output and weight: the batch changes all but the last of them."""
     made = call(image=(88, 128, 56, 56), weight=(256, 128, 3, 3), output=(88, 256, 56, 56), dtype="bfloat16")
     assert shape(made) not in {each.shape for each in shipped_model().call.measured}
-    assert sum(conv_workspace(made)) == pytest.approx(tensor_bytes(shape(made)), rel=0.05)
+    assert sum(shipped_convolutions()(made)) == pytest.approx(tensor_bytes(shape(made)), rel=0.05)
 
 
 def test_the_shipped_file_is_small_and_whole() -> None:
@@ -243,4 +243,4 @@ def test_a_calibrated_card_brings_its_rows(tmp_path: Path) -> None:
     file = tmp_path / "a-card.json"
     constants.save(constants.Constants(gpu="A card"), [dict(row())], file)
     assert CardWorkspaces.of(file)(call(), 0, 0).transient_bytes == (12_245,)
-    assert CardWorkspaces.of(tmp_path / "none.json")(call(), 0, 0).transient_bytes == conv_workspace(call())
+    assert CardWorkspaces.of(tmp_path / "none.json")(call(), 0, 0).transient_bytes == shipped_convolutions()(call())

@@ -28,14 +28,3 @@ class Described(Record, frozen=True, kw_only=True):
     optimizer_slots: int | None = None  # tensors of the size of a parameter that it keeps for each
     checkpointing: bool = False
     config: dict[str, str] = {}  # of a Hugging Face model: model_type, hidden_size, num_hidden_layers, vocab_size …
-
-    def activations_per_sample(self) -> int:
-        """Values that the layers' outputs hold for one sample: what Horus and GPUMemNet count."""
-        batch = self.batch or 1
-        total = 0
-        for layer in self.layers:
-            count = 1
-            for size in layer.output:
-                count *= size
-            total += count // batch if layer.output and layer.output[0] == batch else count if layer.output else 0
-        return total

@@ -21,7 +21,6 @@ from pathlib import Path
 import msgspec
 
 from carma.core.model import Record
-from carma.estimate.cards import Card
 from carma.estimate.trace.conv_formulas import MORE, OTHER, formula_bytes
 from carma.estimate.trace.conv_shapes import ConvShape, Row, features, of_call, of_row, scratch_bytes
 from carma.estimate.trace.report import Call
@@ -118,11 +117,6 @@ class ConvWorkspaces:
             return 0
         found = self._trials.get(shape)
         return self._model.trial.scratch_bytes(shape) if found is None else found
-
-
-def conv_workspace(call: Call, card: Card | None = None) -> tuple[int, ...]:  # noqa: ARG001
-    """By the shipped model. Only an H200 was measured, so every card gets its figures; the estimator says so."""
-    return shipped_convolutions()(call)
 
 
 @cache

@@ -73,8 +73,6 @@ def _doubts(report: Report, found: Figure) -> list[str]:
         doubts.append("cudnn.benchmark is on: what its first step takes depends on how empty the card is")
     if nccl := nccl_bytes(report):
         doubts.append(f"NCCL was not measured: {_mib(nccl)} MiB are added for it, as reported on an A100")
-    if report.unknown_ops:
-        doubts.append(f"operators that a trial does not know were passed over: {', '.join(report.unknown_ops[:5])}")
     return doubts
 
 

@@ -110,8 +110,8 @@ def _scaled(workspaces: Workspaces, factor: float) -> Workspaces:
 
 
 def _allocator(report: Report, environment: Mapping[str, str]) -> allocator_options.AllocatorOptions:
-    caching = environment.get("PYTORCH_NO_CUDA_MEMORY_CACHING") is None
-    return allocator_options.parse(report.allocator, caching=caching)
+    """As the script's own environment had it; whether it caches at all is decided before the script begins."""
+    return allocator_options.from_environment({**environment, allocator_options.NAMES[0]: report.allocator})
 
 
 def _version(text: str) -> tuple[int, ...]:

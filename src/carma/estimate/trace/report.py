@@ -58,7 +58,6 @@ class Report(Record, frozen=True, kw_only=True):
     seconds: float = 0.0
     warnings: tuple[str, ...] = ()
     made_up_reads: int = 0  # values that the script read from the GPU and that were invented
-    unknown_ops: tuple[str, ...] = ()
     ops: tuple[str, ...] = ()
     calls: tuple[Call, ...] = ()
     marks: tuple[str, ...] = ()  # "forward", "backward", "step", "step_end", "zero_grad", "eval"

@@ -11,7 +11,8 @@ import sysconfig
 import tempfile
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-SOURCES = [os.path.join(_HERE, name) for name in ("shim.cpp", "shim_card.h", "shim_memory.h", "shim_scratch.h")]
+_FILES = ("shim.cpp", "shim_card.h", "shim_kernels.h", "shim_memory.h", "shim_scratch.h")
+SOURCES = [os.path.join(_HERE, name) for name in _FILES]
 library = None
 
 

@@ -31,7 +31,6 @@ marks = []
 _mark_index = {}
 warnings = []
 flags = set()
-unknown_ops = set()
 facts = {}  # further fields of the report
 
 
@@ -137,7 +136,6 @@ def _write(stop, reason):
         "seconds": time.monotonic() - _started,
         "warnings": warnings,
         "made_up_reads": build.library.carma_made_up() if build.library else 0,
-        "unknown_ops": sorted(unknown_ops),
         "ops": _ops(),
         "calls": calls,
         "marks": marks,
