@@ -191,3 +191,14 @@ def test_events_that_contradict_one_another_are_counted() -> None:
     found = replayed(free(5), Event(OTHER_STREAM, 0, 5, 0, 5, 0), alloc(1, 30), alloc(1, 30))
     assert found.unmatched == 3
     assert found.peaks == peaks(30, 30)
+
+
+def test_a_search_for_the_fastest_engine_happens_once_and_ends_with_an_empty_cache() -> None:
+    def searches(_call: Call, _thread: int, _stream: int) -> Scratch:
+        return Scratch(trial_bytes=300 * MIB)
+
+    once = replayed(alloc(1, 40), free(1), call(0), STEP_END, alloc(2, 40), call(0), STEP_END, workspaces=searches)
+    first, second = once.steps
+    assert first.allocated_bytes == 300 * MIB
+    assert first.reserved_bytes == 340 * MIB
+    assert second.reserved_bytes == 40 * MIB  # neither the block that was tried nor the cached one is still held
