@@ -194,7 +194,7 @@ def test_events_that_contradict_one_another_are_counted() -> None:
 
 
 def test_a_search_for_the_fastest_engine_happens_once_and_ends_with_an_empty_cache() -> None:
-    def searches(_call: Call, _thread: int, _stream: int) -> Scratch:
+    def searches(call: Call, thread: int, stream: int) -> Scratch:  # noqa: ARG001 (the protocol's names)
         return Scratch(trial_bytes=300 * MIB)
 
     once = replayed(alloc(1, 40), free(1), call(0), STEP_END, alloc(2, 40), call(0), STEP_END, workspaces=searches)
