@@ -1,0 +1,137 @@
+"""Trains a config's model: an ordinary loop, as users write it. Stdlib and torch only.
+
+Weights are built without memory and then filled on the device from one buffer of random numbers. That leaves the
+allocator where `model.to("cuda")` would, and spares the seconds that drawing a billion numbers takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+import build
+
+BUFFER = 1 << 22  # random numbers
+
+
+def random_numbers() -> Any:
+    return torch.randn(BUFFER, generator=torch.Generator().manual_seed(0)) * 0.02
+
+
+class Training:
+    """A model with its optimizer on a device. Each `step` is one step of the optimizer."""
+
+    def __init__(self, config: dict[str, Any], device: str, numbers: Any) -> None:
+        self.config, self.device = config, device
+        set_tf32(config.get("precision", "fp32"))
+        precision = config.get("precision", "fp32")
+        model = build.build(config)
+        if precision == "bf16":
+            model = model.bfloat16()
+        if config.get("channels_last"):
+            model = model.to(memory_format=torch.channels_last)
+        self.model = model.to_empty(device=device).train()
+        fill(model, numbers)
+        self.optimizer = make_optimizer(config.get("optimizer", "adam"), list(model.parameters()))
+        self.scaler = torch.amp.GradScaler(torch.device(device).type, enabled=precision == "fp16-amp")
+        self.batch = self._make_batch(numbers)
+
+    def step(self) -> float:
+        inputs, target = [self._moved(tensor) for tensor in self.batch[0]], self.batch[1].to(self.device)
+        with self._autocast():
+            output = self.model(*inputs)
+            loss = loss_of(self.config, output, target)
+        value = float(loss.item())
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return value
+
+    def _autocast(self) -> Any:
+        kind = {"bf16-amp": torch.bfloat16, "fp16-amp": torch.float16}.get(self.config.get("precision", "fp32"))
+        if kind is None:
+            return contextlib.nullcontext()
+        return torch.autocast(torch.device(self.device).type, dtype=kind)
+
+    def _moved(self, tensor: Any) -> Any:
+        moved = tensor.to(self.device)
+        return moved.to(memory_format=torch.channels_last) if self._flips(moved) else moved
+
+    def _flips(self, tensor: Any) -> bool:
+        return bool(self.config.get("channels_last")) and tensor.ndim == 4
+
+    def _make_batch(self, numbers: Any) -> tuple[list[Any], Any]:
+        """On the CPU, as a data loader gives it."""
+        config = self.config
+        count, shape = config["batch"], config["input"]
+        if config.get("vocabulary"):
+            inputs = [torch.randint(config["vocabulary"], (count, *shape))]
+        else:
+            inputs = [drawn(numbers, (count, *shape)) * 50]
+            if config.get("precision") == "bf16":
+                inputs = [inputs[0].bfloat16()]
+        if config.get("target"):
+            inputs.append(torch.randint(config["outputs"], (count, config["target"])))
+        length = config.get("target") or shape[0]
+        match config.get("loss", "classes"):
+            case "tokens":
+                return inputs, torch.randint(config["outputs"], (count, length))
+            case "values":
+                return inputs, drawn(numbers, (count, config["outputs"]))
+            case _:
+                return inputs, torch.randint(config["outputs"], (count,))
+
+
+def loss_of(config: dict[str, Any], output: Any, target: Any) -> Any:
+    match config.get("loss", "classes"):
+        case "values":
+            return F.mse_loss(output.float(), target)
+        case "tokens":
+            return F.cross_entropy(output.flatten(0, 1), target.flatten())
+        case _:
+            return F.cross_entropy(output, target)
+
+
+def drawn(numbers: Any, shape: tuple[int, ...]) -> Any:
+    wanted = torch.Size(shape).numel()
+    whole = numbers.repeat(wanted // BUFFER + 1) if wanted > BUFFER else numbers
+    return whole[:wanted].view(shape)
+
+
+def fill(model: Any, numbers: Any) -> None:
+    """Weights small and random, norms' at one, running statistics at theirs: figures stay finite."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                flat = parameter.data.as_strided((parameter.numel(),), (1,))  # whatever its memory format
+                for begin in range(0, flat.numel(), BUFFER):
+                    part = flat[begin : begin + BUFFER]
+                    part.copy_(numbers[: part.numel()])
+            else:
+                parameter.copy_(torch.full(parameter.shape, 0.0 if name.endswith("bias") else 1.0))
+        for name, buffer in model.named_buffers():
+            buffer.copy_(torch.full(buffer.shape, 1.0 if name.endswith("var") else 0.0).to(buffer.dtype))
+
+
+def set_tf32(precision: str) -> None:
+    """torch's defaults, or TF32 for matrix products too."""
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+
+
+_OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-4),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=1e-4, momentum=0.9, weight_decay=1e-4),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-5),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-5),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=1e-5),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=1e-5),
+}
+
+
+def make_optimizer(name: str, parameters: list[Any]) -> Any:
+    return _OPTIMIZERS[name](parameters)
