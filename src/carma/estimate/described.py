@@ -27,4 +27,5 @@ class Described(Record, frozen=True, kw_only=True):
     optimizer: str = ""  # the class's name; "" where unknown
     optimizer_slots: int | None = None  # tensors of the size of a parameter that it keeps for each
     checkpointing: bool = False
+    channels_last: bool = False
     config: dict[str, str] = {}  # of a Hugging Face model: model_type, hidden_size, num_hidden_layers, vocab_size …
