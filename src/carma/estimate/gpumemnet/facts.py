@@ -1,0 +1,97 @@
+"""What stands beside each learned model: what it was learned from, where it holds, how well. `carma train` writes it.
+
+A model is two files, `FAMILY-KIND.onnx` and `FAMILY-KIND.json` (Facts). The ONNX graph takes features as they are and
+gives memory in MiB; all scaling is inside. Whoever serves it refuses what lies outside the ranges that stand here.
+
+| kind        | inputs                                                                                        | output  |
+|-------------|-----------------------------------------------------------------------------------------------|---------|
+| mlp         | `scalars` float32 [n, S]                                                                      | `quantiles` float32 [n, Q] |
+| transformer | `scalars` [n, S], `kinds` int64 [n, L], `tokens` float32 [n, L, T], `mask` bool [n, L] (True: a layer) | the same |
+
+S, T and the numbers of the kinds are those of `features`; they stand here too, by name, so that a model that was
+learned from other features is noticed and not fed with the wrong ones.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from carma.core.model import Record
+from carma.errors import PluginError
+from carma.estimate.gpumemnet.features import FEATURES, TOKEN, Family
+from carma.estimate.gpumemnet.kinds import KINDS
+
+FORMAT = 1
+Kind = Literal["mlp", "transformer"]
+FAMILIES: tuple[Family, ...] = ("mlp", "cnn", "transformer")
+SHIPPED = Path(__file__).parent / "data"
+GB_MIB = 1_000  # a GB of the class widths, as published
+
+
+class Learned(Record, frozen=True, kw_only=True):
+    """The measurements that the model comes from. `gpu` is the driver's name of the card."""
+
+    data_sha256: dict[str, str]  # by the file's name
+    rows: int
+    gpu: str
+    driver: str = ""
+    torch: str = ""
+    cuda: str = ""
+    date: str = ""
+    seed: int = 0
+
+
+class Facts(Record, frozen=True, kw_only=True):
+    format: int = FORMAT
+    name: str  # of the files: "cnn-mlp", "transformer-transformer" …
+    family: Family  # the networks that it knows
+    kind: Kind  # MLP-based or Transformer-based
+    features: tuple[str, ...] = FEATURES  # the columns of `scalars`
+    tokens: tuple[str, ...] = TOKEN  # of `tokens`; unused by MLP-based ones
+    kinds: tuple[str, ...] = KINDS  # what the numbers in `kinds` stand for
+    quantiles: tuple[float, ...]  # the columns of the output, ascending; 0.5 is one of them
+    operating_point: float  # the quantile, between those of `quantiles` too, whose class is the answer
+    class_widths_gb: tuple[int, ...]  # 1 GB is 1,000 MiB; class k of width w holds [k·w, (k+1)·w)
+    base_mib: float  # what a process holds without tensors, as it was learned
+    ranges: dict[str, tuple[float, float]]  # of each feature, on its own scale: least and most in the data
+    kinds_seen: dict[str, int]  # in how many models of the data each kind of layer is
+    most_layers: int
+    conformal: dict[str, float] = {}  # by level ("0.99"): the median times that is the bound
+    learned: Learned
+    scores: dict[str, dict[str, float]] = {}  # on held-out folds, by class width ("8GB"): accuracy, under, over …
+
+    @property
+    def median_place(self) -> int:
+        return min(range(len(self.quantiles)), key=lambda place: abs(self.quantiles[place] - 0.5))
+
+    def width_gb(self) -> int:
+        """The class width that is shown: the published one, which comes first."""
+        return self.class_widths_gb[0]
+
+
+def stem(family: Family, kind: Kind) -> str:
+    return f"{family}-{kind}"
+
+
+def read_facts(file: Path) -> Facts:
+    try:
+        facts = msgspec.json.decode(file.read_bytes(), type=Facts)
+    except OSError as error:
+        raise PluginError(f"{file} cannot be read: {error.strerror}", "Reinstall carma, or run carma train.") from error
+    except msgspec.DecodeError as error:
+        raise PluginError(
+            f"{file} does not describe a learned model: {error}", "Make it again with carma train."
+        ) from error
+    if facts.format != FORMAT or (facts.features, facts.tokens, facts.kinds) != (FEATURES, TOKEN, KINDS):
+        raise PluginError(
+            f"{file} belongs to a model that was learned from other features than this version computes",
+            "Make it again with this version's carma train.",
+        )
+    return facts
+
+
+def write_facts(facts: Facts, file: Path) -> None:
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=1) + b"\n")
