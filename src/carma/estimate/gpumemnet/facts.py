@@ -3,10 +3,9 @@
 A model is two files, `FAMILY-KIND.onnx` and `FAMILY-KIND.json` (Facts). The ONNX graph takes features as they are and
 gives memory in MiB; all scaling is inside. Whoever serves it refuses what lies outside the ranges that stand here.
 
-| kind        | inputs                                                                                        | output  |
-|-------------|-----------------------------------------------------------------------------------------------|---------|
-| mlp         | `scalars` float32 [n, S]                                                                      | `quantiles` float32 [n, Q] |
-| transformer | `scalars` [n, S], `kinds` int64 [n, L], `tokens` float32 [n, L, T], `mask` bool [n, L] (True: a layer) | the same |
+MLP-based: `scalars` float32 [n, S] -> `quantiles` float32 [n, Q].
+Transformer-based: `scalars`, `kinds` int64 [n, L], `tokens` float32 [n, L, T], `mask` bool [n, L] (True: a layer, False:
+padding) -> the same.
 
 S, T and the numbers of the kinds are those of `features`; they stand here too, by name, so that a model that was
 learned from other features is noticed and not fed with the wrong ones.
@@ -44,6 +43,13 @@ class Learned(Record, frozen=True, kw_only=True):
     seed: int = 0
 
 
+class Bound(Record, frozen=True, kw_only=True):
+    """What holds with a stated probability on held-out data: one of the quantiles, times a factor."""
+
+    quantile: float  # one of Facts.quantiles
+    factor: float
+
+
 class Facts(Record, frozen=True, kw_only=True):
     format: int = FORMAT
     name: str  # of the files: "cnn-mlp", "transformer-transformer" …
@@ -59,14 +65,15 @@ class Facts(Record, frozen=True, kw_only=True):
     ranges: dict[str, tuple[float, float]]  # of each feature, on its own scale: least and most in the data
     kinds_seen: dict[str, int]  # in how many models of the data each kind of layer is
     most_layers: int
-    conformal: dict[str, float] = {}  # by level ("0.99"): the median times that is the bound
+    bounds: dict[str, Bound] = {}  # by level: "0.9", "0.95", "0.99"
     learned: Learned
     scores: dict[str, dict[str, float]] = {}  # on held-out folds, by class width ("8GB"): accuracy, under, over …
 
-    @property
-    def median_place(self) -> int:
-        return min(range(len(self.quantiles)), key=lambda place: abs(self.quantiles[place] - 0.5))
+    def place(self, quantile: float) -> int:
+        """The column of that quantile, or of the nearest."""
+        return min(range(len(self.quantiles)), key=lambda place: abs(self.quantiles[place] - quantile))
 
+    @property
     def width_gb(self) -> int:
         """The class width that is shown: the published one, which comes first."""
         return self.class_widths_gb[0]
