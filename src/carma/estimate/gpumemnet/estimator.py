@@ -1,0 +1,194 @@
+"""`gpumemnet` and `gpumemnet-transformer`: memory by a learned model, from a description of layers.
+
+For tasks that cannot be tried, of which only a summary is known. The point is the median of what the model gives, the
+bound a higher quantile with the factor that made it hold on held-out data. It knows one card: for another the
+difference between the two cards' contexts is added, where both are known.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from msgspec.structs import replace
+
+from carma.core.model import Estimate, NoEstimate
+from carma.core.ports import EstimateRequest
+from carma.core.units import show_mib
+from carma.errors import PluginError
+from carma.estimate.cards import card_for
+from carma.estimate.described import Described
+from carma.estimate.gpumemnet.facts import GB_MIB, SHIPPED, Facts, Kind
+from carma.estimate.gpumemnet.features import CannotTell, Family, features
+from carma.estimate.gpumemnet.model import Model, check_runtime, load
+from carma.estimate.gpumemnet.ranges import inside, offences, refusal
+from carma.estimate.protocol import Context, Trials
+from carma.estimate.published.answer import bytes_each, cut_off, parameters_of, under
+from carma.estimate.trace import constants
+from carma.estimate.trace.outside import NCCL_BYTES, NCCL_PAIR_BYTES
+from carma.paths import find_paths
+
+MIB = 1 << 20
+FOLDER = "gpumemnet"  # beside `cards`: models that a user has learned for a card of their own
+_NAMES: dict[Kind, str] = {"mlp": "gpumemnet", "transformer": "gpumemnet-transformer"}
+_NETWORKS: dict[Family, str] = {
+    "mlp": "multilayer perceptrons",
+    "cnn": "convolutional networks",
+    "transformer": "transformers",
+}
+_USES = {"mlp": ("matmul_fp32",), "cnn": ("matmul_fp32", "conv_fp32"), "transformer": ("matmul_fp32",)}
+
+
+class GpuMemNet:
+    def __init__(
+        self,
+        kind: Kind,
+        trials: Trials,
+        level: float,
+        *,
+        models: Sequence[Path] = (SHIPPED,),
+        cards: Sequence[Path] = (constants.SHIPPED,),
+    ) -> None:
+        self.name = _NAMES[kind]
+        self._kind, self._trials, self._level = kind, trials, level
+        self._models, self._cards = tuple(models), tuple(cards)
+
+    def estimate(self, request: EstimateRequest) -> Estimate | NoEstimate:
+        described = self._trials.describe(request)
+        if isinstance(described, NoEstimate):
+            return under(self.name, described)
+        gpu = request.gpus[0].name if request.gpus else ""
+        answer = self.of(described, gpu, request.spec.gpus)
+        if isinstance(answer, Estimate) and request.gpus and answer.footprint_mib > request.gpus[0].memory_mib:
+            no_room = f"it does not fit: {gpu} has {show_mib(request.gpus[0].memory_mib)}"
+            return _with(answer, no_room)
+        return answer
+
+    def of(self, described: Described, gpu: str = "", gpus: int = 1) -> Estimate | NoEstimate:
+        """For each of so many GPUs; without a name, for the card that it was learned on."""
+        try:
+            found = features(described)
+            model = load(found.family, self._kind, gpu, self._models)
+            if model is None:
+                return self._refuse(f"no model of {_NETWORKS[found.family]} has been learned; carma train makes one")
+            if said := offences(found, model.facts):
+                return self._refuse(refusal(said))
+            quantiles = model.quantiles_mib(inside(found, model.facts))
+        except (CannotTell, PluginError) as why:
+            return self._refuse(str(why))
+        added, warnings = self._besides(described, model.facts, gpu, gpus)
+        return self._answer(described, model, quantiles, added, (*cut_off(described), *warnings), gpu)
+
+    def _refuse(self, reason: str) -> NoEstimate:
+        return NoEstimate(source=self.name, reason=reason)
+
+    def _answer(
+        self,
+        described: Described,
+        model: Model,
+        quantiles: Sequence[float],
+        added: Mapping[str, int],
+        warnings: Sequence[str],
+        gpu: str,
+    ) -> Estimate:
+        facts, besides = model.facts, sum(added.values())
+        footprint = max(1, round(quantiles[facts.place(0.5)]) + besides)
+        upper, level, weaker = _bound(facts, quantiles, self._level)
+        return Estimate(
+            footprint_mib=footprint,
+            upper_mib=max(footprint, round(upper) + besides),
+            source=self.name,
+            level=level,
+            gpu_model=gpu or facts.learned.gpu,
+            parts_mib=_parts(described, facts, footprint, added),
+            warnings=(_class(facts, quantiles), *warnings, *weaker),
+        )
+
+    def _besides(
+        self, described: Described, facts: Facts, gpu: str, gpus: int
+    ) -> tuple[dict[str, int], tuple[str, ...]]:
+        """What is not learned and is known: another card's context, what several GPUs add."""
+        added: dict[str, int] = {}
+        warnings: list[str] = []
+        if gpu and not _same_card(gpu, facts.learned.gpu):
+            difference = self._context_mib(gpu, facts) - self._context_mib(facts.learned.gpu, facts)
+            told = f"; {difference:+,} MiB for this card's context" if difference else ""
+            warnings.append(f"it has learned on {facts.learned.gpu}; on {gpu} kernels may take more or less{told}")
+            added |= {"card": difference} if difference else {}
+        if gpus > 1:
+            each = bytes_each(described.dtype) or 4
+            added["buckets"] = round(parameters_of(described) * each / MIB)
+            added["nccl"] = (NCCL_PAIR_BYTES if gpus == 2 else NCCL_BYTES) // MIB
+            extra = added["buckets"] + added["nccl"]
+            warnings.append(
+                f"it has learned on one GPU; {extra:,} MiB are added for DistributedDataParallel's buckets and NCCL"
+            )
+        return added, tuple(warnings)
+
+    def _context_mib(self, gpu: str, facts: Facts) -> int:
+        found = constants.load(gpu, facts.learned.torch, self._cards)
+        return 0 if found is None else found.constants.context_mib(_USES[facts.family])
+
+
+def _same_card(one: str, other: str) -> bool:
+    known = card_for(one)
+    return one.casefold() == other.casefold() or (known is not None and known is card_for(other))
+
+
+def _with(answer: Estimate, warning: str) -> Estimate:
+    return replace(answer, warnings=(warning, *answer.warnings))
+
+
+def _bound(facts: Facts, quantiles: Sequence[float], level: float) -> tuple[float, float | None, tuple[str, ...]]:
+    """The lowest level in the facts that is as high as wanted; else the highest, and that is said."""
+    known = sorted((float(text), bound) for text, bound in facts.bounds.items())
+    if not known:
+        return quantiles[-1], None, ("no bound was learned: the highest quantile stands in for it",)
+    reached, bound = next((pair for pair in known if pair[0] >= level - 1e-9), known[-1])
+    weaker = () if reached >= level - 1e-9 else (f"the bound is for {100 * reached:g} %: no higher one was learned",)
+    return quantiles[facts.place(bound.quantile)] * bound.factor, reached, weaker
+
+
+def class_of(facts: Facts, quantiles: Sequence[float]) -> int:
+    """By the operating point: class k of width w holds [k·w, (k+1)·w)."""
+    mib = float(np.interp(facts.operating_point, facts.quantiles, quantiles))
+    return int(mib // (facts.width_gb * GB_MIB))
+
+
+def _class(facts: Facts, quantiles: Sequence[float]) -> str:
+    width, number = facts.width_gb, class_of(facts, quantiles)
+    return f"its class: {number * width}–{(number + 1) * width} GB (of 1,000 MiB)"
+
+
+def _parts(described: Described, facts: Facts, footprint: int, added: Mapping[str, int]) -> dict[str, int]:
+    """By arithmetic, as far as that goes; what is left are outputs, workspaces and what the allocator loses. Nothing
+    where the arithmetic finds more than there is (weights that are not trained)."""
+    weights = parameters_of(described) * (bytes_each(described.dtype) or 4) / MIB
+    slots = 2 if described.optimizer_slots is None else described.optimizer_slots
+    parts = {"weights": round(weights), "gradients": round(weights), "optimizer_state": round(slots * weights)}
+    parts |= {"context": round(facts.base_mib) + added.get("card", 0)}
+    parts |= {name: mib for name, mib in added.items() if name != "card"}
+    rest = footprint - sum(parts.values())
+    return {} if rest < 0 else {**parts, "activations": rest}
+
+
+def _folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    own = constants.own_folder(find_paths(environ)).with_name(FOLDER)
+    return tuple(dict.fromkeys((own, constants.SYSTEM.with_name(FOLDER), SHIPPED)))
+
+
+def _make(kind: Kind, context: Context) -> GpuMemNet:
+    check_runtime()
+    level = context.rules.memory.level
+    cards = constants.folders(os.environ)
+    return GpuMemNet(kind, context.trials, level, models=_folders(os.environ), cards=cards)
+
+
+def make(context: Context) -> GpuMemNet:
+    return _make("mlp", context)
+
+
+def make_transformer(context: Context) -> GpuMemNet:
+    return _make("transformer", context)

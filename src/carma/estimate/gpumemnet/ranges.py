@@ -1,0 +1,159 @@
+"""Where a learned model holds: inside what it has seen. Outside of it there is a refusal, never a figure.
+
+A feature may lie a little beyond the least and the most of the data, by a twentieth of the span between them on the
+feature's own scale (a logarithm, for sizes). What is let through is then moved to the edge, so that the model itself is
+never asked about anything that it has not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from carma.estimate.gpumemnet.facts import Facts
+from carma.estimate.gpumemnet.features import FEATURES, PLACE, SETTINGS, TOKEN, Features
+from carma.estimate.gpumemnet.kinds import INDEX, KINDS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+BEYOND = 0.05  # of the span
+UNSEEN_SHARE = 0.1  # of weights or outputs: from here on a kind of layer that was never seen says too much
+LEAST_MIB = 1e-3  # as in `features`
+SAID = 3  # offences that are named
+
+_WORDS = {
+    "batch": "the batch of {}",
+    "layers": "the number of layers, {},",
+    "parameters": "the number of parameters, {},",
+    "activations": "the outputs of all layers, {} elements for one sample,",
+    "activations_batch": "the outputs of all layers, {} elements for the batch,",
+    "input": "the input of {} elements",
+    "largest_output": "the largest output, {} elements,",
+    "second_output": "the second largest output, {} elements,",
+    "largest_weight": "the largest layer, {} parameters,",
+    "positions": "the number of positions of a sample, {},",
+    "width": "the widest layer, {} channels,",
+    "static_mib": "what weights, gradients and optimizer take, {} MiB,",
+    "kept_mib": "what outputs take, {} MiB,",
+    "guess_mib": "the memory by plain arithmetic, {} MiB,",
+    "output_inplace": "the outputs of layers that work in place, {} elements,",
+    "slots": "the optimizer's state, {} tensors for each weight,",
+}
+_SETTING = {
+    "fp32": "training in 32 bits",
+    "amp": "autocast",
+    "half": "weights in half precision",
+    "checkpointing": "gradient checkpointing",
+    "channels_last": "the memory format channels-last",
+}
+_NAMES = {
+    "linear": "linear", "convolution": "convolution", "grouped": "grouped convolution",
+    "transposed": "transposed convolution", "batch_norm": "batch norm", "norm": "normalisation",
+    "activation": "activation", "dropout": "dropout", "pooling": "pooling", "embedding": "embedding",
+    "attention": "attention", "softmax": "softmax", "shape": "reshaping", "upsampling": "upsampling",
+    "merge": "merging", "other": "other",
+}  # fmt: skip
+_ANGLES = ("cos_function", "sin_function")  # neighbours are of one kind, and 0 says that there is none
+
+
+def offences(found: Features, facts: Facts) -> list[str]:
+    """What lies outside, each as a sentence without its full stop; none: the model may be asked."""
+    return [*_settings(found, facts), *_sizes(found, facts), *_unseen(found, facts)]
+
+
+def refusal(said: list[str]) -> str:
+    shown = "; ".join(said[:SAID])
+    more = len(said) - SAID
+    return shown if more <= 0 else f"{shown}; and {more} more of that kind"
+
+
+def inside(found: Features, facts: Facts) -> Features:
+    """What the model is fed: every feature moved to the edge of what it has seen, kinds it never saw as others."""
+    scalars = found.scalars.copy()
+    for name, (low, high) in facts.ranges.items():
+        scalars[PLACE[name]] = min(max(scalars[PLACE[name]], low), high)
+    seen = [kind for kind in KINDS if facts.kinds_seen.get(kind)]
+    stands_in = "other" if "other" in seen or not seen else max(seen, key=lambda kind: facts.kinds_seen[kind])
+    known = np.array([INDEX[kind if kind in seen else stands_in] for kind in KINDS], np.int64)
+    return replace(found, scalars=scalars, kinds=known[found.kinds])
+
+
+def _settings(found: Features, facts: Facts) -> Iterator[str]:
+    """How it is trained: told apart from sizes, since there is no 'a little beyond'."""
+    for name, words in _SETTING.items():
+        _, high = facts.ranges.get(name, (0.0, 1.0))
+        if found.scalars[PLACE[name]] > high:
+            yield f"{words} is in none of the runs it has learned from"
+    if (offence := _outside("slots", float(found.scalars[PLACE["slots"]]), facts)) is not None:
+        yield offence
+
+
+def _sizes(found: Features, facts: Facts) -> Iterator[str]:
+    seen = {kind for kind in KINDS if facts.kinds_seen.get(kind)}
+    for name in FEATURES:
+        kind = name.partition("_")[2] if name.startswith(("count_", "output_")) else ""
+        if name in SETTINGS or name in _ANGLES or (kind in INDEX and kind not in seen):
+            continue
+        value = float(found.scalars[PLACE[name]])
+        if name == "input" and value == 0.0:
+            yield "the size of the input is not known; --input tells it"
+        elif (offence := _outside(name, value, facts)) is not None:
+            yield offence
+    if (
+        len(found.kinds) > facts.most_layers
+        and _outside("layers", float(found.scalars[PLACE["layers"]]), facts) is None
+    ):
+        yield f"the number of layers, {len(found.kinds):,}, is above the {facts.most_layers:,} of what it has learned"
+
+
+def _outside(name: str, value: float, facts: Facts) -> str | None:
+    if name not in facts.ranges:
+        return None
+    low, high = facts.ranges[name]
+    beyond = BEYOND * (high - low)
+    if low - beyond <= value <= high + beyond:
+        return None
+    shown, least, most = (_number(name, one) for one in (value, low, high))
+    return f"{_words(name).format(shown)} lies outside what it has learned ({least} to {most})"
+
+
+def _words(name: str) -> str:
+    if name in _WORDS:
+        return _WORDS[name]
+    what, _, kind = name.partition("_")
+    if what == "count":
+        return f"the number of {_NAMES[kind]} layers, {{}},"
+    return f"the outputs of {_NAMES[kind]} layers, {{}} elements,"
+
+
+def _number(name: str, value: float) -> str:
+    """As people write it: sizes are logarithms to base 2 of one more."""
+    plain = value if name in SETTINGS else float(2.0**value - 1.0)
+    return f"{plain:,.0f}" if plain >= 10 or abs(plain - round(plain)) < 0.05 else f"{plain:,.1f}"
+
+
+def _unseen(found: Features, facts: Facts) -> Iterator[str]:
+    """Kinds of layers that are in no network of the data and are no trifle in this one. `other` is what nobody knows:
+    where none was seen, it is one of these."""
+    outputs, weights = _sized(found, "output_mib"), _sized(found, "weight_mib")
+    for kind in KINDS:
+        of_kind = found.kinds == INDEX[kind]
+        if facts.kinds_seen.get(kind) or not of_kind.any():
+            continue
+        share, of = max((_share(outputs, of_kind), "outputs"), (_share(weights, of_kind), "weights"))
+        if share > UNSEEN_SHARE:
+            percent = f"{100 * share:.0f} % of its {of}"
+            yield f"{_NAMES[kind]} layers, {percent}, are in none of the networks it has learned from"
+
+
+def _sized(found: Features, name: str) -> NDArray[np.float64]:
+    """Of each layer; a token is a logarithm of a size with next to nothing added, so that there is one of zero."""
+    return np.maximum(np.exp2(found.tokens[:, TOKEN.index(name)].astype(np.float64)) - LEAST_MIB, 0.0)
+
+
+def _share(sizes: NDArray[np.float64], of_kind: NDArray[np.bool_]) -> float:
+    return float(sizes[of_kind].sum() / max(sizes.sum(), LEAST_MIB))
