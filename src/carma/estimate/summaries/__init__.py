@@ -10,13 +10,22 @@ from carma.errors import Usage
 from carma.estimate.described import Described
 from carma.estimate.summaries.lines import HINT, is_header
 from carma.estimate.summaries.table import read_table
-from carma.estimate.summaries.tree import read_tree, starts_tree
+from carma.estimate.summaries.printed import read_tree
+from carma.estimate.summaries.read import Read
+from carma.estimate.summaries.shapes import Shape
+from carma.estimate.summaries.tree import starts_tree
 
 _MOST_CHARACTERS = 64 << 20
 
 
 def read_summary(text: str, batch: int | None = None) -> Described:
-    """Raises Usage for text that is none of the three. `batch` overrules the one that a table was printed with."""
+    """The model alone; `read_text` also tells what is to be said of it."""
+    return read_text(text, batch=batch).described
+
+
+def read_text(text: str, *, batch: int | None = None, sample: Shape = ()) -> Read:
+    """Raises Usage for text that is no summary. `batch` overrules the one that a table was printed with, `sample` is the
+    shape of one input without the batch, for what does not tell the outputs."""
     if batch is not None and batch < 1:
         raise Usage(f"a batch of {batch} cannot be trained with", "Give a batch of 1 or more.")
     if len(text) > _MOST_CHARACTERS:
@@ -24,8 +33,8 @@ def read_summary(text: str, batch: int | None = None) -> Described:
     lines = text.splitlines()
     for number, line in enumerate(lines):
         if is_header(line):
-            return read_table(lines, number, batch)
+            return Read(described=read_table(lines, number, batch))
     for number, line in enumerate(lines):
         if starts_tree(line):
-            return read_tree(lines, number, batch)
+            return read_tree(lines, number, batch, sample)
     raise Usage("the text is not a model summary: it has neither a table of layers nor a printed module", HINT)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 
+_NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 Printed = Mapping[str, str]  # what stands in a module's brackets: by name, or by place ("0", "1", …)
 
 # Modules of torch.nn and of common packages without children and without parameters.
@@ -19,8 +20,10 @@ _PLAIN = re.compile(
     r"|ReLUSquaredActivation|\w*Rotary\w*Embedding|Quant|DeQuant|QuantStub|DeQuantStub|Tanhshrink|Interpolate)"
 )
 _CONTAINERS = ("Sequential", "ModuleList", "ModuleDict", "ParameterList")
+_KINDS_KEPT = 4096  # names of classes come from the text, so what is remembered of them has an end
 
 
+@lru_cache(_KINDS_KEPT)
 def is_plain(kind: str) -> bool:
     """It has no parameters and no modules inside, as far as its name tells."""
     return _PLAIN.fullmatch(kind) is not None
@@ -34,17 +37,20 @@ def count_parameters(kind: str, printed: Printed) -> int | None:
     """None: the brackets do not tell. What has none is 0."""
     if is_plain(kind) or is_container(kind):
         return 0
-    for pattern, count in _RULES:
-        if pattern.fullmatch(kind):
-            try:
-                return count(printed)
-            except (KeyError, ValueError, IndexError):
-                return None
-    return None
+    count = _rule(kind)
+    try:
+        return None if count is None else count(printed)
+    except (KeyError, ValueError, IndexError, ZeroDivisionError):
+        return None
 
 
-def _integers(text: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", text)]
+@lru_cache(_KINDS_KEPT)
+def _rule(kind: str) -> _Count | None:
+    return next((count for pattern, count in _RULES if pattern.fullmatch(kind)), None)
+
+
+def integers(text: str) -> list[int]:
+    return [int(number) for number in _NUMBER.findall(text)]
 
 
 def _yes(printed: Printed, name: str, default: bool = True) -> bool:
@@ -55,7 +61,7 @@ def _convolution(printed: Printed) -> int:
     taken, given = int(printed["0"]), int(printed["1"])
     groups = int(printed.get("groups", "1"))
     # A transposed one holds its weight the other way round: in × out/groups instead of out × in/groups. Same product.
-    weight = taken * given // groups * prod(_integers(printed["kernel_size"]))
+    weight = taken * given // groups * prod(integers(printed["kernel_size"]))
     return weight + (given if _yes(printed, "bias") else 0)
 
 
@@ -83,7 +89,7 @@ def _group_norm(printed: Printed) -> int:
 
 
 def _layer_norm(printed: Printed) -> int:
-    return _affine(prod(_integers(printed["0"])), printed, "elementwise_affine")
+    return _affine(prod(integers(printed["0"])), printed, "elementwise_affine")
 
 
 def _affine(width: int, printed: Printed, word: str) -> int:
@@ -94,7 +100,7 @@ def _affine(width: int, printed: Printed, word: str) -> int:
 
 
 def _rms_norm(printed: Printed) -> int:
-    return prod(_integers(printed["0"])) if _yes(printed, "elementwise_affine") else 0
+    return prod(integers(printed["0"])) if _yes(printed, "elementwise_affine") else 0
 
 
 def _embedding(printed: Printed) -> int:
@@ -108,11 +114,10 @@ def _recurrent(gates: int, printed: Printed) -> int:
     directions = 2 if _yes(printed, "bidirectional", False) else 1
     biases = 2 * gates * hidden if _yes(printed, "bias") else 0
     fed_back = projected or hidden
-    total = 0
-    for layer in range(int(printed.get("num_layers", "1"))):
-        width = taken if layer == 0 else fed_back * directions
-        total += directions * (gates * hidden * (width + fed_back) + biases + projected * hidden)
-    return total
+    own = fed_back * gates * hidden + biases + projected * hidden  # of a layer and direction, but for its input
+    further = int(printed.get("num_layers", "1")) - 1
+    widths = taken + further * fed_back * directions
+    return directions * (gates * hidden * widths + (further + 1) * own)
 
 
 def _prelu(printed: Printed) -> int:

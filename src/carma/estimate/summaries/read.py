@@ -1,0 +1,11 @@
+"""What the readers of summaries hand on: the model, and what its reader should know of how it was read."""
+
+from __future__ import annotations
+
+from carma.core.model import Record
+from carma.estimate.described import Described
+
+
+class Read(Record, frozen=True, kw_only=True):
+    described: Described
+    remarks: tuple[str, ...] = ()  # where the description is less sure than it looks; each a sentence without its dot

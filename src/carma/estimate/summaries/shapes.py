@@ -1,0 +1,209 @@
+"""What a module makes of a shape, by what is printed of it (after torch.nn's documentation). Shapes are of one sample,
+without the batch: channels first for images, (length, width) for sequences."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from math import floor, prod
+
+from carma.estimate.summaries.kinds import Printed, integers
+
+Shape = tuple[int, ...]
+_CONVOLUTION = re.compile(r"Conv([123])d")
+_TRANSPOSED = re.compile(r"ConvTranspose([123])d")
+_BY_CHANNELS = re.compile(r"(?:Sync|Frozen)?(?:BatchNorm|InstanceNorm)([123]d)?\w*|GroupNorm|LayerNorm2d|PReLU")
+_POOL = re.compile(r"(?:Max|Avg|LP)Pool([123])d")
+_ADAPTIVE = re.compile(r"Adaptive(?:Max|Avg)Pool([123])d")
+_PLACES = re.compile(
+    r"(?:Conv|ConvTranspose|(?:Adaptive)?(?:Max|Avg|LP)Pool|BatchNorm(?!1)|InstanceNorm(?!1)|LayerNorm)([123])d"
+)
+_RECURRENT = re.compile(r"LSTM|GRU|RNN")
+_WIDE = re.compile(r"\w*Linear|Conv1D|Bilinear")
+
+
+def channels_taken(kind: str, printed: Printed) -> int | None:
+    """How many the module wants in the first place of its input; None where it takes any."""
+    if _CONVOLUTION.fullmatch(kind) or _TRANSPOSED.fullmatch(kind):
+        return int(printed["0"])
+    if kind == "GroupNorm":
+        return int(printed["1"])
+    if _BY_CHANNELS.fullmatch(kind) and kind != "PReLU":
+        return integers(printed["0"])[0]
+    return None
+
+
+def features_taken(kind: str, printed: Printed) -> Shape | None:
+    """What the module wants in the last places of its input; None where it takes any."""
+    if kind == "Conv1D":
+        return (int(printed["nx"]),)
+    if kind == "Bilinear":
+        return (int(printed["in1_features"]),)
+    if _WIDE.fullmatch(kind):
+        return (int(printed["in_features"]),)
+    if _RECURRENT.fullmatch(kind):
+        return (int(printed["0"]),)
+    if kind.endswith(("LayerNorm", "RMSNorm")):
+        return tuple(integers(printed["0"]))
+    return None
+
+
+def places_of(kind: str) -> int | None:
+    """Sizes that it wants besides the channels (2 of an image); None where it takes any."""
+    found = _PLACES.fullmatch(kind)
+    return int(found[1]) if found else None
+
+
+def changes_shape(kind: str) -> bool:
+    return _rule(kind) is not None
+
+
+def keeps_channels(kind: str) -> bool:
+    return _POOL.fullmatch(kind) is not None
+
+
+def show(shape: Shape) -> str:
+    return "x".join(map(str, shape))
+
+
+def made_of(kind: str, printed: Printed, shape: Shape) -> Shape:
+    """The output. Raises KeyError, ValueError or IndexError where what is printed does not tell."""
+    rule = _rule(kind)
+    return shape if rule is None else rule(printed, shape)
+
+
+def _each(printed: Printed, name: str, count: int, default: str) -> list[int]:
+    """`(3, 3)`, `3` or `(3,)`: one for each place."""
+    found = integers(printed.get(name, default))
+    return found * count if len(found) == 1 else found[:count]
+
+
+def _convolved(printed: Printed, shape: Shape) -> Shape:
+    places = len(shape) - 1
+    kernel = _each(printed, "kernel_size", places, "")
+    stride = _each(printed, "stride", places, "1")
+    dilation = _each(printed, "dilation", places, "1")
+    padding = printed.get("padding", "0").strip("'\"")
+    if padding == "same":
+        return (int(printed["1"]), *shape[1:])
+    around = [0] * places if padding == "valid" else _each(printed, "padding", places, "0")
+    sizes = (
+        (size + 2 * around[place] - dilation[place] * (kernel[place] - 1) - 1) // stride[place] + 1
+        for place, size in enumerate(shape[1:])
+    )
+    return (int(printed["1"]), *sizes)
+
+
+def _transposed(printed: Printed, shape: Shape) -> Shape:
+    places = len(shape) - 1
+    kernel = _each(printed, "kernel_size", places, "")
+    stride, dilation = _each(printed, "stride", places, "1"), _each(printed, "dilation", places, "1")
+    padding, more = _each(printed, "padding", places, "0"), _each(printed, "output_padding", places, "0")
+    sizes = (
+        (size - 1) * stride[place] - 2 * padding[place] + dilation[place] * (kernel[place] - 1) + more[place] + 1
+        for place, size in enumerate(shape[1:])
+    )
+    return (int(printed["1"]), *sizes)
+
+
+def _pooled(printed: Printed, shape: Shape) -> Shape:
+    places = len(shape) - 1
+    kernel = _each(printed, "kernel_size", places, printed.get("1", ""))
+    stride = _each(printed, "stride", places, str(tuple(kernel)))
+    padding, dilation = _each(printed, "padding", places, "0"), _each(printed, "dilation", places, "1")
+    up = printed.get("ceil_mode") == "True"
+    sizes = []
+    for place, size in enumerate(shape[1:]):
+        room = size + 2 * padding[place] - dilation[place] * (kernel[place] - 1) - 1
+        count = (-(-room // stride[place]) if up else room // stride[place]) + 1
+        if up and (count - 1) * stride[place] >= size + padding[place]:
+            count -= 1  # a window may not begin beyond the input and its left padding
+        sizes.append(count)
+    return (shape[0], *sizes)
+
+
+def _adapted(printed: Printed, shape: Shape) -> Shape:
+    wanted = re.findall(r"\d+|None", printed["output_size"])
+    wanted = wanted * (len(shape) - 1) if len(wanted) == 1 else wanted
+    return (shape[0], *(size if want == "None" else int(want) for want, size in zip(wanted, shape[1:], strict=True)))
+
+
+def _last(name: str) -> Callable[[Printed, Shape], Shape]:
+    return lambda printed, shape: (*shape[:-1], int(printed[name]))
+
+
+def _recurrent(printed: Printed, shape: Shape) -> Shape:
+    width = int(printed.get("proj_size", "0")) or int(printed["1"])
+    return (*shape[:-1], width * (2 if printed.get("bidirectional") == "True" else 1))
+
+
+def _flattened(printed: Printed, shape: Shape) -> Shape:
+    """Counted with the batch, as it is printed: `start_dim=1` is the first place of a sample."""
+    start = max(int(printed.get("start_dim", "1")) - 1, 0)
+    last = int(printed.get("end_dim", "-1"))
+    end = len(shape) + last + 1 if last < 0 else last
+    return (*shape[:start], prod(shape[start:end]), *shape[end:])
+
+
+def _unflattened(printed: Printed, shape: Shape) -> Shape:
+    place = int(printed.get("dim", "1")) - 1
+    return (*shape[:place], *integers(printed["unflattened_size"]), *shape[place + 1 :])
+
+
+def _upsampled(printed: Printed, shape: Shape) -> Shape:
+    places = len(shape) - 1
+    if printed.get("size", "None") != "None":
+        return (shape[0], *_each(printed, "size", places, ""))
+    factors = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", printed["scale_factor"])]
+    factors = factors * places if len(factors) == 1 else factors
+    return (shape[0], *(floor(size * factor) for size, factor in zip(shape[1:], factors, strict=True)))
+
+
+def _shuffled(printed: Printed, shape: Shape) -> Shape:
+    factor = int(printed["upscale_factor"])
+    return (shape[0] // factor**2, *(size * factor for size in shape[1:]))
+
+
+def _padded(printed: Printed, shape: Shape) -> Shape:
+    """From the last place on, before and behind: `(left, right, top, bottom)`."""
+    around = integers(printed.get("padding") or printed["0"])
+    around = around * 2 * (len(shape) - 1) if len(around) == 1 else around
+    sizes = list(shape)
+    for place in range(len(around) // 2):
+        sizes[-1 - place] += around[2 * place] + around[2 * place + 1]
+    return tuple(sizes)
+
+
+def _halved(printed: Printed, shape: Shape) -> Shape:
+    place = int(printed.get("dim", "-1"))
+    place = place if place < 0 else place - 1
+    sizes = list(shape)
+    sizes[place] //= 2
+    return tuple(sizes)
+
+
+_Make = Callable[[Printed, Shape], Shape]
+_RULES: tuple[tuple[re.Pattern[str], _Make], ...] = tuple(
+    (re.compile(pattern), make)
+    for pattern, make in (
+        (_CONVOLUTION.pattern, _convolved),
+        (_TRANSPOSED.pattern, _transposed),
+        (_POOL.pattern, _pooled),
+        (_ADAPTIVE.pattern, _adapted),
+        ("Conv1D", _last("nf")),
+        (_WIDE.pattern, _last("out_features")),
+        (_RECURRENT.pattern, _recurrent),
+        ("Flatten", _flattened),
+        ("Unflatten", _unflattened),
+        (r"Upsampl\w*", _upsampled),
+        ("PixelShuffle", _shuffled),
+        (r"\w*Pad[123]d", _padded),
+        ("GLU", _halved),
+    )
+)
+
+
+@lru_cache(4096)
+def _rule(kind: str) -> _Make | None:
+    return next((make for pattern, make in _RULES if pattern.fullmatch(kind)), None)
