@@ -139,22 +139,29 @@ def _leave(torch, module, inputs, outputs):
 
 
 def _add(torch, module, inputs, outputs):
+    layer = layer_of(torch, module, inputs, outputs)
+    if layer is None:
+        return
+    if "batch" not in _first and layer["output"]:
+        _first["batch"] = layer["output"][0]
+    _layers.append({"name": _names.get(module, ""), **layer})
+
+
+def layer_of(torch, module, inputs, outputs):
+    """What is told of a module after its call; None of one that only holds others. The data set asks too."""
     own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
     if next(module.children(), None) is not None and not own:
-        return
+        return None
     out = outputs
     while isinstance(out, (tuple, list)) and out:
         out = out[0]
     if not isinstance(out, torch.Tensor):
-        return
-    if "batch" not in _first and out.ndim:
-        _first["batch"] = out.shape[0]
-    _layers.append({
-        "name": _names.get(module, ""),
+        return None
+    return {
         "kind": type(module).__name__,
         "output": list(out.shape),
         "parameters": own,
         "inputs": [list(value.shape) for value in inputs if isinstance(value, torch.Tensor)],
         "attributes": {name: str(getattr(module, name)) for name in _KEPT if hasattr(module, name)},
         "inplace": bool(getattr(module, "inplace", False)),
-    })  # fmt: skip
+    }  # fmt: skip

@@ -1,0 +1,174 @@
+"""Lists the layers of configs' models: `python layers.py configs.jsonl layers.jsonl --processes 2`. No GPU is needed.
+
+A model is built without memory (the meta device) and called once with its real batch. A layer is what a trial run
+calls one: the rule is `carma_trial/describe.py`'s own. An edge says that what one layer gave reached what another took,
+by whatever way: sums, products, concatenations and views stand between layers without being one. Stdlib and torch only.
+
+What is there already is kept, so that a run that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import build
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+sys.path.insert(1, str(Path(__file__).parents[2] / "estimate" / "inside"))
+from carma_trial.describe import layer_of  # type: ignore[import-not-found]  # importing it attaches nothing: attach.py does
+
+NOTHING: frozenset[int] = frozenset()
+SOURCES = "carma_sources"  # of a tensor: the layers that it came from, with no other layer between
+
+
+class Carried(TorchDispatchMode):  # type: ignore[misc,unused-ignore]
+    """Every result of an operation comes from where its operands came from."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        found = NOTHING.union(*(sources_of(each) for each in tensors_in((*args, *kwargs.values()))))
+        if found:
+            mark(result, found)
+        return result
+
+
+def sources_of(tensor: Any) -> frozenset[int]:
+    found: frozenset[int] = getattr(tensor, SOURCES, NOTHING)
+    return found
+
+
+def mark(value: Any, sources: frozenset[int]) -> None:
+    for tensor in tensors_in((value,)):
+        setattr(tensor, SOURCES, sources)
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors_in(value)
+
+
+class Listing:
+    """The layers of one pass, in the order in which they end, and the edges between them."""
+
+    def __init__(self) -> None:
+        self.layers: list[dict[str, Any]] = []
+        self.edges: list[tuple[int, int]] = []
+        self.seen: list[int] = []  # parameters of layers, one that is called twice or tied as often as it is met
+
+    def add(self, module: Any, inputs: Any, outputs: Any) -> None:
+        layer = None if isinstance(module, build.Chain) else layer_of(torch, module, inputs, outputs)
+        if layer is None:  # an empty chain is how build.py says "x itself": no model of a user's has such a module
+            return
+        number = len(self.layers)
+        self.layers.append(layer)
+        self.seen.extend(id(parameter) for parameter in module.parameters(recurse=False))
+        given = NOTHING.union(*(sources_of(tensor) for tensor in tensors_in((outputs,))))
+        self.edges.extend((source, number) for source in sorted(given))
+        mark(outputs, frozenset((number,)))
+
+
+def describe(config: dict[str, Any]) -> dict[str, Any]:
+    """One line of the file. Gradients are off, so nothing is recomputed and every layer is met once."""
+    model = build.build(config).train()
+    listing = Listing()
+    for module in model.modules():
+        module.register_forward_hook(listing.add)
+    with torch.inference_mode(), Carried():  # without inference mode, views would be other tensors than Carried sees
+        model(*inputs_of(config))
+    return {
+        "id": config["id"],
+        **counted(model, listing.seen),
+        "layers": listing.layers,
+        "edges": listing.edges,
+    }
+
+
+def inputs_of(config: dict[str, Any]) -> list[Any]:
+    kind = torch.long if config.get("vocabulary") else torch.float32
+    inputs = [torch.empty(config["batch"], *config["input"], dtype=kind, device="meta")]
+    if config.get("target"):
+        inputs.append(torch.empty(config["batch"], config["target"], dtype=torch.long, device="meta"))
+    return inputs
+
+
+def counted(model: Any, seen: list[int]) -> dict[str, int]:
+    """The model's parameters, and by how much the layers' sum differs: sum = parameters + tied - inside.
+
+    `tied` belong to two layers (an embedding and the output layer) and count in both. `inside` belong to a module that
+    another one never calls but computes with (the output projection of torch's own attention): no layer has them.
+    """
+    sizes = {id(parameter): parameter.numel() for parameter in model.parameters()}
+    return {
+        "parameters": sum(sizes.values()),
+        "tied": sum(map(sizes.__getitem__, seen)) - sum(map(sizes.__getitem__, set(seen))),
+        "inside": sum(size for key, size in sizes.items() if key not in set(seen)),
+    }
+
+
+def answer(line: bytes) -> bytes:
+    """A config that cannot be built is a line too: otherwise every run would try it again."""
+    config = json.loads(line)
+    try:
+        said = describe(config)
+    except Exception as error:
+        said = {"id": config["id"], "error": f"{type(error).__name__}: {error}"[:500]}
+    return json.dumps({**said, "of": digest(line)}, separators=(",", ":")).encode() + b"\n"
+
+
+def digest(line: bytes) -> str:
+    """Another version of the generator gives the same id to another config."""
+    return hashlib.sha256(line.strip()).hexdigest()[:16]
+
+
+def known(path: Path) -> dict[str, str]:
+    """The ids that are there, with their configs' digests. A last line that was cut off in the middle is taken away."""
+    if not path.exists():
+        return {}
+    whole = path.read_bytes()
+    kept = whole[: whole.rfind(b"\n") + 1]
+    if kept != whole:
+        path.write_bytes(kept)
+    return {said["id"]: said["of"] for said in map(json.loads, kept.splitlines())}
+
+
+def write(lines: list[bytes], file: BinaryIO, processes: int) -> None:
+    torch.set_num_threads(1)
+    if processes == 1:
+        file.writelines(map(answer, lines))
+        return
+    with multiprocessing.get_context("fork").Pool(processes) as pool:
+        for done, said in enumerate(pool.imap_unordered(answer, lines, chunksize=8), 1):
+            file.write(said)
+            file.flush()
+            if done % 500 == 0:
+                print(f"layers of {done:,} of {len(lines):,} configs", file=sys.stderr)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Lists the layers of the models of configs.")
+    parser.add_argument("configs", type=Path, help="of carma dataset generate")
+    parser.add_argument("layers", type=Path, help="a JSON line for each config; what is there is kept")
+    parser.add_argument("--processes", type=int, default=2)
+    args = parser.parse_args(argv)
+    done = known(args.layers)
+    lines = [line for line in args.configs.read_bytes().splitlines() if line.strip()]
+    left = [line for line in lines if done.get(json.loads(line)["id"]) != digest(line)]
+    with args.layers.open("ab") as file:
+        write(left, file, args.processes)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
