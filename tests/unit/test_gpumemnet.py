@@ -1,0 +1,273 @@
+"""GPUMemNet as it is served: real onnxruntime runs of models whose figures are worked out by hand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from carma.core.model import Estimate, Gpu, GpuId, NoEstimate, Owner, TaskId, TaskSpec
+from carma.core.ports import EstimateRequest
+from carma.errors import PluginError
+from carma.estimate.described import Described, Layer
+from carma.estimate.gpumemnet import model as models
+from carma.estimate.gpumemnet.estimator import GpuMemNet, class_of
+from carma.estimate.gpumemnet.facts import Bound, Facts, Kind, read_facts
+from carma.estimate.gpumemnet.features import PLACE, features
+from carma.estimate.protocol import NoTrials
+from carma.estimate.trace import constants
+from carma.estimate.trace.constants import Constants, Context
+from tests.unit import gpumemnet_models as tiny
+
+MIB = 1 << 20
+CARDS = (constants.SHIPPED,)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for family in ("mlp", "cnn"):
+        for kind in ("mlp", "transformer"):
+            tiny.save(tmp_path / "models", tiny.facts(family, kind))
+    return tmp_path / "models"
+
+
+def served(folder: Path, kind: Kind = "mlp", level: float = 0.99, cards: tuple[Path, ...] = CARDS) -> GpuMemNet:
+    return GpuMemNet(kind, NoTrials(), level, models=(folder,), cards=cards)
+
+
+def answered(folder: Path, described: Described, kind: Kind = "mlp", **asked: object) -> Estimate:
+    answer = served(folder, kind).of(described, **asked)
+    assert isinstance(answer, Estimate), answer
+    return answer
+
+
+def guess_mib(described: Described) -> float:
+    return float(2.0 ** features(described).scalars[PLACE["guess_mib"]]) - 1.0
+
+
+def test_the_median_is_the_footprint_and_a_quantile_times_its_factor_the_bound(folder: Path) -> None:
+    guess = guess_mib(tiny.perceptron(batch=4096))
+    assert guess > 40
+    answer = answered(folder, tiny.perceptron(batch=4096))
+    assert answer.footprint_mib == pytest.approx(600 + guess, abs=1)
+    assert answer.upper_mib == pytest.approx(1.5 * (600 + 1.2 * guess), abs=1)
+    assert answer.level == 0.99
+    assert answer.source == "gpumemnet"
+    assert answer.gpu_model == "NVIDIA H200"
+
+
+def test_the_transformer_based_one_sees_every_layer(folder: Path) -> None:
+    small, large = tiny.perceptron(batch=4096, depth=1), tiny.perceptron(batch=4096, depth=3)
+    one, three = answered(folder, small, "transformer"), answered(folder, large, "transformer")
+    assert one.source == "gpumemnet-transformer"
+    assert one.footprint_mib == pytest.approx(600 + 2 * 16 + 100, abs=1)  # 4096 × 1024 × 4 bytes, twice; one is linear
+    assert three.footprint_mib - one.footprint_mib == pytest.approx(2 * (32 + 100), abs=1)
+
+
+@pytest.mark.parametrize(("wanted", "given", "factor"), [(0.5, 0.9, 1.0), (0.9, 0.9, 1.0), (0.95, 0.99, 1.5)])
+def test_a_bound_holds_at_least_as_often_as_was_asked(folder: Path, wanted: float, given: float, factor: float) -> None:
+    described = tiny.perceptron(batch=4096)
+    answer = served(folder, level=wanted).of(described)
+    assert isinstance(answer, Estimate)
+    assert answer.level == given
+    assert answer.upper_mib == pytest.approx(factor * (600 + 1.2 * guess_mib(described)), abs=1)
+    assert not any("bound" in warning for warning in answer.warnings)
+
+
+def test_a_level_that_was_not_learned_is_not_promised(folder: Path) -> None:
+    answer = served(folder, level=0.999).of(tiny.perceptron())
+    assert isinstance(answer, Estimate)
+    assert answer.level == 0.99
+    assert "the bound is for 99 %: no higher one was learned" in answer.warnings
+
+
+def test_without_learned_bounds_there_is_no_level(tmp_path: Path) -> None:
+    tiny.save(tmp_path, tiny.facts(bounds={}))
+    answer = answered(tmp_path, tiny.perceptron(batch=4096))
+    assert answer.level is None
+    assert answer.upper_mib == pytest.approx(600 + 1.2 * guess_mib(tiny.perceptron(batch=4096)), abs=1)
+
+
+def test_a_bound_is_never_below_the_footprint(tmp_path: Path) -> None:
+    tiny.save(tmp_path, tiny.facts(bounds={"0.99": Bound(quantile=0.1, factor=0.5)}))
+    answer = answered(tmp_path, tiny.perceptron(batch=4096))
+    assert answer.upper_mib == answer.footprint_mib
+
+
+@pytest.mark.parametrize(
+    ("mib", "width", "number"), [(999.9, 1, 0), (1000.0, 1, 1), (15_999.0, 8, 1), (16_000.0, 8, 2)]
+)
+def test_a_class_holds_its_lower_edge_and_not_its_upper_one(mib: float, width: int, number: int) -> None:
+    facts = tiny.facts(class_widths_gb=(width,))
+    assert class_of(facts, (mib, mib, mib)) == number
+
+
+def test_the_class_is_that_of_the_operating_point(folder: Path) -> None:
+    assert class_of(tiny.facts(), (0.0, 900.0, 1300.0)) == 1  # 0.7 lies between .5 and .9: 1100 MiB
+    assert class_of(tiny.facts(operating_point=0.5), (0.0, 900.0, 1300.0)) == 0
+    assert "its class: 0–8 GB (of 1,000 MiB)" in answered(folder, tiny.convolutions()).warnings
+
+
+def test_parts_add_up_to_the_footprint(folder: Path) -> None:
+    answer = answered(folder, tiny.perceptron(batch=8192, depth=4), gpus=2)
+    assert sum(answer.parts_mib.values()) == answer.footprint_mib
+    assert answer.parts_mib["weights"] == 16
+    assert answer.parts_mib["optimizer_state"] == 32
+    assert answer.parts_mib["context"] == 600
+
+
+def test_parts_are_left_out_where_arithmetic_finds_more_than_there_is(folder: Path) -> None:
+    frozen = tiny.perceptron(parameters=10**9)
+    answer = served(folder, "transformer").of(frozen)
+    assert isinstance(answer, Estimate)
+    assert answer.parts_mib == {}
+
+
+def test_another_card_is_told_and_its_context_added(tmp_path: Path, folder: Path) -> None:
+    cards = tmp_path / "cards"
+    for gpu, start in (("NVIDIA H200", 600), ("Tesla T4", 350)):
+        readings = (
+            Context(after="init", outside_bytes=start * MIB),
+            Context(after="matmul_fp32", outside_bytes=(start + 50) * MIB),
+        )
+        card = Constants(gpu=gpu, torch="2.11.0", contexts=readings)
+        constants.save(card, (), cards / constants.file_name(card))
+    described = tiny.perceptron(batch=4096)
+    estimator = served(folder, cards=(cards,))
+    own, other = estimator.of(described, "NVIDIA H200"), estimator.of(described, "Tesla T4")
+    assert isinstance(own, Estimate)
+    assert isinstance(other, Estimate)
+    assert other.footprint_mib == own.footprint_mib - 250
+    assert other.upper_mib == own.upper_mib - 250
+    assert other.parts_mib["context"] == own.parts_mib["context"] - 250
+    assert other.gpu_model == "Tesla T4"
+    assert any("learned on NVIDIA H200" in warning and "-250 MiB" in warning for warning in other.warnings)
+    assert not any("learned on" in warning for warning in own.warnings)
+
+
+def test_a_build_of_the_same_card_is_the_same_card(folder: Path) -> None:
+    assert not any("learned on" in each for each in answered(folder, tiny.perceptron(), gpu="NVIDIA H200 NVL").warnings)
+
+
+def test_several_gpus_add_buckets_and_nccl(folder: Path) -> None:
+    described = tiny.perceptron(batch=4096, depth=4)
+    alone, two = answered(folder, described), answered(folder, described, gpus=2)
+    assert two.footprint_mib == alone.footprint_mib + 16 + 544
+    assert any("560 MiB are added" in warning for warning in two.warnings)
+
+
+def test_a_model_learned_on_the_asked_card_goes_first(tmp_path: Path) -> None:
+    shipped, own = tmp_path / "shipped", tmp_path / "own"
+    tiny.save(shipped, tiny.facts())
+    learned = replace(tiny.facts().learned, gpu="Tesla T4")
+    tiny.save(own, tiny.facts(learned=learned, bounds={}))
+    folders = (own, shipped)
+    assert models.load("mlp", "mlp", "Tesla T4", folders) is models.load("mlp", "mlp", "", (own,))
+    assert models.load("mlp", "mlp", "NVIDIA H200", folders) is models.load("mlp", "mlp", "", (shipped,))
+    assert models.load("mlp", "mlp", "NVIDIA L4", folders) is models.load("mlp", "mlp", "", (own,))
+
+
+def test_threads_share_one_session(folder: Path) -> None:
+    gate, found = threading.Barrier(4), []
+
+    def ask() -> None:
+        gate.wait()
+        found.append(models.load("cnn", "transformer", "", (folder,)))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert len({id(one) for one in found}) == 1
+
+
+def test_a_family_that_nobody_learned_is_refused(folder: Path) -> None:
+    layers = (
+        Layer(kind="Embedding", output=(2, 64, 32), parameters=3200),
+        Layer(kind="MultiheadAttention", output=(2, 64, 32), parameters=4224),
+    )
+    answer = served(folder).of(Described(layers=layers, batch=2, input=(2, 64)))
+    assert isinstance(answer, NoEstimate)
+    assert answer.reason == "no model of transformers has been learned; carma train makes one"
+
+
+def test_what_a_summary_does_not_tell_is_asked_for(folder: Path) -> None:
+    no_batch = served(folder).of(replace(tiny.perceptron(), batch=None))
+    assert isinstance(no_batch, NoEstimate)
+    assert "--batch" in no_batch.reason
+
+
+def test_a_refused_trial_is_refused_under_its_own_name(folder: Path) -> None:
+    request = EstimateRequest(
+        task=TaskId(1), owner=Owner(1, 1, "alice"), spec=TaskSpec(command=("true",), directory="/"), gpus=()
+    )
+    answer = served(folder, "transformer").estimate(request)
+    assert answer == NoEstimate(source="gpumemnet-transformer", reason="trial runs are switched off")
+
+
+class Told(NoTrials):
+    def __init__(self, described: Described) -> None:
+        self._described = described
+
+    def describe(self, request: EstimateRequest) -> Described:  # type: ignore[override]  # noqa: ARG002
+        return self._described
+
+
+def test_it_says_where_it_does_not_fit(folder: Path) -> None:
+    gpu = Gpu(id=GpuId("GPU-0"), index=0, name="NVIDIA H200", memory_mib=500)
+    spec = TaskSpec(command=("python", "train.py"), directory="/")
+    request = EstimateRequest(task=TaskId(1), owner=Owner(1, 1, "alice"), spec=spec, gpus=(gpu,))
+    answer = GpuMemNet("mlp", Told(tiny.perceptron()), 0.9, models=(folder,), cards=CARDS).estimate(request)
+    assert isinstance(answer, Estimate)
+    assert answer.warnings[0] == "it does not fit: NVIDIA H200 has 500 MiB"
+
+
+def test_a_file_that_is_no_model_is_a_refusal(folder: Path) -> None:
+    (folder / "mlp-mlp.onnx").write_bytes(b"no graph")
+    answer = served(folder).of(tiny.perceptron())
+    assert isinstance(answer, NoEstimate)
+    assert "cannot be run" in answer.reason
+
+
+def test_a_model_of_other_features_is_not_fed(folder: Path) -> None:
+    tiny.save(folder, tiny.facts(features=("batch", "depth")))
+    answer = served(folder).of(tiny.perceptron())
+    assert isinstance(answer, NoEstimate)
+    assert "other features" in answer.reason
+
+
+def test_facts_are_read_as_they_were_written(folder: Path) -> None:
+    assert read_facts(folder / "cnn-mlp.json") == tiny.facts("cnn")
+    (folder / "cnn-mlp.json").write_text("{}")
+    with pytest.raises(PluginError, match="does not describe"):
+        read_facts(folder / "cnn-mlp.json")
+    with pytest.raises(PluginError, match="cannot be read"):
+        read_facts(folder / "none.json")
+
+
+def test_facts_find_the_nearest_quantile() -> None:
+    facts: Facts = tiny.facts(quantiles=(0.05, 0.5, 0.99))
+    assert [facts.place(wanted) for wanted in (0.0, 0.5, 0.95, 0.99)] == [0, 1, 2, 2]
+
+
+def test_torch_takes_no_part(folder: Path) -> None:
+    script = (
+        "import sys, pathlib\n"
+        "from carma.estimate.described import Described, Layer\n"
+        "from carma.estimate.gpumemnet.estimator import GpuMemNet\n"
+        "from carma.estimate.protocol import NoTrials\n"
+        f"estimator = GpuMemNet('mlp', NoTrials(), 0.99, models=(pathlib.Path({str(folder)!r}),))\n"
+        "layers = (Layer(kind='Linear', output=(8, 1024), parameters=1024 * 1025),)\n"
+        "answer = estimator.of(Described(layers=layers, batch=8, input=(8, 1024)))\n"
+        "print(answer.footprint_mib, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    figure, torch = done.stdout.split()
+    assert int(figure) > 600
+    assert torch == "False"

@@ -1,0 +1,131 @@
+"""Where a learned model is not asked: outside of what it has seen."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from carma.estimate.described import Described, Layer
+from carma.estimate.gpumemnet.features import FEATURES, PLACE, features
+from carma.estimate.gpumemnet.kinds import INDEX, KINDS
+from carma.estimate.gpumemnet.ranges import _NAMES, _WORDS, inside, offences, refusal
+from tests.unit import gpumemnet_models as tiny
+
+
+def said(described: Described, **changed: object) -> list[str]:
+    return offences(features(described), tiny.facts(**changed))  # type: ignore[arg-type]
+
+
+def log(size: float) -> float:
+    return float(np.log2(1.0 + size))
+
+
+def test_inside_nothing_is_said() -> None:
+    assert said(tiny.perceptron()) == []
+    assert said(tiny.convolutions()) == []
+
+
+def test_a_batch_beyond_is_named_with_its_range() -> None:
+    ranges = tiny.facts().ranges | {"batch": (log(1), log(16_384))}
+    found = said(tiny.perceptron(batch=65_536), ranges=ranges)
+    assert found == ["the batch of 65,536 lies outside what it has learned (1 to 16,384)"]
+
+
+@pytest.mark.parametrize(("batch", "fits"), [(25_000, True), (26_500, False)])
+def test_a_little_beyond_is_let_through(batch: int, fits: bool) -> None:
+    """A twentieth of the 13 doublings between 1 and 16,383 is 0.65 of one."""
+    assert (said(tiny.perceptron(batch=batch)) == []) is fits
+
+
+def test_below_is_outside_too() -> None:
+    ranges = tiny.facts().ranges | {"parameters": (log(10_000_000), log(100_000_000))}
+    (found,) = said(tiny.perceptron(), ranges=ranges)
+    assert found == "the number of parameters, 1,049,600, lies outside what it has learned (10,000,000 to 100,000,000)"
+
+
+def test_every_feature_has_words() -> None:
+    """Each one beyond its range on its own; what is no size is told apart."""
+    base = tiny.perceptron()
+    for name in FEATURES:
+        if name in ("cos_function", "sin_function", "fp32", "amp", "half", "checkpointing", "channels_last"):
+            continue
+        ranges = tiny.facts().ranges | {name: (50.0, 60.0)}
+        seen = dict.fromkeys(KINDS, 1)
+        (found,) = said(base, ranges=ranges, kinds_seen=seen)
+        assert "lies outside what it has learned" in found, name
+        assert "_" not in found
+    assert set(_NAMES) == set(KINDS)
+    assert set(_WORDS) <= set(FEATURES)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"channels_last": True}, "the memory format channels-last"),
+        ({"autocast": "bfloat16"}, "autocast"),
+        ({"dtype": "bfloat16"}, "weights in half precision"),
+        ({"checkpointing": True}, "gradient checkpointing"),
+    ],
+)
+def test_a_way_to_train_that_was_never_seen_is_refused(changed: dict[str, object], words: str) -> None:
+    ranges = tiny.facts().ranges | dict.fromkeys(("amp", "half", "checkpointing"), (0.0, 0.0))
+    assert said(replace(tiny.perceptron(), **changed), ranges=ranges) == [
+        f"{words} is in none of the runs it has learned from"
+    ]
+
+
+def test_an_optimizer_with_more_state_than_any_is_refused() -> None:
+    (found,) = said(tiny.perceptron(optimizer_slots=3))
+    assert found == "the optimizer's state, 3 tensors for each weight, lies outside what it has learned (0 to 2)"
+
+
+def test_an_input_of_unknown_size_is_asked_for() -> None:
+    ranges = tiny.facts().ranges | {"input": (log(10), log(1e9))}
+    assert said(tiny.perceptron(input=()), ranges=ranges) == ["the size of the input is not known; --input tells it"]
+
+
+def with_attention(outputs: int) -> Described:
+    base = tiny.perceptron()
+    layer = Layer(kind="MultiheadAttention", output=(8, outputs), parameters=0)
+    return replace(base, layers=(*base.layers, layer))
+
+
+def test_a_kind_of_layer_that_was_never_seen_may_only_be_a_trifle() -> None:
+    assert said(with_attention(outputs=100)) == []  # of 2,148
+    (found,) = said(with_attention(outputs=1024))
+    assert found == "attention layers, 33 % of its outputs, are in none of the networks it has learned from"
+
+
+def test_weights_count_as_outputs_do() -> None:
+    base = tiny.perceptron()
+    layer = Layer(kind="MultiheadAttention", output=(8, 1), parameters=1024 * 1025)
+    (found,) = said(replace(base, layers=(*base.layers, layer)))
+    assert found == "attention layers, 50 % of its weights, are in none of the networks it has learned from"
+
+
+def test_more_layers_than_any() -> None:
+    (found,) = said(tiny.perceptron(depth=301, width=8))
+    assert found == "the number of layers, 602, is above the 600 of what it has learned"
+
+
+def test_three_are_named_and_the_rest_counted() -> None:
+    assert refusal(["a"]) == "a"
+    assert refusal(["a", "b", "c"]) == "a; b; c"
+    assert refusal(["a", "b", "c", "d", "e"]) == "a; b; c; and 2 more of that kind"
+
+
+def test_what_is_let_through_is_moved_to_the_edge() -> None:
+    found = features(tiny.perceptron(batch=25_000))
+    moved = inside(found, tiny.facts())
+    assert moved.scalars[PLACE["batch"]] == pytest.approx(14.0)
+    assert found.scalars[PLACE["batch"]] > 14.0
+    others = [place for name, place in PLACE.items() if name != "batch"]
+    np.testing.assert_array_equal(moved.scalars[others], found.scalars[others])
+
+
+def test_a_kind_that_was_never_seen_goes_as_another() -> None:
+    found = features(with_attention(outputs=100))
+    assert inside(found, tiny.facts()).kinds.tolist() == [INDEX["linear"], INDEX["activation"], INDEX["other"]]
+    few = tiny.facts(kinds_seen={"linear": 9, "activation": 5})
+    assert inside(found, few).kinds.tolist() == [INDEX["linear"], INDEX["activation"], INDEX["linear"]]
