@@ -1,0 +1,188 @@
+"""The processes that measure: each a fork with a context and an allocator of its own, and a line to talk over.
+
+A process says `ready` when its context stands and waits for `go`. It answers with its row and ends. For activity it says
+`prepared` instead, waits for `turn`, and after its row stands still until `end`: a process that leaves disturbs others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import activity  # type: ignore[import-not-found]
+import measure  # type: ignore[import-not-found]
+
+POLL_S = 0.01
+DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
+LIBC = ctypes.CDLL(None)
+
+
+class Child:
+    """One that measures, as its parent sees it. `state`: starting, waiting, running, prepared, turning, over."""
+
+    def __init__(self, pid: int, line: socket.socket, config: dict[str, Any], need_mib: int, alone: bool) -> None:
+        self.pid, self.line, self.config, self.need_mib, self.alone = pid, line, config, need_mib, alone
+        self.passed = 0
+        self.state = "starting"
+        self.since_s = self.began_s = time.monotonic()
+        self.unread = b""
+        self.row: dict[str, Any] | None = None
+        self.is_taken = self.is_deaf = False
+        self.group = 0
+        self.ended_because = ""
+
+    def enter(self, state: str) -> None:
+        self.state, self.since_s = state, time.monotonic()
+
+    def tell(self, word: str) -> None:
+        try:
+            self.line.sendall(word.encode() + b"\n")
+        except OSError:
+            return  # it is gone, which is seen elsewhere
+
+    def hear(self) -> None:
+        """Takes what it said, as far as it is there."""
+        try:
+            while part := self.line.recv(1 << 16, socket.MSG_DONTWAIT):
+                self.unread += part
+            self.is_deaf = True
+        except BlockingIOError:
+            pass  # nothing more for now
+        except OSError:
+            self.is_deaf = True
+        *lines, self.unread = self.unread.split(b"\n")
+        for said in map(json.loads, lines):
+            self._take(said)
+
+    def _take(self, said: dict[str, Any]) -> None:
+        match said["said"]:
+            case "ready":
+                self.enter("waiting")
+            case "prepared":
+                self.enter("prepared")
+            case "row":
+                self.row = said["row"]
+                self.row["took_s"] = round(time.monotonic() - self.began_s, 2)
+                self.enter("over")
+
+
+class Crew:
+    """The children alive, and what all of them need. `take` gets each child once, with its row."""
+
+    def __init__(self, work: dict[str, Any], numbers: Any, take: Callable[[Child, dict[str, Any]], None]) -> None:
+        self.work, self.numbers, self.take = work, numbers, take
+        self.children: list[Child] = []
+
+    def start(self, config: dict[str, Any], need_mib: int, alone: bool) -> Child:
+        ours, theirs = socket.socketpair()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                ours.close()
+                for child in self.children:
+                    child.line.close()
+                settle(parent)
+                live(theirs, config, self.work, self.numbers)
+            finally:
+                os._exit(0)  # never back into the parent's loop, and no time for tearing CUDA down
+        theirs.close()
+        self.children.append(Child(pid, ours, config, need_mib, alone))
+        return self.children[-1]
+
+    def among(self, *states: str) -> list[Child]:
+        return [child for child in self.children if child.state in states]
+
+    def look(self) -> None:
+        """Waits a moment for news, takes it, ends who is over the time, and buries who is gone."""
+        lines = {child.line: child for child in self.children if not child.is_deaf}
+        for line in select.select(list(lines), [], [], POLL_S)[0]:
+            lines[line].hear()
+        for child in list(self.children):
+            self._bury_if_gone(child)
+            self._take_once(child)
+            over_time = time.monotonic() - child.since_s > self.work["config_limit_s"]
+            if over_time and child.state in ("starting", "running", "turning"):
+                child.ended_because = f"it took more than {self.work['config_limit_s']:g} s ({child.state})"
+                os.kill(child.pid, signal.SIGKILL)
+
+    def end(self, children: Iterable[Child]) -> None:
+        """Without a row, where they have none yet: they count as not begun."""
+        ended = list(children)
+        for child in ended:
+            os.kill(child.pid, signal.SIGKILL)
+        for child in ended:
+            os.waitpid(child.pid, 0)
+            child.line.close()
+            self.children.remove(child)
+
+    def _bury_if_gone(self, child: Child) -> None:
+        pid, status = os.waitpid(child.pid, os.WNOHANG)
+        if not pid:
+            return
+        child.hear()
+        child.line.close()
+        self.children.remove(child)
+        if child.row is None:
+            took_s = round(time.monotonic() - child.began_s, 2)
+            error = child.ended_because or ended_by(status)
+            child.row = {"oom": False, "error": error, "again": True, "took_s": took_s}
+            child.enter("over")
+
+    def _take_once(self, child: Child) -> None:
+        if child.row is not None and not child.is_taken:
+            child.is_taken = True
+            self.take(child, child.row)
+
+
+def ended_by(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        return f"the process was ended by {signal.Signals(os.WTERMSIG(status)).name}"
+    return f"the process ended with status {os.WEXITSTATUS(status)} and no row"
+
+
+def settle(parent: int) -> None:
+    """A child's place in the world: it ends with its parent, however that ends, and prints nothing."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent ends us
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    LIBC.prctl(DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    measure.hush()
+
+
+def live(line: socket.socket, config: dict[str, Any], work: dict[str, Any], numbers: Any) -> None:
+    """A child's whole life."""
+    heard = line.makefile("r")
+
+    def say(said: str, row: dict[str, Any] | None = None) -> None:
+        line.sendall(json.dumps({"said": said, "row": row}).encode() + b"\n")
+
+    measurement = measure.Measurement(config, work["device"], work["steps"], numbers)
+    row = measurement.start()
+    if row is None:
+        say("ready")
+        if heard.readline() != "go\n":
+            return
+        row = measurement.train()
+    if not work["activity"]:
+        say("row", row)
+        return
+    row = activity.no_activity() | row
+    if not row["error"] and not row["oom"]:
+        say("prepared")
+        if heard.readline() != "turn\n":
+            return
+        try:
+            row |= activity.watch(measurement, work["window_s"])
+        except Exception as error:
+            row |= measure.failure(error)
+    say("row", row)
+    heard.readline()

@@ -1,0 +1,207 @@
+"""One config measured in this process: a fork of the collector, made before CUDA started.
+
+The context is made and measured first, with one tiny tensor that is given back before the model is built, so that the
+run finds the allocator untouched. Then the process waits until the collector has room for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import os
+import subprocess
+import sys
+import traceback
+from typing import Any, Protocol
+
+import torch
+
+import loop
+
+ERROR_CHARS = 400
+# What libraries say, besides torch's own error, when memory was short.
+OOM_SIGNS = ("out of memory", "outofmemory", "alloc_failed", "memory_allocation", "memoryallocation")
+# Errors that may come of a card that is short of memory: worth another run, alone.
+CARD_SIGNS = ("cuda", "cudnn", "cublas", "unable to find an engine")
+
+
+class Meter(Protocol):
+    """What a run takes of the device. Figures are bytes, None where there are none."""
+
+    def start(self) -> None: ...
+
+    def read(self) -> None:
+        """After each step."""
+
+    def figures(self) -> dict[str, Any]: ...
+
+    def sync(self) -> None: ...
+
+
+class CpuMeter:
+    def start(self) -> None:
+        return
+
+    def read(self) -> None:
+        return
+
+    def figures(self) -> dict[str, Any]:
+        names = ("allocated_peak", "reserved_peak", "requested_peak", "footprint", "context")
+        return {**dict.fromkeys(names), "retries": 0}
+
+    def sync(self) -> None:
+        return
+
+
+class CudaMeter:
+    """torch's own counters, and the footprint by NVML; by nvidia-smi, once, where Python has no NVML binding."""
+
+    def __init__(self) -> None:
+        self.nvml, self.handle = open_nvml()
+        self.footprint: int | None = None
+        self.context: int | None = None
+
+    def start(self) -> None:
+        torch.cuda.init()
+        tiny = torch.zeros(1, device="cuda")
+        torch.cuda.synchronize()
+        self.read()
+        self.context = None if self.footprint is None else self.footprint - torch.cuda.memory_reserved()
+        del tiny
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.reset_accumulated_memory_stats()
+
+    def read(self) -> None:
+        if self.nvml is not None:
+            with contextlib.suppress(self.nvml.NVMLError):  # one reading missed is no reason to lose the run
+                for process in self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle):
+                    if process.pid == os.getpid() and process.usedGpuMemory is not None:
+                        self._take(int(process.usedGpuMemory))
+
+    def figures(self) -> dict[str, Any]:
+        if self.nvml is None:
+            for line in ask_smi("--query-compute-apps=pid,used_gpu_memory").splitlines():
+                pid, _, mib = line.partition(",")
+                if pid.strip() == str(os.getpid()) and mib.strip().isdigit():
+                    self._take(int(mib) << 20)
+        self.read()
+        stats = torch.cuda.memory_stats()
+        return {
+            "allocated_peak": torch.cuda.max_memory_allocated(),
+            "reserved_peak": torch.cuda.max_memory_reserved(),
+            "requested_peak": stats.get("requested_bytes.all.peak"),
+            "footprint": self.footprint,
+            "context": self.context,
+            "retries": stats.get("num_alloc_retries", 0),
+        }
+
+    def sync(self) -> None:
+        torch.cuda.synchronize()
+
+    def _take(self, used: int) -> None:
+        self.footprint = max(used, self.footprint or 0)
+
+
+def make_meter(device: str) -> Meter:
+    return CudaMeter() if device.startswith("cuda") else CpuMeter()
+
+
+def open_nvml() -> tuple[Any, Any]:
+    """The binding and this process's card, by its UUID where torch tells it: indices differ under a mask."""
+    try:
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+    except Exception:  # no binding, or one that finds no driver
+        return None, None
+    with contextlib.suppress(Exception):
+        return nvml, nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+    return nvml, nvml.nvmlDeviceGetHandleByIndex(0)
+
+
+def ask_smi(query: str) -> str:
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def describe(device: str) -> dict[str, Any]:
+    """The card, its driver, and what is free on it; asked in a fork, because asking starts CUDA."""
+    if not device.startswith("cuda"):
+        return {"gpu": None}
+    card = torch.cuda.get_device_properties(0)
+    free, _ = torch.cuda.mem_get_info()
+    nvml, _ = open_nvml()
+    driver = nvml.nvmlSystemGetDriverVersion() if nvml else ask_smi("--query-gpu=driver_version").strip()
+    return {
+        "gpu": card.name,
+        "gpu_bytes": card.total_memory,
+        "free_bytes": free,
+        "capability": f"{card.major}.{card.minor}",
+        "driver": driver.decode() if isinstance(driver, bytes) else driver,
+        "cudnn": torch.backends.cudnn.version(),
+        "footprint_by": "nvml" if nvml else "nvidia-smi",
+    }
+
+
+class Measurement:
+    """A config's run in this process, step by step: `start`, `train`, and for activity the training goes on."""
+
+    def __init__(self, config: dict[str, Any], device: str, steps: int, numbers: Any) -> None:
+        self.config, self.device, self.steps, self.numbers = config, device, steps, numbers
+        self.meter: Meter | None = None
+        self.training: Any = None
+
+    def start(self) -> dict[str, Any] | None:
+        """None; or the row, where there is nothing to train on."""
+        try:
+            torch.set_num_threads(1)
+            self.meter = make_meter(self.device)
+            self.meter.start()
+        except Exception as error:
+            return failure(error)
+        return None
+
+    def train(self) -> dict[str, Any]:
+        assert self.meter is not None
+        row: dict[str, Any] = {"steps": 0, "finite": None, "error": None, "oom": False}
+        try:
+            self.training = loop.Training(self.config, self.device, self.numbers)
+            row["parameters"] = sum(each.numel() for each in self.training.model.parameters())
+            for _ in range(self.steps):
+                finite = math.isfinite(self.training.step())
+                self.meter.sync()
+                self.meter.read()
+                row |= {"steps": row["steps"] + 1, "finite": finite and row["finite"] is not False}
+        except Exception as error:
+            row |= failure(error)
+        with contextlib.suppress(Exception):  # after a failed kernel every call raises; the run's own error is kept
+            row |= self.meter.figures()
+        row["again"] = bool(row.get("again") or row.get("retries"))
+        return row
+
+
+def failure(error: BaseException) -> dict[str, Any]:
+    """`again`: it may be the others' doing, where there are others."""
+    text = f"{type(error).__name__}: {error}".strip()
+    low = text.lower()
+    oom = any(sign in low for sign in OOM_SIGNS)
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" [{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}]" if frames else ""
+    return {
+        "oom": oom,
+        "error": None if oom else " ".join(text.split())[:ERROR_CHARS] + place,
+        "again": oom or any(sign in low for sign in CARD_SIGNS),
+    }
+
+
+def hush() -> None:
+    """What the libraries print is nobody's."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
