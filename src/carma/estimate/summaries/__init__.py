@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from carma.errors import Usage
 from carma.estimate.described import Described
+from carma.estimate.summaries.keras_summary import is_keras, read_keras
 from carma.estimate.summaries.lines import HINT, is_header
-from carma.estimate.summaries.table import read_table
 from carma.estimate.summaries.printed import read_tree
 from carma.estimate.summaries.read import Read
 from carma.estimate.summaries.shapes import Shape
+from carma.estimate.summaries.table import read_table
 from carma.estimate.summaries.tree import starts_tree
 
 _MOST_CHARACTERS = 64 << 20
@@ -24,8 +25,8 @@ def read_summary(text: str, batch: int | None = None) -> Described:
 
 
 def read_text(text: str, *, batch: int | None = None, sample: Shape = ()) -> Read:
-    """Raises Usage for text that is no summary. `batch` overrules the one that a table was printed with, `sample` is the
-    shape of one input without the batch, for what does not tell the outputs."""
+    """Raises Usage for text that is no summary. `batch` overrules the one that a table was printed with,
+    `sample` is the shape of one input without the batch, for what does not tell the outputs."""
     if batch is not None and batch < 1:
         raise Usage(f"a batch of {batch} cannot be trained with", "Give a batch of 1 or more.")
     if len(text) > _MOST_CHARACTERS:
@@ -33,8 +34,16 @@ def read_text(text: str, *, batch: int | None = None, sample: Shape = ()) -> Rea
     lines = text.splitlines()
     for number, line in enumerate(lines):
         if is_header(line):
-            return Read(described=read_table(lines, number, batch))
+            return _of_table(lines, number, batch, sample)
     for number, line in enumerate(lines):
         if starts_tree(line):
             return read_tree(lines, number, batch, sample)
     raise Usage("the text is not a model summary: it has neither a table of layers nor a printed module", HINT)
+
+
+def _of_table(lines: list[str], header: int, batch: int | None, sample: Shape) -> Read:
+    if is_keras(lines, header):
+        return read_keras(lines, header, batch, sample)
+    if sample:
+        raise Usage("the table tells the shapes of the outputs: --input has no meaning beside it", HINT)
+    return Read(described=read_table(lines, header, batch))

@@ -1,4 +1,4 @@
-"""What the walk over a printed model knows of blocks: where their branches begin and end, and what some are known to do.
+"""What the walk over a printed model knows of blocks: where branches begin and end, and what some are known to do.
 
 The names are those of torchvision, timm and Hugging Face; a block that is called otherwise is walked as it is printed.
 """

@@ -6,7 +6,7 @@ import re
 
 from carma.errors import Usage
 
-HINT = "It takes what torchsummary.summary, torchinfo.summary or print(model) shows."
+HINT = "It takes what torchinfo, torchsummary, print(model) or Keras' model.summary() show, or an ONNX file."
 _SHAPE = re.compile(r"\[\s*(-?\d{1,12}(?:\s*,\s*-?\d{1,12})*)?\s*\]", re.ASCII)
 _COUNT = re.compile(r"\d{1,3}(?:,\d{3}){1,6}|\d{1,18}", re.ASCII)
 
@@ -17,7 +17,15 @@ def bad(number: int, line: str, why: str) -> Usage:
 
 
 def is_header(line: str) -> bool:
-    return line.lstrip().startswith("Layer (type") and "Param" in line
+    """Of a table; a box of Keras may have lost its last columns at the end of a terminal's line."""
+    return (
+        "Layer (type" in line and line.lstrip(" \t┃│|").startswith("Layer (type") and ("Param" in line or "┃" in line)
+    )
+
+
+def is_rule(line: str) -> bool:
+    """A line of dashes between the head of a table and its rows, or at its end."""
+    return not line.strip(" \t=-_") and len(line.strip()) >= 8
 
 
 def read_shape(text: str) -> tuple[int, ...] | None:

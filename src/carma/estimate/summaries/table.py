@@ -5,54 +5,49 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
-import msgspec
-
-from carma.core.model import Record
 from carma.estimate.described import Described, Layer
 from carma.estimate.summaries.kinds import is_container, is_plain
-from carma.estimate.summaries.lines import bad, read_count, read_shape
+from carma.estimate.summaries.lines import bad, is_rule, read_count, read_shape
+from carma.estimate.summaries.shapes import Shape
 
-_FLAT_ROW = re.compile(r"\s*(?P<kind>\w+)-\d+\s+(?P<shape>\[.*\])\s+(?P<count>[\d,]+)\s*")
-_TREE_ROW = re.compile(r"(?P<branch>[\s│├└─|+-]*)(?P<kind>\w+)(?: \((?P<name>[^)]*)\))?(?:: \d+-\d+)?")
-_RULE = re.compile(r"\s*[=\-_]{8,}\s*")
+_FLAT_ROW = re.compile(r"\s*(?P<kind>\w{1,200})-\d+\s+(?P<shape>\[.*\])\s+(?P<count>[\d,]+)\s*", re.ASCII)
+_TREE_ROW = re.compile(r"([\s│├└─|+-]*)(\w{1,200})(?: \(([^)]*)\))?(?:: \d+-\d+)?", re.ASCII)
 _TOTAL = re.compile(r"\s*Total params:\s*([\d,]+)")
+_NAME = re.compile(r"\S+(?: \S+)*")
+_NO_COUNT = ("--", "(recursive)", "")
 
 
-class _Row(Record, frozen=True, kw_only=True):
+class _Row(NamedTuple):
     """A line of a table. `depth` 0 is the model; the flat table has no depths and prints a block after its layers."""
 
     kind: str
     depth: int = 1
     name: str = ""
-    output: tuple[int, ...] = ()
-    taken: tuple[int, ...] = ()
+    output: Shape = ()
+    taken: Shape = ()
     parameters: int = 0
-    attributes: dict[str, str] = {}
+    kernel: str = ""
 
 
 def read_table(lines: Sequence[str], header: int, batch: int | None) -> Described:
-    columns = _columns(lines[header])
     first, end = _body(lines, header)
-    # torchinfo without its settings for rows has torchsummary's head, so the first row decides.
-    nested = _FLAT_ROW.fullmatch(next(line for line in lines[first:end] if line.strip())) is None
-    rows = [
-        _tree_row(lines[number], number, columns) if nested else _flat_row(lines[number], number)
-        for number in range(first, end)
-        if lines[number].strip()
-    ]
     total = _total(lines[end:])
-    if nested:
+    # torchinfo without its settings for rows has torchsummary's head, so the first row decides.
+    if _FLAT_ROW.fullmatch(next(line for line in lines[first:end] if line.strip())) is None:
+        rows = _tree_rows(lines, first, end, _columns(lines[header]))
         return _described(_leaves(rows), rows[0].taken, total, batch)
+    rows = [_flat_row(lines[number], number) for number in range(first, end) if lines[number].strip()]
     counted = sum(row.parameters for row in rows)
     if total is not None and counted != total:
         raise bad(header, lines[header], f"the rows below have {counted:,} parameters, the total says {total:,}")
-    return _described([_layer(row) for row in rows if not _is_block(row)], (), total, batch)
+    return _described([("", row, row.output) for row in rows if not _is_block(row)], (), total, batch)
 
 
 def _body(lines: Sequence[str], header: int) -> tuple[int, int]:
     """Where the rows begin and end: between the rule below the head and the next one."""
-    rules = [number for number in range(header + 1, len(lines)) if _RULE.fullmatch(lines[number])][:2]
+    rules = [number for number in range(header + 1, len(lines)) if is_rule(lines[number])][:2]
     if len(rules) < 2:
         raise bad(header, lines[header], "the table that begins here is not closed; the text has been cut off")
     if not any(line.strip() for line in lines[rules[0] + 1 : rules[1]]):
@@ -62,7 +57,7 @@ def _body(lines: Sequence[str], header: int) -> tuple[int, int]:
 
 def _columns(head: str) -> dict[str, tuple[int, int]]:
     """Where each column of a torchinfo table begins and ends; names are at least two spaces apart."""
-    names = list(re.finditer(r"\S+(?: \S+)*", head))
+    names = list(_NAME.finditer(head))
     ends = [following.start() for following in names[1:]] + [10**9]
     return {found[0]: (found.start(), end) for found, end in zip(names, ends, strict=True)}
 
@@ -81,29 +76,43 @@ def _is_block(row: _Row) -> bool:
     return row.parameters == 0 and not is_plain(row.kind)
 
 
-def _tree_row(line: str, number: int, columns: dict[str, tuple[int, int]]) -> _Row:
-    cells = {name: line[start:end].strip() for name, (start, end) in columns.items()}
-    first = next((text for name, text in cells.items() if name.startswith("Layer (type")), "")
-    found = _TREE_ROW.fullmatch(first)
+def _tree_rows(lines: Sequence[str], first: int, end: int, columns: dict[str, tuple[int, int]]) -> list[_Row]:
+    """Cells by where their column begins. Most shapes and counts come again and again, so each is read once."""
+    nowhere = (0, 0)
+    head, head_end = next((span for name, span in columns.items() if name.startswith("Layer (type")), nowhere)
+    out, out_end = columns.get("Output Shape", nowhere)
+    fed, fed_end = columns.get("Input Shape", nowhere)
+    own, own_end = columns.get("Param #", nowhere)
+    shaped, shaped_end = columns.get("Kernel Shape", nowhere)
+    shapes: dict[str, Shape] = {}
+    counts: dict[str, int] = dict.fromkeys(_NO_COUNT, 0)
+    rows: list[_Row] = []
+    for number in range(first, end):
+        line = lines[number]
+        if not line.strip():
+            continue
+        found = _TREE_ROW.fullmatch(line[head:head_end].strip())
+        if found is None:
+            raise bad(number, line, "not a row of a torchsummary or torchinfo table (layer, shapes, parameters)")
+        branch, kind, name = found.groups()
+        count = line[own:own_end].strip()
+        if count not in counts:
+            counts[count] = _count(count, line, number)
+        output, taken = line[out:out_end], line[fed:fed_end]
+        if output not in shapes:
+            shapes[output] = read_shape(output) or ()
+        if taken not in shapes:
+            shapes[taken] = read_shape(taken) or ()
+        kernel = line[shaped:shaped_end].strip()
+        rows.append(_Row(kind, _depth(branch), name or "", shapes[output], shapes[taken], counts[count], kernel))
+    return rows
+
+
+def _count(text: str, line: str, number: int) -> int:
+    found = read_count(text)
     if found is None:
-        raise bad(number, line, "not a row of a torchsummary or torchinfo table (layer, shapes, parameters)")
-    count = cells.get("Param #", "--")
-    parameters = read_count(count)
-    if parameters is None and count not in ("--", "(recursive)", ""):
-        raise bad(number, line, f"{count!r} is not a number of parameters")
-    taken = read_shape(cells.get("Input Shape", "")) or ()
-    attributes = {"kernel_size": cells["Kernel Shape"]} if cells.get("Kernel Shape", "--") != "--" else {}
-    if found["kind"].startswith("Conv") and len(taken) > 1:
-        attributes["in_channels"] = str(taken[1])
-    return _Row(
-        kind=found["kind"],
-        depth=_depth(found["branch"]),
-        name=found["name"] or "",
-        output=read_shape(cells.get("Output Shape", "")) or (),
-        taken=taken,
-        parameters=parameters or 0,
-        attributes=attributes,
-    )
+        raise bad(number, line, f"{text!r} is not a number of parameters")
+    return found
 
 
 def _depth(branch: str) -> int:
@@ -111,27 +120,25 @@ def _depth(branch: str) -> int:
     return 1 + branch.count("│") + branch.count("|") if branch.strip() else 0
 
 
-def _leaves(rows: Sequence[_Row]) -> list[Layer]:
+_Leaf = tuple[str, _Row, Shape]  # path, row, output
+
+
+def _leaves(rows: Sequence[_Row]) -> list[_Leaf]:
     """Modules without children, with their path; blocks only where they own parameters, without their output, which
     their last layer made."""
-    found: list[Layer] = []
+    found: list[_Leaf] = []
     path: list[str] = []
-    for row, below in zip(rows, [*rows[1:], None], strict=True):
-        path = [*path[: row.depth], row.name]
-        holds = below is not None and below.depth > row.depth
-        if holds and not row.parameters:
+    depths = [row.depth for row in rows[1:]] + [0]
+    is_named = any(row.name for row in rows)
+    for row, below in zip(rows, depths, strict=True):
+        if is_named:
+            path[row.depth :] = [row.name]
+        holds = below > row.depth
+        if not row.parameters and (holds or is_container(row.kind)):
             continue
-        if not holds and is_container(row.kind) and not row.parameters:
-            continue
-        name = ".".join(path[1:]) if all(path[1:]) else ""
-        layer = _layer(row)
-        found.append(msgspec.structs.replace(layer, name=name, output=() if holds else layer.output))
+        name = ".".join(path[1:]) if is_named and all(path[1:]) else ""
+        found.append((name, row, () if holds else row.output))
     return found
-
-
-def _layer(row: _Row) -> Layer:
-    inputs = (row.taken,) if row.taken else ()
-    return Layer(kind=row.kind, output=row.output, parameters=row.parameters, inputs=inputs, attributes=row.attributes)
 
 
 def _total(lines: Sequence[str]) -> int | None:
@@ -139,23 +146,35 @@ def _total(lines: Sequence[str]) -> int | None:
     return read_count(found[1]) if found else None
 
 
-def _described(layers: Sequence[Layer], taken: tuple[int, ...], total: int | None, batch: int | None) -> Described:
+def _described(leaves: Sequence[_Leaf], taken: Shape, total: int | None, batch: int | None) -> Described:
     """With the batch asked for in place of the one that the table was printed with (-1: none was told)."""
-    firsts = Counter(layer.output[0] for layer in layers if layer.output)
+    firsts = Counter(output[0] for _, _, output in leaves if output)
     printed = firsts.most_common(1)[0][0] if firsts else -1
     told = batch or (printed if printed > 0 else None)
 
-    def rebatched(shape: tuple[int, ...]) -> tuple[int, ...]:
+    def rebatched(shape: Shape) -> Shape:
         return (told or 1, *shape[1:]) if shape and shape[0] == printed else shape
 
     return Described(
         layers=tuple(
-            msgspec.structs.replace(
-                layer, output=rebatched(layer.output), inputs=tuple(rebatched(shape) for shape in layer.inputs)
+            Layer(
+                name=name,
+                kind=row.kind,
+                output=rebatched(output),
+                parameters=row.parameters,
+                inputs=(rebatched(row.taken),) if row.taken else (),
+                attributes=_attributes(row),
             )
-            for layer in layers
+            for name, row, output in leaves
         ),
         batch=told,
-        parameters=sum(layer.parameters for layer in layers) if total is None else total,
+        parameters=sum(row.parameters for _, row, _ in leaves) if total is None else total,
         input=rebatched(taken),
     )
+
+
+def _attributes(row: _Row) -> dict[str, str]:
+    found = {"kernel_size": row.kernel} if row.kernel not in ("", "--") else {}
+    if row.kind.startswith("Conv") and len(row.taken) > 1:
+        found["in_channels"] = str(row.taken[1])
+    return found

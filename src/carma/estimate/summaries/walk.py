@@ -1,8 +1,8 @@
 """The shapes of the outputs of a printed model, which print(model) does not show, from the shape of one input.
 
-The modules are taken to be called in the order of the text. Where what a module wants does not fit what came last, it is
-fed by what its surrounding blocks have at hand: what they were called with, or what their modules before it made. So the
-shortcut of a residual block gets the block's input. What lies inside a block that is closed is out of sight. Where
+The modules are taken to be called in the order of the text. Where what a module wants does not fit what came last, it
+is fed by what its surrounding blocks have at hand: what they were called with, or what their modules before it made. So
+the shortcut of a residual block gets the block's input. What lies inside a block that is closed is out of sight. Where
 nothing has as many channels as a module wants, branches were joined that the text does not show: then it is fed with as
 many, at the size of what came last. Where nothing fits, that is an error.
 
@@ -20,8 +20,8 @@ from carma.estimate.summaries.blocks import Block
 from carma.estimate.summaries.lines import bad
 from carma.estimate.summaries.shapes import (
     Shape,
-    channels_taken,
     changes_shape,
+    channels_taken,
     features_taken,
     keeps_channels,
     made_of,

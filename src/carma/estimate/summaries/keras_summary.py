@@ -1,0 +1,201 @@
+"""What `model.summary()` of Keras shows, of version 3 and 2.
+
+Made like what PyTorch's summaries tell, so that nobody behind has to know: images with their channels first, moving
+averages of a batch norm not among its parameters, optimizer's variables not among the model's. Classes keep Keras' names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from carma.errors import Usage
+from carma.estimate.described import Described, Layer
+from carma.estimate.summaries.keras_classes import attributes_of, full_name
+from carma.estimate.summaries.keras_table import Row, box_rows, is_box, plain_rows
+from carma.estimate.summaries.lines import HINT, bad, read_count
+from carma.estimate.summaries.read import Read
+from carma.estimate.summaries.shapes import Shape
+
+_NAME = re.compile(r"(?P<name>[^(]*?)\s*\((?P<kind>\w{1,200})(?P<cut>…?)(?P<closed>\)?)", re.ASCII)
+_SHAPES = re.compile(r"\(([^()]*)\)")
+_SIZE = re.compile(r"\s*(None|\d{1,12})\s*", re.ASCII)
+_FIGURE = re.compile(r"\s*(Total|Trainable|Optimizer) params:\s*([\d,]+)")
+_UNTOLD = -1  # a size that is None
+_MODELS = ("Sequential", "Functional", "Model")
+_RESIZE = ("Conv1D", "SeparableConv1D", "DepthwiseConv1D", "MaxPooling1D", "AveragePooling1D", "UpSampling1D",
+           "ZeroPadding1D", "Cropping1D", "Conv1DTranspose")  # fmt: skip
+_OPEN = "sizes that are None leave all outputs unknown; --input tells the length of a sequence, like --input 128"
+
+
+def is_keras(lines: Sequence[str], header: int) -> bool:
+    """A box; or a head between lines of `_` and of `=`, as only Keras has it; or a first row like Keras'."""
+    if is_box(lines[header]):
+        return True
+    if header and set(lines[header - 1].strip()) == {"_"}:
+        return True
+    rows = (line for line in lines[header + 1 : header + 4] if line.strip(" =_-"))
+    return re.match(r"\s*\S+ \([^)]*\)?\s+\[?\((None|\d+),", next(rows, "")) is not None
+
+
+def read_keras(lines: Sequence[str], header: int, batch: int | None, sample: Shape) -> Read:
+    rows, end = box_rows(lines, header) if is_box(lines[header]) else plain_rows(lines, header)
+    if not rows:
+        raise bad(header, lines[header], "no layers follow the head of the table")
+    found = [_Found(row, lines) for row in rows]
+    _check_built(found, lines)
+    _complete(found)
+    leaves, hidden = _leaves(found)
+    figures = {told[1]: read_count(told[2]) for line in lines[end : end + 12] if (told := _FIGURE.match(line))}
+    return _read(leaves, hidden, figures, batch, sample)
+
+
+class _Found:
+    """A row, understood."""
+
+    def __init__(self, row: Row, lines: Sequence[str]) -> None:
+        text = lines[row.line]
+        name = _NAME.match(row.name)
+        if name is None:
+            raise bad(row.line, text, "not a row of a Keras summary (a name, and the class in brackets)")
+        self.row = row
+        self.name = name["name"]
+        self.kind = name["kind"]
+        self.is_cut = bool(name["cut"]) or not name["closed"]
+        self.shape = _shape(row, text)
+        self.fed: Shape = ()
+        count = read_count(row.count.removesuffix("(unbuilt)"))
+        if count is None:
+            raise bad(row.line, text, f"{row.count!r} is not a number of parameters")
+        self.parameters = count
+
+
+def _shape(row: Row, text: str) -> Shape:
+    """The first of several. `multiple` and `?` tell nothing."""
+    if row.shape in ("multiple", "?", "", "-"):
+        return ()
+    first = _SHAPES.search(row.shape)
+    sizes = [_SIZE.fullmatch(size) for size in first[1].split(",") if size.strip()] if first else [None]
+    told = [size[1] for size in sizes if size]
+    if len(told) != len(sizes):
+        raise bad(row.line, text, f"{row.shape!r} is not the shape of an output")
+    return tuple(_UNTOLD if size == "None" else int(size) for size in told)
+
+
+def _check_built(found: Sequence[_Found], lines: Sequence[str]) -> None:
+    unbuilt = next((one for one in found if one.row.count.endswith("(unbuilt)")), None)
+    if unbuilt is not None:
+        why = (
+            "the model is not built, so it has neither shapes nor parameters; call it once on a batch before summary()"
+        )
+        raise bad(unbuilt.row.line, lines[unbuilt.row.line], why)
+
+
+def _complete(found: Sequence[_Found]) -> None:
+    """What each is fed with, by name or by what stands above; classes that were cut; channels first."""
+    for place, one in enumerate(found):
+        one.fed = _source(one, found[:place])
+        if one.is_cut:
+            one.kind = full_name(one.kind, max(len(one.fed), len(one.shape)) - 2)
+    for one in found:
+        one.shape, one.fed = _channels_first(one.shape), _channels_first(one.fed)
+
+
+def _source(one: _Found, above: Sequence[_Found]) -> Shape:
+    if one.row.connected is None:
+        return above[-1].shape if above else ()
+    name = re.split(r"[\[,…]", one.row.connected.lstrip("['"), maxsplit=1)[0]
+    if name in ("", "-"):
+        return ()
+    exact = "…" not in one.row.connected.partition(",")[0]
+    named = (other for other in reversed(above) if (other.name == name if exact else _begins(other.name, name)))
+    return next((other.shape for other in named), ())
+
+
+def _begins(name: str, start: str) -> bool:
+    return name.startswith(start) or start.startswith(name.removesuffix("…"))
+
+
+def _channels_first(shape: Shape) -> Shape:
+    """Images and volumes; a sequence has its width at the end in both."""
+    return (shape[0], shape[-1], *shape[1:-1]) if len(shape) in (4, 5) else shape
+
+
+def _leaves(found: Sequence[_Found]) -> tuple[list[_Found], int]:
+    """Without models whose layers follow; and how many nested models do not show theirs."""
+    leaves, hidden = [], 0
+    depths = [one.row.depth for one in found[1:]] + [0]
+    for one, below in zip(found, depths, strict=True):
+        if below > one.row.depth:
+            continue
+        hidden += one.kind in _MODELS
+        leaves.append(one)
+    return leaves, hidden
+
+
+def _read(
+    leaves: Sequence[_Found], hidden: int, figures: dict[str, int | None], batch: int | None, sample: Shape
+) -> Read:
+    remarks = [f"the summary stops above the layers of {hidden} nested models; summary(expand_nested=True) shows them"]
+    layers = [one for one in leaves if one.kind != "InputLayer"]
+    first = next((one.shape for one in leaves if one.shape), ())
+    told = batch or (first[0] if first and first[0] > 0 else None)
+    length = _length(leaves, sample)
+    made = tuple(_layer(one, _Filling(told or 1, length)) for one in layers)
+    total, optimizer, trained = (figures.get(name) for name in ("Total", "Optimizer", "Trainable"))
+    averages = sum(_moving(one) for one in layers)
+    given = next((one.shape for one in leaves if one.kind == "InputLayer"), ())
+    described = Described(
+        layers=made,
+        batch=told,
+        parameters=sum(one.parameters for one in made)
+        if total is None
+        else max(total - (optimizer or 0) - averages, 0),
+        input=_Filling(told or 1, length).fill(given),
+        optimizer_slots=optimizer // trained if optimizer and trained else None,
+    )
+    if length is None:
+        return Read(described=described, remarks=(*remarks[: hidden > 0], _OPEN))
+    return Read(described=described, remarks=tuple(remarks[: hidden > 0]))
+
+
+class _Filling:
+    """The batch, and the length of a sequence, in the place of None; None for the length leaves all shapes unknown."""
+
+    def __init__(self, batch: int, length: int | None) -> None:
+        self.batch = batch
+        self.length = length
+
+    def fill(self, shape: Shape) -> Shape:
+        if self.length is None or not shape:
+            return ()
+        return (self.batch, *(self.length if size == _UNTOLD else size for size in shape[1:]))
+
+
+def _length(leaves: Sequence[_Found], sample: Shape) -> int | None:
+    """Of the sequences, where it is None in the table: the first size of the input, if no layer makes it another. 0
+    where there is no such size; None where it cannot be told."""
+    unknown = [one for one in leaves if _UNTOLD in one.shape[1:]]
+    if not unknown:
+        if sample:
+            raise Usage("the summary tells the shapes of all outputs: --input has no meaning beside it", HINT)
+        return 0
+    changes = any(one.kind in _RESIZE or one.shape[2:].count(_UNTOLD) for one in unknown)
+    return None if changes or not sample else sample[0]
+
+
+def _layer(one: _Found, filling: _Filling) -> Layer:
+    fed, made = filling.fill(one.fed), filling.fill(one.shape)
+    return Layer(
+        name=one.name,
+        kind=one.kind,
+        output=made,
+        parameters=one.parameters - _moving(one),
+        inputs=(fed,) if fed else (),
+        attributes=attributes_of(one.kind, one.parameters, one.fed, one.shape),
+    )
+
+
+def _moving(one: _Found) -> int:
+    """Moving averages of a batch norm: as many as its weights, which PyTorch does not count as parameters."""
+    return one.parameters // 2 if one.kind == "BatchNormalization" else 0
