@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import build
+import shapes
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -34,7 +35,7 @@ class Carried(TorchDispatchMode):  # type: ignore[misc,unused-ignore]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
+        result = shapes.result(func, args, kwargs)
         found = NOTHING.union(*(sources_of(each) for each in tensors_in((*args, *kwargs.values()))))
         if found:
             mark(result, found)
@@ -81,11 +82,11 @@ class Listing:
 
 def describe(config: dict[str, Any]) -> dict[str, Any]:
     """One line of the file. Gradients are off, so nothing is recomputed and every layer is met once."""
-    model = build.build(config).train()
     listing = Listing()
-    for module in model.modules():
-        module.register_forward_hook(listing.add)
     with torch.inference_mode(), Carried():  # without inference mode, views would be other tensors than Carried sees
+        model = build.build(config).train()
+        for module in model.modules():
+            module.register_forward_hook(listing.add)
         model(*inputs_of(config))
     return {
         "id": config["id"],
