@@ -2,83 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from carma.estimate.summaries.shapes import Shape
 
-_NAMES = [
-    "Activation",
-    "ActivityRegularization",
-    "Add",
-    "AdditiveAttention",
-    "AlphaDropout",
-    "Attention",
-    "Average",
-    "BatchNormalization",
-    "Bidirectional",
-    "CategoryEncoding",
-    "CenterCrop",
-    "Concatenate",
-    "Dense",
-    "Dot",
-    "Dropout",
-    "ELU",
-    "EinsumDense",
-    "Embedding",
-    "Flatten",
-    "Functional",
-    "GRU",
-    "GaussianDropout",
-    "GaussianNoise",
-    "GroupNormalization",
-    "GroupQueryAttention",
-    "GroupedQueryAttention",
-    "Identity",
-    "InputLayer",
-    "LSTM",
-    "Lambda",
-    "LayerNormalization",
-    "LeakyReLU",
-    "Masking",
-    "Maximum",
-    "Minimum",
-    "MultiHeadAttention",
-    "Multiply",
-    "Normalization",
-    "PReLU",
-    "Permute",
-    "RMSNormalization",
-    "RNN",
-    "ReLU",
-    "RepeatVector",
-    "Rescaling",
-    "Reshape",
-    "Resizing",
-    "ReversibleEmbedding",
-    "Sequential",
-    "SimpleRNN",
-    "Softmax",
-    "SpectralNormalization",
-    "Subtract",
-    "ThresholdedReLU",
-    "TimeDistributed",
-    "UnitNormalization",
-    "AdaptiveAveragePooling#D",
-    "AdaptiveMaxPooling#D",
-    "AveragePooling#D",
-    "Conv#D",
-    "Conv#DTranspose",
-    "ConvLSTM#D",
-    "Cropping#D",
-    "DepthwiseConv#D",
-    "GlobalAveragePooling#D",
-    "GlobalMaxPooling#D",
-    "MaxPooling#D",
-    "SeparableConv#D",
-    "SpatialDropout#D",
-    "UpSampling#D",
-    "ZeroPadding#D",
-]
+# `#` stands for 1, 2 or 3.
+_OF_KERAS = """
+Activation ActivityRegularization Add AdditiveAttention AlphaDropout Attention Average BatchNormalization Bidirectional
+CategoryEncoding CenterCrop Concatenate Dense Dot Dropout ELU EinsumDense Embedding Flatten Functional GRU
+GaussianDropout GaussianNoise GroupNormalization GroupQueryAttention GroupedQueryAttention Identity InputLayer LSTM
+Lambda LayerNormalization LeakyReLU Masking Maximum Minimum MultiHeadAttention Multiply Normalization PReLU
+Permute RMSNormalization RNN ReLU RepeatVector Rescaling Reshape Resizing ReversibleEmbedding Sequential SimpleRNN Softmax
+SpectralNormalization Subtract ThresholdedReLU TimeDistributed UnitNormalization AdaptiveAveragePooling#D
+AdaptiveMaxPooling#D AveragePooling#D Conv#D Conv#DTranspose ConvLSTM#D Cropping#D DepthwiseConv#D
+GlobalAveragePooling#D GlobalMaxPooling#D MaxPooling#D SeparableConv#D SpatialDropout#D UpSampling#D ZeroPadding#D
+"""
+_NAMES = tuple(_OF_KERAS.split())
 _CONVOLUTION = re.compile(r"(Depthwise)?Conv([123])D(Transpose)?")
 
 
@@ -112,7 +52,7 @@ def _side(parameters: int, each: int, biases: int, places: int) -> int | None:
     """Of a kernel as long as it is wide, with a bias or without; None where the parameters do not come out so."""
     for weights in (parameters - biases, parameters):
         if each > 0 and weights > 0 and weights % each == 0:
-            side = round((weights // each) ** (1 / places))
-            if side**places * each == weights:
+            side = round(math.pow(weights // each, 1 / places))
+            if math.prod([side] * places) * each == weights:
                 return side
     return None

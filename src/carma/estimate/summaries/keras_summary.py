@@ -1,7 +1,8 @@
 """What `model.summary()` of Keras shows, of version 3 and 2.
 
 Made like what PyTorch's summaries tell, so that nobody behind has to know: images with their channels first, moving
-averages of a batch norm not among its parameters, optimizer's variables not among the model's. Classes keep Keras' names.
+averages of a batch norm not among its parameters, the optimizer's variables not among the model's. Classes keep Keras'
+names.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ _NAME = re.compile(r"(?P<name>[^(]*?)\s*\((?P<kind>\w{1,200})(?P<cut>…?)(?P<cl
 _SHAPES = re.compile(r"\(([^()]*)\)")
 _SIZE = re.compile(r"\s*(None|\d{1,12})\s*", re.ASCII)
 _FIGURE = re.compile(r"\s*(Total|Trainable|Optimizer) params:\s*([\d,]+)")
+_CONNECTED = re.compile(r"([^\[,…]*)(.?)", re.DOTALL)
 _UNTOLD = -1  # a size that is None
 _MODELS = ("Sequential", "Functional", "Model")
 _RESIZE = ("Conv1D", "SeparableConv1D", "DepthwiseConv1D", "MaxPooling1D", "AveragePooling1D", "UpSampling1D",
@@ -64,9 +66,9 @@ class _Found:
         self.is_cut = bool(name["cut"]) or not name["closed"]
         self.shape = _shape(row, text)
         self.fed: Shape = ()
-        count = read_count(row.count.removesuffix("(unbuilt)"))
+        count = read_count(row.parameters.removesuffix("(unbuilt)"))
         if count is None:
-            raise bad(row.line, text, f"{row.count!r} is not a number of parameters")
+            raise bad(row.line, text, f"{row.parameters!r} is not a number of parameters")
         self.parameters = count
 
 
@@ -83,7 +85,7 @@ def _shape(row: Row, text: str) -> Shape:
 
 
 def _check_built(found: Sequence[_Found], lines: Sequence[str]) -> None:
-    unbuilt = next((one for one in found if one.row.count.endswith("(unbuilt)")), None)
+    unbuilt = next((one for one in found if one.row.parameters.endswith("(unbuilt)")), None)
     if unbuilt is not None:
         why = (
             "the model is not built, so it has neither shapes nor parameters; call it once on a batch before summary()"
@@ -93,27 +95,26 @@ def _check_built(found: Sequence[_Found], lines: Sequence[str]) -> None:
 
 def _complete(found: Sequence[_Found]) -> None:
     """What each is fed with, by name or by what stands above; classes that were cut; channels first."""
-    for place, one in enumerate(found):
-        one.fed = _source(one, found[:place])
+    above: dict[str, Shape] = {}
+    last: Shape = ()
+    for one in found:
+        one.fed = last if one.row.connected is None else _source(one.row.connected, above)
         if one.is_cut:
             one.kind = full_name(one.kind, max(len(one.fed), len(one.shape)) - 2)
+        above[one.name] = last = one.shape
     for one in found:
         one.shape, one.fed = _channels_first(one.shape), _channels_first(one.fed)
 
 
-def _source(one: _Found, above: Sequence[_Found]) -> Shape:
-    if one.row.connected is None:
-        return above[-1].shape if above else ()
-    name = re.split(r"[\[,…]", one.row.connected.lstrip("['"), maxsplit=1)[0]
-    if name in ("", "-"):
+def _source(connected: str, above: dict[str, Shape]) -> Shape:
+    """Of the first that it is connected to. Names may be cut off there and in their own row."""
+    name, mark = _CONNECTED.match(connected.lstrip("['")).groups()  # type: ignore[union-attr]  # it matches anything
+    if name in above:
+        return above[name]
+    if mark != "…" and not any(other.endswith("…") for other in above):
         return ()
-    exact = "…" not in one.row.connected.partition(",")[0]
-    named = (other for other in reversed(above) if (other.name == name if exact else _begins(other.name, name)))
-    return next((other.shape for other in named), ())
-
-
-def _begins(name: str, start: str) -> bool:
-    return name.startswith(start) or start.startswith(name.removesuffix("…"))
+    starts = (other for other in reversed(above) if other.startswith(name) or name.startswith(other.removesuffix("…")))
+    return next((above[other] for other in starts if name), ())
 
 
 def _channels_first(shape: Shape) -> Shape:
@@ -143,14 +144,12 @@ def _read(
     length = _length(leaves, sample)
     made = tuple(_layer(one, _Filling(told or 1, length)) for one in layers)
     total, optimizer, trained = (figures.get(name) for name in ("Total", "Optimizer", "Trainable"))
-    averages = sum(_moving(one) for one in layers)
+    others = (optimizer or 0) + sum(_moving(one) for one in layers)
     given = next((one.shape for one in leaves if one.kind == "InputLayer"), ())
     described = Described(
         layers=made,
         batch=told,
-        parameters=sum(one.parameters for one in made)
-        if total is None
-        else max(total - (optimizer or 0) - averages, 0),
+        parameters=sum(one.parameters for one in made) if total is None else max(total - others, 0),
         input=_Filling(told or 1, length).fill(given),
         optimizer_slots=optimizer // trained if optimizer and trained else None,
     )

@@ -25,7 +25,7 @@ class Row(NamedTuple):
     depth: int  # of models in one another
     name: str  # with the class in brackets
     shape: str
-    count: str
+    parameters: str
     connected: str | None  # None: there is no such column
 
 

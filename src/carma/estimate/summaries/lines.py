@@ -9,6 +9,7 @@ from carma.errors import Usage
 HINT = "It takes what torchinfo, torchsummary, print(model) or Keras' model.summary() show, or an ONNX file."
 _SHAPE = re.compile(r"\[\s*(-?\d{1,12}(?:\s*,\s*-?\d{1,12})*)?\s*\]", re.ASCII)
 _COUNT = re.compile(r"\d{1,3}(?:,\d{3}){1,6}|\d{1,18}", re.ASCII)
+_HEAD = re.compile(r"\s*(?:Layer \(type.*Param|[┃│|]\s*Layer \(type)")
 
 
 def bad(number: int, line: str, why: str) -> Usage:
