@@ -37,7 +37,10 @@ class Probe:
     """The card between `begin` and `end`. What the driver does not give is None."""
 
     def __init__(self, device: str) -> None:
-        self.nvml, self.card = measure.open_nvml() if device.startswith("cuda") else (None, None)
+        self.nvml: Any = None
+        self.card: Any = None
+        if device.startswith("cuda"):
+            self.nvml, self.card = measure.open_nvml()
         self.samples: list[Any] = []
         self.energy_mj: int | None = None
         self.watts: list[float] = []
@@ -58,9 +61,9 @@ class Probe:
         self._snap(1)
         self.over.set()
         self.poller.join()
-        known = energy_mj is not None and self.energy_mj is not None
+        used_mj = None if energy_mj is None or self.energy_mj is None else energy_mj - self.energy_mj
         return {
-            "power_w": round((energy_mj - self.energy_mj) / 1000 / took_s, 1) if known else None,
+            "power_w": None if used_mj is None else round(used_mj / 1000 / took_s, 1),
             "power_polled_w": round(statistics.fmean(self.watts), 1) if self.watts else None,
             **self._shares(),
         }

@@ -1,7 +1,7 @@
 """The processes that measure: each a fork with a context and an allocator of its own, and a line to talk over.
 
-A process says `ready` when its context stands and waits for `go`. It answers with its row and ends. For activity it says
-`prepared` instead, waits for `turn`, and after its row stands still until `end`: a process that leaves disturbs others.
+A process says `ready` when its context stands, and waits for `go`. It answers with its row and ends. For activity it
+says `prepared` instead, waits for `turn`, and after its row stands still until `end`: one that leaves disturbs others.
 """
 
 from __future__ import annotations

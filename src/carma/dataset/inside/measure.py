@@ -15,9 +15,8 @@ import sys
 import traceback
 from typing import Any, Protocol
 
-import torch
-
 import loop
+import torch
 
 ERROR_CHARS = 400
 # What libraries say, besides torch's own error, when memory was short.

@@ -1,0 +1,134 @@
+"""`carma dataset collect`: what training runs take on this machine's GPU, row by row."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from carma.cli.flags import Parsed
+from carma.cli.parse import parse_grace
+from carma.cli.verb import json_flag, verb, whole
+
+if TYPE_CHECKING:
+    from carma.dataset.collect import Tally
+
+EXAMPLES = """
+carma dataset collect configs.jsonl --out rows
+carma dataset collect configs.jsonl --out rows --limit 10m --python .venv/bin/python
+carma dataset collect some.jsonl --out activity --activity
+"""
+TELL_S = 10.0  # between two lines where there is no terminal
+
+
+@verb("collect", examples=EXAMPLES)
+@click.argument("configs", metavar="CONFIGS", type=click.Path(path_type=Path))
+@click.option("--out", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Where rows.jsonl goes.")
+@click.option("--python", metavar="PATH", help="The interpreter that has torch (python3).")
+@click.option("--parallel", type=whole(1, 64), help="So many runs side by side (10; with --activity 24).")
+@click.option("--limit", "limit_s", type=Parsed("TIME", parse_grace), default="1h", help="No run after it (1h).")
+@click.option("--activity", is_flag=True, help="Step time, SM activity and power too: each alone, in turn.")
+@click.option("--resume/--no-resume", default=True, help="Go on with what DIR has, or begin anew.")
+@click.option("--seed", type=whole(0), default=0, help="The order of the runs (0).")
+@click.option("--device", type=click.Choice(("cuda", "cpu")), default="cuda", help="cpu: a rehearsal, no figures.")
+@json_flag
+def command(
+    configs: Path,
+    out: Path,
+    python: str | None,
+    parallel: int | None,
+    limit_s: float,
+    activity: bool,
+    resume: bool,
+    seed: int,
+    device: str,
+    as_json: bool,
+) -> int:
+    """Measure training runs on this machine's GPU.
+
+    CONFIGS is a file of `carma dataset generate`. Each run is a process of its own, several side by side where memory
+    allows. Rows go to DIR/rows.jsonl as they come; run again, it goes on with what is missing. It wants the GPU for
+    itself, and an interpreter that has torch.
+    """
+    from carma.dataset import collect
+    from carma.dataset.interpreter import find_torch
+
+    options = collect.Options(
+        configs=configs,
+        out=out,
+        parallel=parallel,
+        limit_s=limit_s,
+        activity=activity,
+        resume=resume,
+        seed=seed,
+        device=device,
+    )
+    found = find_torch(python, with_gpu=device == "cuda")
+    with _progress() as tell:
+        tally = collect.collect(options, found.path, tell)
+    if as_json:
+        from carma.cli.output import print_json
+
+        print_json(tally)
+    else:
+        _print(tally, out / collect.ROWS)
+    return 0
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal's stderr; elsewhere a line now and then."""
+    if not sys.stderr.isatty():
+        yield _lines()
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as shown:
+        task = shown.add_task("measuring", total=None)
+        yield lambda done, total: shown.update(task, completed=done, total=total)
+
+
+def _lines() -> Callable[[int, int], None]:
+    from carma.cli.failures import note
+
+    last = (float("-inf"), -1)
+
+    def tell(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if done != last[1] and (now - last[0] >= TELL_S or done == total):
+            last = (now, done)
+            note(f"{done:,} of {total:,} runs are done")
+
+    return tell
+
+
+def _print(tally: Tally, rows: Path) -> None:
+    from carma.cli.output import print_facts
+    from carma.core.units import show_s
+
+    print_facts(
+        [
+            ("measured", f"{tally.measured:,}"),
+            ("out of memory", f"{tally.oom:,}"),
+            ("failed", f"{tally.failed:,}"),
+            *(("", f"{times:,} times {error}") for error, times in tally.errors.items()),
+            ("left", f"{tally.left:,}" + (": run it again to go on" if tally.left else "")),
+            ("took", f"{show_s(tally.seconds)}, {tally.per_s:g} a second"),
+            ("rows", str(rows)),
+        ]
+    )

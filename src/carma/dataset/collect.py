@@ -1,0 +1,183 @@
+"""The outer half of `carma dataset collect`: runs `inside/collect.py` where torch is, and counts its rows as they come.
+
+The measuring is done by an interpreter that has torch and perhaps no CARMA. What both sides share is the file of rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from carma.core.model import Record
+from carma.dataset.config import read_configs
+from carma.errors import Refused, Usage
+
+MAIN = Path(__file__).parent / "inside" / "collect.py"
+ROWS = "rows.jsonl"
+LOOK_S = 0.25
+END_S = 10.0  # for its processes, after Ctrl-C
+COMMONEST = 3
+
+
+class Options(Record, frozen=True, kw_only=True):
+    configs: Path
+    out: Path
+    parallel: int | None = None  # the inner half knows what is good
+    limit_s: float = 3600.0
+    activity: bool = False
+    resume: bool = True
+    seed: int = 0
+    device: str = "cuda"
+
+
+class Row(msgspec.Struct, frozen=True):
+    """Of a row only what is counted; a line without an id is a head."""
+
+    id: str = ""
+    oom: bool = False
+    error: str | None = None
+    step_ms: float | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class Tally(Record, frozen=True, kw_only=True):
+    measured: int
+    oom: int
+    failed: int
+    left: int
+    seconds: float
+    per_s: float
+    errors: dict[str, int]  # the commonest, without what differs from run to run
+
+
+class Count:
+    """Reads rows as the file grows, and knows how many configs are done: now, and since it was made."""
+
+    def __init__(self, rows: Path, wanted: set[str], activity: bool) -> None:
+        self._rows, self._wanted, self._activity = rows, wanted, activity
+        self._read_to = 0
+        self._states: dict[str, Row] = {}
+        self.update()
+        self.already = len(self._states)
+
+    @property
+    def done(self) -> int:
+        return len(self._states)
+
+    def update(self) -> int:
+        """How many are done by now. A line that is not whole yet is left for next time."""
+        with contextlib.suppress(FileNotFoundError), self._rows.open("rb") as file:
+            file.seek(self._read_to)
+            whole, newline, _ = file.read().rpartition(b"\n")
+            self._read_to += len(whole) + len(newline)
+            for line in whole.splitlines():
+                self._take(line)
+        return self.done
+
+    def _take(self, line: bytes) -> None:
+        try:
+            row = msgspec.json.decode(line, type=Row)
+        except msgspec.DecodeError:
+            return
+        if row.id in self._wanted and not (self._activity and row.step_ms is msgspec.UNSET):
+            self._states[row.id] = row
+
+    def tally(self, seconds: float) -> Tally:
+        rows = self._states.values()
+        errors = Counter(brief(row.error) for row in rows if row.error)
+        oom, failed = sum(row.oom for row in rows), sum(errors.values())
+        return Tally(
+            measured=self.done - oom - failed,
+            oom=oom,
+            failed=failed,
+            left=len(self._wanted) - self.done,
+            seconds=round(seconds, 1),
+            per_s=round((self.done - self.already) / max(seconds, 1e-9), 2),
+            errors=dict(errors.most_common(COMMONEST)),
+        )
+
+
+def brief(error: str) -> str:
+    """Its beginning, with numbers as #: the same mistake in different shapes is one."""
+    text = "".join("#" if char.isdigit() else char for char in error.partition(" [")[0])
+    while "##" in text:
+        text = text.replace("##", "#")
+    return text[:100]
+
+
+def nobody(done: int, total: int) -> None:
+    """Is told, and says nothing."""
+
+
+def collect(options: Options, python: str, progress: Callable[[int, int], None] = nobody) -> Tally:
+    """Until all is measured or the time is over. Ctrl-C ends the processes, and the rows so far stay."""
+    wanted = {config.id for config in read_configs(options.configs)}
+    if not wanted:
+        raise Usage(f"{options.configs} has no configs", "`carma dataset generate` makes some.")
+    make_folder(options.out)
+    began_s = time.monotonic()
+    if not options.resume:
+        keep_aside(options.out / ROWS)
+    count = Count(options.out / ROWS, wanted, options.activity)
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command(options, python), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            while process.poll() is None:
+                progress(count.update(), len(wanted))
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(LOOK_S)
+        finally:
+            end(process)
+        progress(count.update(), len(wanted))
+        if process.returncode:
+            raise Refused(f"the measuring failed: {last_words(log.fileno())}", "Rows so far are kept; run it again.")
+    return count.tally(time.monotonic() - began_s)
+
+
+def command(options: Options, python: str) -> Sequence[str]:
+    words = [python, str(MAIN), str(options.configs), str(options.out), "--limit-s", f"{options.limit_s:g}"]
+    words += ["--seed", str(options.seed), "--device", options.device]
+    words += ["--parallel", str(options.parallel)] if options.parallel else []
+    return words + ["--activity"] * options.activity
+
+
+def make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Usage(f"{out} cannot be made: {error.strerror}", "Name a directory that you may write to.") from error
+
+
+def keep_aside(rows: Path) -> None:
+    """Hours of a GPU are not thrown away."""
+    with contextlib.suppress(FileNotFoundError):
+        rows.replace(rows.with_name(f"{ROWS}.old"))
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """It ends its own processes, which live no longer than it does; one that does not listen is killed with them."""
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def last_words(log: int) -> str:
+    text = os.pread(log, 1 << 20, max(0, os.fstat(log).st_size - (1 << 20))).decode(errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][-400:] if lines else "it said nothing"
