@@ -19,7 +19,7 @@ Family = Literal["mlp", "cnn", "transformer"]
 FAMILIES: tuple[Family, ...] = ("mlp", "cnn", "transformer")
 Optimizer = Literal["sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad"]
 Precision = Literal["fp32", "tf32", "bf16-amp", "fp16-amp", "bf16"]
-Loss = Literal["classes", "tokens", "values"]
+Loss = Literal["classes", "tokens", "values", "pixels"]
 
 # What an op's field may hold: a number, a word, a switch, or programs of its own (the branches of add, cat and mul).
 Field = int | float | str | bool | tuple[tuple[dict[str, "Field"], ...], ...] | tuple[dict[str, "Field"], ...]
@@ -34,7 +34,7 @@ class Config(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
     input: tuple[int, ...]  # of one sample: (features,), (3, height, width); (tokens,) where `vocabulary` is not 0
     vocabulary: int = 0  # of the tokens that go in; 0: real numbers go in
     outputs: int  # classes, or values
-    loss: Loss = "classes"  # one class a sample, one class a token, or values
+    loss: Loss = "classes"  # one class a sample, a token or a pixel; or values
     target: int = 0  # tokens of the target sequence of an encoder-decoder; 0: no second input
     optimizer: Optimizer = "adam"
     precision: Precision = "fp32"

@@ -13,7 +13,8 @@ nothing is computed, so an op tells only what is chosen. Any op may say `times`:
   pool {f, k, s, p}                   f: max, avg; k 0: over all of the image
   upsample {scale, f}
   flatten, tokens (an image to a sequence), mean and first (of a sequence)
-  embed {vocabulary, out}, positions {length}
+  embed {vocabulary, out, tied}       tied: the first embedding itself
+  positions {length}
   attention {heads, kv, style, how, causal, dropout, cross}
                                       style: split, fused, conv1d, torch; how: sdpa, eager; cross: looks at the encoder
   add, cat, mul {bodies}              branches that meet; an empty one is x itself
@@ -242,6 +243,8 @@ class Builder:
                 return lambda tokens: tokens.mean(1)
             case "first":
                 return lambda tokens: tokens[:, 0]
+            case "embed" if op.get("tied") and self.embedding is not None:
+                return self.embedding
             case "embed":
                 made = nn.Embedding(op["vocabulary"], op["out"])
                 self.embedding = self.embedding or made

@@ -10,10 +10,9 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import build
 import torch
 from torch.nn import functional as F
-
-import build
 
 BUFFER = 1 << 22  # random numbers
 
@@ -81,6 +80,8 @@ class Training:
         match config.get("loss", "classes"):
             case "tokens":
                 return inputs, torch.randint(config["outputs"], (count, length))
+            case "pixels":
+                return inputs, torch.randint(config["outputs"], (count, *shape[1:]))
             case "values":
                 return inputs, drawn(numbers, (count, config["outputs"]))
             case _:
