@@ -39,8 +39,8 @@ def served(folder: Path, kind: Kind = "mlp", level: float = 0.99, cards: tuple[P
     return GpuMemNet(kind, NoTrials(), level, models=(folder,), cards=cards)
 
 
-def answered(folder: Path, described: Described, kind: Kind = "mlp", **asked: object) -> Estimate:
-    answer = served(folder, kind).of(described, **asked)
+def answered(folder: Path, described: Described, kind: Kind = "mlp", *, gpu: str = "", gpus: int = 1) -> Estimate:
+    answer = served(folder, kind).of(described, gpu, gpus)
     assert isinstance(answer, Estimate), answer
     return answer
 

@@ -235,3 +235,17 @@ def estimators(first: int | None, **flags: Any) -> int:
     from carma.bench.memory import compare
 
     return compare.run(compare.Options(first=first or 0, **flags))
+
+
+@command.command("gpumemnet", cls=Verb, examples="carma bench gpumemnet\ncarma bench gpumemnet --out speed.json")
+@click.option("--out", metavar="FILE", help="Write the figures there as JSON; - for standard output.")
+@click.option("--runs", type=whole(1), default=400, help="So many of each, after twenty that do not count (400).")
+@click.option("--models", metavar="DIR", help="Other models than those that come with CARMA: what carma train wrote.")
+def gpumemnet(**flags: Any) -> int:
+    """How long GPUMemNet takes: reading a summary, asking a model.
+
+    Median and p95 of one sample at a time, beside the published times. Needs neither a GPU nor torch.
+    """
+    from carma.bench import gpumemnet as study
+
+    return study.run(study.Options(**flags))
