@@ -1,0 +1,43 @@
+"""`carma dataset describe`: what a data set covers, in figures and pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from carma.cli.verb import json_flag, verb, whole
+
+EXAMPLES = """
+carma dataset describe datasets/h200/mlp.parquet
+carma dataset describe datasets/h200/*.parquet --out pictures
+"""
+
+
+@verb("describe", examples=EXAMPLES)
+@click.argument("files", metavar="FILES...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Pictures go there, as PNG and SVG.")
+@click.option("--seed", type=whole(0), default=0, help="Of t-SNE (0).")
+@json_flag
+def command(files: tuple[Path, ...], out: Path | None, seed: int, as_json: bool) -> None:
+    """What a data set covers, in figures and pictures.
+
+    Counts, ranges, classes and settings. With --out also: coverage of the features, the staircase of memory over size,
+    PCA and t-SNE coloured by memory class, activity against size.
+    """
+    from carma.dataset.describe import describe, text
+    from carma.dataset.table import read
+
+    tables = [read(file) for file in files]
+    families = [describe(table) for table in tables]
+    if as_json:
+        from carma.cli.output import print_json
+
+        print_json(families)
+    else:
+        click.echo(text(families))
+    if out is not None:
+        from carma.dataset.plots import draw
+
+        for name in draw(tables, out, seed):
+            click.echo(str(name), err=True)

@@ -1,0 +1,56 @@
+"""`carma dataset pack`: configs and what was measured, as files to learn from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from carma.cli.verb import json_flag, verb, whole
+
+if TYPE_CHECKING:
+    from carma.dataset.pack import Packed
+
+EXAMPLES = """
+carma dataset pack configs.jsonl measured/rows.jsonl --out datasets/h200
+carma dataset pack configs.jsonl memory/rows.jsonl activity/rows.jsonl --layers layers.jsonl --out datasets/h200
+"""
+
+
+@verb("pack", examples=EXAMPLES)
+@click.argument("configs", metavar="CONFIGS", type=click.Path(path_type=Path))
+@click.argument("rows", metavar="ROWS...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--layers", metavar="FILE", type=click.Path(path_type=Path), default=Path("layers.jsonl"),
+              help="Layers of each config; what is missing is added (layers.jsonl).")  # fmt: skip
+@click.option(
+    "--out", metavar="DIR", type=click.Path(path_type=Path), required=True, help="One file a family goes there."
+)
+@click.option("--python", metavar="PATH", default="python3", help="An interpreter that has torch (python3).")
+@click.option("--processes", type=whole(1, 256), default=2, help="That list layers side by side (2).")
+@json_flag
+def command(
+    configs: Path, rows: tuple[Path, ...], layers: Path, out: Path, python: str, processes: int, as_json: bool
+) -> None:
+    """Put configs and measured rows into a data set.
+
+    Lists each model's layers, which needs torch and no GPU, drops rows that cannot be used and says why. A file that is
+    there is extended; a row whose id is there takes its place.
+    """
+    from carma.dataset.pack import pack
+
+    packed = pack(configs, rows, layers, out, python, processes)
+    if as_json:
+        from carma.cli.output import print_json
+
+        return print_json(packed)
+    return _print(packed)
+
+
+def _print(packed: Packed) -> None:
+    report = packed.report
+    click.echo(f"{report.rows:,} rows measured, {report.kept:,} configs kept, {report.oom:,} of them out of memory")
+    for why, count in report.dropped.items():
+        click.echo(f"  {count:,} left out: {why} (as {report.examples[why]})")
+    for name, count in packed.files.items():
+        click.echo(f"{name}: {count:,} rows, {packed.file_bytes[name]:,} bytes")

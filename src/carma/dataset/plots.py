@@ -1,0 +1,235 @@
+"""Pictures of a data set: what its features cover, how memory climbs with size, what activity goes with.
+
+One colour a memory class in every picture. matplotlib is imported only here, in maps.py, and only when drawing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from carma.dataset.config import Config
+from carma.dataset.describe import CLASS_MIB, COLOUR_GB, sizes
+from carma.dataset.schema import ACTIVITY
+from carma.dataset.table import Numbers, Table
+from carma.errors import Refused
+
+COLOURS = {"mlp": "#0b6e4f", "cnn": "#1d4ed8", "transformer": "#b45309"}
+LABELS = {
+    "layers": "layers",
+    "batch": "batch size (samples)",
+    "parameters": "parameters",
+    "activations": "activations (elements a sample)",
+    "activations_batch": "activations × batch (elements)",
+    "footprint_mib": "footprint (MiB)",
+}
+SMALL_MIB = 48.0  # the allocator's steps are 2 and 20 MiB: beyond, they are too narrow to be seen
+LEAST_BATCHES = 6  # of one model, for a staircase
+MOST_LINES = 6
+LEAST_ACTIVE = 5  # runs, for a correlation
+_GREY = "#9aa0a6"
+
+
+def draw(tables: Sequence[Table], out: Path, seed: int) -> Iterator[Path]:
+    """Each picture as PNG and SVG; their paths as they come. What there is no data for is not drawn."""
+    pyplot = _pyplot()
+    from carma.dataset.maps import maps
+
+    out.mkdir(parents=True, exist_ok=True)
+    for table in tables:
+        yield from _save(pyplot, _coverage(pyplot, table), out / f"{table.family}-coverage")
+        yield from _save(pyplot, maps(pyplot, table, seed), out / f"{table.family}-map")
+    if (figure := _staircase(pyplot, tables)) is not None:
+        yield from _save(pyplot, figure, out / "staircase")
+    if (figure := _activity(pyplot, tables)) is not None:
+        yield from _save(pyplot, figure, out / "activity")
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+        import sklearn  # noqa: F401  # maps.py will want it: better to say so before anything is drawn
+    except ImportError as error:
+        hint = "pip install 'carma[train]'"
+        raise Refused(f"{error.name} is not installed, so no picture can be drawn", hint) from error
+    matplotlib.use("Agg")
+    matplotlib.rcParams.update({"svg.hashsalt": "carma", "font.size": 9, "axes.titlesize": 10})
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def _save(pyplot: Any, figure: Any, path: Path) -> Iterator[Path]:
+    for suffix, metadata in ((".png", {}), (".svg", {"Date": None})):
+        figure.savefig(path.with_suffix(suffix), dpi=150, metadata=metadata)
+        yield path.with_suffix(suffix)
+    pyplot.close(figure)
+
+
+def class_colours(pyplot: Any, count: int) -> list[Any]:
+    """From few to much memory, dark to light; the same for a class wherever it is drawn."""
+    return [pyplot.get_cmap("viridis")(place) for place in np.linspace(0.0, 0.95, max(count, 2))][:count]
+
+
+def plain(axes: Any) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#e5e7eb", linewidth=0.7)
+    axes.set_axisbelow(True)
+
+
+def said(table: Table) -> str:
+    gpus = sorted({str(head["gpu"]) for head in table.heads if head.get("gpu")})
+    return f"{table.family}: {len(table):,} training runs" + (f" on {', '.join(gpus)}" if gpus else "")
+
+
+def _coverage(pyplot: Any, table: Table) -> Any:
+    """How often each size was drawn; of memory, each class in its colour, once over a plain axis."""
+    figure, panels = pyplot.subplots(2, 3, figsize=(11, 5.6), layout="constrained")
+    drawn = {
+        name: values for name, values in sizes(table).items() if name not in ("footprint_mib", "activations_batch")
+    }
+    for axes, (name, values) in zip(panels.flat, drawn.items(), strict=False):
+        axes.hist(values, bins=_log_bins(values), color=COLOURS[table.family])
+        axes.set_xscale("log")
+        axes.set_xlabel(LABELS[name])
+    fits = table["footprint_mib"][table["oom"] == 0]
+    _by_class(pyplot, panels.flat[4], table, fits, _log_bins(fits))
+    panels.flat[4].set_xscale("log")
+    _by_class(pyplot, panels.flat[5], table, fits, np.linspace(0, fits.max(initial=1.0), 49))
+    panels.flat[5].legend(frameon=False, fontsize=7, title=f"classes of {COLOUR_GB[table.family]} GB", title_fontsize=7)
+    for axes in panels.flat:
+        axes.set_ylabel("runs")
+        plain(axes)
+    figure.suptitle(f"What the data covers. {said(table)}", fontsize=11)
+    return figure
+
+
+def _by_class(pyplot: Any, axes: Any, table: Table, footprints: Numbers, bins: Numbers) -> None:
+    width_gb = COLOUR_GB[table.family]
+    found = np.floor(footprints / (width_gb * CLASS_MIB)).astype(int)
+    count = int(found.max(initial=0)) + 1
+    parts = [footprints[found == each] for each in range(count)]
+    labels = [f"{each * width_gb} to {(each + 1) * width_gb} GB" for each in range(count)]
+    axes.hist(parts, bins=bins, stacked=True, color=class_colours(pyplot, count), label=labels)
+    axes.set_xlabel(LABELS["footprint_mib"])
+
+
+def _log_bins(values: Numbers, count: int = 40) -> Numbers:
+    least, most = max(float(values.min(initial=np.inf)), 1e-9), float(values.max(initial=1.0))
+    if not np.isfinite(least) or most <= least:
+        return np.linspace(0.5, 1.5, 3) * max(most, 1e-9)
+    bins: Numbers = np.geomspace(least, most * 1.0001, count)
+    return bins
+
+
+def _staircase(pyplot: Any, tables: Sequence[Table]) -> Any | None:
+    """What is asked for grows smoothly; what is held, in steps."""
+    small = [table for table in tables if (_small(table)).sum() > 1]
+    models = [line for table in tables for line in _same_model(table)][:MOST_LINES]
+    count = bool(small) + bool(models)
+    if not count:
+        return None
+    figure, panels = pyplot.subplots(1, count, figsize=(5.8 * count, 4.4), layout="constrained", squeeze=False)
+    if small:
+        _reserved_over_requested(panels[0, 0], small)
+    if models:
+        _footprint_over_batch(pyplot, panels[0, -1], models)
+    for axes in panels.flat:
+        plain(axes)
+    return figure
+
+
+def _small(table: Table) -> Any:
+    return (table["oom"] == 0) & (table["requested_mib"] < SMALL_MIB)
+
+
+def _reserved_over_requested(axes: Any, tables: Sequence[Table]) -> None:
+    for table in tables:
+        few = _small(table)
+        axes.scatter(table["requested_mib"][few], table["reserved_mib"][few], s=9, alpha=0.7,
+                     color=COLOURS[table.family], label=f"{table.family}, {few.sum():,} runs", linewidths=0)  # fmt: skip
+    axes.plot([0, SMALL_MIB], [0, SMALL_MIB], color=_GREY, linewidth=1, linestyle="--", label="no step, nothing lost")
+    axes.set_xlabel("requested at the peak (MiB)")
+    axes.set_ylabel("reserved at the peak (MiB)")
+    axes.set_title("Small runs: what the allocator holds, over what is asked", loc="left")
+    axes.legend(frameon=False, fontsize=8)
+
+
+Line = tuple[str, list[int], list[float]]
+
+
+def _same_model(table: Table) -> list[Line]:
+    """Runs that differ in nothing but the batch, where there are enough of them."""
+    groups: dict[str, list[int]] = {}
+    for row, config in enumerate(table.configs):
+        if not table["oom"][row]:
+            groups.setdefault(_but_batch(config), []).append(row)
+    found: list[Line] = []
+    for rows in groups.values():
+        ordered = sorted(rows, key=lambda row: table.configs[row].batch)
+        if len(ordered) >= LEAST_BATCHES:
+            first = table.configs[ordered[0]]
+            batches = [table.configs[row].batch for row in ordered]
+            name = f"{table.family}, {first.shape}, {first.optimizer}, {first.precision}"
+            found.append((name, batches, table["footprint_mib"][ordered].tolist()))
+    return sorted(found, key=lambda line: -len(line[1]))
+
+
+def _but_batch(config: Config) -> str:
+    kept = (config.input, config.optimizer, config.precision, config.checkpointing, config.channels_last, config.model)
+    return json.dumps(kept, sort_keys=True)
+
+
+def _footprint_over_batch(pyplot: Any, axes: Any, lines: Sequence[Line]) -> None:
+    for (name, batches, footprints), colour in zip(lines, class_colours(pyplot, len(lines)), strict=True):
+        axes.step(batches, footprints, where="post", color=colour, linewidth=1.2)
+        axes.plot(batches, footprints, "o", color=colour, markersize=3, label=name)
+    axes.set_xlabel(LABELS["batch"])
+    axes.set_ylabel(LABELS["footprint_mib"])
+    axes.set_title("One model, a growing batch", loc="left")
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _activity(pyplot: Any, tables: Sequence[Table]) -> Any | None:
+    """Rank correlation: activity saturates, so no straight line is to be expected."""
+    active = [table for table in tables if np.isfinite(table["step_ms"]).sum() >= LEAST_ACTIVE]
+    if not active:
+        return None
+    figure, panels = pyplot.subplots(1, len(active), figsize=(1.6 + 3.8 * len(active), 4.6), layout="constrained",
+                                     squeeze=False)  # fmt: skip
+    image = None
+    for axes, table in zip(panels.flat, active, strict=True):
+        image = _heat(axes, table)
+    figure.colorbar(image, ax=panels, label="rank correlation (Spearman)", shrink=0.85)
+    figure.suptitle("What a GPU does, against the size of the run", fontsize=11)
+    return figure
+
+
+def _heat(axes: Any, table: Table) -> Any:
+    rows = np.isfinite(table["step_ms"])
+    across = sizes(table)
+    down = [column.name for column in ACTIVITY]
+    grid = np.array([[rank_correlation(table[name][rows], size[rows]) for size in across.values()] for name in down])
+    image = axes.imshow(grid, cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto")
+    for (y, x), value in np.ndenumerate(grid):
+        word = "–" if np.isnan(value) else f"{value:+.2f}"
+        axes.text(x, y, word, ha="center", va="center", fontsize=7.5, color="white" if abs(value) > 0.6 else "black")
+    names = [name.removesuffix("_mib").replace("activations_batch", "activations × batch") for name in across]
+    axes.set_xticks(range(len(names)), names, rotation=35, ha="right")
+    axes.set_yticks(range(len(down)), [name.replace("_", " ") for name in down])
+    axes.set_title(f"{table.family}, {int(rows.sum()):,} runs", loc="left")
+    return image
+
+
+def rank_correlation(left: Numbers, right: Numbers) -> float:
+    """NaN where either is missing for all but two runs, or is always the same."""
+    known = np.isfinite(left) & np.isfinite(right)
+    if known.sum() < 3 or np.ptp(left[known]) == 0 or np.ptp(right[known]) == 0:
+        return float("nan")
+    from scipy.stats import spearmanr
+
+    return float(spearmanr(left[known], right[known]).statistic)
