@@ -67,7 +67,7 @@ def collect(args: argparse.Namespace, kept: Any, queue: list[dict[str, Any]], be
         return 1
     capacity_mib = args.capacity_mib or head.get("free_bytes", 1 << 60) / (1 << 20) * FREE_SHARE
     kept.write(head)
-    import course
+    import course  # type: ignore[import-not-found]
 
     made = (course.Turns if args.activity else course.Course)(args, kept, queue, capacity_mib, numbers, began_s)
     signal.signal(signal.SIGTERM, interrupt)
@@ -96,7 +96,7 @@ def prepare(some: list[dict[str, Any]]) -> Any:
 
     torch.set_num_threads(1)  # a pool of threads would not live on in the forks
     import build
-    import course  # type: ignore[import-not-found]  # noqa: F401
+    import course  # noqa: F401
     import loop
     import torch.profiler
 

@@ -24,6 +24,8 @@ class Course:
         self.queue = list(reversed(queue))  # the next is the last
         self.alone: list[dict[str, Any]] = []
         self.alone_goes_on = False
+        self.parallel = int(args.parallel)
+        self.margins = room.Margins()
         self.total = len(queue)
         work = {name: getattr(args, name) for name in ("device", "steps", "activity", "window_s", "config_limit_s")}
         self.crew: Any = crew.Crew(work, numbers, self.take)
@@ -48,17 +50,17 @@ class Course:
             return
         if any(child.alone for child in self.crew.children):
             return
-        spare = max(2, self.args.parallel // 3)  # those that stand ready while memory is short
+        spare = max(2, self.parallel // 3)  # those that stand ready while memory is short
         while self.queue and self.has_place(spare):
             config = self.queue.pop()
-            if room.wants_all(config, self.capacity_mib):
+            if self.margins.needed_mib(config) > self.capacity_mib * room.ALONE_SHARE:
                 self.alone.append(config)
             else:
                 self.start(config, alone=False)
 
     def has_place(self, spare: int) -> bool:
-        busy = len(self.crew.children) - len(self.crew.among("waiting"))
-        return busy < self.args.parallel and len(self.crew.children) < self.args.parallel + spare
+        alive = len(self.crew.children)
+        return alive - len(self.crew.among("waiting")) < self.parallel and alive < self.parallel + spare
 
     def is_time_for_alone(self) -> bool:
         """Nothing else is left, enough of them have gathered, or the time is just enough for them."""
@@ -72,7 +74,7 @@ class Course:
         return self.alone_goes_on
 
     def start(self, config: dict[str, Any], alone: bool) -> Any:
-        return self.crew.start(config, room.needed_mib(config), alone)
+        return self.crew.start(config, self.margins.needed_mib(config), alone)
 
     def grant(self) -> None:
         held = self.crew.among("running", "over")
@@ -85,6 +87,8 @@ class Course:
 
     def take(self, child: Any, row: dict[str, Any]) -> None:
         again = row.pop("again", False)
+        if row.get("footprint") and not row["oom"]:
+            self.margins.learn(child.config, row["footprint"] / (1 << 20))
         if again and not child.alone:
             self.alone.append(child.config)
         else:
@@ -122,7 +126,8 @@ class Turns(Course):
 
     def next_group(self) -> list[dict[str, Any]]:
         ahead = self.queue[: -room.LOOK_AHEAD - 1 : -1]
-        places = room.choose_group(ahead, self.args.parallel, self.capacity_mib)
+        needs_mib = [self.margins.needed_mib(config) for config in ahead]
+        places = room.choose_group(needs_mib, self.parallel, self.capacity_mib)
         for place in reversed(places):  # those nearest to the front first, so that the others stay where they are
             del self.queue[len(self.queue) - 1 - place]
         return [ahead[place] for place in places]

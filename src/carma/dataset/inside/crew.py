@@ -133,7 +133,8 @@ class Crew:
         if child.row is None:
             took_s = round(time.monotonic() - child.began_s, 2)
             error = child.ended_because or ended_by(status)
-            child.row = {"oom": False, "error": error, "again": True, "took_s": took_s}
+            again = not child.ended_because  # one that was slow would be so again
+            child.row = {"oom": False, "error": error, "again": again, "took_s": took_s}
             child.enter("over")
 
     def _take_once(self, child: Child) -> None:

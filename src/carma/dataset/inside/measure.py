@@ -158,6 +158,7 @@ class Measurement:
         """None; or the row, where there is nothing to train on."""
         try:
             torch.set_num_threads(1)
+            torch.manual_seed(0)
             self.meter = make_meter(self.device)
             self.meter.start()
         except Exception as error:

@@ -1,15 +1,22 @@
 """Who may use the GPU's memory next. Pure: no processes, no clock.
 
-Room is kept for what a config is guessed to take, with a margin, since the guess is rough. One that does not fit lets
-smaller ones pass, so that the card stays full; but only so often, so that the large ones do run.
+Room is kept for what a config is guessed to take, with a margin, since the guess is rough; how large it must be is
+learned from the runs of its family. One that does not fit lets smaller ones pass, so that the card stays full; but only
+so often, so that the large ones do run.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-MARGIN = 1.3
+MARGIN = 1.3  # until there is something to learn from
+LEAST, MOST = 0.5, 2.0  # learned margins
+LEARN_FROM = 30  # runs of a family
+REMEMBER = 400
+KEEP_OUT = 0.03  # so many of them may take more than their room
+LARGE_MIB = 2048  # below it, the guess says little about a footprint
 SLACK_MIB = 1024  # the context, the libraries' kernels and workspaces
 CONTEXT_MIB = 700  # what a process holds that has a context and waits
 PASSES = 8
@@ -25,13 +32,25 @@ class Asking(Protocol):
 Child = TypeVar("Child", bound=Asking)
 
 
-def needed_mib(config: dict[str, Any]) -> int:
-    return int(config.get("guess_mib", 0) * MARGIN) + SLACK_MIB
+class Margins:
+    """How much room runs need, as a multiple of the guess, family by family."""
 
+    def __init__(self) -> None:
+        self.ratios: dict[str, deque[float]] = {}
 
-def wants_all(config: dict[str, Any], capacity_mib: float) -> bool:
-    """Whether it is to run with nobody beside it."""
-    return needed_mib(config) > capacity_mib * ALONE_SHARE
+    def learn(self, config: dict[str, Any], footprint_mib: float) -> None:
+        if config.get("guess_mib", 0) >= LARGE_MIB:
+            ratios = self.ratios.setdefault(config["family"], deque(maxlen=REMEMBER))
+            ratios.append((footprint_mib - SLACK_MIB) / config["guess_mib"])
+
+    def margin(self, family: str) -> float:
+        ratios = sorted(self.ratios.get(family, ()))
+        if len(ratios) < LEARN_FROM:
+            return MARGIN
+        return min(MOST, max(LEAST, ratios[int(len(ratios) * (1 - KEEP_OUT))] * 1.05))
+
+    def needed_mib(self, config: dict[str, Any]) -> int:
+        return int(config.get("guess_mib", 0) * self.margin(config["family"])) + SLACK_MIB
 
 
 def admit(waiting: Sequence[Child], used_mib: float, capacity_mib: float) -> list[Child]:
@@ -51,12 +70,11 @@ def admit(waiting: Sequence[Child], used_mib: float, capacity_mib: float) -> lis
     return admitted
 
 
-def choose_group(queue: Sequence[dict[str, Any]], most: int, capacity_mib: float) -> list[int]:
-    """Places in the queue of those that fit together. The first is always among them: nobody waits for ever."""
+def choose_group(needs_mib: Sequence[int], most: int, capacity_mib: float) -> list[int]:
+    """Places of those that fit together. The first is always among them: nobody waits for ever."""
     chosen: list[int] = []
     used_mib = 0
-    for place, config in enumerate(queue[:LOOK_AHEAD]):
-        need_mib = needed_mib(config)
+    for place, need_mib in enumerate(needs_mib):
         if len(chosen) < most and (not chosen or used_mib + need_mib <= capacity_mib):
             chosen.append(place)
             used_mib += need_mib
