@@ -19,6 +19,7 @@ from carma.core.model import Estimate, Gpu, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest
 from carma.core.settings import Rules
 from carma.errors import Usage
+from carma.estimate.described import Described
 from carma.estimate.local import STEPS, Answer, SharedTrial, answers, cache_directory
 from carma.estimate.protocol import Context, Trial, Trials
 from carma.estimate.registry import make_estimator
@@ -100,7 +101,8 @@ class Asker:
         # One from the cache took no time now; what counts is what it took when it was run.
         remembered_s = max(0.0, ran.seconds - ran_s) if isinstance(ran, Trial) else 0.0
         rows = [row_of(run, answer, remembered_s) for answer in answers(estimators, request, shared)]
-        return [self._replayed(row, ran, request) for row in rows]
+        network = network_of(shared.describe(request))
+        return [replace(self._replayed(row, ran, request), network=network) for row in rows]
 
     def _replayed(self, row: Row, ran: Trial | NoEstimate, request: EstimateRequest) -> Row:
         """What its bound is judged by: the figure, by a model that does not know its family where there is one."""
@@ -120,6 +122,18 @@ class Asker:
         command = (self._python, str(ZOO / self._script), *run.argv)
         spec = TaskSpec(command=command, directory=str(ZOO), environment=dict(os.environ))
         return EstimateRequest(task=TaskId(0), owner=_owner(), spec=spec, gpus=(self._gpu,))
+
+
+def network_of(described: Described | NoEstimate) -> str:
+    """What GPUMemNet takes it for; "" for what it knows nothing of."""
+    from carma.estimate.gpumemnet.features import CannotTell, features
+
+    if isinstance(described, NoEstimate):
+        return ""
+    try:
+        return features(described).family
+    except CannotTell:
+        return ""
 
 
 def row_of(run: Measured, answer: Answer, remembered_s: float) -> Row:

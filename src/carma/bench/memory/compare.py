@@ -13,7 +13,7 @@ from carma.bench.gpu.written import check_place, say
 from carma.bench.machine import Machine, facts
 from carma.bench.memory import published18, written
 from carma.bench.memory.asking import BEST, Asker, ClosingTrials, chosen_estimators, own_trials
-from carma.bench.memory.figures import Row, Summary, by_estimator, by_family, summarise
+from carma.bench.memory.figures import Row, Summary, by_estimator, by_family, by_network, refusals, summarise
 from carma.bench.memory.folds import Folds
 from carma.bench.memory.interpreter import Interpreter, find_interpreter
 from carma.bench.memory.left_out import left_out_bounds
@@ -100,7 +100,7 @@ class Study:
         ours = [row for row in rows if row.estimator == BEST]
         # Bounds rest on runs that we measured, and the published ones are others: nothing is to be left out.
         judged = () if self._options.published18 else left_out_bounds(ours, level)
-        others = [row for row in rows if row.estimator != BEST]
+        shown = [*(judged or ours), *(row for row in rows if row.estimator != BEST)]
         return written.Comparison(
             command=_command(self._options),
             source=self._source,
@@ -112,9 +112,11 @@ class Study:
             whole=len({row.case for row in rows}) == len(self._runs),
             versions=self._interpreter.versions,
             machine=self._machine,
-            estimators=(*_parts(judged), *by_estimator([*(judged or ours), *others])),
+            estimators=(*_parts(judged), *by_estimator(shown)),
             families=by_family(judged),
-            published=published18.errors({row.case: row for row in ours}) if self._options.published18 else (),
+            networks=by_network(shown),
+            refusals=refusals(shown),
+            published=_published(rows) if self._options.published18 else (),
             rows=tuple(rows),
             judged=judged,
         )
@@ -129,6 +131,13 @@ def caution(judged: Sequence[Row]) -> str:
         f"{known} of {len(judged)} runs have convolutions and were replayed with the shipped model of cuDNN's "
         "workspaces, which has learnt from these very runs; --folds judges them by models that have not"
     )
+
+
+def _published(rows: Sequence[Row]) -> tuple[published18.Off, ...]:
+    found: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        found.setdefault(row.estimator, {})[row.case] = row
+    return published18.errors(found.pop(BEST, {}), found)
 
 
 def _parts(judged: Sequence[Row]) -> tuple[Summary, ...]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from statistics import median
 
 from carma.bench.figures import percentile
 from carma.core.model import Record
 
+_NUMBER = re.compile(r"\d[\d,.]*")
 UNDER_BY = 0.05  # an estimate that is too small by more than this is the mistake that hurts others
 
 
@@ -30,6 +32,7 @@ class Row(Record, frozen=True, kw_only=True):
     fold: str = ""  # the model of cuDNN's workspaces that it was replayed with; "": the shipped one
     group: str = ""  # the kind of run whose past errors its bound rests on
     refused: str | None = None
+    network: str = ""  # what the model is made of: "cnn", "transformer", "mlp"; "": nothing of these, or nobody knows
 
     @property
     def is_known(self) -> bool:
@@ -57,6 +60,15 @@ class Summary(Record, frozen=True, kw_only=True):
     bound_holds_share: float | None = None
     overbooked_median: float | None = None  # by the bound, or by the estimate where there is none
     took_median_s: float | None = None
+
+
+class Refusal(Record, frozen=True, kw_only=True):
+    """Runs that an estimator refused for the same reason, but for the numbers in it."""
+
+    estimator: str
+    runs: int
+    reason: str  # of the first of them
+    families: tuple[str, ...]
 
 
 def summarise(name: str, rows: Sequence[Row]) -> Summary:
@@ -91,6 +103,35 @@ def by_family(rows: Sequence[Row]) -> tuple[Summary, ...]:
     """The families in the order of their names."""
     ordered = sorted(rows, key=lambda row: row.family)
     return _parted(ordered, [row.family for row in ordered])
+
+
+def by_network(rows: Sequence[Row]) -> tuple[Summary, ...]:
+    """Each estimator on each kind of network; nothing where no run's is known."""
+    known = sorted((row for row in rows if row.network), key=lambda row: row.network)
+    return _parted(known, [f"{row.network}: {row.estimator}" for row in known])
+
+
+def refusals(rows: Sequence[Row]) -> tuple[Refusal, ...]:
+    """The most frequent first, by estimator."""
+    parts: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row.refused is not None:
+            parts.setdefault((row.estimator, _plain(row.refused)), []).append(row)
+    found = [
+        Refusal(
+            estimator=estimator,
+            runs=len(part),
+            reason=part[0].refused or "",
+            families=tuple(sorted({row.family for row in part})),
+        )
+        for (estimator, _), part in parts.items()
+    ]
+    return tuple(sorted(found, key=lambda one: (one.estimator, -one.runs, one.reason)))
+
+
+def _plain(reason: str) -> str:
+    """The first of several reasons, without its numbers."""
+    return _NUMBER.sub("#", reason.partition(";")[0])
 
 
 def _parted(rows: Sequence[Row], names: Sequence[str]) -> tuple[Summary, ...]:

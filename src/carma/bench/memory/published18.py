@@ -105,16 +105,22 @@ AGAINST: dict[str, Figure] = {
 }
 
 
-def errors(rows: Mapping[str, Row]) -> tuple[Off, ...]:
-    """Of each column against each measurement; `rows` are our answers by the run's name."""
+def errors(rows: Mapping[str, Row], others: Mapping[str, Mapping[str, Row]] | None = None) -> tuple[Off, ...]:
+    """Of each column against each measurement; `rows` are the main estimator's answers by the run's name, `others`
+    those of our other ones, by their names."""
     columns: dict[str, Figure] = {
-        "ours": lambda one: rows[one.run.id].estimated_mib if one.run.id in rows else None,
+        "ours": _said(rows),
+        **{f"ours, {name}": _said(answers) for name, answers in (others or {}).items()},
         "GPUMemNet": lambda one: one.gpumemnet_mib,
         "Fake Tensor": lambda one: one.fake_tensor_mib,
         "Horus": lambda one: one.horus_mib,
     }
     found = (_off(name, said, against) for against in AGAINST for name, said in columns.items())
     return tuple(off for off in found if off is not None)
+
+
+def _said(answers: Mapping[str, Row]) -> Figure:
+    return lambda one: answers[one.run.id].estimated_mib if one.run.id in answers else None
 
 
 def _off(name: str, said: Figure, against: str) -> Off | None:

@@ -10,7 +10,7 @@ import msgspec
 
 from carma.bench.gpu.written import print_table, rounded, say, shown
 from carma.bench.machine import Machine
-from carma.bench.memory.figures import Row, Summary
+from carma.bench.memory.figures import Refusal, Row, Summary
 from carma.bench.memory.published18 import PUBLISHED, Off
 from carma.core.model import Record
 
@@ -32,6 +32,8 @@ class Comparison(Record, frozen=True, kw_only=True):
     machine: Machine
     estimators: tuple[Summary, ...]
     families: tuple[Summary, ...]
+    networks: tuple[Summary, ...] = ()  # each estimator on each kind of network
+    refusals: tuple[Refusal, ...] = ()
     published: tuple[Off, ...] = ()
     rows: tuple[Row, ...]
     judged: tuple[Row, ...]
@@ -63,8 +65,22 @@ def print_comparison(comparison: Comparison, main: str) -> None:
         say("")
         title = f"{main} by family, each judged by the errors of all others; bounds at {100 * comparison.level:g} %"
         print_table(title, ("family", *HEAD), map(_line, comparison.families))
+    if comparison.networks:
+        say("")
+        print_table("By the kind of network", ("network: estimator", *HEAD), map(_line, comparison.networks))
+    print_refusals(comparison.refusals)
     if comparison.caution:
         say(f"\nBeware: {comparison.caution}.")
+
+
+def print_refusals(refusals: Sequence[Refusal]) -> None:
+    """Why, in the words of the first of each kind; all of them are in the file."""
+    if not refusals:
+        return
+    say("\nRefusals")
+    for one in refusals:
+        runs = "1 run" if one.runs == 1 else f"{one.runs} runs, as"
+        say(f"  {one.estimator}, {runs}: {one.reason}")
 
 
 def print_published(comparison: Comparison, main: str) -> None:
