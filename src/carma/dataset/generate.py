@@ -110,6 +110,7 @@ def _fitted(dice: Dice, ranges: Ranges, config: Config, wanted_mib: float, wante
         written = min(most, max(least, _written(dice, ranges, min(most, max(least, batch)))))
         mib = guess.mib(written)
         distance = 4 * abs(math.log2(mib / wanted_mib)) + abs(math.log2(written / wanted_batch)) / 2
+        distance += guess.step_s(written) / 2  # of two that fit, the one that is measured sooner
         if mib <= of_family.footprint.high_mib[1]:
             found.append(_Found(distance, msgspec.structs.replace(config, batch=written, guess_mib=mib)))
     return min(found, key=lambda one: one.distance, default=None)
