@@ -12,8 +12,11 @@ from msgspec.structs import replace
 
 from carma.core.model import Estimate, Gpu, GpuId, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest
+from carma.core.settings import Memory, Rules
 from carma.errors import PluginError
+from carma.estimate import protocol
 from carma.estimate.described import Described, Layer
+from carma.estimate.gpumemnet import estimator
 from carma.estimate.gpumemnet import model as models
 from carma.estimate.gpumemnet.estimator import GpuMemNet, class_of
 from carma.estimate.gpumemnet.facts import Bound, Facts, Kind, read_facts
@@ -21,6 +24,8 @@ from carma.estimate.gpumemnet.features import PLACE, features
 from carma.estimate.protocol import NoTrials
 from carma.estimate.trace import constants
 from carma.estimate.trace.constants import Constants, Context
+from carma.paths import find_paths
+from carma.store.memory import MemoryStore
 from tests.unit import gpumemnet_models as tiny
 
 MIB = 1 << 20
@@ -137,8 +142,8 @@ def test_another_card_is_told_and_its_context_added(tmp_path: Path, folder: Path
         card = Constants(gpu=gpu, torch="2.11.0", contexts=readings)
         constants.save(card, (), cards / constants.file_name(card))
     described = tiny.perceptron(batch=4096)
-    estimator = served(folder, cards=(cards,))
-    own, other = estimator.of(described, "NVIDIA H200"), estimator.of(described, "Tesla T4")
+    asked = served(folder, cards=(cards,))
+    own, other = asked.of(described, "NVIDIA H200"), asked.of(described, "Tesla T4")
     assert isinstance(own, Estimate)
     assert isinstance(other, Estimate)
     assert other.footprint_mib == own.footprint_mib - 250
@@ -235,11 +240,50 @@ def test_a_file_that_is_no_model_is_a_refusal(folder: Path) -> None:
     assert "cannot be run" in answer.reason
 
 
-def test_a_model_of_other_features_is_not_fed(folder: Path) -> None:
-    tiny.save(folder, tiny.facts(features=("batch", "depth")))
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"features": ("batch", "depth")}, "other features"),
+        ({"kinds": ("linear",)}, "other features"),
+        ({"format": 99}, "other features"),
+        ({"ranges": {"batch": (0.0, 9.0)}}, "the range of each feature"),
+        ({"quantiles": (0.1, 0.4, 0.9)}, "the median"),
+        ({"quantiles": (0.5, 0.1, 0.9)}, "do not ascend"),
+    ],
+)
+def test_a_model_that_would_be_read_wrongly_is_not_asked(folder: Path, changed: dict[str, object], reason: str) -> None:
+    tiny.save(folder, tiny.facts(**changed))  # type: ignore[arg-type]
     answer = served(folder).of(tiny.perceptron())
     assert isinstance(answer, NoEstimate)
-    assert "other features" in answer.reason
+    assert reason in answer.reason
+
+
+def context(level: float = 0.9) -> protocol.Context:
+    rules = Rules(memory=Memory(level=level))
+    return protocol.Context(archive=MemoryStore(), gpus=(), rules=rules, trials=Told(tiny.perceptron()))
+
+
+def test_a_users_own_models_are_asked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARMA_HOME", str(tmp_path))
+    own = constants.own_folder(find_paths({"CARMA_HOME": str(tmp_path)})).with_name("gpumemnet")
+    for kind in ("mlp", "transformer"):
+        tiny.save(own, tiny.facts("mlp", kind))
+    spec = TaskSpec(command=("python", "train.py"), directory="/")
+    request = EstimateRequest(task=TaskId(1), owner=Owner(1, 1, "alice"), spec=spec, gpus=())
+    makers: dict[Kind, protocol.Make] = {"mlp": estimator.make, "transformer": estimator.make_transformer}
+    for kind, make in makers.items():
+        answer = make(context()).estimate(request)
+        assert isinstance(answer, Estimate)
+        expected = served(own, kind, level=0.9).of(tiny.perceptron())
+        assert answer == expected
+        assert answer.level == 0.9
+
+
+def test_without_its_runtime_it_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(PluginError, match="needs onnxruntime") as raised:
+        estimator.make(context())
+    assert raised.value.hint == "pip install onnxruntime"
 
 
 def test_facts_are_read_as_they_were_written(folder: Path) -> None:

@@ -92,12 +92,20 @@ def read_facts(file: Path) -> Facts:
         raise PluginError(
             f"{file} does not describe a learned model: {error}", "Make it again with carma train."
         ) from error
-    if facts.format != FORMAT or (facts.features, facts.tokens, facts.kinds) != (FEATURES, TOKEN, KINDS):
-        raise PluginError(
-            f"{file} belongs to a model that was learned from other features than this version computes",
-            "Make it again with this version's carma train.",
-        )
+    if reason := _why_not(facts):
+        raise PluginError(f"{file} cannot be used: {reason}", "Make it again with this version's carma train.")
     return facts
+
+
+def _why_not(facts: Facts) -> str | None:
+    """What would be fed or read wrongly, and not be noticed."""
+    if facts.format != FORMAT or (facts.features, facts.tokens, facts.kinds) != (FEATURES, TOKEN, KINDS):
+        return "its model was learned from other features than this version computes"
+    if set(facts.ranges) != set(FEATURES):
+        return "it does not tell the range of each feature"
+    if 0.5 not in facts.quantiles or list(facts.quantiles) != sorted(facts.quantiles):
+        return "its quantiles do not ascend, or the median is not among them"
+    return None
 
 
 def write_facts(facts: Facts, file: Path) -> None:
