@@ -8,11 +8,15 @@ from carma.cli import parse
 from carma.cli.flags import AFTER_DASHES, Parsed, SubmitVerb
 from carma.cli.verb import number, verb, whole
 
+# As carma.estimate.summaries.told has them, which is not imported for help.
+OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad", "nadam", "radam", "adamax", "adadelta")
+PRECISIONS = ("fp32", "tf32", "bf16-amp", "fp16-amp", "bf16")
 EXAMPLES = """
 carma estimate -- python train.py --batch-size 64
 carma estimate --gpu a100-40gb -- python train.py
 carma estimate --compare -- python train.py
-carma estimate --estimator horus --summary resnet50.txt --batch 32
+carma estimate --summary resnet50.txt --batch 32 --precision bf16-amp
+carma estimate --summary printed.txt --input 3x224x224 --batch 64
 carma estimate --json -- torchrun --nproc-per-node 2 train.py
 """
 
@@ -24,6 +28,14 @@ def _limit(text: str) -> float:
     return seconds
 
 
+def _shape(text: str) -> tuple[int, ...]:
+    """`3x224x224`, `128`; also with commas or ×."""
+    sizes = text.replace("×", "x").replace(",", "x").lower().split("x")
+    if not all(size.strip().isascii() and size.strip().isdecimal() and 0 < int(size) < 10**9 for size in sizes):
+        raise ValueError(f"{text!r} is not a shape; write for example 3x224x224 for an image, 128 for words")
+    return tuple(int(size) for size in sizes)
+
+
 @verb("estimate", cls=SubmitVerb, examples=EXAMPLES, context_settings={"allow_interspersed_args": False})
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND...")
 @click.option("--estimator", metavar="NAME", help="Who is asked (the best that answers).")
@@ -33,12 +45,20 @@ def _limit(text: str) -> float:
 @click.option("--limit", "limit_s", type=Parsed("TIME", _limit), help="Ends the trial run: 90s, 5m (120s).")
 @click.option("--level", type=number(0.5, 0.9999), help="How surely the bound is to hold (0.99).")
 @click.option("--compare", is_flag=True, help="Ask every estimator; one trial run for all.")
-@click.option("--summary", metavar="FILE", help="The model as torchinfo, torchsummary or print(model) show it.")
-@click.option("--batch", type=whole(1), help="The batch size, where the summary does not tell.")
+@click.option("--summary", metavar="FILE", help="A model instead: torchinfo, torchsummary, print, Keras, ONNX.")
+@click.option("--batch", type=whole(1), help="The summary's model is trained with so many samples at once.")
+@click.option("--input", "sample", type=Parsed("SHAPE", _shape), help="One sample, for print(model): 3x224x224, 128.")
+@click.option("--optimizer", type=click.Choice(OPTIMIZERS, case_sensitive=False), help="That trains it (adam).")
+@click.option("--precision", type=click.Choice(PRECISIONS), help="In which it is trained (fp32).")
+@click.option("--checkpointing", is_flag=True, help="It is trained with gradient checkpointing.")
 @click.option("--json", "as_json", is_flag=True, help="The figures as JSON.")
 @click.pass_context
 def command(
-    ctx: click.Context, /, words: tuple[str, ...], as_json: bool, **flags: str | float | int | bool | None
+    ctx: click.Context,
+    /,
+    words: tuple[str, ...],
+    as_json: bool,
+    **flags: str | float | int | bool | tuple[int, ...] | None,
 ) -> int:
     """How much GPU memory a command will take. Needs no GPU, no daemon and no change to the command.
 

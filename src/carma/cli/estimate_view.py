@@ -33,6 +33,7 @@ _HINTS: dict[Kind, str] = {
     "memory": "the setting memory.trial_memory_mib gives trial runs more of the host's memory",
 }
 _NO_BATCH = "the batch size is not known"  # as those say it who count by a model's layers
+_NO_OUTPUTS = "shapes of the layers' outputs"  # likewise
 _NO_FIT = "it does not fit"  # an estimator's own warning; the line about room says the same with the figure
 
 
@@ -121,6 +122,8 @@ def _hint(answer: Answer, said: NoEstimate) -> str:
     """What to do about it, which depends on why there is none."""
     if _NO_BATCH in said.reason:
         return "say it with --batch N, beside --summary"
+    if _NO_OUTPUTS in said.reason:
+        return "with print(model), say what one sample is: --input 3x224x224 for images, --input 128 for words"
     return REFUSED if answer.kind is None else _HINTS[answer.kind]
 
 

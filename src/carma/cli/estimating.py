@@ -15,21 +15,24 @@ from msgspec.structs import replace
 
 from carma.cli.estimate_target import target_gpus
 from carma.config import load_settings
-from carma.core.model import Estimate, Gpu, Owner, Record, TaskId, TaskSpec
+from carma.core.model import Estimate, Gpu, NoEstimate, Owner, Record, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest, Estimator
 from carma.core.settings import Rules
 from carma.errors import Usage
 from carma.estimate.described import Described
 from carma.estimate.local import Answer, SharedTrial, Summarised, answers, make_trials
-from carma.estimate.protocol import Context, NoTrials
+from carma.estimate.protocol import Context, NoTrials, Trials
 from carma.estimate.registry import make_estimator
-from carma.estimate.summaries import read_summary
+from carma.estimate.summaries import read_file
+from carma.estimate.summaries.read import Read
+from carma.estimate.summaries.told import Precision, Told, completed
 from carma.paths import find_paths
 from carma.plugins import ESTIMATORS, names
 from carma.store.memory import MemoryStore
 
 EXAMPLE = "try: carma estimate -- python train.py"
 BEST = "trace"
+READER = "gpumemnet"  # of a summary, where nobody else is named
 # The user's word and the server's memory: neither says anything of a command that nobody submitted.
 OF_SUBMISSIONS = ("declared", "history")
 
@@ -45,6 +48,29 @@ class Options(Record, frozen=True, kw_only=True):
     compare: bool = False
     summary: str | None = None
     batch: int | None = None
+    sample: tuple[int, ...] | None = None
+    optimizer: str | None = None
+    precision: Precision | None = None
+    checkpointing: bool = False
+
+
+class _Summary(Summarised):
+    """Remembers whether it was read, so that what is to be said of it stands with those who read it."""
+
+    def __init__(self, read: Read, trials: Trials | None) -> None:
+        super().__init__(read.described, trials)
+        self._remarks = read.remarks
+        self._was_read = False
+
+    def describe(self, request: EstimateRequest) -> Described | NoEstimate:
+        self._was_read = True
+        return super().describe(request)
+
+    def remarked(self, answer: Answer) -> Answer:
+        was_read, self._was_read = self._was_read, False
+        if not was_read or not isinstance(answer.said, Estimate):
+            return answer
+        return replace(answer, said=replace(answer.said, warnings=(*answer.said.warnings, *self._remarks)))
 
 
 @dataclass(frozen=True)
@@ -53,12 +79,13 @@ class Question:
     estimators: tuple[Estimator, ...]
     shared: SharedTrial
     compare: bool
+    summary: _Summary | None = None
 
     def answers(self) -> list[Answer]:
         """Of all of them, to compare; otherwise up to the first estimate."""
         found: list[Answer] = []
         for answer in answers(self.estimators, self.request, self.shared):
-            found.append(answer)
+            found.append(self.summary.remarked(answer) if self.summary else answer)
             if isinstance(answer.said, Estimate) and not self.compare:
                 break
         return found
@@ -66,38 +93,54 @@ class Question:
 
 def question(options: Options) -> Question:
     _check(options)
-    described = None if options.summary is None else _read(options.summary, options.batch)
+    read = None if options.summary is None else _read(options.summary, options)
     rules = _rules(options)
     request = _request(options, target_gpus(options.gpu, options.count))
     if options.command:
         _check_runnable(request)
     shared = SharedTrial(make_trials(rules, os.environ, options.steps) if options.command else NoTrials())
-    trials = shared if described is None else Summarised(described, shared if options.command else None)
-    context = Context(archive=MemoryStore(), gpus=request.gpus, rules=rules, trials=trials)
+    summary = None if read is None else _Summary(read, shared if options.command else None)
+    context = Context(archive=MemoryStore(), gpus=request.gpus, rules=rules, trials=summary or shared)
     estimators = tuple(make_estimator(name, context) for name in _asked(options, rules))
-    return Question(request, estimators, shared, options.compare)
+    return Question(request, estimators, shared, options.compare, summary)
 
 
 def _check(options: Options) -> None:
     if options.compare and options.estimator is not None:
         raise Usage("--compare asks every estimator: --estimator has no meaning beside it", EXAMPLE)
-    if options.summary is None and options.batch is not None:
-        raise Usage("--batch belongs to --summary: a trial run sees the batch itself", EXAMPLE)
-    if options.summary is None and not options.command:
-        raise Usage("no command was given", EXAMPLE)
+    if options.summary is None:
+        _check_no_summary(options)
     if options.command and not options.command[0].strip():
         raise Usage("the first word of the command is empty", EXAMPLE)
-    if options.summary is not None and not options.compare and options.estimator is None:
+    is_open = options.summary is not None and not options.compare and options.estimator is None
+    if is_open and READER not in names(ESTIMATORS):
         raise Usage(
             "a summary cannot be run: say who is to read it",
             "try: carma estimate --estimator horus --summary resnet50.txt --batch 32, or --compare",
         )
 
 
-def _read(file: str, batch: int | None) -> Described:
-    """The model of a summary's file."""
+def _check_no_summary(options: Options) -> None:
+    """What a summary leaves open and a trial run sees."""
+    only = {
+        "--batch": options.batch,
+        "--input": options.sample,
+        "--optimizer": options.optimizer,
+        "--precision": options.precision,
+        "--checkpointing": options.checkpointing or None,
+    }
+    for flag, value in only.items():
+        if value is not None:
+            raise Usage(f"{flag} belongs to --summary: a trial run sees for itself", EXAMPLE)
+    if not options.command:
+        raise Usage("no command was given", EXAMPLE)
+
+
+def _read(file: str, options: Options) -> Read:
+    """The model of a summary's file, and how it is trained."""
+    told = Told(optimizer=options.optimizer, precision=options.precision, checkpointing=options.checkpointing)
     try:
-        return read_summary(Path(file).read_text(encoding="utf-8", errors="replace"), batch=batch)
+        return completed(read_file(Path(file), batch=options.batch, sample=options.sample or ()), told)
     except Usage as error:
         raise Usage(f"{file}: {error}", error.hint) from None
 
@@ -117,6 +160,8 @@ def _asked(options: Options, rules: Rules) -> tuple[str, ...]:
     if options.compare:
         known = [name for name in names(ESTIMATORS) if name not in OF_SUBMISSIONS]
         return tuple(sorted(known, key=lambda name: (name != BEST, name)))
+    if options.summary is not None:
+        return (READER,)
     return tuple(name for name in rules.memory.sources if name not in OF_SUBMISSIONS) or (BEST,)
 
 

@@ -13,8 +13,8 @@ Activation ActivityRegularization Add AdditiveAttention AlphaDropout Attention A
 CategoryEncoding CenterCrop Concatenate Dense Dot Dropout ELU EinsumDense Embedding Flatten Functional GRU
 GaussianDropout GaussianNoise GroupNormalization GroupQueryAttention GroupedQueryAttention Identity InputLayer LSTM
 Lambda LayerNormalization LeakyReLU Masking Maximum Minimum MultiHeadAttention Multiply Normalization PReLU
-Permute RMSNormalization RNN ReLU RepeatVector Rescaling Reshape Resizing ReversibleEmbedding Sequential SimpleRNN Softmax
-SpectralNormalization Subtract ThresholdedReLU TimeDistributed UnitNormalization AdaptiveAveragePooling#D
+Permute RMSNormalization RNN ReLU RepeatVector Rescaling Reshape Resizing ReversibleEmbedding Sequential SimpleRNN
+Softmax SpectralNormalization Subtract ThresholdedReLU TimeDistributed UnitNormalization AdaptiveAveragePooling#D
 AdaptiveMaxPooling#D AveragePooling#D Conv#D Conv#DTranspose ConvLSTM#D Cropping#D DepthwiseConv#D
 GlobalAveragePooling#D GlobalMaxPooling#D MaxPooling#D SeparableConv#D SpatialDropout#D UpSampling#D ZeroPadding#D
 """

@@ -1,0 +1,157 @@
+"""Models from ONNX files: shapes by onnx' own inference, weights by their shapes alone (no values are read).
+
+The batch stands in the first place of the first input. Where it is a name, it gets the batch asked for; where it is a
+number, as in most exports, the shapes are scaled. Other sizes that are names (the length of a sequence) come from
+--input. Large weights are taken off before the inference, which would copy them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from carma.errors import Usage
+from carma.estimate.described import Described
+from carma.estimate.summaries.onnx_nodes import Graph, Tensors
+from carma.estimate.summaries.read import Read
+from carma.estimate.summaries.shapes import Shape, show
+
+_SMALL = 1024  # values; what tells a Reshape its shape is smaller, weights are larger
+_MOST_BYTES = 2 << 30  # of a protocol buffer; larger models have their weights beside the file
+_HINT = "It takes what torch.onnx.export or another exporter wrote, whole."
+_FOLDED = (
+    "the graph has no batch norm and no dropout: exports for inference leave them out, and training takes more; "
+    "torch.onnx.export(..., training=torch.onnx.TrainingMode.TRAINING) keeps them"
+)
+
+
+def read_onnx(file: Path, batch: int | None, sample: Shape) -> Read:
+    """Raises Usage for a file that is none, and where onnx is not installed."""
+    onnx = _library()
+    model = _load(onnx, file)
+    weights = {tensor.name: (tuple(tensor.dims), tensor.data_type) for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in weights]
+    if not inputs:
+        raise Usage("the ONNX graph has no input", _HINT)
+    fixed = _fixed_batch(inputs[0])
+    given = _set_sizes(inputs, batch or 1, sample)
+    graph = Graph(model.graph.node, weights, _shapes(onnx, model))
+    layers = graph.layers(fixed, batch)
+    if not layers:
+        raise Usage("the ONNX graph has no operator that makes real numbers", _HINT)
+    described = Described(
+        layers=layers,
+        batch=batch or fixed,
+        parameters=graph.parameters,
+        input=(batch or fixed or 1, *given[1:]),
+    )
+    return Read(described=described, remarks=_remarks(graph))
+
+
+def _remarks(graph: Graph) -> tuple[str, ...]:
+    found = [] if graph.is_for_training else [_FOLDED]
+    if graph.unknown:
+        found.append(f"the shapes of {graph.unknown} outputs of the graph cannot be inferred; they count as nothing")
+    return tuple(found)
+
+
+def _library() -> Any:
+    try:
+        onnx = importlib.import_module("onnx")
+        importlib.import_module("onnx.shape_inference")
+    except ImportError:
+        raise Usage("reading an ONNX file needs the package onnx", "pip install 'carma[onnx]'") from None
+    return onnx
+
+
+def _load(onnx: Any, file: Path) -> Any:
+    """Without the weights that lie in files beside it."""
+    if file.stat().st_size > _MOST_BYTES:
+        raise Usage("the ONNX file is larger than 2 GiB", "Export it with its weights beside it (external data).")
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(file.read_bytes())
+    except Exception as error:  # protobuf's DecodeError, whose package is nobody's business here
+        raise Usage(f"the file is no ONNX model, or is cut off ({type(error).__name__})", _HINT) from None
+    if not model.graph.node:
+        raise Usage("the file holds no ONNX graph", _HINT)
+    return _inlined(model) if model.functions else model
+
+
+def _inlined(model: Any) -> Any:
+    """Operators that the model defines itself, by those of ONNX."""
+    try:
+        return importlib.import_module("onnx.inliner").inline_local_functions(model)
+    except Exception as error:  # whatever the C++ checker throws
+        raise Usage(f"the functions of the ONNX model cannot be followed: {error}", _HINT) from None
+
+
+def _fixed_batch(value: Any) -> int | None:
+    dims = value.type.tensor_type.shape.dim
+    return dims[0].dim_value if dims and dims[0].dim_value > 0 else None
+
+
+def _set_sizes(inputs: list[Any], batch: int, sample: Shape) -> Shape:
+    """Puts numbers in the place of names, the same for the same name in all inputs. Returns the first input's shape."""
+    first = inputs[0].type.tensor_type.shape.dim
+    asked = (batch, *sample) if sample else (batch, *(0 for _ in first[1:]))
+    if len(asked) != len(first):
+        raise _misfit(sample, inputs[0], f"has {len(first) - 1} sizes besides the batch")
+    names: dict[str, int] = {}
+    for place, (dim, size) in enumerate(zip(first, asked, strict=True)):
+        if place and size and dim.dim_value not in (0, size):
+            raise _misfit(sample, inputs[0], f"was exported with {dim.dim_value} in place {place}")
+        if not dim.dim_value and size:
+            names.setdefault(dim.dim_param or f"?{place}", size)
+    for value in inputs:
+        for place, dim in enumerate(value.type.tensor_type.shape.dim):
+            if not dim.dim_value:
+                size = names.get(dim.dim_param or f"?{place}", batch if place == 0 else 0)
+                if not size:
+                    raise _untold(value, dim, place)
+                dim.dim_value = size
+    return tuple(dim.dim_value for dim in first)
+
+
+def _misfit(sample: Shape, value: Any, why: str) -> Usage:
+    return Usage(f"--input {show(sample)} does not fit: the input {value.name!r} {why}", _HINT)
+
+
+def _untold(value: Any, dim: Any, place: int) -> Usage:
+    name = f"size {dim.dim_param!r}" if dim.dim_param else f"size {place}"
+    return Usage(
+        f"the {name} of the input {value.name!r} is not told",
+        "Say it with --input, the shape of one sample: --input 128, --input 3x224x224.",
+    )
+
+
+def _shapes(onnx: Any, model: Any) -> Tensors:
+    """Of all tensors that have one, with their type. The model is changed: large weights become inputs without values,
+    and shapes that an exporter wrote down with names are forgotten."""
+    graph = model.graph
+    weights = list(graph.initializer)
+    taken = {value.name for value in graph.input}
+    del graph.initializer[:], graph.value_info[:]
+    for tensor in weights:
+        if prod(tensor.dims) <= _SMALL:
+            graph.initializer.append(tensor)
+        elif tensor.name not in taken:
+            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    for value in graph.output:
+        value.type.tensor_type.ClearField("shape")
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    except Exception as error:  # whatever the C++ inference throws
+        raise Usage(f"the shapes of the ONNX graph cannot be inferred: {str(error)[:200]}", _HINT) from None
+    values = (*inferred.value_info, *inferred.output, *inferred.input)
+    return {value.name: (_shape(value), value.type.tensor_type.elem_type) for value in values}
+
+
+def _shape(value: Any) -> Shape | None:
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        return None
+    sizes = tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim)
+    return sizes if all(size > 0 for size in sizes) else None
