@@ -6,8 +6,6 @@ from carma.dataset.dice import Dice
 from carma.dataset.program import Drawn, Ops, act, branches, dropout, op
 from carma.dataset.ranges import Transformer
 
-CAUSAL = ("gpt", "decoder", "llama")
-
 
 class _Style:
     """What all blocks of one model have in common."""
@@ -20,8 +18,7 @@ class _Style:
         self.width = self.heads * self.head_size
         ratio = dice.word(ranges.ratios)
         self.inner = max(8, round(self.width * ratio))
-        styles = ranges.causal_styles if shape in ("gpt", "decoder") else ranges.styles
-        self.style = "conv1d" if shape == "gpt" else "split" if llama else dice.word(styles)
+        self.style = _style_of_attention(dice, ranges, shape)
         self.eager = dice.chance(ranges.eager)
         self.kv = self._kv(dice.word(ranges.kv_shares)) if llama else self.heads
         self.pre = llama or shape == "gpt" or dice.chance(ranges.pre_norm)
@@ -84,6 +81,17 @@ class _Style:
             seen = self.past(self.attention(False, cross=True)) if cross else []
             body = [*self.past(self.attention(causal)), *seen, *self.past(self.mlp())]
         return [op("block", body=body, times=times), *(self.normed() if self.pre else [])]
+
+
+def _style_of_attention(dice: Dice, ranges: Transformer, shape: str) -> str:
+    match shape:
+        case "gpt":
+            return "conv1d"
+        case "llama":
+            return "split"
+        case "decoder":
+            return dice.word(ranges.causal_styles)
+    return dice.word(ranges.styles)
 
 
 def draw_transformer(dice: Dice, ranges: Transformer, shape: str) -> Drawn:

@@ -42,7 +42,7 @@ def _one(family: Family, seed: int, number: int, ranges: Ranges) -> Config:
     of_family = _section(family, ranges)
     wanted_mib = wanted_footprint(dice, of_family.footprint)
     wanted_batch = dice.log(of_family.batch)
-    shape: str = dice.word(of_family.shapes)
+    shape = _shape(dice, of_family)
     settings = {
         "id": f"{family}-{seed}-{number:06}",
         "family": family,
@@ -62,7 +62,23 @@ def _one(family: Family, seed: int, number: int, ranges: Ranges) -> Config:
 
 
 def _section(family: Family, ranges: Ranges) -> Mlp | Cnn | Transformer:
-    return {"mlp": ranges.mlp, "cnn": ranges.cnn, "transformer": ranges.transformer}[family]
+    match family:
+        case "mlp":
+            return ranges.mlp
+        case "cnn":
+            return ranges.cnn
+        case "transformer":
+            return ranges.transformer
+
+
+def _shape(dice: Dice, section: Mlp | Cnn | Transformer) -> str:
+    match section:
+        case Mlp():
+            return dice.word(section.shapes)
+        case Cnn():
+            return dice.word(section.shapes)
+        case Transformer():
+            return dice.word(section.shapes)
 
 
 def wanted_footprint(dice: Dice, footprint: Footprint) -> float:
