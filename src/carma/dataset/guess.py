@@ -14,8 +14,10 @@ from carma.dataset.ranges import Common
 
 MIB = 1 << 20
 SLOTS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "rmsprop": 1, "adagrad": 1}
-# Their backward passes need what comes out; those of all others what goes in.
-BY_OUTPUT = ("relu", "elu", "selu", "celu", "tanh", "sigmoid", "relu6", "leaky_relu", "hardtanh")
+# Their backward passes need what comes out; those of all others what goes in, or a copy of it where they work in place.
+BY_OUTPUT = ("relu", "tanh", "sigmoid")
+INPLACE_BY_OUTPUT = (*BY_OUTPUT, "elu", "selu", "celu", "relu6", "leaky_relu", "hardtanh")
+SEVERAL = {"logsigmoid": 1, "softsign": 2, "tanhshrink": 1}  # made of several steps: tensors that these keep
 
 
 class Unfit(ValueError):
@@ -165,12 +167,13 @@ def _norm(walk: Walk, op: Op, x: Flow) -> Flow:
 
 def _act(walk: Walk, op: Op, x: Flow) -> Flow:
     if op.get("inplace"):
-        if op["f"] in BY_OUTPUT:
+        if op["f"] in INPLACE_BY_OUTPUT:
             walk.keep(x)
         else:
             walk.saved += x.elements * x.size  # autograd keeps a copy of what is overwritten
         return x
     by_output = op["f"] in BY_OUTPUT
+    walk.saved += x.elements * x.size * SEVERAL.get(str(op["f"]), 0)
     if not by_output:
         walk.keep(x)
     y = walk.made(x.shape, x.size)
