@@ -1,0 +1,126 @@
+"""The window in which a run is watched, with a driver of straw: shares, power, and what the driver does not give."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+MODULE = "carma.dataset.inside.activity"
+
+
+class Nvml:
+    """Metrics by their number; energy rises by 3 J a reading, power is 250 W."""
+
+    NVML_GPM_METRICS_GET_VERSION = 1
+    NVML_FI_DEV_POWER_INSTANT = 186
+    NVML_GPM_METRIC_SM_UTIL = 2
+    NVML_GPM_METRIC_SM_OCCUPANCY = 3
+    NVML_GPM_METRIC_GRAPHICS_UTIL = 1
+    NVML_GPM_METRIC_DRAM_BW_UTIL = 10
+    NVML_GPM_METRIC_ANY_TENSOR_UTIL = 5
+
+    def __init__(self, has_gpm: bool = True) -> None:
+        self.has_gpm = has_gpm
+        self.energy_mj = 0
+        self.values: dict[int, float] = {2: 80.0, 3: 25.5, 1: 100.4, 10: float("nan"), 5: 12.0}
+        self.snaps: list[object] = []
+
+    def nvmlGpmSampleAlloc(self) -> object:
+        return object()
+
+    def nvmlGpmSampleGet(self, _card: object, sample: object) -> None:
+        if not self.has_gpm:
+            raise RuntimeError("not supported")
+        self.snaps.append(sample)
+
+    def c_nvmlGpmMetricsGet_t(self) -> Any:
+        return SimpleNamespace(metrics=[SimpleNamespace(metricId=0, value=0.0, nvmlReturn=0) for _ in range(99)])
+
+    def nvmlGpmMetricsGet(self, question: Any) -> Any:
+        assert [question.sample1, question.sample2] == self.snaps
+        assert question.version == 1
+        for metric in question.metrics[: question.numMetrics]:
+            metric.value = self.values[metric.metricId]
+            metric.nvmlReturn = 3 if metric.metricId == 5 else 0
+        return question
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, _card: object) -> int:
+        self.energy_mj += 3000
+        return self.energy_mj
+
+    def nvmlDeviceGetFieldValues(self, _card: object, _fields: list[int]) -> list[Any]:
+        return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=250_000))]
+
+
+class Training:
+    """`steps` counts; the clock moves by `step_s` a step."""
+
+    def __init__(self, step_s: float) -> None:
+        self.now_s, self.step_s, self.steps = 0.0, step_s, 0
+
+    def step(self) -> float:
+        self.now_s += self.step_s
+        self.steps += 1
+        return 1.0
+
+
+@pytest.fixture
+def nvml() -> Nvml:
+    return Nvml()
+
+
+@pytest.fixture
+def activity(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Imported as the collector does, with `measure` beside it on the path."""
+    monkeypatch.setitem(sys.modules, "measure", SimpleNamespace(open_nvml=lambda: (nvml, "card")))
+    monkeypatch.delitem(sys.modules, MODULE, raising=False)
+    return importlib.import_module(MODULE)
+
+
+def watched(activity: ModuleType, monkeypatch: pytest.MonkeyPatch, step_s: float, window_s: float, device: str) -> Any:
+    training = Training(step_s)
+    monkeypatch.setattr(activity, "time", SimpleNamespace(monotonic=lambda: training.now_s))
+    meter = SimpleNamespace(sync=lambda: None)
+    return activity.watch(SimpleNamespace(training=training, meter=meter, device=device), window_s)
+
+
+def test_shares_power_and_step_time(activity: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = watched(activity, monkeypatch, step_s=0.05, window_s=0.6, device="cuda")
+    assert figures["step_ms"] == pytest.approx(50)
+    assert figures["window_steps"] in (12, 13)  # sums of 0.05 are not exact
+    assert (figures["sm_active"], figures["sm_occupancy"], figures["gr_active"]) == (0.8, 0.255, 1.0)
+    assert figures["power_w"] == round(3 / figures["window_s"], 1)
+
+
+def test_a_metric_that_is_no_number_or_has_an_error_is_absent(
+    activity: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = watched(activity, monkeypatch, step_s=0.1, window_s=0.6, device="cuda")
+    assert (figures["dram_active"], figures["tensor_active"]) == (None, None)
+
+
+def test_long_steps_are_watched_at_least_three_times_but_not_for_ever(
+    activity: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert watched(activity, monkeypatch, step_s=1.0, window_s=0.6, device="cuda")["window_steps"] == 3
+    assert watched(activity, monkeypatch, step_s=60.0, window_s=0.6, device="cpu")["window_steps"] == 1
+
+
+def test_a_card_without_gpm_gives_step_time_and_power_alone(
+    activity: ModuleType, nvml: Nvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml.has_gpm = False
+    figures = watched(activity, monkeypatch, step_s=0.1, window_s=0.6, device="cuda")
+    assert all(figures[name] is None for name in activity.METRICS)
+    assert figures["power_w"] is not None
+
+
+def test_without_a_gpu_there_is_step_time_alone(activity: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = watched(activity, monkeypatch, step_s=0.1, window_s=0.6, device="cpu")
+    absent = {name for name, value in figures.items() if value is None}
+    assert absent == {*activity.METRICS, "power_w", "power_polled_w"}
+    assert set(figures) == set(activity.FIGURES)
