@@ -7,6 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -108,13 +109,19 @@ def test_a_bound_is_never_below_the_footprint(tmp_path: Path) -> None:
 )
 def test_a_class_holds_its_lower_edge_and_not_its_upper_one(mib: float, width: int, number: int) -> None:
     facts = tiny.facts(class_widths_gb=(width,))
-    assert class_of(facts, (mib, mib, mib)) == number
+    assert class_of(facts, mib) == number
 
 
-def test_the_class_is_that_of_the_operating_point(folder: Path) -> None:
-    assert class_of(tiny.facts(), (0.0, 900.0, 1300.0)) == 1  # 0.7 lies between .5 and .9: 1100 MiB
-    assert class_of(tiny.facts(operating_point=0.5), (0.0, 900.0, 1300.0)) == 0
-    assert "its class: 0–8 GB (of 1,000 MiB)" in answered(folder, tiny.convolutions()).warnings
+def test_a_class_above_the_footprints_is_told(folder: Path) -> None:
+    told = ("it may well lie in the class above: 1–2 GB (of 1,000 MiB)",)
+    assert estimator.class_above(tiny.facts(), (0.0, 900.0, 1300.0)) == told  # 0.7 lies half way: 1,100 MiB
+    assert estimator.class_above(tiny.facts(operating_point=0.5), (0.0, 900.0, 1300.0)) == ()
+    assert estimator.class_above(tiny.facts(), (0.0, 1100.0, 1300.0)) == ()
+    tiny.save(folder, tiny.facts(class_widths_gb=(1,), operating_point=0.9))
+    described = tiny.perceptron(batch=8192, depth=100)
+    quantiles = [600 + factor * guess_mib(described) for factor in tiny.FACTORS]
+    assert class_of(tiny.facts(), quantiles[2]) > class_of(tiny.facts(), quantiles[1])
+    assert any("the class above" in warning for warning in answered(folder, described).warnings)
 
 
 def test_parts_add_up_to_the_footprint(folder: Path) -> None:
@@ -206,6 +213,23 @@ def test_what_a_summary_does_not_tell_is_asked_for(folder: Path) -> None:
     no_batch = served(folder).of(replace(tiny.perceptron(), batch=None))
     assert isinstance(no_batch, NoEstimate)
     assert "--batch" in no_batch.reason
+
+
+def test_where_the_input_is_not_known_the_first_output_stands_in(tmp_path: Path) -> None:
+    low, high = (float(np.log2(1 + size)) for size in (8 * 1000, 8 * 1100))
+    tiny.save(tmp_path, tiny.facts(ranges=tiny.facts().ranges | {"input": (low, high)}))
+    known, unknown = tiny.perceptron(), replace(tiny.perceptron(), input=())
+    assert not any("input" in warning for warning in answered(tmp_path, known).warnings)
+    answer = answered(tmp_path, unknown)
+    assert "the input's size is not known: the first layer's output stands in" in answer.warnings
+    assert answer.footprint_mib == answered(tmp_path, known).footprint_mib
+
+
+def test_of_words_the_number_is_the_input() -> None:
+    layers = (Layer(kind="Embedding", output=(2, 64, 32), parameters=3200), Layer(kind="Linear", output=(2, 64, 8)))
+    assert estimator.with_input(Described(layers=layers, batch=2))[0].input == (2, 64)
+    known = Described(layers=layers, batch=2, input=(2, 65))
+    assert estimator.with_input(known) == (known, ())
 
 
 def test_a_refused_trial_is_refused_under_its_own_name(folder: Path) -> None:

@@ -80,11 +80,6 @@ def test_an_optimizer_with_more_state_than_any_is_refused() -> None:
     assert found == "the optimizer's state, 3 tensors for each weight, lies outside what it has learned (0 to 2)"
 
 
-def test_an_input_of_unknown_size_is_asked_for() -> None:
-    ranges = tiny.facts().ranges | {"input": (log(10), log(1e9))}
-    assert said(tiny.perceptron(input=()), ranges=ranges) == ["the size of the input is not known; --input tells it"]
-
-
 def with_attention(outputs: int) -> Described:
     base = tiny.perceptron()
     layer = Layer(kind="MultiheadAttention", output=(8, outputs), parameters=0)

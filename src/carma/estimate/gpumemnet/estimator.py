@@ -22,6 +22,7 @@ from carma.estimate.cards import card_for
 from carma.estimate.described import Described
 from carma.estimate.gpumemnet.facts import GB_MIB, SHIPPED, Facts, Kind
 from carma.estimate.gpumemnet.features import CannotTell, Family, features
+from carma.estimate.gpumemnet.kinds import kind_of
 from carma.estimate.gpumemnet.model import Model, check_runtime, load
 from carma.estimate.gpumemnet.ranges import inside, offences, refusal
 from carma.estimate.protocol import Context, Trials
@@ -68,6 +69,7 @@ class GpuMemNet:
 
     def of(self, described: Described, gpu: str = "", gpus: int = 1) -> Estimate | NoEstimate:
         """For each of so many GPUs; without a name, for the card that it was learned on."""
+        described, assumed = with_input(described)
         try:
             found = features(described)
             model = load(found.family, self._kind, gpu, self._models)
@@ -79,7 +81,7 @@ class GpuMemNet:
         except (CannotTell, PluginError) as why:
             return self._refuse(str(why))
         added, warnings = self._besides(described, model.facts, gpu, gpus)
-        return self._answer(described, model, quantiles, added, (*cut_off(described), *warnings), gpu)
+        return self._answer(described, model, quantiles, added, (*assumed, *cut_off(described), *warnings), gpu)
 
     def _refuse(self, reason: str) -> NoEstimate:
         return NoEstimate(source=self.name, reason=reason)
@@ -103,7 +105,7 @@ class GpuMemNet:
             level=level,
             gpu_model=gpu or facts.learned.gpu,
             parts_mib=_parts(described, facts, footprint, added),
-            warnings=(_class(facts, quantiles), *warnings, *weaker),
+            warnings=(*class_above(facts, quantiles), *warnings, *weaker),
         )
 
     def _besides(
@@ -132,6 +134,16 @@ class GpuMemNet:
         return 0 if found is None else found.constants.context_mib(_USES[facts.family])
 
 
+def with_input(described: Described) -> tuple[Described, tuple[str, ...]]:
+    """Tables of torchinfo and torchsummary tell no input. It weighs little beside the outputs, so the first layer's
+    output stands in for it: of words, their number."""
+    first = next((layer for layer in described.layers if layer.output), None)
+    if described.input or first is None:
+        return described, ()
+    assumed = first.output[:-1] if kind_of(first.kind) == "embedding" else first.output
+    return replace(described, input=assumed), ("the input's size is not known: the first layer's output stands in",)
+
+
 def _same_card(one: str, other: str) -> bool:
     known = card_for(one)
     return one.casefold() == other.casefold() or (known is not None and known is card_for(other))
@@ -151,15 +163,19 @@ def _bound(facts: Facts, quantiles: Sequence[float], level: float) -> tuple[floa
     return quantiles[facts.place(bound.quantile)] * bound.factor, reached, weaker
 
 
-def class_of(facts: Facts, quantiles: Sequence[float]) -> int:
-    """By the operating point: class k of width w holds [k·w, (k+1)·w)."""
-    mib = float(np.interp(facts.operating_point, facts.quantiles, quantiles))
+def class_of(facts: Facts, mib: float) -> int:
+    """Class k of width w holds [k·w, (k+1)·w)."""
     return int(mib // (facts.width_gb * GB_MIB))
 
 
-def _class(facts: Facts, quantiles: Sequence[float]) -> str:
-    width, number = facts.width_gb, class_of(facts, quantiles)
-    return f"its class: {number * width}–{(number + 1) * width} GB (of 1,000 MiB)"
+def class_above(facts: Facts, quantiles: Sequence[float]) -> tuple[str, ...]:
+    """As a classifier it answers with the class of the operating point, where an under-estimate costs what it costs in
+    life. That it differs from the footprint's is worth a word."""
+    careful = class_of(facts, float(np.interp(facts.operating_point, facts.quantiles, quantiles)))
+    if careful <= class_of(facts, quantiles[facts.place(0.5)]):
+        return ()
+    low, high = careful * facts.width_gb, (careful + 1) * facts.width_gb
+    return (f"it may well lie in the class above: {low}–{high} GB (of 1,000 MiB)",)
 
 
 def _parts(described: Described, facts: Facts, footprint: int, added: Mapping[str, int]) -> dict[str, int]:

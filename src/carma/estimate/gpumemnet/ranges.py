@@ -98,10 +98,7 @@ def _sizes(found: Features, facts: Facts) -> Iterator[str]:
         kind = name.partition("_")[2] if name.startswith(("count_", "output_")) else ""
         if name in SETTINGS or name in _ANGLES or (kind in INDEX and kind not in seen):
             continue
-        value = float(found.scalars[PLACE[name]])
-        if name == "input" and value == 0.0:
-            yield "the size of the input is not known; --input tells it"
-        elif (offence := _outside(name, value, facts)) is not None:
+        if (offence := _outside(name, float(found.scalars[PLACE[name]]), facts)) is not None:
             yield offence
     if (
         len(found.kinds) > facts.most_layers
