@@ -16,7 +16,7 @@ MIB = 1 << 20
 SLOTS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "rmsprop": 1, "adagrad": 1}
 # Their backward passes need what comes out; those of all others what goes in, or a copy of it where they work in place.
 BY_OUTPUT = ("relu", "tanh", "sigmoid")
-INPLACE_BY_OUTPUT = (*BY_OUTPUT, "elu", "selu", "celu", "relu6", "leaky_relu", "hardtanh")
+INPLACE_BY_OUTPUT = (*BY_OUTPUT, "elu", "selu", "celu", "leaky_relu")
 SEVERAL = {"logsigmoid": 1, "softsign": 2, "tanhshrink": 1}  # made of several steps: tensors that these keep
 
 
@@ -190,10 +190,10 @@ def _dropout(walk: Walk, op: Op, x: Flow) -> Flow:
 
 
 def _pool(walk: Walk, op: Op, x: Flow) -> Flow:
-    walk.keep(x)
     k = _whole(op["k"])
-    if not k:
+    if not k:  # a mean, whose backward pass needs the size alone
         return walk.made((x.shape[0], *(1 for _ in x.shape[1:])), x.size)
+    walk.keep(x)
     s, p = _whole(op.get("s", k)), _whole(op.get("p", 0))
     y = walk.made((x.shape[0], *((side + 2 * p - k) // s + 1 for side in x.shape[1:])), x.size)
     if op["f"] == "max":
