@@ -44,6 +44,7 @@ class Walk:
         self._blocks: list[Block] = [Block("", sample)]
         self._outputs: list[Shape | None] = []
         self._joined = 0
+        self._channels_last = False  # an image's, moved there for norms and linear layers
 
     def outputs(self) -> list[Shape | None]:
         """Of each module in the order of the text; None of those that only hold others."""
@@ -176,7 +177,8 @@ class Walk:
             if _has_channels(shape, channels, places):
                 return shape
         if places == len(now) - 1 > 1 and now[-1] == channels:
-            return (channels, *now[:-1])  # they had been moved to the end, for linear layers
+            self._channels_last = False
+            return (channels, *now[:-1])
         if 1 < len(now) == (len(now) if places is None else places + 1) and now[0] < channels:
             return self._join((channels, *now[1:]))
         raise self._misfit(node, f"it takes {channels} channels")
@@ -202,9 +204,11 @@ class Walk:
     def _find_features(self, node: Node, features: Shape) -> Shape | None:
         count = len(features)
         for shape in self._at_hand():
-            if shape[-count:] == features:
+            is_image = len(shape) > 2 and shape[:1] == features and not self._channels_last
+            if shape[-count:] == features and not is_image:
                 return shape
             if count == 1 and (fitted := _as_features(shape, features[0], node.kind)):
+                self._channels_last = self._channels_last or len(fitted) > 2
                 return fitted
         return None
 

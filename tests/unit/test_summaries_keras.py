@@ -1,0 +1,138 @@
+"""Keras summaries of both versions, against what the layers are."""
+
+from __future__ import annotations
+
+import pytest
+
+from carma.errors import Usage
+from carma.estimate.described import Described
+from carma.estimate.summaries import read_summary, read_text
+from tests.unit.keras_texts import (
+    EXPANDED_2,
+    EXPANDED_3,
+    FUNCTIONAL_2,
+    FUNCTIONAL_3,
+    NESTED_3,
+    SEQUENTIAL_2,
+    TEXT_3,
+    UNBUILT_3,
+)
+
+# Keras before 2.6: rules between the rows, and what is too long for its column is cut off.
+OLD = """
+_________________________________________________________________
+Layer (type)                 Output Shape              Param #
+=================================================================
+conv2d_1 (Conv2D)            (None, 26, 26, 32)        320
+_________________________________________________________________
+max_pooling2d_1 (MaxPooling2 (None, 13, 13, 32)        0
+_________________________________________________________________
+batch_normalization_1 (Batch (None, 13, 13, 32)        128
+_________________________________________________________________
+flatten_1 (Flatten)          (None, 5408)              0
+_________________________________________________________________
+dense_1 (Dense)              (None, 10)                54090
+=================================================================
+Total params: 54,538
+Trainable params: 54,474
+Non-trainable params: 64
+_________________________________________________________________
+"""
+TRAINED = """
+┏━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━┓
+┃ Layer (type)                    ┃ Output Shape           ┃       Param # ┃
+┡━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━┩
+│ dense (Dense)                   │ (None, 10)             │           110 │
+└─────────────────────────────────┴────────────────────────┴───────────────┘
+ Total params: 332 (1.30 KB)
+ Trainable params: 110 (440.00 B)
+ Non-trainable params: 0 (0.00 B)
+ Optimizer params: 222 (892.00 B)
+"""
+
+
+def kinds(model: Described) -> list[str]:
+    return [layer.kind for layer in model.layers]
+
+
+@pytest.mark.parametrize("text", [FUNCTIONAL_3, FUNCTIONAL_2])
+def test_branches_cut_names_and_two_outputs(text: str) -> None:
+    model = read_summary(text, batch=4)
+    assert kinds(model) == ["Conv2D", "Conv2D", "Add", "GlobalAveragePooling2D", "Dense", "Dense"]
+    assert [layer.parameters for layer in model.layers] == [448, 64, 0, 0, 170, 85]
+    assert [layer.output for layer in model.layers] == [(4, 16, 32, 32)] * 3 + [(4, 16), (4, 10), (4, 5)]
+    assert [layer.inputs for layer in model.layers[:2]] == [((4, 3, 32, 32),)] * 2  # both take the image
+    assert model.layers[0].attributes == {"in_channels": "3", "out_channels": "16", "kernel_size": "(3, 3)"}
+    assert (model.batch, model.parameters, model.input) == (4, 767, (4, 3, 32, 32))
+
+
+@pytest.mark.parametrize("text", [SEQUENTIAL_2, OLD])
+def test_moving_averages_are_no_parameters(text: str) -> None:
+    model = read_summary(text)
+    norm = next(layer for layer in model.layers if layer.kind == "BatchNormalization")
+    assert norm.parameters == 64
+    assert model.parameters == 54_474
+    assert "MaxPooling2D" in kinds(model)
+    assert model.batch is None
+    assert model.layers[0].output == (1, 32, 26, 26)
+
+
+def test_a_printed_batch_and_another() -> None:
+    fixed = SEQUENTIAL_2.replace("(None,", "(16,  ")  # columns stay where they are
+    assert read_summary(fixed).batch == 16
+    assert read_summary(fixed, batch=2).layers[0].output == (2, 32, 26, 26)
+
+
+def test_the_optimizers_variables_are_not_the_models() -> None:
+    model = read_summary(TRAINED)
+    assert (model.parameters, model.optimizer_slots) == (110, 2)
+
+
+@pytest.mark.parametrize("text", [EXPANDED_3, EXPANDED_2])
+def test_nested_models_that_are_shown(text: str) -> None:
+    model = read_summary(text)
+    assert [layer.name for layer in model.layers] == ["dense_4", "dense_2", "dense_3", "dense_5"]
+    assert model.parameters == sum(layer.parameters for layer in model.layers) == 1250
+
+
+def test_nested_models_that_are_not_shown() -> None:
+    read = read_text(NESTED_3)
+    assert kinds(read.described) == ["Dense", "Sequential", "Dense"]
+    assert any("expand_nested" in remark for remark in read.remarks)
+
+
+def test_the_length_of_a_sequence_comes_from_the_input() -> None:
+    model = read_text(TEXT_3, batch=4, sample=(20,)).described
+    assert kinds(model) == ["Embedding", "MultiHeadAttention", "Add", "LayerNormalization", "LSTM"]
+    assert [layer.output for layer in model.layers] == [(4, 20, 64)] * 4 + [(4, 32)]  # of the states the first
+    assert model.input == (4, 20)
+
+
+def test_without_it_no_output_is_known() -> None:
+    read = read_text(TEXT_3)
+    assert all(layer.output == () for layer in read.described.layers)
+    assert read.described.parameters == 93_184
+    assert any("--input" in remark for remark in read.remarks)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (UNBUILT_3, "line 6 .* not built"),
+        (FUNCTIONAL_3.replace("┃    Param # ┃", "┃"), "line 4 .* width of the terminal"),
+        (FUNCTIONAL_3.replace("│        448 │", "│"), "line 9 .* width of the terminal"),
+        (FUNCTIONAL_3.replace("│        448 │", "│       many │"), "line 9 .*'many' is not a number"),
+        (FUNCTIONAL_3.replace("(None, 32, 32,", "(None, wide,  "), "line 6 .* not the shape"),
+        (FUNCTIONAL_3.partition("└")[0], "line 4 .* cut off"),
+        (SEQUENTIAL_2.rpartition(" flatten")[0], "line 4 .* cut off"),
+        (SEQUENTIAL_2.replace("dense (Dense) ", "dense         "), "line 18 .* class in brackets"),
+    ],
+)
+def test_what_cannot_be_read_has_its_line(text: str, told: str) -> None:
+    with pytest.raises(Usage, match=told):
+        read_summary(text)
+
+
+def test_an_input_beside_shapes_that_are_told() -> None:
+    with pytest.raises(Usage, match="--input has no meaning"):
+        read_text(FUNCTIONAL_3, sample=(3, 32, 32))
