@@ -1,0 +1,152 @@
+"""`carma estimate --summary`: who reads it, and what is said of a run that no summary tells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from carma.cli import estimate, estimating
+from carma.core.model import Estimate, NoEstimate
+from carma.core.ports import EstimateRequest
+from carma.estimate.described import Described
+from carma.estimate.protocol import Context
+from carma.estimate.summaries import told
+from tests.unit.asked_estimates import World, complained, figures, printed
+
+TREE = "Net(\n  (fc): Linear(in_features=10, out_features=5, bias=True)\n)\n"
+ADAM = "taken to be Adam"
+
+
+@pytest.fixture
+def seen(world: World, tmp_path: Path) -> list[Described]:
+    """What the default reader was given."""
+    found: list[Described] = []
+
+    def by_model(context: Context, request: EstimateRequest) -> Estimate:
+        described = context.trials.describe(request)
+        assert isinstance(described, Described)
+        found.append(described)
+        return Estimate(footprint_mib=900, upper_mib=900, source=estimating.READER, warnings=("its own",))
+
+    (tmp_path / "net.txt").write_text(TREE)
+    world.says[estimating.READER] = by_model
+    return found
+
+
+def test_the_default_reader(seen: list[Described], capsys: pytest.CaptureFixture[str]) -> None:
+    row = figures(capsys, "--gpu", "h200", "--summary", "net.txt", "--batch", "4")
+    assert row["estimator"] == "gpumemnet"
+    assert (seen[0].parameters, seen[0].batch, seen[0].layers[0].output) == (55, 4, ())
+
+
+def test_without_it_somebody_is_to_be_named(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "net.txt").write_text(TREE)
+    assert estimating.READER not in world.says
+    assert "say who is to read it" in complained(capsys, 2, "--gpu", "h200", "--summary", "net.txt")
+
+
+@pytest.mark.usefixtures("world")
+def test_what_is_usual_is_taken_and_told(seen: list[Described], capsys: pytest.CaptureFixture[str]) -> None:
+    row = figures(capsys, "--gpu", "h200", "--summary", "net.txt")
+    (model,) = seen
+    assert (model.optimizer, model.optimizer_slots, model.dtype, model.autocast) == ("Adam", 2, "float32", "")
+    assert not model.checkpointing
+    assert row["warnings"][0] == "its own"
+    assert ADAM in row["warnings"][1]
+    assert ADAM in " ".join(printed(capsys, "--gpu", "h200", "--summary", "net.txt").split())
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer", "slots"),
+    [
+        ("sgd", "SGD", 0),
+        ("Momentum", "SGD", 1),
+        ("adamw", "AdamW", 2),
+        ("rmsprop", "RMSprop", 1),
+        ("adagrad", "Adagrad", 1),
+    ],
+)
+def test_the_optimizer_is_named(
+    seen: list[Described], capsys: pytest.CaptureFixture[str], name: str, optimizer: str, slots: int
+) -> None:
+    row = figures(capsys, "--gpu", "h200", "--summary", "net.txt", "--optimizer", name)
+    assert (seen[0].optimizer, seen[0].optimizer_slots) == (optimizer, slots)
+    assert row["warnings"] == ["its own"]
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "autocast"),
+    [
+        ("fp32", "float32", ""),
+        ("tf32", "float32", ""),
+        ("bf16-amp", "float32", "bfloat16"),
+        ("fp16-amp", "float32", "float16"),
+        ("bf16", "bfloat16", ""),
+    ],
+)
+def test_precision_and_checkpointing(
+    seen: list[Described], capsys: pytest.CaptureFixture[str], precision: str, dtype: str, autocast: str
+) -> None:
+    figures(capsys, "--gpu", "h200", "--summary", "net.txt", "--precision", precision, "--checkpointing")
+    assert (seen[0].dtype, seen[0].autocast, seen[0].checkpointing) == (dtype, autocast, True)
+
+
+@pytest.mark.parametrize("shape", ["7x10", "7,10", "7×10"])
+def test_an_input_tells_the_outputs(seen: list[Described], capsys: pytest.CaptureFixture[str], shape: str) -> None:
+    row = figures(capsys, "--gpu", "h200", "--summary", "net.txt", "--batch", "4", "--input", shape)
+    assert seen[0].layers[0].output == (4, 7, 5)
+    assert seen[0].input == (4, 7, 10)
+    assert any("worked out" in warning for warning in row["warnings"])
+
+
+@pytest.mark.parametrize(
+    "flag", [("--input", "3"), ("--optimizer", "sgd"), ("--precision", "bf16"), ("--checkpointing",)]
+)
+def test_flags_that_belong_to_a_summary(
+    world: World, capsys: pytest.CaptureFixture[str], flag: tuple[str, ...]
+) -> None:
+    assert f"{flag[0]} belongs to --summary" in complained(capsys, 2, "--gpu", "h200", *flag, "--", "sh")
+    assert world.trials.runs == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--input", "3x-1"), "is not a shape"),
+        (("--input", "3x0"), "is not a shape"),
+        (("--input", "big"), "is not a shape"),
+        (("--input", ""), "is not a shape"),
+        (("--input", "11"), "net.txt: line 2 of the model summary: nothing before it fits"),
+        (("--optimizer", "lion"), "lion"),
+        (("--precision", "int8"), "int8"),
+    ],
+)
+def test_mistakes(seen: list[Described], capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str) -> None:
+    assert said in complained(capsys, 2, "--gpu", "h200", "--summary", "net.txt", *words)
+    assert seen == []
+
+
+def test_who_did_not_read_the_summary_says_nothing_of_it(
+    world: World, seen: list[Described], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = figures(capsys, "--gpu", "h200", "--compare", "--summary", "net.txt", "--", "sh")
+    assert len(seen) == 1
+    warnings = {row["estimator"]: row["warnings"] for row in rows}
+    assert ADAM not in " ".join(warnings["trace"])
+    assert ADAM in " ".join(warnings["gpumemnet"])
+    assert world.requests
+
+
+def test_a_refusal_for_want_of_outputs_names_the_flag(
+    world: World, seen: list[Described], capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = "the summary does not tell the shapes of the layers' outputs"
+    world.says[estimating.READER] = lambda _c, _r: NoEstimate(source=estimating.READER, reason=reason)
+    assert "--input 3x224x224" in complained(capsys, 1, "--gpu", "h200", "--summary", "net.txt")
+    assert seen == []
+
+
+def test_the_choices_of_the_flags_are_those_that_are_known() -> None:
+    assert tuple(told.OPTIMIZERS) == estimate.OPTIMIZERS
+    assert told.PRECISIONS == estimate.PRECISIONS
