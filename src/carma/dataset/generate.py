@@ -18,9 +18,10 @@ from carma.dataset.dice import Dice
 from carma.dataset.draw_cnn import draw_cnn
 from carma.dataset.draw_mlp import draw_mlp
 from carma.dataset.draw_transformer import draw_transformer
-from carma.dataset.guess import Guess, Unfit
+from carma.dataset.guess import Guess
 from carma.dataset.program import Drawn
 from carma.dataset.ranges import Cnn, Footprint, Mlp, Ranges, Transformer
+from carma.dataset.walk import Unfit
 from carma.errors import Usage
 
 NEAR = 0.5  # how far, in doublings, a model may be from what was wanted to be taken at once
