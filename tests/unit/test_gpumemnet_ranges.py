@@ -92,6 +92,12 @@ def test_a_kind_of_layer_that_was_never_seen_may_only_be_a_trifle() -> None:
     assert found == "attention layers, 33 % of its outputs, are in none of the networks it has learned from"
 
 
+def test_of_small_networks_too_only_what_is_there_counts() -> None:
+    base = tiny.perceptron(width=16)
+    layer = Layer(kind="MultiheadAttention", output=(8, 1), parameters=0)  # 3 % of the outputs
+    assert said(replace(base, layers=(*base.layers, layer))) == []
+
+
 def test_weights_count_as_outputs_do() -> None:
     base = tiny.perceptron()
     layer = Layer(kind="MultiheadAttention", output=(8, 1), parameters=1024 * 1025)
