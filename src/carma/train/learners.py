@@ -1,0 +1,65 @@
+"""The learners by name, and how many members each has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from carma.train.attention import Attention
+from carma.train.dense import Dense
+from carma.train.fit import ask_layers, on_layers, side_by_side
+from carma.train.layered import Packed
+from carma.train.samples import Numbers, Samples, Wholes
+from carma.train.scale import Scale
+
+
+@dataclass(frozen=True)
+class DenseMembers:
+    net: Dense
+
+    def z(self, samples: Samples) -> Numbers:
+        with torch.no_grad():
+            found: Numbers = self.net(torch.from_numpy(samples.scalars)).double().numpy()
+        return found
+
+
+@dataclass(frozen=True)
+class AttentionMembers:
+    nets: Sequence[Attention]
+
+    def z(self, samples: Samples) -> Numbers:
+        scalars, layers = torch.from_numpy(samples.scalars), Packed.of(samples)
+        return np.stack([ask_layers(net, scalars, layers).double().numpy() for net in self.nets])
+
+
+def fit_dense(
+    samples: Samples, z: Numbers, rows_of: Sequence[Wholes], _scale: Scale, seed: int, *, rounds: int = 200
+) -> DenseMembers:
+    torch.manual_seed(seed)
+    net = Dense(samples.scalars, members=len(rows_of), width=64)
+    side_by_side(
+        net,
+        torch.from_numpy(samples.scalars),
+        torch.from_numpy(z).float(),
+        [torch.from_numpy(rows) for rows in rows_of],
+        rounds=rounds,
+        seed=seed,
+    )
+    return DenseMembers(net.eval())
+
+
+def fit_attention(
+    samples: Samples, z: Numbers, rows_of: Sequence[Wholes], scale: Scale, seed: int, *, rounds: int = 60
+) -> AttentionMembers:
+    layers, scalars, truth = Packed.of(samples), torch.from_numpy(samples.scalars), torch.from_numpy(z).float()
+    tokens = np.concatenate(samples.tokens)
+    nets = []
+    for member, rows in enumerate(rows_of):
+        torch.manual_seed(seed * 1000 + member)
+        net = Attention(samples.scalars, tokens, scale.room_mib)
+        on_layers(net, scalars, layers, truth, torch.from_numpy(rows), rounds=rounds, seed=seed * 1000 + member)
+        nets.append(net.eval())
+    return AttentionMembers(nets)
