@@ -53,6 +53,8 @@ class Straw:
             raise ValueError("no such\\n  thing")
         if shape == "nan":
             return float("nan")
+        if shape == "lasts":
+            time.sleep(0.05)
         if shape == "hangs" and os.path.exists(os.environ["HANG"]):
             time.sleep(600)
         return 1.0
@@ -226,7 +228,7 @@ def test_a_run_that_takes_too_long_is_ended_and_not_tried_again(place: Place) ->
 
 def test_runs_side_by_side_never_hold_more_than_the_capacity(place: Place) -> None:
     guesses = {f"{number}": 1000 * (number % 5 + 1) for number in range(16)}
-    place.write([straw(name, guess_mib=guess) for name, guess in guesses.items()])
+    place.write([straw(name, "lasts", guess) for name, guess in guesses.items()])
     place.run("--parallel", "6", "--capacity-mib", "16000")
     spans = place.spans()
     assert len(place.rows()) == len(spans) == 16
@@ -236,7 +238,7 @@ def test_runs_side_by_side_never_hold_more_than_the_capacity(place: Place) -> No
 
 
 def test_what_is_larger_than_the_capacity_runs_with_nobody_beside_it(place: Place) -> None:
-    place.write([straw("huge", guess_mib=90_000), *(straw(str(number)) for number in range(6))])
+    place.write([straw("huge", "lasts", 90_000), *(straw(str(number), "lasts") for number in range(6))])
     place.run("--parallel", "4", "--capacity-mib", "9000")
     assert {name for name, row in place.rows().items() if row["alone"]} == {"huge"}
     (begin, end) = next(span[:2] for span in place.spans() if span[2] == "huge")
