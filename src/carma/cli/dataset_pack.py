@@ -37,9 +37,10 @@ def command(
     Lists each model's layers, which needs torch and no GPU, drops rows that cannot be used and says why. A file that is
     there is extended; a row whose id is there takes its place.
     """
+    from carma.dataset.listing import Lister
     from carma.dataset.pack import pack
 
-    packed = pack(configs, rows, layers, out, python, processes)
+    packed = pack(configs, rows, out, Lister(python, layers, processes))
     if as_json:
         from carma.cli.output import print_json
 
@@ -52,5 +53,7 @@ def _print(packed: Packed) -> None:
     click.echo(f"{report.rows:,} rows measured, {report.kept:,} configs kept, {report.oom:,} of them out of memory")
     for why, count in report.dropped.items():
         click.echo(f"  {count:,} left out: {why} (as {report.examples[why]})")
+    if packed.untied:
+        click.echo(f"  {packed.untied:,} were measured with weights apart that the config had tied; they are kept so")
     for name, count in packed.files.items():
         click.echo(f"{name}: {count:,} rows, {packed.file_bytes[name]:,} bytes")

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from carma.core.model import Record
 from carma.dataset.schema import ACTIVITY
@@ -14,6 +15,8 @@ from carma.dataset.table import Numbers, Table
 CLASS_MIB = 1000.0  # a GB of the published classes
 WIDTHS_GB = {"mlp": (1, 2), "cnn": (1, 8), "transformer": (1, 8)}  # ours and the published ones
 COLOUR_GB = {"mlp": 1, "cnn": 8, "transformer": 8}  # of pictures: as published
+MOST_COLOURS = 10  # more cannot be told apart: the last stands for all above it
+MOST_COUNTS = 20  # of a line of text
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 SHARED = ("shape", "optimizer", "precision", "loss")
 SWITCHES = ("checkpointing", "channels_last")
@@ -81,6 +84,17 @@ def classes(table: Table, width_gb: int) -> Numbers:
     return found
 
 
+def coloured(family: str, footprints: Numbers) -> tuple[NDArray[np.int64], list[str]]:
+    """The colour of each footprint, and what each colour stands for."""
+    width_gb = COLOUR_GB[family]
+    found = np.minimum(np.floor(footprints / (width_gb * CLASS_MIB)), MOST_COLOURS - 1).astype(np.int64)
+    count = int(found.max(initial=0)) + 1
+    labels = [f"{each * width_gb} to {(each + 1) * width_gb} GB" for each in range(count)]
+    if count == MOST_COLOURS:
+        labels[-1] = f"{(count - 1) * width_gb} GB and more"
+    return found, labels
+
+
 def _quantities(table: Table) -> list[tuple[str, str, Numbers]]:
     fits = table["oom"] == 0
     found = sizes(table)
@@ -137,7 +151,9 @@ def _text(one: Family) -> str:
         figures = "".join(f"{figure(value):>12}" for value in (each.least, each.p10, each.median, each.p90, each.most))
         lines.append(f"  {each.name:22}{figures}  {each.unit}".rstrip())
     for width, counts in one.classes.items():
-        lines.append(f"  classes of {width}: " + " ".join(f"{count:,}" for count in counts))
+        rest = sum(counts[MOST_COUNTS:])
+        told = " ".join(f"{count:,}" for count in counts[:MOST_COUNTS])
+        lines.append(f"  classes of {width}: {told}" + (f", and {rest:,} above" if rest else ""))
     for name, shares in (*one.shares.items(), ("models that have", one.kinds)):
         lines.append(f"  {name}: " + ", ".join(f"{word} {100 * share:.0f} %" for word, share in shares.items()))
     return "\n".join(lines)

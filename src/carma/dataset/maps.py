@@ -5,12 +5,13 @@ Where classes lie apart on such a map, they can be learned. The features are tho
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from carma.dataset.describe import CLASS_MIB, COLOUR_GB
+from carma.dataset.describe import coloured
 from carma.dataset.plots import class_colours, plain, said
 from carma.dataset.table import Table
 from carma.estimate.gpumemnet.features import features
@@ -27,18 +28,20 @@ def maps(pyplot: Any, table: Table, seed: int) -> Any:
         figure.suptitle(f"{said(table)}: too few for a map")
         return figure
     scaled = _scaled(table, rows)
-    found = np.floor(table["footprint_mib"][rows] / (COLOUR_GB[table.family] * CLASS_MIB)).astype(int)
+    found, labels = coloured(table.family, table["footprint_mib"][rows])
     points, shares = _pca(scaled, seed)
-    _scatter(pyplot, panels[0], points, found, COLOUR_GB[table.family])
+    _scatter(pyplot, panels[0], points, found, labels)
     panels[0].set_xlabel(f"first component ({100 * shares[0]:.0f} % of the variance)")
     panels[0].set_ylabel(f"second component ({100 * shares[1]:.0f} %)")
     panels[0].set_title("PCA", loc="left")
-    _scatter(pyplot, panels[1], _tsne(scaled, seed), found, COLOUR_GB[table.family])
+    _scatter(pyplot, panels[1], _tsne(scaled, seed), found, labels)
     panels[1].set_title("t-SNE (axes have no unit)", loc="left")
-    panels[1].set_xticklabels([])
-    panels[1].set_yticklabels([])
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8, title="footprint")
+    panels[1].set_xticks([])
+    panels[1].set_yticks([])
+    handles, told = panels[0].get_legend_handles_labels()
+    figure.legend(
+        handles, told, loc="outside right center", frameon=False, fontsize=8, markerscale=2.0, title="footprint"
+    )
     figure.suptitle(f"Runs by their features, coloured by memory class. {said(table)}", fontsize=11)
     return figure
 
@@ -72,12 +75,10 @@ def _tsne(scaled: NDArray[np.float64], seed: int) -> Any:
     return TSNE(n_components=2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(scaled)
 
 
-def _scatter(pyplot: Any, axes: Any, points: Any, found: NDArray[np.int64], width_gb: int) -> None:
-    """Rare classes last, so that they are not buried; points as an image, or an SVG would have megabytes."""
-    count = int(found.max()) + 1
-    colours = class_colours(pyplot, count)
-    for each in sorted(range(count), key=lambda one: -int((found == one).sum())):
+def _scatter(pyplot: Any, axes: Any, points: Any, found: NDArray[np.int64], labels: Sequence[str]) -> None:
+    """Points as an image: an SVG would have megabytes of them."""
+    for each, (label, colour) in enumerate(zip(labels, class_colours(pyplot, len(labels)), strict=True)):
         own = points[found == each]
-        label = f"{each * width_gb} to {(each + 1) * width_gb} GB ({len(own):,})"
-        axes.scatter(own[:, 0], own[:, 1], s=10, color=colours[each], label=label, linewidths=0, rasterized=True)
+        told = f"{label} ({len(own):,})"
+        axes.scatter(own[:, 0], own[:, 1], s=10, color=colour, label=told, linewidths=0, rasterized=True)
     plain(axes)

@@ -7,72 +7,39 @@ take the activity of an earlier one away.
 from __future__ import annotations
 
 import json
-import subprocess
-import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from carma.core.model import Record
 from carma.dataset.clean import NO_LAYERS, OTHER, Cleaning, Measured, Report, read_measured
-from carma.dataset.config import FAMILIES, Config, encode, read_configs, write_configs
+from carma.dataset.config import FAMILIES, Config, encode, read_configs
+from carma.dataset.listing import Listed, Lister
 from carma.dataset.schema import ACTIVITY, CONFIG_COLUMNS
 from carma.dataset.table import Head, read, read_rows, write
-from carma.errors import Refused, Usage
+from carma.errors import Refused
 
-LISTER = Path(__file__).parent / "inside" / "layers.py"
 MOST_BYTES = 8_000_000  # of a file that is to be kept in a repository
-_HINT = "--python names one that has torch; a CPU build will do."
-
-
-class Listed(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of inside/layers.py."""
-
-    id: str
-    error: str | None = None
-    parameters: int = 0
-    tied: int = 0
-    inside: int = 0
-    layers: tuple[dict[str, Any], ...] = ()
-    edges: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def columns(self) -> dict[str, object]:
-        return {
-            "parameters": self.parameters,
-            "tied_parameters": self.tied,
-            "inside_parameters": self.inside,
-            "layer_kind": [layer["kind"] for layer in self.layers],
-            "layer_output": [layer["output"] for layer in self.layers],
-            "layer_input": [layer["inputs"][0] if layer["inputs"] else [] for layer in self.layers],
-            "layer_parameters": [layer["parameters"] for layer in self.layers],
-            "layer_attributes": [_attributes(layer["attributes"]) for layer in self.layers],
-            "layer_inplace": [layer["inplace"] for layer in self.layers],
-            "edge_from": [source for source, _ in self.edges],
-            "edge_to": [target for _, target in self.edges],
-        }
 
 
 class Packed(Record, frozen=True, kw_only=True):
     files: dict[str, int]  # rows of each
     file_bytes: dict[str, int]
+    untied: int  # rows that were measured with weights apart that their configs had tied: they say so now
     report: Report
 
 
-def pack(
-    configs_file: Path, rows_files: Sequence[Path], layers_file: Path, out: Path, python: str, processes: int = 2
-) -> Packed:
+def pack(configs_file: Path, rows_files: Sequence[Path], out: Path, lister: Lister) -> Packed:
     configs = {config.id: config for config in read_configs(configs_file)}
     lines = [line for path in rows_files for line in read_measured(path)]
     rows = [line for line in lines if isinstance(line, Measured)]
-    heads = [line for line in lines if not isinstance(line, Measured)]
     cleaning = Cleaning()
     kept = cleaning.clean(rows, configs)
-    list_layers([configs[id] for id in kept], layers_file, python, processes)
-    listed = read_layers(layers_file, kept)
-    made = [row for id in list(kept) if (row := _row(configs[id], kept, listed, cleaning)) is not None]
+    listed = lister.list(configs[id] for id in kept)
+    untied = _untied(configs, kept, listed, lister)
+    made = [row for id in list(kept) if (row := _row(configs[id], kept, listed.get(id), cleaning)) is not None]
+    heads = [line for line in lines if not isinstance(line, Measured)]
     files = {
         str(out / f"{family}.parquet"): extend(out / f"{family}.parquet", own, heads)
         for family in FAMILIES
@@ -81,6 +48,7 @@ def pack(
     return Packed(
         files=files,
         file_bytes={name: Path(name).stat().st_size for name in files},
+        untied=untied,
         report=cleaning.report(len(rows), list(kept.values())),
     )
 
@@ -111,55 +79,57 @@ def _over(old: Mapping[str, object] | None, new: Mapping[str, object]) -> Mappin
     return {**new, **{column.name: old[column.name] for column in ACTIVITY}}
 
 
+def _untied(configs: dict[str, Config], kept: Mapping[str, Measured], listed: dict[str, Listed], lister: Lister) -> int:
+    """Some collectors lost the tie between an embedding and the output layer when they moved a model to the GPU.
+
+    Such a run is a true one, of the config without the tie. It counts where that config has exactly as many parameters
+    as were measured.
+    """
+    wanted = {
+        id: untie(configs[id])
+        for id, row in kept.items()
+        if row.parameters is not None and id in listed and row.parameters > listed[id].parameters
+    }
+    changed = [config for id, config in wanted.items() if config != configs[id]]
+    if not changed:
+        return 0
+    file = lister.layers_file
+    again = lister._replace(layers_file=file.with_name(f"{file.stem}-untied{file.suffix}")).list(changed)
+    true = [config for config in changed if again[config.id].parameters == kept[config.id].parameters]
+    for config in true:
+        configs[config.id], listed[config.id] = config, again[config.id]
+    return len(true)
+
+
+def untie(config: Config) -> Config:
+    """Output layers with weights of their own. A tied embedding stays: it is one module that is called twice."""
+    return msgspec.structs.replace(config, model=tuple(_untie(op) for op in config.model))
+
+
+def _untie(value: object) -> dict[str, object]:
+    assert isinstance(value, dict)
+    kept = {name: _deep(field) for name, field in value.items()}
+    if value.get("op") == "linear":
+        kept.pop("tied", None)
+    return kept
+
+
+def _deep(field: object) -> object:
+    if isinstance(field, list | tuple):
+        return [_deep(each) for each in field]
+    return _untie(field) if isinstance(field, dict) else field
+
+
 def _row(
-    config: Config, kept: dict[str, Measured], listed: Mapping[str, Listed], cleaning: Cleaning
+    config: Config, kept: dict[str, Measured], layers: Listed | None, cleaning: Cleaning
 ) -> dict[str, object] | None:
-    measured, layers = kept[config.id], listed.get(config.id)
-    why = None
+    measured = kept[config.id]
     if layers is None or layers.error or not layers.layers:
-        why = NO_LAYERS
+        cleaning.drop(NO_LAYERS, config.id)
     elif measured.parameters not in (None, layers.parameters):
-        why = OTHER
-    if why is not None or layers is None:
-        cleaning.drop(why or NO_LAYERS, config.id)
-        del kept[config.id]
-        return None
-    settings = {name: getattr(config, name) for name in CONFIG_COLUMNS}
-    return {**settings, "config": encode(config).decode(), **layers.columns, **measured.columns}
-
-
-def list_layers(configs: Iterable[Config], layers_file: Path, python: str, processes: int) -> None:
-    """Runs the lister in the interpreter that has torch; it keeps the lines that are there."""
-    layers_file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="carma-layers-") as folder:
-        wanted = Path(folder) / "configs.jsonl"
-        write_configs(configs, wanted)
-        _run([python, str(LISTER), str(wanted), str(layers_file), "--processes", str(processes)])
-
-
-def _run(command: Sequence[str], call: Callable[..., Any] = subprocess.run) -> None:
-    try:
-        done = call(command, stderr=subprocess.PIPE, text=True, check=False)
-    except OSError as error:
-        raise Usage(f"{command[0]} cannot be run: {error.strerror}", _HINT) from error
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise Refused(f"{command[0]} cannot list layers: {last}", _HINT)
-
-
-def read_layers(path: Path, wanted: Mapping[str, object]) -> dict[str, Listed]:
-    decoder = msgspec.json.Decoder(Listed)
-    found: dict[str, Listed] = {}
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                said = decoder.decode(line)
-            except msgspec.MsgspecError as error:
-                raise Usage(f"{path}, line {number}: {error}", "Delete it: it is made again.") from error
-            if said.id in wanted:
-                found[said.id] = said
-    return found
-
-
-def _attributes(attributes: dict[str, str]) -> str:
-    return json.dumps(attributes, separators=(",", ":"), sort_keys=True)
+        cleaning.drop(OTHER, config.id)
+    else:
+        settings = {name: getattr(config, name) for name in CONFIG_COLUMNS}
+        return {**settings, "config": encode(config).decode(), **layers.columns, **measured.columns}
+    del kept[config.id]
+    return None

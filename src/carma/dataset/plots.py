@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from carma.dataset.config import Config
-from carma.dataset.describe import CLASS_MIB, COLOUR_GB, sizes
+from carma.dataset.describe import coloured, sizes
 from carma.dataset.schema import ACTIVITY
 from carma.dataset.table import Numbers, Table
 from carma.errors import Refused
@@ -27,7 +27,8 @@ LABELS = {
     "activations_batch": "activations × batch (elements)",
     "footprint_mib": "footprint (MiB)",
 }
-SMALL_MIB = 48.0  # the allocator's steps are 2 and 20 MiB: beyond, they are too narrow to be seen
+SMALL_MIB = (32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)  # the smallest that has enough runs: the steps are 2 and 20 MiB
+ENOUGH = 60
 LEAST_BATCHES = 6  # of one model, for a staircase
 MOST_LINES = 6
 LEAST_ACTIVE = 5  # runs, for a correlation
@@ -89,18 +90,17 @@ def said(table: Table) -> str:
 def _coverage(pyplot: Any, table: Table) -> Any:
     """How often each size was drawn; of memory, each class in its colour, once over a plain axis."""
     figure, panels = pyplot.subplots(2, 3, figsize=(11, 5.6), layout="constrained")
-    drawn = {
-        name: values for name, values in sizes(table).items() if name not in ("footprint_mib", "activations_batch")
-    }
-    for axes, (name, values) in zip(panels.flat, drawn.items(), strict=False):
-        axes.hist(values, bins=_log_bins(values), color=COLOURS[table.family])
+    found = sizes(table)
+    for axes, name in zip(panels.flat, ("layers", "batch", "parameters", "activations"), strict=False):
+        axes.hist(found[name], bins=_log_bins(found[name]), color=COLOURS[table.family])
         axes.set_xscale("log")
         axes.set_xlabel(LABELS[name])
     fits = table["footprint_mib"][table["oom"] == 0]
     _by_class(pyplot, panels.flat[4], table, fits, _log_bins(fits))
     panels.flat[4].set_xscale("log")
     _by_class(pyplot, panels.flat[5], table, fits, np.linspace(0, fits.max(initial=1.0), 49))
-    panels.flat[5].legend(frameon=False, fontsize=7, title=f"classes of {COLOUR_GB[table.family]} GB", title_fontsize=7)
+    panels.flat[5].xaxis.set_major_formatter("{x:,.0f}")
+    panels.flat[5].legend(frameon=False, fontsize=7, title="memory class", title_fontsize=7)
     for axes in panels.flat:
         axes.set_ylabel("runs")
         plain(axes)
@@ -109,12 +109,9 @@ def _coverage(pyplot: Any, table: Table) -> Any:
 
 
 def _by_class(pyplot: Any, axes: Any, table: Table, footprints: Numbers, bins: Numbers) -> None:
-    width_gb = COLOUR_GB[table.family]
-    found = np.floor(footprints / (width_gb * CLASS_MIB)).astype(int)
-    count = int(found.max(initial=0)) + 1
-    parts = [footprints[found == each] for each in range(count)]
-    labels = [f"{each * width_gb} to {(each + 1) * width_gb} GB" for each in range(count)]
-    axes.hist(parts, bins=bins, stacked=True, color=class_colours(pyplot, count), label=labels)
+    found, labels = coloured(table.family, footprints)
+    parts = [footprints[found == each] for each in range(len(labels))]
+    axes.hist(parts, bins=bins, stacked=True, color=class_colours(pyplot, len(labels)), label=labels)
     axes.set_xlabel(LABELS["footprint_mib"])
 
 
@@ -128,14 +125,14 @@ def _log_bins(values: Numbers, count: int = 40) -> Numbers:
 
 def _staircase(pyplot: Any, tables: Sequence[Table]) -> Any | None:
     """What is asked for grows smoothly; what is held, in steps."""
-    small = [table for table in tables if (_small(table)).sum() > 1]
+    limit_mib = next((limit for limit in SMALL_MIB if sum(_small(table, limit).sum() for table in tables) >= ENOUGH), 0)
     models = [line for table in tables for line in _same_model(table)][:MOST_LINES]
-    count = bool(small) + bool(models)
+    count = bool(limit_mib) + bool(models)
     if not count:
         return None
     figure, panels = pyplot.subplots(1, count, figsize=(5.8 * count, 4.4), layout="constrained", squeeze=False)
-    if small:
-        _reserved_over_requested(panels[0, 0], small)
+    if limit_mib:
+        _reserved_over_requested(panels[0, 0], tables, limit_mib)
     if models:
         _footprint_over_batch(pyplot, panels[0, -1], models)
     for axes in panels.flat:
@@ -143,16 +140,16 @@ def _staircase(pyplot: Any, tables: Sequence[Table]) -> Any | None:
     return figure
 
 
-def _small(table: Table) -> Any:
-    return (table["oom"] == 0) & (table["requested_mib"] < SMALL_MIB)
+def _small(table: Table, limit_mib: float) -> Any:
+    return (table["oom"] == 0) & (table["requested_mib"] < limit_mib)
 
 
-def _reserved_over_requested(axes: Any, tables: Sequence[Table]) -> None:
+def _reserved_over_requested(axes: Any, tables: Sequence[Table], limit_mib: float) -> None:
     for table in tables:
-        few = _small(table)
-        axes.scatter(table["requested_mib"][few], table["reserved_mib"][few], s=9, alpha=0.7,
-                     color=COLOURS[table.family], label=f"{table.family}, {few.sum():,} runs", linewidths=0)  # fmt: skip
-    axes.plot([0, SMALL_MIB], [0, SMALL_MIB], color=_GREY, linewidth=1, linestyle="--", label="no step, nothing lost")
+        few = _small(table, limit_mib)
+        style = {"color": COLOURS[table.family], "label": f"{table.family}, {few.sum():,} runs", "linewidths": 0}
+        axes.scatter(table["requested_mib"][few], table["reserved_mib"][few], s=9, alpha=0.7, **style)
+    axes.plot([0, limit_mib], [0, limit_mib], color=_GREY, linewidth=1, linestyle="--", label="nothing beside it")
     axes.set_xlabel("requested at the peak (MiB)")
     axes.set_ylabel("reserved at the peak (MiB)")
     axes.set_title("Small runs: what the allocator holds, over what is asked", loc="left")
@@ -187,7 +184,8 @@ def _but_batch(config: Config) -> str:
 def _footprint_over_batch(pyplot: Any, axes: Any, lines: Sequence[Line]) -> None:
     for (name, batches, footprints), colour in zip(lines, class_colours(pyplot, len(lines)), strict=True):
         axes.step(batches, footprints, where="post", color=colour, linewidth=1.2)
-        axes.plot(batches, footprints, "o", color=colour, markersize=3, label=name)
+        axes.plot(batches, footprints, "o", color=colour, markersize=2.5, label=name)
+    axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel(LABELS["batch"])
     axes.set_ylabel(LABELS["footprint_mib"])
     axes.set_title("One model, a growing batch", loc="left")
@@ -230,6 +228,6 @@ def rank_correlation(left: Numbers, right: Numbers) -> float:
     known = np.isfinite(left) & np.isfinite(right)
     if known.sum() < 3 or np.ptp(left[known]) == 0 or np.ptp(right[known]) == 0:
         return float("nan")
-    from scipy.stats import spearmanr
+    from scipy.stats import spearmanr  # type: ignore[import-untyped]  # scikit-learn brings it
 
     return float(spearmanr(left[known], right[known]).statistic)
