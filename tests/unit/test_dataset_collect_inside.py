@@ -245,6 +245,15 @@ def test_what_is_larger_than_the_capacity_runs_with_nobody_beside_it(place: Plac
     assert all(until <= begin or since >= end for since, until, name in place.spans() if name != "huge")
 
 
+def test_a_second_try_waits_until_the_others_are_gone(place: Place) -> None:
+    place.write([straw("short", "retries"), *(straw(str(number), "lasts") for number in range(4))])
+    place.run("--parallel", "5")
+    spans = place.spans()
+    begin = max(since for since, _, name in spans if name == "short")
+    assert len([name for _, _, name in spans if name == "short"]) == 2
+    assert all(until <= begin for _, until, name in spans if name != "short")
+
+
 def test_activity_is_watched_one_at_a_time_while_nobody_trains(place: Place) -> None:
     place.write([*(straw(str(number), guess_mib=1000) for number in range(7)), straw("oom", "oom")])
     place.run("--activity", "--parallel", "3", "--window-s", "0.02")
