@@ -7,7 +7,7 @@ from math import prod
 import pytest
 
 from carma.errors import Usage
-from carma.estimate.summaries import read_summary
+from carma.estimate.summaries import read_summary, read_text
 
 FLAT = """
 ----------------------------------------------------------------
@@ -152,6 +152,11 @@ def test_the_batch_asked_for_takes_the_place_of_the_printed_one() -> None:
     assert [layer.output[1:] for layer in other.layers] == [layer.output[1:] for layer in read_summary(printed).layers]
 
 
+def test_what_is_not_made_for_each_sample_stays() -> None:
+    places = NESTED.replace("[8, 16, 8, 8]             --\n├─Seq", "[1, 16, 8, 8]             --\n├─Seq")
+    assert [layer.output[0] for layer in read_summary(places, batch=2).layers if layer.output] == [2, 1, 2, 2, 2, 2, 2]
+
+
 def test_a_torchinfo_table_shared_and_frozen_layers_and_what_a_block_owns() -> None:
     model = read_summary(NESTED)
     kinds = ["Conv2d", "MaxPool2d", "Block", "Conv2d", "ReLU", "Conv2d", "ReLU", "Linear"]
@@ -214,6 +219,14 @@ Model(
         "head": 1600,
     }
     assert model.parameters == 2928  # the head shares the words' weight
+
+
+def test_a_head_that_may_share_the_words_weight_is_told() -> None:
+    words, head = "(words): Embedding(100, 16)", "(head): Linear(in_features=16, out_features=100, bias=False)"
+    (remark,) = read_text(f"Model(\n  {words}\n  {head}\n)").remarks
+    assert "head may share its 1,600 weights" in remark
+    assert read_text(f"Model(\n  {words}\n  {head}\n), 1,600 params").remarks == ()  # counted by who knew
+    assert read_text(f"Model(\n  {words}\n  {head.replace('100', '99')}\n)").remarks == ()
 
 
 def test_an_added_count_over_modules_that_are_printed_once() -> None:

@@ -42,6 +42,19 @@ class Widening(Residual):
         super().__init__(16, 16, 2)
 
 
+class Projecting(Module):
+    """Its first layer is as wide as its input, and nothing in its names tells where the last one begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(16, 16, 3, 2, 1)
+        self.second = nn.Conv2d(16, 32, 1)
+        self.proj = nn.Conv2d(16, 32, 1, 2)
+
+    def forward(self, x: Any) -> Any:
+        return self.second(self.first(x)) + self.proj(x)
+
+
 class Fire(Module):
     def __init__(self, taken: int, squeezed: int, each: int) -> None:
         super().__init__()
@@ -153,6 +166,8 @@ MODELS = {
     "residual": (nn.Sequential(STEM, Residual(16, 16, 1), Residual(16, 32, 2), nn.AdaptiveMaxPool2d((2, 3))),
                  "3x32x48"),
     "as wide as its input": (nn.Sequential(STEM, Widening()), "3x32x32"),
+    "a branch without a name": (nn.Sequential(STEM, Projecting()), "3x32x32"),
+    "rounded up, but for a window that begins outside": (nn.MaxPool2d(2, 3, 1, ceil_mode=True), "3x16x16"),
     "branches side by side": (nn.Sequential(STEM, Fire(16, 4, 8), nn.MaxPool2d(2), Fire(16, 2, 6)), "3x32x32"),
     "growing": (Pooled(nn.Sequential(STEM, Growing(), nn.BatchNorm2d(40)), nn.Linear(40, 5)), "3x32x32"),
     "named branches": (nn.Sequential(STEM, Branches(), nn.AvgPool2d(2), nn.Conv2d(24, 4, 1)), "3x32x32"),
@@ -229,3 +244,21 @@ def test_what_does_not_fit_is_an_error_with_its_line(model: Any, sample: tuple[i
         return
     with pytest.raises(Usage, match=told):
         read_text(str(model), sample=sample)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "MaxPool2d(kernel_size=?)",
+        "MaxPool2d(kernel_size=2, stride=0)",
+        "Upsample(scale_factor=None)",
+        "Upsample(scale_factor=1e999)",
+        "PixelShuffle(upscale_factor=0)",
+        "Unflatten(dim=x)",
+        "AdaptiveAvgPool2d(output_size=(1, 1, 1))",
+        "GLU(dim=9)",
+    ],
+)
+def test_what_is_printed_may_not_tell_the_output(module: str) -> None:
+    with pytest.raises(Usage, match=r"line 2 .* does not tell what it makes"):
+        read_text(f"Net(\n  (0): {module}\n)", sample=(3, 8, 8))

@@ -36,7 +36,23 @@ def read_tree(lines: Sequence[str], start: int, batch: int | None, sample: Shape
         parameters=sum(layer.parameters for layer in layers) if root.count is None else root.count,
         input=(batch or 1, *sample) if sample else (),
     )
-    return Read(described=described, remarks=walk.remarks() if walk else ())
+    return Read(described=described, remarks=(*(walk.remarks() if walk else ()), *_tied(root, layers)))
+
+
+def _tied(root: Node, layers: Sequence[Layer]) -> tuple[str, ...]:
+    """Language models mostly share the words' weight with their head, which the text does not show."""
+    tables = {
+        (layer.attributes.get("embedding_dim"), layer.attributes.get("num_embeddings"))
+        for layer in layers
+        if layer.kind == "Embedding"
+    }
+    for layer in layers if root.count is None and tables else ():
+        told = layer.attributes
+        if layer.kind == "Linear" and (told.get("in_features"), told.get("out_features")) in tables:
+            return (
+                f"{layer.name} may share its {layer.parameters:,} weights with an embedding; they are counted twice",
+            )
+    return ()
 
 
 def _count(node: Node) -> None:

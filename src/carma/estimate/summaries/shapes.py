@@ -155,7 +155,7 @@ def _upsampled(printed: Printed, shape: Shape) -> Shape:
     places = len(shape) - 1
     if printed.get("size", "None") != "None":
         return (shape[0], *_each(printed, "size", places, ""))
-    factors = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", printed["scale_factor"])]
+    factors = [float(number) for number in printed["scale_factor"].strip("()").split(",") if number.strip()]
     factors = factors * places if len(factors) == 1 else factors
     return (shape[0], *(floor(size * factor) for size, factor in zip(shape[1:], factors, strict=True)))
 
