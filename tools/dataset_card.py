@@ -22,8 +22,9 @@ ROOT = Path(__file__).parent.parent
 CARD = ROOT / "datasets" / "README.md"
 RANGES = ("layers", "batch", "parameters", "activations", "allocated_mib", "footprint_mib", "context_mib", "step_ms")
 TYPES = {
-    "word": "string", "whole": "int32", "big": "int64", "number": "float64", "switch": "bool", "wholes": "list of int32",
-    "bigs": "list of int64", "words": "list of string", "switches": "list of bool", "shapes": "list of lists of int32",
+    "word": "string", "whole": "int32", "big": "int64", "number": "float64", "switch": "bool",
+    "wholes": "list of int32", "bigs": "list of int64", "words": "list of string", "switches": "list of bool",
+    "shapes": "list of lists of int32",
 }  # fmt: skip
 
 
@@ -46,6 +47,7 @@ def figures(families: Sequence[Family]) -> str:
         for one in families
         for width, counted in one.classes.items()
     ]
+    lines = [_range(*one) for one in ranges]
     shares = [
         (one.family, name, ", ".join(f"{word} {100 * share:.0f} %" for word, share in of.items()))
         for one in families
@@ -53,7 +55,7 @@ def figures(families: Sequence[Family]) -> str:
     ]
     return "\n".join((
         table(("family", "runs", "out of memory", "with activity", "measured", "on"), counts),
-        table(("family", "quantity", "least", "p10", "median", "p90", "most", "unit"), [_range(*one) for one in ranges]),
+        table(("family", "quantity", "least", "p10", "median", "p90", "most", "unit"), lines),
         table(("family", "class width", "runs in each class, from 0 on"), classes),
         table(("family", "setting", "share of the runs"), shares),
     ))  # fmt: skip

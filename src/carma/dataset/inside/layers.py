@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import build
-import shapes
+import shapes  # type: ignore[import-not-found]
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
