@@ -8,8 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 
+from carma.estimate.summaries.kinds import KINDS_KEPT
 from carma.estimate.summaries.shapes import Shape, channels_taken, features_taken
 from carma.estimate.summaries.tree import Node
 
@@ -38,17 +40,24 @@ def is_branch(name: str) -> bool:
     return _BRANCH.fullmatch(name) is not None
 
 
+@lru_cache(KINDS_KEPT)
 def looks_up(kind: str) -> bool:
     return _WORDS.fullmatch(kind) is not None
 
 
-def is_aside(node: Node, name: str, block: Block) -> bool:
+def is_aside(node: Node, block: Block) -> bool:
     """It makes nothing that is kept: a table of places, or the dropout of attention weights, which fused attention does
     without."""
     if node.kind == "Dropout":
+        name = node.names[0]
         is_inside = name == "dropout" and block.kind.endswith("SelfAttention")
         return is_inside or _ATTENTION_DROPOUT.fullmatch(name) is not None
-    return _ASIDE.fullmatch(node.kind) is not None
+    return _hands_nothing_on(node.kind)
+
+
+@lru_cache(KINDS_KEPT)
+def _hands_nothing_on(kind: str) -> bool:
+    return _ASIDE.fullmatch(kind) is not None
 
 
 def inner_activation(name: str, block: Block, now: Shape) -> Shape | None:

@@ -20,10 +20,10 @@ _PLAIN = re.compile(
     r"|ReLUSquaredActivation|\w*Rotary\w*Embedding|Quant|DeQuant|QuantStub|DeQuantStub|Tanhshrink|Interpolate)"
 )
 _CONTAINERS = ("Sequential", "ModuleList", "ModuleDict", "ParameterList")
-_KINDS_KEPT = 4096  # names of classes come from the text, so what is remembered of them has an end
+KINDS_KEPT = 4096  # names of classes come from the text, so what is remembered of them has an end
 
 
-@lru_cache(_KINDS_KEPT)
+@lru_cache(KINDS_KEPT)
 def is_plain(kind: str) -> bool:
     """It has no parameters and no modules inside, as far as its name tells."""
     return _PLAIN.fullmatch(kind) is not None
@@ -44,7 +44,7 @@ def count_parameters(kind: str, printed: Printed) -> int | None:
         return None
 
 
-@lru_cache(_KINDS_KEPT)
+@lru_cache(KINDS_KEPT)
 def _rule(kind: str) -> _Count | None:
     return next((count for pattern, count in _RULES if pattern.fullmatch(kind)), None)
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from functools import lru_cache
 from math import floor, prod
 
-from carma.estimate.summaries.kinds import Printed, integers
+from carma.estimate.summaries.kinds import KINDS_KEPT, Printed, integers
 
 Shape = tuple[int, ...]
 _CONVOLUTION = re.compile(r"Conv([123])d")
 _TRANSPOSED = re.compile(r"ConvTranspose([123])d")
-_BY_CHANNELS = re.compile(r"(?:Sync|Frozen)?(?:BatchNorm|InstanceNorm)([123]d)?\w*|GroupNorm|LayerNorm2d|PReLU")
+_BY_CHANNELS = re.compile(r"(?:Sync|Frozen)?(?:BatchNorm|InstanceNorm)([123]d)?\w*|LayerNorm2d")
 _POOL = re.compile(r"(?:Max|Avg|LP)Pool([123])d")
 _ADAPTIVE = re.compile(r"Adaptive(?:Max|Avg)Pool([123])d")
 _PLACES = re.compile(
@@ -25,30 +25,35 @@ _WIDE = re.compile(r"\w*Linear|Conv1D|Bilinear")
 
 def channels_taken(kind: str, printed: Printed) -> int | None:
     """How many the module wants in the first place of its input; None where it takes any."""
-    if _CONVOLUTION.fullmatch(kind) or _TRANSPOSED.fullmatch(kind):
-        return int(printed["0"])
+    key = _channels_key(kind)
+    return None if key is None else integers(printed[key])[0]
+
+
+@lru_cache(KINDS_KEPT)
+def _channels_key(kind: str) -> str | None:
     if kind == "GroupNorm":
-        return int(printed["1"])
-    if _BY_CHANNELS.fullmatch(kind) and kind != "PReLU":
-        return integers(printed["0"])[0]
-    return None
+        return "1"
+    wants = (_CONVOLUTION, _TRANSPOSED, _BY_CHANNELS)
+    return "0" if any(pattern.fullmatch(kind) for pattern in wants) else None
 
 
 def features_taken(kind: str, printed: Printed) -> Shape | None:
     """What the module wants in the last places of its input; None where it takes any."""
-    if kind == "Conv1D":
-        return (int(printed["nx"]),)
-    if kind == "Bilinear":
-        return (int(printed["in1_features"]),)
-    if _WIDE.fullmatch(kind):
-        return (int(printed["in_features"]),)
-    if _RECURRENT.fullmatch(kind):
-        return (int(printed["0"]),)
-    if kind.endswith(("LayerNorm", "RMSNorm")):
-        return tuple(integers(printed["0"]))
-    return None
+    key = _features_key(kind)
+    return None if key is None else tuple(integers(printed[key]))
 
 
+@lru_cache(KINDS_KEPT)
+def _features_key(kind: str) -> str | None:
+    named = {"Conv1D": "nx", "Bilinear": "in1_features"}
+    if kind in named:
+        return named[kind]
+    if _RECURRENT.fullmatch(kind) or kind.endswith(("LayerNorm", "RMSNorm")):
+        return "0"
+    return "in_features" if _WIDE.fullmatch(kind) else None
+
+
+@lru_cache(KINDS_KEPT)
 def places_of(kind: str) -> int | None:
     """Sizes that it wants besides the channels (2 of an image); None where it takes any."""
     found = _PLACES.fullmatch(kind)
@@ -204,6 +209,6 @@ _RULES: tuple[tuple[re.Pattern[str], _Make], ...] = tuple(
 )
 
 
-@lru_cache(4096)
+@lru_cache(KINDS_KEPT)
 def _rule(kind: str) -> _Make | None:
     return next((make for pattern, make in _RULES if pattern.fullmatch(kind)), None)

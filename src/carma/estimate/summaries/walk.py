@@ -12,6 +12,7 @@ What cannot be known from the text: a module that is called several times, or ne
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 
 from carma.errors import Usage
@@ -64,27 +65,46 @@ class Walk:
 
     def _visit(self, node: Node, after: blocks.Wanted) -> None:
         """`after` is what the next module behind it wants."""
-        for place, name in enumerate(node.names):
-            behind = blocks.wanted_by((node,)) if place + 1 < len(node.names) else after
-            output = len(self._outputs)
-            self._outputs.append(None)
-            if node.kind == "MultiheadAttention":
-                self._attend(node, output)
-            elif node.children:
-                self._call_block(node, name, behind)
-            elif node.kind not in blocks.TRANSPARENT:
-                self._outputs[output] = self._call_leaf(node, name)
+        if len(node.names) > 1:
+            self._visit_again(node, after)
+            return
+        output = len(self._outputs)
+        self._outputs.append(None)
+        if node.kind == "MultiheadAttention":
+            self._attend(node, output)
+        elif node.children:
+            self._call_block(node, after)
+        elif node.kind not in blocks.TRANSPARENT:
+            self._outputs[output] = self._call_leaf(node)
+
+    def _visit_again(self, node: Node, after: blocks.Wanted) -> None:
+        """`(0-47): 48 x`: one after the other; what was fed like the one before it makes the same."""
+        each = blocks.wanted_by((node,))
+        before: tuple[Shape, blocks.Wanted] | None = None
+        made: list[Shape | None] = []
+        joined = 0
+        for name in node.names:
+            now = (self._now, after if name is node.names[-1] else each)
+            if now == before and node.children and node.kind not in blocks.TRANSPARENT:
+                self._outputs += made
+                self._joined += joined
+                self._now = self._blocks[-1].made[-1]
+                self._blocks[-1].made.append(self._now)
+                continue
+            start, joined = len(self._outputs), -self._joined
+            self._visit(replace(node, names=(name,)), now[1])
+            before, made, joined = now, self._outputs[start:], joined + self._joined
 
     def _visit_children(self, node: Node, after: blocks.Wanted) -> None:
         wants = blocks.wanted_behind(node.children, after)
         for child, behind in zip(node.children, wants, strict=True):
             self._visit(child, behind)
 
-    def _call_block(self, node: Node, name: str, after: blocks.Wanted) -> None:
+    def _call_block(self, node: Node, after: blocks.Wanted) -> None:
         if node.kind in blocks.TRANSPARENT:
             self._visit_children(node, after)
             return
-        branches = blocks.is_branch(name)
+        branches = blocks.is_branch(node.names[0])
         if branches or node.kind == "Sequential":
             self._feed(self._begin_chain(node, branches))
         self._now = blocks.entering(node.kind, self._now)
@@ -126,10 +146,10 @@ class Walk:
             self._now = shape
         return shape
 
-    def _call_leaf(self, node: Node, name: str) -> Shape | None:
-        if blocks.is_aside(node, name, self._blocks[-1]):
+    def _call_leaf(self, node: Node) -> Shape | None:
+        if blocks.is_aside(node, self._blocks[-1]):
             return None
-        if inner := blocks.inner_activation(name, self._blocks[-1], self._now):
+        if inner := blocks.inner_activation(node.names[0], self._blocks[-1], self._now):
             return inner
         try:
             out = self._words(node) if blocks.looks_up(node.kind) else made_of(node.kind, node.printed, self._fed(node))
