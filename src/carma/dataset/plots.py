@@ -100,6 +100,7 @@ def _coverage(pyplot: Any, table: Table) -> Any:
     panels.flat[4].set_xscale("log")
     _by_class(pyplot, panels.flat[5], table, fits, np.linspace(0, fits.max(initial=1.0), 49))
     panels.flat[5].xaxis.set_major_formatter("{x:,.0f}")
+    panels.flat[5].locator_params(axis="x", nbins=5)
     panels.flat[5].legend(frameon=False, fontsize=7, title="memory class", title_fontsize=7)
     for axes in panels.flat:
         axes.set_ylabel("runs")
