@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from carma.estimate.gpumemnet.features import FEATURES, PLACE, TOKEN
+from carma.estimate.gpumemnet.merged import ABSENT, NEAR
 from carma.train.heads import Scaling, quantiles
-from carma.train.layered import ABSENT, NEAR
 from carma.train.samples import Floats
 from carma.train.scale import QUANTILES
 
@@ -60,12 +60,16 @@ class Attention(nn.Module):
             table.weight.data *= 0.3
 
     def forward(self, scalars: Tensor, kinds: Tensor, tokens: Tensor, weights: Tensor) -> Tensor:
-        """Scalars [n, S], the rest as `layered` gives it, to z of [n, quantiles]."""
+        """Scalars [n, S], kinds [n, L, 3], tokens [n, L, 3, T] and weights [n, L] to z of [n, quantiles]."""
         setting = self.scaling(scalars)
         layers = self.setting(setting)[:, None, :]
         for near in range(NEAR):
             present = (kinds[:, :, near] != ABSENT).to(tokens.dtype)[..., None]
-            layers = layers + self.kind[near](kinds[:, :, near]) + self.sizes[near](self.sizing(tokens[:, :, near])) * present
+            layers = (
+                layers
+                + self.kind[near](kinds[:, :, near])
+                + self.sizes[near](self.sizing(tokens[:, :, near])) * present
+            )
         layers = nn.functional.silu(layers)
         bias = weights.clamp(min=1e-30).log()[:, None, None, :]
         for block in self.blocks:
@@ -90,5 +94,3 @@ class Attention(nn.Module):
         whole = (summed * weights).sum(1, keepdim=True)
         guess = torch.exp2(scalars[:, PLACE["guess_mib"], None]) - 1.0
         return torch.log((whole + self.room_mib) / (guess + self.room_mib))
-
-

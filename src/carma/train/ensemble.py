@@ -14,7 +14,7 @@ import numpy as np
 
 from carma.estimate.gpumemnet.facts import GB_MIB
 from carma.train.samples import Numbers, Samples, Wholes
-from carma.train.scale import MEDIAN, QUANTILES, Scale
+from carma.train.scale import QUANTILES, Scale
 
 LEVELS = (0.9, 0.95, 0.99)  # for which a bound is kept
 UNDER_COSTS = 10.0  # times what an over-estimate costs: a task that dies against room that stays empty
@@ -39,7 +39,8 @@ class Learned:
     shifts: Numbers  # of each quantile, so that as many unseen rows lie below it as should
     operating_point: float
     careful_point: float  # where an under-estimate costs ten over-estimates
-    conformal: Mapping[float, float]  # by level: the median times that is the bound
+    factors: Mapping[float, float]  # by level: its quantile times that is the bound
+    unseen_mib: Numbers  # of every row that was learned from, by the member that had left it out
 
     def quantiles_mib(self, samples: Samples) -> Numbers:
         return self.scale.to_mib(shifted(self.members.z(samples).mean(0), self.shifts), samples)
@@ -62,7 +63,8 @@ def learn(fit: Fit, samples: Samples, members: int, seed: int, widths_gb: Sequen
         shifts=shifts,
         operating_point=most_accurate(mib, samples.footprint_mib, widths_gb),
         careful_point=cheapest(mib, samples.footprint_mib, widths_gb),
-        conformal=factors(mib[:, MEDIAN], samples.footprint_mib),
+        factors={level: conformal(at_level(mib, level), samples.footprint_mib, level) for level in LEVELS},
+        unseen_mib=mib,
     )
 
 
@@ -111,8 +113,8 @@ def _off(found_mib: Numbers, truth_mib: Numbers, widths_gb: Sequence[int]) -> li
     return [found_mib // (width * GB_MIB) - truth_mib // (width * GB_MIB) for width in widths_gb]
 
 
-def factors(median_mib: Numbers, truth_mib: Numbers) -> dict[float, float]:
-    """Split conformal: the ceiling of (n + 1) · level in the sorted ratios, the largest where there are too few."""
-    ratios = np.sort(truth_mib / median_mib)
-    rank = {level: min(int(np.ceil((len(ratios) + 1) * level)), len(ratios)) for level in LEVELS}
-    return {level: float(ratios[place - 1]) for level, place in rank.items()}
+def conformal(found_mib: Numbers, truth_mib: Numbers, level: float) -> float:
+    """The factor that makes it hold: of the sorted ratios the (n + 1) · level-th, the last where there are too few."""
+    ratios = np.sort(truth_mib / found_mib)
+    rank = min(int(np.ceil((len(ratios) + 1) * level)), len(ratios))
+    return float(ratios[rank - 1])

@@ -5,7 +5,7 @@ Nothing is stopped early by what is judged later: the length of the training is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -56,12 +56,11 @@ def on_layers(
             descent.step(pinball(net(scalars[picked], *layers.pad(picked)), z[picked]))
 
 
-@torch.no_grad()
 def ask_layers(net: nn.Module, scalars: Tensor, layers: Packed, size: int = 256) -> Tensor:
     """In batches of similar length; the answers in the order of the rows."""
     order = torch.argsort(layers.lengths)
-    found: Iterable[Tensor] = (net(scalars[picked], *layers.pad(picked)) for picked in order.split(size))
-    answers = torch.cat(list(found))
+    with torch.no_grad():
+        answers = torch.cat([net(scalars[picked], *layers.pad(picked)) for picked in order.split(size)])
     back = torch.empty_like(answers)
     back[order] = answers
     return back

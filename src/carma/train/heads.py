@@ -1,4 +1,4 @@
-"""What all nets share: inputs brought to one scale, quantiles that cannot cross, and the loss that makes them quantiles."""
+"""What all nets share: inputs brought to one scale, quantiles that cannot cross, and their loss."""
 
 from __future__ import annotations
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from carma.train.attention import Attention
 from carma.train.dense import Dense
+from carma.train.ensemble import Fit
 from carma.train.fit import ask_layers, on_layers, side_by_side
+from carma.train.graph import fit_graph
 from carma.train.layered import Packed
 from carma.train.samples import Numbers, Samples, Wholes
 from carma.train.scale import Scale
+from carma.train.trees import fit_boosted, fit_forests
 
 
 @dataclass(frozen=True)
@@ -63,3 +67,17 @@ def fit_attention(
         on_layers(net, scalars, layers, truth, torch.from_numpy(rows), rounds=rounds, seed=seed * 1000 + member)
         nets.append(net.eval())
     return AttentionMembers(nets)
+
+
+class Learner(NamedTuple):
+    fit: Fit
+    members: int
+
+
+LEARNERS: Mapping[str, Learner] = {
+    "mlp-based": Learner(fit_dense, 8),
+    "transformer-based": Learner(fit_attention, 3),
+    "graph": Learner(fit_graph, 2),
+    "extra-trees": Learner(fit_forests, 4),
+    "boosted": Learner(fit_boosted, 2),
+}

@@ -1,4 +1,4 @@
-"""The public measurements of MLPs on an A100 (GPUMemNet's own), read from the file that a user has: nothing of it ships.
+"""The public measurements of MLPs on an A100 (GPUMemNet's own), read from a file that a user has: nothing of it ships.
 
 `Activations-Params` lists the layers with activations per sample and parameters; that is as much as a summary tells.
 """

@@ -121,12 +121,14 @@ def sha256(path: Path) -> str:
 
 
 def read_tables(paths: Sequence[Path]) -> dict[Family, Samples]:
-    """The samples of each family in these data-set files; a family in two files is refused: ids could be twice there."""
+    """The samples of each family. Two files of one family are refused: a run could be in both."""
     found: dict[Family, Samples] = {}
     for path in paths:
         samples = read_table(path)
         if samples.family in found:
-            raise Usage(f"{path} is a second file of the family {samples.family}", "carma dataset pack makes one of two.")
+            raise Usage(
+                f"{path} is a second file of the family {samples.family}", "carma dataset pack makes one of two."
+            )
         found[samples.family] = samples
     return found
 
@@ -146,7 +148,10 @@ def read_table(path: Path) -> Samples:
         span = slice(edges.offsets[row], edges.offsets[row + 1])
         graph = np.stack([edges.source[span], edges.target[span]])
         runs.append(Run(table.described(row), table.configs[row].shape, float(footprints[row]), graph))
-    reasons = {"out of memory": int((oom != 0).sum()), "not measured": int((~np.isfinite(footprints) & (oom == 0)).sum())}
+    reasons = {
+        "out of memory": int((oom != 0).sum()),
+        "not measured": int((~np.isfinite(footprints) & (oom == 0)).sum()),
+    }
     head = table.heads[-1] if table.heads else {}
     return gather(family, runs, Origin(
         data_sha256={path.name: sha256(path)},

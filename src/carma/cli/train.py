@@ -1,0 +1,103 @@
+"""`carma train`: learns the estimators of memory from the data set, and judges them on what they have not seen."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from carma.cli.verb import json_flag, verb, whole
+
+if TYPE_CHECKING:
+    from carma.train.report import Entry
+
+EXAMPLES = """
+carma train datasets/h200/*.parquet --out models
+carma train datasets/h200/cnn.parquet --out models --only mlp-based --seed 1
+carma train datasets/h200/*.parquet --public-mlp mlp_data_step2.csv --evaluate
+"""
+
+
+class Chosen(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+    """`mlp,cnn`: some of the names that `known` gives; asked late, so that help imports nothing."""
+
+    name = "names"
+
+    def __init__(self, known: str) -> None:
+        self.known = known
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        from carma.train import names
+
+        known: tuple[str, ...] = getattr(names, self.known)
+        words = tuple(dict.fromkeys(word.strip() for word in str(value).split(",") if word.strip()))
+        for word in words:
+            if word not in known:
+                self.fail(f"there is no {word!r}; there are {', '.join(known)}", param, ctx)
+        return words
+
+
+@verb("train", examples=EXAMPLES)
+@click.argument("data", nargs=-1, metavar="DATA...")
+@click.option("--out", metavar="DIR", default="", help="Learn from all rows and write the models there, as ONNX.")
+@click.option("--evaluate", is_flag=True, help="Judge all learners on rows that they have not seen.")
+@click.option(
+    "--report", metavar="DIR", default="results/gpumemnet", help="For figures of --evaluate (results/gpumemnet)."
+)
+@click.option("--family", "families", type=Chosen("FAMILIES"), default=(), help="Not all: mlp,cnn,transformer.")
+@click.option("--only", type=Chosen("NAMES"), default=(), help="Not all learners: mlp-based,transformer-based.")
+@click.option("--public-mlp", metavar="CSV", default="", help="Judge on GPUMemNet's public MLP data too.")
+@click.option("--shapes/--no-shapes", default=True, help="Judge on shapes of networks that were left out (yes).")
+@click.option("--seed", type=whole(0), default=0, help="Of everything that chance decides (0).")
+@json_flag
+def command(as_json: bool, **flags: Any) -> int:
+    """Learn how much memory models take, from measured runs.
+
+    DATA are files of `carma dataset pack`. The same data and seed give the same models. Two processor cores are used;
+    the models take minutes, --evaluate some tens of them. Needs what pip install 'carma[train]' brings.
+    """
+    from carma.errors import Usage
+
+    if not flags["out"] and not flags["evaluate"]:
+        raise Usage("there is nothing to do", "--out DIR makes models, --evaluate judges learners; both may be given.")
+    check_extra()
+    from carma.train.run import Options, run
+
+    def tell(text: str) -> None:
+        click.echo(text, err=True)
+
+    done = run(Options(**flags), tell)
+    if as_json:
+        from carma.cli.output import print_json
+
+        print_json(done)
+        return 0
+    _print(done.entries)
+    for path in (*done.models, *([done.report] if done.report else [])):
+        click.echo(path)
+    return 0
+
+
+def check_extra() -> None:
+    from carma.errors import Refused
+    from carma.train.names import EXTRA
+
+    missing = [name for name in EXTRA if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Refused(f"not installed: {', '.join(missing)}", "pip install 'carma[train]'")
+
+
+def _print(entries: tuple[Entry, ...]) -> None:
+    """At the operating point; every other figure is in the report."""
+    for entry in entries:
+        for judged in entry.judged:
+            if judged.point in ("operating", "class") and not judged.classes.top_merged:
+                one = judged.classes
+                where = "3 folds" if entry.protocol == "folds" else "shapes left out"
+                shares = (
+                    f"{100 * one.accuracy:5.1f} % right, {100 * one.under:4.1f} % under, {100 * one.over:4.1f} % over"
+                )
+                click.echo(f"{entry.data:12} {entry.learner:18} {where:16} {one.width_gb} GB: {shares}")

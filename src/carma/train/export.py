@@ -1,0 +1,85 @@
+"""Learned nets as ONNX: features as they are go in, MiB come out; scaling, ensemble and shifts are in the graph."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from carma.estimate.gpumemnet.features import FEATURES, PLACE, TOKEN
+from carma.estimate.gpumemnet.merged import NEAR
+from carma.train.ensemble import Learned
+from carma.train.learners import AttentionMembers, DenseMembers
+
+
+class Answer(nn.Module):
+    """From z of [members, n, quantiles] to MiB: the end of every graph."""
+
+    def __init__(self, learned: Learned) -> None:
+        super().__init__()
+        self.base_mib, self.room_mib = learned.scale.base_mib, learned.scale.room_mib
+        self.register_buffer("shifts", torch.from_numpy(learned.shifts).float())
+
+    def forward(self, z: Tensor, scalars: Tensor) -> Tensor:
+        moved = z.mean(0) + self.shifts
+        rising = [moved[:, :1]]
+        for place in range(1, moved.shape[1]):
+            rising.append(torch.maximum(rising[-1], moved[:, place : place + 1]))
+        guess = torch.exp2(scalars[:, PLACE["guess_mib"], None]) - 1.0
+        return self.base_mib + torch.cat(rising, 1).exp() * (guess + self.room_mib)
+
+
+class OfScalars(nn.Module):
+    def __init__(self, learned: Learned, members: DenseMembers) -> None:
+        super().__init__()
+        self.net, self.answer = members.net, Answer(learned)
+
+    def forward(self, scalars: Tensor) -> Tensor:
+        return self.answer(self.net(scalars), scalars)
+
+
+class OfLayers(nn.Module):
+    def __init__(self, learned: Learned, members: AttentionMembers) -> None:
+        super().__init__()
+        self.nets, self.answer = nn.ModuleList(members.nets), Answer(learned)
+
+    def forward(self, scalars: Tensor, kinds: Tensor, tokens: Tensor, weights: Tensor) -> Tensor:
+        return self.answer(torch.stack([net(scalars, kinds, tokens, weights) for net in self.nets]), scalars)
+
+
+def module_of(learned: Learned) -> nn.Module:
+    if isinstance(learned.members, DenseMembers):
+        return OfScalars(learned, learned.members).eval()
+    if isinstance(learned.members, AttentionMembers):
+        return OfLayers(learned, learned.members).eval()
+    raise TypeError(f"{type(learned.members).__name__} has no ONNX form")
+
+
+def export(learned: Learned, path: Path) -> None:
+    module = module_of(learned)
+    rows, layers = torch.export.Dim("rows"), torch.export.Dim("layers")
+    inputs: dict[str, Tensor] = {"scalars": torch.zeros(3, len(FEATURES))}
+    shapes: dict[str, dict[int, object]] = {"scalars": {0: rows}}
+    if isinstance(module, OfLayers):
+        inputs |= {
+            "kinds": torch.zeros(3, 7, NEAR, dtype=torch.int64),
+            "tokens": torch.zeros(3, 7, NEAR, len(TOKEN)),
+            "weights": torch.ones(3, 7),
+        }
+        shapes |= {name: {0: rows, 1: layers} for name in ("kinds", "tokens", "weights")}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter, about itself
+        torch.onnx.export(
+            module,
+            tuple(inputs.values()),
+            str(path),
+            input_names=list(inputs),
+            output_names=["quantiles"],
+            dynamo=True,
+            dynamic_shapes=tuple(shapes.values()),
+            external_data=False,
+            verbose=False,
+        )

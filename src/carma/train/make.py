@@ -1,0 +1,90 @@
+"""The models that ship: learned from all rows of a family, written as ONNX with their facts beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from carma.estimate.gpumemnet.facts import Bound, Facts, Kind, stem, write_facts
+from carma.estimate.gpumemnet.facts import Learned as From
+from carma.estimate.gpumemnet.features import FEATURES
+from carma.estimate.gpumemnet.kinds import KINDS
+from carma.train.contest import steady
+from carma.train.ensemble import Learned, at_level, learn
+from carma.train.export import export
+from carma.train.learners import LEARNERS
+from carma.train.names import SERVED, WIDTHS_GB
+from carma.train.report import Entry
+from carma.train.samples import Samples
+from carma.train.scale import QUANTILES
+from carma.train.scores import point
+
+Scores = Mapping[str, dict[str, float]]
+
+
+def make(samples: Samples, learner: str, out: Path, seed: int, scores: Scores | None = None) -> Path:
+    """Scores come from the folds where these were run; else each row is judged by the member that left it out."""
+    steady()
+    kind = SERVED[learner]
+    learned = learn(LEARNERS[learner].fit, samples, LEARNERS[learner].members, seed, WIDTHS_GB[samples.family])
+    path = out / f"{stem(samples.family, kind)}.onnx"
+    export(learned, path)
+    found = scores or _unseen(learned, samples)
+    write_facts(facts(samples, kind, learned, seed, found), path.with_suffix(".json"))
+    return path
+
+
+def facts(samples: Samples, kind: Kind, learned: Learned, seed: int, scores: Scores) -> Facts:
+    origin = samples.origin
+    seen = [sum(bool((kinds == number).any()) for kinds in samples.kinds) for number in range(len(KINDS))]
+    return Facts(
+        name=stem(samples.family, kind),
+        family=samples.family,
+        kind=kind,
+        quantiles=QUANTILES,
+        operating_point=learned.operating_point,
+        class_widths_gb=WIDTHS_GB[samples.family],
+        base_mib=round(learned.scale.base_mib, 1),
+        ranges=_ranges(samples),
+        kinds_seen={name: count for name, count in zip(KINDS, seen, strict=True) if count},
+        most_layers=int(samples.layer_counts.max()),
+        bounds={str(level): Bound(quantile=level, factor=round(one, 5)) for level, one in learned.factors.items()},
+        learned=From(
+            data_sha256=dict(origin.data_sha256),
+            rows=len(samples),
+            gpu=origin.gpu,
+            driver=origin.driver,
+            torch=origin.torch,
+            cuda=origin.cuda,
+            date=origin.date,
+            seed=seed,
+        ),
+        scores=dict(scores),
+    )
+
+
+def _ranges(samples: Samples) -> dict[str, tuple[float, float]]:
+    least, most = samples.scalars.min(axis=0).astype(np.float64), samples.scalars.max(axis=0).astype(np.float64)
+    return {name: (float(least[place]), float(most[place])) for place, name in enumerate(FEATURES)}
+
+
+def _unseen(learned: Learned, samples: Samples) -> Scores:
+    found = at_level(learned.unseen_mib, learned.operating_point)
+    scores = {}
+    for width in WIDTHS_GB[samples.family]:
+        one = point(learned.operating_point, found, samples.footprint_mib, width)
+        scores[f"{width}GB"] = {"accuracy": one.accuracy, "under": one.under, "over": one.over}
+    return scores
+
+
+def scores_of(entries: Sequence[Entry], data: str, learner: str) -> Scores | None:
+    """Of the folds, by class width, at the operating point; None where the learner was not judged."""
+    for entry in entries:
+        if (entry.data, entry.learner, entry.protocol) == (data, learner, "folds"):
+            wanted = [one.classes for one in entry.judged if one.point == "operating" and not one.classes.top_merged]
+            return {
+                f"{one.width_gb}GB": {"accuracy": one.accuracy, "under": one.under, "over": one.over} for one in wanted
+            }
+    return None
