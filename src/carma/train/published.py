@@ -1,7 +1,8 @@
 """The published recipe as it stands, for comparison: 13 (CNN: 16) small classifiers on a handful of unscaled features.
 
 Widths of 8 and then 4, batch normalisation, ReLU, Xavier, the mean of their logits, cross-entropy, Adam at 0.001,
-batches of 128, at most 600 rounds and an early stop. What differs: each fold gets fresh nets, and stops by rows of its own.
+batches of 128, at most 600 rounds and an early stop. What differs: fresh nets for each fold,
+which stop by rows of their own.
 """
 
 from __future__ import annotations

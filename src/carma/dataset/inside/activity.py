@@ -15,7 +15,7 @@ from typing import Any
 
 import measure  # type: ignore[import-not-found]
 
-WARM_S = 0.1  # before the window: clocks rise, and what others did is over
+WARM_S = 0.06  # before the window: clocks rise, and what others did is over
 LEAST_STEPS = 3
 LONGEST_S = 8.0
 POLL_S = 0.025

@@ -35,9 +35,9 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--limit-s", type=float, default=560.0, help="nothing starts after it")
     parser.add_argument("--config-limit-s", type=float, default=60.0)
     parser.add_argument("--activity", action="store_true", help="step time, SM activity, power too; alone, in turn")
-    parser.add_argument("--window-s", type=float, default=0.6, help="how long activity is watched")
+    parser.add_argument("--window-s", type=float, default=0.4, help="how long activity is watched")
     parser.add_argument("--capacity-mib", type=int, default=0, help="memory that all may take (95 %% of what is free)")
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--first", type=int, default=0, help="at most so many, after shuffling")
     parser.add_argument("--seed", type=int, default=0, help="of the order")
     parser.add_argument("--resume", action=argparse.BooleanOptionalAction, default=True)
@@ -66,6 +66,7 @@ def collect(args: argparse.Namespace, kept: Any, queue: list[dict[str, Any]], be
         print(f"there is no GPU to measure on: {head.get('error')}", file=sys.stderr)
         return 1
     capacity_mib = args.capacity_mib or head.get("free_bytes", 1 << 60) / (1 << 20) * FREE_SHARE
+    args.uuid = head.pop("uuid", None)
     kept.write(head)
     import course  # type: ignore[import-not-found]
 
@@ -78,6 +79,8 @@ def collect(args: argparse.Namespace, kept: Any, queue: list[dict[str, Any]], be
     finally:
         made.crew.end(made.crew.children)
         made.tell()
+        ex = sorted(made.crew.exits)
+        print("exits", len(ex), [round(x, 2) for x in ex[:: max(1, len(ex) // 8)]])
     return 0
 
 

@@ -28,6 +28,7 @@ class Course:
         self.margins = room.Margins()
         self.total = len(queue)
         work = {name: getattr(args, name) for name in ("device", "steps", "activity", "window_s", "config_limit_s")}
+        work["uuid"] = args.uuid
         self.crew: Any = crew.Crew(work, numbers, self.take)
         self.first_s = time.monotonic()
         self.told_s = self.first_s
@@ -93,6 +94,8 @@ class Course:
             self.alone.append(child.config)
         else:
             self.kept.write({"id": child.config["id"], **row, "alone": child.alone})
+        if not self.args.activity:  # with it, all stand still until the group is done
+            child.tell("end")
 
     def is_late(self) -> bool:
         return time.monotonic() - self.began_s > float(self.args.limit_s)

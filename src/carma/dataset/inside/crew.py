@@ -34,7 +34,9 @@ class Child:
         self.since_s = self.began_s = time.monotonic()
         self.unread = b""
         self.row: dict[str, Any] | None = None
-        self.is_taken = self.is_deaf = False
+        self.is_taken = self.is_deaf = self.is_ready = False
+        self.ready_s = self.over_s = 0.0
+        self.context: int | None = None
         self.group = 0
         self.ended_because = ""
 
@@ -64,12 +66,16 @@ class Child:
     def _take(self, said: dict[str, Any]) -> None:
         match said["said"]:
             case "ready":
+                self.is_ready = True
+                self.ready_s = time.monotonic() - self.began_s
                 self.enter("waiting")
             case "prepared":
                 self.enter("prepared")
             case "row":
                 self.row = said["row"]
                 self.row["took_s"] = round(time.monotonic() - self.began_s, 2)
+                self.row["ready_s"] = round(self.ready_s, 2)
+                self.over_s = time.monotonic()
                 self.enter("over")
 
 
@@ -78,7 +84,9 @@ class Crew:
 
     def __init__(self, work: dict[str, Any], numbers: Any, take: Callable[[Child, dict[str, Any]], None]) -> None:
         self.work, self.numbers, self.take = work, numbers, take
+        self.footprints = measure.Footprints(work.get("uuid"))
         self.children: list[Child] = []
+        self.exits: list[float] = []
 
     def start(self, config: dict[str, Any], need_mib: int, alone: bool) -> Child:
         ours, theirs = socket.socketpair()
@@ -105,6 +113,7 @@ class Crew:
         lines = {child.line: child for child in self.children if not child.is_deaf}
         for line in select.select(list(lines), [], [], POLL_S)[0]:
             lines[line].hear()
+        self._weigh()
         for child in list(self.children):
             self._bury_if_gone(child)
             self._take_once(child)
@@ -123,10 +132,22 @@ class Crew:
             child.line.close()
             self.children.remove(child)
 
+    def _weigh(self) -> None:
+        """The context of those that have just made it, the footprint of those that have trained: both stand still."""
+        new = [child for child in self.children if child.is_ready]
+        done = [child for child in self.children if child.row is not None and not child.is_taken]
+        held = self.footprints.read() if new or done else {}
+        for child in new:
+            child.is_ready, child.context = False, held.get(child.pid)
+        for child in done:
+            if child.row is not None and "footprint" not in child.row:
+                child.row |= {"footprint": held.get(child.pid), "context": child.context}
+
     def _bury_if_gone(self, child: Child) -> None:
         pid, status = os.waitpid(child.pid, os.WNOHANG)
         if not pid:
             return
+        self.exits.append(time.monotonic() - child.over_s)
         child.hear()
         child.line.close()
         self.children.remove(child)
@@ -175,6 +196,8 @@ def live(line: socket.socket, config: dict[str, Any], work: dict[str, Any], numb
         row = measurement.train()
     if not work["activity"]:
         say("row", row)
+        heard.readline()
+        measurement.release()
         return
     row = activity.no_activity() | row
     if not row["error"] and not row["oom"]:
@@ -187,3 +210,4 @@ def live(line: socket.socket, config: dict[str, Any], work: dict[str, Any], numb
             row |= measure.failure(error)
     say("row", row)
     heard.readline()
+    measurement.release()

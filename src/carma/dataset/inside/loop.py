@@ -33,7 +33,7 @@ class Training:
             model = model.bfloat16()
         if config.get("channels_last"):
             model = model.to(memory_format=torch.channels_last)
-        self.model = model.to_empty(device=device).train()
+        self.model = to_device(model, device).train()
         fill(model, numbers)
         self.optimizer = make_optimizer(config.get("optimizer", "adam"), list(model.parameters()))
         self.scaler = torch.amp.GradScaler(torch.device(device).type, enabled=precision == "fp16-amp")
@@ -86,6 +86,22 @@ class Training:
                 return inputs, drawn(numbers, (count, config["outputs"]))
             case _:
                 return inputs, torch.randint(config["outputs"], (count,))
+
+
+def to_device(model: Any, device: str) -> Any:
+    """As `model.to(device)`: weights that two modules share are moved once and stay shared; `to_empty` parts them."""
+    owners: dict[Any, list[tuple[Any, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            owners.setdefault(parameter, []).append((module, name))
+    for _, *others in owners.values():
+        for module, name in others:
+            setattr(module, name, None)  # nothing is allocated for it
+    moved = model.to_empty(device=device)
+    for (first, its), *others in owners.values():
+        for module, name in others:
+            setattr(module, name, getattr(first, its))
+    return moved
 
 
 def loss_of(config: dict[str, Any], output: Any, target: Any) -> Any:

@@ -12,6 +12,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 import traceback
 from typing import Any, Protocol
 
@@ -54,53 +55,59 @@ class CpuMeter:
 
 
 class CudaMeter:
-    """torch's own counters, and the footprint by NVML; by nvidia-smi, once, where Python has no NVML binding."""
-
-    def __init__(self) -> None:
-        self.nvml, self.handle = open_nvml()
-        self.footprint: int | None = None
-        self.context: int | None = None
+    """torch's own counters. The footprint is not asked here: NVML makes all who start wait, so the parent asks it."""
 
     def start(self) -> None:
         torch.cuda.init()
         tiny = torch.zeros(1, device="cuda")
         torch.cuda.synchronize()
-        self.read()
-        self.context = None if self.footprint is None else self.footprint - torch.cuda.memory_reserved()
         del tiny
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         torch.cuda.reset_accumulated_memory_stats()
 
     def read(self) -> None:
-        if self.nvml is not None:
-            with contextlib.suppress(self.nvml.NVMLError):  # one reading missed is no reason to lose the run
-                for process in self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle):
-                    if process.pid == os.getpid() and process.usedGpuMemory is not None:
-                        self._take(int(process.usedGpuMemory))
+        return
 
     def figures(self) -> dict[str, Any]:
-        if self.nvml is None:
-            for line in ask_smi("--query-compute-apps=pid,used_gpu_memory").splitlines():
-                pid, _, mib = line.partition(",")
-                if pid.strip() == str(os.getpid()) and mib.strip().isdigit():
-                    self._take(int(mib) << 20)
-        self.read()
         stats = torch.cuda.memory_stats()
         return {
             "allocated_peak": torch.cuda.max_memory_allocated(),
             "reserved_peak": torch.cuda.max_memory_reserved(),
             "requested_peak": stats.get("requested_bytes.all.peak"),
-            "footprint": self.footprint,
-            "context": self.context,
             "retries": stats.get("num_alloc_retries", 0),
         }
 
     def sync(self) -> None:
         torch.cuda.synchronize()
 
-    def _take(self, used: int) -> None:
-        self.footprint = max(used, self.footprint or 0)
+
+class Footprints:
+    """What processes hold on a card, by NVML; by nvidia-smi where Python has no NVML binding."""
+
+    def __init__(self, uuid: str | None) -> None:
+        self.nvml: Any = None
+        self.uuid = uuid
+        if uuid is not None:
+            with contextlib.suppress(Exception):  # no binding, or one that finds no driver
+                nvml = importlib.import_module("pynvml")
+                nvml.nvmlInit()
+                self.card = nvml.nvmlDeviceGetHandleByUUID(uuid)
+                self.nvml = nvml
+
+    def read(self) -> dict[int, int]:
+        """Bytes by process."""
+        if self.uuid is None:
+            return {}
+        if self.nvml is None:
+            lines = ask_smi("--query-compute-apps=pid,used_gpu_memory").splitlines()
+            pairs = (line.partition(",")[::2] for line in lines)
+            return {int(pid): int(mib) << 20 for pid, mib in pairs if mib.strip().isdigit()}
+        try:
+            running = self.nvml.nvmlDeviceGetComputeRunningProcesses(self.card)
+        except self.nvml.NVMLError:  # one reading missed is no reason to lose a run
+            return {}
+        return {each.pid: int(each.usedGpuMemory) for each in running if each.usedGpuMemory is not None}
 
 
 def make_meter(device: str) -> Meter:
@@ -133,10 +140,11 @@ def describe(device: str) -> dict[str, Any]:
         return {"gpu": None}
     card = torch.cuda.get_device_properties(0)
     free, _ = torch.cuda.mem_get_info()
-    nvml, _ = open_nvml()
+    nvml, handle = open_nvml()
     driver = nvml.nvmlSystemGetDriverVersion() if nvml else ask_smi("--query-gpu=driver_version").strip()
     return {
         "gpu": card.name,
+        "uuid": nvml.nvmlDeviceGetUUID(handle) if nvml else f"GPU-{card.uuid}",
         "gpu_bytes": card.total_memory,
         "free_bytes": free,
         "capability": f"{card.major}.{card.minor}",
@@ -169,19 +177,30 @@ class Measurement:
         assert self.meter is not None
         row: dict[str, Any] = {"steps": 0, "finite": None, "error": None, "oom": False}
         try:
+            began_s = time.monotonic()
             self.training = loop.Training(self.config, self.device, self.numbers)
+            row["made_s"] = round(time.monotonic() - began_s, 3)
             row["parameters"] = sum(each.numel() for each in self.training.model.parameters())
             for _ in range(self.steps):
                 finite = math.isfinite(self.training.step())
                 self.meter.sync()
                 self.meter.read()
                 row |= {"steps": row["steps"] + 1, "finite": finite and row["finite"] is not False}
+            row["trained_s"] = round(time.monotonic() - began_s - row["made_s"], 3)
         except Exception as error:
             row |= failure(error)
         with contextlib.suppress(Exception):  # after a failed kernel every call raises; the run's own error is kept
             row |= self.meter.figures()
         row["again"] = bool(row.get("again") or row.get("retries"))
         return row
+
+
+    def release(self) -> None:
+        """Memory that is given back goes faster than memory that a dying process leaves behind."""
+        self.training = None
+        if self.device.startswith("cuda"):
+            with contextlib.suppress(Exception):
+                torch.cuda.empty_cache()
 
 
 def failure(error: BaseException) -> dict[str, Any]:

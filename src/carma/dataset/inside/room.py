@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-MARGIN = 1.3  # until there is something to learn from
+MARGIN = 1.15  # until there is something to learn from
 LEAST, MOST = 0.5, 2.0  # learned margins
 LEARN_FROM = 30  # runs of a family
 REMEMBER = 400
-KEEP_OUT = 0.03  # so many of them may take more than their room
+KEEP_OUT = 0.25  # so many of them may take more than their room: others take less at the same time
 LARGE_MIB = 2048  # below it, the guess says little about a footprint
 SLACK_MIB = 1024  # the context, the libraries' kernels and workspaces
 CONTEXT_MIB = 700  # what a process holds that has a context and waits
