@@ -79,7 +79,7 @@ def test_trees_have_no_file(samples: Samples) -> None:
 def test_facts_stand_beside_the_model(
     learner: str, name: str, samples: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(make, "LEARNERS", {learner: Learner(SHORT[learner], 2)})
+    monkeypatch.setattr(make, "LEARNERS", {learner: Learner(SHORT[learner], 2, 2)})
     path = make.make(samples, learner, tmp_path, seed=4)
     assert path == tmp_path / f"{name}.onnx"
     assert path.stat().st_size < 1_000_000
@@ -99,7 +99,7 @@ def test_facts_stand_beside_the_model(
 
 
 def test_the_same_seed_gives_the_same_file(samples: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(make, "LEARNERS", {"mlp-based": Learner(SHORT["mlp-based"], 2)})
+    monkeypatch.setattr(make, "LEARNERS", {"mlp-based": Learner(SHORT["mlp-based"], 2, 2)})
     one, two = (make.make(samples, "mlp-based", tmp_path / name, seed=0) for name in "ab")
     fed = {"scalars": samples.scalars}
     np.testing.assert_array_equal(run(one, fed), run(two, fed))

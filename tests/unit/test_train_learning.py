@@ -37,7 +37,7 @@ def samples() -> Samples:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rounds: how well they learn does not matter here."""
-    monkeypatch.setattr(learners, "LEARNERS", {name: Learner(fit, 2) for name, fit in SHORT.items()})
+    monkeypatch.setattr(learners, "LEARNERS", {name: Learner(fit, 2, 2) for name, fit in SHORT.items()})
     monkeypatch.setattr(published, "learn_published", partial(published.learn_published, rounds=2))
 
 

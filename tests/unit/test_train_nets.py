@@ -9,7 +9,7 @@ import torch
 from carma.estimate.gpumemnet.merged import Merged, merge, unmerged
 from carma.train.attention import Attention
 from carma.train.fit import ask_layers
-from carma.train.graph import GraphNet, Graphs
+from carma.train.graph import GraphNet, Graphs, nearest
 from carma.train.heads import Scaling, pinball, quantiles
 from carma.train.layered import Packed, batches
 from carma.train.published import COLUMNS, Mean, columns
@@ -26,7 +26,9 @@ def samples() -> Samples:
 @pytest.fixture(scope="module")
 def net(samples: Samples) -> Attention:
     torch.manual_seed(0)
-    return Attention(samples.scalars, np.concatenate(samples.tokens), 64.0, blocks=2).eval()
+    made_net = Attention(samples.scalars, np.concatenate(samples.tokens), 64.0, blocks=2)
+    made_net.eval()
+    return made_net
 
 
 def ask(net: Attention, samples: Samples, row: int, layers: Merged, padding: int = 0) -> np.ndarray:
@@ -120,6 +122,12 @@ def test_graphs_of_a_batch_do_not_touch(samples: Samples) -> None:
         together = net(Graphs.of(samples))
         alone = torch.cat([net(Graphs.of(samples.take(np.array([row])))) for row in range(len(samples))])
     np.testing.assert_allclose(together.numpy(), alone.numpy(), atol=1e-4)
+
+
+def test_of_many_sources_the_last_count() -> None:
+    edges = np.array([[0, 1, 2, 3, 4, 0, 5], [5, 5, 5, 5, 5, 1, 6]])
+    found = nearest(edges, most=2)
+    assert sorted(zip(*found.tolist(), strict=True)) == [(0, 1), (3, 5), (4, 5), (5, 6)]
 
 
 def test_edges_count(samples: Samples) -> None:

@@ -51,9 +51,19 @@ class Tell(Shape):
 _held: dict[str, Samples] = {}
 
 
+def workers(samples: Mapping[str, Samples]) -> ProcessPoolExecutor:
+    """Processes that hold the samples: sent once to each, not with each job."""
+    return ProcessPoolExecutor(PROCESSES, get_context("spawn"), _hold, (dict(samples),))
+
+
+def held(data: str) -> Samples:
+    """In such a process: the samples of that name."""
+    return _held[data]
+
+
 def compete(samples: Mapping[str, Samples], jobs: Sequence[Job], tell: Tell) -> Iterator[Answers]:
     """The dearest first, so that the end is not one process waiting for another."""
-    with ProcessPoolExecutor(PROCESSES, get_context("spawn"), _hold, (dict(samples),)) as pool:
+    with workers(samples) as pool:
         waiting: list[Future[Answers]] = [pool.submit(answer_held, job) for job in jobs]
         for done, future in enumerate(as_completed(waiting), 1):
             answers = future.result()
@@ -68,7 +78,7 @@ def _hold(samples: dict[str, Samples]) -> None:
 
 
 def answer_held(job: Job) -> Answers:
-    return answer(job, _held[job.data])
+    return answer(job, held(job.data))
 
 
 def steady() -> None:
@@ -97,7 +107,8 @@ def _measured(job: Job, learned: Samples, judged: Samples) -> Answers:
     from carma.train.learners import LEARNERS
 
     learner = LEARNERS[job.learner]
-    made = learn(learner.fit, learned, learner.members, job.seed, WIDTHS_GB[learned.family])
+    members = learner.members if job.protocol == "folds" else learner.fewer
+    made = learn(learner.fit, learned, members, job.seed, WIDTHS_GB[learned.family])
     quantiles = made.quantiles_mib(judged)
     return Answers(
         job=job,

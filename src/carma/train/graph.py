@@ -21,6 +21,8 @@ from carma.train.heads import Scaling, pinball, quantiles
 from carma.train.samples import Floats, Numbers, Samples, Wholes
 from carma.train.scale import QUANTILES, Scale
 
+MOST_SOURCES = 4
+
 
 @dataclass(frozen=True)
 class Graphs:
@@ -36,7 +38,9 @@ class Graphs:
     def of(cls, samples: Samples) -> Graphs:
         counts = samples.layer_counts
         begins = np.concatenate([[0], np.cumsum(counts)[:-1]])
-        edges = np.concatenate([edge + begin for edge, begin in zip(samples.edges, begins, strict=True)], axis=1)
+        edges = np.concatenate(
+            [nearest(edge) + begin for edge, begin in zip(samples.edges, begins, strict=True)], axis=1
+        )
         return cls(
             scalars=torch.from_numpy(samples.scalars),
             kinds=torch.from_numpy(np.concatenate(samples.kinds)),
@@ -44,6 +48,16 @@ class Graphs:
             owner=torch.from_numpy(np.repeat(np.arange(len(samples)), counts)),
             edges=torch.from_numpy(np.concatenate([edges, edges[::-1]], axis=1)),
         )
+
+
+def nearest(edges: Wholes, most: int = MOST_SOURCES) -> Wholes:
+    """Of each layer's sources the last few. A sum of residuals has every block before it as a source: in a deep
+    transformer that would be as many edges as pairs of layers."""
+    order = np.lexsort((-edges[0], edges[1]))
+    source, target = edges[:, order]
+    begins = np.searchsorted(target, target)  # where each target's sources begin
+    kept = np.arange(len(target)) - begins < most
+    return np.stack([source[kept], target[kept]])
 
 
 def shares(scores: Tensor, groups: Tensor, count: int) -> Tensor:

@@ -72,12 +72,13 @@ def fit_attention(
 class Learner(NamedTuple):
     fit: Fit
     members: int
+    fewer: int  # where a shape is left out: there are many shapes
 
 
 LEARNERS: Mapping[str, Learner] = {
-    "mlp-based": Learner(fit_dense, 8),
-    "transformer-based": Learner(fit_attention, 3),
-    "graph": Learner(fit_graph, 2),
-    "extra-trees": Learner(fit_forests, 4),
-    "boosted": Learner(fit_boosted, 2),
+    "mlp-based": Learner(fit_dense, 8, 4),
+    "transformer-based": Learner(fit_attention, 3, 2),
+    "graph": Learner(fit_graph, 2, 2),
+    "extra-trees": Learner(fit_forests, 4, 4),
+    "boosted": Learner(fit_boosted, 2, 2),
 }

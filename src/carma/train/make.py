@@ -11,7 +11,7 @@ from carma.estimate.gpumemnet.facts import Bound, Facts, Kind, stem, write_facts
 from carma.estimate.gpumemnet.facts import Learned as From
 from carma.estimate.gpumemnet.features import FEATURES
 from carma.estimate.gpumemnet.kinds import KINDS
-from carma.train.contest import steady
+from carma.train.contest import held, steady
 from carma.train.ensemble import Learned, at_level, learn
 from carma.train.export import export
 from carma.train.learners import LEARNERS
@@ -22,6 +22,11 @@ from carma.train.scale import QUANTILES
 from carma.train.scores import point
 
 Scores = Mapping[str, dict[str, float]]
+
+
+def make_held(data: str, learner: str, out: str, seed: int, scores: Scores | None) -> str:
+    """In one of the contest's processes."""
+    return str(make(held(data), learner, Path(out), seed, scores))
 
 
 def make(samples: Samples, learner: str, out: Path, seed: int, scores: Scores | None = None) -> Path:
