@@ -47,7 +47,7 @@ def layers_fed(samples: Samples, row: int, layers: Merged) -> dict[str, np.ndarr
 
 
 def test_the_mlp_based_model_says_the_same_in_onnxruntime(samples: Samples, tmp_path: Path) -> None:
-    learned = learn(SHORT["mlp-based"], samples, 3, 0, (1, 2))
+    learned = learn(SHORT["mlp-based"], samples, 3, 0, 1)
     export(learned, tmp_path / "m.onnx")
     truth = learned.quantiles_mib(samples)
     for rows in (1, 2, len(samples)):
@@ -59,7 +59,7 @@ def test_the_mlp_based_model_says_the_same_in_onnxruntime(samples: Samples, tmp_
 
 
 def test_the_transformer_based_model_says_the_same_in_onnxruntime(samples: Samples, tmp_path: Path) -> None:
-    learned = learn(SHORT["transformer-based"], samples, 2, 0, (1, 2))
+    learned = learn(SHORT["transformer-based"], samples, 2, 0, 1)
     export(learned, tmp_path / "t.onnx")
     truth = learned.quantiles_mib(samples)
     for row in range(0, len(samples), 10):
@@ -70,7 +70,7 @@ def test_the_transformer_based_model_says_the_same_in_onnxruntime(samples: Sampl
 
 
 def test_trees_have_no_file(samples: Samples) -> None:
-    learned = learn(fit_forests, samples, 2, 0, (1,))
+    learned = learn(fit_forests, samples, 2, 0, 1)
     with pytest.raises(TypeError, match="Forests"):
         module_of(learned)
 
@@ -107,7 +107,7 @@ def test_the_same_seed_gives_the_same_file(samples: Samples, tmp_path: Path, mon
 
 
 def test_bounds_of_the_facts_hold_on_rows_that_each_member_left_out(samples: Samples) -> None:
-    learned: Learned = learn(SHORT["mlp-based"], samples, 3, 0, (1, 2))
+    learned: Learned = learn(SHORT["mlp-based"], samples, 3, 0, 1)
     for level, factor in learned.factors.items():
         bound = learned.unseen_mib[:, QUANTILES.index(level)] * factor
         # A factor is the ratio of one of the rows, which its product may miss by the last digit.

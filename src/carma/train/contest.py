@@ -108,7 +108,7 @@ def _measured(job: Job, learned: Samples, judged: Samples) -> Answers:
 
     learner = LEARNERS[job.learner]
     members = learner.members if job.protocol == "folds" else learner.fewer
-    made = learn(learner.fit, learned, members, job.seed, WIDTHS_GB[learned.family])
+    made = learn(learner.fit, learned, members, job.seed, WIDTHS_GB[learned.family][0])
     quantiles = made.quantiles_mib(judged)
     return Answers(
         job=job,

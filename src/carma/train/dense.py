@@ -1,6 +1,8 @@
-"""The MLP-based net: all scalars through a few residual layers to quantiles.
+"""The MLP-based net: sums that physics would write down, corrected by a few residual layers over all scalars.
 
-All members of an ensemble are one module with a leading axis: small nets, trained side by side in one product each.
+Of each kind of layer the outputs count by a learned factor, which depends on the settings; so do weights, gradients and
+the optimizer. Their sum is set against the arithmetic's guess. All members of an ensemble are one module with a leading
+axis: small nets, trained side by side in one product each.
 """
 
 from __future__ import annotations
@@ -10,9 +12,15 @@ import math
 import torch
 from torch import Tensor, nn
 
+from carma.estimate.gpumemnet.features import MIB, PLACE
+from carma.estimate.gpumemnet.kinds import KINDS
 from carma.train.heads import Scaling, quantiles
 from carma.train.samples import Floats
 from carma.train.scale import QUANTILES
+
+_OUTPUTS = tuple(PLACE[f"output_{kind}"] for kind in KINDS)  # in elements, as `largest_output` is
+_SUMS = (*_OUTPUTS, PLACE["largest_output"], PLACE["static_mib"])
+_MIB_EACH = (*((4.0 / MIB,) * (len(_OUTPUTS) + 1)), 1.0)
 
 
 class Layered(nn.Module):
@@ -28,18 +36,32 @@ class Layered(nn.Module):
 
 
 class Dense(nn.Module):
-    def __init__(self, columns: Floats, *, members: int, width: int = 128, blocks: int = 2) -> None:
+    def __init__(self, columns: Floats, room_mib: float, *, members: int, width: int = 64, blocks: int = 2) -> None:
         super().__init__()
+        self.room_mib, self.width, self.members = room_mib, width, members
         self.scaling = Scaling(columns)
-        self.enter = Layered(members, columns.shape[1], width)
+        self.register_buffer("sums", torch.tensor(_SUMS))
+        self.register_buffer("each_mib", torch.tensor(_MIB_EACH))
+        self.counts = Layered(members, columns.shape[1], len(_SUMS), 0.05)
+        self.enter = Layered(members, columns.shape[1] + 1, width)
         self.inner = nn.ModuleList(Layered(members, width, width) for _ in range(blocks))
         self.outer = nn.ModuleList(Layered(members, width, width, 0.3) for _ in range(blocks))
         self.leave = Layered(members, width, len(QUANTILES), 0.1)
-        self.width = width
 
     def forward(self, scalars: Tensor) -> Tensor:
         """[rows, scalars], or [members, rows, scalars], to z of [members, rows, quantiles]."""
-        now = nn.functional.silu(self.enter(self.scaling(scalars)))
+        scalars = scalars.expand(self.members, -1, -1)
+        setting = self.scaling(scalars)
+        ratio = self.ratio(setting, scalars)
+        now = nn.functional.silu(self.enter(torch.cat([setting, ratio], -1)))
         for inner, outer in zip(self.inner, self.outer, strict=True):
             now = now + outer(nn.functional.silu(inner(nn.functional.layer_norm(now, (self.width,)))))
-        return quantiles(self.leave(now))
+        return quantiles(self.leave(now)) + ratio
+
+    def ratio(self, setting: Tensor, scalars: Tensor) -> Tensor:
+        """The logarithm of the summed bytes over the arithmetic's guess, [members, rows, 1]."""
+        factors = self.counts(setting).clamp(-4.0, 4.0).exp()
+        sizes = (torch.exp2(scalars.index_select(-1, self.sums)) - 1.0) * self.each_mib
+        whole = (sizes * factors).sum(-1, keepdim=True)
+        guess = torch.exp2(scalars[..., PLACE["guess_mib"], None]) - 1.0
+        return torch.log((whole + self.room_mib) / (guess + self.room_mib))

@@ -18,7 +18,7 @@ from carma.train.scale import QUANTILES, Scale
 
 LEVELS = (0.9, 0.95, 0.99)  # for which a bound is kept
 UNDER_COSTS = 10.0  # times what an over-estimate costs: a task that dies against room that stays empty
-UNDER_MOST = 0.008  # of the rows, at any class width: the operating point is the most accurate one within that
+UNDER_ALLOWED = 0.008  # of the rows, at the operating point
 POINTS = tuple(round(float(point), 3) for point in np.arange(0.5, 0.9901, 0.01))
 
 
@@ -38,7 +38,7 @@ class Learned:
     scale: Scale
     shifts: Numbers  # of each quantile, so that as many unseen rows lie below it as should
     operating_point: float
-    careful_point: float  # where an under-estimate costs ten over-estimates
+    careful_point: float  # where every under-estimate costs ten over-estimates
     factors: Mapping[float, float]  # by level: its quantile times that is the bound
     unseen_mib: Numbers  # of every row that was learned from, by the member that had left it out
 
@@ -49,7 +49,7 @@ class Learned:
         return at_level(self.quantiles_mib(samples), self.operating_point if point is None else point)
 
 
-def learn(fit: Fit, samples: Samples, members: int, seed: int, widths_gb: Sequence[int]) -> Learned:
+def learn(fit: Fit, samples: Samples, members: int, seed: int, width_gb: int) -> Learned:
     scale = Scale.of(samples)
     part = np.random.default_rng(seed).permutation(len(samples)) % members
     fitted = fit(samples, scale.to_z(samples), [np.flatnonzero(part != one) for one in range(members)], scale, seed)
@@ -61,8 +61,8 @@ def learn(fit: Fit, samples: Samples, members: int, seed: int, widths_gb: Sequen
         members=fitted,
         scale=scale,
         shifts=shifts,
-        operating_point=most_accurate(mib, samples.footprint_mib, widths_gb),
-        careful_point=cheapest(mib, samples.footprint_mib, widths_gb),
+        operating_point=cheapest(mib, samples.footprint_mib, width_gb, UNDER_ALLOWED),
+        careful_point=cheapest(mib, samples.footprint_mib, width_gb, 0.0),
         factors={level: conformal(at_level(mib, level), samples.footprint_mib, level) for level in LEVELS},
         unseen_mib=mib,
     )
@@ -87,30 +87,17 @@ def at_level(mib: Numbers, level: float) -> Numbers:
     return between
 
 
-def most_accurate(mib: Numbers, truth_mib: Numbers, widths_gb: Sequence[int]) -> float:
-    """The operating point with most classes right among those with few under-estimates; the highest where none is."""
+def cheapest(mib: Numbers, truth_mib: Numbers, width_gb: int, allowed: float) -> float:
+    """The point with the least cost at a class width, of equal ones the lowest.
 
-    def worth(point: float) -> tuple[bool, float]:
-        off = _off(at_level(mib, point), truth_mib, widths_gb)
-        few = all((one < 0).mean() <= UNDER_MOST for one in off)
-        return few, float(sum((one == 0).mean() for one in off)) if few else point
-
-    return max(POINTS, key=worth)
-
-
-def cheapest(mib: Numbers, truth_mib: Numbers, widths_gb: Sequence[int]) -> float:
-    """The point with the least cost over all class widths; of equal ones the lowest."""
+    So many under-estimates are allowed: they cost as much as over-estimates. Those beyond cost ten times that."""
 
     def cost(point: float) -> float:
-        off = _off(at_level(mib, point), truth_mib, widths_gb)
-        return float(sum(UNDER_COSTS * (one < 0).mean() + (one > 0).mean() for one in off))
+        off = at_level(mib, point) // (width_gb * GB_MIB) - truth_mib // (width_gb * GB_MIB)
+        under, over = float((off < 0).mean()), float((off > 0).mean())
+        return over + under + (UNDER_COSTS - 1) * max(0.0, under - allowed)
 
     return min(POINTS, key=cost)
-
-
-def _off(found_mib: Numbers, truth_mib: Numbers, widths_gb: Sequence[int]) -> list[Numbers]:
-    """By how many classes, for each width."""
-    return [found_mib // (width * GB_MIB) - truth_mib // (width * GB_MIB) for width in widths_gb]
 
 
 def conformal(found_mib: Numbers, truth_mib: Numbers, level: float) -> float:

@@ -31,14 +31,14 @@ class Descent:
 
 
 def side_by_side(
-    net: nn.Module, scalars: Tensor, z: Tensor, rows_of: Sequence[Tensor], *, rounds: int, seed: int, size: int = 128
+    net: nn.Module, scalars: Tensor, z: Tensor, rows_of: Sequence[Tensor], *, rounds: int, seed: int, size: int = 64
 ) -> None:
     """All members of `dense` at once, each on its own rows."""
     chance = torch.Generator().manual_seed(seed)
     fewest = min(len(rows) for rows in rows_of)
     size = min(size, fewest)
     steps = fewest // size
-    descent = Descent(net, steps * rounds, 2e-3, 0.05)
+    descent = Descent(net, steps * rounds, 5e-3, 0.05)
     for _ in range(rounds):
         order = torch.stack([rows[torch.randperm(len(rows), generator=chance)[: steps * size]] for rows in rows_of])
         for picked in order.split(size, 1):

@@ -40,10 +40,10 @@ class AttentionMembers:
 
 
 def fit_dense(
-    samples: Samples, z: Numbers, rows_of: Sequence[Wholes], _scale: Scale, seed: int, *, rounds: int = 200
+    samples: Samples, z: Numbers, rows_of: Sequence[Wholes], scale: Scale, seed: int, *, rounds: int = 120
 ) -> DenseMembers:
     torch.manual_seed(seed)
-    net = Dense(samples.scalars, members=len(rows_of), width=64)
+    net = Dense(samples.scalars, scale.room_mib, members=len(rows_of))
     side_by_side(
         net,
         torch.from_numpy(samples.scalars),

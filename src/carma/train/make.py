@@ -33,7 +33,7 @@ def make(samples: Samples, learner: str, out: Path, seed: int, scores: Scores | 
     """Scores come from the folds where these were run; else each row is judged by the member that left it out."""
     steady()
     kind = SERVED[learner]
-    learned = learn(LEARNERS[learner].fit, samples, LEARNERS[learner].members, seed, WIDTHS_GB[samples.family])
+    learned = learn(LEARNERS[learner].fit, samples, LEARNERS[learner].members, seed, WIDTHS_GB[samples.family][0])
     path = out / f"{stem(samples.family, kind)}.onnx"
     export(learned, path)
     found = scores or _unseen(learned, samples)
