@@ -83,6 +83,7 @@ def test_facts_stand_beside_the_model(
     path = make.make(samples, learner, tmp_path, seed=4)
     assert path == tmp_path / f"{name}.onnx"
     assert path.stat().st_size < 1_000_000
+    assert str(Path(make.__file__).parent).encode() not in path.read_bytes()  # no paths of the machine that made it
     facts = read_facts(tmp_path / f"{name}.json")
     assert (facts.name, facts.family, facts.class_widths_gb) == (name, "mlp", (1, 2))
     assert facts.quantiles == QUANTILES

@@ -83,3 +83,17 @@ def export(learned: Learned, path: Path) -> None:
             external_data=False,
             verbose=False,
         )
+    _bare(path)
+
+
+def _bare(path: Path) -> None:
+    """Without what the exporter writes about where each node came from: paths of one machine, half of the file."""
+    import onnx
+
+    model = onnx.load(path)
+    graph = model.graph
+    for part in (model, graph, *graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer):
+        part.doc_string = ""
+        del part.metadata_props[:]
+    onnx.checker.check_model(model)
+    onnx.save(model, path)
