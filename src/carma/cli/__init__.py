@@ -45,6 +45,7 @@ VERBS: dict[str, Entry] = {
     "config": Entry("Server", "Show or check the settings."),
     "doctor": Entry("Server", "Check this machine and the daemon."),
     "calibrate": Entry("Server", "Measure what libraries take on this machine's GPU, for estimates."),
+    "dataset": Entry("More", "Make and look at the data that estimators learn from."),
     "train": Entry("More", "Learn how much memory models take, from measured runs."),
     "demo": Entry("More", "See it work on virtual GPUs; needs no GPU."),
     "bench": Entry("More", "Measure the daemon."),

@@ -21,11 +21,11 @@ class Course:
         self, args: Any, kept: Any, queue: list[dict[str, Any]], capacity_mib: float, numbers: Any, began_s: float
     ) -> None:
         self.args, self.kept, self.capacity_mib, self.began_s = args, kept, capacity_mib, began_s
-        self.queue = list(reversed(queue))  # the next is the last
+        self.margins = room.Margins()
+        self.queue = self.arranged(queue)
         self.alone: list[dict[str, Any]] = []
         self.alone_goes_on = False
         self.parallel = int(args.parallel)
-        self.margins = room.Margins()
         self.total = len(queue)
         work = {name: getattr(args, name) for name in ("device", "steps", "activity", "window_s", "config_limit_s")}
         work["uuid"] = args.uuid
@@ -51,17 +51,21 @@ class Course:
             return
         if any(child.alone for child in self.crew.children):
             return
-        spare = max(2, self.parallel // 3)  # those that stand ready while memory is short
-        while self.queue and self.has_place(spare):
-            config = self.queue.pop()
-            if self.margins.needed_mib(config) > self.capacity_mib * room.ALONE_SHARE:
+        while self.queue and len(self.crew.children) < self.parallel:
+            used_mib = {lane: 0.0 for lane in self.queue.waiting}
+            for child in self.crew.children:
+                used_mib[child.lane] += child.need_mib
+            found = self.queue.next(used_mib, self.margins)
+            if found is None:
+                return
+            lane, config, need_mib = found
+            if need_mib > self.capacity_mib * room.ALONE_SHARE:
                 self.alone.append(config)
             else:
-                self.start(config, alone=False)
+                self.crew.start(config, need_mib, False).lane = lane
 
-    def has_place(self, spare: int) -> bool:
-        alive = len(self.crew.children)
-        return alive - len(self.crew.among("waiting")) < self.parallel and alive < self.parallel + spare
+    def arranged(self, queue: list[dict[str, Any]]) -> Any:
+        return room.Lanes(queue, self.capacity_mib)
 
     def is_time_for_alone(self) -> bool:
         """Nothing else is left, enough of them have gathered, or the time is just enough for them."""
@@ -78,11 +82,8 @@ class Course:
         return self.crew.start(config, self.margins.needed_mib(config), alone)
 
     def grant(self) -> None:
-        held = self.crew.among("running", "over")
-        waiting = self.crew.among("waiting")
-        idle_mib = room.CONTEXT_MIB * (len(self.crew.children) - len(held))
-        used_mib = sum(child.need_mib for child in held)
-        for child in room.admit(waiting, used_mib, self.capacity_mib - idle_mib):
+        """Those whose context has been weighed go on: their room was kept when they started."""
+        for child in self.crew.among("waiting"):
             child.enter("running")
             child.tell("go")
 
@@ -118,6 +119,9 @@ class Turns(Course):
     """For activity: a group is prepared side by side, then each trains alone while the others stand still."""
 
     group = 0
+
+    def arranged(self, queue: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return list(reversed(queue))  # the next is the last
 
     def start_more(self) -> None:
         if any(child.state != "over" for child in self.crew.children):

@@ -29,7 +29,6 @@ class Child:
 
     def __init__(self, pid: int, line: socket.socket, config: dict[str, Any], need_mib: int, alone: bool) -> None:
         self.pid, self.line, self.config, self.need_mib, self.alone = pid, line, config, need_mib, alone
-        self.passed = 0
         self.state = "starting"
         self.since_s = self.began_s = time.monotonic()
         self.unread = b""
@@ -38,6 +37,7 @@ class Child:
         self.ready_s = self.over_s = 0.0
         self.context: int | None = None
         self.group = 0
+        self.lane = "light"
         self.ended_because = ""
 
     def enter(self, state: str) -> None:

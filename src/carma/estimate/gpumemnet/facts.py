@@ -4,8 +4,8 @@ A model is two files, `FAMILY-KIND.onnx` and `FAMILY-KIND.json` (Facts). The ONN
 gives memory in MiB; all scaling is inside. Whoever serves it refuses what lies outside the ranges that stand here.
 
 MLP-based: `scalars` float32 [n, S] -> `quantiles` float32 [n, Q].
-Transformer-based: `scalars`, `kinds` int64 [n, L], `tokens` float32 [n, L, T], `mask` bool [n, L] (True: a layer,
-False: padding) -> the same.
+Transformer-based: `scalars`, `kinds` int64 [n, L, 3], `tokens` float32 [n, L, 3, T], `weights` float32 [n, L] (how many
+layers are equal; 0: padding) -> the same. A layer stands there between its two neighbours (`merged`).
 
 S, T and the numbers of the kinds are those of `features`; they stand here too, by name, so that a model that was
 learned from other features is noticed and not fed with the wrong ones.

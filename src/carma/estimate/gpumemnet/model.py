@@ -16,6 +16,7 @@ from carma.errors import PluginError
 from carma.estimate.cards import card_for
 from carma.estimate.gpumemnet.facts import Facts, Kind, read_facts, stem
 from carma.estimate.gpumemnet.features import Family, Features
+from carma.estimate.gpumemnet.merged import merge
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,8 +50,8 @@ class Model:
 def _fed(features: Features, kind: Kind) -> dict[str, NDArray[np.generic]]:
     fed: dict[str, NDArray[np.generic]] = {"scalars": features.scalars[None]}
     if kind == "transformer":
-        mask = np.ones((1, len(features.kinds)), np.bool_)
-        fed |= {"kinds": features.kinds[None], "tokens": features.tokens[None], "mask": mask}
+        layers = merge(features.kinds, features.tokens)
+        fed |= {"kinds": layers.kinds[None], "tokens": layers.tokens[None], "weights": layers.weights[None]}
     return fed
 
 
