@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from carma.dataset.config import Config
+from carma.dataset.config import Config, Op, ops_of
 from carma.dataset.schema import COLUMNS, CONFIG_COLUMNS, DELTAS, DICTIONARIES, FORMAT, LICENCE, PLAIN, pyarrow, schema
 from carma.errors import Usage
 from carma.estimate.described import Described, Layer
@@ -93,6 +93,7 @@ class Table:
         """As a trial run would describe it."""
         config = self.configs[row]
         optimizer, slots = _OPTIMIZERS[config.optimizer]
+        attention = next((op for op in ops_of(config.model) if op["op"] == "attention"), None)
         return Described(
             layers=tuple(self.layers_of(row)),
             batch=config.batch,
@@ -104,6 +105,8 @@ class Table:
             optimizer_slots=slots,
             checkpointing=config.checkpointing,
             channels_last=config.channels_last,
+            attention=_attention(attention) if attention else "",
+            heads=int(str(attention["heads"])) if attention else None,
         )
 
     def layers_of(self, row: int) -> Iterator[Layer]:
@@ -121,6 +124,11 @@ class Table:
                 attributes=layers.known_attributes[attributes],
                 inplace=inplace,
             )
+
+
+def _attention(op: Op) -> str:
+    """torch's own module calls the fused function, whatever else the config says."""
+    return "sdpa" if op.get("style") == "torch" else str(op.get("how", "sdpa"))
 
 
 def _cut(shapes: Shapes, span: slice) -> Iterator[tuple[int, ...]]:

@@ -28,4 +28,6 @@ class Described(Record, frozen=True, kw_only=True):
     optimizer_slots: int | None = None  # tensors of the size of a parameter that it keeps for each
     checkpointing: bool = False
     channels_last: bool = False
+    attention: str = ""  # "sdpa": torch's fused function, "eager": scores written out, "" where nobody tells
+    heads: int | None = None  # of its attention layers
     config: dict[str, str] = {}  # of a Hugging Face model: model_type, hidden_size, num_hidden_layers, vocab_size …

@@ -12,15 +12,17 @@ import math
 import torch
 from torch import Tensor, nn
 
-from carma.estimate.gpumemnet.features import MIB, PLACE
+from carma.estimate.gpumemnet.features import PLACE
 from carma.estimate.gpumemnet.kinds import KINDS
+from carma.estimate.gpumemnet.timeline import MIB
 from carma.train.heads import Scaling, quantiles
 from carma.train.samples import Floats
 from carma.train.scale import QUANTILES
 
 _OUTPUTS = tuple(PLACE[f"output_{kind}"] for kind in KINDS)  # in elements, as `largest_output` is
-_SUMS = (*_OUTPUTS, PLACE["largest_output"], PLACE["static_mib"])
-_MIB_EACH = (*((4.0 / MIB,) * (len(_OUTPUTS) + 1)), 1.0)
+_BYTES = ("resting_mib", "gradients_mib", "kept_mib", "scores_mib")
+_SUMS = (*_OUTPUTS, PLACE["largest_output"], PLACE["last_output"], *(PLACE[name] for name in _BYTES))
+_MIB_EACH = (*((4.0 / MIB,) * (len(_OUTPUTS) + 2)), *((1.0,) * len(_BYTES)))
 
 
 class Layered(nn.Module):

@@ -16,7 +16,7 @@ from typing import Any
 import measure  # type: ignore[import-not-found]
 
 WARM_S = 0.06  # before the window: clocks rise, and what others did is over
-LEAST_STEPS = 3
+LEAST_STEPS = 2  # long ones are much alike
 LONGEST_S = 8.0
 POLL_S = 0.025
 METRICS = {
@@ -114,11 +114,10 @@ def share(metric: Any) -> float | None:
     return round(min(1.0, value / 100.0), 4)
 
 
-def watch(measurement: Any, window_s: float) -> dict[str, Any]:
-    """Trains for the window, and says what the card did. The run must be warm, and alone."""
+def watch(measurement: Any, probe: Probe, window_s: float) -> dict[str, Any]:
+    """Trains for the window, and says what the card did. The run must be alone."""
     step, sync = measurement.training.step, measurement.meter.sync
-    probe = Probe(measurement.device)
-    repeat(step, WARM_S, 1)
+    warm(step, measurement.meter.segments)
     sync()
     probe.begin()
     began = time.monotonic()
@@ -133,6 +132,17 @@ def watch(measurement: Any, window_s: float) -> dict[str, Any]:
         "window_steps": len(times),
         **figures,
     }
+
+
+def warm(step: Any, segments: Any) -> None:
+    """Until a step asks the driver for no memory: a run that rested has to get back what it gave."""
+    began = time.monotonic()
+    had = None
+    while had != (has := segments()) or time.monotonic() - began < WARM_S:
+        if time.monotonic() - began > LONGEST_S:
+            return
+        had = has
+        step()
 
 
 def repeat(step: Any, least_s: float, least: int) -> list[float]:

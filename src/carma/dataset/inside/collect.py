@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     args = options().parse_args(argv)
     args.parallel = args.parallel or (24 if args.activity else 10)
     kept = rows.Rows(args.out, args.resume, args.activity)
-    queue = [config for config in rows.read_configs(args.configs) if config["id"] not in kept.done]
+    queue = [config for config in rows.read_configs(args.configs) if not kept.has(config)]
     random.Random(args.seed).shuffle(queue)
     queue = queue[: args.first] if args.first else queue
     if not queue:
@@ -79,8 +79,6 @@ def collect(args: argparse.Namespace, kept: Any, queue: list[dict[str, Any]], be
     finally:
         made.crew.end(made.crew.children)
         made.tell()
-        ex = sorted(made.crew.exits)
-        print("exits", len(ex), [round(x, 2) for x in ex[:: max(1, len(ex) // 8)]])
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import Any
 
 import crew  # type: ignore[import-not-found]
@@ -11,27 +12,39 @@ import room  # type: ignore[import-not-found]
 GRACE_S = 20.0  # after the limit, for runs that had begun
 ALONE_BATCH = 12  # so many wait to run alone before the others are let out for them
 ALONE_S = 4.0  # for each of them, towards the end of the time
+BENCH_SHARE = 0.1  # of the card's memory: the contexts of those that have no room yet may take so much
+BENCH_LEAST = 2
 TELL_S = 5.0
+MIB = 1 << 20
 
 
 class Course:
-    """Runs side by side, as many as memory and --parallel allow."""
+    """Runs side by side, as many as memory and --parallel allow.
+
+    A run has its room from `go` on. Making a context takes about as long as training and needs little memory, so some
+    stand ready at any time: the bench.
+    """
 
     def __init__(
         self, args: Any, kept: Any, queue: list[dict[str, Any]], capacity_mib: float, numbers: Any, began_s: float
     ) -> None:
         self.args, self.kept, self.capacity_mib, self.began_s = args, kept, capacity_mib, began_s
+        self.parallel = int(args.parallel)
         self.margins = room.Margins()
         self.queue = self.arranged(queue)
         self.alone: list[dict[str, Any]] = []
         self.alone_goes_on = False
-        self.parallel = int(args.parallel)
         self.total = len(queue)
         work = {name: getattr(args, name) for name in ("device", "steps", "activity", "window_s", "config_limit_s")}
         work["uuid"] = args.uuid
         self.crew: Any = crew.Crew(work, numbers, self.take)
         self.first_s = time.monotonic()
         self.told_s = self.first_s
+
+    def arranged(self, queue: list[dict[str, Any]]) -> Any:
+        by_memory = int(self.capacity_mib * BENCH_SHARE / room.CONTEXT_MIB)
+        self.bench = max(BENCH_LEAST, min(self.parallel // 2, by_memory))
+        return room.Lanes(queue, self.capacity_mib - self.bench * room.CONTEXT_MIB)
 
     def run(self) -> None:
         while self.crew.children or ((self.queue or self.alone) and not self.is_late()):
@@ -47,25 +60,33 @@ class Course:
     def start_more(self) -> None:
         if self.is_time_for_alone():
             if not self.crew.children:
-                self.start(self.alone.pop(0), alone=True)
+                config = self.alone.pop(0)
+                self.crew.start(config, self.margins.needed_mib(config), True)
             return
         if any(child.alone for child in self.crew.children):
             return
-        while self.queue and len(self.crew.children) < self.parallel:
-            used_mib = {lane: 0.0 for lane in self.queue.waiting}
-            for child in self.crew.children:
-                used_mib[child.lane] += child.need_mib
-            found = self.queue.next(used_mib, self.margins)
-            if found is None:
-                return
-            lane, config, need_mib = found
-            if need_mib > self.capacity_mib * room.ALONE_SHARE:
+        while self.queue and self.has_place():
+            lane, config = self.next_config()
+            need_mib = self.margins.needed_mib(config)
+            if need_mib > self.room_mib * room.ALONE_SHARE:
                 self.alone.append(config)
             else:
                 self.crew.start(config, need_mib, False).lane = lane
 
-    def arranged(self, queue: list[dict[str, Any]]) -> Any:
-        return room.Lanes(queue, self.capacity_mib)
+    def has_place(self) -> bool:
+        return len(self.crew.children) < self.parallel and sum(self.begun().values()) < self.bench
+
+    def next_config(self) -> tuple[str, dict[str, Any]]:
+        lane, config = self.queue.take(self.begun())
+        return lane, config
+
+    @property
+    def room_mib(self) -> float:
+        return float(self.queue.capacity_mib)
+
+    def begun(self) -> dict[str, int]:
+        bench = self.crew.among("starting", "waiting")
+        return {lane: sum(child.lane == lane for child in bench) for lane in room.LANES}
 
     def is_time_for_alone(self) -> bool:
         """Nothing else is left, enough of them have gathered, or the time is just enough for them."""
@@ -78,25 +99,32 @@ class Course:
         self.alone_goes_on = not self.queue or len(self.alone) >= ALONE_BATCH or is_short
         return self.alone_goes_on
 
-    def start(self, config: dict[str, Any], alone: bool) -> Any:
-        return self.crew.start(config, self.margins.needed_mib(config), alone)
-
     def grant(self) -> None:
-        """Those whose context has been weighed go on: their room was kept when they started."""
-        for child in self.crew.among("waiting"):
+        """Those whose context has been weighed go on as there is room for them."""
+        waiting, begun = self.crew.among("waiting"), self.begun()
+        used_mib = dict.fromkeys(room.LANES, 0.0)
+        for child in self.crew.among("running", "over"):
+            used_mib[child.lane] += child.need_mib
+        alone = [child for child in waiting if child.alone]
+        self.let_go(alone or self.queue.admit(waiting, used_mib, begun))
+
+    def let_go(self, children: list[Any]) -> None:
+        for child in children:
             child.enter("running")
             child.tell("go")
 
     def take(self, child: Any, row: dict[str, Any]) -> None:
         again = row.pop("again", False)
         if row.get("footprint") and not row["oom"]:
-            self.margins.learn(child.config, row["footprint"] / (1 << 20))
+            self.margins.learn(child.config, row["footprint"] / MIB)
         if again and not child.alone:
             self.alone.append(child.config)
         else:
-            self.kept.write({"id": child.config["id"], **row, "alone": child.alone})
-        if not self.args.activity:  # with it, all stand still until the group is done
-            child.tell("end")
+            self.kept.write({"id": child.config["id"], "of": child.config["of"], **row, "alone": child.alone})
+        self.leave(child)
+
+    def leave(self, child: Any) -> None:
+        child.dismiss()
 
     def is_late(self) -> bool:
         return time.monotonic() - self.began_s > float(self.args.limit_s)
@@ -116,41 +144,66 @@ class Course:
 
 
 class Turns(Course):
-    """For activity: a group is prepared side by side, then each trains alone while the others stand still."""
+    """For activity: some are prepared side by side, then each trains alone on the card while the others stand still.
 
-    group = 0
+    Those that stand still hold only what lasts from step to step, so many can. Nobody comes or leaves while one is
+    watched. Who found no room among them waits, and is the first when they are gone.
+    """
 
-    def arranged(self, queue: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return list(reversed(queue))  # the next is the last
+    is_turning = False
 
-    def start_more(self) -> None:
-        if any(child.state != "over" for child in self.crew.children):
-            return
-        chosen = [self.alone.pop(0)] if self.is_time_for_alone() else self.next_group()
-        self.group += 1
-        for config in chosen:
-            self.start(config, alone=len(chosen) == 1).group = self.group
+    def arranged(self, queue: list[dict[str, Any]]) -> deque[dict[str, Any]]:
+        return deque(queue)
 
-    def next_group(self) -> list[dict[str, Any]]:
-        ahead = self.queue[: -room.LOOK_AHEAD - 1 : -1]
-        needs_mib = [self.margins.needed_mib(config) for config in ahead]
-        places = room.choose_group(needs_mib, self.parallel, self.capacity_mib)
-        for place in reversed(places):  # those nearest to the front first, so that the others stay where they are
-            del self.queue[len(self.queue) - 1 - place]
-        return [ahead[place] for place in places]
+    @property
+    def room_mib(self) -> float:
+        return self.capacity_mib
+
+    def has_place(self) -> bool:
+        return not self.is_turning and len(self.crew.children) < self.parallel
+
+    def next_config(self) -> tuple[str, dict[str, Any]]:
+        return room.LANES[0], self.queue.popleft()
+
+    def leave(self, child: Any) -> None:
+        if not self.is_turning:
+            child.dismiss()
 
     def grant(self) -> None:
-        """A group fits; it only waits until the one before it has left its memory."""
-        crew = self.crew
-        is_done = all(child.state == "over" for child in crew.children if child.group == self.group)
-        for child in crew.among("over"):
-            if is_done or child.group != self.group:
-                child.tell("end")
-        if all(child.group == self.group for child in crew.children):
-            for child in crew.among("waiting"):
-                child.enter("running")
-                child.tell("go")
-        if not crew.among("starting", "waiting", "running", "turning"):
-            for child in crew.among("prepared")[:1]:
-                child.enter("turning")
-                child.tell("turn")
+        among = self.crew.among
+        for child in among("prepared"):
+            if child.footprint is not None:
+                child.need_mib = child.footprint / MIB
+            child.enter("settling")
+            child.tell("rest")
+        for child in self.crew.children:
+            child.held_mib = held_mib(child)
+        if not self.is_turning:
+            busy = among("running", "settling", "over")
+            self.let_go(room.admit_to_turns(among("waiting"), busy, among("resting"), self.free_mib()))
+            self.is_turning = bool(among("resting")) and not among("starting", "running", "settling")
+        if self.is_turning and not among("turning") and not any(child.is_dismissed for child in self.crew.children):
+            self.give_turn()
+
+    def give_turn(self) -> None:
+        """To one whose peak fits; those that are over leave when none does, or nobody is left."""
+        resting, over = self.crew.among("resting"), self.crew.among("over")
+        fitting = [child for child in resting if child.need_mib - child.held_mib <= self.free_mib()]
+        if fitting or (resting and not over):
+            child = (fitting or resting)[0]
+            child.enter("turning")
+            child.tell("turn")
+            return
+        for child in over:
+            child.dismiss()
+        self.is_turning = bool(resting)
+
+    def free_mib(self) -> float:
+        return self.capacity_mib - float(sum(child.held_mib for child in self.crew.children))
+
+
+def held_mib(child: Any) -> float:
+    """As it was weighed when it last stood still; where that is not known, all that it may take."""
+    if child.weight is not None:
+        return float(child.weight / MIB)
+    return float(room.CONTEXT_MIB if child.state in ("starting", "waiting", "running") else child.need_mib)

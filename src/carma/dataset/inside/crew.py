@@ -1,7 +1,8 @@
 """The processes that measure: each a fork with a context and an allocator of its own, and a line to talk over.
 
-A process says `ready` when its context stands, and waits for `go`. It answers with its row and ends. For activity it
-says `prepared` instead, waits for `turn`, and after its row stands still until `end`: one that leaves disturbs others.
+A process says `ready` when its context stands, and waits for `go`. It trains, answers with its row, and holds its
+memory until `end`. For activity it says `prepared` instead of the row; at `rest` it gives back what it needs for a
+moment only, says `resting`, and waits for `turn`. Having said something it stands still: its parent can weigh it.
 """
 
 from __future__ import annotations
@@ -20,24 +21,32 @@ import activity  # type: ignore[import-not-found]
 import measure  # type: ignore[import-not-found]
 
 POLL_S = 0.01
+LIMITED = ("starting", "running", "settling", "turning")  # in the others it waits for us
 DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 LIBC = ctypes.CDLL(None)
 
 
 class Child:
-    """One that measures, as its parent sees it. `state`: starting, waiting, running, prepared, turning, over."""
+    """One that measures, as its parent sees it.
 
-    def __init__(self, pid: int, line: socket.socket, config: dict[str, Any], need_mib: int, alone: bool) -> None:
+    `state`: starting, waiting, running, over; for activity prepared, settling, resting and turning before it is over.
+    """
+
+    def __init__(self, pid: int, line: socket.socket, config: dict[str, Any], need_mib: float, alone: bool) -> None:
         self.pid, self.line, self.config, self.need_mib, self.alone = pid, line, config, need_mib, alone
         self.state = "starting"
         self.since_s = self.began_s = time.monotonic()
+        self.ready_s = 0.0
         self.unread = b""
         self.row: dict[str, Any] | None = None
-        self.is_taken = self.is_deaf = self.is_ready = False
-        self.ready_s = self.over_s = 0.0
+        self.is_taken = self.is_deaf = self.is_dismissed = False
+        self.is_weighed = True  # there is nothing yet
         self.context: int | None = None
-        self.group = 0
+        self.footprint: int | None = None  # when it had trained
+        self.weight: int | None = None  # when it last stood still
         self.lane = "light"
+        self.held_mib = 0.0
+        self.passed = 0
         self.ended_because = ""
 
     def enter(self, state: str) -> None:
@@ -48,6 +57,12 @@ class Child:
             self.line.sendall(word.encode() + b"\n")
         except OSError:
             return  # it is gone, which is seen elsewhere
+
+    def dismiss(self) -> None:
+        """Its memory is not needed any more."""
+        if not self.is_dismissed:
+            self.is_dismissed = True
+            self.tell("end")
 
     def hear(self) -> None:
         """Takes what it said, as far as it is there."""
@@ -64,19 +79,28 @@ class Child:
             self._take(said)
 
     def _take(self, said: dict[str, Any]) -> None:
+        self.is_weighed = False
         match said["said"]:
             case "ready":
-                self.is_ready = True
                 self.ready_s = time.monotonic() - self.began_s
                 self.enter("waiting")
-            case "prepared":
-                self.enter("prepared")
             case "row":
                 self.row = said["row"]
                 self.row["took_s"] = round(time.monotonic() - self.began_s, 2)
                 self.row["ready_s"] = round(self.ready_s, 2)
-                self.over_s = time.monotonic()
                 self.enter("over")
+            case state:
+                self.enter(state)
+
+    def weigh(self, weight: int | None) -> None:
+        """What it holds as it stands still: its context, or what a run takes once it has trained."""
+        self.is_weighed, self.weight = True, weight
+        if self.state == "waiting":
+            self.context = weight
+        if self.state in ("prepared", "over") and self.footprint is None:
+            self.footprint = weight
+        if self.row is not None:
+            self.row = {"footprint": self.footprint, "context": self.context} | self.row
 
 
 class Crew:
@@ -86,9 +110,8 @@ class Crew:
         self.work, self.numbers, self.take = work, numbers, take
         self.footprints = measure.Footprints(work.get("uuid"))
         self.children: list[Child] = []
-        self.exits: list[float] = []
 
-    def start(self, config: dict[str, Any], need_mib: int, alone: bool) -> Child:
+    def start(self, config: dict[str, Any], need_mib: float, alone: bool) -> Child:
         ours, theirs = socket.socketpair()
         parent = os.getpid()
         pid = os.fork()
@@ -118,7 +141,7 @@ class Crew:
             self._bury_if_gone(child)
             self._take_once(child)
             over_time = time.monotonic() - child.since_s > self.work["config_limit_s"]
-            if over_time and child.state in ("starting", "running", "turning"):
+            if over_time and child.state in LIMITED:
                 child.ended_because = f"it took more than {self.work['config_limit_s']:g} s ({child.state})"
                 os.kill(child.pid, signal.SIGKILL)
 
@@ -133,24 +156,21 @@ class Crew:
             self.children.remove(child)
 
     def _weigh(self) -> None:
-        """The context of those that have just made it, the footprint of those that have trained: both stand still."""
-        new = [child for child in self.children if child.is_ready]
-        done = [child for child in self.children if child.row is not None and not child.is_taken]
-        held = self.footprints.read() if new or done else {}
+        """All who have just said something, with one reading: NVML makes those wait who start."""
+        new = [child for child in self.children if not child.is_weighed]
+        held = self.footprints.read() if new else {}
         for child in new:
-            child.is_ready, child.context = False, held.get(child.pid)
-        for child in done:
-            if child.row is not None and "footprint" not in child.row:
-                child.row |= {"footprint": held.get(child.pid), "context": child.context}
+            child.weigh(held.get(child.pid))
 
     def _bury_if_gone(self, child: Child) -> None:
         pid, status = os.waitpid(child.pid, os.WNOHANG)
         if not pid:
             return
-        self.exits.append(time.monotonic() - child.over_s)
         child.hear()
         child.line.close()
         self.children.remove(child)
+        if child.row is not None and not child.is_weighed:
+            child.weigh(None)
         if child.row is None:
             took_s = round(time.monotonic() - child.began_s, 2)
             error = child.ended_because or ended_by(status)
@@ -194,20 +214,24 @@ def live(line: socket.socket, config: dict[str, Any], work: dict[str, Any], numb
         if heard.readline() != "go\n":
             return
         row = measurement.train()
-    if not work["activity"]:
-        say("row", row)
-        heard.readline()
-        measurement.release()
-        return
-    row = activity.no_activity() | row
-    if not row["error"] and not row["oom"]:
-        say("prepared")
-        if heard.readline() != "turn\n":
-            return
-        try:
-            row |= activity.watch(measurement, work["window_s"])
-        except Exception as error:
-            row |= measure.failure(error)
+    if work["activity"]:
+        row = activity.no_activity() | row
+        if not (row["error"] or row["oom"] or row["again"]):
+            say("prepared")
+            heard.readline()
+            row |= watch(measurement, work["window_s"], say, heard)
     say("row", row)
     heard.readline()
     measurement.release()
+
+
+def watch(measurement: Any, window_s: float, say: Callable[[str], None], heard: Any) -> dict[str, Any]:
+    """Stands still while others are prepared and watched, until it is its turn."""
+    try:
+        probe = activity.Probe(measurement.device)  # now: NVML takes a while to open
+        measurement.rest()
+        say("resting")
+        heard.readline()
+        return dict(activity.watch(measurement, probe, window_s))
+    except Exception as error:
+        return dict(measure.failure(error))

@@ -36,7 +36,9 @@ class Training:
         self.model = to_device(model, device).train()
         fill(model, numbers)
         self.optimizer = make_optimizer(config.get("optimizer", "adam"), list(model.parameters()))
-        self.scaler = torch.amp.GradScaler(torch.device(device).type, enabled=precision == "fp16-amp")
+        # A scale that overflows nothing: a step that is skipped leaves the optimizer without its state.
+        self.scaler = torch.amp.GradScaler(torch.device(device).type, 1.0, enabled=precision == "fp16-amp")
+        self.stepped = 0  # steps that the optimizer really made
         self.batch = self._make_batch(numbers)
 
     def step(self) -> float:
@@ -46,8 +48,10 @@ class Training:
             loss = loss_of(self.config, output, target)
         value = float(loss.item())
         self.scaler.scale(loss).backward()
+        scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        self.stepped += self.scaler.get_scale() >= scale
         self.optimizer.zero_grad(set_to_none=True)
         return value
 

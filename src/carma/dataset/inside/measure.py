@@ -20,6 +20,7 @@ import loop
 import torch
 
 ERROR_CHARS = 400
+TRIES = 3  # to read footprints
 # What libraries say, besides torch's own error, when memory was short.
 OOM_SIGNS = ("out of memory", "outofmemory", "alloc_failed", "memory_allocation", "memoryallocation")
 # Errors that may come of a card that is short of memory: worth another run, alone.
@@ -31,26 +32,31 @@ class Meter(Protocol):
 
     def start(self) -> None: ...
 
-    def read(self) -> None:
-        """After each step."""
-
     def figures(self) -> dict[str, Any]: ...
 
+    def segments(self) -> int:
+        """How often the driver was asked for memory so far."""
+
     def sync(self) -> None: ...
+
+    def give_back(self) -> None:
+        """What the allocator holds and no tensor needs."""
 
 
 class CpuMeter:
     def start(self) -> None:
         return
 
-    def read(self) -> None:
-        return
-
     def figures(self) -> dict[str, Any]:
-        names = ("allocated_peak", "reserved_peak", "requested_peak", "footprint", "context")
-        return {**dict.fromkeys(names), "retries": 0}
+        return {**dict.fromkeys(("allocated_peak", "reserved_peak", "requested_peak")), "retries": 0}
+
+    def segments(self) -> int:
+        return 0
 
     def sync(self) -> None:
+        return
+
+    def give_back(self) -> None:
         return
 
 
@@ -66,9 +72,6 @@ class CudaMeter:
         torch.cuda.reset_peak_memory_stats()
         torch.cuda.reset_accumulated_memory_stats()
 
-    def read(self) -> None:
-        return
-
     def figures(self) -> dict[str, Any]:
         stats = torch.cuda.memory_stats()
         return {
@@ -78,8 +81,14 @@ class CudaMeter:
             "retries": stats.get("num_alloc_retries", 0),
         }
 
+    def segments(self) -> int:
+        return int(torch.cuda.memory_stats().get("segment.all.allocated", 0))
+
     def sync(self) -> None:
         torch.cuda.synchronize()
+
+    def give_back(self) -> None:
+        torch.cuda.empty_cache()
 
 
 class Footprints:
@@ -103,11 +112,11 @@ class Footprints:
             lines = ask_smi("--query-compute-apps=pid,used_gpu_memory").splitlines()
             pairs = (line.partition(",")[::2] for line in lines)
             return {int(pid): int(mib) << 20 for pid, mib in pairs if mib.strip().isdigit()}
-        try:
-            running = self.nvml.nvmlDeviceGetComputeRunningProcesses(self.card)
-        except self.nvml.NVMLError:  # one reading missed is no reason to lose a run
-            return {}
-        return {each.pid: int(each.usedGpuMemory) for each in running if each.usedGpuMemory is not None}
+        for _ in range(TRIES):  # it fails now and then while processes come and go; without a figure a run is lost
+            with contextlib.suppress(self.nvml.NVMLError):
+                running = self.nvml.nvmlDeviceGetComputeRunningProcesses(self.card)
+                return {each.pid: int(each.usedGpuMemory) for each in running if each.usedGpuMemory is not None}
+        return {}
 
 
 def make_meter(device: str) -> Meter:
@@ -184,7 +193,6 @@ class Measurement:
             for _ in range(self.steps):
                 finite = math.isfinite(self.training.step())
                 self.meter.sync()
-                self.meter.read()
                 row |= {"steps": row["steps"] + 1, "finite": finite and row["finite"] is not False}
             row["trained_s"] = round(time.monotonic() - began_s - row["made_s"], 3)
         except Exception as error:
@@ -194,13 +202,18 @@ class Measurement:
         row["again"] = bool(row.get("again") or row.get("retries"))
         return row
 
+    def rest(self) -> None:
+        """Keeps what lasts from step to step; what a step takes for a moment is others' meanwhile."""
+        assert self.meter is not None
+        self.meter.sync()
+        self.meter.give_back()
 
     def release(self) -> None:
         """Memory that is given back goes faster than memory that a dying process leaves behind."""
         self.training = None
-        if self.device.startswith("cuda"):
-            with contextlib.suppress(Exception):
-                torch.cuda.empty_cache()
+        if self.meter is not None:
+            with contextlib.suppress(Exception):  # after a failed kernel every call raises
+                self.meter.give_back()
 
 
 def failure(error: BaseException) -> dict[str, Any]:

@@ -1,15 +1,15 @@
 """Who may use the GPU's memory next. Pure: no processes, no clock.
 
 Room is kept for what a config is guessed to take, with a margin, since the guess is rough; how large it must be is
-learned from the runs of its family.
+learned from the runs of its family. One that does not fit lets smaller ones pass, so that the card stays full; but only
+so often, so that the large ones do run.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from itertools import islice
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 MARGIN = 1.15  # until there is something to learn from
 LEAST, MOST = 0.5, 2.0  # learned margins
@@ -18,10 +18,17 @@ REMEMBER = 400
 KEEP_OUT = 0.25  # so many of them may take more than their room: others take less at the same time
 LARGE_MIB = 2048  # below it, the guess says little about a footprint
 SLACK_MIB = 1024  # the context, the libraries' kernels and workspaces
-HEAVY_SHARE = 0.1  # of the capacity: what is guessed to take more goes in the heavy lane
-LANE_AHEAD = 40  # runs of a lane that are tried for a place
-ALONE_SHARE = 0.6  # of the capacity: what needs more is run alone
-LOOK_AHEAD = 300  # configs that are tried for a place in a group
+CONTEXT_MIB = 700  # what a process holds that has a context and waits
+PASSES = 8
+LANES = ("light", "heavy")
+ALONE_SHARE = 0.6  # of the capacity: what needs more is run alone; the heavy lane's part while both lanes are level
+LEAST_LIGHT, LEAST_HEAVY = 0.2, 0.35  # the lanes' smallest parts
+HEAVY_SHARE = LEAST_LIGHT * MARGIN / MOST  # what needs no more at first fits in the least light part with any margin
+SHIFT = 4.0  # of the parts, for each share of its runs that a lane is behind
+
+
+def needed_mib(config: dict[str, Any], margin: float) -> int:
+    return int(config.get("guess_mib", 0) * margin) + SLACK_MIB
 
 
 class Margins:
@@ -42,60 +49,102 @@ class Margins:
         return min(MOST, max(LEAST, ratios[int(len(ratios) * (1 - KEEP_OUT))] * 1.05))
 
     def needed_mib(self, config: dict[str, Any]) -> int:
-        return int(config.get("guess_mib", 0) * self.margin(config["family"])) + SLACK_MIB
+        return needed_mib(config, self.margin(config["family"]))
+
+
+class Child(Protocol):
+    """A process that measures, as far as its room is concerned."""
+
+    lane: str
+    need_mib: float  # at its peak
+    held_mib: float  # of it now; 0 where what waits is counted otherwise
+    passed: int
+
+
+Asking = TypeVar("Asking", bound=Child)
+
+
+def admit(waiting: Sequence[Asking], free_mib: float) -> list[Asking]:
+    """Those of `waiting`, in their order, that may rise to their peak now. Counts how often others were passed."""
+    admitted: list[Asking] = []
+    passed: list[Asking] = []
+    for child in waiting:
+        rise_mib = child.need_mib - child.held_mib
+        if rise_mib <= free_mib:
+            admitted.append(child)
+            free_mib -= rise_mib
+            for other in passed:
+                other.passed += 1
+        elif child.passed >= PASSES:
+            break
+        else:
+            passed.append(child)
+    return admitted
 
 
 class Lanes:
     """What waits, in two lanes: light runs and heavy ones, each with a part of the card of its own.
 
-    In one lane a heavy run would wait until the card is nearly empty, and all behind it too. The parts shift towards the
-    lane that is behind, so that both come to their end together and an early stop leaves a fair sample.
+    In one lane a heavy run would wait until the card is nearly empty, and all behind it too. The parts shift towards
+    the lane that is behind, so that both come to their end together and an early stop leaves a fair sample.
+
+    Nobody waits for ever. A light run fits in the smallest part of its lane. A heavy one (what needs more than
+    ALONE_SHARE is in no lane) fits in its lane's part while the lanes are level; until then light ones catch up.
+
+    `begun` says of each lane how many have begun, and have no room yet.
     """
 
     def __init__(self, queue: Sequence[dict[str, Any]], capacity_mib: float) -> None:
         self.capacity_mib = capacity_mib
-        heavy_mib = capacity_mib * HEAVY_SHARE
-        self.waiting = {
-            "light": deque(config for config in queue if config.get("guess_mib", 0) <= heavy_mib),
-            "heavy": deque(config for config in queue if config.get("guess_mib", 0) > heavy_mib),
-        }
+        self.waiting: dict[str, deque[dict[str, Any]]] = {lane: deque() for lane in LANES}
+        for config in queue:
+            is_heavy = needed_mib(config, MARGIN) > capacity_mib * HEAVY_SHARE
+            self.waiting["heavy" if is_heavy else "light"].append(config)
         self.totals = {lane: len(waiting) for lane, waiting in self.waiting.items()}
 
     def __len__(self) -> int:
         return sum(map(len, self.waiting.values()))
 
-    def next(self, used_mib: dict[str, float], margins: Margins) -> tuple[str, dict[str, Any], int] | None:
-        """The lane, the run and the room it is given; None while nothing fits."""
-        behind = sorted(self.waiting, key=self.done)
-        for lane in behind:
-            limit_mib = self.part(lane) - used_mib[lane]
-            free_mib = min(limit_mib, self.capacity_mib - sum(used_mib.values()))
-            for place, config in enumerate(islice(self.waiting[lane], LANE_AHEAD)):
-                need_mib = margins.needed_mib(config)
-                if need_mib <= free_mib or not used_mib[lane]:
-                    if need_mib > self.capacity_mib - sum(used_mib.values()):
-                        break
-                    del self.waiting[lane][place]
-                    return lane, config, need_mib
-        return None
+    def take(self, begun: Mapping[str, int]) -> tuple[str, dict[str, Any]]:
+        """The next to begin: of the lane that has fewer who have; of the one that is behind where they have as many."""
+        lanes = [lane for lane in LANES if self.waiting[lane]]
+        lane = min(lanes, key=lambda lane: (begun[lane], self.done(lane, begun)))
+        return lane, self.waiting[lane].popleft()
 
-    def done(self, lane: str) -> float:
-        return 1 - len(self.waiting[lane]) / self.totals[lane] if self.totals[lane] else 1.0
+    def admit(self, waiting: Sequence[Asking], used_mib: Mapping[str, float], begun: Mapping[str, int]) -> list[Asking]:
+        """Those of `waiting` that may have their room now. `used_mib`: the room that others have, by lane."""
+        used = dict(used_mib)
+        admitted: list[Asking] = []
+        for lane in sorted(LANES, key=lambda lane: self.done(lane, begun)):
+            free_mib = min(self.part_mib(lane, begun) - used[lane], self.capacity_mib - sum(used.values()))
+            chosen = admit([child for child in waiting if child.lane == lane], free_mib)
+            used[lane] += sum(child.need_mib for child in chosen)
+            admitted += chosen
+        return admitted
 
-    def part(self, lane: str) -> float:
-        if not all(self.waiting.values()):
+    def done(self, lane: str, begun: Mapping[str, int]) -> float:
+        """The share of the lane that has had its room."""
+        return 1 - (len(self.waiting[lane]) + begun[lane]) / self.totals[lane] if self.totals[lane] else 1.0
+
+    def part_mib(self, lane: str, begun: Mapping[str, int]) -> float:
+        if not all(self.waiting[lane] or begun[lane] for lane in LANES):
             return self.capacity_mib
-        ahead = self.done("light") - self.done("heavy")
-        heavy = min(0.8, max(0.35, 0.6 + 4 * ahead))
+        ahead = self.done("light", begun) - self.done("heavy", begun)
+        heavy = min(1 - LEAST_LIGHT, max(LEAST_HEAVY, ALONE_SHARE + SHIFT * ahead))
         return self.capacity_mib * (heavy if lane == "heavy" else 1 - heavy)
 
 
-def choose_group(needs_mib: Sequence[int], most: int, capacity_mib: float) -> list[int]:
-    """Places of those that fit together. The first is always among them: nobody waits for ever."""
-    chosen: list[int] = []
-    used_mib = 0
-    for place, need_mib in enumerate(needs_mib):
-        if len(chosen) < most and (not chosen or used_mib + need_mib <= capacity_mib):
-            chosen.append(place)
-            used_mib += need_mib
-    return chosen
+def admit_to_turns(
+    waiting: Sequence[Asking], running: Sequence[Child], resting: Sequence[Child], free_mib: float
+) -> list[Asking]:
+    """Those of `waiting` that may train now, where each is to train once more while the others rest.
+
+    One at rest holds less than at its peak, so room for the highest peak must stay. `free_mib`: what nobody holds.
+    The first may train in any case when nobody else does or rests.
+    """
+    rises_mib = [child.need_mib - child.held_mib for child in running]
+    peak_mib = max((child.need_mib - child.held_mib for child in resting), default=0.0)
+    room_mib = free_mib - sum(rises_mib) - peak_mib
+    if waiting and not running and not resting:
+        room_mib = max(room_mib, waiting[0].need_mib - waiting[0].held_mib)
+    return admit(waiting, room_mib)

@@ -1,14 +1,15 @@
 """From a model's description to numbers: the one definition for learning and for serving.
 
 Everything here can be read off a summary: for each layer its kind, the size of its output, its parameters; of the run
-the batch, the optimizer, the number format. `guess` is the plain arithmetic over these (weights, gradients, optimizer,
-outputs kept for the backward pass); what is learned is how far the truth is from it.
+the batch, the optimizer, the number format. `guess` is the plain arithmetic over these (`timeline`); what is learned is
+how far the truth is from it.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -16,17 +17,26 @@ import numpy as np
 
 from carma.estimate.described import Described, Layer
 from carma.estimate.gpumemnet.kinds import FUNCTIONS, INDEX, KINDS, function_of, kind_of
+from carma.estimate.gpumemnet.timeline import (
+    HALF,
+    MIB,
+    Columns,
+    Timeline,
+    inputs_of,
+    slots_of,
+    temporaries_of,
+    timeline,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Family = Literal["mlp", "cnn", "transformer"]
-MIB = 1 << 20
-
-SETTINGS = ("fp32", "amp", "half", "slots", "checkpointing", "channels_last")
+SETTINGS = ("fp32", "amp", "half", "slots", "checkpointing", "channels_last", "eager", "temporaries")
 TOTALS = (
-    "batch", "layers", "parameters", "activations", "activations_batch", "input", "largest_output", "second_output",
-    "largest_weight", "positions", "width", "static_mib", "kept_mib", "guess_mib",
+    "batch", "layers", "parameters", "activations", "activations_batch", "inputs_batch", "input", "largest_output",
+    "second_output", "last_output", "largest_weight", "positions", "width", "resting_mib", "gradients_mib", "step_mib",
+    "kept_mib", "scores_mib", "guess_mib",
 )  # fmt: skip
 FEATURES = (
     *TOTALS,
@@ -40,19 +50,6 @@ FEATURES = (
 PLACE = {name: place for place, name in enumerate(FEATURES)}
 TOKEN = ("output_mib", "weight_mib", "kept_mib", "channels", "positions", "inplace")
 
-# How much of an output stays for the backward pass, in outputs: the input of the next layer is this one's output, so
-# each is counted where it is made. Rough on purpose; the learned part corrects it by the sums of each kind.
-_KEPT = {
-    "linear": 1.0, "convolution": 1.0, "grouped": 1.0, "transposed": 1.0, "batch_norm": 1.0, "norm": 1.0,
-    "activation": 1.0, "dropout": 1.25, "pooling": 1.0, "embedding": 1.0, "attention": 3.0, "softmax": 1.0,
-    "shape": 0.0, "upsampling": 1.0, "merge": 1.0, "other": 1.0,
-}  # fmt: skip
-_KEPT_OF = np.array([_KEPT[kind] for kind in KINDS])
-_HALF = ("float16", "bfloat16")
-# Autocast computes these in half precision; the others keep what comes, or go back to 32 bits.
-_CAST = np.array([kind in ("linear", "convolution", "grouped", "transposed", "attention") for kind in KINDS])
-_FOLLOWS = np.array([kind in ("activation", "dropout", "pooling", "batch_norm", "shape", "merge") for kind in KINDS])
-
 
 @dataclass(frozen=True)
 class Features:
@@ -60,21 +57,6 @@ class Features:
     scalars: NDArray[np.float32]  # as FEATURES names them; sizes are logarithms to base 2 of one more
     kinds: NDArray[np.int64]  # of each layer, places in KINDS
     tokens: NDArray[np.float32]  # of each layer, as TOKEN names them
-
-
-@dataclass(frozen=True)
-class Columns:
-    """The layers, column by column."""
-
-    kinds: NDArray[np.int64]
-    outputs: NDArray[np.float64]  # elements, the batch included
-    parameters: NDArray[np.float64]
-    channels: NDArray[np.float64]
-    inplace: NDArray[np.bool_]
-
-    @property
-    def count(self) -> int:
-        return len(self.kinds)
 
 
 class CannotTell(Exception):
@@ -89,19 +71,36 @@ def features(described: Described) -> Features:
             "the summary does not tell the shapes of the layers' outputs; "
             "a torchinfo or torchsummary table does, or --input beside print(model)"
         )
-    columns = _columns(described.layers)
-    scalars, kept = _scalars(described, columns)
-    return Features(_family(described.layers, columns), scalars, columns.kinds, _tokens(columns, kept, described))
+    columns = _columns(described)
+    course = timeline(described, columns, *_attention(described, columns))
+    return Features(
+        _family(described.layers, columns),
+        _scalars(described, columns, course),
+        columns.kinds,
+        _tokens(columns, course.kept, described),
+    )
 
 
-def _columns(layers: tuple[Layer, ...]) -> Columns:
+def _columns(described: Described) -> Columns:
+    layers = described.layers
     count = len(layers)
     kinds = np.fromiter((_kind(layer) for layer in layers), np.int64, count)
     outputs = np.fromiter((math.prod(layer.output) if layer.output else 0 for layer in layers), np.float64, count)
     parameters = np.fromiter((layer.parameters for layer in layers), np.float64, count)
-    channels = np.fromiter((_channels(layer) for layer in layers), np.float64, count)
+    channels = np.fromiter(_channels(layers, kinds.tolist()), np.float64, count)
     inplace = np.fromiter((layer.inplace for layer in layers), np.bool_, count)
-    return Columns(kinds, outputs, parameters, channels, inplace)
+    dimensions = np.fromiter((len(layer.output) - 2 for layer in layers), np.int64, count)
+    first = float(math.prod(described.input)) if described.input else outputs[0]
+    told = np.fromiter((math.prod(layer.inputs[0]) if layer.inputs else 0 for layer in layers), np.float64, count)
+    follow = inputs_of(kinds, outputs, parameters, channels, dimensions, first)
+    return Columns(
+        kinds=kinds,
+        outputs=outputs,
+        parameters=parameters,
+        channels=channels,
+        inplace=inplace,
+        inputs=np.where(told > 0, told, follow),
+    )
 
 
 def _kind(layer: Layer) -> int:
@@ -117,12 +116,24 @@ def _kind(layer: Layer) -> int:
     return INDEX[kind]
 
 
-def _channels(layer: Layer) -> int:
-    """Of images and signals the second place, of everything else the last."""
-    shape = layer.output
-    if len(shape) < 2:
-        return 1
-    return shape[1] if len(shape) in (4, 5) and shape[1] > 0 else shape[-1]
+_LIKE_IMAGES = [INDEX[kind] for kind in ("convolution", "grouped", "transposed", "batch_norm")]
+_LIKE_ROWS = [INDEX[kind] for kind in ("linear", "attention", "embedding")]
+
+
+def _channels(layers: tuple[Layer, ...], kinds: list[int]) -> Iterator[int]:
+    """Of images and signals the second place, of everything else the last. Of three places only the layers around tell
+    whether it is a signal or a sequence."""
+    signal = False
+    for layer, kind in zip(layers, kinds, strict=True):
+        shape = layer.output
+        if len(shape) == 3 and kind in _LIKE_IMAGES:
+            signal = True
+        elif kind in _LIKE_ROWS:
+            signal = False
+        if len(shape) < 2:
+            yield 1
+        else:
+            yield shape[1] if len(shape) in (4, 5) or (signal and len(shape) == 3) else shape[-1]
 
 
 def _family(layers: tuple[Layer, ...], columns: Columns) -> Family:
@@ -135,87 +146,77 @@ def _family(layers: tuple[Layer, ...], columns: Columns) -> Family:
     return "cnn" if convolutions else "mlp"
 
 
-def _element_bytes(described: Described, columns: Columns) -> NDArray[np.float64]:
-    """Of each layer's output. Under autocast matrix products come in half precision and what follows them stays so."""
-    if described.dtype in _HALF:
-        return np.full(columns.count, 2.0)
-    if not described.autocast:
-        return np.full(columns.count, 4.0)
-    cast, follows = _CAST[columns.kinds], _FOLLOWS[columns.kinds]
-    sizes = np.empty(columns.count)
-    now = 4.0
-    for place in range(columns.count):
-        now = 2.0 if cast[place] else now if follows[place] else 4.0
-        sizes[place] = now
-    return sizes
+def _attention(described: Described, columns: Columns) -> tuple[float, float]:
+    """Heads and length of the sequence. Heads of 64 are the most common, where nobody tells."""
+    linear = columns.kinds == INDEX["linear"]
+    rows = columns.outputs[linear] / np.maximum(columns.channels[linear], 1.0) / (described.batch or 1)
+    width = float(np.median(columns.channels[linear])) if linear.any() else 64.0
+    return float(described.heads or max(1.0, width / 64)), float(rows.max(initial=1.0))
 
 
-def _scalars(described: Described, columns: Columns) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+def _scalars(described: Described, columns: Columns, course: Timeline) -> NDArray[np.float32]:
     batch = described.batch or 1
-    size = 2.0 if described.dtype in _HALF else 4.0
-    parameters = float(described.parameters if described.parameters is not None else columns.parameters.sum())
-    slots = slots_of(described)
-    kept = columns.outputs * _element_bytes(described, columns) * _KEPT_OF[columns.kinds] / MIB
-    kept[columns.inplace] = 0.0
-    static = parameters * (size * (2 + slots) + (2.0 if described.autocast else 0.0)) / MIB
-    kept_mib = float(kept.sum())
-    whole = kept_mib * (0.3 if described.checkpointing else 1.0)
-    sums = np.bincount(columns.kinds, columns.outputs, len(KINDS))
+    rows = columns.outputs / np.maximum(columns.channels, 1.0) / batch
+    largest = np.sort(columns.outputs)[::-1]
     found: dict[str, float] = {
         "batch": batch,
         "layers": columns.count,
-        "parameters": parameters,
+        "parameters": described.parameters if described.parameters is not None else columns.parameters.sum(),
         "activations": columns.outputs.sum() / batch,
         "activations_batch": columns.outputs.sum(),
+        "inputs_batch": columns.inputs.sum(),
         "input": float(math.prod(described.input)) if described.input else 0.0,
+        "largest_output": largest[0],
+        "second_output": largest[1] if len(largest) > 1 else 0.0,
+        "last_output": columns.outputs[-1],
         "largest_weight": columns.parameters.max(initial=0.0),
-        "positions": float(np.max(columns.outputs / np.maximum(columns.channels, 1.0) / batch, initial=0.0)),
+        "positions": rows.max(initial=0.0),
         "width": columns.channels.max(initial=0.0),
-        "static_mib": static,
-        "kept_mib": kept_mib,
-        "guess_mib": static + whole,
+        "resting_mib": course.resting,
+        "gradients_mib": course.gradients,
+        "step_mib": course.step,
+        "kept_mib": float(course.kept.sum()),
+        "scores_mib": course.scores,
+        "guess_mib": course.peak,
         "output_inplace": float(columns.outputs[columns.inplace].sum()),
     }
-    largest = np.sort(columns.outputs)[::-1]
-    found["largest_output"] = largest[0]
-    found["second_output"] = largest[1] if len(largest) > 1 else 0.0
-    for kind, counted, total in zip(KINDS, np.bincount(columns.kinds, minlength=len(KINDS)), sums, strict=True):
+    counts, sums = (
+        np.bincount(columns.kinds, minlength=len(KINDS)),
+        np.bincount(columns.kinds, columns.outputs, len(KINDS)),
+    )
+    for kind, counted, total in zip(KINDS, counts, sums, strict=True):
         found[f"count_{kind}"], found[f"output_{kind}"] = counted, total
-    sized = np.array([found.get(name, 0.0) for name in FEATURES])
-    scalars = np.log2(1.0 + sized)
-    for name, value in _plain(described, slots).items():
+    scalars = np.log2(1.0 + np.array([found.get(name, 0.0) for name in FEATURES]))
+    for name, value in _plain(described).items():
         scalars[PLACE[name]] = value
-    return scalars.astype(np.float32), kept
+    return scalars.astype(np.float32)
 
 
-def _plain(described: Described, slots: int) -> dict[str, float]:
+def _plain(described: Described) -> dict[str, float]:
     """What is no size."""
     angle = _angle(described.layers)
     return {
         "cos_function": 0.0 if angle is None else math.cos(angle),
         "sin_function": 0.0 if angle is None else math.sin(angle),
-        "fp32": float(described.dtype not in _HALF and not described.autocast),
+        "fp32": float(described.dtype not in HALF and not described.autocast),
         "amp": float(bool(described.autocast)),
-        "half": float(described.dtype in _HALF),
-        "slots": float(slots),
+        "half": float(described.dtype in HALF),
+        "slots": float(slots_of(described)),
         "checkpointing": float(described.checkpointing),
         "channels_last": float(described.channels_last),
+        "eager": float(described.attention == "eager"),
+        "temporaries": temporaries_of(described),
     }
 
 
-def slots_of(described: Described) -> int:
-    """Adam's two where nobody tells: the most common one, and the one that takes most."""
-    return 2 if described.optimizer_slots is None else described.optimizer_slots
-
-
 def _angle(layers: tuple[Layer, ...]) -> float | None:
-    named = Counter(layer.kind for layer in layers if kind_of(layer.kind) == "activation")
+    named = Counter(layer.kind for layer in layers if kind_of(layer.kind) in ("activation", "rectifier"))
     found = [(count, place) for name, count in named.items() if (place := function_of(name)) is not None]
     return None if not found else 2 * math.pi * max(found)[1] / len(FUNCTIONS)
 
 
 def _tokens(columns: Columns, kept: NDArray[np.float64], described: Described) -> NDArray[np.float32]:
-    size = 2.0 if described.dtype in _HALF else 4.0
+    size = 2.0 if described.dtype in HALF else 4.0
     positions = columns.outputs / np.maximum(columns.channels, 1.0)
     sized = np.stack(
         [columns.outputs * 4 / MIB, columns.parameters * size / MIB, kept, columns.channels, positions], axis=1

@@ -6,8 +6,8 @@ import re
 from functools import lru_cache
 
 KINDS = (
-    "linear", "convolution", "grouped", "transposed", "batch_norm", "norm", "activation", "dropout", "pooling",
-    "embedding", "attention", "softmax", "shape", "upsampling", "merge", "other",
+    "linear", "convolution", "grouped", "transposed", "batch_norm", "norm", "activation", "rectifier", "dropout",
+    "pooling", "max_pooling", "embedding", "attention", "softmax", "shape", "upsampling", "merge", "other",
 )  # fmt: skip
 INDEX = {name: place for place, name in enumerate(KINDS)}
 
@@ -19,19 +19,22 @@ _RULES = tuple(
         (r"Depthwise\w*|ConvDepthwise\w*", "grouped"),
         (r"(Lazy)?ConvTranspose\w*|Conv[123]DTranspose", "transposed"),
         (r"Conv1D", "conv1d"),  # of Keras a convolution, of Hugging Face a linear layer
-        (r"(Lazy|Separable)?Conv[123]?[dD]?(Same|Bn|Norm)?|StdConv2d|\w+Conv2d", "convolution"),
+        (r"(Lazy|Separable|Parametrized)?Conv[123]?[dD]?(Same|Bn|Norm|Simple|NoTemporal)?|\w+Conv2d", "convolution"),
         (r"\w*Linear|Dense|EinsumDense|Bilinear|Gemm|MatMul", "linear"),
-        (r"\w*(MultiheadAttention|MultiHeadAttention|GroupedQueryAttention)|Attention|AdditiveAttention", "attention"),
+        (r"\w*(Multi[hH]ead|GroupedQuery|Window|Relative)Attention(V2)?|(Additive)?Attention", "attention"),
         (r"(Sync|Lazy|Frozen)?BatchNorm(alization|[123]d)?\w*", "batch_norm"),
         (r"\w*(LayerNorm|RMSNorm|GroupNorm|InstanceNorm|LocalResponseNorm|UnitNorm)\w*|\w+Norm", "norm"),
         (r"\w*(Dropout|DropPath|StochasticDepth|DropConnect)\w*|GaussianNoise", "dropout"),
         (r"(Log)?Softmax\w*|Softmin", "softmax"),
+        (r"\w*Max\w*Pool\w*", "max_pooling"),
         (r"\w*Pool\w*", "pooling"),
         (r"\w*Upsampl\w*|Interpolate|Resize|PixelShuffle|Fold", "upsampling"),
         (r"\w*Rotary\w*|\w*Sinusoidal\w*", "shape"),
         (r"\w*Embeddings?(Bag)?\d?", "embedding"),
         (r"Add|Concat\w*|Cat|Multiply|Mul|Average|Maximum|Sub\w*|FloatFunctional|Merge", "merge"),
         (r"\w*(Flatten|Identity|Reshape|Permute|Padding|Pad[123]d|Cropping|Input|Unfold|Shuffle|Resc)\w*", "shape"),
+        # What keeps its output for the backward pass, and what keeps its input.
+        (r"ReLU|Relu|(Log)?[Ss]igmoid|Tanh", "rectifier"),
         (
             r"\w*(ReLU6?|Relu|GELU\w*|Gelu|SiLU\w*|Swish\w*|ELU|Elu|[Ss]igmoid|Tanh\w*|Mish\w*|Softplus|Softsign|shrink"
             r"|HardTanh|Hardtanh|Hardswish|HardSwish|GLU|Activation|Threshold|Swish|QuickGELU\w*)",

@@ -1,0 +1,226 @@
+"""The plain arithmetic: what a training step holds, moment by moment, as far as a list of layers tells.
+
+Some layers keep their input for the backward pass (a convolution), some their output (ReLU). How large an input is
+follows from the weights: where it is larger than what the layer before gave, branches have met. In the backward pass
+what was kept goes and gradients come, layer by layer; at the end the optimizer needs room of its own. The largest of
+these moments is the guess. What the list does not show (sums, functions that are no modules, workspaces, an allocator's
+gaps) is left to what is learned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from carma.estimate.described import Described
+from carma.estimate.gpumemnet.kinds import INDEX, KINDS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MIB = 1 << 20
+HALF = ("float16", "bfloat16")
+
+
+def _flags(*kinds: str) -> NDArray[np.bool_]:
+    return np.array([kind in kinds for kind in KINDS])
+
+
+_PRODUCTS = ("linear", "convolution", "grouped", "transposed", "attention")
+_KEEPS_INPUT = _flags(*_PRODUCTS, "batch_norm", "norm", "activation", "pooling", "max_pooling", "other")
+_KEEPS_OUTPUT = _flags("rectifier", "softmax", "attention")
+_IS_VIEW = _flags("shape")
+_IS_PRODUCT = _flags(*_PRODUCTS)
+_RESIZE = [
+    INDEX[kind]
+    for kind in ("convolution", "grouped", "transposed", "pooling", "max_pooling", "upsampling", "embedding")
+]
+_NEAR = 14  # layers in which a shortcut begins and ends
+# Autocast computes products in half precision; what follows them keeps what comes, the others go back to 32 bits.
+_CAST = _flags(*_PRODUCTS)
+_FOLLOWS = _flags(
+    "activation", "rectifier", "dropout", "pooling", "max_pooling", "batch_norm", "shape", "merge", "upsampling"
+)
+_MASK_BYTES = np.array([{"dropout": 1.0, "max_pooling": 8.0}.get(kind, 0.0) for kind in KINDS])
+# Inside an attention layer: queries, keys, values and their weighted sum, beside the output itself.
+_INSIDE = np.array([4.0 if kind == "attention" else 0.0 for kind in KINDS])
+# Tensors of the size of all weights that torch's optimizers make in a step (foreach).
+_TEMPORARIES = {"sgd": 0.0, "adagrad": 2.0}
+_SEGMENT = 2  # norms in a block, about
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The layers, column by column."""
+
+    kinds: NDArray[np.int64]
+    outputs: NDArray[np.float64]  # elements, the batch included
+    parameters: NDArray[np.float64]
+    channels: NDArray[np.float64]
+    inplace: NDArray[np.bool_]
+    inputs: NDArray[np.float64]  # elements, as far as the weights tell
+
+    @property
+    def count(self) -> int:
+        return len(self.kinds)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """In MiB."""
+
+    resting: float  # weights and the optimizer's state
+    gradients: float
+    step: float  # in the optimizer's step
+    kept: NDArray[np.float64]  # of each layer, for the backward pass
+    loss: float
+    scores: float  # of attention, where they are written out; one layer's
+    peak: float
+
+
+def slots_of(described: Described) -> int:
+    """Adam's two where nobody tells: the most common one, and the one that takes most."""
+    return 2 if described.optimizer_slots is None else described.optimizer_slots
+
+
+def temporaries_of(described: Described) -> float:
+    plain = described.optimizer.lower()
+    if plain == "sgd" and slots_of(described):
+        return 1.0
+    return _TEMPORARIES.get(plain, 1.0)
+
+
+def element_bytes(described: Described, columns: Columns) -> NDArray[np.float64]:
+    """Of each layer's output."""
+    if described.dtype in HALF:
+        return np.full(columns.count, 2.0)
+    if not described.autocast:
+        return np.full(columns.count, 4.0)
+    # The last layer at or before each that decides: products give half precision, all but followers 32 bits.
+    decides = ~_FOLLOWS[columns.kinds]
+    last = np.maximum.accumulate(np.where(decides, np.arange(columns.count), -1))
+    half = (last >= 0) & _CAST[columns.kinds[np.maximum(last, 0)]]
+    return np.where(half, 2.0, 4.0)
+
+
+def timeline(described: Described, columns: Columns, heads: float, length: float) -> Timeline:
+    """`heads` and `length` (of a sequence) are for attention whose scores are written out."""
+    size = 2.0 if described.dtype in HALF else 4.0
+    parameters = float(described.parameters if described.parameters is not None else columns.parameters.sum())
+    whole = parameters * size / MIB
+    resting = whole * (1 + slots_of(described))
+    bytes_each = element_bytes(described, columns)
+    outputs = columns.outputs * bytes_each / MIB
+    kept = _kept(described, columns, outputs, bytes_each)
+    batch = float(described.batch or 1)
+    scores = batch * heads * length * length * 4.0 / MIB if described.attention == "eager" else 0.0
+    blocks = max(1.0, float(np.isin(columns.kinds, (INDEX["norm"], INDEX["attention"])).sum()) / _SEGMENT)
+    loss = float(columns.outputs[-1]) * 4.0 / MIB
+    gradients = columns.parameters * size / MIB
+    if (listed := gradients.sum()) > 0:  # shared weights are listed twice
+        gradients *= whole / listed
+    step = resting + whole * (1 + temporaries_of(described))
+    if described.checkpointing:
+        kept, scores_all = _recomputed(columns, kept, outputs), 2 * scores
+    else:
+        scores_all = 2 * scores * blocks
+    passed = outputs + columns.inputs * bytes_each / MIB  # gradients of a layer's output and of its input
+    peak = max(_backward(passed, kept, gradients, float(outputs[-1]) + 2 * loss) + scores_all + resting, step)
+    return Timeline(resting, whole, step, kept, loss, scores, peak)
+
+
+def _kept(
+    described: Described, columns: Columns, outputs: NDArray[np.float64], bytes_each: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """MiB that stay because of each layer: its input, unless the layer before keeps that already, and its output."""
+    kinds, inputs = columns.kinds, columns.inputs
+    before = np.r_[0.0, columns.outputs[:-1]]
+    is_before = np.abs(inputs - before) <= 0.02 * before
+    # A view hands on what it was given: whether that is kept is told by the last layer that is none.
+    real = np.maximum.accumulate(np.where(_IS_VIEW[kinds], 0, np.arange(columns.count)))
+    held = np.r_[False, _KEEPS_OUTPUT[kinds[real]][:-1]]
+    takes = _KEEPS_INPUT[kinds] & ~(is_before & held) & ~_seen_before(columns, is_before)
+    takes &= (kinds != INDEX["pooling"]) | (
+        columns.outputs > columns.channels * (described.batch or 1)
+    )  # a mean keeps none
+    width = np.r_[bytes_each[0], bytes_each[:-1]]  # bytes of an element that comes in
+    if described.autocast:
+        # Cast on the way in, and the copy is what is kept.
+        width = np.where(_CAST[kinds], 2.0, np.where(kinds == INDEX["norm"], 4.0, width))
+    kept = np.where(takes, inputs * width, 0.0) / MIB + outputs * (_KEEPS_OUTPUT[kinds] + _INSIDE[kinds])
+    kept += columns.outputs * _MASK_BYTES[kinds] / MIB
+    linear = kinds == INDEX["linear"]
+    parts = linear & np.r_[linear[1:] & ~is_before[1:], False]  # queries, gates: a function takes them, and keeps them
+    kept += np.where(parts, outputs, 0.0)
+    if described.autocast:
+        kept += np.where(_CAST[kinds], columns.parameters * 2.0 / MIB, 0.0)
+    return kept
+
+
+def _seen_before(columns: Columns, is_before: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """A layer beside others (a shortcut) takes what one of the last layers has taken, and kept, already."""
+    seen = np.zeros(columns.count, np.bool_)
+    aside = _IS_PRODUCT[columns.kinds] & ~is_before
+    for place in np.flatnonzero(aside).tolist():
+        near = slice(max(0, place - _NEAR), place)
+        seen[place] = bool(((columns.inputs[near] == columns.inputs[place]) & _IS_PRODUCT[columns.kinds[near]]).any())
+    return seen
+
+
+_SIDES = np.array([1.0, 3.0, 5.0, 7.0, 11.0, 2.0, 4.0])  # of kernels
+
+
+def inputs_of(
+    kinds: NDArray[np.int64],
+    outputs: NDArray[np.float64],
+    parameters: NDArray[np.float64],
+    channels: NDArray[np.float64],
+    dimensions: NDArray[np.int64],
+    first: float,
+) -> NDArray[np.float64]:
+    """Elements that go into each layer. Most give as many as they take; products tell by their weights."""
+    before = np.r_[max(first, 1.0), outputs[:-1]]
+    wide = np.r_[1.0, channels[:-1]]
+    each = parameters / np.maximum(channels, 1.0)  # weights of one output, and perhaps a bias
+    rows = outputs / np.maximum(channels, 1.0)
+    linear = (kinds == INDEX["linear"]) & (parameters > 0)
+    found = np.where(np.isin(kinds, _RESIZE), before, outputs)
+    taken = np.where(np.abs(each - wide) <= 1.0, wide, np.floor(each))
+    found = np.where(linear, taken * rows, found)
+    for place in np.flatnonzero(kinds == INDEX["convolution"]).tolist():
+        if place:
+            positions = max(before[place] / max(wide[place], 1.0), rows[place])
+            areas = _SIDES ** max(1, int(dimensions[place]))
+            found[place] = _channels_in(float(each[place]), float(wide[place]), areas) * positions
+    return np.minimum(found, first + np.cumsum(before))  # what met in it was there before
+
+
+def _channels_in(each: float, wide: float, areas: NDArray[np.float64]) -> float:
+    """Of a convolution: as many as came, where a kernel's area fits to that; else the fewest that are whole."""
+    if (np.abs(each - wide * areas) <= 1.0).any():
+        return wide
+    fits = np.concatenate([each / areas[:4], (each - 1.0) / areas[1:4]])
+    whole = fits[(np.abs(fits - np.round(fits)) < 1e-9) & (fits > wide)]
+    return float(whole.min()) if len(whole) else wide
+
+
+def _recomputed(columns: Columns, kept: NDArray[np.float64], outputs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Blocks between every second norm: of each its first input stays, and one is there in full. A rough picture."""
+    norms = np.isin(columns.kinds, (INDEX["norm"], INDEX["batch_norm"]))
+    block = np.cumsum(norms) // _SEGMENT
+    whole = np.bincount(block, kept)
+    first = np.r_[True, block[1:] != block[:-1]]
+    stays = np.where(first, outputs, 0.0)
+    stays[int(np.argmax(block == int(whole.argmax())))] += whole.max()
+    return stays
+
+
+def _backward(
+    passed: NDArray[np.float64], kept: NDArray[np.float64], gradients: NDArray[np.float64], at_loss: float
+) -> float:
+    """The most that is held, beside what rests, from the end of the forward pass to that of the backward pass."""
+    before = np.cumsum(kept)
+    behind = np.cumsum(gradients[::-1])[::-1]
+    return float(max((before + behind + passed).max(), before[-1] + at_loss))
