@@ -84,8 +84,9 @@ def activity(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def watched(activity: ModuleType, monkeypatch: pytest.MonkeyPatch, step_s: float, window_s: float, device: str) -> Any:
     training = Training(step_s)
     monkeypatch.setattr(activity, "time", SimpleNamespace(monotonic=lambda: training.now_s))
-    meter = SimpleNamespace(sync=lambda: None)
-    return activity.watch(SimpleNamespace(training=training, meter=meter, device=device), window_s)
+    meter = SimpleNamespace(sync=lambda: None, segments=lambda: 0)
+    measurement = SimpleNamespace(training=training, meter=meter, device=device)
+    return activity.watch(measurement, activity.Probe(device), window_s)
 
 
 def test_shares_power_and_step_time(activity: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,10 +104,10 @@ def test_a_metric_that_is_no_number_or_has_an_error_is_absent(
     assert (figures["dram_active"], figures["tensor_active"]) == (None, None)
 
 
-def test_long_steps_are_watched_at_least_three_times_but_not_for_ever(
+def test_long_steps_are_watched_at_least_twice_but_not_for_ever(
     activity: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert watched(activity, monkeypatch, step_s=1.0, window_s=0.6, device="cuda")["window_steps"] == 3
+    assert watched(activity, monkeypatch, step_s=1.0, window_s=0.6, device="cuda")["window_steps"] == 2
     assert watched(activity, monkeypatch, step_s=60.0, window_s=0.6, device="cpu")["window_steps"] == 1
 
 
@@ -124,3 +125,27 @@ def test_without_a_gpu_there_is_step_time_alone(activity: ModuleType, monkeypatc
     absent = {name for name, value in figures.items() if value is None}
     assert absent == {*activity.METRICS, "power_w", "power_polled_w"}
     assert set(figures) == set(activity.FIGURES)
+
+
+def test_the_window_opens_when_a_step_asks_for_no_more_memory(
+    activity: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that rested gets its memory back in the first steps, which take longer."""
+    training = Training(step_s=0.1)
+    monkeypatch.setattr(activity, "time", SimpleNamespace(monotonic=lambda: training.now_s))
+    activity.warm(training.step, lambda: min(training.steps, 3))
+    assert training.steps == 4
+    activity.warm(training.step, lambda: 7)
+    assert training.steps == 5
+
+
+def test_warming_up_takes_a_while_with_short_steps_and_ends_in_any_case(
+    activity: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Training(step_s=0.25)
+    monkeypatch.setattr(activity, "WARM_S", 1.0)
+    monkeypatch.setattr(activity, "time", SimpleNamespace(monotonic=lambda: training.now_s))
+    activity.warm(training.step, lambda: 7)
+    assert training.now_s == 1.0
+    activity.warm(training.step, lambda: training.steps)
+    assert training.now_s - 1.0 == activity.LONGEST_S + 0.25

@@ -55,13 +55,15 @@ class Straw:
             return float("nan")
         if shape == "lasts":
             time.sleep(0.05)
+        while shape == "waits" and os.path.exists(os.environ["HANG"]):
+            time.sleep(0.01)
         if shape == "hangs" and os.path.exists(os.environ["HANG"]):
             time.sleep(600)
         return 1.0
 
 class Meter(measure.CpuMeter):
     def figures(self):
-        retried = self.config["shape"] == "retries" and times("retries", self.config) <= 4
+        retried = self.config["shape"] == "retries" and times("retries", self.config) <= 3
         return {"allocated_peak": 5, "reserved_peak": 7, "footprint": 9, "retries": int(retried)}
 
 def train(self, plain=measure.Measurement.train):
@@ -71,9 +73,9 @@ def train(self, plain=measure.Measurement.train):
     mark("trained", self.config)
     return row
 
-def watch(measurement, window_s, plain=crew.activity.watch):
+def watch(measurement, probe, window_s, plain=crew.activity.watch):
     mark("train", measurement.config)
-    figures = plain(measurement, window_s)
+    figures = plain(measurement, probe, window_s)
     mark("trained", measurement.config)
     return figures | {"sm_active": 0.5}
 
@@ -212,7 +214,7 @@ def test_each_end_of_a_run_is_a_row_and_shortage_is_tried_again_alone(place: Pla
     }
     assert rows["broken"]["error"].startswith("ValueError: no such thing [")
     assert rows["broken"]["alone"] is False
-    assert (rows["nan"]["finite"], rows["plain"]["finite"], rows["plain"]["steps"]) == (False, True, 4)
+    assert (rows["nan"]["finite"], rows["plain"]["finite"], rows["plain"]["steps"]) == (False, True, 3)
     assert (rows["oom"]["allocated_peak"], rows["oom"]["steps"]) == (5, 0)
     assert rows["plain"]["parameters"] == 8
 
@@ -234,7 +236,7 @@ def test_runs_side_by_side_never_hold_more_than_the_capacity(place: Place) -> No
     assert len(place.rows()) == len(spans) == 16
     for begin, _, _ in spans:
         held = [name for since, until, name in spans if since <= begin < until]
-        assert sum(guesses[name] * 1.3 + 1024 for name in held) <= 16_000
+        assert sum(guesses[name] * 1.15 + 1024 for name in held) <= 16_000
 
 
 def test_what_is_larger_than_the_capacity_runs_with_nobody_beside_it(place: Place) -> None:
@@ -260,7 +262,7 @@ def test_activity_is_watched_one_at_a_time_while_nobody_trains(place: Place) -> 
     rows = place.rows()
     assert len(rows) == 8
     watched = [row for name, row in rows.items() if name != "oom"]
-    assert all(row["window_steps"] >= 3 and row["step_ms"] >= 0 and row["sm_active"] == 0.5 for row in watched)
+    assert all(row["window_steps"] >= 2 and row["step_ms"] >= 0 and row["sm_active"] == 0.5 for row in watched)
     assert all(row["footprint"] == 9 and row["power_w"] is None for row in watched)
     assert (rows["oom"]["oom"], rows["oom"]["step_ms"], rows["oom"]["alone"]) == (True, None, True)
     windows = _windows(place)
