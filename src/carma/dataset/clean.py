@@ -12,6 +12,7 @@ import msgspec
 
 from carma.core.model import Record
 from carma.dataset.config import Config, encode
+from carma.dataset.inside.rows import digest
 from carma.dataset.schema import ACTIVITY
 from carma.errors import Usage
 
@@ -31,6 +32,7 @@ CROWDED = "memory was short because of others beside it"
 AGAIN = "two runs of it contradict one another"
 TWIN = "the same run under another id is there"
 OTHER = "the model that was measured is not the config's"
+CHANGED = "another config had its id when it was measured"
 NO_LAYERS = "its layers could not be listed"
 
 
@@ -38,6 +40,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """A row of `carma dataset collect`, in bytes; what else it says is not asked for here."""
 
     id: str
+    of: str | None = None  # the digest of its config's line
     allocated_peak: float | None = None
     requested_peak: float | None = None
     reserved_peak: float | None = None
@@ -79,11 +82,14 @@ class Cleaning:
     def drop(self, why: str, id: str) -> None:
         self.dropped.setdefault(why, []).append(id)
 
-    def clean(self, rows: Iterable[Measured], configs: Mapping[str, Config]) -> dict[str, Measured]:
-        """One row an id, in the order of the configs."""
+    def clean(
+        self, rows: Iterable[Measured], configs: Mapping[str, Config], digests: Mapping[str, str] | None = None
+    ) -> dict[str, Measured]:
+        """One row an id, in the order of the configs. `digests`: of the configs' lines, by id."""
         good: dict[str, list[Measured]] = {}
         for row in rows:
-            if (why := unusable(row, row.id in configs)) is None:
+            is_changed = row.of is not None and digests is not None and row.of != digests.get(row.id)
+            if (why := unusable(row, row.id in configs, is_changed)) is None:
                 good.setdefault(row.id, []).append(row)
             else:
                 self.drop(why, row.id)
@@ -112,9 +118,11 @@ class Cleaning:
         )
 
 
-def unusable(row: Measured, known: bool) -> str | None:
-    if not known:
+def unusable(row: Measured, is_known: bool, is_changed: bool) -> str | None:
+    if not is_known:
         return UNKNOWN
+    if is_changed:
+        return CHANGED
     if row.error:
         return FAILED
     if not row.alone and (row.oom or row.retries):
@@ -155,6 +163,12 @@ def read_measured(path: Path) -> Iterator[Measured | dict[str, Any]]:
             yield msgspec.convert(said, Measured) if "id" in said else said
         except (ValueError, TypeError) as error:
             raise Usage(f"{path}, line {number}: {error}", "`carma dataset collect` makes such lines.") from error
+
+
+def read_digests(path: Path) -> dict[str, str]:
+    """Of each config's line as it stands in the file, by id. A row says the same of the line that it was measured from."""
+    lines = [line for line in path.read_bytes().splitlines() if line.strip()]
+    return {str(json.loads(line)["id"]): digest(line) for line in lines}
 
 
 def _mib(size: float | None) -> float | None:

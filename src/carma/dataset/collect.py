@@ -12,12 +12,13 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from carma.core.model import Record
+from carma.dataset.clean import read_digests
 from carma.dataset.config import read_configs
 from carma.errors import Refused, Usage
 
@@ -43,6 +44,7 @@ class Row(msgspec.Struct, frozen=True):
     """Of a row only what is counted; a line without an id is a head."""
 
     id: str = ""
+    of: str | None = None
     oom: bool = False
     error: str | None = None
     step_ms: float | msgspec.UnsetType | None = msgspec.UNSET
@@ -61,7 +63,8 @@ class Tally(Record, frozen=True, kw_only=True):
 class Count:
     """Reads rows as the file grows, and knows how many configs are done: now, and since it was made."""
 
-    def __init__(self, rows: Path, wanted: set[str], activity: bool) -> None:
+    def __init__(self, rows: Path, wanted: Mapping[str, str], activity: bool) -> None:
+        """`wanted`: the configs' digests by their ids."""
         self._rows, self._wanted, self._activity = rows, wanted, activity
         self._read_to = 0
         self._states: dict[str, Row] = {}
@@ -87,7 +90,8 @@ class Count:
             row = msgspec.json.decode(line, type=Row)
         except msgspec.DecodeError:
             return
-        if row.id in self._wanted and not (self._activity and row.step_ms is msgspec.UNSET):
+        is_wanted = row.id in self._wanted and row.of in (None, self._wanted[row.id])
+        if is_wanted and not (self._activity and row.step_ms is msgspec.UNSET):
             self._states[row.id] = row
 
     def tally(self, seconds: float) -> Tally:
@@ -119,9 +123,9 @@ def nobody(done: int, total: int) -> None:
 
 def collect(options: Options, python: str, progress: Callable[[int, int], None] = nobody) -> Tally:
     """Until all is measured or the time is over. Ctrl-C ends the processes, and the rows so far stay."""
-    wanted = {config.id for config in read_configs(options.configs)}
-    if not wanted:
+    if not list(read_configs(options.configs)):  # all of them, so that a bad one is told now
         raise Usage(f"{options.configs} has no configs", "`carma dataset generate` makes some.")
+    wanted = read_digests(options.configs)
     make_folder(options.out)
     began_s = time.monotonic()
     if not options.resume:

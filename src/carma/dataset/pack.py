@@ -1,7 +1,7 @@
 """Puts configs, what was measured and their layers together: one Parquet file a family.
 
 Where a file is there already, it is extended: a row whose id is there replaces it, but a row without activity does not
-take the activity of an earlier one away.
+take the activity of an earlier one of the same config away.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from carma.core.model import Record
-from carma.dataset.clean import NO_LAYERS, OTHER, Cleaning, Measured, Report, read_measured
+from carma.dataset.clean import NO_LAYERS, OTHER, Cleaning, Measured, Report, read_digests, read_measured
 from carma.dataset.config import FAMILIES, Config, encode, read_configs
 from carma.dataset.listing import Listed, Lister
 from carma.dataset.schema import ACTIVITY, CONFIG_COLUMNS
@@ -35,7 +35,7 @@ def pack(configs_file: Path, rows_files: Sequence[Path], out: Path, lister: List
     lines = [line for path in rows_files for line in read_measured(path)]
     rows = [line for line in lines if isinstance(line, Measured)]
     cleaning = Cleaning()
-    kept = cleaning.clean(rows, configs)
+    kept = cleaning.clean(rows, configs, read_digests(configs_file))
     listed = lister.list(configs[id] for id in kept)
     untied = _untied(configs, kept, listed, lister)
     made = [row for id in list(kept) if (row := _row(configs[id], kept, listed.get(id), cleaning)) is not None]
@@ -74,7 +74,7 @@ def extend(path: Path, rows: Sequence[Mapping[str, object]], heads: Sequence[Hea
 
 
 def _over(old: Mapping[str, object] | None, new: Mapping[str, object]) -> Mapping[str, object]:
-    if old is None or new["step_ms"] is not None:
+    if old is None or new["step_ms"] is not None or new["config"] != old["config"]:
         return new
     return {**new, **{column.name: old[column.name] for column in ACTIVITY}}
 

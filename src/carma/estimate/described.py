@@ -30,4 +30,5 @@ class Described(Record, frozen=True, kw_only=True):
     channels_last: bool = False
     attention: str = ""  # "sdpa": torch's fused function, "eager": scores written out, "" where nobody tells
     heads: int | None = None  # of its attention layers
+    passes: int = 1  # calls whose outputs a step holds at once, or networks that it trains; described is the first
     config: dict[str, str] = {}  # of a Hugging Face model: model_type, hidden_size, num_hidden_layers, vocab_size …

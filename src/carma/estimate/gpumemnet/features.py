@@ -10,23 +10,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from carma.estimate.described import Described, Layer
+from carma.estimate.gpumemnet.chain import play
+from carma.estimate.gpumemnet.columns import Columns, inputs_of
 from carma.estimate.gpumemnet.kinds import FUNCTIONS, INDEX, KINDS, function_of, kind_of
-from carma.estimate.gpumemnet.timeline import (
-    HALF,
-    MIB,
-    Columns,
-    Timeline,
-    inputs_of,
-    slots_of,
-    temporaries_of,
-    timeline,
-)
+from carma.estimate.gpumemnet.timeline import HALF, MIB, Timeline, slots_of, temporaries_of, timeline
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -73,8 +66,12 @@ def features(described: Described) -> Features:
         )
     columns = _columns(described)
     course = timeline(described, columns, *_attention(described, columns))
+    family = _family(described.layers, columns)
+    if family == "mlp":
+        reserved_mib, allocated_mib = play(described, columns)
+        course = replace(course, peak=reserved_mib, step=allocated_mib)
     return Features(
-        _family(described.layers, columns),
+        family,
         _scalars(described, columns, course),
         columns.kinds,
         _tokens(columns, course.kept, described),
@@ -113,9 +110,12 @@ def _kind(layer: Layer) -> int:
         )
     if kind == "convolution" and layer.attributes.get("groups", "1") != "1":
         kind = "grouped"
+    if kind == "activation" and layer.inplace and function_of(layer.kind) not in _COPIED:
+        kind = "rectifier"  # what is written over its input keeps its output
     return INDEX[kind]
 
 
+_COPIED = tuple(FUNCTIONS.index(name) for name in ("SiLU", "Mish", "Hardswish"))  # these keep a copy of their input
 _LIKE_IMAGES = [INDEX[kind] for kind in ("convolution", "grouped", "transposed", "batch_norm")]
 _LIKE_ROWS = [INDEX[kind] for kind in ("linear", "attention", "embedding")]
 

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from carma.estimate.described import Described
+from carma.estimate.gpumemnet.columns import Columns
 from carma.estimate.gpumemnet.kinds import INDEX, KINDS
+from carma.estimate.gpumemnet.unseen import Unseen, find_unseen
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,42 +31,22 @@ def _flags(*kinds: str) -> NDArray[np.bool_]:
 
 
 _PRODUCTS = ("linear", "convolution", "grouped", "transposed", "attention")
-_KEEPS_INPUT = _flags(*_PRODUCTS, "batch_norm", "norm", "activation", "pooling", "max_pooling", "other")
-_KEEPS_OUTPUT = _flags("rectifier", "softmax", "attention")
-_IS_VIEW = _flags("shape")
-_IS_PRODUCT = _flags(*_PRODUCTS)
-_RESIZE = [
-    INDEX[kind]
-    for kind in ("convolution", "grouped", "transposed", "pooling", "max_pooling", "upsampling", "embedding")
-]
+KEEPS_INPUT = _flags(*_PRODUCTS, "batch_norm", "norm", "activation", "pooling", "max_pooling", "other")
+KEEPS_OUTPUT = _flags("rectifier", "softmax", "attention")
+IS_VIEW = _flags("shape")
+IS_PRODUCT = _flags(*_PRODUCTS)
 _NEAR = 14  # layers in which a shortcut begins and ends
 # Autocast computes products in half precision; what follows them keeps what comes, the others go back to 32 bits.
-_CAST = _flags(*_PRODUCTS)
+CAST = _flags(*_PRODUCTS)
 _FOLLOWS = _flags(
     "activation", "rectifier", "dropout", "pooling", "max_pooling", "batch_norm", "shape", "merge", "upsampling"
 )
-_MASK_BYTES = np.array([{"dropout": 1.0, "max_pooling": 8.0}.get(kind, 0.0) for kind in KINDS])
+MASK_BYTES = np.array([{"dropout": 1.0, "max_pooling": 8.0}.get(kind, 0.0) for kind in KINDS])
 # Inside an attention layer: queries, keys, values and their weighted sum, beside the output itself.
 _INSIDE = np.array([4.0 if kind == "attention" else 0.0 for kind in KINDS])
 # Tensors of the size of all weights that torch's optimizers make in a step (foreach).
 _TEMPORARIES = {"sgd": 0.0, "adagrad": 2.0}
 _SEGMENT = 2  # norms in a block, about
-
-
-@dataclass(frozen=True)
-class Columns:
-    """The layers, column by column."""
-
-    kinds: NDArray[np.int64]
-    outputs: NDArray[np.float64]  # elements, the batch included
-    parameters: NDArray[np.float64]
-    channels: NDArray[np.float64]
-    inplace: NDArray[np.bool_]
-    inputs: NDArray[np.float64]  # elements, as far as the weights tell
-
-    @property
-    def count(self) -> int:
-        return len(self.kinds)
 
 
 @dataclass(frozen=True)
@@ -101,7 +83,7 @@ def element_bytes(described: Described, columns: Columns) -> NDArray[np.float64]
     # The last layer at or before each that decides: products give half precision, all but followers 32 bits.
     decides = ~_FOLLOWS[columns.kinds]
     last = np.maximum.accumulate(np.where(decides, np.arange(columns.count), -1))
-    half = (last >= 0) & _CAST[columns.kinds[np.maximum(last, 0)]]
+    half = (last >= 0) & CAST[columns.kinds[np.maximum(last, 0)]]
     return np.where(half, 2.0, 4.0)
 
 
@@ -113,97 +95,67 @@ def timeline(described: Described, columns: Columns, heads: float, length: float
     resting = whole * (1 + slots_of(described))
     bytes_each = element_bytes(described, columns)
     outputs = columns.outputs * bytes_each / MIB
-    kept = _kept(described, columns, outputs, bytes_each)
+    before = is_before(columns)
+    unseen = find_unseen(columns, before)
+    kept = _kept(described, columns, unseen, before, bytes_each)
     batch = float(described.batch or 1)
     scores = batch * heads * length * length * 4.0 / MIB if described.attention == "eager" else 0.0
-    blocks = max(1.0, float(np.isin(columns.kinds, (INDEX["norm"], INDEX["attention"])).sum()) / _SEGMENT)
-    loss = float(columns.outputs[-1]) * 4.0 / MIB
+    loss = float(columns.outputs[-1]) * size / MIB
     gradients = columns.parameters * size / MIB
     if (listed := gradients.sum()) > 0:  # shared weights are listed twice
         gradients *= whole / listed
     step = resting + whole * (1 + temporaries_of(described))
     if described.checkpointing:
-        kept, scores_all = _recomputed(columns, kept, outputs), 2 * scores
+        kept, scores_all = _recomputed(columns, kept, outputs), 4 * scores
     else:
-        scores_all = 2 * scores * blocks
+        scores_all = scores * (2 * max(unseen.attentions, 1) + 2)
     passed = outputs + columns.inputs * bytes_each / MIB  # gradients of a layer's output and of its input
     peak = max(_backward(passed, kept, gradients, float(outputs[-1]) + 2 * loss) + scores_all + resting, step)
     return Timeline(resting, whole, step, kept, loss, scores, peak)
 
 
+def is_before(columns: Columns) -> NDArray[np.bool_]:
+    """Whether a layer takes what the one before it gave, as far as sizes tell."""
+    before = np.r_[0.0, columns.outputs[:-1]]
+    found: NDArray[np.bool_] = np.abs(columns.inputs - before) <= 0.02 * before
+    return found
+
+
+def takes_input(described: Described, columns: Columns, before: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which layers keep what they are given: not what another has kept already, and a mean needs nothing."""
+    is_mean = (columns.kinds == INDEX["pooling"]) & (columns.outputs <= columns.channels * (described.batch or 1))
+    found: NDArray[np.bool_] = KEEPS_INPUT[columns.kinds] & ~is_mean & ~_seen_before(columns, before)
+    return found
+
+
 def _kept(
-    described: Described, columns: Columns, outputs: NDArray[np.float64], bytes_each: NDArray[np.float64]
+    described: Described, columns: Columns, unseen: Unseen, before: NDArray[np.bool_], bytes_each: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """MiB that stay because of each layer: its input, unless the layer before keeps that already, and its output."""
-    kinds, inputs = columns.kinds, columns.inputs
-    before = np.r_[0.0, columns.outputs[:-1]]
-    is_before = np.abs(inputs - before) <= 0.02 * before
+    kinds = columns.kinds
     # A view hands on what it was given: whether that is kept is told by the last layer that is none.
-    real = np.maximum.accumulate(np.where(_IS_VIEW[kinds], 0, np.arange(columns.count)))
-    held = np.r_[False, _KEEPS_OUTPUT[kinds[real]][:-1]]
-    takes = _KEEPS_INPUT[kinds] & ~(is_before & held) & ~_seen_before(columns, is_before)
-    takes &= (kinds != INDEX["pooling"]) | (
-        columns.outputs > columns.channels * (described.batch or 1)
-    )  # a mean keeps none
+    real = np.maximum.accumulate(np.where(IS_VIEW[kinds], 0, np.arange(columns.count)))
+    held = np.r_[False, KEEPS_OUTPUT[kinds[real]][:-1]]
+    takes = (takes_input(described, columns, before) & ~(before & held) & ~unseen.no_input) | unseen.new_input
     width = np.r_[bytes_each[0], bytes_each[:-1]]  # bytes of an element that comes in
     if described.autocast:
         # Cast on the way in, and the copy is what is kept.
-        width = np.where(_CAST[kinds], 2.0, np.where(kinds == INDEX["norm"], 4.0, width))
-    kept = np.where(takes, inputs * width, 0.0) / MIB + outputs * (_KEEPS_OUTPUT[kinds] + _INSIDE[kinds])
-    kept += columns.outputs * _MASK_BYTES[kinds] / MIB
-    linear = kinds == INDEX["linear"]
-    parts = linear & np.r_[linear[1:] & ~is_before[1:], False]  # queries, gates: a function takes them, and keeps them
-    kept += np.where(parts, outputs, 0.0)
+        width = np.where(CAST[kinds], 2.0, np.where(kinds == INDEX["norm"], 4.0, width))
+    elements = columns.outputs * (KEEPS_OUTPUT[kinds] + _INSIDE[kinds]) + unseen.elements
+    kept = np.where(takes, columns.inputs * width, 0.0) + elements * bytes_each + columns.outputs * MASK_BYTES[kinds]
     if described.autocast:
-        kept += np.where(_CAST[kinds], columns.parameters * 2.0 / MIB, 0.0)
-    return kept
+        kept += np.where(CAST[kinds], columns.parameters * 2.0, 0.0)
+    return kept / MIB
 
 
 def _seen_before(columns: Columns, is_before: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """A layer beside others (a shortcut) takes what one of the last layers has taken, and kept, already."""
     seen = np.zeros(columns.count, np.bool_)
-    aside = _IS_PRODUCT[columns.kinds] & ~is_before
+    aside = IS_PRODUCT[columns.kinds] & ~is_before
     for place in np.flatnonzero(aside).tolist():
         near = slice(max(0, place - _NEAR), place)
-        seen[place] = bool(((columns.inputs[near] == columns.inputs[place]) & _IS_PRODUCT[columns.kinds[near]]).any())
+        seen[place] = bool(((columns.inputs[near] == columns.inputs[place]) & IS_PRODUCT[columns.kinds[near]]).any())
     return seen
-
-
-_SIDES = np.array([1.0, 3.0, 5.0, 7.0, 11.0, 2.0, 4.0])  # of kernels
-
-
-def inputs_of(
-    kinds: NDArray[np.int64],
-    outputs: NDArray[np.float64],
-    parameters: NDArray[np.float64],
-    channels: NDArray[np.float64],
-    dimensions: NDArray[np.int64],
-    first: float,
-) -> NDArray[np.float64]:
-    """Elements that go into each layer. Most give as many as they take; products tell by their weights."""
-    before = np.r_[max(first, 1.0), outputs[:-1]]
-    wide = np.r_[1.0, channels[:-1]]
-    each = parameters / np.maximum(channels, 1.0)  # weights of one output, and perhaps a bias
-    rows = outputs / np.maximum(channels, 1.0)
-    linear = (kinds == INDEX["linear"]) & (parameters > 0)
-    found = np.where(np.isin(kinds, _RESIZE), before, outputs)
-    taken = np.where(np.abs(each - wide) <= 1.0, wide, np.floor(each))
-    found = np.where(linear, taken * rows, found)
-    for place in np.flatnonzero(kinds == INDEX["convolution"]).tolist():
-        if place:
-            positions = max(before[place] / max(wide[place], 1.0), rows[place])
-            areas = _SIDES ** max(1, int(dimensions[place]))
-            found[place] = _channels_in(float(each[place]), float(wide[place]), areas) * positions
-    return np.minimum(found, first + np.cumsum(before))  # what met in it was there before
-
-
-def _channels_in(each: float, wide: float, areas: NDArray[np.float64]) -> float:
-    """Of a convolution: as many as came, where a kernel's area fits to that; else the fewest that are whole."""
-    if (np.abs(each - wide * areas) <= 1.0).any():
-        return wide
-    fits = np.concatenate([each / areas[:4], (each - 1.0) / areas[1:4]])
-    whole = fits[(np.abs(fits - np.round(fits)) < 1e-9) & (fits > wide)]
-    return float(whole.min()) if len(whole) else wide
 
 
 def _recomputed(columns: Columns, kept: NDArray[np.float64], outputs: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -17,6 +17,7 @@ from carma.core.model import NoEstimate, Owner
 from carma.core.ports import EstimateRequest
 from carma.estimate.described import Described
 from carma.estimate.protocol import Trial
+from carma.estimate.trace.attention import with_attention
 from carma.estimate.trace.cache import TrialCache
 from carma.estimate.trace.fingerprint import fingerprint, folder_digest
 from carma.estimate.trace.report import EVENTS, FORMAT, REPORT, Report
@@ -72,7 +73,7 @@ class TrialRuns:
             return ran
         if ran.report.described is None:
             return NoEstimate(source=SOURCE, reason=ran.report.reason or "the trial run saw no model at work")
-        return ran.report.described
+        return with_attention(ran.report.described, ran)
 
     def close(self) -> None:
         self._sandbox.close()

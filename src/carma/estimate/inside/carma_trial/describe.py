@@ -6,7 +6,7 @@ import sys
 import weakref
 from collections.abc import Mapping
 
-from . import report
+from . import passes, report
 
 _layers = []
 _handle = []
@@ -19,6 +19,7 @@ _KEPT = ("kernel_size", "stride", "padding", "dilation", "groups", "in_channels"
 _CONFIG = ("model_type", "hidden_size", "n_embd", "d_model", "num_hidden_layers", "n_layer", "num_layers", "vocab_size",
            "num_attention_heads", "n_head", "num_key_value_heads", "intermediate_size", "n_positions", "ffn_dim",
            "max_position_embeddings", "tie_word_embeddings", "is_decoder", "is_encoder_decoder")  # fmt: skip
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
 _MOST = 20_000
 
 
@@ -27,6 +28,7 @@ def install(torch):
     _handle.append(modules.register_module_forward_pre_hook(lambda module, inputs: _enter(torch, module, inputs)))
     _handle.append(modules.register_module_forward_hook(lambda module, inputs, out: _leave(torch, module, inputs, out)))
     _watch_recomputation(torch)
+    passes.install(torch)
 
 
 def _watch_recomputation(torch):
@@ -50,10 +52,12 @@ def _stop():
 
 
 def optimizer(all_of_them):
+    passes.stepped()
     described = report.facts.get("described")
     if described is None or not all_of_them:
         return
     described["checkpointing"] = "checkpoint" in report.flags
+    described["passes"] = passes.seen()
     chosen = max(all_of_them, key=lambda each: len(each.state))
     described["optimizer"] = type(chosen).__name__
     for kept in itertools.islice(chosen.state.values(), 1):
@@ -74,7 +78,9 @@ def _enter(torch, module, inputs):
         dtype=str(parameters[0].dtype).replace("torch.", ""),
         input=shape,
         autocast="",
+        channels_last=any(_is_channels_last(torch, parameter) for parameter in parameters),
         config=_config(module),
+        heads=_heads(module),
     )
     if shape:
         _first["batch"] = shape[0]
@@ -118,12 +124,35 @@ def _autocast_dtype(torch):
         return torch.get_autocast_gpu_dtype()
 
 
+def _is_channels_last(torch, parameter):
+    """A kernel of one place is so in both formats: it tells nothing."""
+    by_channels = parameter.ndim == 4 and parameter.is_contiguous(memory_format=torch.channels_last)
+    return by_channels and not parameter.is_contiguous()
+
+
+def _hugging_face(module):
+    configs = (getattr(each, "config", None) for each in (module, *itertools.islice(module.modules(), 8)))
+    return next((config for config in configs if config is not None and hasattr(config, "model_type")), None)
+
+
 def _config(module):
-    for each in (module, *itertools.islice(module.modules(), 8)):
-        config = getattr(each, "config", None)
-        if config is not None and hasattr(config, "model_type"):
-            return {name: str(getattr(config, name)) for name in _CONFIG if getattr(config, name, None) is not None}
-    return {}
+    config = _hugging_face(module)
+    return {name: str(getattr(config, name)) for name in _CONFIG if getattr(config, name, None) is not None}
+
+
+def _heads(module):
+    """Of attention, the most that a layer has; None without any. A configuration's word goes first."""
+    config = _hugging_face(module)
+    told = [_most(getattr(config, name, None)) for name in ("num_attention_heads", "n_head")]
+    if not any(told):
+        told = [_most(vars(each).get(name)) for each in module.modules() for name in _HEADS]
+    return max(told, default=0) or None
+
+
+def _most(value):
+    """A number, or one for each stage."""
+    found = value if isinstance(value, (list, tuple)) else (value,)
+    return max((each for each in found if type(each) is int), default=0)
 
 
 def _leave(torch, module, inputs, outputs):

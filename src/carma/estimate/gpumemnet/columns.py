@@ -1,0 +1,69 @@
+"""The layers column by column, and how much goes into each, which a summary seldom tells: the weights do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from carma.estimate.gpumemnet.kinds import INDEX
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_RESIZE = [
+    INDEX[kind]
+    for kind in ("convolution", "grouped", "transposed", "pooling", "max_pooling", "upsampling", "embedding")
+]
+
+
+@dataclass(frozen=True)
+class Columns:
+    kinds: NDArray[np.int64]
+    outputs: NDArray[np.float64]  # elements, the batch included
+    parameters: NDArray[np.float64]
+    channels: NDArray[np.float64]
+    inplace: NDArray[np.bool_]
+    inputs: NDArray[np.float64]  # elements, as far as the weights tell
+
+    @property
+    def count(self) -> int:
+        return len(self.kinds)
+
+
+_SIDES = np.array([1.0, 3.0, 5.0, 7.0, 11.0, 2.0, 4.0])  # of kernels
+
+
+def inputs_of(
+    kinds: NDArray[np.int64],
+    outputs: NDArray[np.float64],
+    parameters: NDArray[np.float64],
+    channels: NDArray[np.float64],
+    dimensions: NDArray[np.int64],
+    first: float,
+) -> NDArray[np.float64]:
+    """Elements that go into each layer. Most give as many as they take; products tell by their weights."""
+    before = np.r_[max(first, 1.0), outputs[:-1]]
+    wide = np.r_[1.0, channels[:-1]]
+    each = parameters / np.maximum(channels, 1.0)  # weights of one output, and perhaps a bias
+    rows = outputs / np.maximum(channels, 1.0)
+    linear = (kinds == INDEX["linear"]) & (parameters > 0)
+    found = np.where(np.isin(kinds, _RESIZE), before, outputs)
+    taken = np.where(np.abs(each - wide) <= 1.0, wide, np.floor(each))
+    found = np.where(linear, taken * rows, found)
+    for place in np.flatnonzero(kinds == INDEX["convolution"]).tolist():
+        if place:
+            positions = max(before[place] / max(wide[place], 1.0), rows[place])
+            areas = _SIDES ** max(1, int(dimensions[place]))
+            found[place] = _channels_in(float(each[place]), float(wide[place]), areas) * positions
+    return np.minimum(found, first + np.cumsum(before))  # what met in it was there before
+
+
+def _channels_in(each: float, wide: float, areas: NDArray[np.float64]) -> float:
+    """Of a convolution: as many as came, where a kernel's area fits to that; else the fewest that are whole."""
+    if (np.abs(each - wide * areas) <= 1.0).any():
+        return wide
+    fits = np.concatenate([each / areas[:4], (each - 1.0) / areas[1:4]])
+    whole = fits[(np.abs(fits - np.round(fits)) < 1e-9) & (fits > wide)]
+    return float(whole.min()) if len(whole) else wide

@@ -1,0 +1,142 @@
+"""What functions between linear layers keep, which are no modules: attention, gates, activations.
+
+A run of linear layers with nothing between them is read by its widths. Queries, keys and values are followed by a layer
+that takes as much as the queries gave; a gate and its like take the same and meet in a product; a layer that takes what
+the one before gave has, nearly always, an activation before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from carma.estimate.gpumemnet.columns import Columns
+from carma.estimate.gpumemnet.kinds import INDEX
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# Most functional activations of today keep their input (GELU, SiLU); ReLU does not.
+_ACTIVATION = 0.8
+_ACTIVATIONS = (INDEX["activation"], INDEX["rectifier"])
+_NORMS = (INDEX["batch_norm"], INDEX["norm"])
+_CONVOLUTIONS = (INDEX["convolution"], INDEX["grouped"], INDEX["transposed"])
+_CONVOLVED = 0.35  # in convolutional networks many are ReLU, and many work in place
+_BETWEEN = (INDEX["dropout"], INDEX["softmax"])
+
+
+@dataclass(frozen=True)
+class Unseen:
+    elements: NDArray[np.float64]  # that stay because of each layer, beside what the layer itself keeps
+    no_input: NDArray[np.bool_]  # layers whose input others have kept
+    new_input: NDArray[np.bool_]  # layers whose input is a tensor of its own
+    attentions: int
+
+
+class _Finder:
+    def __init__(self, inputs: NDArray[np.float64], outputs: NDArray[np.float64]) -> None:
+        self.inputs, self.outputs = inputs.tolist(), outputs.tolist()
+        self.elements = np.zeros(len(inputs))
+        self.no_input = np.zeros(len(inputs), np.bool_)
+        self.new_input = np.zeros(len(inputs), np.bool_)
+        self.attentions = 0
+
+    def read(self, begin: int, end: int, *, gated: bool) -> None:
+        """A run of linear layers; `gated`: an activation stands before it that its first layer does not take."""
+        place = begin
+        if gated and end - begin >= 2 and self.alike(self.inputs[begin + 1], self.outputs[begin]):
+            self.elements[begin] += self.outputs[begin - 1] + self.outputs[begin]  # what is multiplied is kept
+            place = begin + 2
+        while place < end:
+            place += self.split(place, end) or self.fused(place, end) or self.gate(place, end) or self.plain(place, end)
+
+    def split(self, place: int, end: int) -> int:
+        """Queries, keys, values, and what follows attention."""
+        if place + 4 > end:
+            return 0
+        inputs, outputs = self.inputs[place : place + 4], self.outputs[place : place + 4]
+        if not (
+            self.alike(inputs[1], inputs[2])
+            and self.alike(outputs[1], outputs[2])
+            and self.alike(inputs[3], outputs[0])
+        ):
+            return 0
+        self.elements[place : place + 3] += outputs[:3]
+        self.attend(place + 3, wide=outputs[0], shared=outputs[1] < 0.9 * outputs[0] * inputs[1] / inputs[0])
+        self.no_input[place + 1 : place + 3] |= self.alike(inputs[0], inputs[1])
+        return 4
+
+    def fused(self, place: int, end: int) -> int:
+        if place + 2 > end or self.alike(self.inputs[place + 1], self.outputs[place]):
+            return 0
+        given, taken = self.outputs[place], self.inputs[place + 1]
+        if not 1.02 * taken < given <= 3.02 * taken:
+            return 0
+        self.elements[place] += given
+        self.attend(place + 1, wide=taken, shared=given < 2.9 * taken)
+        return 2
+
+    def attend(self, after: int, *, wide: float, shared: bool) -> None:
+        """The weighted sum, its copy in order, and keys and values for every head where heads share them."""
+        self.attentions += 1
+        self.elements[after] += wide * (4 if shared else 2)
+        self.no_input[after] = True
+
+    def gate(self, place: int, end: int) -> int:
+        if place + 3 > end:
+            return 0
+        inputs, outputs = self.inputs[place : place + 3], self.outputs[place : place + 3]
+        same = self.alike(inputs[0], inputs[1]) and self.alike(outputs[0], outputs[1])
+        if not same or not self.alike(inputs[2], outputs[0]):
+            return 0
+        self.elements[place] += (2 + _ACTIVATION) * outputs[0]
+        self.no_input[place + 1], self.new_input[place + 2] = True, True
+        return 3
+
+    def plain(self, place: int, end: int) -> int:
+        if place + 1 < end and self.alike(self.inputs[place + 1], self.outputs[place]):
+            self.elements[place] += _ACTIVATION * self.outputs[place]
+        return 1
+
+    @staticmethod
+    def alike(one: float, other: float) -> bool:
+        return abs(one - other) <= 0.02 * other
+
+
+def _gates(columns: Columns, before: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Squeeze and excitation: a gate of one figure a channel, then a layer that takes a whole image. What the gate was
+    multiplied with is kept."""
+    gate = np.r_[False, np.isin(columns.kinds[:-1], _ACTIVATIONS)]
+    small = np.r_[0.0, columns.outputs[:-1]] * 4 <= columns.inputs
+    found: NDArray[np.float64] = np.where(gate & small & ~before, columns.inputs, 0.0)
+    return found
+
+
+def _functions(columns: Columns) -> NDArray[np.float64]:
+    """A network without any activation has them as functions: after each norm, or each product where there is none."""
+    kinds = columns.kinds
+    if np.isin(kinds, _ACTIVATIONS).any():
+        return np.zeros(columns.count)
+    norms = np.isin(kinds, _NORMS)
+    after = norms if norms.any() else np.isin(kinds, _CONVOLUTIONS)
+    found: NDArray[np.float64] = np.where(after & np.isin(np.r_[kinds[1:], -1], _CONVOLUTIONS), columns.outputs, 0.0)
+    return _CONVOLVED * found
+
+
+def find_unseen(columns: Columns, before: NDArray[np.bool_]) -> Unseen:
+    """Dropouts and softmaxes inside attention do not part a run."""
+    seen = np.flatnonzero(~np.isin(columns.kinds, _BETWEEN))
+    kinds = columns.kinds[seen]
+    finder = _Finder(columns.inputs[seen], columns.outputs[seen])
+    edges = np.flatnonzero(np.diff(np.r_[False, kinds == INDEX["linear"], False].astype(np.int8)))
+    for begin, end in edges.reshape(-1, 2).tolist():
+        gated = begin > 0 and int(kinds[begin - 1]) in _ACTIVATIONS and not before[seen[begin]]
+        finder.read(begin, end, gated=gated)
+    elements = _gates(columns, before) + _functions(columns)
+    no_input, new_input = np.zeros(columns.count, np.bool_), np.zeros(columns.count, np.bool_)
+    elements[seen] += finder.elements
+    no_input[seen], new_input[seen] = finder.no_input, finder.new_input
+    attentions = finder.attentions + int((columns.kinds == INDEX["attention"]).sum())
+    return Unseen(elements, no_input, new_input, attentions)

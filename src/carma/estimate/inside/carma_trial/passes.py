@@ -1,0 +1,70 @@
+"""How many calls of networks a step holds on to: a description is of one call, and of one network.
+
+Three calls before a backward pass (a triplet) keep three times the outputs; of two networks (a GAN) one is described.
+Calls that are accumulated are no such thing: a backward pass after each lets its outputs go.
+"""
+
+import weakref
+
+_now = {"running": None, "backward": 0, "calls": 0, "most": 0, "stepped": False}
+_known = weakref.WeakSet()  # every module of every network so far
+_networks = [0]
+
+
+def install(torch):
+    modules = torch.nn.modules.module
+    modules.register_module_forward_pre_hook(lambda module, inputs: _enter(torch, module, inputs))
+    modules.register_module_forward_hook(lambda module, _inputs, _out: _leave(module), always_call=True)
+    for name in ("backward", "grad"):
+        setattr(torch.autograd, name, _ending(getattr(torch.autograd, name)))
+
+
+def stepped():
+    """From here on calls are not counted: between steps a script may look at its model, with gradients on."""
+    _now["stepped"] = True
+
+
+def seen():
+    return max(1, _now["most"], _networks[0])
+
+
+def _ending(plain):
+    def backward(*args, **words):
+        if not _now["stepped"]:
+            _now["most"] = max(_now["most"], _now["calls"])
+        _now["calls"] = 0
+        _now["backward"] += 1
+        try:
+            return plain(*args, **words)
+        finally:
+            _now["backward"] -= 1
+
+    return backward
+
+
+def _enter(torch, module, inputs):
+    """Only what the script calls itself: not what is inside of that, nor what a backward pass computes again."""
+    if _now["running"] is not None or _now["backward"] or not torch.is_grad_enabled():
+        return
+    if not _takes_part(torch, module, inputs):
+        return
+    _now["running"] = module
+    _now["calls"] += 1
+    if module not in _known:
+        _networks[0] += 1
+        _known.update(module.modules())
+
+
+def _leave(module):
+    if module is _now["running"]:
+        _now["running"] = None
+
+
+def _takes_part(torch, module, inputs):
+    """It learns, or stands between what learns and the loss: either way its outputs are kept."""
+    first = next(module.parameters(), None)
+    if first is None:
+        return False
+    if any(each.requires_grad for each in module.parameters()):
+        return True
+    return any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs)
