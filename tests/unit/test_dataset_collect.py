@@ -102,7 +102,7 @@ def test_beginning_anew_counts_nothing_of_before(
 
 def test_a_row_counts_when_it_is_whole(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
-    count = collect.Count(rows, {"a", "b"}, activity=False)
+    count = collect.Count(rows, dict.fromkeys("ab", "0"), activity=False)
     assert count.update() == 0
     rows.write_text('{"gpu":"x"}\n{"id":"a"}\n{"id":')
     assert count.update() == 1
@@ -114,8 +114,14 @@ def test_a_row_counts_when_it_is_whole(tmp_path: Path) -> None:
 def test_without_activity_a_row_does_not_count_where_it_is_wanted(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"id":"a"}\n{"id":"b","step_ms":null,"error":"x"}\n{"id":"c","step_ms":2.5}\n')
-    assert collect.Count(rows, {"a", "b", "c"}, activity=True).done == 2
-    assert collect.Count(rows, {"a", "b", "c"}, activity=False).done == 3
+    assert collect.Count(rows, dict.fromkeys("abc", "0"), activity=True).done == 2
+    assert collect.Count(rows, dict.fromkeys("abc", "0"), activity=False).done == 3
+
+
+def test_a_row_of_another_config_with_the_same_id_does_not_count(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"id":"a","of":"1"}\n{"id":"b","of":"2"}\n{"id":"c"}\n')
+    assert collect.Count(rows, dict.fromkeys("abc", "1"), activity=False).done == 2
 
 
 def test_the_commonest_errors_are_told_once_each(tmp_path: Path) -> None:
@@ -123,7 +129,7 @@ def test_the_commonest_errors_are_told_once_each(tmp_path: Path) -> None:
     errors = ["RuntimeError: shape 12x7 [build.py:3]", "RuntimeError: shape 9x100 [build.py:3]", "B: x", "C: x", "D: x"]
     lines = [json.dumps({"id": str(place), "error": error}) for place, error in enumerate([*errors, "B: x"])]
     rows.write_text("\n".join(lines) + "\n")
-    tally = collect.Count(rows, {str(place) for place in range(9)}, activity=False).tally(2.0)
+    tally = collect.Count(rows, dict.fromkeys("012345678", "0"), activity=False).tally(2.0)
     assert (tally.failed, tally.measured, tally.left) == (6, 0, 3)
     assert tally.errors == {"RuntimeError: shape #x#": 2, "B: x": 2, "C: x": 1}
 

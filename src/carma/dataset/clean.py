@@ -166,7 +166,7 @@ def read_measured(path: Path) -> Iterator[Measured | dict[str, Any]]:
 
 
 def read_digests(path: Path) -> dict[str, str]:
-    """Of each config's line as it stands in the file, by id. A row says the same of the line that it was measured from."""
+    """Of each config's line as it stands in the file, by id. A row has that of the line that it was measured from."""
     lines = [line for line in path.read_bytes().splitlines() if line.strip()]
     return {str(json.loads(line)["id"]): digest(line) for line in lines}
 
