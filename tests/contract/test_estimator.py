@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from importlib.metadata import entry_points
+from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -12,14 +14,20 @@ from carma.core.model import AttemptKey, Estimate, Gpu, GpuId, NoEstimate, Owner
 from carma.core.ports import EstimateRequest, Estimator, PastRun
 from carma.core.settings import Memory, Rules
 from carma.estimate.fixed import Fixed
+from carma.estimate.gpumemnet.estimator import FOLDER
+from carma.estimate.gpumemnet.facts import Kind
 from carma.estimate.protocol import Context
 from carma.estimate.registry import make_estimators
+from carma.estimate.trace import constants
+from carma.paths import find_paths
 from carma.plugins import ESTIMATORS
 from carma.store.codec import read_event, write_event
 from carma.store.memory import MemoryStore
 from tests.trials import ScriptedTrials
+from tests.unit import gpumemnet_models
 
 GPU = Gpu(id=GpuId("GPU-0"), index=0, name="Test GPU", memory_mib=40_960)
+KINDS: tuple[Kind, ...] = get_args(Kind)
 ALICE = Owner(1001, 1001, "alice")
 KNOWN = TaskSpec(command=("python", "train.py"), directory="/home/alice", gpu_memory_mib=3_000)
 REQUESTS = {
@@ -31,8 +39,12 @@ REQUESTS = {
 }
 
 
-ALL = ("accelerate", "declared", "dnnmem", "fake-tensor", "history", "horus", "llmem", "trace", "zero2", "zero3")
+ALL = (
+    "accelerate", "declared", "dnnmem", "fake-tensor", "gpumemnet", "gpumemnet-transformer", "history", "horus", "llmem",
+    "trace", "zero2", "zero3",
+)  # fmt: skip
 NEEDS_ANOTHER_PACKAGE = ("zero2", "zero3")
+LEARNED = ("gpumemnet", "gpumemnet-transformer")
 
 
 def shipped() -> list[str]:
@@ -96,8 +108,22 @@ def test_the_same_question_gets_the_same_answer(name: str) -> None:
     assert msgspec.json.encode(request) == before
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name not in NEEDS_ANOTHER_PACKAGE])
+@pytest.mark.parametrize("name", [name for name in ALL if name not in (*NEEDS_ANOTHER_PACKAGE, *LEARNED)])
 def test_each_knows_something_and_refuses_something(name: str) -> None:
+    estimator = made(name)
+    assert isinstance(estimator.estimate(request_for(KNOWN)), Estimate)
+    assert isinstance(estimator.estimate(request_for(REQUESTS["unknown"])), NoEstimate)
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_what_was_learned_answers_for_what_it_has_learned(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With models of its own making: those that are shipped refuse what lies outside of their data."""
+    monkeypatch.setenv("CARMA_HOME", str(tmp_path))
+    own = constants.own_folder(find_paths({"CARMA_HOME": str(tmp_path)})).with_name(FOLDER)
+    for kind in KINDS:
+        gpumemnet_models.save(own, gpumemnet_models.facts("mlp", kind))
     estimator = made(name)
     assert isinstance(estimator.estimate(request_for(KNOWN)), Estimate)
     assert isinstance(estimator.estimate(request_for(REQUESTS["unknown"])), NoEstimate)

@@ -1,7 +1,8 @@
 """Learned models that nobody learned: small ONNX files whose figures can be worked out by hand, and networks to ask.
 
 MLP-based: `base + guess · factor` for each quantile, where the guess is the feature of that name. Transformer-based:
-`base + factor · (MiB of the outputs of layers that are no padding + 100 MiB for each linear layer)`.
+`base + factor · (MiB of the outputs of all layers + 100 MiB for each linear layer + 10 MiB for each that a rectifier
+follows)`, equal layers counted by their weight.
 """
 
 from __future__ import annotations
@@ -17,17 +18,23 @@ from carma.estimate.described import Described, Layer
 from carma.estimate.gpumemnet.facts import Bound, Facts, Kind, Learned, stem, write_facts
 from carma.estimate.gpumemnet.features import FEATURES, PLACE, SETTINGS, TOKEN, Family
 from carma.estimate.gpumemnet.kinds import INDEX, KINDS
+from carma.estimate.gpumemnet.merged import NEAR
 
 BASE_MIB = 600.0
 QUANTILES = (0.1, 0.5, 0.9)
 FACTORS = (0.9, 1.0, 1.2)
 LINEAR_MIB = 100.0
+FOLLOWED_MIB = 10.0
 
 
 def facts(family: Family = "mlp", kind: Kind = "mlp", **changed: object) -> Facts:
     """All kinds seen but attention, sizes up to 2^40, every setting but channels-last."""
     ranges = {name: (0.0, 40.0) for name in FEATURES if name not in SETTINGS}
-    ranges |= dict.fromkeys(SETTINGS, (0.0, 1.0)) | {"slots": (0.0, 2.0), "channels_last": (0.0, 0.0)}
+    ranges |= dict.fromkeys(SETTINGS, (0.0, 1.0)) | {
+        "slots": (0.0, 2.0),
+        "temporaries": (0.0, 2.0),
+        "channels_last": (0.0, 0.0),
+    }
     ranges |= {"cos_function": (-1.0, 1.0), "sin_function": (-1.0, 1.0)}
     ranges["batch"] = (1.0, 14.0)  # 1 to 16,383
     made = Facts(
@@ -115,19 +122,18 @@ def _summing() -> onnx.GraphProto:
     """The scalars take no part but in the shape, so that all inputs are used."""
     inputs = [
         *_inputs(),
-        helper.make_tensor_value_info("kinds", TensorProto.INT64, ["n", "l"]),
-        helper.make_tensor_value_info("tokens", TensorProto.FLOAT, ["n", "l", len(TOKEN)]),
-        helper.make_tensor_value_info("mask", TensorProto.BOOL, ["n", "l"]),
+        helper.make_tensor_value_info("kinds", TensorProto.INT64, ["n", "l", NEAR]),
+        helper.make_tensor_value_info("tokens", TensorProto.FLOAT, ["n", "l", NEAR, len(TOKEN)]),
+        helper.make_tensor_value_info("weights", TensorProto.FLOAT, ["n", "l"]),
     ]
     nodes = [
-        helper.make_node("Gather", ["tokens", "place"], ["log"], axis=2),
+        helper.make_node("Gather", ["tokens", "itself"], ["own"], axis=2),
+        helper.make_node("Gather", ["own", "place"], ["log"], axis=2),
         helper.make_node("Pow", ["two", "log"], ["outputs"]),
-        helper.make_node("Equal", ["kinds", "linear"], ["is_linear"]),
-        helper.make_node("Cast", ["is_linear"], ["ones"], to=TensorProto.FLOAT),
-        helper.make_node("Mul", ["ones", "each"], ["by_kind"]),
-        helper.make_node("Add", ["outputs", "by_kind"], ["of_layer"]),
-        helper.make_node("Cast", ["mask"], ["there"], to=TensorProto.FLOAT),
-        helper.make_node("Mul", ["of_layer", "there"], ["counted"]),
+        *_counted("itself", "linear", "linear_mib"),
+        *_counted("behind", "rectifier", "followed_mib"),
+        helper.make_node("Sum", ["outputs", "linear_sum", "rectifier_sum"], ["of_layer"]),
+        helper.make_node("Mul", ["of_layer", "weights"], ["counted"]),
         helper.make_node("ReduceSum", ["counted", "axis"], ["total"], keepdims=1),
         helper.make_node("ReduceMean", ["scalars", "axis"], ["mean"], keepdims=1),
         helper.make_node("Mul", ["mean", "zero"], ["nothing"]),
@@ -136,13 +142,27 @@ def _summing() -> onnx.GraphProto:
         helper.make_node("Add", ["scaled", "base"], ["quantiles"]),
     ]
     constants = [
+        _constant("itself", 1, np.int64),
+        _constant("behind", 2, np.int64),
         _constant("place", TOKEN.index("output_mib"), np.int64),
         _constant("two", 2.0, np.float32),
         _constant("linear", INDEX["linear"], np.int64),
-        _constant("each", LINEAR_MIB, np.float32),
+        _constant("rectifier", INDEX["rectifier"], np.int64),
+        _constant("linear_mib", LINEAR_MIB, np.float32),
+        _constant("followed_mib", FOLLOWED_MIB, np.float32),
         _constant("axis", [1], np.int64),
         _constant("zero", 0.0, np.float32),
         _constant("factors", FACTORS, np.float32),
         _constant("base", BASE_MIB, np.float32),
     ]
     return helper.make_graph(nodes, "summing", inputs, _output(), constants)
+
+
+def _counted(where: str, kind: str, mib: str) -> list[onnx.NodeProto]:
+    """So many MiB for each layer that has this kind at that place of its three."""
+    return [
+        helper.make_node("Gather", ["kinds", where], [f"{kind}_there"], axis=2),
+        helper.make_node("Equal", [f"{kind}_there", kind], [f"is_{kind}"]),
+        helper.make_node("Cast", [f"is_{kind}"], [f"{kind}_ones"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", [f"{kind}_ones", mib], [f"{kind}_sum"]),
+    ]

@@ -92,6 +92,14 @@ def test_precision_and_checkpointing(
     assert (seen[0].dtype, seen[0].autocast, seen[0].checkpointing) == (dtype, autocast, True)
 
 
+def test_attention_heads_and_the_memory_format(seen: list[Described], capsys: pytest.CaptureFixture[str]) -> None:
+    figures(capsys, "--gpu", "h200", "--summary", "net.txt")
+    assert (seen[0].attention, seen[0].heads, seen[0].channels_last) == ("", None, False)
+    words = ("--attention", "eager", "--heads", "6", "--channels-last")
+    figures(capsys, "--gpu", "h200", "--summary", "net.txt", *words)
+    assert (seen[1].attention, seen[1].heads, seen[1].channels_last) == ("eager", 6, True)
+
+
 @pytest.mark.parametrize("shape", ["7x10", "7,10", "7×10"])
 def test_an_input_tells_the_outputs(seen: list[Described], capsys: pytest.CaptureFixture[str], shape: str) -> None:
     row = figures(capsys, "--gpu", "h200", "--summary", "net.txt", "--batch", "4", "--input", shape)
@@ -101,7 +109,16 @@ def test_an_input_tells_the_outputs(seen: list[Described], capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    "flag", [("--input", "3"), ("--optimizer", "sgd"), ("--precision", "bf16"), ("--checkpointing",)]
+    "flag",
+    [
+        ("--input", "3"),
+        ("--optimizer", "sgd"),
+        ("--precision", "bf16"),
+        ("--checkpointing",),
+        ("--channels-last",),
+        ("--attention", "sdpa"),
+        ("--heads", "4"),
+    ],
 )
 def test_flags_that_belong_to_a_summary(
     world: World, capsys: pytest.CaptureFixture[str], flag: tuple[str, ...]
@@ -120,6 +137,8 @@ def test_flags_that_belong_to_a_summary(
         (("--input", "11"), "net.txt: line 2 of the model summary: nothing before it fits"),
         (("--optimizer", "lion"), "lion"),
         (("--precision", "int8"), "int8"),
+        (("--attention", "flash"), "flash"),
+        (("--heads", "0"), "--heads"),
     ],
 )
 def test_mistakes(seen: list[Described], capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str) -> None:
@@ -150,3 +169,4 @@ def test_a_refusal_for_want_of_outputs_names_the_flag(
 def test_the_choices_of_the_flags_are_those_that_are_known() -> None:
     assert tuple(told.OPTIMIZERS) == estimate.OPTIMIZERS
     assert told.PRECISIONS == estimate.PRECISIONS
+    assert told.ATTENTIONS == estimate.ATTENTIONS

@@ -21,7 +21,7 @@ from carma.estimate.gpumemnet import estimator
 from carma.estimate.gpumemnet import model as models
 from carma.estimate.gpumemnet.estimator import GpuMemNet, class_of
 from carma.estimate.gpumemnet.facts import Bound, Facts, Kind, read_facts
-from carma.estimate.gpumemnet.features import PLACE, features
+from carma.estimate.gpumemnet.features import PLACE, TOKEN, features
 from carma.estimate.protocol import NoTrials
 from carma.estimate.trace import constants
 from carma.estimate.trace.constants import Constants, Context
@@ -70,8 +70,17 @@ def test_the_transformer_based_one_sees_every_layer(folder: Path) -> None:
     small, large = tiny.perceptron(batch=4096, depth=1), tiny.perceptron(batch=4096, depth=3)
     one, three = answered(folder, small, "transformer"), answered(folder, large, "transformer")
     assert one.source == "gpumemnet-transformer"
-    assert one.footprint_mib == pytest.approx(600 + 2 * 16 + 100, abs=1)  # 4096 × 1024 × 4 bytes, twice; one is linear
-    assert three.footprint_mib - one.footprint_mib == pytest.approx(2 * (32 + 100), abs=1)
+    # 4,096 × 1,024 × 4 bytes, twice; one is linear, and a rectifier follows it.
+    assert one.footprint_mib == pytest.approx(600 + 2 * 16 + 100 + 10, abs=1)
+    assert three.footprint_mib - one.footprint_mib == pytest.approx(2 * (32 + 100 + 10), abs=1)
+
+
+def test_equal_layers_are_fed_once_with_their_weight() -> None:
+    fed = models._fed(features(tiny.perceptron(depth=50)), "transformer")
+    # Only the first keeps the input; the first two and the last have other neighbours than the rest.
+    assert sorted(fed["weights"][0].tolist()) == [1, 1, 1, 48, 49]
+    assert fed["kinds"].shape == (1, 5, 3)
+    assert fed["tokens"].shape == (1, 5, 3, len(TOKEN))
 
 
 @pytest.mark.parametrize(("wanted", "given", "factor"), [(0.5, 0.9, 1.0), (0.9, 0.9, 1.0), (0.95, 0.99, 1.5)])
@@ -213,6 +222,16 @@ def test_what_a_summary_does_not_tell_is_asked_for(folder: Path) -> None:
     no_batch = served(folder).of(replace(tiny.perceptron(), batch=None))
     assert isinstance(no_batch, NoEstimate)
     assert "--batch" in no_batch.reason
+
+
+def test_what_no_run_of_the_data_was_like_is_refused(folder: Path) -> None:
+    several = served(folder).of(tiny.perceptron(passes=3))
+    assert isinstance(several, NoEstimate)
+    assert several.reason.startswith("a step holds 3 calls of networks at once, or trains as many networks")
+    double = served(folder).of(tiny.perceptron(dtype="float64"))
+    assert isinstance(double, NoEstimate)
+    assert double.reason == "weights of the type float64 are in none of the runs it has learned from"
+    assert isinstance(served(folder).of(tiny.perceptron(passes=1, dtype="bfloat16")), Estimate)
 
 
 def test_where_the_input_is_not_known_the_first_output_stands_in(tmp_path: Path) -> None:

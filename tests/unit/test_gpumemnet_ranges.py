@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from carma.estimate.described import Described, Layer
 from carma.estimate.gpumemnet.features import FEATURES, PLACE, features
 from carma.estimate.gpumemnet.kinds import INDEX, KINDS
-from carma.estimate.gpumemnet.ranges import _NAMES, _WORDS, inside, offences, refusal
+from carma.estimate.gpumemnet.ranges import _NAMES, _SETTING, _WORDS, inside, offences, refusal
 from tests.unit import gpumemnet_models as tiny
 
 
@@ -48,7 +48,7 @@ def test_every_feature_has_words() -> None:
     """Each one beyond its range on its own; what is no size is told apart."""
     base = tiny.perceptron()
     for name in FEATURES:
-        if name in ("cos_function", "sin_function", "fp32", "amp", "half", "checkpointing", "channels_last"):
+        if name in _SETTING or name in ("cos_function", "sin_function"):
             continue
         ranges = tiny.facts().ranges | {name: (50.0, 60.0)}
         seen = dict.fromkeys(KINDS, 1)
@@ -56,7 +56,7 @@ def test_every_feature_has_words() -> None:
         assert "lies outside what it has learned" in found, name
         assert "_" not in found
     assert set(_NAMES) == set(KINDS)
-    assert set(_WORDS) <= set(FEATURES)
+    assert set(_WORDS) | set(_SETTING) <= set(FEATURES)
 
 
 @pytest.mark.parametrize(
@@ -66,10 +66,11 @@ def test_every_feature_has_words() -> None:
         ({"autocast": "bfloat16"}, "autocast"),
         ({"dtype": "bfloat16"}, "weights in half precision"),
         ({"checkpointing": True}, "gradient checkpointing"),
+        ({"attention": "eager"}, "attention whose scores are written out"),
     ],
 )
 def test_a_way_to_train_that_was_never_seen_is_refused(changed: dict[str, object], words: str) -> None:
-    ranges = tiny.facts().ranges | dict.fromkeys(("amp", "half", "checkpointing"), (0.0, 0.0))
+    ranges = tiny.facts().ranges | dict.fromkeys(("amp", "half", "checkpointing", "eager"), (0.0, 0.0))
     assert said(replace(tiny.perceptron(), **changed), ranges=ranges) == [
         f"{words} is in none of the runs it has learned from"
     ]
@@ -78,6 +79,13 @@ def test_a_way_to_train_that_was_never_seen_is_refused(changed: dict[str, object
 def test_an_optimizer_with_more_state_than_any_is_refused() -> None:
     (found,) = said(tiny.perceptron(optimizer_slots=3))
     assert found == "the optimizer's state, 3 tensors for each weight, lies outside what it has learned (0 to 2)"
+
+
+def test_an_optimizer_with_a_larger_step_than_any_is_refused() -> None:
+    ranges = tiny.facts().ranges | {"temporaries": (0.0, 1.0)}
+    assert said(tiny.perceptron(optimizer="Adam"), ranges=ranges) == []
+    (found,) = said(tiny.perceptron(optimizer="Adagrad", optimizer_slots=1), ranges=ranges)
+    assert found.startswith("the optimizer's room in a step, 2 tensors for each weight, lies outside")
 
 
 def with_attention(outputs: int) -> Described:
@@ -127,6 +135,6 @@ def test_what_is_let_through_is_moved_to_the_edge() -> None:
 
 def test_a_kind_that_was_never_seen_goes_as_another() -> None:
     found = features(with_attention(outputs=100))
-    assert inside(found, tiny.facts()).kinds.tolist() == [INDEX["linear"], INDEX["activation"], INDEX["other"]]
-    few = tiny.facts(kinds_seen={"linear": 9, "activation": 5})
-    assert inside(found, few).kinds.tolist() == [INDEX["linear"], INDEX["activation"], INDEX["linear"]]
+    assert inside(found, tiny.facts()).kinds.tolist() == [INDEX["linear"], INDEX["rectifier"], INDEX["other"]]
+    few = tiny.facts(kinds_seen={"linear": 9, "rectifier": 5})
+    assert inside(found, few).kinds.tolist() == [INDEX["linear"], INDEX["rectifier"], INDEX["linear"]]

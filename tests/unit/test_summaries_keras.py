@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from carma.errors import Usage
 from carma.estimate.described import Described
+from carma.estimate.gpumemnet.features import PLACE, features
+from carma.estimate.gpumemnet.kinds import KINDS
 from carma.estimate.summaries import read_summary, read_text
 from tests.unit.keras_texts import (
     EXPANDED_2,
@@ -136,3 +140,41 @@ def test_what_cannot_be_read_has_its_line(text: str, told: str) -> None:
 def test_an_input_beside_shapes_that_are_told() -> None:
     with pytest.raises(Usage, match="--input has no meaning"):
         read_text(FUNCTIONAL_3, sample=(3, 32, 32))
+
+
+SIGNALS = """
+_________________________________________________________________
+Layer (type)                 Output Shape              Param #
+=================================================================
+conv1d (Conv1D)              (None, 126, 64)           640
+_________________________________________________________________
+re_lu (ReLU)                 (None, 126, 64)           0
+_________________________________________________________________
+max_pooling1d (MaxPooling1D) (None, 63, 64)            0
+_________________________________________________________________
+dense (Dense)                (None, 63, 10)            650
+_________________________________________________________________
+dropout (Dropout)            (None, 63, 10)            0
+_________________________________________________________________
+global_average_pooling1d (Gl (None, 10)                0
+=================================================================
+Total params: 1,290
+"""
+
+
+def test_signals_have_their_channels_first_and_a_convolution_is_one() -> None:
+    model = read_summary(SIGNALS, batch=8)
+    assert [(layer.kind, layer.output) for layer in model.layers] == [
+        ("Conv1d", (8, 64, 126)),
+        ("ReLU", (8, 64, 126)),
+        ("MaxPooling1D", (8, 64, 63)),
+        ("Dense", (8, 63, 10)),
+        ("Dropout", (8, 63, 10)),
+        ("GlobalAveragePooling1D", (8, 10)),
+    ]
+    assert model.layers[0].attributes == {"out_channels": "64"}
+    assert model.layers[1].inputs == ((8, 64, 126),)
+    found = features(model)
+    assert found.family == "cnn"
+    assert [KINDS[kind] for kind in found.kinds[:3]] == ["convolution", "rectifier", "max_pooling"]
+    assert found.scalars[PLACE["width"]] == pytest.approx(math.log2(1 + 64))

@@ -11,6 +11,7 @@ from carma.cli.verb import number, verb, whole
 # As carma.estimate.summaries.told has them, which is not imported for help.
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad", "nadam", "radam", "adamax", "adadelta")
 PRECISIONS = ("fp32", "tf32", "bf16-amp", "fp16-amp", "bf16")
+ATTENTIONS = ("sdpa", "eager")
 EXAMPLES = """
 carma estimate -- python train.py --batch-size 64
 carma estimate --gpu a100-40gb -- python train.py
@@ -51,6 +52,9 @@ def _shape(text: str) -> tuple[int, ...]:
 @click.option("--optimizer", type=click.Choice(OPTIMIZERS, case_sensitive=False), help="That trains it (adam).")
 @click.option("--precision", type=click.Choice(PRECISIONS), help="In which it is trained (fp32).")
 @click.option("--checkpointing", is_flag=True, help="It is trained with gradient checkpointing.")
+@click.option("--channels-last", is_flag=True, help="It is trained with its images' channels last in memory.")
+@click.option("--attention", type=click.Choice(ATTENTIONS), help="By torch's function, or its scores written out.")
+@click.option("--heads", type=whole(1), help="Of its attention layers, for --attention eager (width / 64).")
 @click.option("--json", "as_json", is_flag=True, help="The figures as JSON.")
 @click.pass_context
 def command(

@@ -25,7 +25,7 @@ from carma.estimate.protocol import Context, NoTrials, Trials
 from carma.estimate.registry import make_estimator
 from carma.estimate.summaries import read_file
 from carma.estimate.summaries.read import Read
-from carma.estimate.summaries.told import Precision, Told, completed
+from carma.estimate.summaries.told import Attention, Precision, Told, completed
 from carma.paths import find_paths
 from carma.plugins import ESTIMATORS, names
 from carma.store.memory import MemoryStore
@@ -52,6 +52,9 @@ class Options(Record, frozen=True, kw_only=True):
     optimizer: str | None = None
     precision: Precision | None = None
     checkpointing: bool = False
+    channels_last: bool = False
+    attention: Attention | None = None
+    heads: int | None = None
 
 
 class _Summary(Summarised):
@@ -128,6 +131,9 @@ def _check_no_summary(options: Options) -> None:
         "--optimizer": options.optimizer,
         "--precision": options.precision,
         "--checkpointing": options.checkpointing or None,
+        "--channels-last": options.channels_last or None,
+        "--attention": options.attention,
+        "--heads": options.heads,
     }
     for flag, value in only.items():
         if value is not None:
@@ -138,7 +144,14 @@ def _check_no_summary(options: Options) -> None:
 
 def _read(file: str, options: Options) -> Read:
     """The model of a summary's file, and how it is trained."""
-    told = Told(optimizer=options.optimizer, precision=options.precision, checkpointing=options.checkpointing)
+    told = Told(
+        optimizer=options.optimizer,
+        precision=options.precision,
+        checkpointing=options.checkpointing,
+        channels_last=options.channels_last,
+        attention=options.attention,
+        heads=options.heads,
+    )
     try:
         return completed(read_file(Path(file), batch=options.batch, sample=options.sample or ()), told)
     except Usage as error:

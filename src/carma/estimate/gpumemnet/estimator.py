@@ -69,6 +69,8 @@ class GpuMemNet:
 
     def of(self, described: Described, gpu: str = "", gpus: int = 1) -> Estimate | NoEstimate:
         """For each of so many GPUs; without a name, for the card that it was learned on."""
+        if reason := _unlike(described):
+            return self._refuse(reason)
         described, assumed = with_input(described)
         try:
             found = features(described)
@@ -132,6 +134,18 @@ class GpuMemNet:
     def _context_mib(self, gpu: str, facts: Facts) -> int:
         found = constants.load(gpu, facts.learned.torch, self._cards)
         return 0 if found is None else found.constants.context_mib(_USES[facts.family])
+
+
+def _unlike(described: Described) -> str | None:
+    """Why no run of the data was like this one, where features cannot tell."""
+    if described.passes > 1:
+        return (
+            f"a step holds {described.passes} calls of networks at once, or trains as many networks; one is described, "
+            "and one is what it has learned from"
+        )
+    if bytes_each(described.dtype) not in (2, 4):
+        return f"weights of the type {described.dtype} are in none of the runs it has learned from"
+    return None
 
 
 def with_input(described: Described) -> tuple[Described, tuple[str, ...]]:

@@ -96,8 +96,9 @@ def _settings(found: Features, facts: Facts) -> Iterator[str]:
         _, high = facts.ranges.get(name, (0.0, 1.0))
         if found.scalars[PLACE[name]] > high:
             yield f"{words} is in none of the runs it has learned from"
-    if (offence := _outside("slots", float(found.scalars[PLACE["slots"]]), facts)) is not None:
-        yield offence
+    for name in ("slots", "temporaries"):
+        if (offence := _outside(name, float(found.scalars[PLACE[name]]), facts)) is not None:
+            yield offence
 
 
 def _sizes(found: Features, facts: Facts) -> Iterator[str]:

@@ -89,8 +89,8 @@ def no_outputs(described: Described) -> str | None:
     if any(layer.output for layer in described.layers):
         return None
     return (
-        "the summary does not tell the shapes of the layers' outputs (print(model) never does); "
-        "give a torchsummary or torchinfo table, or let the command be tried"
+        "the summary does not tell the shapes of the layers' outputs (print(model) never does); give a torchsummary or "
+        "torchinfo table, say with --input what one sample is, or let the command be tried"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Iterator
 
 from carma.estimate.summaries.shapes import Shape
 
@@ -20,6 +21,8 @@ GlobalAveragePooling#D GlobalMaxPooling#D MaxPooling#D SeparableConv#D SpatialDr
 """
 _NAMES = tuple(_OF_KERAS.split())
 _CONVOLUTION = re.compile(r"(Depthwise)?Conv([123])D(Transpose)?")
+_OF_SIGNALS = re.compile(r"\w*Conv1D\w*|BatchNormalization")
+_OF_ROWS = re.compile(r"\w*(Dense|Embedding|Attention|LSTM|GRU|RNN|Bidirectional|TimeDistributed)\w*")
 
 
 def full_name(cut: str, places: int) -> str:
@@ -27,6 +30,15 @@ def full_name(cut: str, places: int) -> str:
     where that is not one of Keras' own."""
     names = [name.replace("#", str(places)) for name in _NAMES]
     return next((name for name in names if name.startswith(cut)), cut)
+
+
+def of_signals(kinds: Iterable[str]) -> Iterator[bool]:
+    """Whether three sizes are those of a signal, with channels, or of a row of words: as the last layer of either kind
+    has it. `gpumemnet.features` reads shapes in the same way."""
+    signals = False
+    for kind in kinds:
+        signals = bool(_OF_SIGNALS.fullmatch(kind)) or (signals and not _OF_ROWS.fullmatch(kind))
+        yield signals
 
 
 def attributes_of(kind: str, parameters: int, fed: Shape, made: Shape) -> dict[str, str]:

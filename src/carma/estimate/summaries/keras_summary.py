@@ -1,8 +1,8 @@
 """What `model.summary()` of Keras shows, of version 3 and 2.
 
-Made like what PyTorch's summaries tell, so that nobody behind has to know: images with their channels first, moving
-averages of a batch norm not among its parameters, the optimizer's variables not among the model's. Classes keep Keras'
-names.
+Made like what PyTorch's summaries tell, so that nobody behind has to know: images and signals with their channels
+first, moving averages of a batch norm not among its parameters, the optimizer's variables not among the model's. Classes
+keep Keras' names, but for Conv1D: with Hugging Face that is a linear layer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from carma.errors import Usage
 from carma.estimate.described import Described, Layer
-from carma.estimate.summaries.keras_classes import attributes_of, full_name
+from carma.estimate.summaries.keras_classes import attributes_of, full_name, of_signals
 from carma.estimate.summaries.keras_table import Row, box_rows, is_box, plain_rows
 from carma.estimate.summaries.lines import HINT, bad, read_count
 from carma.estimate.summaries.read import Read
@@ -66,6 +66,7 @@ class _Found:
         self.is_cut = bool(name["cut"]) or not name["closed"]
         self.shape = _shape(row, text)
         self.fed: Shape = ()
+        self.of_signals = False
         count = read_count(row.parameters.removesuffix("(unbuilt)"))
         if count is None:
             raise bad(row.line, text, f"{row.parameters!r} is not a number of parameters")
@@ -102,7 +103,8 @@ def _complete(found: Sequence[_Found]) -> None:
         if one.is_cut:
             one.kind = full_name(one.kind, max(len(one.fed), len(one.shape)) - 2)
         above[one.name] = last = one.shape
-    for one in found:
+    signals = of_signals(one.kind for one in found)
+    for one, one.of_signals in zip(found, signals, strict=True):
         one.shape, one.fed = _channels_first(one.shape), _channels_first(one.fed)
 
 
@@ -118,7 +120,8 @@ def _source(connected: str, above: dict[str, Shape]) -> Shape:
 
 
 def _channels_first(shape: Shape) -> Shape:
-    """Images and volumes; a sequence has its width at the end in both."""
+    """Images and volumes. Of a sequence only the layers around tell what it is; in PyTorch, too, words have their width
+    at the end."""
     return (shape[0], shape[-1], *shape[1:-1]) if len(shape) in (4, 5) else shape
 
 
@@ -185,9 +188,11 @@ def _length(leaves: Sequence[_Found], sample: Shape) -> int | None:
 
 def _layer(one: _Found, filling: _Filling) -> Layer:
     fed, made = filling.fill(one.fed), filling.fill(one.shape)
+    if one.of_signals:
+        fed, made = (shape if len(shape) != 3 else (shape[0], shape[2], shape[1]) for shape in (fed, made))
     return Layer(
         name=one.name,
-        kind=one.kind,
+        kind="Conv1d" if one.kind == "Conv1D" else one.kind,
         output=made,
         parameters=one.parameters - _moving(one),
         inputs=(fed,) if fed else (),

@@ -1,4 +1,4 @@
-"""What no summary tells of a training run: optimizer, precision, checkpointing. Said by whoever asks."""
+"""What no summary tells of a training run: optimizer, precision, attention and the like. Said by whoever asks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from carma.estimate.summaries.read import Read
 
 Precision = Literal["fp32", "tf32", "bf16-amp", "fp16-amp", "bf16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+Attention = Literal["sdpa", "eager"]
+ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 # The class in torch.optim, and the tensors of a parameter's size that it keeps for each.
 OPTIMIZERS: dict[str, tuple[str, int]] = {
     "sgd": ("SGD", 0),
@@ -39,6 +41,9 @@ class Told(Record, frozen=True, kw_only=True):
     optimizer: str | None = None
     precision: Precision | None = None
     checkpointing: bool = False
+    channels_last: bool = False
+    attention: Attention | None = None
+    heads: int | None = None
 
 
 def completed(read: Read, told: Told) -> Read:
@@ -50,7 +55,13 @@ def completed(read: Read, told: Told) -> Read:
         if told.optimizer is None:
             remarks.append("no summary tells the optimizer: taken to be Adam (--optimizer names another)")
     dtype, autocast = _TYPES[told.precision] if told.precision else (described.dtype, "")
-    return Read(
-        described=replace(described, dtype=dtype, autocast=autocast, checkpointing=told.checkpointing),
-        remarks=tuple(remarks),
+    trained = replace(
+        described,
+        dtype=dtype,
+        autocast=autocast,
+        checkpointing=told.checkpointing,
+        channels_last=told.channels_last,
+        attention=told.attention or described.attention,
+        heads=told.heads or described.heads,
     )
+    return Read(described=trained, remarks=tuple(remarks))
