@@ -40,8 +40,8 @@ REQUESTS = {
 
 
 ALL = (
-    "accelerate", "declared", "dnnmem", "fake-tensor", "gpumemnet", "gpumemnet-transformer", "history", "horus", "llmem",
-    "trace", "zero2", "zero3",
+    "accelerate", "declared", "dnnmem", "fake-tensor", "gpumemnet", "gpumemnet-transformer", "history", "horus",
+    "llmem", "trace", "zero2", "zero3",
 )  # fmt: skip
 NEEDS_ANOTHER_PACKAGE = ("zero2", "zero3")
 LEARNED = ("gpumemnet", "gpumemnet-transformer")

@@ -1,8 +1,8 @@
 """What `model.summary()` of Keras shows, of version 3 and 2.
 
 Made like what PyTorch's summaries tell, so that nobody behind has to know: images and signals with their channels
-first, moving averages of a batch norm not among its parameters, the optimizer's variables not among the model's. Classes
-keep Keras' names, but for Conv1D: with Hugging Face that is a linear layer.
+first, moving averages of a batch norm not among its parameters, the optimizer's variables not among the model's.
+Classes keep Keras' names, but for Conv1D: with Hugging Face that is a linear layer.
 """
 
 from __future__ import annotations
