@@ -43,7 +43,7 @@ class Course:
 
     def arranged(self, queue: list[dict[str, Any]]) -> Any:
         by_memory = int(self.capacity_mib * BENCH_SHARE / room.CONTEXT_MIB)
-        self.bench = max(BENCH_LEAST, min(self.parallel // 2, by_memory))
+        self.bench = max(BENCH_LEAST, min(self.parallel * 2 // 3, by_memory))
         return room.Lanes(queue, self.capacity_mib - self.bench * room.CONTEXT_MIB)
 
     def run(self) -> None:
@@ -74,7 +74,8 @@ class Course:
                 self.crew.start(config, need_mib, False).lane = lane
 
     def has_place(self) -> bool:
-        return len(self.crew.children) < self.parallel and sum(self.begun().values()) < self.bench
+        at_work = len(self.crew.children) - len(self.crew.among("waiting"))
+        return at_work < self.parallel and sum(self.begun().values()) < self.bench
 
     def next_config(self) -> tuple[str, dict[str, Any]]:
         lane, config = self.queue.take(self.begun())
@@ -101,7 +102,7 @@ class Course:
 
     def grant(self) -> None:
         """Those whose context has been weighed go on as there is room for them."""
-        waiting, begun = self.crew.among("waiting"), self.begun()
+        waiting, begun = self.crew.weighed("waiting"), self.begun()
         used_mib = dict.fromkeys(room.LANES, 0.0)
         for child in self.crew.among("running", "over"):
             used_mib[child.lane] += child.need_mib
@@ -171,7 +172,7 @@ class Turns(Course):
 
     def grant(self) -> None:
         among = self.crew.among
-        for child in among("prepared"):
+        for child in self.crew.weighed("prepared"):
             if child.footprint is not None:
                 child.need_mib = child.footprint / MIB
             child.enter("settling")
@@ -179,9 +180,11 @@ class Turns(Course):
         for child in self.crew.children:
             child.held_mib = held_mib(child)
         if not self.is_turning:
-            busy = among("running", "settling", "over")
-            self.let_go(room.admit_to_turns(among("waiting"), busy, among("resting"), self.free_mib()))
-            self.is_turning = bool(among("resting")) and not among("starting", "running", "settling")
+            waiting, busy = self.crew.weighed("waiting"), among("running", "prepared", "settling", "over")
+            self.let_go(room.admit_to_turns(waiting, busy, among("resting"), self.free_mib()))
+            stands_still = all(child.is_weighed for child in self.crew.children)
+            is_ready = stands_still and not among("starting", "running", "settling")
+            self.is_turning = is_ready and bool(among("resting"))
         if self.is_turning and not among("turning") and not any(child.is_dismissed for child in self.crew.children):
             self.give_turn()
 

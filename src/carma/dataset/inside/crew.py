@@ -21,6 +21,7 @@ import activity  # type: ignore[import-not-found]
 import measure  # type: ignore[import-not-found]
 
 POLL_S = 0.01
+WEIGH_S = 0.2
 LIMITED = ("starting", "running", "settling", "turning")  # in the others it waits for us
 DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 LIBC = ctypes.CDLL(None)
@@ -109,6 +110,7 @@ class Crew:
     def __init__(self, work: dict[str, Any], numbers: Any, take: Callable[[Child, dict[str, Any]], None]) -> None:
         self.work, self.numbers, self.take = work, numbers, take
         self.footprints = measure.Footprints(work.get("uuid"))
+        self.weigh_s = WEIGH_S if work.get("uuid") else 0.0
         self.children: list[Child] = []
 
     def start(self, config: dict[str, Any], need_mib: float, alone: bool) -> Child:
@@ -130,6 +132,9 @@ class Crew:
 
     def among(self, *states: str) -> list[Child]:
         return [child for child in self.children if child.state in states]
+
+    def weighed(self, state: str) -> list[Child]:
+        return [child for child in self.among(state) if child.is_weighed]
 
     def look(self) -> None:
         """Waits a moment for news, takes it, ends who is over the time, and buries who is gone."""
@@ -156,11 +161,16 @@ class Crew:
             self.children.remove(child)
 
     def _weigh(self) -> None:
-        """All who have just said something, with one reading: NVML makes those wait who start."""
+        """All who stand still since the last time, with one reading: NVML makes those wait who start.
+
+        It is due when one has its row, since its memory is wanted, or has waited a while for it.
+        """
         new = [child for child in self.children if not child.is_weighed]
-        held = self.footprints.read() if new else {}
-        for child in new:
-            child.weigh(held.get(child.pid))
+        now_s = time.monotonic()
+        if any(child.row is not None or now_s - child.since_s > self.weigh_s for child in new):
+            held = self.footprints.read()
+            for child in new:
+                child.weigh(held.get(child.pid))
 
     def _bury_if_gone(self, child: Child) -> None:
         pid, status = os.waitpid(child.pid, os.WNOHANG)

@@ -7,6 +7,7 @@ run finds the allocator untouched. Then the process waits until the collector ha
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import math
 import os
@@ -211,6 +212,7 @@ class Measurement:
     def release(self) -> None:
         """Memory that is given back goes faster than memory that a dying process leaves behind."""
         self.training = None
+        gc.collect()  # torch's first optimizer of a process stays in a circle of references
         if self.meter is not None:
             with contextlib.suppress(Exception):  # after a failed kernel every call raises
                 self.meter.give_back()

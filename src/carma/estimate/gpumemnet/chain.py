@@ -1,22 +1,25 @@
-"""Two training steps of a chain of layers, played through the model of torch's caching allocator.
+"""Two training steps of a chain of layers, tensor by tensor, played through a caching allocator.
 
-What an allocator reserves beyond what is allocated depends on the order and the sizes of what comes and goes. For the
-few dozen layers of an MLP that takes a millisecond or two, and says it nearly to the segment. Convolutions need
-workspaces that no summary tells, and deep models take too long here: for these the arithmetic of `timeline` must do.
+What an allocator reserves beyond what is allocated depends on the order and the sizes of what comes and goes; so does
+the peak. Both are played here, as far as a list of layers tells what comes and goes: workspaces of convolutions, sums,
+and the true graph are not in it. What is learned corrects the rest.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from carma.estimate.described import Described
+from carma.estimate.gpumemnet.cache import MIB, SMALL, Block, Cache
 from carma.estimate.gpumemnet.columns import Columns
 from carma.estimate.gpumemnet.kinds import INDEX
 from carma.estimate.gpumemnet.timeline import (
     CAST,
     HALF,
+    INSIDE,
     IS_VIEW,
     KEEPS_OUTPUT,
     MASK_BYTES,
@@ -26,160 +29,203 @@ from carma.estimate.gpumemnet.timeline import (
     takes_input,
     temporaries_of,
 )
-from carma.estimate.trace.allocator import CachingAllocator
-from carma.estimate.trace.allocator_options import AllocatorOptions
+from carma.estimate.gpumemnet.unseen import find_unseen
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MIB = 1 << 20
-STEPS = 2  # the optimizer's state comes with the first, and the second shows the peak
 # cuBLAS and cuBLASLt on Hopper; the thread of the backward pass has its own.
-WORKSPACES = (32 * MIB, 1 * MIB)
+WORKSPACE = 33 * MIB
+NORMS_IN_BLOCK = 2
+
+Kept = list[Block | None]
 
 
-class Memory:
-    """Tensors by a number; 0 is none."""
-
-    def __init__(self) -> None:
-        self._allocator = CachingAllocator(AllocatorOptions())
-        self._last = 0
-
-    def take(self, size: float) -> int:
-        if size < 1:
-            return 0
-        self._last += 1
-        self._allocator.malloc(self._last, int(size))
-        return self._last
-
-    def give(self, *tensors: int) -> None:
-        for tensor in tensors:
-            if tensor:
-                self._allocator.free(tensor)
-
-    @property
-    def reserved_mib(self) -> float:
-        return self._allocator.reserved / MIB
-
-    @property
-    def allocated_peak_mib(self) -> float:
-        return self._allocator.peak_allocated / MIB
+def _whole(column: NDArray[np.float64]) -> list[int]:
+    """Bytes, in the allocator's steps."""
+    found: list[int] = (-(-column // 512) * 512).astype(np.int64).tolist()
+    return found
 
 
 class Chain:
-    """The layers' sizes in bytes, and what each keeps. Only as long as the layers are one after the other."""
+    """The layers' sizes in bytes, and what each keeps."""
 
-    def __init__(self, described: Described, columns: Columns) -> None:
+    def __init__(self, described: Described, columns: Columns, scores: float) -> None:
         kinds, self.count = columns.kinds, columns.count
         each = element_bytes(described, columns)
         came = np.r_[each[0], each[:-1]]
         size = 2.0 if described.dtype in HALF else 4.0
         before = is_before(columns)
+        unseen = find_unseen(columns, before)
         before[0] = True
         self.amp = bool(described.autocast)
         self.half_loss = self.amp and each[-1] == 2.0
-        self.outputs = _bytes(columns.outputs * each)
-        self.inputs = _bytes(columns.inputs * came)
-        self.casts = _bytes(columns.inputs * 2.0 * (came > 2.0) * CAST[kinds] if self.amp else 0.0 * each)
-        self.upcasts = _bytes(columns.inputs * 4.0 * (came < 4.0) * (kinds == INDEX["norm"]) * self.amp)
-        self.masks = _bytes(columns.outputs * MASK_BYTES[kinds])
-        self.weights = _bytes(columns.parameters * size)
-        self.biases = _bytes(np.where(columns.parameters > 2 * columns.channels, columns.channels * size, 0.0))
-        self.is_product = CAST[kinds].tolist()
+        self.outputs, self.inputs = _whole(columns.outputs * each), _whole(columns.inputs * came)
+        takes = takes_input(described, columns, before) & ~unseen.no_input
+        copied = self.amp * (CAST[kinds] * (came > 2.0) * 2.0 + (kinds == INDEX["norm"]) * (came < 4.0) * 4.0)
+        self.copies = _whole(columns.inputs * copied * (takes | CAST[kinds]))
+        new = takes & (~before | unseen.new_input) & (copied == 0)
+        inside = columns.outputs * INSIDE[kinds] + unseen.elements
+        self.extras = _whole(np.where(new, columns.inputs * came, 0.0))
+        self.unseen = _whole(inside * each)
+        self.masks = _whole(columns.outputs * MASK_BYTES[kinds])
+        biases = np.where(columns.parameters > 2 * columns.channels, columns.channels * size, 0.0)
+        self.weights, self.biases = _whole(columns.parameters * size - biases), _whole(biases)
+        self.halves = _whole(columns.parameters * 2.0 * self.amp * CAST[kinds])
         self.is_view = IS_VIEW[kinds].tolist()
         self.is_over = (columns.inplace & (kinds == INDEX["rectifier"])).tolist()
         self.keeps_output = KEEPS_OUTPUT[kinds].tolist()
-        self.keeps_input = takes_input(described, columns, before).tolist()
-        self.is_before = before.tolist()
-        self.first = float(np.prod(described.input)) * 4.0 if described.input else self.inputs[0]
-        self.last = float(columns.outputs[-1]) * size
+        self.keeps_now = (takes & before & ~unseen.new_input & (copied == 0)).tolist()
+        self.scores = [int(scores) if attends else 0 for attends in unseen.attends.tolist()]
+        self.first = int(np.prod(described.input)) * 4 if described.input else self.inputs[0]
+        self.last = int(columns.outputs[-1] * size)
         self.slots, self.temporaries = slots_of(described), int(temporaries_of(described))
+        self.blocks = _blocks(kinds) if described.checkpointing else []
 
 
-def _bytes(column: NDArray[np.float64]) -> list[float]:
-    found: list[float] = column.tolist()
-    return found
+def _blocks(kinds: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """What is computed again, about: the layers from one norm to the next but one."""
+    norms = np.flatnonzero(np.isin(kinds, (INDEX["norm"], INDEX["batch_norm"])))
+    begins = [0, *norms[NORMS_IN_BLOCK::NORMS_IN_BLOCK].tolist(), len(kinds)]
+    return list(pairwise(begins))
 
 
-def play(described: Described, columns: Columns) -> tuple[float, float]:
-    """MiB reserved at the end, and the most that was allocated."""
-    chain, memory = Chain(described, columns), Memory()
-    weights = [
-        size
-        for whole, bias in zip(chain.weights, chain.biases, strict=True)
-        for size in (whole - bias, bias)
-        if size >= 1
-    ]
+def play(described: Described, columns: Columns, scores: float) -> tuple[float, float]:
+    """MiB reserved at the end, and the most that was allocated. `scores`: bytes of one attention layer's."""
+    chain, cache = Chain(described, columns, scores), Cache()
+    sizes = [size for pair in zip(chain.weights, chain.biases, strict=True) for size in pair]
+    weights = [size for size in sizes if size >= SMALL]
     for size in weights:
-        memory.take(size)
-    has_state = False
-    for step in range(STEPS):
-        gradients = _pass(chain, memory, is_first=step == 0)
-        if not has_state:
+        cache.take(size)
+    cache.take(WORKSPACE)
+    steps = 2 if chain.slots else 1  # without a state the second step is the first again
+    for step in range(steps):
+        gradients = _Pass(chain, cache).run(is_first=step == 0)
+        if step == 0:
             for size in weights:
                 for _ in range(chain.slots):
-                    memory.take(size)
-            has_state = True
-        memory.give(*[memory.take(size) for size in weights * chain.temporaries])
-        memory.give(*gradients)
-    return memory.reserved_mib, memory.allocated_peak_mib
+                    cache.take(size)
+        for block in [cache.take(size) for size in weights * chain.temporaries]:
+            cache.give(block)
+        for block in gradients:
+            cache.give(block)
+    small = sum(size for size in sizes if size < SMALL) * (1 + chain.slots)
+    return (cache.reserved + small) / MIB, (cache.peak + small) / MIB
 
 
-def _pass(chain: Chain, memory: Memory, *, is_first: bool) -> list[int]:
-    """Forward and back; the gradients of the weights stay."""
-    batch = memory.take(chain.first)
-    kept: list[list[int]] = [[] for _ in range(chain.count)]
-    now, is_kept, works = batch, True, is_first
-    for place in range(chain.count):
-        if works and chain.is_product[place]:
-            _ = [memory.take(size) for size in WORKSPACES]
-            works = False
-        now, is_kept = _forward(chain, memory, place, kept[place], now, is_kept)
-    upcast = memory.take(chain.last) if chain.half_loss else 0
-    likely, gradient = memory.take(chain.last), memory.take(chain.last)
-    memory.give(likely, upcast, 0 if is_kept else now)
-    if is_first:
-        _ = [memory.take(size) for size in WORKSPACES]
-    return _backward(chain, memory, kept, gradient, batch)
+class _Pass:
+    """Forward and back."""
 
+    def __init__(self, chain: Chain, cache: Cache) -> None:
+        self.chain, self.cache = chain, cache
+        self.kept: list[Kept] = [[] for _ in range(chain.count)]
+        self.now: Block | None = None
+        self.is_kept = True
 
-def _forward(chain: Chain, memory: Memory, place: int, kept: list[int], now: int, is_kept: bool) -> tuple[int, bool]:
-    """What flows on, and whether somebody keeps it already."""
-    copy = chain.casts[place] or chain.upcasts[place]
-    if chain.amp and chain.is_product[place]:
-        kept.append(memory.take(chain.weights[place] / 2))
-    if copy:
-        kept.append(memory.take(copy))
-    elif chain.keeps_input[place] and not chain.is_before[place]:
-        kept.append(memory.take(chain.inputs[place]))
-    if chain.is_view[place]:
-        return now, is_kept
-    if chain.is_over[place]:
+    def run(self, *, is_first: bool) -> Kept:
+        """The gradients of the weights stay."""
+        chain, take, give = self.chain, self.cache.take, self.cache.give
+        batch = self.now = take(chain.first)
+        begins = self.there()
+        output, is_kept = self.now, self.is_kept  # a script holds it until the step is over
+        gradient = self.loss()
+        if is_first:
+            take(WORKSPACE)
+        gradients: Kept = []
+        for begin, end in reversed(chain.blocks or [(0, chain.count)]):
+            if chain.blocks:
+                self.now, self.is_kept = begins.pop(), True
+                self.layers(begin, end, keep=True)
+                if not self.is_kept:
+                    give(self.now)
+            gradient = self.back(begin, end, gradient, gradients)
+        give(gradient)
+        give(batch)
         if not is_kept:
-            kept.append(now)
-        return now, True
-    output = memory.take(chain.outputs[place])
-    kept.append(memory.take(chain.masks[place]))
-    if not is_kept:
-        if chain.keeps_input[place] and chain.is_before[place] and not copy:
-            kept.append(now)
-        else:
-            memory.give(now)
-    if chain.keeps_output[place]:
-        kept.append(output)
-    return output, chain.keeps_output[place]
+            give(output)
+        return gradients
 
+    def loss(self) -> Block | None:
+        """Cross entropy: the logarithms are kept, their gradient and the output's come."""
+        chain, take, give = self.chain, self.cache.take, self.cache.give
+        upcast = take(chain.last) if chain.half_loss else None
+        likely = take(chain.last)
+        give(upcast)
+        passed, gradient = take(chain.last), take(chain.last)
+        give(passed)
+        give(likely)
+        if chain.half_loss:
+            wide, gradient = gradient, take(chain.last // 2)
+            give(wide)
+        return gradient
 
-def _backward(chain: Chain, memory: Memory, kept: list[list[int]], gradient: int, batch: int) -> list[int]:
-    gradients: list[int] = []
-    for place in range(chain.count - 1, -1, -1):
+    def there(self) -> Kept:
+        """With blocks, only what goes into each is kept."""
+        begins: Kept = []
+        if not self.chain.blocks:
+            self.layers(0, self.chain.count, keep=True)
+        for begin, end in self.chain.blocks:
+            begins.append(self.now)
+            if begin:
+                self.kept[begin].append(self.now)
+            self.is_kept = True
+            self.layers(begin, end, keep=False)
+        return begins
+
+    def layers(self, begin: int, end: int, *, keep: bool) -> None:
+        for place in range(begin, end):
+            made: Kept = []
+            self.layer(place, made)
+            if keep:
+                self.kept[place] += made
+            else:
+                for block in made:
+                    if block is not self.now:
+                        self.cache.give(block)
+                self.is_kept = (self.is_kept and self.now in self.kept[begin]) or self.now is None
+                if self.now is not None and self.now not in self.kept[begin]:
+                    self.is_kept = False
+
+    def layer(self, place: int, made: Kept) -> None:
+        chain, take, give = self.chain, self.cache.take, self.cache.give
+        for size in (chain.halves[place], chain.copies[place], chain.extras[place], chain.unseen[place]):
+            if size >= SMALL:
+                made.append(take(size))
+        if chain.scores[place]:
+            work = take(chain.scores[place])
+            made += [take(chain.scores[place]), take(chain.scores[place])]
+            give(work)
         if chain.is_view[place]:
-            continue
-        flows = memory.take(chain.inputs[place]) if place else 0
-        narrow = memory.take(chain.weights[place] / 2) if chain.amp and chain.is_product[place] else 0
-        gradients.append(memory.take(chain.weights[place] - chain.biases[place]))
-        gradients.append(memory.take(chain.biases[place]))
-        memory.give(narrow, gradient, *kept[place])
-        gradient = flows
-    memory.give(gradient, batch)
-    return gradients
+            return
+        if chain.is_over[place]:
+            if not self.is_kept:
+                made.append(self.now)
+            self.is_kept = True
+            return
+        output = take(chain.outputs[place])
+        if chain.masks[place]:
+            made.append(take(chain.masks[place]))
+        if not self.is_kept:
+            if chain.keeps_now[place]:
+                made.append(self.now)
+            else:
+                give(self.now)
+        self.now, self.is_kept = output, chain.keeps_output[place]
+        if self.is_kept:
+            made.append(output)
+
+    def back(self, begin: int, end: int, gradient: Block | None, gradients: Kept) -> Block | None:
+        chain, take, give = self.chain, self.cache.take, self.cache.give
+        for place in range(end - 1, begin - 1, -1):
+            if chain.is_view[place]:
+                continue
+            flows = take(chain.inputs[place]) if place else None
+            narrow = take(chain.halves[place])
+            gradients += [take(chain.weights[place]), take(chain.biases[place])]
+            give(narrow)
+            give(gradient)
+            for block in self.kept[place]:
+                give(block)
+            self.kept[place] = []
+            gradient = flows
+        return gradient

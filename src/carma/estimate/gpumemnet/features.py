@@ -67,9 +67,8 @@ def features(described: Described) -> Features:
     columns = _columns(described)
     course = timeline(described, columns, *_attention(described, columns))
     family = _family(described.layers, columns)
-    if family == "mlp":
-        reserved_mib, allocated_mib = play(described, columns)
-        course = replace(course, peak=reserved_mib, step=allocated_mib)
+    reserved_mib, allocated_mib = play(described, columns, course.scores * MIB)
+    course = replace(course, peak=reserved_mib, step=allocated_mib)
     return Features(
         family,
         _scalars(described, columns, course),

@@ -43,7 +43,7 @@ _FOLLOWS = _flags(
 )
 MASK_BYTES = np.array([{"dropout": 1.0, "max_pooling": 8.0}.get(kind, 0.0) for kind in KINDS])
 # Inside an attention layer: queries, keys, values and their weighted sum, beside the output itself.
-_INSIDE = np.array([4.0 if kind == "attention" else 0.0 for kind in KINDS])
+INSIDE = np.array([4.0 if kind == "attention" else 0.0 for kind in KINDS])
 # Tensors of the size of all weights that torch's optimizers make in a step (foreach).
 _TEMPORARIES = {"sgd": 0.0, "adagrad": 2.0}
 _SEGMENT = 2  # norms in a block, about
@@ -108,7 +108,7 @@ def timeline(described: Described, columns: Columns, heads: float, length: float
     if described.checkpointing:
         kept, scores_all = _recomputed(columns, kept, outputs), 4 * scores
     else:
-        scores_all = scores * (2 * max(unseen.attentions, 1) + 2)
+        scores_all = scores * (2 * max(int(unseen.attends.sum()), 1) + 2)
     passed = outputs + columns.inputs * bytes_each / MIB  # gradients of a layer's output and of its input
     peak = max(_backward(passed, kept, gradients, float(outputs[-1]) + 2 * loss) + scores_all + resting, step)
     return Timeline(resting, whole, step, kept, loss, scores, peak)
@@ -141,7 +141,7 @@ def _kept(
     if described.autocast:
         # Cast on the way in, and the copy is what is kept.
         width = np.where(CAST[kinds], 2.0, np.where(kinds == INDEX["norm"], 4.0, width))
-    elements = columns.outputs * (KEEPS_OUTPUT[kinds] + _INSIDE[kinds]) + unseen.elements
+    elements = columns.outputs * (KEEPS_OUTPUT[kinds] + INSIDE[kinds]) + unseen.elements
     kept = np.where(takes, columns.inputs * width, 0.0) + elements * bytes_each + columns.outputs * MASK_BYTES[kinds]
     if described.autocast:
         kept += np.where(CAST[kinds], columns.parameters * 2.0, 0.0)

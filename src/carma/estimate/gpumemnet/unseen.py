@@ -32,7 +32,7 @@ class Unseen:
     elements: NDArray[np.float64]  # that stay because of each layer, beside what the layer itself keeps
     no_input: NDArray[np.bool_]  # layers whose input others have kept
     new_input: NDArray[np.bool_]  # layers whose input is a tensor of its own
-    attentions: int
+    attends: NDArray[np.bool_]  # layers that follow attention, or are it
 
 
 class _Finder:
@@ -41,7 +41,7 @@ class _Finder:
         self.elements = np.zeros(len(inputs))
         self.no_input = np.zeros(len(inputs), np.bool_)
         self.new_input = np.zeros(len(inputs), np.bool_)
-        self.attentions = 0
+        self.attends = np.zeros(len(inputs), np.bool_)
 
     def read(self, begin: int, end: int, *, gated: bool) -> None:
         """A run of linear layers; `gated`: an activation stands before it that its first layer does not take."""
@@ -80,7 +80,7 @@ class _Finder:
 
     def attend(self, after: int, *, wide: float, shared: bool) -> None:
         """The weighted sum, its copy in order, and keys and values for every head where heads share them."""
-        self.attentions += 1
+        self.attends[after] = True
         self.elements[after] += wide * (4 if shared else 2)
         self.no_input[after] = True
 
@@ -108,7 +108,7 @@ class _Finder:
 def _gates(columns: Columns, before: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Squeeze and excitation: a gate of one figure a channel, then a layer that takes a whole image. What the gate was
     multiplied with is kept."""
-    gate = np.r_[False, np.isin(columns.kinds[:-1], _ACTIVATIONS)]
+    gate = np.r_[False, np.isin(columns.kinds[:-1], _ACTIVATIONS)] & np.isin(columns.kinds, _CONVOLUTIONS)
     small = np.r_[0.0, columns.outputs[:-1]] * 4 <= columns.inputs
     found: NDArray[np.float64] = np.where(gate & small & ~before, columns.inputs, 0.0)
     return found
@@ -138,5 +138,6 @@ def find_unseen(columns: Columns, before: NDArray[np.bool_]) -> Unseen:
     no_input, new_input = np.zeros(columns.count, np.bool_), np.zeros(columns.count, np.bool_)
     elements[seen] += finder.elements
     no_input[seen], new_input[seen] = finder.no_input, finder.new_input
-    attentions = finder.attentions + int((columns.kinds == INDEX["attention"]).sum())
-    return Unseen(elements, no_input, new_input, attentions)
+    attends = columns.kinds == INDEX["attention"]
+    attends[seen] |= finder.attends
+    return Unseen(elements, no_input, new_input, attends)
