@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-from tests.unit.test_dataset_collect_inside import STRAW, Place, straw, wait_for
+from tests.unit.test_dataset_collect_inside import INSIDE, STRAW, Place, straw, wait_for
 
 # What a process holds follows from what it has said of itself: its guess once it has trained, a tenth of it at rest.
 # One whose shape is "stays" gives nothing back.
@@ -91,6 +93,27 @@ def test_the_context_is_weighed_before_the_run_and_the_footprint_after_it(place:
     assert all(row["ready_s"] <= row["took_s"] for row in rows.values())
 
 
+def test_what_has_been_trained_is_gone_when_it_is_released() -> None:
+    """A run as in a fork: the first of its process, in which torch leaves circles of references."""
+    program = """
+import gc, sys, weakref
+sys.path.insert(0, sys.argv[1])
+import loop, measure
+gc.disable()
+model = [{"op": "linear", "out": 8}, {"op": "linear", "out": 4}]
+config = {"id": "a", "family": "mlp", "batch": 4, "input": [16], "outputs": 4, "model": model}
+one = measure.Measurement(config, "cpu", 2, loop.random_numbers())
+assert one.start() is None
+assert one.train()["error"] is None
+weights = [weakref.ref(each) for each in one.training.model.parameters()]
+state = [weakref.ref(each["exp_avg"]) for each in one.training.optimizer.state.values()]
+one.release()
+print(len(weights), len(state), sum(each() is not None for each in weights + state))
+"""
+    ended = subprocess.run([sys.executable, "-c", program, str(INSIDE)], capture_output=True, text=True, check=False)
+    assert ended.stdout.split() == ["4", "4", "0"], ended.stderr
+
+
 def test_memory_is_released_before_the_process_ends(place: Place) -> None:
     place.write([straw("a"), straw("b", "broken")])
     place.run()
@@ -100,7 +123,7 @@ def test_memory_is_released_before_the_process_ends(place: Place) -> None:
 def test_some_have_their_contexts_before_there_is_room_for_them(place: Place) -> None:
     place.hang.touch()
     place.write([straw(str(number), "waits", guess_mib=5000) for number in range(6)])
-    process = place.start("--parallel", "4", "--capacity-mib", "13000")
+    process = place.start("--parallel", "3", "--capacity-mib", "13000")
     try:
         wait_for(lambda: len(place.marked("waits")) == 1 and len(place.marked("ready")) == 3)
     finally:
