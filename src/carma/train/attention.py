@@ -81,7 +81,7 @@ class Attention(nn.Module):
         joined = torch.cat([setting, mean, most, ratio], -1)
         now = nn.functional.silu(self.enter(joined))
         now = now + self.outer(nn.functional.silu(self.inner(now)))
-        return quantiles(self.leave(now)) + ratio
+        return quantiles(self.leave(now))
 
     def ratio(self, layers: Tensor, scalars: Tensor, tokens: Tensor, weights: Tensor) -> Tensor:
         """The logarithm of the summed bytes over the arithmetic's guess, [n, 1]."""

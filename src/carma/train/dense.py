@@ -48,7 +48,7 @@ class Dense(nn.Module):
         self.enter = Layered(members, columns.shape[1] + 1, width)
         self.inner = nn.ModuleList(Layered(members, width, width) for _ in range(blocks))
         self.outer = nn.ModuleList(Layered(members, width, width, 0.3) for _ in range(blocks))
-        self.leave = Layered(members, width, len(QUANTILES), 0.1)
+        self.leave = Layered(members, width, len(QUANTILES), 0.01)
 
     def forward(self, scalars: Tensor) -> Tensor:
         """[rows, scalars], or [members, rows, scalars], to z of [members, rows, quantiles]."""
@@ -58,7 +58,7 @@ class Dense(nn.Module):
         now = nn.functional.silu(self.enter(torch.cat([setting, ratio], -1)))
         for inner, outer in zip(self.inner, self.outer, strict=True):
             now = now + outer(nn.functional.silu(inner(nn.functional.layer_norm(now, (self.width,)))))
-        return quantiles(self.leave(now)) + ratio
+        return quantiles(self.leave(now))
 
     def ratio(self, setting: Tensor, scalars: Tensor) -> Tensor:
         """The logarithm of the summed bytes over the arithmetic's guess, [members, rows, 1]."""
