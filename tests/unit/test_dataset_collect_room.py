@@ -114,6 +114,24 @@ def test_a_lane_that_is_alone_has_all_of_the_card() -> None:
     assert len(lanes.admit(lights, {"light": 0, "heavy": 0}, {"light": 12, "heavy": 0})) == 10
 
 
+def test_a_lane_keeps_its_part_while_one_of_it_waits_for_room() -> None:
+    lanes = room.Lanes([config(guess_mib=guess) for guess in [1000] * 9 + [50_000]], CAPACITY_MIB)
+    lanes.take({"light": 1, "heavy": 0})
+    lights = [Run(10_000, "light") for _ in range(9)]
+    begun = {"light": 0, "heavy": 1}
+    assert len(lanes.admit(lights, {"light": 0, "heavy": 0}, begun)) == 4
+
+
+def test_the_lane_that_is_behind_has_the_larger_part() -> None:
+    queue = [config(guess_mib=guess) for guess in [1000] * 10 + [50_000] * 10]
+    level, ahead = room.Lanes(queue, CAPACITY_MIB), room.Lanes(queue, CAPACITY_MIB)
+    ahead.take({"light": 0, "heavy": 9})  # a light one more has had its room
+    begun = {"light": 0, "heavy": 0}
+    assert level.part_mib("heavy", begun) == pytest.approx(60_000)
+    assert ahead.part_mib("heavy", begun) == pytest.approx(80_000)
+    assert ahead.part_mib("light", begun) == pytest.approx(20_000)
+
+
 def test_both_lanes_come_forward_together() -> None:
     """Runs end in the order in which they began, the heavy ones after three times as long."""
     guesses = [500 + 23 * number for number in range(300)] + [9_500 + 450 * number for number in range(100)]

@@ -49,6 +49,7 @@ def read(self):
             held[pid] = holds(what, configs[name]) << 20
     return held
 
+collect.asked_in_fork = lambda device: {"gpu": "straw", "uuid": "GPU-1", "free_bytes": 1 << 50}
 measure.make_meter = lambda device: WeighedMeter()
 measure.Measurement.start = start
 measure.Measurement.rest = rest
@@ -144,6 +145,14 @@ def test_at_rest_they_hold_little_so_that_many_are_prepared_before_the_first_tur
     assert all(what != "begins" for what, _, _ in did[trains[6][0] :])
     assert highest_mib(place) <= 12_000
     assert {row["footprint"] >> 20 for row in place.rows().values()} == {3640}  # not what it held at rest
+
+
+def test_nobody_is_sent_away_between_turns_while_there_is_room(place: Place) -> None:
+    place.write([straw(str(number), guess_mib=1000) for number in range(5)])
+    place.run("--activity", "--parallel", "5", "--window-s", "0.01", "--capacity-mib", "50000")
+    did = [what for what, _, _ in timeline(place)]
+    assert did.count("released") == 5
+    assert "trained" not in did[did.index("released") :]
 
 
 def test_who_finds_no_room_waits_for_the_next_time(place: Place) -> None:
