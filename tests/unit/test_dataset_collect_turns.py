@@ -115,6 +115,17 @@ print(len(weights), len(state), sum(each() is not None for each in weights + sta
     assert ended.stdout.split() == ["4", "4", "0"], ended.stderr
 
 
+def test_a_run_that_finds_no_device_is_a_row_like_others(place: Place) -> None:
+    """Tried again alone, as others may have been in its way; with activity it has no turn."""
+    before = STRAW + WEIGHED + "def refuse(self):\n    raise RuntimeError('CUDA error: busy')\nMeter.start = refuse\n"
+    refused = Place(place.folder, before)
+    refused.write([straw("a"), straw("b")])
+    refused.run("--activity")
+    for row in refused.rows().values():
+        assert row["error"].startswith("RuntimeError: CUDA error: busy [")
+        assert (row["steps"], row["finite"], row["alone"], row["step_ms"]) == (0, None, True, None)
+
+
 def test_memory_is_released_before_the_process_ends(place: Place) -> None:
     place.write([straw("a"), straw("b", "broken")])
     place.run()

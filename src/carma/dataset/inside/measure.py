@@ -180,7 +180,7 @@ class Measurement:
             self.meter = make_meter(self.device)
             self.meter.start()
         except Exception as error:
-            return failure(error)
+            return {"steps": 0, "finite": None, **failure(error)}
         return None
 
     def train(self) -> dict[str, Any]:
