@@ -17,6 +17,7 @@ from tools.markdown import table
 
 DATA = {"mlp": "MLP", "cnn": "CNN", "transformer": "Transformer", PUBLIC: "MLP, public (A100)"}
 ANSWERS = ("operating", "class")  # the class that an estimator answers with; a classifier knows no other
+ESTIMATORS = {"mlp-based": "`gpumemnet`", "transformer-based": "`gpumemnet-transformer`"}
 POINTS = {"median": "the median", "operating": "chosen", "careful": "careful"}
 ABSENT = "-"
 
@@ -52,7 +53,8 @@ def short(report: Report) -> str:
         if entry.learner in SERVED and entry.data != PUBLIC and judged and entry.errors:
             held = {bound.level: bound.held for bound in entry.bounds}
             errors = (percent(entry.errors.median_share), percent(entry.errors.mean_share), percent(held.get(0.99)))
-            lines.append((DATA[entry.data], entry.learner, f"{entry.rows:,}", *errors, *_shares(judged.classes)[:2]))
+            shown = (DATA[entry.data], ESTIMATORS[entry.learner], f"{entry.rows:,}")
+            lines.append((*shown, *errors, *_shares(judged.classes)[:2]))
     head = ("networks", "estimator", "runs", "median error", "mean error", "99 % bound held", "class right", "too low")
     return table(head, lines)
 
