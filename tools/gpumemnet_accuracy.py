@@ -119,7 +119,8 @@ def shapes(report: Report) -> str:
             width = f"{judged.classes.width_gb} GB"
             lines.append((DATA[entry.data], entry.learner, width, *_shares(judged.classes), most))
     head = ("networks", "learner", "class", "right", "too low", "too high", "the shape that suffers most")
-    return table(head, lines) if lines else ""
+    said = "Each shape of networks judged by models that have never seen it, at the chosen operating point:"
+    return f"{said}\n\n{table(head, lines)}" if lines else ""
 
 
 def bounds(report: Report) -> str:
