@@ -66,7 +66,7 @@ def features(described: Described) -> Features:
         )
     columns = _columns(described)
     course = timeline(described, columns, *_attention(described, columns))
-    family = _family(described.layers, columns)
+    family = _family(_without_losses(described.layers), columns)
     reserved_mib, allocated_mib = play(described, columns, course.scores * MIB)
     course = replace(course, peak=reserved_mib, step=allocated_mib)
     return Features(
@@ -78,7 +78,7 @@ def features(described: Described) -> Features:
 
 
 def _columns(described: Described) -> Columns:
-    layers = described.layers
+    layers = _without_losses(described.layers)
     count = len(layers)
     kinds = np.fromiter((_kind(layer) for layer in layers), np.int64, count)
     outputs = np.fromiter((math.prod(layer.output) if layer.output else 0 for layer in layers), np.float64, count)
@@ -97,6 +97,11 @@ def _columns(described: Described) -> Columns:
         inplace=inplace,
         inputs=np.where(told > 0, told, follow),
     )
+
+
+def _without_losses(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """A loss that is a module is no layer: every run has one."""
+    return tuple(layer for layer in layers if not layer.kind.endswith("Loss")) or layers
 
 
 def _kind(layer: Layer) -> int:

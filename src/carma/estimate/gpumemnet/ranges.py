@@ -65,6 +65,9 @@ _NAMES = {
     "attention": "attention", "softmax": "softmax", "shape": "reshaping", "upsampling": "upsampling",
     "merge": "merging", "other": "other",
 }  # fmt: skip
+# Kinds whose number tells something of the network; dropouts and reshapes come and go.
+_WEIGHTY = ("linear", "convolution", "grouped", "transposed", "batch_norm", "norm", "attention")
+TWICE = 1.0  # of a logarithm to base 2
 _ANGLES = ("cos_function", "sin_function")  # neighbours are of one kind, and 0 says that there is none
 
 
@@ -93,6 +96,8 @@ def inside(found: Features, facts: Facts) -> Features:
 def _settings(found: Features, facts: Facts) -> Iterator[str]:
     """How it is trained: told apart from sizes, since there is no 'a little beyond'."""
     for name, words in _SETTING.items():
+        if name == "channels_last" and found.family == "transformer":
+            continue  # one convolution, if any: the format of the rest is the same
         _, high = facts.ranges.get(name, (0.0, 1.0))
         if found.scalars[PLACE[name]] > high:
             yield f"{words} is in none of the runs it has learned from"
@@ -105,9 +110,12 @@ def _sizes(found: Features, facts: Facts) -> Iterator[str]:
     seen = {kind for kind in KINDS if facts.kinds_seen.get(kind)}
     for name in FEATURES:
         kind = name.partition("_")[2] if name.startswith(("count_", "output_")) else ""
-        if name in SETTINGS or name in _ANGLES or (kind in INDEX and kind not in seen):
+        if name in SETTINGS or name in _ANGLES or (kind and (kind not in seen or kind not in _WEIGHTY)):
             continue
-        if (offence := _outside(name, float(found.scalars[PLACE[name]]), facts)) is not None:
+        value = float(found.scalars[PLACE[name]])
+        if kind and value <= facts.ranges[name][1] + (TWICE if name.startswith("count_") else 0.0):
+            continue  # fewer of a kind, or somewhat more of them, is no other size: the totals tell that
+        if (offence := _outside(name, value, facts)) is not None:
             yield offence
     if (
         len(found.kinds) > facts.most_layers
