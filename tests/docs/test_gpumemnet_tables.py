@@ -141,6 +141,14 @@ def test_speed(tmp_path: Path) -> None:
     assert "| 2.25–2.4 ms |" in made
     assert "| session | GPT2-XL | 9 | 1.23 ms | 2.00 ms | - |" in made
     assert "400 times each" in " ".join(made.split())
+    assert made.endswith("\nAll are within the aim.\n")
+    for load, is_said in ((0.1, False), (3.0, True)):
+        told = replace(report, machine=replace(report.machine, load_before=load))
+        (tmp_path / "speed.json").write_bytes(msgspec.json.encode(told))
+        assert ("The machine had other work: a load of 3" in gpumemnet_tables.speed(tmp_path)) is is_said
+    slow = replace(timings[1], median_ms=2.5)
+    (tmp_path / "speed.json").write_bytes(msgspec.json.encode(replace(report, timings=(timings[0], slow))))
+    assert gpumemnet_tables.speed(tmp_path).endswith("\nNot within the aim: inference of GPT2-XL.\n")
 
 
 def test_models_that_people_use(tmp_path: Path) -> None:
