@@ -35,6 +35,8 @@ def times(what, config):
         return sum(json.loads(line)[:2] == [what, config["id"]] for line in file)
 
 class Straw:
+    stepped = 3
+
     def __init__(self, config, device, numbers):
         self.config, self.model = config, torch.nn.Linear(3, 2)
 

@@ -39,6 +39,7 @@ def _cleaned(
         ({"reserved_peak": float("inf")}, clean.MISSING),
         ({"step_ms": float("nan")}, clean.MISSING),
         ({"steps": 1}, clean.SHORT),
+        ({"stepped": 1}, clean.SHORT),
         ({"retries": 2}, clean.CROWDED),
         ({"oom": True}, clean.CROWDED),
     ],

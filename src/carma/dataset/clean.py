@@ -47,6 +47,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     footprint: float | None = None
     context: float | None = None
     steps: int = 0
+    stepped: int | None = None  # steps that the optimizer made; a gradient scaler skips some
     retries: int | None = 0
     oom: bool = False
     error: str | None = None
@@ -133,7 +134,8 @@ def unusable(row: Measured, is_known: bool, is_changed: bool) -> str | None:
         return MISSING
     if not row.oom and None in figures:
         return MISSING
-    return SHORT if not row.oom and row.steps < LEAST_STEPS else None
+    stepped = row.steps if row.stepped is None else row.stepped
+    return SHORT if not row.oom and stepped < LEAST_STEPS else None
 
 
 def contradict(rows: Sequence[Measured]) -> bool:

@@ -195,6 +195,7 @@ class Measurement:
                 finite = math.isfinite(self.training.step())
                 self.meter.sync()
                 row |= {"steps": row["steps"] + 1, "finite": finite and row["finite"] is not False}
+            row["stepped"] = self.training.stepped
             row["trained_s"] = round(time.monotonic() - began_s - row["made_s"], 3)
         except Exception as error:
             row |= failure(error)
