@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace as change
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -9,7 +11,7 @@ from msgspec.structs import replace
 from carma.estimate.described import Described, Layer
 from carma.estimate.gpumemnet.features import FEATURES, PLACE, features
 from carma.estimate.gpumemnet.kinds import INDEX, KINDS
-from carma.estimate.gpumemnet.ranges import _NAMES, _SETTING, _WORDS, inside, offences, refusal
+from carma.estimate.gpumemnet.ranges import _NAMES, _SETTING, _WEIGHTY, _WORDS, inside, offences, refusal
 from tests.unit import gpumemnet_models as tiny
 
 
@@ -44,19 +46,51 @@ def test_below_is_outside_too() -> None:
     assert found == "the number of parameters, 1,049,600, lies outside what it has learned (10,000,000 to 100,000,000)"
 
 
+def beyond(name: str, value: float) -> list[str]:
+    """That feature alone is another than it was."""
+    found = features(tiny.perceptron())
+    scalars = found.scalars.copy()
+    scalars[PLACE[name]] = value
+    return offences(change(found, scalars=scalars), tiny.facts(kinds_seen=dict.fromkeys(KINDS, 1)))
+
+
+def is_trifle(name: str) -> bool:
+    what, _, kind = name.partition("_")
+    return what in ("count", "output") and kind not in _WEIGHTY
+
+
 def test_every_feature_has_words() -> None:
     """Each one beyond its range on its own; what is no size is told apart."""
-    base = tiny.perceptron()
     for name in FEATURES:
-        if name in _SETTING or name in ("cos_function", "sin_function"):
+        if name in _SETTING or name in ("cos_function", "sin_function") or is_trifle(name):
             continue
-        ranges = tiny.facts().ranges | {name: (50.0, 60.0)}
-        seen = dict.fromkeys(KINDS, 1)
-        (found,) = said(base, ranges=ranges, kinds_seen=seen)
+        (found,) = beyond(name, 50.0)
         assert "lies outside what it has learned" in found, name
         assert "_" not in found
     assert set(_NAMES) == set(KINDS)
     assert set(_WORDS) | set(_SETTING) <= set(FEATURES)
+
+
+def test_trifles_are_not_sizes() -> None:
+    trifles = [name for name in FEATURES if is_trifle(name)]
+    assert {"count_dropout", "output_shape", "output_inplace"} <= set(trifles)
+    for name in trifles:
+        assert beyond(name, 50.0) == [], name
+
+
+def test_fewer_of_a_kind_or_up_to_twice_as_many_are_let_through() -> None:
+    ranges = tiny.facts().ranges | {"count_linear": (log(20), log(40)), "output_linear": (30.0, 40.0)}
+    assert said(tiny.perceptron(depth=2), ranges=ranges) == []
+    assert said(tiny.perceptron(depth=80), ranges=ranges) == []
+    (found,) = said(tiny.perceptron(depth=90), ranges=ranges)
+    assert found == "the number of linear layers, 90, lies outside what it has learned (20 to 40)"
+
+
+def test_in_a_transformer_the_memory_format_says_nothing() -> None:
+    layers = [Layer(kind="Linear", output=(2, 64, 64), parameters=64 * 64) for _ in range(4)]
+    network = Described(layers=tuple(layers), batch=2, input=(2, 64, 64), channels_last=True)
+    assert features(network).family == "transformer"
+    assert said(network) == []
 
 
 @pytest.mark.parametrize(

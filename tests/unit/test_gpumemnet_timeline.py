@@ -203,6 +203,13 @@ def test_with_checkpointing_one_block_is_there_in_full() -> None:
     assert sum(kept(blocks(16, checkpointing=True))) < sum(kept(again)) + 8 * one / 4  # others leave what went in
 
 
+def test_a_loss_is_no_layer() -> None:
+    plain = chain("ReLU")
+    with_loss = replace(plain, layers=(*plain.layers, Layer(kind="CrossEntropyLoss", output=(1,))))
+    assert features(with_loss).kinds.tolist() == features(plain).kinds.tolist()
+    np.testing.assert_array_equal(features(with_loss).scalars, features(plain).scalars)
+
+
 def test_what_a_summary_tells_of_inputs_goes_first() -> None:
     layers = chain("ReLU").layers
     other = replace(layers[2], inputs=((BATCH, 2048),))
