@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from carma.estimate.gpumemnet.features import PLACE
+from carma.estimate.gpumemnet.kept import MIB
 from carma.estimate.gpumemnet.kinds import KINDS
-from carma.estimate.gpumemnet.timeline import MIB
 from carma.train.heads import Scaling, quantiles
 from carma.train.samples import Floats
 from carma.train.scale import QUANTILES

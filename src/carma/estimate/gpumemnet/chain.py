@@ -15,8 +15,7 @@ import numpy as np
 from carma.estimate.described import Described
 from carma.estimate.gpumemnet.cache import MIB, SMALL, Block, Cache
 from carma.estimate.gpumemnet.columns import Columns
-from carma.estimate.gpumemnet.kinds import INDEX
-from carma.estimate.gpumemnet.timeline import (
+from carma.estimate.gpumemnet.kept import (
     CAST,
     HALF,
     INSIDE,
@@ -29,6 +28,7 @@ from carma.estimate.gpumemnet.timeline import (
     takes_input,
     temporaries_of,
 )
+from carma.estimate.gpumemnet.kinds import INDEX
 from carma.estimate.gpumemnet.unseen import find_unseen
 
 if TYPE_CHECKING:

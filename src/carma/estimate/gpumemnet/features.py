@@ -1,8 +1,8 @@
 """From a model's description to numbers: the one definition for learning and for serving.
 
 Everything here can be read off a summary: for each layer its kind, the size of its output, its parameters; of the run
-the batch, the optimizer, the number format. `guess` is the plain arithmetic over these (`timeline`); what is learned is
-how far the truth is from it.
+the batch, the optimizer, the number format. `guess` is what two steps reserve when they are played through an allocator
+(`kept`, `chain`); what is learned is how far the truth is from it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -18,8 +18,8 @@ import numpy as np
 from carma.estimate.described import Described, Layer
 from carma.estimate.gpumemnet.chain import play
 from carma.estimate.gpumemnet.columns import Columns, inputs_of
+from carma.estimate.gpumemnet.kept import HALF, MIB, Held, held, slots_of, temporaries_of
 from carma.estimate.gpumemnet.kinds import FUNCTIONS, INDEX, KINDS, function_of, kind_of
-from carma.estimate.gpumemnet.timeline import HALF, MIB, Timeline, slots_of, temporaries_of, timeline
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,8 +28,8 @@ Family = Literal["mlp", "cnn", "transformer"]
 SETTINGS = ("fp32", "amp", "half", "slots", "checkpointing", "channels_last", "eager", "temporaries")
 TOTALS = (
     "batch", "layers", "parameters", "activations", "activations_batch", "inputs_batch", "input", "largest_output",
-    "second_output", "last_output", "largest_weight", "positions", "width", "resting_mib", "gradients_mib", "step_mib",
-    "kept_mib", "scores_mib", "guess_mib",
+    "second_output", "last_output", "largest_weight", "positions", "width", "resting_mib", "gradients_mib",
+    "allocated_mib", "kept_mib", "scores_mib", "guess_mib",
 )  # fmt: skip
 FEATURES = (
     *TOTALS,
@@ -65,15 +65,14 @@ def features(described: Described) -> Features:
             "a torchinfo or torchsummary table does, or --input beside print(model)"
         )
     columns = _columns(described)
-    course = timeline(described, columns, *_attention(described, columns))
+    holds = held(described, columns, *_attention(described, columns))
     family = _family(_without_losses(described.layers), columns)
-    reserved_mib, allocated_mib = play(described, columns, course.scores * MIB)
-    course = replace(course, peak=reserved_mib, step=allocated_mib)
+    played = play(described, columns, holds.scores * MIB)
     return Features(
         family,
-        _scalars(described, columns, course),
+        _scalars(described, columns, holds, played),
         columns.kinds,
-        _tokens(columns, course.kept, described),
+        _tokens(columns, holds.kept, described),
     )
 
 
@@ -158,7 +157,7 @@ def _attention(described: Described, columns: Columns) -> tuple[float, float]:
     return float(described.heads or max(1.0, width / 64)), float(rows.max(initial=1.0))
 
 
-def _scalars(described: Described, columns: Columns, course: Timeline) -> NDArray[np.float32]:
+def _scalars(described: Described, columns: Columns, holds: Held, played: tuple[float, float]) -> NDArray[np.float32]:
     batch = described.batch or 1
     rows = columns.outputs / np.maximum(columns.channels, 1.0) / batch
     largest = np.sort(columns.outputs)[::-1]
@@ -176,12 +175,12 @@ def _scalars(described: Described, columns: Columns, course: Timeline) -> NDArra
         "largest_weight": columns.parameters.max(initial=0.0),
         "positions": rows.max(initial=0.0),
         "width": columns.channels.max(initial=0.0),
-        "resting_mib": course.resting,
-        "gradients_mib": course.gradients,
-        "step_mib": course.step,
-        "kept_mib": float(course.kept.sum()),
-        "scores_mib": course.scores,
-        "guess_mib": course.peak,
+        "resting_mib": holds.resting,
+        "gradients_mib": holds.gradients,
+        "allocated_mib": played[1],
+        "kept_mib": float(holds.kept.sum()),
+        "scores_mib": holds.scores,
+        "guess_mib": played[0],
         "output_inplace": float(columns.outputs[columns.inplace].sum()),
     }
     counts, sums = (

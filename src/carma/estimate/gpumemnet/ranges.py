@@ -41,7 +41,7 @@ _WORDS = {
     "last_output": "the last output, {} elements,",
     "resting_mib": "what weights and optimizer take, {} MiB,",
     "gradients_mib": "what gradients take, {} MiB,",
-    "step_mib": "what the optimizer's step takes, {} MiB,",
+    "allocated_mib": "the memory of all tensors at once, {} MiB,",
     "scores_mib": "the scores of one attention layer, {} MiB,",
     "temporaries": "the optimizer's room in a step, {} tensors for each weight,",
     "kept_mib": "what outputs take, {} MiB,",

@@ -297,5 +297,7 @@ def test_numbers_are_finite_and_more_samples_never_keep_less(
     assert (found.scalars[sizes] >= 0).all()
     for name in ("kept_mib", "scores_mib", "activations_batch"):
         assert told(large, name) >= 0.999 * told(small, name), name
-    assert told(small, "guess_mib") >= 0.999 * told(small, "step_mib")  # what is reserved holds all that is allocated
+    assert told(small, "guess_mib") >= 0.999 * told(
+        small, "allocated_mib"
+    )  # what is reserved holds all that is allocated
     assert found.family == features(large).family

@@ -1,10 +1,8 @@
-"""The plain arithmetic: what a training step holds, moment by moment, as far as a list of layers tells.
+"""The plain arithmetic: what each layer keeps for the backward pass, as far as a list of layers tells.
 
-Some layers keep their input for the backward pass (a convolution), some their output (ReLU). How large an input is
-follows from the weights: where it is larger than what the layer before gave, branches have met. In the backward pass
-what was kept goes and gradients come, layer by layer; at the end the optimizer needs room of its own. The largest of
-these moments is the guess. What the list does not show (sums, functions that are no modules, workspaces, an allocator's
-gaps) is left to what is learned.
+Some layers keep their input (a convolution), some their output (ReLU). How large an input is follows from the weights:
+where it is larger than what the layer before gave, branches have met. When these tensors come and go is played in
+`chain`. What the list does not show (sums, workspaces, most functions that are no modules) is left to what is learned.
 """
 
 from __future__ import annotations
@@ -50,16 +48,13 @@ _SEGMENT = 2  # norms in a block, about
 
 
 @dataclass(frozen=True)
-class Timeline:
+class Held:
     """In MiB."""
 
     resting: float  # weights and the optimizer's state
     gradients: float
-    step: float  # in the optimizer's step
     kept: NDArray[np.float64]  # of each layer, for the backward pass
-    loss: float
     scores: float  # of attention, where they are written out; one layer's
-    peak: float
 
 
 def slots_of(described: Described) -> int:
@@ -87,31 +82,23 @@ def element_bytes(described: Described, columns: Columns) -> NDArray[np.float64]
     return np.where(half, 2.0, 4.0)
 
 
-def timeline(described: Described, columns: Columns, heads: float, length: float) -> Timeline:
+def held(described: Described, columns: Columns, heads: float, length: float) -> Held:
     """`heads` and `length` (of a sequence) are for attention whose scores are written out."""
     size = 2.0 if described.dtype in HALF else 4.0
     parameters = float(described.parameters if described.parameters is not None else columns.parameters.sum())
     whole = parameters * size / MIB
-    resting = whole * (1 + slots_of(described))
     bytes_each = element_bytes(described, columns)
-    outputs = columns.outputs * bytes_each / MIB
     before = is_before(columns)
-    unseen = find_unseen(columns, before)
-    kept = _kept(described, columns, unseen, before, bytes_each)
-    batch = float(described.batch or 1)
-    scores = batch * heads * length * length * 4.0 / MIB if described.attention == "eager" else 0.0
-    loss = float(columns.outputs[-1]) * size / MIB
-    gradients = columns.parameters * size / MIB
-    if (listed := gradients.sum()) > 0:  # shared weights are listed twice
-        gradients *= whole / listed
-    step = resting + whole * (1 + temporaries_of(described))
+    kept = _kept(described, columns, find_unseen(columns, before), before, bytes_each)
     if described.checkpointing:
-        kept, scores_all = _recomputed(columns, kept, outputs), 4 * scores
-    else:
-        scores_all = scores * (2 * max(int(unseen.attends.sum()), 1) + 2)
-    passed = outputs + columns.inputs * bytes_each / MIB  # gradients of a layer's output and of its input
-    peak = max(_backward(passed, kept, gradients, float(outputs[-1]) + 2 * loss) + scores_all + resting, step)
-    return Timeline(resting, whole, step, kept, loss, scores, peak)
+        kept = _recomputed(columns, kept, columns.outputs * bytes_each / MIB)
+    scores = float(described.batch or 1) * heads * length * length * 4.0 / MIB
+    return Held(
+        resting=whole * (1 + slots_of(described)),
+        gradients=whole,
+        kept=kept,
+        scores=scores if described.attention == "eager" else 0.0,
+    )
 
 
 def is_before(columns: Columns) -> NDArray[np.bool_]:
@@ -142,7 +129,8 @@ def _kept(
         # Cast on the way in, and the copy is what is kept.
         width = np.where(CAST[kinds], 2.0, np.where(kinds == INDEX["norm"], 4.0, width))
     elements = columns.outputs * (KEEPS_OUTPUT[kinds] + INSIDE[kinds]) + unseen.elements
-    kept = np.where(takes, columns.inputs * width, 0.0) + elements * bytes_each + columns.outputs * MASK_BYTES[kinds]
+    kept: NDArray[np.float64] = np.where(takes, columns.inputs * width, 0.0) + elements * bytes_each
+    kept += columns.outputs * MASK_BYTES[kinds]
     if described.autocast:
         kept += np.where(CAST[kinds], columns.parameters * 2.0, 0.0)
     return kept / MIB
@@ -167,12 +155,3 @@ def _recomputed(columns: Columns, kept: NDArray[np.float64], outputs: NDArray[np
     stays = np.where(first, outputs, 0.0)
     stays[int(np.argmax(block == int(whole.argmax())))] += whole.max()
     return stays
-
-
-def _backward(
-    passed: NDArray[np.float64], kept: NDArray[np.float64], gradients: NDArray[np.float64], at_loss: float
-) -> float:
-    """The most that is held, beside what rests, from the end of the forward pass to that of the backward pass."""
-    before = np.cumsum(kept)
-    behind = np.cumsum(gradients[::-1])[::-1]
-    return float(max((before + behind + passed).max(), before[-1] + at_loss))
