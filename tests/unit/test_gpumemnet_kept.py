@@ -239,7 +239,7 @@ KINDS_OF = {
     "merge": "Add Concatenate Multiply FloatFunctional",
     "recurrent": "LSTM GRU RNN LSTMCell GRUCell SimpleRNN Bidirectional ConvLSTM2D",
     "conv1d": "Conv1D",
-    "other": "CNBlock LayerScale MixtralExperts VisionTransformer MambaMixer",
+    "other": "CNBlock LayerScale MixtralExperts VisionTransformer",
 }
 
 

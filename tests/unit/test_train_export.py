@@ -89,7 +89,7 @@ def test_facts_stand_beside_the_model(
     assert facts.quantiles == QUANTILES
     assert list(facts.ranges) == list(FEATURES)
     assert facts.ranges["batch"] == (samples.scalars[:, PLACE["batch"]].min(), samples.scalars[:, PLACE["batch"]].max())
-    assert facts.kinds_seen == {"linear": len(samples), "activation": len(samples)}
+    assert facts.kinds_seen == {"linear": 90, "activation": 90, "rectifier": 74}
     assert facts.most_layers == samples.layer_counts.max()
     assert (facts.learned.rows, facts.learned.gpu, facts.learned.seed) == (len(samples), "NVIDIA H200", 4)
     assert facts.learned.data_sha256 == {"made": "0" * 64}

@@ -28,7 +28,7 @@ SETTINGS = (
     Column("vocabulary", "whole", "of the tokens that go in; 0: real numbers go in", "tokens"),
     Column("target", "whole", "tokens of an encoder-decoder's second input; 0: none", "tokens"),
     Column("outputs", "whole", "classes, or values"),
-    Column("loss", "word", "classes (one a sample), tokens (one a token) or values"),
+    Column("loss", "word", "classes (one a sample), tokens (one a token), pixels (one a pixel) or values"),
     Column("optimizer", "word", "sgd, momentum, adam, adamw, rmsprop or adagrad"),
     Column("precision", "word", "fp32, tf32, bf16-amp, fp16-amp or bf16"),
     Column("checkpointing", "switch", "blocks are computed again in the backward pass"),

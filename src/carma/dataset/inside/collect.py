@@ -120,7 +120,7 @@ def make_head(args: argparse.Namespace) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join(word.rpartition("/")[2] for word in sys.argv),  # not where things lay on that machine
         "parallel": args.parallel,
         "steps": args.steps,
         "seed": args.seed,

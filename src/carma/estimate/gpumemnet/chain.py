@@ -120,12 +120,13 @@ class _Pass:
         self.chain, self.cache = chain, cache
         self.kept: list[Kept] = [[] for _ in range(chain.count)]
         self.now: Block | None = None
+        self.batch: Block | None = None
         self.is_kept = True
 
     def run(self, *, is_first: bool) -> Kept:
         """The gradients of the weights stay."""
         chain, take, give = self.chain, self.cache.take, self.cache.give
-        batch = self.now = take(chain.first)
+        batch = self.batch = self.now = take(chain.first)
         begins = self.there()
         output, is_kept = self.now, self.is_kept  # a script holds it until the step is over
         gradient = self.loss()
@@ -182,9 +183,7 @@ class _Pass:
                 for block in made:
                     if block is not self.now:
                         self.cache.give(block)
-                self.is_kept = (self.is_kept and self.now in self.kept[begin]) or self.now is None
-                if self.now is not None and self.now not in self.kept[begin]:
-                    self.is_kept = False
+                self.is_kept = self.now is None or self.now is self.batch or self.now in self.kept[begin]
 
     def layer(self, place: int, made: Kept) -> None:
         chain, take, give = self.chain, self.cache.take, self.cache.give

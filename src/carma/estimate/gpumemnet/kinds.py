@@ -15,20 +15,20 @@ INDEX = {name: place for place, name in enumerate(KINDS)}
 _RULES = tuple(
     (re.compile(pattern), kind)
     for pattern, kind in (
-        (r"(LSTM|GRU|RNN|SimpleRNN|Bidirectional|ConvLSTM\w*)(Cell)?", "recurrent"),
+        (r"(LSTM|GRU|RNN|SimpleRNN|Bidirectional|ConvLSTM\w*)(Cell)?|\w*Mamba\w*", "recurrent"),
         (r"Depthwise\w*|ConvDepthwise\w*", "grouped"),
         (r"(Lazy)?ConvTranspose\w*|Conv[123]DTranspose", "transposed"),
         (r"Conv1D", "conv1d"),  # of Keras a convolution, of Hugging Face a linear layer
         (r"(Lazy|Separable|Parametrized)?Conv[123]?[dD]?(Same|Bn|Norm|Simple|NoTemporal)?|\w+Conv2d", "convolution"),
         (r"\w*Linear|Dense|EinsumDense|Bilinear|Gemm|MatMul", "linear"),
-        (r"\w*(Multi[hH]ead|GroupedQuery|Window|Relative)Attention(V2)?|(Additive)?Attention", "attention"),
+        (r"\w*(Multi[hH]ead|Multiscale|GroupedQuery|Window|Relative)Attention\w*|(Additive)?Attention", "attention"),
         (r"((Sync|Lazy|Frozen)?Batch|Instance)Norm(alization|[123]d)?\w*", "batch_norm"),
         (r"\w*(LayerNorm|RMSNorm|GroupNorm|LocalResponseNorm|UnitNorm)\w*|\w+Norm", "norm"),
         (r"\w*(Dropout|DropPath|StochasticDepth|DropConnect)\w*|GaussianNoise", "dropout"),
         (r"(Log)?Softmax\w*|Softmin", "softmax"),
         (r"\w*Max\w*Pool\w*", "max_pooling"),
         (r"\w*Pool\w*", "pooling"),
-        (r"\w*Upsampl\w*|Interpolate|Resize|PixelShuffle|Fold", "upsampling"),
+        (r"\w*Up[sS]ampl\w*|Interpolate|Resize|PixelShuffle|Fold", "upsampling"),
         (r"\w*Rotary\w*|\w*Sinusoidal\w*", "shape"),
         (r"\w*Embeddings?(Bag)?\d?", "embedding"),
         (r"Add|Concat\w*|Cat|Multiply|Mul|Average|Maximum|Sub\w*|FloatFunctional|Merge", "merge"),
