@@ -25,6 +25,7 @@ class Style:
         self.expansion = dice.word(ranges.expansions)
         self.groups = dice.word(ranges.groups)
         self.dropout = probability(dice, ranges.dropout, ranges.dropouts)
+        self.rows = dice.chance(ranges.rows)
 
     def conv(self, out: int, k: int, s: int = 1, groups: int = 1) -> dict[str, Any]:
         made = op("conv", out=out, k=k)
@@ -106,8 +107,13 @@ def inception(style: Style, out: int) -> Ops:
 
 
 def convnext(style: Style, width: int) -> Ops:
-    """The activation stands between the wide convolutions, the norm after the one of single channels."""
-    wide = op("conv", out=width * max(2, style.expansion), k=1)
+    """The activation stands between the wide convolutions, the norm after the one of single channels. With channels in
+    the last place the wide ones are linear layers."""
+    many = width * max(2, style.expansion)
+    if style.rows:
+        layers = [op("norm", f="layer"), op("linear", out=many), *style.acted(), op("linear", out=width)]
+        return [branches("add", [], [op("conv", k=7, groups=0), op("rows"), *layers, op("image")])]
+    wide = op("conv", out=many, k=1)
     inner = [op("conv", k=7, groups=0), *style.normed(), wide, *style.acted(), op("conv", out=width, k=1)]
     return [branches("add", [], inner)]
 

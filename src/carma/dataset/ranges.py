@@ -121,6 +121,7 @@ class Cnn(Section, frozen=True):
     growths: Span
     groups: Counts
     expansions: Counts
+    rows: Share
     excite: Share
     dropout: Share
     dropouts: tuple[Share, Share]

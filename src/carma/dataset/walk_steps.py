@@ -195,6 +195,8 @@ STEPS: dict[str, Step] = {
     "add": _branches, "cat": _branches, "mul": _branches, "block": _block, "seq2seq": _seq2seq,
     "flatten": _reshaped(lambda x: (x.elements,)),
     "tokens": _reshaped(lambda x: (math.prod(x.shape[1:]), x.shape[0])),
+    "rows": _reshaped(lambda x: (*x.shape[1:], x.shape[0])),
+    "image": _reshaped(lambda x: (x.shape[-1], *x.shape[:-1])),
     "mean": _reshaped(lambda x: (x.shape[-1],)),
     "first": _reshaped(lambda x: (x.shape[-1],)),
 }  # fmt: skip

@@ -13,6 +13,7 @@ nothing is computed, so an op tells only what is chosen. Any op may say `times`:
   pool {f, k, s, p}                   f: max, avg; k 0: over all of the image
   upsample {scale, f}
   flatten, tokens (an image to a sequence), mean and first (of a sequence)
+  rows, image                         channels to the last place, and back
   embed {vocabulary, out, tied}       tied: the first embedding itself
   positions {length}
   attention {heads, kv, style, how, causal, dropout, cross}
@@ -239,6 +240,10 @@ class Builder:
                 return nn.Flatten()
             case "tokens":
                 return lambda image: image.flatten(2).transpose(1, 2)
+            case "rows":
+                return lambda image: image.movedim(1, -1)
+            case "image":
+                return lambda rows: rows.movedim(-1, 1)
             case "mean":
                 return lambda tokens: tokens.mean(1)
             case "first":
