@@ -42,8 +42,9 @@ Kept = list[Block | None]
 
 
 def _whole(column: NDArray[np.float64]) -> list[int]:
-    """Bytes, in the allocator's steps."""
-    found: list[int] = (-(-column // 512) * 512).astype(np.int64).tolist()
+    """Bytes, in the allocator's steps; 0 for what goes to the pool of small ones."""
+    rounded = (-(-column // 512) * 512).astype(np.int64)
+    found: list[int] = np.where(rounded < SMALL, 0, rounded).tolist()
     return found
 
 
@@ -70,8 +71,12 @@ class Chain:
         self.unseen = _whole(inside * each)
         self.masks = _whole(columns.outputs * MASK_BYTES[kinds])
         biases = np.where(columns.parameters > 2 * columns.channels, columns.channels * size, 0.0)
-        self.weights, self.biases = _whole(columns.parameters * size - biases), _whole(biases)
+        whole = columns.parameters * size - biases
+        self.weights, self.biases = _whole(whole), _whole(biases)
+        self.small = sum(int(-(-each // 512) * 512) for each in (*whole, *biases) if each + 511 < SMALL)
         self.halves = _whole(columns.parameters * 2.0 * self.amp * CAST[kinds])
+        beside = zip(self.halves, self.copies, self.extras, self.unseen, strict=True)
+        self.beside = [tuple(filter(None, sizes)) for sizes in beside]
         self.is_view = IS_VIEW[kinds].tolist()
         self.is_over = (columns.inplace & (kinds == INDEX["rectifier"])).tolist()
         self.keeps_output = KEEPS_OUTPUT[kinds].tolist()
@@ -93,8 +98,7 @@ def _blocks(kinds: NDArray[np.int64]) -> list[tuple[int, int]]:
 def play(described: Described, columns: Columns, scores: float) -> tuple[float, float]:
     """MiB reserved at the end, and the most that was allocated. `scores`: bytes of one attention layer's."""
     chain, cache = Chain(described, columns, scores), Cache()
-    sizes = [size for pair in zip(chain.weights, chain.biases, strict=True) for size in pair]
-    weights = [size for size in sizes if size >= SMALL]
+    weights = [size for pair in zip(chain.weights, chain.biases, strict=True) for size in pair if size]
     for size in weights:
         cache.take(size)
     cache.take(WORKSPACE)
@@ -109,7 +113,7 @@ def play(described: Described, columns: Columns, scores: float) -> tuple[float, 
             cache.give(block)
         for block in gradients:
             cache.give(block)
-    small = sum(size for size in sizes if size < SMALL) * (1 + chain.slots)
+    small = chain.small * (1 + chain.slots)
     return (cache.reserved + small) / MIB, (cache.peak + small) / MIB
 
 
@@ -187,9 +191,8 @@ class _Pass:
 
     def layer(self, place: int, made: Kept) -> None:
         chain, take, give = self.chain, self.cache.take, self.cache.give
-        for size in (chain.halves[place], chain.copies[place], chain.extras[place], chain.unseen[place]):
-            if size >= SMALL:
-                made.append(take(size))
+        for size in chain.beside[place]:
+            made.append(take(size))
         if chain.scores[place]:
             work = take(chain.scores[place])
             made += [take(chain.scores[place]), take(chain.scores[place])]
@@ -201,7 +204,7 @@ class _Pass:
                 made.append(self.now)
             self.is_kept = True
             return
-        output = take(chain.outputs[place])
+        output = take(chain.outputs[place]) if chain.outputs[place] else None
         if chain.masks[place]:
             made.append(take(chain.masks[place]))
         if not self.is_kept:
@@ -218,11 +221,16 @@ class _Pass:
         for place in range(end - 1, begin - 1, -1):
             if chain.is_view[place]:
                 continue
-            flows = take(chain.inputs[place]) if place else None
-            narrow = take(chain.halves[place])
-            gradients += [take(chain.weights[place]), take(chain.biases[place])]
-            give(narrow)
-            give(gradient)
+            flows = take(chain.inputs[place]) if place and chain.inputs[place] else None
+            narrow = take(chain.halves[place]) if chain.halves[place] else None
+            if chain.weights[place]:
+                gradients.append(take(chain.weights[place]))
+            if chain.biases[place]:
+                gradients.append(take(chain.biases[place]))
+            if narrow:
+                give(narrow)
+            if gradient:
+                give(gradient)
             for block in self.kept[place]:
                 give(block)
             self.kept[place] = []
