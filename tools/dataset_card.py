@@ -6,7 +6,6 @@ of the data set is not there, nothing is said of it: no figure without a measure
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +14,8 @@ from carma.dataset.config import FAMILIES
 from carma.dataset.describe import Family, Range, describe, figure
 from carma.dataset.schema import COLUMNS
 from carma.dataset.table import read
-from tools.estimator_tables import filled
 from tools.markdown import table
+from tools.pages import filled, renew
 
 ROOT = Path(__file__).parent.parent
 CARD = ROOT / "datasets" / "README.md"
@@ -79,16 +78,7 @@ def page(card: Path = CARD, folder: str = "h200") -> str:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.dataset_card", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the card is not up to date")
-    check = parser.parse_args(arguments).check
-    made = page()
-    stale = made != CARD.read_text(encoding="utf-8")
-    if stale and check:
-        print("datasets/README.md is not up to date: python -m tools.dataset_card", file=sys.stderr)
-    elif stale:
-        CARD.write_text(made, encoding="utf-8")
-    return 1 if check and stale else 0
+    return renew("tools.dataset_card", __doc__, arguments, lambda: {CARD: page()})
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ figure without a measurement.
 
 from __future__ import annotations
 
-import argparse
-import re
 import sys
 import textwrap
 from collections.abc import Callable
@@ -19,6 +17,7 @@ from carma.bench.memory.figures import Summary
 from carma.bench.memory.published18 import PUBLISHED
 from carma.bench.memory.written import Comparison, read
 from tools.markdown import table
+from tools.pages import filled, renew
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results" / "h200" / "memory"
@@ -100,14 +99,6 @@ PLACES = (
 )
 
 
-def filled(text: str, mark: str, inside: str) -> str:
-    """The page with that between its two remarks."""
-    found = re.search(rf"(<!-- {mark}: [^\n]*-->\n)(.*?)(<!-- end -->)", text, re.DOTALL)
-    if found is None:
-        raise ValueError(f"the page has no place for {mark}")
-    return text[: found.start(2)] + inside + text[found.end(2) :]
-
-
 def pages(root: Path = ROOT, results: Path = RESULTS) -> dict[Path, str]:
     """Every page that has such a table, as it should be."""
     made: dict[Path, str] = {}
@@ -119,16 +110,7 @@ def pages(root: Path = ROOT, results: Path = RESULTS) -> dict[Path, str]:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.estimator_tables", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is not up to date")
-    check = parser.parse_args(arguments).check
-    stale = {page: text for page, text in pages().items() if text != page.read_text(encoding="utf-8")}
-    for page, text in stale.items():
-        if check:
-            print(f"{page.relative_to(ROOT)} is not up to date: python -m tools.estimator_tables", file=sys.stderr)
-        else:
-            page.write_text(text, encoding="utf-8")
-    return 1 if check and stale else 0
+    return renew("tools.estimator_tables", __doc__, arguments, pages)
 
 
 def _line(one: Summary) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ file is not there, nothing may stand between them: no figure without a measureme
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import subprocess
@@ -30,8 +29,8 @@ from carma.train.names import SERVED
 from carma.train.report import Report
 from carma.train.report import read as read_report
 from tools import gpumemnet_accuracy as accuracy
-from tools.estimator_tables import filled
 from tools.markdown import table
+from tools.pages import filled, renew
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results" / "gpumemnet"
@@ -211,16 +210,7 @@ def pages(root: Path = ROOT, results: Path = RESULTS, places: tuple[Place, ...] 
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.gpumemnet_tables", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is not up to date")
-    check = parser.parse_args(arguments).check
-    stale = {page: text for page, text in pages().items() if text != page.read_text(encoding="utf-8")}
-    for page, text in stale.items():
-        if check:
-            print(f"{page.relative_to(ROOT)} is not up to date: python -m tools.gpumemnet_tables", file=sys.stderr)
-        else:
-            page.write_text(text, encoding="utf-8")
-    return 1 if check and stale else 0
+    return renew("tools.gpumemnet_tables", __doc__, arguments, pages)
 
 
 def _busy(machine: Machine) -> str:

@@ -10,7 +10,7 @@ from carma.bench.machine import facts
 from carma.bench.memory.figures import Row, by_estimator
 from carma.bench.memory.published18 import PUBLISHED, errors
 from carma.bench.memory.written import Comparison, write
-from tools import estimator_tables
+from tools import estimator_tables, pages
 
 MARKED = "before\n\n<!-- {mark}: made -->\nold figures\n<!-- end -->\n\nafter\n"
 
@@ -100,4 +100,4 @@ def test_a_table_stands_between_its_remarks_and_only_where_there_is_a_file(tmp_p
 
 def test_a_page_without_the_place_is_named() -> None:
     with pytest.raises(ValueError, match="no place for estimators"):
-        estimator_tables.filled("nothing here", "estimators", "x")
+        pages.filled("nothing here", "estimators", "x")

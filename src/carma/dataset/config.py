@@ -21,8 +21,6 @@ Optimizer = Literal["sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad"]
 Precision = Literal["fp32", "tf32", "bf16-amp", "fp16-amp", "bf16"]
 Loss = Literal["classes", "tokens", "values", "pixels"]
 
-# What an op's field may hold: a number, a word, a switch, or programs of its own (the branches of add, cat and mul).
-Field = int | float | str | bool | tuple[tuple[dict[str, "Field"], ...], ...] | tuple[dict[str, "Field"], ...]
 Op = Mapping[str, object]
 
 
