@@ -1,0 +1,67 @@
+"""The small caching allocator, held against the whole one; and two training steps played through it."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from carma.estimate.described import Described, Layer
+from carma.estimate.gpumemnet.cache import MIB, Cache
+from carma.estimate.gpumemnet.columns import Columns
+from carma.estimate.gpumemnet.features import PLACE, features
+from carma.estimate.gpumemnet.kinds import INDEX
+from carma.estimate.gpumemnet.unseen import find_unseen
+from carma.estimate.trace.allocator import CachingAllocator
+from carma.estimate.trace.allocator_options import AllocatorOptions
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_large_tensors_reserve_what_torch_would(seed: int) -> None:
+    dice, small, whole = random.Random(seed), Cache(), CachingAllocator(AllocatorOptions())
+    alive = {}
+    for number in range(400):
+        if alive and dice.random() < 0.45:
+            chosen = dice.choice(sorted(alive))
+            small.give(alive.pop(chosen))
+            whole.free(chosen)
+        else:
+            size = 512 * dice.randrange(2 * MIB // 512, 60 * MIB // 512)
+            alive[number] = small.take(size)
+            whole.malloc(number, size)
+    assert (small.reserved, small.allocated, small.peak) == (whole.reserved, whole.allocated, whole.peak_allocated)
+
+
+def test_a_part_of_a_block_is_used_and_joined_again() -> None:
+    cache = Cache()
+    cache.give(cache.take(40 * MIB))
+    parts = [cache.take(10 * MIB), cache.take(20 * MIB)]
+    assert cache.reserved == 40 * MIB
+    for part in parts:
+        cache.give(part)
+    cache.take(40 * MIB)
+    assert cache.reserved == 40 * MIB
+
+
+def test_the_second_step_finds_the_optimizers_state() -> None:
+    """4,096 in and out, 16,384 rows: 64 MiB of weights, 256 MiB in and 256 MiB out."""
+    layer = Layer(kind="Linear", output=(16_384, 4_096), parameters=4_096 * 4_096)
+    one = Described(layers=(layer,), batch=16_384, input=(16_384, 4_096), optimizer="Adam", optimizer_slots=2)
+    allocated_mib = 2 ** features(one).scalars[PLACE["allocated_mib"]]
+    assert allocated_mib > 3 * 64 + 2 * 256
+
+
+def test_attention_between_linear_layers_keeps_what_it_was_given_and_gave() -> None:
+    sizes = np.full(4, 1_000.0)
+    columns = Columns(
+        kinds=np.full(4, INDEX["linear"]),
+        outputs=sizes,
+        parameters=sizes,
+        channels=np.full(4, 10.0),
+        inplace=np.zeros(4, np.bool_),
+        inputs=sizes,
+    )
+    found = find_unseen(columns, np.ones(4, np.bool_))
+    assert found.elements.tolist() == [1_000, 1_000, 1_000, 2_000]
+    assert found.attends.tolist() == [False, False, False, True]
