@@ -21,25 +21,34 @@ def random_numbers() -> Any:
     return torch.randn(BUFFER, generator=torch.Generator().manual_seed(0)) * 0.02
 
 
-class Training:
-    """A model with its optimizer on a device. Each `step` is one step of the optimizer."""
+class Made:
+    """What a run needs and no device is needed for: the model without memory, the batch on the CPU."""
 
-    def __init__(self, config: dict[str, Any], device: str, numbers: Any) -> None:
-        self.config, self.device = config, device
-        set_tf32(config.get("precision", "fp32"))
-        precision = config.get("precision", "fp32")
+    def __init__(self, config: dict[str, Any], numbers: Any) -> None:
         model = build.build(config)
-        if precision == "bf16":
+        if config.get("precision") == "bf16":
             model = model.bfloat16()
         if config.get("channels_last"):
             model = model.to(memory_format=torch.channels_last)
-        self.model = to_device(model, device).train()
+        self.model = model
+        self.batch = make_batch(config, numbers)
+
+
+class Training:
+    """A model with its optimizer on a device. Each `step` is one step of the optimizer."""
+
+    def __init__(self, config: dict[str, Any], device: str, numbers: Any, made: Made | None = None) -> None:
+        self.config, self.device = config, device
+        precision = config.get("precision", "fp32")
+        set_tf32(precision)
+        made = made or Made(config, numbers)
+        self.batch = made.batch
+        self.model = model = to_device(made.model, device).train()
         fill(model, numbers)
         self.optimizer = make_optimizer(config.get("optimizer", "adam"), list(model.parameters()))
         # A scale that overflows nothing: a step that is skipped leaves the optimizer without its state.
         self.scaler = torch.amp.GradScaler(torch.device(device).type, 1.0, enabled=precision == "fp16-amp")
         self.stepped = 0  # steps that the optimizer really made
-        self.batch = self._make_batch(numbers)
 
     def step(self) -> float:
         inputs, target = [self._moved(tensor) for tensor in self.batch[0]], self.batch[1].to(self.device)
@@ -68,28 +77,28 @@ class Training:
     def _flips(self, tensor: Any) -> bool:
         return bool(self.config.get("channels_last")) and tensor.ndim == 4
 
-    def _make_batch(self, numbers: Any) -> tuple[list[Any], Any]:
-        """On the CPU, as a data loader gives it."""
-        config = self.config
-        count, shape = config["batch"], config["input"]
-        if config.get("vocabulary"):
-            inputs = [torch.randint(config["vocabulary"], (count, *shape))]
-        else:
-            inputs = [drawn(numbers, (count, *shape)) * 50]
-            if config.get("precision") == "bf16":
-                inputs = [inputs[0].bfloat16()]
-        if config.get("target"):
-            inputs.append(torch.randint(config["outputs"], (count, config["target"])))
-        length = config.get("target") or shape[0]
-        match config.get("loss", "classes"):
-            case "tokens":
-                return inputs, torch.randint(config["outputs"], (count, length))
-            case "pixels":
-                return inputs, torch.randint(config["outputs"], (count, *shape[1:]))
-            case "values":
-                return inputs, drawn(numbers, (count, config["outputs"]))
-            case _:
-                return inputs, torch.randint(config["outputs"], (count,))
+
+def make_batch(config: dict[str, Any], numbers: Any) -> tuple[list[Any], Any]:
+    """On the CPU, as a data loader gives it."""
+    count, shape = config["batch"], config["input"]
+    if config.get("vocabulary"):
+        inputs = [torch.randint(config["vocabulary"], (count, *shape))]
+    else:
+        inputs = [drawn(numbers, (count, *shape)) * 50]
+        if config.get("precision") == "bf16":
+            inputs = [inputs[0].bfloat16()]
+    if config.get("target"):
+        inputs.append(torch.randint(config["outputs"], (count, config["target"])))
+    length = config.get("target") or shape[0]
+    match config.get("loss", "classes"):
+        case "tokens":
+            return inputs, torch.randint(config["outputs"], (count, length))
+        case "pixels":
+            return inputs, torch.randint(config["outputs"], (count, *shape[1:]))
+        case "values":
+            return inputs, drawn(numbers, (count, config["outputs"]))
+        case _:
+            return inputs, torch.randint(config["outputs"], (count,))
 
 
 def to_device(model: Any, device: str) -> Any:
