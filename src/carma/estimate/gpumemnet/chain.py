@@ -29,6 +29,7 @@ from carma.estimate.gpumemnet.kept import (
     temporaries_of,
 )
 from carma.estimate.gpumemnet.kinds import INDEX
+from carma.estimate.gpumemnet.scratch import scratch_of
 from carma.estimate.gpumemnet.unseen import find_unseen
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class Chain:
         self.last = int(columns.outputs[-1] * size)
         self.slots, self.temporaries = slots_of(described), int(temporaries_of(described))
         self.blocks = _blocks(kinds) if described.checkpointing else []
+        self.scratch = scratch_of(described)
 
 
 def _blocks(kinds: NDArray[np.int64]) -> list[tuple[int, int]]:
@@ -212,6 +214,8 @@ class _Pass:
                 made.append(self.now)
             else:
                 give(self.now)
+        if chain.scratch[place][0]:
+            give(take(chain.scratch[place][0]))
         self.now, self.is_kept = output, chain.keeps_output[place]
         if self.is_kept:
             made.append(output)
@@ -222,11 +226,16 @@ class _Pass:
             if chain.is_view[place]:
                 continue
             flows = take(chain.inputs[place]) if place and chain.inputs[place] else None
+            _, of_input, of_weights = chain.scratch[place]
+            if place and of_input:
+                give(take(of_input))
             narrow = take(chain.halves[place]) if chain.halves[place] else None
             if chain.weights[place]:
                 gradients.append(take(chain.weights[place]))
             if chain.biases[place]:
                 gradients.append(take(chain.biases[place]))
+            if of_weights:
+                give(take(of_weights))
             if narrow:
                 give(narrow)
             if gradient:

@@ -1,0 +1,84 @@
+"""What cuDNN takes while a convolution runs, asked for from a list of layers."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from carma.estimate.described import Described, Layer
+from carma.estimate.gpumemnet.features import PLACE, features
+from carma.estimate.gpumemnet.scratch import NONE, scratch_of
+from carma.estimate.trace.conv_shapes import TF32, ConvShape
+from carma.estimate.trace.conv_workspaces import shipped_convolutions
+
+BATCH, SIDE = 32, 112
+ATTRIBUTES = {"kernel_size": "(3, 3)", "stride": "(1, 1)", "padding": "(1, 1)"}
+
+
+def conv(**changed: object) -> Layer:
+    image = (BATCH, 64, SIDE, SIDE)
+    base = Layer(kind="Conv2d", output=image, inputs=(image,), parameters=9 * 64 * 64, attributes=ATTRIBUTES)
+    return replace(base, **changed)
+
+
+def network(*layers: Layer, **changed: object) -> Described:
+    base = Described(
+        layers=layers, batch=BATCH, input=(BATCH, 64, SIDE, SIDE), optimizer="SGD", optimizer_slots=0
+    )  # fmt: skip
+    return replace(base, **changed)
+
+
+def measured(direction: int) -> int:
+    image, ones = (BATCH, 64, SIDE, SIDE), (1, 1)
+    return shipped_convolutions().scratch_bytes(
+        ConvShape(direction, TF32, 4, False, False, False, image, (64, 64, 3, 3), image, ones, ones, ones, 1)
+    )
+
+
+def test_each_direction_is_asked_for() -> None:
+    asked = tuple(map(measured, range(3)))
+    assert scratch_of(network(conv())) == [asked]
+    assert max(asked) > 0
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        conv(attributes={}),
+        conv(attributes={}, inputs=()),
+        conv(attributes={}, parameters=9 * 64 * 64 + 64),
+        conv(attributes={"kernel_size": "3", "stride": "1", "padding": "1"}),
+    ],
+    ids=["sizes and weights", "weights alone", "with a bias", "one number"],
+)
+def test_what_a_summary_does_not_tell_follows_from_the_weights(layer: Layer) -> None:
+    assert scratch_of(network(layer)) == scratch_of(network(conv()))
+
+
+def test_where_weights_fit_no_kernel_nothing_is_said() -> None:
+    assert scratch_of(network(conv(attributes={}, parameters=12_345))) == [NONE]
+
+
+def test_one_dimension_is_run_as_two() -> None:
+    signal = (BATCH, 64, 4096)
+    layer = Layer(kind="Conv1d", output=signal, inputs=(signal,), parameters=3 * 64 * 64)
+    flat = replace(layer, kind="Conv2d", output=(BATCH, 64, 1, 4096), inputs=((BATCH, 64, 1, 4096),))
+    told = {"kernel_size": "(1, 3)", "stride": "(1, 1)", "padding": "(0, 1)"}
+    assert scratch_of(network(layer)) == scratch_of(network(replace(flat, attributes=told)))
+
+
+def test_other_layers_take_none_and_losses_are_none() -> None:
+    found = scratch_of(network(conv(), Layer(kind="ReLU", output=conv().output), Layer(kind="CrossEntropyLoss")))
+    assert [each == NONE for each in found] == [False, True]
+
+
+def test_what_is_taken_is_reserved() -> None:
+    """The same layers with and without a kernel that is known."""
+
+    def reserved_mib(layer: Layer) -> float:
+        one = network(layer, replace(layer, inputs=(layer.output,)))
+        return float(2 ** features(one).scalars[PLACE["guess_mib"]] - 1)
+
+    unknown = conv(attributes={"groups": "3"})  # 64 channels are not three groups
+    grouped = conv(attributes={**ATTRIBUTES, "groups": "1"})
+    assert reserved_mib(grouped) > reserved_mib(unknown) + max(map(measured, range(3))) / 2**20 / 2
