@@ -7,18 +7,21 @@ and the true graph are not in it. What is learned corrects the rest.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from carma.estimate.described import Described
+from carma.estimate.gpumemnet.blocks import find_blocks
 from carma.estimate.gpumemnet.cache import MIB, SMALL, Block, Cache
 from carma.estimate.gpumemnet.columns import Columns
 from carma.estimate.gpumemnet.kept import (
     CAST,
     HALF,
-    INSIDE,
+    BACK_MORE,
+    inside_of,
+    KEPT_MORE,
+    arriving_bytes,
     IS_VIEW,
     KEEPS_OUTPUT,
     MASK_BYTES,
@@ -30,14 +33,14 @@ from carma.estimate.gpumemnet.kept import (
 )
 from carma.estimate.gpumemnet.kinds import INDEX
 from carma.estimate.gpumemnet.scratch import scratch_of
-from carma.estimate.gpumemnet.unseen import find_unseen
+from carma.estimate.gpumemnet.tied import find_tied
+from carma.estimate.gpumemnet.unseen import find_scores, find_sums, find_unseen
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # cuBLAS and cuBLASLt on Hopper; the thread of the backward pass has its own.
 WORKSPACE = 33 * MIB
-NORMS_IN_BLOCK = 2
 
 Kept = list[Block | None]
 
@@ -52,13 +55,15 @@ def _whole(column: NDArray[np.float64]) -> list[int]:
 class Chain:
     """The layers' sizes in bytes, and what each keeps."""
 
-    def __init__(self, described: Described, columns: Columns, scores: float) -> None:
+    def __init__(self, described: Described, columns: Columns, heads: float) -> None:
         kinds, self.count = columns.kinds, columns.count
         each = element_bytes(described, columns)
-        came = np.r_[each[0], each[:-1]]
         size = 2.0 if described.dtype in HALF else 4.0
         before = is_before(columns)
-        unseen = find_unseen(columns, before)
+        unseen = find_unseen(columns, before, described.batch or 1)
+        came = arriving_bytes(described, columns, before, each)
+        for place in np.flatnonzero(unseen.no_input & (unseen.pairs == 0)).tolist():
+            came[place] = came[place - 1]  # it takes what its neighbour took, and casts it once more
         before[0] = True
         self.amp = bool(described.autocast)
         self.half_loss = self.amp and each[-1] == 2.0
@@ -67,39 +72,55 @@ class Chain:
         copied = self.amp * (CAST[kinds] * (came > 2.0) * 2.0 + (kinds == INDEX["norm"]) * (came < 4.0) * 4.0)
         self.copies = _whole(columns.inputs * copied * (takes | CAST[kinds]))
         new = takes & (~before | unseen.new_input) & (copied == 0)
-        inside = columns.outputs * INSIDE[kinds] + unseen.elements
+        inside = columns.outputs * inside_of(columns) + unseen.elements
         self.extras = _whole(np.where(new, columns.inputs * came, 0.0))
         self.unseen = _whole(inside * each)
         self.masks = _whole(columns.outputs * MASK_BYTES[kinds])
         biases = np.where(columns.parameters > 2 * columns.channels, columns.channels * size, 0.0)
         whole = columns.parameters * size - biases
+        lacks = 0 if described.parameters is None else columns.parameters.sum() - described.parameters
+        tied = find_tied(kinds, whole / size, float(lacks))
+        self.gradients, self.passing = _whole(whole), [0] * self.count
+        for place in np.flatnonzero(tied >= 0).tolist():  # the sum of their gradients is made where the last one is
+            owner = int(tied[place])
+            kept_at = max(owner, *(np.flatnonzero(tied == owner).tolist()))
+            for one in (owner, place):
+                if one != kept_at and self.gradients[one]:
+                    self.passing[one], self.gradients[one] = self.gradients[one], 0
+        whole = np.where(tied >= 0, 0.0, whole)
         self.weights, self.biases = _whole(whole), _whole(biases)
         self.small = sum(int(-(-each // 512) * 512) for each in (*whole, *biases) if each + 511 < SMALL)
         self.halves = _whole(columns.parameters * 2.0 * self.amp * CAST[kinds])
         beside = zip(self.halves, self.copies, self.extras, self.unseen, strict=True)
         self.beside = [tuple(filter(None, sizes)) for sizes in beside]
-        self.is_view = IS_VIEW[kinds].tolist()
+        scores = find_scores(columns, unseen.pairs * heads)
+        self.is_view = (IS_VIEW[kinds] | scores).tolist()
+        self.is_norm = (kinds == INDEX["norm"]).tolist()
+        self.is_sum = find_sums(kinds, before).tolist()
         self.is_over = (columns.inplace & (kinds == INDEX["rectifier"])).tolist()
         self.keeps_output = KEEPS_OUTPUT[kinds].tolist()
         self.keeps_now = (takes & before & ~unseen.new_input & (copied == 0)).tolist()
-        self.scores = [int(scores) if attends else 0 for attends in unseen.attends.tolist()]
+        self.half = self.amp or size == 2.0
+        self.pairs = [int(pairs * heads) for pairs in unseen.pairs.tolist()]
+        self.drops = bool((kinds == INDEX["dropout"]).any())
+        self.kept_more = [KEPT_MORE.get(name, 0) for name in columns.names]
+        self.back_more = [BACK_MORE.get(name, 0) for name in columns.names]
+        joined = ~before & (copied > 0) & CAST[kinds] & (columns.inputs > np.r_[0.0, columns.outputs[:-1]])
+        self.joined = _whole(np.where(joined, columns.inputs * came, 0.0))
         self.first = int(np.prod(described.input)) * 4 if described.input else self.inputs[0]
         self.last = int(columns.outputs[-1] * size)
         self.slots, self.temporaries = slots_of(described), int(temporaries_of(described))
-        self.blocks = _blocks(kinds) if described.checkpointing else []
+        plain = [(0, self.count, False)]
+        self.segments = find_blocks(kinds, columns.parameters) if described.checkpointing else plain
+        begins = {begin for begin, _, again in self.segments if again}
+        self.adds = [is_sum and place not in begins for place, is_sum in enumerate(self.is_sum)]
         self.scratch = scratch_of(described)
+        self.fans = unseen.fans
 
 
-def _blocks(kinds: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """What is computed again, about: the layers from one norm to the next but one."""
-    norms = np.flatnonzero(np.isin(kinds, (INDEX["norm"], INDEX["batch_norm"])))
-    begins = [0, *norms[NORMS_IN_BLOCK::NORMS_IN_BLOCK].tolist(), len(kinds)]
-    return list(pairwise(begins))
-
-
-def play(described: Described, columns: Columns, scores: float) -> tuple[float, float]:
-    """MiB reserved at the end, and the most that was allocated. `scores`: bytes of one attention layer's."""
-    chain, cache = Chain(described, columns, scores), Cache()
+def play(described: Described, columns: Columns, heads: float) -> tuple[float, float]:
+    """MiB reserved at the end, and the most that was allocated. `heads`: of attention that writes its scores out."""
+    chain, cache = Chain(described, columns, heads), Cache()
     weights = [size for pair in zip(chain.weights, chain.biases, strict=True) for size in pair if size]
     for size in weights:
         cache.take(size)
@@ -128,6 +149,10 @@ class _Pass:
         self.now: Block | None = None
         self.batch: Block | None = None
         self.is_kept = True
+        self.joined: Block | None = None
+        self.aside: Block | None = None
+        self.waiting: dict[int, Block | None] = {}
+        self.other: tuple[int, Block | None] = (0, None)
 
     def run(self, *, is_first: bool) -> Kept:
         """The gradients of the weights stay."""
@@ -135,43 +160,42 @@ class _Pass:
         batch = self.batch = self.now = take(chain.first)
         begins = self.there()
         output, is_kept = self.now, self.is_kept  # a script holds it until the step is over
+        self.join(0)
         gradient = self.loss()
         if is_first:
             take(WORKSPACE)
         gradients: Kept = []
-        for begin, end in reversed(chain.blocks or [(0, chain.count)]):
-            if chain.blocks:
+        for begin, end, again in reversed(chain.segments):
+            if again:
                 self.now, self.is_kept = begins.pop(), True
                 self.layers(begin, end, keep=True)
                 if not self.is_kept:
                     give(self.now)
             gradient = self.back(begin, end, gradient, gradients)
         give(gradient)
+        give(self.aside)
         give(batch)
         if not is_kept:
             give(output)
         return gradients
 
     def loss(self) -> Block | None:
-        """Cross entropy: the logarithms are kept, their gradient and the output's come."""
+        """Cross entropy: the logarithms are kept, their gradient and the output's come. They are 32 bits wide, whatever
+        the output is."""
         chain, take, give = self.chain, self.cache.take, self.cache.give
-        upcast = take(chain.last) if chain.half_loss else None
         likely = take(chain.last)
-        give(upcast)
-        passed, gradient = take(chain.last), take(chain.last)
+        passed, gradient = take(chain.last), take(chain.last // 2 if chain.half_loss else chain.last)
         give(passed)
         give(likely)
-        if chain.half_loss:
-            wide, gradient = gradient, take(chain.last // 2)
-            give(wide)
         return gradient
 
     def there(self) -> Kept:
-        """With blocks, only what goes into each is kept."""
+        """Of blocks that are computed again, only what goes into each is kept."""
         begins: Kept = []
-        if not self.chain.blocks:
-            self.layers(0, self.chain.count, keep=True)
-        for begin, end in self.chain.blocks:
+        for begin, end, again in self.chain.segments:
+            if not again:
+                self.layers(begin, end, keep=True)
+                continue
             begins.append(self.now)
             if begin:
                 self.kept[begin].append(self.now)
@@ -195,18 +219,25 @@ class _Pass:
         chain, take, give = self.chain, self.cache.take, self.cache.give
         for size in chain.beside[place]:
             made.append(take(size))
-        if chain.scores[place]:
-            work = take(chain.scores[place])
-            made += [take(chain.scores[place]), take(chain.scores[place])]
-            give(work)
+        if chain.joined[place]:
+            self.join(chain.joined[place])
+        if chain.pairs[place]:
+            self.attend(chain.pairs[place], made)
         if chain.is_view[place]:
             return
+        if chain.adds[place] and not chain.copies[place]:
+            whole = take(chain.inputs[place])
+            if not self.is_kept:
+                give(self.now)
+            self.now, self.is_kept = whole, False
         if chain.is_over[place]:
             if not self.is_kept:
                 made.append(self.now)
             self.is_kept = True
             return
         output = take(chain.outputs[place]) if chain.outputs[place] else None
+        for _ in range(chain.kept_more[place]):
+            made.append(take(chain.outputs[place]))
         if chain.masks[place]:
             made.append(take(chain.masks[place]))
         if not self.is_kept:
@@ -220,28 +251,102 @@ class _Pass:
         if self.is_kept:
             made.append(output)
 
+    def fan_out(self, place: int, flows: Block | None) -> None:
+        """Attention and gates: each that went into it has a gradient of its own, which are there together."""
+        chain, take, give = self.chain, self.cache.take, self.cache.give
+        into = chain.fans[place]
+        parts = [take(chain.inputs[place]) for _ in range(3)] if len(into) == 1 else []
+        for one in into:
+            self.waiting[one] = take(chain.outputs[one])
+        for part in parts:  # of one product, which is put together of them
+            give(part)
+        give(flows)
+
+    def meet(self, place: int, flows: Block | None) -> Block | None:
+        """Gradients of the same tensor are added up in the first of them."""
+        size, other = self.other
+        if other is None or size != self.chain.inputs[place]:
+            return flows
+        self.cache.give(flows)
+        self.other = (0, None)
+        return other
+
+    def join(self, size: int) -> None:
+        """Branches that met. Where a narrower copy is what is kept, it lasts until it has gone into the next one."""
+        joined = self.cache.take(size) if size else None
+        self.cache.give(self.joined)
+        self.joined = joined
+
+    def attend(self, pairs: int, made: Kept) -> None:
+        """Products, scaled, their softmax in 32 bits; in half precision narrowed again; dropout keeps a mask."""
+        take, give, size = self.cache.take, self.cache.give, 2 if self.chain.half else 4
+        product = take(pairs * size)
+        scaled = take(pairs * size)
+        give(product)
+        made.append(take(pairs * 4))
+        give(scaled)
+        narrow = take(pairs * size) if self.chain.half else None
+        if self.chain.drops:
+            made += [take(pairs * size), take(pairs)]
+            give(narrow)
+        else:
+            made.append(narrow)
+
+    def attend_back(self, pairs: int) -> None:
+        """Of the dropped, the narrow, the softmax (with a product of its own), the scaled, one after the other."""
+        take, give, size = self.cache.take, self.cache.give, 2 if self.chain.half else 4
+        gradient = take(pairs * size)
+        if self.chain.drops:
+            gradient, before = take(pairs * size), gradient
+            give(before)
+        if self.chain.half:
+            gradient, before = take(pairs * 4), gradient
+            give(before)
+        product, flows = take(pairs * 4), take(pairs * size)
+        give(product)
+        give(gradient)
+        scaled = take(pairs * size)
+        give(flows)
+        give(scaled)
+
     def back(self, begin: int, end: int, gradient: Block | None, gradients: Kept) -> Block | None:
         chain, take, give = self.chain, self.cache.take, self.cache.give
         for place in range(end - 1, begin - 1, -1):
             if chain.is_view[place]:
                 continue
+            narrow_flow = take(chain.copies[place]) if place and chain.copies[place] else None
             flows = take(chain.inputs[place]) if place and chain.inputs[place] else None
+            give(narrow_flow)
+            if place in self.waiting:
+                self.other, gradient = (chain.inputs[place], gradient), self.waiting.pop(place)
+            more = [take(chain.outputs[place]) for _ in range(chain.back_more[place])]
+            for block in more:
+                give(block)
             _, of_input, of_weights = chain.scratch[place]
             if place and of_input:
                 give(take(of_input))
             narrow = take(chain.halves[place]) if chain.halves[place] else None
-            if chain.weights[place]:
-                gradients.append(take(chain.weights[place]))
+            if chain.gradients[place]:
+                gradients.append(take(chain.gradients[place]))
+            if chain.passing[place]:
+                give(take(chain.passing[place]))
+            if chain.pairs[place]:
+                self.attend_back(chain.pairs[place])
             if chain.biases[place]:
                 gradients.append(take(chain.biases[place]))
             if of_weights:
                 give(take(of_weights))
             if narrow:
                 give(narrow)
-            if gradient:
+            if chain.is_norm[place]:
+                give(self.aside)
+                self.aside = None
+            if place + 1 < chain.count and chain.is_sum[place + 1] and self.aside is None:
+                self.aside = gradient  # the other branch waits for it
+            elif gradient:
                 give(gradient)
             for block in self.kept[place]:
                 give(block)
             self.kept[place] = []
-            gradient = flows
+            gradient = self.fan_out(place, flows) if place in chain.fans else self.meet(place, flows)
         return gradient

@@ -18,8 +18,9 @@ import numpy as np
 from carma.estimate.described import Described, Layer
 from carma.estimate.gpumemnet.chain import play
 from carma.estimate.gpumemnet.columns import Columns, inputs_of
-from carma.estimate.gpumemnet.kept import HALF, MIB, Held, held, slots_of, temporaries_of
+from carma.estimate.gpumemnet.kept import HALF, MIB, TORCH_ATTENTION, Held, held, slots_of, temporaries_of
 from carma.estimate.gpumemnet.kinds import FUNCTIONS, INDEX, KINDS, function_of, kind_of
+from carma.estimate.gpumemnet.operators import as_modules
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,10 +65,12 @@ def features(described: Described) -> Features:
             "the summary does not tell the shapes of the layers' outputs; "
             "a torchinfo or torchsummary table does, or --input beside print(model)"
         )
+    described = as_modules(described)
     columns = _columns(described)
-    holds = held(described, columns, *_attention(described, columns))
+    heads, length = _attention(described, columns)
+    holds = held(described, columns, heads, length)
     family = _family(_without_losses(described.layers), columns)
-    played = play(described, columns, holds.scores * MIB)
+    played = play(described, columns, heads if described.attention == "eager" else 0.0)
     return Features(
         family,
         _scalars(described, columns, holds, played),
@@ -81,7 +84,7 @@ def _columns(described: Described) -> Columns:
     count = len(layers)
     kinds = np.fromiter((_kind(layer) for layer in layers), np.int64, count)
     outputs = np.fromiter((math.prod(layer.output) if layer.output else 0 for layer in layers), np.float64, count)
-    parameters = np.fromiter((layer.parameters for layer in layers), np.float64, count)
+    parameters = np.fromiter(map(_parameters, layers), np.float64, count)
     channels = np.fromiter(_channels(layers, kinds.tolist()), np.float64, count)
     inplace = np.fromiter((layer.inplace for layer in layers), np.bool_, count)
     dimensions = np.fromiter((len(layer.output) - 2 for layer in layers), np.int64, count)
@@ -95,7 +98,16 @@ def _columns(described: Described) -> Columns:
         channels=channels,
         inplace=inplace,
         inputs=np.where(told > 0, told, follow),
+        names=tuple(layer.kind for layer in layers),
     )
+
+
+def _parameters(layer: Layer) -> int:
+    """Some lists leave out the weights of torch's attention that turn its sum into its output."""
+    width = layer.output[-1] if layer.output else 0
+    if layer.kind == TORCH_ATTENTION and layer.parameters in (3 * width * width, 3 * width * (width + 1)):
+        return layer.parameters // 3 * 4
+    return layer.parameters
 
 
 def _without_losses(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:

@@ -40,8 +40,13 @@ _FOLLOWS = _flags(
     "activation", "rectifier", "dropout", "pooling", "max_pooling", "batch_norm", "shape", "merge", "upsampling"
 )
 MASK_BYTES = np.array([{"dropout": 1.0, "max_pooling": 8.0}.get(kind, 0.0) for kind in KINDS])
-# Inside an attention layer: queries, keys, values and their weighted sum, beside the output itself.
-INSIDE = np.array([4.0 if kind == "attention" else 0.0 for kind in KINDS])
+# Inside an attention layer: queries, keys, values and their weighted sum, beside the output itself. Torch's own module
+# turns batch and sequence round, and keeps what it copies for that.
+_INSIDE, _INSIDE_TORCH = 4.0, 5.0
+TORCH_ATTENTION = "MultiheadAttention"
+# Softsign is a quotient: its denominator is kept beside its input. What the backward pass needs for a moment.
+KEPT_MORE = {"Softsign": 1}
+BACK_MORE = {"Softsign": 4, "PReLU": 1, "Tanhshrink": 1}
 # Tensors of the size of all weights that torch's optimizers make in a step (foreach).
 _TEMPORARIES = {"sgd": 0.0, "adagrad": 2.0}
 _SEGMENT = 2  # norms in a block, about
@@ -76,10 +81,37 @@ def element_bytes(described: Described, columns: Columns) -> NDArray[np.float64]
     if not described.autocast:
         return np.full(columns.count, 4.0)
     # The last layer at or before each that decides: products give half precision, all but followers 32 bits.
-    decides = ~_FOLLOWS[columns.kinds]
+    decides = ~_FOLLOWS[columns.kinds] | np.array([name == "Softplus" for name in columns.names])
     last = np.maximum.accumulate(np.where(decides, np.arange(columns.count), -1))
     half = (last >= 0) & CAST[columns.kinds[np.maximum(last, 0)]]
     return np.where(half, 2.0, 4.0)
+
+
+def inside_of(columns: Columns) -> NDArray[np.float64]:
+    """Elements that an attention layer keeps inside, for each of its output."""
+    torch = np.array([name == TORCH_ATTENTION for name in columns.names])
+    found: NDArray[np.float64] = np.where(
+        columns.kinds == INDEX["attention"], np.where(torch, _INSIDE_TORCH, _INSIDE), 0.0
+    )
+    return found
+
+
+def arriving_bytes(
+    described: Described, columns: Columns, before: NDArray[np.bool_], each: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Of an element that goes into each layer. Branches that are joined take the widest format among them."""
+    came = np.r_[each[0], each[:-1]]
+    if not described.autocast:
+        return came
+    came[0] = 4.0
+    outputs, inputs = columns.outputs.tolist(), columns.inputs.tolist()
+    known = {inputs[0]: 4.0}
+    for place in np.flatnonzero(~before).tolist():
+        if place and inputs[place] > outputs[place - 1]:
+            other = inputs[place] - outputs[place - 1]
+            came[place] = max(came[place], known.get(other, 0.0))
+            known[inputs[place]] = float(came[place])
+    return came
 
 
 def held(described: Described, columns: Columns, heads: float, length: float) -> Held:
@@ -89,7 +121,7 @@ def held(described: Described, columns: Columns, heads: float, length: float) ->
     whole = parameters * size / MIB
     bytes_each = element_bytes(described, columns)
     before = is_before(columns)
-    kept = _kept(described, columns, find_unseen(columns, before), before, bytes_each)
+    kept = _kept(described, columns, find_unseen(columns, before, described.batch or 1), before, bytes_each)
     if described.checkpointing:
         kept = _recomputed(columns, kept, columns.outputs * bytes_each / MIB)
     scores = float(described.batch or 1) * heads * length * length * 4.0 / MIB
@@ -128,7 +160,7 @@ def _kept(
     if described.autocast:
         # Cast on the way in, and the copy is what is kept.
         width = np.where(CAST[kinds], 2.0, np.where(kinds == INDEX["norm"], 4.0, width))
-    elements = columns.outputs * (KEEPS_OUTPUT[kinds] + INSIDE[kinds]) + unseen.elements
+    elements = columns.outputs * (KEEPS_OUTPUT[kinds] + inside_of(columns)) + unseen.elements
     kept: NDArray[np.float64] = np.where(takes, columns.inputs * width, 0.0) + elements * bytes_each
     kept += columns.outputs * MASK_BYTES[kinds]
     if described.autocast:

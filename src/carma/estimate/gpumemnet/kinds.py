@@ -34,7 +34,7 @@ _RULES = tuple(
         (r"Add|Concat\w*|Cat|Multiply|Mul|Average|Maximum|Sub\w*|FloatFunctional|Merge", "merge"),
         (r"\w*(Flatten|Identity|Reshape|Permute|Padding|Pad[123]d|Cropping|Input|Unfold|Shuffle|Resc)\w*", "shape"),
         # What keeps its output for the backward pass, and what keeps its input.
-        (r"ReLU|Relu|(Log)?[Ss]igmoid|Tanh", "rectifier"),
+        (r"ReLU|Relu|[Ss]igmoid|Tanh", "rectifier"),
         (
             r"\w*(ReLU6?|Relu|GELU\w*|Gelu|SiLU\w*|Swish\w*|ELU|Elu|[Ss]igmoid|Tanh\w*|Mish\w*|Softplus|Softsign|shrink"
             r"|HardTanh|Hardtanh|Hardswish|HardSwish|GLU|Activation|Threshold|Swish|QuickGELU\w*)",

@@ -32,22 +32,28 @@ class Unseen:
     elements: NDArray[np.float64]  # that stay because of each layer, beside what the layer itself keeps
     no_input: NDArray[np.bool_]  # layers whose input others have kept
     new_input: NDArray[np.bool_]  # layers whose input is a tensor of its own
-    attends: NDArray[np.bool_]  # layers that follow attention, or are it
+    fans: dict[int, list[int]]  # for a layer behind attention or a gate: those whose gradients come of it, last first
+    pairs: NDArray[np.float64]  # of queries and keys, for each head, where attention is a function before the layer
 
 
 class _Finder:
-    def __init__(self, inputs: NDArray[np.float64], outputs: NDArray[np.float64]) -> None:
-        self.inputs, self.outputs = inputs.tolist(), outputs.tolist()
+    def __init__(
+        self, inputs: NDArray[np.float64], outputs: NDArray[np.float64], channels: NDArray[np.float64], batch: int
+    ) -> None:
+        self.inputs, self.outputs, self.batch = inputs.tolist(), outputs.tolist(), batch
+        self.rows: list[float] = (outputs / np.maximum(channels, 1.0)).tolist()
         self.elements = np.zeros(len(inputs))
         self.no_input = np.zeros(len(inputs), np.bool_)
         self.new_input = np.zeros(len(inputs), np.bool_)
-        self.attends = np.zeros(len(inputs), np.bool_)
+        self.pairs = np.zeros(len(inputs))
+        self.fans: dict[int, list[int]] = {}
 
     def read(self, begin: int, end: int, *, gated: bool) -> None:
         """A run of linear layers; `gated`: an activation stands before it that its first layer does not take."""
         place = begin
         if gated and end - begin >= 2 and self.alike(self.inputs[begin + 1], self.outputs[begin]):
             self.elements[begin] += self.outputs[begin - 1] + self.outputs[begin]  # what is multiplied is kept
+            self.fans[begin + 1] = [begin, begin - 1]
             place = begin + 2
         while place < end:
             place += self.split(place, end) or self.fused(place, end) or self.gate(place, end) or self.plain(place, end)
@@ -64,7 +70,9 @@ class _Finder:
         ):
             return 0
         self.elements[place : place + 3] += outputs[:3]
-        self.attend(place + 3, wide=outputs[0], shared=outputs[1] < 0.9 * outputs[0] * inputs[1] / inputs[0])
+        shared = outputs[1] < 0.9 * outputs[0] * inputs[1] / inputs[0]
+        self.fans[place + 3] = [place + 2, place + 1, place]
+        self.attend(place + 3, place, place + 1, wide=outputs[0], shared=shared)
         self.no_input[place + 1 : place + 3] |= self.alike(inputs[0], inputs[1])
         return 4
 
@@ -75,13 +83,14 @@ class _Finder:
         if not 1.02 * taken < given <= 3.02 * taken:
             return 0
         self.elements[place] += given
-        self.attend(place + 1, wide=taken, shared=given < 2.9 * taken)
+        self.fans[place + 1] = [place]
+        self.attend(place + 1, place, place, wide=taken, shared=given < 2.9 * taken)
         return 2
 
-    def attend(self, after: int, *, wide: float, shared: bool) -> None:
+    def attend(self, after: int, queries: int, keys: int, *, wide: float, shared: bool) -> None:
         """The weighted sum, its copy in order, and keys and values for every head where heads share them."""
-        self.attends[after] = True
-        self.elements[after] += wide * (4 if shared else 2)
+        self.pairs[after] = self.rows[queries] * self.rows[keys] / self.batch
+        self.elements[after] += wide * (3 if shared else 1)
         self.no_input[after] = True
 
     def gate(self, place: int, end: int) -> int:
@@ -93,6 +102,7 @@ class _Finder:
             return 0
         self.elements[place] += (2 + _ACTIVATION) * outputs[0]
         self.no_input[place + 1], self.new_input[place + 2] = True, True
+        self.fans[place + 2] = [place + 1, place]
         return 3
 
     def plain(self, place: int, end: int) -> int:
@@ -125,11 +135,11 @@ def _functions(columns: Columns) -> NDArray[np.float64]:
     return _CONVOLVED * found
 
 
-def find_unseen(columns: Columns, before: NDArray[np.bool_]) -> Unseen:
+def find_unseen(columns: Columns, before: NDArray[np.bool_], batch: int) -> Unseen:
     """Dropouts and softmaxes inside attention do not part a run."""
     seen = np.flatnonzero(~np.isin(columns.kinds, _BETWEEN))
     kinds = columns.kinds[seen]
-    finder = _Finder(columns.inputs[seen], columns.outputs[seen])
+    finder = _Finder(columns.inputs[seen], columns.outputs[seen], columns.channels[seen], batch)
     edges = np.flatnonzero(np.diff(np.r_[False, kinds == INDEX["linear"], False].astype(np.int8)))
     for begin, end in edges.reshape(-1, 2).tolist():
         gated = begin > 0 and int(kinds[begin - 1]) in _ACTIVATIONS and not before[seen[begin]]
@@ -138,6 +148,29 @@ def find_unseen(columns: Columns, before: NDArray[np.bool_]) -> Unseen:
     no_input, new_input = np.zeros(columns.count, np.bool_), np.zeros(columns.count, np.bool_)
     elements[seen] += finder.elements
     no_input[seen], new_input[seen] = finder.no_input, finder.new_input
-    attends = columns.kinds == INDEX["attention"]
-    attends[seen] |= finder.attends
-    return Unseen(elements, no_input, new_input, attends)
+    rows = columns.outputs / np.maximum(columns.channels, 1.0)
+    # Torch's own module never writes its scores out.
+    writes = (columns.kinds == INDEX["attention"]) & [name != "MultiheadAttention" for name in columns.names]
+    pairs: NDArray[np.float64] = np.where(writes, rows * rows / batch, 0.0)
+    pairs[seen] += finder.pairs
+    where = seen.tolist()
+    fans = {where[place]: [where[one] for one in ones] for place, ones in finder.fans.items()}
+    return Unseen(elements, no_input, new_input, fans, pairs)
+
+
+def find_sums(kinds: NDArray[np.int64], before: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Norms that take the sum of a branch and what went round it: those behind a linear layer, or its dropout."""
+    found = np.zeros(len(kinds), np.bool_)
+    last = -1
+    for place, kind in enumerate(kinds.tolist()):
+        found[place] = kind == INDEX["norm"] and last in (INDEX["linear"], INDEX["attention"]) and before[place]
+        last = last if kind == INDEX["dropout"] else kind
+    return found
+
+
+def find_scores(columns: Columns, scores: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Dropouts and softmaxes of attention's scores: what they keep is known from attention itself."""
+    between = np.isin(columns.kinds, _BETWEEN)
+    sizes = set(scores[scores > 0].tolist())
+    found: NDArray[np.bool_] = between & [each in sizes for each in columns.outputs.tolist()]
+    return found
