@@ -11,7 +11,7 @@ from functools import lru_cache
 from math import isqrt, prod
 
 from carma.estimate.described import Described, Layer
-from carma.estimate.trace.conv_shapes import BF16, FP16, TF32, ConvShape
+from carma.estimate.trace.conv_shapes import BF16, FORWARD, FP16, INPUT_GRAD, TF32, WEIGHT_GRAD, ConvShape
 from carma.estimate.trace.conv_workspaces import shipped_convolutions
 
 _CONVOLUTION = re.compile(r"Conv[123]d")
@@ -97,7 +97,12 @@ def _asked(
     dilation: Sizes,
     groups: int,
 ) -> Scratch:
-    ask, asked = shipped_convolutions().scratch_bytes, (precision, item, channels_last, False, False)
-    sizes = (image, weight, output, stride, padding, dilation, groups)
-    forward, back, weights = (ask(ConvShape(direction, *asked, *sizes)) for direction in range(3))
-    return forward, back, weights
+    ask = shipped_convolutions().scratch_bytes
+    forward = ConvShape(
+        FORWARD, precision, item, channels_last, False, False, image, weight, output, stride, padding, dilation, groups
+    )
+    return (
+        ask(forward),
+        ask(forward._replace(direction=INPUT_GRAD)),
+        ask(forward._replace(direction=WEIGHT_GRAD)),
+    )

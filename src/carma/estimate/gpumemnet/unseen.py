@@ -24,6 +24,7 @@ _ACTIVATIONS = (INDEX["activation"], INDEX["rectifier"])
 _NORMS = (INDEX["batch_norm"], INDEX["norm"])
 _CONVOLUTIONS = (INDEX["convolution"], INDEX["grouped"], INDEX["transposed"])
 _CONVOLVED = 0.35  # in convolutional networks many are ReLU, and many work in place
+_GATE = 6  # layers of a gate, at most
 _BETWEEN = (INDEX["dropout"], INDEX["softmax"])
 
 
@@ -106,11 +107,17 @@ class _Finder:
 
 
 def _gates(columns: Columns, before: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Squeeze and excitation: a gate of one figure a channel, then a layer that takes a whole image. What the gate was
-    multiplied with is kept."""
-    gate = np.r_[False, np.isin(columns.kinds[:-1], _ACTIVATIONS)] & np.isin(columns.kinds, _CONVOLUTIONS)
-    small = np.r_[0.0, columns.outputs[:-1]] * 4 <= columns.inputs
-    found: NDArray[np.float64] = np.where(gate & small & ~before, columns.inputs, 0.0)
+    """Squeeze and excitation: a mean of each channel, a few layers, an activation of as many figures as the mean had,
+    and then a layer that does not take these. What the gate is multiplied with is kept, unless a ReLU has kept it."""
+    kinds, outputs, inputs = columns.kinds, columns.outputs, columns.inputs
+    found = np.zeros(columns.count)
+    for mean in np.flatnonzero((kinds == INDEX["pooling"]) & (outputs * 4 <= inputs)).tolist():
+        ends = range(mean + 2, min(mean + _GATE, columns.count - 1))
+        gated = any(
+            outputs[end] == outputs[mean] and kinds[end] in _ACTIVATIONS and not before[end + 1] for end in ends
+        )
+        if gated and mean and kinds[mean - 1] != INDEX["rectifier"]:
+            found[mean] = inputs[mean]
     return found
 
 
