@@ -335,3 +335,22 @@ def test_what_a_gate_is_multiplied_with_is_kept(function: str, end: str, expecte
     described = gated(function, end)
     mean = next(place for place, layer in enumerate(described.layers) if layer.kind.startswith("Adaptive"))
     assert kept(described)[mean] == pytest.approx(expected, abs=0.01)
+
+
+IMAGE = (8, 64, 46, 46)
+IMAGE_MIB = 8 * 64 * 46 * 46 * 4 / 2**20
+
+
+def test_the_product_of_a_gate_is_a_tensor_of_its_own() -> None:
+    """A layer before the gate took as much, which does not make it the same."""
+    described = gated("ReLU", "Conv2d")
+    assert kept(described)[-1] == pytest.approx(IMAGE_MIB, abs=0.01)
+
+
+@pytest.mark.parametrize(("told", "share"), [("GELU", 1.0), ("ReLU", 0.0)])
+def test_the_heads_activation_tells_which_function_the_images_go_through(told: str, share: float) -> None:
+    norm = Layer(kind="BatchNorm2d", output=IMAGE, parameters=128)
+    head = (Layer(kind="Linear", output=(8, 64), parameters=64 * 64), Layer(kind=told, output=(8, 64)))
+    pool = Layer(kind="AdaptiveAvgPool2d", output=(8, 64, 1, 1))
+    described = model(conv(64, 64, 46), norm, conv(64, 64, 46), pool, *head, batch=8, input=IMAGE)
+    assert kept(described)[1] == pytest.approx((1 + share) * IMAGE_MIB, abs=0.01)  # its input, and perhaps its output

@@ -63,7 +63,7 @@ class Chain:
         self.amp = bool(described.autocast)
         self.half_loss = self.amp and each[-1] == 2.0
         self.outputs, self.inputs = _whole(columns.outputs * each), _whole(columns.inputs * came)
-        takes = takes_input(described, columns, before) & ~unseen.no_input
+        takes = (takes_input(described, columns, before) & ~unseen.no_input) | unseen.new_input
         copied = self.amp * (CAST[kinds] * (came > 2.0) * 2.0 + (kinds == INDEX["norm"]) * (came < 4.0) * 4.0)
         self.copies = _whole(columns.inputs * copied * (takes | CAST[kinds]))
         new = takes & (~before | unseen.new_input) & (copied == 0)
