@@ -21,6 +21,7 @@ import msgspec
 from carma.core.model import Record
 from carma.dataset.clean import read_digests
 from carma.dataset.config import read_configs
+from carma.dataset.folder import HINT, make_folder
 from carma.dataset.inside import rows
 from carma.errors import Refused, Usage
 
@@ -169,11 +170,11 @@ def command(options: Options, python: str) -> Sequence[str]:
 @contextlib.contextmanager
 def locked(out: Path) -> Iterator[int]:
     """The directory is made and is ours alone: two that write to one file would measure each other."""
+    make_folder(out)
     try:
-        out.mkdir(parents=True, exist_ok=True)
         lock = rows.lock(out)
     except OSError as error:
-        raise Usage(f"{out} cannot be made: {error.strerror}", "Name a directory that you may write to.") from error
+        raise Usage(f"{out / rows.LOCK} cannot be written: {error.strerror}", HINT) from error
     except rows.InUse as error:
         raise Refused(f"{out} is in use: {error}", "Wait for it, end it, or name another directory.") from error
     try:
