@@ -7,12 +7,12 @@ and the true graph are not in it. What is learned corrects the rest.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from carma.estimate.described import Described
+from carma.estimate.gpumemnet.again import spans_of
 from carma.estimate.gpumemnet.cache import MIB, SMALL, Block, Cache
 from carma.estimate.gpumemnet.columns import Columns
 from carma.estimate.gpumemnet.kept import (
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 # cuBLAS and cuBLASLt on Hopper; the thread of the backward pass has its own.
 WORKSPACE = 33 * MIB
-NORMS_IN_BLOCK = 2
 
 Kept = list[Block | None]
 
@@ -86,15 +85,8 @@ class Chain:
         self.first = int(np.prod(described.input)) * 4 if described.input else self.inputs[0]
         self.last = int(columns.outputs[-1] * size)
         self.slots, self.temporaries = slots_of(described), int(temporaries_of(described))
-        self.blocks = _blocks(kinds) if described.checkpointing else []
+        self.spans = spans_of(columns) if described.checkpointing else [(0, self.count, False)]
         self.scratch = scratch_of(described)
-
-
-def _blocks(kinds: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """What is computed again, about: the layers from one norm to the next but one."""
-    norms = np.flatnonzero(np.isin(kinds, (INDEX["norm"], INDEX["batch_norm"])))
-    begins = [0, *norms[NORMS_IN_BLOCK::NORMS_IN_BLOCK].tolist(), len(kinds)]
-    return list(pairwise(begins))
 
 
 def play(described: Described, columns: Columns, scores: float) -> tuple[float, float]:
@@ -139,8 +131,8 @@ class _Pass:
         if is_first:
             take(WORKSPACE)
         gradients: Kept = []
-        for begin, end in reversed(chain.blocks or [(0, chain.count)]):
-            if chain.blocks:
+        for begin, end, again in reversed(chain.spans):
+            if again:
                 self.now, self.is_kept = begins.pop(), True
                 self.layers(begin, end, keep=True)
                 if not self.is_kept:
@@ -167,16 +159,15 @@ class _Pass:
         return gradient
 
     def there(self) -> Kept:
-        """With blocks, only what goes into each is kept."""
+        """Of what is computed again, only what goes in is kept."""
         begins: Kept = []
-        if not self.chain.blocks:
-            self.layers(0, self.chain.count, keep=True)
-        for begin, end in self.chain.blocks:
-            begins.append(self.now)
-            if begin:
-                self.kept[begin].append(self.now)
-            self.is_kept = True
-            self.layers(begin, end, keep=False)
+        for begin, end, again in self.chain.spans:
+            if again:
+                begins.append(self.now)
+                if not self.is_kept:
+                    self.kept[begin].append(self.now)
+                self.is_kept = True
+            self.layers(begin, end, keep=not again)
         return begins
 
     def layers(self, begin: int, end: int, *, keep: bool) -> None:
