@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +15,7 @@ from carma.estimate.described import Described
 from carma.estimate.protocol import Context
 from carma.estimate.summaries import told
 from tests.unit.asked_estimates import World, complained, figures, printed
+from tests.unit.test_summaries_figures import CUT
 
 TREE = "Net(\n  (fc): Linear(in_features=10, out_features=5, bias=True)\n)\n"
 ADAM = "taken to be Adam"
@@ -139,6 +142,8 @@ def test_flags_that_belong_to_a_summary(
         (("--precision", "int8"), "int8"),
         (("--attention", "flash"), "flash"),
         (("--heads", "0"), "--heads"),
+        (("--batch", "1000000000000"), "between 1 and 1,000,000,000"),
+        (("--batch", "1000000000", "--input", "1000000x10"), "with a batch of 1,000,000,000 the outputs"),
     ],
 )
 def test_mistakes(seen: list[Described], capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str) -> None:
@@ -164,6 +169,56 @@ def test_a_refusal_for_want_of_outputs_names_the_flag(
     world.says[estimating.READER] = lambda _c, _r: NoEstimate(source=estimating.READER, reason=reason)
     assert "--input 3x224x224" in complained(capsys, 1, "--gpu", "h200", "--summary", "net.txt")
     assert seen == []
+
+
+def test_what_a_summary_leaves_out_stands_beside_a_refusal_and_an_estimate(
+    world: World, seen: list[Described], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cut.txt").write_text(CUT)
+    row = figures(capsys, "--gpu", "h200", "--summary", "cut.txt", "--optimizer", "sgd")
+    assert any("depth=10" in warning for warning in row["warnings"])
+
+    def refuse(context: Context, request: EstimateRequest) -> NoEstimate:
+        context.trials.describe(request)
+        return NoEstimate(source=estimating.READER, reason="it was too much")
+
+    world.says[estimating.READER] = refuse
+    said = complained(capsys, 1, "--gpu", "h200", "--summary", "cut.txt")
+    assert "depth=10 (torchinfo.summary(model, ..., depth=10)); it was too much" in " ".join(said.split())
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_summary_from_a_pipe(
+    seen: list[Described], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(TREE.encode(encoding))))
+    figures(capsys, "--gpu", "h200", "--summary", "-", "--batch", "4")
+    assert (seen[0].parameters, seen[0].batch) == (55, 4)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"")))
+    assert "stdin: the text is not a model summary" in complained(capsys, 2, "--gpu", "h200", "--summary", "-")
+
+
+@pytest.mark.parametrize("raw", [b"\x93NUMPY\x01\x00" * 900, b"PK\x03\x04\x00", b"\x08\x00\x00"])
+def test_bytes_are_no_summary_and_no_onnx_file(
+    seen: list[Described], tmp_path: Path, capsys: pytest.CaptureFixture[str], raw: bytes
+) -> None:
+    (tmp_path / "model.pt").write_bytes(raw)
+    said = complained(capsys, 2, "--gpu", "h200", "--summary", "model.pt")
+    assert "no text, and does not begin like an ONNX file" in said
+    assert "torchinfo, torchsummary, print(model)" in said
+    assert seen == []
+
+
+@pytest.mark.parametrize(("shape", "attention"), [("10", ""), ("7x10", "eager")])
+def test_attention_where_there_is_none(
+    seen: list[Described], capsys: pytest.CaptureFixture[str], shape: str, attention: str
+) -> None:
+    """Of a chain of vectors that is sure; rows of them may attend to one another in a function that nobody prints."""
+    words = ("--summary", "net.txt", "--batch", "4", "--input", shape, "--attention", "eager", "--heads", "2")
+    row = figures(capsys, "--gpu", "h200", *words)
+    assert seen[0].attention == attention
+    assert any("change nothing" in warning for warning in row["warnings"]) == (not attention)
 
 
 def test_the_choices_of_the_flags_are_those_that_are_known() -> None:

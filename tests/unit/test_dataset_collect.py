@@ -71,7 +71,8 @@ def test_what_it_is_told_goes_to_the_measuring(
     collect.collect(told, sys.executable)
     words = json.loads((options.out / "words").read_text())
     assert words[:2] == [str(options.configs), str(options.out)]
-    assert words[2:] == ["--limit-s", "90", "--seed", "7", "--device", "cpu", "--parallel", "3", "--activity"]
+    assert words[2:4] == ["--parent", str(os.getpid())]
+    assert words[4:] == ["--limit-s", "90", "--seed", "7", "--device", "cpu", "--parallel", "3", "--activity"]
 
 
 def test_rows_are_counted_as_they_come_and_those_from_before_too(

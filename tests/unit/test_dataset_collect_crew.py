@@ -44,6 +44,7 @@ def clock() -> Clock:
 def module(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> ModuleType:
     monkeypatch.setitem(sys.modules, "measure", SimpleNamespace(Footprints=Footprints))
     monkeypatch.setitem(sys.modules, "activity", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "parent", SimpleNamespace(end_with=None))
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
     made = importlib.import_module(MODULE)
     monkeypatch.setattr(made, "time", clock)

@@ -136,3 +136,26 @@ def test_an_interpreter_without_torch_is_named(tmp_path: Path) -> None:
     assert "/bin/false cannot list layers" in str(result.exception)
     result = _pack(tmp_path, "--python", str(tmp_path / "none"))
     assert isinstance(result.exception, Usage)
+
+
+def test_where_nothing_could_be_packed_there_is_no_success(tmp_path: Path) -> None:
+    write_configs(tmp_path / "configs.jsonl", config("a"))
+    write_rows(tmp_path / "rows.jsonl", row("a", error="stopped"), row("other"))
+    result = _pack(tmp_path)
+    assert f"  1 left out: {clean.FAILED} (as a)" in result.output
+    assert isinstance(result.exception, Refused)
+    assert "nothing was packed: none of 2 measured rows can be used" in str(result.exception)
+    (tmp_path / "rows.jsonl").write_text("")
+    assert "nothing was packed: no rows" in str(_pack(tmp_path).exception)
+    (tmp_path / "configs.jsonl").write_text("\n")
+    assert "has no configs" in str(_pack(tmp_path).exception)
+
+
+def test_a_place_that_cannot_be_written_is_told_before_layers_are_listed(tmp_path: Path) -> None:
+    write_configs(tmp_path / "configs.jsonl", config("a"))
+    write_rows(tmp_path / "rows.jsonl", row("a"))
+    (tmp_path / "out").write_text("a file")
+    result = _pack(tmp_path)
+    assert isinstance(result.exception, Usage)
+    assert "cannot be made" in str(result.exception)
+    assert not (tmp_path / "layers.jsonl").exists()

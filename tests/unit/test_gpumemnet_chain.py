@@ -6,8 +6,10 @@ import random
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from carma.estimate.described import Described, Layer
+from carma.estimate.gpumemnet.again import spans_of
 from carma.estimate.gpumemnet.cache import MIB, Block, Cache
 from carma.estimate.gpumemnet.columns import Columns
 from carma.estimate.gpumemnet.features import PLACE, features
@@ -68,3 +70,42 @@ def test_attention_between_linear_layers_keeps_what_it_was_given_and_gave() -> N
     found = find_unseen(columns, np.ones(4, np.bool_))
     assert found.elements.tolist() == [1_000, 1_000, 1_000, 2_000]
     assert found.attends.tolist() == [False, False, False, True]
+
+
+def spans(*layers: tuple[str, int, int]) -> list[tuple[int, int, bool]]:
+    """Kind, size and parameters of each layer."""
+    sizes = np.array([size for _, size, _ in layers], np.float64)
+    return spans_of(
+        Columns(
+            kinds=np.array([INDEX[kind] for kind, _, _ in layers]),
+            outputs=sizes,
+            parameters=np.array([weights for _, _, weights in layers], np.float64),
+            channels=np.ones(len(layers)),
+            inplace=np.zeros(len(layers), np.bool_),
+            inputs=sizes,
+        )
+    )
+
+
+def test_blocks_that_repeat_themselves_are_computed_again_and_nothing_else() -> None:
+    unit = (("convolution", 100, 9), ("batch_norm", 100, 2), ("rectifier", 100, 0))
+    stem, head = (("convolution", 100, 3), *unit[1:]), (("linear", 10, 50),)
+    assert spans(*stem, *unit, *unit, *unit, *head) == [
+        (0, 3, False), (3, 6, True), (6, 9, True), (9, 12, True), (12, 13, False),
+    ]  # fmt: skip
+    assert spans(*stem, *unit, *head) == [(0, 7, False)]
+
+
+def test_what_is_computed_again_is_not_held_meanwhile() -> None:
+    """Eight blocks of two layers whose inputs are 64 MiB each."""
+    block = (
+        Layer(kind="Linear", output=(16_384, 1_024), parameters=1_024 * 1_024),
+        Layer(kind="GELU", output=(16_384, 1_024)),
+    )
+    whole = Described(layers=block * 8, batch=16_384, input=(16_384, 1_024), optimizer="SGD", optimizer_slots=0)
+
+    def allocated(one: Described) -> float:
+        return float(2 ** features(one).scalars[PLACE["allocated_mib"]] - 1)
+
+    spared = allocated(whole) - allocated(replace(whole, checkpointing=True))
+    assert 6 * 64 < spared < 8 * 64  # of each block but the one at work, what GELU was given

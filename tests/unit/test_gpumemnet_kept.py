@@ -301,3 +301,56 @@ def test_numbers_are_finite_and_more_samples_never_keep_less(
         small, "allocated_mib"
     )  # what is reserved holds all that is allocated
     assert found.family == features(large).family
+
+
+def gated(function: str, end: str) -> Described:
+    """An image of 4 MiB, squeezed and excited, and then `end` takes the product."""
+    image, figures = (8, 64, 46, 46), (8, 64, 1, 1)
+    last = Layer(kind=end, output=image, inputs=(image,), parameters=9 * 64 * 64 if end == "Conv2d" else 0)
+    return model(
+        conv(64, 64, 46),
+        Layer(kind="BatchNorm2d", output=image, parameters=128),
+        *((Layer(kind=function, output=image),) if function else ()),
+        Layer(kind="AdaptiveAvgPool2d", output=figures),
+        Layer(kind="Conv2d", output=(8, 4, 1, 1), parameters=256),
+        Layer(kind="ReLU", output=(8, 4, 1, 1)),
+        Layer(kind="Conv2d", output=figures, parameters=256),
+        Layer(kind="Sigmoid", output=figures),
+        last,
+        batch=8,
+        input=(8, 64, 46, 46),
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "end", "expected"),
+    [
+        ("", "Conv2d", 8 * 64 * 46 * 46 * 4 / 2**20),
+        ("", "ReLU", 8 * 64 * 46 * 46 * 4 / 2**20),  # of a residual block: behind the sum
+        ("SiLU", "Conv2d", 8 * 64 * 46 * 46 * 4 / 2**20),
+        ("ReLU", "Conv2d", 0),  # it has kept its output
+    ],
+)
+def test_what_a_gate_is_multiplied_with_is_kept(function: str, end: str, expected: float) -> None:
+    described = gated(function, end)
+    mean = next(place for place, layer in enumerate(described.layers) if layer.kind.startswith("Adaptive"))
+    assert kept(described)[mean] == pytest.approx(expected, abs=0.01)
+
+
+IMAGE = (8, 64, 46, 46)
+IMAGE_MIB = 8 * 64 * 46 * 46 * 4 / 2**20
+
+
+def test_the_product_of_a_gate_is_a_tensor_of_its_own() -> None:
+    """A layer before the gate took as much, which does not make it the same."""
+    described = gated("ReLU", "Conv2d")
+    assert kept(described)[-1] == pytest.approx(IMAGE_MIB, abs=0.01)
+
+
+@pytest.mark.parametrize(("told", "share"), [("GELU", 1.0), ("ReLU", 0.0)])
+def test_the_heads_activation_tells_which_function_the_images_go_through(told: str, share: float) -> None:
+    norm = Layer(kind="BatchNorm2d", output=IMAGE, parameters=128)
+    head = (Layer(kind="Linear", output=(8, 64), parameters=64 * 64), Layer(kind=told, output=(8, 64)))
+    pool = Layer(kind="AdaptiveAvgPool2d", output=(8, 64, 1, 1))
+    described = model(conv(64, 64, 46), norm, conv(64, 64, 46), pool, *head, batch=8, input=IMAGE)
+    assert kept(described)[1] == pytest.approx((1 + share) * IMAGE_MIB, abs=0.01)  # its input, and perhaps its output

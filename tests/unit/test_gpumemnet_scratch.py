@@ -67,6 +67,29 @@ def test_one_dimension_is_run_as_two() -> None:
     assert scratch_of(network(layer)) == scratch_of(network(replace(flat, attributes=told)))
 
 
+def test_a_shortcut_takes_what_fits_to_its_weights() -> None:
+    """As a table lists it: behind the block's other layers, and without a word of its input."""
+    whole, half = (BATCH, 64, SIDE, SIDE), (BATCH, 128, SIDE // 2, SIDE // 2)
+    first = conv(attributes={}, inputs=(), output=half, parameters=9 * 64 * 128)
+    norm = Layer(kind="BatchNorm2d", output=half, parameters=256)
+    aside = conv(attributes={}, inputs=(), output=half, parameters=64 * 128)
+    told = replace(aside, inputs=(whole,))
+    assert scratch_of(network(first, norm, aside)) == scratch_of(network(first, norm, told))
+    assert scratch_of(network(told))[0] != NONE
+
+
+def test_a_transposed_convolution_is_the_other_direction_of_a_plain_one() -> None:
+    small, large = (BATCH, 128, 56, 56), (BATCH, 64, 112, 112)
+    told = {"kernel_size": "(2, 2)", "stride": "(2, 2)", "padding": "(0, 0)"}
+    plain = conv(inputs=(large,), output=small, parameters=4 * 64 * 128, attributes=told)
+    turned = conv(kind="ConvTranspose2d", inputs=(small,), output=large, parameters=4 * 64 * 128, attributes=told)
+    forward, back, weights = scratch_of(network(plain))[0]
+    assert len({forward, back, weights}) > 1
+    assert scratch_of(network(turned)) == [(back, forward, weights)]
+    unknown = replace(turned, attributes={"stride": "(2, 2)", "padding": "(0, 0)"})
+    assert scratch_of(network(unknown)) == [(back, forward, weights)]
+
+
 def test_other_layers_take_none_and_losses_are_none() -> None:
     found = scratch_of(network(conv(), Layer(kind="ReLU", output=conv().output), Layer(kind="CrossEntropyLoss")))
     assert [each == NONE for each in found] == [False, True]

@@ -15,7 +15,7 @@ from carma.core.settings import Memory, Rules
 from carma.estimate.described import Described, Layer
 from carma.estimate.protocol import Context, NoTrials, Trial, Trials
 from carma.estimate.registry import make_estimators
-from carma.estimate.summaries import read_summary
+from carma.estimate.summaries import read_text
 from carma.estimate.trace.report import ALLOC, FORMAT, FREE, MARK, Event, Report, write_events
 from carma.store.memory import MemoryStore
 
@@ -132,12 +132,12 @@ def resnet50(batch: int) -> str:
 
 @pytest.mark.parametrize(("batch", "published_mib"), [(32, 7_904), (128, 28_923)])
 def test_horus_gives_the_published_figures_of_resnet50(batch: int, published_mib: int) -> None:
-    assert answered("horus", read_summary(resnet50(batch))).footprint_mib == published_mib
+    assert answered("horus", read_text(resnet50(batch)).described).footprint_mib == published_mib
 
 
 def test_horus_needs_a_batch_and_outputs() -> None:
-    assert "batch" in refused("horus", read_summary(resnet50(-1)))
-    printed = read_summary("Net(\n  (0): Linear(in_features=10, out_features=20, bias=True)\n)", batch=4)
+    assert "batch" in refused("horus", read_text(resnet50(-1)).described)
+    printed = read_text("Net(\n  (0): Linear(in_features=10, out_features=20, bias=True)\n)", batch=4).described
     assert "print(model)" in refused("horus", printed)
     assert "print(model)" in refused("dnnmem", printed)
 
@@ -146,7 +146,7 @@ def test_a_table_that_stops_above_the_layers_is_said() -> None:
     block = Layer(kind="Sequential", output=(2, 8), parameters=100)
     cut = answered("horus", Described(layers=(block,), batch=2, parameters=100))
     assert any("stops above" in warning for warning in cut.warnings)
-    whole = answered("horus", read_summary(resnet50(2)))
+    whole = answered("horus", read_text(resnet50(2)).described)
     assert not any("stops above" in warning for warning in whole.warnings)
 
 

@@ -7,7 +7,7 @@ from math import prod
 import pytest
 
 from carma.errors import Usage
-from carma.estimate.summaries import read_summary, read_text
+from carma.estimate.summaries import read_text
 
 FLAT = """
 ----------------------------------------------------------------
@@ -130,7 +130,7 @@ MODULES = {
 
 
 def test_a_torchsummary_table_without_its_blocks() -> None:
-    model = read_summary(FLAT, batch=4)
+    model = read_text(FLAT, batch=4).described
     kinds = ["Conv2d", "MaxPool2d", "Conv2d", "BatchNorm2d", "ReLU", "AdaptiveAvgPool2d", "Linear"]
     assert [layer.kind for layer in model.layers] == kinds
     assert [layer.parameters for layer in model.layers] == [2368, 0, 2304, 32, 0, 0, 170]
@@ -139,26 +139,36 @@ def test_a_torchsummary_table_without_its_blocks() -> None:
 
 
 def test_a_table_without_a_batch_tells_none() -> None:
-    model = read_summary(FLAT)
+    model = read_text(FLAT).described
     assert model.batch is None
     assert sum(prod(layer.output) for layer in model.layers) == 4096 + 4 * 1024 + 16 + 10
 
 
 def test_the_batch_asked_for_takes_the_place_of_the_printed_one() -> None:
     printed = FLAT.replace("[-1,", "[64,")
-    assert read_summary(printed).batch == 64
-    other = read_summary(printed, batch=32)
+    assert read_text(printed).described.batch == 64
+    other = read_text(printed, batch=32).described
     assert {layer.output[0] for layer in other.layers} == {32}
-    assert [layer.output[1:] for layer in other.layers] == [layer.output[1:] for layer in read_summary(printed).layers]
+    assert [layer.output[1:] for layer in other.layers] == [
+        layer.output[1:] for layer in read_text(printed).described.layers
+    ]
 
 
 def test_what_is_not_made_for_each_sample_stays() -> None:
     places = NESTED.replace("[8, 16, 8, 8]             --\n├─Seq", "[1, 16, 8, 8]             --\n├─Seq")
-    assert [layer.output[0] for layer in read_summary(places, batch=2).layers if layer.output] == [2, 1, 2, 2, 2, 2, 2]
+    assert [layer.output[0] for layer in read_text(places, batch=2).described.layers if layer.output] == [
+        2,
+        1,
+        2,
+        2,
+        2,
+        2,
+        2,
+    ]
 
 
 def test_a_torchinfo_table_shared_and_frozen_layers_and_what_a_block_owns() -> None:
-    model = read_summary(NESTED)
+    model = read_text(NESTED).described
     kinds = ["Conv2d", "MaxPool2d", "Block", "Conv2d", "ReLU", "Conv2d", "ReLU", "Linear"]
     assert [layer.kind for layer in model.layers] == kinds
     assert [layer.parameters for layer in model.layers] == [2368, 0, 16, 2304, 0, 0, 0, 170]
@@ -168,7 +178,7 @@ def test_a_torchinfo_table_shared_and_frozen_layers_and_what_a_block_owns() -> N
 
 
 def test_a_torchinfo_table_with_other_columns_and_names() -> None:
-    model = read_summary(COLUMNS, batch=2)
+    model = read_text(COLUMNS, batch=2).described
     assert [layer.name for layer in model.layers] == ["stem", "blocks.0", "blocks.0.act", "head"]
     stem = model.layers[0]
     assert stem.inputs == ((2, 3, 32, 32),)
@@ -178,11 +188,11 @@ def test_a_torchinfo_table_with_other_columns_and_names() -> None:
 
 def test_what_stands_around_a_table_does_not_matter() -> None:
     around = "got it: 3\nRunning batch size 32\n" + NESTED + "\n\nactivations per sample: 5,768\nA×B = 1\n"
-    assert read_summary(around) == read_summary(NESTED)
+    assert read_text(around).described == read_text(NESTED).described
 
 
 def test_a_printed_module_has_parameters_and_no_outputs() -> None:
-    model = read_summary(PRINTED, batch=8)
+    model = read_text(PRINTED, batch=8).described
     assert model.parameters == 2368 + 2 * (2304 + 32) + (3 * 256 + 3 * 16) + 272 + 170
     assert [layer.name for layer in model.layers][1:4] == ["blocks.0.conv", "blocks.0.norm", "blocks.0.act"]
     assert all(layer.output == () for layer in model.layers)
@@ -193,8 +203,8 @@ def test_a_printed_module_has_parameters_and_no_outputs() -> None:
 
 @pytest.mark.parametrize(("printed", "count"), MODULES.items())
 def test_parameters_from_what_is_printed(printed: str, count: int) -> None:
-    assert read_summary(printed).parameters == count
-    assert read_summary(f"Net(\n  (0): {printed}\n)").parameters == count
+    assert read_text(printed).described.parameters == count
+    assert read_text(f"Net(\n  (0): {printed}\n)").described.parameters == count
 
 
 def test_added_counts_tell_what_a_block_owns_and_what_is_shared() -> None:
@@ -209,7 +219,7 @@ Model(
   (head): Linear(in_features=16, out_features=100, bias=False), 1,600 params
 ), 2,928 params
 """
-    model = read_summary(text)
+    model = read_text(text).described
     assert {layer.name: layer.parameters for layer in model.layers} == {
         "words": 1600,
         "attention": 1024,
@@ -231,7 +241,7 @@ def test_a_head_that_may_share_the_words_weight_is_told() -> None:
 
 def test_an_added_count_over_modules_that_are_printed_once() -> None:
     text = "Net(\n  (0-2): 3 x Linear(in_features=4, out_features=5, bias=True)\n), 80 params"
-    model = read_summary(text)
+    model = read_text(text).described
     assert [(layer.name, layer.parameters) for layer in model.layers] == [("", 5), ("0", 25), ("1", 25), ("2", 25)]
 
 
@@ -258,10 +268,10 @@ def test_an_added_count_over_modules_that_are_printed_once() -> None:
 )
 def test_text_that_cannot_be_read_is_an_error_with_its_line(text: str, told: str) -> None:
     with pytest.raises(Usage, match=told) as caught:
-        read_summary(text)
+        read_text(text)
     assert caught.value.hint
 
 
 def test_a_batch_that_cannot_be() -> None:
     with pytest.raises(Usage, match="a batch of 0"):
-        read_summary(FLAT, batch=0)
+        read_text(FLAT, batch=0)

@@ -10,7 +10,7 @@ from carma.errors import Usage
 from carma.estimate.described import Described
 from carma.estimate.gpumemnet.features import PLACE, features
 from carma.estimate.gpumemnet.kinds import KINDS
-from carma.estimate.summaries import read_summary, read_text
+from carma.estimate.summaries import read_text
 from tests.unit.keras_texts import (
     EXPANDED_2,
     EXPANDED_3,
@@ -61,7 +61,7 @@ def kinds(model: Described) -> list[str]:
 
 @pytest.mark.parametrize("text", [FUNCTIONAL_3, FUNCTIONAL_2])
 def test_branches_cut_names_and_two_outputs(text: str) -> None:
-    model = read_summary(text, batch=4)
+    model = read_text(text, batch=4).described
     assert kinds(model) == ["Conv2D", "Conv2D", "Add", "GlobalAveragePooling2D", "Dense", "Dense"]
     assert [layer.parameters for layer in model.layers] == [448, 64, 0, 0, 170, 85]
     assert [layer.output for layer in model.layers] == [(4, 16, 32, 32)] * 3 + [(4, 16), (4, 10), (4, 5)]
@@ -72,7 +72,7 @@ def test_branches_cut_names_and_two_outputs(text: str) -> None:
 
 @pytest.mark.parametrize("text", [SEQUENTIAL_2, OLD])
 def test_moving_averages_are_no_parameters(text: str) -> None:
-    model = read_summary(text)
+    model = read_text(text).described
     norm = next(layer for layer in model.layers if layer.kind == "BatchNormalization")
     assert norm.parameters == 64
     assert model.parameters == 54_474
@@ -83,18 +83,18 @@ def test_moving_averages_are_no_parameters(text: str) -> None:
 
 def test_a_printed_batch_and_another() -> None:
     fixed = SEQUENTIAL_2.replace("(None,", "(16,  ")  # columns stay where they are
-    assert read_summary(fixed).batch == 16
-    assert read_summary(fixed, batch=2).layers[0].output == (2, 32, 26, 26)
+    assert read_text(fixed).described.batch == 16
+    assert read_text(fixed, batch=2).described.layers[0].output == (2, 32, 26, 26)
 
 
 def test_the_optimizers_variables_are_not_the_models() -> None:
-    model = read_summary(TRAINED)
+    model = read_text(TRAINED).described
     assert (model.parameters, model.optimizer_slots) == (110, 2)
 
 
 @pytest.mark.parametrize("text", [EXPANDED_3, EXPANDED_2])
 def test_nested_models_that_are_shown(text: str) -> None:
-    model = read_summary(text)
+    model = read_text(text).described
     assert [layer.name for layer in model.layers] == ["dense_4", "dense_2", "dense_3", "dense_5"]
     assert model.parameters == sum(layer.parameters for layer in model.layers) == 1250
 
@@ -102,7 +102,7 @@ def test_nested_models_that_are_shown(text: str) -> None:
 def test_nested_models_that_are_not_shown() -> None:
     read = read_text(NESTED_3)
     assert kinds(read.described) == ["Dense", "Sequential", "Dense"]
-    assert any("expand_nested" in remark for remark in read.remarks)
+    assert any("of 1 nested model; summary(expand_nested=True)" in gap for gap in read.gaps)
 
 
 def test_the_length_of_a_sequence_comes_from_the_input() -> None:
@@ -116,7 +116,8 @@ def test_without_it_no_output_is_known() -> None:
     read = read_text(TEXT_3)
     assert all(layer.output == () for layer in read.described.layers)
     assert read.described.parameters == 93_184
-    assert any("--input" in remark for remark in read.remarks)
+    assert any("--input" in gap for gap in read.gaps)
+    assert read_text(TEXT_3, sample=(20,)).gaps == ()
 
 
 @pytest.mark.parametrize(
@@ -134,12 +135,36 @@ def test_without_it_no_output_is_known() -> None:
 )
 def test_what_cannot_be_read_has_its_line(text: str, told: str) -> None:
     with pytest.raises(Usage, match=told):
-        read_summary(text)
+        read_text(text)
 
 
 def test_an_input_beside_shapes_that_are_told() -> None:
-    with pytest.raises(Usage, match="--input has no meaning"):
-        read_text(FUNCTIONAL_3, sample=(3, 32, 32))
+    for same in ((3, 32, 32), (32, 32, 3)):  # as PyTorch has it, as Keras has it
+        assert read_text(FUNCTIONAL_3, sample=same) == read_text(FUNCTIONAL_3)
+    other = read_text(FUNCTIONAL_3, sample=(3, 64, 64))
+    assert other.described == read_text(FUNCTIONAL_3).described
+    assert any("an input of 3x32x32, and that counts: --input 3x64x64" in remark for remark in other.remarks)
+    untold = read_text(SEQUENTIAL_2, batch=4, sample=(1, 28, 28))
+    assert (untold.described.input, untold.remarks) == ((4, 1, 28, 28), ())
+
+
+@pytest.mark.parametrize("text", [SEQUENTIAL_2, FUNCTIONAL_2, EXPANDED_2])
+def test_blank_lines_that_were_lost(text: str) -> None:
+    packed = "\n".join(line for line in text.splitlines() if line.strip(" |"))
+    assert packed.count("\n") < text.count("\n")
+    assert read_text(packed) == read_text(text)
+
+
+def test_rows_that_were_deleted() -> None:
+    rows = [line for line in SEQUENTIAL_2.splitlines() if "Normalization)" not in line]
+    assert read_text("\n".join(line for line in rows if "(Batch" not in line)).remarks == ()  # 128 of 54,538
+    with pytest.raises(Usage, match="the rows below have 448 parameters, the total says 54,538: rows are missing"):
+        read_text("\n".join(line for line in SEQUENTIAL_2.splitlines() if "(Dense)" not in line))
+
+
+def test_layers_that_are_not_trained() -> None:
+    assert read_text(SEQUENTIAL_2).frozen == 0  # moving averages are no weights
+    assert read_text(SEQUENTIAL_2.replace("Non-trainable params: 64", "Non-trainable params: 384")).frozen == 320
 
 
 SIGNALS = """
@@ -163,7 +188,7 @@ Total params: 1,290
 
 
 def test_signals_have_their_channels_first_and_a_convolution_is_one() -> None:
-    model = read_summary(SIGNALS, batch=8)
+    model = read_text(SIGNALS, batch=8).described
     assert [(layer.kind, layer.output) for layer in model.layers] == [
         ("Conv1d", (8, 64, 126)),
         ("ReLU", (8, 64, 126)),

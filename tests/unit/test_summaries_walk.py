@@ -217,7 +217,15 @@ def test_the_outputs_are_those_of_torch(name: str) -> None:
 
 def test_joined_branches_are_told() -> None:
     model, _ = MODELS["growing"]
-    assert any("joined" in remark for remark in read_text(str(model), sample=(3, 32, 32)).remarks)
+    assert any("joined in 3 places" in remark for remark in read_text(str(model), sample=(3, 32, 32)).remarks)
+
+
+def test_as_many_channels_as_were_made_can_be_joined_and_no_more() -> None:
+    first, second = "(0): Conv2d(3, 8, kernel_size=(1, 1))", "(1): Conv2d(%d, 4, kernel_size=(1, 1))"
+    for channels in (11, 8):  # with the input, without
+        read_text(f"Net(\n  {first}\n  {second % channels}\n)", sample=(3, 9, 9))
+    with pytest.raises(Usage, match="it takes 12 channels"):
+        read_text(f"Net(\n  {first}\n  {second % 12}\n)", sample=(3, 9, 9))
 
 
 def test_attention_of_torch_makes_one_output() -> None:
@@ -229,7 +237,10 @@ def test_attention_of_torch_makes_one_output() -> None:
 @pytest.mark.parametrize(
     ("model", "sample", "told"),
     [
-        (nn.Sequential(nn.Conv2d(3, 8, 3)), (1, 32, 32), None),  # fewer channels than wanted: taken as joined
+        (nn.Sequential(nn.Conv2d(3, 8, 3)), (1, 32, 32), "line 2 .* 1x32x32: it takes 3 channels"),
+        (nn.Sequential(nn.Linear(784, 10)), (3, 28, 28), "line 2 .* 3x28x28: it takes 784 features"),
+        (nn.Sequential(nn.Linear(3, 10)), (3, 28, 28), "line 2 .* 3x28x28: it takes 3 features"),
+        (nn.Sequential(nn.Conv2d(1, 6, 5), nn.Linear(400, 9)), (1, 28, 28), "line 3 .* 6x24x24: it takes 400 features"),
         (nn.Sequential(nn.Conv2d(3, 8, 3)), (4, 32, 32), "line 2 .* it takes 3 channels"),
         (nn.Sequential(nn.Conv2d(3, 8, 3)), (128,), "line 2 .* it takes 3 channels"),
         (nn.Sequential(nn.Linear(3, 8)), (5,), "line 2 .* it takes 3 features"),
@@ -238,10 +249,7 @@ def test_attention_of_torch_makes_one_output() -> None:
         (nn.Sequential(nn.Embedding(10, 4)), (3, 8, 8), "line 2 .* number of words"),
     ],
 )
-def test_what_does_not_fit_is_an_error_with_its_line(model: Any, sample: tuple[int, ...], told: str | None) -> None:
-    if told is None:
-        assert read_text(str(model), sample=sample).described.layers[0].output == (1, 8, 30, 30)
-        return
+def test_what_does_not_fit_is_an_error_with_its_line(model: Any, sample: tuple[int, ...], told: str) -> None:
     with pytest.raises(Usage, match=told):
         read_text(str(model), sample=sample)
 

@@ -12,7 +12,7 @@ import pytest
 
 from carma.estimate.gpumemnet.facts import read_facts
 from carma.estimate.gpumemnet.features import FEATURES, PLACE
-from carma.estimate.gpumemnet.merged import Merged, merge, unmerged
+from carma.estimate.gpumemnet.merged import Merged, merge
 from carma.train import learners, make
 from carma.train.ensemble import Fit, Learned, learn
 from carma.train.export import export, module_of
@@ -22,6 +22,7 @@ from carma.train.samples import Numbers, Samples
 from carma.train.scale import QUANTILES
 from carma.train.scores import judge
 from carma.train.trees import fit_forests
+from tests.unit.layer_lists import unmerged
 from tests.unit.train_made import made, threads_as_they_were  # noqa: F401
 
 SHORT: dict[str, Fit] = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from carma.estimate.gpumemnet.merged import Merged, merge, unmerged
+from carma.estimate.gpumemnet.merged import Merged, merge
 from carma.train.attention import Attention
 from carma.train.fit import ask_layers
 from carma.train.graph import GraphNet, Graphs, nearest
@@ -15,6 +15,7 @@ from carma.train.layered import Packed, batches
 from carma.train.published import COLUMNS, Mean, columns
 from carma.train.samples import Samples
 from carma.train.scale import MEDIAN, QUANTILES, Scale
+from tests.unit.layer_lists import unmerged
 from tests.unit.train_made import made
 
 

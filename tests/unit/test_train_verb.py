@@ -118,6 +118,8 @@ def test_figures_as_json(public: Path, tmp_path: Path, capsys: pytest.CaptureFix
         (["--evaluate", "--family", "rnn"], "there is no 'rnn'; there are mlp, cnn, transformer"),
         (["nowhere.parquet", "--out", "models"], "nowhere.parquet cannot be read"),
         (["--evaluate", "--public-mlp", "nowhere.csv"], "nowhere.csv cannot be read"),
+        (["x.parquet", "--out", "m", "--only", "extra-trees,boosted"], "of extra-trees, boosted there are no models"),
+        (["--out", "m", "--public-mlp", "nowhere.csv"], "there is no data to make models for m from"),
     ],
 )
 def test_what_is_wrong_is_said(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -60,21 +59,24 @@ def command() -> None:
 @click.option("--seed", type=whole(0), default=0, help="The same seed gives the same bytes (0).")
 @click.option("--ranges", metavar="FILE", help="TOML: what is drawn from, where it differs from the defaults.")
 @click.option("--out", metavar="FILE", default="configs.jsonl", help="One config a line (configs.jsonl).")
-def generate(families: tuple[str, ...], count: int, seed: int, ranges: str | None, out: str) -> int:
+@click.option("--force", is_flag=True, help="Write over a file that holds other configs.")
+def generate(families: tuple[str, ...], count: int, seed: int, ranges: str | None, out: str, force: bool) -> int:
     """Draw training runs by chance, one line of JSON each.
 
-    Footprints, batches, depths and widths are spread over their ranges. Needs neither torch nor a GPU.
+    Footprints, batches, depths and widths are spread over their ranges. Needs neither torch nor a GPU. A file that is
+    there may be made again or longer; one with configs of another seed or other ranges is kept.
     """
-    from carma.dataset.config import FAMILIES, write_configs
-    from carma.dataset.generate import generate as drawn
+    from carma.cli.failures import note
+    from carma.dataset.config import FAMILIES
     from carma.dataset.ranges import load_ranges
-    from carma.errors import Usage
+    from carma.dataset.recipe import Recipe, write_recipe
 
+    chosen = tuple(family for family in FAMILIES if family in families)
     loaded = load_ranges(Path(ranges) if ranges else None)
-    chosen: Any = (config for family in FAMILIES if family in families for config in drawn(family, count, seed, loaded))
-    try:
-        written = write_configs(chosen, Path(out))
-    except OSError as error:
-        raise Usage(f"{out} cannot be written: {error.strerror}", "--out names the file.") from error
-    click.echo(f"{written:,} configs in {out}")
+    written = write_recipe(Recipe(families=chosen, count=count, seed=seed, ranges=loaded), Path(out), force)
+    click.echo(f"{written.configs:,} configs in {out}")
+    for family, missed in written.missed.items():
+        if missed:
+            far = "not within a factor of 1.4 of the footprint that they were drawn for"
+            note(f"{missed:,} of {count:,} {family} configs are {far}: nothing nearer was found in the ranges")
     return 0

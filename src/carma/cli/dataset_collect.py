@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from carma.cli.failures import INTERRUPTED, note
 from carma.cli.flags import Parsed
 from carma.cli.parse import parse_grace
 from carma.cli.verb import json_flag, verb, whole
@@ -23,6 +24,7 @@ carma dataset collect configs.jsonl --out rows
 carma dataset collect configs.jsonl --out rows --limit 10m --python .venv/bin/python
 carma dataset collect some.jsonl --out activity --activity
 """
+TERMINATED = 143  # as a shell says it of SIGTERM
 TELL_S = 10.0  # between two lines where there is no terminal
 
 
@@ -30,7 +32,7 @@ TELL_S = 10.0  # between two lines where there is no terminal
 @click.argument("configs", metavar="CONFIGS", type=click.Path(path_type=Path))
 @click.option("--out", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Where rows.jsonl goes.")
 @click.option("--python", metavar="PATH", help="The interpreter that has torch (python3).")
-@click.option("--parallel", type=whole(1, 64), help="So many runs side by side (10; with --activity 24).")
+@click.option("--parallel", type=whole(1, 64), help="So many runs side by side (24).")
 @click.option("--limit", "limit_s", type=Parsed("TIME", parse_grace), default="1h", help="No run after it (1h).")
 @click.option("--activity", is_flag=True, help="Step time, SM activity and power too: each alone, in turn.")
 @click.option("--resume/--no-resume", default=True, help="Go on with what DIR has, or begin anew.")
@@ -69,15 +71,32 @@ def command(
         device=device,
     )
     found = find_torch(python, with_gpu=device == "cuda")
-    with _progress() as tell:
-        tally = collect.collect(options, found.path, tell)
+    try:
+        with _progress() as tell:
+            tally = collect.collect(options, found.path, tell)
+    except KeyboardInterrupt as stop:
+        again = "the same command" if resume else "the same command without --no-resume"
+        note(f"stopped; what was measured is in {out / collect.ROWS}, and {again} goes on from there")
+        return TERMINATED if isinstance(stop, collect.Stopped) else INTERRUPTED
     if as_json:
         from carma.cli.output import print_json
 
         print_json(tally)
     else:
         _print(tally, out / collect.ROWS)
-    return 0
+    return _verdict(tally)
+
+
+def _verdict(tally: Tally) -> int:
+    """Some out of memory or failed is as it is; nothing at all is no success."""
+    from carma.errors import Refused
+
+    if tally.measured or tally.oom:
+        return 0
+    if tally.failed:
+        hint = "The first line of errors says why; --no-resume tries them again."
+        raise Refused(f"no run was measured: {tally.failed:,} of {tally.failed + tally.left:,} failed", hint)
+    raise Refused("no run was measured before the limit", "Run it again with a longer --limit.")
 
 
 @contextlib.contextmanager
@@ -103,8 +122,6 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
 
 
 def _lines() -> Callable[[int, int], None]:
-    from carma.cli.failures import note
-
     last = (float("-inf"), -1)
 
     def tell(done: int, total: int) -> None:

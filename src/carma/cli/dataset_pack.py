@@ -44,8 +44,14 @@ def command(
     if as_json:
         from carma.cli.output import print_json
 
-        return print_json(packed)
-    return _print(packed)
+        print_json(packed)
+    else:
+        _print(packed)
+    if not packed.files:
+        from carma.errors import Refused
+
+        rows_said = f"none of {packed.report.rows:,} measured rows can be used" if packed.report.rows else "no rows"
+        raise Refused(f"nothing was packed: {rows_said}", "`carma dataset collect` measures these configs.")
 
 
 def _print(packed: Packed) -> None:

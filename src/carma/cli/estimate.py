@@ -46,15 +46,17 @@ def _shape(text: str) -> tuple[int, ...]:
 @click.option("--limit", "limit_s", type=Parsed("TIME", _limit), help="Ends the trial run: 90s, 5m (120s).")
 @click.option("--level", type=number(0.5, 0.9999), help="How surely the bound is to hold (0.99).")
 @click.option("--compare", is_flag=True, help="Ask every estimator; one trial run for all.")
-@click.option("--summary", metavar="FILE", help="A model instead: torchinfo, torchsummary, print, Keras, ONNX.")
-@click.option("--batch", type=whole(1), help="The summary's model is trained with so many samples at once.")
-@click.option("--input", "sample", type=Parsed("SHAPE", _shape), help="One sample, for print(model): 3x224x224, 128.")
+@click.option("--summary", metavar="FILE", help="A model: torchinfo, torchsummary, print, Keras, ONNX; - is stdin.")
+@click.option("--batch", type=whole(1, 10**9), help="The summary's model is trained with so many samples at once.")
+@click.option(
+    "--input", "sample", type=Parsed("SHAPE", _shape), help="One sample, where the summary has none: 3x224x224, 128."
+)
 @click.option("--optimizer", type=click.Choice(OPTIMIZERS, case_sensitive=False), help="That trains it (adam).")
 @click.option("--precision", type=click.Choice(PRECISIONS), help="In which it is trained (fp32).")
 @click.option("--checkpointing", is_flag=True, help="It is trained with gradient checkpointing.")
 @click.option("--channels-last", is_flag=True, help="It is trained with its images' channels last in memory.")
 @click.option("--attention", type=click.Choice(ATTENTIONS), help="By torch's function, or its scores written out.")
-@click.option("--heads", type=whole(1), help="Of its attention layers, for --attention eager (width / 64).")
+@click.option("--heads", type=whole(1, 10**6), help="Of its attention layers, for --attention eager (width / 64).")
 @click.option("--json", "as_json", is_flag=True, help="The figures as JSON.")
 @click.pass_context
 def command(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from carma.estimate.described import Described
 from carma.estimate.local import Answer, SharedTrial, Summarised, answers, make_trials
 from carma.estimate.protocol import Context, NoTrials, Trials
 from carma.estimate.registry import make_estimator
-from carma.estimate.summaries import read_file
+from carma.estimate.summaries import read_bytes, read_file
 from carma.estimate.summaries.read import Read
 from carma.estimate.summaries.told import Attention, Precision, Told, completed
 from carma.paths import find_paths
@@ -32,6 +33,7 @@ from carma.store.memory import MemoryStore
 
 EXAMPLE = "try: carma estimate -- python train.py"
 BEST = "trace"
+STDIN = "-"
 READER = "gpumemnet"  # of a summary, where nobody else is named
 # The user's word and the server's memory: neither says anything of a command that nobody submitted.
 OF_SUBMISSIONS = ("declared", "history")
@@ -62,7 +64,7 @@ class _Summary(Summarised):
 
     def __init__(self, read: Read, trials: Trials | None) -> None:
         super().__init__(read.described, trials)
-        self._remarks = read.remarks
+        self._remarks, self._gaps = (*read.remarks, *read.gaps), read.gaps
         self._was_read = False
 
     def describe(self, request: EstimateRequest) -> Described | NoEstimate:
@@ -71,8 +73,10 @@ class _Summary(Summarised):
 
     def remarked(self, answer: Answer) -> Answer:
         was_read, self._was_read = self._was_read, False
-        if not was_read or not isinstance(answer.said, Estimate):
+        if not was_read:
             return answer
+        if not isinstance(answer.said, Estimate):
+            return replace(answer, said=replace(answer.said, reason="; ".join((*self._gaps, answer.said.reason))))
         return replace(answer, said=replace(answer.said, warnings=(*answer.said.warnings, *self._remarks)))
 
 
@@ -152,10 +156,15 @@ def _read(file: str, options: Options) -> Read:
         attention=options.attention,
         heads=options.heads,
     )
+    sample = options.sample or ()
     try:
-        return completed(read_file(Path(file), batch=options.batch, sample=options.sample or ()), told)
+        if file == STDIN:
+            read = read_bytes(sys.stdin.buffer.read(), batch=options.batch, sample=sample)
+        else:
+            read = read_file(Path(file), batch=options.batch, sample=sample)
+        return completed(read, told)
     except Usage as error:
-        raise Usage(f"{file}: {error}", error.hint) from None
+        raise Usage(f"{'stdin' if file == STDIN else file}: {error}", error.hint) from None
 
 
 def _rules(options: Options) -> Rules:

@@ -10,9 +10,10 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,10 +21,12 @@ import msgspec
 from carma.core.model import Record
 from carma.dataset.clean import read_digests
 from carma.dataset.config import read_configs
+from carma.dataset.folder import HINT, make_folder
+from carma.dataset.inside import rows
 from carma.errors import Refused, Usage
 
 MAIN = Path(__file__).parent / "inside" / "collect.py"
-ROWS = "rows.jsonl"
+ROWS = rows.NAME
 LOOK_S = 0.25
 END_S = 10.0  # for its processes, after Ctrl-C
 COMMONEST = 3
@@ -121,45 +124,80 @@ def nobody(done: int, total: int) -> None:
     """Is told, and says nothing."""
 
 
+class Stopped(KeyboardInterrupt):
+    """SIGTERM, taken as Ctrl-C is."""
+
+
 def collect(options: Options, python: str, progress: Callable[[int, int], None] = nobody) -> Tally:
-    """Until all is measured or the time is over. Ctrl-C ends the processes, and the rows so far stay."""
+    """Until all is measured or the time is over. Ctrl-C and SIGTERM end the processes, and the rows so far stay."""
     if not list(read_configs(options.configs)):  # all of them, so that a bad one is told now
         raise Usage(f"{options.configs} has no configs", "`carma dataset generate` makes some.")
     wanted = read_digests(options.configs)
-    make_folder(options.out)
     began_s = time.monotonic()
-    if not options.resume:
-        keep_aside(options.out / ROWS)
-    count = Count(options.out / ROWS, wanted, options.activity)
+    with locked(options.out) as lock, stoppable():
+        if not options.resume:
+            keep_aside(options.out / ROWS)
+        count = Count(options.out / ROWS, wanted, options.activity)
+        measure(command(options, python), lock, lambda: progress(count.update(), len(wanted)))
+    return count.tally(time.monotonic() - began_s)
+
+
+def measure(words: Sequence[str], lock: int, look: Callable[[], None]) -> None:
+    """The lock is the inner process's too: were we killed, nobody else may write until it is gone."""
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            command(options, python), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, pass_fds=(lock,)
         )
         try:
             while process.poll() is None:
-                progress(count.update(), len(wanted))
+                look()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(LOOK_S)
         finally:
             end(process)
-        progress(count.update(), len(wanted))
+        look()
         if process.returncode:
             raise Refused(f"the measuring failed: {last_words(log.fileno())}", "Rows so far are kept; run it again.")
-    return count.tally(time.monotonic() - began_s)
 
 
 def command(options: Options, python: str) -> Sequence[str]:
-    words = [python, str(MAIN), str(options.configs), str(options.out), "--limit-s", f"{options.limit_s:g}"]
-    words += ["--seed", str(options.seed), "--device", options.device]
+    words = [python, str(MAIN), str(options.configs), str(options.out), "--parent", str(os.getpid())]
+    words += ["--limit-s", f"{options.limit_s:g}", "--seed", str(options.seed), "--device", options.device]
     words += ["--parallel", str(options.parallel)] if options.parallel else []
     return words + ["--activity"] * options.activity
 
 
-def make_folder(out: Path) -> None:
+@contextlib.contextmanager
+def locked(out: Path) -> Iterator[int]:
+    """The directory is made and is ours alone: two that write to one file would measure each other."""
+    make_folder(out)
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        lock = rows.lock(out)
     except OSError as error:
-        raise Usage(f"{out} cannot be made: {error.strerror}", "Name a directory that you may write to.") from error
+        raise Usage(f"{out / rows.LOCK} cannot be written: {error.strerror}", HINT) from error
+    except rows.InUse as error:
+        raise Refused(f"{out} is in use: {error}", "Wait for it, end it, or name another directory.") from error
+    try:
+        yield lock
+    finally:
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """SIGTERM as an exception, so that the processes are ended and waited for; only a main thread can have that."""
+
+    def stop(*_: object) -> None:
+        raise Stopped
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def keep_aside(rows: Path) -> None:

@@ -26,6 +26,7 @@ from carma.errors import Usage
 
 NEAR = 0.5  # how far, in doublings, a model may be from what was wanted to be taken at once
 PATIENCE = 40  # times `tries`, until at least one can be trained at all
+REACHED = 0.5  # doublings: what a batch that is rounded to a power of two may be off by
 
 
 class _Found(NamedTuple):
@@ -33,19 +34,39 @@ class _Found(NamedTuple):
     config: Config
 
 
+class Aimed(NamedTuple):
+    """A config, and the footprint that it was drawn for."""
+
+    config: Config
+    wanted_mib: float
+
+    @property
+    def is_reached(self) -> bool:
+        """By the guess. Ranges that hold nothing so small or so large give the nearest they have."""
+        return abs(math.log2(self.config.guess_mib / self.wanted_mib)) <= REACHED
+
+
 def generate(family: Family, count: int, seed: int, ranges: Ranges) -> Iterator[Config]:
+    return (aimed.config for aimed in aim(family, count, seed, ranges))
+
+
+def aim(family: Family, count: int, seed: int, ranges: Ranges) -> Iterator[Aimed]:
     for number in range(count):
         yield _one(family, seed, number, ranges)
 
 
-def _one(family: Family, seed: int, number: int, ranges: Ranges) -> Config:
+def name(family: Family, seed: int, number: int) -> str:
+    return f"{family}-{seed}-{number:06}"
+
+
+def _one(family: Family, seed: int, number: int, ranges: Ranges) -> Aimed:
     dice = Dice(f"{seed}/{family}/{number}")
     of_family = _section(family, ranges)
     wanted_mib = wanted_footprint(dice, of_family.footprint)
     wanted_batch = dice.log(of_family.batch)
     shape = _shape(dice, of_family)
     settings = {
-        "id": f"{family}-{seed}-{number:06}",
+        "id": name(family, seed, number),
         "family": family,
         "optimizer": dice.word(ranges.common.optimizers),
         "precision": dice.word(ranges.common.precisions),
@@ -59,7 +80,7 @@ def _one(family: Family, seed: int, number: int, ranges: Ranges) -> Config:
             best = found
     if best is None:
         raise Usage(f"no {family} model of these ranges can be trained", "Allow smaller models, images or batches.")
-    return best.config
+    return Aimed(best.config, wanted_mib)
 
 
 def _section(family: Family, ranges: Ranges) -> Mlp | Cnn | Transformer:

@@ -15,10 +15,11 @@ import msgspec
 from carma.core.model import Record
 from carma.dataset.clean import NO_LAYERS, OTHER, Cleaning, Measured, Report, read_digests, read_measured
 from carma.dataset.config import FAMILIES, Config, encode, read_configs
+from carma.dataset.folder import make_folder
 from carma.dataset.listing import Listed, Lister
 from carma.dataset.schema import ACTIVITY, CONFIG_COLUMNS
 from carma.dataset.table import Head, read, read_rows, write
-from carma.errors import Refused
+from carma.errors import Refused, Usage
 
 MOST_BYTES = 8_000_000  # of a file that is to be kept in a repository
 
@@ -32,6 +33,9 @@ class Packed(Record, frozen=True, kw_only=True):
 
 def pack(configs_file: Path, rows_files: Sequence[Path], out: Path, lister: Lister) -> Packed:
     configs = {config.id: config for config in read_configs(configs_file)}
+    if not configs:
+        raise Usage(f"{configs_file} has no configs", "`carma dataset generate` makes some.")
+    make_folder(out)
     lines = [line for path in rows_files for line in read_measured(path)]
     rows = [line for line in lines if isinstance(line, Measured)]
     cleaning = Cleaning()

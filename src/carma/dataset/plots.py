@@ -14,6 +14,7 @@ import numpy as np
 
 from carma.dataset.config import Config
 from carma.dataset.describe import coloured, sizes
+from carma.dataset.folder import make_folder
 from carma.dataset.schema import ACTIVITY
 from carma.dataset.table import Numbers, Table
 from carma.errors import Refused
@@ -40,7 +41,7 @@ def draw(tables: Sequence[Table], out: Path, seed: int) -> Iterator[Path]:
     pyplot = _pyplot()
     from carma.dataset.maps import maps
 
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     for table in tables:
         yield from _save(pyplot, _coverage(pyplot, table), out / f"{table.family}-coverage")
         yield from _save(pyplot, maps(pyplot, table, seed), out / f"{table.family}-map")

@@ -49,6 +49,7 @@ class Done(Record, frozen=True, kw_only=True):
 
 
 def run(options: Options, tell: Tell) -> Done:
+    check(options)
     own, public = _read(options, tell)
     learners = options.only or NAMES
     found: tuple[Entry, ...] = ()
@@ -56,6 +57,15 @@ def run(options: Options, tell: Tell) -> Done:
         found = _evaluate(options, {**own, **public}, learners, tell)
     models = _make(options, own, learners, found, tell) if options.out and own else ()
     return Done(models=models, entries=found, report=str(_report(options)) if options.evaluate else "")
+
+
+def check(options: Options) -> None:
+    """What would make no model is told before an hour is spent."""
+    if options.out and options.only and not set(options.only) & set(SERVED):
+        named = f"of {', '.join(options.only)} there are no models to write to {options.out}"
+        raise Usage(named, f"--out makes those of {' and '.join(SERVED)}; --evaluate judges any learner.")
+    if options.out and not options.data:
+        raise Usage(f"there is no data to make models for {options.out} from", "Name files of `carma dataset pack`.")
 
 
 def _make(

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import rows  # type: ignore[import-not-found]
+from parent import end_with  # type: ignore[import-not-found]
 
 FREE_SHARE = 0.95  # of the card's free memory
 WARM = 12  # models that are built before the first fork
@@ -31,24 +32,28 @@ def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Measures training runs on this machine's GPU.")
     parser.add_argument("configs", type=Path, help="JSON lines, as `carma dataset generate` makes them")
     parser.add_argument("out", type=Path, help="the directory of rows.jsonl")
-    parser.add_argument("--parallel", type=int, default=0, help="processes side by side (10; with --activity 24)")
+    parser.add_argument("--parallel", type=int, default=24, help="processes side by side (24)")
     parser.add_argument("--limit-s", type=float, default=560.0, help="nothing starts after it")
     parser.add_argument("--config-limit-s", type=float, default=60.0)
     parser.add_argument("--activity", action="store_true", help="step time, SM activity, power too; alone, in turn")
-    parser.add_argument("--window-s", type=float, default=0.4, help="how long activity is watched")
+    parser.add_argument("--window-s", type=float, default=0.3, help="how long activity is watched")
     parser.add_argument("--capacity-mib", type=int, default=0, help="memory that all may take (95 %% of what is free)")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--first", type=int, default=0, help="at most so many, after shuffling")
     parser.add_argument("--seed", type=int, default=0, help="of the order")
     parser.add_argument("--resume", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--parent", type=int, default=0, help="the process that has locked OUT, and to end with")
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     began_s = time.monotonic()
     args = options().parse_args(argv)
-    args.parallel = args.parallel or (24 if args.activity else 10)
+    if args.parent:
+        end_with(args.parent, signal.SIGTERM)
+    elif not locked(args.out):
+        return 1
     kept = rows.Rows(args.out, args.resume, args.activity)
     queue = [config for config in rows.read_configs(args.configs) if not kept.has(config)]
     random.Random(args.seed).shuffle(queue)
@@ -84,6 +89,17 @@ def collect(args: argparse.Namespace, kept: Any, queue: list[dict[str, Any]], be
 
 def interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
+
+
+def locked(folder: Path) -> bool:
+    """Until this process and its forks are gone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        rows.lock(folder)
+    except rows.InUse as error:
+        print(f"{folder} is in use: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def prepare(some: list[dict[str, Any]]) -> Any:
@@ -136,9 +152,11 @@ def asked_in_fork(device: str) -> dict[str, Any]:
     import measure  # type: ignore[import-not-found]
 
     reader, writer = os.pipe()
+    ours = os.getpid()
     pid = os.fork()
     if pid == 0:
         try:
+            end_with(ours, signal.SIGKILL)
             os.close(reader)
             try:
                 answer = measure.describe(device)

@@ -7,7 +7,6 @@ moment only, says `resting`, and waits for `turn`. Having said something it stan
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import select
@@ -19,12 +18,11 @@ from typing import Any
 
 import activity  # type: ignore[import-not-found]
 import measure  # type: ignore[import-not-found]
+from parent import end_with  # type: ignore[import-not-found]
 
 POLL_S = 0.01
 WEIGH_S = 0.2
 LIMITED = ("starting", "running", "settling", "turning")  # in the others it waits for us
-DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
-LIBC = ctypes.CDLL(None)
 
 
 class Child:
@@ -204,9 +202,7 @@ def settle(parent: int) -> None:
     """A child's place in the world: it ends with its parent, however that ends, and prints nothing."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent ends us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    LIBC.prctl(DIE_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    end_with(parent, signal.SIGKILL)
     measure.hush()
 
 

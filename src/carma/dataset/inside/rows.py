@@ -8,6 +8,7 @@ and a digest of the config's line (`of`); the peaks of torch's allocator, footpr
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -15,6 +16,32 @@ from pathlib import Path
 from typing import Any
 
 NAME = "rows.jsonl"
+LOCK = "rows.lock"
+
+
+class InUse(Exception):
+    """Another collector writes to the directory; `pid` is its process, empty where it has not said so yet."""
+
+    def __init__(self, pid: str) -> None:
+        super().__init__(f"process {pid} collects into it" if pid else "another process collects into it")
+        self.pid = pid
+
+
+def lock(folder: Path) -> int:
+    """A descriptor that keeps others out for as long as any process holds it; forks and heirs do.
+
+    The kernel drops the lock with the last of them. The file stays: were it removed, two could lock two files.
+    """
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.pread(descriptor, 40, 0).decode(errors="replace").strip()
+        os.close(descriptor)
+        raise InUse(pid) from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
 
 
 class Rows:

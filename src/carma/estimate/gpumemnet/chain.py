@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from carma.estimate.described import Described
-from carma.estimate.gpumemnet.blocks import find_blocks
+from carma.estimate.gpumemnet.again import spans_of
 from carma.estimate.gpumemnet.cache import MIB, SMALL, Block, Cache
 from carma.estimate.gpumemnet.columns import Columns
 from carma.estimate.gpumemnet.kept import (
+    BACK_MORE,
     CAST,
     HALF,
-    BACK_MORE,
-    inside_of,
-    KEPT_MORE,
-    arriving_bytes,
     IS_VIEW,
     KEEPS_OUTPUT,
+    KEPT_MORE,
     MASK_BYTES,
+    arriving_bytes,
     element_bytes,
+    inside_of,
     is_before,
     slots_of,
     takes_input,
@@ -68,7 +68,7 @@ class Chain:
         self.amp = bool(described.autocast)
         self.half_loss = self.amp and each[-1] == 2.0
         self.outputs, self.inputs = _whole(columns.outputs * each), _whole(columns.inputs * came)
-        takes = takes_input(described, columns, before) & ~unseen.no_input
+        takes = (takes_input(described, columns, before) & ~unseen.no_input) | unseen.new_input
         copied = self.amp * (CAST[kinds] * (came > 2.0) * 2.0 + (kinds == INDEX["norm"]) * (came < 4.0) * 4.0)
         self.copies = _whole(columns.inputs * copied * (takes | CAST[kinds]))
         new = takes & (~before | unseen.new_input) & (copied == 0)
@@ -103,16 +103,15 @@ class Chain:
         self.half = self.amp or size == 2.0
         self.pairs = [int(pairs * heads) for pairs in unseen.pairs.tolist()]
         self.drops = bool((kinds == INDEX["dropout"]).any())
-        self.kept_more = [KEPT_MORE.get(name, 0) for name in columns.names]
-        self.back_more = [BACK_MORE.get(name, 0) for name in columns.names]
+        self.kept_more = [KEPT_MORE.get(name, 0) for name in columns.names.tolist()]
+        self.back_more = [BACK_MORE.get(name, 0) for name in columns.names.tolist()]
         joined = ~before & (copied > 0) & CAST[kinds] & (columns.inputs > np.r_[0.0, columns.outputs[:-1]])
         self.joined = _whole(np.where(joined, columns.inputs * came, 0.0))
         self.first = int(np.prod(described.input)) * 4 if described.input else self.inputs[0]
         self.last = int(columns.outputs[-1] * size)
         self.slots, self.temporaries = slots_of(described), int(temporaries_of(described))
-        plain = [(0, self.count, False)]
-        self.segments = find_blocks(kinds, columns.parameters) if described.checkpointing else plain
-        begins = {begin for begin, _, again in self.segments if again}
+        self.spans = spans_of(columns) if described.checkpointing else [(0, self.count, False)]
+        begins = {begin for begin, _, again in self.spans if again}
         self.adds = [is_sum and place not in begins for place, is_sum in enumerate(self.is_sum)]
         self.scratch = scratch_of(described)
         self.fans = unseen.fans
@@ -165,7 +164,7 @@ class _Pass:
         if is_first:
             take(WORKSPACE)
         gradients: Kept = []
-        for begin, end, again in reversed(chain.segments):
+        for begin, end, again in reversed(chain.spans):
             if again:
                 self.now, self.is_kept = begins.pop(), True
                 self.layers(begin, end, keep=True)
@@ -190,17 +189,15 @@ class _Pass:
         return gradient
 
     def there(self) -> Kept:
-        """Of blocks that are computed again, only what goes into each is kept."""
+        """Of what is computed again, only what goes in is kept."""
         begins: Kept = []
-        for begin, end, again in self.chain.segments:
-            if not again:
-                self.layers(begin, end, keep=True)
-                continue
-            begins.append(self.now)
-            if begin:
-                self.kept[begin].append(self.now)
-            self.is_kept = True
-            self.layers(begin, end, keep=False)
+        for begin, end, again in self.chain.spans:
+            if again:
+                begins.append(self.now)
+                if not self.is_kept:
+                    self.kept[begin].append(self.now)
+                self.is_kept = True
+            self.layers(begin, end, keep=not again)
         return begins
 
     def layers(self, begin: int, end: int, *, keep: bool) -> None:

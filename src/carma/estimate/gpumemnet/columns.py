@@ -26,7 +26,7 @@ class Columns:
     channels: NDArray[np.float64]
     inplace: NDArray[np.bool_]
     inputs: NDArray[np.float64]  # elements, as far as the weights tell
-    names: tuple[str, ...]  # as the framework has them
+    names: NDArray[np.str_]  # as the framework has them
 
     @property
     def count(self) -> int:

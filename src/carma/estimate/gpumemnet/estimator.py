@@ -19,7 +19,7 @@ from carma.core.ports import EstimateRequest
 from carma.core.units import show_mib
 from carma.errors import PluginError
 from carma.estimate.cards import card_for
-from carma.estimate.described import Described
+from carma.estimate.described import Described, Layer
 from carma.estimate.gpumemnet.facts import GB_MIB, SHIPPED, Facts, Kind
 from carma.estimate.gpumemnet.features import CannotTell, Family, features
 from carma.estimate.gpumemnet.kinds import kind_of
@@ -39,6 +39,8 @@ _NETWORKS: dict[Family, str] = {
     "cnn": "convolutional networks",
     "transformer": "transformers",
 }
+# First convolutions of images, by side and stride: patches, and stems as they are most often.
+_STEMS = ((32, 32), (16, 16), (14, 14), (8, 8), (11, 4), (7, 2), (5, 1), (4, 4), (3, 1))
 _USES = {"mlp": ("matmul_fp32",), "cnn": ("matmul_fp32", "conv_fp32"), "transformer": ("matmul_fp32",)}
 
 
@@ -150,12 +152,27 @@ def _unlike(described: Described) -> str | None:
 
 def with_input(described: Described) -> tuple[Described, tuple[str, ...]]:
     """Tables of torchinfo and torchsummary tell no input. It weighs little beside the outputs, so the first layer's
-    output stands in for it: of words, their number."""
+    output stands in for it: of words, their number; of images, as far as the weights tell."""
     first = next((layer for layer in described.layers if layer.output), None)
     if described.input or first is None:
         return described, ()
-    assumed = first.output[:-1] if kind_of(first.kind) == "embedding" else first.output
+    if first.inputs:
+        return replace(described, input=first.inputs[0]), ()
+    kind = kind_of(first.kind)
+    if kind == "convolution" and (image := _image(first)):
+        return replace(described, input=image), ("the input's size is not known: taken from the first layer's weights",)
+    assumed = first.output[:-1] if kind == "embedding" else first.output
     return replace(described, input=assumed), ("the input's size is not known: the first layer's output stands in",)
+
+
+def _image(layer: Layer) -> tuple[int, ...]:
+    """What goes into a first convolution: one to four channels, and a stride as kernels of that size have it."""
+    batch, channels, *sides = layer.output if len(layer.output) >= 3 else (0, 0)
+    for side, stride in _STEMS if channels else ():
+        taken, rest = divmod(layer.parameters // channels, side ** len(sides))
+        if 1 <= taken <= 4 and rest <= 1:
+            return (batch, taken, *(size * stride for size in sides))
+    return ()
 
 
 def _same_card(one: str, other: str) -> bool:

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -18,9 +19,9 @@ import numpy as np
 from carma.estimate.described import Described, Layer
 from carma.estimate.gpumemnet.chain import play
 from carma.estimate.gpumemnet.columns import Columns, inputs_of
-from carma.estimate.gpumemnet.kept import HALF, MIB, TORCH_ATTENTION, Held, held, slots_of, temporaries_of
+from carma.estimate.gpumemnet.kept import HALF, IS_VIEW, MIB, TORCH_ATTENTION, Held, held, slots_of, temporaries_of
 from carma.estimate.gpumemnet.kinds import FUNCTIONS, INDEX, KINDS, function_of, kind_of
-from carma.estimate.gpumemnet.operators import as_modules
+from carma.estimate.gpumemnet.operators import layers_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -65,11 +66,11 @@ def features(described: Described) -> Features:
             "the summary does not tell the shapes of the layers' outputs; "
             "a torchinfo or torchsummary table does, or --input beside print(model)"
         )
-    described = as_modules(described)
+    described = layers_of(described)
     columns = _columns(described)
     heads, length = _attention(described, columns)
     holds = held(described, columns, heads, length)
-    family = _family(_without_losses(described.layers), columns)
+    family = _family(described.layers, columns)
     played = play(described, columns, heads if described.attention == "eager" else 0.0)
     return Features(
         family,
@@ -80,8 +81,7 @@ def features(described: Described) -> Features:
 
 
 def _columns(described: Described) -> Columns:
-    layers = _without_losses(described.layers)
-    count = len(layers)
+    layers, count = described.layers, len(described.layers)
     kinds = np.fromiter((_kind(layer) for layer in layers), np.int64, count)
     outputs = np.fromiter((math.prod(layer.output) if layer.output else 0 for layer in layers), np.float64, count)
     parameters = np.fromiter(map(_parameters, layers), np.float64, count)
@@ -91,6 +91,7 @@ def _columns(described: Described) -> Columns:
     first = float(math.prod(described.input)) if described.input else outputs[0]
     told = np.fromiter((math.prod(layer.inputs[0]) if layer.inputs else 0 for layer in layers), np.float64, count)
     follow = inputs_of(kinds, outputs, parameters, channels, dimensions, first)
+    _from_before(follow, kinds, outputs, parameters, channels, dimensions)
     return Columns(
         kinds=kinds,
         outputs=outputs,
@@ -98,7 +99,7 @@ def _columns(described: Described) -> Columns:
         channels=channels,
         inplace=inplace,
         inputs=np.where(told > 0, told, follow),
-        names=tuple(layer.kind for layer in layers),
+        names=np.array([layer.kind for layer in layers]),
     )
 
 
@@ -110,9 +111,39 @@ def _parameters(layer: Layer) -> int:
     return layer.parameters
 
 
-def _without_losses(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
-    """A loss that is a module is no layer: every run has one."""
-    return tuple(layer for layer in layers if not layer.kind.endswith("Loss")) or layers
+_NEAR = 14  # layers in which a shortcut begins and ends
+_SIDES = (1, 3, 5, 7, 11, 2, 4)  # of kernels
+
+
+def _from_before(
+    found: NDArray[np.float64],
+    kinds: NDArray[np.int64],
+    outputs: NDArray[np.float64],
+    parameters: NDArray[np.float64],
+    channels: NDArray[np.float64],
+    dimensions: NDArray[np.int64],
+) -> None:
+    """A convolution that does not fit to the layer before it takes what one of the last layers gave, where its weights
+    fit to that: a shortcut, or another branch."""
+    places = np.flatnonzero(kinds == INDEX["convolution"]).tolist()
+    wide, given, weights, spread = channels.tolist(), outputs.tolist(), parameters.tolist(), dimensions.tolist()
+    for place in places:
+        fits = _channels_in(weights[place] / max(wide[place], 1), max(1, spread[place]))
+        if not place or wide[place - 1] in fits:
+            continue
+        rows = given[place] / max(wide[place], 1)
+        for near in range(place - 2, max(-1, place - 2 - _NEAR), -1):
+            if wide[near] in fits and given[near] / wide[near] >= rows:
+                found[place] = given[near]
+                break
+
+
+@lru_cache(maxsize=4096)
+def _channels_in(each: float, dimensions: int) -> frozenset[float]:
+    """Whole numbers of channels that so many weights of one output may stand for, with a bias or without."""
+    areas = [float(side**dimensions) for side in _SIDES]
+    shares = [(each - bias) / area for area in areas for bias in (0.0, 1.0)]
+    return frozenset(float(round(one)) for one in shares if one >= 1.0 and abs(one - round(one)) < 1e-9)
 
 
 def _kind(layer: Layer) -> int:
@@ -169,8 +200,8 @@ def _attention(described: Described, columns: Columns) -> tuple[float, float]:
     return float(described.heads or max(1.0, width / 64)), float(rows.max(initial=1.0))
 
 
-def _scalars(described: Described, columns: Columns, holds: Held, played: tuple[float, float]) -> NDArray[np.float32]:
-    batch = described.batch or 1
+def _scalars(described: Described, every: Columns, holds: Held, played: tuple[float, float]) -> NDArray[np.float32]:
+    batch, columns = described.batch or 1, _without_views(every)
     rows = columns.outputs / np.maximum(columns.channels, 1.0) / batch
     largest = np.sort(columns.outputs)[::-1]
     found: dict[str, float] = {
@@ -205,6 +236,14 @@ def _scalars(described: Described, columns: Columns, holds: Held, played: tuple[
     for name, value in _plain(described).items():
         scalars[PLACE[name]] = value
     return scalars.astype(np.float32)
+
+
+def _without_views(columns: Columns) -> Columns:
+    """Flatten and Identity are modules in some lists and functions in others, and hold nothing: they are no sizes."""
+    real = ~IS_VIEW[columns.kinds] | (columns.parameters > 0)
+    if real.all() or not real.any():
+        return columns
+    return Columns(**{name: column[real] for name, column in vars(columns).items()})
 
 
 def _plain(described: Described) -> dict[str, float]:

@@ -81,7 +81,7 @@ def element_bytes(described: Described, columns: Columns) -> NDArray[np.float64]
     if not described.autocast:
         return np.full(columns.count, 4.0)
     # The last layer at or before each that decides: products give half precision, all but followers 32 bits.
-    decides = ~_FOLLOWS[columns.kinds] | np.array([name == "Softplus" for name in columns.names])
+    decides = ~_FOLLOWS[columns.kinds] | (columns.names == "Softplus")
     last = np.maximum.accumulate(np.where(decides, np.arange(columns.count), -1))
     half = (last >= 0) & CAST[columns.kinds[np.maximum(last, 0)]]
     return np.where(half, 2.0, 4.0)
@@ -89,7 +89,7 @@ def element_bytes(described: Described, columns: Columns) -> NDArray[np.float64]
 
 def inside_of(columns: Columns) -> NDArray[np.float64]:
     """Elements that an attention layer keeps inside, for each of its output."""
-    torch = np.array([name == TORCH_ATTENTION for name in columns.names])
+    torch = columns.names == TORCH_ATTENTION
     found: NDArray[np.float64] = np.where(
         columns.kinds == INDEX["attention"], np.where(torch, _INSIDE_TORCH, _INSIDE), 0.0
     )

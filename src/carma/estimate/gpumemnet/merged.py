@@ -43,11 +43,6 @@ def merge(kinds: NDArray[np.int64], tokens: NDArray[np.float32]) -> Merged:
     return _around(kinds, tokens, first, weights.astype(np.float32))
 
 
-def unmerged(kinds: NDArray[np.int64], tokens: NDArray[np.float32]) -> Merged:
-    """Every layer for itself: what `merge` must be equal to."""
-    return _around(kinds, tokens, np.arange(len(kinds)), np.ones(len(kinds), np.float32))
-
-
 def _around(
     kinds: NDArray[np.int64], tokens: NDArray[np.float32], places: NDArray[np.int64], weights: NDArray[np.float32]
 ) -> Merged:

@@ -2,12 +2,14 @@
 
 A trial run, torchinfo and print(model) list modules. A sum, a join, the products inside attention and the parts of a
 function that an exporter took to pieces are none: the same network must give the same list, whoever wrote it down.
-Operators follow one another as they are computed, so that their order tells what belongs together.
+Operators follow one another as they are computed, so that their order tells what belongs together. A loss that is a
+module is no layer either: every run has one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from math import prod
 
 from msgspec.structs import replace
@@ -21,41 +23,46 @@ _PIECES = frozenset((
     "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL2", "Min", "Max", "Mean", "Sum", "Einsum", "ScatterND", "Tile",
     "Range", "CumSum", "Not", "And", "Equal", "Greater", "Less",
 ))  # fmt: skip
-_GATES = {"Sigmoid": "SiLU", "Tanh": "Mish"}  # times what went into them, or a Softplus of it
 _SQUARES = ("Pow", "ReduceMean", "Sqrt", "Reciprocal")  # of a norm that was taken to pieces
 _REACH = 7  # operators that such a function is taken to
 
 
-def as_modules(described: Described) -> Described:
+def layers_of(described: Described) -> Described:
+    """With modules only; as it is where none would be left."""
     layers = described.layers
-    if not any(_is_piece(layer) for layer in layers):
-        return described
-    found = tuple(_modules(layers))
-    return replace(described, layers=found) if found else described
+    if any(_is_piece(layer) for layer in layers):
+        layers = tuple(_modules(layers))
+    found = tuple(layer for layer in layers if not layer.kind.endswith("Loss"))
+    return replace(described, layers=found) if found and found != described.layers else described
 
 
 def _modules(layers: tuple[Layer, ...]) -> Iterator[Layer]:
     for place, layer in enumerate(layers):
         behind = layers[place + 1] if place + 1 < len(layers) else None
-        if layer.kind in _GATES and behind is not None and _multiplies(behind, layer):
-            yield replace(layer, kind=_gated(layers, place))
+        if layer.kind in ("Sigmoid", "Tanh"):
+            yield replace(layer, kind=_function(layers, place, behind))
         elif layer.kind == "Softplus" and behind is not None and behind.kind == "Tanh":
             continue  # the first half of Mish
         elif layer.kind == "Erf":
             yield replace(layer, kind="GELU")
-        elif layer.kind == "Softmax" and _is_product(behind):
-            continue  # inside attention, which is a function
+        elif _attends(layer, behind):
+            continue
         elif layer.kind == "ReduceMean" and _pools(layer):
             yield replace(layer, kind="AdaptiveAvgPool2d")
         elif not _is_piece(layer):
             yield layer
         elif layer.parameters > 1:
-            is_norm = any(before.kind in _SQUARES for before in layers[max(0, place - _REACH) : place])
+            is_norm = any(kind in _SQUARES for kind in _pieces_before(layers, place))
             yield replace(layer, kind="RMSNorm") if is_norm else layer
 
 
 def _is_piece(layer: Layer) -> bool:
-    return layer.kind in _PIECES or kind_of(layer.kind) == "merge" or _is_product(layer)
+    return _is_operator(layer.kind) or _is_product(layer)
+
+
+@lru_cache(maxsize=4096)
+def _is_operator(kind: str) -> bool:
+    return kind in _PIECES or kind_of(kind) == "merge"
 
 
 def _is_product(layer: Layer | None) -> bool:
@@ -63,17 +70,35 @@ def _is_product(layer: Layer | None) -> bool:
     return layer is not None and layer.kind == "MatMul" and not layer.parameters
 
 
+def _attends(layer: Layer, behind: Layer | None) -> bool:
+    """Attention is a function: neither its softmax is a layer, nor the mask that is added before."""
+    is_mask = kind_of(layer.kind) == "merge" and behind is not None and behind.kind == "Softmax"
+    return is_mask or (layer.kind == "Softmax" and _is_product(behind))
+
+
 def _multiplies(behind: Layer, layer: Layer) -> bool:
     """A gate of another shape than what it opens is a module of its own."""
     return behind.kind in ("Mul", "Multiply") and behind.output == layer.output and not behind.parameters
 
 
-def _gated(layers: tuple[Layer, ...], place: int) -> str:
-    """GELU's other form has a power before its tangent."""
-    before = layers[max(0, place - _REACH) : place]
-    if layers[place].kind == "Tanh" and not (before and before[-1].kind == "Softplus"):
-        return "GELU" if any(one.kind == "Pow" for one in before) else "Tanh"
-    return _GATES[layers[place].kind]
+def _function(layers: tuple[Layer, ...], place: int, behind: Layer | None) -> str:
+    """SiLU and Mish are their input times a gate; GELU's other form has a power before its tangent."""
+    layer, before = layers[place], _pieces_before(layers, place)
+    if layer.kind == "Tanh" and "Pow" in before:
+        return "GELU"
+    if behind is None or not _multiplies(behind, layer):
+        return layer.kind
+    if layer.kind == "Sigmoid":
+        return "SiLU"
+    return "Mish" if place and layers[place - 1].kind == "Softplus" else "Tanh"
+
+
+def _pieces_before(layers: tuple[Layer, ...], place: int) -> list[str]:
+    """The kinds of those next to one another, up to this one."""
+    begin = place
+    while begin > max(0, place - _REACH) and _is_operator(layers[begin - 1].kind):
+        begin -= 1
+    return [layer.kind for layer in layers[begin:place]]
 
 
 def _pools(layer: Layer) -> bool:

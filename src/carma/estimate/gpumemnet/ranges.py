@@ -152,11 +152,11 @@ def _number(name: str, value: float) -> str:
 
 def _unseen(found: Features, facts: Facts) -> Iterator[str]:
     """Kinds of layers that are in no network of the data and are no trifle in this one. `other` is what nobody knows:
-    where none was seen, it is one of these."""
+    where none was seen, it is one of these. Sums are in most networks and in no list of modules (`operators`)."""
     outputs, weights = _sized(found, "output_mib"), _sized(found, "weight_mib")
     for kind in KINDS:
         of_kind = found.kinds == INDEX[kind]
-        if facts.kinds_seen.get(kind) or not of_kind.any():
+        if kind == "merge" or facts.kinds_seen.get(kind) or not of_kind.any():
             continue
         share, of = max((_share(outputs, of_kind), "outputs"), (_share(weights, of_kind), "weights"))
         if share > UNSEEN_SHARE:

@@ -7,16 +7,18 @@ said.
 from __future__ import annotations
 
 import re
+from collections import deque
 from functools import lru_cache
 from math import isqrt, prod
 
 from carma.estimate.described import Described, Layer
-from carma.estimate.trace.conv_shapes import BF16, FP16, TF32, ConvShape
+from carma.estimate.trace.conv_shapes import BF16, FORWARD, FP16, INPUT_GRAD, TF32, WEIGHT_GRAD, ConvShape
 from carma.estimate.trace.conv_workspaces import shipped_convolutions
 
-_CONVOLUTION = re.compile(r"Conv[123]d")
+_CONVOLUTION = re.compile(r"Conv(Transpose)?[123]d")
 _NUMBERS = re.compile(r"\d+")
 NONE = (0, 0, 0)
+_NEAR = 14  # layers in which a shortcut begins and ends
 
 Scratch = tuple[int, int, int]  # bytes forward, for the gradient of the input, and of the weights
 
@@ -26,14 +28,20 @@ def scratch_of(described: Described) -> list[Scratch]:
     layers = [layer for layer in described.layers if not layer.kind.endswith("Loss")] or described.layers
     precision, item = _precision(described)
     found: list[Scratch] = []
-    before: tuple[int, ...] = described.input
+    before: deque[Sizes] = deque([described.input] if described.input else [], maxlen=_NEAR)
     for layer in layers:
+        scratch = NONE
         if _CONVOLUTION.fullmatch(layer.kind) and layer.output:
-            shape = _sizes(layer, layer.inputs[0] if layer.inputs else before)
-            found.append(NONE if shape is None else _asked(precision, item, described.channels_last, *shape))
-        else:
-            found.append(NONE)
-        before = layer.output or before
+            # Without a word of what it takes: the last thing that fits to its weights; a shortcut reaches back.
+            taken = layer.inputs[:1] or tuple(dict.fromkeys(reversed(before)))
+            turned = "Transpose" in layer.kind
+            tried = (_sizes(layer, *((layer.output, one) if turned else (one, layer.output))) for one in taken)
+            if (sizes := next(filter(None, tried), None)) is not None:
+                forward, back, weights = _asked(precision, item, described.channels_last, *sizes)
+                scratch = (back, forward, weights) if turned else (forward, back, weights)
+        found.append(scratch)
+        if layer.output:
+            before.append(layer.output)
     return found
 
 
@@ -47,14 +55,15 @@ def _precision(described: Described) -> tuple[int, int]:
 Sizes = tuple[int, ...]
 
 
-def _sizes(layer: Layer, image: Sizes) -> tuple[Sizes, Sizes, Sizes, Sizes, Sizes, Sizes, int] | None:
-    """Image, weight, output, stride, padding, dilation, groups; one dimension is run as two."""
-    output, rank = layer.output, len(layer.output) - 2
+def _sizes(layer: Layer, image: Sizes, output: Sizes) -> tuple[Sizes, Sizes, Sizes, Sizes, Sizes, Sizes, int] | None:
+    """Image, weight, output, stride, padding, dilation, groups; one dimension is run as two. A transposed convolution
+    is the other direction of a plain one: what it gives is the image."""
+    rank = len(output) - 2
     if rank < 1 or len(image) != len(output) or not prod(image):
         return None
     told = layer.attributes
     groups = int(told.get("groups", "1"))
-    kernel = _numbers(told.get("kernel_size"), rank) or _kernel(layer, image, groups, rank)
+    kernel = _numbers(told.get("kernel_size"), rank) or _kernel(layer, image[1] * output[1], groups, rank)
     if kernel is None or image[1] % groups:
         return None
     stride = _numbers(told.get("stride"), rank) or tuple(
@@ -63,6 +72,8 @@ def _sizes(layer: Layer, image: Sizes) -> tuple[Sizes, Sizes, Sizes, Sizes, Size
     padding = _numbers(told.get("padding"), rank) or tuple(side // 2 for side in kernel)
     dilation = _numbers(told.get("dilation"), rank) or (1,) * rank
     weight = (output[1], image[1] // groups, *kernel)
+    if prod(weight) not in (layer.parameters, layer.parameters - layer.output[1]):
+        return None
     if rank > 1:
         return image, weight, output, stride, padding, dilation, groups
     flat = [(*shape[:2], 1, shape[2]) for shape in (image, weight, output)]
@@ -74,10 +85,10 @@ def _numbers(text: str | None, rank: int) -> Sizes | None:
     return found if len(found) == rank else found * rank if len(found) == 1 else None
 
 
-def _kernel(layer: Layer, image: Sizes, groups: int, rank: int) -> Sizes | None:
+def _kernel(layer: Layer, channels: int, groups: int, rank: int) -> Sizes | None:
     """A square one whose weights are as many as the layer's, with a bias or without."""
     for weights in (layer.parameters, layer.parameters - layer.output[1]):
-        area, rest = divmod(weights * groups, image[1] * layer.output[1])
+        area, rest = divmod(weights * groups, channels)
         side = isqrt(area) if rank == 2 else round(area ** (1 / rank))
         if not rest and area and side**rank == area:
             return (side,) * rank
@@ -97,7 +108,12 @@ def _asked(
     dilation: Sizes,
     groups: int,
 ) -> Scratch:
-    ask, asked = shipped_convolutions().scratch_bytes, (precision, item, channels_last, False, False)
-    sizes = (image, weight, output, stride, padding, dilation, groups)
-    forward, back, weights = (ask(ConvShape(direction, *asked, *sizes)) for direction in range(3))
-    return forward, back, weights
+    ask = shipped_convolutions().scratch_bytes
+    forward = ConvShape(
+        FORWARD, precision, item, channels_last, False, False, image, weight, output, stride, padding, dilation, groups
+    )
+    return (
+        ask(forward),
+        ask(forward._replace(direction=INPUT_GRAD)),
+        ask(forward._replace(direction=WEIGHT_GRAD)),
+    )

@@ -24,6 +24,7 @@ _ACTIVATIONS = (INDEX["activation"], INDEX["rectifier"])
 _NORMS = (INDEX["batch_norm"], INDEX["norm"])
 _CONVOLUTIONS = (INDEX["convolution"], INDEX["grouped"], INDEX["transposed"])
 _CONVOLVED = 0.35  # in convolutional networks many are ReLU, and many work in place
+_GATE = 6  # layers of a gate, at most
 _BETWEEN = (INDEX["dropout"], INDEX["softmax"])
 
 
@@ -115,24 +116,37 @@ class _Finder:
         return abs(one - other) <= 0.02 * other
 
 
-def _gates(columns: Columns, before: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Squeeze and excitation: a gate of one figure a channel, then a layer that takes a whole image. What the gate was
-    multiplied with is kept."""
-    gate = np.r_[False, np.isin(columns.kinds[:-1], _ACTIVATIONS)] & np.isin(columns.kinds, _CONVOLUTIONS)
-    small = np.r_[0.0, columns.outputs[:-1]] * 4 <= columns.inputs
-    found: NDArray[np.float64] = np.where(gate & small & ~before, columns.inputs, 0.0)
-    return found
+def _gates(columns: Columns, before: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Squeeze and excitation: a mean of each channel, a few layers, an activation of as many figures as the mean had,
+    and then a layer that does not take these. What the gate is multiplied with is kept, unless a ReLU has kept it; the
+    product is a new tensor, however many of its size were there before."""
+    kinds, outputs, inputs = columns.kinds, columns.outputs, columns.inputs
+    found, product = np.zeros(columns.count), np.zeros(columns.count, np.bool_)
+    for mean in np.flatnonzero((kinds == INDEX["pooling"]) & (outputs * 4 <= inputs)).tolist():
+        for end in range(mean + 2, min(mean + _GATE, columns.count - 1)):
+            if outputs[end] == outputs[mean] and kinds[end] in _ACTIVATIONS and not before[end + 1]:
+                found[mean] = inputs[mean] if mean and kinds[mean - 1] != INDEX["rectifier"] else 0.0
+                product[end + 1] = inputs[end + 1] == inputs[mean] and kinds[end + 1] in _CONVOLUTIONS
+                break
+    return found, product
 
 
 def _functions(columns: Columns) -> NDArray[np.float64]:
-    """A network without any activation has them as functions: after each norm, or each product where there is none."""
+    """A network without any activation of images has them as functions: after each norm, or each product where there
+    is none. One inside a gate or in the head tells which function it is."""
     kinds = columns.kinds
-    if np.isin(kinds, _ACTIVATIONS).any():
+    rows = columns.outputs / np.maximum(columns.channels, 1.0)
+    acts = np.isin(kinds, _ACTIVATIONS)
+    convolutions = np.isin(kinds, _CONVOLUTIONS)
+    if (acts & (rows > rows.min())).any() or not convolutions.any():
         return np.zeros(columns.count)
+    share = _CONVOLVED
+    if acts.any():
+        share = float((kinds == INDEX["activation"]).any())
     norms = np.isin(kinds, _NORMS)
-    after = norms if norms.any() else np.isin(kinds, _CONVOLUTIONS)
+    after = norms if norms.any() else convolutions
     found: NDArray[np.float64] = np.where(after & np.isin(np.r_[kinds[1:], -1], _CONVOLUTIONS), columns.outputs, 0.0)
-    return _CONVOLVED * found
+    return share * found
 
 
 def find_unseen(columns: Columns, before: NDArray[np.bool_], batch: int) -> Unseen:
@@ -144,13 +158,15 @@ def find_unseen(columns: Columns, before: NDArray[np.bool_], batch: int) -> Unse
     for begin, end in edges.reshape(-1, 2).tolist():
         gated = begin > 0 and int(kinds[begin - 1]) in _ACTIVATIONS and not before[seen[begin]]
         finder.read(begin, end, gated=gated)
-    elements = _gates(columns, before) + _functions(columns)
+    gates, products = _gates(columns, before)
+    elements = gates + _functions(columns)
     no_input, new_input = np.zeros(columns.count, np.bool_), np.zeros(columns.count, np.bool_)
     elements[seen] += finder.elements
     no_input[seen], new_input[seen] = finder.no_input, finder.new_input
+    new_input |= products
     rows = columns.outputs / np.maximum(columns.channels, 1.0)
     # Torch's own module never writes its scores out.
-    writes = (columns.kinds == INDEX["attention"]) & [name != "MultiheadAttention" for name in columns.names]
+    writes = (columns.kinds == INDEX["attention"]) & (columns.names != "MultiheadAttention")
     pairs: NDArray[np.float64] = np.where(writes, rows * rows / batch, 0.0)
     pairs[seen] += finder.pairs
     where = seen.tolist()

@@ -7,38 +7,45 @@ read is an error with its line.
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from carma.errors import Usage
-from carma.estimate.described import Described
 from carma.estimate.summaries.keras_summary import is_keras, read_keras
-from carma.estimate.summaries.lines import HINT, is_header
-from carma.estimate.summaries.onnx_file import read_onnx
+from carma.estimate.summaries.lines import HINT, counted, is_header
+from carma.estimate.summaries.onnx_file import is_onnx, read_onnx
 from carma.estimate.summaries.printed import read_tree
 from carma.estimate.summaries.read import Read
 from carma.estimate.summaries.shapes import Shape
 from carma.estimate.summaries.table import read_table
-from carma.estimate.summaries.tree import starts_tree
+from carma.estimate.summaries.tree import opens_tree, starts_tree
 
-_MOST_CHARACTERS = 64 << 20
-
-
-def read_summary(text: str, batch: int | None = None) -> Described:
-    """The model alone; `read_text` also tells what is to be said of it."""
-    return read_text(text, batch=batch).described
+_MOST_BYTES = 64 << 20
+_START = 4096
+_MOST_ELEMENTS = 1 << 50  # of all outputs: a million times a GPU
 
 
 def read_file(file: Path, *, batch: int | None = None, sample: Shape = ()) -> Read:
-    """A summary's text, or an ONNX file (by its name, or because it is no text)."""
+    """A summary's text, or an ONNX file, by its name or by how it begins. Raises OSError for what cannot be opened."""
     _check_batch(batch)
-    if file.suffix.lower() == ".onnx" or _is_binary(file):
-        return read_onnx(file, batch, sample)
-    return read_text(file.read_text(encoding="utf-8", errors="replace"), batch=batch, sample=sample)
-
-
-def _is_binary(file: Path) -> bool:
+    if file.suffix.lower() == ".onnx":
+        return _checked(read_onnx(file, batch, sample))
     with file.open("rb") as opened:
-        return b"\0" in opened.read(4096)
+        start = opened.read(_START)
+        if is_onnx(start):
+            return _checked(read_onnx(file, batch, sample))
+        return read_bytes(start + opened.read(_MOST_BYTES), batch=batch, sample=sample)
+
+
+def read_bytes(raw: bytes, *, batch: int | None = None, sample: Shape = ()) -> Read:
+    """Text as it comes out of a file or a pipe. Consoles of Windows write two bytes for each character."""
+    wide = raw.startswith((b"\xff\xfe", b"\xfe\xff"))
+    if not wide and b"\0" in raw:
+        raise Usage("it is no text, and does not begin like an ONNX file", HINT)
+    text = raw.decode("utf-16" if wide else "utf-8-sig", errors="replace")
+    return read_text(text, batch=batch, sample=sample)
 
 
 def _check_batch(batch: int | None) -> None:
@@ -50,21 +57,36 @@ def read_text(text: str, *, batch: int | None = None, sample: Shape = ()) -> Rea
     """Raises Usage for text that is no summary. `batch` overrules the one that a table was printed with,
     `sample` is the shape of one input without the batch, for what does not tell the outputs."""
     _check_batch(batch)
-    if len(text) > _MOST_CHARACTERS:
+    if len(text) > _MOST_BYTES:
         raise Usage("the model summary is larger than 64 MiB", HINT)
     lines = text.splitlines()
-    for number, line in enumerate(lines):
-        if is_header(line):
-            return _of_table(lines, number, batch, sample)
-    for number, line in enumerate(lines):
-        if starts_tree(line):
-            return read_tree(lines, number, batch, sample)
-    raise Usage("the text is not a model summary: it has neither a table of layers nor a printed module", HINT)
+    tables = [number for number, line in enumerate(lines) if is_header(line)]
+    if tables:
+        read = _of_table(lines, tables[0], batch, sample)
+        return _checked(_among(read, "table", tables))
+    trees = [number for number, line in enumerate(lines) if starts_tree(line)]
+    if not trees:
+        raise Usage("the text is not a model summary: it has neither a table of layers nor a printed module", HINT)
+    blocks = [number for number in trees if opens_tree(lines, number)] or trees[:1]
+    return _checked(_among(read_tree(lines, blocks[0], batch, sample), "printed model", blocks))
 
 
 def _of_table(lines: list[str], header: int, batch: int | None, sample: Shape) -> Read:
-    if is_keras(lines, header):
-        return read_keras(lines, header, batch, sample)
-    if sample:
-        raise Usage("the table tells the shapes of the outputs: --input has no meaning beside it", HINT)
-    return Read(described=read_table(lines, header, batch))
+    return (read_keras if is_keras(lines, header) else read_table)(lines, header, batch, sample)
+
+
+def _among(read: Read, what: str, starts: list[int]) -> Read:
+    """Only the first is read, also where a task trains several networks."""
+    if len(starts) < 2:
+        return read
+    said = f"the text has {counted(len(starts), what)}: only the first, from line {starts[0] + 1} on, is read"
+    return replace(read, remarks=(*read.remarks, said))
+
+
+def _checked(read: Read) -> Read:
+    """Numbers that no memory holds are a mistake, and larger than arithmetic with them can bear."""
+    elements = sum(prod(layer.output) for layer in read.described.layers)
+    if elements < _MOST_ELEMENTS:
+        return read
+    of_batch = f"with a batch of {read.described.batch:,} " if read.described.batch else ""
+    raise Usage(f"{of_batch}the outputs of the model have {elements:.1e} elements: no GPU has room for that", HINT)

@@ -92,12 +92,14 @@ def _is_gate(node: Node, entered: Shape, made: Shape) -> bool:
 
 
 def joined(block: Block, now: Shape, after: Wanted) -> Shape | None:
-    """What the block hands on where the next layer takes its branches side by side; its input may be one of them."""
+    """What the block hands on where the next layer takes its branches side by side; its input may be one of them. Of
+    two places the first may be a length, which features say nothing of: only who wants channels tells."""
     if not block.ends or len(now) < 2:
         return None
+    wanted = after if len(now) > 2 else after[:1]
     channels = sum(shape[0] for shape in block.ends if shape[1:] == now[1:]) + now[0]
     for whole in (channels, channels + block.entered[0]):
-        if whole in after and whole != now[0]:
+        if whole in wanted and whole != now[0]:
             return (whole, *now[1:])
     return None
 

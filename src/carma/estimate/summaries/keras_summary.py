@@ -10,18 +10,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from carma.errors import Usage
 from carma.estimate.described import Described, Layer
+from carma.estimate.summaries.figures import Figures, check_total, input_of, read_figures
 from carma.estimate.summaries.keras_classes import attributes_of, full_name, of_signals
 from carma.estimate.summaries.keras_table import Row, box_rows, is_box, plain_rows
-from carma.estimate.summaries.lines import HINT, bad, read_count
+from carma.estimate.summaries.lines import bad, counted, read_count
 from carma.estimate.summaries.read import Read
 from carma.estimate.summaries.shapes import Shape
 
 _NAME = re.compile(r"(?P<name>[^(]*?)\s*\((?P<kind>\w{1,200})(?P<cut>…?)(?P<closed>\)?)", re.ASCII)
 _SHAPES = re.compile(r"\(([^()]*)\)")
 _SIZE = re.compile(r"\s*(None|\d{1,12})\s*", re.ASCII)
-_FIGURE = re.compile(r"\s*(Total|Trainable|Optimizer) params:\s*([\d,]+)")
 _CONNECTED = re.compile(r"([^\[,…]*)(.?)", re.DOTALL)
 _UNTOLD = -1  # a size that is None
 _MODELS = ("Sequential", "Functional", "Model")
@@ -48,8 +47,10 @@ def read_keras(lines: Sequence[str], header: int, batch: int | None, sample: Sha
     _check_built(found, lines)
     _complete(found)
     leaves, hidden = _leaves(found)
-    figures = {told[1]: read_count(told[2]) for line in lines[end : end + 12] if (told := _FIGURE.match(line))}
-    return _read(leaves, hidden, figures, batch, sample)
+    figures = read_figures(lines[end : end + 12])
+    total = None if figures.total is None else figures.total - figures.optimizer
+    remarks = check_total(sum(one.parameters for one in leaves), total, header, lines[header])
+    return _read(leaves, _gaps(leaves, hidden, sample), figures, batch, sample, remarks)
 
 
 class _Found:
@@ -137,28 +138,47 @@ def _leaves(found: Sequence[_Found]) -> tuple[list[_Found], int]:
     return leaves, hidden
 
 
+def _gaps(leaves: Sequence[_Found], hidden: int, sample: Shape) -> tuple[str, ...]:
+    found = [_OPEN] if _length(leaves, sample) is None else []
+    if hidden:
+        stops = f"the summary stops above the layers of {counted(hidden, 'nested model')}"
+        found.append(f"{stops}; summary(expand_nested=True) shows them")
+    return tuple(found)
+
+
 def _read(
-    leaves: Sequence[_Found], hidden: int, figures: dict[str, int | None], batch: int | None, sample: Shape
+    leaves: Sequence[_Found],
+    gaps: tuple[str, ...],
+    figures: Figures,
+    batch: int | None,
+    sample: Shape,
+    remarks: tuple[str, ...],
 ) -> Read:
-    remarks = [f"the summary stops above the layers of {hidden} nested models; summary(expand_nested=True) shows them"]
     layers = [one for one in leaves if one.kind != "InputLayer"]
     first = next((one.shape for one in leaves if one.shape), ())
     told = batch or (first[0] if first and first[0] > 0 else None)
     length = _length(leaves, sample)
     made = tuple(_layer(one, _Filling(told or 1, length)) for one in layers)
-    total, optimizer, trained = (figures.get(name) for name in ("Total", "Optimizer", "Trainable"))
-    others = (optimizer or 0) + sum(_moving(one) for one in layers)
+    moving = sum(_moving(one) for one in layers)
+    others = figures.optimizer + moving
     given = next((one.shape for one in leaves if one.kind == "InputLayer"), ())
+    filled = _Filling(told or 1, length).fill(given)
+    entered, said = input_of(filled, _as_told(sample, filled), told or 1, None)
     described = Described(
         layers=made,
         batch=told,
-        parameters=sum(one.parameters for one in made) if total is None else max(total - others, 0),
-        input=_Filling(told or 1, length).fill(given),
-        optimizer_slots=optimizer // trained if optimizer and trained else None,
+        parameters=sum(one.parameters for one in made) if figures.total is None else max(figures.total - others, 0),
+        input=entered,
+        optimizer_slots=figures.optimizer // figures.trained if figures.optimizer and figures.trained else None,
     )
-    if length is None:
-        return Read(described=described, remarks=(*remarks[: hidden > 0], _OPEN))
-    return Read(described=described, remarks=tuple(remarks[: hidden > 0]))
+    frozen = max(figures.frozen - moving, 0)
+    return Read(described=described, remarks=(*remarks, *said), gaps=gaps, frozen=frozen)
+
+
+def _as_told(sample: Shape, given: Shape) -> Shape:
+    """--input as the input has it, where it was said with the channels at the end."""
+    turned = (*sample[-1:], *sample[:-1])
+    return turned if turned == given[1:] else sample
 
 
 class _Filling:
@@ -179,8 +199,6 @@ def _length(leaves: Sequence[_Found], sample: Shape) -> int | None:
     where there is no such size; None where it cannot be told."""
     unknown = [one for one in leaves if _UNTOLD in one.shape[1:]]
     if not unknown:
-        if sample:
-            raise Usage("the summary tells the shapes of all outputs: --input has no meaning beside it", HINT)
         return 0
     changes = any(one.kind in _RESIZE or one.shape[2:].count(_UNTOLD) for one in unknown)
     return None if changes or not sample else sample[0]

@@ -1,8 +1,8 @@
 """The rows of a Keras summary's table, whichever version drew it: cells that were broken over lines are joined again.
 
 Keras 3 draws a box (`│ conv1 (Conv2D) │ …`), one row between two rules. Keras 2 has columns at fixed places and blank
-lines between rows; before 2.6 rules instead, and what was too long was cut off. Nested models are indented (3) or
-between bars (2)."""
+lines between rows, which may have got lost; before 2.6 rules instead, and what was too long was cut off. Nested models
+are indented (3) or between bars (2)."""
 
 from __future__ import annotations
 
@@ -85,8 +85,12 @@ def plain_rows(lines: Sequence[str], header: int) -> tuple[list[Row], int]:
                 rows.append(_plain_row(begun, lines[begun], cells, columns))
             cells = []
             continue
+        parts = [text[start:end] for start, end in zip(starts, ends, strict=True)]
+        if cells and parts[columns["Param #"]].strip():  # where blank lines were lost
+            rows.append(_plain_row(begun, lines[begun], cells, columns))
+            cells = []
         begun = begun if cells else number
-        cells.append([text[start:end] for start, end in zip(starts, ends, strict=True)])
+        cells.append(parts)
     last = _end(lines, header)
     if cells:
         rows.append(_plain_row(begun, lines[begun], cells, columns))
@@ -94,7 +98,7 @@ def plain_rows(lines: Sequence[str], header: int) -> tuple[list[Row], int]:
 
 
 def _body(lines: Sequence[str], header: int) -> Iterator[tuple[int, str | None]]:
-    """Lines with their number; None where a row ends: a blank line, a rule, or where the next row's count stands."""
+    """Lines with their number; None where a row ends: a blank line or a rule. Its count stands in its first line."""
     for number in range(header + 1, _end(lines, header)):
         line = lines[number]
         text = line.rstrip().rstrip("|¯")

@@ -19,6 +19,7 @@ _PLAIN = re.compile(
     r"|CosineSimilarity|PairwiseDistance|Softmax2d|FrozenBatchNorm2d|LinearActivation|LaplaceActivation"
     r"|ReLUSquaredActivation|\w*Rotary\w*Embedding|Quant|DeQuant|QuantStub|DeQuantStub|Tanhshrink|Interpolate)"
 )
+_LAYER = re.compile(r"\w*Linear\w*|\w*Norm(alization)?|MultiheadAttention")
 _CONTAINERS = ("Sequential", "ModuleList", "ModuleDict", "ParameterList")
 KINDS_KEPT = 4096  # names of classes come from the text, so what is remembered of them has an end
 
@@ -47,6 +48,12 @@ def count_parameters(kind: str, printed: Printed) -> int | None:
 @lru_cache(KINDS_KEPT)
 def _rule(kind: str) -> _Count | None:
     return next((count for pattern, count in _RULES if pattern.fullmatch(kind)), None)
+
+
+@lru_cache(KINDS_KEPT)
+def holds_weights(kind: str) -> bool:
+    """It is a layer that has parameters itself and no modules inside, as far as its name tells."""
+    return _rule(kind) is not None or _LAYER.fullmatch(kind) is not None
 
 
 def integers(text: str) -> list[int]:

@@ -17,6 +17,11 @@ def bad(number: int, line: str, why: str) -> Usage:
     return Usage(f"line {number + 1} of the model summary: {why}: {line.strip()[:120]!r}", HINT)
 
 
+def counted(count: int, what: str) -> str:
+    """`1 place`, `12,000 places`."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
 def is_header(line: str) -> bool:
     """Of a table; a box of Keras may have lost its last columns at the end of a terminal's line."""
     return (

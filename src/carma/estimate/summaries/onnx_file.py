@@ -14,17 +14,24 @@ from typing import Any
 
 from carma.errors import Usage
 from carma.estimate.described import Described
+from carma.estimate.summaries.lines import counted
 from carma.estimate.summaries.onnx_nodes import Graph, Tensors
 from carma.estimate.summaries.read import Read
 from carma.estimate.summaries.shapes import Shape, show
 
 _SMALL = 1024  # values; what tells a Reshape its shape is smaller, weights are larger
 _MOST_BYTES = 2 << 30  # of a protocol buffer; larger models have their weights beside the file
+_SECOND = (0x12, 0x1A, 0x22, 0x28, 0x32, 0x3A, 0x42, 0x72)  # names, versions, the graph, what it imports
 _HINT = "It takes what torch.onnx.export or another exporter wrote, whole."
 _FOLDED = (
     "the graph has no batch norm and no dropout: exports for inference leave them out, and training takes more; "
     "torch.onnx.export(..., training=torch.onnx.TrainingMode.TRAINING) keeps them"
 )
+
+
+def is_onnx(start: bytes) -> bool:
+    """As a protocol buffer of a model begins: with the version of the format, a small number, then another field."""
+    return len(start) > 2 and start[0] == 0x08 and 0 < start[1] < 0x40 and start[2] in _SECOND
 
 
 def read_onnx(file: Path, batch: int | None, sample: Shape) -> Read:
@@ -53,7 +60,8 @@ def read_onnx(file: Path, batch: int | None, sample: Shape) -> Read:
 def _remarks(graph: Graph) -> tuple[str, ...]:
     found = [] if graph.is_for_training else [_FOLDED]
     if graph.unknown:
-        found.append(f"the shapes of {graph.unknown} outputs of the graph cannot be inferred; they count as nothing")
+        unknown = counted(graph.unknown, "output")
+        found.append(f"the shape of {unknown} of the graph cannot be inferred: what is not known counts as nothing")
     return tuple(found)
 
 

@@ -7,6 +7,7 @@ twice unless the model's own count stands at its end. Outputs are not shown eith
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from carma.estimate.described import Described, Layer
@@ -18,6 +19,7 @@ from carma.estimate.summaries.shapes import Shape
 from carma.estimate.summaries.tree import MOST_LAYERS, Node, parse_tree
 from carma.estimate.summaries.walk import Walk
 
+_ADAPTER = re.compile(r"(?:^|\.)(?:lora_\w+|modules_to_save)(?:\.|$)")
 _NAMED = {"Conv": ("in_channels", "out_channels"), "Embedding": ("num_embeddings", "embedding_dim")}
 
 
@@ -36,7 +38,14 @@ def read_tree(lines: Sequence[str], start: int, batch: int | None, sample: Shape
         parameters=sum(layer.parameters for layer in layers) if root.count is None else root.count,
         input=(batch or 1, *sample) if sample else (),
     )
-    return Read(described=described, remarks=(*(walk.remarks() if walk else ()), *_tied(root, layers)))
+    remarks = (*(walk.remarks() if walk else ()), *_tied(root, layers))
+    return Read(described=described, remarks=remarks, frozen=_frozen(layers))
+
+
+def _frozen(layers: Sequence[Layer]) -> int:
+    """What is frozen is not printed. Where adapters are (LoRA), all but them is."""
+    trained = [layer.parameters for layer in layers if _ADAPTER.search(layer.name)]
+    return sum(layer.parameters for layer in layers) - sum(trained) if trained else 0
 
 
 def _tied(root: Node, layers: Sequence[Layer]) -> tuple[str, ...]:

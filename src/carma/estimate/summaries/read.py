@@ -9,3 +9,5 @@ from carma.estimate.described import Described
 class Read(Record, frozen=True, kw_only=True):
     described: Described
     remarks: tuple[str, ...] = ()  # where the description is less sure than it looks; each a sentence without its dot
+    gaps: tuple[str, ...] = ()  # what the summary leaves out, and how to print it whole: also said beside a refusal
+    frozen: int = 0  # parameters that are not trained

@@ -8,15 +8,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from carma.estimate.described import Described, Layer
-from carma.estimate.summaries.kinds import is_container, is_plain
-from carma.estimate.summaries.lines import bad, is_rule, read_count, read_shape
+from carma.estimate.summaries.figures import Figures, check_total, input_of, read_figures
+from carma.estimate.summaries.kinds import holds_weights, is_container, is_plain
+from carma.estimate.summaries.lines import bad, counted, is_header, is_rule, read_count, read_shape
+from carma.estimate.summaries.read import Read
 from carma.estimate.summaries.shapes import Shape
 
 _FLAT_ROW = re.compile(r"\s*(?P<kind>\w{1,200})-\d+\s+(?P<shape>\[.*\])\s+(?P<count>[\d,]+)\s*", re.ASCII)
 _TREE_ROW = re.compile(r"([\s│├└─|+-]*)(\w{1,200})(?: \(([^)]*)\))?(?:: \d+-\d+)?", re.ASCII)
-_TOTAL = re.compile(r"\s*Total params:\s*([\d,]+)")
 _NAME = re.compile(r"\S+(?: \S+)*")
 _NO_COUNT = ("--", "(recursive)", "")
+_CUT_SHARE = 0.01  # of the parameters: a layer of a class that nobody knows has fewer, mostly
+_NO_SHAPES = "the table has no shapes: torchinfo.summary(model, input_size=(32, 3, 224, 224), depth=10) prints them"
 
 
 class _Row(NamedTuple):
@@ -31,18 +34,20 @@ class _Row(NamedTuple):
     kernel: str = ""
 
 
-def read_table(lines: Sequence[str], header: int, batch: int | None) -> Described:
+def read_table(lines: Sequence[str], header: int, batch: int | None, sample: Shape) -> Read:
     first, end = _body(lines, header)
-    total = _total(lines[end:])
+    figures = read_figures(_below(lines, end))
     # torchinfo without its settings for rows has torchsummary's head, so the first row decides.
     if _FLAT_ROW.fullmatch(next(line for line in lines[first:end] if line.strip())) is None:
         rows = _tree_rows(lines, first, end, _columns(lines[header]))
-        return _described(_leaves(rows), rows[0].taken, total, batch)
+        leaves = _leaves(rows)
+        remarks = check_total(sum(row.parameters for _, row, _ in leaves), figures.total, header, lines[header])
+        return _read(leaves, rows[0].taken, figures, batch, sample, remarks, _gaps(rows, leaves))
     rows = [_flat_row(lines[number], number) for number in range(first, end) if lines[number].strip()]
-    counted = sum(row.parameters for row in rows)
-    if total is not None and counted != total:
-        raise bad(header, lines[header], f"the rows below have {counted:,} parameters, the total says {total:,}")
-    return _described([("", row, row.output) for row in rows if not _is_block(row)], (), total, batch)
+    count, total = sum(row.parameters for row in rows), figures.total
+    if total is not None and count != total:
+        raise bad(header, lines[header], f"the rows below have {count:,} parameters, the total says {total:,}")
+    return _read([("", row, row.output) for row in rows if not _is_block(row)], (), figures, batch, sample, (), ())
 
 
 def _body(lines: Sequence[str], header: int) -> tuple[int, int]:
@@ -53,6 +58,12 @@ def _body(lines: Sequence[str], header: int) -> tuple[int, int]:
     if not any(line.strip() for line in lines[rules[0] + 1 : rules[1]]):
         raise bad(header, lines[header], "no layers follow the head of the table")
     return rules[0] + 1, rules[1]
+
+
+def _below(lines: Sequence[str], end: int) -> Sequence[str]:
+    """Up to the next table."""
+    following = (number for number in range(end, len(lines)) if is_header(lines[number]))
+    return lines[end : next(following, len(lines))]
 
 
 def _columns(head: str) -> dict[str, tuple[int, int]]:
@@ -68,6 +79,7 @@ def _flat_row(line: str, number: int) -> _Row:
     count = read_count(found["count"]) if found else None
     if found is None or shape is None or count is None:
         raise bad(number, line, "not a row of a torchsummary table (layer, output shape, parameters)")
+    _check_sizes(shape, line, number)
     return _Row(kind=found["kind"], output=shape, parameters=count)
 
 
@@ -100,12 +112,24 @@ def _tree_rows(lines: Sequence[str], first: int, end: int, columns: dict[str, tu
             counts[count] = _count(count, line, number)
         output, taken = line[out:out_end], line[fed:fed_end]
         if output not in shapes:
-            shapes[output] = read_shape(output) or ()
+            shapes[output] = _shape(output, line, number)
         if taken not in shapes:
-            shapes[taken] = read_shape(taken) or ()
+            shapes[taken] = _shape(taken, line, number)
         kernel = line[shaped:shaped_end].strip()
         rows.append(_Row(kind, _depth(branch), name or "", shapes[output], shapes[taken], counts[count], kernel))
     return rows
+
+
+def _shape(text: str, line: str, number: int) -> Shape:
+    found = read_shape(text) or ()
+    _check_sizes(found, line, number)
+    return found
+
+
+def _check_sizes(shape: Shape, line: str, number: int) -> None:
+    """-1 in the first place is a batch that nobody told."""
+    if min(shape[1:], default=0) < 0 or min(shape[:1], default=0) < -1:
+        raise bad(number, line, f"{list(shape)} is not the shape of an output: a size is negative")
 
 
 def _count(text: str, line: str, number: int) -> int:
@@ -141,12 +165,30 @@ def _leaves(rows: Sequence[_Row]) -> list[_Leaf]:
     return found
 
 
-def _total(lines: Sequence[str]) -> int | None:
-    found = next((match for line in lines if (match := _TOTAL.match(line))), None)
-    return read_count(found[1]) if found else None
+def _gaps(rows: Sequence[_Row], leaves: Sequence[_Leaf]) -> tuple[str, ...]:
+    """Blocks whose layers are not shown have all their parameters in one row: torchinfo stops at a depth of 3 unless
+    told. A class that nobody knows may be a layer of its own, so below the deepest rows only."""
+    found = [] if any(row.output for row in rows) else [_NO_SHAPES]
+    deepest = max(row.depth for row in rows)
+    ends = [row for _, row, _ in leaves if row.parameters and (row.depth == deepest or is_container(row.kind))]
+    cut = [row for row in ends if not holds_weights(row.kind)]
+    whole = sum(row.parameters for _, row, _ in leaves)
+    if cut and sum(row.parameters for row in cut) > _CUT_SHARE * whole:
+        kinds = ", ".join(list(dict.fromkeys(row.kind for row in cut))[:3])
+        stops = f"the table stops above the layers of {counted(len(cut), 'block')} ({kinds})"
+        found.append(f"{stops}: print it with depth=10 (torchinfo.summary(model, ..., depth=10))")
+    return tuple(found)
 
 
-def _described(leaves: Sequence[_Leaf], taken: Shape, total: int | None, batch: int | None) -> Described:
+def _read(
+    leaves: Sequence[_Leaf],
+    taken: Shape,
+    figures: Figures,
+    batch: int | None,
+    sample: Shape,
+    remarks: tuple[str, ...],
+    gaps: tuple[str, ...],
+) -> Read:
     """With the batch asked for in place of the one that the table was printed with (-1: none was told)."""
     firsts = Counter(output[0] for _, _, output in leaves if output)
     printed = firsts.most_common(1)[0][0] if firsts else -1
@@ -155,7 +197,8 @@ def _described(leaves: Sequence[_Leaf], taken: Shape, total: int | None, batch: 
     def rebatched(shape: Shape) -> Shape:
         return (told or 1, *shape[1:]) if shape and shape[0] == printed else shape
 
-    return Described(
+    given, said = input_of(taken, sample, max(printed, 1), figures.input_mb)
+    described = Described(
         layers=tuple(
             Layer(
                 name=name,
@@ -168,9 +211,10 @@ def _described(leaves: Sequence[_Leaf], taken: Shape, total: int | None, batch: 
             for name, row, output in leaves
         ),
         batch=told,
-        parameters=sum(row.parameters for _, row, _ in leaves) if total is None else total,
-        input=rebatched(taken),
+        parameters=sum(row.parameters for _, row, _ in leaves) if figures.total is None else figures.total,
+        input=rebatched(given) if taken or not given else (told or 1, *given[1:]),
     )
+    return Read(described=described, remarks=(*remarks, *said), gaps=gaps, frozen=figures.frozen)
 
 
 def _attributes(row: _Row) -> dict[str, str]:

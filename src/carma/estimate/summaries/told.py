@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal, get_args
 
 from msgspec.structs import replace
 
 from carma.core.model import Record
+from carma.estimate.described import Described, Layer
 from carma.estimate.summaries.read import Read
 
 Precision = Literal["fp32", "tf32", "bf16-amp", "fp16-amp", "bf16"]
@@ -27,6 +29,10 @@ OPTIMIZERS: dict[str, tuple[str, int]] = {
     "adadelta": ("Adadelta", 2),
 }
 _USUAL = "adam"
+_MIB = 1 << 20
+_FEW = 0.01  # of the parameters: so few frozen ones are not worth a word
+_ATTENDS = re.compile(r"attn|attention", re.IGNORECASE)
+_OF_ROWS = re.compile(r"\w*Linear|Conv1D|Dense|EinsumDense|MatMul|Gemm")
 # The parameters' type, and autocast's. TF32 is a way to multiply: its numbers lie in memory like those of fp32.
 _TYPES: dict[Precision, tuple[str, str]] = {
     "fp32": ("float32", ""),
@@ -64,4 +70,31 @@ def completed(read: Read, told: Told) -> Read:
         attention=told.attention or described.attention,
         heads=told.heads or described.heads,
     )
-    return Read(described=trained, remarks=tuple(remarks))
+    if (told.attention or told.heads) and not _may_attend(described):
+        trained = replace(trained, attention="", heads=None)
+        remarks.append("the model has no attention: --attention and --heads change nothing")
+    remarks += _frozen(trained, read.frozen)
+    return replace(read, described=trained, remarks=tuple(remarks))
+
+
+def _may_attend(described: Described) -> bool:
+    """Attention is between places: of products that have none but the batch's, there is none."""
+    if not any(layer.output for layer in described.layers):
+        return True
+    return any(_is_between(layer) for layer in described.layers)
+
+
+def _is_between(layer: Layer) -> bool:
+    if _ATTENDS.search(layer.kind) or _ATTENDS.search(layer.name):
+        return True
+    return len(layer.output) > 2 and _OF_ROWS.fullmatch(layer.kind) is not None
+
+
+def _frozen(described: Described, frozen: int) -> list[str]:
+    """Nobody who reads a description knows of weights that are not trained."""
+    if frozen <= _FEW * (described.parameters or 0):
+        return []
+    each = 2 if described.dtype in ("bfloat16", "float16") else 4
+    mib = round(frozen * each * (1 + (described.optimizer_slots or 0)) / _MIB)
+    said = f"{frozen:,} parameters are frozen and are counted as trained"
+    return [f"{said}: about {mib:,} MiB of gradients and optimizer state are too much"]

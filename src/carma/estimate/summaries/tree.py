@@ -41,6 +41,12 @@ def starts_tree(line: str) -> bool:
     return found is not None and found["name"] is None and line[:1].strip() != "" and found["kind"][0].isupper()
 
 
+def opens_tree(lines: Sequence[str], number: int) -> bool:
+    """It has modules inside, which other things that are printed with brackets have not (`Namespace(lr=0.1)`)."""
+    below = next((line for line in lines[number + 1 : number + 4] if line.strip()), "")
+    return lines[number].rstrip().endswith("(") and _NAMED_LINE.match(below) is not None
+
+
 def parse_tree(lines: Sequence[str], start: int) -> Node:
     open_nodes: list[Node] = []
     brackets: dict[str, dict[str, str]] = {}

@@ -4,13 +4,17 @@ The modules are taken to be called in the order of the text. Where what a module
 is fed by what its surrounding blocks have at hand: what they were called with, or what their modules before it made. So
 the shortcut of a residual block gets the block's input. What lies inside a block that is closed is out of sight. Where
 nothing has as many channels as a module wants, branches were joined that the text does not show: then it is fed with as
-many, at the size of what came last. Where nothing fits, that is an error.
+many, at the size of what came last, if that many have been made. Where nothing fits, that is an error.
+
+Rows of words are (length, width). A length may be any number, also one that is a width or a half of one, so nothing is
+concluded from it: what is found for one length is found for all.
 
 What cannot be known from the text: a module that is called several times, or never, counts once.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
@@ -18,7 +22,7 @@ from math import prod
 from carma.errors import Usage
 from carma.estimate.summaries import blocks
 from carma.estimate.summaries.blocks import Block
-from carma.estimate.summaries.lines import bad
+from carma.estimate.summaries.lines import bad, counted
 from carma.estimate.summaries.shapes import (
     Shape,
     changes_shape,
@@ -46,6 +50,7 @@ class Walk:
         self._outputs: list[Shape | None] = []
         self._joined = 0
         self._channels_last = False  # an image's, moved there for norms and linear layers
+        self._in_rows = False  # of words
 
     def outputs(self) -> list[Shape | None]:
         """Of each module in the order of the text; None of those that only hold others."""
@@ -58,7 +63,7 @@ class Walk:
         ]
         if self._joined:
             found.append(
-                f"branches are joined in {self._joined} places that the text does not show; "
+                f"branches are joined in {counted(self._joined, 'place')} that the text does not show; "
                 "the sizes there are what the next layer takes"
             )
         return tuple(found)
@@ -113,7 +118,8 @@ class Walk:
         self._visit_children(node, after)
         self._blocks.pop()
         self._now = blocks.leaving(node, block, self._now)
-        if joined := blocks.joined(block, self._now, after):
+        has_channels_first = not self._channels_last and not (self._in_rows and len(self._now) == 2)
+        if has_channels_first and (joined := blocks.joined(block, self._now, after)):
             self._now = joined
             self._joined += 1
         self._blocks[-1].made.append(self._now)
@@ -165,6 +171,7 @@ class Walk:
         """Every table of words or places is looked up with the input itself."""
         if len(self._sample) != 1:
             raise self._misfit(node, "it looks up words: for such a model --input is the number of words, like 128")
+        self._in_rows = True
         return (*self._sample, int(node.printed["1"]))
 
     def _attend(self, node: Node, output: int) -> None:
@@ -196,16 +203,29 @@ class Walk:
         for shape in self._at_hand():
             if _has_channels(shape, channels, places):
                 return shape
-        if places == len(now) - 1 > 1 and now[-1] == channels:
-            self._channels_last = False
-            return (channels, *now[:-1])
-        if 1 < len(now) == (len(now) if places is None else places + 1) and now[0] < channels:
+        for shape in (now,) if places != 1 else self._at_hand():
+            if places == len(shape) - 1 and shape[-1] == channels:
+                self._channels_last = self._in_rows = False
+                return (channels, *shape[:-1])
+        if (
+            1 < len(now) == (len(now) if places is None else places + 1)
+            and now[0] < channels <= self._made_channels().total()
+        ):
             return self._join((channels, *now[1:]))
         raise self._misfit(node, f"it takes {channels} channels")
 
+    def _made_channels(self) -> Counter[Shape]:
+        """By all modules so far, for each size of the images or signals: no more can be joined."""
+        made: Counter[Shape] = Counter()
+        for shape in (self._sample, *self._outputs):
+            if shape and len(shape) == len(self._now):
+                made[shape[1:]] += shape[0]
+        return made
+
     def _with_features(self, node: Node, features: Shape) -> Shape:
         found = self._find_features(node, features)
-        if found is None and len(self._now) > 2 and self._now[0] < features[0] and node.kind == "Linear":
+        can_join = found is None and len(self._now) > 2 and node.kind == "Linear"
+        if can_join and self._now[0] < features[0] <= max(self._made_channels().values(), default=0):
             return self._join(features)  # one number a channel
         if found is None:
             raise self._misfit(node, f"it takes {show(features)} features")
@@ -222,24 +242,40 @@ class Walk:
         return shape
 
     def _find_features(self, node: Node, features: Shape) -> Shape | None:
+        """Rows are flattened only where nothing else has as many: their length may be any number."""
         count = len(features)
         for shape in self._at_hand():
             is_image = len(shape) > 2 and shape[:1] == features and not self._channels_last
             if shape[-count:] == features and not is_image:
                 return shape
-            if count == 1 and (fitted := _as_features(shape, features[0], node.kind)):
+            if count == 1 and len(shape) > 2 and (fitted := self._as_features(shape, features[0], node.kind)):
                 self._channels_last = self._channels_last or len(fitted) > 2
                 return fitted
-        return None
+        rows = (shape for shape in self._at_hand() if len(shape) == 2)
+        return features if any((prod(shape),) == features for shape in rows) else None
+
+    def _as_features(self, shape: Shape, features: int, kind: str) -> Shape | None:
+        """Of an image: flattened; or, where it has as many channels, one number a channel. Norms and attention want the
+        channels at the end."""
+        if prod(shape) == features:
+            return (features,)
+        if shape[0] != features:
+            return None
+        if kind.endswith(("Norm", "Attention")):
+            return (*shape[1:], features)
+        return None if shape is self._sample else (features,)
 
     def _at_hand(self, branches: bool = False) -> Iterator[Shape]:
         """What came last; then of each block, from the innermost on, its input and what its modules made, the latest
         first. A branch begins with the input of its block."""
-        if branches:
+        words = self._sample if self._in_rows else None  # are numbers of words: only tables take them
+        if branches and self._blocks[-1].entered is not words:
             yield self._blocks[-1].entered
-        yield self._now
+        if self._now is not words:
+            yield self._now
         for block in reversed(self._blocks):
-            yield block.entered
+            if block.entered is not words:
+                yield block.entered
             yield from reversed(block.made)
 
     def _misfit(self, node: Node, why: str) -> Usage:
@@ -248,13 +284,3 @@ class Walk:
 
 def _has_channels(shape: Shape, channels: int, places: int | None) -> bool:
     return shape[0] == channels and (places is None or len(shape) == places + 1)
-
-
-def _as_features(shape: Shape, features: int, kind: str) -> Shape | None:
-    """Flattened; or, of an image with as many channels, one number a channel. Norms and attention want the channels at
-    the end."""
-    if len(shape) > 1 and prod(shape) == features:
-        return (features,)
-    if len(shape) > 2 and shape[0] == features:
-        return (*shape[1:], features) if kind.endswith(("Norm", "Attention")) else (features,)
-    return None
