@@ -14,19 +14,20 @@ from click.testing import CliRunner
 from carma.cli.dataset_describe import command
 from carma.dataset.config import encode
 from carma.dataset.describe import classes, coloured, describe, figure, sizes
-from carma.dataset.plots import rank_correlation
+from carma.dataset.plots import LEAST_ACTIVE, densest, rank_correlation
 from carma.dataset.schema import ACTIVITY, CONFIG_COLUMNS
 from carma.dataset.table import Table, read, write
+from carma.errors import Usage
 from tests.unit.dataset_rows import ACTIVE, HEAD, config
 
 COUNT = 80
 
 
 def _row(number: int) -> dict[str, Any]:
-    """A model of two layers; the batch grows, and memory with it in steps of 20 MiB."""
+    """A model of two layers; the batch grows, and memory with it in steps of 2 MiB."""
     batch, optimizer = 8 * (number + 1), ("adam", "sgd")[number % 4 == 0]
     made = config(f"mlp-{number:03}", batch=batch, optimizer=optimizer, model=[{"op": "linear", "out": 30}])
-    reserved_mib = 20.0 * (number // 4 + 1)
+    reserved_mib, footprint_mib = 20.0 + 2.0 * (number // 4), 1190.0 + 200.0 * (number // 4)
     active = {name: value * (1 + number) / COUNT for name, value in ACTIVE.items()} if number % 2 else {}
     return {
         **{name: getattr(made, name) for name in CONFIG_COLUMNS},
@@ -34,7 +35,7 @@ def _row(number: int) -> dict[str, Any]:
         "layer_kind": ["Linear", "ReLU"], "layer_output": [[batch, 30], [batch, 30]], "layer_input": [[batch, 20], []],
         "layer_parameters": [960, 0], "layer_attributes": ["{}", "{}"], "layer_inplace": [False, True],
         "edge_from": [0], "edge_to": [1], "allocated_mib": reserved_mib - 2, "requested_mib": 5.0 * number + 3,
-        "reserved_mib": reserved_mib, "footprint_mib": 990.0 + reserved_mib * 10, "context_mib": 500.0, "steps": 4,
+        "reserved_mib": reserved_mib, "footprint_mib": footprint_mib, "context_mib": 500.0, "steps": 4,
         "retries": 0, "oom": False, "alone": False, **{column.name: active.get(column.name) for column in ACTIVITY},
     }  # fmt: skip
 
@@ -92,10 +93,18 @@ def test_sizes_are_of_each_row(table: Table) -> None:
 
 
 def test_correlation_is_of_ranks_and_unknown_where_nothing_changes() -> None:
-    rising = np.array([1.0, 2.0, 3.0, np.nan, 5.0])
-    assert rank_correlation(rising, np.array([1.0, 10.0, 100.0, 0.0, 1e9])) == pytest.approx(1.0)
+    rising = np.append(np.arange(1.0, LEAST_ACTIVE + 1), np.nan)
+    assert rank_correlation(rising, rising**3) == pytest.approx(1.0)
     assert rank_correlation(rising, -rising) == pytest.approx(-1.0)
-    assert np.isnan(rank_correlation(rising, np.ones(5)))
+    assert np.isnan(rank_correlation(rising, np.ones(len(rising))))
+    assert np.isnan(rank_correlation(rising[1:], rising[1:])), "one run fewer says too little"
+
+
+def test_the_staircase_is_looked_at_where_most_runs_are() -> None:
+    far, near = np.arange(0.0, 4000.0, 80.0), np.repeat(np.arange(1002.0, 1040.0, 2.0), 2)
+    assert densest(np.append(far, near)) == 1002.0
+    assert densest(far) is None
+    assert densest(np.array([])) is None
 
 
 @pytest.mark.parametrize(
@@ -137,3 +146,11 @@ def test_what_was_not_measured_is_not_drawn(file: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(command, [str(tmp_path / "mlp.parquet"), "--out", str(tmp_path / "p")])
     assert result.exit_code == 0, result.exception
     assert {path.stem for path in (tmp_path / "p").iterdir()} == {"mlp-coverage", "mlp-map"}
+
+
+def test_a_place_that_cannot_be_written_is_told_first(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    result = CliRunner().invoke(command, [str(file), "--out", str(tmp_path / "taken")])
+    assert isinstance(result.exception, Usage)
+    assert "cannot be made" in str(result.exception)
+    assert result.output == ""

@@ -95,13 +95,15 @@ def test_other_layers_take_none_and_losses_are_none() -> None:
     assert [each == NONE for each in found] == [False, True]
 
 
-def test_what_is_taken_is_reserved() -> None:
-    """The same layers with and without a kernel that is known."""
+@pytest.mark.parametrize("direction", range(3))
+def test_what_is_taken_is_reserved(direction: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of two layers takes far more than all tensors together, in one direction only."""
+    two, large = network(conv(), conv()), 1 << 36
+    asked = tuple(large if place == direction else 0 for place in range(3))
 
-    def reserved_mib(layer: Layer) -> float:
-        one = network(layer, replace(layer, inputs=(layer.output,)))
-        return float(2 ** features(one).scalars[PLACE["guess_mib"]] - 1)
+    def reserved_bytes(scratch: tuple[int, ...]) -> float:
+        monkeypatch.setattr("carma.estimate.gpumemnet.chain.scratch_of", lambda _: [NONE, scratch])
+        return float(2 ** features(two).scalars[PLACE["guess_mib"]].astype(float) - 1) * 2**20
 
-    unknown = conv(attributes={"groups": "3"})  # 64 channels are not three groups
-    grouped = conv(attributes={**ATTRIBUTES, "groups": "1"})
-    assert reserved_mib(grouped) > reserved_mib(unknown) + max(map(measured, range(3))) / 2**20 / 2
+    assert reserved_bytes(NONE) < large / 10
+    assert large <= reserved_bytes(asked) * 1.001 < 1.1 * large

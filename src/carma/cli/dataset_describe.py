@@ -22,7 +22,7 @@ carma dataset describe datasets/h200/*.parquet --out pictures
 def command(files: tuple[Path, ...], out: Path | None, seed: int, as_json: bool) -> None:
     """What a data set covers, in figures and pictures.
 
-    Counts, ranges, classes and settings. With --out also: coverage of the features, the staircase of memory over size,
+    Counts, ranges, classes and settings. With --out also: coverage of the features, the staircase of reserved memory,
     PCA and t-SNE coloured by memory class, activity against size.
     """
     from carma.dataset.describe import describe, text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 carma train datasets/h200/*.parquet --out models
+carma train datasets/mine/*.parquet --install
 carma train datasets/h200/cnn.parquet --out models --only mlp-based --seed 1
 carma train datasets/h200/*.parquet --public-mlp mlp_data_step2.csv --evaluate
 """
@@ -43,6 +45,7 @@ class Chosen(click.ParamType):  # type: ignore[type-arg]  # generic in newer ver
 @verb("train", examples=EXAMPLES)
 @click.argument("data", nargs=-1, metavar="DATA...")
 @click.option("--out", metavar="DIR", default="", help="Learn from all rows and write the models there, as ONNX.")
+@click.option("--install", is_flag=True, help="As --out, to where your estimates look for models first.")
 @click.option("--evaluate", is_flag=True, help="Judge all learners on rows that they have not seen.")
 @click.option(
     "--report", metavar="DIR", default="results/gpumemnet", help="For figures of --evaluate (results/gpumemnet)."
@@ -61,8 +64,15 @@ def command(as_json: bool, **flags: Any) -> int:
     """
     from carma.errors import Usage
 
+    if flags.pop("install"):
+        if flags["out"]:
+            raise Usage("--install is a place: --out has no meaning beside it", "Give one of them.")
+        flags["out"] = _own_folder()
     if not flags["out"] and not flags["evaluate"]:
-        raise Usage("there is nothing to do", "--out DIR makes models, --evaluate judges learners; both may be given.")
+        raise Usage(
+            "there is nothing to do",
+            "--out DIR or --install makes models, --evaluate judges learners; they go together.",
+        )
     check_extra()
     from carma.train.run import Options, run
 
@@ -79,6 +89,12 @@ def command(as_json: bool, **flags: Any) -> int:
     for path in (*done.models, *([done.report] if done.report else [])):
         click.echo(path)
     return 0
+
+
+def _own_folder() -> str:
+    from carma.estimate.gpumemnet.model import own_folder
+
+    return str(own_folder(os.environ))
 
 
 def check_extra() -> None:

@@ -28,11 +28,12 @@ LABELS = {
     "activations_batch": "activations × batch (elements)",
     "footprint_mib": "footprint (MiB)",
 }
-SMALL_MIB = (32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)  # the smallest that has enough runs: the steps are 2 and 20 MiB
-ENOUGH = 60
+STEP_MIB = 2  # torch asks the driver for multiples of it
+ZOOM_MIB = 20 * STEP_MIB  # more steps cannot be told apart
+ENOUGH = 20  # runs, to show them
 LEAST_BATCHES = 6  # of one model, for a staircase
 MOST_LINES = 6
-LEAST_ACTIVE = 5  # runs, for a correlation
+LEAST_ACTIVE = 30  # runs, for a correlation that means anything
 _GREY = "#9aa0a6"
 
 
@@ -126,36 +127,61 @@ def _log_bins(values: Numbers, count: int = 40) -> Numbers:
 
 
 def _staircase(pyplot: Any, tables: Sequence[Table]) -> Any | None:
-    """What is asked for grows smoothly; what is held, in steps."""
-    limit_mib = next((limit for limit in SMALL_MIB if sum(_small(table, limit).sum() for table in tables) >= ENOUGH), 0)
+    """What is asked for is of any size; what the allocator gets from the driver for it comes in pieces of 2 MiB."""
+    zooms = [(table, zoom) for table in tables if (zoom := densest(_fitting(table, "reserved_mib"))) is not None]
     models = [line for table in tables for line in _same_model(table)][:MOST_LINES]
-    count = bool(limit_mib) + bool(models)
+    count = len(zooms) + bool(models)
     if not count:
         return None
-    figure, panels = pyplot.subplots(1, count, figsize=(5.8 * count, 4.4), layout="constrained", squeeze=False)
-    if limit_mib:
-        _reserved_over_requested(panels[0, 0], tables, limit_mib)
+    figure, panels = pyplot.subplots(1, count, figsize=(1 + 4.4 * count, 4.4), layout="constrained", squeeze=False)
+    for axes, (table, least_mib) in zip(panels.flat, zooms, strict=False):
+        _in_order(axes, table, least_mib)
     if models:
         _footprint_over_batch(pyplot, panels[0, -1], models)
     for axes in panels.flat:
         plain(axes)
+    figure.suptitle("The staircase: what is requested is of any size, what is reserved is not", fontsize=11)
     return figure
 
 
-def _small(table: Table, limit_mib: float) -> Any:
-    return (table["oom"] == 0) & (table["requested_mib"] < limit_mib)
+def _fitting(table: Table, name: str) -> Numbers:
+    return table[name][table["oom"] == 0]
 
 
-def _reserved_over_requested(axes: Any, tables: Sequence[Table], limit_mib: float) -> None:
-    for table in tables:
-        few = _small(table, limit_mib)
-        style = {"color": COLOURS[table.family], "label": f"{table.family}, {few.sum():,} runs", "linewidths": 0}
-        axes.scatter(table["requested_mib"][few], table["reserved_mib"][few], s=9, alpha=0.7, **style)
-    axes.plot([0, limit_mib], [0, limit_mib], color=_GREY, linewidth=1, linestyle="--", label="nothing beside it")
-    axes.set_xlabel("requested at the peak (MiB)")
-    axes.set_ylabel("reserved at the peak (MiB)")
-    axes.set_title("Small runs: what the allocator holds, over what is asked", loc="left")
+def densest(values_mib: Numbers) -> float | None:
+    """Where the stretch of ZOOM_MIB begins that has most runs; None where no stretch has enough to show steps."""
+    ordered = np.sort(values_mib)
+    until = np.searchsorted(ordered, ordered + ZOOM_MIB)
+    counts = until - np.arange(len(ordered))
+    if not len(counts) or counts.max() < ENOUGH:
+        return None
+    return float(ordered[counts.argmax()])
+
+
+def _in_order(axes: Any, table: Table, least_mib: float) -> None:
+    """Each kind of figure in its own order, so that both rise: runs that share a value are a step, a dot each."""
+    most_mib = least_mib + ZOOM_MIB
+    for name, style in (
+        ("requested_mib", {"color": _GREY, "linewidth": 0.8, "markersize": 2.5}),
+        ("reserved_mib", {"color": COLOURS[table.family], "linewidth": 0.8, "markersize": 4.5}),
+    ):
+        values = _fitting(table, name)
+        shown = np.sort(values[(values >= least_mib) & (values <= most_mib)])
+        axes.plot(np.arange(1, len(shown) + 1), shown, "o-", label=f"{name.removesuffix('_mib')} at the peak", **style)
+    axes.set_ylim(least_mib - 1, most_mib + 1)
+    axes.yaxis.set_major_locator(_multiples(STEP_MIB * 5))
+    axes.yaxis.set_minor_locator(_multiples(STEP_MIB))
+    axes.grid(which="minor", axis="y", color="#e5e7eb", linewidth=0.5)
+    axes.set_xlabel("runs, each figure in its own order")
+    axes.set_ylabel("memory (MiB)")
+    axes.set_title(f"{table.family}: reserved in pieces of {STEP_MIB} MiB", loc="left")
     axes.legend(frameon=False, fontsize=8)
+
+
+def _multiples(base: float) -> Any:
+    from matplotlib.ticker import MultipleLocator
+
+    return MultipleLocator(base)
 
 
 Line = tuple[str, list[int], list[float]]
@@ -226,9 +252,9 @@ def _heat(axes: Any, table: Table) -> Any:
 
 
 def rank_correlation(left: Numbers, right: Numbers) -> float:
-    """NaN where either is missing for all but two runs, or is always the same."""
+    """NaN where too few runs have both, or either is always the same."""
     known = np.isfinite(left) & np.isfinite(right)
-    if known.sum() < 3 or np.ptp(left[known]) == 0 or np.ptp(right[known]) == 0:
+    if known.sum() < LEAST_ACTIVE or np.ptp(left[known]) == 0 or np.ptp(right[known]) == 0:
         return float("nan")
     from scipy.stats import spearmanr  # type: ignore[import-untyped]  # scikit-learn brings it
 

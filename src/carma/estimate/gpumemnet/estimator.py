@@ -21,18 +21,17 @@ from carma.errors import PluginError
 from carma.estimate.cards import card_for
 from carma.estimate.described import Described, Layer
 from carma.estimate.gpumemnet.facts import GB_MIB, SHIPPED, Facts, Kind
-from carma.estimate.gpumemnet.features import CannotTell, Family, features
+from carma.estimate.gpumemnet.features import CannotTell, Family, Features, features
 from carma.estimate.gpumemnet.kinds import kind_of
-from carma.estimate.gpumemnet.model import Model, check_runtime, load
+from carma.estimate.gpumemnet.model import FOLDER as FOLDER
+from carma.estimate.gpumemnet.model import Model, candidates, check_runtime, folders
 from carma.estimate.gpumemnet.ranges import inside, offences, refusal
 from carma.estimate.protocol import Context, Trials
 from carma.estimate.published.answer import bytes_each, cut_off, parameters_of, under
 from carma.estimate.trace import constants
 from carma.estimate.trace.outside import NCCL_BYTES, NCCL_PAIR_BYTES
-from carma.paths import find_paths
 
 MIB = 1 << 20
-FOLDER = "gpumemnet"  # beside `cards`: models that a user has learned for a card of their own
 _NAMES: dict[Kind, str] = {"mlp": "gpumemnet", "transformer": "gpumemnet-transformer"}
 _NETWORKS: dict[Family, str] = {
     "mlp": "multilayer perceptrons",
@@ -76,16 +75,31 @@ class GpuMemNet:
         described, assumed = with_input(described)
         try:
             found = features(described)
-            model = load(found.family, self._kind, gpu, self._models)
+            model, passed_over = self._model(found, gpu)
             if model is None:
-                return self._refuse(f"no model of {_NETWORKS[found.family]} has been learned; carma train makes one")
-            if said := offences(found, model.facts):
-                return self._refuse(refusal(said))
+                return self._refuse(passed_over[0])
             quantiles = model.quantiles_mib(inside(found, model.facts))
         except (CannotTell, PluginError) as why:
             return self._refuse(str(why))
         added, warnings = self._besides(described, model.facts, gpu, gpus)
-        return self._answer(described, model, quantiles, added, (*assumed, *cut_off(described), *warnings), gpu)
+        said = (*assumed, *cut_off(described), *warnings, *passed_over)
+        return self._answer(described, model, quantiles, added, said, gpu)
+
+    def _model(self, found: Features, gpu: str) -> tuple[Model | None, tuple[str, ...]]:
+        """The first that has learned from such runs, and why those before it were not asked; else the refusal of the
+        one that lacks least."""
+        models, broken = candidates(found.family, self._kind, gpu, self._models)
+        refused: list[list[str]] = []
+        for model in models:
+            said = offences(found, model.facts)
+            if not said:
+                names = [f"{one.file.parent / one.facts.name} does not cover it" for one in models[: len(refused)]]
+                return model, (*broken, *names)
+            refused.append(said)
+        if refused:
+            return None, (refusal(min(refused, key=len)),)
+        nobody = f"no model of {_NETWORKS[found.family]} has been learned; carma train makes one"
+        return None, (*broken, nobody)
 
     def _refuse(self, reason: str) -> NoEstimate:
         return NoEstimate(source=self.name, reason=reason)
@@ -109,7 +123,7 @@ class GpuMemNet:
             level=level,
             gpu_model=gpu or facts.learned.gpu,
             parts_mib=_parts(described, facts, footprint, added),
-            warnings=(*class_above(facts, quantiles), *warnings, *weaker),
+            warnings=(*class_above(facts, quantiles), *warnings, *weaker, model.told()),
         )
 
     def _besides(
@@ -221,16 +235,11 @@ def _parts(described: Described, facts: Facts, footprint: int, added: Mapping[st
     return {} if rest < 0 else {**parts, "activations": rest}
 
 
-def _folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    own = constants.own_folder(find_paths(environ)).with_name(FOLDER)
-    return tuple(dict.fromkeys((own, constants.SYSTEM.with_name(FOLDER), SHIPPED)))
-
-
 def _make(kind: Kind, context: Context) -> GpuMemNet:
     check_runtime()
     level = context.rules.memory.level
     cards = constants.folders(os.environ)
-    return GpuMemNet(kind, context.trials, level, models=_folders(os.environ), cards=cards)
+    return GpuMemNet(kind, context.trials, level, models=folders(os.environ), cards=cards)
 
 
 def make(context: Context) -> GpuMemNet:

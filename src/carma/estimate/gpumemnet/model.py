@@ -5,8 +5,9 @@ A session may be run by several threads at once; making it takes some tens of mi
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,9 +15,10 @@ import numpy as np
 
 from carma.errors import PluginError
 from carma.estimate.cards import card_for
-from carma.estimate.gpumemnet.facts import Facts, Kind, read_facts, stem
+from carma.estimate.gpumemnet.facts import SHIPPED, Facts, Kind, read_facts, stem
 from carma.estimate.gpumemnet.features import Family, Features
 from carma.estimate.gpumemnet.merged import merge
+from carma.paths import find_paths
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,6 +36,12 @@ class Model:
     def __init__(self, file: Path, facts: Facts) -> None:
         self.file, self.facts = file, facts
         self._session = _session(file)
+
+    def told(self) -> str:
+        """Which one it is: the answer's last remark."""
+        learned = self.facts.learned
+        where = "comes with CARMA" if self.file.parent == SHIPPED else f"in {self.file.parent}"
+        return f"by the model {self.facts.name}, learned from {learned.rows:,} runs on {learned.gpu} ({where})"
 
     def quantiles_mib(self, features: Features) -> tuple[float, ...]:
         """Of the footprint, as `facts.quantiles` names them; ascending."""
@@ -80,20 +88,52 @@ def _session(file: Path) -> _Session:
 
 
 _lock = threading.Lock()
-_made: dict[Path, Model] = {}
+_made: dict[tuple[Path, int], Model] = {}
+FOLDER = "gpumemnet"  # in a data directory
+SYSTEM = Path("/var/lib/carma") / FOLDER  # what root installed serves every user of the machine
+
+
+def own_folder(environ: Mapping[str, str]) -> Path:
+    """Where a user's own models lie, root's too: `carma train --install` writes there."""
+    if environ.get("CARMA_HOME"):
+        return find_paths(environ).state_dir / FOLDER
+    given, home = environ.get("XDG_DATA_HOME", ""), environ.get("HOME", "")
+    data = Path(given) if os.path.isabs(given) else Path(home or Path.home()) / ".local" / "share"
+    return data / "carma" / FOLDER
+
+
+def folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """Where models are looked for: the user's own, the machine's, those that come with CARMA."""
+    return tuple(dict.fromkeys((own_folder(environ), SYSTEM, SHIPPED)))
+
+
+def candidates(family: Family, kind: Kind, gpu: str, folders: Sequence[Path]) -> tuple[list[Model], list[str]]:
+    """The models of a family of networks, those that were learned on this card first, then by folder; and why others
+    cannot be asked."""
+    found, broken = [], []
+    for file in (folder / f"{stem(family, kind)}.json" for folder in folders):
+        if file.is_file():
+            try:
+                with _lock:
+                    found.append(_model(file))
+            except PluginError as why:
+                broken.append(str(why))
+    card = card_for(gpu) if gpu else None
+    found.sort(key=lambda model: card is None or card_for(model.facts.learned.gpu) is not card)
+    return found, broken
 
 
 def load(family: Family, kind: Kind, gpu: str, folders: Sequence[Path]) -> Model | None:
-    """The model for a family of networks: one learned on this card first, else the nearest folder's. None: nobody
-    has learned that family."""
-    files = [folder / f"{stem(family, kind)}.json" for folder in folders]
-    with _lock:
-        found = [_model(file) for file in files if file.is_file()]
-    same = (model for model in found if gpu and card_for(gpu) is card_for(model.facts.learned.gpu) is not None)
-    return next(same, found[0] if found else None)
+    """The first of them. None: nobody has learned that family."""
+    found, broken = candidates(family, kind, gpu, folders)
+    if broken and not found:
+        raise PluginError(broken[0], "Make it again with carma train.")
+    return found[0] if found else None
 
 
 def _model(file: Path) -> Model:
-    if file not in _made:
-        _made[file] = Model(file.with_suffix(".onnx"), read_facts(file))
-    return _made[file]
+    """Learned anew, it is read anew."""
+    key = (file, file.stat().st_mtime_ns)
+    if key not in _made:
+        _made[key] = Model(file.with_suffix(".onnx"), read_facts(file))
+    return _made[key]

@@ -60,7 +60,7 @@ def read_text(text: str, *, batch: int | None = None, sample: Shape = ()) -> Rea
     if len(text) > _MOST_BYTES:
         raise Usage("the model summary is larger than 64 MiB", HINT)
     lines = text.splitlines()
-    tables = [number for number, line in enumerate(lines) if is_header(line)]
+    tables = [number for number, line in enumerate(lines) if "Layer (type" in line and is_header(line)]
     if tables:
         read = _of_table(lines, tables[0], batch, sample)
         return _checked(_among(read, "table", tables))
@@ -85,6 +85,9 @@ def _among(read: Read, what: str, starts: list[int]) -> Read:
 
 def _checked(read: Read) -> Read:
     """Numbers that no memory holds are a mistake, and larger than arithmetic with them can bear."""
+    elements = sum(map(prod, {layer.output for layer in read.described.layers})) * len(read.described.layers)
+    if elements < _MOST_ELEMENTS:
+        return read  # so many at most
     elements = sum(prod(layer.output) for layer in read.described.layers)
     if elements < _MOST_ELEMENTS:
         return read

@@ -39,7 +39,8 @@ def read_tree(lines: Sequence[str], start: int, batch: int | None, sample: Shape
         input=(batch or 1, *sample) if sample else (),
     )
     remarks = (*(walk.remarks() if walk else ()), *_tied(root, layers))
-    return Read(described=described, remarks=remarks, frozen=_frozen(layers))
+    has_adapters = any("lora_" in line for line in lines)
+    return Read(described=described, remarks=remarks, frozen=_frozen(layers) if has_adapters else 0)
 
 
 def _frozen(layers: Sequence[Layer]) -> int:

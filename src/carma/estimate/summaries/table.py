@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from carma.estimate.described import Described, Layer
@@ -128,7 +129,7 @@ def _shape(text: str, line: str, number: int) -> Shape:
 
 def _check_sizes(shape: Shape, line: str, number: int) -> None:
     """-1 in the first place is a batch that nobody told."""
-    if min(shape[1:], default=0) < 0 or min(shape[:1], default=0) < -1:
+    if shape and (min(shape) < -1 or -1 in shape[1:]):
         raise bad(number, line, f"{list(shape)} is not the shape of an output: a size is negative")
 
 
@@ -139,6 +140,7 @@ def _count(text: str, line: str, number: int) -> int:
     return found
 
 
+@lru_cache(256)
 def _depth(branch: str) -> int:
     """`├─` is a child of the model; each `│` before it one more. Terminals without these signs get `+` and `|`."""
     return 1 + branch.count("│") + branch.count("|") if branch.strip() else 0
@@ -170,10 +172,10 @@ def _gaps(rows: Sequence[_Row], leaves: Sequence[_Leaf]) -> tuple[str, ...]:
     told. A class that nobody knows may be a layer of its own, so below the deepest rows only."""
     found = [] if any(row.output for row in rows) else [_NO_SHAPES]
     deepest = max(row.depth for row in rows)
-    ends = [row for _, row, _ in leaves if row.parameters and (row.depth == deepest or is_container(row.kind))]
-    cut = [row for row in ends if not holds_weights(row.kind)]
-    whole = sum(row.parameters for _, row, _ in leaves)
-    if cut and sum(row.parameters for row in cut) > _CUT_SHARE * whole:
+    unknown = {row.kind for row in rows if row.parameters and not holds_weights(row.kind)}
+    ends = [row for _, row, _ in leaves if row.kind in unknown] if unknown else []
+    cut = [row for row in ends if row.parameters and (row.depth == deepest or is_container(row.kind))]
+    if sum(row.parameters for row in cut) > _CUT_SHARE * sum(row.parameters for _, row, _ in leaves):
         kinds = ", ".join(list(dict.fromkeys(row.kind for row in cut))[:3])
         stops = f"the table stops above the layers of {counted(len(cut), 'block')} ({kinds})"
         found.append(f"{stops}: print it with depth=10 (torchinfo.summary(model, ..., depth=10))")

@@ -37,8 +37,10 @@ class Node:
 
 
 def starts_tree(line: str) -> bool:
+    if not line[:1].strip(" \t)"):
+        return False
     found = _MODULE.fullmatch(line)
-    return found is not None and found["name"] is None and line[:1].strip() != "" and found["kind"][0].isupper()
+    return found is not None and found["name"] is None and found["kind"][0].isupper()
 
 
 def opens_tree(lines: Sequence[str], number: int) -> bool:
