@@ -66,10 +66,12 @@ def test_attention_between_linear_layers_keeps_what_it_was_given_and_gave() -> N
         channels=np.full(4, 10.0),
         inplace=np.zeros(4, np.bool_),
         inputs=sizes,
+        names=np.full(4, "Linear"),
     )
-    found = find_unseen(columns, np.ones(4, np.bool_))
-    assert found.elements.tolist() == [1_000, 1_000, 1_000, 2_000]
-    assert found.attends.tolist() == [False, False, False, True]
+    found = find_unseen(columns, np.ones(4, np.bool_), batch=10)
+    assert found.elements.tolist() == [1_000, 1_000, 1_000, 1_000]
+    assert found.pairs.tolist() == [0, 0, 0, 1_000]  # 100 rows: ten of each of ten
+    assert found.fans == {3: [2, 1, 0]}
 
 
 def spans(*layers: tuple[str, int, int]) -> list[tuple[int, int, bool]]:
@@ -83,6 +85,7 @@ def spans(*layers: tuple[str, int, int]) -> list[tuple[int, int, bool]]:
             channels=np.ones(len(layers)),
             inplace=np.zeros(len(layers), np.bool_),
             inputs=sizes,
+            names=np.array([kind for kind, _, _ in layers]),
         )
     )
 

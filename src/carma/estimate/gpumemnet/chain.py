@@ -345,5 +345,9 @@ class _Pass:
             for block in self.kept[place]:
                 give(block)
             self.kept[place] = []
-            gradient = self.fan_out(place, flows) if place in chain.fans else self.meet(place, flows)
+            if place in chain.fans:
+                self.fan_out(place, flows)
+                gradient = None
+            else:
+                gradient = self.meet(place, flows)
         return gradient

@@ -161,7 +161,9 @@ def _kind(layer: Layer) -> int:
     return INDEX[kind]
 
 
-_COPIED = tuple(FUNCTIONS.index(name) for name in ("SiLU", "Mish", "Hardswish"))  # these keep a copy of their input
+_COPIED = tuple(
+    FUNCTIONS.index(name) for name in ("SiLU", "Mish", "Hardswish", "ReLU6")
+)  # these keep a copy of their input
 _LIKE_IMAGES = [INDEX[kind] for kind in ("convolution", "grouped", "transposed", "batch_norm")]
 _LIKE_ROWS = [INDEX[kind] for kind in ("linear", "attention", "embedding")]
 
