@@ -224,7 +224,7 @@ KINDS_OF = {
     "batch_norm": "BatchNorm1d BatchNorm2d SyncBatchNorm BatchNormAct2d BatchNormalization FrozenBatchNorm2d",
     "norm": "LayerNorm GroupNorm RMSNorm LlamaRMSNorm T5LayerNorm DebertaLayerNorm LayerNorm2d GroupNorm1 "
     "ConvNextV2LayerNorm LayerNormalization Qwen2RMSNorm Gemma2RMSNorm LocalResponseNorm",
-    "rectifier": "ReLU Sigmoid Tanh LogSigmoid",
+    "rectifier": "ReLU Sigmoid Tanh",
     "activation": "GELU SiLU SiLUActivation GELUActivation NewGELUActivation QuickGELUActivation BloomGelu GELUTanh "
     "ReLU6 LeakyReLU PReLU ELU SELU CELU Mish Hardswish Hardsigmoid Softplus Softsign Hardtanh GLU Tanhshrink",
     "dropout": "Dropout Dropout2d AlphaDropout StochasticDepth DropPath SwinDropPath SpatialDropout2D",
