@@ -196,7 +196,7 @@ def test_a_model_learned_on_the_asked_card_goes_first(tmp_path: Path) -> None:
 def narrow(*, most_batch: int, **changed: object) -> Facts:
     learned = replace(tiny.facts().learned, rows=77)
     ranges = tiny.facts().ranges | {"batch": (1.0, float(np.log2(1 + most_batch)))}
-    return tiny.facts(ranges=ranges, learned=learned, bounds={}, **changed)
+    return replace(tiny.facts(ranges=ranges, learned=learned, bounds={}), **changed)
 
 
 def test_what_an_own_model_does_not_cover_is_asked_of_the_next(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from carma.estimate.described import Described, Layer
 from carma.estimate.gpumemnet.features import FEATURES, PLACE, features
 from carma.estimate.gpumemnet.kinds import INDEX, KINDS
-from carma.estimate.gpumemnet.ranges import _NAMES, _SETTING, _WEIGHTY, _WORDS, inside, offences, refusal
+from carma.estimate.gpumemnet.ranges import _NAMES, _SETTING, _WEIGHTY, _WORDS, INSTEAD, inside, offences, refusal
 from tests.unit import gpumemnet_models as tiny
 
 
@@ -34,16 +34,59 @@ def test_a_batch_beyond_is_named_with_its_range() -> None:
     assert found == ["the batch of 65,536 lies outside what it has learned (1 to 16,384)"]
 
 
-@pytest.mark.parametrize(("batch", "fits"), [(25_000, True), (26_500, False)])
-def test_a_little_beyond_is_let_through(batch: int, fits: bool) -> None:
-    """A twentieth of the 13 doublings between 1 and 16,383 is 0.65 of one."""
+@pytest.mark.parametrize(("batch", "fits"), [(16_383, True), (16_384, False), (1, True)])
+def test_there_is_no_margin(batch: int, fits: bool) -> None:
     assert (said(tiny.perceptron(batch=batch)) == []) is fits
 
 
 def test_below_is_outside_too() -> None:
     ranges = tiny.facts().ranges | {"parameters": (log(10_000_000), log(100_000_000))}
     (found,) = said(tiny.perceptron(), ranges=ranges)
-    assert found == "the number of parameters, 1,049,600, lies outside what it has learned (10,000,000 to 100,000,000)"
+    assert (
+        found == "the number of parameters, 1.05 million, lies outside what it has learned (10 million to 100 million)"
+    )
+
+
+def test_figures_are_told_apart_where_they_nearly_meet() -> None:
+    ranges = tiny.facts().ranges | {"parameters": (log(1_000), log(1_049_000))}
+    (found,) = said(tiny.perceptron(), ranges=ranges)
+    assert found.startswith("the number of parameters, 1.0496 million, lies outside")
+    assert "1.049 million" in found
+
+
+def together(**changed: str | int) -> list[str]:
+    return said(replace(tiny.perceptron(), **changed), ways=("2+1 fp32", "2+1 bf16-amp", "0+0 fp32", "0+0 fp16-amp"))
+
+
+def test_what_was_seen_apart_is_not_seen_together() -> None:
+    assert together() == []
+    assert together(autocast="bfloat16") == []
+    assert together(optimizer="NAdam", autocast="bfloat16") == []  # it keeps and makes what Adam does
+    assert together(optimizer="SGD", optimizer_slots=0, autocast="float16") == []
+    assert together(autocast="float16") == [
+        "an optimizer that keeps 2 tensors for each weight was seen with bf16-amp, fp32, never with fp16-amp"
+    ]
+    (found,) = together(optimizer="RMSprop", optimizer_slots=1)
+    assert found.startswith("an optimizer that keeps 1 tensors for each weight")
+    assert found.endswith("is in none of the runs it has learned from")
+
+
+def test_a_model_that_does_not_tell_what_was_together_is_asked() -> None:
+    assert said(tiny.perceptron(autocast="float16")) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "way"),
+    [
+        ({}, "2+1 fp32"),
+        ({"autocast": "float16"}, "2+1 fp16-amp"),
+        ({"dtype": "bfloat16"}, "2+1 bf16"),
+        ({"optimizer": "SGD", "optimizer_slots": 1, "autocast": "bfloat16"}, "1+1 bf16-amp"),
+        ({"dtype": "float64"}, "2+1 float64"),
+    ],
+)
+def test_a_way_to_train_is_an_optimizer_and_a_number_format(changed: dict[str, object], way: str) -> None:
+    assert features(replace(tiny.perceptron(), **changed)).way == way
 
 
 def beyond(name: str, value: float) -> list[str]:
@@ -153,9 +196,9 @@ def test_more_layers_than_any() -> None:
 
 
 def test_three_are_named_and_the_rest_counted() -> None:
-    assert refusal(["a"]) == "a"
-    assert refusal(["a", "b", "c"]) == "a; b; c"
-    assert refusal(["a", "b", "c", "d", "e"]) == "a; b; c; and 2 more of that kind"
+    assert refusal(["a"]) == f"a. {INSTEAD}"
+    assert refusal(["a", "b", "c"]) == f"a; b; c. {INSTEAD}"
+    assert refusal(["a", "b", "c", "d", "e"]) == f"a; b; c; and 2 more of that kind. {INSTEAD}"
 
 
 def test_what_is_let_through_is_moved_to_the_edge() -> None:

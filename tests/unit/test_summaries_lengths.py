@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from carma.errors import Usage
 from carma.estimate.described import Described
 from carma.estimate.summaries import read_text
 
@@ -109,3 +110,35 @@ def test_rows_are_flattened_where_nothing_else_fits() -> None:
     assert by_name(read_text(text, sample=(5,)).described) == {"words": (1, 5, 16), "head": (1, 4)}
     image = "Net(\n  (0): Linear(in_features=784, out_features=4, bias=True)\n)"
     assert by_name(read_text(image, sample=(28, 28)).described) == {"0": (1, 4)}
+
+
+def test_rows_that_are_no_words() -> None:
+    """The same decoder fed with vectors: no table of words tells that these are rows."""
+    text = "\n".join(line for line in LLAMA.splitlines() if "embed_tokens" not in line)
+    strange = read_text(text, sample=(STRANGE, 256)).described.layers
+    for length in (32, 64, 127, 128, 129, 256, 512):
+        wanted = [tuple(length if size == STRANGE else size for size in layer.output) for layer in strange]
+        assert [layer.output for layer in read_text(text, sample=(length, 256)).described.layers] == wanted
+
+
+def test_numbers_of_words_are_nothing_that_a_layer_takes() -> None:
+    text = "Net(\n  (words): Embedding(1000, 16)\n  (head): Linear(in_features=5, out_features=4, bias=True)\n)"
+    for length in (5, 6):
+        with pytest.raises(Usage, match=r"line 3 .* it takes 5 features"):
+            read_text(text, sample=(length,))
+
+
+def test_the_height_of_an_image_whose_channels_are_last_is_no_channel() -> None:
+    block = """\
+    (%d): Block(
+      (norm): LayerNorm((96,), eps=1e-05, elementwise_affine=True)
+      (qkv): Linear(in_features=96, out_features=288, bias=True)
+      (proj): Linear(in_features=96, out_features=96, bias=True)
+    )
+"""
+    stem = "  (stem): Conv2d(3, 96, kernel_size=(4, 4), stride=(4, 4))\n"
+    text = f"Net(\n{stem}  (blocks): Sequential(\n{block % 0}{block % 1}  )\n)\n"
+    for side in (24, 32, 47, 48, 49, 96):  # twice 48 is the width
+        layers = read_text(text, sample=(3, 4 * side, 4 * side)).described.layers
+        wide = [(1, side, side, width) for width in (96, 288, 96)]
+        assert [layer.output for layer in layers[1:]] == wide * 2, side

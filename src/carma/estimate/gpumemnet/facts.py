@@ -63,6 +63,7 @@ class Facts(Record, frozen=True, kw_only=True):
     class_widths_gb: tuple[int, ...]  # 1 GB is 1,000 MiB; class k of width w holds [k·w, (k+1)·w)
     base_mib: float  # what a process holds without tensors, as it was learned
     ranges: dict[str, tuple[float, float]]  # of each feature, on its own scale: least and most in the data
+    ways: tuple[str, ...] = ()  # optimizers and number formats that are in the data together (`way_of`); (): not known
     kinds_seen: dict[str, int]  # in how many models of the data each kind of layer is
     most_layers: int
     bounds: dict[str, Bound] = {}  # by level: "0.9", "0.95", "0.99"

@@ -52,6 +52,7 @@ class Features:
     scalars: NDArray[np.float32]  # as FEATURES names them; sizes are logarithms to base 2 of one more
     kinds: NDArray[np.int64]  # of each layer, places in KINDS
     tokens: NDArray[np.float32]  # of each layer, as TOKEN names them
+    way: str = ""  # how it is trained, as `way_of` writes it
 
 
 class CannotTell(Exception):
@@ -77,7 +78,17 @@ def features(described: Described) -> Features:
         _scalars(described, columns, holds, played),
         columns.kinds,
         _tokens(columns, holds.kept, described),
+        way_of(described),
     )
+
+
+def way_of(described: Described) -> str:
+    """The optimizer by what it keeps and what a step of it makes, and the number format: what no size tells, and what
+    goes together in some runs only. `2+1 fp16-amp`: two tensors of state for each weight, one more in a step."""
+    kind = described.autocast or described.dtype
+    number = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}.get(kind, kind)
+    number = f"{number}-amp" if described.autocast else number
+    return f"{slots_of(described)}+{temporaries_of(described):g} {number}"
 
 
 def _columns(described: Described) -> Columns:

@@ -1,8 +1,8 @@
 """Where a learned model holds: inside what it has seen. Outside of it there is a refusal, never a figure.
 
-A feature may lie a little beyond the least and the most of the data, by a twentieth of the span between them on the
-feature's own scale (a logarithm, for sizes). What is let through is then moved to the edge, so that the model itself is
-never asked about anything that it has not seen.
+A size must lie between the least and the most of the data, without a margin. What is no size of its own (how many
+layers there are of one kind) may go beyond. It is then moved to the edge, so that the model itself is never asked about
+anything that it has not seen.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from carma.estimate.gpumemnet.kinds import INDEX, KINDS
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-BEYOND = 0.05  # of the span
+ROUNDING = 1e-5  # of a logarithm: features are 32 bits wide
 UNSEEN_SHARE = 0.1  # of weights or outputs: from here on a kind of layer that was never seen says too much
 LEAST_MIB = 1e-3  # as in `features`
 SAID = 3  # offences that are named
+INSTEAD = "A trial run has no such limits (carma estimate -- COMMAND); --gpu-mem declares a figure that you know"
 
 _WORDS = {
     "batch": "the batch of {}",
@@ -79,7 +80,7 @@ def offences(found: Features, facts: Facts) -> list[str]:
 def refusal(said: list[str]) -> str:
     shown = "; ".join(said[:SAID])
     more = len(said) - SAID
-    return shown if more <= 0 else f"{shown}; and {more} more of that kind"
+    return f"{shown if more <= 0 else f'{shown}; and {more} more of that kind'}. {INSTEAD}"
 
 
 def inside(found: Features, facts: Facts) -> Features:
@@ -101,9 +102,20 @@ def _settings(found: Features, facts: Facts) -> Iterator[str]:
         _, high = facts.ranges.get(name, (0.0, 1.0))
         if found.scalars[PLACE[name]] > high:
             yield f"{words} is in none of the runs it has learned from"
-    for name in ("slots", "temporaries"):
-        if (offence := _outside(name, float(found.scalars[PLACE[name]]), facts)) is not None:
-            yield offence
+    odd = [_outside(name, float(found.scalars[PLACE[name]]), facts) for name in ("slots", "temporaries")]
+    yield from filter(None, odd)
+    if facts.ways and found.way not in facts.ways and not any(odd):
+        yield _apart(found.way, facts)
+
+
+def _apart(way: str, facts: Facts) -> str:
+    """Each of them was seen, but not the two together."""
+    optimizer, _, number = way.partition(" ")
+    beside = [kind for one, _, kind in (known.partition(" ") for known in facts.ways) if one == optimizer]
+    state = f"an optimizer that keeps {optimizer.partition('+')[0]} tensors for each weight"
+    if not beside:
+        return f"{state} and makes {optimizer.partition('+')[2]} in a step is in none of the runs it has learned from"
+    return f"{state} was seen with {', '.join(sorted(beside))}, never with {number}"
 
 
 def _sizes(found: Features, facts: Facts) -> Iterator[str]:
@@ -128,10 +140,12 @@ def _outside(name: str, value: float, facts: Facts) -> str | None:
     if name not in facts.ranges:
         return None
     low, high = facts.ranges[name]
-    beyond = BEYOND * (high - low)
-    if low - beyond <= value <= high + beyond:
+    if low - ROUNDING <= value <= high + ROUNDING:
         return None
-    shown, least, most = (_number(name, one) for one in (value, low, high))
+    for digits in (2, 4, 6):  # a little beyond is to be seen, too
+        shown, least, most = (_number(name, one, digits) for one in (value, low, high))
+        if shown not in (least, most):
+            break
     return f"{_words(name).format(shown)} lies outside what it has learned ({least} to {most})"
 
 
@@ -144,9 +158,13 @@ def _words(name: str) -> str:
     return f"the outputs of {_NAMES[kind]} layers, {{}} elements,"
 
 
-def _number(name: str, value: float) -> str:
-    """As people write it: sizes are logarithms to base 2 of one more."""
+def _number(name: str, value: float, digits: int = 2) -> str:
+    """As people write it: sizes are logarithms to base 2 of one more, 32 bits wide, so that of large ones no more than
+    the first digits are true."""
     plain = value if name in SETTINGS else float(2.0**value - 1.0)
+    for unit, word in ((1e9, "billion"), (1e6, "million")):
+        if plain >= unit:
+            return f"{plain / unit:,.{digits}f}".rstrip("0").rstrip(".") + f" {word}"
     return f"{plain:,.0f}" if plain >= 10 or abs(plain - round(plain)) < 0.05 else f"{plain:,.1f}"
 
 

@@ -163,6 +163,7 @@ class Walk:
             raise bad(node.line, node.text, "what is printed of this module does not tell what it makes") from None
         if not (out and min(out) > 0 and prod(out) < _LARGEST):
             raise bad(node.line, node.text, f"it makes nothing of {show(self._now)}; give another --input")
+        self._channels_last = self._channels_last and not places_of(node.kind)
         self._now = out
         self._blocks[-1].made.append(out)
         return out
@@ -259,7 +260,7 @@ class Walk:
         channels at the end."""
         if prod(shape) == features:
             return (features,)
-        if shape[0] != features:
+        if shape[0] != features or (self._channels_last and shape is self._now):
             return None
         if kind.endswith(("Norm", "Attention")):
             return (*shape[1:], features)
