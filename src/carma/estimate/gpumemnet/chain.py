@@ -34,7 +34,7 @@ from carma.estimate.gpumemnet.kept import (
 from carma.estimate.gpumemnet.kinds import INDEX
 from carma.estimate.gpumemnet.scratch import scratch_of
 from carma.estimate.gpumemnet.tied import find_tied
-from carma.estimate.gpumemnet.unseen import find_scores, find_sums, find_unseen
+from carma.estimate.gpumemnet.unseen import find_scores, find_skips, find_sums, find_unseen
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -115,6 +115,11 @@ class Chain:
         self.adds = [is_sum and place not in begins for place, is_sum in enumerate(self.is_sum)]
         self.scratch = scratch_of(described)
         self.fans = unseen.fans
+        self.is_met = (~before & (columns.inputs > np.r_[0.0, columns.outputs[:-1]])).tolist()
+        self.skips = find_skips(columns, before)
+        over_view = np.r_[False, np.char.startswith(columns.names[:-1], "InstanceNorm")] & columns.inplace
+        for place in np.flatnonzero(over_view).tolist():  # a view: its gradient is copied
+            self.back_more[place] += 2
 
 
 def play(described: Described, columns: Columns, heads: float) -> tuple[float, float]:
@@ -152,6 +157,7 @@ class _Pass:
         self.aside: Block | None = None
         self.waiting: dict[int, Block | None] = {}
         self.other: tuple[int, Block | None] = (0, None)
+        self.held: dict[int, Kept] = {}
 
     def run(self, *, is_first: bool) -> Kept:
         """The gradients of the weights stay."""
@@ -228,6 +234,10 @@ class _Pass:
                 give(self.now)
             self.now, self.is_kept = whole, False
         if chain.is_over[place]:
+            if chain.is_met[place]:  # what is written over is a tensor of its own
+                if not self.is_kept:
+                    give(self.now)
+                self.now, self.is_kept = take(chain.outputs[place]), False
             if not self.is_kept:
                 made.append(self.now)
             self.is_kept = True
@@ -345,8 +355,13 @@ class _Pass:
             for block in self.kept[place]:
                 give(block)
             self.kept[place] = []
+            for block in self.held.pop(place, ()):
+                give(block)
             if place in chain.fans:
                 self.fan_out(place, flows)
+                gradient = None
+            elif place in chain.skips:  # both parts of it are views
+                self.held.setdefault(chain.skips[place], []).append(flows)
                 gradient = None
             else:
                 gradient = self.meet(place, flows)

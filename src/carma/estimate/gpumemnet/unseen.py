@@ -184,6 +184,20 @@ def find_sums(kinds: NDArray[np.int64], before: NDArray[np.bool_]) -> NDArray[np
     return found
 
 
+def find_skips(columns: Columns, before: NDArray[np.bool_]) -> dict[int, int]:
+    """Layers that take what the one before gave, joined to what an earlier one gave: which one that was."""
+    outputs, inputs = columns.outputs.tolist(), columns.inputs.tolist()
+    found: dict[int, int] = {}
+    images = np.isin(columns.kinds, (*_CONVOLUTIONS, *_NORMS))
+    for place in np.flatnonzero(images & ~before).tolist():
+        other = inputs[place] - outputs[place - 1] if place else 0.0
+        if other > 0:
+            earlier = next((near for near in range(place - 2, -1, -1) if outputs[near] == other), None)
+            if earlier is not None:
+                found[place] = earlier
+    return found
+
+
 def find_scores(columns: Columns, scores: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Dropouts and softmaxes of attention's scores: what they keep is known from attention itself."""
     between = np.isin(columns.kinds, _BETWEEN)
