@@ -14,9 +14,9 @@ import msgspec
 
 from carma.core.model import Record
 from carma.errors import Usage
+from carma.estimate.gpumemnet.facts import FAMILIES as FAMILIES
+from carma.estimate.gpumemnet.features import Family as Family
 
-Family = Literal["mlp", "cnn", "transformer"]
-FAMILIES: tuple[Family, ...] = ("mlp", "cnn", "transformer")
 Optimizer = Literal["sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad"]
 Precision = Literal["fp32", "tf32", "bf16-amp", "fp16-amp", "bf16"]
 Loss = Literal["classes", "tokens", "values", "pixels"]

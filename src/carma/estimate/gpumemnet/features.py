@@ -101,15 +101,18 @@ def _columns(described: Described) -> Columns:
     dimensions = np.fromiter((len(layer.output) - 2 for layer in layers), np.int64, count)
     first = float(math.prod(described.input)) if described.input else outputs[0]
     told = np.fromiter((math.prod(layer.inputs[0]) if layer.inputs else 0 for layer in layers), np.float64, count)
-    follow = inputs_of(kinds, outputs, parameters, channels, dimensions, first)
-    _from_before(follow, kinds, outputs, parameters, channels, dimensions)
+    inputs = told
+    if not told.all():  # a trial run tells them all
+        follow = inputs_of(kinds, outputs, parameters, channels, dimensions, first)
+        _from_before(follow, kinds, outputs, parameters, channels, dimensions)
+        inputs = np.where(told > 0, told, follow)
     return Columns(
         kinds=kinds,
         outputs=outputs,
         parameters=parameters,
         channels=channels,
         inplace=inplace,
-        inputs=np.where(told > 0, told, follow),
+        inputs=inputs,
         names=np.array([layer.kind for layer in layers]),
     )
 
