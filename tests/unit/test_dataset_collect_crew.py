@@ -83,6 +83,7 @@ def test_those_that_have_a_context_are_weighed_together(talk: Talk, clock: Clock
     first, second = talk.add(1), talk.add(2)
     talk.crew.footprints.held = {1: 600 * MIB, 2: 610 * MIB}
     talk.say(first, "ready")
+    talk.add(3)  # starts all the while
     talk.crew._weigh()
     assert talk.crew.weighed("waiting") == []  # it may not go on yet
     clock.now_s += module.WEIGH_S / 2
@@ -92,6 +93,18 @@ def test_those_that_have_a_context_are_weighed_together(talk: Talk, clock: Clock
     assert (talk.crew.footprints.readings, talk.crew.weighed("waiting")) == (1, [first, second])
     assert (first.context, second.context, second.footprint) == (600 * MIB, 610 * MIB, None)
     clock.now_s += 10
+    talk.crew._weigh()
+    assert talk.crew.footprints.readings == 1
+
+
+def test_where_nobody_starts_there_is_nothing_to_wait_for(talk: Talk) -> None:
+    first, second = talk.add(1), talk.add(2)
+    talk.say(first, "ready")
+    talk.crew._weigh()
+    assert talk.crew.footprints.readings == 0
+    talk.say(second, "ready")
+    talk.crew._weigh()
+    assert (talk.crew.footprints.readings, talk.crew.weighed("waiting")) == (1, [first, second])
     talk.crew._weigh()
     assert talk.crew.footprints.readings == 1
 

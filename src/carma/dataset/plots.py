@@ -145,7 +145,8 @@ def _staircase(pyplot: Any, tables: Sequence[Table]) -> Any | None:
 
 
 def _fitting(table: Table, name: str) -> Numbers:
-    return table[name][table["oom"] == 0]
+    found: Numbers = table[name][table["oom"] == 0]
+    return found
 
 
 def densest(values_mib: Numbers) -> float | None:

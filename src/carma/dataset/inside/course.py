@@ -12,6 +12,7 @@ import room  # type: ignore[import-not-found]
 GRACE_S = 20.0  # after the limit, for runs that had begun
 ALONE_BATCH = 12  # so many wait to run alone before the others are let out for them
 ALONE_S = 4.0  # for each of them, towards the end of the time
+DRAIN_S = 6.0  # until those that train are gone: a few seconds each
 BENCH_SHARE = 0.1  # of the card's memory: the contexts of those that have no room yet may take so much
 BENCH_LEAST = 2
 TELL_S = 5.0
@@ -43,7 +44,7 @@ class Course:
 
     def arranged(self, queue: list[dict[str, Any]]) -> Any:
         by_memory = int(self.capacity_mib * BENCH_SHARE / room.CONTEXT_MIB)
-        self.bench = max(BENCH_LEAST, min(self.parallel * 2 // 3, by_memory))
+        self.bench = max(BENCH_LEAST, min(self.parallel // 2, by_memory))
         return room.Lanes(queue, self.capacity_mib - self.bench * room.CONTEXT_MIB)
 
     def run(self) -> None:
@@ -59,6 +60,7 @@ class Course:
 
     def start_more(self) -> None:
         if self.is_time_for_alone():
+            self.clear_bench()
             if not self.crew.children:
                 config = self.alone.pop(0)
                 self.crew.start(config, self.margins.needed_mib(config), True)
@@ -72,6 +74,12 @@ class Course:
                 self.alone.append(config)
             else:
                 self.crew.start(config, need_mib, False).lane = lane
+
+    def clear_bench(self) -> None:
+        """Those that have no room yet begin again later: their turn may be long in coming, and the card is to empty."""
+        for child in (bench := self.crew.among("starting", "waiting")):
+            self.queue.put_back(child.lane, child.config)
+        self.crew.end(bench)
 
     def has_place(self) -> bool:
         at_work = len(self.crew.children) - len(self.crew.among("waiting"))
@@ -96,16 +104,15 @@ class Course:
         if not self.crew.children and self.alone_goes_on:
             return True
         left_s = self.args.limit_s - (time.monotonic() - self.began_s)
-        is_short = left_s < ALONE_S * len(self.alone) + GRACE_S
-        self.alone_goes_on = not self.queue or len(self.alone) >= ALONE_BATCH or is_short
+        is_short = left_s < ALONE_S * len(self.alone) + DRAIN_S
+        nothing_else = not self.queue and not self.crew.among("starting", "waiting")
+        self.alone_goes_on = nothing_else or len(self.alone) >= ALONE_BATCH or is_short
         return self.alone_goes_on
 
     def grant(self) -> None:
         """Those whose context has been weighed go on as there is room for them."""
         waiting, begun = self.crew.weighed("waiting"), self.begun()
-        used_mib = dict.fromkeys(room.LANES, 0.0)
-        for child in self.crew.among("running", "over"):
-            used_mib[child.lane] += child.need_mib
+        used_mib = sum(child.need_mib for child in self.crew.among("running", "over"))
         alone = [child for child in waiting if child.alone]
         self.let_go(alone or self.queue.admit(waiting, used_mib, begun))
 
@@ -160,6 +167,16 @@ class Turns(Course):
     def room_mib(self) -> float:
         return self.capacity_mib
 
+    def clear_bench(self) -> None:
+        """Nobody leaves: they are prepared and watched before the card empties."""
+
+    def stop_waiting(self) -> None:
+        """Who has no room stands still until the others have been watched: processes that end would disturb them."""
+        if not self.crew.among("running", "prepared", "settling", "resting", "turning"):
+            super().stop_waiting()
+        elif time.monotonic() - self.began_s > self.args.limit_s + GRACE_S:
+            self.crew.end(self.crew.children)
+
     def has_place(self) -> bool:
         return not self.is_turning and len(self.crew.children) < self.parallel
 
@@ -181,7 +198,8 @@ class Turns(Course):
             child.held_mib = held_mib(child)
         if not self.is_turning:
             waiting, busy = self.crew.weighed("waiting"), among("running", "prepared", "settling", "over")
-            self.let_go(room.admit_to_turns(waiting, busy, among("resting"), self.free_mib()))
+            if not self.is_late():
+                self.let_go(room.admit_to_turns(waiting, busy, among("resting"), self.free_mib()))
             stands_still = all(child.is_weighed for child in self.crew.children)
             is_ready = stands_still and not among("starting", "running", "settling")
             self.is_turning = is_ready and bool(among("resting"))

@@ -161,11 +161,13 @@ class Crew:
     def _weigh(self) -> None:
         """All who stand still since the last time, with one reading: NVML makes those wait who start.
 
-        It is due when one has its row, since its memory is wanted, or has waited a while for it.
+        It is due when one has its row, since its memory is wanted, or has waited a while for it; at once where nobody
+        starts.
         """
         new = [child for child in self.children if not child.is_weighed]
         now_s = time.monotonic()
-        if any(child.row is not None or now_s - child.since_s > self.weigh_s for child in new):
+        is_calm = not self.among("starting")
+        if any(is_calm or child.row is not None or now_s - child.since_s > self.weigh_s for child in new):
             held = self.footprints.read()
             for child in new:
                 child.weigh(held.get(child.pid))

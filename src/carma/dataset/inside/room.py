@@ -21,10 +21,9 @@ SLACK_MIB = 1024  # the context, the libraries' kernels and workspaces
 CONTEXT_MIB = 700  # what a process holds that has a context and waits
 PASSES = 8
 LANES = ("light", "heavy")
-ALONE_SHARE = 0.6  # of the capacity: what needs more is run alone; the heavy lane's part while both lanes are level
-LEAST_LIGHT, LEAST_HEAVY = 0.2, 0.35  # the lanes' smallest parts
-HEAVY_SHARE = LEAST_LIGHT * MARGIN / MOST  # what needs no more at first fits in the least light part with any margin
-SHIFT = 4.0  # of the parts, for each share of its runs that a lane is behind
+ALONE_SHARE = 0.6  # of the capacity: what needs more is run alone
+HEAVY_SHARE = 0.115  # of the capacity: what needs more is heavy
+LEAD = 0.01  # of its runs that a lane may be ahead by while one of the other finds no room
 
 
 def needed_mib(config: dict[str, Any], margin: float) -> int:
@@ -83,13 +82,15 @@ def admit(waiting: Sequence[Asking], free_mib: float) -> list[Asking]:
 
 
 class Lanes:
-    """What waits, in two lanes: light runs and heavy ones, each with a part of the card of its own.
+    """What waits, in two lanes: light runs and heavy ones. Both have all of the card.
 
-    In one lane a heavy run would wait until the card is nearly empty, and all behind it too. The parts shift towards
-    the lane that is behind, so that both come to their end together and an early stop leaves a fair sample.
+    In one lane a heavy run would wait until the card is nearly empty, and all behind it too; had each lane a part of
+    the card, much of it would stand unused. Here the lane that is behind chooses first, and the other takes what is
+    left. Where one of the lane behind finds no room and the other is ahead by LEAD, that one stands back until it has.
+    So both come to their end together, and an early stop leaves a fair sample.
 
-    Nobody waits for ever. A light run fits in the smallest part of its lane. A heavy one (what needs more than
-    ALONE_SHARE is in no lane) fits in its lane's part while the lanes are level; until then light ones catch up.
+    Nobody waits for ever: what needs more than ALONE_SHARE is in no lane, one that was passed often holds up its lane,
+    and with it in time the other; then all that run come to an end.
 
     `begun` says of each lane how many have begun, and have no room yet.
     """
@@ -111,27 +112,24 @@ class Lanes:
         lane = min(lanes, key=lambda lane: (begun[lane], self.done(lane, begun)))
         return lane, self.waiting[lane].popleft()
 
-    def admit(self, waiting: Sequence[Asking], used_mib: Mapping[str, float], begun: Mapping[str, int]) -> list[Asking]:
-        """Those of `waiting` that may have their room now. `used_mib`: the room that others have, by lane."""
-        used = dict(used_mib)
-        admitted: list[Asking] = []
-        for lane in sorted(LANES, key=lambda lane: self.done(lane, begun)):
-            free_mib = min(self.part_mib(lane, begun) - used[lane], self.capacity_mib - sum(used.values()))
-            chosen = admit([child for child in waiting if child.lane == lane], free_mib)
-            used[lane] += sum(child.need_mib for child in chosen)
-            admitted += chosen
-        return admitted
+    def put_back(self, lane: str, config: dict[str, Any]) -> None:
+        """One that had begun, and is to begin again."""
+        self.waiting[lane].appendleft(config)
+
+    def admit(self, waiting: Sequence[Asking], used_mib: float, begun: Mapping[str, int]) -> list[Asking]:
+        """Those of `waiting` that may have their room now. `used_mib`: the room that others have."""
+        behind, ahead = sorted(LANES, key=lambda lane: self.done(lane, begun))
+        free_mib = self.capacity_mib - used_mib
+        asking = [child for child in waiting if child.lane == behind]
+        admitted = admit(asking, free_mib)
+        if len(admitted) < len(asking) and self.done(ahead, begun) - self.done(behind, begun) > LEAD:
+            return admitted
+        free_mib -= sum(child.need_mib for child in admitted)
+        return admitted + admit([child for child in waiting if child.lane == ahead], free_mib)
 
     def done(self, lane: str, begun: Mapping[str, int]) -> float:
         """The share of the lane that has had its room."""
         return 1 - (len(self.waiting[lane]) + begun[lane]) / self.totals[lane] if self.totals[lane] else 1.0
-
-    def part_mib(self, lane: str, begun: Mapping[str, int]) -> float:
-        if not all(self.waiting[lane] or begun[lane] for lane in LANES):
-            return self.capacity_mib
-        ahead = self.done("light", begun) - self.done("heavy", begun)
-        heavy = min(1 - LEAST_LIGHT, max(LEAST_HEAVY, ALONE_SHARE + SHIFT * ahead))
-        return self.capacity_mib * (heavy if lane == "heavy" else 1 - heavy)
 
 
 def admit_to_turns(
