@@ -53,6 +53,7 @@ def facts(samples: Samples, kind: Kind, learned: Learned, seed: int, scores: Sco
         class_widths_gb=WIDTHS_GB[samples.family],
         base_mib=round(learned.scale.base_mib, 1),
         ranges=_ranges(samples),
+        ways=tuple(sorted(set(samples.ways))),
         kinds_seen={name: count for name, count in zip(KINDS, seen, strict=True) if count},
         most_layers=int(samples.layer_counts.max()),
         bounds={str(level): Bound(quantile=level, factor=round(one, 5)) for level, one in learned.factors.items()},

@@ -47,6 +47,7 @@ class Samples:
     edges: tuple[Wholes, ...]  # [2, edges] each: from, to
     footprint_mib: Numbers
     origin: Origin = Origin()
+    ways: tuple[str, ...] = ()  # how each was trained (`features.way_of`)
 
     def __len__(self) -> int:
         return len(self.shapes)
@@ -61,6 +62,7 @@ class Samples:
             edges=tuple(self.edges[row] for row in rows),
             footprint_mib=self.footprint_mib[rows],
             origin=self.origin,
+            ways=tuple(self.ways[row] for row in rows) if self.ways else (),
         )
 
     @property
@@ -110,6 +112,7 @@ def gather(family: Family, runs: Sequence[Run], origin: Origin) -> Samples:
         edges=tuple(run.edges for run, _ in kept),
         footprint_mib=np.array([run.footprint_mib for run, _ in kept]),
         origin=Origin(**{**vars(origin), "left_out": left_out}),
+        ways=tuple(found.way for _, found in kept),
     )
 
 

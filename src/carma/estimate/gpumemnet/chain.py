@@ -129,8 +129,7 @@ def play(described: Described, columns: Columns, heads: float) -> tuple[float, f
     for size in weights:
         cache.take(size)
     cache.take(WORKSPACE)
-    steps = 2 if chain.slots else 1  # without a state the second step is the first again
-    for step in range(steps):
+    for step in range(2):  # the second finds the cache as the first left it
         gradients = _Pass(chain, cache).run(is_first=step == 0)
         if step == 0:
             for size in weights:
@@ -177,8 +176,8 @@ class _Pass:
                 if not self.is_kept:
                     give(self.now)
             gradient = self.back(begin, end, gradient, gradients)
-        give(gradient)
-        give(self.aside)
+        for block in (gradient, self.aside, self.other[1], *self.waiting.values(), *sum(self.held.values(), [])):
+            give(block)
         give(batch)
         if not is_kept:
             give(output)
@@ -325,6 +324,7 @@ class _Pass:
             flows = take(chain.inputs[place]) if place and chain.inputs[place] else None
             give(narrow_flow)
             if place in self.waiting:
+                give(self.other[1])
                 self.other, gradient = (chain.inputs[place], gradient), self.waiting.pop(place)
             more = [take(chain.outputs[place]) for _ in range(chain.back_more[place])]
             for block in more:

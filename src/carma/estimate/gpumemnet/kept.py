@@ -100,7 +100,7 @@ def arriving_bytes(
     described: Described, columns: Columns, before: NDArray[np.bool_], each: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Of an element that goes into each layer. Branches that are joined take the widest format among them."""
-    came = np.r_[each[0], each[:-1]]
+    came: NDArray[np.float64] = np.r_[each[0], each[:-1]]
     if not described.autocast:
         return came
     came[0] = 4.0
