@@ -1,43 +1,18 @@
 """Two training steps of a chain of layers, tensor by tensor, played through a caching allocator.
 
 What an allocator reserves beyond what is allocated depends on the order and the sizes of what comes and goes; so does
-the peak. Both are played here, as far as a list of layers tells what comes and goes: workspaces of convolutions, sums,
-and the true graph are not in it. What is learned corrects the rest.
+the peak. Both are played here, as far as a list of layers tells what comes and goes (`sizes`). What is learned corrects
+the rest.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import numpy as np
+from itertools import chain as chained
 
 from carma.estimate.described import Described
-from carma.estimate.gpumemnet.again import spans_of
-from carma.estimate.gpumemnet.cache import MIB, SMALL, Block, Cache
+from carma.estimate.gpumemnet.cache import MIB, Block, Cache
 from carma.estimate.gpumemnet.columns import Columns
-from carma.estimate.gpumemnet.kept import (
-    BACK_MORE,
-    CAST,
-    HALF,
-    IS_VIEW,
-    KEEPS_OUTPUT,
-    KEPT_MORE,
-    MASK_BYTES,
-    arriving_bytes,
-    element_bytes,
-    inside_of,
-    is_before,
-    slots_of,
-    takes_input,
-    temporaries_of,
-)
-from carma.estimate.gpumemnet.kinds import INDEX
-from carma.estimate.gpumemnet.scratch import scratch_of
-from carma.estimate.gpumemnet.tied import find_tied
-from carma.estimate.gpumemnet.unseen import find_scores, find_skips, find_sums, find_unseen
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from carma.estimate.gpumemnet.sizes import Sizes
 
 # cuBLAS and cuBLASLt on Hopper; the thread of the backward pass has its own.
 WORKSPACE = 33 * MIB
@@ -45,86 +20,9 @@ WORKSPACE = 33 * MIB
 Kept = list[Block | None]
 
 
-def _whole(column: NDArray[np.float64]) -> list[int]:
-    """Bytes, in the allocator's steps; 0 for what goes to the pool of small ones."""
-    rounded = (-(-column // 512) * 512).astype(np.int64)
-    found: list[int] = np.where(rounded < SMALL, 0, rounded).tolist()
-    return found
-
-
-class Chain:
-    """The layers' sizes in bytes, and what each keeps."""
-
-    def __init__(self, described: Described, columns: Columns, heads: float) -> None:
-        kinds, self.count = columns.kinds, columns.count
-        each = element_bytes(described, columns)
-        size = 2.0 if described.dtype in HALF else 4.0
-        before = is_before(columns)
-        unseen = find_unseen(columns, before, described.batch or 1)
-        came = arriving_bytes(described, columns, before, each)
-        for place in np.flatnonzero(unseen.no_input & (unseen.pairs == 0)).tolist():
-            came[place] = came[place - 1]  # it takes what its neighbour took, and casts it once more
-        before[0] = True
-        self.amp = bool(described.autocast)
-        self.half_loss = self.amp and each[-1] == 2.0
-        self.outputs, self.inputs = _whole(columns.outputs * each), _whole(columns.inputs * came)
-        takes = (takes_input(described, columns, before) & ~unseen.no_input) | unseen.new_input
-        copied = self.amp * (CAST[kinds] * (came > 2.0) * 2.0 + (kinds == INDEX["norm"]) * (came < 4.0) * 4.0)
-        self.copies = _whole(columns.inputs * copied * (takes | CAST[kinds]))
-        new = takes & (~before | unseen.new_input) & (copied == 0)
-        inside = columns.outputs * inside_of(columns) + unseen.elements
-        self.extras = _whole(np.where(new, columns.inputs * came, 0.0))
-        self.unseen = _whole(inside * each)
-        self.masks = _whole(columns.outputs * MASK_BYTES[kinds])
-        biases = np.where(columns.parameters > 2 * columns.channels, columns.channels * size, 0.0)
-        whole = columns.parameters * size - biases
-        lacks = 0 if described.parameters is None else columns.parameters.sum() - described.parameters
-        tied = find_tied(kinds, whole / size, float(lacks))
-        self.gradients, self.passing = _whole(whole), [0] * self.count
-        for place in np.flatnonzero(tied >= 0).tolist():  # the sum of their gradients is made where the last one is
-            owner = int(tied[place])
-            kept_at = max(owner, *(np.flatnonzero(tied == owner).tolist()))
-            for one in (owner, place):
-                if one != kept_at and self.gradients[one]:
-                    self.passing[one], self.gradients[one] = self.gradients[one], 0
-        whole = np.where(tied >= 0, 0.0, whole)
-        self.weights, self.biases = _whole(whole), _whole(biases)
-        self.small = sum(int(-(-each // 512) * 512) for each in (*whole, *biases) if each + 511 < SMALL)
-        self.halves = _whole(columns.parameters * 2.0 * self.amp * CAST[kinds])
-        beside = zip(self.halves, self.copies, self.extras, self.unseen, strict=True)
-        self.beside = [tuple(filter(None, sizes)) for sizes in beside]
-        scores = find_scores(columns, unseen.pairs * heads)
-        self.is_view = (IS_VIEW[kinds] | scores).tolist()
-        self.is_norm = (kinds == INDEX["norm"]).tolist()
-        self.is_sum = find_sums(kinds, before).tolist()
-        self.is_over = (columns.inplace & (kinds == INDEX["rectifier"])).tolist()
-        self.keeps_output = KEEPS_OUTPUT[kinds].tolist()
-        self.keeps_now = (takes & before & ~unseen.new_input & (copied == 0)).tolist()
-        self.half = self.amp or size == 2.0
-        self.pairs = [int(pairs * heads) for pairs in unseen.pairs.tolist()]
-        self.drops = bool((kinds == INDEX["dropout"]).any())
-        self.kept_more = [KEPT_MORE.get(name, 0) for name in columns.names.tolist()]
-        self.back_more = [BACK_MORE.get(name, 0) for name in columns.names.tolist()]
-        joined = ~before & (copied > 0) & CAST[kinds] & (columns.inputs > np.r_[0.0, columns.outputs[:-1]])
-        self.joined = _whole(np.where(joined, columns.inputs * came, 0.0))
-        self.first = int(np.prod(described.input)) * 4 if described.input else self.inputs[0]
-        self.last = int(columns.outputs[-1] * size)
-        self.slots, self.temporaries = slots_of(described), int(temporaries_of(described))
-        self.spans = spans_of(columns) if described.checkpointing else [(0, self.count, False)]
-        begins = {begin for begin, _, again in self.spans if again}
-        self.adds = [is_sum and place not in begins for place, is_sum in enumerate(self.is_sum)]
-        self.scratch = scratch_of(described)
-        self.fans = unseen.fans
-        self.is_met = (~before & (columns.inputs > np.r_[0.0, columns.outputs[:-1]])).tolist()
-        self.skips = find_skips(columns, before)
-        over_view = np.r_[False, np.char.startswith(columns.names[:-1], "InstanceNorm")] & columns.inplace
-        for place in np.flatnonzero(over_view).tolist():  # a view: its gradient is copied
-            self.back_more[place] += 2
-
-
 def play(described: Described, columns: Columns, heads: float) -> tuple[float, float]:
     """MiB reserved at the end, and the most that was allocated. `heads`: of attention that writes its scores out."""
-    chain, cache = Chain(described, columns, heads), Cache()
+    chain, cache = Sizes(described, columns, heads), Cache()
     weights = [size for pair in zip(chain.weights, chain.biases, strict=True) for size in pair if size]
     for size in weights:
         cache.take(size)
@@ -146,7 +44,7 @@ def play(described: Described, columns: Columns, heads: float) -> tuple[float, f
 class _Pass:
     """Forward and back."""
 
-    def __init__(self, chain: Chain, cache: Cache) -> None:
+    def __init__(self, chain: Sizes, cache: Cache) -> None:
         self.chain, self.cache = chain, cache
         self.kept: list[Kept] = [[] for _ in range(chain.count)]
         self.now: Block | None = None
@@ -176,7 +74,13 @@ class _Pass:
                 if not self.is_kept:
                     give(self.now)
             gradient = self.back(begin, end, gradient, gradients)
-        for block in (gradient, self.aside, self.other[1], *self.waiting.values(), *sum(self.held.values(), [])):
+        for block in (
+            gradient,
+            self.aside,
+            self.other[1],
+            *self.waiting.values(),
+            *chained.from_iterable(self.held.values()),
+        ):
             give(block)
         give(batch)
         if not is_kept:
@@ -320,31 +224,15 @@ class _Pass:
         for place in range(end - 1, begin - 1, -1):
             if chain.is_view[place]:
                 continue
-            narrow_flow = take(chain.copies[place]) if place and chain.copies[place] else None
-            flows = take(chain.inputs[place]) if place and chain.inputs[place] else None
-            give(narrow_flow)
+            flows = self.gradient_of_input(place)
             if place in self.waiting:
                 give(self.other[1])
                 self.other, gradient = (chain.inputs[place], gradient), self.waiting.pop(place)
-            more = [take(chain.outputs[place]) for _ in range(chain.back_more[place])]
-            for block in more:
+            for block in [take(chain.outputs[place]) for _ in range(chain.back_more[place])]:
                 give(block)
-            _, of_input, of_weights = chain.scratch[place]
-            if place and of_input:
-                give(take(of_input))
-            narrow = take(chain.halves[place]) if chain.halves[place] else None
-            if chain.gradients[place]:
-                gradients.append(take(chain.gradients[place]))
-            if chain.passing[place]:
-                give(take(chain.passing[place]))
-            if chain.pairs[place]:
-                self.attend_back(chain.pairs[place])
-            if chain.biases[place]:
-                gradients.append(take(chain.biases[place]))
-            if of_weights:
-                give(take(of_weights))
-            if narrow:
-                give(narrow)
+            if place and chain.scratch[place][1]:
+                give(take(chain.scratch[place][1]))
+            self.gradients_of_weights(place, gradients)
             if chain.is_norm[place]:
                 give(self.aside)
                 self.aside = None
@@ -352,17 +240,43 @@ class _Pass:
                 self.aside = gradient  # the other branch waits for it
             elif gradient:
                 give(gradient)
-            for block in self.kept[place]:
+            for block in (*self.kept[place], *self.held.pop(place, ())):
                 give(block)
             self.kept[place] = []
-            for block in self.held.pop(place, ()):
-                give(block)
-            if place in chain.fans:
-                self.fan_out(place, flows)
-                gradient = None
-            elif place in chain.skips:  # both parts of it are views
-                self.held.setdefault(chain.skips[place], []).append(flows)
-                gradient = None
-            else:
-                gradient = self.meet(place, flows)
+            gradient = self.passed_on(place, flows)
         return gradient
+
+    def gradient_of_input(self, place: int) -> Block | None:
+        """Where the input was cast, it comes as wide as the copy first."""
+        chain, take = self.chain, self.cache.take
+        if not place:
+            return None
+        copy = take(chain.copies[place]) if chain.copies[place] else None
+        flows = take(chain.inputs[place]) if chain.inputs[place] else None
+        self.cache.give(copy)
+        return flows
+
+    def gradients_of_weights(self, place: int, gradients: Kept) -> None:
+        chain, take, give = self.chain, self.cache.take, self.cache.give
+        narrow = take(chain.halves[place]) if chain.halves[place] else None
+        if chain.gradients[place]:
+            gradients.append(take(chain.gradients[place]))
+        if chain.passing[place]:
+            give(take(chain.passing[place]))
+        if chain.pairs[place]:
+            self.attend_back(chain.pairs[place])
+        if chain.biases[place]:
+            gradients.append(take(chain.biases[place]))
+        if chain.scratch[place][2]:
+            give(take(chain.scratch[place][2]))
+        give(narrow)
+
+    def passed_on(self, place: int, flows: Block | None) -> Block | None:
+        """To the layer before; None where that finds its own elsewhere, or has a view of what is held."""
+        if place in self.chain.fans:
+            self.fan_out(place, flows)
+            return None
+        if place in self.chain.skips:
+            self.held.setdefault(self.chain.skips[place], []).append(flows)
+            return None
+        return self.meet(place, flows)

@@ -1,0 +1,141 @@
+"""The layers of a model as sizes in bytes, as the allocator is asked for them: what comes, what stays, what goes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from carma.estimate.described import Described
+from carma.estimate.gpumemnet.again import spans_of
+from carma.estimate.gpumemnet.cache import SMALL
+from carma.estimate.gpumemnet.columns import Columns
+from carma.estimate.gpumemnet.kept import (
+    BACK_MORE,
+    CAST,
+    HALF,
+    IS_VIEW,
+    KEEPS_OUTPUT,
+    KEPT_MORE,
+    MASK_BYTES,
+    arriving_bytes,
+    element_bytes,
+    inside_of,
+    is_before,
+    slots_of,
+    takes_input,
+    temporaries_of,
+)
+from carma.estimate.gpumemnet.kinds import INDEX
+from carma.estimate.gpumemnet.scratch import scratch_of
+from carma.estimate.gpumemnet.tied import find_tied
+from carma.estimate.gpumemnet.unseen import Unseen, find_scores, find_skips, find_sums, find_unseen
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_COPIES_OF_A_VIEW = 2  # of its gradient, where a function wrote over it
+
+
+def _whole(column: NDArray[np.float64]) -> list[int]:
+    """Bytes, in the allocator's steps; 0 for what goes to the pool of small ones."""
+    rounded = (-(-column // 512) * 512).astype(np.int64)
+    found: list[int] = np.where(rounded < SMALL, 0, rounded).tolist()
+    return found
+
+
+class Sizes:
+    """Lists have an entry for each layer. `heads`: of attention that writes its scores out, else 0."""
+
+    def __init__(self, described: Described, columns: Columns, heads: float) -> None:
+        self.count = columns.count
+        self.amp = bool(described.autocast)
+        before = is_before(columns)
+        unseen = find_unseen(columns, before, described.batch or 1)
+        each = element_bytes(described, columns)
+        came = arriving_bytes(described, columns, before, each)
+        for place in np.flatnonzero(unseen.no_input & (unseen.pairs == 0)).tolist():
+            came[place] = came[place - 1]  # it takes what its neighbour took, and casts it once more
+        before[0] = True
+        met = ~before & (columns.inputs > np.r_[0.0, columns.outputs[:-1]])
+        size = 2.0 if described.dtype in HALF else 4.0
+        self.half, self.half_loss = self.amp or size == 2.0, self.amp and each[-1] == 2.0
+        self.first = int(np.prod(described.input)) * 4 if described.input else _whole(columns.inputs * came)[0]
+        self.last = int(columns.outputs[-1] * size)
+        self.slots, self.temporaries = slots_of(described), int(temporaries_of(described))
+        self.scratch = scratch_of(described)
+        self._weights(described, columns, size)
+        self._kept(described, columns, unseen, before, each, came, met)
+        self._branches(described, columns, unseen, before, met, heads)
+
+    def _weights(self, described: Described, columns: Columns, size: float) -> None:
+        """Weights that layers share are one tensor; the sum of their gradients is made where the last of them is."""
+        kinds = columns.kinds
+        biases = np.where(columns.parameters > 2 * columns.channels, columns.channels * size, 0.0)
+        whole = columns.parameters * size - biases
+        lacks = 0 if described.parameters is None else columns.parameters.sum() - described.parameters
+        tied = find_tied(kinds, whole / size, float(lacks))
+        self.gradients, self.passing = _whole(whole), [0] * self.count
+        for place in np.flatnonzero(tied >= 0).tolist():
+            owner = int(tied[place])
+            kept_at = max(owner, *(np.flatnonzero(tied == owner).tolist()))
+            for one in (owner, place):
+                if one != kept_at and self.gradients[one]:
+                    self.passing[one], self.gradients[one] = self.gradients[one], 0
+        whole = np.where(tied >= 0, 0.0, whole)
+        self.weights, self.biases = _whole(whole), _whole(biases)
+        self.small = sum(int(-(-each // 512) * 512) for each in (*whole, *biases) if each + 511 < SMALL)
+        self.halves = _whole(columns.parameters * 2.0 * self.amp * CAST[kinds])
+
+    def _kept(
+        self,
+        described: Described,
+        columns: Columns,
+        unseen: Unseen,
+        before: NDArray[np.bool_],
+        each: NDArray[np.float64],
+        came: NDArray[np.float64],
+        met: NDArray[np.bool_],
+    ) -> None:
+        """`each` and `came`: bytes of an element that goes out and that comes in."""
+        kinds, names = columns.kinds, columns.names.tolist()
+        self.outputs, self.inputs = _whole(columns.outputs * each), _whole(columns.inputs * came)
+        takes = (takes_input(described, columns, before) & ~unseen.no_input) | unseen.new_input
+        copied = self.amp * (CAST[kinds] * (came > 2.0) * 2.0 + (kinds == INDEX["norm"]) * (came < 4.0) * 4.0)
+        self.copies = _whole(columns.inputs * copied * (takes | CAST[kinds]))
+        new = takes & (~before | unseen.new_input) & (copied == 0)
+        extras = _whole(np.where(new, columns.inputs * came, 0.0))
+        inside = _whole((columns.outputs * inside_of(columns) + unseen.elements) * each)
+        beside = zip(self.halves, self.copies, extras, inside, strict=True)
+        self.beside = [tuple(filter(None, sizes)) for sizes in beside]
+        self.masks = _whole(columns.outputs * MASK_BYTES[kinds])
+        self.kept_more = [KEPT_MORE.get(name, 0) for name in names]
+        self.keeps_output = KEEPS_OUTPUT[kinds].tolist()
+        self.keeps_now = (takes & before & ~unseen.new_input & (copied == 0)).tolist()
+        self.joined = _whole(np.where(met & (copied > 0) & CAST[kinds], columns.inputs * came, 0.0))
+        self.back_more = [BACK_MORE.get(name, 0) for name in names]
+        over_view = np.r_[False, np.char.startswith(columns.names[:-1], "InstanceNorm")] & columns.inplace
+        for place in np.flatnonzero(over_view).tolist():
+            self.back_more[place] += _COPIES_OF_A_VIEW
+
+    def _branches(
+        self,
+        described: Described,
+        columns: Columns,
+        unseen: Unseen,
+        before: NDArray[np.bool_],
+        met: NDArray[np.bool_],
+        heads: float,
+    ) -> None:
+        kinds = columns.kinds
+        self.is_view = (IS_VIEW[kinds] | find_scores(columns, unseen.pairs * heads)).tolist()
+        self.is_norm = (kinds == INDEX["norm"]).tolist()
+        self.is_over = (columns.inplace & (kinds == INDEX["rectifier"])).tolist()
+        self.is_met = met.tolist()
+        self.is_sum = find_sums(kinds, before).tolist()
+        self.spans = spans_of(columns) if described.checkpointing else [(0, self.count, False)]
+        begins = {begin for begin, _, again in self.spans if again}
+        self.adds = [is_sum and place not in begins for place, is_sum in enumerate(self.is_sum)]
+        self.pairs = [int(pairs * heads) for pairs in unseen.pairs.tolist()]
+        self.drops = bool((kinds == INDEX["dropout"]).any())
+        self.fans, self.skips = unseen.fans, find_skips(columns, before)
