@@ -73,8 +73,7 @@ class Sizes:
         kinds = columns.kinds
         biases = np.where(columns.parameters > 2 * columns.channels, columns.channels * size, 0.0)
         whole = columns.parameters * size - biases
-        lacks = 0 if described.parameters is None else columns.parameters.sum() - described.parameters
-        tied = find_tied(kinds, whole / size, float(lacks))
+        tied = find_tied(columns, described.parameters)
         self.gradients, self.passing = _whole(whole), [0] * self.count
         for place in np.flatnonzero(tied >= 0).tolist():
             owner = int(tied[place])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from carma.estimate.gpumemnet.columns import Columns
 from carma.estimate.gpumemnet.kinds import INDEX
 
 if TYPE_CHECKING:
@@ -18,15 +19,19 @@ if TYPE_CHECKING:
 _MAY_SHARE = (INDEX["linear"], INDEX["embedding"])
 
 
-def find_tied(kinds: NDArray[np.int64], weights: NDArray[np.float64], lacks: float) -> NDArray[np.int64]:
-    """For each layer the place of the embedding whose weights it uses, else -1. `weights`: elements, without biases."""
-    found = np.full(len(kinds), -1, np.int64)
+def find_tied(columns: Columns, total: int | None) -> NDArray[np.int64]:
+    """For each layer the place of the embedding whose weights it uses, else -1. A bias is its own in any case."""
+    found = np.full(columns.count, -1, np.int64)
+    lacks = 0.0 if total is None else float(columns.parameters.sum()) - total
+    if lacks <= 0:
+        return found
     owners: dict[float, int] = {}
-    for place in np.flatnonzero(np.isin(kinds, _MAY_SHARE)).tolist():
-        size = float(weights[place])
-        if size in owners and 0 < size <= lacks:
-            found[place] = owners[size]
-            lacks -= size
-        elif kinds[place] == INDEX["embedding"]:
-            owners.setdefault(size, place)
+    for place in np.flatnonzero(np.isin(columns.kinds, _MAY_SHARE)).tolist():
+        has = float(columns.parameters[place])
+        shared = next((size for size in (has, has - float(columns.channels[place])) if size in owners), 0.0)
+        if 0 < shared <= lacks:
+            found[place] = owners[shared]
+            lacks -= shared
+        elif columns.kinds[place] == INDEX["embedding"]:
+            owners.setdefault(has, place)
     return found
