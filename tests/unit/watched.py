@@ -1,0 +1,129 @@
+"""Two training steps as GPUMemNet's arithmetic plays them, with every tensor that comes and goes written down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from msgspec.structs import replace
+
+from carma.estimate.described import Described, Layer
+from carma.estimate.gpumemnet import chain
+from carma.estimate.gpumemnet.cache import MIB, Block, Cache
+from carma.estimate.gpumemnet.columns import Columns
+from carma.estimate.gpumemnet.features import features
+from carma.estimate.gpumemnet.sizes import Sizes
+
+WORKSPACE = chain.WORKSPACE / MIB
+
+
+def mib(size: int) -> float:
+    return round(size / MIB, 1)
+
+
+class _Watched(Cache):
+    """Sizes are those that were asked for; a block may be a little larger. To a tenth of a MiB: every layer with many
+    parameters is taken to have a bias, which is less and is counted elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[float] = []  # MiB; what goes is negative
+        self.there: dict[int, float] = {}
+
+    def take(self, size: int) -> Block | None:
+        block = super().take(size)
+        if block is not None:
+            self.there[block.address] = mib(size)
+            self.events.append(mib(size))
+        return block
+
+    def give(self, block: Block | None) -> None:
+        if block is not None:
+            self.events.append(-self.there.pop(block.address))  # a KeyError tells that it went before
+        super().give(block)
+
+
+@dataclass(frozen=True)
+class Played:
+    """MiB. No tensor of a test may be as large as a workspace: that parts the passes."""
+
+    sizes: Sizes
+    events: tuple[float, ...]
+    left: float  # at the end, without the workspaces
+
+    @property
+    def weights(self) -> float:
+        return sum(self.events[: self.events.index(WORKSPACE)])
+
+    @property
+    def turn(self) -> int:
+        """Where the first backward pass begins: its thread takes a workspace of its own."""
+        first = self.events.index(WORKSPACE)
+        return self.events.index(WORKSPACE, first + 1)
+
+    @property
+    def kept(self) -> float:
+        """What is there between the passes beside weights: what went in, what layers keep, and of the last layer the
+        output and its gradient."""
+        return sum(self.events[: self.turn]) - self.weights - WORKSPACE
+
+    @property
+    def back(self) -> tuple[float, ...]:
+        """What comes and goes in the first backward pass, while anything is left of the step."""
+        resting, there = self.weights + 2 * WORKSPACE, sum(self.events[: self.turn + 1])
+        for place in range(self.turn + 1, len(self.events)):
+            there += self.events[place]
+            if abs(there - resting) < 1e-6:
+                return self.events[self.turn + 1 : place + 1]
+        raise AssertionError(f"{there - resting} MiB are left of the first step")
+
+    @property
+    def peak(self) -> float:
+        """Of the first step, beside weights and workspaces."""
+        there, most = 0.0, 0.0
+        for event in (*self.events[: self.turn], *self.back):
+            there += event
+            most = max(most, there)
+        return most - self.weights - WORKSPACE
+
+
+def played(described: Described) -> Played:
+    """As `features` has it played."""
+    caches: list[_Watched] = []
+    found: list[Sizes] = []
+
+    def cache() -> Cache:
+        caches.append(_Watched())
+        return caches[-1]
+
+    def sizes(described: Described, columns: Columns, heads: float) -> Sizes:
+        found.append(Sizes(described, columns, heads))
+        return found[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chain, "Cache", cache)
+        patch.setattr(chain, "Sizes", sizes)
+        features(described)
+    (watched,), (chosen,) = caches, found
+    return Played(chosen, tuple(watched.events), sum(watched.there.values()) - 2 * WORKSPACE)
+
+
+def model(*layers: Layer, **changed: object) -> Described:
+    """SGD keeps nothing. The first dimension is the batch."""
+    shape = layers[0].output
+    base = Described(layers=layers, batch=shape[0], input=shape, optimizer="SGD", optimizer_slots=0)
+    return replace(base, **changed)
+
+
+def layer(kind: str, *shape: int, parameters: int = 0, inplace: bool = False) -> Layer:
+    return Layer(kind=kind, output=shape, parameters=parameters, inplace=inplace)
+
+
+def linear(into: int, *shape: int) -> Layer:
+    """Without a bias."""
+    return layer("Linear", *shape, parameters=into * shape[-1])
+
+
+def conv(into: int, *shape: int) -> Layer:
+    """Of one place, without a bias: no workspace is asked for a tensor of that."""
+    return layer("Conv2d", *shape, parameters=into * shape[1])
