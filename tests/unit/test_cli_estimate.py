@@ -113,6 +113,7 @@ def test_json_has_the_promised_names(world: World, capsys: pytest.CaptureFixture
         "bound_mib": 5_427,
         "level": 0.99,
         "steps_seen": 3,
+        "rests_on": "",
         "warnings": ["torch.compile was not followed"],
         "parts_mib": {"weights": 400, "optimizer_state": 800, "context": 760},
     }

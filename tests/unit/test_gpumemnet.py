@@ -208,8 +208,8 @@ def test_what_an_own_model_does_not_cover_is_asked_of_the_next(tmp_path: Path) -
     assert isinstance(covered, Estimate)
     assert isinstance(other, Estimate)
     assert (covered.level, other.level) == (None, 0.99)
-    assert covered.warnings[-1] == f"by the model mlp-mlp, learned from 77 runs on NVIDIA H200 (in {own})"
-    assert other.warnings[-1] == f"by the model mlp-mlp, learned from 10 runs on NVIDIA H200 (in {shipped})"
+    assert covered.rests_on == f"the model mlp-mlp, learned from 77 runs on NVIDIA H200 (in {own})"
+    assert other.rests_on == f"the model mlp-mlp, learned from 10 runs on NVIDIA H200 (in {shipped})"
     assert f"{own / 'mlp-mlp'} does not cover it" in other.warnings
     assert not any("does not cover" in warning for warning in covered.warnings)
 
@@ -255,8 +255,8 @@ def test_every_user_has_models_of_their_own(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_shipped_model_says_so() -> None:
     answer = GpuMemNet("mlp", NoTrials(), 0.99).of(tiny.perceptron(batch=4096))
     assert isinstance(answer, Estimate)
-    assert answer.warnings[-1].startswith("by the model mlp-mlp, learned from ")
-    assert answer.warnings[-1].endswith("(comes with CARMA)")
+    assert answer.rests_on.startswith("the model mlp-mlp, learned from ")
+    assert answer.rests_on.endswith("(comes with CARMA)")
 
 
 def test_threads_share_one_session(folder: Path) -> None:

@@ -83,6 +83,7 @@ def as_row(answer: Answer, gpu: Gpu) -> dict[str, Any]:
         "bound_mib": said.upper_mib if _has_bound(said) else None,
         "level": said.level,
         "steps_seen": said.steps_seen,
+        "rests_on": said.rests_on,
         "took_s": took_s,
         "warnings": said.warnings,
         "parts_mib": said.parts_mib,
@@ -138,6 +139,7 @@ def _print_estimate(answer: Answer, said: Estimate, request: EstimateRequest) ->
         [
             ("memory", _three(said)),
             ("found", _how(answer, said)),
+            ("rests on", said.rests_on),
             ("room", room),
             ("book", _booking(said, request)),
             *(("beware", warning) for warning in said.warnings if not (room and warning.startswith(_NO_FIT))),

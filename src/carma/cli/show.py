@@ -131,6 +131,7 @@ def _estimate(task: TaskView) -> list[tuple[str, str]]:
         ("  parts", parts_text(estimate.parts_mib)),
         ("  of that", within),
         ("  how", ", ".join(part for part in (steps, model, took) if part)),
+        ("  rests on", estimate.rests_on),
         *(("  warning", warning) for warning in estimate.warnings),
     ]
 

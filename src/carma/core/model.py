@@ -114,6 +114,7 @@ class Estimate(Record, frozen=True, kw_only=True):
     gpu_model: str | None = None
     seconds: float = 0.0  # what the estimate itself took
     steps_seen: int | None = None  # optimizer steps of a trial run
+    rests_on: str = ""  # what was learned, and from what, where the source has learned
     parts_mib: dict[str, int] = {}  # what the footprint is made of, where the source can tell
     warnings: tuple[str, ...] = ()
 

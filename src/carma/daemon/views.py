@@ -196,6 +196,7 @@ def _estimate_view(estimate: Estimate | None, open_to_viewer: bool) -> t.Estimat
         allocated_mib=estimate.allocated_mib,
         reserved_mib=estimate.reserved_mib,
         steps_seen=estimate.steps_seen,
+        rests_on=estimate.rests_on if open_to_viewer else "",
         gpu_model=estimate.gpu_model,
         parts_mib=estimate.parts_mib,
         warnings=estimate.warnings if open_to_viewer else (),

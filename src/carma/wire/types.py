@@ -74,6 +74,7 @@ class EstimateView(Answer, frozen=True, kw_only=True):
     allocated_mib: int | None = None
     reserved_mib: int | None = None
     steps_seen: int | None = None  # optimizer steps of a trial run
+    rests_on: str = ""  # what was learned, and from what, where the source has learned
     gpu_model: str | None = None  # where it was measured, or what it was worked out for
     parts_mib: dict[str, int] = {}  # what the footprint is made of, where the source can tell
     warnings: tuple[str, ...] = ()

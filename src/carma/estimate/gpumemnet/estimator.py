@@ -123,7 +123,8 @@ class GpuMemNet:
             level=level,
             gpu_model=gpu or facts.learned.gpu,
             parts_mib=_parts(described, facts, footprint, added),
-            warnings=(*class_above(facts, quantiles), *warnings, *weaker, model.told()),
+            warnings=(*class_above(facts, quantiles), *warnings, *weaker),
+            rests_on=model.told(),
         )
 
     def _besides(

@@ -38,10 +38,10 @@ class Model:
         self._session = _session(file)
 
     def told(self) -> str:
-        """Which one it is: the answer's last remark."""
+        """Which one it is."""
         learned = self.facts.learned
         where = "comes with CARMA" if self.file.parent == SHIPPED else f"in {self.file.parent}"
-        return f"by the model {self.facts.name}, learned from {learned.rows:,} runs on {learned.gpu} ({where})"
+        return f"the model {self.facts.name}, learned from {learned.rows:,} runs on {learned.gpu} ({where})"
 
     def quantiles_mib(self, features: Features) -> tuple[float, ...]:
         """Of the footprint, as `facts.quantiles` names them; ascending."""
