@@ -9,9 +9,11 @@ from msgspec.structs import replace
 
 from carma.estimate.described import Described, Layer
 from carma.estimate.gpumemnet import chain
+from carma.estimate.gpumemnet import sizes as sizing
 from carma.estimate.gpumemnet.cache import MIB, Block, Cache
 from carma.estimate.gpumemnet.columns import Columns
 from carma.estimate.gpumemnet.features import features
+from carma.estimate.gpumemnet.scratch import NONE
 from carma.estimate.gpumemnet.sizes import Sizes
 
 WORKSPACE = chain.WORKSPACE / MIB
@@ -62,10 +64,15 @@ class Played:
         return self.events.index(WORKSPACE, first + 1)
 
     @property
+    def forward(self) -> tuple[float, ...]:
+        """What comes and goes in the first forward pass, the loss included."""
+        return self.events[self.events.index(WORKSPACE) + 1 : self.turn]
+
+    @property
     def kept(self) -> float:
         """What is there between the passes beside weights: what went in, what layers keep, and of the last layer the
         output and its gradient."""
-        return sum(self.events[: self.turn]) - self.weights - WORKSPACE
+        return sum(self.forward)
 
     @property
     def back(self) -> tuple[float, ...]:
@@ -77,18 +84,9 @@ class Played:
                 return self.events[self.turn + 1 : place + 1]
         raise AssertionError(f"{there - resting} MiB are left of the first step")
 
-    @property
-    def peak(self) -> float:
-        """Of the first step, beside weights and workspaces."""
-        there, most = 0.0, 0.0
-        for event in (*self.events[: self.turn], *self.back):
-            there += event
-            most = max(most, there)
-        return most - self.weights - WORKSPACE
-
 
 def played(described: Described) -> Played:
-    """As `features` has it played."""
+    """As `features` has it played, without cuDNN's workspaces, which are another's to tell."""
     caches: list[_Watched] = []
     found: list[Sizes] = []
 
@@ -103,6 +101,7 @@ def played(described: Described) -> Played:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chain, "Cache", cache)
         patch.setattr(chain, "Sizes", sizes)
+        patch.setattr(sizing, "scratch_of", lambda described: [NONE] * len(described.layers))
         features(described)
     (watched,), (chosen,) = caches, found
     return Played(chosen, tuple(watched.events), sum(watched.there.values()) - 2 * WORKSPACE)
@@ -116,14 +115,21 @@ def model(*layers: Layer, **changed: object) -> Described:
 
 
 def layer(kind: str, *shape: int, parameters: int = 0, inplace: bool = False) -> Layer:
+    """What goes in is left to be worked out."""
     return Layer(kind=kind, output=shape, parameters=parameters, inplace=inplace)
 
 
 def linear(into: int, *shape: int) -> Layer:
     """Without a bias."""
-    return layer("Linear", *shape, parameters=into * shape[-1])
+    return Layer(kind="Linear", output=shape, parameters=into * shape[-1], inputs=((*shape[:-1], into),))
 
 
 def conv(into: int, *shape: int) -> Layer:
-    """Of one place, without a bias: no workspace is asked for a tensor of that."""
-    return layer("Conv2d", *shape, parameters=into * shape[1])
+    """Of one place, without a bias."""
+    taken = (shape[0], into, *shape[2:])
+    return Layer(kind="Conv2d", output=shape, parameters=into * shape[1], inputs=(taken,))
+
+
+def follow(events: tuple[float, ...], *part: float) -> bool:
+    """Whether these came and went one right after the other."""
+    return any(events[begin : begin + len(part)] == part for begin in range(len(events)))
