@@ -24,6 +24,8 @@ _PIECES = frozenset((
     "Range", "CumSum", "Not", "And", "Equal", "Greater", "Less",
 ))  # fmt: skip
 _SQUARES = ("Pow", "ReduceMean", "Sqrt", "Reciprocal")  # of a norm that was taken to pieces
+# Modules that multiply each channel by a weight keep their input, as activations do.
+_SCALES = ("LayerScale", "LayerScale2d", "Scale", "Affine")
 _REACH = 7  # operators that such a function is taken to
 
 
@@ -32,6 +34,8 @@ def layers_of(described: Described) -> Described:
     layers = described.layers
     if any(_is_piece(layer) for layer in layers):
         layers = tuple(_modules(layers))
+    if any(layer.kind in _SCALES for layer in layers):
+        layers = tuple(replace(one, kind="Activation") if one.kind in _SCALES else one for one in layers)
     found = tuple(layer for layer in layers if not layer.kind.endswith("Loss"))
     return replace(described, layers=found) if found and found != described.layers else described
 

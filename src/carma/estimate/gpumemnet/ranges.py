@@ -15,6 +15,7 @@ import numpy as np
 
 from carma.estimate.gpumemnet.facts import Facts
 from carma.estimate.gpumemnet.features import FEATURES, PLACE, SETTINGS, TOKEN, Features
+from carma.estimate.gpumemnet.kept import IS_VIEW
 from carma.estimate.gpumemnet.kinds import INDEX, KINDS
 
 if TYPE_CHECKING:
@@ -84,14 +85,22 @@ def refusal(said: list[str]) -> str:
 
 
 def inside(found: Features, facts: Facts) -> Features:
-    """What the model is fed: every feature moved to the edge of what it has seen, kinds it never saw as others."""
+    """What the model is fed: every feature moved to the edge of what it has seen, kinds it never saw as others. Views
+    that it never saw are left out: they hold nothing, and no other kind is like them."""
     scalars = found.scalars.copy()
     for name, (low, high) in facts.ranges.items():
         scalars[PLACE[name]] = min(max(scalars[PLACE[name]], low), high)
     seen = [kind for kind in KINDS if facts.kinds_seen.get(kind)]
     stands_in = "other" if "other" in seen or not seen else max(seen, key=lambda kind: facts.kinds_seen[kind])
     known = np.array([INDEX[kind if kind in seen else stands_in] for kind in KINDS], np.int64)
-    return replace(found, scalars=scalars, kinds=known[found.kinds])
+    fed = np.ones(len(found.kinds), np.bool_) if "shape" in seen else _real(found)
+    return replace(found, scalars=scalars, kinds=known[found.kinds[fed]], tokens=found.tokens[fed])
+
+
+def _real(found: Features) -> NDArray[np.bool_]:
+    """Layers but views (Flatten, Identity); all where there is nothing else."""
+    real = ~IS_VIEW[found.kinds] | (_sized(found, "weight_mib") > LEAST_MIB)
+    return real if real.any() else np.ones(len(found.kinds), np.bool_)
 
 
 def _settings(found: Features, facts: Facts) -> Iterator[str]:
@@ -129,11 +138,9 @@ def _sizes(found: Features, facts: Facts) -> Iterator[str]:
             continue  # fewer of a kind, or somewhat more of them, is no other size: the totals tell that
         if (offence := _outside(name, value, facts)) is not None:
             yield offence
-    if (
-        len(found.kinds) > facts.most_layers
-        and _outside("layers", float(found.scalars[PLACE["layers"]]), facts) is None
-    ):
-        yield f"the number of layers, {len(found.kinds):,}, is above the {facts.most_layers:,} of what it has learned"
+    layers = int(_real(found).sum())
+    if layers > facts.most_layers and _outside("layers", float(found.scalars[PLACE["layers"]]), facts) is None:
+        yield f"the number of layers, {layers:,}, is above the {facts.most_layers:,} of what it has learned"
 
 
 def _outside(name: str, value: float, facts: Facts) -> str | None:
@@ -170,8 +177,9 @@ def _number(name: str, value: float, digits: int = 2) -> str:
 
 def _unseen(found: Features, facts: Facts) -> Iterator[str]:
     """Kinds of layers that are in no network of the data and are no trifle in this one. `other` is what nobody knows:
-    where none was seen, it is one of these. Sums are in most networks and in no list of modules (`operators`)."""
-    outputs, weights = _sized(found, "output_mib"), _sized(found, "weight_mib")
+    where none was seen, it is one of these. Sums are in most networks and in no list of modules (`operators`), and views
+    are no outputs of their own."""
+    outputs, weights = _sized(found, "output_mib") * _real(found), _sized(found, "weight_mib")
     for kind in KINDS:
         of_kind = found.kinds == INDEX[kind]
         if kind == "merge" or facts.kinds_seen.get(kind) or not of_kind.any():

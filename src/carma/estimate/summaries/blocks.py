@@ -17,7 +17,9 @@ from carma.estimate.summaries.tree import Node
 
 TRANSPARENT = ("ModuleList", "ModuleDict")  # never called themselves: their modules belong to the block around
 Wanted = tuple[int | None, int | None]  # channels, features; None where any will do
-_ASIDE = re.compile(r"\w*Rotary\w*Embedding|\w*Loss")  # what they make is not handed on
+_ASIDE = re.compile(
+    r"\w*Rotary\w*Embedding|\w*Loss|\w*Rel(ative)?Pos\w*|\w*Pos\w*(Rel|Bias)\w*"
+)  # what they make is not handed on
 _WORDS = re.compile(r"\w*Embedding")
 _GATES = ("Sigmoid", "Hardsigmoid")
 _SCALES = re.compile(r"SqueezeExcit\w*|SE(Module|Layer|Block|Unit)?")
@@ -127,8 +129,13 @@ def wanted_behind(children: Sequence[Node], after: Wanted) -> list[Wanted]:
     return found[::-1]
 
 
+def is_layer_itself(node: Node) -> bool:
+    """Beside the modules inside it: a norm that holds its activation."""
+    return bool(node.own and node.printed)
+
+
 def leaves(node: Node) -> Iterator[Node]:
-    if not node.children:
+    if not node.children or is_layer_itself(node):
         yield node
     for child in node.children:
         yield from leaves(child)

@@ -19,6 +19,16 @@ _PLAIN = re.compile(
     r"|CosineSimilarity|PairwiseDistance|Softmax2d|FrozenBatchNorm2d|LinearActivation|LaplaceActivation"
     r"|ReLUSquaredActivation|\w*Rotary\w*Embedding|Quant|DeQuant|QuantStub|DeQuantStub|Tanhshrink|Interpolate)"
 )
+# Also without parameters; they may have modules inside.
+_BARE = re.compile(
+    r"(?!\w*Att)\w*Pool(ing)?([123]d)?(Same)?|FrozenBatchNormAct2d|SpaceToDepth|DepthToSpace|\w*Permute\w*"
+)
+# One factor for each channel, or a factor and a summand. How many channels there are is not printed.
+_SCALES = {"LayerScale": 1, "LayerScale2d": 1, "Scale": 1, "Affine": 2}
+# The name says that there are weights, so that none may be left out.
+_WEIGHTY = re.compile(
+    r"\w*(Linear|Conv|Attention|Attn|Expert|Norm|Dense|LSTM|GRU|RNN|Cell|Mamba|Mixer|Mlp|MLP|Block|Layer)\w*"
+)
 _LAYER = re.compile(r"\w*Linear\w*|\w*Norm(alization)?|MultiheadAttention")
 _CONTAINERS = ("Sequential", "ModuleList", "ModuleDict", "ParameterList")
 KINDS_KEPT = 4096  # names of classes come from the text, so what is remembered of them has an end
@@ -36,13 +46,36 @@ def is_container(kind: str) -> bool:
 
 def count_parameters(kind: str, printed: Printed) -> int | None:
     """None: the brackets do not tell. What has none is 0."""
-    if is_plain(kind) or is_container(kind):
+    if is_plain(kind) or is_container(kind) or _is_bare(kind):
         return 0
     count = _rule(kind)
     try:
         return None if count is None else count(printed)
     except (KeyError, ValueError, IndexError, ZeroDivisionError):
         return None
+
+
+@lru_cache(KINDS_KEPT)
+def _is_bare(kind: str) -> bool:
+    return _BARE.fullmatch(kind) is not None
+
+
+def scales(kind: str) -> int:
+    """Parameters that it has for each channel, where that is all that is known of them; 0 of any other module."""
+    return _SCALES.get(kind, 0)
+
+
+@lru_cache(KINDS_KEPT)
+def may_be_small(kind: str) -> bool:
+    """Nothing in its name tells of a layer: it may have a few parameters (a table of places), or none."""
+    return _rule(kind) is None and _WEIGHTY.fullmatch(kind) is None
+
+
+def width_made(printed: Printed) -> int:
+    """Channels of what a layer with weights makes; 0 where the brackets do not tell."""
+    told = next((printed[key] for key in ("out_features", "nf", "1", "0") if key in printed), "")
+    found = integers(told)
+    return found[-1] if found else 0
 
 
 @lru_cache(KINDS_KEPT)
@@ -70,6 +103,11 @@ def _convolution(printed: Printed) -> int:
     # A transposed one holds its weight the other way round: in × out/groups instead of out × in/groups. Same product.
     weight = taken * given // groups * prod(integers(printed["kernel_size"]))
     return weight + (given if _yes(printed, "bias") else 0)
+
+
+def _scaled_convolution(printed: Printed) -> int:
+    """With a gain for each channel that it makes."""
+    return _convolution(printed) + int(printed["1"])
 
 
 def _linear(printed: Printed) -> int:
@@ -135,15 +173,16 @@ _Count = Callable[[Printed], int]
 _RULES: tuple[tuple[re.Pattern[str], _Count], ...] = tuple(
     (re.compile(pattern), count)
     for pattern, count in (
-        (r"Conv(Transpose)?[123]d", _convolution),
+        (r"(Std|Deform)?Conv[123]d(Same)?|ConvTranspose[123]d", _convolution),
+        (r"ScaledStdConv2d(Same)?", _scaled_convolution),
         (r"(NonDynamicallyQuantizable)?Linear", _linear),
         (r"Bilinear", _bilinear),
         (r"Conv1D", _hf_conv1d),
-        (r"(Sync)?BatchNorm([123]d)?", _batch_norm),
+        (r"(Sync)?BatchNorm(Act)?([123]d)?", _batch_norm),
         (r"InstanceNorm[123]d", _batch_norm),
-        (r"GroupNorm", _group_norm),
-        (r"LayerNorm(2d)?", _layer_norm),
-        (r"\w*RMSNorm", _rms_norm),
+        (r"GroupNorm1?(Act)?", _group_norm),
+        (r"LayerNorm(Act)?(2d)?(Fp32)?", _layer_norm),
+        (r"\w*RMSNorm|(Rms|Simple)Norm(Act)?(2d)?(Fp32)?", _rms_norm),
         (r"(\w*Embedding|EmbeddingBag)", _embedding),
         (r"LSTM(Cell)?", partial(_recurrent, 4)),
         (r"GRU(Cell)?", partial(_recurrent, 3)),

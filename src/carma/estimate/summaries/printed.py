@@ -9,24 +9,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from carma.estimate.described import Described, Layer
 from carma.estimate.summaries.blocks import modules
-from carma.estimate.summaries.kinds import count_parameters, is_container
-from carma.estimate.summaries.lines import bad
+from carma.estimate.summaries.kinds import count_parameters, is_container, may_be_small, scales, width_made
+from carma.estimate.summaries.lines import bad, counted
 from carma.estimate.summaries.read import Read
 from carma.estimate.summaries.shapes import Shape
 from carma.estimate.summaries.tree import MOST_LAYERS, Node, parse_tree
 from carma.estimate.summaries.walk import Walk
 
 _ADAPTER = re.compile(r"(?:^|\.)(?:lora_\w+|modules_to_save)(?:\.|$)")
+_UNTOLD = "what is printed of this module does not tell how many parameters it has"
+_FEW = 2  # layers that are understood, at least, for each module that is not
 _NAMED = {"Conv": ("in_channels", "out_channels"), "Embedding": ("num_embeddings", "embedding_dim")}
 
 
 def read_tree(lines: Sequence[str], start: int, batch: int | None, sample: Shape) -> Read:
     """With an input (of one sample, without the batch) the outputs are found, too."""
     root = parse_tree(lines, start)
-    _count(root)
+    counting = _Counting()
+    counting.count(root)
+    untold = counting.remarks()
     if modules(root) > MOST_LAYERS:
         raise bad(root.line, root.text, f"more than {MOST_LAYERS:,} layers")
     walk = Walk(root, sample) if sample else None
@@ -38,7 +43,7 @@ def read_tree(lines: Sequence[str], start: int, batch: int | None, sample: Shape
         parameters=sum(layer.parameters for layer in layers) if root.count is None else root.count,
         input=(batch or 1, *sample) if sample else (),
     )
-    remarks = (*(walk.remarks() if walk else ()), *_tied(root, layers))
+    remarks = (*(walk.remarks() if walk else ()), *untold, *_tied(root, layers))
     has_adapters = any("lora_" in line for line in lines)
     return Read(described=described, remarks=remarks, frozen=_frozen(layers) if has_adapters else 0)
 
@@ -65,26 +70,52 @@ def _tied(root: Node, layers: Sequence[Layer]) -> tuple[str, ...]:
     return ()
 
 
-def _count(node: Node) -> None:
-    """Fills in `own` and `whole`, from the leaves up."""
-    below = 0
-    for child in node.children:
-        _count(child)
-        below += child.whole * len(child.names)
-    node.own = _own(node, below)
-    node.whole = node.own + below if node.count is None else node.count
+@dataclass
+class _Counting:
+    """Parameters of all modules, from the leaves up."""
 
+    weighty: list[Node] = field(default_factory=list)  # layers with weights, so far
+    untold: list[Node] = field(default_factory=list)
 
-def _own(node: Node, below: int) -> int:
-    """Parameters that the module owns itself."""
-    if node.count is not None:
-        return max(node.count - below, 0)
-    if node.children:
-        return _attention(node) if node.kind == "MultiheadAttention" else 0
-    own = count_parameters(node.kind, node.printed)
-    if own is None:
-        raise bad(node.line, node.text, "what is printed of this module does not tell how many parameters it has")
-    return own
+    def count(self, node: Node) -> None:
+        """Fills in `own` and `whole`."""
+        below = 0
+        for child in node.children:
+            self.count(child)
+            below += child.whole * len(child.names)
+        node.own = self._own(node, below)
+        node.whole = node.own + below if node.count is None else node.count
+        if node.own:
+            self.weighty.append(node)
+
+    def _own(self, node: Node, below: int) -> int:
+        """Parameters that the module owns itself."""
+        if node.count is not None:
+            return max(node.count - below, 0)
+        if node.children and node.kind == "MultiheadAttention":
+            return _attention(node)
+        if node.children:
+            return (count_parameters(node.kind, node.printed) or 0) if node.printed else 0
+        own = count_parameters(node.kind, node.printed)
+        if own is None and (each := scales(node.kind)):
+            widths = (width_made(layer.printed) for layer in reversed(self.weighty) if not scales(layer.kind))
+            own = each * next(filter(None, widths), 0)
+        if own is not None:
+            return own
+        if not may_be_small(node.kind):
+            raise bad(node.line, node.text, _UNTOLD)
+        self.untold.append(node)
+        return 0
+
+    def remarks(self) -> tuple[str, ...]:
+        """What is not told of a few modules is no matter; where they are many, it may be most of the model."""
+        if not self.untold:
+            return ()
+        if _FEW * len(self.untold) > len(self.weighty):
+            raise bad(self.untold[0].line, self.untold[0].text, _UNTOLD)
+        kinds = ", ".join(list(dict.fromkeys(node.kind for node in self.untold))[:3])
+        few = counted(sum(len(node.names) for node in self.untold), "module")
+        return (f"what is printed of {few} ({kinds}) does not tell how many parameters they have: none are counted",)
 
 
 def _attention(node: Node) -> int:

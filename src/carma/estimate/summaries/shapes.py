@@ -11,14 +11,20 @@ from math import floor, prod
 from carma.estimate.summaries.kinds import KINDS_KEPT, Printed, integers
 
 Shape = tuple[int, ...]
-_CONVOLUTION = re.compile(r"Conv([123])d")
+_CONVOLUTION = re.compile(r"(?:Deform|(?:Scaled)?Std)?Conv([123])d(?:Same)?")
 _TRANSPOSED = re.compile(r"ConvTranspose([123])d")
-_BY_CHANNELS = re.compile(r"(?:Sync|Frozen)?(?:BatchNorm|InstanceNorm)([123]d)?\w*|LayerNorm2d")
-_POOL = re.compile(r"(?:Max|Avg|LP)Pool([123])d")
+_BY_CHANNELS = re.compile(
+    r"(?:Sync|Frozen)?(?:BatchNorm|InstanceNorm)([123]d)?\w*|(?:Layer|Rms|Simple)Norm(?:Act)?2d(?:Fp32)?"
+)
+_GROUPS = re.compile(r"GroupNorm1?(?:Act)?")
+_POOL = re.compile(r"(?:Max|Avg|LP)Pool([123])d(?:Same)?")
+_WHOLE = re.compile(r"(?:Global|Fast|SelectAdaptive)\w*Pool\w*|GeM\w*")  # of a whole image
 _ADAPTIVE = re.compile(r"Adaptive(?:Max|Avg)Pool([123])d")
 _PLACES = re.compile(
-    r"(?:Conv|ConvTranspose|(?:Adaptive)?(?:Max|Avg|LP)Pool|BatchNorm(?!1)|InstanceNorm(?!1)|LayerNorm)([123])d"
+    r"(?:(?:Deform|(?:Scaled)?Std)?Conv|ConvTranspose|(?:Adaptive)?(?:Max|Avg|LP)Pool|BatchNorm(?:Act)?(?!1)"
+    r"|InstanceNorm(?!1)|(?:Layer|Rms|Simple)Norm(?:Act)?)([123])d(?:Same|Fp32)?"
 )
+_ROW_NORMS = ("LayerNorm", "RMSNorm", "LayerNormFp32", "LayerNormAct", "RmsNorm", "RmsNormFp32", "SimpleNorm")
 _RECURRENT = re.compile(r"LSTM|GRU|RNN")
 _WIDE = re.compile(r"\w*Linear|Conv1D|Bilinear")
 
@@ -31,7 +37,7 @@ def channels_taken(kind: str, printed: Printed) -> int | None:
 
 @lru_cache(KINDS_KEPT)
 def _channels_key(kind: str) -> str | None:
-    if kind == "GroupNorm":
+    if _GROUPS.fullmatch(kind):
         return "1"
     wants = (_CONVOLUTION, _TRANSPOSED, _BY_CHANNELS)
     return "0" if any(pattern.fullmatch(kind) for pattern in wants) else None
@@ -48,7 +54,7 @@ def _features_key(kind: str) -> str | None:
     named = {"Conv1D": "nx", "Bilinear": "in1_features"}
     if kind in named:
         return named[kind]
-    if _RECURRENT.fullmatch(kind) or kind.endswith(("LayerNorm", "RMSNorm")):
+    if _RECURRENT.fullmatch(kind) or kind.endswith(_ROW_NORMS):
         return "0"
     return "in_features" if _WIDE.fullmatch(kind) else None
 
@@ -82,6 +88,26 @@ def _each(printed: Printed, name: str, count: int, default: str) -> list[int]:
     """`(3, 3)`, `3` or `(3,)`: one for each place."""
     found = integers(printed.get(name, default))
     return found * count if len(found) == 1 else found[:count]
+
+
+def _same(printed: Printed, shape: Shape) -> Shape:
+    """Padded so that only the stride counts, as TensorFlow does it."""
+    stride = _each(printed, "stride", len(shape) - 1, printed.get("kernel_size", "1"))
+    made = int(printed["1"]) if "1" in printed else shape[0]
+    return (made, *(-(-size // step) for size, step in zip(shape[1:], stride, strict=True)))
+
+
+def _blurred(printed: Printed, shape: Shape) -> Shape:
+    """Its stride is mostly not printed; it is there for steps of two."""
+    stride = _each(printed, "stride", len(shape) - 1, "2")
+    return (shape[0], *(-(-size // step) for size, step in zip(shape[1:], stride, strict=True)))
+
+
+def _whole(printed: Printed, shape: Shape) -> Shape:
+    """One number a channel, two where mean and maximum stand side by side."""
+    channels = shape[0] * (2 if printed.get("pool_type", "").startswith("cat") else 1)
+    is_flat = "Flatten" in printed.get("flatten", "") or printed.get("flatten") == "True"
+    return (channels,) if is_flat else (channels, *(1 for _ in shape[1:]))
 
 
 def _convolved(printed: Printed, shape: Shape) -> Shape:
@@ -192,10 +218,13 @@ _Make = Callable[[Printed, Shape], Shape]
 _RULES: tuple[tuple[re.Pattern[str], _Make], ...] = tuple(
     (re.compile(pattern), make)
     for pattern, make in (
+        (r"\w*(Conv|Pool)2dSame", _same),
         (_CONVOLUTION.pattern, _convolved),
         (_TRANSPOSED.pattern, _transposed),
         (_POOL.pattern, _pooled),
         (_ADAPTIVE.pattern, _adapted),
+        (_WHOLE.pattern, _whole),
+        (r"BlurPool\w*", _blurred),
         ("Conv1D", _last("nf")),
         (_WIDE.pattern, _last("out_features")),
         (_RECURRENT.pattern, _recurrent),

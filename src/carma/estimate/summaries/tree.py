@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from carma.estimate.summaries.lines import bad, read_count
 
 _MODULE = re.compile(
-    r"\s*(?:\((?P<name>[^()]*)\): )?(?:(?P<times>\d{1,9}) x )?(?P<kind>[A-Za-z_][\w.]{0,200})\((?P<rest>.*)",
+    r"\s*(?:\((?P<name>[^()]*)\): )?(?:(?P<times>\d{1,9}) x )?(?P<kind>[A-Za-z_][\w.]{0,200})"
+    r"(?(name) ?)\((?P<rest>.*)",
     re.DOTALL | re.ASCII,
 )
 _CLOSE = re.compile(r"\s*\)(?:, (?P<count>[\d,]+) params)?\s*")
@@ -65,6 +66,8 @@ def parse_tree(lines: Sequence[str], start: int) -> Node:
             continue
         child = _node(line, number, not open_nodes, brackets)
         if child is None:
+            if not open_nodes[-1].children and "=" in text:
+                open_nodes[-1].printed = _printed(text)  # of a layer with modules inside
             continue  # a line of the block's own description
         node, opens = child
         if open_nodes:

@@ -78,6 +78,8 @@ class Walk:
         if node.kind == "MultiheadAttention":
             self._attend(node, output)
         elif node.children:
+            if blocks.is_layer_itself(node):
+                self._outputs[output] = self._call_leaf(node)
             self._call_block(node, after)
         elif node.kind not in blocks.TRANSPARENT:
             self._outputs[output] = self._call_leaf(node)

@@ -1,0 +1,116 @@
+"""Models as timm prints them: classes of its own, norms that hold their activation, scales whose size is not told."""
+
+from __future__ import annotations
+
+import pytest
+
+from carma.errors import Usage
+from carma.estimate.summaries import read_text
+from carma.estimate.summaries.read import Read
+
+POOL = "(global_pool): SelectAdaptivePool2d(pool_type=avg, flatten=Flatten(start_dim=1, end_dim=-1))"
+NORM_ACT = """\
+Net(
+  (conv): Conv2d(3, 8, kernel_size=(3, 3), stride=(2, 2), padding=(1, 1), bias=False)
+  (bn): BatchNormAct2d(
+    8, eps=1e-05, momentum=0.1, affine=True, bias=True, track_running_stats=True
+    (drop): Identity()
+    (act): SiLU(inplace=True)
+  )
+  (pw): Conv2d(8, 4, kernel_size=(1, 1), stride=(1, 1), bias=False)
+)"""
+
+
+def net(*modules: str) -> str:
+    return "\n".join(["Net(", *(f"  {module}" for module in modules), ")"])
+
+
+def made(text: str, sample: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    read = read_text(text, batch=2, sample=sample)
+    return {layer.name: layer.output for layer in read.described.layers}
+
+
+def parameters(read: Read) -> dict[str, int]:
+    return {layer.name: layer.parameters for layer in read.described.layers}
+
+
+def test_a_norm_that_holds_its_activation_has_its_own_parameters_and_output() -> None:
+    read = read_text(NORM_ACT, batch=2, sample=(3, 32, 32))
+    assert parameters(read) == {"conv": 216, "bn": 16, "bn.drop": 0, "bn.act": 0, "pw": 32}
+    assert {layer.output for layer in read.described.layers if layer.name.startswith("bn")} == {(2, 8, 16, 16)}
+    assert [layer.inplace for layer in read.described.layers] == [False, False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("pool", "output"),
+    [
+        (POOL, (2, 8)),
+        ("(global_pool): SelectAdaptivePool2d (pool_type=avg, flatten=True)", (2, 8)),
+        ("(global_pool): SelectAdaptivePool2d(pool_type=avg, flatten=Identity())", (2, 8, 1, 1)),
+        ("(global_pool): SelectAdaptivePool2d(pool_type=catavgmax, flatten=Flatten(start_dim=1))", (2, 16)),
+        ("(global_pool): GlobalAvgPool2d()", (2, 8, 1, 1)),
+        ("(global_pool): BlurPool2d()", (2, 8, 8, 8)),
+        ("(global_pool): MaxPool2dSame(kernel_size=(3, 3), stride=(2, 2), padding=(0, 0))", (2, 8, 8, 8)),
+    ],
+)
+def test_pools_have_no_parameters(pool: str, output: tuple[int, ...]) -> None:
+    text = net("(conv): Conv2d(3, 8, kernel_size=(1, 1), stride=(1, 1), bias=False)", pool)
+    read = read_text(text, batch=2, sample=(3, 15, 15))
+    assert read.described.parameters == 24
+    assert read.described.layers[-1].output == output
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "output"),
+    [
+        ("Conv2dSame(3, 8, kernel_size=(3, 3), stride=(2, 2), bias=False)", 0, (2, 8, 8, 8)),
+        ("StdConv2d(3, 8, kernel_size=(3, 3), stride=(2, 2), bias=False)", 0, (2, 8, 7, 7)),
+        ("ScaledStdConv2d(3, 8, kernel_size=(3, 3), stride=(2, 2), bias=False)", 8, (2, 8, 7, 7)),
+        ("ScaledStdConv2dSame(3, 8, kernel_size=(3, 3), stride=(2, 2), bias=False)", 8, (2, 8, 8, 8)),
+    ],
+)
+def test_convolutions_of_its_own(kind: str, more: int, output: tuple[int, ...]) -> None:
+    read = read_text(net(f"(conv): {kind}"), batch=2, sample=(3, 15, 15))
+    assert (read.described.parameters, read.described.layers[0].output) == (216 + more, output)
+
+
+def test_a_scale_has_a_parameter_for_each_channel_that_the_layer_before_it_makes() -> None:
+    text = net(
+        "(conv): Conv2d(3, 8, kernel_size=(1, 1), stride=(1, 1))",
+        "(ls1): LayerScale2d()",
+        "(norm): GroupNorm1(1, 8, eps=1e-05, affine=True, bias=True)",
+        "(scale): Scale()",
+        "(fc): Linear(in_features=8, out_features=5, bias=True)",
+        "(drop): Dropout(p=0.1, inplace=False)",
+        "(ls2): LayerScale()",
+        "(affine): Affine()",
+    )
+    read = read_text(text, batch=2)
+    assert parameters(read) == {
+        "conv": 32, "ls1": 8, "norm": 16, "scale": 8, "fc": 45, "drop": 0, "ls2": 5, "affine": 10
+    }  # fmt: skip
+    assert read.remarks == ()
+
+
+def test_parameters_that_are_not_told_are_none_and_that_is_said() -> None:
+    layers = (f"(conv{place}): Conv2d(3, 3, kernel_size=(1, 1), stride=(1, 1))" for place in range(4))
+    text = net(*layers, "(pos): PosEmbedRel()", "(place): TableOfPlaces()")
+    read = read_text(text, batch=2, sample=(3, 8, 8))
+    assert read.described.parameters == 48
+    assert any("2 modules (PosEmbedRel, TableOfPlaces)" in remark for remark in read.remarks)
+    assert {layer.name: layer.output for layer in read.described.layers if "p" in layer.name} == {
+        "pos": (),
+        "place": (2, 3, 8, 8),
+    }
+
+
+@pytest.mark.parametrize("unknown", ["SparseLinear()", "FancyAttention()", "CondConv2d(3, 8, kernel_size=(3, 3))"])
+def test_a_layer_by_its_name_must_tell_its_parameters(unknown: str) -> None:
+    layers = (f"(conv{place}): Conv2d(3, 3, kernel_size=(1, 1), stride=(1, 1))" for place in range(4))
+    with pytest.raises(Usage, match="line 6 .* how many parameters it has"):
+        read_text(net(*layers, f"(odd): {unknown}"), batch=2)
+
+
+def test_more_that_is_not_told_than_is_told_is_an_error() -> None:
+    with pytest.raises(Usage, match="line 3 .* how many parameters it has"):
+        read_text(net("(conv): Conv2d(3, 3, kernel_size=(1, 1), stride=(1, 1))", "(odd): Odd()"), batch=2)
