@@ -102,7 +102,7 @@ def test_what_is_taken_is_reserved(direction: int, monkeypatch: pytest.MonkeyPat
     asked = tuple(large if place == direction else 0 for place in range(3))
 
     def reserved_bytes(scratch: tuple[int, ...]) -> float:
-        monkeypatch.setattr("carma.estimate.gpumemnet.chain.scratch_of", lambda _: [NONE, scratch])
+        monkeypatch.setattr("carma.estimate.gpumemnet.sizes.scratch_of", lambda _: [NONE, scratch])
         return float(2 ** features(two).scalars[PLACE["guess_mib"]].astype(float) - 1) * 2**20
 
     assert reserved_bytes(NONE) < large / 10

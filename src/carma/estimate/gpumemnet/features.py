@@ -170,11 +170,14 @@ def _kind(layer: Layer) -> int:
         )
     if kind == "convolution" and layer.attributes.get("groups", "1") != "1":
         kind = "grouped"
+    if kind == "dropout" and layer.attributes.get("p") in _NOTHING:
+        kind = "shape"  # it hands on what it is given
     if kind == "activation" and layer.inplace and function_of(layer.kind) not in _COPIED:
         kind = "rectifier"  # what is written over its input keeps its output
     return INDEX[kind]
 
 
+_NOTHING = ("0", "0.0")
 _COPIED = tuple(
     FUNCTIONS.index(name) for name in ("SiLU", "Mish", "Hardswish", "ReLU6")
 )  # these keep a copy of their input

@@ -45,7 +45,8 @@ MASK_BYTES = np.array([{"dropout": 1.0, "max_pooling": 8.0}.get(kind, 0.0) for k
 _INSIDE, _INSIDE_TORCH = 4.0, 5.0
 TORCH_ATTENTION = "MultiheadAttention"
 # Softsign is a quotient: its denominator is kept beside its input. What the backward pass needs for a moment.
-KEPT_MORE = {"Softsign": 1}
+# So do the parts of GELUs that are written out.
+KEPT_MORE = {"Softsign": 1, "QuickGELUActivation": 1, "QuickGELU": 1, "NewGELUActivation": 3, "FastGELUActivation": 5}
 BACK_MORE = {"Softsign": 4, "PReLU": 1, "Tanhshrink": 1}
 # Tensors of the size of all weights that torch's optimizers make in a step (foreach).
 _TEMPORARIES = {"sgd": 0.0, "adagrad": 2.0}
