@@ -97,7 +97,8 @@ def test_other_layers_take_none_and_losses_are_none() -> None:
 
 @pytest.mark.parametrize("direction", range(3))
 def test_what_is_taken_is_reserved(direction: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second of two layers takes far more than all tensors together, in one direction only."""
+    """The second of two layers takes far more than all tensors together, in one direction only. In the second step a
+    tensor may stand in the middle of it, as in torch: then there are two."""
     two, large = network(conv(), conv()), 1 << 36
     asked = tuple(large if place == direction else 0 for place in range(3))
 
@@ -106,4 +107,4 @@ def test_what_is_taken_is_reserved(direction: int, monkeypatch: pytest.MonkeyPat
         return float(2 ** features(two).scalars[PLACE["guess_mib"]].astype(float) - 1) * 2**20
 
     assert reserved_bytes(NONE) < large / 10
-    assert large <= reserved_bytes(asked) * 1.001 < 1.1 * large
+    assert large <= reserved_bytes(asked) * 1.001 < 2.1 * large
