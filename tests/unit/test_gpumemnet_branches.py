@@ -57,13 +57,14 @@ def test_a_gradient_waits_beside_its_branch() -> None:
     """From the sum on it goes two ways; the norm that begins the branch is where they meet again."""
     wide = layer("GELU", *WORDS, 2 * WIDTH)
     up, down = linear(WIDTH, *WORDS, 2 * WIDTH), linear(2 * WIDTH, *WORDS, WIDTH)  # 8 MiB of weights each
-    assert played(model(NORM, up, wide, down, NORM, HEAD)).back == (
+    assert played(model(GELU, NORM, up, wide, down, NORM, HEAD)).back == (
         *(8, 2, -4, -8),  # head: its input's gradient, its weights'; the gradient it was given and what it kept go
         *(8, -8, -8),  # the norm behind the sum
         *(16, 8, -16),  # down: the gradient that it was given stays
         *(16, -16, -16),
         *(8, 8, -16, -8),  # up
-        *(-8, -8),  # the norm: what waited, and what came
+        *(8, -8, -8, -8),  # the norm: what waited goes, what it was given and what it kept
+        -8,
         *(-8, -4),  # what went into the network, and what came out
         *(-2, -8, -8),  # gradients of the weights, after the step
     )  # fmt: skip
@@ -79,20 +80,31 @@ IMAGE, FIGURES = (8, 64, 64, 64), (8, 64, 1, 1)  # 8 MiB in 64 channels
 STEM, LAST = conv(64, *IMAGE), conv(64, 8, 32, 64, 64)  # 4 MiB come out at the end
 
 
+HALF, UP = layer("AvgPool2d", 8, 64, 32, 32), layer("Upsample", 8, 128, 64, 64)
+DEEP, JOINED = conv(64, 8, 128, 32, 32), conv(192, 8, 32, 64, 64)  # the last takes 16 MiB that UP gives and 8 of before
+
+
 def test_the_gradient_of_a_skip_is_held_until_its_layer() -> None:
     """Of a U-Net: the gradient of what was joined is one tensor, of which the earlier layer has a view."""
-    half = layer("AvgPool2d", 8, 64, 32, 32)
-    up = layer("Upsample", 8, 128, 64, 64)
-    found = played(model(STEM, half, conv(64, 8, 128, 32, 32), up, conv(192, 8, 32, 64, 64)))
-    assert found.sizes.skips == {4: 0}
+    found = played(model(layer("GELU", *IMAGE), STEM, HALF, DEEP, UP, JOINED))
+    assert found.sizes.skips == {5: 1}
     assert found.back == (
-        *(24, -4, -24),  # 16 that were made larger and 8 of the stem; the joined tensor was kept
+        *(24, -4, -24),  # the gradient of both; the joined tensor was kept
         4,  # it was given a view
         *(2, -4, -2),
         *(8, -2, -8),  # pooling
-        *(-8, -24),  # the stem: what came down, and what was held
-        *(-8, -4),
+        *(8, -8, -8, -24),  # the earlier layer: what came down goes, what it kept, and what was held
+        -8,
+        *(-8, -4),  # what went into the network, and what came out
     )  # fmt: skip
+
+
+def test_the_gradient_of_a_skip_from_a_view_is_held_until_the_end() -> None:
+    """A view has no turn of its own; nothing is left over all the same."""
+    found = played(model(STEM, layer("Identity", *IMAGE), HALF, DEEP, UP, JOINED))
+    assert found.sizes.skips == {5: 1}
+    assert found.back[-3:] == (-24, -8, -4)
+    assert found.left == 0
 
 
 def test_layers_that_take_what_is_before_them_have_no_skip() -> None:
@@ -151,10 +163,27 @@ def through(kind: str) -> tuple[Layer, ...]:
     return linear(512, ROWS, 1_024), layer(kind, ROWS, 1_024), linear(1_024, ROWS, 256)
 
 
-def test_softsign_keeps_its_denominator() -> None:
-    plain, quotient = (played(model(*through(kind), input=(ROWS, 512))) for kind in ("GELU", "Softsign"))
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [("Softsign", 1), ("QuickGELUActivation", 1), ("NewGELUActivation", 3), ("FastGELUActivation", 5), ("SiLU", 0)],
+)
+def test_functions_that_are_written_out_keep_their_parts(kind: str, more: int) -> None:
+    plain, parts = (played(model(*through(one), input=(ROWS, 512))) for one in ("GELU", kind))
     assert plain.kept == 4 + 8 + 8 + 2 + 2  # what went in, the function's input and output, the last and its gradient
-    assert quotient.kept == plain.kept + 8
+    assert parts.kept == plain.kept + more * 8
+
+
+@pytest.mark.parametrize(("share", "mask"), [("0.1", 2), ("0.0", 0), ("0", 0)])
+def test_a_dropout_that_drops_nothing_hands_on_what_it_is_given(share: str, mask: float) -> None:
+    first, function, last = through("ReLU")
+    dropout = Layer(kind="Dropout", output=function.output, attributes={"p": share})
+    plain, dropped = (
+        played(model(*layers, input=(ROWS, 512)))
+        for layers in ((first, function, last), (first, function, dropout, last))
+    )
+    output = 8 if mask else 0  # another tensor than the function's, which is kept as well
+    assert dropped.kept == plain.kept + mask + output
+    assert (dropped.events == plain.events) is not bool(mask)
 
 
 @pytest.mark.parametrize(
