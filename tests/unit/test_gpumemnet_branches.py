@@ -57,13 +57,14 @@ def test_a_gradient_waits_beside_its_branch() -> None:
     """From the sum on it goes two ways; the norm that begins the branch is where they meet again."""
     wide = layer("GELU", *WORDS, 2 * WIDTH)
     up, down = linear(WIDTH, *WORDS, 2 * WIDTH), linear(2 * WIDTH, *WORDS, WIDTH)  # 8 MiB of weights each
-    assert played(model(GELU, NORM, up, wide, down, NORM, HEAD)).back == (
+    assert played(model(GELU, GELU, NORM, up, wide, down, NORM, HEAD)).back == (
         *(8, 2, -4, -8),  # head: its input's gradient, its weights'; the gradient it was given and what it kept go
         *(8, -8, -8),  # the norm behind the sum
         *(16, 8, -16),  # down: the gradient that it was given stays
         *(16, -16, -16),
         *(8, 8, -16, -8),  # up
         *(8, -8, -8, -8),  # the norm: what waited goes, what it was given and what it kept
+        *(8, -8, -8),
         -8,
         *(-8, -4),  # what went into the network, and what came out
         *(-2, -8, -8),  # gradients of the weights, after the step
