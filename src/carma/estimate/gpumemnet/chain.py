@@ -10,63 +10,65 @@ from __future__ import annotations
 from itertools import chain as chained
 
 from carma.estimate.described import Described
-from carma.estimate.gpumemnet.cache import MIB, Block, Cache
+from carma.estimate.gpumemnet.cache import MIB, Block, Cache, Tape, replay
 from carma.estimate.gpumemnet.columns import Columns
 from carma.estimate.gpumemnet.sizes import Sizes
 
 # cuBLAS and cuBLASLt on Hopper; the thread of the backward pass has its own.
 WORKSPACE = 33 * MIB
 
-Kept = list[Block | None]
+Tensor = int | None  # its number on the tape; None for a small one
+Tensors = list[Tensor]
 
 
 def play(described: Described, columns: Columns, heads: float) -> tuple[float, float]:
     """MiB reserved at the end, and the most that was allocated. `heads`: of attention that writes its scores out."""
     chain, cache = Sizes(described, columns, heads), Cache()
     weights = [size for pair in zip(chain.weights, chain.biases, strict=True) for size in pair if size]
-    for size in weights:
+    states = [size for size in weights for _ in range(chain.slots)]
+    there, back, update = _Pass(chain).steps(weights * chain.temporaries)
+    for size in (*weights, WORKSPACE):
         cache.take(size)
-    cache.take(WORKSPACE)
     for step in range(2):  # the second finds the cache as the first left it
-        gradients = _Pass(chain, cache).run(is_first=step == 0)
+        taken: list[Block | None] = []
+        replay(there, cache, taken)
         if step == 0:
-            for size in weights:
-                for _ in range(chain.slots):
-                    cache.take(size)
-        for block in [cache.take(size) for size in weights * chain.temporaries]:
-            cache.give(block)
-        for block in gradients:
-            cache.give(block)
+            cache.take(WORKSPACE)
+        replay(back, cache, taken)
+        if step == 0:
+            for size in states:
+                cache.take(size)
+        replay(update, cache, taken)
     small = chain.small * (1 + chain.slots)
     return (cache.reserved + small) / MIB, (cache.peak + small) / MIB
 
 
 class _Pass:
-    """Forward and back."""
+    """Forward and back, written down: what comes and goes is the same in every step."""
 
-    def __init__(self, chain: Sizes, cache: Cache) -> None:
-        self.chain, self.cache = chain, cache
-        self.kept: list[Kept] = [[] for _ in range(chain.count)]
-        self.now: Block | None = None
-        self.batch: Block | None = None
+    def __init__(self, chain: Sizes) -> None:
+        self.chain, self.tape = chain, Tape()
+        self.kept: list[Tensors] = [[] for _ in range(chain.count)]
+        self.now: Tensor = None
+        self.batch: Tensor = None
         self.is_kept = True
-        self.joined: Block | None = None
-        self.aside: Block | None = None
-        self.waiting: dict[int, Block | None] = {}
-        self.other: tuple[int, Block | None] = (0, None)
-        self.held: dict[int, Kept] = {}
+        self.joined: Tensor = None
+        self.aside: Tensor = None
+        self.waiting: dict[int, Tensor] = {}
+        self.other: tuple[int, Tensor] = (0, None)
+        self.held: dict[int, Tensors] = {}
 
-    def run(self, *, is_first: bool) -> Kept:
-        """The gradients of the weights stay."""
-        chain, take, give = self.chain, self.cache.take, self.cache.give
+    def steps(self, temporaries: list[int]) -> tuple[list[int], list[int], list[int]]:
+        """There, back, and the optimizer's part, which makes `temporaries`; the gradients of the weights stay until
+        then."""
+        chain, take, give = self.chain, self.tape.take, self.tape.give
         batch = self.batch = self.now = take(chain.first)
         begins = self.there()
         output, is_kept = self.now, self.is_kept  # a script holds it until the step is over
         self.join(0)
         gradient = self.loss()
-        if is_first:
-            take(WORKSPACE)
-        gradients: Kept = []
+        there = self.tape.cut()
+        gradients: Tensors = []
         for begin, end, again in reversed(chain.spans):
             if again:
                 self.now, self.is_kept = begins.pop(), True
@@ -74,32 +76,27 @@ class _Pass:
                 if not self.is_kept:
                     give(self.now)
             gradient = self.back(begin, end, gradient, gradients)
-        for block in (
-            gradient,
-            self.aside,
-            self.other[1],
-            *self.waiting.values(),
-            *chained.from_iterable(self.held.values()),
-        ):
-            give(block)
-        give(batch)
-        if not is_kept:
-            give(output)
-        return gradients
+        left = (gradient, self.aside, self.other[1], *self.waiting.values())
+        for tensor in (*left, *chained.from_iterable(self.held.values()), batch, None if is_kept else output):
+            give(tensor)
+        back = self.tape.cut()
+        for tensor in (*[take(size) for size in temporaries], *gradients):
+            give(tensor)
+        return there, back, self.tape.cut()
 
-    def loss(self) -> Block | None:
+    def loss(self) -> Tensor:
         """Cross entropy: the logarithms are kept, their gradient and the output's come. They are 32 bits wide, whatever
         the output is."""
-        chain, take, give = self.chain, self.cache.take, self.cache.give
+        chain, take, give = self.chain, self.tape.take, self.tape.give
         likely = take(chain.last)
         passed, gradient = take(chain.last), take(chain.last // 2 if chain.half_loss else chain.last)
         give(passed)
         give(likely)
         return gradient
 
-    def there(self) -> Kept:
+    def there(self) -> Tensors:
         """Of what is computed again, only what goes in is kept."""
-        begins: Kept = []
+        begins: Tensors = []
         for begin, end, again in self.chain.spans:
             if again:
                 begins.append(self.now)
@@ -111,18 +108,18 @@ class _Pass:
 
     def layers(self, begin: int, end: int, *, keep: bool) -> None:
         for place in range(begin, end):
-            made: Kept = []
+            made: Tensors = []
             self.layer(place, made)
             if keep:
                 self.kept[place] += made
             else:
-                for block in made:
-                    if block is not self.now:
-                        self.cache.give(block)
-                self.is_kept = self.now is None or self.now is self.batch or self.now in self.kept[begin]
+                for tensor in made:
+                    if tensor != self.now:
+                        self.tape.give(tensor)
+                self.is_kept = self.now is None or self.now == self.batch or self.now in self.kept[begin]
 
-    def layer(self, place: int, made: Kept) -> None:
-        chain, take, give = self.chain, self.cache.take, self.cache.give
+    def layer(self, place: int, made: Tensors) -> None:
+        chain, take, give = self.chain, self.tape.take, self.tape.give
         for size in chain.beside[place]:
             made.append(take(size))
         if chain.joined[place]:
@@ -161,9 +158,9 @@ class _Pass:
         if self.is_kept:
             made.append(output)
 
-    def fan_out(self, place: int, flows: Block | None) -> None:
+    def fan_out(self, place: int, flows: Tensor) -> None:
         """Attention and gates: each that went into it has a gradient of its own, which are there together."""
-        chain, take, give = self.chain, self.cache.take, self.cache.give
+        chain, take, give = self.chain, self.tape.take, self.tape.give
         into = chain.fans[place]
         parts = [take(chain.inputs[place]) for _ in range(3)] if len(into) == 1 else []
         for one in into:
@@ -172,24 +169,24 @@ class _Pass:
             give(part)
         give(flows)
 
-    def meet(self, place: int, flows: Block | None) -> Block | None:
+    def meet(self, place: int, flows: Tensor) -> Tensor:
         """Gradients of the same tensor are added up in the first of them."""
         size, other = self.other
         if other is None or size != self.chain.inputs[place]:
             return flows
-        self.cache.give(flows)
+        self.tape.give(flows)
         self.other = (0, None)
         return other
 
     def join(self, size: int) -> None:
         """Branches that met. Where a narrower copy is what is kept, it lasts until it has gone into the next one."""
-        joined = self.cache.take(size) if size else None
-        self.cache.give(self.joined)
+        joined = self.tape.take(size) if size else None
+        self.tape.give(self.joined)
         self.joined = joined
 
-    def attend(self, pairs: int, made: Kept) -> None:
+    def attend(self, pairs: int, made: Tensors) -> None:
         """Products, scaled, their softmax in 32 bits; in half precision narrowed again; dropout keeps a mask."""
-        take, give, size = self.cache.take, self.cache.give, 2 if self.chain.half else 4
+        take, give, size = self.tape.take, self.tape.give, 2 if self.chain.half else 4
         product = take(pairs * size)
         scaled = take(pairs * size)
         give(product)
@@ -204,7 +201,7 @@ class _Pass:
 
     def attend_back(self, pairs: int) -> None:
         """Of the dropped, the narrow, the softmax (with a product of its own), the scaled, one after the other."""
-        take, give, size = self.cache.take, self.cache.give, 2 if self.chain.half else 4
+        take, give, size = self.tape.take, self.tape.give, 2 if self.chain.half else 4
         gradient = take(pairs * size)
         if self.chain.drops:
             gradient, before = take(pairs * size), gradient
@@ -219,8 +216,8 @@ class _Pass:
         give(flows)
         give(scaled)
 
-    def back(self, begin: int, end: int, gradient: Block | None, gradients: Kept) -> Block | None:
-        chain, take, give = self.chain, self.cache.take, self.cache.give
+    def back(self, begin: int, end: int, gradient: Tensor, gradients: Tensors) -> Tensor:
+        chain, take, give = self.chain, self.tape.take, self.tape.give
         for place in range(end - 1, begin - 1, -1):
             if chain.is_view[place]:
                 continue
@@ -228,8 +225,8 @@ class _Pass:
             if place in self.waiting:
                 give(self.other[1])
                 self.other, gradient = (chain.inputs[place], gradient), self.waiting.pop(place)
-            for block in [take(chain.outputs[place]) for _ in range(chain.back_more[place])]:
-                give(block)
+            for tensor in [take(chain.outputs[place]) for _ in range(chain.back_more[place])]:
+                give(tensor)
             if place and chain.scratch[place][1]:
                 give(take(chain.scratch[place][1]))
             self.gradients_of_weights(place, gradients)
@@ -238,26 +235,26 @@ class _Pass:
                 self.aside = None
             if place + 1 < chain.count and chain.is_sum[place + 1] and self.aside is None:
                 self.aside = gradient  # the other branch waits for it
-            elif gradient:
+            else:
                 give(gradient)
-            for block in (*self.kept[place], *self.held.pop(place, ())):
-                give(block)
+            for tensor in (*self.kept[place], *self.held.pop(place, ())):
+                give(tensor)
             self.kept[place] = []
             gradient = self.passed_on(place, flows)
         return gradient
 
-    def gradient_of_input(self, place: int) -> Block | None:
+    def gradient_of_input(self, place: int) -> Tensor:
         """Where the input was cast, it comes as wide as the copy first."""
-        chain, take = self.chain, self.cache.take
+        chain, take = self.chain, self.tape.take
         if not place:
             return None
         copy = take(chain.copies[place]) if chain.copies[place] else None
         flows = take(chain.inputs[place]) if chain.inputs[place] else None
-        self.cache.give(copy)
+        self.tape.give(copy)
         return flows
 
-    def gradients_of_weights(self, place: int, gradients: Kept) -> None:
-        chain, take, give = self.chain, self.cache.take, self.cache.give
+    def gradients_of_weights(self, place: int, gradients: Tensors) -> None:
+        chain, take, give = self.chain, self.tape.take, self.tape.give
         narrow = take(chain.halves[place]) if chain.halves[place] else None
         if chain.gradients[place]:
             gradients.append(take(chain.gradients[place]))
@@ -271,7 +268,7 @@ class _Pass:
             give(take(chain.scratch[place][2]))
         give(narrow)
 
-    def passed_on(self, place: int, flows: Block | None) -> Block | None:
+    def passed_on(self, place: int, flows: Tensor) -> Tensor:
         """To the layer before; None where that finds its own elsewhere, or has a view of what is held."""
         if place in self.chain.fans:
             self.fan_out(place, flows)

@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from carma.estimate.gpumemnet.kinds import INDEX
+from carma.estimate.gpumemnet.kinds import INDEX, KINDS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_RESIZE = [
-    INDEX[kind]
-    for kind in ("convolution", "grouped", "transposed", "pooling", "max_pooling", "upsampling", "embedding")
-]
+
+def flags(*kinds: str) -> NDArray[np.bool_]:
+    """For each kind whether it is one of these: indexed by kinds, it answers for each layer."""
+    return np.array([kind in kinds for kind in KINDS])
+
+
+_RESIZE = flags("convolution", "grouped", "transposed", "pooling", "max_pooling", "upsampling", "embedding")
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ def inputs_of(
     each = parameters / np.maximum(channels, 1.0)  # weights of one output, and perhaps a bias
     rows = outputs / np.maximum(channels, 1.0)
     linear = (kinds == INDEX["linear"]) & (parameters > 0)
-    found = np.where(np.isin(kinds, _RESIZE), before, outputs)
+    found = np.where(_RESIZE[kinds], before, outputs)
     taken = np.where(np.abs(each - wide) <= 1.0, wide, np.floor(each))
     found = np.where(linear, taken * rows, found)
     for place in np.flatnonzero(kinds == INDEX["convolution"]).tolist():

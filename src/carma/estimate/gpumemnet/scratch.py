@@ -11,11 +11,12 @@ from collections import deque
 from functools import lru_cache
 from math import isqrt, prod
 
-from carma.estimate.described import Described, Layer
+from carma.estimate.described import Described
 from carma.estimate.trace.conv_shapes import BF16, FORWARD, FP16, INPUT_GRAD, TF32, WEIGHT_GRAD, ConvShape
 from carma.estimate.trace.conv_workspaces import shipped_convolutions
 
 _CONVOLUTION = re.compile(r"Conv(Transpose)?[123]d")
+_WRITTEN = ("groups", "kernel_size", "stride", "padding", "dilation")
 _NUMBERS = re.compile(r"\d+")
 NONE = (0, 0, 0)
 _NEAR = 14  # layers in which a shortcut begins and ends
@@ -31,18 +32,24 @@ def scratch_of(described: Described) -> list[Scratch]:
     before: deque[Sizes] = deque([described.input] if described.input else [], maxlen=_NEAR)
     for layer in layers:
         scratch = NONE
-        if _CONVOLUTION.fullmatch(layer.kind) and layer.output:
+        if layer.output and _is_convolution(layer.kind):
             # Without a word of what it takes: the last thing that fits to its weights; a shortcut reaches back.
             taken = layer.inputs[:1] or tuple(dict.fromkeys(reversed(before)))
             turned = "Transpose" in layer.kind
-            tried = (_sizes(layer, *((layer.output, one) if turned else (one, layer.output))) for one in taken)
-            if (sizes := next(filter(None, tried), None)) is not None:
+            written = tuple(layer.attributes.get(name) for name in _WRITTEN)
+            given = (_sizes(layer.parameters, layer.output, one, turned, *written) for one in taken)
+            if (sizes := next(filter(None, given), None)) is not None:
                 forward, back, weights = _asked(precision, item, described.channels_last, *sizes)
                 scratch = (back, forward, weights) if turned else (forward, back, weights)
         found.append(scratch)
         if layer.output:
             before.append(layer.output)
     return found
+
+
+@lru_cache(maxsize=4096)
+def _is_convolution(kind: str) -> bool:
+    return _CONVOLUTION.fullmatch(kind) is not None
 
 
 def _precision(described: Described) -> tuple[int, int]:
@@ -55,24 +62,36 @@ def _precision(described: Described) -> tuple[int, int]:
 Sizes = tuple[int, ...]
 
 
-def _sizes(layer: Layer, image: Sizes, output: Sizes) -> tuple[Sizes, Sizes, Sizes, Sizes, Sizes, Sizes, int] | None:
+@lru_cache(maxsize=4096)  # networks repeat themselves
+def _sizes(
+    parameters: int,
+    given: Sizes,
+    taken: Sizes,
+    turned: bool,
+    in_groups: str | None,
+    kernel_size: str | None,
+    strides: str | None,
+    paddings: str | None,
+    dilations: str | None,
+) -> tuple[Sizes, Sizes, Sizes, Sizes, Sizes, Sizes, int] | None:
     """Image, weight, output, stride, padding, dilation, groups; one dimension is run as two. A transposed convolution
-    is the other direction of a plain one: what it gives is the image."""
+    (`turned`) is the other direction of a plain one: what it gives is the image."""
+    image, output = (given, taken) if turned else (taken, given)
     rank = len(output) - 2
     if rank < 1 or len(image) != len(output) or not prod(image):
         return None
-    told = layer.attributes
-    groups = int(told.get("groups", "1"))
-    kernel = _numbers(told.get("kernel_size"), rank) or _kernel(layer, image[1] * output[1], groups, rank)
+    groups = int(in_groups or 1)
+    numbers = (parameters, parameters - given[1])  # of weights, without a bias and with one
+    kernel = _numbers(kernel_size, rank) or _kernel(numbers, image[1] * output[1], groups, rank)
     if kernel is None or image[1] % groups:
         return None
-    stride = _numbers(told.get("stride"), rank) or tuple(
+    stride = _numbers(strides, rank) or tuple(
         max(1, round(one / two)) for one, two in zip(image[2:], output[2:], strict=True)
     )
-    padding = _numbers(told.get("padding"), rank) or tuple(side // 2 for side in kernel)
-    dilation = _numbers(told.get("dilation"), rank) or (1,) * rank
+    padding = _numbers(paddings, rank) or tuple(side // 2 for side in kernel)
+    dilation = _numbers(dilations, rank) or (1,) * rank
     weight = (output[1], image[1] // groups, *kernel)
-    if prod(weight) not in (layer.parameters, layer.parameters - layer.output[1]):
+    if prod(weight) not in numbers:
         return None
     if rank > 1:
         return image, weight, output, stride, padding, dilation, groups
@@ -85,9 +104,9 @@ def _numbers(text: str | None, rank: int) -> Sizes | None:
     return found if len(found) == rank else found * rank if len(found) == 1 else None
 
 
-def _kernel(layer: Layer, channels: int, groups: int, rank: int) -> Sizes | None:
-    """A square one whose weights are as many as the layer's, with a bias or without."""
-    for weights in (layer.parameters, layer.parameters - layer.output[1]):
+def _kernel(numbers: Sizes, channels: int, groups: int, rank: int) -> Sizes | None:
+    """A square one of so many weights."""
+    for weights in numbers:
         area, rest = divmod(weights * groups, channels)
         side = isqrt(area) if rank == 2 else round(area ** (1 / rank))
         if not rest and area and side**rank == area:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,11 +38,23 @@ if TYPE_CHECKING:
 _COPIES_OF_A_VIEW = 2  # of its gradient, where a function wrote over it
 
 
-def _whole(column: NDArray[np.float64]) -> list[int]:
+def _whole(*columns: NDArray[np.float64]) -> list[list[int]]:
     """Bytes, in the allocator's steps; 0 for what goes to the pool of small ones."""
-    rounded = (-(-column // 512) * 512).astype(np.int64)
-    found: list[int] = np.where(rounded < SMALL, 0, rounded).tolist()
+    rounded = _rounded(np.stack(columns)).astype(np.int64)
+    found: list[list[int]] = np.where(rounded < SMALL, 0, rounded).tolist()
     return found
+
+
+def _rounded(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = -(-sizes // 512) * 512
+    return found
+
+
+def _of_names(names: list[str], counts: Mapping[str, int]) -> list[int]:
+    """Few networks have any of them."""
+    if counts.keys().isdisjoint(names):
+        return [0] * len(names)
+    return [counts.get(name, 0) for name in names]
 
 
 class Sizes:
@@ -60,7 +73,8 @@ class Sizes:
         met = ~before & (columns.inputs > np.r_[0.0, columns.outputs[:-1]])
         size = 2.0 if described.dtype in HALF else 4.0
         self.half, self.half_loss = self.amp or size == 2.0, self.amp and each[-1] == 2.0
-        self.first = int(np.prod(described.input)) * 4 if described.input else _whole(columns.inputs * came)[0]
+        first = _whole(columns.inputs[:1] * came[:1])[0][0]
+        self.first = int(np.prod(described.input)) * 4 if described.input else first
         self.last = int(columns.outputs[-1] * size)
         self.slots, self.temporaries = slots_of(described), int(temporaries_of(described))
         self.scratch = scratch_of(described)
@@ -74,17 +88,18 @@ class Sizes:
         biases = np.where(columns.parameters > 2 * columns.channels, columns.channels * size, 0.0)
         whole = columns.parameters * size - biases
         tied = find_tied(columns, described.parameters)
-        self.gradients, self.passing = _whole(whole), [0] * self.count
+        once = np.where(tied >= 0, 0.0, whole)
+        halves = columns.parameters * 2.0 * self.amp * CAST[kinds]
+        self.gradients, self.weights, self.biases, self.halves = _whole(whole, once, biases, halves)
+        self.passing = [0] * self.count
         for place in np.flatnonzero(tied >= 0).tolist():
             owner = int(tied[place])
             kept_at = max(owner, *(np.flatnonzero(tied == owner).tolist()))
             for one in (owner, place):
                 if one != kept_at and self.gradients[one]:
                     self.passing[one], self.gradients[one] = self.gradients[one], 0
-        whole = np.where(tied >= 0, 0.0, whole)
-        self.weights, self.biases = _whole(whole), _whole(biases)
-        self.small = sum(int(-(-each // 512) * 512) for each in (*whole, *biases) if each + 511 < SMALL)
-        self.halves = _whole(columns.parameters * 2.0 * self.amp * CAST[kinds])
+        sizes = np.r_[once, biases]
+        self.small = int(_rounded(sizes[sizes + 511 < SMALL]).sum())
 
     def _kept(
         self,
@@ -97,22 +112,24 @@ class Sizes:
         met: NDArray[np.bool_],
     ) -> None:
         """`each` and `came`: bytes of an element that goes out and that comes in."""
-        kinds, names = columns.kinds, columns.names.tolist()
-        self.outputs, self.inputs = _whole(columns.outputs * each), _whole(columns.inputs * came)
+        kinds, names, elements = columns.kinds, columns.names.tolist(), columns.inputs
         takes = (takes_input(described, columns, before) & ~unseen.no_input) | unseen.new_input
         copied = self.amp * (CAST[kinds] * (came > 2.0) * 2.0 + (kinds == INDEX["norm"]) * (came < 4.0) * 4.0)
-        self.copies = _whole(columns.inputs * copied * (takes | CAST[kinds]))
         new = takes & (~before | unseen.new_input) & (copied == 0)
-        extras = _whole(np.where(new, columns.inputs * came, 0.0))
-        inside = _whole((columns.outputs * inside_of(columns) + unseen.elements) * each)
+        self.outputs, self.inputs, self.copies, extras, inside, self.masks, self.joined = _whole(
+            columns.outputs * each,
+            elements * came,
+            elements * copied * (takes | CAST[kinds]),
+            np.where(new, elements * came, 0.0),
+            (columns.outputs * inside_of(columns) + unseen.elements) * each,
+            columns.outputs * MASK_BYTES[kinds],
+            np.where(met & (copied > 0) & CAST[kinds], elements * came, 0.0),
+        )
         beside = zip(self.halves, self.copies, extras, inside, strict=True)
         self.beside = [tuple(filter(None, sizes)) for sizes in beside]
-        self.masks = _whole(columns.outputs * MASK_BYTES[kinds])
-        self.kept_more = [KEPT_MORE.get(name, 0) for name in names]
         self.keeps_output = KEEPS_OUTPUT[kinds].tolist()
         self.keeps_now = (takes & before & ~unseen.new_input & (copied == 0)).tolist()
-        self.joined = _whole(np.where(met & (copied > 0) & CAST[kinds], columns.inputs * came, 0.0))
-        self.back_more = [BACK_MORE.get(name, 0) for name in names]
+        self.kept_more, self.back_more = _of_names(names, KEPT_MORE), _of_names(names, BACK_MORE)
         over_view = np.r_[False, np.char.startswith(columns.names[:-1], "InstanceNorm")] & columns.inplace
         for place in np.flatnonzero(over_view).tolist():
             self.back_more[place] += _COPIES_OF_A_VIEW

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from carma.estimate.gpumemnet.columns import Columns
+from carma.estimate.gpumemnet.columns import Columns, flags
 from carma.estimate.gpumemnet.kinds import INDEX
 
 if TYPE_CHECKING:
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 # Most functional activations of today keep their input (GELU, SiLU); ReLU does not.
 _ACTIVATION = 0.8
-_ACTIVATIONS = (INDEX["activation"], INDEX["rectifier"])
-_NORMS = (INDEX["batch_norm"], INDEX["norm"])
-_CONVOLUTIONS = (INDEX["convolution"], INDEX["grouped"], INDEX["transposed"])
+_ACTIVATIONS = flags("activation", "rectifier")
+_NORMS = flags("batch_norm", "norm")
+_CONVOLUTIONS = flags("convolution", "grouped", "transposed")
 _CONVOLVED = 0.35  # in convolutional networks many are ReLU, and many work in place
 _GATE = 6  # layers of a gate, at most
-_BETWEEN = (INDEX["dropout"], INDEX["softmax"])
+_BETWEEN = flags("dropout", "softmax")
+_PRODUCTS = flags("linear", "attention")
 
 
 @dataclass(frozen=True)
@@ -124,9 +125,9 @@ def _gates(columns: Columns, before: NDArray[np.bool_]) -> tuple[NDArray[np.floa
     found, product = np.zeros(columns.count), np.zeros(columns.count, np.bool_)
     for mean in np.flatnonzero((kinds == INDEX["pooling"]) & (outputs * 4 <= inputs)).tolist():
         for end in range(mean + 2, min(mean + _GATE, columns.count - 1)):
-            if outputs[end] == outputs[mean] and kinds[end] in _ACTIVATIONS and not before[end + 1]:
+            if outputs[end] == outputs[mean] and _ACTIVATIONS[kinds[end]] and not before[end + 1]:
                 found[mean] = inputs[mean] if mean and kinds[mean - 1] != INDEX["rectifier"] else 0.0
-                product[end + 1] = inputs[end + 1] == inputs[mean] and kinds[end + 1] in _CONVOLUTIONS
+                product[end + 1] = inputs[end + 1] == inputs[mean] and _CONVOLUTIONS[kinds[end + 1]]
                 break
     return found, product
 
@@ -136,27 +137,27 @@ def _functions(columns: Columns) -> NDArray[np.float64]:
     is none. One inside a gate or in the head tells which function it is."""
     kinds = columns.kinds
     rows = columns.outputs / np.maximum(columns.channels, 1.0)
-    acts = np.isin(kinds, _ACTIVATIONS)
-    convolutions = np.isin(kinds, _CONVOLUTIONS)
+    acts = _ACTIVATIONS[kinds]
+    convolutions = _CONVOLUTIONS[kinds]
     if (acts & (rows > rows.min())).any() or not convolutions.any():
         return np.zeros(columns.count)
     share = _CONVOLVED
     if acts.any():
         share = float((kinds == INDEX["activation"]).any())
-    norms = np.isin(kinds, _NORMS)
+    norms = _NORMS[kinds]
     after = norms if norms.any() else convolutions
-    found: NDArray[np.float64] = np.where(after & np.isin(np.r_[kinds[1:], -1], _CONVOLUTIONS), columns.outputs, 0.0)
+    found: NDArray[np.float64] = np.where(after & np.r_[convolutions[1:], False], columns.outputs, 0.0)
     return share * found
 
 
 def find_unseen(columns: Columns, before: NDArray[np.bool_], batch: int) -> Unseen:
     """Dropouts and softmaxes inside attention do not part a run."""
-    seen = np.flatnonzero(~np.isin(columns.kinds, _BETWEEN))
+    seen = np.flatnonzero(~_BETWEEN[columns.kinds])
     kinds = columns.kinds[seen]
     finder = _Finder(columns.inputs[seen], columns.outputs[seen], columns.channels[seen], batch)
     edges = np.flatnonzero(np.diff(np.r_[False, kinds == INDEX["linear"], False].astype(np.int8)))
     for begin, end in edges.reshape(-1, 2).tolist():
-        gated = begin > 0 and int(kinds[begin - 1]) in _ACTIVATIONS and not before[seen[begin]]
+        gated = begin > 0 and _ACTIVATIONS[kinds[begin - 1]] and not before[seen[begin]]
         finder.read(begin, end, gated=gated)
     gates, products = _gates(columns, before)
     elements = gates + _functions(columns)
@@ -176,11 +177,9 @@ def find_unseen(columns: Columns, before: NDArray[np.bool_], batch: int) -> Unse
 
 def find_sums(kinds: NDArray[np.int64], before: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Norms that take the sum of a branch and what went round it: those behind a linear layer, or its dropout."""
-    found = np.zeros(len(kinds), np.bool_)
-    last = -1
-    for place, kind in enumerate(kinds.tolist()):
-        found[place] = kind == INDEX["norm"] and last in (INDEX["linear"], INDEX["attention"]) and before[place]
-        last = last if kind == INDEX["dropout"] else kind
+    others = np.maximum.accumulate(np.where(kinds == INDEX["dropout"], -1, np.arange(len(kinds))))
+    last = np.r_[-1, others[:-1]]  # the last one before each that is no dropout
+    found: NDArray[np.bool_] = (kinds == INDEX["norm"]) & (last >= 0) & _PRODUCTS[kinds[last]] & before
     return found
 
 
@@ -188,7 +187,7 @@ def find_skips(columns: Columns, before: NDArray[np.bool_]) -> dict[int, int]:
     """Layers that take what the one before gave, joined to what an earlier one gave: which one that was."""
     outputs, inputs = columns.outputs.tolist(), columns.inputs.tolist()
     found: dict[int, int] = {}
-    images = np.isin(columns.kinds, (*_CONVOLUTIONS, *_NORMS))
+    images = (_CONVOLUTIONS | _NORMS)[columns.kinds]
     for place in np.flatnonzero(images & ~before).tolist():
         other = inputs[place] - outputs[place - 1] if place else 0.0
         if other > 0:
@@ -200,7 +199,7 @@ def find_skips(columns: Columns, before: NDArray[np.bool_]) -> dict[int, int]:
 
 def find_scores(columns: Columns, scores: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Dropouts and softmaxes of attention's scores: what they keep is known from attention itself."""
-    between = np.isin(columns.kinds, _BETWEEN)
+    between = _BETWEEN[columns.kinds]
     sizes = set(scores[scores > 0].tolist())
-    found: NDArray[np.bool_] = between & [each in sizes for each in columns.outputs.tolist()]
+    found: NDArray[np.bool_] = between & ([each in sizes for each in columns.outputs.tolist()] if sizes else False)
     return found
