@@ -142,7 +142,7 @@ class _Pass:
                 made.append(self.now)
             self.is_kept = True
             return
-        output = take(chain.outputs[place]) if chain.outputs[place] else None
+        output = take(chain.outputs[place])
         for _ in range(chain.kept_more[place]):
             made.append(take(chain.outputs[place]))
         if chain.masks[place]:
@@ -225,8 +225,9 @@ class _Pass:
             if place in self.waiting:
                 give(self.other[1])
                 self.other, gradient = (chain.inputs[place], gradient), self.waiting.pop(place)
-            for tensor in [take(chain.outputs[place]) for _ in range(chain.back_more[place])]:
-                give(tensor)
+            if chain.back_more[place]:
+                for tensor in [take(chain.outputs[place]) for _ in range(chain.back_more[place])]:
+                    give(tensor)
             if place and chain.scratch[place][1]:
                 give(take(chain.scratch[place][1]))
             self.gradients_of_weights(place, gradients)
@@ -237,7 +238,9 @@ class _Pass:
                 self.aside = gradient  # the other branch waits for it
             else:
                 give(gradient)
-            for tensor in (*self.kept[place], *self.held.pop(place, ())):
+            for tensor in self.kept[place]:
+                give(tensor)
+            for tensor in self.held.pop(place, ()):
                 give(tensor)
             self.kept[place] = []
             gradient = self.passed_on(place, flows)
@@ -248,8 +251,9 @@ class _Pass:
         chain, take = self.chain, self.tape.take
         if not place:
             return None
-        copy = take(chain.copies[place]) if chain.copies[place] else None
-        flows = take(chain.inputs[place]) if chain.inputs[place] else None
+        if not chain.copies[place]:
+            return take(chain.inputs[place])
+        copy, flows = take(chain.copies[place]), take(chain.inputs[place])
         self.tape.give(copy)
         return flows
 

@@ -36,7 +36,7 @@ class Columns:
         return len(self.kinds)
 
 
-_SIDES = np.array([1.0, 3.0, 5.0, 7.0, 11.0, 2.0, 4.0])  # of kernels
+_SIDES = (1.0, 3.0, 5.0, 7.0, 11.0, 2.0, 4.0)  # of kernels
 
 
 def inputs_of(
@@ -58,16 +58,16 @@ def inputs_of(
     found = np.where(linear, taken * rows, found)
     for place in np.flatnonzero(kinds == INDEX["convolution"]).tolist():
         if place:
-            positions = max(before[place] / max(wide[place], 1.0), rows[place])
-            areas = _SIDES ** max(1, int(dimensions[place]))
-            found[place] = _channels_in(float(each[place]), float(wide[place]), areas) * positions
+            came, weights = float(wide[place]), float(each[place])
+            positions = max(float(before[place]) / max(came, 1.0), float(rows[place]))
+            found[place] = _channels_in(weights, came, max(1, int(dimensions[place]))) * positions
     return np.minimum(found, first + np.cumsum(before))  # what met in it was there before
 
 
-def _channels_in(each: float, wide: float, areas: NDArray[np.float64]) -> float:
+def _channels_in(each: float, wide: float, dimensions: int) -> float:
     """Of a convolution: as many as came, where a kernel's area fits to that; else the fewest that are whole."""
-    if (np.abs(each - wide * areas) <= 1.0).any():
+    areas = [side**dimensions for side in _SIDES]
+    if any(abs(each - wide * area) <= 1.0 for area in areas):
         return wide
-    fits = np.concatenate([each / areas[:4], (each - 1.0) / areas[1:4]])
-    whole = fits[(np.abs(fits - np.round(fits)) < 1e-9) & (fits > wide)]
-    return float(whole.min()) if len(whole) else wide
+    fits = (*(each / area for area in areas[:4]), *((each - 1.0) / area for area in areas[1:4]))
+    return min((one for one in fits if one > wide and abs(one - round(one)) < 1e-9), default=wide)
