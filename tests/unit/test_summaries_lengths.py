@@ -128,7 +128,7 @@ def test_numbers_of_words_are_nothing_that_a_layer_takes() -> None:
             read_text(text, sample=(length,))
 
 
-def test_the_height_of_an_image_whose_channels_are_last_is_no_channel() -> None:
+def test_the_height_of_an_image_whose_places_are_rows_is_no_channel() -> None:
     block = """\
     (%d): Block(
       (norm): LayerNorm((96,), eps=1e-05, elementwise_affine=True)
@@ -140,5 +140,5 @@ def test_the_height_of_an_image_whose_channels_are_last_is_no_channel() -> None:
     text = f"Net(\n{stem}  (blocks): Sequential(\n{block % 0}{block % 1}  )\n)\n"
     for side in (24, 32, 47, 48, 49, 96):  # twice 48 is the width
         layers = read_text(text, sample=(3, 4 * side, 4 * side)).described.layers
-        wide = [(1, side, side, width) for width in (96, 288, 96)]
+        wide = [(1, side * side, width) for width in (96, 288, 96)]
         assert [layer.output for layer in layers[1:]] == wide * 2, side

@@ -107,10 +107,10 @@ def test_parameters_that_are_not_told_are_none_and_that_is_said() -> None:
 @pytest.mark.parametrize("unknown", ["SparseLinear()", "FancyAttention()", "CondConv2d(3, 8, kernel_size=(3, 3))"])
 def test_a_layer_by_its_name_must_tell_its_parameters(unknown: str) -> None:
     layers = (f"(conv{place}): Conv2d(3, 3, kernel_size=(1, 1), stride=(1, 1))" for place in range(4))
-    with pytest.raises(Usage, match="line 6 .* how many parameters it has"):
+    with pytest.raises(Usage, match=r"line 6 .* how many parameters it has"):
         read_text(net(*layers, f"(odd): {unknown}"), batch=2)
 
 
 def test_more_that_is_not_told_than_is_told_is_an_error() -> None:
-    with pytest.raises(Usage, match="line 3 .* how many parameters it has"):
+    with pytest.raises(Usage, match=r"line 3 .* how many parameters it has"):
         read_text(net("(conv): Conv2d(3, 3, kernel_size=(1, 1), stride=(1, 1))", "(odd): Odd()"), batch=2)

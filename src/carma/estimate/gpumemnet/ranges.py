@@ -177,7 +177,7 @@ def _number(name: str, value: float, digits: int = 2) -> str:
 
 def _unseen(found: Features, facts: Facts) -> Iterator[str]:
     """Kinds of layers that are in no network of the data and are no trifle in this one. `other` is what nobody knows:
-    where none was seen, it is one of these. Sums are in most networks and in no list of modules (`operators`), and views
+    where none was seen, it is one of these. Sums are in most networks and in no list of modules (`operators`); views
     are no outputs of their own."""
     outputs, weights = _sized(found, "output_mib") * _real(found), _sized(found, "weight_mib")
     for kind in KINDS:

@@ -11,19 +11,31 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 
-from carma.estimate.summaries.kinds import KINDS_KEPT
-from carma.estimate.summaries.shapes import Shape, channels_taken, features_taken
+from carma.estimate.summaries.kinds import KINDS_KEPT, integers
+from carma.estimate.summaries.shapes import (
+    Shape,
+    changes_shape,
+    channels_taken,
+    features_taken,
+    is_convolution,
+    is_whole_pool,
+    keeps_channels,
+    places_of,
+)
 from carma.estimate.summaries.tree import Node
 
 TRANSPARENT = ("ModuleList", "ModuleDict")  # never called themselves: their modules belong to the block around
+OF_HEADS = ("pool_q", "pool_k", "pool_v")  # each head's queries, keys and values by themselves
 Wanted = tuple[int | None, int | None]  # channels, features; None where any will do
 _ASIDE = re.compile(
     r"\w*Rotary\w*Embedding|\w*Loss|\w*Rel(ative)?Pos\w*|\w*Pos\w*(Rel|Bias)\w*"
 )  # what they make is not handed on
 _WORDS = re.compile(r"\w*Embedding")
 _GATES = ("Sigmoid", "Hardsigmoid")
-_SCALES = re.compile(r"SqueezeExcit\w*|SE(Module|Layer|Block|Unit)?")
-_BRANCH = re.compile(r"branch\w*|downsample\w*|shortcut\w*|skip\w*")
+_SCALES = re.compile(r"SqueezeExcit\w*|(Effective)?SE(Module|Layer|Block|Unit)?")
+_BRANCH = re.compile(r"branch\w*|downsample\w*|shortcut\w*|skip\w*|conv_(1x1|kxk|scale)|pool_[qkv]|sr")
+_CHOOSES = re.compile(r"SelectiveKernelAttn")
+_ATTENDS = re.compile(r"\w*(Attention|Attn)\w*")
 _ATTENTION_DROPOUT = re.compile(r"attn_drop\w*|attention_dropout")
 _CANNOT = (KeyError, ValueError, IndexError)
 
@@ -36,10 +48,21 @@ class Block:
     entered: Shape
     made: list[Shape] = field(default_factory=list)
     ends: list[Shape] = field(default_factory=list)
+    is_split: bool = False  # some of its modules take a part of the channels
+    is_last: bool = False  # it was called with channels in the last place
+    queries: Shape = ()  # of attention, where they are fewer than what it is called with
+    width: int = 0  # of what attention makes
 
 
 def is_branch(name: str) -> bool:
     return _BRANCH.fullmatch(name) is not None
+
+
+def goes_round(name: str, before: Shape, made: Shape, wanted: int | None) -> bool:
+    """The branch is printed before the layers that it goes round: they take what it was called with."""
+    if name.startswith("shortcut"):
+        return True
+    return name.startswith("downsample") and wanted == before[0] != made[0] and len(before) == len(made)
 
 
 @lru_cache(KINDS_KEPT)
@@ -70,19 +93,77 @@ def inner_activation(name: str, block: Block, now: Shape) -> Shape | None:
     return wider[-1] if wider else None
 
 
-def entering(kind: str, now: Shape) -> Shape:
+@lru_cache(KINDS_KEPT)
+def attends(kind: str) -> bool:
+    return _ATTENDS.fullmatch(kind) is not None
+
+
+def last_of_maps(node: Node) -> int:
+    """The line of the last module that wants images; what comes behind it may be rows. -1 where there is none."""
+    for child in reversed(node.children):
+        found = last_of_maps(child)
+        if found >= 0:
+            return found if len(child.names) == 1 else _last_line(child)
+    is_map = places_of(node.kind) == 2 or is_whole_pool(node.kind) or node.kind.endswith(("PatchMerging", "Unfold"))
+    return node.line if is_map else -1
+
+
+def _last_line(node: Node) -> int:
+    while node.children:
+        node = node.children[-1]
+    return node.line
+
+
+def entering(node: Node, now: Shape) -> Shape:
     """Some blocks begin with something that is no module."""
+    kind = node.kind
     if kind.endswith("Pooler") and len(now) == 2:
         return now[1:]  # of a language model: it takes the first word only
     if kind.endswith("PatchMerging") and len(now) == 3:
         return (-(-now[0] // 2), -(-now[1] // 2), 4 * now[2])  # four neighbours become one
-    return now
+    return (now[0], *(1 for _ in now[1:])) if _takes_means(node, now) else now
+
+
+def _takes_means(node: Node, now: Shape) -> bool:
+    """Squeeze and excitation without a module that pools: as many channels come out of its gate as go in."""
+    if len(now) > 2 and _CHOOSES.fullmatch(node.kind):
+        return True
+    if len(now) < 3 or node.kind == "Sequential" or node.children[-1].kind not in _GATES:
+        return False
+    inside = list(leaves(node))
+    if any(changes_shape(leaf.kind) and leaf.kind != "Conv2d" for leaf in inside):
+        return False
+    products = [leaf.printed for leaf in inside if leaf.kind == "Conv2d"]
+    if not products or any(integers(one.get("kernel_size", "")) != [1, 1] for one in products):
+        return False
+    ends, channels = (products[0].get("0"), products[-1].get("1")), str(now[0])
+    is_squeezed = products[0].get("1") != channels
+    return ends == (channels, channels) and (is_squeezed or _SCALES.fullmatch(node.kind) is not None)
+
+
+def side_by_side(node: Node, now: Shape, wanted: int | None) -> bool:
+    """All its modules take what it is called with: the next layer takes just as many channels as they make together."""
+    if wanted is None or len(now) < 3 or wanted <= now[0] or node.kind == "Sequential" or len(node.children) < 2:
+        return False
+    total = 0
+    for child in node.children:
+        products = [leaf.printed for leaf in leaves(child) if is_convolution(leaf.kind)]
+        if (products and products[0].get("0") != str(now[0])) or (not products and not keeps_channels(child.kind)):
+            return False
+        total += int(products[-1].get("1", "0")) if products else now[0]
+    return total == wanted
 
 
 def leaving(node: Node, block: Block, now: Shape) -> Shape:
     """What a block is known to hand on where that is not what its last printed module made."""
-    if node.kind.endswith("PatchMerging") and block.made:
+    if node.kind.endswith("PatchMerging") and block.made and node.children[-1].kind.endswith("Norm"):
         return block.made[0]  # its norm is printed last and called first
+    if node.kind == "Pooling" and block.made and node.children[-1].kind == "Linear":
+        return block.made[0]  # the linear layer is for the class token
+    if node.names[0] == "global_block" or _CHOOSES.fullmatch(node.kind):
+        return block.entered  # what it makes goes to the blocks behind it on another way
+    if block.is_last and len(now) == len(block.entered) > 2 and block.width and attends(node.kind):
+        return (*(block.queries or block.entered)[:-1], block.width)
     return block.entered if _is_gate(node, block.entered, now) else now
 
 
@@ -103,6 +184,24 @@ def joined(block: Block, now: Shape, after: Wanted) -> Shape | None:
     for whole in (channels, channels + block.entered[0]):
         if whole in wanted and whole != now[0]:
             return (whole, *now[1:])
+    return None
+
+
+def is_shortcut(open_blocks: Sequence[Block], found: Shape) -> bool:
+    """What came last was made of this by one module, which goes round what comes now."""
+    made = 0
+    for block in reversed(open_blocks):
+        made += len(block.made)
+        if block.entered is found:
+            return made < 2
+    return False
+
+
+def next_part(open_blocks: Sequence[Block], channels: int, sizes: int) -> Shape | None:
+    """The other half of what a block was called with that has been split."""
+    for block in reversed(open_blocks):
+        if block.is_split and block.made and len(block.entered) == sizes and block.entered[0] == 2 * channels:
+            return (channels, *block.entered[1:])
     return None
 
 

@@ -74,6 +74,40 @@ def keeps_channels(kind: str) -> bool:
     return _POOL.fullmatch(kind) is not None
 
 
+class Last(tuple[int, ...]):
+    """The shape of an image whose channels are in the last place."""
+
+    __slots__ = ()
+
+
+def turned_first(shape: Shape) -> Shape:
+    return (shape[-1], *shape[:-1]) if type(shape) is Last else shape
+
+
+def has_channels(shape: Shape, channels: int, places: int | None) -> bool:
+    return type(shape) is not Last and shape[0] == channels and (places is None or len(shape) == places + 1)
+
+
+@lru_cache(KINDS_KEPT)
+def is_convolution(kind: str) -> bool:
+    return _CONVOLUTION.fullmatch(kind) is not None
+
+
+@lru_cache(KINDS_KEPT)
+def is_whole_pool(kind: str) -> bool:
+    return _WHOLE.fullmatch(kind) is not None
+
+
+@lru_cache(KINDS_KEPT)
+def is_pool(kind: str) -> bool:
+    return any(pattern.fullmatch(kind) for pattern in (_POOL, _ADAPTIVE, _WHOLE))
+
+
+def steps_of(printed: Printed) -> int:
+    """The largest stride that is printed."""
+    return max(integers(printed.get("stride", "1")), default=1)
+
+
 def show(shape: Shape) -> str:
     return "x".join(map(str, shape))
 
