@@ -181,3 +181,16 @@ def test_heads_that_share_keys_have_copies_of_them() -> None:
     whole, part = linear(WIDTH, *WORDS, WIDTH), linear(WIDTH, *WORDS, WIDTH // 4)
     shared, apart = (played(model(whole, one, one, whole, attention="sdpa")) for one in (part, whole))
     assert shared.kept == apart.kept + 2 * ONE - 2 * (ONE - ONE / 4)
+
+
+def test_a_dropout_that_drops_nothing_does_not_part_attention() -> None:
+    nothing = Layer(kind="Dropout", output=(BATCH, QUERIES, WIDTH), attributes={"p": "0.0"})
+    parted = model(*CROSS[:3], nothing, CROSS[3], attention="eager", heads=HEADS)
+    assert [mib(4 * pairs) for pairs in played(parted).sizes.pairs] == [0, 0, 0, 0, PAIRS]
+
+
+def test_the_gradient_of_the_keys_words_does_not_stand_in_for_the_queries() -> None:
+    """They are of another length, so that both are there at the end."""
+    found = played(crossed("sdpa"))
+    assert found.left == pytest.approx(found.weights * (1 + found.sizes.slots), abs=1e-6)
+    assert KV in found.back

@@ -55,6 +55,7 @@ class _Pass:
         self.joined: Tensor = None
         self.aside: Tensor = None
         self.waiting: dict[int, Tensor] = {}
+        self.flowing = 0  # the size of the gradient that is passed on
         self.other: tuple[int, Tensor] = (0, None)
         self.held: dict[int, Tensors] = {}
 
@@ -73,6 +74,7 @@ class _Pass:
             if again:
                 self.now, self.is_kept = begins.pop(), True
                 self.layers(begin, end, keep=True)
+                self.join(0)
                 if not self.is_kept:
                     give(self.now)
             gradient = self.back(begin, end, gradient, gradients)
@@ -224,7 +226,7 @@ class _Pass:
             flows = self.gradient_of_input(place)
             if place in self.waiting:
                 give(self.other[1])
-                self.other, gradient = (chain.inputs[place], gradient), self.waiting.pop(place)
+                self.other, gradient = (self.flowing, gradient), self.waiting.pop(place)
             if chain.back_more[place]:
                 for tensor in [take(chain.outputs[place]) for _ in range(chain.back_more[place])]:
                     give(tensor)
@@ -274,6 +276,7 @@ class _Pass:
 
     def passed_on(self, place: int, flows: Tensor) -> Tensor:
         """To the layer before; None where that finds its own elsewhere, or has a view of what is held."""
+        self.flowing = self.chain.inputs[place]
         if place in self.chain.fans:
             self.fan_out(place, flows)
             return None

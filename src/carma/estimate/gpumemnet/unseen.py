@@ -58,7 +58,7 @@ class _Finder:
             self.fans[begin + 1] = [begin, begin - 1]
             place = begin + 2
         while place < end:
-            place += self.split(place, end) or self.fused(place, end) or self.gate(place, end) or self.plain(place, end)
+            place += self.split(place, end) or self.gate(place, end) or self.fused(place, end) or self.plain(place, end)
 
     def split(self, place: int, end: int) -> int:
         """Queries, keys, values, and what follows attention."""
@@ -151,8 +151,9 @@ def _functions(columns: Columns) -> NDArray[np.float64]:
 
 
 def find_unseen(columns: Columns, before: NDArray[np.bool_], batch: int) -> Unseen:
-    """Dropouts and softmaxes inside attention do not part a run."""
-    seen = np.flatnonzero(~_BETWEEN[columns.kinds])
+    """Dropouts, whatever they drop, softmaxes and norms that are left out do not part attention's run."""
+    through = (columns.kinds == INDEX["shape"]) & (columns.names != "Flatten")
+    seen = np.flatnonzero(~(_BETWEEN[columns.kinds] | through))
     kinds = columns.kinds[seen]
     finder = _Finder(columns.inputs[seen], columns.outputs[seen], columns.channels[seen], batch)
     edges = np.flatnonzero(np.diff(np.r_[False, kinds == INDEX["linear"], False].astype(np.int8)))
