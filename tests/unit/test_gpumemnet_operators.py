@@ -187,3 +187,12 @@ def test_a_sum_with_weights_is_not_refused() -> None:
     assert isinstance(served.of(network), Estimate)
     strange = replace(network, layers=(layers[0], replace(layers[1], kind="Strange"), layers[2]))
     assert not isinstance(served.of(strange), Estimate)
+
+
+def test_a_scale_for_each_channel_keeps_its_input_as_an_activation_does() -> None:
+    layers = (
+        Layer(kind="Linear", output=(2, 9, 8), parameters=72),
+        Layer(kind="LayerScale", output=(2, 9, 8), parameters=8),
+    )
+    found = layers_of(Described(layers=layers, batch=2))
+    assert [(layer.kind, layer.parameters) for layer in found.layers] == [("Linear", 72), ("Activation", 8)]

@@ -215,3 +215,14 @@ def test_a_kind_that_was_never_seen_goes_as_another() -> None:
     assert inside(found, tiny.facts()).kinds.tolist() == [INDEX["linear"], INDEX["rectifier"], INDEX["other"]]
     few = tiny.facts(kinds_seen={"linear": 9, "rectifier": 5})
     assert inside(found, few).kinds.tolist() == [INDEX["linear"], INDEX["rectifier"], INDEX["linear"]]
+
+
+def test_views_that_were_never_seen_are_neither_outputs_nor_fed() -> None:
+    plain = tiny.perceptron()
+    wide = Layer(name="view", kind="Identity", output=plain.layers[0].output)
+    with_views = replace(plain, layers=(plain.layers[0], *[wide] * 9, *plain.layers[1:]))
+    assert said(with_views, kinds_seen={"linear": 9, "rectifier": 9}, most_layers=len(plain.layers)) == []
+    facts = tiny.facts(kinds_seen={"linear": 9, "rectifier": 9})
+    fed, wanted = inside(features(with_views), facts), inside(features(plain), facts)
+    assert fed.kinds.tolist() == wanted.kinds.tolist()
+    assert fed.tokens.shape == wanted.tokens.shape

@@ -114,3 +114,107 @@ def test_a_layer_by_its_name_must_tell_its_parameters(unknown: str) -> None:
 def test_more_that_is_not_told_than_is_told_is_an_error() -> None:
     with pytest.raises(Usage, match=r"line 3 .* how many parameters it has"):
         read_text(net("(conv): Conv2d(3, 3, kernel_size=(1, 1), stride=(1, 1))", "(odd): Odd()"), batch=2)
+
+
+def test_a_gate_without_a_pool_takes_the_mean_of_each_channel() -> None:
+    text = net(
+        "(conv): Conv2d(3, 8, kernel_size=(1, 1), stride=(1, 1))",
+        "(se): SqueezeExcite(",
+        "  (conv_reduce): Conv2d(8, 2, kernel_size=(1, 1), stride=(1, 1))",
+        "  (act1): SiLU(inplace=True)",
+        "  (conv_expand): Conv2d(2, 8, kernel_size=(1, 1), stride=(1, 1))",
+        "  (gate): Sigmoid()",
+        ")",
+        "(pwl): Conv2d(8, 4, kernel_size=(1, 1), stride=(1, 1))",
+    )
+    outputs = made(text, (3, 16, 16))
+    assert outputs["se.conv_reduce"] == (2, 2, 1, 1)
+    assert outputs["se.gate"] == (2, 8, 1, 1)
+    assert outputs["pwl"] == (2, 4, 16, 16)
+
+
+def test_a_block_may_split_its_channels_and_a_chain_may_not() -> None:
+    text = net(
+        "(stem): Conv2d(3, 16, kernel_size=(1, 1), stride=(1, 1))",
+        "(stage): %s(",
+        "  (down): Conv2d(16, 32, kernel_size=(3, 3), stride=(2, 2), padding=(1, 1))",
+        "  (conv): Conv2d(8, 8, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))",
+        ")",
+    )
+    assert made(text % "Stage", (3, 16, 16))["stage.conv"] == (2, 8, 8, 8)
+    with pytest.raises(Usage, match="it takes 8 channels"):
+        made(text % "Sequential", (3, 16, 16))
+
+
+def test_half_of_what_came_last_is_taken_rather_than_something_larger() -> None:
+    text = net(
+        "(stem): Conv2d(3, 16, kernel_size=(1, 1), stride=(1, 1))",
+        "(stage): Stage(",
+        "  (down): Conv2d(16, 32, kernel_size=(3, 3), stride=(2, 2), padding=(1, 1))",
+        "  (expand): Conv2d(32, 32, kernel_size=(1, 1), stride=(1, 1))",
+        "  (blocks): Sequential(",
+        "    (0): Conv2d(16, 16, kernel_size=(1, 1), stride=(1, 1))",
+        "  )",
+        ")",
+    )
+    assert made(text, (3, 16, 16))["stage.blocks.0"] == (2, 16, 8, 8)
+
+
+def test_layers_behind_a_shortcut_take_what_it_was_called_with() -> None:
+    text = net(
+        "(stem): Conv2d(3, 16, kernel_size=(1, 1), stride=(1, 1))",
+        "(block): Block(",
+        "  (shortcut): Conv2d(16, 16, kernel_size=(1, 1), stride=(2, 2))",
+        "  (conv): Conv2d(16, 16, kernel_size=(3, 3), stride=(2, 2), padding=(1, 1))",
+        ")",
+    )
+    assert made(text, (3, 16, 16))["block.conv"] == (2, 16, 8, 8)
+
+
+def test_modules_that_make_as_many_channels_as_are_wanted_lie_side_by_side() -> None:
+    text = net(
+        "(stem): Conv2d(3, 16, kernel_size=(1, 1), stride=(1, 1))",
+        "(mixed): Mixed(",
+        "  (pool): MaxPool2d(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False)",
+        "  (conv): Conv2d(16, 24, kernel_size=(2, 2), stride=(2, 2))",
+        ")",
+        "(next): Conv2d(40, 8, kernel_size=(1, 1), stride=(1, 1))",
+    )
+    outputs = made(text, (3, 16, 16))
+    assert (outputs["mixed.conv"], outputs["next"]) == ((2, 24, 8, 8), (2, 8, 8, 8))
+
+
+def test_the_places_of_an_image_are_rows_that_can_be_mixed() -> None:
+    text = net(
+        "(stem): Conv2d(3, 6, kernel_size=(4, 4), stride=(4, 4))",
+        "(block): MixerBlock(",
+        "  (norm1): LayerNorm((6,), eps=1e-06, elementwise_affine=True, bias=True)",
+        "  (tokens): Linear(in_features=16, out_features=9, bias=True)",
+        "  (back): Linear(in_features=9, out_features=16, bias=True)",
+        "  (norm2): LayerNorm((6,), eps=1e-06, elementwise_affine=True, bias=True)",
+        ")",
+    )
+    outputs = made(text, (3, 16, 16))
+    assert list(outputs.values())[1:] == [(2, 16, 6), (2, 6, 9), (2, 6, 16), (2, 16, 6)]
+
+
+def test_keys_of_fewer_places_do_not_shrink_what_attention_makes() -> None:
+    text = net(
+        "(stem): Conv2d(3, 6, kernel_size=(2, 2), stride=(2, 2))",
+        "(norm): LayerNorm((6,), eps=1e-06, elementwise_affine=True, bias=True)",
+        "(attn): Attention(",
+        "  (q): Linear(in_features=6, out_features=6, bias=True)",
+        "  (proj): Linear(in_features=6, out_features=6, bias=True)",
+        "  (sr): Conv2d(6, 6, kernel_size=(4, 4), stride=(4, 4))",
+        "  (norm): LayerNorm((6,), eps=1e-05, elementwise_affine=True, bias=True)",
+        ")",
+        "(norm2): LayerNorm((6,), eps=1e-06, elementwise_affine=True, bias=True)",
+        "(head): Conv2d(6, 4, kernel_size=(1, 1), stride=(1, 1))",
+    )
+    outputs = made(text, (3, 16, 16))
+    assert (outputs["attn.sr"], outputs["norm2"], outputs["head"]) == ((2, 6, 2, 2), (2, 64, 6), (2, 4, 8, 8))
+
+
+def test_space_becomes_depth_as_the_next_layer_wants_it() -> None:
+    text = net("(s2d): SpaceToDepth()", "(conv): Conv2d(48, 8, kernel_size=(1, 1), stride=(1, 1))")
+    assert made(text, (3, 16, 16)) == {"s2d": (2, 48, 4, 4), "conv": (2, 8, 4, 4)}

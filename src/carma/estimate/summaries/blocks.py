@@ -6,7 +6,8 @@ The names are those of torchvision, timm and Hugging Face; a block that is calle
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
@@ -187,12 +188,21 @@ def joined(block: Block, now: Shape, after: Wanted) -> Shape | None:
     return None
 
 
+def made_channels(shapes: Iterable[Shape | None], sizes: int) -> Counter[Shape]:
+    """For each size of images or signals, of shapes that have so many sizes: no more can be joined."""
+    made: Counter[Shape] = Counter()
+    for shape in shapes:
+        if shape and len(shape) == sizes:
+            made[shape[1:]] += shape[0]
+    return made
+
+
 def is_shortcut(open_blocks: Sequence[Block], found: Shape) -> bool:
     """What came last was made of this by one module, which goes round what comes now."""
     made = 0
     for block in reversed(open_blocks):
         made += len(block.made)
-        if block.entered is found:
+        if block.entered is found and block.kind != "Sequential":
             return made < 2
     return False
 

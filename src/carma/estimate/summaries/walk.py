@@ -261,7 +261,7 @@ class Walk:
             if has_channels(shape, channels, places):
                 return self._part(channels) if self._is_part(shape, channels, node) else shape
         for shape in self._at_hand():
-            is_last = places == 1 or shape is now or type(shape) is Last
+            is_last = places == 1 or type(shape) is Last
             if is_last and places == len(shape) - 1 and shape[-1] == channels:
                 self._channels_last = self._in_rows = False
                 return (channels, *shape[:-1])
@@ -304,12 +304,7 @@ class Walk:
         return self._blocks[-1].is_split and now[0] < channels <= self._made_channels()[now[1:]]
 
     def _made_channels(self) -> Counter[Shape]:
-        """By all modules so far, for each size of the images or signals: no more can be joined."""
-        made: Counter[Shape] = Counter()
-        for shape in (self._sample, *self._outputs):
-            if shape and len(shape) == len(self._now):
-                made[shape[1:]] += shape[0]
-        return made
+        return blocks.made_channels((self._sample, *self._outputs), len(self._now))
 
     def _with_features(self, node: Node, features: Shape) -> Shape:
         found = self._find_features(node, features)
