@@ -55,6 +55,7 @@ class Block:
     width: int = 0  # of what attention makes
 
 
+@lru_cache(KINDS_KEPT)
 def is_branch(name: str) -> bool:
     return _BRANCH.fullmatch(name) is not None
 
@@ -151,7 +152,8 @@ def side_by_side(node: Node, now: Shape, wanted: int | None) -> bool:
         products = [leaf.printed for leaf in leaves(child) if is_convolution(leaf.kind)]
         if (products and products[0].get("0") != str(now[0])) or (not products and not keeps_channels(child.kind)):
             return False
-        total += int(products[-1].get("1", "0")) if products else now[0]
+        made = products[-1].get("1", "") if products else str(now[0])
+        total += int(made) if made.isdecimal() else 0
     return total == wanted
 
 

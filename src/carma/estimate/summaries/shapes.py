@@ -29,10 +29,15 @@ _RECURRENT = re.compile(r"LSTM|GRU|RNN")
 _WIDE = re.compile(r"\w*Linear|Conv1D|Bilinear")
 
 
+@lru_cache(KINDS_KEPT)
+def _sizes(text: str) -> Shape:
+    return tuple(integers(text))
+
+
 def channels_taken(kind: str, printed: Printed) -> int | None:
     """How many the module wants in the first place of its input; None where it takes any."""
     key = _channels_key(kind)
-    return None if key is None else integers(printed[key])[0]
+    return None if key is None else _sizes(printed[key])[0]
 
 
 @lru_cache(KINDS_KEPT)
@@ -46,7 +51,7 @@ def _channels_key(kind: str) -> str | None:
 def features_taken(kind: str, printed: Printed) -> Shape | None:
     """What the module wants in the last places of its input; None where it takes any."""
     key = _features_key(kind)
-    return None if key is None else tuple(integers(printed[key]))
+    return None if key is None else _sizes(printed[key])
 
 
 @lru_cache(KINDS_KEPT)
@@ -118,9 +123,9 @@ def made_of(kind: str, printed: Printed, shape: Shape) -> Shape:
     return shape if rule is None else rule(printed, shape)
 
 
-def _each(printed: Printed, name: str, count: int, default: str) -> list[int]:
+def _each(printed: Printed, name: str, count: int, default: str) -> Shape:
     """`(3, 3)`, `3` or `(3,)`: one for each place."""
-    found = integers(printed.get(name, default))
+    found = _sizes(printed.get(name, default))
     return found * count if len(found) == 1 else found[:count]
 
 
@@ -152,7 +157,7 @@ def _convolved(printed: Printed, shape: Shape) -> Shape:
     padding = printed.get("padding", "0").strip("'\"")
     if padding == "same":
         return (int(printed["1"]), *shape[1:])
-    around = [0] * places if padding == "valid" else _each(printed, "padding", places, "0")
+    around = (0,) * places if padding == "valid" else _each(printed, "padding", places, "0")
     sizes = (
         (size + 2 * around[place] - dilation[place] * (kernel[place] - 1) - 1) // stride[place] + 1
         for place, size in enumerate(shape[1:])

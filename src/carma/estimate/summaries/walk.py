@@ -270,7 +270,7 @@ class Walk:
             and now[0] < channels <= self._made_channels().total()
         ):
             return self._join((channels, *now[1:]))
-        if self._may_split(places) and -(-now[0] // round(now[0] / channels)) == channels:
+        if self._may_split(places) and now[0] > channels == -(-now[0] // round(now[0] / channels)):
             return self._part(channels)
         raise self._misfit(node, f"it takes {channels} channels")
 
