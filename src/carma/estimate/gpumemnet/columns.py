@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,6 +37,7 @@ class Columns:
         return len(self.kinds)
 
 
+_NEAR = 14  # layers in which a shortcut begins and ends
 _SIDES = (1.0, 3.0, 5.0, 7.0, 11.0, 2.0, 4.0)  # of kernels
 
 
@@ -61,7 +63,9 @@ def inputs_of(
             came, weights = float(wide[place]), float(each[place])
             positions = max(float(before[place]) / max(came, 1.0), float(rows[place]))
             found[place] = _channels_in(weights, came, max(1, int(dimensions[place]))) * positions
-    return np.minimum(found, first + np.cumsum(before))  # what met in it was there before
+    found = np.minimum(found, first + np.cumsum(before))  # what met in it was there before
+    _from_before(found, kinds, outputs, parameters, channels, dimensions)
+    return found
 
 
 def _channels_in(each: float, wide: float, dimensions: int) -> float:
@@ -71,3 +75,34 @@ def _channels_in(each: float, wide: float, dimensions: int) -> float:
         return wide
     fits = (*(each / area for area in areas[:4]), *((each - 1.0) / area for area in areas[1:4]))
     return min((one for one in fits if one > wide and abs(one - round(one)) < 1e-9), default=wide)
+
+
+def _from_before(
+    found: NDArray[np.float64],
+    kinds: NDArray[np.int64],
+    outputs: NDArray[np.float64],
+    parameters: NDArray[np.float64],
+    channels: NDArray[np.float64],
+    dimensions: NDArray[np.int64],
+) -> None:
+    """A convolution that does not fit to the layer before it takes what one of the last layers gave, where its weights
+    fit to that: a shortcut, or another branch."""
+    places = np.flatnonzero(kinds == INDEX["convolution"]).tolist()
+    wide, given, weights, spread = channels.tolist(), outputs.tolist(), parameters.tolist(), dimensions.tolist()
+    for place in places:
+        fits = _may_take(weights[place] / max(wide[place], 1), max(1, spread[place]))
+        if not place or wide[place - 1] in fits:
+            continue
+        rows = given[place] / max(wide[place], 1)
+        for near in range(place - 2, max(-1, place - 2 - _NEAR), -1):
+            if wide[near] in fits and given[near] / wide[near] >= rows:
+                found[place] = given[near]
+                break
+
+
+@lru_cache(maxsize=4096)
+def _may_take(each: float, dimensions: int) -> frozenset[float]:
+    """Whole numbers of channels that so many weights of one output may stand for, with a bias or without."""
+    areas = [side**dimensions for side in _SIDES]
+    shares = [(each - bias) / area for area in areas for bias in (0.0, 1.0)]
+    return frozenset(float(round(one)) for one in shares if one >= 1.0 and abs(one - round(one)) < 1e-9)

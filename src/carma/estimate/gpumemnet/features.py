@@ -11,7 +11,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -104,7 +103,6 @@ def _columns(described: Described) -> Columns:
     inputs = told
     if not told.all():  # a trial run tells them all
         follow = inputs_of(kinds, outputs, parameters, channels, dimensions, first)
-        _from_before(follow, kinds, outputs, parameters, channels, dimensions)
         inputs = np.where(told > 0, told, follow)
     return Columns(
         kinds=kinds,
@@ -123,41 +121,6 @@ def _parameters(layer: Layer) -> int:
     if layer.kind == TORCH_ATTENTION and layer.parameters in (3 * width * width, 3 * width * (width + 1)):
         return layer.parameters // 3 * 4
     return layer.parameters
-
-
-_NEAR = 14  # layers in which a shortcut begins and ends
-_SIDES = (1, 3, 5, 7, 11, 2, 4)  # of kernels
-
-
-def _from_before(
-    found: NDArray[np.float64],
-    kinds: NDArray[np.int64],
-    outputs: NDArray[np.float64],
-    parameters: NDArray[np.float64],
-    channels: NDArray[np.float64],
-    dimensions: NDArray[np.int64],
-) -> None:
-    """A convolution that does not fit to the layer before it takes what one of the last layers gave, where its weights
-    fit to that: a shortcut, or another branch."""
-    places = np.flatnonzero(kinds == INDEX["convolution"]).tolist()
-    wide, given, weights, spread = channels.tolist(), outputs.tolist(), parameters.tolist(), dimensions.tolist()
-    for place in places:
-        fits = _channels_in(weights[place] / max(wide[place], 1), max(1, spread[place]))
-        if not place or wide[place - 1] in fits:
-            continue
-        rows = given[place] / max(wide[place], 1)
-        for near in range(place - 2, max(-1, place - 2 - _NEAR), -1):
-            if wide[near] in fits and given[near] / wide[near] >= rows:
-                found[place] = given[near]
-                break
-
-
-@lru_cache(maxsize=4096)
-def _channels_in(each: float, dimensions: int) -> frozenset[float]:
-    """Whole numbers of channels that so many weights of one output may stand for, with a bias or without."""
-    areas = [float(side**dimensions) for side in _SIDES]
-    shares = [(each - bias) / area for area in areas for bias in (0.0, 1.0)]
-    return frozenset(float(round(one)) for one in shares if one >= 1.0 and abs(one - round(one)) < 1e-9)
 
 
 def _kind(layer: Layer) -> int:
