@@ -116,6 +116,20 @@ def zoo(results: Path) -> str:
     return text
 
 
+def blind(results: Path) -> str:
+    """On rows that nobody had seen when the arithmetic and the models were made."""
+    file = results / "blind.json"
+    if not file.exists():
+        return ""
+    lines = []
+    for family, found in msgspec.json.decode(file.read_bytes())["families"].items():
+        for width, answers in found["classes"].items():
+            for name, shares in answers.items():
+                shown = (shares["right"], shares["too_low"], found["median_error"][name])
+                lines.append((accuracy.DATA[family], str(found["rows"]), width, name, *map(accuracy.percent, shown)))
+    return table(("networks", "runs", "class", "answer", "right", "too low", "median error"), lines)
+
+
 def _summed(one: Summary) -> tuple[str, ...]:
     errors = (one.error_median, one.error_p90, one.error_worst)
     shares = (one.under_share, one.under_by_5_percent_share, one.bound_holds_share, one.overbooked_median)
@@ -190,6 +204,7 @@ PLACES = (
     Place(PAGE, "points", _of_report(accuracy.points)),
     Place(PAGE, "shapes", _of_report(accuracy.shapes)),
     Place(PAGE, "bounds", _of_report(accuracy.bounds)),
+    Place(PAGE, "blind", blind),
     Place(PAGE, "zoo", zoo),
     Place(PAGE, "speed", speed),
     Place("results/gpumemnet/README.md", "data", _of_report(accuracy.data, with_head=True)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from carma.estimate.described import Layer
 from tests.unit.watched import conv, follow, layer, linear, mib, model, played
@@ -12,6 +13,7 @@ NORM = layer("LayerNorm", *WORDS, WIDTH, parameters=2 * WIDTH)
 SQUARE = linear(WIDTH, *WORDS, WIDTH)  # 4 MiB of weights
 HEAD = linear(WIDTH, *WORDS, 512)  # 2 MiB of weights, 4 come out
 DROPOUT, GELU = layer("Dropout", *WORDS, WIDTH), layer("GELU", *WORDS, WIDTH)
+IDENTITY, NOTHING = layer("Identity", *WORDS, WIDTH), replace(DROPOUT, attributes={"p": "0.0"})
 ATTENTION = layer("WindowAttention", *WORDS, WIDTH, parameters=4 * WIDTH * WIDTH)
 LOSS = (4, 4, 4, -4, -4)
 
@@ -22,6 +24,9 @@ LOSS = (4, 4, 4, -4, -4)
         ((SQUARE, NORM), [1]),
         ((NORM, SQUARE, DROPOUT, NORM), [3]),
         ((NORM, ATTENTION, NORM), [2]),
+        ((SQUARE, IDENTITY, NORM), [2]),  # as timm prints a branch that drops nothing
+        ((SQUARE, NOTHING, IDENTITY, DROPOUT, NORM), [4]),
+        ((SQUARE, GELU, IDENTITY, NORM), []),
         ((SQUARE, GELU, NORM), []),  # no branch ends in a function
         ((NORM, NORM), []),
         ((linear(WIDTH, *WORDS, 2 * WIDTH), NORM), []),  # it does not take what is before it
@@ -36,6 +41,18 @@ def test_the_sum_is_a_tensor_in_place_of_the_branchs_end() -> None:
     branch_end, whole, normed = 8, 8, 8
     assert played(model(SQUARE, NORM, HEAD)).forward == (8, branch_end, whole, -branch_end, normed, 4, *LOSS)
     assert played(model(SQUARE, GELU, NORM, HEAD)).forward == (8, 8, 8, 8, 4, *LOSS)  # no sum: all are kept
+
+
+def test_what_hands_on_its_input_changes_nothing() -> None:
+    """Neither the sum nor the gradient that waits for the other branch."""
+    plain = played(model(NORM, SQUARE, NORM, SQUARE, NORM, HEAD)).events
+    assert played(model(NORM, SQUARE, IDENTITY, NORM, SQUARE, NOTHING, IDENTITY, NORM, HEAD)).events == plain
+
+
+def test_what_drops_whole_samples_is_played_without_a_mask() -> None:
+    path = layer("DropPath", *WORDS, WIDTH)
+    mask = ONE // 4
+    assert played(model(SQUARE, DROPOUT, NORM, HEAD)).kept - played(model(SQUARE, path, NORM, HEAD)).kept == mask
 
 
 def test_under_autocast_the_sum_is_what_the_norm_makes_of_it() -> None:

@@ -73,6 +73,12 @@ def test_a_dropout_keeps_a_mask_of_bytes() -> None:
     assert kept(model(first, same("ReLU", first), same("Dropout", first), last)) == [2, 4, 1, 4]
 
 
+@pytest.mark.parametrize("kind", ["StochasticDepth", "DropPath", "SwinDropPath"])
+def test_what_drops_whole_samples_keeps_no_mask_of_their_size(kind: str) -> None:
+    first, _, last = chain("ReLU").layers
+    assert kept(model(first, same("ReLU", first), same(kind, first), last)) == [2, 4, 0, 4]
+
+
 def test_a_function_that_works_in_place_keeps_its_output() -> None:
     assert kept(chain("LeakyReLU")) == [2, 4, 4]
     assert kept(chain("LeakyReLU", inplace=True)) == [2, 4, 0]
@@ -201,6 +207,21 @@ def test_with_checkpointing_one_block_is_there_in_full() -> None:
     assert one < sum(kept(again)) < 0.5 * sum(kept(plain))
     assert told(again, "guess_mib") < 0.6 * told(plain, "guess_mib")
     assert sum(kept(blocks(16, checkpointing=True))) < sum(kept(again)) + 8 * one / 4  # others leave what went in
+
+
+def test_with_checkpointing_stems_and_heads_are_kept_as_ever() -> None:
+    """Only what repeats itself is computed again: of each block what went in stays, and one is there in full."""
+    stem, head = linear(512, 256, 8, 512), linear(256, 4096, 8, 512)
+    inner = blocks(4).layers
+    plain, again = (
+        kept(model(stem, *inner, inner[0], head, batch=8, input=(8, 512, 512), checkpointing=on))
+        for on in (False, True)
+    )
+    went_in = 8 * 512 * 256 * 4 / 2**20
+    assert again[0] == plain[0] > 0
+    assert again[-2:] == plain[-2:]
+    assert sum(again[1:-2]) == pytest.approx(4 * went_in + sum(plain[1:7]), rel=1e-3)
+    assert sum(each > 0 for each in again[1:-2]) == 4
 
 
 def test_a_loss_is_no_layer() -> None:

@@ -218,3 +218,37 @@ def test_keys_of_fewer_places_do_not_shrink_what_attention_makes() -> None:
 def test_space_becomes_depth_as_the_next_layer_wants_it() -> None:
     text = net("(s2d): SpaceToDepth()", "(conv): Conv2d(48, 8, kernel_size=(1, 1), stride=(1, 1))")
     assert made(text, (3, 16, 16)) == {"s2d": (2, 48, 4, 4), "conv": (2, 8, 4, 4)}
+
+
+HIERA = """\
+Hiera(
+  (patch_embed): PatchEmbed(
+    (proj): Conv2d(3, 8, kernel_size=(7, 7), stride=(4, 4), padding=(3, 3))
+  )
+  (blocks): ModuleList(
+    (0): HieraBlock(
+      (norm1): LayerNorm((8,), eps=1e-06, elementwise_affine=True, bias=True)
+      (attn): MaskUnitAttention(
+        (qkv): Linear(in_features=8, out_features=24, bias=True)
+        (proj): Linear(in_features=8, out_features=8, bias=True)
+      )
+      (norm2): LayerNorm((8,), eps=1e-06, elementwise_affine=True, bias=True)
+    )
+    (1): HieraBlock(
+      (norm1): LayerNorm((8,), eps=1e-06, elementwise_affine=True, bias=True)
+      (proj): Linear(in_features=8, out_features=16, bias=True)
+      (attn): MaskUnitAttention(
+        (qkv): Linear(in_features=8, out_features=48, bias=True)
+        (proj): Linear(in_features=16, out_features=16, bias=True)
+      )
+      (norm2): LayerNorm((16,), eps=1e-06, elementwise_affine=True, bias=True)
+    )
+  )
+)"""
+
+
+def test_a_stage_of_hiera_begins_with_a_quarter_of_the_queries() -> None:
+    found = made(HIERA, (3, 64, 64))
+    assert found["blocks.0.norm2"] == (2, 256, 8)
+    assert found["blocks.1.attn.qkv"] == (2, 256, 48)
+    assert found["blocks.1.norm2"] == (2, 64, 16)

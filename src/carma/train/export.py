@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from carma.estimate.gpumemnet.features import FEATURES, PLACE, TOKEN
 from carma.estimate.gpumemnet.merged import NEAR
-from carma.train.ensemble import Learned
+from carma.train.ensemble import PLAIN_RANGE, Learned
 from carma.train.learners import AttentionMembers, DenseMembers
+from carma.train.scale import MEDIAN
 
 
 class Answer(nn.Module):
@@ -20,6 +21,7 @@ class Answer(nn.Module):
     def __init__(self, learned: Learned) -> None:
         super().__init__()
         self.base_mib, self.room_mib = learned.scale.base_mib, learned.scale.room_mib
+        self.context_mib = learned.context_mib
         self.register_buffer("shifts", torch.from_numpy(learned.shifts).float())
 
     def forward(self, z: Tensor, scalars: Tensor) -> Tensor:
@@ -28,7 +30,15 @@ class Answer(nn.Module):
         for place in range(1, moved.shape[1]):
             rising.append(torch.maximum(rising[-1], moved[:, place : place + 1]))
         guess = torch.exp2(scalars[:, PLACE["guess_mib"], None]) - 1.0
-        return self.base_mib + torch.cat(rising, 1).exp() * (guess + self.room_mib)
+        mib = self.base_mib + torch.cat(rising, 1).exp() * (guess + self.room_mib)
+        return mib if self.context_mib is None else believed(mib, guess + self.context_mib)
+
+
+def believed(mib: Tensor, plain_mib: Tensor) -> Tensor:
+    """As `ensemble.believed`."""
+    low, high = (mib[:, place : place + 1] for place in PLAIN_RANGE)
+    middle = torch.where((plain_mib >= low) & (plain_mib <= high), plain_mib, mib[:, MEDIAN : MEDIAN + 1])
+    return torch.cat([torch.minimum(mib[:, :MEDIAN], middle), middle, torch.maximum(mib[:, MEDIAN + 1 :], middle)], 1)
 
 
 class OfScalars(nn.Module):

@@ -27,7 +27,7 @@ PUBLIC = "public-mlp"
 # The dearest first; what is cheap fills the gaps at the end.
 COSTLY = ("graph", PUBLISHED, "transformer-based", "boosted", "mlp-based", "extra-trees")
 
-OF_SHAPES = (*SERVED, "extra-trees")  # there are many shapes: what ships, and the quickest to set beside it
+OF_SHAPES = ("mlp-based", "extra-trees")  # there are many shapes: who answers unless told, and the quickest beside it
 
 
 class Options(Record, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from carma.estimate.described import Described
 from carma.estimate.gpumemnet.cache import MIB, Block, Cache, Tape, replay
 from carma.estimate.gpumemnet.columns import Columns
 from carma.estimate.gpumemnet.sizes import Sizes
+from carma.estimate.gpumemnet.unseen import Unseen
 
 # cuBLAS and cuBLASLt on Hopper; the thread of the backward pass has its own.
 WORKSPACE = 33 * MIB
@@ -21,9 +22,9 @@ Tensor = int | None  # its number on the tape; None for a small one
 Tensors = list[Tensor]
 
 
-def play(described: Described, columns: Columns, heads: float) -> tuple[float, float]:
+def play(described: Described, columns: Columns, unseen: Unseen, heads: float) -> tuple[float, float]:
     """MiB reserved at the end, and the most that was allocated. `heads`: of attention that writes its scores out."""
-    chain, cache = Sizes(described, columns, heads), Cache()
+    chain, cache = Sizes(described, columns, unseen, heads), Cache()
     weights = [size for pair in zip(chain.weights, chain.biases, strict=True) for size in pair if size]
     states = [size for size in weights for _ in range(chain.slots)]
     there, back, update = _Pass(chain).steps(weights * chain.temporaries)
@@ -43,6 +44,16 @@ def play(described: Described, columns: Columns, heads: float) -> tuple[float, f
     return (cache.reserved + small) / MIB, (cache.peak + small) / MIB
 
 
+def _before_sums(chain: Sizes) -> list[bool]:
+    """Whether the next layer that is no view takes a sum of what each gives and what went round it."""
+    found, follows = [False] * chain.count, False
+    for place in range(chain.count - 1, -1, -1):
+        found[place] = follows
+        if not chain.is_view[place]:
+            follows = chain.is_sum[place]
+    return found
+
+
 class _Pass:
     """Forward and back, written down: what comes and goes is the same in every step."""
 
@@ -58,6 +69,7 @@ class _Pass:
         self.flowing = 0  # the size of the gradient that is passed on
         self.other: tuple[int, Tensor] = (0, None)
         self.held: dict[int, Tensors] = {}
+        self.before_sum = _before_sums(chain)
 
     def steps(self, temporaries: list[int]) -> tuple[list[int], list[int], list[int]]:
         """There, back, and the optimizer's part, which makes `temporaries`; the gradients of the weights stay until
@@ -236,7 +248,7 @@ class _Pass:
             if chain.is_norm[place]:
                 give(self.aside)
                 self.aside = None
-            if place + 1 < chain.count and chain.is_sum[place + 1] and self.aside is None:
+            if self.before_sum[place] and self.aside is None:
                 self.aside = gradient  # the other branch waits for it
             else:
                 give(gradient)

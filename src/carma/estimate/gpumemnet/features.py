@@ -8,6 +8,7 @@ the batch, the optimizer, the number format. `guess` is what two steps reserve w
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,9 +19,20 @@ import numpy as np
 from carma.estimate.described import Described, Layer
 from carma.estimate.gpumemnet.chain import play
 from carma.estimate.gpumemnet.columns import Columns, inputs_of
-from carma.estimate.gpumemnet.kept import HALF, IS_VIEW, MIB, TORCH_ATTENTION, Held, held, slots_of, temporaries_of
+from carma.estimate.gpumemnet.kept import (
+    HALF,
+    IS_VIEW,
+    MIB,
+    TORCH_ATTENTION,
+    Held,
+    held,
+    is_before,
+    slots_of,
+    temporaries_of,
+)
 from carma.estimate.gpumemnet.kinds import FUNCTIONS, INDEX, KINDS, function_of, kind_of
 from carma.estimate.gpumemnet.operators import layers_of
+from carma.estimate.gpumemnet.unseen import find_unseen
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -69,9 +81,10 @@ def features(described: Described) -> Features:
     described = layers_of(described)
     columns = _columns(described)
     heads, length = _attention(described, columns)
-    holds = held(described, columns, heads, length)
+    unseen = find_unseen(columns, is_before(columns), described.batch or 1)
+    holds = held(described, columns, unseen, heads, length)
     family = _family(described.layers, columns)
-    played = play(described, columns, heads if described.attention == "eager" else 0.0)
+    played = play(described, columns, unseen, heads if described.attention == "eager" else 0.0)
     return Features(
         family,
         _scalars(described, columns, holds, played),
@@ -145,13 +158,15 @@ _COPIED = tuple(
     FUNCTIONS.index(name) for name in ("SiLU", "Mish", "Hardswish", "ReLU6")
 )  # these keep a copy of their input
 _LIKE_IMAGES = [INDEX[kind] for kind in ("convolution", "grouped", "transposed", "batch_norm")]
+_NORM_OF_ROWS = re.compile(r"\w*(Layer|RMS)Norm")
+_TURNED = ("Dense", "EinsumDense")
 _LIKE_ROWS = [INDEX[kind] for kind in ("linear", "attention", "embedding")]
 
 
 def _channels(layers: tuple[Layer, ...], kinds: list[int]) -> Iterator[int]:
     """Of images and signals the second place, of everything else the last. Of three places only the layers around tell
-    whether it is a signal or a sequence."""
-    signal = False
+    whether it is a signal or a sequence; of more, whether images have their channels in the last place."""
+    signal, wide = False, 0
     for layer, kind in zip(layers, kinds, strict=True):
         shape = layer.output
         if len(shape) == 3 and kind in _LIKE_IMAGES:
@@ -160,8 +175,23 @@ def _channels(layers: tuple[Layer, ...], kinds: list[int]) -> Iterator[int]:
             signal = False
         if len(shape) < 2:
             yield 1
+        elif len(shape) in (4, 5):
+            if _takes_last(layer, kind):
+                wide = shape[-1]
+            elif kind in _LIKE_IMAGES:
+                wide = 0
+            yield wide if shape[-1] == wide else shape[1]
         else:
-            yield shape[1] if len(shape) in (4, 5) or (signal and len(shape) == 3) else shape[-1]
+            yield shape[1] if signal and len(shape) == 3 else shape[-1]
+
+
+def _takes_last(layer: Layer, kind: int) -> bool:
+    """Linear layers and norms of a row work on the last place; of Keras the reader has turned it to the second."""
+    wide = layer.output[-1]
+    if kind == INDEX["linear"]:
+        return layer.kind not in _TURNED
+    is_of_rows = kind == INDEX["norm"] and _NORM_OF_ROWS.fullmatch(layer.kind) is not None
+    return is_of_rows and layer.parameters in (0, wide, 2 * wide)
 
 
 def _family(layers: tuple[Layer, ...], columns: Columns) -> Family:

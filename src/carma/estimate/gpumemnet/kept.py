@@ -7,38 +7,35 @@ where it is larger than what the layer before gave, branches have met. When thes
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from carma.estimate.described import Described
-from carma.estimate.gpumemnet.columns import Columns
+from carma.estimate.gpumemnet.again import spans_of
+from carma.estimate.gpumemnet.columns import Columns, flags
 from carma.estimate.gpumemnet.kinds import INDEX, KINDS
-from carma.estimate.gpumemnet.unseen import Unseen, find_unseen
+from carma.estimate.gpumemnet.unseen import Unseen
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MIB = 1 << 20
 HALF = ("float16", "bfloat16")
-
-
-def _flags(*kinds: str) -> NDArray[np.bool_]:
-    return np.array([kind in kinds for kind in KINDS])
-
-
 _PRODUCTS = ("linear", "convolution", "grouped", "transposed", "attention")
-KEEPS_INPUT = _flags(*_PRODUCTS, "batch_norm", "norm", "activation", "pooling", "max_pooling", "other")
-KEEPS_OUTPUT = _flags("rectifier", "softmax", "attention")
-IS_VIEW = _flags("shape")
-IS_PRODUCT = _flags(*_PRODUCTS)
+KEEPS_INPUT = flags(*_PRODUCTS, "batch_norm", "norm", "activation", "pooling", "max_pooling", "other")
+KEEPS_OUTPUT = flags("rectifier", "softmax", "attention")
+IS_VIEW = flags("shape")
+IS_PRODUCT = flags(*_PRODUCTS)
 _NEAR = 14  # layers in which a shortcut begins and ends
 # Autocast computes products in half precision; what follows them keeps what comes, the others go back to 32 bits.
-CAST = _flags(*_PRODUCTS)
-_FOLLOWS = _flags(
+CAST = flags(*_PRODUCTS)
+_FOLLOWS = flags(
     "activation", "rectifier", "dropout", "pooling", "max_pooling", "batch_norm", "shape", "merge", "upsampling"
 )
+_WHOLE_SAMPLES = re.compile(r"\w*(DropPath|StochasticDepth|DropConnect)\w*")
 MASK_BYTES = np.array([{"dropout": 1.0, "max_pooling": 8.0}.get(kind, 0.0) for kind in KINDS])
 # Inside an attention layer: queries, keys, values and their weighted sum, beside the output itself. Torch's own module
 # turns batch and sequence round, and keeps what it copies for that.
@@ -50,7 +47,6 @@ KEPT_MORE = {"Softsign": 1, "QuickGELUActivation": 1, "QuickGELU": 1, "NewGELUAc
 BACK_MORE = {"Softsign": 4, "PReLU": 1, "Tanhshrink": 1}
 # Tensors of the size of all weights that torch's optimizers make in a step (foreach).
 _TEMPORARIES = {"sgd": 0.0, "adagrad": 2.0}
-_SEGMENT = 2  # norms in a block, about
 
 
 @dataclass(frozen=True)
@@ -88,6 +84,15 @@ def element_bytes(described: Described, columns: Columns) -> NDArray[np.float64]
     return np.where(half, 2.0, 4.0)
 
 
+def mask_bytes(columns: Columns) -> NDArray[np.float64]:
+    """For each element of a layer's output. What drops whole samples has one figure for each of them."""
+    found: NDArray[np.float64] = MASK_BYTES[columns.kinds]
+    for place in np.flatnonzero(columns.kinds == INDEX["dropout"]).tolist():
+        if _WHOLE_SAMPLES.fullmatch(str(columns.names[place])):
+            found[place] = 0.0
+    return found
+
+
 def inside_of(columns: Columns) -> NDArray[np.float64]:
     """Elements that an attention layer keeps inside, for each of its output."""
     torch = columns.names == TORCH_ATTENTION
@@ -115,16 +120,17 @@ def arriving_bytes(
     return came
 
 
-def held(described: Described, columns: Columns, heads: float, length: float) -> Held:
+def held(described: Described, columns: Columns, unseen: Unseen, heads: float, length: float) -> Held:
     """`heads` and `length` (of a sequence) are for attention whose scores are written out."""
     size = 2.0 if described.dtype in HALF else 4.0
     parameters = float(described.parameters if described.parameters is not None else columns.parameters.sum())
     whole = parameters * size / MIB
     bytes_each = element_bytes(described, columns)
     before = is_before(columns)
-    kept = _kept(described, columns, find_unseen(columns, before, described.batch or 1), before, bytes_each)
+    kept = _kept(described, columns, unseen, before, bytes_each)
     if described.checkpointing:
-        kept = _recomputed(columns, kept, columns.outputs * bytes_each / MIB)
+        came = arriving_bytes(described, columns, before, bytes_each)
+        kept = _recomputed(columns, kept, columns.inputs * came / MIB)
     scores = float(described.batch or 1) * heads * length * length * 4.0 / MIB
     return Held(
         resting=whole * (1 + slots_of(described)),
@@ -163,7 +169,7 @@ def _kept(
         width = np.where(CAST[kinds], 2.0, np.where(kinds == INDEX["norm"], 4.0, width))
     elements = columns.outputs * (KEEPS_OUTPUT[kinds] + inside_of(columns)) + unseen.elements
     kept: NDArray[np.float64] = np.where(takes, columns.inputs * width, 0.0) + elements * bytes_each
-    kept += columns.outputs * MASK_BYTES[kinds]
+    kept += columns.outputs * mask_bytes(columns)
     if described.autocast:
         kept += np.where(CAST[kinds], columns.parameters * 2.0, 0.0)
     return kept / MIB
@@ -172,19 +178,22 @@ def _kept(
 def _seen_before(columns: Columns, is_before: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """A layer beside others (a shortcut) takes what one of the last layers has taken, and kept, already."""
     seen = np.zeros(columns.count, np.bool_)
-    aside = IS_PRODUCT[columns.kinds] & ~is_before
-    for place in np.flatnonzero(aside).tolist():
-        near = slice(max(0, place - _NEAR), place)
-        seen[place] = bool(((columns.inputs[near] == columns.inputs[place]) & IS_PRODUCT[columns.kinds[near]]).any())
+    products = IS_PRODUCT[columns.kinds]
+    taken = np.where(products, columns.inputs, -1.0).tolist()
+    for place in np.flatnonzero(products & ~is_before).tolist():
+        seen[place] = taken[place] in taken[max(0, place - _NEAR) : place]
     return seen
 
 
-def _recomputed(columns: Columns, kept: NDArray[np.float64], outputs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Blocks between every second norm: of each its first input stays, and one is there in full. A rough picture."""
-    norms = np.isin(columns.kinds, (INDEX["norm"], INDEX["batch_norm"]))
-    block = np.cumsum(norms) // _SEGMENT
-    whole = np.bincount(block, kept)
-    first = np.r_[True, block[1:] != block[:-1]]
-    stays = np.where(first, outputs, 0.0)
-    stays[int(np.argmax(block == int(whole.argmax())))] += whole.max()
+def _recomputed(columns: Columns, kept: NDArray[np.float64], inputs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of each block that is computed again what went into it stays, and one block is there in full; the rest is kept as
+    ever."""
+    stays, most, where = kept.copy(), 0.0, 0
+    for begin, end, again in spans_of(columns):
+        if again:
+            whole = float(kept[begin:end].sum())
+            most, where = max((most, where), (whole, begin), key=lambda one: one[0])
+            stays[begin:end] = 0.0
+            stays[begin] = inputs[begin]
+    stays[where] += most
     return stays

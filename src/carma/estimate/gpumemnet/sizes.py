@@ -18,11 +18,11 @@ from carma.estimate.gpumemnet.kept import (
     IS_VIEW,
     KEEPS_OUTPUT,
     KEPT_MORE,
-    MASK_BYTES,
     arriving_bytes,
     element_bytes,
     inside_of,
     is_before,
+    mask_bytes,
     slots_of,
     takes_input,
     temporaries_of,
@@ -30,7 +30,7 @@ from carma.estimate.gpumemnet.kept import (
 from carma.estimate.gpumemnet.kinds import INDEX
 from carma.estimate.gpumemnet.scratch import scratch_of
 from carma.estimate.gpumemnet.tied import find_tied
-from carma.estimate.gpumemnet.unseen import Unseen, find_scores, find_skips, find_sums, find_unseen
+from carma.estimate.gpumemnet.unseen import Unseen, find_scores, find_skips, find_sums
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,11 +60,10 @@ def _of_names(names: list[str], counts: Mapping[str, int]) -> list[int]:
 class Sizes:
     """Lists have an entry for each layer. `heads`: of attention that writes its scores out, else 0."""
 
-    def __init__(self, described: Described, columns: Columns, heads: float) -> None:
+    def __init__(self, described: Described, columns: Columns, unseen: Unseen, heads: float) -> None:
         self.count = columns.count
         self.amp = bool(described.autocast)
         before = is_before(columns)
-        unseen = find_unseen(columns, before, described.batch or 1)
         each = element_bytes(described, columns)
         came = arriving_bytes(described, columns, before, each)
         for place in np.flatnonzero(unseen.no_input & (unseen.pairs == 0)).tolist():
@@ -122,7 +121,7 @@ class Sizes:
             elements * copied * (takes | CAST[kinds]),
             np.where(new, elements * came, 0.0),
             (columns.outputs * inside_of(columns) + unseen.elements) * each,
-            columns.outputs * MASK_BYTES[kinds],
+            columns.outputs * mask_bytes(columns),
             np.where(met & (copied > 0) & CAST[kinds], elements * came, 0.0),
         )
         beside = zip(self.halves, self.copies, extras, inside, strict=True)

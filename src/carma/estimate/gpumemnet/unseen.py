@@ -26,6 +26,7 @@ _CONVOLUTIONS = flags("convolution", "grouped", "transposed")
 _CONVOLVED = 0.35  # in convolutional networks many are ReLU, and many work in place
 _GATE = 6  # layers of a gate, at most
 _BETWEEN = flags("dropout", "softmax")
+_HANDS_ON = flags("dropout", "shape")
 _PRODUCTS = flags("linear", "attention")
 
 
@@ -177,9 +178,10 @@ def find_unseen(columns: Columns, before: NDArray[np.bool_], batch: int) -> Unse
 
 
 def find_sums(kinds: NDArray[np.int64], before: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Norms that take the sum of a branch and what went round it: those behind a linear layer, or its dropout."""
-    others = np.maximum.accumulate(np.where(kinds == INDEX["dropout"], -1, np.arange(len(kinds))))
-    last = np.r_[-1, others[:-1]]  # the last one before each that is no dropout
+    """Norms that take the sum of a branch and what went round it: those behind a linear layer, or its dropout, or what
+    stands for one that drops nothing."""
+    others = np.maximum.accumulate(np.where(_HANDS_ON[kinds], -1, np.arange(len(kinds))))
+    last = np.r_[-1, others[:-1]]  # the last one before each that is none of these
     found: NDArray[np.bool_] = (kinds == INDEX["norm"]) & (last >= 0) & _PRODUCTS[kinds[last]] & before
     return found
 

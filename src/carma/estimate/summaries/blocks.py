@@ -38,6 +38,7 @@ _BRANCH = re.compile(r"branch\w*|downsample\w*|shortcut\w*|skip\w*|conv_(1x1|kxk
 _CHOOSES = re.compile(r"SelectiveKernelAttn")
 _ATTENDS = re.compile(r"\w*(Attention|Attn)\w*")
 _ATTENTION_DROPOUT = re.compile(r"attn_drop\w*|attention_dropout")
+_QUERIES = 4  # of Hiera, two by two, become one
 _CANNOT = (KeyError, ValueError, IndexError)
 
 
@@ -163,11 +164,19 @@ def leaving(node: Node, block: Block, now: Shape) -> Shape:
         return block.made[0]  # its norm is printed last and called first
     if node.kind == "Pooling" and block.made and node.children[-1].kind == "Linear":
         return block.made[0]  # the linear layer is for the class token
+    if node.kind.endswith("MaskUnitAttention") and len(now) == 2 and _widens(node):
+        return (max(1, now[0] // _QUERIES), now[1])
     if node.names[0] == "global_block" or _CHOOSES.fullmatch(node.kind):
         return block.entered  # what it makes goes to the blocks behind it on another way
     if block.is_last and len(now) == len(block.entered) > 2 and block.width and attends(node.kind):
         return (*(block.queries or block.entered)[:-1], block.width)
     return block.entered if _is_gate(node, block.entered, now) else now
+
+
+def _widens(node: Node) -> bool:
+    """Queries, keys and values are wider than what they are made of: a new stage begins, with fewer queries."""
+    first = node.children[0].printed
+    return integers(first.get("out_features", "")) != [3 * one for one in integers(first.get("in_features", ""))]
 
 
 def _is_gate(node: Node, entered: Shape, made: Shape) -> bool:
