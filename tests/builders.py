@@ -48,6 +48,7 @@ from carma.core.status import Finished
 from carma.core.task import Task
 from carma.core.validate import validate
 from carma.core.view import GpuView
+from tests.plainly import propose_plainly
 
 ALL = Capabilities(
     sm_active=True, sm_occupancy=True, dram_active=True, power=True, energy=True, processes=True, source="virtual"
@@ -107,7 +108,9 @@ class World:
         """Everything that is due now, until nothing is."""
         done: list[Durable] = []
         for _ in range(10_000):
+            plain = propose_plainly(self.state, self.now)
             due = propose(self.state, self.now)
+            assert due == plain
             if not due:
                 return done
             for event in due:

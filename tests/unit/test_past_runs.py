@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from carma.core import ending
 from carma.core.events import TaskEstimated, TaskSubmitted
 from carma.core.model import Booking, Estimate, NoEstimate, TaskId, TaskSpec
 from carma.core.outcome import Failed, Outcome, OutOfMemory
@@ -17,7 +18,7 @@ SPEC = TaskSpec(command=("python", "train.py"), directory="/")
 
 def ended(world: World, task: TaskId, outcome: Outcome) -> PastRun:
     key = world.state.active[task]
-    world.emit(finder.ended(world.state, key, outcome, world.now))
+    world.emit(ending.ended(world.state, key, outcome, world.now))
     run = finder.past_run(world.state, key, collocated=False)
     assert run is not None
     return run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from carma.core.events import GpuDrained, TaskPlaced
+from carma.core.filters import door_of
 from carma.core.model import GpuId, TaskId
 from carma.core.queue import waiting
 from carma.core.reserve import reserve
@@ -91,7 +92,7 @@ def test_other_gpus_are_free_for_all() -> None:
 
 def degree_of(world: World, head: TaskId, overtaken: int) -> tuple[int, list[str]]:
     rules = world.state.rules
-    seen = views(world.state, world.now)
+    seen = [door_of(view, rules, True) for view in views(world.state, world.now)]
     fence = reserve(ask_of(world.task(head), world.state), seen, rules, True, overtaken, world.now)
     return fence.degree, sorted(fence.gpus)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from carma.core.attribution import measured_idle_w
+from carma.core.ending import ended
 from carma.core.events import (
     AttemptStarted,
     Durable,
@@ -38,7 +39,6 @@ from carma.core.policies import magm
 from carma.core.settings import Gate, Rules, WarmUp
 from carma.core.snapshot import views
 from carma.core.state import State
-from carma.daemon import finder
 from carma.daemon import shell as shell_module
 from carma.daemon.reporting import HOUR_S, report
 from carma.daemon.restore import replay
@@ -84,7 +84,7 @@ class Server:
 
     async def end(self, key: AttemptKey) -> None:
         del self.memory[key]
-        await self.shell.change(lambda state: [finder.ended(state, key, Succeeded(), self.now)])
+        await self.shell.change(lambda state: [ended(state, key, Succeeded(), self.now)])
 
     async def wait(self, seconds: int) -> None:
         for _ in range(seconds):

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from carma.core.ending import ended
 from carma.core.events import AttemptStarted, Durable, GpusFound, StopRequested, TaskSubmitted, UseNoted
 from carma.core.model import (
     AttemptKey,
@@ -299,7 +300,7 @@ def test_a_past_run_carries_energy_and_activity() -> None:
     world.start(task)
     world.wait(10)
     key = world.state.active[task]
-    world.emit(finder.ended(world.state, key, Failed(1), world.now))
+    world.emit(ended(world.state, key, Failed(1), world.now))
     run = finder.past_run(world.state, key, collocated=False)
     assert run is not None
     assert run.energy_j == pytest.approx(10 * 100.0)

@@ -15,6 +15,7 @@ from carma.estimate.gpumemnet.columns import Columns
 from carma.estimate.gpumemnet.features import features
 from carma.estimate.gpumemnet.scratch import NONE
 from carma.estimate.gpumemnet.sizes import Sizes
+from carma.estimate.gpumemnet.unseen import Unseen
 
 WORKSPACE = chain.WORKSPACE / MIB
 
@@ -94,8 +95,8 @@ def played(described: Described) -> Played:
         caches.append(_Watched())
         return caches[-1]
 
-    def sizes(described: Described, columns: Columns, heads: float) -> Sizes:
-        found.append(Sizes(described, columns, heads))
+    def sizes(described: Described, columns: Columns, unseen: Unseen, heads: float) -> Sizes:
+        found.append(Sizes(described, columns, unseen, heads))
         return found[-1]
 
     with pytest.MonkeyPatch.context() as patch:

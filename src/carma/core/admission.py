@@ -9,9 +9,12 @@ from carma.core.units import show_count, show_pair_mib
 
 
 def by_size(state: State) -> tuple[Gpu, ...]:
-    """The GPUs that take tasks, largest first."""
-    allowed = (gpu for gpu in state.gpus.values() if takes_tasks(gpu, state.rules))
-    return tuple(sorted(allowed, key=lambda gpu: (-gpu.memory_mib, gpu.index)))
+    """The GPUs that take tasks, largest first. Sorted once for each set of GPUs that was found."""
+    if state.sized is not state.gpus:
+        allowed = (gpu for gpu in state.gpus.values() if takes_tasks(gpu, state.rules))
+        state.sizes = tuple(sorted(allowed, key=lambda gpu: (-gpu.memory_mib, gpu.index)))
+        state.sized = state.gpus
+    return state.sizes
 
 
 def never_fits(state: State, spec: TaskSpec, gpus: tuple[Gpu, ...] | None = None) -> str | None:

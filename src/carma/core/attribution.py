@@ -22,14 +22,14 @@ the lowest power seen is taken for idle: all of it would leave a task that alway
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, isfinite, log, sqrt
+from math import exp, inf, isfinite, log, sqrt
 
 from carma.core.model import Activity, AttemptKey, GpuId, GpuSample, GpuUsage, Record
 from carma.core.seen import NEW_VARIANCE, Guess, Live, Seen, Track
 from carma.core.snapshot import HIDDEN_MIB
 from carma.core.state import State
 from carma.core.status import Running
-from carma.core.usage import HOUR_S, count
+from carma.core.usage import HOUR_S
 from carma.core.window import given
 
 METRICS = Activity.__struct_fields__
@@ -42,11 +42,19 @@ SMALL = 0.1  # the least that noise and drift are counted of, so that one though
 DOUBT = 0.2  # nobody weighs less than this part of the guess's spread: no nothing for one of whom little is known
 
 
+class Member(Record, frozen=True):
+    """One attempt on one GPU, and what was seen of it there."""
+
+    key: AttemptKey
+    track: Track
+    seen: Seen
+
+
 class Members(Record, frozen=True):
     """Who was on a GPU when a sample was taken."""
 
-    present: tuple[AttemptKey, ...]  # they hold memory there
-    resting: tuple[AttemptKey, ...]  # they did before, and hold none now
+    present: list[Member]  # they hold memory there
+    resting: list[Member]  # they did before, and hold none now
     foreign: bool
 
     @property
@@ -54,22 +62,28 @@ class Members(Record, frozen=True):
         return not self.present and not self.foreign
 
 
-def share_out(state: State, live: Live, before: GpuSample | None, sample: GpuSample) -> None:
-    """What happened since the sample before: to each attempt its share, and to the GPU's hour the whole."""
+def share_out(state: State, live: Live, holders: Sequence[Member], before: GpuSample | None, sample: GpuSample) -> None:
+    """What happened since the sample before: to each of its holders its share, and to the GPU's hour the whole."""
     if sample.fault is not None:
         return
-    members = _members(state, sample)
+    members = _members(state, holders, sample)
     _note_power(state, live, members, before, sample)
     if before is None or not _watched(state, before, sample):
         return
     span_s = sample.at - before.at
-    _learn(state, live, members, sample, span_s)
-    shares = _shares(state, live, members, sample)
+    _learn(live, members, sample, span_s)
+    shares = [*_shares(live, members, sample), *(0.0 for _ in members.resting)]
     energy = _energy(state, live, members, before, sample)
     given_j = 0.0
-    for key in (*members.present, *members.resting):
-        track, share = state.tracks[key], shares.get(key, 0.0)
-        _add_activity(track, sample, share, span_s)
+    values = _values(sample)
+    for member, share in zip((*members.present, *members.resting), shares, strict=True):
+        track = member.track
+        track.used_s += span_s
+        means = track.means
+        for metric, value in values:
+            mean = means[metric]
+            mean.seconds += span_s
+            mean.total += value * share * span_s
         if energy is not None:
             part_j = (energy.spent_j - energy.idle_j) * share
             track.energy_j = (track.energy_j or 0.0) + part_j
@@ -82,33 +96,38 @@ def _watched(state: State, before: GpuSample, sample: GpuSample) -> bool:
     return before.fault is None and sample.at - before.at <= state.rules.window.stale_s
 
 
-def _members(state: State, sample: GpuSample) -> Members:
-    holders = [key for key in state.on_gpu.get(sample.gpu, {}) if key in state.tracks]
+def _members(state: State, holders: Sequence[Member], sample: GpuSample) -> Members:
     if sample.processes is None:  # nobody can tell: all that run
-        running = (key for key in holders if isinstance(state.tasks[key.task].status, Running))
-        return Members(tuple(running), (), False)
+        running = [member for member in holders if isinstance(state.tasks[member.key.task].status, Running)]
+        return Members(running, [], False)
     listed = {use.attempt for use in sample.processes}
-    present = tuple(key for key in holders if key in listed and _seen(state, key, sample.gpu).now_mib != 0)
-    resting = tuple(key for key in holders if key not in present and _seen(state, key, sample.gpu).first_at is not None)
-    return Members(present, resting, bool(listed - set(holders)) or _hidden(sample))
+    present: list[Member] = []
+    resting: list[Member] = []
+    for member in holders:
+        if member.seen.now_mib != 0 and member.key in listed:
+            present.append(member)
+        elif member.seen.first_at is not None:
+            resting.append(member)
+    foreign = bool(listed.difference([member.key for member in holders])) or _hidden(sample)
+    return Members(present, resting, foreign)
 
 
 def _hidden(sample: GpuSample) -> bool:
     """Memory beyond what the listed processes hold is somebody's too."""
-    held = [use.memory_mib for use in sample.processes or ()]
-    if sample.memory_used_mib is None or None in held:
+    if sample.memory_used_mib is None:
         return False
-    return sample.memory_used_mib - sum(mib or 0 for mib in held) > HIDDEN_MIB
-
-
-def _seen(state: State, key: AttemptKey, gpu: GpuId) -> Seen:
-    return state.tracks[key].on[gpu]
+    beyond_mib = sample.memory_used_mib
+    for use in sample.processes or ():
+        if use.memory_mib is None:
+            return False
+        beyond_mib -= use.memory_mib
+    return beyond_mib > HIDDEN_MIB
 
 
 # What each does.
 
 
-def _learn(state: State, live: Live, members: Members, sample: GpuSample, span_s: float) -> None:
+def _learn(live: Live, members: Members, sample: GpuSample, span_s: float) -> None:
     """What the sample shows corrects what was thought of those present."""
     if not members.foreign:
         live.background = Guess()  # those that come next are others
@@ -116,8 +135,8 @@ def _learn(state: State, live: Live, members: Members, sample: GpuSample, span_s
     if active is None:
         return
     guesses = [live.background] if members.foreign else []
-    for key in members.present:
-        seen = _seen(state, key, sample.gpu)
+    for member in members.present:
+        seen = member.seen
         if seen.first_at is not None:
             age_s = sample.at - max(seen.first_at, seen.grown_at or 0.0)
             seen.own.variance = max(seen.own.variance, NEW_VARIANCE * exp(-age_s / YOUNG_S))
@@ -129,12 +148,17 @@ def _learn(state: State, live: Live, members: Members, sample: GpuSample, span_s
 
 def _correct(guesses: Sequence[Guess], active: float) -> None:
     idle = max(SLACK, 1.0 - active)
-    error = -log(idle) - sum(own.pressure for own in guesses)
+    pressure, variance = 0.0, 0.0
+    for own in guesses:
+        pressure += own.pressure
+        variance += own.variance
+    error = -log(idle) - pressure
     noise = (NOISE * max(active, SMALL) / idle) ** 2  # as a variance of the pressure: a full GPU tells little
-    unsure = sum(own.variance for own in guesses) + noise
+    unsure = variance + noise
     for own in guesses:
         gain = own.variance / unsure
-        own.pressure = max(0.0, own.pressure + gain * error)
+        corrected = own.pressure + gain * error
+        own.pressure = corrected if corrected > 0.0 else 0.0
         own.variance *= 1.0 - gain
 
 
@@ -143,41 +167,45 @@ def weight(own: Guess) -> float:
     return 1.0 - exp(-max(own.pressure, DOUBT * sqrt(own.variance)))
 
 
-def _shares(state: State, live: Live, members: Members, sample: GpuSample) -> dict[AttemptKey, float]:
-    """Of those present; they add up to 1, or to less where foreign processes are there too."""
+def _shares(live: Live, members: Members, sample: GpuSample) -> list[float]:
+    """Of those present, in their order; they add up to 1, or to less where foreign processes are there too."""
     if len(members.present) == 1 and not members.foreign:
-        return {members.present[0]: 1.0}
+        return [1.0]
     weights = _told(members, sample)
     if weights is None:
-        weights = {key: weight(_seen(state, key, sample.gpu).own) for key in members.present}
+        weights = [weight(member.seen.own) for member in members.present]
         if members.foreign:
-            weights[None] = weight(live.background)
-    total = sum(weights.values())
+            weights.append(weight(live.background))
+    total = sum(weights)
     if total <= 0.0:
-        return {key: 1.0 / len(weights) for key in members.present}
-    return {key: weights[key] / total for key in members.present}
+        return [1.0 / len(weights) for _ in members.present]
+    return [weights[place] / total for place in range(len(members.present))]
 
 
-def _told(members: Members, sample: GpuSample) -> dict[AttemptKey | None, float] | None:
-    """What the sampler says of every process on the GPU, if it says it of all of them."""
-    told: dict[AttemptKey | None, float] = dict.fromkeys(members.present, 0.0)
-    for use in sample.processes or ():
+def _told(members: Members, sample: GpuSample) -> list[float] | None:
+    """What the sampler says of every process on the GPU, if it says it of all of them; of those present first."""
+    if not members.present or not sample.processes or sample.processes[0].sm_active is None:
+        return None
+    told: dict[AttemptKey | None, float] = dict.fromkeys((member.key for member in members.present), 0.0)
+    for use in sample.processes:
         if use.sm_active is None or not isfinite(use.sm_active):
             return None
         whose = use.attempt if use.attempt in told else None
         told[whose] = told.get(whose, 0.0) + max(0.0, use.sm_active)
-    return told if members.present and sample.processes else None
+    return list(told.values())
 
 
 # What it comes to.
 
 
-def _add_activity(track: Track, sample: GpuSample, share: float, span_s: float) -> None:
-    track.used_s += span_s
+def _values(sample: GpuSample) -> list[tuple[str, float]]:
+    """The metrics that it gives."""
+    found: list[tuple[str, float]] = []
     for metric in METRICS:
         value: float | None = getattr(sample, metric)
-        if value is not None and value >= 0.0 and isfinite(value):
-            track.means[metric].add(value * share, span_s)
+        if value is not None and 0.0 <= value < inf:
+            found.append((metric, value))
+    return found
 
 
 class Energy(Record, frozen=True):
@@ -222,7 +250,12 @@ def _guessed_idle_w(live: Live) -> float | None:
 
 
 def _mean_w(live: Live) -> float | None:
-    return sum(watts for watts, _ in live.recent_w) / len(live.recent_w) if live.recent_w else None
+    if not live.recent_w:
+        return None
+    total_w = 0.0
+    for watts, _ in live.recent_w:
+        total_w += watts
+    return total_w / len(live.recent_w)
 
 
 def _note_power(state: State, live: Live, members: Members, before: GpuSample | None, sample: GpuSample) -> None:
@@ -241,22 +274,23 @@ def _note_power(state: State, live: Live, members: Members, before: GpuSample | 
     if mean_w is None or len(live.recent_w) < (live.recent_w.maxlen or 1):
         return
     live.lowest_w = mean_w if live.lowest_w is None else min(live.lowest_w, mean_w)
-    if all(alone for _, alone in live.recent_w):
+    if empty and all(alone for _, alone in live.recent_w):
         state.idle_w[sample.gpu] = min(mean_w, state.idle_w.get(sample.gpu, mean_w))
 
 
 def _count(state: State, sample: GpuSample, span_s: float, energy: Energy, tasks_j: float) -> None:
     holders = len(state.on_gpu.get(sample.gpu, {}))
-    row = GpuUsage(
+    place = (int(sample.at // HOUR_S), sample.gpu)
+    known = state.usage.get(place) or GpuUsage(gpu=sample.gpu, hour=place[0])
+    state.usage[place] = GpuUsage(  # added up at once: there is one for every sample
         gpu=sample.gpu,
-        hour=int(sample.at // HOUR_S),
-        watched_s=span_s,
-        held_s=span_s if holders else 0.0,
-        shared_s=span_s if holders > 1 else 0.0,
-        sm_s=(given(sample, "sm_active") or 0.0) * span_s,
-        energy_j=energy.spent_j,
-        idle_j=energy.idle_j,
-        tasks_j=tasks_j,
-        guessed_s=span_s if energy.guessed else 0.0,
+        hour=place[0],
+        watched_s=known.watched_s + span_s,
+        held_s=known.held_s + (span_s if holders else 0.0),
+        shared_s=known.shared_s + (span_s if holders > 1 else 0.0),
+        sm_s=known.sm_s + (given(sample, "sm_active") or 0.0) * span_s,
+        energy_j=known.energy_j + energy.spent_j,
+        idle_j=known.idle_j + energy.idle_j,
+        tasks_j=known.tasks_j + tasks_j,
+        guessed_s=known.guessed_s + (span_s if energy.guessed else 0.0),
     )
-    count(state, (row,))

@@ -1,11 +1,15 @@
-"""A decision as it was taken: every GPU, each with its refusal or its score. `carma explain` prints this as it is."""
+"""A decision as it was taken: every GPU, each with its refusal or its score. `carma explain` prints this as it is.
+
+A server with thousands of GPUs makes very many of these for each placement. None can hold itself, so Python's collector
+of cycles need not look at them (`gc=False`).
+"""
 
 from __future__ import annotations
 
 from carma.core.model import GpuId, Placement, Record, TaskId
 
 
-class Ask(Record, frozen=True):
+class Ask(Record, frozen=True, gc=False):
     """What a task needs on each of its GPUs, and who says so."""
 
     task: TaskId
@@ -15,7 +19,7 @@ class Ask(Record, frozen=True):
     alone: bool = False
 
 
-class Part(Record, frozen=True):
+class Part(Record, frozen=True, gc=False):
     """One named figure of a score."""
 
     name: str
@@ -23,7 +27,7 @@ class Part(Record, frozen=True):
     unit: str = ""
 
 
-class Refusal(Record, frozen=True):
+class Refusal(Record, frozen=True, gc=False):
     """Why not: a stable code and a sentence with the numbers in it."""
 
     # Memory, Utilisation, WarmUp, TasksPerGpu, Exclusive, Drained, Fault, Metrics, Reserved, Policy, NotListed,
@@ -32,7 +36,7 @@ class Refusal(Record, frozen=True):
     sentence: str
 
 
-class Verdict(Record, frozen=True):
+class Verdict(Record, frozen=True, gc=False):
     """One GPU's entry: refused, or ranked by `parts` (the first part decides, larger is better)."""
 
     gpu: GpuId

@@ -349,6 +349,8 @@ def _gpus_changed(state: State, event: e.GpusFound | e.GpuDrained | e.GpuResumed
             state.gpus = {gpu.id: gpu for gpu in gpus}
             state.unfitted.update(state.tasks)
             state.live = {gpu: live for gpu, live in state.live.items() if gpu in state.gpus}
+            for gpu_id in state.on_gpu:
+                state.touch(gpu_id)
         case e.GpuDrained(gpu=gpu, reason=reason):
             state.drained[SERVER if gpu is None else gpu] = reason
         case e.GpuResumed(gpu=gpu):  # the server's drain and a GPU's own are lifted each by itself

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections import Counter
 
 from carma.core import attribution
+from carma.core.attribution import Member
 from carma.core.events import MemoryObserved
-from carma.core.model import Activity, AttemptKey, GpuId, GpuSample, Record
-from carma.core.seen import Live, Seen, Track
+from carma.core.model import Activity, AttemptKey, GpuId, GpuSample, Record, TaskId
+from carma.core.news import in_order
+from carma.core.seen import Live, Seen
 from carma.core.state import State
 from carma.core.status import Running
 from carma.core.task import Attempt
@@ -31,17 +33,22 @@ def take(state: State, sample: GpuSample) -> None:
     live.window.add(sample)
     newest = live.look is None or sample.at > live.look.at  # a glance may have come before a sample that is older
     if newest:
-        live.look = sample
+        state.news.looked(live, sample)
+    state.touch(sample.gpu)
     held = memory_by_attempt(sample)
-    for key, track, seen in _tracked(state, sample.gpu):
+    holders = _tracked(state, sample.gpu)
+    for member in holders:
+        key, seen = member.key, member.seen
         memory_mib = None if sample.processes is None else held.get(key, 0)
         if seen.first_at is None and key in held and memory_mib != 0:
             seen.first_at = sample.at
             live.since = before.at if before is not None else 0.0  # this sample is the first that tells of it
-        _notice(state, track, seen, sample.at, memory_mib, newest)
-        if seen.first_at is not None and seen.settled_at is None and _settled(state, seen, live, sample):
+        _notice(state, member, sample.at, memory_mib, newest)
+        if seen.settled_at is None and seen.first_at is not None and _settled(state, seen, live, sample):
             seen.settled_at = sample.at
-    attribution.share_out(state, live, before, sample)
+        if seen.settled_at is not None and member.track.shrinks:
+            state.news.settled.add(key.task)
+    attribution.share_out(state, live, holders, before, sample)
 
 
 def glance(state: State, look: GpuSample) -> None:
@@ -51,19 +58,22 @@ def glance(state: State, look: GpuSample) -> None:
         return
     if live.look is not None and look.at <= live.look.at:
         return
-    live.look = look
+    state.news.looked(live, look)
+    state.touch(look.gpu)
     held = memory_by_attempt(look)
-    for key, track, seen in _tracked(state, look.gpu):
-        _notice(state, track, seen, look.at, held.get(key, 0), True)
+    for member in _tracked(state, look.gpu):
+        _notice(state, member, look.at, held.get(member.key, 0), True)
+        if member.seen.settled_at is not None and member.track.shrinks:
+            state.news.settled.add(member.key.task)
 
 
-def _tracked(state: State, gpu: GpuId) -> list[tuple[AttemptKey, Track, Seen]]:
-    found: list[tuple[AttemptKey, Track, Seen]] = []
-    for key in state.on_gpu.get(gpu, {}):
+def _tracked(state: State, gpu: GpuId) -> list[Member]:
+    found: list[Member] = []
+    for key in state.on_gpu.get(gpu, ()):
         track = state.tracks.get(key)
         seen = track.on.get(gpu) if track is not None else None
         if track is not None and seen is not None:
-            found.append((key, track, seen))
+            found.append(Member(key, track, seen))
     return found
 
 
@@ -77,12 +87,15 @@ def memory_by_attempt(sample: GpuSample) -> dict[AttemptKey, int | None]:
     return held
 
 
-def _notice(state: State, track: Track, seen: Seen, at: float, memory_mib: int | None, newest: bool) -> None:
+def _notice(state: State, member: Member, at: float, memory_mib: int | None, newest: bool) -> None:
+    track, seen = member.track, member.seen
     if newest:
         seen.now_mib = memory_mib
     if not memory_mib:
         return
-    track.peak_mib = max(track.peak_mib or 0, memory_mib)
+    if track.peak_mib is None or memory_mib > track.peak_mib:
+        track.peak_mib = memory_mib
+        state.news.grown.add(member.key.task)
     if seen.first_at == at:
         seen.level_mib = memory_mib
     elif seen.first_at is not None and memory_mib > seen.level_mib + state.rules.warmup.growth_mib:
@@ -202,13 +215,22 @@ def _limit_mib(attempt: Attempt, processes: int) -> int | None:
 def to_store(state: State, now: float) -> list[MemoryObserved]:
     """Attempts whose memory grew by 64 MiB or 5 %: news, and nothing that a restart should forget. What else is seen of
     them is noted together with what their GPUs did (usage.py)."""
-    found: list[MemoryObserved] = []
-    for task_id, key in state.active.items():
-        track = state.tracks.get(key)
-        task = state.tasks[task_id]
-        if track is None or track.peak_mib is None or not isinstance(task.status, Running):
-            continue
-        known_mib = task.attempts[-1].observed_mib
-        if known_mib is None or track.peak_mib > known_mib + max(64, known_mib // 20):
-            found.append(MemoryObserved(now, key, track.peak_mib, track.energy_j, track.activity, track.used_s))
+    grown = state.news.grown
+    if not grown:
+        return []
+    looked_at = (memory_news(state, task_id, now) for task_id in in_order(grown, state.active))
+    found = [news for news in looked_at if news is not None]
+    state.news.grown = {news.key.task for news in found}  # until they are stored
     return found
+
+
+def memory_news(state: State, task_id: TaskId, now: float) -> MemoryObserved | None:
+    """Of an active task."""
+    task, key = state.tasks[task_id], state.active[task_id]
+    track = state.tracks.get(key)
+    if track is None or track.peak_mib is None or not isinstance(task.status, Running):
+        return None
+    known_mib = task.attempts[-1].observed_mib
+    if known_mib is not None and track.peak_mib <= known_mib + max(64, known_mib // 20):
+        return None
+    return MemoryObserved(now, key, track.peak_mib, track.energy_j, track.activity, track.used_s)

@@ -18,7 +18,10 @@ UNKNOWN = "unknown"  # the source of a booking that rests on nothing but memory.
 RECOVERY = "recovery"  # of one that an attempt that ran out of memory has led to
 
 
-class Ranked(Record, frozen=True):
+NUMBER = (int, float)
+
+
+class Ranked(Record, frozen=True, gc=False):
     gpu: GpuId
     parts: tuple[Part, ...]  # the first decides; larger is better
 
@@ -78,19 +81,30 @@ def choose(
             refusals[door.view.gpu.id] = refusal
     ranked: list[Ranked] = []
     if opened and (rank_all or len(opened) >= ask.gpus):
-        ranked = _rank(ask, opened, policy, _before(last_gpu, opened, doors), refusals)
-        if idle_first:
-            idle = {view.gpu.id for view in opened if view.idle}
-            ranked.sort(key=lambda entry: entry.gpu not in idle)
+        last = next((door.view.gpu.index for door in doors if door.view.gpu.id == last_gpu), None)
+        ranked = rank(ask, opened, policy, last, refusals, idle_first=idle_first)
     return Choice(ask=ask, doors=tuple(doors), refusals=refusals, ranked=tuple(ranked))
 
 
-def _before(last_gpu: GpuId | None, opened: Sequence[GpuView], doors: Sequence[Door]) -> GpuId | None:
-    """The last placement's GPU, or the nearest open one before it: a ring goes on from there."""
-    last = next((door.view.gpu.index for door in doors if door.view.gpu.id == last_gpu), None)
-    if last is None:
-        return None
-    return next((view.gpu.id for view in reversed(opened) if view.gpu.index <= last), None)
+def rank(
+    ask: Ask,
+    opened: Sequence[GpuView],
+    policy: Policy,
+    last: int | None,
+    refusals: dict[GpuId, Refusal],
+    *,
+    idle_first: bool,
+) -> list[Ranked]:
+    """GPUs that passed every filter, in index order, by the policy; `last` is the index of the last placement's GPU.
+    What the policy has against one of them goes into `refusals`."""
+    before = None  # that GPU, or the nearest open one before it: a ring goes on from there
+    if last is not None:
+        before = next((view.gpu.id for view in reversed(opened) if view.gpu.index <= last), None)
+    ranked = _rank(ask, opened, policy, before, refusals)
+    if idle_first:
+        idle = {view.gpu.id for view in opened if view.idle}
+        ranked.sort(key=lambda entry: entry.gpu not in idle)
+    return ranked
 
 
 def _rank(
@@ -116,7 +130,9 @@ def _check(ranked: Sequence[Ranked], names: set[GpuId]) -> None:
         if not isinstance(entry, Ranked) or not isinstance(entry.parts, tuple):
             raise TypeError("it must answer with Ranked entries")
         for part in entry.parts:
-            if not isinstance(part, Part) or not isinstance(part.value, int | float) or isnan(part.value):
+            if type(part) is Part and type(part.value) is float and part.value == part.value:
+                continue  # nearly all: a number that is one
+            if not isinstance(part, Part) or not isinstance(part.value, NUMBER) or isnan(part.value):
                 raise TypeError("a score's part must be a Part with a number")
     ranked_names = [entry.gpu for entry in ranked]
     if len(set(ranked_names)) != len(ranked_names) or not set(ranked_names) <= names:
@@ -138,20 +154,19 @@ def conclude(choice: Choice, policy: str, at: float) -> Decision:
 
 
 def placement_of(choice: Choice) -> Placement | None:
-    if not choice.chosen:
+    ask, chosen = choice.ask, choice.chosen
+    if not chosen:
         return None
-    ask = choice.ask
-    booking = Booking(memory_mib=ask.memory_mib, source=ask.source, alone=ask.alone, cap_mib=_cap_mib(choice))
-    return Placement(gpus=choice.chosen, booking=booking)
+    doors = [door for door in choice.doors if door.view.gpu.id in chosen]
+    booking = Booking(memory_mib=ask.memory_mib, source=ask.source, alone=ask.alone, cap_mib=_cap_mib(ask, doors))
+    return Placement(gpus=chosen, booking=booking)
 
 
-def _cap_mib(choice: Choice) -> int | None:
+def _cap_mib(ask: Ask, doors: Sequence[Door]) -> int | None:
     """Where the task is to be stopped. One of unknown size is not stopped at a figure that nobody believes in, but
     where it would take what the tasks that are there already have booked. The same for one that memory has stopped
     before: what was said of it is known to be wrong, and a task under a limit tells only the block that it wanted
     next, not how many would have followed."""
-    ask, chosen = choice.ask, choice.chosen
-    doors = [door for door in choice.doors if door.view.gpu.id in chosen]
     if ask.alone or not all(door.caps for door in doors):
         return None
     if ask.source not in (UNKNOWN, RECOVERY):

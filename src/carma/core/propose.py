@@ -12,7 +12,8 @@ from carma.core.events import (
     TaskFinished,
     TaskWarned,
 )
-from carma.core.model import Dependency
+from carma.core.model import Dependency, TaskId
+from carma.core.news import in_order
 from carma.core.observe import to_store
 from carma.core.outcome import Cancelled, NeverFits, Outcome, Succeeded, TimedOut, told_to_others
 from carma.core.queue import schedule
@@ -27,9 +28,12 @@ def propose(state: State, now: float) -> list[Durable]:
     state.now = max(state.now, now)
     due: list[Durable] = []
     due.extend(watchdog.stops(state, now))
-    due.extend(_ends_and_recoveries(state, now))
-    stopped = {event.task for event in due if isinstance(event, StopRequested)}
-    due.extend(event for event in _limits(state, now) if event.task not in stopped)
+    if state.undecided:
+        due.extend(_ends_and_recoveries(state, now))
+    limits = _limits(state, now)
+    if limits:
+        stopped = {event.task for event in due if isinstance(event, StopRequested)}
+        due.extend(event for event in limits if event.task not in stopped)
     due.extend(_impossible(state, now))
     due.extend(to_store(state, now))
     due.extend(shrinks(state, now))
@@ -58,37 +62,58 @@ def _ends_and_recoveries(state: State, now: float) -> list[Durable]:
 def _limits(state: State, now: float) -> list[StopRequested | TaskWarned]:
     """Time limits reached, and the warning signals that go before them."""
     due: list[StopRequested | TaskWarned] = []
-    for task_id in state.active:
-        task = state.tasks[task_id]
-        status, limit_s = task.status, task.spec.time_limit_s
-        if limit_s is None or not isinstance(status, Running) or status.ending is not None:
-            continue
-        left_s = status.since + limit_s - now
-        warn = task.spec.warn
-        if left_s <= 0:
-            grace_s = task.spec.grace_s if task.spec.grace_s is not None else state.rules.stopping.grace_s
-            due.append(StopRequested(now, task_id, TimedOut(limit_s), grace_s))
-        elif warn is not None and not status.warned and left_s <= warn.before_s:
-            due.append(TaskWarned(now, task_id, warn.signal))
+    ripe = state.news.ripen(now)
+    if not ripe:
+        return due
+    for task_id in in_order(ripe, state.active):
+        event = limit_reached(state, state.tasks[task_id], now)
+        if event is not None:
+            due.append(event)
+    for task_id in ripe - {event.task for event in due}:
+        state.news.not_ripe(state.tasks.get(task_id), task_id, now)
     return due
+
+
+def limit_reached(state: State, task: Task, now: float) -> StopRequested | TaskWarned | None:
+    status, limit_s = task.status, task.spec.time_limit_s
+    if limit_s is None or not isinstance(status, Running) or status.ending is not None:
+        return None
+    left_s = status.since + limit_s - now
+    warn = task.spec.warn
+    if left_s <= 0:
+        grace_s = task.spec.grace_s if task.spec.grace_s is not None else state.rules.stopping.grace_s
+        return StopRequested(now, task.id, TimedOut(limit_s), grace_s)
+    if warn is not None and not status.warned and left_s <= warn.before_s:
+        return TaskWarned(now, task.id, warn.signal)
+    return None
 
 
 def _impossible(state: State, now: float) -> list[Durable]:
     """Waiting tasks that can never start: a dependency ended the wrong way, or the GPUs are no longer there."""
     due: list[Durable] = []
-    for task_id, dependents in state.waiting_for.items():
-        other = state.tasks.get(task_id)
-        if other is None or not isinstance(other.status, Finished):
-            continue
-        for waiting_id in sorted(dependents):
-            task = state.tasks[waiting_id]
-            reason = _broken(task, other, other.status.outcome)
-            if reason is not None:
-                due.append(TaskFinished(now, waiting_id, Cancelled("carma", reason)))
+    if state.news.ended:
+        broken_off = {
+            task_id: in_vain(state, task_id, now) for task_id in in_order(state.news.ended, state.waiting_for)
+        }
+        state.news.ended = {task_id for task_id, events in broken_off.items() if events}  # until they are finished
+        due.extend(event for events in broken_off.values() for event in events)
     if state.unfitted and state.gpus:
         impossible = _outgrown(state, now) if state.rules.queue.misfits == "end" else []
         state.unfitted = {event.task for event in impossible}  # until they are finished
         due.extend(impossible)
+    return due
+
+
+def in_vain(state: State, task_id: TaskId, now: float) -> list[TaskFinished]:
+    """Those that wait for that task and need not."""
+    due: list[TaskFinished] = []
+    other = state.tasks.get(task_id)
+    if other is None or not isinstance(other.status, Finished):
+        return due
+    for waiting_id in sorted(state.waiting_for[task_id]):
+        reason = broken(state.tasks[waiting_id], other, other.status.outcome)
+        if reason is not None:
+            due.append(TaskFinished(now, waiting_id, Cancelled("carma", reason)))
     return due
 
 
@@ -104,7 +129,7 @@ def _outgrown(state: State, now: float) -> list[TaskFinished]:
     return due
 
 
-def _broken(task: Task, other: Task, outcome: Outcome) -> str | None:
+def broken(task: Task, other: Task, outcome: Outcome) -> str | None:
     if not isinstance(task.status, Queued | Estimating):
         return None
     for dependency in task.spec.after:

@@ -1,5 +1,5 @@
-"""Whose turn it is. `schedule`, `explain`, `waiting` and `try_now` are all the same walk along the line (walk.py), so
-what is shown is what happens.
+"""Whose turn it is. `explain`, `waiting` and `try_now` are all the same walk along the line (walk.py), and `schedule`
+(quick.py) goes the same way without writing down reasons, so what is shown is what happens.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from carma.core.admission import by_size
 from carma.core.decision import Decision, Refusal, Verdict
-from carma.core.events import TaskPlaced
-from carma.core.model import AttemptKey, Gpu, TaskId
+from carma.core.model import Gpu, TaskId
 from carma.core.outcome import describe
-from carma.core.placement import Choice, choose, conclude, placement_of
+from carma.core.placement import Choice, choose, conclude
+from carma.core.quick import KEPT_VERDICTS, PLACED_AT_ONCE, schedule
 from carma.core.reasons import short_sentence
 from carma.core.state import SERVER, State
 from carma.core.status import Estimating, Finished, Queued, Recovering, Running, Starting
@@ -22,39 +22,17 @@ from carma.core.task import Task
 from carma.core.units import show_s
 from carma.core.walk import Pass, Waiting, ask_of, newcomer_turn, not_yet, turns
 
-__all__ = ["Waiting", "ask_of", "explain", "not_yet", "schedule", "try_now", "waiting"]
-
-KEPT_VERDICTS = 16  # with each placement, so that `explain` can tell later; more would swell a large server's log
-PLACED_AT_ONCE = 64  # of one pass; the shell asks again at once, so this bounds a pass and delays nobody
-
-
-def schedule(state: State, now: float) -> list[TaskPlaced]:
-    """The placements that are due."""
-    if not state.line or not state.gpus:
-        return []
-    walk = Pass(state, now)
-    placed: list[TaskPlaced] = []
-    for task in turns(state, now, walk):
-        choice = walk.consider(task)
-        placement = placement_of(choice)
-        if placement is None:
-            continue
-        key = AttemptKey(task.id, task.key.attempt + 1)
-        decision = conclude(choice, state.policy.name, now)
-        overtaken = walk.overtakes(choice)
-        placed.append(TaskPlaced(now, key, placement, decision.reason, overtaken, _kept(decision)))
-        if task.spec.array is not None:
-            array = task.spec.array.array
-            walk.started[array] = walk.started.get(array, 0) + 1
-        if len(placed) >= PLACED_AT_ONCE:
-            break
-    return placed
-
-
-def _kept(decision: Decision) -> tuple[Verdict, ...]:
-    """What goes into the log with a placement: the chosen GPUs' verdicts and the first of the others'."""
-    ordered = sorted(decision.verdicts, key=lambda verdict: not verdict.chosen)
-    return tuple(ordered[:KEPT_VERDICTS])
+__all__ = [
+    "KEPT_VERDICTS",
+    "PLACED_AT_ONCE",
+    "Waiting",
+    "ask_of",
+    "explain",
+    "not_yet",
+    "schedule",
+    "try_now",
+    "waiting",
+]
 
 
 def waiting(state: State, now: float, ids: Collection[TaskId] | None = None) -> dict[TaskId, Waiting]:

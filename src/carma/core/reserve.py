@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from carma.core.decision import Ask, Refusal
-from carma.core.filters import refuse, takes_tasks, tasks_allowed
+from carma.core.filters import Door, takes_tasks, tasks_allowed
 from carma.core.model import GpuId, Record
 from carma.core.settings import Rules
 from carma.core.units import show_s
-from carma.core.view import GpuView
+from carma.core.view import GpuView, Holder
 
 
 class Fence(Record, frozen=True, kw_only=True):
@@ -29,13 +29,13 @@ class Fence(Record, frozen=True, kw_only=True):
         return Refusal("Reserved", f"is reserved for task {self.ask.task}, which should start in {wait}")
 
 
-def reserve(ask: Ask, views: Sequence[GpuView], rules: Rules, shares: bool, overtaken: int, now: float) -> Fence:
+def reserve(ask: Ask, doors: Sequence[Door], rules: Rules, shares: bool, overtaken: int, now: float) -> Fence:
     """The GPUs on which the task should be able to start first, by what the running tasks are expected to take."""
-    degree = 1 + (overtaken >= rules.queue.overtakes) + (overtaken >= 2 * max(1, rules.queue.overtakes))
+    degree = degree_of(overtaken, rules)
     times = sorted(
-        (at, view.gpu.index, view.gpu.id)
-        for view in views
-        if (at := free_at(ask, view, rules, shares, now)) is not None
+        (at, door.view.gpu.index, door.view.gpu.id)
+        for door in doors
+        if (at := free_at(ask, door, rules, shares, now)) is not None
     )
     if len(times) < ask.gpus:
         return Fence(ask=ask, gpus=frozenset(), start_at=None, degree=degree)
@@ -44,15 +44,23 @@ def reserve(ask: Ask, views: Sequence[GpuView], rules: Rules, shares: bool, over
     return Fence(ask=ask, gpus=kept, start_at=times[ask.gpus - 1][0], degree=degree)
 
 
-def free_at(ask: Ask, view: GpuView, rules: Rules, shares: bool, now: float) -> float | None:
-    """When the GPU could take it, holders leaving as expected; None if it never could as things stand."""
+def degree_of(overtaken: int, rules: Rules) -> int:
+    return 1 + (overtaken >= rules.queue.overtakes) + (overtaken >= 2 * max(1, rules.queue.overtakes))
+
+
+def free_at(ask: Ask, door: Door, rules: Rules, shares: bool, now: float) -> float | None:
+    """When the GPU could take it, holders leaving as expected; None if it never could as things stand.
+
+    As long as nothing of the GPU changes, this never becomes earlier (doors.py builds on that).
+    """
+    view = door.view
     if view.fault is not None or view.drained is not None or not takes_tasks(view.gpu, rules):
         return None
     if view.outdated:
         return now + rules.window.stale_s  # the next sample tells
     if view.room_mib is None:
         return None
-    refusal = refuse(ask, view, rules, shares)
+    refusal = door.refuse(ask)
     if refusal is None:
         return now
     if refusal.code == "WarmUp":
@@ -61,23 +69,24 @@ def free_at(ask: Ask, view: GpuView, rules: Rules, shares: bool, now: float) -> 
     if refusal.code == "Metrics" and view.blind is not None:
         return now + rules.window.stale_s
     for at in sorted({holder.ends_at for holder in view.holders}):
-        if _fits(ask, view.without_those_ending_by(at), rules, shares):
+        holders, room_mib = view.after(at)
+        if _fits(ask, holders, room_mib, rules, shares):
             return at
     return None
 
 
-def _fits(ask: Ask, view: GpuView, rules: Rules, shares: bool) -> bool:
-    if not view.holders:
-        return ask.memory_mib <= (view.room_mib or 0)
-    if ask.alone or not _may_join(view, rules, shares, 1):
+def _fits(ask: Ask, holders: Sequence[Holder], room_mib: int, rules: Rules, shares: bool) -> bool:
+    if not holders:
+        return ask.memory_mib <= room_mib
+    if ask.alone or not _may_join(holders, rules, shares, 1):
         return False
-    return ask.memory_mib <= (view.room_mib or 0) - rules.memory.margin_mib
+    return ask.memory_mib <= room_mib - rules.memory.margin_mib
 
 
-def _may_join(view: GpuView, rules: Rules, shares: bool, newcomers: int) -> bool:
-    if not shares or any(holder.alone for holder in view.holders):
+def _may_join(holders: Sequence[Holder], rules: Rules, shares: bool, newcomers: int) -> bool:
+    if not shares or any(holder.alone for holder in holders):
         return False
-    return len(view.holders) + newcomers <= tasks_allowed(rules)
+    return len(holders) + newcomers <= tasks_allowed(rules)
 
 
 def spare_mib(fence: Fence, view: GpuView, rules: Rules, shares: bool, now: float) -> int:
@@ -90,7 +99,7 @@ def spare_mib(fence: Fence, view: GpuView, rules: Rules, shares: bool, now: floa
         return -1
     if rules.warmup.enabled and now + rules.warmup.settle_s > fence.start_at:
         return -1
-    then = view.without_those_ending_by(fence.start_at)
-    if not _may_join(then, rules, shares, 2):
+    holders, room_mib = view.after(fence.start_at)
+    if not _may_join(holders, rules, shares, 2):
         return -1
-    return (then.room_mib or 0) - rules.memory.margin_mib - fence.ask.memory_mib
+    return room_mib - rules.memory.margin_mib - fence.ask.memory_mib

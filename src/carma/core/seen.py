@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import asdict
 
-from carma.core.model import Activity, AttemptKey, GpuId, GpuSample
+from carma.core.model import Activity, AttemptKey, GpuId, GpuSample, TaskId
 from carma.core.window import Window
 
 NEW_VARIANCE = 0.5  # of one that is new: it may do nothing yet, or fill the GPU
@@ -63,11 +63,12 @@ class Seen:
 class Track:
     """Of one attempt since this process started looking, or since what the log kept of it."""
 
-    __slots__ = ("energy_j", "means", "on", "peak_mib", "used_s")
+    __slots__ = ("energy_j", "means", "on", "peak_mib", "shrinks", "used_s")
 
     def __init__(self, gpus: Iterable[GpuId], peak_mib: int | None) -> None:
         self.on: dict[GpuId, Seen] = {gpu: Seen() for gpu in gpus}
         self.peak_mib = peak_mib
+        self.shrinks = True  # whether its booking may still shrink, as far as that was looked at (shrink.py)
         self.energy_j: float | None = None
         self.used_s = 0.0  # since its first use, summed over its GPUs
         self.means: dict[str, Mean] = {name: Mean() for name in Activity.__struct_fields__}
@@ -94,11 +95,23 @@ class Track:
 class Live:
     """Of one GPU. `since` is when a task last came to it or left it: older samples tell of others."""
 
-    __slots__ = ("background", "empty_w", "left_at", "left_over", "look", "lowest_w", "recent_w", "since", "window")
+    __slots__ = (
+        "background",
+        "empty_w",
+        "left_at",
+        "left_over",
+        "look",
+        "lowest_w",
+        "recent_w",
+        "shown",
+        "since",
+        "window",
+    )
 
     def __init__(self, length_s: float) -> None:
         self.window = Window(length_s)
         self.look: GpuSample | None = None  # the newest that tells of memory: a sample, or a glance between two
+        self.shown: list[TaskId] = []  # the tasks whose processes `look` shows
         self.since = 0.0
         self.left_at = 0.0  # when a task last left it
         self.left_over: dict[AttemptKey, float] = {}  # those that left while above their booking, and when

@@ -11,7 +11,8 @@ must have worked, and its memory must not have grown since. Where nobody tells t
 from __future__ import annotations
 
 from carma.core.events import BookingShrunk
-from carma.core.model import Booking, GpuId
+from carma.core.model import Booking, GpuId, TaskId
+from carma.core.news import in_order
 from carma.core.placement import RECOVERY
 from carma.core.seen import Seen, Track
 from carma.core.state import State
@@ -32,26 +33,42 @@ def with_margin(mib: int) -> int:
 
 def shrinks(state: State, now: float) -> list[BookingShrunk]:
     """Those that are due. One for each attempt: a peak never falls, so what follows would be no less."""
-    if not (state.rules.memory.shrink and state.rules.sharing.watchdog):
+    settled = state.news.settled
+    if not settled:
         return []
-    due: list[BookingShrunk] = []
-    for task_id, key in state.active.items():
-        task, track = state.tasks[task_id], state.tracks[key]
-        booking = task.attempts[-1].placement.booking
-        if track.peak_mib is None or not _may_shrink(state, task, booking):
-            continue
-        enough_mib = max(with_margin(track.peak_mib), _known_mib(task))
-        if enough_mib + state.rules.warmup.growth_mib <= booking.memory_mib and _settled(state, track):
-            due.append(BookingShrunk(now, key, booking.memory_mib, enough_mib, track.peak_mib))
+    if not (state.rules.memory.shrink and state.rules.sharing.watchdog):
+        settled.clear()
+        return []
+    looked_at = (shrink_of(state, task_id, now) for task_id in in_order(settled, state.active))
+    due = [event for event in looked_at if event is not None]
+    state.news.settled = {event.key.task for event in due}  # until that is done
     return due
 
 
+def shrink_of(state: State, task_id: TaskId, now: float) -> BookingShrunk | None:
+    """Of an active task."""
+    task, key = state.tasks[task_id], state.active[task_id]
+    track = state.tracks[key]
+    if not track.shrinks or track.peak_mib is None or not isinstance(task.status, Running):
+        return None
+    booking = task.attempts[-1].placement.booking
+    enough_mib = max(with_margin(track.peak_mib), known_mib(task))
+    if not _may_shrink(state, task, booking) or enough_mib + state.rules.warmup.growth_mib > booking.memory_mib:
+        track.shrinks = False  # for good: peaks do not fall, and the rest of it is not taken back
+        return None
+    return (
+        BookingShrunk(now, key, booking.memory_mib, enough_mib, track.peak_mib)
+        if settled_everywhere(state, track)
+        else None
+    )
+
+
 def _may_shrink(state: State, task: Task, booking: Booking) -> bool:
-    running = isinstance(task.status, Running) and task.status.ending is None
-    return running and not booking.alone and booking.source not in KEPT and not _only_once(state, task)
+    stopping = isinstance(task.status, Running) and task.status.ending is not None
+    return not stopping and not booking.alone and booking.source not in KEPT and not _only_once(state, task)
 
 
-def _settled(state: State, track: Track) -> bool:
+def settled_everywhere(state: State, track: Track) -> bool:
     """On all of its GPUs."""
     return all(_calm(state, gpu, seen) and _works(state, gpu, seen) for gpu, seen in track.on.items())
 
@@ -79,7 +96,7 @@ def _only_once(state: State, task: Task) -> bool:
     return retries == 0
 
 
-def _known_mib(task: Task) -> int:
+def known_mib(task: Task) -> int:
     """Earlier runs were seen to their end: what they came to is known better than by the first steps of this one."""
     estimate = task.estimate
     return with_margin(estimate.footprint_mib) if estimate is not None and estimate.source == HISTORY else 0

@@ -6,9 +6,13 @@ still grow). An attempt counts with its booking or with the most it was seen to 
 
 from __future__ import annotations
 
+from math import inf
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from carma.core.model import AttemptKey, Gpu, GpuSample, ProcessUse
+from carma.core.news import EARLY_S
 from carma.core.seen import Seen
 from carma.core.settings import Rules
 from carma.core.state import SERVER, State
@@ -16,7 +20,6 @@ from carma.core.status import Running, Starting
 from carma.core.task import Task
 from carma.core.units import show_s
 from carma.core.view import GpuView, Holder, room_mib
-from carma.core.window import METRICS, Metric, Summary
 
 HIDDEN_MIB = 1024  # so much the driver may use for itself; what is beyond it belongs to processes that are not shown
 
@@ -41,11 +44,6 @@ def view_of(state: State, gpu: Gpu, now: float) -> GpuView:
         used = max(0, look.memory_used_mib - gone_mib)
     foreign, foreign_mib = _foreign(state, look, holders, used)
     blind = _blind(state, newest, live.window.count_since(live.since))
-    summaries: dict[Metric, Summary] = {}
-    for metric in METRICS:
-        found = live.window.summary(metric, live.since)
-        if found is not None:
-            summaries[metric] = found
     return GpuView(
         gpu=gpu,
         holders=holders,
@@ -55,7 +53,7 @@ def view_of(state: State, gpu: Gpu, now: float) -> GpuView:
         used_mib=used,
         booked_mib=sum(holder.counted_mib for holder in holders),
         room_mib=room_mib(gpu.memory_mib, used, foreign_mib, holders),
-        summaries=summaries,
+        summaries=live.window.gauges(live.since),
         blind="no sample since a task left" if outdated else blind,
         outdated=outdated,
         fault=newest.fault if newest is not None else None,
@@ -140,25 +138,34 @@ class WarmingUp(NamedTuple):
 
 def warming_up(seen: Seen | None, task: Task, rules: Rules, now: float) -> WarmingUp | None:
     """None once the attempt has settled on the GPU (see observe.py for what settles it)."""
-    if seen is not None and seen.settled_at is not None:
+    until = warm_until(seen, task, rules)
+    if now >= until:
         return None
     status = task.status
     if isinstance(status, Starting):
         phrase = f"was sent there {show_s(now - status.since)} ago and has not started yet"
         return WarmingUp(phrase, now + rules.warmup.idle_s)
     assert isinstance(status, Running)
-    until = status.since + rules.warmup.limit_s
-    if now >= until:
-        return None
     if seen is None or seen.first_at is None:
-        until = min(until, status.since + rules.warmup.idle_s)
-        if now >= until:
-            return None
         started, left = show_s(now - status.since), show_s(until - now)
         return WarmingUp(
             f"started {started} ago and has not used the GPU yet; if it does not, that ends in {left}", until
         )
     return _settling(max(seen.first_at, seen.grown_at or seen.first_at), seen, rules, now, until)
+
+
+def warm_until(seen: Seen | None, task: Task, rules: Rules) -> float:
+    """When it no longer counts as warming up, if nothing is seen of it until then."""
+    if seen is not None and seen.settled_at is not None:
+        return -inf
+    status = task.status
+    if isinstance(status, Starting):
+        return inf
+    assert isinstance(status, Running)
+    until = status.since + rules.warmup.limit_s
+    if seen is None or seen.first_at is None:
+        until = min(until, status.since + rules.warmup.idle_s)
+    return until
 
 
 def _settling(calm_since: float, seen: Seen, rules: Rules, now: float, until: float) -> WarmingUp:
@@ -183,13 +190,35 @@ def expected_end(task: Task, rules: Rules, now: float) -> float:
     """From the estimate's or the assumed run time, never beyond the time limit; one that overran gets half again."""
     attempt = task.attempts[-1]
     start = attempt.started_at if attempt.started_at is not None else attempt.placed_at
-    span = expected_runtime_s(task, rules)
-    end = start + span
+    end = start + expected_runtime_s(task, rules)
     if end <= now:
         end = now + max(1.0, 0.5 * (now - start))
     if task.spec.time_limit_s is not None:
         end = min(end, start + task.spec.time_limit_s)
     return max(end, now)
+
+
+def later_view(state: State, view: GpuView, now: float) -> GpuView:
+    """The same GPU after a while in which nothing happened to it, and its last sample did not become too old."""
+    return replace(view, holders=tuple(_holder(state, view.gpu, holder.key, now) for holder in view.holders))
+
+
+def same_until(state: State, view: GpuView, now: float) -> float:
+    """Until when the view is the same if nothing happens; `now` where it changes with every second."""
+    until = stale_at(state, view.newest)
+    for holder in view.holders:
+        if holder.warming is not None:
+            return now
+        task = state.tasks[holder.key.task]
+        attempt = task.attempts[-1]
+        start = attempt.started_at if attempt.started_at is not None else attempt.placed_at
+        until = min(until, start + expected_runtime_s(task, state.rules))
+    return max(now, until)
+
+
+def stale_at(state: State, newest: GpuSample | None) -> float:
+    """From then on the sample may count as none; `newest` is None where it already does."""
+    return inf if newest is None else newest.at + state.rules.window.stale_s - EARLY_S
 
 
 def expected_runtime_s(task: Task, rules: Rules) -> float:

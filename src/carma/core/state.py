@@ -11,7 +11,9 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
+from carma.core.kept import Doors
 from carma.core.model import AttemptKey, Gpu, GpuId, GpuUsage, Placement, TaskId
+from carma.core.news import News
 from carma.core.placement import Policy
 from carma.core.ports import Checkpoint
 from carma.core.seen import Live, Track
@@ -49,6 +51,10 @@ class State:
         self.tracks: dict[AttemptKey, Track] = {}
         self.idle_w: dict[GpuId, float] = {}  # the lowest mean power of each GPU while nobody was on it
         self.usage: dict[tuple[int, GpuId], GpuUsage] = {}  # by hour and GPU; see usage.py
+        self.sized: dict[GpuId, Gpu] | None = None  # the mapping that `sizes` was made from
+        self.sizes: tuple[Gpu, ...] = ()  # see admission.by_size
+        self.news = News()
+        self.doors = Doors()
 
     def put(self, task: Task) -> None:
         """Store a task and keep every index true."""
@@ -57,38 +63,58 @@ class State:
             self._unindex(before)
         self.tasks[task.id] = task
         self._index(task)
+        self.doors.changed(task.id)
+        for gpu in self.news.shown_on(task.id):
+            self.touch(gpu)
 
     def drop(self, task_id: TaskId) -> None:
         self._unindex(self.tasks.pop(task_id))
         self.overtaken.pop(task_id, None)
         self.unfitted.discard(task_id)
+        self.doors.changed(task_id)
+        for gpu in self.news.shown_on(task_id):
+            self.touch(gpu)
+
+    def touch(self, gpu: GpuId) -> None:
+        """Something about that GPU has changed: who is on it, what they do there, what was seen of it."""
+        self.news.watched.add(gpu)
+        self.doors.touched.add(gpu)
 
     def _index(self, task: Task) -> None:
         match task.status:
             case Queued(held=False):
                 insort(self.line, turn(task))
+                self.doors.joined_line(turn(task))
             case Starting(placement=placement) | Running(placement=placement):
                 self.active[task.id] = task.key
                 for gpu in placement.gpus:
                     self.on_gpu.setdefault(gpu, {})[task.key] = placement
+                    self.touch(gpu)
                 self._count_array(task, +1)
+                self.news.active(task)
             case Recovering():
                 self.undecided.add(task.id)
             case _:
                 pass
-        if not isinstance(task.status, Finished):
-            for dependency in task.spec.after:
-                self.waiting_for.setdefault(dependency.task, set()).add(task.id)
+        if isinstance(task.status, Finished):
+            if task.id in self.waiting_for:
+                self.news.ended.add(task.id)
+            return
+        for dependency in task.spec.after:
+            self.waiting_for.setdefault(dependency.task, set()).add(task.id)
+            self.news.ended.add(dependency.task)  # or will be; whoever looks finds out
 
     def _unindex(self, task: Task) -> None:
         match task.status:
             case Queued(held=False):
                 place = bisect_left(self.line, turn(task))
                 del self.line[place]
+                self.doors.left_line(turn(task))
             case Starting(placement=placement) | Running(placement=placement):
                 del self.active[task.id]
                 for gpu in placement.gpus:
                     del self.on_gpu[gpu][task.key]
+                    self.touch(gpu)
                 self._count_array(task, -1)
             case Recovering():
                 self.undecided.discard(task.id)
@@ -160,6 +186,9 @@ def adopt(state: State) -> None:
             seen.adopted = True
             if state.tasks[task_id].attempts[-1].settled:
                 seen.settled_at = state.now
+        state.news.active(state.tasks[task_id])
+        for gpu in state.tracks[key].on:
+            state.touch(gpu)
 
 
 def checkpoint(state: State, sequence: int) -> tuple[Checkpoint, tuple[Task, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -47,7 +48,7 @@ class GpuView(Record, frozen=True, kw_only=True):
     booked_mib: int = 0
     room_mib: int | None = None  # None: the memory in use is not known
     outdated: bool = False  # a task left since the last sample, and what it held cannot be told from the rest
-    summaries: dict[Metric, Summary] = {}
+    summaries: Mapping[Metric, Summary] = {}
     blind: str | None = None  # why the window cannot be judged
     fault: str | None = None
     drained: str | None = None  # the reason, which may be empty
@@ -63,26 +64,30 @@ class GpuView(Record, frozen=True, kw_only=True):
 
     def joined_by(self, holder: Holder) -> GpuView:
         """The same GPU after a placement in this pass: what its window says is of the time before."""
-        joined = self._with((*self.holders, holder))
-        return msgspec.structs.replace(joined, summaries={}, blind="no sample since a task came just now")
+        holders = (*self.holders, holder)
+        return msgspec.structs.replace(
+            self,
+            holders=holders,
+            booked_mib=sum([one.counted_mib for one in holders]),
+            room_mib=room_mib(self.gpu.memory_mib, self.used_mib, self.foreign_mib, holders),
+            summaries={},
+            blind="no sample since a task came just now",
+        )
 
-    def without_those_ending_by(self, at: float) -> GpuView:
-        """The same GPU when every holder that is expected to end by then has ended."""
-        return self._with(tuple(holder for holder in self.holders if holder.ends_at > at))
-
-    def _with(self, holders: tuple[Holder, ...]) -> GpuView:
-        booked = sum(holder.counted_mib for holder in holders)
-        gone = {holder.key for holder in self.holders} - {holder.key for holder in holders}
-        freed = sum(holder.held_mib for holder in self.holders if holder.key in gone)
-        used = None if self.used_mib is None else max(0, self.used_mib - freed)
-        room = room_mib(self.gpu.memory_mib, used, self.foreign_mib, holders)
-        return msgspec.structs.replace(self, holders=holders, booked_mib=booked, used_mib=used, room_mib=room)
+    def after(self, at: float) -> tuple[tuple[Holder, ...], int]:
+        """Who is still there, and the room (none where it is not known), when every holder that is expected to end by
+        then has ended."""
+        staying = tuple([holder for holder in self.holders if holder.ends_at > at])
+        if self.used_mib is None:
+            return staying, 0
+        freed = sum([holder.held_mib for holder in self.holders if holder.ends_at <= at])
+        return staying, room_mib(self.gpu.memory_mib, max(0, self.used_mib - freed), self.foreign_mib, staying) or 0
 
 
 def room_mib(capacity_mib: int, used_mib: int | None, foreign_mib: int, holders: tuple[Holder, ...]) -> int | None:
     """The ledger's answer: what a newcomer may book."""
     if used_mib is None:
         return None
-    by_bookings = capacity_mib - sum(holder.counted_mib for holder in holders) - foreign_mib
-    by_observation = capacity_mib - used_mib - sum(holder.growth_mib for holder in holders)
+    by_bookings = capacity_mib - sum([holder.counted_mib for holder in holders]) - foreign_mib
+    by_observation = capacity_mib - used_mib - sum([holder.growth_mib for holder in holders])
     return max(0, min(by_bookings, by_observation))

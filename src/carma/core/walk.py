@@ -16,6 +16,7 @@ from carma.core.filters import door_of
 from carma.core.model import AttemptKey, Gpu, GpuId, Record, TaskId
 from carma.core.placement import RECOVERY, UNKNOWN, Choice, Fenced, choose
 from carma.core.reserve import Fence, free_at, reserve, spare_mib
+from carma.core.settings import Rules
 from carma.core.snapshot import expected_runtime_s, views
 from carma.core.state import State
 from carma.core.status import Finished, Queued
@@ -134,11 +135,11 @@ class Pass:
         """For the first that cannot start. A GPU that the policy itself refuses is not kept for it."""
         rules, shares, ask = self.state.rules, self.state.policy.shares, choice.ask
         refused = {gpu for gpu, refusal in choice.refusals.items() if refusal.code == "Policy"}
-        found = [door.view for door in self.doors if door.view.gpu.id not in refused]
+        found = [door for door in self.doors if door.view.gpu.id not in refused]
         self.fence = reserve(ask, found, rules, shares, self.state.overtaken.get(ask.task, 0), self.now)
         self.reserved = self.fence.refusal(self.now)
-        for view in found:
-            self._look_at_spare(view)
+        for door in found:
+            self._look_at_spare(door.view)
 
     def _look_at_spare(self, view: GpuView) -> None:
         if self.fence is not None and view.gpu.id in self.fence.gpus:
@@ -161,14 +162,7 @@ class Pass:
         return check
 
     def _apply(self, choice: Choice, runtime_s: float) -> None:
-        holder = Holder(
-            key=AttemptKey(choice.ask.task, 0),
-            booking_mib=choice.ask.memory_mib,
-            alone=choice.ask.alone,
-            warming="was sent there just now",
-            settles_at=self.now + self.state.rules.warmup.idle_s,
-            ends_at=self.now + runtime_s,
-        )
+        holder = newcomer(choice.ask, runtime_s, self.state.rules, self.now)
         for place, door in enumerate(self.doors):
             if door.view.gpu.id in choice.chosen:
                 view = door.view.joined_by(holder)
@@ -182,7 +176,7 @@ class Pass:
             return None
         ask, rules, shares = self.fence.ask, self.state.rules, self.state.policy.shares
         for door in choice.doors:  # as they were before
-            if door.view.gpu.id in choice.chosen and free_at(ask, door.view, rules, shares, self.now) is not None:
+            if door.view.gpu.id in choice.chosen and free_at(ask, door, rules, shares, self.now) is not None:
                 return ask.task
         return None
 
@@ -201,6 +195,18 @@ class Pass:
         if self.behind >= self.state.rules.queue.backfill_depth:
             return True
         return all(door.shut is not None or (door.view.holders and door.busy is not None) for door in self.doors)
+
+
+def newcomer(ask: Ask, runtime_s: float, rules: Rules, now: float) -> Holder:
+    """One that this very walk has sent to a GPU."""
+    return Holder(
+        key=AttemptKey(ask.task, 0),
+        booking_mib=ask.memory_mib,
+        alone=ask.alone,
+        warming="was sent there just now",
+        settles_at=now + rules.warmup.idle_s,
+        ends_at=now + runtime_s,
+    )
 
 
 def newcomer_turn(state: State, task: Task) -> tuple[int, int, TaskId]:

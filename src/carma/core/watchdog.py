@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from carma.core.events import StopRequested
 from carma.core.model import AttemptKey, Gpu, GpuId, Record, TaskId
+from carma.core.news import in_order
 from carma.core.observe import over_booking
 from carma.core.outcome import OutOfMemory
 from carma.core.snapshot import left_mib
@@ -42,15 +43,26 @@ class _Held(Record, frozen=True):
 
 def stops(state: State, now: float) -> list[StopRequested]:
     """Those to stop now, each once, the one with the largest excess first."""
-    if not state.rules.sharing.watchdog:
+    watched = state.news.watched
+    if not watched or not state.rules.sharing.watchdog:
         return []
     found: dict[TaskId, StopRequested] = {}
-    for gpu_id, holders in state.on_gpu.items():
-        gpu = state.gpus.get(gpu_id)
-        if gpu is not None and len(holders) > 1 and any(over_booking(state, gpu_id, key) for key in holders):
-            for event in _on(state, gpu, now):
-                found.setdefault(event.task, event)
+    due: set[GpuId] = set()
+    for gpu_id in in_order(watched, state.on_gpu):
+        events = stops_on(state, gpu_id, now)
+        if events:
+            due.add(gpu_id)
+        for event in events:
+            found.setdefault(event.task, event)
+    state.news.watched = due  # the others when something changes there: time only makes a look too old to act on
     return list(found.values())
+
+
+def stops_on(state: State, gpu_id: GpuId, now: float) -> list[StopRequested]:
+    gpu, holders = state.gpus.get(gpu_id), state.on_gpu[gpu_id]
+    if gpu is not None and len(holders) > 1 and any(over_booking(state, gpu_id, key) for key in holders):
+        return _on(state, gpu, now)
+    return []
 
 
 def _on(state: State, gpu: Gpu, now: float) -> list[StopRequested]:

@@ -7,7 +7,7 @@ factor 2/(W+1). Median and p50 are the same figure, so the median weighs .30.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import Literal
 
@@ -74,15 +74,56 @@ def _slope(values: Sequence[float], times: Sequence[float], mean: float) -> floa
     return sum((time - middle) * (value - mean) for time, value in zip(times, values, strict=True)) / spread
 
 
+class Gauges(Mapping[Metric, Summary]):
+    """What the samples after `since` say, metric by metric, worked out when somebody asks. A metric that the newest
+    sample does not give is not in it."""
+
+    __slots__ = ("_known", "_samples", "_since")
+
+    def __init__(self, samples: tuple[GpuSample, ...], since: float) -> None:
+        self._samples = samples
+        self._since = since
+        self._known: dict[Metric, Summary | None] = {}
+
+    def __getitem__(self, metric: Metric) -> Summary:
+        if metric not in self._known:
+            self._known[metric] = self._summary(metric)
+        found = self._known[metric]
+        if found is None:
+            raise KeyError(metric)
+        return found
+
+    def __iter__(self) -> Iterator[Metric]:
+        return (metric for metric in METRICS if metric in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return f"Gauges({dict(self)!r})"
+
+    def _summary(self, metric: Metric) -> Summary | None:
+        if not self._samples or given(self._samples[-1], metric) is None:
+            return None
+        values: list[float] = []
+        times: list[float] = []
+        for sample in self._samples:
+            value = given(sample, metric)
+            if value is not None and sample.at > self._since:
+                values.append(value)
+                times.append(sample.at)
+        return summarise(values, times) if values else None
+
+
 class Window:
     """The samples of one GPU over the last `length_s` seconds."""
 
-    __slots__ = ("_cache", "length_s", "samples")
+    __slots__ = ("_gauges", "length_s", "samples")
 
     def __init__(self, length_s: float) -> None:
         self.length_s = length_s
         self.samples: deque[GpuSample] = deque()
-        self._cache: dict[tuple[Metric, float], Summary | None] = {}
+        self._gauges: dict[float, Gauges] = {}  # by `since`
 
     def add(self, sample: GpuSample) -> None:
         if self.samples and sample.at <= self.samples[-1].at:
@@ -90,30 +131,27 @@ class Window:
         self.samples.append(sample)
         while self.samples[0].at < sample.at - self.length_s:
             self.samples.popleft()
-        self._cache.clear()
+        self._gauges.clear()
 
     @property
     def newest(self) -> GpuSample | None:
         return self.samples[-1] if self.samples else None
 
     def count_since(self, since: float) -> int:
-        return sum(1 for sample in self.samples if sample.at > since)
+        count = 0
+        for sample in reversed(self.samples):
+            if sample.at <= since:
+                break
+            count += 1
+        return count
+
+    def gauges(self, since: float = 0.0) -> Gauges:
+        """Of the samples after `since`, as they are now."""
+        found = self._gauges.get(since)
+        if found is None:
+            found = self._gauges[since] = Gauges(tuple(self.samples), since)
+        return found
 
     def summary(self, metric: Metric, since: float = 0.0) -> Summary | None:
-        """Of the samples after `since`; None when the newest sample does not give the metric."""
-        known = (metric, since)
-        if known not in self._cache:
-            self._cache[known] = self._summary(metric, since)
-        return self._cache[known]
-
-    def _summary(self, metric: Metric, since: float) -> Summary | None:
-        if not self.samples or given(self.samples[-1], metric) is None:
-            return None
-        values: list[float] = []
-        times: list[float] = []
-        for sample in self.samples:
-            value = given(sample, metric)
-            if value is not None and sample.at > since:
-                values.append(value)
-                times.append(sample.at)
-        return summarise(values, times) if values else None
+        """None when the newest sample does not give the metric."""
+        return self.gauges(since).get(metric)

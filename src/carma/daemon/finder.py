@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from carma.core.events import AttemptEnded, AttemptStarted, Durable, StopRequested, TaskPlaced
+from carma.core.ending import ended
+from carma.core.events import AttemptStarted, Durable, StopRequested, TaskPlaced
 from carma.core.model import AttemptKey
-from carma.core.observe import ending_facts
-from carma.core.outcome import Disrupted, Failed, Lost, Outcome, OutOfMemory, Succeeded
+from carma.core.outcome import Disrupted, Failed, Lost, OutOfMemory, Succeeded
 from carma.core.ports import Found, PastRun
 from carma.core.recovery import not_enough_mib
 from carma.core.state import State
@@ -55,22 +55,6 @@ def _events_of(state: State, entry: Found, now: float, guilty: Sequence[AttemptK
     return events
 
 
-def ended(
-    state: State, key: AttemptKey, outcome: Outcome, at: float, guilty: Sequence[AttemptKey] = ()
-) -> AttemptEnded:
-    """The event with what was seen of the attempt. `guilty` are found to have run out of their own booking just now,
-    which no sample may have shown."""
-    seen = ending_facts(state, key)
-    peak_mib = seen.peak_mib
-    if isinstance(outcome, OutOfMemory) and outcome.peak_mib is not None:
-        peak_mib = max(peak_mib or 0, outcome.peak_mib)
-    over: tuple[AttemptKey, ...] = ()
-    if isinstance(outcome, OutOfMemory) and outcome.where == "gpu":
-        near = (other for other in guilty if other != key and _share_a_gpu(state, key, other))
-        over = tuple(dict.fromkeys((*seen.over, *near)))
-    return AttemptEnded(at, key, outcome, peak_mib, seen.energy_j, over, seen.activity, seen.used_s)
-
-
 def _above_booking(state: State, entry: Found) -> bool:
     """Whether it ran out of GPU memory with more than it had booked, by its own words."""
     outcome, task = entry.outcome, state.tasks.get(entry.key.task)
@@ -78,10 +62,6 @@ def _above_booking(state: State, entry: Found) -> bool:
         return False
     wanted_mib = (outcome.peak_mib or 0) + (outcome.asked_mib or 0)
     return outcome.where == "gpu" and wanted_mib > task.attempts[-1].placement.booking.memory_mib
-
-
-def _share_a_gpu(state: State, one: AttemptKey, other: AttemptKey) -> bool:
-    return any(one in held and other in held for held in state.on_gpu.values())
 
 
 def never_launched(state: State, found: Iterable[Found]) -> list[AttemptKey]:

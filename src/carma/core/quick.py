@@ -1,0 +1,249 @@
+"""The walk along the line for the one who only wants to know who starts now (walk.py is for those who read reasons).
+
+The same turns, the same fence, the same choices; but a task is held against open doors only, what is kept of doors is
+used again (doors.py), the fence is looked at when it would keep somebody out, and sentences are written for those who
+start. A pass in which nobody could start is not repeated until something that it depended on has changed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from itertools import islice
+from math import inf
+
+from carma.core.admission import by_size
+from carma.core.decision import Ask, Refusal
+from carma.core.doors import asked_by, door_at, door_told, fence_holds, refreshed, reserved, still_nobody
+from carma.core.events import TaskPlaced
+from carma.core.filters import door_of
+from carma.core.kept import Asked, Doors, Kept, Nobody
+from carma.core.model import AttemptKey, GpuId, TaskId
+from carma.core.placement import Choice, Ranked, conclude, rank
+from carma.core.reserve import Fence, free_at, spare_mib
+from carma.core.state import State
+from carma.core.task import Task
+from carma.core.view import GpuView
+from carma.core.walk import newcomer, not_yet
+
+KEPT_VERDICTS = 16  # with each placement, so that `explain` can tell later; more would swell a large server's log
+PLACED_AT_ONCE = 64  # of one pass; the shell asks again at once, so this bounds a pass and delays nobody
+
+Fenced = Callable[[GpuId], Refusal | None]
+
+
+def schedule(state: State, now: float) -> list[TaskPlaced]:
+    """The placements that are due."""
+    if not state.line or not state.gpus:
+        return []
+    doors = refreshed(state, now)
+    if not doors.open:
+        doors.nobody = None  # no need to know: no line, however it changes, gets through closed doors
+        return []
+    if still_nobody(state, doors, now):
+        return []
+    walk = QuickPass(state, now, doors)
+    placed = walk.placements()
+    doors.nobody = None if placed or walk.in_vain else walk.nobody
+    return placed
+
+
+class QuickPass:
+    """One walk along the line on a working copy of the doors."""
+
+    def __init__(self, state: State, now: float, doors: Doors) -> None:
+        self.state = state
+        self.now = now
+        self.doors = doors
+        self.open = list(doors.open)
+        self.most_mib = max(kept.free_mib for kept in self.open)  # or less, once somebody has joined
+        self.joined: dict[GpuId, Kept] = {}  # doors that this pass has changed
+        self.last_gpu = state.last_gpu
+        self.first: Ask | None = None  # of the first that cannot start
+        self.first_refused: set[GpuId] = set()  # to that one, by the policy
+        self.behind = 0
+        self.fence: Fence | None = None  # for the first, as soon as it matters
+        self.keeps_out: Refusal | None = None  # what it says to those behind
+        self.spare_mib: dict[GpuId, int] = {}  # on its GPUs, for tasks that outlast the reserved start
+        self.in_vain: set[tuple[int, int, bool, float]] = set()  # what the policy found no GPU for
+        self.started: dict[TaskId, int] = {}  # arrays: how many this pass has started
+        self.nobody = Nobody(now)
+
+    def placements(self) -> list[TaskPlaced]:
+        placed: list[TaskPlaced] = []
+        tasks, known, nobody = self.state.tasks, self.doors.asked, self.nobody
+        for turn in self.state.line:
+            asked = known.get(turn[2]) or asked_by(self.state, self.doors, tasks[turn[2]])
+            nobody.last = turn
+            if not asked.plain and self._waits(asked.task):
+                continue
+            if asked.plain or not self._array_is_full(asked.task):
+                start = self._consider(asked)
+                if start is not None:
+                    placed.append(start)
+                    if len(placed) >= PLACED_AT_ONCE:
+                        break
+            if not self.open or (self.first is not None and self.behind >= self.state.rules.queue.backfill_depth):
+                nobody.full = True
+                break
+        if not placed and self.first is not None:
+            nobody.behind = self.behind
+            if self.fence is not None and not self.in_vain:
+                fence_holds(self.state, self.doors, nobody, self.fence, self.now)
+        return placed
+
+    def _waits(self, task: Task) -> bool:
+        """Whether its turn cannot come, whatever the GPUs say; and what that depends on."""
+        spec = task.spec
+        if spec.begin_at is not None and spec.begin_at > self.now:
+            self.nobody.until = min(self.nobody.until, spec.begin_at)
+        if spec.after or spec.array is not None:
+            self.nobody.fragile = True
+        return not_yet(task, self.state, self.now, by_size(self.state)) is not None
+
+    def _array_is_full(self, task: Task) -> bool:
+        array = task.spec.array
+        if array is None or array.at_once is None:
+            return False
+        return self.state.in_array.get(array.array, 0) + self.started.get(array.array, 0) >= array.at_once
+
+    def _consider(self, asked: Asked) -> TaskPlaced | None:
+        """Decide for one task, and change the working copy as if it had been done."""
+        ask = asked.ask
+        if self.first is not None:
+            self.behind += 1
+        if ask.memory_mib < self.nobody.smallest_mib:
+            self.nobody.smallest_mib = ask.memory_mib
+        if ask.memory_mib <= self.most_mib and ask.gpus <= len(self.open):
+            placed = self._try(asked)
+            if placed is not None:
+                return placed
+        if self.first is None:
+            self.first = ask
+        return None
+
+    def _try(self, asked: Asked) -> TaskPlaced | None:
+        ask, fenced = asked.ask, None
+        memory_mib, alone = ask.memory_mib, ask.alone
+        found = [kept for kept in self.open if memory_mib <= kept.free_mib and not (alone and kept.taken)]
+        if self.first is not None and len(found) >= ask.gpus:
+            fenced = self._keeper(asked)
+            if fenced is not None:
+                found = [kept for kept in found if fenced(kept.gpu.id) is None]
+        shape = (ask.gpus, ask.memory_mib, ask.alone, asked.runtime_s if self.first is not None else -1.0)
+        if len(found) < ask.gpus or shape in self.in_vain:
+            return None
+        opened = [door_at(self.state, kept, self.now).view for kept in found]
+        refusals: dict[GpuId, Refusal] = {}
+        last = self.state.gpus.get(self.last_gpu) if self.last_gpu is not None else None
+        ranked = rank(
+            ask,
+            opened,
+            self.state.policy,
+            None if last is None else last.index,
+            refusals,
+            idle_first=self.state.rules.placement.idle_first,
+        )
+        if len(ranked) < ask.gpus:
+            self.in_vain.add(shape)
+            if self.first is None:
+                self.first_refused = set(refusals)
+            return None
+        return self._place(asked, ranked, refusals, fenced)
+
+    def _place(
+        self, asked: Asked, ranked: list[Ranked], refusals: dict[GpuId, Refusal], fenced: Fenced | None
+    ) -> TaskPlaced:
+        ask, task, now = asked.ask, asked.task, self.now
+        choice = self._written_out(ask, ranked, refusals, fenced)
+        decision = conclude(choice, self.state.policy.name, now)
+        assert decision.placement is not None
+        verdicts = tuple(sorted(decision.verdicts, key=lambda verdict: not verdict.chosen))
+        key = AttemptKey(task.id, task.key.attempt + 1)
+        placed = TaskPlaced(now, key, decision.placement, decision.reason, self._overtakes(choice), verdicts)
+        self._apply(choice, asked.runtime_s)
+        if task.spec.array is not None:
+            array = task.spec.array.array
+            self.started[array] = self.started.get(array, 0) + 1
+        return placed
+
+    def _written_out(
+        self, ask: Ask, ranked: list[Ranked], refusals: dict[GpuId, Refusal], fenced: Fenced | None
+    ) -> Choice:
+        """With the chosen GPUs, and as many of the others as are kept."""
+        chosen = {entry.gpu for entry in ranked[: ask.gpus]}
+        others = (gpu for gpu in self.doors.by_gpu if gpu not in chosen)
+        wanted = chosen.union(islice(others, max(0, KEPT_VERDICTS - len(chosen))))
+        kept = sorted((self._kept(gpu) for gpu in wanted), key=lambda one: one.place)
+        doors = tuple((door_at if one.gpu.id in chosen else door_told)(self.state, one, self.now) for one in kept)
+        for door in doors:
+            gpu = door.view.gpu.id
+            refusal = door.refuse(ask) or (fenced(gpu) if fenced is not None else None)
+            if refusal is not None:
+                refusals[gpu] = refusal
+        return Choice(ask=ask, doors=doors, refusals=refusals, ranked=tuple(ranked))
+
+    def _kept(self, gpu: GpuId) -> Kept:
+        return self.joined.get(gpu) or self.doors.by_gpu[gpu]
+
+    def _apply(self, choice: Choice, runtime_s: float) -> None:
+        holder = newcomer(choice.ask, runtime_s, self.state.rules, self.now)
+        chosen = choice.chosen
+        for door in choice.doors:
+            gpu = door.view.gpu
+            if gpu.id not in chosen:
+                continue
+            view = door.view.joined_by(holder)
+            place = self.doors.by_gpu[gpu.id].place
+            self.joined[gpu.id] = joined = Kept(gpu, place)
+            joined.hold(door_of(view, self.state.rules, self.state.policy.shares), self.now)
+            where = bisect_left(self.open, place, key=lambda one: one.place)
+            self.open[where : where + 1] = [] if joined.closed else [joined]
+            self._look_at_spare(view)
+        self.most_mib = max((kept.free_mib for kept in self.open), default=-1)
+        self.last_gpu = chosen[-1]
+
+    # -- the fence --------------------------------------------------------------------------------------------------
+    def _keeper(self, asked: Asked) -> Fenced | None:
+        """The extra filter for a task behind the first that cannot start."""
+        fence = self._fence_of_the_first()
+        if fence.start_at is None or (fence.degree == 1 and self.now + asked.runtime_s <= fence.start_at):
+            return None
+        wanted_mib = inf if asked.ask.alone else asked.ask.memory_mib
+        spare, keeps_out = self.spare_mib, self.keeps_out
+
+        def check(gpu: GpuId) -> Refusal | None:
+            return keeps_out if gpu in spare and wanted_mib > spare[gpu] else None
+
+        return check
+
+    def _fence_of_the_first(self) -> Fence:
+        """Nobody has come in since the first was refused, or this would have been asked before."""
+        if self.fence is None:
+            assert self.first is not None
+            state, now = self.state, self.now
+            found = [self._kept(gpu) for gpu in self.doors.by_gpu if gpu not in self.first_refused]
+            self.fence = reserved(state, self.first, found, now)
+            self.keeps_out = self.fence.refusal(now)
+            if self.fence.degree > 1:  # nobody else
+                self.spare_mib = dict.fromkeys(self.fence.gpus, -1)
+            else:
+                for gpu in self.fence.gpus:
+                    self._look_at_spare(door_at(state, self._kept(gpu), now).view)
+        return self.fence
+
+    def _look_at_spare(self, view: GpuView) -> None:
+        if self.fence is not None and view.gpu.id in self.fence.gpus:
+            rules, shares = self.state.rules, self.state.policy.shares
+            self.spare_mib[view.gpu.id] = spare_mib(self.fence, view, rules, shares, self.now)
+
+    def _overtakes(self, choice: Choice) -> TaskId | None:
+        """The first, if this placement takes a GPU that it could have used."""
+        if self.fence is None:
+            return None
+        ask, rules, shares = self.fence.ask, self.state.rules, self.state.policy.shares
+        chosen = choice.chosen
+        for door in choice.doors:
+            if door.view.gpu.id in chosen and free_at(ask, door, rules, shares, self.now) is not None:
+                return ask.task
+        return None

@@ -1,0 +1,154 @@
+"""What makes a pass worth while again after one in which nobody could start. Each of these changes something that no
+door shows; tests/scenario/test_kept.py compares whole histories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from carma.core.decision import Ask, Part
+from carma.core.events import GpusFound, GpusSampled, StopRequested, TaskReleased, TaskRestored
+from carma.core.machine import step
+from carma.core.model import Dependency, GpuId, TaskId
+from carma.core.placement import Policy, Ranked
+from carma.core.propose import propose
+from carma.core.settings import Gate, Rules, WarmUp, WindowRules
+from carma.core.state import checkpoint, forget
+from carma.core.view import GpuView
+from tests.builders import World, gpu
+from tests.plainly import propose_plainly
+
+UNWATCHED = Rules(gate=Gate(enabled=False), warmup=WarmUp(enabled=False), window=WindowRules(stale_s=1e9))
+
+
+def crowded(rules: Rules = UNWATCHED, **holder: object) -> tuple[World, TaskId]:
+    """One GPU with a large task on it, and one that waits for all of it."""
+    world = World(1, rules=rules)
+    world.run(30_000, **holder)  # type: ignore[arg-type]
+    first = world.submit(39_000)
+    world.settle()
+    assert not world.placed(first)
+    return world, first
+
+
+def test_a_dependency_that_ends_in_the_queue_lets_the_next_one_go() -> None:
+    world, _ = crowded(time_limit_s=600.0)
+    held = world.submit(500, held=True)
+    after = world.submit(500, after=(Dependency(held, "any"),), time_limit_s=60.0)
+    world.settle()
+    assert not world.placed(after)
+    world.stop(held)
+    world.settle()
+    assert world.placed(after)
+
+
+def test_an_end_that_is_overdue_makes_room_in_time() -> None:
+    """The start that is kept for the first moves on with it, and a short one fits in before."""
+    world, _ = crowded(runtime_s=100.0)
+    started = world.task(TaskId(1)).attempts[-1].started_at
+    assert started is not None
+    world.now = started + 70.0
+    short = world.submit(9_000, runtime_s=40.0)
+    world.settle()
+    assert not world.placed(short), "it would be there until 10 s after the start that is kept"
+    world.now = started + 101.0
+    world.settle()
+    assert world.placed(short)
+
+
+def test_those_behind_the_first_may_go_when_it_is_cancelled() -> None:
+    world, first = crowded(time_limit_s=600.0)
+    long = world.submit(9_000, time_limit_s=6_000.0)
+    world.settle()
+    assert not world.placed(long)
+    world.stop(first)
+    world.settle()
+    assert world.placed(long)
+
+
+def test_a_time_to_begin_comes_without_anything_else() -> None:
+    world, _ = crowded(time_limit_s=600.0)
+    later = world.submit(500, begin_at=world.now + 5.0, time_limit_s=60.0)
+    world.settle()
+    assert not world.placed(later)
+    world.now += 5.0
+    world.settle()
+    assert world.placed(later)
+
+
+def test_a_gpu_that_nobody_samples_any_more_is_kept_for_nobody() -> None:
+    """The first wants two GPUs, was overtaken often, and one of the two can no longer be named."""
+    rules = Rules(gate=Gate(enabled=False), warmup=WarmUp(enabled=False))
+    world = World(2, rules=rules)
+    alone = world.run(30_000, exclusive=True, runtime_s=1_000.0)
+    world.run(20_000, runtime_s=1_000.0)
+    first = world.submit(39_000, gpus=2)
+    world.state.overtaken[first] = 2 * rules.queue.overtakes
+    small = world.submit(500, runtime_s=1.0)
+    world.settle()
+    assert not world.placed(small)
+    other = world.state.gpus[GpuId(f"GPU-{1 - world.gpus_of(alone)[0]}")]
+    for _ in range(int(rules.window.stale_s) + 2):
+        world.now += 1.0
+        world.emit(GpusSampled(world.now, (world._sample(other),)))
+        world.settle()
+    assert world.placed(small)
+
+
+def test_a_policy_that_finds_no_gpu_is_asked_again_as_time_goes_by() -> None:
+    """It may look at when tasks should end, which changes without anything happening."""
+
+    def patient(_ask: Ask, views: Sequence[GpuView], _last: GpuId | None) -> list[Ranked]:
+        overdue = [view for view in views if any(holder.ends_at > 1_120.0 for holder in view.holders)]
+        idle = [view for view in views if not view.holders]
+        return [Ranked(view.gpu.id, (Part("order", 0.0),)) for view in (*idle, *overdue)]
+
+    world = World(1, rules=UNWATCHED, policy=Policy("patient", patient))
+    world.run(10_000, runtime_s=50.0)
+    second = world.submit(10_000)
+    world.settle()
+    assert not world.placed(second)
+    world.now = 1_110.0
+    world.settle()
+    assert world.placed(second)
+
+
+def test_of_two_alike_the_second_is_not_asked_for_when_the_policy_found_no_gpu_for_the_first() -> None:
+    """As in the walk that `explain` goes: what was refused stays refused during a pass."""
+
+    def partial(ask: Ask, views: Sequence[GpuView], _last: GpuId | None) -> list[Ranked]:
+        return [Ranked(view.gpu.id, (Part("order", 0.0),)) for view in views if ask.task % 2]
+
+    world = World(2, rules=UNWATCHED, policy=Policy("partial", partial))
+    _, _, third, fourth, fifth = (world.submit(1_000) for _ in range(5))
+    world.settle()
+    assert world.placed(third)
+    assert not world.placed(fourth)
+    assert not world.placed(fifth), "which it would have taken"
+
+
+def test_a_smaller_gpu_of_the_same_name_is_looked_at_by_the_watchdog() -> None:
+    world = World(1, rules=UNWATCHED)
+    over = world.run(10_000, holds_mib=14_000)
+    world.run(10_000)
+    world.settle()
+    step(world.state, GpusFound(world.now, (gpu(0, 24_100),)))
+    due = propose(world.state, world.now)
+    assert due == propose_plainly(world.state, world.now)
+    assert [event.task for event in due if isinstance(event, StopRequested)] == [over]
+
+
+def test_what_a_sample_shows_of_a_task_depends_on_whether_its_end_is_remembered() -> None:
+    """Its process is gone with it; of a task that nobody knows (any more) it would be somebody else's."""
+    world = World(1, rules=UNWATCHED)
+    gone = world.run(30_000)
+    waits = world.submit(20_000, held=True)
+    world.end(gone)  # no sample follows
+    world.settle()
+    _, finished = checkpoint(world.state, 0)
+    forget(world.state, finished)
+    world.emit(TaskReleased(world.now, waits))
+    world.settle()
+    assert not world.placed(waits)
+    world.emit(TaskRestored(world.now, finished[0]))
+    world.settle()
+    assert world.placed(waits)
