@@ -149,12 +149,10 @@ def test_problem_20_everything_that_is_imported_is_declared() -> None:
         root / "estimate" / "inside",
         root / "dataset" / "inside",
     )
-    learning = (root / "train", root / "dataset")  # for those who have installed the extra `train`
-    extra = {
-        re.split(r"[ ;<>=!~\[]", line)[0].lower()
-        for line in metadata.requires("carma") or []
-        if re.search(r"extra == ['\"]train['\"]", line)
-    }
+    # For those who have installed an extra.
+    extras = {root / "train": "train", root / "dataset": "train"} | dict.fromkeys(
+        (root / "report", root / "traces", root / "sim"), "report"
+    )
     unknown = {
         f"{file.name}: {name}"
         for file in root.rglob("*.py")
@@ -162,7 +160,7 @@ def test_problem_20_everything_that_is_imported_is_declared() -> None:
         for name in imported(file)
         if name not in sys.stdlib_module_names
         and name != "carma"
-        and not (declared | (extra if set(learning) & set(file.parents) else set()))
+        and not (declared | of_extra(next((extras[folder] for folder in file.parents if folder in extras), "")))
         & {offered.lower() for offered in offers.get(name, [])}
     }
     assert not unknown
@@ -170,6 +168,13 @@ def test_problem_20_everything_that_is_imported_is_declared() -> None:
         bare.environ["PATH"] = "/nowhere"
         bare.start()
         assert bare.wait(bare.submit("true")).exit_code == 0
+
+
+def of_extra(name: str) -> set[str]:
+    """What the extra of that name installs."""
+    wanted = re.compile(rf"extra == ['\"]{name}['\"]")
+    lines = [line for line in metadata.requires("carma") or [] if name and wanted.search(line)]
+    return {re.split(r"[ ;<>=!~\[]", line)[0].lower() for line in lines}
 
 
 def imported(file: Path) -> Iterator[str]:

@@ -1,29 +1,108 @@
-"""`carma report`: what the server did over a span: tasks, GPU time and energy, by user and by GPU."""
+"""`carma report`: what the server did over a span, by user and by GPU; or a run that was written down."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
 
 from carma.cli.since import since_at, since_flag
 from carma.cli.verb import json_flag, verb
 from carma.cli.wording import gpu_hours, many, percent
 from carma.wire.report import GpuWork, Report, UserWork, Work
 
+if TYPE_CHECKING:
+    from carma.sim.record import Run
+
 EXAMPLES = """
-carma report                 the last 24 hours
+carma report                 the server's last 24 hours
 carma report --since 7d      the last week
 carma report --json          for programs: seconds and joules
+carma simulate --trace t1 --policy magm --out run.json && carma report run.json
+carma report run.json --out pictures --html run.html
+carma report --since 7d --save week.json    the server's tasks as such a run
 """
 
 
 @verb("report", examples=EXAMPLES)
+@click.argument("run", type=click.Path(path_type=Path), required=False, metavar="[RUN]")
 @since_flag("From: 24h (default), 7d, today, 2026-01-31.")
+@click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Write the server's tasks as a run.")
+@click.option("--trace", metavar="NAME", help="With --save: run times alone are this trace's, by task name.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Draw the run there, as PNG and SVG.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write one page with all of it.")
 @json_flag
-def command(since: str | None, as_json: bool) -> None:
+def command(
+    run: Path | None,
+    since: str | None,
+    save: Path | None,
+    trace: str | None,
+    out: Path | None,
+    html: Path | None,
+    as_json: bool,
+) -> None:
     """What this server did: tasks, waiting, GPU time and energy, by user and by GPU.
 
     The span begins on a full hour. Attempts that reach beyond it count with the part that lies within. HELD and
     SHARED are the share of the watched time with a task, and with two or more, on the GPU. Energy is that of the
     GPU; IDLE of it is what the GPU takes with nobody on it, TASKS what is above that and was given to tasks.
+
+    With RUN, a file of carma simulate --out or of --save: the figures of that run, and how they are spread. --out
+    and --html work for the server's tasks, too. docs/reports.md says how each figure is computed.
     """
+    if run is not None:
+        if since is not None or save is not None or trace is not None:
+            raise click.UsageError("--since, --save and --trace are for the server's tasks, not for a run's file")
+        from carma.sim.record import read
+
+        return _run(read(run), out, html, as_json)
+    if save is not None or out is not None or html is not None:
+        return _run(_of_server(since, trace, save), out, html, as_json)
+    if trace is not None:
+        raise click.UsageError("--trace goes with --save, --out or --html")
+    return _server(since, as_json)
+
+
+def _of_server(since: str | None, trace: str | None, save: Path | None) -> Run:
+    from carma.cli.connect import connect
+    from carma.report.real import recorded
+    from carma.sim.record import write
+    from carma.traces import find
+
+    known = None if trace is None else find(trace)
+    with connect() as client:
+        made = recorded(client, since_at(client, since), known)
+    if save is not None:
+        write(made, save)
+    return made
+
+
+def _run(run: Run, out: Path | None, html: Path | None, as_json: bool) -> None:
+    from carma.cli.output import print_json
+    from carma.report.summary import summary
+
+    told = summary(run)
+    written = []
+    if out is not None:
+        from carma.report.pictures import draw
+
+        written += draw(run, out)
+    if html is not None:
+        from carma.report.page import write
+
+        written.append(write(run, told, html))
+    if as_json:
+        print_json(told)
+    else:
+        from carma.cli.report_run import show
+
+        show(told, run.course)
+    for path in written:
+        click.echo(str(path), err=True)
+
+
+def _server(since: str | None, as_json: bool) -> None:
     from carma.cli.connect import connect
 
     with connect() as client:

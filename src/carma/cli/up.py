@@ -11,6 +11,7 @@ import click
 
 from carma.cli.flags import Parsed
 from carma.cli.parse import parse_factor
+from carma.cli.settings import pairs as read_pairs
 from carma.cli.verb import verb, whole
 from carma.core.units import parse_mib
 from carma.errors import Usage
@@ -22,16 +23,6 @@ carma up --virtual-gpus 4 --gpu-memory 40GiB --policy magm --detach
 carma up --set gate.sm_active=0.7 --set recovery.retries=2
 carma up --print-unit > /etc/systemd/system/carma.service
 """
-
-
-def _pairs(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> dict[str, object]:
-    pairs: dict[str, object] = {}
-    for text in value:
-        name, equals, setting = text.partition("=")
-        if not equals or "." not in name:
-            raise Usage(f"--set {text!r} is not understood", "write --set gate.sm_active=0.7; see carma config show")
-        pairs[name.strip()] = setting
-    return pairs
 
 
 @verb("up", examples=EXAMPLES)
@@ -47,7 +38,9 @@ def _pairs(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...])
     metavar="FILE",
     help="Settings from this file in place of the usual one.",
 )
-@click.option("--set", "pairs", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="One setting; repeat it.")
+@click.option(
+    "--set", "pairs", multiple=True, callback=read_pairs, metavar="NAME=VALUE", help="One setting; repeat it."
+)
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning, error.")
 @click.option("--print-unit", is_flag=True, help="Print a systemd unit and do nothing else.")
 @click.option("--user", is_flag=True, help="With --print-unit: one for systemctl --user.")

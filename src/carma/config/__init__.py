@@ -1,7 +1,7 @@
 """Settings: one tree of structs, TOML files, environment and flags, and for each value where it came from."""
 
 from carma.config.catalogue import Setting, catalogue
-from carma.config.load import Line, Loaded, Origin, describe, load_settings
+from carma.config.load import Line, Loaded, Origin, describe, load_settings, settings_of
 from carma.config.tree import Daemon, Launch, Monitor, Settings, Virtual
 
 __all__ = [
@@ -17,4 +17,5 @@ __all__ = [
     "catalogue",
     "describe",
     "load_settings",
+    "settings_of",
 ]

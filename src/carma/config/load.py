@@ -53,7 +53,12 @@ class _Given(NamedTuple):
     origin: Origin
 
 
-def load_settings(paths: Paths, environ: Mapping[str, str], flags: Mapping[str, object] | None = None) -> Loaded:
+def settings_of(flags: Mapping[str, object]) -> Settings:
+    """These, and the defaults: no file and no variable of the machine has a say, so that a run can be repeated."""
+    return load_settings(None, {}, flags).settings
+
+
+def load_settings(paths: Paths | None, environ: Mapping[str, str], flags: Mapping[str, object] | None = None) -> Loaded:
     """`flags` are dotted names with their values; None means that the flag was not given."""
     values: dict[str, object] = {}
     origins: dict[str, Origin] = dict.fromkeys(catalogue(), DEFAULT)
@@ -88,10 +93,10 @@ def describe(settings: Settings, origins: Mapping[str, Origin]) -> list[Line]:
 
 
 def _all_given(
-    paths: Paths, environ: Mapping[str, str], flags: Mapping[str, object], problems: list[str]
+    paths: Paths | None, environ: Mapping[str, str], flags: Mapping[str, object], problems: list[str]
 ) -> Iterator[_Given]:
     """From the farthest source to the nearest: the last one wins."""
-    for file in (paths.system_config_file, paths.config_file):
+    for file in (paths.system_config_file, paths.config_file) if paths is not None else ():
         if file is not None:
             yield from _from_file(file, problems)
     for variable, text in sorted(environ.items()):

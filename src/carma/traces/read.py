@@ -4,106 +4,143 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from carma.errors import BadTrace
-from carma.traces.schema import Trace, TraceTask
+from carma.traces.schema import COLUMNS, Column, Trace, TraceTask
 
-REQUIRED = ("arrival_s", "name", "gpus", "memory_mib", "seconds", "sm_active", "sm_occupancy", "dram_active")
-OPTIONAL = ("start_s", "ramp_s")
+REQUIRED = tuple(column.name for column in COLUMNS if column.required)
+OPTIONAL = tuple(column.name for column in COLUMNS if not column.required)
 _HINT = "The columns are: " + ", ".join(REQUIRED) + "; optional: " + ", ".join(OPTIONAL) + "."
-_SHARES = frozenset({"sm_active", "sm_occupancy", "dram_active"})
-_COUNTS = frozenset({"gpus", "memory_mib"})
-_ABOVE_ZERO = frozenset({"gpus", "memory_mib", "seconds"})
+Value = str | float | int | None
+Rows = list[tuple[int, dict[str, Value]]]
 
 
 def read(path: Path) -> Trace:
     """The trace in `path`; BadTrace if it is not one."""
+    return parse(lines_of(path, "Give the path of a CSV trace, or t1, t2, mix or heavy."), path.name)
+
+
+def lines_of(path: Path, hint: str) -> list[str]:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig").splitlines()  # spreadsheets write a mark
     except OSError as error:
-        raise BadTrace(f"{path}: {error.strerror or error}", "Give the path of a CSV trace, or t1.") from error
+        raise BadTrace(f"{path}: {error.strerror or error}", hint) from error
     except UnicodeDecodeError as error:
         raise BadTrace(f"{path}: not a text file (byte {error.start})", _HINT) from error
-    return parse(text.splitlines(), path.name)
 
 
 def parse(lines: Iterable[str], name: str) -> Trace:
     """The trace that these lines spell; `name` is the file as complaints call it."""
-    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    comments = [line.lstrip("# ").rstrip() for _, line in numbered if line.startswith("#")]
+    source, rows = parse_rows(lines, name, COLUMNS)
+    tasks: list[TraceTask] = []
+    for number, row in rows:
+        tasks.append(build(f"{name} line {number}", row))
+        if len(tasks) > 1 and tasks[-1].arrival_s < tasks[-2].arrival_s:
+            raise BadTrace(f"{name} line {number}: arrival_s: {tasks[-1].arrival_s:g} is before the row above it")
+    return Trace(name=name, tasks=tuple(tasks), source=source)
+
+
+def parse_rows(lines: Iterable[str], name: str, columns: Sequence[Column]) -> tuple[str, Rows]:
+    """What the comment lines say, and each row's values by column with the number of its line."""
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line and not line.isspace()]
+    comments = [word for _, line in numbered if line.startswith("#") for word in line.removeprefix("#").split()]
     rows = [(number, line) for number, line in numbered if not line.startswith("#")]
     if not rows:
         raise BadTrace(f"{name}: no header line", _HINT)
-    header = _header(name, rows[0][0], _cells(name, *rows[0]))
-    tasks: list[TraceTask] = []
-    for number, line in rows[1:]:
-        tasks.append(_task(name, number, header, _cells(name, number, line)))
-        if len(tasks) > 1 and tasks[-1].arrival_s < tasks[-2].arrival_s:
-            raise BadTrace(f"{name} line {number}: arrival_s: {tasks[-1].arrival_s:g} is before the row above it")
-    if not tasks:
+    header = _header(f"{name} line {rows[0][0]}", _cells(name, *rows[0]), columns)
+    read_rows = [(number, _values(name, number, header, _cells(name, number, line))) for number, line in rows[1:]]
+    if not read_rows:
         raise BadTrace(f"{name}: no task below the header", _HINT)
-    return Trace(name=name, tasks=tuple(tasks), source=" ".join(comments))
+    return " ".join(comments), read_rows
+
+
+def build(where: str, row: dict[str, Value], arrival_s: float | None = None) -> TraceTask:
+    """The task of a row; `arrival_s` for rows that have none of their own."""
+    given = row if arrival_s is None else {**row, "arrival_s": arrival_s}
+    task = TraceTask(**given)  # type: ignore[arg-type]  # each value was made by its own column
+    if task.first_mib > task.memory_mib:
+        raise BadTrace(f"{where}: first_mib: {task.first_mib} is above memory_mib, {task.memory_mib}")
+    return task
 
 
 def _cells(name: str, number: int, line: str) -> list[str]:
+    if '"' not in line:  # csv.reader gives the same, slower
+        return [cell.strip() for cell in line.split(",")]
     try:
         return [cell.strip() for cell in next(csv.reader([line], strict=True))]
     except (csv.Error, StopIteration) as error:
         raise BadTrace(f"{name} line {number}: not a CSV row: {error}") from error
 
 
-def _header(name: str, number: int, cells: list[str]) -> list[str]:
-    where = f"{name} line {number}"
+Reader = Callable[[str], Value]
+
+
+def _header(where: str, cells: list[str], columns: Sequence[Column]) -> list[tuple[str, Reader]]:
+    known = {column.name: column for column in columns}
     for cell in cells:
-        if cell not in REQUIRED and cell not in OPTIONAL:
+        if cell not in known:
             raise BadTrace(f"{where}: {cell!r} is not a column of a trace", _HINT)
     if len(set(cells)) != len(cells):
         raise BadTrace(f"{where}: a column is there twice", _HINT)
-    missing = [column for column in REQUIRED if column not in cells]
+    missing = [column.name for column in columns if column.required and column.name not in cells]
     if missing:
         raise BadTrace(f"{where}: no column {', '.join(missing)}", _HINT)
-    return cells
+    return [(cell, _reader(known[cell])) for cell in cells]
 
 
-def _task(name: str, number: int, header: list[str], cells: list[str]) -> TraceTask:
-    where = f"{name} line {number}"
+def _values(name: str, number: int, header: list[tuple[str, Reader]], cells: list[str]) -> dict[str, Value]:
     if len(cells) != len(header):
-        raise BadTrace(f"{where}: {len(cells)} values for {len(header)} columns")
-    row = dict(zip(header, cells, strict=True))
-    if not row["name"] or "\0" in row["name"]:
-        raise BadTrace(f"{where}: name: a task needs a name")
-    figures = {column: _figure(where, column, text) for column, text in row.items() if column != "name"}
-    return _build(row["name"], figures)
+        raise BadTrace(f"{name} line {number}: {len(cells)} values for {len(header)} columns")
+    row: dict[str, Value] = {}
+    for (column, reader), text in zip(header, cells, strict=True):
+        try:
+            row[column] = reader(text)
+        except ValueError as error:
+            hint = _HINT if "is not a number" in str(error) else ""
+            raise BadTrace(f"{name} line {number}: {column}: {error}", hint) from None
+    return row
 
 
-def _build(name: str, figures: Mapping[str, float]) -> TraceTask:
-    return TraceTask(
-        name=name,
-        arrival_s=figures["arrival_s"],
-        gpus=int(figures["gpus"]),
-        memory_mib=int(figures["memory_mib"]),
-        seconds=figures["seconds"],
-        sm_active=figures["sm_active"],
-        sm_occupancy=figures["sm_occupancy"],
-        dram_active=figures["dram_active"],
-        start_s=figures.get("start_s", 0.0),
-        ramp_s=figures.get("ramp_s", 0.0),
-    )
+def _reader(column: Column) -> Reader:
+    """What makes a value of a cell's text; its ValueError says what is wrong with it."""
+    if column.kind == "text":
+        return _text if column.empty else _name
+    whole = column.kind in ("count", "whole")
+
+    def number(text: str) -> Value:
+        if column.empty and not text:
+            return None
+        value = _number(text, column)
+        return int(value) if whole else value
+
+    return number
 
 
-def _figure(where: str, column: str, text: str) -> float:
+def _text(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("there is a zero byte in it")
+    return text
+
+
+def _name(text: str) -> str:
+    if not text or "\0" in text:
+        raise ValueError("a task needs a name")
+    return text
+
+
+def _number(text: str, column: Column) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise BadTrace(f"{where}: {column}: {text!r} is not a number", _HINT) from None
-    if not math.isfinite(value) or value < 0:
-        raise BadTrace(f"{where}: {column}: {text!r} is not a number of 0 or more")
-    if column in _ABOVE_ZERO and value == 0:
-        raise BadTrace(f"{where}: {column}: must be above 0")
-    if column in _SHARES and value > 1:
-        raise BadTrace(f"{where}: {column}: {text} is above 1; it is a share from 0 to 1")
-    if column in _COUNTS and value != int(value):
-        raise BadTrace(f"{where}: {column}: {text} is not a whole number")
+        raise ValueError(f"{text!r} is not a number" if text else "is empty") from None
+    if not math.isfinite(value) or (value < 0 and column.kind != "whole"):
+        raise ValueError(f"{text!r} is not a number" + (" of 0 or more" if column.kind != "whole" else ""))
+    if column.above_zero and value == 0:
+        raise ValueError("must be above 0")
+    if column.kind == "share" and value > 1:
+        raise ValueError(f"{text} is above 1; it is a share from 0 to 1")
+    if column.kind in ("count", "whole") and not value.is_integer():
+        raise ValueError(f"{text} is not a whole number")
     return value

@@ -1,32 +1,60 @@
-"""The trace format: a CSV file with one row for each task, in the order of arrival.
+"""The trace format: a CSV file in UTF-8 with one row for each task, in the order of arrival.
 
-Lines that begin with `#` come before the header and say where the figures are from; they are kept and shown.
-The header names the columns, in any order:
-
-| column         | unit         | meaning                                                                  |
-|----------------|--------------|--------------------------------------------------------------------------|
-| `arrival_s`    | seconds      | submission, counted from the start of the trace; never falls             |
-| `name`         | -            | what the task is called; need not be unique                              |
-| `gpus`         | count        | GPUs that it asks for                                                    |
-| `memory_mib`   | MiB          | footprint on each of its GPUs, at its peak                               |
-| `seconds`      | seconds      | its whole run when it has its GPUs for itself                            |
-| `sm_active`    | share, 0..1  | SM activity that it shows alone                                          |
-| `sm_occupancy` | share, 0..1  | SM occupancy that it shows alone                                         |
-| `dram_active`  | share, 0..1  | DRAM activity that it shows alone                                        |
-| `start_s`      | seconds      | optional (0): from its start to the first activity on the GPU            |
-| `ramp_s`       | seconds      | optional (0): from the first byte of GPU memory to its peak              |
-
-A column that is not in this table is an error, as is a row with a value out of range: a trace that is half
+Lines that begin with `#` come before the header and say where the figures are from; they are kept and shown. The
+header names the columns, in any order; `COLUMNS` is the table of them, which the reader, the writer and the page about
+traces follow. A column that is not in it is an error, as is a value that its column does not hold: a trace that is half
 understood gives figures that look right and are not.
 """
 
 from __future__ import annotations
 
+from typing import Literal, NamedTuple
+
 from carma.core.model import Demand, Record
+
+# seconds: a number of 0 or more; share: 0 to 1; count: a whole number of 0 or more; whole: of any sign.
+Kind = Literal["seconds", "share", "count", "whole", "text"]
+
+
+class Column(NamedTuple):
+    """`above_zero` for what is nothing at 0. A column that is not `required` may be missing; one with `empty` may be
+    there with nothing in it, which says that the figure is not known or that there is none."""
+
+    name: str
+    kind: Kind
+    unit: str
+    meaning: str
+    required: bool = False
+    empty: bool = False
+    above_zero: bool = False
+
+
+COLUMNS = (
+    Column("arrival_s", "seconds", "seconds", "submission, counted from the start of the trace; never falls", True),
+    Column("name", "text", "", "what the task is called; need not be unique", True),
+    Column("gpus", "count", "count", "GPUs that it asks for", True, above_zero=True),
+    Column("memory_mib", "count", "MiB", "footprint on each of its GPUs, at its peak", True, above_zero=True),
+    Column("seconds", "seconds", "seconds", "its whole run when it has its GPUs for itself", True, above_zero=True),
+    Column("sm_active", "share", "share, 0 to 1", "SM activity that it shows alone", True),
+    Column("sm_occupancy", "share", "share, 0 to 1", "SM occupancy that it shows alone", True),
+    Column("dram_active", "share", "share, 0 to 1", "DRAM activity that it shows alone", True),
+    Column("gr_active", "share", "share, 0 to 1", "time with any kernel, alone; empty: not known", empty=True),
+    Column("power", "share", "share, 0 to 1", "of what the card can draw above idle; empty: not known", empty=True),
+    Column("start_s", "seconds", "seconds", "from its start to the first activity on the GPU (0)"),
+    Column("ramp_s", "seconds", "seconds", "from the first byte of GPU memory to its peak (0)"),
+    Column("first_mib", "count", "MiB", "what it holds from its first byte on, before the ramp (0)"),
+    Column("model", "text", "", "what is trained, in free words; may be empty", empty=True),
+    Column("batch", "count", "samples", "its batch size; 0: not known (0)"),
+    Column("user", "text", "", "who submits it; may be empty", empty=True),
+    Column("priority", "whole", "", "larger goes first (0)"),
+    Column("horus_mib", "count", "MiB", "memory by Horus; empty: no estimate", empty=True, above_zero=True),
+    Column("faketensor_mib", "count", "MiB", "memory by Fake Tensor; empty: no estimate", empty=True, above_zero=True),
+    Column("gpumemnet_mib", "count", "MiB", "memory by GPUMemNet; empty: no estimate", empty=True, above_zero=True),
+)
 
 
 class TraceTask(Record, frozen=True, kw_only=True):
-    """One row. `memory_mib` is a footprint for each GPU; `seconds` is the run alone."""
+    """One row. `memory_mib` is a footprint for each GPU, `seconds` the run alone. None: not known, or no estimate."""
 
     arrival_s: float
     name: str
@@ -36,12 +64,22 @@ class TraceTask(Record, frozen=True, kw_only=True):
     sm_active: float
     sm_occupancy: float
     dram_active: float
+    gr_active: float | None = None
+    power: float | None = None
     start_s: float = 0.0
     ramp_s: float = 0.0
+    first_mib: int = 0
+    model: str = ""
+    batch: int = 0
+    user: str = ""
+    priority: int = 0
+    horus_mib: int | None = None
+    faketensor_mib: int | None = None
+    gpumemnet_mib: int | None = None
 
     @property
     def demand(self) -> Demand:
-        return Demand(self.sm_active, self.sm_occupancy, self.dram_active)
+        return Demand(self.sm_active, self.sm_occupancy, self.dram_active, self.gr_active, self.power)
 
 
 class Trace(Record, frozen=True, kw_only=True):

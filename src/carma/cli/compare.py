@@ -1,0 +1,68 @@
+"""`carma compare`: runs side by side, the first as 1."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from carma.cli.verb import verb
+
+if TYPE_CHECKING:
+    from carma.report.compare import Comparison
+
+EXAMPLES = """
+carma compare exclusive.json magm.json
+carma compare t1-exclusive.json t1-magm.json mix-exclusive.json mix-magm.json    two traces
+carma compare real.json simulated.json --json
+carma compare exclusive.json magm.json lug.json --out pictures
+"""
+
+
+@verb("compare", examples=EXAMPLES)
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN RUN...")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Draw it there, as PNG and SVG.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write one page with all of it.")
+@click.option("--json", "as_json", is_flag=True, help="The figures and ratios as JSON.")
+def command(files: tuple[Path, ...], out: Path | None, html: Path | None, as_json: bool) -> None:
+    """Runs side by side: what carma simulate --out or carma report --save has written.
+
+    The first run is 1, for each trace; of each other one the ratio to it stands beside its figure. With several traces
+    the last table has the geometric means over them. Then come the tasks whose completion differs most.
+    """
+    from carma.report.compare import compare
+    from carma.sim.record import read
+
+    if len(files) < 2:
+        raise click.UsageError("two runs at least are wanted; carma report RUN tells of one")
+    found = compare([read(file) for file in files])
+    written = []
+    if out is not None:
+        from carma.report.compare_pictures import draw
+
+        written += draw(found, out)
+    if html is not None:
+        from carma.report.compare_page import write
+
+        written.append(write(found, html))
+    if as_json:
+        from carma.cli.output import print_json
+
+        print_json(found)
+    else:
+        _show(found)
+    for path in written:
+        click.echo(str(path), err=True)
+
+
+def _show(found: Comparison) -> None:
+    from carma.cli.output import Column, print_table
+    from carma.report.compare_tables import changes, overall, side_by_side
+
+    tables = [side_by_side(found, trace) for trace in found.traces]
+    if len(found.traces) > 1:
+        tables.append(overall(found))
+    for head, *rows in [*tables, changes(found)]:
+        print_table([Column(title, right=place > 0) for place, title in enumerate(head)], rows)
+        print()

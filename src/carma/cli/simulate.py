@@ -1,0 +1,68 @@
+"""`carma simulate`: a trace on simulated GPUs, through the same core as the daemon's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from carma.cli.settings import pairs
+from carma.cli.verb import number, verb, whole
+from carma.errors import Usage
+
+EXAMPLES = """
+carma simulate --trace t1 --policy magm
+carma simulate --trace mix --policy exclusive,magm,lug
+carma simulate --trace heavy --policy lug --memory none --set gate.enabled=no --json
+carma simulate --trace ./my-trace.csv --gpus 8 --gpu h200 --out run.json
+"""
+
+
+@verb("simulate", examples=EXAMPLES)
+@click.option("--trace", metavar="NAME", default="t1", help="t1, t2, mix, heavy, or a file (t1).")
+@click.option("--policy", metavar="NAMES", default="magm", help="One, or several with commas, side by side (magm).")
+@click.option("--gpus", type=whole(1, 65_536), default=4, metavar="N", help="How many GPUs (4).")
+@click.option("--gpu", metavar="CARD", default="a100-40", help="a100-40, a100-80 or h200 (a100-40).")
+@click.option(
+    "--memory",
+    metavar="SOURCE",
+    default="measured",
+    help="Who says what a task takes: measured, none, horus, faketensor, gpumemnet (measured).",
+)
+@click.option("--mechanism", type=click.Choice(["mps", "timeslice"]), default="mps", help="How tasks share (mps).")
+@click.option("--seed", type=whole(0), default=0, metavar="N", help="Of all that chance decides (0).")
+@click.option(
+    "--noise", type=number(0.0, 1.0), default=0.0, metavar="X", help="Spread of true rates about the model's (0)."
+)
+@click.option("--set", "settings", multiple=True, callback=pairs, metavar="NAME=VALUE", help="A setting; repeat it.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="The whole run, as carma report reads it.")
+@click.option("--json", "as_json", is_flag=True, help="The figures as JSON; a list where there are several policies.")
+def command(
+    policy: str, settings: dict[str, object], out: Path | None, as_json: bool, **given: str | int | float
+) -> int:
+    """What would become of a trace under a policy: makespan, waiting, slowdown, OOMs, energy.
+
+    Nothing is run and no GPU is needed: a virtual clock drives the same decisions as the daemon's.
+    """
+    import msgspec
+
+    from carma.cli.simulate_view import show
+    from carma.sim.record import write
+    from carma.sim.request import Request, recorded, simulation
+
+    names = tuple(dict.fromkeys(word.strip() for word in policy.split(",") if word.strip()))
+    if not names:
+        raise Usage("no policy was named", "as in --policy magm; carma up --help names them")
+    if out is not None and len(names) > 1:
+        raise Usage("--out takes one run, and several policies were named", "name one, or call it once for each")
+    found = {}
+    for name in names:
+        request = msgspec.convert({**given, "policy": name, "settings": settings}, Request)
+        if out is None:
+            found[name] = simulation(request).run()
+        else:
+            run = recorded(request)
+            write(run, out)
+            found[name] = run.figures
+    show(str(given["trace"]), found, as_json=as_json)
+    return 0

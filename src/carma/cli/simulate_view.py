@@ -1,0 +1,51 @@
+"""The figures of simulated runs, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from carma.cli.output import Column, print_json, print_table
+from carma.core.units import show_j, show_s
+from carma.sim.result import Figures
+
+
+class Line(NamedTuple):
+    field: str
+    label: str
+    show: Callable[[Any], str]
+
+
+def _times(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f} x"
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+LINES = (
+    Line("makespan_s", "makespan", show_s),
+    Line("wait_mean_s", "mean wait", show_s),
+    Line("wait_p95_s", "p95 wait", show_s),
+    Line("completion_mean_s", "mean completion", show_s),
+    Line("completion_p95_s", "p95 completion", show_s),
+    Line("slowdown_mean", "mean slowdown", _times),
+    Line("slowdown_p95", "p95 slowdown", _times),
+    Line("ooms", "out of memory", str),
+    Line("innocent_ooms", "of them innocent", str),
+    Line("sm_active_mean", "SM activity", _share),
+    Line("energy_j", "energy", show_j),
+)
+
+
+def show(trace: str, found: Mapping[str, Figures], *, as_json: bool) -> None:
+    if as_json:
+        values = [msgspec.to_builtins(figures) for figures in found.values()]
+        print_json(values[0] if len(values) == 1 else values)
+        return
+    columns = [Column(trace), *(Column(name, right=True) for name in found)]
+    rows = [[line.label, *(line.show(getattr(figures, line.field)) for figures in found.values())] for line in LINES]
+    print_table(columns, rows)

@@ -1,0 +1,154 @@
+"""What the bound reckons with: kinds of tasks, the work of each task, and the sets of tasks that a GPU can hold.
+
+A kind is what the sharing model and the card can tell apart: memory and demand. How long a task runs and on how many
+GPUs does not matter to its neighbours, so that a long trace has few kinds.
+
+Only the work of a task from its peak of memory on is counted. While it warms up it may share a GPU on which there is
+no room for its peak, if a neighbour ends in time. To leave that work out is optimistic, which a bound may be: those
+that are left go no slower without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import comb
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from carma.core.model import Demand
+from carma.core.sharing import progress_rates
+from carma.sim.world import plan_of
+from carma.traces import Trace
+
+Floats = NDArray[np.float64]
+Places = NDArray[np.intp]
+Mechanism = Literal["mps", "timeslice"]
+
+MOST_SETS = 400_000  # 53 kinds, four on a GPU: seconds to list, seconds to solve
+
+
+class Kind(NamedTuple):
+    memory_mib: int
+    demand: Demand
+    tasks: int  # there are so many of it
+
+
+class Work(NamedTuple):
+    """One entry for each task, in the order of `release_s`. Times are counted from the first arrival."""
+
+    kinds: tuple[Kind, ...]
+    kind: Places  # its place in `kinds`
+    release_s: Floats  # before that it cannot be at its peak of memory
+    seconds: Floats  # alone, from there to its end
+    gpus: Floats
+    counted: float  # the share of all work that this is; the rest is of kinds that were too many
+
+    @property
+    def gpu_s(self) -> Floats:
+        return self.seconds * self.gpus
+
+    def by_kind(self, start: int = 0) -> Floats:
+        """GPU-seconds of each kind, of the tasks from that place on."""
+        made: Floats = np.zeros(len(self.kinds))
+        np.add.at(made, self.kind[start:], self.gpu_s[start:])
+        return made
+
+
+def work_of(trace: Trace, tasks_per_gpu: int, launch_s: float) -> Work:
+    first = trace.tasks[0].arrival_s
+    rows: dict[tuple[int, Demand], list[tuple[float, float, int]]] = {}
+    for task in trace.tasks:
+        plan = plan_of(task)
+        done_s, peak_s = plan[0][0], plan[1][0]
+        release_s = task.arrival_s - first + launch_s + task.start_s + peak_s
+        rows.setdefault((task.memory_mib, task.demand), []).append((release_s, done_s - peak_s, task.gpus))
+    weights = {key: sum(seconds * gpus for _, seconds, gpus in of_kind) for key, of_kind in rows.items()}
+    kept = sorted(rows, key=weights.__getitem__, reverse=True)[: _most_kinds(tasks_per_gpu)]
+    entries = sorted((*entry, place) for place, key in enumerate(kept) for entry in rows[key])
+    release, seconds, gpus, kind = (np.array(column) for column in zip(*entries, strict=True))
+    return Work(
+        kinds=tuple(Kind(*key, len(rows[key])) for key in kept),
+        kind=kind.astype(np.intp),
+        release_s=release.astype(np.float64),
+        seconds=seconds.astype(np.float64),
+        gpus=gpus.astype(np.float64),
+        counted=sum(weights[key] for key in kept) / sum(weights.values()),
+    )
+
+
+def _most_kinds(tasks_per_gpu: int) -> int:
+    """So many that their sets can be listed, however small they are."""
+    kinds = 1
+    while comb(kinds + 1 + tasks_per_gpu, tasks_per_gpu) <= MOST_SETS and kinds < MOST_SETS:
+        kinds += 1
+    return kinds
+
+
+class Sets(NamedTuple):
+    """One row for each set. `members` are places of kinds; a set that is not full is padded with one that is none."""
+
+    members: Places
+    rates: Floats
+    ranks: Places  # the first of a kind in a set is 0, the next is 1, …
+
+    def worth(self, prices: Floats, fees: Floats | None = None) -> Floats:
+        """What a second of each set earns: a price for each kind's progress, less a fee for each member."""
+        earned: Floats = (_padded(prices)[self.members] * self.rates).sum(axis=1)
+        return earned if fees is None else earned - _padded(fees)[self.members].sum(axis=1)
+
+    def possible(self, tasks: Floats) -> NDArray[np.bool_]:
+        """Those that can be put together from so many tasks of each kind."""
+        return np.asarray((self.ranks < np.append(tasks, np.inf)[self.members]).all(axis=1))
+
+    def progress(self, places: Any, kinds: int) -> Floats:
+        """Of each kind (rows) in a second of each of those sets (columns)."""
+        members, rates = self.members[places], self.rates[places]
+        made = np.zeros((kinds + 1, len(members)))
+        np.add.at(made, (members, np.arange(len(members))[:, None]), rates)
+        return made[:-1]
+
+
+def _padded(values: Floats) -> Floats:
+    return np.append(values, 0.0)
+
+
+def sets_of(
+    kinds: Sequence[Kind], room_mib: int, tasks_per_gpu: int, mechanism: Mechanism, slowdown_cap: float | None
+) -> Sets:
+    found = list(_listed(kinds, room_mib, tasks_per_gpu, mechanism, slowdown_cap))
+    shape = (len(found), tasks_per_gpu)
+    sets = Sets(np.full(shape, len(kinds), np.intp), np.zeros(shape), np.zeros(shape, np.intp))
+    for place, (members, rates) in enumerate(found):
+        size = len(members)
+        sets.members[place, :size] = members
+        sets.rates[place, :size] = rates
+        sets.ranks[place, :size] = [members[:end].count(kind) for end, kind in enumerate(members)]
+    return sets
+
+
+def _listed(
+    kinds: Sequence[Kind], room_mib: int, most: int, mechanism: Mechanism, cap: float | None
+) -> Iterator[tuple[tuple[int, ...], tuple[float, ...]]]:
+    """All sets that are worth a look. One in which less is done than by a task alone is not: its members could take
+    turns. A larger set goes no faster than a smaller one in it, so that a cap that the smaller one breaks ends it."""
+    order = sorted(range(len(kinds)), key=lambda place: kinds[place].memory_mib)
+    slowest = 0.0 if cap is None else (1.0 - 1e-9) / cap
+    stack: list[tuple[tuple[int, ...], int, int]] = [((), 0, room_mib)]
+    while stack:
+        smaller, start, left_mib = stack.pop()
+        for at in range(start, len(order)):
+            place = order[at]
+            if kinds[place].memory_mib > left_mib:
+                break
+            if smaller.count(place) == kinds[place].tasks:
+                continue
+            members = (*smaller, place)
+            rates = progress_rates([kinds[each].demand for each in members], mechanism)
+            if min(rates) < slowest:
+                continue
+            if len(members) == 1 or sum(rates) > 1.0:
+                yield members, rates
+            if len(members) < most:
+                stack.append((members, at, left_mib - kinds[place].memory_mib))

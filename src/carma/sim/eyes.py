@@ -1,0 +1,82 @@
+"""What the manager sees: samples of GPUs, as a sampler takes them every few seconds. Never the truth itself.
+
+A sample holds means since the one before it, as GPM's figures are. While nothing on a GPU changes, its samples would
+all be alike; they are left out, and begin again with the next change. A rule that counts the age of a sample must allow
+for that (`rules_for` in run.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from math import floor
+
+from carma.core.events import GpusSampled
+from carma.core.model import Gpu, GpuSample, ProcessUse
+from carma.sim.world import Board
+
+
+class Eyes:
+    def __init__(
+        self,
+        gpus: Sequence[Gpu],
+        boards: Sequence[Board],
+        period_s: float,
+        quiet_s: float,
+        wake: Callable[[float], None],
+    ) -> None:
+        self._gpus, self._boards = gpus, boards
+        self._period_s, self._quiet_s = period_s, quiet_s
+        self._wake = wake  # told when the next look is due
+        self._until: dict[int, float] = {}  # boards that are looked at, each until then
+        self._last: dict[int, tuple[float, float, float, float, float]] = {}
+        self._due = False
+
+    def changed(self, boards: Iterable[Board], now: float) -> None:
+        """Something came to these GPUs, left them or grew on them."""
+        for board in boards:
+            if board.index not in self._until:
+                self._last[board.index] = self._integrals(board, now)
+            self._until[board.index] = now + self._quiet_s
+        if not self._due and self._until:
+            self._due = True
+            self._wake((floor(now / self._period_s) + 1) * self._period_s)
+
+    def look(self, now: float) -> GpusSampled:
+        """The samples that are due now; the next look is asked for if there is anything left to see."""
+        # What changed at this very moment is seen in the next look: there is no span yet to take a mean over.
+        samples = tuple(self._sample(index, now) for index in sorted(self._until) if self._last[index][0] < now)
+        self._until = {index: until for index, until in self._until.items() if until > now}
+        self._due = bool(self._until)
+        if self._due:
+            self._wake(now + self._period_s)
+        return GpusSampled(now, samples)
+
+    def _integrals(self, board: Board, now: float) -> tuple[float, float, float, float, float]:
+        board.move(now)
+        return now, board.sm_s, board.occupancy_s, board.dram_s, board.energy_j
+
+    def _sample(self, index: int, now: float) -> GpuSample:
+        board = self._boards[index]
+        before = self._last[index]
+        after = self._last[index] = self._integrals(board, now)
+        span_s = after[0] - before[0]
+        means = [(new - old) / span_s for new, old in zip(after[1:], before[1:], strict=True)]
+        return GpuSample(
+            gpu=self._gpus[index].id,
+            at=now,
+            memory_used_mib=board.used_mib,
+            sm_active=means[0],
+            sm_occupancy=means[1],
+            dram_active=means[2],
+            power_w=means[3],
+            energy_j=board.energy_j,
+            processes=tuple(
+                ProcessUse(
+                    pid=runner.key.task,
+                    memory_mib=runner.held_mib,
+                    sm_active=runner.demand.sm_active * runner.rate * runner.share,
+                    attempt=runner.key,
+                )
+                for runner in board.runners
+            ),
+        )

@@ -1,0 +1,124 @@
+"""A run on paper: what was asked for, what came of it, every task, and the GPUs over time. One JSON file.
+
+A run of the daemon is written in the same form, so that whoever reads one reads both.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from carma.core.model import Record
+from carma.errors import Usage
+from carma.sim.result import Figures, TaskRun
+from carma.sim.world import Board
+
+FORMAT = 1
+MOST_POINTS = 1000
+FIRST_STEP_S = 30.0
+
+
+class Point(Record, frozen=True, kw_only=True):
+    """Means over all GPUs and over the step that ends at `at_s`; None: not known."""
+
+    at_s: float
+    sm_active: float | None
+    sm_occupancy: float | None
+    dram_active: float | None
+    memory_mib: float | None
+    power_w: float | None
+    running: float
+    waiting: float
+
+
+class About(Record, frozen=True, kw_only=True):
+    simulated: bool
+    trace: str
+    policy: str
+    memory: str
+    mechanism: str
+    gpu: str
+    gpus: int
+    seed: int = 0
+    noise: float = 0.0
+    settings: dict[str, str] = {}
+    version: str = ""
+
+
+class Run(Record, frozen=True, kw_only=True):
+    format: int = FORMAT
+    about: About
+    figures: Figures
+    tasks: tuple[TaskRun, ...]
+    course: tuple[Point, ...]
+
+
+def write(run: Run, path: Path) -> None:
+    """The old file stays until the new one is whole."""
+    beside = path.with_name(path.name + ".part")
+    beside.write_bytes(msgspec.json.encode(run) + b"\n")
+    os.replace(beside, path)
+
+
+def read(path: Path) -> Run:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Run)
+    except OSError as error:
+        raise Usage(f"{path}: {error.strerror or error}", "carma simulate --out FILE writes such a file.") from error
+    except msgspec.MsgspecError as error:
+        raise Usage(f"{path} is not a run: {error}", "carma simulate --out FILE writes one.") from error
+
+
+class Course:
+    """Collects points. When there are too many, two become one and the step is twice as long."""
+
+    def __init__(self, boards: Sequence[Board], counts: Callable[[], tuple[int, int]]) -> None:
+        self._boards = boards
+        self._counts = counts  # how many run and wait
+        self.step_s = FIRST_STEP_S
+        self.points: list[Point] = []
+        self._since = 0.0
+        self._sums = self._integrals(0.0)
+
+    def look(self, now: float) -> None:
+        """The end of a step."""
+        sums = self._integrals(now)
+        span_s = (now - self._since) * len(self._boards)
+        sm, occupancy, dram, memory, energy = ((new - old) / span_s for new, old in zip(sums, self._sums, strict=True))
+        running, waiting = self._counts()
+        self._since, self._sums = now, sums
+        self.points.append(
+            Point(
+                at_s=now,
+                sm_active=sm,
+                sm_occupancy=occupancy,
+                dram_active=dram,
+                memory_mib=memory,
+                power_w=energy,
+                running=running,
+                waiting=waiting,
+            )
+        )
+        if len(self.points) >= MOST_POINTS:
+            self.points = [_merged(*self.points[place : place + 2]) for place in range(0, MOST_POINTS, 2)]
+            self.step_s *= 2
+
+    def _integrals(self, now: float) -> tuple[float, ...]:
+        sums = [0.0] * 5
+        for board in self._boards:
+            board.move(now)
+            for place, value in enumerate(
+                (board.sm_s, board.occupancy_s, board.dram_s, board.memory_mib_s, board.energy_j)
+            ):
+                sums[place] += value
+        return tuple(sums)
+
+
+def _merged(first: Point, second: Point) -> Point:
+    both = {
+        name: (getattr(first, name) + getattr(second, name)) / 2 for name in Point.__struct_fields__ if name != "at_s"
+    }
+    return Point(at_s=second.at_s, **both)

@@ -1,0 +1,88 @@
+"""A simulation by its names, as the command line and the benchmarks ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from carma import __version__, traces
+from carma.config import settings_of
+from carma.core.model import Record
+from carma.core.placement import Policy
+from carma.errors import Usage
+from carma.plugins import POLICIES, load_one, policy_name
+from carma.sim import cards, sources
+from carma.sim.record import About, Run
+from carma.sim.run import Setup, Simulation
+from carma.traces import Trace
+
+
+class Request(Record, frozen=True, kw_only=True):
+    trace: str = "t1"
+    policy: str = "magm"
+    gpus: int = 4
+    gpu: str = "a100-40"
+    memory: str = "measured"
+    mechanism: Literal["mps", "timeslice"] = "mps"
+    seed: int = 0
+    noise: float = 0.0
+    settings: Mapping[str, object] = {}  # dotted names; all others are at their defaults
+
+
+def recorded(request: Request, trace: Trace | None = None) -> Run:
+    """The whole run, with the course of the GPUs over time."""
+    made = simulation(request, trace, watched=True)
+    figures = made.run()
+    about = About(
+        simulated=True,
+        trace=request.trace,
+        policy=made.state.policy.name,
+        memory=request.memory,
+        mechanism=request.mechanism,
+        gpu=made.setup.card.name,
+        gpus=request.gpus,
+        seed=request.seed,
+        noise=request.noise,
+        settings={name: str(value) for name, value in request.settings.items()},
+        version=__version__,
+    )
+    return Run(about=about, figures=figures, tasks=tuple(made.runs), course=made.course)
+
+
+def simulation(request: Request, trace: Trace | None = None, *, watched: bool = False) -> Simulation:
+    """Ready to run. `trace`: one that was read already."""
+    trace = traces.find(request.trace) if trace is None else trace
+    settings = settings_of({**request.settings, "placement.policy": request.policy})
+    policy = load_one(POLICIES, policy_name(request.policy))
+    assert isinstance(policy, Policy)  # the registry holds nothing else
+    card = cards.find(request.gpu)
+    _check(trace, request, card)
+    return Simulation(
+        trace,
+        Setup(
+            card=card,
+            gpus=request.gpus,
+            rules=settings.rules,
+            policy=policy,
+            source=sources.find(request.memory),
+            mechanism=request.mechanism,
+            seed=request.seed,
+            noise=request.noise,
+            watched=watched,
+        ),
+    )
+
+
+def _check(trace: Trace, request: Request, card: cards.Card) -> None:
+    for place, row in enumerate(trace.tasks, 1):
+        if row.gpus > request.gpus:
+            raise Usage(
+                f"task {place} of {trace.name} ({row.name}) wants {row.gpus} GPUs, and there are {request.gpus}",
+                f"Simulate more GPUs (--gpus {row.gpus}), or cut such tasks out of the trace.",
+            )
+        if row.memory_mib > card.memory_mib:
+            raise Usage(
+                f"task {place} of {trace.name} ({row.name}) takes {row.memory_mib:,} MiB, and a {card.name} has "
+                f"{card.memory_mib:,} MiB",
+                f"Simulate a larger card: {', '.join(cards.CARDS)}.",
+            )

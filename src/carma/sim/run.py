@@ -1,0 +1,332 @@
+"""One simulated run: events out of the heap, through the core's one door, and its commands onto the simulated GPUs.
+
+The core is driven as the daemon drives it: an event is stepped, its commands are carried out, and what `propose` finds
+due is stepped in turn until nothing is. Time passes only from one entry of the heap to the next.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from msgspec.structs import replace
+
+from carma.core import events as e
+from carma.core.commands import Command, EstimateTask, LaunchAttempt, StopAttempt, WarnAttempt
+from carma.core.ending import ended
+from carma.core.machine import step
+from carma.core.model import AttemptKey, Confinement, Estimate, GpuId, Guard, Owner, Record, TaskId, TaskSpec
+from carma.core.outcome import Outcome
+from carma.core.placement import Policy
+from carma.core.propose import propose
+from carma.core.settings import Rules
+from carma.core.state import State, forget, new_state
+from carma.core.status import Finished, Recovering
+from carma.core.task import Task
+from carma.errors import CarmaError
+from carma.sim import result
+from carma.sim.cards import Card, server
+from carma.sim.eyes import Eyes
+from carma.sim.heap import Heap
+from carma.sim.noise import Noise
+from carma.sim.record import Course, Point
+from carma.sim.sources import Source
+from carma.sim.world import Board, Runner, World
+from carma.traces import Trace, TraceTask
+
+QUIET = 1e12  # seconds: a sample that was left out because nothing changed is not stale
+PATIENCE = 100  # heartbeats
+HEARTBEAT_S = 60.0  # what only time brings about is noticed so often, while somebody waits
+
+
+class Setup(Record, frozen=True, kw_only=True):
+    """What is simulated. `rules` are the daemon's own."""
+
+    card: Card
+    gpus: int
+    rules: Rules
+    policy: Policy
+    source: Source
+    mechanism: Literal["mps", "timeslice"] = "mps"
+    seed: int = 0
+    noise: float = 0.0  # the spread of true rates about the model's
+    period_s: float = 5.0  # between two samples
+    launch_s: float = 0.5  # from a placement to the process
+    watched: bool = False  # whether a course of the GPUs over time is kept
+
+
+class Arrival(Record, frozen=True):
+    place: int  # in the trace
+
+
+class Started(Record, frozen=True):
+    key: AttemptKey
+
+
+class Begun(Record, frozen=True):
+    """Its first use of the GPU."""
+
+    key: AttemptKey
+
+
+class Look(Record, frozen=True):
+    pass
+
+
+class Wake(Record, frozen=True):
+    pass
+
+
+class Noted(Record, frozen=True):
+    """The end of a step of the course."""
+
+
+Happening = Arrival | Started | Begun | Look | Wake | Noted | tuple[Runner, int]
+
+
+def rules_for(setup: Setup) -> Rules:
+    """As the daemon would have them with such a sampler."""
+    window = replace(setup.rules.window, stale_s=QUIET)
+    queue = replace(setup.rules.queue, misfits="end")
+    sharing = replace(setup.rules.sharing, watchdog=False)
+    return replace(setup.rules, window=window, sharing=sharing, queue=queue)
+
+
+class Simulation:
+    def __init__(self, trace: Trace, setup: Setup) -> None:
+        self.trace, self.setup = trace, setup
+        self.rules = rules_for(setup)
+        self.state: State = new_state(self.rules, setup.policy)
+        self.now = 0.0
+        self._gpus = server(setup.card, setup.gpus)
+        self._index = {gpu.id: gpu.index for gpu in self._gpus}
+        self._heap: Heap[Happening] = Heap()
+        boards = [Board(gpu.index, setup.card) for gpu in self._gpus]
+        noise = Noise(setup.noise, setup.seed)
+        self.world = World(boards, setup.mechanism, noise.factors, self._soon)
+        quiet_s = max(self.rules.window.length_s, self.rules.warmup.settle_s) + 2 * setup.period_s
+        self._eyes = Eyes(self._gpus, boards, setup.period_s, quiet_s, lambda at: self._heap.push(at, Look()))
+        self._runners: dict[AttemptKey, Runner] = {}
+        self._orders: dict[AttemptKey, LaunchAttempt] = {}
+        self._rows: dict[TaskId, TraceTask] = {}
+        self._awake = False
+        self._idle = 0  # heartbeats in which nobody ran and nobody came
+        self.runs: list[result.TaskRun] = []
+        self._course = Course(boards, lambda: (len(self.state.active), len(self.state.line))) if setup.watched else None
+
+    @property
+    def course(self) -> tuple[Point, ...]:
+        return tuple(self._course.points) if self._course is not None else ()
+
+    def run(self) -> result.Figures:
+        began = time.perf_counter()
+        for _ in self.events():
+            pass
+        return self.figures(time.perf_counter() - began)
+
+    def events(self) -> Iterator[e.AnyEvent]:
+        """All that the core is told, in order: the log of the run."""
+        yield from self._tell(e.GpusFound(0.0, self._gpus))
+        self._eyes.changed(self.world.boards, 0.0)
+        if self.trace.tasks:
+            self._heap.push(self.trace.tasks[0].arrival_s, Arrival(0))
+        if self._course is not None:
+            self._heap.push(self._course.step_s, Noted())
+        while len(self._heap):
+            self.now, what = self._heap.pop()
+            for event in self._happened(what):
+                yield from self._tell(event)
+            yield from self._settle()
+
+    def figures(self, took_s: float) -> result.Figures:
+        end = max((run.ended_s for run in self.runs), default=0.0)
+        boards = self.world.boards
+        first = self.trace.tasks[0].arrival_s
+        span_s = max(1e-9, (end - first) * len(boards))
+        # Nobody is on a GPU before the first arrival and after the last end: what it drew then is not counted.
+        energy_j = sum(board.energy_j + board.watts * (end - board.since) for board in boards)
+        energy_j -= self.setup.card.idle_w * first * len(boards)
+        return result.figures(
+            self.runs,
+            took_s=took_s,
+            energy_j=energy_j,
+            sm_active_mean=sum(board.sm_s for board in boards) / span_s,
+            sm_occupancy_mean=sum(board.occupancy_s for board in boards) / span_s,
+            dram_active_mean=sum(board.dram_s for board in boards) / span_s,
+            memory_mib_mean=sum(board.memory_mib_s for board in boards) / span_s,
+            power_w_mean=energy_j / span_s,
+        )
+
+    # What happens.
+
+    def _happened(self, what: Happening) -> list[e.AnyEvent]:
+        match what:
+            case Arrival(place=place):
+                return [self._arrival(place)]
+            case Started(key=key):
+                return self._started(key)
+            case Begun(key=key):
+                return self._begun(key)
+            case Look():
+                return [self._eyes.look(self.now)]
+            case Wake():
+                self._awake = False
+                self._check_alive()
+                return []
+            case Noted():
+                self._note()
+                return []
+            case (runner, version):
+                return self._due(runner) if runner.version == version else []
+
+    def _note(self) -> None:
+        assert self._course is not None
+        self._course.look(self.now)
+        if self._rows or len(self.runs) < len(self.trace.tasks):
+            self._heap.push(self.now + self._course.step_s, Noted())
+
+    def _arrival(self, place: int) -> e.TaskSubmitted:
+        row = self.trace.tasks[place]
+        if place + 1 < len(self.trace.tasks):
+            self._heap.push(self.trace.tasks[place + 1].arrival_s, Arrival(place + 1))
+        task = TaskId(place + 1)
+        self._rows[task] = row
+        spec = TaskSpec(command=(row.name,), directory="/", name=row.name, gpus=row.gpus, priority=row.priority)
+        return e.TaskSubmitted(self.now, task, _owner(row.user), spec)
+
+    def _started(self, key: AttemptKey) -> list[e.AnyEvent]:
+        if self.state.active.get(key.task) != key:
+            return []  # stopped before it began
+        cap_mib = self._orders[key].placement.booking.cap_mib
+        guards = () if cap_mib is None else (Guard(rung="framework", limit_mib=cap_mib),)
+        confinement = Confinement(mechanism=self.setup.mechanism, guards=guards)
+        self._heap.push(self.now + self._rows[key.task].start_s, Begun(key))
+        return [e.AttemptStarted(self.now, key, pid=key.task, confinement=confinement)]
+
+    def _begun(self, key: AttemptKey) -> list[e.AnyEvent]:
+        if self.state.active.get(key.task) != key:
+            return []
+        placement = self._orders[key].placement
+        boards = tuple(self.world.boards[self._index[gpu]] for gpu in placement.gpus)
+        runner = Runner(key, self._rows[key.task], boards, placement.booking.cap_mib, self.now)
+        self._runners[key] = runner
+        self._eyes.changed(boards, self.now)
+        return self._end_of(runner, self.world.begin(runner, self.now))
+
+    def _due(self, runner: Runner) -> list[e.AnyEvent]:
+        self._eyes.changed(runner.boards, self.now)
+        return self._end_of(runner, self.world.due(runner, self.now))
+
+    def _end_of(self, runner: Runner, outcome: Outcome | None) -> list[e.AnyEvent]:
+        if outcome is None:
+            return []
+        del self._runners[runner.key]
+        return [ended(self.state, runner.key, outcome, self.now)]
+
+    def _soon(self, at: float, runner: Runner, version: int) -> None:
+        self._heap.push(at, (runner, version))
+
+    # The core.
+
+    def _settle(self) -> Iterator[e.AnyEvent]:
+        while due := propose(self.state, self.now):
+            for event in due:
+                yield from self._tell(event)
+        if self.state.line or self.state.undecided:
+            self._wake_later()
+
+    def _tell(self, event: e.AnyEvent) -> Iterator[e.AnyEvent]:
+        commands = step(self.state, event)
+        yield event
+        if isinstance(event, e.TaskFinished | e.StopRequested):
+            self._over(event.task)
+        for command in commands:
+            yield from self._do(command)
+
+    def _do(self, command: Command) -> Iterator[e.AnyEvent]:
+        match command:
+            case EstimateTask(task=task):
+                found = self.setup.source(self._rows[task])
+                known = isinstance(found, Estimate)
+                yield from self._tell(
+                    e.TaskEstimated(self.now, task, found if known else None, () if known else (found,))  # type: ignore[arg-type]
+                )
+            case LaunchAttempt(key=key):
+                self._orders[key] = command
+                self._heap.push(self.now + self.setup.launch_s, Started(key))
+            case StopAttempt(key=key):
+                yield from self._stopped(key)
+            case WarnAttempt():
+                pass
+
+    def _stopped(self, key: AttemptKey) -> Iterator[e.AnyEvent]:
+        """At once: a process that is told to stop does."""
+        runner = self._runners.pop(key, None)
+        status = self.state.tasks[key.task].status
+        outcome = getattr(status, "ending", None)
+        assert outcome is not None
+        if runner is not None:
+            self._eyes.changed(runner.boards, self.now)
+            self.world.leave(runner, self.now)
+        yield from self._tell(ended(self.state, key, outcome, self.now))
+
+    def _check_alive(self) -> None:
+        """A policy that starts nobody on idle GPUs would let the simulation go on for ever."""
+        self._idle = 0 if self.state.active or self.state.undecided or len(self._heap) > 1 else self._idle + 1
+        if self._idle > PATIENCE:
+            waiting = [entry[2] for entry in self.state.line[:5]]
+            raise CarmaError(
+                f"nothing runs and nothing comes any more, and {len(self.state.line)} tasks wait ({waiting} …)",
+                "The policy or the rules start them on no GPU, not even on an idle one.",
+            )
+
+    def _over(self, task_id: TaskId) -> None:
+        task = self.state.tasks[task_id]
+        if not isinstance(task.status, Finished):
+            return
+        row = self._rows.pop(task_id)
+        self.runs.append(_run_of(task, row, task.status, self._index))
+        for attempt in task.attempts:
+            self._orders.pop(AttemptKey(task_id, attempt.number), None)
+        forget(self.state, [task])
+
+    def _wake_later(self) -> None:
+        waits = [
+            task.status.until
+            for task in (self.state.tasks[task_id] for task_id in self.state.undecided)
+            if isinstance(task.status, Recovering) and task.status.until is not None
+        ]
+        for until in waits:
+            self._heap.push(max(until, self.now), Wake())
+        if not self._awake:
+            self._awake = True
+            self._heap.push(self.now + HEARTBEAT_S, Wake())
+
+
+def _owner(user: str) -> Owner:
+    uid = 1000 if not user else 1001 + sum(ord(letter) * 31**place for place, letter in enumerate(user)) % 60_000
+    return Owner(uid, uid, user or "user")
+
+
+def _run_of(task: Task, row: TraceTask, status: Finished, index: Mapping[GpuId, int]) -> result.TaskRun:
+    return result.TaskRun(
+        task=task.id,
+        name=row.name,
+        user=row.user,
+        gpus=row.gpus,
+        arrival_s=task.submitted_at,
+        ended_s=status.at,
+        alone_s=row.seconds,
+        outcome=str(status.outcome.__struct_config__.tag),
+        attempts=tuple(
+            result.Ran(
+                gpus=tuple(index[gpu] for gpu in attempt.placement.gpus),
+                placed_at=attempt.placed_at,
+                ended_at=attempt.ended_at or status.at,
+                outcome=str(attempt.outcome.__struct_config__.tag) if attempt.outcome is not None else "",
+                blame=attempt.blame or "",
+            )
+            for attempt in task.attempts
+        ),
+    )

@@ -1,0 +1,104 @@
+"""Pictures of a trace: when tasks arrive, how long they run, how much memory they hold. One colour a class.
+
+matplotlib is imported only here, and only when drawing: it comes with the extra `report`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from carma.errors import Refused, Usage
+from carma.traces.draw import CLASSES, Class, class_of
+from carma.traces.schema import Trace, TraceTask
+
+COLOURS: dict[Class, str] = {"light": "#93c5fd", "medium": "#1d4ed8", "heavy": "#b45309"}
+MOST_BINS = 60
+
+
+def drawing() -> Any:
+    """pyplot, ready to draw into files; Refused where matplotlib is not installed."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        hint = "pip install 'carma[report]', or leave out --plots"
+        raise Refused("matplotlib is not installed, so no picture can be drawn", hint) from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def draw(trace: Trace, out: Path) -> list[Path]:
+    """arrivals.png, durations.png and memory.png in that directory."""
+    pyplot = drawing()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Usage(f"{out} cannot be made: {error.strerror}", "--plots names a directory.") from error
+    return [
+        _save(pyplot, _arrivals(pyplot, trace), out / "arrivals.png"),
+        _save(pyplot, _sizes(pyplot, trace, lambda task: task.seconds / 60, "run time alone (minutes)"),
+              out / "durations.png"),
+        _save(pyplot, _sizes(pyplot, trace, lambda task: task.memory_mib / 1024, "memory on each GPU (GiB)"),
+              out / "memory.png"),
+    ]  # fmt: skip
+
+
+def _save(pyplot: Any, figure: Any, path: Path) -> Path:
+    figure.savefig(path, dpi=150, metadata={"Software": None})
+    pyplot.close(figure)
+    return path
+
+
+def _by_class(trace: Trace, figure: Callable[[TraceTask], float]) -> dict[Class, list[float]]:
+    found: dict[Class, list[float]] = {kind: [] for kind in CLASSES}
+    for task in trace.tasks:
+        found[class_of(task)].append(figure(task))
+    return found
+
+
+def _arrivals(pyplot: Any, trace: Trace) -> Any:
+    figure, axes = pyplot.subplots(figsize=(9, 4), layout="constrained")
+    hours = _by_class(trace, lambda task: task.arrival_s / 3600)
+    _stacked(axes, hours, np.linspace(0, max(trace.tasks[-1].arrival_s / 3600, 1e-3), _bins(trace) + 1))
+    axes.set_xlabel("time (hours)")
+    axes.set_ylabel("arrivals (tasks)")
+    total = axes.twinx()
+    total.step([task.arrival_s / 3600 for task in trace.tasks], range(1, len(trace.tasks) + 1), where="post",
+               color="#374151", linewidth=1.2)  # fmt: skip
+    total.set_ylabel("arrived so far (tasks)")
+    total.set_ylim(bottom=0)
+    total.spines["top"].set_visible(False)
+    axes.set_title(f"{trace.name}: {len(trace.tasks):,} tasks", loc="left")
+    return figure
+
+
+def _sizes(pyplot: Any, trace: Trace, figure_of: Callable[[TraceTask], float], label: str) -> Any:
+    figure, axes = pyplot.subplots(figsize=(9, 4), layout="constrained")
+    found = _by_class(trace, figure_of)
+    every = [value for values in found.values() for value in values]
+    least, most = min(every), max(every)
+    _stacked(axes, found, np.geomspace(least * 0.99, most * 1.01, _bins(trace) + 1))
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:,g}")
+    axes.set_xlabel(label)
+    axes.set_ylabel("tasks")
+    axes.set_title(f"{trace.name}: {len(trace.tasks):,} tasks", loc="left")
+    return figure
+
+
+def _bins(trace: Trace) -> int:
+    return min(MOST_BINS, max(10, 2 * math.isqrt(len(trace.tasks))))
+
+
+def _stacked(axes: Any, found: dict[Class, list[float]], bins: Any) -> None:
+    kinds = [kind for kind in CLASSES if found[kind]]
+    axes.hist([found[kind] for kind in kinds], bins=bins, stacked=True, color=[COLOURS[kind] for kind in kinds],
+              label=kinds)  # fmt: skip
+    axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(kinds))
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,165 @@
+"""A server's tasks as a run: by hand, and from a real daemon on virtual GPUs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from carma.cli import carma
+from carma.report.compare import compare
+from carma.report.real import Piece, alone_by_name, binned, idle_w_of, real_run
+from carma.sim.record import read
+from carma.wire import types as t
+from carma.wire.report import GpuWork, Report, Work
+from tests.harness import serving
+from tests.unit.cli_daemon import FakeDaemon, finished, gpu_view
+from tests.unit.report_made import about
+from tests.unit.sim_made import row, trace
+
+GPUS = [gpu_view(0), gpu_view(1)]
+BUSY = t.ActivityView(sm_active=0.6, sm_occupancy=0.3, dram_active=0.2)
+
+
+def attempt(gpu: str, placed_at: float, ended_at: float, kind: str = "succeeded", **more: object) -> t.AttemptView:
+    given: dict[str, object] = {"activity": BUSY, "observed_mib": 4_000, "energy_j": 100.0 * (ended_at - placed_at)}
+    return t.AttemptView(
+        number=1,
+        gpus=(gpu,),
+        booking_mib=5_000,
+        booking_source="declared",
+        alone=False,
+        decision="",
+        placed_at=placed_at,
+        ended_at=ended_at,
+        outcome={"kind": kind},
+        **{**given, **more},  # type: ignore[arg-type]
+    )
+
+
+def view(number: int, submitted_at: float, *attempts: t.AttemptView, name: str = "train") -> t.TaskView:
+    last = attempts[-1]
+    return finished(
+        number,
+        name=name,
+        submitted_at=submitted_at,
+        ended_at=last.ended_at,
+        attempts=attempts,
+        outcome=last.outcome,
+    )
+
+
+def test_tasks_and_attempts_are_counted_from_the_first_submission() -> None:
+    oom = attempt("GPU-0", 1_010.0, 1_020.0, "out_of_memory", blame="neighbour")
+    views = [
+        view(2, 1_005.0, oom, attempt("GPU-gone", 1_050.0, 1_100.0)),
+        view(1, 1_000.0, attempt("GPU-0", 1_000.0, 1_080.0), name="known"),
+    ]
+    made = real_run(views, GPUS, about(simulated=False, gpus=3), {"known": 64.0}, idle_w=50.0)
+    first, second = made.tasks
+    assert (first.task, first.arrival_s, first.ended_s, first.alone_s, first.slowdown) == (1, 0.0, 80.0, 64.0, 1.25)
+    assert (second.wait_s, second.alone_s, second.slowdown, second.user) == (35.0, None, None, "ada")
+    assert [one.gpus for one in second.attempts] == [(0,), (2,)]
+    assert (made.figures.ooms, made.figures.innocent_ooms, made.figures.wasted_gpu_s) == (1, 1, 10.0)
+    assert (made.figures.makespan_s, made.figures.slowdown_mean, made.figures.took_s) == (100.0, 1.25, None)
+
+
+def test_what_was_measured_of_attempts_is_laid_over_their_time() -> None:
+    views = [view(1, 0.0, attempt("GPU-0", 50.0, 100.0)), view(2, 0.0, attempt("GPU-1", 0.0, 100.0))]
+    made = real_run(views, GPUS, about(simulated=False), {}, idle_w=50.0)
+    early, late = made.course[10], made.course[-10]
+    assert (early.running, early.waiting, late.running, late.waiting) == pytest.approx((1.0, 1.0, 2.0, 0.0), abs=1e-6)
+    assert (early.sm_active, late.sm_active) == pytest.approx((0.3, 0.6))
+    assert (early.memory_mib, late.memory_mib) == pytest.approx((2_000.0, 4_000.0))
+    assert (early.power_w, late.power_w) == pytest.approx((100.0, 150.0))
+    assert made.figures.sm_active_mean == pytest.approx(0.45)
+    assert made.figures.energy_j == pytest.approx(100.0 * 150.0 + 2 * 50.0 * 100.0)
+
+
+def test_what_nobody_measured_is_none() -> None:
+    blind = attempt("GPU-0", 0.0, 100.0, activity=None, energy_j=None)
+    made = real_run([view(1, 0.0, blind)], GPUS, about(simulated=False), {}, idle_w=50.0)
+    assert (made.figures.sm_active_mean, made.figures.energy_j, made.figures.power_w_mean) == (None, None, None)
+    assert made.figures.memory_mib_mean == pytest.approx(2_000.0)
+    assert {point.sm_active for point in made.course} == {None}
+    seen = real_run([view(1, 0.0, attempt("GPU-0", 0.0, 100.0))], GPUS, about(simulated=False), {})
+    assert seen.figures.energy_j is None
+    assert seen.figures.sm_active_mean == pytest.approx(0.3)
+
+
+def test_a_little_that_was_not_measured_counts_as_nothing() -> None:
+    short = attempt("GPU-1", 0.0, 4.0, "failed", activity=None)
+    made = real_run([view(1, 0.0, attempt("GPU-0", 0.0, 100.0)), view(2, 0.0, short)], GPUS, about(simulated=False), {})
+    assert made.figures.sm_active_mean == pytest.approx(0.3)
+
+
+def test_pieces_are_means_between_edges() -> None:
+    pieces = [Piece(0.0, 15.0, 2.0), Piece(5.0, 10.0, 4.0), Piece(12.0, 12.0, None)]
+    assert binned(pieces, [0.0, 10.0, 20.0]) == [4.0, 1.0]
+    assert binned([Piece(0.0, 1.0, None)], [0.0, 1.0]) is None
+    assert binned([], [0.0, 1.0]) == [0.0]
+
+
+def test_idle_power_is_that_of_the_hourly_records() -> None:
+    seen = GpuWork(gpu="GPU-0", index=0, watched_s=100.0, energy_j=9_000.0, idle_j=5_000.0)
+    hotter = GpuWork(gpu="GPU-1", index=1, watched_s=100.0, energy_j=9_000.0, idle_j=7_000.0)
+    blind = GpuWork(gpu="GPU-2", index=2, watched_s=100.0)
+    assert idle_w_of(Report(since=0.0, until=1.0, total=Work(), gpus=(seen, hotter))) == 60.0
+    assert idle_w_of(Report(since=0.0, until=1.0, total=Work(), gpus=(seen, blind))) is None
+    assert idle_w_of(Report(since=0.0, until=1.0, total=Work())) is None
+
+
+def test_a_name_for_runs_of_several_lengths_tells_nothing() -> None:
+    known = trace(row(name="a", seconds=5.0), row(name="a", seconds=5.0), row(name="b"), row(name="b", seconds=7.0))
+    assert alone_by_name(known) == {"a": 5.0}
+    assert alone_by_name(None) == {}
+
+
+def test_a_daemon_that_finished_nothing_has_no_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with FakeDaemon() as fake:
+        monkeypatch.setenv("CARMA_HOME", str(fake.home))
+        result = CliRunner().invoke(carma, ["report", "--save", str(tmp_path / "run.json")])
+    assert result.exit_code == 4
+    assert "no task has ended since then" in result.stderr
+    assert not (tmp_path / "run.json").exists()
+
+
+def test_a_real_daemons_tasks_are_a_run_that_report_and_compare_take(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    work = (sys.executable, "-m", "carma.vgpu.task", "--sm", "0.5", "--dram", "0.2", "--seconds", "60")
+    saved, table = tmp_path / "run.json", tmp_path / "known.csv"
+    table.write_text(
+        "arrival_s,name,gpus,memory_mib,seconds,sm_active,sm_occupancy,dram_active\n0,short,1,2000,60,0.5,0.2,0.2\n"
+    )
+    with serving(gpus=2, virtual__speed=20) as daemon:
+        done = [
+            daemon.submit(*work, "--memory-mib", "2000", name="short", gpu_memory_mib=2_000),
+            daemon.submit("false", name="bad", gpu_memory_mib=100),
+        ]
+        for number in done:
+            daemon.wait(number)
+        monkeypatch.setenv("CARMA_HOME", str(daemon.home))
+        result = CliRunner().invoke(carma, ["report", "--save", str(saved), "--trace", str(table), "--json"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told["about"]["simulated"] is False
+    assert (told["about"]["trace"], told["about"]["policy"], told["about"]["gpus"]) == ("known", "magm", 2)
+    assert told["outcomes"] == {"failed": 1, "succeeded": 1}
+    assert told["slowdown"]["count"] == 1
+    assert told["figures"]["memory_mib_mean"] > 0
+    made = read(saved)
+    assert [(task.name, task.outcome) for task in made.tasks] == [("short", "succeeded"), ("bad", "failed")]
+    assert made.tasks[0].slowdown is not None
+    assert made.tasks[0].slowdown >= 1.0
+    assert compare([made, read(_simulated(saved, tmp_path))]).variants == ("magm, real", "magm, simulated")
+
+
+def _simulated(saved: Path, tmp_path: Path) -> Path:
+    """The same file, as if it had come out of a simulation."""
+    other = tmp_path / "other.json"
+    other.write_text(saved.read_text().replace('"simulated":false', '"simulated":true'))
+    return other

@@ -1,0 +1,93 @@
+"""Whole runs: the same bytes for the same seed, the published anchors, every policy to its end."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from carma.core import events as e
+from carma.core.machine import step
+from carma.core.placement import Policy
+from carma.core.policies import exclusive, magm
+from carma.core.settings import Rules
+from carma.core.state import new_state
+from carma.errors import CarmaError, Usage
+from carma.sim.request import Request, simulation
+from tests.unit import sim_made
+from tests.unit.sim_made import row
+
+
+@pytest.mark.parametrize("policy", ["exclusive", "round-robin", "first-fit", "best-fit", "magm", "lug"])
+def test_every_task_comes_to_its_end(policy: str) -> None:
+    made = simulation(Request(trace="t1", policy=policy))
+    figures = made.run()
+    assert (figures.tasks, figures.failed) == (60, 0)
+    assert not made.state.tasks
+    assert not made.state.active
+    assert not made.state.line
+    assert all(not board.runners and board.used_mib == 0 for board in made.world.boards)
+
+
+def test_exclusive_gpus_in_turn_are_what_was_worked_out_from_the_published_trace() -> None:
+    """Strict FIFO on four GPUs: 7.70 h, mean wait 123 min, mean completion 149 min."""
+    figures = simulation(Request(trace="t1", policy="exclusive")).run()
+    assert figures.makespan_s / 3600 == pytest.approx(7.70, rel=0.01)
+    assert figures.wait_mean_s / 60 == pytest.approx(123, rel=0.02)
+    assert figures.completion_mean_s / 60 == pytest.approx(149, rel=0.02)
+
+
+def log_of(request: Request) -> bytes:
+    return b"\n".join(msgspec.json.encode(event) for event in simulation(request).events())
+
+
+def test_the_same_seed_gives_the_same_bytes() -> None:
+    request = Request(trace="t1", policy="magm", memory="none", noise=0.1, seed=3)
+    assert log_of(request) == log_of(request)
+    assert log_of(request) != log_of(msgspec.structs.replace(request, seed=4))
+
+
+def test_what_the_core_was_told_replays_to_the_same_decisions() -> None:
+    """A log is enough: stepped into an empty state, it is accepted event by event."""
+    state = new_state(Rules(), magm.POLICY)
+    placed = 0
+    for event in simulation(Request(trace="t1", policy="magm")).events():
+        step(state, event)
+        placed += isinstance(event, e.TaskPlaced)
+    assert placed >= 60
+    assert not state.active
+
+
+def test_what_is_shown_lags_behind_the_truth() -> None:
+    """The first sample of a newcomer comes after it has begun, and its mean is of a part of the span."""
+    made = sim_made.simulation(row(seconds=100.0, start_s=7.0), rules=Rules())
+    seen = [
+        (event.at, event.samples[0].memory_used_mib, event.samples[0].sm_active)
+        for event in made.events()
+        if isinstance(event, e.GpusSampled)
+    ]
+    placed_at = 5.0
+    first = next(entry for entry in seen if entry[1])
+    assert first[0] > placed_at + 7.0
+    assert 0.0 < (first[2] or 0.0) <= 0.4
+
+
+def test_what_changes_at_the_moment_of_a_look_is_seen_in_the_next() -> None:
+    """Samples are taken every 5 s: the task begins, and ends, exactly then."""
+    made = sim_made.simulation(row(1_000.0, seconds=100.0), row(2_000.0, seconds=100.0), rules=Rules())
+    assert made.run().failed == 0
+
+
+def test_tasks_that_cannot_run_there_are_named() -> None:
+    with pytest.raises(Usage, match=r"wants 2 GPUs, and there are 1"):
+        simulation(Request(trace="t1", gpus=1))
+
+
+def test_a_policy_that_starts_nobody_ends_the_simulation() -> None:
+    nobody = Policy("nobody", lambda _ask, _views, _last: [])
+    with pytest.raises(CarmaError, match="nothing runs"):
+        sim_made.simulation(row(), policy=nobody).run()
+
+
+def test_exclusive_never_shares() -> None:
+    made = sim_made.simulation(row(), row(), row(), policy=exclusive.POLICY)
+    assert made.run().slowdown_max == pytest.approx(1.0)

@@ -1,0 +1,218 @@
+"""Scales the tasks measured on an H200 to an A100 40 GB, and says how far that is from what was published.
+
+    python -m tools.profile_tables
+    python -m tools.profile_tables --published FILE
+    python -m tools.profile_tables --write src/carma/traces/tasks.csv
+
+Reads results/h200/profiles.json (`python -m carma.bench.gpu.profiles`). The scaling and what it assumes is in
+carma/sim/scale.py; how long a step takes on the A100, its loader included, in carma/bench/gpu/profile_tasks.py.
+
+FILE holds what was published of each task alone on an A100, a CSV file with the columns name (as in the traces),
+sm_active, sm_occupancy, dram_active and, where known, gr_active and power_w. `--write` puts the scaled demands into the
+table of tasks that all shipped traces refer to; its comment lines are for people to write.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import msgspec
+
+from carma.bench.gpu.profile_tasks import TASKS, Task
+from carma.sim.scale import A100_40, H200, Rates, Scaled, Shown, scale
+from carma.traces.schema import Trace
+from carma.traces.shipped import SHIPPED, find
+from carma.traces.table import read_table, write_table
+from tools.markdown import table
+
+PROFILES = Path("results/h200/profiles.json")
+FIGURES = ("sm_active", "sm_occupancy", "dram_active", "gr_active", "power_w")
+# Means over active samples of an exclusive run (AEGIS evaluation; its traces Philly, Saturn and Venus are not ours).
+PUBLISHED = {
+    "sm_active": (0.42, 0.61),
+    "sm_occupancy": (0.19, 0.27),
+    "dram_active": (0.25, 0.27),
+    "power_w": (213.0, 221.0),
+}
+
+
+class Pair(NamedTuple):
+    """A task as it was measured, and as it is on the A100."""
+
+    task: Task
+    row: Mapping[str, Any]
+    scaled: Scaled
+
+
+def load(path: Path, to: Rates = A100_40) -> tuple[list[Pair], list[str]]:
+    """The tasks that were measured, and why others were not."""
+    measured = json.loads(path.read_text(encoding="utf-8"))
+    rows = {row["name"]: row for row in measured["rows"]}
+    of = H200 if measured["about"].get("idle_w") is None else _with_idle(measured["about"])
+    pairs, missing = [], []
+    for task in TASKS:
+        row = rows.get(task.name, {"error": "it is not in the file"})
+        wanting = [name for name in (*FIGURES, "step_ms") if row.get(name) is None]
+        if "error" in row or wanting:
+            missing.append(f"{task.name}: {row.get('error') or 'without ' + ', '.join(wanting)}")
+            continue
+        pairs.append(Pair(task, row, scale(shown_of(row), of, to, known_ms=task.step_ms)))
+    return pairs, missing
+
+
+def _with_idle(about: Mapping[str, Any]) -> Rates:
+    """The card at hand: its own idle figure and limit, where it told them."""
+    most_w = about.get("power_limit_w") or H200.most_w
+    return msgspec.structs.replace(H200, idle_w=float(about["idle_w"]), most_w=float(most_w))
+
+
+def shown_of(row: Mapping[str, Any]) -> Shown:
+    pipes = {name: float(row.get(name) or 0.0) for name in ("tensor_active", "fp32_active")}
+    return Shown(step_ms=row["step_ms"], **{name: row[name] for name in FIGURES}, **pipes)
+
+
+def figures_of(scaled: Scaled) -> dict[str, float]:
+    demand = scaled.demand
+    return {
+        "sm_active": demand.sm_active,
+        "sm_occupancy": demand.sm_occupancy,
+        "dram_active": demand.dram_active,
+        "gr_active": demand.gr_active or 0.0,
+        "power_w": scaled.power_w,
+    }
+
+
+def averages(trace: Trace, pairs: Iterable[Pair]) -> tuple[dict[str, float], float]:
+    """Over the GPUs that do anything, weighted by run time; and the share of that time of which nothing is known."""
+    known = {name: pair for pair in pairs for name in pair.task.trace_names}
+    sums, seconds, without = dict.fromkeys(FIGURES, 0.0), 0.0, 0.0
+    for each in trace.tasks:
+        pair = known.get(each.name)
+        if pair is None:
+            without += each.gpus * each.seconds
+            continue
+        weight = pair.task.busy_gpus * each.seconds
+        seconds += weight
+        for name, value in figures_of(pair.scaled).items():
+            sums[name] += weight * value
+    total = seconds + without
+    return {name: value / (seconds or 1.0) for name, value in sums.items()}, without / (total or 1.0)
+
+
+def read_published(path: Path) -> dict[str, dict[str, float]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
+    return {row["name"]: {name: float(row[name]) for name in FIGURES if row.get(name)} for row in rows}
+
+
+def errors(pairs: Iterable[Pair], published: Mapping[str, Mapping[str, float]]) -> dict[str, list[float]]:
+    """Scaled less published, of every task that is in both; a task of several names counts once, with their mean."""
+    found: dict[str, list[float]] = {name: [] for name in FIGURES}
+    for pair in pairs:
+        for figure, value in figures_of(pair.scaled).items():
+            theirs = [published[name][figure] for name in pair.task.trace_names if figure in published.get(name, {})]
+            if theirs:
+                found[figure].append(value - fmean(theirs))
+    return found
+
+
+def print_tasks(pairs: Sequence[Pair]) -> None:
+    print(
+        "Each task alone. H200: measured, without a loader. A100: scaled; a step as published, its loader included.\n"
+    )
+    head = ("task", "H200 step ms", "SM", "occ.", "DRAM", "GR", "W", "MiB", "A100 GPU ms", "of a step of", "waits")
+    rows = [
+        (
+            pair.task.name,
+            f"{pair.row['step_ms']:.1f}",
+            *(f"{pair.row[name]:.2f}" for name in FIGURES[:4]),
+            f"{pair.row['power_w']:.0f}",
+            str(pair.row.get("used_mib") or "-"),
+            f"{pair.scaled.gpu_ms:.1f}",
+            f"{pair.scaled.step_ms:.1f}",
+            f"{pair.scaled.waits:.2f}" if pair.scaled.gpu_ms <= pair.scaled.step_ms else "none: too slow",
+            *(f"{value:.2f}" for name, value in figures_of(pair.scaled).items() if name != "power_w"),
+            f"{pair.scaled.demand.power:.2f}",
+            f"{pair.scaled.power_w:.0f}",
+        )
+        for pair in pairs
+    ]
+    print(table((*head, "SM ", "occ. ", "DRAM ", "GR ", "power", "W "), rows))
+
+
+def print_averages(pairs: Sequence[Pair]) -> None:
+    print("\nMeans over the busy GPUs of an exclusive run, beside what was published for other traces of such tasks.\n")
+    rows = []
+    for name in SHIPPED:
+        values, without = averages(find(name), pairs)
+        rows.append((name, *(_beside(values[figure], figure) for figure in PUBLISHED), f"{without:.0%}"))
+    print(table(("trace", *(f"{figure} ({a:g} to {b:g})" for figure, (a, b) in PUBLISHED.items()), "unknown"), rows))
+
+
+def _beside(value: float, figure: str) -> str:
+    """The value, and how far it lies outside what was published."""
+    low, high = PUBLISHED[figure]
+    off = min(0.0, value - low) + max(0.0, value - high)
+    form = ".0f" if figure == "power_w" else ".2f"
+    return f"{value:{form}} ({off / (low if off < 0 else high):+.0%})" if off else f"{value:{form}} (within)"
+
+
+def print_errors(pairs: Sequence[Pair], published: Mapping[str, Mapping[str, float]]) -> None:
+    print("\nScaled less published, task by task alone on an A100. The scaling is not blind to such figures, power is")
+    print("fitted on them (carma/sim/scale.py).\n")
+    rows = [
+        (
+            figure,
+            str(len(found)),
+            f"{fmean(found):+.3f}",
+            f"{fmean(map(abs, found)):.3f}",
+            f"{max(map(abs, found)):.3f}",
+        )
+        for figure, found in errors(pairs, published).items()
+        if found
+    ]
+    print(table(("figure", "tasks", "mean error", "mean absolute error", "at most"), rows))
+
+
+def write_demands(pairs: Iterable[Pair], path: Path) -> int:
+    """Into a table of tasks; how many rows it changed."""
+    before = read_table(path)
+    known = {name: pair.scaled.demand for pair in pairs for name in pair.task.trace_names}
+    places = ("sm_active", "sm_occupancy", "dram_active", "gr_active", "power")
+    tasks = {
+        name: msgspec.structs.replace(task, **{place: round(getattr(known[name], place), 3) for place in places})
+        if name in known
+        else task
+        for name, task in before.tasks.items()
+    }
+    write_table(msgspec.structs.replace(before, tasks=tasks), path)
+    return len(known.keys() & before.tasks.keys())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.profile_tables", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--profiles", type=Path, default=PROFILES)
+    parser.add_argument("--published", type=Path, help="what was published of each task, to compare with")
+    parser.add_argument("--write", type=Path, metavar="TABLE", help="put the demands into this table of tasks")
+    args = parser.parse_args(argv)
+    pairs, missing = load(args.profiles)
+    print_tasks(pairs)
+    print_averages(pairs)
+    if args.published is not None:
+        print_errors(pairs, read_published(args.published))
+    for why in missing:
+        print(f"\nNot measured: {why}")
+    if args.write is not None:
+        print(f"\n{write_demands(pairs, args.write)} tasks written into {args.write}.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
