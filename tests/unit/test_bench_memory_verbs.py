@@ -153,13 +153,13 @@ def test_estimators_are_chosen_by_name() -> None:
     [
         ([], "--published18"),
         (["a.jsonl", "--published18"], "--published18"),
-        (["/nonexistent/truth.jsonl"], "cannot be read"),
+        (["nowhere/truth.jsonl"], "cannot be read"),
         (["--published18", "--gpu", "h2000"], "no GPU"),
         (["--published18", "--estimators", "nosuch"], "nosuch"),
         (["--published18", "--estimators", ","], "no name"),
-        (["--published18", "--out", "/nonexistent/x.json"], "cannot be written"),
-        (["--redraw", "/nonexistent/x.json"], "no file of a comparison"),
-        (["--published18", "--python", "/nonexistent/python"], "no program"),
+        (["--published18", "--out", "nowhere/x.json"], "cannot be written"),
+        (["--redraw", "nowhere/x.json"], "no file of a comparison"),
+        (["--published18", "--python", "nowhere/python"], "no program"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_run(

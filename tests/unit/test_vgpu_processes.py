@@ -171,7 +171,7 @@ def test_a_hanging_task_holds_memory_and_does_nothing(device: Device, start: Sta
     ("variables", "code", "words"),
     [
         ({"CARMA_VGPU_DIR": ""}, 2, "CARMA_VGPU_DIR is not set"),
-        ({"CARMA_VGPU_DIR": "/nonexistent/vgpu"}, 1, "/nonexistent/vgpu cannot be used"),
+        ({"CARMA_VGPU_DIR": "/dev/null/vgpu"}, 1, "/dev/null/vgpu cannot be used"),
         ({"CUDA_VISIBLE_DEVICES": ""}, 2, "CUDA_VISIBLE_DEVICES is not set or is empty"),
         ({"CUDA_VISIBLE_DEVICES": "VGPU-none"}, 4, "names VGPU-none"),
         ({"CARMA_VGPU_LIMIT_MIB": "4G"}, 2, "CARMA_VGPU_LIMIT_MIB=4G"),

@@ -27,7 +27,7 @@ from carma.monitor.nvml import NvmlSampler, load_nvml, open_nvml
 WORKER = (sys.executable, "-m", "carma.bench.gpu.worker")
 CONTROL = "nvidia-cuda-mps-control"
 CONTROL_LIMIT_S = 30.0
-NO_MPS = "/nonexistent"  # a pipe directory that is not there: a machine-wide MPS is not joined by accident
+NO_MPS = "/nonexistent/carma-mps"  # a pipe directory that is not there: a machine-wide MPS is not joined by accident
 
 Share = Callable[[str], AbstractContextManager[dict[str, str]]]
 
