@@ -48,12 +48,32 @@ class About(Record, frozen=True, kw_only=True):
     version: str = ""
 
 
+class GpuOf(Record, frozen=True, kw_only=True):
+    """One GPU of the server that a run was on."""
+
+    gpu: str  # UUID
+    index: int
+    name: str
+    memory_mib: int
+    kind: str = "card"
+    idle_w: float | None = None  # with nobody on it, as far as it was seen
+
+
+class Server(Record, frozen=True, kw_only=True):
+    """What a run was on, as far as it matters for running it again."""
+
+    gpus: tuple[GpuOf, ...]
+    period_s: float  # between two samples, by the run's own clock
+    unfinished: int = 0  # tasks that were there too and had not ended: they are not in the run
+
+
 class Run(Record, frozen=True, kw_only=True):
     format: int = FORMAT
     about: About
     figures: Figures
     tasks: tuple[TaskRun, ...]
     course: tuple[Point, ...]
+    server: Server | None = None  # None: nobody noted it
 
 
 def write(run: Run, path: Path) -> None:

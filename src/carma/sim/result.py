@@ -4,17 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from carma.core.model import Record
+from carma.core.model import Activity, Estimate, Record
 
 
 class Ran(Record, frozen=True, kw_only=True):
-    """One attempt."""
+    """One attempt. Of what was seen of it, None is what nobody knows; its GPUs are alike in it."""
 
     gpus: tuple[int, ...]
     placed_at: float
     ended_at: float
     outcome: str  # the outcome's kind
     blame: str = ""  # for an OOM: own, neighbour, unknown
+    started_at: float | None = None  # its process
+    used_s: float | None = None  # from its first use of a GPU to its end
+    ramp_s: float | None = None  # of that, until its memory was at its peak
+    memory_mib: int | None = None  # that peak, on each of its GPUs
+    asked_mib: int | None = None  # for an OOM: the allocation that failed
+    activity: Activity | None = None  # its own share of each GPU's, the mean over `used_s`
+    energy_j: float | None = None  # of all its GPUs, above idle
+
+    @property
+    def first_use(self) -> float:
+        """When it first touched a GPU; its placement, where nobody knows."""
+        return self.placed_at if self.used_s is None else max(self.placed_at, self.ended_at - self.used_s)
+
+
+class Asked(Record, frozen=True, kw_only=True):
+    """What was asked for with a task, and what was thought of it: all that a decision knows beforehand."""
+
+    estimate: Estimate | None = None
+    estimated_s: float = 0.0  # from its submission until that was known
+    priority: int = 0
+    exclusive: bool = False
+    time_limit_s: float | None = None
 
 
 class TaskRun(Record, frozen=True, kw_only=True):
@@ -27,6 +49,7 @@ class TaskRun(Record, frozen=True, kw_only=True):
     alone_s: float | None  # its whole run with its GPUs for itself; None: not known, as in most real runs
     attempts: tuple[Ran, ...]
     outcome: str
+    asked: Asked | None = None  # None: nobody noted it
 
     @property
     def ran_s(self) -> float:

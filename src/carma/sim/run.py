@@ -7,7 +7,7 @@ due is stepped in turn until nothing is. Time passes only from one entry of the 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Literal
 
 from msgspec.structs import replace
@@ -16,20 +16,20 @@ from carma.core import events as e
 from carma.core.commands import Command, EstimateTask, LaunchAttempt, StopAttempt, WarnAttempt
 from carma.core.ending import ended
 from carma.core.machine import step
-from carma.core.model import AttemptKey, Confinement, Estimate, GpuId, Guard, Owner, Record, TaskId, TaskSpec
+from carma.core.model import AttemptKey, Confinement, Estimate, Gpu, GpuId, Guard, Owner, Record, TaskId, TaskSpec
 from carma.core.outcome import Outcome
 from carma.core.placement import Policy
 from carma.core.propose import propose
 from carma.core.settings import Rules
 from carma.core.state import State, forget, new_state
 from carma.core.status import Finished, Recovering
-from carma.core.task import Task
 from carma.errors import CarmaError
 from carma.sim import result
 from carma.sim.cards import Card, server
 from carma.sim.eyes import Eyes
 from carma.sim.heap import Heap
 from carma.sim.noise import Noise
+from carma.sim.ran import run_of
 from carma.sim.record import Course, Point
 from carma.sim.sources import Source
 from carma.sim.world import Board, Runner, World
@@ -54,6 +54,10 @@ class Setup(Record, frozen=True, kw_only=True):
     period_s: float = 5.0  # between two samples
     launch_s: float = 0.5  # from a placement to the process
     watched: bool = False  # whether a course of the GPUs over time is kept
+    # Of a run that is played again (fidelity.py): what was known of each task, by its place in the trace, and the GPUs
+    # by their own names. Without them `source` tells of a task, and there are `gpus` of `card`.
+    asked: tuple[result.Asked, ...] = ()
+    server: tuple[tuple[GpuId, Card], ...] = ()
 
 
 class Arrival(Record, frozen=True):
@@ -70,6 +74,12 @@ class Begun(Record, frozen=True):
     key: AttemptKey
 
 
+class Thought(Record, frozen=True):
+    """The end of an estimate that took its time."""
+
+    task: TaskId
+
+
 class Look(Record, frozen=True):
     pass
 
@@ -82,7 +92,7 @@ class Noted(Record, frozen=True):
     """The end of a step of the course."""
 
 
-Happening = Arrival | Started | Begun | Look | Wake | Noted | tuple[Runner, int]
+Happening = Arrival | Started | Begun | Thought | Look | Wake | Noted | tuple[Runner, int]
 
 
 def rules_for(setup: Setup) -> Rules:
@@ -99,10 +109,9 @@ class Simulation:
         self.rules = rules_for(setup)
         self.state: State = new_state(self.rules, setup.policy)
         self.now = 0.0
-        self._gpus = server(setup.card, setup.gpus)
+        self._gpus, boards = _server(setup)
         self._index = {gpu.id: gpu.index for gpu in self._gpus}
         self._heap: Heap[Happening] = Heap()
-        boards = [Board(gpu.index, setup.card) for gpu in self._gpus]
         noise = Noise(setup.noise, setup.seed)
         self.world = World(boards, setup.mechanism, noise.factors, self._soon)
         quiet_s = max(self.rules.window.length_s, self.rules.warmup.settle_s) + 2 * setup.period_s
@@ -110,6 +119,7 @@ class Simulation:
         self._runners: dict[AttemptKey, Runner] = {}
         self._orders: dict[AttemptKey, LaunchAttempt] = {}
         self._rows: dict[TaskId, TraceTask] = {}
+        self._left: dict[AttemptKey, Runner] = {}  # as they were when they ended
         self._awake = False
         self._idle = 0  # heartbeats in which nobody ran and nobody came
         self.runs: list[result.TaskRun] = []
@@ -146,7 +156,7 @@ class Simulation:
         span_s = max(1e-9, (end - first) * len(boards))
         # Nobody is on a GPU before the first arrival and after the last end: what it drew then is not counted.
         energy_j = sum(board.energy_j + board.watts * (end - board.since) for board in boards)
-        energy_j -= self.setup.card.idle_w * first * len(boards)
+        energy_j -= sum(board.card.idle_w * first for board in boards)
         return result.figures(
             self.runs,
             took_s=took_s,
@@ -168,6 +178,8 @@ class Simulation:
                 return self._started(key)
             case Begun(key=key):
                 return self._begun(key)
+            case Thought(task=task):
+                return [self._estimated(task)]
             case Look():
                 return [self._eyes.look(self.now)]
             case Wake():
@@ -192,7 +204,16 @@ class Simulation:
             self._heap.push(self.trace.tasks[place + 1].arrival_s, Arrival(place + 1))
         task = TaskId(place + 1)
         self._rows[task] = row
-        spec = TaskSpec(command=(row.name,), directory="/", name=row.name, gpus=row.gpus, priority=row.priority)
+        asked = self.setup.asked[place] if self.setup.asked else result.Asked(priority=row.priority)
+        spec = TaskSpec(
+            command=(row.name,),
+            directory="/",
+            name=row.name,
+            gpus=row.gpus,
+            priority=asked.priority,
+            exclusive=asked.exclusive,
+            time_limit_s=asked.time_limit_s,
+        )
         return e.TaskSubmitted(self.now, task, _owner(row.user), spec)
 
     def _started(self, key: AttemptKey) -> list[e.AnyEvent]:
@@ -221,7 +242,7 @@ class Simulation:
     def _end_of(self, runner: Runner, outcome: Outcome | None) -> list[e.AnyEvent]:
         if outcome is None:
             return []
-        del self._runners[runner.key]
+        self._left[runner.key] = self._runners.pop(runner.key)
         return [ended(self.state, runner.key, outcome, self.now)]
 
     def _soon(self, at: float, runner: Runner, version: int) -> None:
@@ -247,11 +268,11 @@ class Simulation:
     def _do(self, command: Command) -> Iterator[e.AnyEvent]:
         match command:
             case EstimateTask(task=task):
-                found = self.setup.source(self._rows[task])
-                known = isinstance(found, Estimate)
-                yield from self._tell(
-                    e.TaskEstimated(self.now, task, found if known else None, () if known else (found,))  # type: ignore[arg-type]
-                )
+                later_s = self.setup.asked[task - 1].estimated_s if self.setup.asked else 0.0
+                if later_s > 0.0:
+                    self._heap.push(self.now + later_s, Thought(task))
+                else:
+                    yield from self._tell(self._estimated(task))
             case LaunchAttempt(key=key):
                 self._orders[key] = command
                 self._heap.push(self.now + self.setup.launch_s, Started(key))
@@ -259,6 +280,14 @@ class Simulation:
                 yield from self._stopped(key)
             case WarnAttempt():
                 pass
+
+    def _estimated(self, task: TaskId) -> e.TaskEstimated:
+        if self.setup.asked:
+            return e.TaskEstimated(self.now, task, self.setup.asked[task - 1].estimate)
+        found = self.setup.source(self._rows[task])
+        if isinstance(found, Estimate):
+            return e.TaskEstimated(self.now, task, found)
+        return e.TaskEstimated(self.now, task, None, (found,))
 
     def _stopped(self, key: AttemptKey) -> Iterator[e.AnyEvent]:
         """At once: a process that is told to stop does."""
@@ -269,6 +298,7 @@ class Simulation:
         if runner is not None:
             self._eyes.changed(runner.boards, self.now)
             self.world.leave(runner, self.now)
+            self._left[key] = runner
         yield from self._tell(ended(self.state, key, outcome, self.now))
 
     def _check_alive(self) -> None:
@@ -286,9 +316,10 @@ class Simulation:
         if not isinstance(task.status, Finished):
             return
         row = self._rows.pop(task_id)
-        self.runs.append(_run_of(task, row, task.status, self._index))
-        for attempt in task.attempts:
-            self._orders.pop(AttemptKey(task_id, attempt.number), None)
+        keys = [AttemptKey(task_id, attempt.number) for attempt in task.attempts]
+        self.runs.append(run_of(task, row, self._index, [self._left.pop(key, None) for key in keys]))
+        for key in keys:
+            self._orders.pop(key, None)
         forget(self.state, [task])
 
     def _wake_later(self) -> None:
@@ -309,24 +340,9 @@ def _owner(user: str) -> Owner:
     return Owner(uid, uid, user or "user")
 
 
-def _run_of(task: Task, row: TraceTask, status: Finished, index: Mapping[GpuId, int]) -> result.TaskRun:
-    return result.TaskRun(
-        task=task.id,
-        name=row.name,
-        user=row.user,
-        gpus=row.gpus,
-        arrival_s=task.submitted_at,
-        ended_s=status.at,
-        alone_s=row.seconds,
-        outcome=str(status.outcome.__struct_config__.tag),
-        attempts=tuple(
-            result.Ran(
-                gpus=tuple(index[gpu] for gpu in attempt.placement.gpus),
-                placed_at=attempt.placed_at,
-                ended_at=attempt.ended_at or status.at,
-                outcome=str(attempt.outcome.__struct_config__.tag) if attempt.outcome is not None else "",
-                blame=attempt.blame or "",
-            )
-            for attempt in task.attempts
-        ),
-    )
+def _server(setup: Setup) -> tuple[tuple[Gpu, ...], list[Board]]:
+    if not setup.server:
+        gpus = server(setup.card, setup.gpus)
+        return gpus, [Board(gpu.index, setup.card) for gpu in gpus]
+    gpus = tuple(replace(server(card, 1)[0], id=gpu, index=index) for index, (gpu, card) in enumerate(setup.server))
+    return gpus, [Board(index, card) for index, (_, card) in enumerate(setup.server)]

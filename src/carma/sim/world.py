@@ -24,9 +24,12 @@ class Runner:
     """One attempt from its first use of a GPU on."""
 
     __slots__ = (
+        "began",
         "boards",
+        "busy_s",
         "cap_mib",
         "demand",
+        "grown_at",
         "held_mib",
         "key",
         "name",
@@ -43,6 +46,8 @@ class Runner:
         self.progress_s = 0.0
         self.held_mib = 0
         self.rate = 1.0
+        self.began = self.grown_at = at
+        self.busy_s = 0.0  # its demand times this is what it showed, integrated
         self.since = at  # progress is as of then
         self.version = 0  # of the moment that was worked out for it
 
@@ -52,7 +57,9 @@ class Runner:
         return 1.0 - (len(self.plan) - 1) / STEPS
 
     def move(self, now: float) -> None:
-        self.progress_s += self.rate * (now - self.since)
+        done_s = self.rate * (now - self.since)
+        self.progress_s += done_s
+        self.busy_s += done_s * self.share
         self.since = now
 
     @property
@@ -162,6 +169,7 @@ class World:
         return ended
 
     def leave(self, runner: Runner, now: float) -> None:
+        runner.move(now)
         runner.version += 1
         for board in runner.boards:
             board.move(now)
@@ -179,6 +187,7 @@ class World:
                 return OutOfMemory("gpu", 1, more_mib, runner.held_mib)
             runner.plan.pop()
             runner.held_mib += more_mib
+            runner.grown_at = now
             for board in runner.boards:
                 board.move(now)
                 board.used_mib += more_mib
