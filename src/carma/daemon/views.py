@@ -199,6 +199,8 @@ def _estimate_view(estimate: Estimate | None, open_to_viewer: bool) -> t.Estimat
         rests_on=estimate.rests_on if open_to_viewer else "",
         gpu_model=estimate.gpu_model,
         parts_mib=estimate.parts_mib,
+        runtime_s=estimate.runtime_s,
+        demand=msgspec.to_builtins(estimate.demand) if estimate.demand is not None else {},
         warnings=estimate.warnings if open_to_viewer else (),
     )
 
@@ -229,6 +231,7 @@ def _attempt_view(task: Task, attempt: Attempt, lens: Lens) -> t.AttemptView:
         cap_mib=attempt.placement.booking.cap_mib,
         placed_mib=attempt.placement.booking.placed_mib,
         activity=_activity_view(attempt.activity if track is None else track.activity or attempt.activity),
+        used_s=(attempt.used_s if track is None else max(track.used_s, attempt.used_s)) or None,
         **_confined(attempt.confinement, open_to_viewer),
     )
 

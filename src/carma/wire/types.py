@@ -77,6 +77,8 @@ class EstimateView(Answer, frozen=True, kw_only=True):
     rests_on: str = ""  # what was learned, and from what, where the source has learned
     gpu_model: str | None = None  # where it was measured, or what it was worked out for
     parts_mib: dict[str, int] = {}  # what the footprint is made of, where the source can tell
+    runtime_s: float | None = None  # how long it is thought to run
+    demand: dict[str, float] = {}  # what it is thought to keep busy alone, each 0 to 1; empty: not known
     warnings: tuple[str, ...] = ()
 
 
@@ -121,6 +123,7 @@ class AttemptView(Answer, frozen=True, kw_only=True):
     note: str = ""  # why not the mechanism, or the guard, that one would expect
     activity: ActivityView | None = None
     placed_mib: int | None = None  # what was booked at first, where the first steps have made it less
+    used_s: float | None = None  # GPU-seconds since its first use, over which `activity` is the mean; None: never seen
 
 
 class TaskView(Answer, frozen=True, kw_only=True):
