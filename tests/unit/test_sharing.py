@@ -8,13 +8,14 @@ from pathlib import Path
 from statistics import mean, quantiles
 from typing import Literal
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from carma.core import sharing
 from carma.core.model import Demand
-from carma.core.sharing import activity, progress_rates
+from carma.core.sharing import UNKNOWN, activity, progress_rates
 from tools import fit_sharing
 
 SHARE = st.floats(min_value=0.0, max_value=1.0)
@@ -54,6 +55,47 @@ def test_a_neighbour_never_makes_a_task_faster(demands: list[Demand], newcomer: 
     before = progress_rates(demands, mechanism)
     after = progress_rates([*demands, newcomer], mechanism)
     assert all(new <= old + 1e-12 for old, new in zip(before, after, strict=False))
+
+
+@given(DEMANDS, DEMAND, MECHANISM)
+def test_nor_in_a_cautious_guess(demands: list[Demand], newcomer: Demand, mechanism: Mechanism) -> None:
+    before = progress_rates(demands, mechanism, cautious=True)
+    after = progress_rates([*demands, newcomer], mechanism, cautious=True)
+    assert all(new <= old + 1e-12 for old, new in zip(before, after, strict=False))
+
+
+@given(DEMANDS, MECHANISM)
+def test_a_cautious_guess_is_lower_but_for_a_task_alone(demands: list[Demand], mechanism: Mechanism) -> None:
+    rates, cautious = progress_rates(demands, mechanism), progress_rates(demands, mechanism, cautious=True)
+    if len(demands) == 1:
+        assert cautious == (1.0,)
+    else:
+        assert all(0.0 < low < rate for low, rate in zip(cautious, rates, strict=True))
+
+
+@given(st.lists(DEMAND, min_size=2, max_size=5), st.data(), MECHANISM, st.booleans())
+def test_a_neighbour_that_asks_for_more_helps_nobody_else(
+    demands: list[Demand], data: st.DataObject, mechanism: Mechanism, cautious: bool
+) -> None:
+    *others, greedy = demands
+    more = {
+        name: data.draw(st.floats(min_value=value, max_value=1.0))
+        for name in ("sm_active", "sm_occupancy", "dram_active", "gr_active", "power")
+        if (value := getattr(greedy, name)) is not None
+    }
+    before = progress_rates(demands, mechanism, cautious)[:-1]
+    after = progress_rates([*others, msgspec.structs.replace(greedy, **more)], mechanism, cautious)[:-1]
+    assert all(new <= old + 1e-12 for old, new in zip(before, after, strict=True))
+
+
+@given(st.lists(DEMAND, min_size=2, max_size=5), SHARE, MECHANISM, st.booleans())
+def test_a_task_that_keeps_the_engine_busier_is_no_faster_itself(
+    demands: list[Demand], engine: float, mechanism: Mechanism, cautious: bool
+) -> None:
+    first, *others = demands
+    less, more = (msgspec.structs.replace(first, gr_active=value) for value in sorted((engine, first.gr_active or 0.0)))
+    slow, fast = (progress_rates([one, *others], mechanism, cautious)[0] for one in (more, less))
+    assert slow <= fast + 1e-12
 
 
 @given(DEMANDS)
@@ -101,6 +143,18 @@ def test_slices_are_fair_parts_of_the_time() -> None:
 def test_an_unknown_demand_counts_as_the_worst_case() -> None:
     unknown = Demand(math.nan, math.nan, math.nan)
     assert progress_rates([AVERAGE, unknown])[0] == progress_rates([AVERAGE, Demand(1.0, 1.0, 1.0)])[0]
+
+
+def test_a_task_of_which_nothing_is_known_presses_as_nine_in_ten_do_at_most_and_fares_as_the_worst_tenth() -> None:
+    assert progress_rates([AVERAGE, None]) == progress_rates([AVERAGE, UNKNOWN])
+    assert progress_rates([None, AVERAGE], "timeslice") == progress_rates([UNKNOWN, AVERAGE], "timeslice")
+    assert progress_rates([None]) == (1.0,)
+    assert progress_rates([SMALL, None])[0] < progress_rates([SMALL, AVERAGE])[0]
+
+
+def test_a_width_that_is_not_known_is_no_shield() -> None:
+    unknown, wide = (Demand(sm, 0.2, 0.2, gr_active=1.0, power=0.5) for sm in (math.nan, 1.0))
+    assert progress_rates([unknown, AVERAGE])[0] < progress_rates([wide, AVERAGE])[0]
 
 
 def test_the_constants_are_those_that_the_fit_found() -> None:

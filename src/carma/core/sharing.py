@@ -15,12 +15,17 @@ never below taking turns.
 
 Time slices are simpler: tasks get max-min fair parts of the GPU's time, of which switching takes 13 %.
 
-What follows: alone the rate is 1; a neighbour never makes a task faster; a rate lies in (0, 1]. Time slices can lose
-outright (two tasks that keep the GPU busy: 0.87 in total; measured 0.91 for a large pair), MPS cannot here.
+What follows: alone the rate is 1; a neighbour never makes a task faster, nor does one that asks for more; a rate lies
+in (0, 1]. Time slices can lose outright (two tasks that keep the GPU busy: 0.87 in total; measured 0.91 for a large
+pair), MPS cannot here. Of one thing more helps, but only the task itself: wide kernels (SM activity) hold their own.
 
-Constants and errors come from tables measured on an H200 (results/h200/sharing.json, by `python -m tools.fit_sharing`):
-a task's rate, with every group that holds it left out of the fit. What a task alone shows is taken from its Demand;
-where engine activity or power is not known, it is guessed from SM and DRAM activity, which costs accuracy.
+**What is not known.** The model is off, by more the more it slows a task down. `cautious` gives the rate that nine in
+ten tasks keep to or beat, of tasks with which it was not fitted: what a policy promises should rest on that. A demand
+that is None stands for a task of which nothing is known and counts as UNKNOWN, cautious or not. Where engine activity
+or power is not told it is guessed from SM and DRAM activity, and the caution is larger.
+
+Constants and errors come from tables measured on an H200 (results/simulation/sharing.json, by `python -m
+tools.sharing_fit`): a task's rate, with every group that holds it left out of the fit.
 """
 
 from __future__ import annotations
@@ -31,19 +36,52 @@ from typing import Literal
 
 from carma.core.model import Demand
 
+Mechanism = Literal["mps", "timeslice"]
+
 PRESS, CROWD, WIDTH = 0.587, 2.65, 2.331  # A, B, C
 SLICES = 0.875  # of the GPU's time, where tasks take turns in slices
 SLACK = 3.0  # the sharpness of the corner between slack and slow-down; 2 to 4 fit alike
 # Of those who do not tell: engine activity over SM activity, and power from SM and DRAM activity (25 tasks, H200).
 ENGINE_ABOVE_SM = 0.136
 POWER_OF_SM, POWER_OF_DRAM = 0.78, 0.295
+# Of whom nothing is known: as much engine activity and power as nine in ten of the 25 tasks have at most, and SM
+# activity with which a task fares as the worst tenth of them do.
+UNKNOWN = Demand(sm_active=0.7, sm_occupancy=0.36, dram_active=0.27, gr_active=1.0, power=0.77)
+# A cautious rate is rate * exp(-(a + b * (1 - rate))): one in ten of the tasks measured is slower. One (a, b) for any
+# number of tasks, or a newcomer could make its neighbours look faster; the second where engine activity or power is
+# guessed.
+CAUTION: dict[Mechanism, tuple[tuple[float, float], tuple[float, float]]] = {
+    "mps": ((0.095, 0.489), (0.103, 0.78)),
+    "timeslice": ((0.14, 0.0), (0.16, 0.0)),
+}
+MEASURED = 4  # tasks on a GPU at most; caution grows in proportion beyond
 
 
-def progress_rates(demands: Sequence[Demand], mechanism: Literal["mps", "timeslice"] = "mps") -> tuple[float, ...]:
-    """Each task's speed relative to running alone, in (0, 1], for tasks that share one GPU."""
+def progress_rates(
+    demands: Sequence[Demand | None], mechanism: Mechanism = "mps", cautious: bool = False
+) -> tuple[float, ...]:
+    """Each task's speed relative to running alone, in (0, 1], for tasks that share one GPU.
+
+    `cautious`: what nine in ten keep to or beat, instead of what is expected.
+    """
     if len(demands) < 2:
         return (1.0,) * len(demands)
-    return _at_once(demands) if mechanism == "mps" else _in_slices(demands)
+    known = [UNKNOWN if demand is None else demand for demand in demands]
+    rates = _at_once(known) if mechanism == "mps" else _in_slices(known)
+    return _lowered(rates, known, mechanism) if cautious else rates
+
+
+def _lowered(rates: Sequence[float], demands: Sequence[Demand], mechanism: Mechanism) -> tuple[float, ...]:
+    told, guessed = CAUTION[mechanism]
+    least, slope = told
+    for demand in demands:
+        if demand.power is None or demand.gr_active is None:
+            least, slope = guessed
+            break
+    if len(demands) > MEASURED:
+        wider = len(demands) / MEASURED
+        least, slope = wider * least, wider * slope
+    return tuple([rate * exp(slope * (rate - 1.0) - least) for rate in rates])
 
 
 def _at_once(demands: Sequence[Demand]) -> tuple[float, ...]:
@@ -51,10 +89,15 @@ def _at_once(demands: Sequence[Demand]) -> tuple[float, ...]:
     total, turns = sum(powers), 1.0 / len(demands)
     rates = []
     for demand, own in zip(demands, powers, strict=True):
-        pressed, engine = max(0.0, total - own), _engine(demand)
-        stretch = 1.0 + PRESS * pressed + CROWD * exp(-WIDTH * _part(demand.sm_active)) * pressed**2
-        rate = (1.0 - engine**SLACK + (engine * stretch) ** SLACK) ** (-1.0 / SLACK)
-        rates.append(min(1.0, max(turns, rate)))
+        pressed, engine, width = total - own, _engine(demand), demand.sm_active
+        if pressed <= 0.0:
+            rates.append(1.0)
+            continue
+        if not 0.0 <= width <= 1.0:
+            width = 1.0 if width > 1.0 else 0.0  # unknown (NaN): as narrow as can be
+        stretch = 1.0 + (PRESS + CROWD * exp(-WIDTH * width) * pressed) * pressed
+        rate = (1.0 + engine**SLACK * (stretch**SLACK - 1.0)) ** (-1.0 / SLACK)
+        rates.append(rate if rate > turns else turns)
     return tuple(rates)
 
 
@@ -90,14 +133,21 @@ def shown(demands: Sequence[Demand], rates: Sequence[float]) -> Demand:
 
 def _engine(demand: Demand) -> float:
     """The share of time with any kernel: never less than SM activity; not nothing, for a task that uses the GPU."""
-    sm = _part(demand.sm_active)
-    return max(sm, _part(demand.gr_active)) if demand.gr_active is not None else min(1.0, sm + ENGINE_ABOVE_SM)
+    sm, engine = demand.sm_active, demand.gr_active
+    if not 0.0 <= sm <= 1.0:
+        sm = _part(sm)
+    if engine is None:
+        return min(1.0, sm + ENGINE_ABOVE_SM)
+    if not 0.0 <= engine <= 1.0:
+        engine = _part(engine)
+    return engine if engine > sm else sm
 
 
 def _power(demand: Demand) -> float:
-    if demand.power is not None:
-        return _part(demand.power)
-    return _part(POWER_OF_SM * _part(demand.sm_active) + POWER_OF_DRAM * _part(demand.dram_active))
+    power = demand.power
+    if power is None:
+        power = POWER_OF_SM * _part(demand.sm_active) + POWER_OF_DRAM * _part(demand.dram_active)
+    return power if 0.0 <= power <= 1.0 else _part(power)
 
 
 def _part(value: float) -> float:
