@@ -92,8 +92,8 @@ def test_other_gpus_are_free_for_all() -> None:
 
 def degree_of(world: World, head: TaskId, overtaken: int) -> tuple[int, list[str]]:
     rules = world.state.rules
-    seen = [door_of(view, rules, True) for view in views(world.state, world.now)]
-    fence = reserve(ask_of(world.task(head), world.state), seen, rules, True, overtaken, world.now)
+    seen = [door_of(view, rules, world.state.policy) for view in views(world.state, world.now)]
+    fence = reserve(ask_of(world.task(head), world.state), seen, rules, world.state.policy, overtaken, world.now)
     return fence.degree, sorted(fence.gpus)
 
 

@@ -6,7 +6,7 @@ of cycles need not look at them (`gc=False`).
 
 from __future__ import annotations
 
-from carma.core.model import GpuId, Placement, Record, TaskId
+from carma.core.model import Demand, GpuId, Placement, Record, TaskId
 
 
 class Ask(Record, frozen=True, gc=False):
@@ -17,6 +17,7 @@ class Ask(Record, frozen=True, gc=False):
     memory_mib: int
     source: str
     alone: bool = False
+    demand: Demand | None = None  # what it would keep busy alone; None: nobody knows
 
 
 class Part(Record, frozen=True, gc=False):
@@ -30,8 +31,8 @@ class Part(Record, frozen=True, gc=False):
 class Refusal(Record, frozen=True, gc=False):
     """Why not: a stable code and a sentence with the numbers in it."""
 
-    # Memory, Utilisation, WarmUp, TasksPerGpu, Exclusive, Drained, Fault, Metrics, Reserved, Policy, NotListed,
-    # Mechanism
+    # Memory, Utilisation, WarmUp, TasksPerGpu, Exclusive, Drained, Fault, Metrics, Reserved, Policy, Slowdown,
+    # NotListed, Mechanism
     code: str
     sentence: str
 

@@ -95,7 +95,7 @@ def door_at(state: State, kept: Kept, now: float) -> Door:
         kept.door = door = replace(door, view=view)
     else:
         view = view_of(state, kept.gpu, now)
-        kept.door = door = door_of(view, state.rules, state.policy.shares)
+        kept.door = door = door_of(view, state.rules, state.policy)
         times_told = door.shut is None and door.busy is not None and door.busy.code == "WarmUp"
         kept.told_until = now if times_told else stale_at(state, view.newest)
     kept.at, kept.same_until = now, same_until(state, view, now)
@@ -122,7 +122,7 @@ def asked_by(state: State, doors: Doors, task: Task) -> Asked:
 
 def free_for(state: State, kept: Kept, ask: Ask, now: float) -> float:
     """When the GPU could take it (reserve.py); inf: never, as things stand."""
-    at = free_at(ask, door_at(state, kept, now), state.rules, state.policy.shares, now)
+    at = free_at(ask, door_at(state, kept, now), state.rules, state.policy, now)
     kept.free_for = (ask.memory_mib, ask.alone, inf if at is None else at)
     return kept.free_for[2]
 
@@ -204,7 +204,7 @@ def fence_holds(state: State, doors: Doors, nobody: Nobody, fence: Fence, now: f
     for gpu in fence.gpus:
         kept = doors.by_gpu[gpu]
         door = door_at(state, kept, now)
-        at = free_at(fence.ask, door, state.rules, state.policy.shares, now)
+        at = free_at(fence.ask, door, state.rules, state.policy, now)
         nobody.last_free = max(nobody.last_free, (inf if at is None else at, kept.gpu.index))
         if door.refuse(fence.ask) is not None:  # else it could have that one at any time
             nobody.until = min(nobody.until, _free_then_until(state, kept, fence.ask, at, now))
@@ -217,8 +217,8 @@ def _free_then_until(state: State, kept: Kept, ask: Ask, at: float | None, now: 
         return now
     for then in (min(at, stale_at(state, door.view.newest)) - EARLY_S, kept.same_until):
         if now < then <= at:
-            later = door_of(view_of(state, kept.gpu, then), state.rules, state.policy.shares)
-            if free_at(ask, later, state.rules, state.policy.shares, then) == at:
+            later = door_of(view_of(state, kept.gpu, then), state.rules, state.policy)
+            if free_at(ask, later, state.rules, state.policy, then) == at:
                 return then
     return now
 
@@ -228,7 +228,7 @@ def _still_fenced(state: State, nobody: Nobody, fence: Fence, kept: Kept, now: f
     among = kept.gpu.id in fence.gpus
     if among and fence.degree < 3:
         return False
-    at = free_at(fence.ask, door_at(state, kept, now), state.rules, state.policy.shares, now)
+    at = free_at(fence.ask, door_at(state, kept, now), state.rules, state.policy, now)
     if fence.degree == 3:
         return among == (at is not None)
     return at is None or (at, kept.gpu.index) > nobody.last_free

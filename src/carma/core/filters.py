@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from carma.core.decision import Ask, Refusal
 from carma.core.model import Gpu, Record
+from carma.core.policy import Policy
 from carma.core.settings import Rules
 from carma.core.units import show_mib, show_pair_mib
 from carma.core.view import GpuView, Holder
@@ -43,24 +44,24 @@ class Door(Record, frozen=True, kw_only=True):
         return _no_memory(ask, self) if refusal is NO_ROOM else refusal
 
 
-def door_of(view: GpuView, rules: Rules, shares: bool) -> Door:
+def door_of(view: GpuView, rules: Rules, policy: Policy) -> Door:
     margin = rules.memory.margin_mib if view.holders else 0
     return Door(
         view=view,
-        shut=_unusable(view, rules) or _occupied(view, rules, shares) or _unknown_memory(view),
+        shut=_unusable(view, rules) or _occupied(view, rules, policy) or _unknown_memory(view),
         taken=Refusal("Exclusive", f"the task wants a GPU alone; {on_it(view.holders)} on it")
         if view.holders
         else None,
         free_mib=max(0, (view.room_mib or 0) - margin),
         margin_mib=margin,
-        busy=closed_to_all(view, rules) or _too_busy(view, rules),
+        busy=closed_to_all(view, rules) or (_too_busy(view, rules) if _gated(view, policy) else None),
         caps=rules.sharing.caps,
     )
 
 
-def refuse(ask: Ask, view: GpuView, rules: Rules, shares: bool) -> Refusal | None:
+def refuse(ask: Ask, view: GpuView, rules: Rules, policy: Policy) -> Refusal | None:
     """One question about one GPU, with its whole sentence."""
-    door = door_of(view, rules, shares)
+    door = door_of(view, rules, policy)
     refusal = door.refuse(ask)
     return None if refusal is None else door.in_full(ask, refusal)
 
@@ -103,12 +104,12 @@ def _unusable(view: GpuView, rules: Rules) -> Refusal | None:
     return None
 
 
-def _occupied(view: GpuView, rules: Rules, shares: bool) -> Refusal | None:
+def _occupied(view: GpuView, rules: Rules, policy: Policy) -> Refusal | None:
     if not view.holders:
         return None
     if any(holder.alone for holder in view.holders):
         return Refusal("Exclusive", f"task {view.holders[0].key.task} has it alone")
-    if not shares:
+    if not policy.shares:
         return Refusal("Exclusive", f"{on_it(view.holders)} on it, and the policy does not share GPUs")
     if len(view.holders) >= tasks_allowed(rules):
         if rules.sharing.mechanism == "mig":
@@ -144,6 +145,11 @@ def closed_to_all(view: GpuView, rules: Rules) -> Refusal | None:
             if holder.warming is not None:
                 return Refusal("WarmUp", f"task {holder.key.task} {holder.warming}")
     return None
+
+
+def _gated(view: GpuView, policy: Policy) -> bool:
+    """A policy that predicts slow-downs itself knows nothing of foreign processes."""
+    return policy.gated or bool(view.foreign) or view.foreign_mib > 0
 
 
 def _too_busy(view: GpuView, rules: Rules) -> Refusal | None:

@@ -10,6 +10,8 @@ from carma.core.decision import Ask, Decision, Part, Refusal, Verdict
 from carma.core.filters import Door, door_of
 from carma.core.filters import refuse as refuse
 from carma.core.model import Booking, GpuId, Placement, Record
+from carma.core.policy import Policy as Policy
+from carma.core.policy import Ranked as Ranked
 from carma.core.reasons import short_sentence
 from carma.core.settings import Rules
 from carma.core.view import GpuView
@@ -19,27 +21,6 @@ RECOVERY = "recovery"  # of one that an attempt that ran out of memory has led t
 
 
 NUMBER = (int, float)
-
-
-class Ranked(Record, frozen=True, gc=False):
-    gpu: GpuId
-    parts: tuple[Part, ...]  # the first decides; larger is better
-
-
-Rank = Callable[[Ask, Sequence[GpuView], GpuId | None], Sequence[Ranked]]
-"""(what is asked, GPUs that passed every filter in index order, the last placement's place among them) -> best first.
-
-The third is the GPU of the last placement or, when that one is closed, the nearest open one before it."""
-
-
-class Policy(Record, frozen=True):
-    """A placement policy: a name, whether it shares GPUs at all, and a pure ranking."""
-
-    name: str
-    rank: Rank
-    shares: bool = True
-    about: str = ""
-
 
 Fenced = Callable[[GpuView], Refusal | None]
 
@@ -111,18 +92,35 @@ def _rank(
     ask: Ask, opened: Sequence[GpuView], policy: Policy, last_gpu: GpuId | None, refusals: dict[GpuId, Refusal]
 ) -> list[Ranked]:
     """A policy of another package that raises, or answers nonsense, is a reason to wait and not a crash."""
+    try:
+        opened = [view for view in opened if not _objects(ask, view, policy, refusals)]
+    except Exception as error:
+        return _failed(policy, error, opened, refusals)
     names = {view.gpu.id for view in opened}
     try:
         ranked = list(islice(policy.rank(ask, opened, last_gpu), len(opened) + 1))
         _check(ranked, names)
     except Exception as error:
-        told = (str(error).splitlines() or [""])[0][:200]
-        failed = Refusal("Policy", f"policy {policy.name} failed: {type(error).__name__}: {told}")
-        refusals.update(dict.fromkeys(names, failed))
-        return []
+        return _failed(policy, error, opened, refusals)
     left_out = names - {entry.gpu for entry in ranked}
     refusals.update(dict.fromkeys(left_out, Refusal("Policy", f"policy {policy.name} left it out")))
     return ranked
+
+
+def _objects(ask: Ask, view: GpuView, policy: Policy, refusals: dict[GpuId, Refusal]) -> bool:
+    refusal = policy.objects(ask, view.holders)
+    if refusal is not None:
+        refusals[view.gpu.id] = refusal
+    return refusal is not None
+
+
+def _failed(
+    policy: Policy, error: Exception, opened: Sequence[GpuView], refusals: dict[GpuId, Refusal]
+) -> list[Ranked]:
+    told = (str(error).splitlines() or [""])[0][:200]
+    failed = Refusal("Policy", f"policy {policy.name} failed: {type(error).__name__}: {told}")
+    refusals.update(dict.fromkeys((view.gpu.id for view in opened), failed))
+    return []
 
 
 def _check(ranked: Sequence[Ranked], names: set[GpuId]) -> None:
@@ -184,6 +182,6 @@ def decide(
     fenced: Fenced | None = None,
 ) -> Decision:
     """All of it at once, for one question."""
-    doors = [door_of(view, rules, policy.shares) for view in views]
+    doors = [door_of(view, rules, policy) for view in views]
     choice = choose(ask, doors, policy, last_gpu, idle_first=rules.placement.idle_first, fenced=fenced, rank_all=True)
     return conclude(choice, policy.name, at)

@@ -18,9 +18,9 @@ from carma.core.doors import asked_by, door_at, door_told, fence_holds, refreshe
 from carma.core.events import TaskPlaced
 from carma.core.filters import door_of
 from carma.core.kept import Asked, Doors, Kept, Nobody
-from carma.core.model import AttemptKey, GpuId, TaskId
+from carma.core.model import AttemptKey, Demand, GpuId, TaskId
 from carma.core.placement import Choice, Ranked, conclude, rank
-from carma.core.reserve import Fence, free_at, spare_mib
+from carma.core.reserve import Fence, free_at, in_the_way, spare_mib
 from carma.core.state import State
 from carma.core.task import Task
 from carma.core.view import GpuView
@@ -65,7 +65,7 @@ class QuickPass:
         self.fence: Fence | None = None  # for the first, as soon as it matters
         self.keeps_out: Refusal | None = None  # what it says to those behind
         self.spare_mib: dict[GpuId, int] = {}  # on its GPUs, for tasks that outlast the reserved start
-        self.in_vain: set[tuple[int, int, bool, float]] = set()  # what the policy found no GPU for
+        self.in_vain: set[tuple[int, int, bool, float, Demand | None]] = set()  # what the policy found no GPU for
         self.started: dict[TaskId, int] = {}  # arrays: how many this pass has started
         self.nobody = Nobody(now)
 
@@ -130,7 +130,7 @@ class QuickPass:
             fenced = self._keeper(asked)
             if fenced is not None:
                 found = [kept for kept in found if fenced(kept.gpu.id) is None]
-        shape = (ask.gpus, ask.memory_mib, ask.alone, asked.runtime_s if self.first is not None else -1.0)
+        shape = (ask.gpus, ask.memory_mib, ask.alone, asked.runtime_s if self.first is not None else -1.0, ask.demand)
         if len(found) < ask.gpus or shape in self.in_vain:
             return None
         opened = [door_at(self.state, kept, self.now).view for kept in found]
@@ -147,7 +147,7 @@ class QuickPass:
         if len(ranked) < ask.gpus:
             self.in_vain.add(shape)
             if self.first is None:
-                self.first_refused = set(refusals)
+                self.first_refused = {gpu for gpu, refusal in refusals.items() if refusal.code == "Policy"}
             return None
         return self._place(asked, ranked, refusals, fenced)
 
@@ -196,7 +196,7 @@ class QuickPass:
             view = door.view.joined_by(holder)
             place = self.doors.by_gpu[gpu.id].place
             self.joined[gpu.id] = joined = Kept(gpu, place)
-            joined.hold(door_of(view, self.state.rules, self.state.policy.shares), self.now)
+            joined.hold(door_of(view, self.state.rules, self.state.policy), self.now)
             where = bisect_left(self.open, place, key=lambda one: one.place)
             self.open[where : where + 1] = [] if joined.closed else [joined]
             self._look_at_spare(view)
@@ -212,8 +212,15 @@ class QuickPass:
         wanted_mib = inf if asked.ask.alone else asked.ask.memory_mib
         spare, keeps_out = self.spare_mib, self.keeps_out
 
+        holder = newcomer(asked.ask, asked.runtime_s, self.state.rules, self.now)
+
         def check(gpu: GpuId) -> Refusal | None:
-            return keeps_out if gpu in spare and wanted_mib > spare[gpu] else None
+            if gpu not in spare:
+                return None
+            if wanted_mib > spare[gpu]:
+                return keeps_out
+            view = door_at(self.state, self._kept(gpu), self.now).view
+            return keeps_out if in_the_way(fence, holder, view, self.state.policy) else None
 
         return check
 
@@ -234,16 +241,16 @@ class QuickPass:
 
     def _look_at_spare(self, view: GpuView) -> None:
         if self.fence is not None and view.gpu.id in self.fence.gpus:
-            rules, shares = self.state.rules, self.state.policy.shares
-            self.spare_mib[view.gpu.id] = spare_mib(self.fence, view, rules, shares, self.now)
+            rules, policy = self.state.rules, self.state.policy
+            self.spare_mib[view.gpu.id] = spare_mib(self.fence, view, rules, policy, self.now)
 
     def _overtakes(self, choice: Choice) -> TaskId | None:
         """The first, if this placement takes a GPU that it could have used."""
         if self.fence is None:
             return None
-        ask, rules, shares = self.fence.ask, self.state.rules, self.state.policy.shares
+        ask, rules, policy = self.fence.ask, self.state.rules, self.state.policy
         chosen = choice.chosen
         for door in choice.doors:
-            if door.view.gpu.id in chosen and free_at(ask, door, rules, shares, self.now) is not None:
+            if door.view.gpu.id in chosen and free_at(ask, door, rules, policy, self.now) is not None:
                 return ask.task
         return None

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from carma.core.decision import Ask, Refusal
 from carma.core.filters import Door, takes_tasks, tasks_allowed
 from carma.core.model import GpuId, Record
+from carma.core.policy import Policy
 from carma.core.settings import Rules
 from carma.core.units import show_s
 from carma.core.view import GpuView, Holder
@@ -29,13 +30,13 @@ class Fence(Record, frozen=True, kw_only=True):
         return Refusal("Reserved", f"is reserved for task {self.ask.task}, which should start in {wait}")
 
 
-def reserve(ask: Ask, doors: Sequence[Door], rules: Rules, shares: bool, overtaken: int, now: float) -> Fence:
+def reserve(ask: Ask, doors: Sequence[Door], rules: Rules, policy: Policy, overtaken: int, now: float) -> Fence:
     """The GPUs on which the task should be able to start first, by what the running tasks are expected to take."""
     degree = degree_of(overtaken, rules)
     times = sorted(
         (at, door.view.gpu.index, door.view.gpu.id)
         for door in doors
-        if (at := free_at(ask, door, rules, shares, now)) is not None
+        if (at := free_at(ask, door, rules, policy, now)) is not None
     )
     if len(times) < ask.gpus:
         return Fence(ask=ask, gpus=frozenset(), start_at=None, degree=degree)
@@ -48,7 +49,7 @@ def degree_of(overtaken: int, rules: Rules) -> int:
     return 1 + (overtaken >= rules.queue.overtakes) + (overtaken >= 2 * max(1, rules.queue.overtakes))
 
 
-def free_at(ask: Ask, door: Door, rules: Rules, shares: bool, now: float) -> float | None:
+def free_at(ask: Ask, door: Door, rules: Rules, policy: Policy, now: float) -> float | None:
     """When the GPU could take it, holders leaving as expected; None if it never could as things stand.
 
     As long as nothing of the GPU changes, this never becomes earlier (doors.py builds on that).
@@ -61,35 +62,35 @@ def free_at(ask: Ask, door: Door, rules: Rules, shares: bool, now: float) -> flo
     if view.room_mib is None:
         return None
     refusal = door.refuse(ask)
-    if refusal is None:
+    if refusal is None and policy.objects(ask, view.holders) is None:
         return now
-    if refusal.code == "WarmUp":
+    if refusal is not None and refusal.code == "WarmUp":
         settled = (min(holder.settles_at, holder.ends_at) for holder in view.holders if holder.settles_at is not None)
         return max(now, *settled)
-    if refusal.code == "Metrics" and view.blind is not None:
+    if refusal is not None and refusal.code == "Metrics" and view.blind is not None:
         return now + rules.window.stale_s
     for at in sorted({holder.ends_at for holder in view.holders}):
         holders, room_mib = view.after(at)
-        if _fits(ask, holders, room_mib, rules, shares):
+        if _fits(ask, holders, room_mib, rules, policy):
             return at
     return None
 
 
-def _fits(ask: Ask, holders: Sequence[Holder], room_mib: int, rules: Rules, shares: bool) -> bool:
+def _fits(ask: Ask, holders: Sequence[Holder], room_mib: int, rules: Rules, policy: Policy) -> bool:
     if not holders:
         return ask.memory_mib <= room_mib
-    if ask.alone or not _may_join(holders, rules, shares, 1):
+    if ask.alone or not _may_join(holders, rules, policy, 1):
         return False
-    return ask.memory_mib <= room_mib - rules.memory.margin_mib
+    return ask.memory_mib <= room_mib - rules.memory.margin_mib and policy.objects(ask, holders) is None
 
 
-def _may_join(holders: Sequence[Holder], rules: Rules, shares: bool, newcomers: int) -> bool:
-    if not shares or any(holder.alone for holder in holders):
+def _may_join(holders: Sequence[Holder], rules: Rules, policy: Policy, newcomers: int) -> bool:
+    if not policy.shares or any(holder.alone for holder in holders):
         return False
     return len(holders) + newcomers <= tasks_allowed(rules)
 
 
-def spare_mib(fence: Fence, view: GpuView, rules: Rules, shares: bool, now: float) -> int:
+def spare_mib(fence: Fence, view: GpuView, rules: Rules, policy: Policy, now: float) -> int:
     """What a task that outlasts the reserved start may book on that GPU without delaying it; negative: nothing.
 
     A newcomer closes the GPU until it has settled, so one that comes too shortly before the start delays it too.
@@ -100,6 +101,14 @@ def spare_mib(fence: Fence, view: GpuView, rules: Rules, shares: bool, now: floa
     if rules.warmup.enabled and now + rules.warmup.settle_s > fence.start_at:
         return -1
     holders, room_mib = view.after(fence.start_at)
-    if not _may_join(holders, rules, shares, 2):
+    if not _may_join(holders, rules, policy, 2):
         return -1
     return room_mib - rules.memory.margin_mib - fence.ask.memory_mib
+
+
+def in_the_way(fence: Fence, newcomer: Holder, view: GpuView, policy: Policy) -> bool:
+    """Whether the policy would have something against the first beside that newcomer, where memory allows both."""
+    if policy.against is None or fence.start_at is None or newcomer.ends_at <= fence.start_at:
+        return False
+    staying, _ = view.after(fence.start_at)
+    return policy.objects(fence.ask, (*staying, newcomer)) is not None

@@ -102,8 +102,16 @@ class Memory(Record, frozen=True, kw_only=True):
 
 class PlacementRules(Record, frozen=True, kw_only=True):
     policy: Annotated[
-        str, Meta(description="Which GPUs: exclusive, round-robin, first-fit, best-fit, magm, lug, or a plugin's name.")
+        str,
+        Meta(description="Which GPUs: exclusive, round-robin, first-fit, best-fit, magm, lug, goodput or a plugin's."),
     ] = "magm"
+    slowdown_cap: Annotated[
+        float,
+        Meta(
+            ge=1.0,
+            description="goodput: by what is predicted, no task on a shared GPU takes so many times as long as alone.",
+        ),
+    ] = 1.25
     tasks_per_gpu: Annotated[int, Meta(ge=1, description="At most so many tasks on one GPU.")] = 4
     idle_first: Annotated[
         bool, Meta(description="A GPU without any task is taken before one is shared (as published).")

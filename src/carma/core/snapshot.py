@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from carma.core.model import AttemptKey, Gpu, GpuSample, ProcessUse
+from carma.core.model import AttemptKey, Demand, Gpu, GpuSample, ProcessUse
 from carma.core.news import EARLY_S
 from carma.core.seen import Seen
 from carma.core.settings import Rules
@@ -126,7 +126,12 @@ def _holder(state: State, gpu: Gpu, key: AttemptKey, now: float) -> Holder:
         warming=warm_up.phrase if warm_up is not None else None,
         settles_at=warm_up.until if warm_up is not None else None,
         ends_at=expected_end(task, state.rules, now),
+        demand=demand_of(task),
     )
+
+
+def demand_of(task: Task) -> Demand | None:
+    return task.estimate.demand if task.estimate is not None else None
 
 
 class WarmingUp(NamedTuple):

@@ -31,7 +31,7 @@ class InvalidEvent(Exception):
 class State:
     def __init__(self, rules: Rules, policy: Policy) -> None:
         self.rules = rules
-        self.policy = policy
+        self.policy = policy.bound(rules)
         self.now = 0.0
         self.tasks: dict[TaskId, Task] = {}
         self.gpus: dict[GpuId, Gpu] = {}

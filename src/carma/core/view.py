@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from carma.core.model import AttemptKey, Gpu, GpuSample, ProcessUse, Record
+from carma.core.model import AttemptKey, Demand, Gpu, GpuSample, ProcessUse, Record
 from carma.core.window import Metric, Summary
 
 
@@ -22,6 +22,8 @@ class Holder(Record, frozen=True, kw_only=True):
     warming: str | None = None
     settles_at: float | None = None  # expected, as long as it is warming
     ends_at: float  # expected
+    demand: Demand | None = None  # what it would keep busy alone; None: nobody knows
+    rate: float | None = None  # its speed as seen, 1 alone; None: not known
 
     @property
     def counted_mib(self) -> int:

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from carma.core.admission import by_size, never_fits
 from carma.core.decision import Ask, Refusal
 from carma.core.filters import door_of
-from carma.core.model import AttemptKey, Gpu, GpuId, Record, TaskId
+from carma.core.model import AttemptKey, Demand, Gpu, GpuId, Record, TaskId
 from carma.core.placement import RECOVERY, UNKNOWN, Choice, Fenced, choose
-from carma.core.reserve import Fence, free_at, reserve, spare_mib
+from carma.core.reserve import Fence, free_at, in_the_way, reserve, spare_mib
 from carma.core.settings import Rules
-from carma.core.snapshot import expected_runtime_s, views
+from carma.core.snapshot import demand_of, expected_runtime_s, views
 from carma.core.state import State
 from carma.core.status import Finished, Queued
 from carma.core.task import Task
@@ -55,7 +55,7 @@ def ask_of(task: Task, state: State, sizes: Sequence[Gpu] | None = None) -> Ask:
         largest = gpus[min(task.spec.gpus, len(gpus)) - 1].memory_mib if gpus else 0
         if memory > largest - DRIVER_MIB and largest > 0:
             memory, alone = int(0.9 * largest), True
-    return Ask(task.id, task.spec.gpus, memory, source, alone)
+    return Ask(task.id, task.spec.gpus, memory, source, alone, demand_of(task))
 
 
 def _more_than_mib(task: Task, state: State) -> int:
@@ -93,13 +93,13 @@ class Pass:
         self.now = now
         self.explain = explain  # the task whose decision somebody wants to read in full
         self.sizes = by_size(state)
-        self.doors = [door_of(view, state.rules, state.policy.shares) for view in views(state, now)]
+        self.doors = [door_of(view, state.rules, state.policy) for view in views(state, now)]
         self.last_gpu = state.last_gpu
         self.fence: Fence | None = None
         self.reserved: Refusal | None = None  # what the fence says to those behind it
         self.spare_mib: dict[GpuId, int] = {}  # on its GPUs, for tasks that outlast the reserved start
         self.behind = 0
-        self.refused: dict[tuple[int, int, bool, float], Choice] = {}
+        self.refused: dict[tuple[int, int, bool, float, Demand | None], Choice] = {}
         self.started: dict[TaskId, int] = {}  # arrays: how many this pass has started
 
     def consider(self, task: Task) -> Choice:
@@ -110,7 +110,7 @@ class Pass:
         if self.fence is not None:
             self.behind += 1
             fenced = self._keeper(ask, runtime_s)
-        shape = (ask.gpus, ask.memory_mib, ask.alone, runtime_s if self.fence is not None else -1.0)
+        shape = (ask.gpus, ask.memory_mib, ask.alone, runtime_s if self.fence is not None else -1.0, ask.demand)
         known = self.refused.get(shape)  # GPUs only fill up during a pass: what was refused stays refused
         if known is not None and task.id != self.explain:
             return replace(known, ask=ask)
@@ -133,18 +133,18 @@ class Pass:
 
     def _set_fence(self, choice: Choice) -> None:
         """For the first that cannot start. A GPU that the policy itself refuses is not kept for it."""
-        rules, shares, ask = self.state.rules, self.state.policy.shares, choice.ask
+        rules, policy, ask = self.state.rules, self.state.policy, choice.ask
         refused = {gpu for gpu, refusal in choice.refusals.items() if refusal.code == "Policy"}
         found = [door for door in self.doors if door.view.gpu.id not in refused]
-        self.fence = reserve(ask, found, rules, shares, self.state.overtaken.get(ask.task, 0), self.now)
+        self.fence = reserve(ask, found, rules, policy, self.state.overtaken.get(ask.task, 0), self.now)
         self.reserved = self.fence.refusal(self.now)
         for door in found:
             self._look_at_spare(door.view)
 
     def _look_at_spare(self, view: GpuView) -> None:
         if self.fence is not None and view.gpu.id in self.fence.gpus:
-            rules, shares = self.state.rules, self.state.policy.shares
-            self.spare_mib[view.gpu.id] = spare_mib(self.fence, view, rules, shares, self.now)
+            rules, policy = self.state.rules, self.state.policy
+            self.spare_mib[view.gpu.id] = spare_mib(self.fence, view, rules, policy, self.now)
 
     def _keeper(self, ask: Ask, runtime_s: float) -> Fenced | None:
         """The extra filter for a task behind the fence."""
@@ -155,8 +155,12 @@ class Pass:
             return None  # it should be gone by then
         wanted_mib = inf if ask.alone else ask.memory_mib
 
+        holder = newcomer(ask, runtime_s, self.state.rules, self.now)
+
         def check(view: GpuView) -> Refusal | None:
-            kept = view.gpu.id in spare and wanted_mib > spare[view.gpu.id]
+            if view.gpu.id not in spare:
+                return None
+            kept = wanted_mib > spare[view.gpu.id] or in_the_way(fence, holder, view, self.state.policy)
             return self.reserved if kept else None
 
         return check
@@ -166,7 +170,7 @@ class Pass:
         for place, door in enumerate(self.doors):
             if door.view.gpu.id in choice.chosen:
                 view = door.view.joined_by(holder)
-                self.doors[place] = door_of(view, self.state.rules, self.state.policy.shares)
+                self.doors[place] = door_of(view, self.state.rules, self.state.policy)
                 self._look_at_spare(view)
         self.last_gpu = choice.chosen[-1]
 
@@ -174,9 +178,9 @@ class Pass:
         """The fenced task, if this placement took a GPU that it could have used."""
         if self.fence is None:
             return None
-        ask, rules, shares = self.fence.ask, self.state.rules, self.state.policy.shares
+        ask, rules, policy = self.fence.ask, self.state.rules, self.state.policy
         for door in choice.doors:  # as they were before
-            if door.view.gpu.id in choice.chosen and free_at(ask, door, rules, shares, self.now) is not None:
+            if door.view.gpu.id in choice.chosen and free_at(ask, door, rules, policy, self.now) is not None:
                 return ask.task
         return None
 
@@ -206,6 +210,7 @@ def newcomer(ask: Ask, runtime_s: float, rules: Rules, now: float) -> Holder:
         warming="was sent there just now",
         settles_at=now + rules.warmup.idle_s,
         ends_at=now + runtime_s,
+        demand=ask.demand,
     )
 
 

@@ -284,7 +284,7 @@ def gpu_views(state: State, now: float) -> list[t.GpuView]:
 
 
 def _gpu_view(view: GpuView, state: State) -> t.GpuView:
-    refusal = refuse(_SMALLEST, view, state.rules, state.policy.shares)
+    refusal = refuse(_SMALLEST, view, state.rules, state.policy)
     means = {metric: view.gauge(metric, "mean") for metric in METRICS}
     gauges = {metric: view.gauge(metric, state.rules.gate.summary) for metric in METRICS}
     newest = view.newest

@@ -23,6 +23,7 @@ class Request(Record, frozen=True, kw_only=True):
     gpus: int = 4
     gpu: str = "a100-40"
     memory: str = "measured"
+    demand: Literal["measured", "none"] = "none"
     mechanism: Literal["mps", "timeslice"] = "mps"
     seed: int = 0
     noise: float = 0.0
@@ -65,6 +66,7 @@ def simulation(request: Request, trace: Trace | None = None, *, watched: bool = 
             rules=settings.rules,
             policy=policy,
             source=sources.find(request.memory),
+            demand=request.demand,
             mechanism=request.mechanism,
             seed=request.seed,
             noise=request.noise,

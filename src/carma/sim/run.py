@@ -48,6 +48,7 @@ class Setup(Record, frozen=True, kw_only=True):
     rules: Rules
     policy: Policy
     source: Source
+    demand: Literal["measured", "none"] = "none"  # what is known of a task's demand and run time before it runs
     mechanism: Literal["mps", "timeslice"] = "mps"
     seed: int = 0
     noise: float = 0.0  # the spread of true rates about the model's
@@ -99,7 +100,7 @@ def rules_for(setup: Setup) -> Rules:
     """As the daemon would have them with such a sampler."""
     window = replace(setup.rules.window, stale_s=QUIET)
     queue = replace(setup.rules.queue, misfits="end")
-    sharing = replace(setup.rules.sharing, watchdog=False)
+    sharing = replace(setup.rules.sharing, watchdog=False, mechanism=setup.mechanism)
     return replace(setup.rules, window=window, sharing=sharing, queue=queue)
 
 
@@ -284,8 +285,11 @@ class Simulation:
     def _estimated(self, task: TaskId) -> e.TaskEstimated:
         if self.setup.asked:
             return e.TaskEstimated(self.now, task, self.setup.asked[task - 1].estimate)
-        found = self.setup.source(self._rows[task])
+        row = self._rows[task]
+        found = self.setup.source(row)
         if isinstance(found, Estimate):
+            if self.setup.demand == "measured":
+                found = replace(found, demand=row.demand, runtime_s=row.seconds)
             return e.TaskEstimated(self.now, task, found)
         return e.TaskEstimated(self.now, task, None, (found,))
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from carma.core.decision import Ask, Part
 from carma.core.model import GpuId
-from carma.core.placement import Policy, Ranked
+from carma.core.policy import Policy, Ranked
 from carma.core.view import GpuView
 
 
