@@ -1,7 +1,7 @@
 """A server's tasks as a run: what its history tells, in the form of a simulated one. What nobody measured is None.
 
-Activity, energy and memory are known of attempts, as means, sums and peaks over their time; over time they are
-worked out from these, evenly. So a course shows who was there, and not the ups and downs within an attempt.
+Activity, energy and memory are known of attempts, as means, sums and peaks since their first use of a GPU; over time
+they are worked out from these, evenly. So a course shows who was there, and not the ups and downs within an attempt.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 from carma.client import MOST_LISTED, Client
 from carma.errors import NotFound
-from carma.sim.record import About, Point, Run
-from carma.sim.result import Ran, TaskRun, figures, mean
+from carma.report.noted import Stories, asked_of, ran_of, server_of, settings_that_count, stories_of, used_s_of
+from carma.sim.record import About, Point, Run, Server
+from carma.sim.result import TaskRun, figures, mean
 from carma.traces import Trace
 from carma.wire.report import Report
-from carma.wire.types import GpuView, TaskView
+from carma.wire.types import GpuView, StoryLine, TaskView
 
 DAY_S = 86400.0
 POINTS = 500
@@ -38,7 +39,7 @@ def recorded(client: Client, since: float | None, trace: Trace | None = None) ->
     views = [view for view in client.history(user="all", since=since, limit=MOST_LISTED) if view.ended_at is not None]
     if not views:
         raise NotFound("no task has ended since then", "--since 7d goes back further; carma queue shows what runs")
-    gpus = client.gpus()
+    gpus, settings = client.gpus(), client.settings()
     about = About(
         simulated=False,
         trace="server" if trace is None else trace.name.removesuffix(".csv"),
@@ -47,10 +48,12 @@ def recorded(client: Client, since: float | None, trace: Trace | None = None) ->
         mechanism=server.mechanism,
         gpu=", ".join(dict.fromkeys(gpu.name for gpu in gpus)),
         gpus=len(_indices(views, gpus)),
+        settings=settings_that_count(settings),
         version=server.version,
     )
     idle_w = idle_w_of(client.report(since=since))
-    return real_run(views, gpus, about, alone_by_name(trace), idle_w)
+    noted = server_of(client, gpus, server.speed, settings)
+    return real_run(views, gpus, about, alone_by_name(trace), idle_w, noted, stories_of(client, views))
 
 
 def alone_by_name(trace: Trace | None) -> dict[str, float]:
@@ -67,12 +70,15 @@ def real_run(
     about: About,
     alone: Mapping[str, float],
     idle_w: float | None = None,
+    server: Server | None = None,
+    stories: Stories | None = None,
 ) -> Run:
-    """Pure. Times are counted from the first submission. `idle_w`: of a GPU with nobody on it."""
+    """Pure. Times are counted from the first submission. `idle_w`: of a GPU with nobody on it. `stories`: of tasks."""
     views = sorted(views, key=lambda view: (view.submitted_at, view.id))
     start = views[0].submitted_at
     index = _indices(views, gpus)
-    tasks = tuple(_task(view, start, index, alone.get(view.name)) for view in views)
+    told = stories or {}
+    tasks = tuple(_task(view, start, index, alone.get(view.name), told.get(view.id, ())) for view in views)
     course = _course(tasks, _measured(views, start), about.gpus, idle_w)
     means = {name: _over(course, name) for name in ("sm_active", "sm_occupancy", "dram_active", "memory_mib")}
     power_w = _over(course, "power_w")
@@ -83,7 +89,7 @@ def real_run(
         power_w_mean=power_w,
         **{f"{name}_mean": value for name, value in means.items()},
     )
-    return Run(about=about, figures=made, tasks=tasks, course=course)
+    return Run(about=about, figures=made, tasks=tasks, course=course, server=server)
 
 
 def _indices(views: Iterable[TaskView], gpus: Iterable[GpuView]) -> dict[str, int]:
@@ -94,7 +100,9 @@ def _indices(views: Iterable[TaskView], gpus: Iterable[GpuView]) -> dict[str, in
     return {**found, **{gpu: first + place for place, gpu in enumerate(gone)}}
 
 
-def _task(view: TaskView, start: float, index: Mapping[str, int], alone_s: float | None) -> TaskRun:
+def _task(
+    view: TaskView, start: float, index: Mapping[str, int], alone_s: float | None, story: Sequence[StoryLine]
+) -> TaskRun:
     assert view.ended_at is not None
     return TaskRun(
         task=view.id,
@@ -105,17 +113,8 @@ def _task(view: TaskView, start: float, index: Mapping[str, int], alone_s: float
         ended_s=view.ended_at - start,
         alone_s=alone_s,
         outcome=str((view.outcome or {}).get("kind", "")),
-        attempts=tuple(
-            Ran(
-                gpus=tuple(index[gpu] for gpu in one.gpus),
-                placed_at=one.placed_at - start,
-                ended_at=one.ended_at - start,
-                outcome=str((one.outcome or {}).get("kind", "")),
-                blame=one.blame or "",
-            )
-            for one in view.attempts
-            if one.ended_at is not None
-        ),
+        attempts=tuple(ran_of(one, start, index, story) for one in view.attempts if one.ended_at is not None),
+        asked=asked_of(view, story),
     )
 
 
@@ -133,9 +132,11 @@ def _measured(views: Iterable[TaskView], start: float) -> dict[str, list[Piece]]
                 "memory_mib": one.observed_mib,
             }
             summed = {name: None if value is None else value * len(one.gpus) for name, value in values.items()}
-            power_w = None if one.energy_j is None else one.energy_j / (one.ended_at - one.placed_at)
+            used_s = used_s_of(one) or one.ended_at - one.placed_at
+            begin = max(one.placed_at, one.ended_at - used_s)
+            power_w = None if one.energy_j is None else one.energy_j / (one.ended_at - begin)
             for name, value in {**summed, "power_w": power_w}.items():
-                found[name].append(Piece(one.placed_at - start, one.ended_at - start, value))
+                found[name].append(Piece(begin - start, one.ended_at - start, value))
     return found
 
 
