@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from carma.cli.settings import pairs
 from carma.cli.verb import number, verb, whole
@@ -15,7 +17,9 @@ carma simulate --trace t1 --policy magm
 carma simulate --trace mix --policy exclusive,magm,lug
 carma simulate --trace heavy --policy lug --memory none --set gate.enabled=no --json
 carma simulate --trace ./my-trace.csv --gpus 8 --gpu h200 --out run.json
+carma report --since today --save real.json && carma simulate --fidelity real.json
 """
+BESIDE_FIDELITY = ("fidelity", "solo", "noise", "seed", "out", "as_json")
 
 
 @verb("simulate", examples=EXAMPLES)
@@ -36,14 +40,42 @@ carma simulate --trace ./my-trace.csv --gpus 8 --gpu h200 --out run.json
 )
 @click.option("--set", "settings", multiple=True, callback=pairs, metavar="NAME=VALUE", help="A setting; repeat it.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="The whole run, as carma report reads it.")
+@click.option(
+    "--fidelity",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="Play a recorded run again, and print how far off the simulator is.",
+)
+@click.option(
+    "--solo",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="With --fidelity: what tasks are alone, by name; a table of tasks, or a run in which they were alone.",
+)
 @click.option("--json", "as_json", is_flag=True, help="The figures as JSON; a list where there are several policies.")
+@click.pass_context
 def command(
-    policy: str, settings: dict[str, object], out: Path | None, as_json: bool, **given: str | int | float
+    ctx: click.Context,
+    /,
+    policy: str,
+    settings: dict[str, object],
+    out: Path | None,
+    fidelity: Path | None,
+    solo: Path | None,
+    as_json: bool,
+    **given: Any,
 ) -> int:
     """What would become of a trace under a policy: makespan, waiting, slowdown, OOMs, energy.
 
     Nothing is run and no GPU is needed: a virtual clock drives the same decisions as the daemon's.
+
+    With --fidelity, a run that was recorded (carma report --save) is simulated with its own arrivals, policy, settings
+    and GPUs, and both are put side by side. docs/simulation.md says what is worked out, and how far to trust it.
     """
+    if fidelity is not None:
+        return _fidelity(ctx, fidelity, solo, out, given["noise"], given["seed"], as_json)
+    if solo is not None:
+        raise Usage("--solo goes with --fidelity", "as in --fidelity real.json --solo exclusive.json")
     import msgspec
 
     from carma.cli.simulate_view import show
@@ -65,4 +97,19 @@ def command(
             write(run, out)
             found[name] = run.figures
     show(str(given["trace"]), found, as_json=as_json)
+    return 0
+
+
+def _fidelity(
+    ctx: click.Context, run: Path, solo: Path | None, out: Path | None, noise: float, seed: int, as_json: bool
+) -> int:
+    from carma.cli.simulate_fidelity import compare
+
+    typed = tuple(
+        option.opts[0]
+        for option in ctx.command.params
+        if option.name not in BESIDE_FIDELITY
+        and ctx.get_parameter_source(option.name or "") is not ParameterSource.DEFAULT
+    )
+    compare(run, solo, out, noise=noise, seed=seed, typed=typed, as_json=as_json)
     return 0

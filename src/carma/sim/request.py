@@ -47,7 +47,7 @@ def recorded(request: Request, trace: Trace | None = None) -> Run:
         settings={name: str(value) for name, value in request.settings.items()},
         version=__version__,
     )
-    return Run(about=about, figures=figures, tasks=tuple(made.runs), course=made.course)
+    return Run(about=about, figures=figures, tasks=tuple(made.runs), course=made.course, server=made.server)
 
 
 def simulation(request: Request, trace: Trace | None = None, *, watched: bool = False) -> Simulation:

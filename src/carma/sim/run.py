@@ -30,7 +30,7 @@ from carma.sim.eyes import Eyes
 from carma.sim.heap import Heap
 from carma.sim.noise import Noise
 from carma.sim.ran import run_of
-from carma.sim.record import Course, Point
+from carma.sim.record import Course, GpuOf, Point, Server
 from carma.sim.sources import Source
 from carma.sim.world import Board, Runner, World
 from carma.traces import Trace, TraceTask
@@ -129,6 +129,14 @@ class Simulation:
     @property
     def course(self) -> tuple[Point, ...]:
         return tuple(self._course.points) if self._course is not None else ()
+
+    @property
+    def server(self) -> Server:
+        gpus = (
+            GpuOf(gpu=gpu.id, index=gpu.index, name=gpu.name, memory_mib=gpu.memory_mib, idle_w=board.card.idle_w)
+            for gpu, board in zip(self._gpus, self.world.boards, strict=True)
+        )
+        return Server(gpus=tuple(gpus), period_s=self.setup.period_s)
 
     def run(self) -> result.Figures:
         began = time.perf_counter()
