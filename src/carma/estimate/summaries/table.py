@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from carma.estimate.described import Described, Layer
 from carma.estimate.summaries.figures import Figures, check_total, input_of, read_figures
 from carma.estimate.summaries.kinds import holds_weights, is_container, is_plain
+from carma.estimate.summaries.lengths import at_length, words_of
 from carma.estimate.summaries.lines import bad, counted, is_header, is_rule, read_count, read_shape
 from carma.estimate.summaries.read import Read
 from carma.estimate.summaries.shapes import Shape
@@ -19,6 +22,7 @@ _FLAT_ROW = re.compile(r"\s*(?P<kind>\w{1,200})-\d+\s+(?P<shape>\[.*\])\s+(?P<co
 _TREE_ROW = re.compile(r"([\s│├└─|+-]*)(\w{1,200})(?: \(([^)]*)\))?(?:: \d+-\d+)?", re.ASCII)
 _NAME = re.compile(r"\S+(?: \S+)*")
 _NO_COUNT = ("--", "(recursive)", "")
+_LINEAR = "Conv1D"  # of Hugging Face, which is none
 _CUT_SHARE = 0.01  # of the parameters: a layer of a class that nobody knows has fewer, mostly
 _NO_SHAPES = "the table has no shapes: torchinfo.summary(model, input_size=(32, 3, 224, 224), depth=10) prints them"
 
@@ -191,26 +195,28 @@ def _read(
     remarks: tuple[str, ...],
     gaps: tuple[str, ...],
 ) -> Read:
-    """With the batch asked for in place of the one that the table was printed with (-1: none was told)."""
+    """With the batch asked for in place of the one that the table was printed with (-1: none was told), and of a
+    language model with the length asked for."""
     firsts = Counter(output[0] for _, _, output in leaves if output)
     printed = firsts.most_common(1)[0][0] if firsts else -1
     told = batch or (printed if printed > 0 else None)
+    layers = tuple(_layer(*leaf) for leaf in leaves)
+    words = words_of(layers)
+    if words and sample:
+        layers, said = at_length(layers, printed, words, sample)
+        given = (printed, *sample)
+    else:
+        given, said = input_of(taken, sample, max(printed, 1), figures.input_mb)
+    length = sample[0] if words and sample else words
 
     def rebatched(shape: Shape) -> Shape:
+        if length and shape and shape[0] == printed * length and printed > 0:
+            return ((told or 1) * length, *shape[1:])  # all words of the batch in a row
         return (told or 1, *shape[1:]) if shape and shape[0] == printed else shape
 
-    given, said = input_of(taken, sample, max(printed, 1), figures.input_mb)
     described = Described(
         layers=tuple(
-            Layer(
-                name=name,
-                kind=row.kind,
-                output=rebatched(output),
-                parameters=row.parameters,
-                inputs=(rebatched(row.taken),) if row.taken else (),
-                attributes=_attributes(row),
-            )
-            for name, row, output in leaves
+            replace(one, output=rebatched(one.output), inputs=tuple(map(rebatched, one.inputs))) for one in layers
         ),
         batch=told,
         parameters=sum(row.parameters for _, row, _ in leaves) if figures.total is None else figures.total,
@@ -219,8 +225,15 @@ def _read(
     return Read(described=described, remarks=(*remarks, *said), gaps=gaps, frozen=figures.frozen)
 
 
+def _layer(name: str, row: _Row, output: Shape) -> Layer:
+    inputs = (row.taken,) if row.taken else ()
+    return Layer(
+        name=name, kind=row.kind, output=output, parameters=row.parameters, inputs=inputs, attributes=_attributes(row)
+    )
+
+
 def _attributes(row: _Row) -> dict[str, str]:
     found = {"kernel_size": row.kernel} if row.kernel not in ("", "--") else {}
-    if row.kind.startswith("Conv") and len(row.taken) > 1:
+    if row.kind.startswith("Conv") and row.kind != _LINEAR and len(row.taken) > 1:
         found["in_channels"] = str(row.taken[1])
     return found
