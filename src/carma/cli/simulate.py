@@ -36,7 +36,11 @@ BESIDE_FIDELITY = ("fidelity", "solo", "noise", "seed", "out", "as_json")
 @click.option("--mechanism", type=click.Choice(["mps", "timeslice"]), default="mps", help="How tasks share (mps).")
 @click.option("--seed", type=whole(0), default=0, metavar="N", help="Of all that chance decides (0).")
 @click.option(
-    "--noise", type=number(0.0, 1.0), default=0.0, metavar="X", help="Spread of true rates about the model's (0)."
+    "--noise",
+    type=number(0.0, 1.0),
+    default=0.0,
+    metavar="X",
+    help="Spread of true rates about the model's; 1: as measured (0).",
 )
 @click.option("--set", "settings", multiple=True, callback=pairs, metavar="NAME=VALUE", help="A setting; repeat it.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="The whole run, as carma report reads it.")

@@ -46,13 +46,18 @@ ENGINE_ABOVE_SM = 0.136
 POWER_OF_SM, POWER_OF_DRAM = 0.78, 0.295
 # Of whom nothing is known: as much engine activity and power as nine in ten of the 25 tasks have at most, and SM
 # activity with which a task fares as the worst tenth of them do.
-UNKNOWN = Demand(sm_active=0.7, sm_occupancy=0.36, dram_active=0.27, gr_active=1.0, power=0.77)
+UNKNOWN = Demand(sm_active=0.73, sm_occupancy=0.36, dram_active=0.27, gr_active=1.0, power=0.77)
 # A cautious rate is rate * exp(-(a + b * (1 - rate))): one in ten of the tasks measured is slower. One (a, b) for any
 # number of tasks, or a newcomer could make its neighbours look faster; the second where engine activity or power is
 # guessed.
 CAUTION: dict[Mechanism, tuple[tuple[float, float], tuple[float, float]]] = {
-    "mps": ((0.095, 0.489), (0.103, 0.78)),
-    "timeslice": ((0.14, 0.0), (0.16, 0.0)),
+    "mps": ((0.123, 0.36), (0.131, 0.764)),
+    "timeslice": ((0.137, 0.0), (0.156, 0.0)),
+}
+# The truth is spread about the rate, as the log of a normal: by c + d * (1 - rate), for so many tasks on a GPU.
+SPREAD: dict[Mechanism, dict[int, tuple[float, float]]] = {
+    "mps": {2: (0.082, 0.305), 3: (0.083, 0.277), 4: (0.053, 0.304)},
+    "timeslice": {2: (0.089, 0.0), 3: (0.092, 0.0), 4: (0.093, 0.0)},
 }
 MEASURED = 4  # tasks on a GPU at most; caution grows in proportion beyond
 
@@ -84,12 +89,20 @@ def _lowered(rates: Sequence[float], demands: Sequence[Demand], mechanism: Mecha
     return tuple([rate * exp(slope * (rate - 1.0) - least) for rate in rates])
 
 
+def spread(rate: float, tasks: int, mechanism: Mechanism = "mps") -> float:
+    """Of the log of a task's true rate, as measured; alone there is none."""
+    if tasks < 2:
+        return 0.0
+    least, slope = SPREAD[mechanism][min(tasks, MEASURED)]
+    return least + slope * (1.0 - rate)
+
+
 def _at_once(demands: Sequence[Demand]) -> tuple[float, ...]:
     powers = [_power(demand) for demand in demands]
     total, turns = sum(powers), 1.0 / len(demands)
     rates = []
     for demand, own in zip(demands, powers, strict=True):
-        pressed, engine, width = total - own, _engine(demand), demand.sm_active
+        pressed, engine, width = total - own, engine_share(demand), demand.sm_active
         if pressed <= 0.0:
             rates.append(1.0)
             continue
@@ -103,7 +116,7 @@ def _at_once(demands: Sequence[Demand]) -> tuple[float, ...]:
 
 def _in_slices(demands: Sequence[Demand]) -> tuple[float, ...]:
     """Max-min fair: who wants less than an equal part gets it, and the others share what that leaves."""
-    wanted = [_engine(demand) for demand in demands]
+    wanted = [engine_share(demand) for demand in demands]
     rates = [1.0] * len(wanted)
     left, waiting = SLICES, len(wanted)
     for place in sorted(range(len(wanted)), key=wanted.__getitem__):
@@ -131,7 +144,7 @@ def shown(demands: Sequence[Demand], rates: Sequence[float]) -> Demand:
     return Demand(sm_active=min(1.0, sm), sm_occupancy=min(1.0, occupancy), dram_active=min(1.0, dram))
 
 
-def _engine(demand: Demand) -> float:
+def engine_share(demand: Demand) -> float:
     """The share of time with any kernel: never less than SM activity; not nothing, for a task that uses the GPU."""
     sm, engine = demand.sm_active, demand.gr_active
     if not 0.0 <= sm <= 1.0:

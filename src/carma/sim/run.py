@@ -51,7 +51,7 @@ class Setup(Record, frozen=True, kw_only=True):
     demand: Literal["measured", "none"] = "none"  # what is known of a task's demand and run time before it runs
     mechanism: Literal["mps", "timeslice"] = "mps"
     seed: int = 0
-    noise: float = 0.0  # the spread of true rates about the model's
+    noise: float = 0.0  # the spread of true rates about the model's; 1: as measured
     period_s: float = 5.0  # between two samples
     launch_s: float = 0.5  # from a placement to the process
     watched: bool = False  # whether a course of the GPUs over time is kept
@@ -113,7 +113,7 @@ class Simulation:
         self._gpus, boards = _server(setup)
         self._index = {gpu.id: gpu.index for gpu in self._gpus}
         self._heap: Heap[Happening] = Heap()
-        noise = Noise(setup.noise, setup.seed)
+        noise = Noise(setup.noise, setup.seed, setup.mechanism)
         self.world = World(boards, setup.mechanism, noise.factors, self._soon)
         quiet_s = max(self.rules.window.length_s, self.rules.warmup.settle_s) + 2 * setup.period_s
         self._eyes = Eyes(self._gpus, boards, setup.period_s, quiet_s, lambda at: self._heap.push(at, Look()))

@@ -137,7 +137,7 @@ class World:
         self,
         boards: Sequence[Board],
         mechanism: Literal["mps", "timeslice"],
-        noise: Callable[[Sequence[str]], Sequence[float]],
+        noise: Callable[[Sequence[str], Sequence[float]], Sequence[float]],
         soon: Callable[[float, Runner, int], None],
     ) -> None:
         self.boards = boards
@@ -220,7 +220,7 @@ class World:
         if len(runners) < 2:
             return [1.0] * len(runners)
         rates = progress_rates([runner.demand for runner in runners], self._mechanism)
-        factors = self._noise([runner.name for runner in runners])
+        factors = self._noise([runner.name for runner in runners], rates)
         return [min(1.0, max(1e-3, rate * factor)) for rate, factor in zip(rates, factors, strict=True)]
 
     def _foresee(self, runner: Runner) -> None:
