@@ -1,21 +1,23 @@
 """Scales the tasks measured on an H200 to an A100 40 GB, and says how far that is from what was published.
 
     python -m tools.profile_tables
-    python -m tools.profile_tables --published FILE
     python -m tools.profile_tables --write src/carma/traces/tasks.csv
+    python -m tools.profile_tables --check results/simulation/demands.json
 
 Reads results/h200/profiles.json (`python -m carma.bench.gpu.profiles`). The scaling and what it assumes is in
 carma/sim/scale.py; how long a step takes on the A100, its loader included, in carma/bench/gpu/profile_tasks.py.
 
-FILE holds what was published of each task alone on an A100, a CSV file with the columns name (as in the traces),
-sm_active, sm_occupancy, dram_active and, where known, gr_active and power_w. `--write` puts the scaled demands into the
-table of tasks that all shipped traces refer to; its comment lines are for people to write.
+What was published of each task alone on an A100 is in results/a100/solo.csv; `--published` takes another such file,
+with the columns name (as in the traces), sm_active, sm_occupancy, dram_active and, where known, gpu (a row for each
+GPU), gr_active, power_w and start_s. `--write` puts demands into the table of tasks that all shipped traces refer to:
+what was published where there is anything, else what was scaled; its comment lines are for people to write. `--check`
+simulates exclusive runs of the shipped traces with that table and holds them, and the scaling, against what was
+published (tools/demand_check.py).
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,14 +28,17 @@ from typing import Any, NamedTuple
 import msgspec
 
 from carma.bench.gpu.profile_tasks import TASKS, Task
+from carma.sim import power
 from carma.sim.scale import A100_40, H200, Rates, Scaled, Shown, scale
-from carma.traces.schema import Trace
+from carma.traces.schema import Trace, TraceTask
 from carma.traces.shipped import SHIPPED, find
 from carma.traces.table import read_table, write_table
+from tools import published as publishing
 from tools.markdown import table
+from tools.published import FIGURES, Solo
 
 PROFILES = Path("results/h200/profiles.json")
-FIGURES = ("sm_active", "sm_occupancy", "dram_active", "gr_active", "power_w")
+RAMP_S = 20.0  # assumed. Published: what 50 such tasks hold 30 s after their first activity is what they hold at 200 s
 # Means over active samples of an exclusive run (AEGIS evaluation; its traces Philly, Saturn and Venus are not ours).
 PUBLISHED = {
     "sm_active": (0.42, 0.61),
@@ -106,21 +111,20 @@ def averages(trace: Trace, pairs: Iterable[Pair]) -> tuple[dict[str, float], flo
     return {name: value / (seconds or 1.0) for name, value in sums.items()}, without / (total or 1.0)
 
 
-def read_published(path: Path) -> dict[str, dict[str, float]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
-    return {row["name"]: {name: float(row[name]) for name in FIGURES if row.get(name)} for row in rows}
-
-
-def errors(pairs: Iterable[Pair], published: Mapping[str, Mapping[str, float]]) -> dict[str, list[float]]:
+def errors(pairs: Iterable[Pair], published: Mapping[str, Solo]) -> dict[str, list[float]]:
     """Scaled less published, of every task that is in both; a task of several names counts once, with their mean."""
     found: dict[str, list[float]] = {name: [] for name in FIGURES}
     for pair in pairs:
-        for figure, value in figures_of(pair.scaled).items():
-            theirs = [published[name][figure] for name in pair.task.trace_names if figure in published.get(name, {})]
-            if theirs:
-                found[figure].append(value - fmean(theirs))
+        for figure, theirs in published_of(pair.task, published).items():
+            found[figure].append(figures_of(pair.scaled)[figure] - theirs)
     return found
+
+
+def published_of(task: Task, published: Mapping[str, Solo]) -> dict[str, float]:
+    """The figures that are known, each a mean over the task's names."""
+    solos = [published[name].figures for name in task.trace_names if name in published]
+    known = {figure: [one[figure] for one in solos if figure in one] for figure in FIGURES}
+    return {figure: fmean(values) for figure, values in known.items() if values}
 
 
 def print_tasks(pairs: Sequence[Pair]) -> None:
@@ -164,7 +168,7 @@ def _beside(value: float, figure: str) -> str:
     return f"{value:{form}} ({off / (low if off < 0 else high):+.0%})" if off else f"{value:{form}} (within)"
 
 
-def print_errors(pairs: Sequence[Pair], published: Mapping[str, Mapping[str, float]]) -> None:
+def print_errors(pairs: Sequence[Pair], published: Mapping[str, Solo]) -> None:
     print("\nScaled less published, task by task alone on an A100. The scaling is not blind to such figures, power is")
     print("fitted on them (carma/sim/scale.py).\n")
     rows = [
@@ -181,36 +185,56 @@ def print_errors(pairs: Sequence[Pair], published: Mapping[str, Mapping[str, flo
     print(table(("figure", "tasks", "mean error", "mean absolute error", "at most"), rows))
 
 
-def write_demands(pairs: Iterable[Pair], path: Path) -> int:
-    """Into a table of tasks; how many rows it changed."""
+def write_demands(pairs: Iterable[Pair], published: Mapping[str, Solo], path: Path) -> tuple[int, int]:
+    """Into a table of tasks; how many rows now have published figures, and how many scaled ones."""
     before = read_table(path)
-    known = {name: pair.scaled.demand for pair in pairs for name in pair.task.trace_names}
-    places = ("sm_active", "sm_occupancy", "dram_active", "gr_active", "power")
-    tasks = {
-        name: msgspec.structs.replace(task, **{place: round(getattr(known[name], place), 3) for place in places})
-        if name in known
-        else task
-        for name, task in before.tasks.items()
-    }
+    scaled = {name: pair.scaled.demand for pair in pairs for name in pair.task.trace_names if name not in published}
+    tasks = dict(before.tasks)
+    for name, task in before.tasks.items():
+        if name in published:
+            tasks[name] = with_published(task, published[name])
+        elif name in scaled:
+            places = ("sm_active", "sm_occupancy", "dram_active", "gr_active", "power")
+            found = {place: round(getattr(scaled[name], place), 3) for place in places}
+            tasks[name] = msgspec.structs.replace(task, **found)
     write_table(msgspec.structs.replace(before, tasks=tasks), path)
-    return len(known.keys() & before.tasks.keys())
+    return len(published.keys() & tasks.keys()), len(scaled.keys() & tasks.keys())
+
+
+def with_published(task: TraceTask, solo: Solo) -> TraceTask:
+    """What is known of it takes the place of what stood there; the ramp is assumed for all."""
+    found: dict[str, Any] = {figure: round(value, 3) for figure, value in solo.figures.items() if figure != "power_w"}
+    if "power_w" in solo.figures:
+        found["power"] = round(power.A100_40.share_of(solo.figures["power_w"]), 3)
+    if solo.start_s is not None:
+        found["start_s"] = round(solo.start_s, 1)
+    if solo.gpus == task.gpus:
+        found["busy_gpus"] = 0 if solo.busy_gpus == solo.gpus else solo.busy_gpus
+    return msgspec.structs.replace(task, ramp_s=RAMP_S, **found)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.profile_tables", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--profiles", type=Path, default=PROFILES)
-    parser.add_argument("--published", type=Path, help="what was published of each task, to compare with")
+    parser.add_argument("--published", type=Path, default=publishing.SOLO, help="what was published of each task")
     parser.add_argument("--write", type=Path, metavar="TABLE", help="put the demands into this table of tasks")
+    parser.add_argument("--check", type=Path, metavar="FILE", help="hold all against what was published, and write it")
     args = parser.parse_args(argv)
     pairs, missing = load(args.profiles)
+    published = publishing.read(args.published)
+    if args.check is not None:
+        from tools.demand_check import check  # it builds on this module
+
+        check(pairs, published, args.check)
+        return 0
     print_tasks(pairs)
     print_averages(pairs)
-    if args.published is not None:
-        print_errors(pairs, read_published(args.published))
+    print_errors(pairs, published)
     for why in missing:
         print(f"\nNot measured: {why}")
     if args.write is not None:
-        print(f"\n{write_demands(pairs, args.write)} tasks written into {args.write}.")
+        as_published, as_scaled = write_demands(pairs, published, args.write)
+        print(f"\n{as_published} tasks written as published and {as_scaled} as scaled into {args.write}.")
     return 0
 
 

@@ -16,6 +16,7 @@ from carma.bench.gpu.profile_tasks import TASKS
 from carma.traces.shipped import SHIPPED, find
 from carma.traces.table import read_table, shipped_table, write_table
 from tools import profile_tables
+from tools import published as publishing
 
 FIGURES: dict[str, Any] = {
     "step_ms": 20.0,
@@ -269,7 +270,7 @@ def test_errors_are_against_what_was_published(measured: Path, tmp_path: Path) -
     )
     pairs, _ = profile_tables.load(measured)
     by_name = {pair.task.name: pair.scaled.demand for pair in pairs}
-    found = profile_tables.errors(pairs, profile_tables.read_published(published))
+    found = profile_tables.errors(pairs, publishing.read(published))
     expected = [by_name["bert-base-b32"].sm_active - 0.5, by_name["resnet34-cifar-b32"].sm_active - 0.2]
     assert found["sm_active"] == pytest.approx(expected)
     assert found["power_w"] == []
@@ -280,12 +281,19 @@ def test_demands_are_written_into_a_table_and_nothing_else_is(measured: Path, tm
     write_table(shipped_table(), table)
     before = read_table(table).tasks
     pairs, _ = profile_tables.load(measured)
-    assert profile_tables.write_demands(pairs, table) == sum(len(pair.task.trace_names) for pair in pairs)
+    solo = publishing.read()
+    published = {name: solo[name] for name in ("xlnet_base_cased_2", "gpt2_large_2", "gpt2_xl")}
+    measured_names = {name for pair in pairs for name in pair.task.trace_names}
+    assert profile_tables.write_demands(pairs, published, table) == (2, len(measured_names - published.keys()))
     after = read_table(table).tasks
     scaled = next(pair.scaled.demand for pair in pairs if pair.task.name == "bert-base-b32")
     assert after["BERT_base"].sm_active == pytest.approx(scaled.sm_active, abs=0.0006)
     assert after["BERT_base"].power == pytest.approx(scaled.power, abs=0.0006)
     assert after["mnist_train"] == before["mnist_train"]  # it was not measured
+    xlnet = after["xlnet_base_cased_2"]
+    assert (xlnet.sm_active, xlnet.start_s, xlnet.busy_gpus) == (0.822, 18.5, 1)  # of the GPU that it uses
+    assert after["gpt2_large_2"].sm_active == pytest.approx((0.8418 + 0.7969) / 2, abs=0.0006)  # of both
+    assert after["gpt2_large_2"].busy_gpus == 0
     for name, task in after.items():
         for figure in ("gpus", "memory_mib", "seconds", "horus_mib", "model", "batch"):
             assert getattr(task, figure) == getattr(before[name], figure)

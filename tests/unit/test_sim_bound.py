@@ -183,7 +183,7 @@ def test_arrivals_of_the_published_traces(name: str, exclusive_h: float, share: 
 def test_the_published_heavy_trace_comes_near_its_bound() -> None:
     trace = traces.find("heavy")
     found = bound(trace, CARD, 4)
-    assert found.arrivals_s < found.work_s <= found.late_s < found.stages_s == found.makespan_s
+    assert found.arrivals_s < found.work_s <= found.late_s * (1.0 + 1e-12) < found.stages_s == found.makespan_s
     assert found.completion_mean_s > 1.5 * found.alone_mean_s
     assert found.completion_mean_s == lower_completion(trace, CARD, 4)
     for policy in ("magm", "lug"):

@@ -42,6 +42,7 @@ task = st.builds(
     power=unknown,
     start_s=st.sampled_from([0.0, 0.0, 30.0]),
     ramp_s=st.sampled_from([0.0, 0.0, 5.0, 400.0]),
+    busy_gpus=st.sampled_from([0, 0, 1]),
 )
 tasks = st.lists(task, min_size=1, max_size=7).map(lambda rows: sorted(rows, key=lambda each: each.arrival_s))
 mechanisms = st.sampled_from(["mps", "timeslice"])

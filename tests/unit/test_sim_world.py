@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from carma.core.model import Demand
+from carma.core.policies import lug
 from carma.core.sharing import progress_rates
 from carma.sim import cards
 from tests.unit.sim_made import row, simulation
@@ -46,6 +47,17 @@ def test_a_task_on_two_gpus_goes_at_the_slower_ones_rate() -> None:
     made.run()
     two = next(run for run in made.runs if run.name == "two")
     assert two.slowdown == pytest.approx(1 / rate, rel=1e-6)
+
+
+def test_a_gpu_that_a_task_leaves_idle_shows_nothing_and_slows_nobody() -> None:
+    two = row(gpus=2, busy_gpus=1, seconds=600.0, name="two")
+    made = simulation(two, row(100.0, seconds=300.0, name="beside"), gpus=2, policy=lug.POLICY)
+    figures = made.run()
+    assert figures.slowdown_max == pytest.approx(1.0)
+    beside = next(run for run in made.runs if run.name == "beside")
+    assert beside.attempts[0].gpus == (1,)  # the policy sees where there is nothing to do
+    assert figures.sm_active_mean == pytest.approx(0.4 * (600.0 + 300.0) / (2 * figures.makespan_s), rel=1e-6)
+    assert figures.memory_mib_mean == pytest.approx(4_000 * (2 * 600.0 + 300.0) / (2 * figures.makespan_s), rel=1e-6)
 
 
 def test_energy_is_power_times_time() -> None:

@@ -55,6 +55,7 @@ def test_what_is_not_known_is_left_empty_and_the_rest_has_a_default() -> None:
         ("horus_mib", "0", "horus_mib: must be above 0"),
         ("gpumemnet_mib", "none", "gpumemnet_mib: 'none' is not a number"),
         ("first_mib", "3935", "first_mib: 3935 is above memory_mib, 3934"),
+        ("busy_gpus", "2", "busy_gpus: 2 is above gpus, 1"),
         ("user", "a\0b", "user: there is a zero byte in it"),
     ],
 )

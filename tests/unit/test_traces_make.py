@@ -147,6 +147,9 @@ def test_scaling_changes_arrivals_and_runs() -> None:
     assert [task.arrival_s for task in after.tasks] == [task.arrival_s / 2 for task in before.tasks]
     assert [task.seconds for task in after.tasks] == [task.seconds / 2 for task in before.tasks]
     assert after.source.startswith("Made of t1.csv by: carma trace scale --rate 2 --length 0.5 --tasks 60. ")
+    assert [task.start_s for task in after.tasks] == [task.start_s for task in before.tasks]
+    for task in scale(find("t1"), length=0.01).tasks:  # runs of seconds: start-up is still only a part of them
+        assert 0.0 < task.start_s <= 0.5 * task.seconds
 
 
 def test_scaling_to_more_tasks_keeps_the_rate() -> None:

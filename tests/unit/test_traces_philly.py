@@ -70,6 +70,7 @@ def test_a_window_has_the_jobs_that_are_asked_for(
     assert [task.seconds for task in made.trace.tasks] == seconds
     assert made.trace.tasks[0].arrival_s == 0
     assert made.dropped == dropped
+    assert all(0.0 < task.start_s <= 0.5 * task.seconds and task.working_gpus <= task.gpus for task in made.trace.tasks)
 
 
 def test_a_window_without_jobs_says_what_there_is(philly: Path) -> None:

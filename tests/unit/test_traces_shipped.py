@@ -13,12 +13,15 @@ import msgspec
 import pytest
 
 from carma.errors import BadTrace
+from carma.sim.power import A100_40
 from carma.traces import SHIPPED, Trace, find, read, write
 from carma.traces.draw import CLASSES, class_of
 from carma.traces.schema import COLUMNS
 from carma.traces.table import parse_table, read_table, shipped_table, write_table
+from tools import published as publishing
 
-PAGE = Path(__file__).parents[2] / "docs" / "traces.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "traces.md"
 
 
 class Anchor(NamedTuple):
@@ -162,17 +165,22 @@ def test_the_source_is_named(name: str) -> None:
     assert "mnist_train has no published time: 3 minutes are assumed" in source
 
 
-def test_the_shipped_demands_match_published_exclusive_runs() -> None:
-    """Weighted by GPU time: what busy GPUs of an exclusive run would show, inside the published ranges."""
-    trace = find("t1")
-    weights = [task.gpus * task.seconds for task in trace.tasks]
+def test_the_shipped_demands_are_the_published_ones() -> None:
+    """Those of each task alone on an A100, as restated in results/a100/solo.csv."""
+    solo = publishing.read(ROOT / publishing.SOLO)
+    for task in shipped_table().tasks.values():
+        theirs = solo[task.name]
+        for figure in ("sm_active", "sm_occupancy", "dram_active", "gr_active"):
+            assert getattr(task, figure) == pytest.approx(theirs.figures[figure], abs=0.0006)
+        assert task.power == pytest.approx(A100_40.share_of(theirs.figures["power_w"]), abs=0.0006)
+        assert task.start_s == pytest.approx(theirs.start_s, abs=0.06)
+        assert (task.gpus, task.working_gpus) == (theirs.gpus, theirs.busy_gpus)
+        assert task.start_s + 2 * task.ramp_s < task.seconds
 
-    def average(values: list[float]) -> float:
-        return sum(weight * value for weight, value in zip(weights, values, strict=True)) / sum(weights)
 
-    assert 0.42 <= average([task.sm_active for task in trace.tasks]) <= 0.61
-    assert 0.19 <= average([task.sm_occupancy for task in trace.tasks]) <= 0.27
-    assert 0.25 <= average([task.dram_active for task in trace.tasks]) <= 0.27
+def test_only_xlnet_leaves_a_gpu_idle() -> None:
+    idle = {name for name, task in shipped_table().tasks.items() if task.working_gpus < task.gpus}
+    assert idle == {"xlnet_base_cased_2", "xlnet_large_cased_2"}
 
 
 @pytest.mark.parametrize("name", SHIPPED)

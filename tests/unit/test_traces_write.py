@@ -27,6 +27,7 @@ FULL = msgspec.structs.replace(
     start_s=8.25,
     ramp_s=1e-9,
     first_mib=40,
+    busy_gpus=1,
     model="resnet50",
     batch=32,
     user="ana",
@@ -56,6 +57,7 @@ _tasks = some.builds(
     start_s=_numbers,
     ramp_s=_numbers,
     first_mib=some.integers(0, 1_000),
+    busy_gpus=some.sampled_from([0, 1]),
     model=_printable,
     batch=some.integers(0, 10**6),
     user=_printable,
@@ -89,9 +91,9 @@ def test_only_columns_with_something_in_them_are_written(tmp_path: Path) -> None
     write(Trace(name="t.csv", tasks=(TASK, FULL)), path)
     header, first, second = path.read_text().splitlines()
     assert header == ",".join(column.name for column in COLUMNS)
-    assert first == "0,a,1,100,10,0.5,0.2,0.3,,,0,0,0,,0,,0,,,"
+    assert first == "0,a,1,100,10,0.5,0.2,0.3,,,0,0,0,0,,0,,0,,,"
     assert second == (
-        '0.1,"b, ""quoted""",1,100,10,0.5,0.2,0.3,0.9,0.3333333333333333,8.25,1e-09,40,resnet50,32,ana,-3,'
+        '0.1,"b, ""quoted""",1,100,10,0.5,0.2,0.3,0.9,0.3333333333333333,8.25,1e-09,40,1,resnet50,32,ana,-3,'
         "7904,2673,16000"
     )
     assert read(path).tasks == (TASK, FULL)

@@ -58,7 +58,7 @@ def command_of(task: TraceTask) -> tuple[str, ...]:
         *("--sm", f"{task.sm_active:g}"),
         *("--occupancy", f"{task.sm_occupancy:g}"),
         *("--dram", f"{task.dram_active:g}"),
-        *("--seconds", f"{task.seconds:g}"),
+        *("--seconds", f"{task.work_s:.12g}"),  # of its work; the start comes before it
         *("--start-s", f"{task.start_s:g}"),
         *("--ramp-s", f"{task.ramp_s:g}"),
     )

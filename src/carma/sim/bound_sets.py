@@ -5,7 +5,7 @@ GPUs does not matter to its neighbours, so that a long trace has few kinds.
 
 Only the work of a task from its peak of memory on is counted. While it warms up it may share a GPU on which there is
 no room for its peak, if a neighbour ends in time. To leave that work out is optimistic, which a bound may be: those
-that are left go no slower without it.
+that are left go no slower without it. GPUs that a task asks for and leaves idle are left out for the same reason.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def work_of(trace: Trace, tasks_per_gpu: int, launch_s: float) -> Work:
         plan = plan_of(task)
         done_s, peak_s = plan[0][0], plan[1][0]
         release_s = task.arrival_s - first + launch_s + task.start_s + peak_s
-        rows.setdefault((task.memory_mib, task.demand), []).append((release_s, done_s - peak_s, task.gpus))
+        rows.setdefault((task.memory_mib, task.demand), []).append((release_s, done_s - peak_s, task.working_gpus))
     weights = {key: sum(seconds * gpus for _, seconds, gpus in of_kind) for key, of_kind in rows.items()}
     kept = sorted(rows, key=weights.__getitem__, reverse=True)[: _most_kinds(tasks_per_gpu)]
     entries = sorted((*entry, place) for place, key in enumerate(kept) for entry in rows[key])

@@ -1,14 +1,15 @@
 """Cards that can be simulated: memory, and what they draw.
 
-Power is a curve over activity: DRAM traffic weighs three times as much as SM activity, with a falling slope. It was
-fitted on the six published means of an A100 40 GB (facts of the AEGIS evaluation: SM .42 and DRAM .26 at 218 W, .64 and
-.38 at 263 W, .77 and .34 at 253 W, …), which it meets within 14 W.
+Power is a curve over SM and DRAM activity (power.py says where each one is from). Of an A100 with 80 GB nothing was
+published: it is taken to draw what one with 40 GB does.
 """
 
 from __future__ import annotations
 
 from carma.core.model import Capabilities, Demand, Gpu, GpuId, Record
 from carma.errors import Usage
+from carma.sim import power
+from carma.sim.power import Curve
 
 _EVERYTHING = Capabilities(
     sm_active=True,
@@ -25,18 +26,24 @@ _EVERYTHING = Capabilities(
 class Card(Record, frozen=True, kw_only=True):
     name: str
     memory_mib: int  # what tasks can use
-    idle_w: float
-    most_w: float
+    curve: Curve
+
+    @property
+    def idle_w(self) -> float:
+        return self.curve.idle_w
+
+    @property
+    def most_w(self) -> float:
+        return self.curve.most_w
 
     def power_w(self, load: Demand) -> float:
-        busy = min(1.0, 0.25 * load.sm_active + 0.75 * load.dram_active)
-        return self.idle_w + (self.most_w - self.idle_w) * float(busy**0.63)
+        return self.curve.watts(load.sm_active, load.dram_active)
 
 
 CARDS = {
-    "a100-40": Card(name="NVIDIA A100-SXM4-40GB", memory_mib=40_960, idle_w=55.0, most_w=400.0),
-    "a100-80": Card(name="NVIDIA A100-SXM4-80GB", memory_mib=81_920, idle_w=60.0, most_w=400.0),
-    "h200": Card(name="NVIDIA H200", memory_mib=143_771, idle_w=76.0, most_w=700.0),
+    "a100-40": Card(name="NVIDIA A100-SXM4-40GB", memory_mib=40_960, curve=power.A100_40),
+    "a100-80": Card(name="NVIDIA A100-SXM4-80GB", memory_mib=81_920, curve=power.A100_40),
+    "h200": Card(name="NVIDIA H200", memory_mib=143_771, curve=power.H200),
 }
 
 

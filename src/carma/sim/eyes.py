@@ -74,7 +74,7 @@ class Eyes:
                 ProcessUse(
                     pid=runner.key.task,
                     memory_mib=runner.held_mib,
-                    sm_active=runner.demand.sm_active * runner.rate * runner.share,
+                    sm_active=runner.on(board).sm_active * runner.rate * runner.share,
                     attempt=runner.key,
                 )
                 for runner in board.runners

@@ -74,4 +74,4 @@ def _energy_j(runner: Runner) -> float | None:
     power = runner.demand.power
     if power is None:
         return None
-    return sum(power * (board.card.most_w - board.card.idle_w) for board in runner.boards) * runner.busy_s
+    return sum(power * (board.card.most_w - board.card.idle_w) for board in runner.working) * runner.busy_s

@@ -29,10 +29,10 @@ such tasks. So agreement with those figures is no independent proof, for power l
 
 from __future__ import annotations
 
-from math import exp
-
 from carma.core.model import Demand, Record
 from carma.core.sharing import POWER_OF_DRAM, POWER_OF_SM
+from carma.sim import power
+from carma.sim.power import Curve
 
 COPY_REACHES = 0.85  # of the peak bandwidth: what a kernel that only copies shows as DRAM activity
 FULL = 0.98  # no counter shows more than about this over seconds
@@ -49,7 +49,7 @@ class Rates(Record, frozen=True, kw_only=True):
     dram_gbs: float
     idle_w: float
     most_w: float
-    curve: tuple[float, float, float] | None = None  # of power: the weights of SM and of DRAM activity, and sharpness
+    curve: Curve | None = None  # of power, where the card has one
 
 
 class Shown(Record, frozen=True, kw_only=True):
@@ -77,18 +77,15 @@ class Scaled(Record, frozen=True, kw_only=True):
 
 
 H200 = Rates(sms=132, clock_mhz=1980, fp32_tflops=66.9, tensor_tflops=494.0, dram_gbs=4800, idle_w=76.0, most_w=700.0)
-# 275 W is taken for the limit of the A100s in a DGX Station, where the published figures come from: the steady tasks of
-# the authors' solo profiles settle there (GPT-2 at 275 to 277 W). Idle and curve are from those profiles too: least
-# squares over 51 tasks, mean error 6.6 W, at most 21 W (DLRM, which is idle and busy by turns).
 A100_40 = Rates(
     sms=108,
     clock_mhz=1410,
     fp32_tflops=19.5,
     tensor_tflops=156.0,
     dram_gbs=1555,
-    idle_w=52.0,
-    most_w=275.0,
-    curve=(1.738, 0.185, 1.968),
+    idle_w=power.A100_40.idle_w,
+    most_w=power.A100_40.most_w,
+    curve=power.A100_40,
 )
 
 
@@ -109,13 +106,13 @@ def scale(shown: Shown, of: Rates = H200, to: Rates = A100_40, known_ms: float |
         dram_active=min(COPY_REACHES, moved / (step_ms * to.dram_gbs)),
         gr_active=min(1.0, busy_ms / step_ms),
     )
-    power = _power(shown, demand, of, to)
+    drawn = _power(shown, demand, of, to)
     return Scaled(
-        demand=Demand(demand.sm_active, demand.sm_occupancy, demand.dram_active, demand.gr_active, power),
+        demand=Demand(demand.sm_active, demand.sm_occupancy, demand.dram_active, demand.gr_active, drawn),
         step_ms=step_ms,
         gpu_ms=gpu_ms,
         busy_ms=busy_ms,
-        power_w=to.idle_w + power * (to.most_w - to.idle_w),
+        power_w=to.idle_w + drawn * (to.most_w - to.idle_w),
         waits=max(0.0, 1.0 - gpu_ms / step_ms),
     )
 
@@ -142,9 +139,7 @@ def _warps(shown: Shown) -> float:
 def _power(shown: Shown, demand: Demand, of: Rates, to: Rates) -> float:
     """The share of what the other card can draw above idle."""
     if to.curve is not None:
-        of_sm, of_dram, sharpness = to.curve
-        load = of_sm * demand.sm_active + of_dram * demand.dram_active
-        return max(LEAST_POWER, 1.0 - exp(-(load**sharpness)))
+        return max(LEAST_POWER, to.curve.share(demand.sm_active, demand.dram_active))
     drawn = _part((shown.power_w - of.idle_w) / (of.most_w - of.idle_w))
     expected = POWER_OF_SM * shown.sm_active + POWER_OF_DRAM * shown.dram_active
     own = drawn / expected if expected > 0 else 1.0

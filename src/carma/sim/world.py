@@ -17,6 +17,7 @@ from carma.sim.cards import Card
 from carma.traces import TraceTask
 
 STEPS = 5  # in which memory is taken
+IDLE = Demand(0.0, 0.0, 0.0, 0.0, 0.0)
 Shares = Callable[[Sequence["Runner"]], Sequence[float]]
 
 
@@ -38,10 +39,12 @@ class Runner:
         "rate",
         "since",
         "version",
+        "working",
     )
 
     def __init__(self, key: AttemptKey, row: TraceTask, boards: tuple[Board, ...], cap_mib: int | None, at: float):
         self.key, self.name, self.boards, self.cap_mib, self.demand = key, row.name, boards, cap_mib, row.demand
+        self.working = boards[: row.working_gpus]
         self.plan = plan_of(row)  # what is to come: (progress, MiB more), the last with nothing more is the end
         self.progress_s = 0.0
         self.held_mib = 0
@@ -56,6 +59,10 @@ class Runner:
         """Of its demand, while it warms up."""
         return 1.0 - (len(self.plan) - 1) / STEPS
 
+    def on(self, board: Board) -> Demand:
+        """What it wants of that GPU: nothing of one that it asked for and does not use."""
+        return self.demand if board in self.working else IDLE
+
     def move(self, now: float) -> None:
         done_s = self.rate * (now - self.since)
         self.progress_s += done_s
@@ -69,7 +76,7 @@ class Runner:
 
 def plan_of(row: TraceTask) -> list[tuple[float, int]]:
     """The steps from the last to the first. They lie within the ramp; the end is when all the work is done."""
-    work_s = max(1e-3, row.seconds - row.start_s)
+    work_s = row.work_s
     ramp_s = min(row.ramp_s, 0.5 * work_s)
     steps = [
         (ramp_s * place / (STEPS - 1), row.memory_mib * (place + 1) // STEPS - row.memory_mib * place // STEPS)
@@ -122,7 +129,7 @@ class Board:
         """The load as it is now."""
         sm = occupancy = dram = 0.0
         for runner in self.runners:
-            demand, part = runner.demand, runner.rate * runner.share
+            demand, part = runner.on(self), runner.rate * runner.share
             sm += demand.sm_active * part
             occupancy += demand.sm_occupancy * part
             dram += demand.dram_active * part
@@ -219,7 +226,7 @@ class World:
         runners = board.runners
         if len(runners) < 2:
             return [1.0] * len(runners)
-        rates = progress_rates([runner.demand for runner in runners], self._mechanism)
+        rates = progress_rates([runner.on(board) for runner in runners], self._mechanism)
         factors = self._noise([runner.name for runner in runners], rates)
         return [min(1.0, max(1e-3, rate * factor)) for rate, factor in zip(rates, factors, strict=True)]
 

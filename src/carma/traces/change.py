@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from carma.errors import BadTrace
-from carma.traces.schema import Trace, TraceTask
+from carma.traces.schema import Trace, TraceTask, start_within
 
 
 def cut(trace: Trace, from_s: float, to_s: float) -> Trace:
@@ -34,7 +34,13 @@ def scale(trace: Trace, rate: float = 1.0, length: float = 1.0, tasks: int | Non
     count = len(trace.tasks) if tasks is None else tasks
     kept = itertools.islice(_endless(trace.tasks), count)
     changed = tuple(
-        msgspec.structs.replace(task, arrival_s=round(at / rate, 3), seconds=task.seconds * length) for at, task in kept
+        msgspec.structs.replace(
+            task,
+            arrival_s=round(at / rate, 3),
+            seconds=task.seconds * length,
+            start_s=task.start_s if length >= 1.0 else start_within(task.start_s, task.seconds * length),
+        )
+        for at, task in kept
     )
     how = f"carma trace scale --rate {rate:g} --length {length:g} --tasks {count}"
     return _changed(trace, changed, how)

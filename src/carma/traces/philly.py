@@ -22,7 +22,7 @@ from carma.core.model import Record
 from carma.errors import BadTrace
 from carma.traces.draw import CLASSES, Class, Shares, Urn, split
 from carma.traces.read import lines_of
-from carma.traces.schema import Trace, TraceTask
+from carma.traces.schema import Trace, TraceTask, start_within
 from carma.traces.table import Table
 
 WANTED = ("timestamp", "duration", "num_gpus", "cluster")
@@ -177,10 +177,13 @@ def _kinds(jobs: list[Job], shares: Shares) -> list[Class]:
 
 
 def _task(job: Job, drawn: TraceTask, first: datetime.datetime, rules: MapRules) -> TraceTask:
+    seconds = job.seconds if rules.durations == "philly" else drawn.seconds
     return msgspec.structs.replace(
         drawn,
         arrival_s=(job.at - first).total_seconds(),
         gpus=job.gpus,
-        seconds=job.seconds if rules.durations == "philly" else drawn.seconds,
+        busy_gpus=drawn.busy_gpus if job.gpus == drawn.gpus else 0,
+        seconds=seconds,
+        start_s=drawn.start_s if seconds >= drawn.seconds else start_within(drawn.start_s, seconds),
         user=job.cluster[:USER_LETTERS],
     )

@@ -62,6 +62,8 @@ def build(where: str, row: dict[str, Value], arrival_s: float | None = None) -> 
     task = TraceTask(**given)  # type: ignore[arg-type]  # each value was made by its own column
     if task.first_mib > task.memory_mib:
         raise BadTrace(f"{where}: first_mib: {task.first_mib} is above memory_mib, {task.memory_mib}")
+    if task.busy_gpus > task.gpus:
+        raise BadTrace(f"{where}: busy_gpus: {task.busy_gpus} is above gpus, {task.gpus}")
     return task
 
 

@@ -43,6 +43,7 @@ COLUMNS = (
     Column("start_s", "seconds", "seconds", "from its start to the first activity on the GPU (0)"),
     Column("ramp_s", "seconds", "seconds", "from the first byte of GPU memory to its peak (0)"),
     Column("first_mib", "count", "MiB", "what it holds from its first byte on, before the ramp (0)"),
+    Column("busy_gpus", "count", "count", "of its GPUs, those that it works on; the others stand idle; 0: all (0)"),
     Column("model", "text", "", "what is trained, in free words; may be empty", empty=True),
     Column("batch", "count", "samples", "its batch size; 0: not known (0)"),
     Column("user", "text", "", "who submits it; may be empty", empty=True),
@@ -69,6 +70,7 @@ class TraceTask(Record, frozen=True, kw_only=True):
     start_s: float = 0.0
     ramp_s: float = 0.0
     first_mib: int = 0
+    busy_gpus: int = 0
     model: str = ""
     batch: int = 0
     user: str = ""
@@ -79,7 +81,22 @@ class TraceTask(Record, frozen=True, kw_only=True):
 
     @property
     def demand(self) -> Demand:
+        """On each GPU that it works on."""
         return Demand(self.sm_active, self.sm_occupancy, self.dram_active, self.gr_active, self.power)
+
+    @property
+    def working_gpus(self) -> int:
+        return self.busy_gpus or self.gpus
+
+    @property
+    def work_s(self) -> float:
+        """The part of its run from its first use of a GPU on: `seconds` has its start-up in it."""
+        return max(1e-3, self.seconds - self.start_s)
+
+
+def start_within(start_s: float, seconds: float) -> float:
+    """For a task whose run is made shorter: at most half of it goes by before it uses a GPU."""
+    return min(start_s, 0.5 * seconds)
 
 
 class Trace(Record, frozen=True, kw_only=True):

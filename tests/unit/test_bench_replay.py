@@ -1,0 +1,28 @@
+"""A row of a trace means the same to a replay on virtual GPUs as to the simulator."""
+
+from __future__ import annotations
+
+import pytest
+
+from carma.bench.replay import command_of
+from carma.sim.world import plan_of
+from carma.traces import SHIPPED, find
+from carma.vgpu import task as vgpu
+from tests.unit.sim_made import row, simulation
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_start_up_is_a_part_of_the_run(name: str) -> None:
+    for each in find(name).tasks:
+        options = vgpu._parser().parse_args(command_of(each)[3:])
+        assert options.start_s > 0.0
+        assert options.start_s + options.seconds == pytest.approx(each.seconds)
+        assert options.seconds == pytest.approx(plan_of(each)[0][0])
+
+
+def test_alone_both_take_as_long() -> None:
+    each = row(seconds=600.0, start_s=100.0)
+    options = vgpu._parser().parse_args(command_of(each)[3:])
+    made = simulation(each)
+    made.run()
+    assert made.runs[0].ran_s == pytest.approx(options.start_s + options.seconds)
