@@ -26,3 +26,11 @@ def test_alone_both_take_as_long() -> None:
     made = simulation(each)
     made.run()
     assert made.runs[0].ran_s == pytest.approx(options.start_s + options.seconds)
+
+
+def test_what_a_task_wants_of_a_gpu_is_the_same() -> None:
+    for each in (row(), row(gpus=2, busy_gpus=1, gr_active=0.9, power=0.7)):
+        options = vgpu._parser().parse_args(command_of(each)[3:])
+        told = (options.sm, options.occupancy, options.dram, options.engine, options.power)
+        assert told == (each.sm_active, each.sm_occupancy, each.dram_active, each.gr_active, each.power)
+        assert options.busy_gpus == each.busy_gpus

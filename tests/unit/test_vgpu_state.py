@@ -44,6 +44,16 @@ def test_a_task_alone_takes_its_own_time() -> None:
     assert task.done
 
 
+def test_a_gpu_that_a_task_leaves_idle_shows_nothing_and_slows_nobody() -> None:
+    world = make_world()
+    two, beside = add(world, [0, 1], A, 100.0), add(world, [1], B, 100.0)
+    two.working = 1
+    advance(world, 10.0)
+    assert (two.progress_s, beside.progress_s) == (10.0, 10.0)
+    assert world.gpus[0].sm_active_s == pytest.approx(10.0 * A.sm_active)
+    assert world.gpus[1].sm_active_s == pytest.approx(10.0 * B.sm_active)
+
+
 def test_a_neighbour_that_joins_slows_the_task_from_that_moment_on() -> None:
     world = make_world()
     first = add(world, [0], A, 100.0)

@@ -52,6 +52,7 @@ class Replayed(Record, frozen=True, kw_only=True):
 
 def command_of(task: TraceTask) -> tuple[str, ...]:
     """The process that stands for the task: it holds memory and makes progress on a virtual GPU."""
+    told = (("--engine", task.gr_active), ("--power", task.power))
     return (
         *(sys.executable, "-m", "carma.vgpu.task"),
         *("--memory-mib", str(task.memory_mib)),
@@ -61,6 +62,8 @@ def command_of(task: TraceTask) -> tuple[str, ...]:
         *("--seconds", f"{task.work_s:.12g}"),  # of its work; the start comes before it
         *("--start-s", f"{task.start_s:g}"),
         *("--ramp-s", f"{task.ramp_s:g}"),
+        *("--busy-gpus", str(task.busy_gpus)),
+        *(word for flag, share in told if share is not None for word in (flag, f"{share:g}")),
     )
 
 

@@ -142,7 +142,7 @@ def _processes(world: World, before: World | None, gpu: VirtualGpu, now_rates: l
         ProcessUse(
             pid=process.pid,
             memory_mib=process.memory_mib,
-            sm_active=_part(process.demand.sm_active * _rate(world, before, process, shares[id(process)])),
+            sm_active=_part(process.on(gpu.index).sm_active * _rate(world, before, process, shares[id(process)])),
             name=process.name,
         )
         for process in world.on(gpu.index)

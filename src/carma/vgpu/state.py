@@ -16,6 +16,7 @@ from carma.core.sharing import progress_rates, shown
 FaultKind = Literal["lost", "metrics", "processes"]
 VERSION = 1
 IDLE = Demand(0.0, 0.0, 0.0)
+LEFT_IDLE = Demand(0.0, 0.0, 0.0, 0.0, 0.0)  # wants nothing of a GPU, and is not slowed there
 
 
 class VirtualGpu(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -47,6 +48,7 @@ class VirtualProcess(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     gpus: list[int]
     memory_mib: int
     demand: Demand = IDLE
+    working: int = 0  # of `gpus`, the first so many that it works on; the others stand idle; 0: all
     progress_s: float = 0.0  # work done, in seconds of running alone
     wanted_s: float | None = None  # work there is; None: no end
     name: str = ""
@@ -54,6 +56,10 @@ class VirtualProcess(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     @property
     def done(self) -> bool:
         return self.wanted_s is not None and self.progress_s >= self.wanted_s
+
+    def on(self, index: int) -> Demand:
+        """What it wants of that GPU."""
+        return self.demand if not self.working or index in self.gpus[: self.working] else LEFT_IDLE
 
 
 class World(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -97,7 +103,7 @@ def rates(world: World) -> list[float]:
             for place in members:
                 found[place] = 0.0
         elif len(members) > 1:
-            shared = progress_rates([world.processes[place].demand for place in members])
+            shared = progress_rates([world.processes[place].on(gpu.index) for place in members])
             for place, rate in zip(members, shared, strict=True):
                 found[place] = min(found[place], rate)
     return found
@@ -149,7 +155,7 @@ def coarse_util(demands: list[Demand]) -> float:
 def load_now(world: World, gpu: VirtualGpu, now_rates: list[float]) -> tuple[Demand, float]:
     """What the GPU shows at this moment: activity and the coarse utilisation."""
     pairs = [
-        (process.demand, rate)
+        (process.on(gpu.index), rate)
         for process, rate in zip(world.processes, now_rates, strict=True)
         if rate > 0.0 and gpu.index in process.gpus
     ]

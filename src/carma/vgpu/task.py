@@ -129,7 +129,9 @@ class _Run:
         with self.device.changing() as world:
             names = ", ".join(self._usable(world))
             wanted_s = None if self.opened_s is None else asked.seconds
-            me = join(world, self.gpus, Demand(asked.sm, occupancy, asked.dram), wanted_s, "python")
+            demand = Demand(asked.sm, occupancy, asked.dram, asked.engine, asked.power)
+            me = join(world, self.gpus, demand, wanted_s, "python")
+            me.working = asked.busy_gpus
             self._grow(world, me)
         print(f"started on {names}: {asked.memory_mib} MiB, {asked.seconds:g} s of work", flush=True)
         return me
@@ -261,6 +263,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--sm", type=_share, default=0.5, help="SM activity alone, 0 to 1")
     add("--dram", type=_share, default=0.2, help="DRAM activity alone, 0 to 1")
     add("--occupancy", type=_share, help="SM occupancy alone, 0 to 1 (default: 0.45 of --sm)")
+    add("--engine", type=_share, help="share of time with any kernel alone (default: guessed from --sm)")
+    add("--power", type=_share, help="power alone, of what a card draws above idle (default: guessed)")
+    add("--busy-gpus", type=int, default=0, help="the first so many of its GPUs do all its work (default: all)")
     add("--ramp-s", type=_seconds, default=2.0, help="the memory is taken over so many seconds of its work")
     add("--grow-mib", type=_mib, default=0, help="memory that it takes on top of that later, on each GPU")
     add("--grow-at-s", type=_seconds, default=0.0, help="seconds of its work before it begins to grow")
