@@ -244,3 +244,52 @@ def test_a_cancelled_task_does_not_come_back() -> None:
     status = world.task(task).status
     assert isinstance(status, Finished)
     assert status.outcome.__struct_config__.tag == "cancelled"
+
+
+ALONE = Rules(recovery=RecoveryRules(mode="alone"))
+
+
+def test_by_the_published_rule_a_task_comes_back_alone_at_once_and_before_the_others() -> None:
+    world = World(1, rules=ALONE)
+    other = world.run(10_000, time_limit_s=9_000.0)
+    older = world.submit(20_000, exclusive=True)
+    task = world.run(5_000, holds_mib=4_800, time_limit_s=60.0)
+    world.oom(task, asked_mib=3_000, peak_mib=4_800)
+    world.settle()
+    planned = plan(world, task)
+    assert (planned.rung, planned.memory_mib, planned.first) == ("alone", 4_800 + 3_000 + 1_024, True)
+    back(world, task)
+    world.end(other)
+    world.wait(2)
+    world.settle()
+    assert world.placed(task)
+    assert world.task(task).attempts[-1].placement.booking.alone
+    assert not world.placed(older)
+
+
+def test_by_the_published_rule_a_task_waits_for_an_idle_gpu_however_much_room_there_is_beside_others() -> None:
+    world = World(1, rules=ALONE)
+    world.run(10_000)
+    task = world.submit(5_000)
+    world.settle()
+    world.start(task, mib=4_800)
+    world.wait(30)
+    world.oom(task, asked_mib=3_000, peak_mib=4_800)
+    world.settle()
+    back(world, task)
+    assert not world.placed(task)
+    assert world.why(task).code == "Exclusive"
+
+
+def test_by_the_published_rule_an_innocent_victim_too_comes_back_alone() -> None:
+    world = World(1, rules=ALONE)
+    glutton = world.run(10_000)
+    task = world.run(5_000, holds_mib=4_000)
+    world.memory[world.state.active[glutton]] = 35_900
+    world.wait(2)
+    world.oom(task, asked_mib=500, peak_mib=4_000)
+    world.settle()
+    assert world.task(task).attempts[-1].blame == "neighbour"
+    planned = plan(world, task)
+    assert (planned.rung, planned.first) == ("alone", True)
+    assert planned.reason.endswith("goes first, alone on a GPU (recovery.mode is alone)")

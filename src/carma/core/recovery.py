@@ -6,6 +6,9 @@ then gives up with the story. One that a limit stopped has told only the block t
 books `growth` times as much at least, and is held to what is free where it comes (placement.py). An innocent victim
 comes back first, with its booking as it was; so does a task whose MPS server died under it. A task that must not be run
 twice says so with `max_oom_retries` 0, and that covers these too.
+
+`recovery.mode = "alone"` is the published rule, to compare with: after an OOM, whoever was to blame, a task comes back
+before all others and has its GPUs to itself.
 """
 
 from __future__ import annotations
@@ -80,7 +83,7 @@ def next_step(task: Task, rules: Rules, gpus: tuple[Gpu, ...]) -> Retry | GiveUp
     if _innocent(attempt):
         if limit == 0 or len(innocent) > rules.recovery.innocent_retries:
             return GiveUp(_victim(outcome, len(innocent)))
-        return Retry(_first(task, attempt), _back_off_s(rules, len(innocent)))
+        return Retry(_first(task, attempt, rules), _back_off_s(rules, len(innocent)))
     if not isinstance(outcome, OutOfMemory) or outcome.where != "gpu":
         return GiveUp(outcome)
     if len(guilty) > limit:
@@ -130,8 +133,16 @@ def _victim(outcome: Outcome, count: int) -> Outcome:
     return _told(outcome, f"a neighbour took the memory {_times(count)}; not tried again")
 
 
-def _first(task: Task, attempt: Attempt) -> Plan:
+def _first(task: Task, attempt: Attempt, rules: Rules) -> Plan:
     """As before, and before the others: what recovery had learnt stays."""
+    plan = _as_before(task, attempt)
+    if rules.recovery.mode == "alone" and isinstance(attempt.outcome, OutOfMemory):
+        reason = f"{plan.reason}, alone on a GPU (recovery.mode is alone)"
+        return Plan(rung="alone", memory_mib=plan.memory_mib, first=True, reason=reason)
+    return plan
+
+
+def _as_before(task: Task, attempt: Attempt) -> Plan:
     held = show_mib(attempt.placement.booking.memory_mib)
     if _squeezed(attempt):
         whole = show_mib(_booked_mib(attempt))
@@ -160,9 +171,10 @@ def _climb(
     if attempt.placement.booking.alone:
         memory = max(memory, had_mib + 1)  # it had all of that card, so the next one must be larger
     wait_s = _back_off_s(rules, count)
-    if count >= 3 or memory > largest or attempt.placement.booking.alone:
+    at_once = rules.recovery.mode == "alone"
+    if at_once or count >= 3 or memory > largest or attempt.placement.booking.alone:
         reason = f"next attempt alone on a GPU ({_held(attempt, outcome)} when memory ran out)"
-        return Retry(Plan(rung="alone", memory_mib=min(memory, largest), reason=reason), wait_s)
+        return Retry(Plan(rung="alone", memory_mib=min(memory, largest), first=at_once, reason=reason), wait_s)
     if again:
         reason = f"{_wanted(attempt, outcome)}; next attempt where {show_mib(memory)} fit"
         return Retry(Plan(rung="again", memory_mib=memory, reason=reason), wait_s)

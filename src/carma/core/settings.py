@@ -103,7 +103,10 @@ class Memory(Record, frozen=True, kw_only=True):
 class PlacementRules(Record, frozen=True, kw_only=True):
     policy: Annotated[
         str,
-        Meta(description="Which GPUs: exclusive, round-robin, first-fit, best-fit, magm, lug, goodput or a plugin's."),
+        Meta(
+            description="Which GPUs: exclusive, round-robin, first-fit, best-fit, magm, lug, goodput, horus, lucid or "
+            "a plugin's."
+        ),
     ] = "magm"
     slowdown_cap: Annotated[
         float,
@@ -172,6 +175,13 @@ class QueueRules(Record, frozen=True, kw_only=True):
 
 
 class RecoveryRules(Record, frozen=True, kw_only=True):
+    mode: Annotated[
+        Literal["ladder", "alone"],
+        Meta(
+            description="How a task comes back. ladder: where what it wanted fits, then with a larger booking, then "
+            "alone. alone: at once alone on its GPUs, before all others (as published)."
+        ),
+    ] = "ladder"
     retries: Annotated[int, Meta(ge=0, description="So often a task comes back after it ran out of GPU memory.")] = 4
     innocent_retries: Annotated[
         int, Meta(ge=0, description="So often it comes back when a neighbour was to blame; not counted in `retries`.")
