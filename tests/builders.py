@@ -149,7 +149,7 @@ class World:
 
     def end(self, task_id: TaskId, outcome: Outcome | None = None) -> None:
         key = self.state.active[task_id]
-        seen = ending_facts(self.state, key)
+        seen = ending_facts(self.state, key, self.now)
         self.memory.pop(key, None)
         told = (seen.peak_mib, seen.energy_j, seen.over, seen.activity, seen.used_s)
         self.emit(AttemptEnded(self.now, key, outcome or Succeeded(), *told))

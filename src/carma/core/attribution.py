@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import exp, inf, isfinite, log, sqrt
 
+from carma.core import pace
 from carma.core.model import Activity, AttemptKey, GpuId, GpuSample, GpuUsage, Record
 from carma.core.seen import NEW_VARIANCE, Guess, Live, Seen, Track
 from carma.core.snapshot import HIDDEN_MIB
@@ -73,6 +74,7 @@ def share_out(state: State, live: Live, holders: Sequence[Member], before: GpuSa
     span_s = sample.at - before.at
     _learn(live, members, sample, span_s)
     shares = [*_shares(live, members, sample), *(0.0 for _ in members.resting)]
+    pace.follow(state, live, members.present, shares[: len(members.present)], members.foreign, sample, span_s)
     energy = _energy(state, live, members, before, sample)
     given_j = 0.0
     values = _values(sample)

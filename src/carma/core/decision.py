@@ -18,6 +18,8 @@ class Ask(Record, frozen=True, gc=False):
     source: str
     alone: bool = False
     demand: Demand | None = None  # what it would keep busy alone; None: nobody knows
+    alone_s: float | None = None  # what it would take alone; None: nobody knows
+    at: float = 0.0  # when it is asked
 
 
 class Part(Record, frozen=True, gc=False):

@@ -16,7 +16,7 @@ def ended(
 ) -> AttemptEnded:
     """The event with what was seen of the attempt. `guilty` are found to have run out of their own booking just now,
     which no sample may have shown."""
-    seen = ending_facts(state, key)
+    seen = ending_facts(state, key, at)
     peak_mib = seen.peak_mib
     if isinstance(outcome, OutOfMemory) and outcome.peak_mib is not None:
         peak_mib = max(peak_mib or 0, outcome.peak_mib)
@@ -24,7 +24,7 @@ def ended(
     if isinstance(outcome, OutOfMemory) and outcome.where == "gpu":
         near = (other for other in guilty if other != key and _share_a_gpu(state, key, other))
         over = tuple(dict.fromkeys((*seen.over, *near)))
-    return AttemptEnded(at, key, outcome, peak_mib, seen.energy_j, over, seen.activity, seen.used_s)
+    return AttemptEnded(at, key, outcome, peak_mib, seen.energy_j, over, seen.activity, seen.used_s, seen.alone)
 
 
 def _share_a_gpu(state: State, one: AttemptKey, other: AttemptKey) -> bool:

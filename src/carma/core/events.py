@@ -7,6 +7,7 @@ from __future__ import annotations
 from carma.core.decision import Verdict
 from carma.core.model import (
     Activity,
+    Alone,
     AttemptKey,
     Confinement,
     Estimate,
@@ -87,6 +88,7 @@ class AttemptUse(Record, frozen=True, kw_only=True):
     energy_j: float | None = None
     activity: Activity | None = None
     used_s: float = 0.0
+    alone: Alone | None = None
     settled: bool = False  # on all of its GPUs
 
 
@@ -112,6 +114,7 @@ class AttemptEnded(Event, frozen=True, tag="attempt_ended"):
     over_booking: tuple[AttemptKey, ...] = ()
     activity: Activity | None = None
     used_s: float = 0.0  # what `activity` is the mean over
+    alone: Alone | None = None
 
 
 class RecoveryPlanned(Event, frozen=True, tag="recovery_planned"):

@@ -15,6 +15,7 @@ from carma.core import observe, usage
 from carma.core.commands import Command, EstimateTask, LaunchAttempt, StopAttempt, WarnAttempt
 from carma.core.model import AttemptKey, GpuId, TaskId
 from carma.core.outcome import Outcome, OutOfMemory
+from carma.core.pace import regroup
 from carma.core.recovery import blame
 from carma.core.seen import Track
 from carma.core.state import SERVER, InvalidEvent, State
@@ -138,6 +139,7 @@ def _placed(state: State, event: e.TaskPlaced) -> list[Command]:
 def _membership_changed(state: State, gpus: tuple[GpuId, ...], at: float) -> None:
     for gpu in gpus:
         state.live_of(gpu).since = at
+    regroup(state, gpus, at)
 
 
 def _current(state: State, key: AttemptKey) -> Task | None:
@@ -153,6 +155,8 @@ def _started(state: State, event: e.AttemptStarted) -> list[Command]:
     status = task.status
     attempt = replace(task.attempts[-1], pid=event.pid, started_at=event.at, confinement=event.confinement)
     running = Running(event.at, status.placement, event.pid, status.ending)
+    if event.key in state.tracks:
+        state.tracks[event.key].begin(event.at)
     state.put(replace(task, attempts=(*task.attempts[:-1], attempt), status=running))
     if status.ending is not None:
         return [StopAttempt(event.key, _grace_s(state, task))]
@@ -215,6 +219,7 @@ def _go_on(state: State, task: Task, use: e.AttemptUse) -> None:
         energy_j=use.energy_j,
         activity=use.activity,
         used_s=use.used_s,
+        alone=use.alone or attempt.alone,
         settled=use.settled,
     )
     state.put(replace(task, attempts=(*task.attempts[:-1], attempt)))
@@ -222,7 +227,7 @@ def _go_on(state: State, task: Task, use: e.AttemptUse) -> None:
     if track is not None:
         if use.peak_mib is not None:
             track.peak_mib = max(track.peak_mib or 0, use.peak_mib)
-        track.go_on_from(use.energy_j, use.activity, use.used_s)
+        track.go_on_from(use.energy_j, use.activity, use.used_s, use.alone)
 
 
 def _ended(state: State, event: e.AttemptEnded) -> list[Command]:
@@ -240,6 +245,7 @@ def _ended(state: State, event: e.AttemptEnded) -> list[Command]:
         energy_j=event.energy_j if event.energy_j is not None else attempt.energy_j,
         activity=event.activity if event.activity is not None else attempt.activity,
         used_s=max(attempt.used_s, event.used_s),
+        alone=event.alone or attempt.alone,
     )
     if isinstance(outcome, OutOfMemory) and outcome.where == "gpu":
         attempt = replace(attempt, blame=blame(attempt, outcome, bool(event.over_booking)))

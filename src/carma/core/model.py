@@ -100,6 +100,13 @@ class Demand(Record, frozen=True, omit_defaults=True):
     power: float | None = None  # of what the card can draw above idle
 
 
+class Alone(Record, frozen=True, kw_only=True):
+    """What an attempt would show if it had its GPUs alone, and how fast it went beside its neighbours, on average."""
+
+    demand: Demand
+    pace: float = 1.0  # predicted; 1 is as fast as alone
+
+
 class Estimate(Record, frozen=True, kw_only=True):
     """Predicted memory for each GPU of the task. `upper_mib` is what is booked; `source` says who answered."""
 

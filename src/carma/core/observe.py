@@ -13,8 +13,9 @@ from collections import Counter
 from carma.core import attribution
 from carma.core.attribution import Member
 from carma.core.events import MemoryObserved
-from carma.core.model import Activity, AttemptKey, GpuId, GpuSample, Record, TaskId
+from carma.core.model import Activity, Alone, AttemptKey, GpuId, GpuSample, Record, TaskId
 from carma.core.news import in_order
+from carma.core.pace import alone_of
 from carma.core.seen import Live, Seen
 from carma.core.state import State
 from carma.core.status import Running
@@ -133,10 +134,11 @@ class Facts(Record, frozen=True, kw_only=True):
     energy_j: float | None = None
     activity: Activity | None = None
     used_s: float = 0.0
+    alone: Alone | None = None
     over: tuple[AttemptKey, ...] = ()  # neighbours above their booking
 
 
-def ending_facts(state: State, key: AttemptKey) -> Facts:
+def ending_facts(state: State, key: AttemptKey, at: float) -> Facts:
     track = state.tracks.get(key)
     if track is None:
         return Facts()
@@ -150,6 +152,7 @@ def ending_facts(state: State, key: AttemptKey) -> Facts:
         energy_j=track.energy_j,
         activity=track.activity,
         used_s=track.used_s,
+        alone=alone_of(track, at),
         over=tuple(over),
     )
 

@@ -8,6 +8,7 @@ from typing import Protocol
 from carma.core.events import Durable
 from carma.core.model import (
     Activity,
+    Alone,
     AttemptKey,
     Confinement,
     Estimate,
@@ -109,6 +110,7 @@ class PastRun(Record, frozen=True, kw_only=True):
     ended_at: float
     energy_j: float | None = None
     activity: Activity | None = None
+    alone: Alone | None = None
     fingerprint: str = ""  # of what it ran, but for the numbers among its words; "" where nobody looked
     more_than_mib: int | None = None  # of one that ran out of GPU memory: so much was not enough
 

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from itertools import islice
 from math import inf
 
+from msgspec.structs import replace
+
 from carma.core.admission import by_size
 from carma.core.decision import Ask, Refusal
 from carma.core.doors import asked_by, door_at, door_told, fence_holds, refreshed, reserved, still_nobody
@@ -134,6 +136,8 @@ class QuickPass:
         if len(found) < ask.gpus or shape in self.in_vain:
             return None
         opened = [door_at(self.state, kept, self.now).view for kept in found]
+        if self.state.policy.against is not None:
+            ask = replace(ask, at=self.now)
         refusals: dict[GpuId, Refusal] = {}
         last = self.state.gpus.get(self.last_gpu) if self.last_gpu is not None else None
         ranked = rank(

@@ -9,10 +9,11 @@ from collections.abc import Iterable
 
 from msgspec.structs import asdict
 
-from carma.core.model import Activity, AttemptKey, GpuId, GpuSample, TaskId
+from carma.core.model import Activity, Alone, AttemptKey, Demand, GpuId, GpuSample, TaskId
 from carma.core.window import Window
 
 NEW_VARIANCE = 0.5  # of one that is new: it may do nothing yet, or fill the GPU
+FADES_S = 60.0  # what was seen of a demand longer ago than this fades
 POWER_SAMPLES = 5  # a GPU's power is judged by the mean of so many: a single reading may be a counter that lagged
 
 
@@ -44,11 +45,54 @@ class Guess:
         self.variance = NEW_VARIANCE
 
 
+class Solo:
+    """What an attempt is thought to keep busy alone: a mean that forgets."""
+
+    __slots__ = ("alone_s", "dram_active", "gr_active", "seconds", "sm_active", "sm_occupancy")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.alone_s = 0.0  # of that, with the GPU to itself
+        self.sm_active = self.sm_occupancy = self.dram_active = 0.0
+        self.gr_active: float | None = None
+
+    def see(self, sample: GpuSample, part: float, seconds: float, *, alone: bool, enough_s: float) -> bool:
+        """`part`: of what the sample shows. Whether it has just been seen for long enough."""
+        if sample.sm_active is None:
+            return False
+        before_s = self.seconds
+        if alone and self.alone_s == 0.0:
+            self.seconds = 0.0  # what it shows alone counts for more than what was made of it beside others
+        self.seconds += seconds
+        self.alone_s += seconds if alone else 0.0
+        weight = min(1.0, seconds / min(self.seconds, FADES_S))
+        self.sm_active += (min(1.0, sample.sm_active * part) - self.sm_active) * weight
+        # What the driver does not give counts as in a typical task with so much SM activity.
+        occupancy = 0.45 * sample.sm_active if sample.sm_occupancy is None else sample.sm_occupancy
+        dram = 0.5 * sample.sm_active if sample.dram_active is None else sample.dram_active
+        self.sm_occupancy += (min(1.0, occupancy * part) - self.sm_occupancy) * weight
+        self.dram_active += (min(1.0, dram * part) - self.dram_active) * weight
+        if alone and sample.gr_active is not None:  # beside others it says nothing of one
+            before = sample.gr_active if self.gr_active is None else self.gr_active
+            self.gr_active = before + (sample.gr_active - before) * weight
+        return before_s < enough_s <= self.seconds
+
+    def start_from(self, demand: Demand) -> None:
+        """What an earlier life of the daemon thought."""
+        self.seconds = FADES_S
+        self.sm_active, self.sm_occupancy, self.dram_active = demand.sm_active, demand.sm_occupancy, demand.dram_active
+        self.gr_active = demand.gr_active
+
+    @property
+    def demand(self) -> Demand:
+        return Demand(self.sm_active, self.sm_occupancy, self.dram_active, self.gr_active)
+
+
 class Seen:
     """Of one attempt on one GPU: when it first touched it, when its memory last grew, when it settled; and how
     much of the GPU's activity is thought to be its own."""
 
-    __slots__ = ("adopted", "first_at", "grown_at", "level_mib", "now_mib", "own", "settled_at")
+    __slots__ = ("adopted", "first_at", "grown_at", "level_mib", "now_mib", "own", "settled_at", "solo")
 
     def __init__(self) -> None:
         self.first_at: float | None = None
@@ -57,13 +101,26 @@ class Seen:
         self.now_mib: int | None = None
         self.settled_at: float | None = None
         self.own = Guess()
+        self.solo = Solo()
         self.adopted = False  # it may have used the GPU before this life of the daemon: `first_at` is not its first use
 
 
 class Track:
     """Of one attempt since this process started looking, or since what the log kept of it."""
 
-    __slots__ = ("energy_j", "means", "on", "peak_mib", "shrinks", "used_s")
+    __slots__ = (
+        "began_at",
+        "done_s",
+        "energy_j",
+        "means",
+        "on",
+        "paced_at",
+        "peak_mib",
+        "rate",
+        "rates",
+        "shrinks",
+        "used_s",
+    )
 
     def __init__(self, gpus: Iterable[GpuId], peak_mib: int | None) -> None:
         self.on: dict[GpuId, Seen] = {gpu: Seen() for gpu in gpus}
@@ -71,7 +128,25 @@ class Track:
         self.shrinks = True  # whether its booking may still shrink, as far as that was looked at (shrink.py)
         self.energy_j: float | None = None
         self.used_s = 0.0  # since its first use, summed over its GPUs
+        self.began_at: float | None = None  # or when this process began to look
+        self.done_s = 0.0  # as of `paced_at`, of the seconds that it would take alone (pace.py)
+        self.paced_at = 0.0
+        self.rate = 1.0  # how fast it is thought to go; 1 alone
+        self.rates: dict[GpuId, float] = {}  # the same on each of its GPUs; the slowest counts
         self.means: dict[str, Mean] = {name: Mean() for name in Activity.__struct_fields__}
+
+    def begin(self, at: float, done_s: float = 0.0) -> None:
+        self.began_at = self.paced_at = at
+        self.done_s = done_s
+
+    def done_by(self, at: float, truth: float = 1.0) -> float:
+        if self.began_at is None:
+            return 0.0
+        return self.done_s + min(1.0, self.rate * truth) * max(0.0, at - self.paced_at)
+
+    def go_on_until(self, at: float, truth: float) -> None:
+        self.done_s = self.done_by(at, truth)
+        self.paced_at = max(at, self.paced_at)
 
     @property
     def activity(self) -> Activity | None:
@@ -81,10 +156,15 @@ class Track:
             return None
         return Activity(**{name: None if value is None else round(value, 5) for name, value in values.items()})
 
-    def go_on_from(self, energy_j: float | None, activity: Activity | None, used_s: float) -> None:
+    def go_on_from(
+        self, energy_j: float | None, activity: Activity | None, used_s: float, alone: Alone | None = None
+    ) -> None:
         """What an earlier life of the daemon saw of it; what was seen in this one goes on top."""
         if used_s <= self.used_s:
             return
+        if alone is not None:
+            for seen in self.on.values():
+                seen.solo.start_from(alone.demand)
         self.used_s, self.energy_j = used_s, energy_j
         for name, value in asdict(activity or Activity()).items():
             self.means[name] = Mean()
@@ -105,6 +185,7 @@ class Live:
         "recent_w",
         "shown",
         "since",
+        "truth",
         "window",
     )
 
@@ -113,6 +194,7 @@ class Live:
         self.look: GpuSample | None = None  # the newest that tells of memory: a sample, or a glance between two
         self.shown: list[TaskId] = []  # the tasks whose processes `look` shows
         self.since = 0.0
+        self.truth = 1.0  # how much of the activity that was predicted for those on it is seen (pace.py)
         self.left_at = 0.0  # when a task last left it
         self.left_over: dict[AttemptKey, float] = {}  # those that left while above their booking, and when
         self.background = Guess()  # of the foreign processes on it

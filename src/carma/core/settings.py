@@ -174,6 +174,50 @@ class QueueRules(Record, frozen=True, kw_only=True):
     ] = "wait"
 
 
+class FairnessRules(Record, frozen=True, kw_only=True):
+    """Whose turn it is among tasks of the same priority: the user's who has had the least for their share. Off: the
+    task's that was submitted first."""
+
+    enabled: Annotated[
+        bool, Meta(description="Whether users take turns by what they had, and not tasks by when they came.")
+    ] = False
+    half_life_s: Annotated[
+        float, Meta(ge=60.0, description="What a user had so long ago counts half, in seconds (a day).")
+    ] = 86_400.0
+    memory_weight: Annotated[
+        float, Meta(ge=0.0, description="What an hour of a whole card's memory, booked, counts.")
+    ] = 1.0
+    sm_weight: Annotated[
+        float, Meta(ge=0.0, description="What an hour of a whole card's SM activity, as seen, counts.")
+    ] = 1.0
+    shares: Annotated[
+        dict[str, Annotated[float, Meta(gt=0.0)]],
+        Meta(description="How much a user is due beside others, by name; default stands for all others, 1 if not set."),
+    ] = {}
+
+
+class QuotaRules(Record, frozen=True, kw_only=True):
+    """The most that a user may have at once. A number is for every user; by name, default stands for all others. Who is
+    not named, and has no default, has no limit."""
+
+    running: Annotated[dict[str, Annotated[int, Meta(ge=0)]], Meta(description="So many tasks that run.")] = {}
+    gpus: Annotated[
+        dict[str, Annotated[int, Meta(ge=0)]],
+        Meta(description="So many GPUs, those of all running tasks added up; a shared GPU counts for each task on it."),
+    ] = {}
+    memory_share: Annotated[
+        dict[str, Annotated[float, Meta(gt=0.0, le=1.0)]],
+        Meta(
+            description="So much of the server's GPU memory booked, as a share of all of it. A user with no task "
+            "running may start one, whatever it is thought to take."
+        ),
+    ] = {}
+    waiting: Annotated[
+        dict[str, Annotated[int, Meta(ge=0)]],
+        Meta(description="So many tasks that wait; more are refused when they are submitted."),
+    ] = {}
+
+
 class RecoveryRules(Record, frozen=True, kw_only=True):
     mode: Annotated[
         Literal["ladder", "alone"],
@@ -212,6 +256,8 @@ class Rules(Record, frozen=True, kw_only=True):
     memory: Memory = Memory()
     sharing: Sharing = Sharing()
     queue: QueueRules = QueueRules()
+    fairness: FairnessRules = FairnessRules()
+    quota: QuotaRules = QuotaRules()
     recovery: RecoveryRules = RecoveryRules()
     stopping: Stopping = Stopping()
 

@@ -80,7 +80,7 @@ def _lowered(rates: Sequence[float], demands: Sequence[Demand], mechanism: Mecha
     told, guessed = CAUTION[mechanism]
     least, slope = told
     for demand in demands:
-        if demand.power is None or demand.gr_active is None:
+        if demand is UNKNOWN or demand.power is None or demand.gr_active is None:
             least, slope = guessed
             break
     if len(demands) > MEASURED:

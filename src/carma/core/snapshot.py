@@ -11,15 +11,16 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from carma.core.model import AttemptKey, Demand, Gpu, GpuSample, ProcessUse
+from carma.core.model import AttemptKey, Gpu, GpuSample, ProcessUse
 from carma.core.news import EARLY_S
-from carma.core.seen import Seen
+from carma.core.pace import belief
+from carma.core.seen import Seen, Track
 from carma.core.settings import Rules
 from carma.core.state import SERVER, State
 from carma.core.status import Running, Starting
 from carma.core.task import Task
 from carma.core.units import show_s
-from carma.core.view import GpuView, Holder, room_mib
+from carma.core.view import GpuView, Holder, Progress, room_mib
 
 HIDDEN_MIB = 1024  # so much the driver may use for itself; what is beyond it belongs to processes that are not shown
 
@@ -126,12 +127,16 @@ def _holder(state: State, gpu: Gpu, key: AttemptKey, now: float) -> Holder:
         warming=warm_up.phrase if warm_up is not None else None,
         settles_at=warm_up.until if warm_up is not None else None,
         ends_at=expected_end(task, state.rules, now),
-        demand=demand_of(task),
+        demand=belief(task, seen),
+        progress=_progress(task, track, state.live_of(gpu.id).truth),
     )
 
 
-def demand_of(task: Task) -> Demand | None:
-    return task.estimate.demand if task.estimate is not None else None
+def _progress(task: Task, track: Track | None, truth: float) -> Progress | None:
+    if track is None or track.began_at is None:
+        return None
+    alone_s = task.estimate.runtime_s if task.estimate is not None else None
+    return Progress(track.began_at, track.done_s, track.paced_at, min(1.0, track.rate * truth), alone_s)
 
 
 class WarmingUp(NamedTuple):

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from carma.core.kept import Doors
 from carma.core.model import AttemptKey, Gpu, GpuId, GpuUsage, Placement, TaskId
 from carma.core.news import News
+from carma.core.pace import regroup
 from carma.core.placement import Policy
 from carma.core.ports import Checkpoint
 from carma.core.seen import Live, Track
@@ -171,8 +172,13 @@ def restore(rules: Rules, policy: Policy, checkpoint: Checkpoint | None) -> Stat
     for task_id, key in state.active.items():
         attempt = state.tasks[task_id].attempts[-1]
         state.tracks[key] = track = Track(attempt.placement.gpus, attempt.observed_mib)
-        track.go_on_from(attempt.energy_j, attempt.activity, attempt.used_s)
+        track.go_on_from(attempt.energy_j, attempt.activity, attempt.used_s, attempt.alone)
+        if attempt.started_at is not None:
+            pace = attempt.alone.pace if attempt.alone is not None else 1.0
+            track.begin(attempt.started_at, pace * (state.now - attempt.started_at))
+            track.paced_at = state.now
     state.idle_w = {GpuId(gpu): watts for gpu, watts in checkpoint.idle_w.items()}
+    regroup(state, state.gpus, state.now)
     for gpu, watts in checkpoint.empty_w.items():
         state.live_of(GpuId(gpu)).empty_w = watts
     return state

@@ -7,6 +7,7 @@ from typing import Literal
 from carma.core.decision import Verdict
 from carma.core.model import (
     Activity,
+    Alone,
     AttemptKey,
     Confinement,
     Estimate,
@@ -45,6 +46,7 @@ class Attempt(Record, frozen=True, kw_only=True):
     energy_j: float | None = None  # its share above what the idle GPUs would have taken
     activity: Activity | None = None  # its own share, on average
     used_s: float = 0.0  # what `activity` is the mean over, as last stored: GPU-seconds since its first use
+    alone: Alone | None = None  # what it would have shown alone, as far as that can be told
     confinement: Confinement | None = None
     settled: bool = False  # on all of its GPUs, as last stored
 

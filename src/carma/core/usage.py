@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from carma.core.events import AttemptUse, UseNoted
 from carma.core.model import AttemptKey, GpuUsage
+from carma.core.pace import alone_of
 from carma.core.state import State
 from carma.core.status import Running
 
@@ -65,6 +66,7 @@ def _use(state: State, key: AttemptKey) -> AttemptUse | None:
         energy_j=track.energy_j,
         activity=track.activity,
         used_s=track.used_s,
+        alone=alone_of(track, state.now),
         settled=all(seen.settled_at is not None for seen in track.on.values()),
     )
 

@@ -11,6 +11,19 @@ from carma.core.model import AttemptKey, Demand, Gpu, GpuSample, ProcessUse, Rec
 from carma.core.window import Metric, Summary
 
 
+class Progress(Record, frozen=True):
+    """How far an attempt is thought to be, in seconds that the work would take alone."""
+
+    began_at: float
+    done_s: float  # as of `at`
+    at: float
+    rate: float  # since then
+    alone_s: float | None  # all of it; None: nobody knows
+
+    def done_by(self, now: float) -> float:
+        return self.done_s + self.rate * max(0.0, now - self.at)
+
+
 class Holder(Record, frozen=True, kw_only=True):
     """An attempt on the GPU. `warming` is a phrase as long as it has not settled ("has held memory for 4 s")."""
 
@@ -23,7 +36,7 @@ class Holder(Record, frozen=True, kw_only=True):
     settles_at: float | None = None  # expected, as long as it is warming
     ends_at: float  # expected
     demand: Demand | None = None  # what it would keep busy alone; None: nobody knows
-    rate: float | None = None  # its speed as seen, 1 alone; None: not known
+    progress: Progress | None = None  # None: it has not started
 
     @property
     def counted_mib(self) -> int:

@@ -14,10 +14,11 @@ from carma.core.admission import by_size, never_fits
 from carma.core.decision import Ask, Refusal
 from carma.core.filters import door_of
 from carma.core.model import AttemptKey, Demand, Gpu, GpuId, Record, TaskId
+from carma.core.pace import belief
 from carma.core.placement import RECOVERY, UNKNOWN, Choice, Fenced, choose
 from carma.core.reserve import Fence, free_at, in_the_way, reserve, spare_mib
 from carma.core.settings import Rules
-from carma.core.snapshot import demand_of, expected_runtime_s, views
+from carma.core.snapshot import expected_runtime_s, views
 from carma.core.state import State
 from carma.core.status import Finished, Queued
 from carma.core.task import Task
@@ -55,7 +56,11 @@ def ask_of(task: Task, state: State, sizes: Sequence[Gpu] | None = None) -> Ask:
         largest = gpus[min(task.spec.gpus, len(gpus)) - 1].memory_mib if gpus else 0
         if memory > largest - DRIVER_MIB and largest > 0:
             memory, alone = int(0.9 * largest), True
-    return Ask(task.id, task.spec.gpus, memory, source, alone, demand_of(task))
+    return Ask(task.id, task.spec.gpus, memory, source, alone, belief(task, None), _alone_s(task))
+
+
+def _alone_s(task: Task) -> float | None:
+    return task.estimate.runtime_s if task.estimate is not None else None
 
 
 def _more_than_mib(task: Task, state: State) -> int:
@@ -104,7 +109,7 @@ class Pass:
 
     def consider(self, task: Task) -> Choice:
         """Decide for one task, and change the working copy as if it had been done."""
-        ask = ask_of(task, self.state, self.sizes)
+        ask = replace(ask_of(task, self.state, self.sizes), at=self.now)
         runtime_s = expected_runtime_s(task, self.state.rules)
         fenced = None
         if self.fence is not None:

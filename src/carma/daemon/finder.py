@@ -109,6 +109,7 @@ def past_run(state: State, key: AttemptKey, collocated: bool) -> PastRun | None:
         ended_at=attempt.ended_at,
         energy_j=attempt.own_energy_j,
         activity=attempt.activity,
+        alone=attempt.alone,
         fingerprint=task.fingerprint,
         more_than_mib=not_enough_mib(attempt),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from carma.core.model import Estimate, NoEstimate
+from carma.core.model import Demand, Estimate, NoEstimate
 from carma.core.pattern import Number, numbers
 from carma.core.ports import Archive, EstimateRequest, PastRun
 from carma.core.shrink import with_margin
@@ -99,6 +99,7 @@ def _from_runs(telling: Sequence[PastRun], request: EstimateRequest) -> Estimate
         footprint_mib=peak,
         upper_mib=with_margin(peak),
         source=History.name,
+        demand=_demand(alike),
         runtime_s=_runtime_s(alike),
         gpu_model=alike[0].gpu_model,
         warnings=(*warnings, *remarks),
@@ -176,11 +177,25 @@ def _from_line(fitted: Fit, name: str, value: float, remarks: Sequence[str], gpu
     )
 
 
+def _demand(runs: Sequence[PastRun]) -> Demand | None:
+    """What it keeps busy alone: the run of middle SM activity, of those that had their GPU to themselves if there are
+    any."""
+    known = [run for run in runs if run.alone is not None]
+    known = [run for run in known if not run.collocated] or known
+    demands = sorted((run.alone.demand for run in known if run.alone is not None), key=lambda one: one.sm_active)
+    return demands[len(demands) // 2] if demands else None
+
+
 def _runtime_s(runs: Sequence[PastRun]) -> float | None:
-    """The median of whole runs; of those that had their GPU to themselves, where there are any."""
+    """Alone: the median of whole runs that had their GPU to themselves, where there are any; else of what the others
+    would have taken, as far as that can be told."""
     whole = [run for run in runs if run.succeeded]
     alone = [run for run in whole if not run.collocated]
-    return median(run.runtime_s for run in alone or whole) if whole else None
+    return median(run.runtime_s * _pace(run) for run in alone or whole) if whole else None
+
+
+def _pace(run: PastRun) -> float:
+    return run.alone.pace if run.alone is not None and run.collocated else 1.0
 
 
 def _times(count: int) -> str:

@@ -13,7 +13,7 @@ from carma.errors import Usage
 from carma.plugins import POLICIES, load_one, policy_name
 from carma.sim import cards, sources
 from carma.sim.record import About, Run
-from carma.sim.run import Setup, Simulation
+from carma.sim.run import Demands, Setup, Simulation
 from carma.traces import Trace
 
 
@@ -23,7 +23,7 @@ class Request(Record, frozen=True, kw_only=True):
     gpus: int = 4
     gpu: str = "a100-40"
     memory: str = "measured"
-    demand: Literal["measured", "none"] = "none"
+    demand: Demands = "history"
     mechanism: Literal["mps", "timeslice"] = "mps"
     seed: int = 0
     noise: float = 0.0

@@ -16,8 +16,20 @@ from carma.core import events as e
 from carma.core.commands import Command, EstimateTask, LaunchAttempt, StopAttempt, WarnAttempt
 from carma.core.ending import ended
 from carma.core.machine import step
-from carma.core.model import AttemptKey, Confinement, Estimate, Gpu, GpuId, Guard, Owner, Record, TaskId, TaskSpec
-from carma.core.outcome import Outcome
+from carma.core.model import (
+    Alone,
+    AttemptKey,
+    Confinement,
+    Estimate,
+    Gpu,
+    GpuId,
+    Guard,
+    Owner,
+    Record,
+    TaskId,
+    TaskSpec,
+)
+from carma.core.outcome import Outcome, Succeeded
 from carma.core.placement import Policy
 from carma.core.propose import propose
 from carma.core.settings import Rules
@@ -40,6 +52,11 @@ PATIENCE = 100  # heartbeats
 HEARTBEAT_S = 60.0  # what only time brings about is noticed so often, while somebody waits
 
 
+# What is known of a task's demand and run time before it runs: the truth; what its last run in this trace has shown;
+# nothing.
+Demands = Literal["measured", "history", "none"]
+
+
 class Setup(Record, frozen=True, kw_only=True):
     """What is simulated. `rules` are the daemon's own."""
 
@@ -48,7 +65,7 @@ class Setup(Record, frozen=True, kw_only=True):
     rules: Rules
     policy: Policy
     source: Source
-    demand: Literal["measured", "none"] = "none"  # what is known of a task's demand and run time before it runs
+    demand: Demands = "history"
     mechanism: Literal["mps", "timeslice"] = "mps"
     seed: int = 0
     noise: float = 0.0  # the spread of true rates about the model's; 1: as measured
@@ -121,6 +138,7 @@ class Simulation:
         self._orders: dict[AttemptKey, LaunchAttempt] = {}
         self._rows: dict[TaskId, TraceTask] = {}
         self._left: dict[AttemptKey, Runner] = {}  # as they were when they ended
+        self._known: dict[str, tuple[Alone, float]] = {}  # what the last run of that name has shown
         self._awake = False
         self._idle = 0  # heartbeats in which nobody ran and nobody came
         self.runs: list[result.TaskRun] = []
@@ -296,10 +314,19 @@ class Simulation:
         row = self._rows[task]
         found = self.setup.source(row)
         if isinstance(found, Estimate):
-            if self.setup.demand == "measured":
-                found = replace(found, demand=row.demand, runtime_s=row.seconds)
+            found = self._with_demand(found, row)
             return e.TaskEstimated(self.now, task, found)
         return e.TaskEstimated(self.now, task, None, (found,))
+
+    def _with_demand(self, found: Estimate, row: TraceTask) -> Estimate:
+        match self.setup.demand:
+            case "measured":
+                return replace(found, demand=row.demand, runtime_s=row.seconds)
+            case "history" if (known := self._known.get(row.name)) is not None:
+                alone, runtime_s = known
+                return replace(found, demand=alone.demand, runtime_s=runtime_s)
+            case _:
+                return found
 
     def _stopped(self, key: AttemptKey) -> Iterator[e.AnyEvent]:
         """At once: a process that is told to stop does."""
@@ -328,6 +355,10 @@ class Simulation:
         if not isinstance(task.status, Finished):
             return
         row = self._rows.pop(task_id)
+        last = task.attempts[-1] if task.attempts else None
+        if last is not None and last.alone is not None and isinstance(task.status.outcome, Succeeded):
+            began = last.placed_at if last.started_at is None else last.started_at
+            self._known[row.name] = (last.alone, last.alone.pace * (task.status.at - began))
         keys = [AttemptKey(task_id, attempt.number) for attempt in task.attempts]
         self.runs.append(run_of(task, row, self._index, [self._left.pop(key, None) for key in keys]))
         for key in keys:

@@ -1,15 +1,16 @@
 """Goodput: the GPU on which the task adds most progress in total, as long as no task is slowed down beyond a cap.
 
 Progress is predicted by the sharing model (sharing.py) from what each task is known to keep busy when it runs alone. A
-task of whom nothing is known counts as a demanding one. Where a neighbour would push anybody over the cap, the task
-waits: a GPU is left alone when sharing it loses.
+task of whom nothing is known counts as a demanding one. The cap is on a task's whole run: one that had its GPU alone for
+an hour can bear a neighbour for a while. Where a neighbour would push anybody over the cap, the task waits: a GPU is
+left alone when sharing it loses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
+from math import inf
 
 from msgspec.structs import replace
 
@@ -17,15 +18,25 @@ from carma.core.decision import Ask, Part, Refusal
 from carma.core.model import Demand, GpuId, Record
 from carma.core.policy import Policy, Ranked
 from carma.core.settings import Rules
-from carma.core.sharing import progress_rates
+from carma.core.sharing import Mechanism, progress_rates
 from carma.core.view import GpuView, Holder
-
-UNKNOWN = Demand(sm_active=0.8, sm_occupancy=0.4, dram_active=0.4)
 
 
 class Terms(Record, frozen=True):
     cap: float
-    mechanism: Literal["mps", "timeslice"]
+    mechanism: Mechanism
+
+
+class Member:
+    """One that shares the GPU, as it would go on."""
+
+    __slots__ = ("alone_s", "demand", "left_s", "spent_s")
+
+    def __init__(self, demand: Demand | None, alone_s: float, done_s: float, spent_s: float) -> None:
+        self.demand = demand
+        self.alone_s = alone_s
+        self.left_s = max(1.0, alone_s - done_s)  # one that overran what was said of it may end at any time
+        self.spent_s = spent_s
 
 
 class Outlook(Record, frozen=True):
@@ -33,14 +44,45 @@ class Outlook(Record, frozen=True):
 
     gain: float  # progress of all, less what those there make by themselves
     own: float  # slow-down of the newcomer
-    worst: float  # of anybody
+    worst: float  # of anybody, over the whole run
 
 
 def outlook(ask: Ask, holders: Sequence[Holder], terms: Terms) -> Outlook:
-    demands = [holder.demand or UNKNOWN for holder in holders]
-    before = progress_rates(demands, terms.mechanism)
-    after = progress_rates([*demands, ask.demand or UNKNOWN], terms.mechanism)
-    return Outlook(sum(after) - sum(before), 1.0 / after[-1], 1.0 / min(after))
+    members = [_member(holder, ask.at) for holder in holders]
+    newcomer = Member(ask.demand, inf if ask.alone_s is None else ask.alone_s, 0.0, 0.0)
+    before = progress_rates([member.demand for member in members], terms.mechanism)
+    members.append(newcomer)
+    after = progress_rates([member.demand for member in members], terms.mechanism)
+    slow = slowdowns(members, after, terms.mechanism)
+    return Outlook(sum(after) - sum(before), slow[-1], max(slow))
+
+
+def _member(holder: Holder, now: float) -> Member:
+    progress = holder.progress
+    if progress is None:
+        return Member(holder.demand, inf, 0.0, 0.0)
+    alone_s = inf if progress.alone_s is None else progress.alone_s
+    return Member(holder.demand, alone_s, progress.done_by(now), max(0.0, now - progress.began_at))
+
+
+def slowdowns(members: Sequence[Member], rates: Sequence[float], mechanism: Mechanism) -> list[float]:
+    """Of each over its whole run, if nobody else comes: those who end leave the others more room. One whose end is
+    not known is taken to go on as it begins."""
+    found = [1.0 / rate for rate in rates]
+    left = {place: member.left_s for place, member in enumerate(members)}
+    at = 0.0
+    while True:
+        ends = [(left[place] / rate, place) for place, rate in zip(left, rates, strict=True) if left[place] < inf]
+        if not ends:
+            return found
+        step_s, first = min(ends)
+        at += step_s
+        for place, rate in zip(left, rates, strict=True):
+            left[place] -= step_s * rate
+        member = members[first]
+        found[first] = (member.spent_s + at) / member.alone_s
+        del left[first]
+        rates = progress_rates([members[place].demand for place in left], mechanism)
 
 
 def against(terms: Terms, ask: Ask, holders: Sequence[Holder]) -> Refusal | None:

@@ -1,0 +1,140 @@
+"""How far each attempt is thought to be, how fast it goes, and what it would keep busy if it were alone.
+
+Alone on a GPU, an attempt shows its demand itself. Beside others it is slowed down and shows less in proportion, so
+what is seen of it is divided by its predicted rate (sharing.py). An attempt that was alone long enough is believed from
+then on: what it shows beside others tells how fast it really goes, and with it whether the prediction was right.
+
+Progress is counted in seconds that the work done would have taken alone. It is added up whenever somebody comes to one
+of its GPUs or leaves it, not at every sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from carma.core.model import Alone, Demand, GpuId, GpuSample
+from carma.core.seen import Live, Seen, Track
+from carma.core.settings import Rules
+from carma.core.sharing import Mechanism, progress_rates
+from carma.core.task import Task
+from carma.core.window import given
+
+if TYPE_CHECKING:  # attribution.py calls this one
+    from carma.core.attribution import Member
+    from carma.core.state import State
+
+CALM_S = 10.0  # its memory has not grown for so long: before that a task is starting up
+BELIEVED_S = 15.0  # so much must have been seen of one before it is believed
+MOST_S = 15.0  # so much a single sample tells at most, however long the one before it was ago
+
+
+def mechanism_of(rules: Rules) -> Mechanism:
+    return "timeslice" if rules.sharing.mechanism == "timeslice" else "mps"
+
+
+def belief(task: Task, seen: Seen | None) -> Demand | None:
+    """What is known of a task's demand: by its estimate, by what was seen of it now, or in an earlier attempt."""
+    if task.estimate is not None and task.estimate.demand is not None:
+        return task.estimate.demand
+    if seen is not None and seen.solo.seconds >= BELIEVED_S:
+        return seen.solo.demand
+    for attempt in reversed(task.attempts):
+        if attempt.alone is not None:
+            return attempt.alone.demand
+    return None
+
+
+# -- progress -------------------------------------------------------------------------------------------------------
+
+
+def regroup(state: State, gpus: Iterable[GpuId], now: float) -> None:
+    """Somebody has come to those GPUs or left them, or more is known of those who are there."""
+    touched: dict[int, Track] = {}
+    for gpu in gpus:
+        live = state.live_of(gpu)
+        held = state.on_gpu.get(gpu, {})
+        tracks = [(key, state.tracks[key]) for key in held if key in state.tracks]
+        for _, track in tracks:
+            track.go_on_until(now, live.truth)
+            touched[id(track)] = track
+        demands = [belief(state.tasks[key.task], track.on.get(gpu)) for key, track in tracks]
+        for (_, track), rate in zip(tracks, progress_rates(demands, mechanism_of(state.rules)), strict=True):
+            track.rates[gpu] = rate
+        live.truth = 1.0
+    for track in touched.values():
+        track.rate = min(track.rates.values(), default=1.0)
+
+
+# -- demand ---------------------------------------------------------------------------------------------------------
+
+
+def follow(
+    state: State,
+    live: Live,
+    present: Sequence[Member],
+    shares: Sequence[float],
+    foreign: bool,
+    sample: GpuSample,
+    s: float,
+) -> None:
+    """A span of `s` seconds that ends with that sample. `shares` are of what the GPU showed."""
+    s = min(s, MOST_S)
+    learnt = False
+    if len(present) == 1 and not foreign:
+        seen = present[0].seen
+        if _calm(seen, sample.at):
+            learnt = seen.solo.see(sample, 1.0, s, alone=True, enough_s=BELIEVED_S)
+    elif present:
+        rates = [member.track.rates.get(sample.gpu, 1.0) for member in present]
+        _compare(state, live, present, rates, foreign, sample, s)
+        for member, share, rate in zip(present, shares, rates, strict=True):
+            if _calm(member.seen, sample.at) and member.seen.solo.alone_s < BELIEVED_S:
+                part = share / rate
+                learnt = member.seen.solo.see(sample, part, s, alone=False, enough_s=BELIEVED_S) or learnt
+    if learnt and len(present) > 1:
+        regroup(state, (sample.gpu,), sample.at)
+
+
+def _calm(seen: Seen, at: float) -> bool:
+    return seen.first_at is not None and at - max(seen.first_at, seen.grown_at or 0.0) >= CALM_S
+
+
+def _compare(
+    state: State,
+    live: Live,
+    present: Sequence[Member],
+    rates: Sequence[float],
+    foreign: bool,
+    sample: GpuSample,
+    s: float,
+) -> None:
+    """How much of what was predicted the GPU shows, where all of them are known from elsewhere than from here."""
+    active = given(sample, "sm_active")
+    if active is None or foreign:
+        return
+    predicted = 0.0
+    for member, rate in zip(present, rates, strict=True):
+        estimate, solo = state.tasks[member.key.task].estimate, member.seen.solo
+        told = estimate.demand if estimate is not None else None
+        if not _calm(member.seen, sample.at) or (told is None and solo.alone_s < BELIEVED_S):
+            return
+        predicted += (told.sm_active if told is not None else solo.sm_active) * rate
+    if predicted > 0.05:
+        ratio = min(1.0 / max(rates), active / min(1.0, predicted))
+        live.truth += (ratio - live.truth) * min(1.0, s / BELIEVED_S)
+
+
+def alone_of(track: Track, now: float) -> Alone | None:
+    """What is put on record of an attempt."""
+    known = [seen.solo.demand for seen in track.on.values() if seen.solo.seconds >= BELIEVED_S]
+    if not known or track.began_at is None or now <= track.began_at:
+        return None
+    most = max(known, key=lambda demand: demand.sm_active)  # of several GPUs, the busiest
+    pace = min(1.0, track.done_by(now) / (now - track.began_at))
+    return Alone(demand=_rounded(most), pace=round(pace, 4))
+
+
+def _rounded(demand: Demand) -> Demand:
+    engine = None if demand.gr_active is None else round(demand.gr_active, 4)
+    return Demand(round(demand.sm_active, 4), round(demand.sm_occupancy, 4), round(demand.dram_active, 4), engine)
