@@ -44,6 +44,8 @@ MAGM = {
     "venus": {"makespan": 0.721, "energy": 0.879},
 }
 MAGM_RUN = 1.785
+WRITTEN, PAGE = Path("results/simulation/demands.json"), Path("docs/traces.md")
+BEGIN, END = "<!-- made by tools.profile_tables --check -->", "<!-- to here -->"
 RATIOS = ("makespan", "run", "energy")
 
 
@@ -53,6 +55,9 @@ def check(pairs: Sequence[Pair], published: Mapping[str, Solo], path: Path) -> N
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print("\n".join(page(found)))
     print(f"\nWritten to {path}.")
+    if path == WRITTEN:
+        PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
+        print(f"The tables of {PAGE} are these now.")
 
 
 def worked_out(pairs: Sequence[Pair], published: Mapping[str, Solo], path: str) -> dict[str, Any]:
@@ -72,6 +77,10 @@ def worked_out(pairs: Sequence[Pair], published: Mapping[str, Solo], path: str) 
             **{name: _ratios(name) for name in SHIPPED},
         },
         "power_fit": _power_fit(),
+        "most_power_of_solo_profiles_w": {
+            name: round(most_power_w(one["sm_active"], fit_power.published_points()), 1)
+            for name, one in EXCLUSIVE.items()
+        },
         "scaled_less_published": {figure: _spread(tasks, figure) for figure in FIGURES},
         "tasks": tasks,
     }
@@ -119,6 +128,16 @@ def _power_fit() -> dict[str, Any]:
     }
 
 
+def most_power_w(sm_active: float, points: Sequence[fit_power.Point]) -> float:
+    """That any mix of those tasks, idle time included, draws on average whose mean SM activity is that."""
+    known = [(0.0, power.A100_40.idle_w), *((point.sm_active, point.power_w) for point in points)]
+    below = [one for one in known if one[0] <= sm_active]
+    above = [one for one in known if one[0] > sm_active]
+    return max(
+        low[1] + (high[1] - low[1]) * (sm_active - low[0]) / (high[0] - low[0]) for low in below for high in above
+    )
+
+
 def _distance(pair: Pair, published: Mapping[str, Solo]) -> dict[str, Any]:
     scaled, theirs = figures_of(pair.scaled), published_of(pair.task, published)
     return {
@@ -142,6 +161,13 @@ def _spread(tasks: Iterable[Mapping[str, Any]], figure: str) -> dict[str, float]
 
 
 # The page.
+
+
+def with_tables(text: str, found: Mapping[str, Any]) -> str:
+    """The page with its tables made anew, between two marks."""
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    return before + BEGIN + "\n\n" + "\n".join(page(found)) + "\n\n" + END + after
 
 
 def page(found: Mapping[str, Any]) -> list[str]:

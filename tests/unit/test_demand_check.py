@@ -73,9 +73,23 @@ def test_the_file_has_the_distance_of_scaled_from_published() -> None:
 
 
 def test_the_page_has_the_tables_of_the_file() -> None:
-    lines = PAGE.read_text(encoding="utf-8").splitlines()
-    for line in demand_check.page(json.loads(WRITTEN.read_text(encoding="utf-8"))):
-        assert line in lines
+    found = json.loads(WRITTEN.read_text(encoding="utf-8"))
+    page = PAGE.read_text(encoding="utf-8")
+    assert demand_check.with_tables(page, found) == page
+
+
+def test_the_most_that_a_mix_can_draw() -> None:
+    """Of a task at half activity and one at full: from idle or from the first to the second, whichever lies higher."""
+    point = fit_power.Point
+    assert demand_check.most_power_w(0.75, [point("a", 0.5, 0.0, 200.0), point("b", 1.0, 0.0, 260.0)]) == 230.0
+    low = demand_check.most_power_w(0.75, [point("a", 0.5, 0.0, 100.0), point("b", 1.0, 0.0, 260.0)])
+    assert low == pytest.approx(52.0 + 0.75 * (260.0 - 52.0))
+
+
+def test_the_page_has_what_the_solo_profiles_explain() -> None:
+    told = json.loads(WRITTEN.read_text(encoding="utf-8"))["most_power_of_solo_profiles_w"]
+    assert f"draws more than {told['saturn']:.0f} W" in " ".join(PAGE.read_text(encoding="utf-8").split())
+    assert told["philly"] < told["saturn"] < 213.0 < 221.0 < told["venus"]
 
 
 def test_the_check_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
