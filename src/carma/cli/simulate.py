@@ -19,6 +19,7 @@ carma simulate --trace heavy --policy lug --memory none --set gate.enabled=no --
 carma simulate --trace ./my-trace.csv --gpus 8 --gpu h200 --out run.json
 carma report --since today --save real.json && carma simulate --fidelity real.json
 """
+DEMANDS = ("measured", "history", "none")  # as in carma.sim.run, which is slow to import
 BESIDE_FIDELITY = ("fidelity", "solo", "noise", "seed", "out", "as_json")
 
 
@@ -31,7 +32,13 @@ BESIDE_FIDELITY = ("fidelity", "solo", "noise", "seed", "out", "as_json")
     "--memory",
     metavar="SOURCE",
     default="measured",
-    help="Who says what a task takes: measured, none, horus, faketensor, gpumemnet (measured).",
+    help="Who says what a task takes: measured, none, horus, faketensor, gpumemnet, trace (measured).",
+)
+@click.option(
+    "--demand",
+    type=click.Choice(DEMANDS),
+    default="history",
+    help="What is known before a task runs of how busy it keeps a GPU, and how long (history).",
 )
 @click.option("--mechanism", type=click.Choice(["mps", "timeslice"]), default="mps", help="How tasks share (mps).")
 @click.option("--seed", type=whole(0), default=0, metavar="N", help="Of all that chance decides (0).")

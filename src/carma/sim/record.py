@@ -44,6 +44,7 @@ class About(Record, frozen=True, kw_only=True):
     gpus: int
     seed: int = 0
     noise: float = 0.0
+    demand: str = ""  # what was known of tasks before they ran; empty: the file does not tell
     settings: dict[str, str] = {}
     version: str = ""
 
