@@ -77,7 +77,7 @@ def test_the_file_does_the_same(is_believed: bool, tmp_path: Path) -> None:
     bare = type(learned)(**{**vars(learned), "context_mib": None})
     near_mib = float(bare.quantiles_mib(samples)[0, MEDIAN] - samples.guess_mib[0]) + 1.0  # of the first row it is so
     learned = type(learned)(**{**vars(learned), "context_mib": near_mib if is_believed else None})
-    export.export(learned, tmp_path / "m.onnx")
+    (tmp_path / "m.onnx").write_bytes(export.export(learned))
     session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
     found = session.run(["quantiles"], {"scalars": samples.scalars})[0]
     np.testing.assert_allclose(found, learned.quantiles_mib(samples), rtol=1e-4)

@@ -64,7 +64,7 @@ def command(as_json: bool, **flags: Any) -> int:
     """
     from carma.errors import Usage
 
-    if flags.pop("install"):
+    if flags["install"]:
         if flags["out"]:
             raise Usage("--install is a place: --out has no meaning beside it", "Give one of them.")
         flags["out"] = _own_folder()

@@ -6,20 +6,28 @@ depends on its rows and the seed alone, so the order in which jobs end does not 
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import Protocol as Shape
 
 import numpy as np
 
+from carma.dataset.inside.parent import end_with
+from carma.errors import Refused
 from carma.train.folds import Protocol, Split
 from carma.train.names import PUBLISHED, PUBLISHED_WIDTHS_GB, WIDTHS_GB
 from carma.train.samples import Numbers, Samples, Wholes
 
 PROCESSES = 2
+LESS = "If the machine was short of memory: --family and --only do less at a time."
 
 
 @dataclass(frozen=True)
@@ -51,9 +59,41 @@ class Tell(Shape):
 _held: dict[str, Samples] = {}
 
 
-def workers(samples: Mapping[str, Samples]) -> ProcessPoolExecutor:
-    """Processes that hold the samples: sent once to each, not with each job."""
-    return ProcessPoolExecutor(PROCESSES, get_context("spawn"), _hold, (dict(samples),))
+@contextmanager
+def workers(samples: Mapping[str, Samples]) -> Iterator[ProcessPoolExecutor]:
+    """Processes that hold the samples: sent once to each, not with each job. They end with us, however we end."""
+    before = set(active_children())
+    pool = ProcessPoolExecutor(PROCESSES, get_context("spawn"), _hold, (os.getpid(), dict(samples)))
+    try:
+        with _deaf():
+            for _ in range(PROCESSES):
+                pool.submit(_begin)
+        yield pool
+    except BaseException as error:
+        for child in set(active_children()) - before:
+            child.kill()  # nobody waits for what it learns
+        if isinstance(error, BrokenProcessPool):
+            raise Refused("a process that was learning was killed", LESS) from error
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """What is started meanwhile does not hear Ctrl-C, which reaches all; we end it. Only a main thread can do that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _begin() -> None:
+    """So that there is a process to do it."""
 
 
 def held(data: str) -> Samples:
@@ -72,7 +112,8 @@ def compete(samples: Mapping[str, Samples], jobs: Sequence[Job], tell: Tell) -> 
             yield answers
 
 
-def _hold(samples: dict[str, Samples]) -> None:
+def _hold(parent: int, samples: dict[str, Samples]) -> None:
+    end_with(parent, signal.SIGKILL)
     steady()
     _held.update(samples)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +67,8 @@ def module_of(learned: Learned) -> nn.Module:
     raise TypeError(f"{type(learned.members).__name__} has no ONNX form")
 
 
-def export(learned: Learned, path: Path) -> None:
+def export(learned: Learned) -> bytes:
+    """An ONNX file's bytes, weights and all."""
     module = module_of(learned)
     rows, layers = torch.export.Dim("rows"), torch.export.Dim("layers")
     inputs: dict[str, Tensor] = {"scalars": torch.zeros(3, len(FEATURES))}
@@ -79,31 +80,28 @@ def export(learned: Learned, path: Path) -> None:
             "weights": torch.ones(3, 7),
         }
         shapes |= {name: {0: rows, 1: layers} for name in ("kinds", "tokens", "weights")}
-    path.parent.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter, about itself
-        torch.onnx.export(
+        made = torch.onnx.export(
             module,
             tuple(inputs.values()),
-            str(path),
             input_names=list(inputs),
             output_names=["quantiles"],
             dynamo=True,
             dynamic_shapes=tuple(shapes.values()),
-            external_data=False,
             verbose=False,
         )
-    _bare(path)
+    assert made is not None  # as it is where no file is named
+    return _bare(made.model_proto)
 
 
-def _bare(path: Path) -> None:
+def _bare(model: Any) -> bytes:
     """Without what the exporter writes about where each node came from: paths of one machine, half of the file."""
     import onnx
 
-    model = onnx.load(path)
     graph = model.graph
     for part in (model, graph, *graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer):
         part.doc_string = ""
         del part.metadata_props[:]
     onnx.checker.check_model(model)
-    onnx.save(model, path)
+    return bytes(model.SerializeToString())

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from carma.estimate.gpumemnet.facts import Bound, Facts, Kind, stem, write_facts
+from carma.dataset.folder import make_folder
+from carma.estimate.gpumemnet.facts import Bound, Facts, Kind, stem
 from carma.estimate.gpumemnet.facts import Learned as From
 from carma.estimate.gpumemnet.features import FEATURES
 from carma.estimate.gpumemnet.kinds import KINDS
+from carma.estimate.gpumemnet.pair import GRAPH
 from carma.train.contest import held, steady
 from carma.train.ensemble import Learned, at_level, learn
 from carma.train.export import export
@@ -20,6 +22,7 @@ from carma.train.report import Entry
 from carma.train.samples import Samples
 from carma.train.scale import QUANTILES
 from carma.train.scores import point
+from carma.train.written import write_pair
 
 Scores = Mapping[str, dict[str, float]]
 
@@ -34,11 +37,11 @@ def make(samples: Samples, learner: str, out: Path, seed: int, scores: Scores | 
     steady()
     kind = SERVED[learner]
     learned = learn(LEARNERS[learner].fit, samples, LEARNERS[learner].members, seed, WIDTHS_GB[samples.family][0])
-    path = out / f"{stem(samples.family, kind)}.onnx"
-    export(learned, path)
     found = scores or _unseen(learned, samples)
-    write_facts(facts(samples, kind, learned, seed, found), path.with_suffix(".json"))
-    return path
+    file = out / f"{stem(samples.family, kind)}.json"
+    make_folder(out)
+    write_pair(facts(samples, kind, learned, seed, found), export(learned), file)
+    return file.with_suffix(GRAPH)
 
 
 def facts(samples: Samples, kind: Kind, learned: Learned, seed: int, scores: Scores) -> Facts:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from carma.dataset.folder import write_whole
 from carma.train.names import NAMES
 from carma.train.report import Entry
 from carma.train.scores import Classes
@@ -17,7 +19,6 @@ Panel = tuple[str, Classes]
 
 
 def draw(entries: Sequence[Entry], folder: Path) -> list[Path]:
-    folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     for (data, width, merged), panels in _figures(entries).items():
         if max(len(classes.by_class) for _, classes in panels) <= MOST_CLASSES:
@@ -57,7 +58,10 @@ def _draw(panels: Sequence[Panel], data: str, path: Path) -> list[Path]:
     paths = [path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg")]
     for one in paths:
         # Without a date in it, equal figures are equal files.
-        figure.savefig(one, dpi=130, metadata={"Date": None} if one.suffix == ".svg" else None)
+        drawn = io.BytesIO()
+        kind = one.suffix[1:]
+        figure.savefig(drawn, format=kind, dpi=130, metadata={"Date": None} if kind == "svg" else None)
+        write_whole(one, drawn.getvalue())
     plt.close(figure)
     return paths
 

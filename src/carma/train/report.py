@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +10,7 @@ import msgspec
 import numpy as np
 
 from carma.core.model import Record
+from carma.dataset.folder import make_folder, write_whole
 from carma.train.contest import Answers
 from carma.train.ensemble import POINTS, at_level
 from carma.train.folds import Protocol
@@ -18,6 +18,8 @@ from carma.train.names import PUBLISHED_WIDTHS_GB, WIDTHS_GB
 from carma.train.samples import Numbers, Samples
 from carma.train.scale import MEDIAN, QUANTILES
 from carma.train.scores import Classes, Errors, Point, errors, judge, point, to_classes
+
+HINT = "--report names a directory that you may write to."
 
 
 class Bound(Record, frozen=True, kw_only=True):
@@ -153,12 +155,9 @@ def about(samples: Samples) -> Data:
 
 
 def write(report: Report, path: Path) -> None:
-    """The old file stays until the new one is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".part")
+    make_folder(path.parent, HINT)
     text = msgspec.json.encode(_rounded(msgspec.to_builtins(report)))
-    beside.write_bytes(msgspec.json.format(text, indent=1) + b"\n")
-    os.replace(beside, path)
+    write_whole(path, msgspec.json.format(text, indent=1) + b"\n")
 
 
 def _rounded(value: object) -> object:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from carma import __version__
 from carma.core.model import Record
+from carma.dataset.folder import HINT as OUT_HINT
+from carma.dataset.folder import check_folder
 from carma.errors import Usage
 from carma.train.contest import Job, Tell, compete, workers
 from carma.train.folds import by_chance, by_shape
@@ -20,6 +22,7 @@ from carma.train.make import make_held, scores_of
 from carma.train.names import NAMES, PUBLISHED, SERVED
 from carma.train.pictures import draw
 from carma.train.public import read_public
+from carma.train.report import HINT as REPORT_HINT
 from carma.train.report import Entry, Report, about, entries, write
 from carma.train.samples import Samples, read_tables
 
@@ -33,6 +36,7 @@ OF_SHAPES = ("mlp-based", "extra-trees")  # there are many shapes: who answers u
 class Options(Record, frozen=True, kw_only=True):
     data: tuple[str, ...] = ()
     out: str = ""
+    install: bool = False  # `out` is the user's own place
     families: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     seed: int = 0
@@ -60,12 +64,17 @@ def run(options: Options, tell: Tell) -> Done:
 
 
 def check(options: Options) -> None:
-    """What would make no model is told before an hour is spent."""
+    """What would make no model, or have no place to go to, is told before an hour is spent."""
     if options.out and options.only and not set(options.only) & set(SERVED):
         named = f"of {', '.join(options.only)} there are no models to write to {options.out}"
         raise Usage(named, f"--out makes those of {' and '.join(SERVED)}; --evaluate judges any learner.")
     if options.out and not options.data:
         raise Usage(f"there is no data to make models for {options.out} from", "Name files of `carma dataset pack`.")
+    if options.out:
+        hint = "--install writes there; --out DIR names another place." if options.install else OUT_HINT
+        check_folder(Path(options.out), hint)
+    if options.evaluate:
+        check_folder(_report(options).parent, REPORT_HINT)
 
 
 def _make(
@@ -135,13 +144,14 @@ def _jobs(options: Options, samples: Mapping[str, Samples], learners: Sequence[s
 def _command(options: Options) -> str:
     words = ["carma", "train", *options.data]
     named = {
-        "--out": options.out,
+        "--out": "" if options.install else options.out,
         "--public-mlp": options.public_mlp and Path(options.public_mlp).name,
         "--family": ",".join(options.families),
         "--only": ",".join(options.only),
         "--seed": str(options.seed),
     }
     words += [word for flag, value in named.items() if value for word in (flag, value)]
+    words += ["--install"] if options.install else []
     words += ["--evaluate"] if options.evaluate else []
     words += [] if options.shapes else ["--no-shapes"]
     return shlex.join(words)

@@ -68,6 +68,7 @@ class Facts(Record, frozen=True, kw_only=True):
     most_layers: int
     bounds: dict[str, Bound] = {}  # by level: "0.9", "0.95", "0.99"
     learned: Learned
+    graph_sha256: str = ""  # of the ONNX file beside it; "": not told
     scores: dict[str, dict[str, float]] = {}  # on held-out folds, by class width ("8GB"): accuracy, under, over …
 
     def place(self, quantile: float) -> int:
@@ -110,4 +111,8 @@ def _why_not(facts: Facts) -> str | None:
 
 
 def write_facts(facts: Facts, file: Path) -> None:
-    file.write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=1) + b"\n")
+    file.write_bytes(encode_facts(facts))
+
+
+def encode_facts(facts: Facts) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(facts), indent=1) + b"\n"

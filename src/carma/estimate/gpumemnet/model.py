@@ -15,9 +15,10 @@ import numpy as np
 
 from carma.errors import PluginError
 from carma.estimate.cards import card_for
-from carma.estimate.gpumemnet.facts import SHIPPED, Facts, Kind, read_facts, stem
+from carma.estimate.gpumemnet.facts import SHIPPED, Facts, Kind, stem
 from carma.estimate.gpumemnet.features import Family, Features
 from carma.estimate.gpumemnet.merged import merge
+from carma.estimate.gpumemnet.pair import GRAPH, read_pair
 from carma.paths import find_paths
 
 if TYPE_CHECKING:
@@ -33,9 +34,9 @@ class _Session(Protocol):
 class Model:
     """A graph and its facts."""
 
-    def __init__(self, file: Path, facts: Facts) -> None:
+    def __init__(self, file: Path, facts: Facts, graph: bytes) -> None:
         self.file, self.facts = file, facts
-        self._session = _session(file)
+        self._session = _session(file, graph)
 
     def told(self) -> str:
         """Which one it is."""
@@ -73,7 +74,7 @@ def check_runtime() -> None:
         ) from error
 
 
-def _session(file: Path) -> _Session:
+def _session(file: Path, graph: bytes) -> _Session:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -81,7 +82,7 @@ def _session(file: Path) -> _Session:
     options.inter_op_num_threads = 1
     options.log_severity_level = 3  # errors only
     try:
-        made: _Session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        made: _Session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own exceptions have no common base
         raise PluginError(f"{file} cannot be run: {error}", "Reinstall carma, or run carma train.") from error
     return made
@@ -135,5 +136,5 @@ def _model(file: Path) -> Model:
     """Learned anew, it is read anew."""
     key = (file, file.stat().st_mtime_ns)
     if key not in _made:
-        _made[key] = Model(file.with_suffix(".onnx"), read_facts(file))
+        _made[key] = Model(file.with_suffix(GRAPH), *read_pair(file))
     return _made[key]
