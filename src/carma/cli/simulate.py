@@ -38,7 +38,7 @@ BESIDE_FIDELITY = ("fidelity", "solo", "noise", "seed", "out", "as_json")
     "--demand",
     type=click.Choice(DEMANDS),
     default="history",
-    help="What is known before a task runs of how busy it keeps a GPU, and how long (history).",
+    help="What predicting policies know of a task before it runs (measured).",
 )
 @click.option("--mechanism", type=click.Choice(["mps", "timeslice"]), default="mps", help="How tasks share (mps).")
 @click.option("--seed", type=whole(0), default=0, metavar="N", help="Of all that chance decides (0).")

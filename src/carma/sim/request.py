@@ -23,7 +23,7 @@ class Request(Record, frozen=True, kw_only=True):
     gpus: int = 4
     gpu: str = "a100-40"
     memory: str = "measured"
-    demand: Demands = "history"
+    demand: Demands = "measured"
     mechanism: Literal["mps", "timeslice"] = "mps"
     seed: int = 0
     noise: float = 0.0

@@ -52,8 +52,8 @@ PATIENCE = 100  # heartbeats
 HEARTBEAT_S = 60.0  # what only time brings about is noticed so often, while somebody waits
 
 
-# What is known of a task's demand and run time before it runs: the truth; what its last run in this trace has shown;
-# nothing.
+# What policies that ask for it are told of a task's demand and run time before it runs: the truth; what its last run in
+# this trace has shown; nothing.
 Demands = Literal["measured", "history", "none"]
 
 
@@ -65,7 +65,7 @@ class Setup(Record, frozen=True, kw_only=True):
     rules: Rules
     policy: Policy
     source: Source
-    demand: Demands = "history"
+    demand: Demands = "measured"
     mechanism: Literal["mps", "timeslice"] = "mps"
     seed: int = 0
     noise: float = 0.0  # the spread of true rates about the model's; 1: as measured
@@ -319,6 +319,8 @@ class Simulation:
         return e.TaskEstimated(self.now, task, None, (found,))
 
     def _with_demand(self, found: Estimate, row: TraceTask) -> Estimate:
+        if self.state.policy.against is None:
+            return found  # it judges by what is observed, as published; a run time would change who overtakes whom
         match self.setup.demand:
             case "measured":
                 return replace(found, demand=row.demand, runtime_s=row.seconds)
