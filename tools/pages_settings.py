@@ -49,6 +49,8 @@ def toml(value: object) -> str:
     """A default as it would stand in the file."""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {toml(item)}" for name, item in value.items()) + "}"
     if isinstance(value, tuple):
         return "[" + ", ".join(toml(item) for item in value) + "]"
     return f'"{value}"' if isinstance(value, str) else str(value)

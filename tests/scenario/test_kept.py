@@ -25,21 +25,32 @@ from carma.core.events import (
     TaskRetried,
     TaskSubmitted,
 )
-from carma.core.model import ArrayPlace, Dependency, Estimate, GpuId, TaskId, TaskSpec, WarnSignal
+from carma.core.model import ArrayPlace, Dependency, Estimate, GpuId, Owner, TaskId, TaskSpec, WarnSignal
 from carma.core.outcome import Failed, OutOfMemory, Succeeded
 from carma.core.placement import Policy, Ranked
 from carma.core.policies import best_fit, exclusive, lug, magm, round_robin
 from carma.core.propose import propose
-from carma.core.settings import Gate, PlacementRules, QueueRules, Rules, WarmUp, WindowRules
+from carma.core.settings import (
+    FairnessRules,
+    Gate,
+    PlacementRules,
+    QueueRules,
+    QuotaRules,
+    Rules,
+    WarmUp,
+    WindowRules,
+)
 from carma.core.state import checkpoint, forget
 from carma.core.task import Task
 from carma.core.view import GpuView
-from tests.builders import ALICE, World, gpu
+from tests.builders import ALICE, BOB, World, gpu
 from tests.plainly import propose_plainly
 
 SEEDS = 100
 STEPS = 300
 MIB = (1, 200, 903, 2_000, 6_000, 9_001, 15_000, 30_000, 40_000)
+QUOTA = QuotaRules(running={"bob": 1}, gpus={"default": 3, "carol": 1}, memory_share={"alice": 0.3})
+CAROL = Owner(1003, 1003, "carol")
 ENDS = (Succeeded(), Succeeded(), Succeeded(), Failed(3), OutOfMemory("gpu", 1, 900, 5_000))
 
 
@@ -91,6 +102,8 @@ class History:
             ),
             window=WindowRules(stale_s=pick((3.0, 15.0, 1e9, 1e9, 1e9)), length_s=10.0, min_samples=1),
             placement=PlacementRules(tasks_per_gpu=pick((1, 2, 4, 4)), idle_first=pick((True, False))),
+            fairness=FairnessRules(enabled=pick((True, False)), half_life_s=60.0, shares={"carol": 3.0}),
+            quota=pick((QuotaRules(), QuotaRules(), QUOTA)),
         )
 
     # -- what happens -------------------------------------------------------------------------------------------------
@@ -111,7 +124,7 @@ class History:
             after=(Dependency(before, pick(("ok", "any"))),) if odd == 5 and before in world.state.tasks else (),
             array=ArrayPlace(TaskId(1_000), number, 2) if odd in (6, 7) else None,
         )
-        world.emit(TaskSubmitted(now, number, ALICE, spec))
+        world.emit(TaskSubmitted(now, number, pick((ALICE, ALICE, ALICE, BOB, CAROL)), spec))
         mib, runtime_s = pick(MIB), pick((None, None, 3.0, 20.0, 200.0))
         estimate = Estimate(footprint_mib=mib, upper_mib=mib + number % 5, source="trace", runtime_s=runtime_s)
         world.emit(TaskEstimated(now, number, estimate if self.random.random() < 0.9 else None))

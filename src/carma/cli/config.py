@@ -89,6 +89,8 @@ def _print(settings: list[SettingView], verbose: bool) -> None:
 
 
 def value_text(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={item}" for name, item in value.items()) or "(none)"
     if isinstance(value, list | tuple):
         return ", ".join(str(item) for item in value) or "(none)"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -12,6 +12,7 @@ from msgspec import inspect
 from carma.config.tree import Settings
 from carma.core.units import parse_duration_s, parse_mib
 
+DEFAULT_USER = "default"  # who is not named
 _YES = frozenset({"true", "yes", "on", "1"})
 _NO = frozenset({"false", "no", "off", "0"})
 
@@ -42,7 +43,7 @@ def catalogue() -> dict[str, Setting]:
                 name=name,
                 section=section.name,
                 key=field.name,
-                default=field.default,
+                default=field.default_factory() if field.default is msgspec.NODEFAULT else field.default,
                 description=description,
                 allowed=_allowed(kind, field.name),
                 annotation=annotations[field.name],
@@ -62,8 +63,11 @@ def read(setting: Setting, value: object) -> object:
     """
     if isinstance(value, str):
         value = _from_text(setting, value.strip())
+    if isinstance(setting.kind, inspect.DictType) and not isinstance(value, dict):
+        value = {DEFAULT_USER: value}
     converted: object = msgspec.convert(value, type=setting.annotation)
-    if isinstance(converted, float) and not math.isfinite(converted):
+    numbers = converted.values() if isinstance(converted, dict) else (converted,)
+    if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
         raise ValueError("not a finite number")  # TOML has nan and inf; nan passes every comparison with a bound
     return converted
 
@@ -76,11 +80,26 @@ def _from_text(setting: Setting, text: str) -> object:
         raise ValueError("neither true nor false")
     if isinstance(kind, inspect.VarTupleType):
         return [part.strip() for part in text.split(",") if part.strip()]
+    if isinstance(kind, inspect.DictType):
+        return _by_name(kind, text)
     if isinstance(kind, inspect.IntType):
         return int(text) if _is_number(text) or not setting.key.endswith("_mib") else parse_mib(text)
     if isinstance(kind, inspect.FloatType):
         return float(text) if _is_number(text) or not setting.key.endswith("_s") else parse_duration_s(text)
     return text
+
+
+def _by_name(kind: inspect.DictType, text: str) -> dict[str, float]:
+    """`default=4,anna=8`, or a number alone, which is everybody's."""
+    number = int if isinstance(_unwrap(kind.value_type)[0], inspect.IntType) else float
+    found: dict[str, float] = {}
+    for part in (part.strip() for part in text.split(",") if part.strip()):
+        name, _, value = part.rpartition("=")
+        name = name.strip() or DEFAULT_USER
+        if name in found:
+            raise ValueError(f"{name} twice")
+        found[name] = number(value)
+    return found
 
 
 def _is_number(text: str) -> bool:
@@ -105,6 +124,9 @@ def _allowed(kind: inspect.Type, key: str) -> str:
             return "one of " + ", ".join(str(value) for value in values)
         case inspect.VarTupleType():
             return "a list of texts"
+        case inspect.DictType(value_type=value_type):
+            number = _allowed(_unwrap(value_type)[0], "")
+            return f"{number}, for everybody, or by user, such as default=1,anna=2 (a file: {{default = 1, anna = 2}})"
         case inspect.IntType() | inspect.FloatType():
             return _number(kind, key)
         case _:

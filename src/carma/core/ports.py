@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from carma.core.events import Durable
+from carma.core.fairness import UserUsage
 from carma.core.model import (
     Activity,
     Alone,
@@ -127,6 +128,7 @@ class Checkpoint(Record, frozen=True, kw_only=True):
     overtaken: dict[int, int] = {}  # task -> how many later ones went before it
     idle_w: dict[str, float] = {}  # GPU -> what it takes with nobody on it, as seen so far
     empty_w: dict[str, float] = {}  # the same of others, by a single reading
+    usage: tuple[UserUsage, ...] = ()  # what users had
 
 
 class Loaded(Record, frozen=True):

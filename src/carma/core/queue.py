@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from msgspec.structs import replace
 
@@ -20,7 +20,7 @@ from carma.core.state import SERVER, State
 from carma.core.status import Estimating, Finished, Queued, Recovering, Running, Starting
 from carma.core.task import Task
 from carma.core.units import show_s
-from carma.core.walk import Pass, Waiting, ask_of, newcomer_turn, not_yet, turns
+from carma.core.walk import Due, Pass, Waiting, ask_of, newcomer_turn, not_yet, turns, whole_line
 
 __all__ = [
     "KEPT_VERDICTS",
@@ -28,6 +28,7 @@ __all__ = [
     "Waiting",
     "ask_of",
     "explain",
+    "in_order",
     "not_yet",
     "schedule",
     "try_now",
@@ -78,8 +79,11 @@ def _reasons_in_line(state: State, now: float, ids: set[TaskId]) -> dict[TaskId,
             head, start_at = task.id, walk.fence.start_at
         if task.id in ids:
             found[task.id] = _waiting(choice, start_at, now)
-    for place, (_, _, task_id) in enumerate(state.line):
+    for place, task_id in enumerate(in_order(state, now)):
         if task_id in ids and task_id not in found:
+            if task_id in walk.stopped:
+                found[task_id] = Waiting("Quota", walk.stopped[task_id])
+                continue
             front = f"; task {head} waits for a GPU first" if head is not None else ""
             found[task_id] = _drained(state) or Waiting("Priority", f"{_before(place)} before it in the queue{front}")
     return found
@@ -152,9 +156,24 @@ def try_now(state: State, task: Task, now: float) -> Decision:
         if other is task:
             return conclude(choice, state.policy.name, now)
     blocked = not_yet(task, state, now)
-    before = bisect_left(state.line, newcomer_turn(state, task))
+    before = _place_of(state, task, now)
     turn_later = _drained(state) or Waiting("Priority", f"{_before(before)} before it in the queue")
     return _blocked(walk, task, blocked or turn_later)
+
+
+def in_order(state: State, now: float) -> Iterable[TaskId]:
+    """All of the line, in the order of their turns."""
+    if state.lanes is None:
+        return [task_id for _, _, task_id in state.line]
+    return (task.id for task, _ in whole_line(state, now, Due(state)))
+
+
+def _place_of(state: State, newcomer: Task, now: float) -> int:
+    """How many are before one that is not in the queue yet."""
+    if state.lanes is None:
+        return bisect_left(state.line, newcomer_turn(state, newcomer))
+    line = enumerate(whole_line(state, now, Due(state), newcomer))
+    return next(place for place, (task, _) in line if task is newcomer)
 
 
 def _drained(state: State) -> Waiting | None:

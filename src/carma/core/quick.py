@@ -14,19 +14,19 @@ from math import inf
 
 from msgspec.structs import replace
 
-from carma.core.admission import by_size
 from carma.core.decision import Ask, Refusal
 from carma.core.doors import asked_by, door_at, door_told, fence_holds, refreshed, reserved, still_nobody
 from carma.core.events import TaskPlaced
+from carma.core.fairness import wanted_by
 from carma.core.filters import door_of
-from carma.core.kept import Asked, Doors, Kept, Nobody
+from carma.core.kept import Asked, Doors, Kept, Nobody, Turn
+from carma.core.lanes import InTurn
 from carma.core.model import AttemptKey, Demand, GpuId, TaskId
 from carma.core.placement import Choice, Ranked, conclude, rank
 from carma.core.reserve import Fence, free_at, in_the_way, spare_mib
 from carma.core.state import State
-from carma.core.task import Task
 from carma.core.view import GpuView
-from carma.core.walk import newcomer, not_yet
+from carma.core.walk import Due, newcomer
 
 KEPT_VERDICTS = 16  # with each placement, so that `explain` can tell later; more would swell a large server's log
 PLACED_AT_ONCE = 64  # of one pass; the shell asks again at once, so this bounds a pass and delays nobody
@@ -68,23 +68,26 @@ class QuickPass:
         self.keeps_out: Refusal | None = None  # what it says to those behind
         self.spare_mib: dict[GpuId, int] = {}  # on its GPUs, for tasks that outlast the reserved start
         self.in_vain: set[tuple[int, int, bool, float, Demand | None]] = set()  # what the policy found no GPU for
-        self.started: dict[TaskId, int] = {}  # arrays: how many this pass has started
+        self.due = Due(state)
+        self.started = self.due.started  # arrays: how many this pass has started
         self.nobody = Nobody(now)
 
     def placements(self) -> list[TaskPlaced]:
         placed: list[TaskPlaced] = []
         tasks, known, nobody = self.state.tasks, self.doors.asked, self.nobody
-        for turn in self.state.line:
+        order = self._order()
+        for turn in order:
             asked = known.get(turn[2]) or asked_by(self.state, self.doors, tasks[turn[2]])
             nobody.last = turn
-            if not asked.plain and self._waits(asked.task):
+            if not asked.plain and self._waits(asked):
+                if isinstance(order, InTurn):
+                    order.passed_over()
                 continue
-            if asked.plain or not self._array_is_full(asked.task):
-                start = self._consider(asked)
-                if start is not None:
-                    placed.append(start)
-                    if len(placed) >= PLACED_AT_ONCE:
-                        break
+            start = self._consider(asked)
+            if start is not None:
+                placed.append(start)
+                if len(placed) >= PLACED_AT_ONCE:
+                    break
             if not self.open or (self.first is not None and self.behind >= self.state.rules.queue.backfill_depth):
                 nobody.full = True
                 break
@@ -94,20 +97,25 @@ class QuickPass:
                 fence_holds(self.state, self.doors, nobody, self.fence, self.now)
         return placed
 
-    def _waits(self, task: Task) -> bool:
+    def _order(self) -> InTurn | list[Turn]:
+        state, doors = self.state, self.doors
+        if state.lanes is None:
+            return state.line
+
+        def cost(task_id: TaskId) -> float:
+            asked = asked_by(state, doors, state.tasks[task_id])
+            return state.accounts.ahead(asked.task.owner.name, wanted_by(asked.ask, self.due.largest_mib).cards)
+
+        return InTurn(state.lanes, cost)
+
+    def _waits(self, asked: Asked) -> bool:
         """Whether its turn cannot come, whatever the GPUs say; and what that depends on."""
-        spec = task.spec
+        task, spec = asked.task, asked.task.spec
         if spec.begin_at is not None and spec.begin_at > self.now:
             self.nobody.until = min(self.nobody.until, spec.begin_at)
-        if spec.after or spec.array is not None:
+        if spec.after or spec.array is not None or self.state.accounts.limited:
             self.nobody.fragile = True
-        return not_yet(task, self.state, self.now, by_size(self.state)) is not None
-
-    def _array_is_full(self, task: Task) -> bool:
-        array = task.spec.array
-        if array is None or array.at_once is None:
-            return False
-        return self.state.in_array.get(array.array, 0) + self.started.get(array.array, 0) >= array.at_once
+        return not self.due.may_come(task, self.now)
 
     def _consider(self, asked: Asked) -> TaskPlaced | None:
         """Decide for one task, and change the working copy as if it had been done."""
@@ -166,6 +174,7 @@ class QuickPass:
         key = AttemptKey(task.id, task.key.attempt + 1)
         placed = TaskPlaced(now, key, decision.placement, decision.reason, self._overtakes(choice), verdicts)
         self._apply(choice, asked.runtime_s)
+        self.due.tally.gave(task.owner, wanted_by(ask, self.due.largest_mib))
         if task.spec.array is not None:
             array = task.spec.array.array
             self.started[array] = self.started.get(array, 0) + 1

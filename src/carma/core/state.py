@@ -11,7 +11,9 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
+from carma.core.fairness import Accounts
 from carma.core.kept import Doors
+from carma.core.lanes import Lanes
 from carma.core.model import AttemptKey, Gpu, GpuId, GpuUsage, Placement, TaskId
 from carma.core.news import News
 from carma.core.pace import regroup
@@ -39,8 +41,10 @@ class State:
         self.drained: dict[str, str] = {}
         self.last_gpu: GpuId | None = None
         self.overtaken: dict[TaskId, int] = {}
+        self.accounts = Accounts(rules)  # what users had, and hold now; also kept by `put`
         # Indices over `tasks`, kept by `put`:
         self.line: list[tuple[int, int, TaskId]] = []  # queued and not held, in the order of their turn
+        self.lanes = Lanes() if rules.fairness.enabled else None  # the same, with users taking turns
         self.active: dict[TaskId, AttemptKey] = {}  # starting or running
         self.undecided: set[TaskId] = set()  # recovering
         self.on_gpu: dict[GpuId, dict[AttemptKey, Placement]] = {}
@@ -60,6 +64,7 @@ class State:
     def put(self, task: Task) -> None:
         """Store a task and keep every index true."""
         before = self.tasks.get(task.id)
+        self._account(before, task)
         if before is not None:
             self._unindex(before)
         self.tasks[task.id] = task
@@ -69,12 +74,25 @@ class State:
             self.touch(gpu)
 
     def drop(self, task_id: TaskId) -> None:
-        self._unindex(self.tasks.pop(task_id))
+        task = self.tasks.pop(task_id)
+        self._account(task, None)
+        self._unindex(task)
         self.overtaken.pop(task_id, None)
         self.unfitted.discard(task_id)
         self.doors.changed(task_id)
         for gpu in self.news.shown_on(task_id):
             self.touch(gpu)
+
+    def _account(self, before: Task | None, task: Task | None) -> None:
+        """What its user had and holds; users' places in the lanes go by that."""
+        all_moved = self.accounts.minute(self.now)
+        moved = self.accounts.follow(before, task, self.gpus, self.now)
+        known = task or before
+        if self.lanes is None or known is None or not (moved or all_moved):
+            return
+        self.doors.nobody = None
+        for uid in self.lanes.users() if all_moved else (known.owner.uid,):
+            self.lanes.moved(uid, self.accounts.level(uid))
 
     def touch(self, gpu: GpuId) -> None:
         """Something about that GPU has changed: who is on it, what they do there, what was seen of it."""
@@ -86,6 +104,9 @@ class State:
             case Queued(held=False):
                 insort(self.line, turn(task))
                 self.doors.joined_line(turn(task))
+                if self.lanes is not None:
+                    self.doors.nobody = None  # it may stand anywhere
+                    self.lanes.join(turn(task), task.owner.uid, self.accounts.level(task.owner.uid))
             case Starting(placement=placement) | Running(placement=placement):
                 self.active[task.id] = task.key
                 for gpu in placement.gpus:
@@ -111,6 +132,9 @@ class State:
                 place = bisect_left(self.line, turn(task))
                 del self.line[place]
                 self.doors.left_line(turn(task))
+                if self.lanes is not None:
+                    self.doors.nobody = None
+                    self.lanes.leave(turn(task), task.owner.uid)
             case Starting(placement=placement) | Running(placement=placement):
                 del self.active[task.id]
                 for gpu in placement.gpus:
@@ -166,6 +190,7 @@ def restore(rules: Rules, policy: Policy, checkpoint: Checkpoint | None) -> Stat
     state.gpus = {gpu.id: gpu for gpu in checkpoint.gpus}
     state.drained = dict(checkpoint.drained)
     state.last_gpu = checkpoint.last_gpu
+    state.accounts.load(checkpoint.usage, checkpoint.at)
     for task in checkpoint.tasks:
         state.put(task)
     state.overtaken = {TaskId(task): count for task, count in checkpoint.overtaken.items()}
@@ -214,6 +239,7 @@ def checkpoint(state: State, sequence: int) -> tuple[Checkpoint, tuple[Task, ...
         overtaken={int(task): count for task, count in state.overtaken.items()},
         idle_w={str(gpu): watts for gpu, watts in state.idle_w.items()},
         empty_w={str(gpu): watts for gpu, watts in state.empty_w().items()},
+        usage=state.accounts.kept(state.now),
     )
     return saved, tuple(leaving)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from carma.core.fairness import NONE_HELD
+from carma.core.lanes import Lanes
 from carma.core.state import State, turn
 from carma.core.status import Finished, Queued, Recovering, Running, Starting
 
 
 def validate(state: State) -> list[str]:
-    return [*_indices(state), *_tasks(state), *_gpus(state)]
+    return [*_indices(state), *_tasks(state), *_gpus(state), *_users(state)]
 
 
 def _indices(state: State) -> list[str]:
@@ -68,4 +70,27 @@ def _gpus(state: State) -> list[str]:
             broken.append(f"GPU {gpu_id}: {alone} wanted to be alone among {list(keys)}")
         if len(keys) > state.rules.placement.tasks_per_gpu:
             broken.append(f"GPU {gpu_id} has {len(keys)} tasks")
+    return broken
+
+
+def _users(state: State) -> list[str]:
+    broken: list[str] = []
+    for uid in {task.owner.uid for task in state.tasks.values()} | state.accounts.by_uid.keys():
+        own = [task for task in state.tasks.values() if task.owner.uid == uid]
+        waiting = sum(not isinstance(task.status, Starting | Running | Finished) for task in own)
+        if waiting != state.accounts.waiting(uid):
+            broken.append(f"user {uid} has {waiting} tasks that wait; the account says {state.accounts.waiting(uid)}")
+        # What a lost GPU was worth is known from the time when it was there, so GPUs are not looked at again here.
+        held = sum(state.accounts.by_task.get(task.id, NONE_HELD).tasks for task in own)
+        active = sum(isinstance(task.status, Starting | Running) for task in own)
+        if not held == active == state.accounts.held(uid).tasks:
+            broken.append(f"user {uid} runs {active} tasks; the account has {held}, {state.accounts.held(uid)} in all")
+    if state.lanes is not None:
+        lanes = Lanes()
+        for task in state.tasks.values():
+            if isinstance(task.status, Queued) and not task.status.held:
+                lanes.join(turn(task), task.owner.uid, state.accounts.level(task.owner.uid))
+        ours = {rank: (lane.lines, lane.users) for rank, lane in state.lanes.by_rank.items()}
+        if ours != {rank: (lane.lines, lane.users) for rank, lane in lanes.by_rank.items()}:
+            broken.append("users' lines and levels are not those of the queued tasks")
     return broken

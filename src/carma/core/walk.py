@@ -12,10 +12,13 @@ from msgspec.structs import replace
 
 from carma.core.admission import by_size, never_fits
 from carma.core.decision import Ask, Refusal
+from carma.core.fairness import Held, wanted_by
 from carma.core.filters import door_of
+from carma.core.lanes import InTurn
 from carma.core.model import AttemptKey, Demand, Gpu, GpuId, Record, TaskId
 from carma.core.pace import belief
 from carma.core.placement import RECOVERY, UNKNOWN, Choice, Fenced, choose
+from carma.core.quota import Tally, limits_of, reached
 from carma.core.reserve import Fence, free_at, in_the_way, reserve, spare_mib
 from carma.core.settings import Rules
 from carma.core.snapshot import expected_runtime_s, views
@@ -70,7 +73,18 @@ def _more_than_mib(task: Task, state: State) -> int:
 
 
 def not_yet(task: Task, state: State, now: float, sizes: tuple[Gpu, ...] | None = None) -> Waiting | None:
-    """Why a queued task's turn cannot come, whatever the tasks on the GPUs do. `sizes` as for `ask_of`."""
+    """Why a queued task's turn cannot come, whatever the GPUs say. `sizes` as for `ask_of`."""
+    early = not_due(task, state, now, sizes)
+    if early is not None or not state.accounts.limited:
+        return early
+    held, limits = state.accounts.held(task.owner.uid), limits_of(state.rules.quota, task.owner.name)
+    found = Due(state)
+    stop = reached(limits, task.owner.name, held, found.wanted(task), found.total_mib)
+    return None if stop is None else Waiting("Quota", stop.sentence)
+
+
+def not_due(task: Task, state: State, now: float, sizes: tuple[Gpu, ...] | None = None) -> Waiting | None:
+    """The same, whatever its user's other tasks do."""
     spec = task.spec
     if isinstance(task.status, Queued) and task.status.held:
         return Waiting("Held", f"held; `carma release {task.id}` lets it start")
@@ -90,14 +104,50 @@ def not_yet(task: Task, state: State, now: float, sizes: tuple[Gpu, ...] | None 
     return None
 
 
-class Pass:
+class Due:
+    """Whose turn may come at all, on one way along the line: arrays and users have limits."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.sizes = by_size(state)
+        self.largest_mib = self.sizes[0].memory_mib if self.sizes else 0
+        self.total_mib = sum(gpu.memory_mib for gpu in self.sizes)
+        self.tally = Tally(state.rules.quota, state.accounts, self.total_mib)
+        self.stopped: dict[TaskId, str] = {}  # by their users' quotas, and why
+        self.started: dict[TaskId, int] = {}  # arrays: how many this pass has started
+
+    def wanted(self, task: Task) -> Held:
+        return wanted_by(ask_of(task, self.state, self.sizes), self.largest_mib)
+
+    def cost(self, task: Task) -> float:
+        """What it would add to its user's level."""
+        return self.state.accounts.ahead(task.owner.name, self.wanted(task).cards)
+
+    def may_come(self, task: Task, now: float) -> bool:
+        if not_due(task, self.state, now, self.sizes) is not None or self.array_is_full(task):
+            return False
+        if not self.state.accounts.limited:
+            return True
+        why = self.tally.stops(task.id, task.owner, lambda: self.wanted(task))
+        if why is not None:
+            self.stopped[task.id] = why
+        return why is None
+
+    def array_is_full(self, task: Task) -> bool:
+        """Counting those of its array that this walk has started."""
+        array = task.spec.array
+        if array is None or array.at_once is None:
+            return False
+        return self.state.in_array.get(array.array, 0) + self.started.get(array.array, 0) >= array.at_once
+
+
+class Pass(Due):
     """One walk along the line on a working copy of the GPUs."""
 
     def __init__(self, state: State, now: float, *, explain: TaskId | None = None) -> None:
-        self.state = state
+        super().__init__(state)
         self.now = now
         self.explain = explain  # the task whose decision somebody wants to read in full
-        self.sizes = by_size(state)
         self.doors = [door_of(view, state.rules, state.policy) for view in views(state, now)]
         self.last_gpu = state.last_gpu
         self.fence: Fence | None = None
@@ -105,7 +155,6 @@ class Pass:
         self.spare_mib: dict[GpuId, int] = {}  # on its GPUs, for tasks that outlast the reserved start
         self.behind = 0
         self.refused: dict[tuple[int, int, bool, float, Demand | None], Choice] = {}
-        self.started: dict[TaskId, int] = {}  # arrays: how many this pass has started
 
     def consider(self, task: Task) -> Choice:
         """Decide for one task, and change the working copy as if it had been done."""
@@ -130,6 +179,7 @@ class Pass:
         )
         if choice.chosen:
             self._apply(choice, runtime_s)
+            self.tally.gave(task.owner, wanted_by(ask, self.largest_mib))
         else:
             self.refused[shape] = choice
             if self.fence is None:
@@ -189,13 +239,6 @@ class Pass:
                 return ask.task
         return None
 
-    def array_is_full(self, task: Task) -> bool:
-        """Counting those of its array that this walk has started."""
-        array = task.spec.array
-        if array is None or array.at_once is None:
-            return False
-        return self.state.in_array.get(array.array, 0) + self.started.get(array.array, 0) >= array.at_once
-
     @property
     def over(self) -> bool:
         """Nothing more can start: the line was looked at far enough, or every GPU is closed to everybody."""
@@ -226,17 +269,43 @@ def newcomer_turn(state: State, task: Task) -> tuple[int, int, TaskId]:
 
 def turns(state: State, now: float, walk: Pass, extra: Task | None = None) -> Iterator[Task]:
     """Those whose turn it may be, in order, as long as the walk is worth going on with."""
+    for task, may_come in whole_line(state, now, walk, extra):
+        if may_come:
+            yield task
+            if walk.over:
+                return
+
+
+def whole_line(state: State, now: float, due: Due, extra: Task | None = None) -> Iterator[tuple[Task, bool]]:
+    """All that wait, in order, each with whether its turn may come; `extra` is one that is not in the queue yet."""
+    if state.lanes is None:
+        yield from _by_age(state, now, due, extra)
+        return
+    tasks, lanes = state.tasks, state.lanes
+    if extra is not None:
+        uid = extra.owner.uid
+        lanes = lanes.with_one_more(newcomer_turn(state, extra), uid, state.accounts.level(uid))
+
+    def of(task_id: TaskId) -> Task:
+        task = tasks.get(task_id) or extra
+        assert task is not None
+        return task
+
+    order = InTurn(lanes, lambda task_id: due.cost(of(task_id)))
+    for _, _, task_id in order:
+        may_come = due.may_come(of(task_id), now)
+        if not may_come:
+            order.passed_over()
+        yield of(task_id), may_come
+
+
+def _by_age(state: State, now: float, due: Due, extra: Task | None) -> Iterator[tuple[Task, bool]]:
     tasks = state.tasks
     line = state.line
-    if extra is not None:  # one that is not in the queue yet
+    if extra is not None:
         line = line.copy()
         insort(line, newcomer_turn(state, extra))
     for _, _, task_id in line:
         task = tasks.get(task_id) or extra
         assert task is not None
-        if not_yet(task, state, now, walk.sizes) is not None:
-            continue
-        if not walk.array_is_full(task):
-            yield task
-        if walk.over:
-            return
+        yield task, due.may_come(task, now)
