@@ -94,6 +94,14 @@ def pressed(constants: Constants, rates: Rates, by: int = POWER) -> Array:
     return _hidden(stretch, rates)
 
 
+def hinged(constants: Constants, rates: Rates) -> Array:
+    """The crowd begins where all together draw more than a part of what the card can."""
+    press, crowd, width, free = np.abs(constants)
+    other = rates.others[:, POWER]
+    over = np.maximum(0.0, other + rates.own[:, POWER] - free)
+    return _hidden(1.0 + press * other + crowd * np.exp(-width * rates.own[:, SM]) * over, rates)
+
+
 def additive(columns: Sequence[int]) -> Says:
     def says(constants: Constants, rates: Rates) -> Array:
         return _hidden(1.0 + rates.others[:, list(columns)] @ np.abs(constants), rates)
@@ -146,6 +154,9 @@ MPS = {
     "press and crowd, with occupancy": Form(pressed, (0.6, 2.7, 2.3, 0.1), "and the others' occupancy"),
     "press and crowd by SM activity": Form(lambda c, r: pressed(c, r, SM), (0.6, 2.0, 2.3), "no power needed"),
     "press and crowd, all alike": Form(lambda c, r: pressed((*c, 0.0), r), (0.2, 1.5), "own width plays no part"),
+    "press and crowd, with a hinge": Form(
+        hinged, (0.6, 2.7, 2.3, 0.5), "a crowd from some power on, instead of by its square"
+    ),
     "additive": Form(additive((SM, DRAM)), (1.0, 0.5), "a slow-down for each part of SMs and DRAM that others take"),
     "additive, with occupancy": Form(additive((SM, DRAM, OCCUPANCY)), (1.0, 0.5, 0.3), "and of occupancy"),
     "bottleneck": Form(bottleneck((SM, DRAM, POWER)), (1.0, 1.0, 1.0), "the scarcest of SMs, DRAM and power"),

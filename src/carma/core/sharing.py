@@ -159,7 +159,10 @@ def engine_share(demand: Demand) -> float:
 def _power(demand: Demand) -> float:
     power = demand.power
     if power is None:
-        power = POWER_OF_SM * _part(demand.sm_active) + POWER_OF_DRAM * _part(demand.dram_active)
+        sm, dram = demand.sm_active, demand.dram_active
+        if not (0.0 <= sm <= 1.0 and 0.0 <= dram <= 1.0):
+            sm, dram = _part(sm), _part(dram)
+        power = POWER_OF_SM * sm + POWER_OF_DRAM * dram
     return power if 0.0 <= power <= 1.0 else _part(power)
 
 
