@@ -138,7 +138,8 @@ def outside_told(found: dict[str, Any]) -> str:
         f"half of the pairs the model ({_error(half)}) is worse than a plain sum of what each job loses and costs "
         f"({_error(half['a_sum_instead'])}). **It does not carry over to these data**, and the cautious speed holds "
         "far less often there than it should. One choice was made after a look at these pairs: that a group with a "
-        "task of which nothing is known gets the larger caution. So the lines of which nothing is known are no blind test.",
+        "task of which nothing is known gets the larger caution. So the lines of which nothing is known are "
+        "no blind test.",
         "*MISO* ran tasks on slices of a card, each by itself. That is not sharing. It shows that the model puts tasks "
         f"nearly in the right order (rank correlation {ranks}). Engine activity is MISO's SM utilisation, and power is "
         "its power; SM activity is guessed.",
