@@ -225,3 +225,25 @@ def test_the_choices_of_the_flags_are_those_that_are_known() -> None:
     assert tuple(told.OPTIMIZERS) == estimate.OPTIMIZERS
     assert told.PRECISIONS == estimate.PRECISIONS
     assert told.ATTENTIONS == estimate.ATTENTIONS
+
+
+def test_a_graph_for_inference_is_given_no_bound(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also out of a pipe, whose bytes are those of the file."""
+    from tests.unit.test_summaries_onnx import images
+
+    def by_model(context: Context, request: EstimateRequest) -> Estimate:
+        assert isinstance(context.trials.describe(request), Described)
+        return Estimate(footprint_mib=900, upper_mib=1200, level=0.99, source=estimating.READER)
+
+    world.says[estimating.READER] = by_model
+    for norm, bound in ((True, 1200), (False, None)):
+        raw = images(tmp_path / "net.onnx", norm=norm).read_bytes()
+        monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(raw)))
+        for summary in ("net.onnx", "-"):
+            row = figures(capsys, "--gpu", "h200", "--summary", summary, "--batch", "4")
+            assert (row["bound_mib"], row["level"]) == (bound, bound and 0.99)
+    said = printed(capsys, "--gpu", "h200", "--summary", "net.onnx", "--batch", "4")
+    assert "900 MiB, without a bound" in said
+    assert "--gpu-mem" not in said

@@ -176,6 +176,17 @@ def test_attention_is_a_function_and_norms_keep_their_weight() -> None:
     assert kinds(linear, ("Softmax", rows)) == ["Linear", "Softmax"]  # an output
 
 
+def test_the_dropout_of_attentions_scores_is_no_layer() -> None:
+    """As torch writes a training graph down: rows that a mask leaves empty are put in order, then some are dropped."""
+    rows, scores = (4, 7, 16), (4, 2, 7, 7)
+    linear = ("Linear", rows, 272)
+    inside = [("MatMul", scores), ("Softmax", scores), ("Where", scores), ("Dropout", scores)]
+    assert kinds(linear, *inside, ("MatMul", rows), linear) == ["Linear", "Linear"]
+    assert kinds(linear, *inside[:3], ("MatMul", rows), linear) == ["Linear", "Linear"]
+    assert kinds(linear, *inside, linear) == ["Linear", "Softmax", "Dropout", "Linear"]  # for no product
+    assert kinds(linear, ("Dropout", rows), ("MatMul", rows)) == ["Linear", "Dropout"]
+
+
 def test_a_sum_with_weights_is_not_refused() -> None:
     served = GpuMemNet("mlp", NoTrials(), 0.99)
     layers = (

@@ -104,11 +104,6 @@ def test_no_batch_is_told_by_a_name(tmp_path: Path) -> None:
     assert model.layers[0].output == (1, 8, 16, 16)
 
 
-def test_a_graph_for_inference_is_called_so(tmp_path: Path) -> None:
-    (remark,) = read_file(images(tmp_path / "net.onnx", norm=False), batch=4).remarks
-    assert "no batch norm and no dropout" in remark
-
-
 def test_words_shared_weights_and_a_bias_of_its_own(tmp_path: Path) -> None:
     model = read_file(words(tmp_path / "net.onnx", "length"), batch=2, sample=(7,)).described
     assert [(layer.kind, layer.output, layer.parameters) for layer in model.layers] == [

@@ -65,6 +65,7 @@ class _Summary(Summarised):
     def __init__(self, read: Read, trials: Trials | None) -> None:
         super().__init__(read.described, trials)
         self._remarks, self._gaps = (*read.remarks, *read.gaps), read.gaps
+        self._is_partial = read.is_partial
         self._was_read = False
 
     def describe(self, request: EstimateRequest) -> Described | NoEstimate:
@@ -77,7 +78,10 @@ class _Summary(Summarised):
             return answer
         if not isinstance(answer.said, Estimate):
             return replace(answer, said=replace(answer.said, reason="; ".join((*self._gaps, answer.said.reason))))
-        return replace(answer, said=replace(answer.said, warnings=(*answer.said.warnings, *self._remarks)))
+        said = replace(answer.said, warnings=(*answer.said.warnings, *self._remarks))
+        if self._is_partial:
+            said = replace(said, upper_mib=said.footprint_mib, level=None)  # it would not hold
+        return replace(answer, said=said)
 
 
 @dataclass(frozen=True)

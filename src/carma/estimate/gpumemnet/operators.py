@@ -26,6 +26,9 @@ _PIECES = frozenset((
 _SQUARES = ("Pow", "ReduceMean", "Sqrt", "Reciprocal")  # of a norm that was taken to pieces
 # Modules that multiply each channel by a weight keep their input, as activations do.
 _SCALES = ("LayerScale", "LayerScale2d", "Scale", "Affine")
+_OF_SCORES = ("Softmax", "Dropout")
+_AFTER_SOFTMAX = ("Where", "Dropout")
+_BEHIND = 4  # operators: a mask's, a dropout, the product
 _REACH = 7  # operators that such a function is taken to
 
 
@@ -43,13 +46,15 @@ def layers_of(described: Described) -> Described:
 def _modules(layers: tuple[Layer, ...]) -> Iterator[Layer]:
     for place, layer in enumerate(layers):
         behind = layers[place + 1] if place + 1 < len(layers) else None
+        if layer.kind in _OF_SCORES and _of_scores(layers, place):
+            continue
         if layer.kind in ("Sigmoid", "Tanh"):
             yield replace(layer, kind=_function(layers, place, behind))
         elif layer.kind == "Softplus" and behind is not None and behind.kind == "Tanh":
             continue  # the first half of Mish
         elif layer.kind == "Erf":
             yield replace(layer, kind="GELU")
-        elif _attends(layer, behind):
+        elif _is_mask(layer, behind):
             continue
         elif layer.kind == "ReduceMean" and _pools(layer):
             yield replace(layer, kind="AdaptiveAvgPool2d")
@@ -74,10 +79,23 @@ def _is_product(layer: Layer | None) -> bool:
     return layer is not None and layer.kind == "MatMul" and not layer.parameters
 
 
-def _attends(layer: Layer, behind: Layer | None) -> bool:
-    """Attention is a function: neither its softmax is a layer, nor the mask that is added before."""
-    is_mask = kind_of(layer.kind) == "merge" and behind is not None and behind.kind == "Softmax"
-    return is_mask or (layer.kind == "Softmax" and _is_product(behind))
+def _is_mask(layer: Layer, behind: Layer | None) -> bool:
+    """What is added to attention's scores before their softmax."""
+    return kind_of(layer.kind) == "merge" and behind is not None and behind.kind == "Softmax"
+
+
+def _of_scores(layers: tuple[Layer, ...], place: int) -> bool:
+    """Attention is a function: neither its softmax is a layer nor the dropout of what that gives. Between them and the
+    product that they are for, an exporter may have put rows of a mask in order."""
+    begin, shape = place, layers[place].output
+    while begin and layers[begin].kind in _AFTER_SOFTMAX and layers[begin].output == shape:
+        begin -= 1
+    if layers[begin].kind != "Softmax" or layers[begin].output != shape:
+        return False
+    for layer in layers[place + 1 : place + _BEHIND]:
+        if layer.kind not in _AFTER_SOFTMAX or layer.output != shape:
+            return _is_product(layer)
+    return False
 
 
 def _multiplies(behind: Layer, layer: Layer) -> bool:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from carma.errors import Usage
 from carma.estimate.summaries.keras_summary import is_keras, read_keras
 from carma.estimate.summaries.lines import HINT, counted, is_header
-from carma.estimate.summaries.onnx_file import is_onnx, read_onnx
+from carma.estimate.summaries.onnx_file import is_onnx, read_onnx, read_onnx_bytes
 from carma.estimate.summaries.printed import read_tree
 from carma.estimate.summaries.read import Read
 from carma.estimate.summaries.shapes import Shape
@@ -34,13 +34,16 @@ def read_file(file: Path, *, batch: int | None = None, sample: Shape = ()) -> Re
         return _checked(read_onnx(file, batch, sample))
     with file.open("rb") as opened:
         start = opened.read(_START)
-        if is_onnx(start):
-            return _checked(read_onnx(file, batch, sample))
+        if is_onnx(start):  # read on, not anew: it may be a pipe
+            return read_bytes(start + opened.read(), batch=batch, sample=sample)
         return read_bytes(start + opened.read(_MOST_BYTES), batch=batch, sample=sample)
 
 
 def read_bytes(raw: bytes, *, batch: int | None = None, sample: Shape = ()) -> Read:
-    """Text as it comes out of a file or a pipe. Consoles of Windows write two bytes for each character."""
+    """What comes out of a file or a pipe. Consoles of Windows write two bytes for each character."""
+    if is_onnx(raw[:_START]):
+        _check_batch(batch)
+        return _checked(read_onnx_bytes(raw, batch, sample))
     wide = raw.startswith((b"\xff\xfe", b"\xfe\xff"))
     if not wide and b"\0" in raw:
         raise Usage("it is no text, and does not begin like an ONNX file", HINT)

@@ -2,30 +2,34 @@
 
 The batch stands in the first place of the first input. Where it is a name, it gets the batch asked for; where it is a
 number, as in most exports, the shapes are scaled. Other sizes that are names (the length of a sequence) come from
---input. Large weights are taken off before the inference, which would copy them.
+--input.
 """
 
 from __future__ import annotations
 
 import importlib
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from carma.errors import Usage
 from carma.estimate.described import Described
 from carma.estimate.summaries.lines import counted
-from carma.estimate.summaries.onnx_nodes import Graph, Tensors
+from carma.estimate.summaries.onnx_nodes import Graph
+from carma.estimate.summaries.onnx_shapes import WHOLE, infer
 from carma.estimate.summaries.read import Read
 from carma.estimate.summaries.shapes import Shape, show
 
-_SMALL = 1024  # values; what tells a Reshape its shape is smaller, weights are larger
 _MOST_BYTES = 2 << 30  # of a protocol buffer; larger models have their weights beside the file
 _SECOND = (0x12, 0x1A, 0x22, 0x28, 0x32, 0x3A, 0x42, 0x72)  # names, versions, the graph, what it imports
 _HINT = "It takes what torch.onnx.export or another exporter wrote, whole."
+_AGAIN = "torch.onnx.export(model.train(), ..., optimize=False)"
 _FOLDED = (
-    "the graph has no batch norm and no dropout: exports for inference leave them out, and training takes more; "
-    "torch.onnx.export(..., training=torch.onnx.TrainingMode.TRAINING) keeps them"
+    "its convolutions have no batch norms behind them, as after an export for inference: training would take more, so "
+    f"no bound is given. {_AGAIN} keeps them; of a model without, torchinfo tells more"
+)
+_DRY = (
+    "it has no dropout, as after an export for inference: training would take more, so no bound is given. "
+    f"{_AGAIN} keeps it; of a model without, torchinfo tells more"
 )
 
 
@@ -36,16 +40,24 @@ def is_onnx(start: bytes) -> bool:
 
 def read_onnx(file: Path, batch: int | None, sample: Shape) -> Read:
     """Raises Usage for a file that is none, and where onnx is not installed."""
+    if file.stat().st_size > _MOST_BYTES:
+        raise _too_large()
+    return read_onnx_bytes(file.read_bytes(), batch, sample)
+
+
+def read_onnx_bytes(raw: bytes, batch: int | None, sample: Shape) -> Read:
+    """What stands in such a file, or comes out of a pipe."""
     onnx = _library()
-    model = _load(onnx, file)
+    model = _load(onnx, raw)
     weights = {tensor.name: (tuple(tensor.dims), tensor.data_type) for tensor in model.graph.initializer}
     inputs = [value for value in model.graph.input if value.name not in weights]
     if not inputs:
         raise Usage("the ONNX graph has no input", _HINT)
     fixed = _fixed_batch(inputs[0])
-    given = _set_sizes(inputs, batch or 1, sample)
-    graph = Graph(model.graph.node, weights, _shapes(onnx, model))
+    given, names = _set_sizes(inputs, batch or 1, sample)
+    graph = Graph(model.graph.node, weights, infer(onnx, model, names))
     layers = graph.layers(fixed, batch)
+    _check_known(graph)
     if not layers:
         raise Usage("the ONNX graph has no operator that makes real numbers", _HINT)
     described = Described(
@@ -54,15 +66,21 @@ def read_onnx(file: Path, batch: int | None, sample: Shape) -> Read:
         parameters=graph.parameters,
         input=(batch or fixed or 1, *given[1:]),
     )
-    return Read(described=described, remarks=_remarks(graph))
+    remarks = () if graph.is_for_training else (_FOLDED if graph.is_folded else _DRY,)
+    return Read(described=described, remarks=remarks, is_partial=not graph.is_for_training)
 
 
-def _remarks(graph: Graph) -> tuple[str, ...]:
-    found = [] if graph.is_for_training else [_FOLDED]
+def _check_known(graph: Graph) -> None:
+    """What is not known would count as nothing."""
+    if graph.nested:
+        raise Usage(
+            f"{graph.nested} of the ONNX graph holds a graph of its own, whose layers cannot be counted",
+            "Export it without branches and loops that hang on data, or use torchinfo or print(model).",
+        )
     if graph.unknown:
-        unknown = counted(graph.unknown, "output")
-        found.append(f"the shape of {unknown} of the graph cannot be inferred: what is not known counts as nothing")
-    return tuple(found)
+        others = len(graph.unknown) - 1
+        more = f", nor that of {counted(others, 'other output')}" if others else ""
+        raise Usage(f"the shape of what {graph.unknown[0]} of the ONNX graph makes cannot be inferred{more}", WHOLE)
 
 
 def _library() -> Any:
@@ -74,13 +92,17 @@ def _library() -> Any:
     return onnx
 
 
-def _load(onnx: Any, file: Path) -> Any:
+def _too_large() -> Usage:
+    return Usage("the ONNX file is larger than 2 GiB", "Export it with its weights beside it (external data).")
+
+
+def _load(onnx: Any, raw: bytes) -> Any:
     """Without the weights that lie in files beside it."""
-    if file.stat().st_size > _MOST_BYTES:
-        raise Usage("the ONNX file is larger than 2 GiB", "Export it with its weights beside it (external data).")
+    if len(raw) > _MOST_BYTES:
+        raise _too_large()
     model = onnx.ModelProto()
     try:
-        model.ParseFromString(file.read_bytes())
+        model.ParseFromString(raw)
     except Exception as error:  # protobuf's DecodeError, whose package is nobody's business here
         raise Usage(f"the file is no ONNX model, or is cut off ({type(error).__name__})", _HINT) from None
     if not model.graph.node:
@@ -101,8 +123,9 @@ def _fixed_batch(value: Any) -> int | None:
     return dims[0].dim_value if dims and dims[0].dim_value > 0 else None
 
 
-def _set_sizes(inputs: list[Any], batch: int, sample: Shape) -> Shape:
-    """Puts numbers in the place of names, the same for the same name in all inputs. Returns the first input's shape."""
+def _set_sizes(inputs: list[Any], batch: int, sample: Shape) -> tuple[Shape, dict[str, int]]:
+    """Puts numbers in the place of names, the same for the same name in all inputs. Returns the first input's shape,
+    and the numbers by name."""
     first = inputs[0].type.tensor_type.shape.dim
     asked = (batch, *sample) if sample else (batch, *(0 for _ in first[1:]))
     if len(asked) != len(first):
@@ -119,8 +142,9 @@ def _set_sizes(inputs: list[Any], batch: int, sample: Shape) -> Shape:
                 size = names.get(dim.dim_param or f"?{place}", batch if place == 0 else 0)
                 if not size:
                     raise _untold(value, dim, place)
+                names.setdefault(dim.dim_param or f"?{place}", size)
                 dim.dim_value = size
-    return tuple(dim.dim_value for dim in first)
+    return tuple(dim.dim_value for dim in first), names
 
 
 def _misfit(sample: Shape, value: Any, why: str) -> Usage:
@@ -133,33 +157,3 @@ def _untold(value: Any, dim: Any, place: int) -> Usage:
         f"the {name} of the input {value.name!r} is not told",
         "Say it with --input, the shape of one sample: --input 128, --input 3x224x224.",
     )
-
-
-def _shapes(onnx: Any, model: Any) -> Tensors:
-    """Of all tensors that have one, with their type. The model is changed: large weights become inputs without values,
-    and shapes that an exporter wrote down with names are forgotten."""
-    graph = model.graph
-    weights = list(graph.initializer)
-    taken = {value.name for value in graph.input}
-    del graph.initializer[:], graph.value_info[:]
-    for tensor in weights:
-        if prod(tensor.dims) <= _SMALL:
-            graph.initializer.append(tensor)
-        elif tensor.name not in taken:
-            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    for value in graph.output:
-        value.type.tensor_type.ClearField("shape")
-    try:
-        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
-    except Exception as error:  # whatever the C++ inference throws
-        raise Usage(f"the shapes of the ONNX graph cannot be inferred: {str(error)[:200]}", _HINT) from None
-    values = (*inferred.value_info, *inferred.output, *inferred.input)
-    return {value.name: (_shape(value), value.type.tensor_type.elem_type) for value in values}
-
-
-def _shape(value: Any) -> Shape | None:
-    tensor = value.type.tensor_type
-    if not tensor.HasField("shape"):
-        return None
-    sizes = tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim)
-    return sizes if all(size > 0 for size in sizes) else None

@@ -17,7 +17,7 @@ from carma.estimate.described import Layer
 from carma.estimate.summaries.shapes import Shape
 
 Tensors = dict[str, tuple[Shape | None, int]]  # by name: shape, type
-_FLOATS = (1, 10, 11, 16)  # TensorProto.DataType: FLOAT, FLOAT16, DOUBLE, BFLOAT16
+FLOATS = (1, 10, 11, 16)  # TensorProto.DataType: FLOAT, FLOAT16, DOUBLE, BFLOAT16
 _VIEWS = (
     "Constant", "ConstantOfShape", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice",
     "Split", "Expand", "Shape", "Size", "Cast", "CastLike", "DequantizeLinear", "QuantizeLinear",
@@ -35,19 +35,29 @@ _KINDS = {
 }  # fmt: skip
 
 
+_OF_TRAINING = ("BatchNormalization", "Dropout", "RandomUniformLike", "Bernoulli")
+_ACTIVATIONS = (
+    "Relu", "LeakyRelu", "PRelu", "Elu", "Selu", "Celu", "Gelu", "Clip", "Sigmoid", "HardSwish", "HardSigmoid", "Tanh",
+    "Softplus", "Mish", "Swish",
+)  # fmt: skip
+_SUBGRAPH = 5  # AttributeProto.GRAPH
+
+
 class Graph:
     """`weights` are the initializers by name, `shapes` what is known of all other tensors."""
 
     def __init__(self, nodes: Iterable[Any], weights: Mapping[str, tuple[Shape, int]], shapes: Tensors) -> None:
         self._nodes = list(nodes)
-        self._weights = {name: shape for name, (shape, kind) in weights.items() if kind in _FLOATS and shape}
+        self._weights = {name: shape for name, (shape, kind) in weights.items() if kind in FLOATS and shape}
         self._shapes = shapes
         self._uses = Counter(name for node in self._nodes for name in node.input)
         self._counted: set[str] = set()
         self._find_weights()
         self.parameters = 0
-        self.unknown = 0
-        self.is_for_training = any(node.op_type in ("BatchNormalization", "Dropout") for node in self._nodes)
+        self.unknown: list[str] = []  # nodes that make something whose shape nobody knows
+        self.nested = next((_told(node) for node in self._nodes if _holds_layers(node)), "")
+        self.is_folded = self._has_folded()
+        self.is_for_training = not self.is_folded and any(node.op_type in _OF_TRAINING for node in self._nodes)
 
     def layers(self, fixed: int | None, batch: int | None) -> tuple[Layer, ...]:
         """In the order of the graph; a batch that was fixed in the export becomes the one asked for."""
@@ -77,8 +87,22 @@ class Graph:
         """Whole numbers are shapes, indices and masks. What is computed from weights alone is done once."""
         known = self._shapes.get(node.output[0]) if node.output else None
         if known is None:
-            return bool(node.output) and any(name in self._behind for name in node.input)
-        return known[1] in _FLOATS and known[0] != ()
+            return bool(node.output)  # nothing is known of an operator that ONNX does not have
+        return known[1] in FLOATS and known[0] != ()
+
+    def _has_folded(self) -> bool:
+        """A convolution without a bias, or with one that an exporter made up, has a norm behind it in training. Only
+        such bias as the module had is called like its weight."""
+        takers: dict[str, list[str]] = {}
+        for node in self._nodes:
+            for name in node.input:
+                takers.setdefault(name, []).append(node.op_type)
+        for node in self._nodes:
+            if node.op_type == "Conv" and not _has_own_bias(node):
+                behind = takers.get(node.output[0], ())
+                if any(kind in _ACTIVATIONS for kind in behind):
+                    return True
+        return False
 
     def _is_bias(self, node: Any, biased: dict[str, int]) -> bool:
         added = [name for name in node.input if name not in biased]
@@ -99,7 +123,8 @@ class Graph:
             return (batch, *shape[1:]) if batch and shape and shape[0] == fixed else shape
 
         output = scaled(node.output[0])
-        self.unknown += not output
+        if not output:
+            self.unknown.append(_told(node))
         fed = [name for name in node.input if name and name not in self._behind]
         inputs = tuple(shape for shape in map(scaled, fed[:2]) if shape)
         kind, attributes = self._kind(node, output or (inputs[0] if inputs else ()))
@@ -124,6 +149,24 @@ class Graph:
         if op in ("Conv", "ConvTranspose") and large:
             return _KINDS[op].replace("#", str(len(large) - 2)), _convolution(node, large)
         return _KINDS.get(op, op).replace("#", str(max(len(shape) - 2, 1))), {}
+
+
+def _told(node: Any) -> str:
+    return f"the node {node.name or node.output[0]!r} ({node.op_type})"
+
+
+def _holds_layers(node: Any) -> bool:
+    """A branch or a loop, and not only views inside."""
+    bodies = [attribute.g for attribute in node.attribute if attribute.type == _SUBGRAPH]
+    return any(inner.op_type not in _VIEWS or _holds_layers(inner) for body in bodies for inner in body.node)
+
+
+def _has_own_bias(node: Any) -> bool:
+    """As torch names it. An export for inference makes up names for what it computes beforehand."""
+    if len(node.input) < 3 or not node.input[2]:
+        return False
+    weight, bias = node.input[1], node.input[2]
+    return bool(bias == weight.removesuffix("weight") + "bias" != "bias")
 
 
 def _convolution(node: Any, weight: Shape) -> dict[str, str]:

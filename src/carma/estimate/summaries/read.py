@@ -11,3 +11,4 @@ class Read(Record, frozen=True, kw_only=True):
     remarks: tuple[str, ...] = ()  # where the description is less sure than it looks; each a sentence without its dot
     gaps: tuple[str, ...] = ()  # what the summary leaves out, and how to print it whole: also said beside a refusal
     frozen: int = 0  # parameters that are not trained
+    is_partial: bool = False  # layers that training has may be missing, so that no bound would hold
