@@ -9,6 +9,7 @@ from carma.core.events import (
     BookingShrunk,
     Durable,
     MemoryObserved,
+    PreemptionMissed,
     RecoveryDue,
     RecoveryPlanned,
     StopRequested,
@@ -19,9 +20,11 @@ from carma.core.events import (
 from carma.core.model import AttemptKey
 from carma.core.outcome import Cancelled, NeverFits
 from carma.core.placement import conclude, placement_of
+from carma.core.preempt import asks
 from carma.core.propose import broken, limit_reached
 from carma.core.queue import KEPT_VERDICTS, PLACED_AT_ONCE
 from carma.core.recovery import GiveUp, next_step
+from carma.core.saving import LATE_S
 from carma.core.shrink import KEPT, known_mib, settled_everywhere, with_margin
 from carma.core.state import State
 from carma.core.status import Estimating, Finished, Queued, Recovering, Running
@@ -35,10 +38,21 @@ def propose_plainly(state: State, now: float) -> list[Durable]:
     due.extend(_ends_and_recoveries(state, now))
     stopped = {event.task for event in due if isinstance(event, StopRequested)}
     due.extend(event for event in _limits(state, now) if event.task not in stopped)
+    due.extend(_stayed(state, now))
     due.extend(_impossible(state, now))
     due.extend(_to_store(state, now))
     due.extend(_shrinks(state, now))
-    return due or list(schedule_plainly(state, now))
+    return due or list(schedule_plainly(state, now)) or list(asks(state, now))
+
+
+def _stayed(state: State, now: float) -> list[PreemptionMissed]:
+    due: list[PreemptionMissed] = []
+    for task in sorted(state.tasks.values(), key=lambda task: task.id):
+        if not isinstance(task.status, Running) or task.status.preempting is None or task.status.ending is not None:
+            continue
+        if now > task.status.preempting.until + LATE_S:
+            due.append(PreemptionMissed(now, task.id))
+    return due
 
 
 def _stops(state: State, now: float) -> list[StopRequested]:

@@ -140,6 +140,9 @@ class Client:
     def retry(self, task: int, *, fresh: bool = False) -> t.Done:
         return self._ask("retry", t.Done, task, body=t.RetryRequest(fresh=fresh))
 
+    def preempt(self, task: int, *, hold: bool = False, reason: str = "") -> t.Done:
+        return self._ask("preempt", t.Done, task, body=t.PreemptRequest(hold=hold, reason=reason))
+
     def update(self, task: int, request: t.UpdateRequest) -> t.TaskView:
         return self._ask("update", t.TaskView, task, body=request)
 

@@ -64,6 +64,11 @@ EVENTS: list[tuple[e.Durable, str]] = [
         "task 7: told to stop with signal 15: cancelled by bob",
     ),
     (e.TaskWarned(1.0, TASK, 10), "task 7: warned with signal 10: its time is nearly over"),
+    (
+        e.PreemptionRequested(1.0, TASK, "bob", 10, 120.0, "hunter2", hold=True),
+        "task 7: asked by bob to save and leave within 02:00, signal 10; it is held then",
+    ),
+    (e.PreemptionMissed(1.0, TASK), "task 7: did not leave in time, and goes on running"),
     (e.TaskHeld(1.0, TASK), "task 7: held"),
     (e.TaskReleased(1.0, TASK), "task 7: released"),
     (e.TaskRetried(1.0, TASK), "task 7: queued again by hand"),

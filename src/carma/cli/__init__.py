@@ -27,6 +27,7 @@ VERBS: dict[str, Entry] = {
     "cancel": Entry("Tasks", "Stop tasks, or take them out of the queue."),
     "hold": Entry("Tasks", "Keep waiting tasks from starting."),
     "release": Entry("Tasks", "Let held tasks start."),
+    "preempt": Entry("Tasks", "Ask running tasks to save and come back."),
     "retry": Entry("Tasks", "Queue finished tasks again."),
     "update": Entry("Tasks", "Change a waiting task."),
     "estimate": Entry("Tasks", "How much GPU memory a command will take; runs nothing on a GPU."),

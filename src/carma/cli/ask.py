@@ -14,7 +14,7 @@ from carma.cli import parse, rad, script, sweep, taskfile
 from carma.cli.failures import note
 from carma.cli.flags import AFTER_DASHES, IGNORED
 from carma.cli.wording import many
-from carma.core.model import Owner, TaskSpec
+from carma.core.model import Owner, SaveSignal, TaskSpec
 from carma.errors import BadTaskFile, NotRunnable, Usage
 from carma.wire.types import ArrayAsk, SubmitRequest
 
@@ -210,12 +210,22 @@ def _spec(flags: Flags, command: tuple[str, ...], chosen: dict[str, str], added:
         max_oom_retries=flags.get("max_oom_retries", 0 if flags.get("requeue") is False else None),
         grace_s=flags.get("grace"),
         warn=flags.get("signal"),
+        checkpoint=_checkpoint(flags),
         output=_filled(flags.get("output"), chosen),
         error=_filled(flags.get("error"), chosen),
         comment=flags.get("comment", ""),
         mechanism=flags.get("mechanism"),
         threads_percent=flags.get("threads_percent"),
     )
+
+
+def _checkpoint(flags: dict[str, Any]) -> SaveSignal | None:
+    number, grace_s = flags.get("checkpoint_signal"), flags.get("checkpoint_grace")
+    if number is None:
+        if grace_s is not None:
+            raise Usage("--checkpoint-grace without --checkpoint-signal", "give the signal on which it saves: USR1")
+        return None
+    return SaveSignal(number) if grace_s is None else SaveSignal(number, grace_s)
 
 
 def _filled(text: str | None, chosen: dict[str, str]) -> str | None:

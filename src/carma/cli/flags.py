@@ -78,6 +78,8 @@ OPTIONS: tuple[tuple[tuple[str, ...], Any, str], ...] = (
     (("--priority",), whole(-10_000, 10_000), "Larger goes first (0)."),
     (("--nice",), whole(-10_000, 10_000), "Slurm's spelling: the priority, negated."),
     (("--signal",), Parsed("SIG@S", parse.parse_warning), "That signal S seconds before the time limit: USR1@60."),
+    (("--checkpoint-signal",), Parsed("SIG", parse.parse_save_signal), "On that signal it saves and ends: USR1."),
+    (("--checkpoint-grace",), Parsed("TIME", parse.parse_grace), "So long it has for that (120 s)."),
     (("--grace",), Parsed("TIME", parse.parse_grace), "Between SIGTERM and SIGKILL when it is stopped."),
     (("--max-oom-retries",), whole(0, 100), "So often it comes back after running out of GPU memory."),
     (("--mechanism",), click.Choice(("mps", "timeslice")), "How it shares GPUs; the server's way if not given."),

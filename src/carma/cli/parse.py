@@ -96,6 +96,14 @@ def parse_warning(text: str) -> WarnSignal:
     return WarnSignal(parse_signal(name), float(before or 60))
 
 
+def parse_save_signal(text: str) -> int:
+    """As `parse_signal`; one that no program can listen for is refused."""
+    number = parse_signal(text)
+    if number in (signal.SIGKILL, signal.SIGSTOP):
+        raise ValueError(f"no program can listen for {text!r}; write for example USR1")
+    return number
+
+
 def parse_begin(text: str, now: float | None = None) -> float:
     """`now+1hour`, `+30m`, `16:30`, `tomorrow`, `2026-01-31T16:30`: seconds since the epoch, in the local zone."""
     now = time.time() if now is None else now

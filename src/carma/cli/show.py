@@ -58,6 +58,7 @@ def _what(task: TaskView) -> list[tuple[str, str]]:
     wants = f"{task.gpus_wanted} GPU{'s' if task.gpus_wanted > 1 else ''}" + (", exclusive" if task.exclusive else "")
     wants += f", {task.mechanism_asked}" if task.mechanism_asked else ""
     wants += f", {task.threads_percent} % of the SMs" if task.threads_percent is not None else ""
+    wants += f", saves on {_signal_name(task.checkpoint_signal)}" if task.checkpoint_signal is not None else ""
     state = f"{task.state} ({task.code})" + (", held" if task.held else "")
     where = ", ".join(f"GPU {index} ({gpu})" for index, gpu in zip(task.gpu_indices, task.gpus, strict=False))
     placed = task.state not in WAITING  # what a waiting task had before is told with its attempts
@@ -72,6 +73,15 @@ def _what(task: TaskView) -> list[tuple[str, str]]:
         ("after", ", ".join(task.after)),
         ("comment", task.comment),
     ]
+
+
+def _signal_name(number: int) -> str:
+    import signal
+
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _when(task: TaskView, now: float) -> list[tuple[str, str]]:

@@ -99,6 +99,8 @@ def short_ending(task: TaskView) -> str:
             return f"by {by}" + (f": {reason}" if reason else "")
         case outcomes.TimedOut(limit_s=limit_s):
             return f"limit {show_s(limit_s)}"
+        case outcomes.Preempted(by=by, reason=reason):
+            return f"by {by}" + (f": {reason}" if reason else "")
         case outcomes.Lost(reason=reason) | outcomes.Disrupted(reason=reason) | outcomes.NeverFits(reason=reason):
             return reason
     assert_never(outcome)

@@ -33,4 +33,13 @@ class WarnAttempt(Record, frozen=True, tag=True):
     signal: int
 
 
-Command = EstimateTask | LaunchAttempt | StopAttempt | WarnAttempt
+class PreemptAttempt(Record, frozen=True, tag=True):
+    """Ask it to save and leave: those of its processes that listen for the signal, once for each `asked_at`. Whoever
+    does not listen is left alone. The answer is the AttemptEnded that follows, if one does."""
+
+    key: AttemptKey
+    signal: int
+    asked_at: float
+
+
+Command = EstimateTask | LaunchAttempt | StopAttempt | WarnAttempt | PreemptAttempt

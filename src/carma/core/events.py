@@ -150,6 +150,24 @@ class TaskWarned(Event, frozen=True, tag="task_warned"):
     signal: int
 
 
+class PreemptionRequested(Event, frozen=True, tag="preemption_requested"):
+    """A running task was asked to save and leave: by a user; by CARMA for another task (`room_for`), or to move it."""
+
+    task: TaskId
+    by: str
+    signal: int
+    grace_s: float
+    reason: str = ""
+    hold: bool = False
+    room_for: TaskId | None = None
+
+
+class PreemptionMissed(Event, frozen=True, tag="preemption_missed"):
+    """It was asked, its grace is over, and it goes on as if nobody had asked."""
+
+    task: TaskId
+
+
 class TaskHeld(Event, frozen=True, tag="task_held"):
     task: TaskId
 
@@ -215,6 +233,8 @@ Durable = (
     | TaskFinished
     | StopRequested
     | TaskWarned
+    | PreemptionRequested
+    | PreemptionMissed
     | TaskHeld
     | TaskReleased
     | TaskRetried

@@ -11,7 +11,7 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from carma.core import events as e
-from carma.core import observe, usage
+from carma.core import observe, saving, usage
 from carma.core.commands import Command, EstimateTask, LaunchAttempt, StopAttempt, WarnAttempt
 from carma.core.model import AttemptKey, GpuId, TaskId
 from carma.core.outcome import Outcome, OutOfMemory
@@ -56,6 +56,10 @@ def step(state: State, event: e.AnyEvent) -> list[Command]:
             return _stop_requested(state, event)
         case e.TaskWarned(task=task_id, signal=signal):
             return _warned(state, task_id, signal)
+        case e.PreemptionRequested():
+            return saving.requested(state, _task(state, event.task), event)
+        case e.PreemptionMissed():
+            return saving.missed(state, _task(state, event.task), event)
         case e.GpusFound() | e.GpuDrained() | e.GpuResumed():
             return _gpus_changed(state, event)
         case (
@@ -235,7 +239,7 @@ def _ended(state: State, event: e.AttemptEnded) -> list[Command]:
     if task is None or not isinstance(task.status, Starting | Running):
         return []  # told twice
     attempt = task.attempts[-1]
-    outcome = task.status.ending if task.status.ending is not None else event.outcome
+    outcome = saving.outcome_of(task.status, event)
     peaks = [peak for peak in (attempt.observed_mib, event.peak_mib) if peak is not None]
     attempt = replace(
         attempt,
@@ -250,7 +254,8 @@ def _ended(state: State, event: e.AttemptEnded) -> list[Command]:
     if isinstance(outcome, OutOfMemory) and outcome.where == "gpu":
         attempt = replace(attempt, blame=blame(attempt, outcome, bool(event.over_booking)))
     observe.left(state, attempt, event.key, event.at, attempt.blame == "own")
-    state.put(replace(task, attempts=(*task.attempts[:-1], attempt), status=Recovering(event.at)))
+    status = Recovering(event.at, held=saving.held_after(task.status, outcome))
+    state.put(replace(task, attempts=(*task.attempts[:-1], attempt), status=status))
     state.tracks.pop(event.key, None)
     _membership_changed(state, attempt.placement.gpus, event.at)
     return []
@@ -309,10 +314,10 @@ def _moved(state: State, event: Move) -> list[Command]:
         return []
     task = _task(state, event.task)
     match (event, task.status):
-        case (e.RecoveryPlanned(plan=plan, until=until), Recovering(since=since)):
-            state.put(replace(task, plan=plan, status=Recovering(since, until)))
-        case (e.RecoveryDue(), Recovering(since=since)):
-            state.put(replace(task, status=Queued(since)))
+        case (e.RecoveryPlanned(plan=plan, until=until), Recovering(since=since, held=held)):
+            state.put(replace(task, plan=plan, status=Recovering(since, until, held)))
+        case (e.RecoveryDue(), Recovering(since=since, held=held)):
+            state.put(replace(task, status=Queued(since, held)))
         case (e.TaskFinished(outcome=outcome), Recovering(until=None)):
             # Its last attempt's end is its own, though nobody may have looked for hours after it.
             _finish(state, task, task.attempts[-1].ended_at or event.at, outcome)
@@ -343,7 +348,7 @@ def _changed(state: State, task: Task, event: e.TaskChanged) -> list[Command]:
         state.put(changed)
         return []
     # What the user says now counts, not what recovery or an estimate under way makes of the old figure.
-    held = not isinstance(task.status, Recovering) and task.status.held
+    held = task.status.held
     state.unfitted.add(task.id)
     state.put(replace(changed, plan=None, status=Estimating(event.at, held)))
     return [EstimateTask(task.id)]

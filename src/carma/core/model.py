@@ -58,6 +58,13 @@ class WarnSignal(Record, frozen=True):
     before_s: float
 
 
+class SaveSignal(Record, frozen=True):
+    """`--checkpoint-signal USR1`: on this signal the program saves and ends, within so many seconds."""
+
+    signal: int
+    grace_s: float = 120.0
+
+
 Mechanism = Literal["timeslice", "mps", "mig"]  # how tasks share a card
 
 
@@ -85,6 +92,7 @@ class TaskSpec(Record, frozen=True, kw_only=True):
     comment: str = ""
     mechanism: Literal["timeslice", "mps"] | None = None  # None: the server's
     threads_percent: int | None = None  # of the SMs, under MPS; None: all of them
+    checkpoint: SaveSignal | None = None  # None: it cannot be asked to save, and never is
 
 
 class Demand(Record, frozen=True, omit_defaults=True):

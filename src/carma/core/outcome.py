@@ -50,11 +50,19 @@ class Disrupted(Record, frozen=True, tag="disrupted", tag_field="kind"):
     reason: str
 
 
+class Preempted(Record, frozen=True, tag="preempted", tag_field="kind"):
+    """It was asked to save and left in time: back into the line with it. The end of an attempt, never of a task."""
+
+    by: str
+    reason: str = ""
+    code: int | None = None  # what it ended with, where that is known; nothing depends on it
+
+
 class NeverFits(Record, frozen=True, tag="never_fits", tag_field="kind"):
     reason: str
 
 
-Outcome = Succeeded | Failed | OutOfMemory | Cancelled | TimedOut | Lost | Disrupted | NeverFits
+Outcome = Succeeded | Failed | OutOfMemory | Cancelled | TimedOut | Lost | Disrupted | Preempted | NeverFits
 
 
 def exit_code(outcome: Outcome) -> int:
@@ -68,7 +76,7 @@ def exit_code(outcome: Outcome) -> int:
             return 130
         case TimedOut():
             return 124
-        case Lost() | Disrupted() | NeverFits():
+        case Lost() | Disrupted() | Preempted() | NeverFits():
             return 1
 
 
@@ -94,6 +102,9 @@ def describe(outcome: Outcome) -> str:
             return f"lost: {reason}"
         case Disrupted(reason=reason):
             return f"disrupted: {reason}"
+        case Preempted(by=by, reason=reason, code=code):
+            ended = f" (it ended with exit code {code})" if code else ""
+            return f"saved and left, as {by} asked" + (f": {reason}" if reason else "") + ended
         case NeverFits(reason=reason):
             return f"can never fit: {reason}"
 
@@ -116,5 +127,7 @@ def told_to_others(outcome: Outcome) -> str:
             return "was lost"
         case Disrupted():
             return "was disrupted"
+        case Preempted():
+            return "was preempted"
         case NeverFits():
             return "can never fit"

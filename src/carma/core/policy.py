@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from carma.core.decision import Ask, Part, Refusal
-from carma.core.model import GpuId, Record
+from carma.core.model import GpuId, Record, TaskId
 from carma.core.settings import Rules
 from carma.core.view import GpuView, Holder
 
@@ -25,9 +25,21 @@ Against = Callable[[Ask, Sequence[Holder]], Refusal | None]
 """What a policy has against a task beside those holders; never anything against one alone on a GPU."""
 
 
+class Move(Record, frozen=True, gc=False):
+    """A running task that would do better elsewhere, and why, in a sentence."""
+
+    task: TaskId
+    reason: str
+
+
+Moves = Callable[[Sequence[GpuView]], Sequence[Move]]
+"""(every GPU as it is now, in index order) -> the tasks to move, the most urgent first. Those that cannot be asked to
+save are passed over; where they go then is `rank`'s business, as with any task that waits."""
+
+
 class Policy(Record, frozen=True):
     """A placement policy: a name, whether it shares GPUs at all, and a pure ranking. `against` is a filter of its own;
-    `bind` makes the policy for a server's rules, where it depends on them."""
+    `moves` says who should be elsewhere; `bind` makes the policy for a server's rules, where it depends on them."""
 
     name: str
     rank: Rank
@@ -36,6 +48,7 @@ class Policy(Record, frozen=True):
     against: Against | None = None
     bind: Callable[[Rules], Policy] | None = None
     gated: bool = True  # whether the gate's caps on utilisation apply: not to one that predicts slow-downs itself
+    moves: Moves | None = None  # None: it never wants anybody elsewhere
 
     def bound(self, rules: Rules) -> Policy:
         return self if self.bind is None else self.bind(rules)

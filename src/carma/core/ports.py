@@ -58,6 +58,7 @@ class LaunchOrder(Record, frozen=True, kw_only=True):
     spec: TaskSpec
     placement: Placement
     gpus: tuple[Gpu, ...]
+    preempted: bool = False  # an earlier attempt was asked to save: there may be something to go on from
 
 
 class Found(Record, frozen=True, kw_only=True):
@@ -88,6 +89,11 @@ class Launcher(Protocol):
 
     def signal(self, key: AttemptKey, signal: int, *, whole_tree: bool = True) -> None:
         """Send a signal to the attempt's processes; nothing happens if they are gone."""
+        ...
+
+    def ask(self, key: AttemptKey, signal: int, asked_at: float) -> bool:
+        """Send a signal to those of its processes that listen for it, and to nobody whom it would end; once for each
+        `asked_at`. Whether anybody was told, now or before: else it may be tried again."""
         ...
 
     def pids(self, keys: Iterable[AttemptKey]) -> dict[int, AttemptKey]:

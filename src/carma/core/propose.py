@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carma.core import watchdog
+from carma.core import preempt, watchdog
 from carma.core.admission import by_size, never_fits
 from carma.core.events import (
     Durable,
@@ -34,11 +34,13 @@ def propose(state: State, now: float) -> list[Durable]:
     if limits:
         stopped = {event.task for event in due if isinstance(event, StopRequested)}
         due.extend(event for event in limits if event.task not in stopped)
+    due.extend(preempt.stayed(state, now))
     due.extend(_impossible(state, now))
     due.extend(to_store(state, now))
     due.extend(shrinks(state, now))
     # Placements come alone: what is above may free a GPU, move the line or end a task.
-    return due or list(schedule(state, now))
+    # And nobody is asked to make room while somebody can start as things are.
+    return due or list(schedule(state, now)) or list(preempt.asks(state, now))
 
 
 def _ends_and_recoveries(state: State, now: float) -> list[Durable]:

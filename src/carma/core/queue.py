@@ -14,6 +14,7 @@ from carma.core.decision import Decision, Refusal, Verdict
 from carma.core.model import Gpu, TaskId
 from carma.core.outcome import describe
 from carma.core.placement import Choice, choose, conclude
+from carma.core.preempt import asked_for
 from carma.core.quick import KEPT_VERDICTS, PLACED_AT_ONCE, schedule
 from carma.core.reasons import short_sentence
 from carma.core.state import SERVER, State
@@ -78,7 +79,7 @@ def _reasons_in_line(state: State, now: float, ids: set[TaskId]) -> dict[TaskId,
         if walk.fence is not None and walk.fence.ask.task == task.id:
             head, start_at = task.id, walk.fence.start_at
         if task.id in ids:
-            found[task.id] = _waiting(choice, start_at, now)
+            found[task.id] = _waiting(choice, start_at, now, asked_for(state, task.id, now))
     for place, task_id in enumerate(in_order(state, now)):
         if task_id in ids and task_id not in found:
             if task_id in walk.stopped:
@@ -89,10 +90,13 @@ def _reasons_in_line(state: State, now: float, ids: set[TaskId]) -> dict[TaskId,
     return found
 
 
-def _waiting(choice: Choice, start_at: float | None, now: float) -> Waiting:
+def _waiting(choice: Choice, start_at: float | None, now: float, room: str) -> Waiting:
+    """`room`: whom CARMA asked to make some, as a phrase."""
     code, sentence = short_sentence(choice.ask, choice.doors, choice.refusals, choice.ranked, choice.chosen)
     if choice.chosen:
         return Waiting("Starting", sentence)
+    if room:
+        sentence = f"{sentence}; {room}"
     if start_at is None:
         return Waiting(code, sentence)
     return Waiting(code, f"{sentence}; should start in {show_s(start_at - now)}", start_at)
@@ -113,9 +117,13 @@ def explain(state: State, task_id: TaskId, now: float) -> Decision:
     for other in turns(state, now, walk):
         choice = walk.consider(other)
         if other.id == task_id:
-            return conclude(choice, state.policy.name, now)
+            return _told(conclude(choice, state.policy.name, now), asked_for(state, task_id, now))
     blocked = waiting(state, now, [task_id])[task_id]
     return _blocked(walk, task, blocked)
+
+
+def _told(decision: Decision, room: str) -> Decision:
+    return replace(decision, reason=f"{decision.reason}; {room}") if room and decision.placement is None else decision
 
 
 def _blocked(walk: Pass, task: Task, blocked: Waiting) -> Decision:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Literal
 
 from carma.core.model import Gpu, Record
-from carma.core.outcome import Disrupted, Outcome, OutOfMemory
+from carma.core.outcome import Disrupted, Outcome, OutOfMemory, Preempted, describe
 from carma.core.settings import Rules
 from carma.core.task import Attempt, Plan, Task
 from carma.core.units import show_mib
@@ -72,11 +72,13 @@ def not_enough_mib(attempt: Attempt) -> int | None:
 def next_step(task: Task, rules: Rules, gpus: tuple[Gpu, ...]) -> Retry | GiveUp:
     """Of a task whose newest attempt has ended; `gpus` are those that take tasks, largest first.
 
-    Pure, and bounded: every path to Retry counts an attempt.
+    Pure, and bounded: every path to Retry counts an attempt, but for one that left because it was asked to.
     """
     attempt = task.attempts[-1]
     outcome = attempt.outcome
     assert outcome is not None
+    if isinstance(outcome, Preempted):
+        return Retry(_back_in_line(task, describe(outcome)), 0.0)
     limit = rules.recovery.retries if task.spec.max_oom_retries is None else task.spec.max_oom_retries
     innocent = [a for a in _counted(task) if _innocent(a)]
     guilty = [a for a in _counted(task) if not _innocent(a)]
@@ -156,6 +158,13 @@ def _as_before(task: Task, attempt: Attempt) -> Plan:
     alone = plan is not None and plan.rung == "alone"
     memory_mib = plan.memory_mib if plan is not None else None
     return Plan(rung="alone" if alone else "first", memory_mib=memory_mib, first=True, reason=reason)
+
+
+def _back_in_line(task: Task, reason: str) -> Plan:
+    """At its old place in the line, with what recovery had learnt."""
+    if task.plan is None:
+        return Plan(rung="again", memory_mib=None, reason=reason)
+    return Plan(rung=task.plan.rung, memory_mib=task.plan.memory_mib, reason=reason)
 
 
 def _climb(

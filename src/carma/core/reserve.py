@@ -71,12 +71,13 @@ def free_at(ask: Ask, door: Door, rules: Rules, policy: Policy, now: float) -> f
         return now + rules.window.stale_s
     for at in sorted({holder.ends_at for holder in view.holders}):
         holders, room_mib = view.after(at)
-        if _fits(ask, holders, room_mib, rules, policy):
+        if fits(ask, holders, room_mib, rules, policy):
             return at
     return None
 
 
-def _fits(ask: Ask, holders: Sequence[Holder], room_mib: int, rules: Rules, policy: Policy) -> bool:
+def fits(ask: Ask, holders: Sequence[Holder], room_mib: int, rules: Rules, policy: Policy) -> bool:
+    """Beside those holders, by memory and by what does not change while they run."""
     if not holders:
         return ask.memory_mib <= room_mib
     if ask.alone or not _may_join(holders, rules, policy, 1):

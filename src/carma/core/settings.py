@@ -240,6 +240,28 @@ class RecoveryRules(Record, frozen=True, kw_only=True):
     backoff_limit_s: Annotated[float, Meta(ge=0.0, description="Longest wait before a retry, in seconds.")] = 60.0
 
 
+class Preemption(Record, frozen=True, kw_only=True):
+    """Tasks that save on a signal may be asked to, and come back later. No other task is ever asked."""
+
+    enabled: Annotated[
+        bool,
+        Meta(
+            description="Whether CARMA itself asks tasks to save and leave: those of lower priority for the first in "
+            "line, and those that the policy wants elsewhere. `carma preempt` works in any case."
+        ),
+    ] = False
+    after_s: Annotated[
+        float, Meta(ge=0.0, description="So long a task waits for a GPU before others are asked to leave, in seconds.")
+    ] = 60.0
+    least_run_s: Annotated[
+        float, Meta(ge=0.0, description="So long an attempt has run before CARMA asks it to leave, in seconds.")
+    ] = 300.0
+    again_s: Annotated[
+        float,
+        Meta(ge=0.0, description="One that did not leave when it was asked is not asked again for this, in seconds."),
+    ] = 900.0
+
+
 class Stopping(Record, frozen=True, kw_only=True):
     grace_s: Annotated[
         float, Meta(ge=0.0, description="Between SIGTERM and SIGKILL, in seconds, unless the task says otherwise.")
@@ -259,6 +281,7 @@ class Rules(Record, frozen=True, kw_only=True):
     fairness: FairnessRules = FairnessRules()
     quota: QuotaRules = QuotaRules()
     recovery: RecoveryRules = RecoveryRules()
+    preemption: Preemption = Preemption()
     stopping: Stopping = Stopping()
 
 

@@ -205,7 +205,13 @@ def expected_end(task: Task, rules: Rules, now: float) -> float:
         end = now + max(1.0, 0.5 * (now - start))
     if task.spec.time_limit_s is not None:
         end = min(end, start + task.spec.time_limit_s)
-    return max(end, now)
+    return max(min(end, _leaves_at(task)), now)
+
+
+def _leaves_at(task: Task) -> float:
+    """By then one that was asked to save should have left."""
+    asked = task.status.preempting if isinstance(task.status, Running) else None
+    return inf if asked is None else asked.until
 
 
 def later_view(state: State, view: GpuView, now: float) -> GpuView:
@@ -222,7 +228,7 @@ def same_until(state: State, view: GpuView, now: float) -> float:
         task = state.tasks[holder.key.task]
         attempt = task.attempts[-1]
         start = attempt.started_at if attempt.started_at is not None else attempt.placed_at
-        until = min(until, start + expected_runtime_s(task, state.rules))
+        until = min(until, start + expected_runtime_s(task, state.rules), _leaves_at(task))
     return max(now, until)
 
 

@@ -47,6 +47,7 @@ class State:
         self.lanes = Lanes() if rules.fairness.enabled else None  # the same, with users taking turns
         self.active: dict[TaskId, AttemptKey] = {}  # starting or running
         self.undecided: set[TaskId] = set()  # recovering
+        self.asked: set[TaskId] = set()  # running, and asked to save and leave
         self.on_gpu: dict[GpuId, dict[AttemptKey, Placement]] = {}
         self.waiting_for: dict[TaskId, set[TaskId]] = {}  # task -> those that depend on it
         self.in_array: dict[TaskId, int] = {}  # array -> how many of it are active
@@ -114,6 +115,8 @@ class State:
                     self.touch(gpu)
                 self._count_array(task, +1)
                 self.news.active(task)
+                if isinstance(task.status, Running) and task.status.preempting is not None:
+                    self.asked.add(task.id)
             case Recovering():
                 self.undecided.add(task.id)
             case _:
@@ -137,6 +140,7 @@ class State:
                     self.lanes.leave(turn(task), task.owner.uid)
             case Starting(placement=placement) | Running(placement=placement):
                 del self.active[task.id]
+                self.asked.discard(task.id)
                 for gpu in placement.gpus:
                     del self.on_gpu[gpu][task.key]
                     self.touch(gpu)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carma.core.model import Placement, Record
+from carma.core.model import Placement, Record, TaskId
 from carma.core.outcome import Cancelled, Disrupted, Outcome, OutOfMemory, TimedOut
 
 # Why a running attempt was told to stop. OutOfMemory: the watchdog, before it took what others have booked.
@@ -14,6 +14,18 @@ def that_counts(before: Ending | None, asked: Ending) -> Ending:
     counts more."""
     by_user = isinstance(asked, Cancelled) and isinstance(before, OutOfMemory | Disrupted)
     return asked if before is None or by_user else before
+
+
+class Preempting(Record, frozen=True, kw_only=True):
+    """A running attempt was asked to save and leave. Nothing follows if it does not."""
+
+    at: float
+    until: float  # so long it has
+    signal: int
+    by: str
+    reason: str = ""
+    hold: bool = False  # whether the task is held when it is back in the line
+    room_for: TaskId | None = None  # the waiting task that is to start in its place
 
 
 class Estimating(Record, frozen=True, tag="estimating", tag_field="state"):
@@ -40,6 +52,8 @@ class Running(Record, frozen=True, tag="running", tag_field="state"):
     pid: int
     ending: Ending | None = None
     warned: bool = False
+    preempting: Preempting | None = None
+    stayed_at: float | None = None  # when the time was over that it had to leave, the last time it was asked
 
 
 class Recovering(Record, frozen=True, tag="recovering", tag_field="state"):
@@ -50,6 +64,7 @@ class Recovering(Record, frozen=True, tag="recovering", tag_field="state"):
 
     since: float
     until: float | None = None
+    held: bool = False
 
 
 class Finished(Record, frozen=True, tag="finished", tag_field="state"):

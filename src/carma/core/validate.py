@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from carma.core.fairness import NONE_HELD
 from carma.core.lanes import Lanes
+from carma.core.outcome import Preempted
 from carma.core.state import State, turn
 from carma.core.status import Finished, Queued, Recovering, Running, Starting
+from carma.core.task import Task
 
 
 def validate(state: State) -> list[str]:
@@ -23,6 +25,9 @@ def _indices(state: State) -> list[str]:
     undecided = {t.id for t in state.tasks.values() if isinstance(t.status, Recovering)}
     if undecided != state.undecided:
         broken.append(f"undecided is {state.undecided}, tasks say {undecided}")
+    asked = {t.id for t in state.tasks.values() if isinstance(t.status, Running) and t.status.preempting is not None}
+    if asked != state.asked:
+        broken.append(f"asked are {state.asked}, tasks say {asked}")
     if set(state.tracks) != set(active.values()):
         broken.append(f"tracks are kept for {sorted(state.tracks)}, active are {sorted(active.values())}")
     held = {(gpu, key) for gpu, keys in state.on_gpu.items() for key in keys}
@@ -53,6 +58,25 @@ def _tasks(state: State) -> list[str]:
                 broken.append(f"task {task.id} wants {task.spec.gpus} distinct GPUs and has {gpus}")
         if isinstance(task.status, Finished) and task.id in state.overtaken:
             broken.append(f"task {task.id} is finished and counted as overtaken")
+        broken.extend(_preempted(task))
+    return broken
+
+
+def _preempted(task: Task) -> list[str]:
+    """Nobody is asked to save who has not said how; and to have been asked is never the end of a task."""
+    broken: list[str] = []
+    asked = isinstance(task.status, Running) and task.status.preempting is not None
+    left = any(isinstance(attempt.outcome, Preempted) for attempt in task.attempts)
+    if (asked or left) and task.spec.checkpoint is None:
+        broken.append(f"task {task.id} declares no checkpoint and was asked to save: {task.status!r}")
+    if isinstance(task.status, Finished) and isinstance(task.status.outcome, Preempted):
+        broken.append(f"task {task.id} is finished by being preempted")
+    if (
+        isinstance(task.status, Recovering)
+        and task.status.held
+        and not isinstance(task.attempts[-1].outcome, Preempted)
+    ):
+        broken.append(f"task {task.id} is held after {task.attempts[-1].outcome!r}")
     return broken
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 import msgspec
@@ -93,10 +93,18 @@ class GpuView(Record, frozen=True, kw_only=True):
         """Who is still there, and the room (none where it is not known), when every holder that is expected to end by
         then has ended."""
         staying = tuple([holder for holder in self.holders if holder.ends_at > at])
+        return staying, self._room_mib(staying, sum([one.held_mib for one in self.holders if one.ends_at <= at]))
+
+    def without(self, leaving: Collection[AttemptKey]) -> tuple[tuple[Holder, ...], int]:
+        """The same when those have left."""
+        staying = tuple([holder for holder in self.holders if holder.key not in leaving])
+        return staying, self._room_mib(staying, sum([one.held_mib for one in self.holders if one.key in leaving]))
+
+    def _room_mib(self, staying: tuple[Holder, ...], freed_mib: int) -> int:
         if self.used_mib is None:
-            return staying, 0
-        freed = sum([holder.held_mib for holder in self.holders if holder.ends_at <= at])
-        return staying, room_mib(self.gpu.memory_mib, max(0, self.used_mib - freed), self.foreign_mib, staying) or 0
+            return 0
+        used_mib = max(0, self.used_mib - freed_mib)
+        return room_mib(self.gpu.memory_mib, used_mib, self.foreign_mib, staying) or 0
 
 
 def room_mib(capacity_mib: int, used_mib: int | None, foreign_mib: int, holders: tuple[Holder, ...]) -> int | None:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from carma.core.admission import never_fits
 from carma.core.decision import Decision
-from carma.core.model import ArrayPlace, Dependency, Estimate, TaskId, TaskSpec
+from carma.core.model import ArrayPlace, Dependency, Estimate, SaveSignal, TaskId, TaskSpec
 from carma.core.outcome import Outcome, Succeeded, told_to_others
 from carma.core.queue import not_yet, try_now
 from carma.core.state import State
@@ -35,6 +35,8 @@ STRING_BYTES = 32 * os.sysconf("SC_PAGE_SIZE") - 1  # the kernel's limit for one
 NAME_CHARS, COMMENT_CHARS, PATH_BYTES = 200, 2_000, 4_096
 ARRAY_TASKS, ARRAY_INDEX = 10_000, 2**31 - 1
 PRIORITY, SECONDS, MEMORY_MIB, DEPENDENCIES = 10_000, 1e9, 10**9, 1_000
+
+_NEVER_HEARD = (9, 19)  # SIGKILL, SIGSTOP
 
 FindTask = Callable[[TaskId], Task | None]
 
@@ -61,9 +63,18 @@ def check_spec(spec: TaskSpec, who: Identity, now: float) -> TaskSpec:
     if spec.warn is not None:
         check_range("warn.signal", spec.warn.signal, 1, 64)
         check_range("warn.before_s", spec.warn.before_s, 0, SECONDS)
+    if spec.checkpoint is not None:
+        _check_checkpoint(spec.checkpoint)
     if len(spec.after) > DEPENDENCIES:
         raise TooLarge(f"it waits for {len(spec.after)} tasks; the limit is {DEPENDENCIES}")
     return replace(spec, begin_at=_begin_at(spec.begin_at, now))
+
+
+def _check_checkpoint(saves: SaveSignal) -> None:
+    check_range("checkpoint.signal", saves.signal, 1, 64)
+    check_range("checkpoint.grace_s", saves.grace_s, 1, 86_400)
+    if saves.signal in _NEVER_HEARD:
+        raise Usage(f"signal {saves.signal} cannot be listened for", "USR1 is the usual one for saving")
 
 
 def _begin_at(at: float | None, now: float) -> float | None:

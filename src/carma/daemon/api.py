@@ -103,6 +103,7 @@ class Api:
             "hold": verbs.hold,
             "release": verbs.release,
             "retry": verbs.retry,
+            "preempt": verbs.preempt,
             "update": self.update,
             "gpus": self.gpus,
             "drain": verbs.drain,

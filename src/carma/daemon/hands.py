@@ -1,4 +1,4 @@
-"""Carries out the core's commands: estimate, launch, stop, warn. Each can be repeated without harm.
+"""Carries out the core's commands: estimate, launch, stop, warn, ask to save. Each can be repeated without harm.
 
 Nothing here blocks the event loop and nothing here is remembered on disk: after a restart, restore.py finds out from
 the state and the launcher what is still to be done, and gives it here again.
@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TypeVar, assert_never
 
-from carma.core.commands import Command, EstimateTask, LaunchAttempt, StopAttempt, WarnAttempt
+from carma.core.commands import Command, EstimateTask, LaunchAttempt, PreemptAttempt, StopAttempt, WarnAttempt
 from carma.core.events import Durable, StopRequested, TaskEstimated, TaskFinished
 from carma.core.model import AttemptKey, Estimate, NoEstimate, Owner, TaskId, TaskSpec
+from carma.core.outcome import Preempted
 from carma.core.ports import Estimator, Launcher, LaunchOrder
 from carma.core.state import State
-from carma.core.status import Estimating, Starting
+from carma.core.status import Estimating, Running, Starting
 from carma.core.task import Task
 from carma.daemon.estimating import CallOff, Estimates
 from carma.daemon.looking import Fingerprint
@@ -32,6 +33,7 @@ T = TypeVar("T")
 KILL_AGAIN_S = 5.0  # a process in uninterruptible sleep takes a signal only when it wakes
 RETRY_S = 1.0  # of what could not be stored
 FORESEE_LIMIT_S = 20.0  # for the estimators' answer to a question that somebody waits for, in real seconds
+ASK_AGAIN_S = 1.0  # before one that does not listen yet is asked to save again: a program that just starts up
 RELAUNCH_S = 2.0  # before an order that left no trace is given again
 
 
@@ -87,6 +89,8 @@ class Hands:
                 self.start(self._signal(key, number), f"stopping {key}")
             case WarnAttempt(key=key, signal=number):
                 self.start(self._signal(key, number), f"warning {key}")
+            case PreemptAttempt():
+                self.start(self._ask(command), f"asking {command.key} to save")
             case _:
                 assert_never(command)
 
@@ -121,7 +125,12 @@ class Hands:
     async def _launch(self, command: LaunchAttempt) -> None:
         gpus = tuple(self.shell.state.gpus[gpu] for gpu in command.placement.gpus if gpu in self.shell.state.gpus)
         order = LaunchOrder(
-            key=command.key, owner=command.owner, spec=command.spec, placement=command.placement, gpus=gpus
+            key=command.key,
+            owner=command.owner,
+            spec=command.spec,
+            placement=command.placement,
+            gpus=gpus,
+            preempted=was_preempted(self.shell.state, command.key),
         )
         try:
             await self.with_launcher(lambda: self.launcher.launch(order))
@@ -155,6 +164,15 @@ class Hands:
 
     async def _signal(self, key: AttemptKey, number: int) -> None:
         await self.with_launcher(lambda: self.launcher.signal(key, number))
+        self.looking.set()
+
+    async def _ask(self, command: PreemptAttempt) -> None:
+        """Until it has been told, has ended, or its time to leave is over."""
+        key, number, asked_at = command.key, command.signal, command.asked_at
+        while still_asked(self.shell.state, key, asked_at):
+            if await self.with_launcher(lambda: self.launcher.ask(key, number, asked_at)):
+                break
+            await asyncio.sleep(ASK_AGAIN_S)
         self.looking.set()
 
     def kill_overdue(self, state: State, now: float) -> None:
@@ -217,6 +235,18 @@ class Hands:
                 return
             except StoreError:
                 await asyncio.sleep(RETRY_S)
+
+
+def still_asked(state: State, key: AttemptKey, asked_at: float) -> bool:
+    task = state.tasks.get(key.task)
+    if task is None or state.active.get(key.task) != key or not isinstance(task.status, Running):
+        return False
+    return task.status.preempting is not None and task.status.preempting.at == asked_at
+
+
+def was_preempted(state: State, key: AttemptKey) -> bool:
+    task = state.tasks.get(key.task)
+    return task is not None and any(isinstance(attempt.outcome, Preempted) for attempt in task.attempts)
 
 
 def launch_of(task: Task) -> LaunchAttempt:

@@ -15,6 +15,8 @@ from carma.core.events import (
     GpuDrained,
     GpuResumed,
     GpusFound,
+    PreemptionMissed,
+    PreemptionRequested,
     RecoveryPlanned,
     StopRequested,
     TaskFinished,
@@ -39,6 +41,8 @@ class Journal:
             case GpusFound() | GpuDrained() | GpuResumed() | RecoveryPlanned():
                 log.info("%s", sentence(event, state.gpus))
             case StopRequested(ending=OutOfMemory() | Disrupted()):
+                log.info("%s", sentence(event, state.gpus))
+            case PreemptionRequested() | PreemptionMissed():
                 log.info("%s", sentence(event, state.gpus))
             case AttemptEnded(outcome=Disrupted()) | TaskFinished(outcome=OutOfMemory() | Lost() | Disrupted()):
                 log.info("%s", sentence(as_on_record(event, state.tasks), state.gpus))

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from carma.core.commands import EstimateTask, StopAttempt
+from carma.core.commands import EstimateTask, PreemptAttempt, StopAttempt
 from carma.core.events import AttemptEnded, Durable, StopRequested, TaskPlaced
 from carma.core.machine import step
 from carma.core.model import AttemptKey, Record, TaskId
@@ -129,7 +129,10 @@ async def _outcomes(shell: Shell, loop: Loop, hands: Hands) -> None:
         log.info("%s adopted, %d had ended meanwhile, %d to be started again", running, ended, len(idle))
 
 
-def _left_to_do(shell: Shell, replayed: Replayed) -> Iterator[tuple[EstimateTask | StopAttempt, float]]:
+Order = EstimateTask | StopAttempt | PreemptAttempt
+
+
+def _left_to_do(shell: Shell, replayed: Replayed) -> Iterator[tuple[Order, float]]:
     for task in list(shell.state.tasks.values()):
         match task.status:
             case Estimating():
@@ -137,6 +140,8 @@ def _left_to_do(shell: Shell, replayed: Replayed) -> Iterator[tuple[EstimateTask
             case Starting(ending=ending) | Running(ending=ending) if ending is not None:
                 stop = replayed.stops.get(task.key) or Stop(shell.clock.now(), _grace_s(shell.state, task))
                 yield StopAttempt(task.key, stop.grace_s, stop.signal), stop.at
+            case Running(preempting=asked) if asked is not None:  # the launcher knows whether it was told
+                yield PreemptAttempt(task.key, asked.signal, asked.at), asked.at
             case _:
                 pass
 

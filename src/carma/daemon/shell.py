@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from carma.core import usage
 from carma.core.commands import Command
-from carma.core.events import AttemptEnded, Durable, MemoryObserved, Passing, TaskPlaced, UseNoted
+from carma.core.events import AttemptEnded, Durable, MemoryObserved, Passing, PreemptionRequested, TaskPlaced, UseNoted
 from carma.core.machine import step
 from carma.core.model import AttemptKey, Estimate, Owner, TaskId, TaskSpec
 from carma.core.ports import Archive, Store
@@ -343,7 +343,7 @@ class Shell:
             log.exception("no decision was possible; trying again with the next event")
             return []
         if self.stopping.is_set():  # nothing new starts; what ends is still recorded
-            return [event for event in events if not isinstance(event, TaskPlaced)]
+            return [event for event in events if not isinstance(event, TaskPlaced | PreemptionRequested)]
         return events
 
     async def _save_if_possible(self) -> None:

@@ -12,9 +12,10 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from carma.core import events as e
+from carma.core import saving
 from carma.core.model import AttemptKey, Booking, Confinement, Gpu, GpuId, Placement, TaskId
-from carma.core.outcome import Cancelled, Disrupted, Failed, Outcome, OutOfMemory, TimedOut, describe
-from carma.core.status import Ending, that_counts
+from carma.core.outcome import Cancelled, Disrupted, Failed, Outcome, OutOfMemory, Preempted, TimedOut, describe
+from carma.core.status import Ending, Preempting, that_counts
 from carma.core.task import Task
 from carma.core.units import show_count, show_mib, show_s
 from carma.wire.sharing import held, shared
@@ -31,6 +32,8 @@ TaskEvent = (
     | e.TaskFinished
     | e.StopRequested
     | e.TaskWarned
+    | e.PreemptionRequested
+    | e.PreemptionMissed
     | e.TaskHeld
     | e.TaskReleased
     | e.TaskRetried
@@ -73,15 +76,20 @@ def story(events: Iterable[e.Durable], gpus: Gpus, *, whole: bool) -> list[Story
 def _with_endings(events: Iterable[e.Durable]) -> Iterable[e.Durable]:
     """The same, with the ends of attempts as they are on record."""
     ending: Ending | None = None
+    asked: Preempting | None = None
     for event in events:
         match event:
-            case e.TaskPlaced():
-                ending = None
+            case e.TaskPlaced() | e.PreemptionMissed():
+                ending = asked = None
+            case e.PreemptionRequested():
+                asked = asked or saving.asked_by(event)
             case e.StopRequested():
                 ending = that_counts(ending, event.ending)
             case e.AttemptEnded() if ending is not None:
                 event = replace(event, outcome=ending)
                 ending = None
+            case e.AttemptEnded() if asked is not None:
+                event = replace(event, outcome=saving.left(asked, event))
             case _:
                 pass
         yield event
@@ -172,6 +180,10 @@ def _of_task(event: TaskEvent, whole: bool) -> str:
             return f"{_stopped(ending)} with signal {signal}: {_ended(ending, whole)}"
         case e.TaskWarned(signal=signal):
             return f"warned with signal {signal}: its time is nearly over"
+        case e.PreemptionRequested():
+            return _asked_to_save(event, whole)
+        case e.PreemptionMissed():
+            return "did not leave in time, and goes on running"
         case e.TaskHeld():
             return "held"
         case e.TaskReleased():
@@ -184,6 +196,12 @@ def _of_task(event: TaskEvent, whole: bool) -> str:
             return _changed(event, whole)
         case _:
             assert_never(event)
+
+
+def _asked_to_save(event: e.PreemptionRequested, whole: bool) -> str:
+    reason = f" ({event.reason})" if event.reason and (whole or event.room_for is not None) else ""
+    held = "; it is held then" if event.hold else ""
+    return f"asked by {event.by} to save and leave within {show_s(event.grace_s)}, signal {event.signal}{reason}{held}"
 
 
 def _estimated(event: e.TaskEstimated, whole: bool) -> str:
@@ -240,6 +258,8 @@ def without_words(outcome: Outcome) -> Outcome:
             return OutOfMemory(where, code, asked, peak)
         case Cancelled(by=by):
             return Cancelled(by)
+        case Preempted(by=by, code=code):
+            return Preempted(by, "", code)
         case _:
             return outcome
 

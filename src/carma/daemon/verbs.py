@@ -1,4 +1,4 @@
-"""What changes something: submit, cancel, hold, release, retry, update, drain, resume.
+"""What changes something: submit, cancel, hold, release, retry, preempt, update, drain, resume.
 
 Each looks at the state inside `change`, in the same step in which its events are committed, so that two verbs on one
 task cannot pass each other. An event that cannot follow what happened before is never emitted from here.
@@ -13,11 +13,13 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from carma.core import events as e
+from carma.core import preempt
 from carma.core.model import Estimate, GpuId, TaskId, TaskSpec
 from carma.core.outcome import Cancelled, describe
 from carma.core.state import SERVER, State
 from carma.core.status import Estimating, Finished, Queued, Recovering, Running, Starting, state_name
 from carma.core.task import Task
+from carma.core.units import show_s
 from carma.daemon import admission
 from carma.daemon.auth import Identity
 from carma.daemon.engine import Engine, find, require, require_own
@@ -185,6 +187,21 @@ class Verbs:
         await self._engine.change(make)
         return t.Done(note=f"task {call.task} is queued again")
 
+    async def preempt(self, call: Call) -> t.Done:
+        request: t.PreemptRequest = call.body
+        admission.check_comment(request.reason)
+        require_own(self._engine, call.task, call.who, "preempt")
+        note = ""
+
+        def make(state: State) -> Sequence[e.Durable]:
+            nonlocal note
+            task, now = self._live(state, call.task), self._engine.clock.now()
+            note = _preempt_note(task, hold=request.hold)
+            return [replace(preempt.request(task, now, call.who.name, request.reason), hold=request.hold)]
+
+        await self._engine.change(make)
+        return t.Done(note=note)
+
     async def update(self, call: Call) -> Task:
         """Answers with the task; whoever calls makes the view."""
         request: t.UpdateRequest = call.body
@@ -241,6 +258,25 @@ def _cancel_note(task: Task, signal: int) -> str:
             return ""
         case _:
             assert_never(task.status)
+
+
+def _preempt_note(task: Task, *, hold: bool) -> str:
+    """What follows; or WrongState, if it cannot be asked."""
+    saves, status = task.spec.checkpoint, task.status
+    if saves is None:
+        raise WrongState(
+            f"task {task.id} declares no signal on which it saves, so it is not asked to",
+            "submit with --checkpoint-signal; `carma cancel` stops it without saving",
+        )
+    if not isinstance(status, Running):
+        hint = f"`carma hold {task.id}` keeps it from starting" if isinstance(status, Queued | Estimating) else ""
+        raise WrongState(f"task {task.id} is {state_name(status)}; only a running task can be asked to save", hint)
+    if status.ending is not None:
+        raise WrongState(f"task {task.id} is being stopped: {describe(status.ending)}")
+    if status.preempting is not None and (status.preempting.hold or not hold):
+        raise WrongState(f"task {task.id} was asked to save already", "`carma show` tells when, and by whom")
+    back = "and is held" if hold else "and comes back into the queue"
+    return f"task {task.id} is asked to save (signal {saves.signal}); it has {show_s(saves.grace_s)}, {back}"
 
 
 def _check_update(request: t.UpdateRequest, task: Task, state: State, who: Identity) -> None:

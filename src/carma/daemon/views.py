@@ -18,6 +18,7 @@ from carma.core.outcome import (
     NeverFits,
     Outcome,
     OutOfMemory,
+    Preempted,
     Succeeded,
     TimedOut,
     describe,
@@ -29,6 +30,7 @@ from carma.core.snapshot import views
 from carma.core.state import SERVER, State
 from carma.core.status import Estimating, Finished, Queued, Recovering, Running, Starting, Status, state_name
 from carma.core.task import Attempt, Task
+from carma.core.units import show_s
 from carma.core.view import GpuView
 from carma.core.window import METRICS
 from carma.daemon.auth import Identity
@@ -82,6 +84,8 @@ def outcome_code(outcome: Outcome) -> str:
             return "LO"
         case Disrupted():
             return "DI"
+        case Preempted():
+            return "PR"
         case NeverFits():
             return "NF"
         case _:
@@ -112,7 +116,8 @@ def task_view(task: Task, lens: Lens, why: Waiting | None) -> t.TaskView:
     attempts = tuple(_attempt_view(task, attempt, lens) for attempt in task.attempts)
     newest = attempts[-1] if attempts else None
     outcome = status.outcome if isinstance(status, Finished) else None
-    reason_code, reason = _reason(task, why, open_to_viewer)
+    asked = status.preempting if isinstance(status, Running) else None
+    reason_code, reason = _reason(task, why, open_to_viewer, lens.now)
     return t.TaskView(
         id=task.id,
         name=spec.name or (called(spec.command) if open_to_viewer else HIDDEN),
@@ -150,6 +155,9 @@ def task_view(task: Task, lens: Lens, why: Waiting | None) -> t.TaskView:
         mechanism=newest.mechanism if newest is not None else None,
         mechanism_asked=spec.mechanism,
         threads_percent=spec.threads_percent,
+        checkpoint_signal=spec.checkpoint.signal if spec.checkpoint is not None else None,
+        checkpoint_grace_s=spec.checkpoint.grace_s if spec.checkpoint is not None else None,
+        asked_to_save_at=asked.at if asked is not None else None,
         energy_j=_sum(attempt.energy_j for attempt in attempts),
         sm_active=newest.activity.sm_active if newest is not None and newest.activity is not None else None,
         ran_s=_ran_s(newest, lens.now) if newest is not None else None,
@@ -162,19 +170,33 @@ def _ran_s(attempt: t.AttemptView, now: float) -> float | None:
     return max(0.0, (now if attempt.ended_at is None else attempt.ended_at) - attempt.started_at)
 
 
-def _reason(task: Task, why: Waiting | None, open_to_viewer: bool) -> tuple[str, str]:
-    """(code, sentence): why it waits, how it ended, or nothing while it runs."""
+def _reason(task: Task, why: Waiting | None, open_to_viewer: bool, now: float) -> tuple[str, str]:
+    """(code, sentence): why it waits, how it ended, what it was asked to do; or nothing while it just runs."""
     match task.status:
         case Finished(outcome=outcome):
             return outcome_code(outcome), describe(outcome if open_to_viewer else without_words(outcome))
         case Starting(ending=ending) | Running(ending=ending):
             if ending is None:
-                return "", ""
+                return _saving(task.status, open_to_viewer, now)
             return "Stopping", f"is being stopped: {describe(ending if open_to_viewer else without_words(ending))}"
         case Estimating() | Queued() | Recovering():
             return (why.code, why.sentence) if why is not None else ("", "")
         case _:
             assert_never(task.status)
+
+
+def _saving(status: Starting | Running, open_to_viewer: bool, now: float) -> tuple[str, str]:
+    """Of one that was asked to save and leave, or was and did not."""
+    if not isinstance(status, Running):
+        return "", ""
+    asked = status.preempting
+    if asked is not None:
+        told = open_to_viewer or asked.room_for is not None  # what a user wrote is for the owner
+        why = f": {asked.reason}" if asked.reason and told else ""
+        return "Saving", f"asked to save {show_s(max(0.0, now - asked.at))} ago by {asked.by}{why}"
+    if status.stayed_at is not None:
+        return "Stayed", f"was asked to save and did not leave in time, {show_s(max(0.0, now - status.stayed_at))} ago"
+    return "", ""
 
 
 def _outcome(outcome: Outcome | None, open_to_viewer: bool) -> t.Outcome | None:

@@ -13,7 +13,15 @@ TOKEN_VARIABLE = "CARMA_LAUNCH"
 # tell a task of an array its place are set anew: scripts written for sbatch read them, and no framework goes by them.
 # CUDA_MPS_ names the submitter's own server and its limits: which one a task runs under is decided at its launch.
 _OTHERS = ("SLURM_", "SLURMD_", "SRUN_", "CUDA_MPS_")
-_OWN = ("CARMA_TASK_ID", "CARMA_ATTEMPT", "CARMA_ARRAY_ID", "CARMA_ARRAY_INDEX", TOKEN_VARIABLE)
+_OWN = (
+    "CARMA_TASK_ID",
+    "CARMA_ATTEMPT",
+    "CARMA_RESTART_COUNT",
+    "CARMA_PREEMPTED",
+    "CARMA_ARRAY_ID",
+    "CARMA_ARRAY_INDEX",
+    TOKEN_VARIABLE,
+)
 
 
 def task_environment(order: LaunchOrder, extra: Mapping[str, str]) -> dict[str, str]:
@@ -43,6 +51,9 @@ def gpu_variables(order: LaunchOrder) -> dict[str, str]:
 
 def task_variables(order: LaunchOrder) -> dict[str, str]:
     own = {"CARMA_TASK_ID": str(order.key.task), "CARMA_ATTEMPT": str(order.key.attempt)}
+    own["CARMA_RESTART_COUNT"] = str(order.key.attempt - 1)
+    if order.preempted:
+        own["CARMA_PREEMPTED"] = "1"
     if order.spec.array is not None:
         array, index = str(order.spec.array.array), str(order.spec.array.index)
         own |= {"CARMA_ARRAY_ID": array, "CARMA_ARRAY_INDEX": index}

@@ -24,6 +24,7 @@ class Plan(Record, frozen=True, kw_only=True):
     starts: bool = True  # False: it ends without ever having had a process (a missing directory, ...)
     ignores: tuple[int, ...] = ()  # signals; SIGKILL cannot be ignored
     confinement: Confinement = Confinement(mechanism="timeslice")
+    saves_in_s: float | None = None  # after so long it ends with 0 when it is asked to; None: it does not listen
 
 
 FOREVER = Plan()
@@ -40,6 +41,8 @@ class _Run:
         self.outcome: Outcome | None = None
         self.ended_at: float | None = None
         self.trouble: str | None = None
+        self.asked_at: float | None = None
+        self.leave_at: float | None = None
 
     def end(self, outcome: Outcome, at: float) -> None:
         if self.outcome is None:
@@ -49,6 +52,8 @@ class _Run:
         plan = self.plan
         if plan.outcome is not None and now >= self.started_at + (plan.after_s or 0.0):
             self.end(plan.outcome, self.started_at + (plan.after_s or 0.0))
+        if self.leave_at is not None and now >= self.leave_at:
+            self.end(Succeeded(), self.leave_at)
 
 
 class FakeLauncher:
@@ -63,6 +68,7 @@ class FakeLauncher:
         self._next_pid = 1_000_001  # above anything that the kernel gives by default
         self.launched: list[LaunchOrder] = []  # each once
         self.signals: list[tuple[AttemptKey, int]] = []  # all that were asked for, also in vain
+        self.told_to_save: list[tuple[AttemptKey, int]] = []  # those that were told to save, each once
 
     def launch(self, order: LaunchOrder) -> None:
         if order.key in self._runs:
@@ -99,6 +105,16 @@ class FakeLauncher:
             return
         run.look(self._now())
         run.end(Failed(128 + signal, f"ended by {name_of(signal)}"), self._now())
+
+    def ask(self, key: AttemptKey, signal: int, asked_at: float) -> bool:
+        run = self._runs.get(key)
+        if run is None or run.plan.saves_in_s is None or run.outcome is not None:
+            return False
+        if run.asked_at != asked_at:
+            run.asked_at = asked_at
+            self.told_to_save.append((key, signal))
+            run.leave_at = self._now() + run.plan.saves_in_s
+        return True
 
     def pids(self, keys: Iterable[AttemptKey]) -> dict[int, AttemptKey]:
         found = self.poll(keys)

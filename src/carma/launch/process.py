@@ -253,6 +253,19 @@ class ProcessLauncher:
         else:
             procfs.send(started.pid, started.start_ticks, signal)
 
+    def ask(self, key: AttemptKey, signal: int, asked_at: float) -> bool:
+        """Told first and written down after it: a daemon that dies in between tells it twice rather than never."""
+        started, path = self._known(key), self._files.path(key, records.ASKED)
+        if started is None or started.runner.boot_id != self._boot_id:
+            return False
+        if (records.read(path) or {}).get("asked_at") == asked_at:
+            return True
+        if not self._trees.ask(key, started, signal):
+            return False
+        with contextlib.suppress(OSError):
+            records.write(path, {"asked_at": asked_at, "signal": int(signal)}, durable=False)
+        return True
+
     def _note(self, key: AttemptKey, signal: int) -> None:
         """The first signal counts, and when SIGKILL had to follow it: the outcome tells."""
         before = self._files.told(key)

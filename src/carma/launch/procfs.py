@@ -117,6 +117,14 @@ def send(pid: int, start_ticks: int, number: int) -> bool:
         os.close(fd)
 
 
+def listens(pid: int, number: int) -> bool:
+    """Whether the signal would reach a handler of the process (or is kept for a thread that waits for it), and would
+    not end it."""
+    status = read_bytes(f"/proc/{pid}/status", 8192)
+    masks = {line[:6]: line[7:].strip() for line in status.split(b"\n") if line[:6] in (b"SigCgt", b"SigBlk")}
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks.values())
+
+
 def _kill(pid: int, number: int) -> bool:
     try:
         os.kill(pid, number)

@@ -4,6 +4,7 @@
     claim.json    who carries it out (runner)       started.json  which process it became (runner)
     exit.json     how it ended (runner)             told.json     which signals it was sent to end it (launcher)
     held.json     how it shares its GPUs (launcher) trouble.json  what it runs under is gone (launcher)
+    asked.json    that it was told to save and leave (launcher)
     stdout.log, stderr.log, runner.log
 
 Each is written beside its name and renamed, so that a reader meets all of it or nothing. Standard library only, and
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 ORDER, CLAIM, STARTED, EXIT = "order.json", "claim.json", "started.json", "exit.json"
 STOP, TOLD = "stop", "told.json"
-HELD, TROUBLE = "held.json", "trouble.json"
+HELD, TROUBLE, ASKED = "held.json", "trouble.json", "asked.json"
 STDOUT, STDERR, RUNNER_LOG = "stdout.log", "stderr.log", "runner.log"
 
 RESERVED_BYTES = 4096  # more than an exit record ever takes; see `reserve`

@@ -8,7 +8,7 @@ with the attempt's token in the environment. The runner itself is never a member
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from carma.core.model import AttemptKey
 from carma.launch import procfs
@@ -65,6 +65,16 @@ class Trees:
                 procfs.send(one.pid, one.start_ticks, number)
                 signalled.add((one.pid, one.start_ticks))
 
+    def ask(self, key: AttemptKey, started: Started, number: int) -> int:
+        """The signal to those that listen for it and have no parent that does, and how many that were. A shell around
+        the program does not listen, and would die of it; a data loader's workers have their parent's handler, but not
+        its work."""
+        table = procfs.processes()
+        members = self._members(table, {key: started})
+        listening = {pid for pid in members if procfs.listens(pid, number)}
+        first = [pid for pid in listening if not any(up in listening for up in ancestors(table, pid))]
+        return sum(procfs.send(pid, table[pid].start_ticks, number) for pid in first)
+
 
 def by_descent(table: dict[int, procfs.Process], known: Mapping[AttemptKey, Started]) -> dict[int, AttemptKey]:
     """Through parents, and through the session. A session whose leader's pid is somebody else's by now is not ours."""
@@ -91,11 +101,16 @@ def lives(table: dict[int, procfs.Process], pid: int, start_ticks: int) -> bool:
 
 
 def depth(table: dict[int, procfs.Process], pid: int) -> int:
+    return sum(1 for _ in ancestors(table, pid))
+
+
+def ancestors(table: dict[int, procfs.Process], pid: int) -> Iterator[int]:
+    """From its parent upwards."""
     steps = 0
     while (one := table.get(pid)) is not None and steps < len(table):
         pid = one.parent
         steps += 1
-    return steps
+        yield pid
 
 
 def read_token(pid: int) -> str:

@@ -63,6 +63,7 @@ ROUTES: tuple[Route, ...] = (
     Route("hold", "POST", "/tasks/{id}/hold", "owner", "Keep it from starting.", None, t.Done),
     Route("release", "POST", "/tasks/{id}/release", "owner", "Let it start again.", None, t.Done),
     Route("retry", "POST", "/tasks/{id}/retry", "owner", "Queue a finished task again.", t.RetryRequest, t.Done),
+    Route("preempt", "POST", "/tasks/{id}/preempt", "owner", "Ask it to save and come back.", t.PreemptRequest, t.Done),
     Route("update", "PATCH", "/tasks/{id}", "owner", "Change a waiting task.", t.UpdateRequest, t.TaskView),
     Route("gpus", "GET", "/gpus", "anyone", "The GPUs, what they do and who is on them.", None, list[t.GpuView]),
     Route("drain", "POST", "/gpus/drain", "admin", "No new tasks on a GPU or the server.", t.DrainRequest, t.Done),

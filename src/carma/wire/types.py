@@ -48,6 +48,11 @@ class RetryRequest(Request, frozen=True, kw_only=True):
     fresh: bool = False  # forget what recovery learnt
 
 
+class PreemptRequest(Request, frozen=True, kw_only=True):
+    hold: bool = False  # held when it is back in the queue
+    reason: str = ""
+
+
 class UpdateRequest(Request, frozen=True, kw_only=True):
     name: str | None = None
     priority: int | None = None
@@ -167,6 +172,9 @@ class TaskView(Answer, frozen=True, kw_only=True):
     threads_percent: int | None = None  # of the SMs, under MPS; None: all of them
     energy_j: float | None = None  # of all its attempts, above what the idle GPUs would have taken
     sm_active: float | None = None  # the newest attempt's own share of SM activity
+    checkpoint_signal: int | None = None  # on this one it saves and ends; None: it cannot be asked to
+    checkpoint_grace_s: float | None = None  # so long it has for that
+    asked_to_save_at: float | None = None  # of a running task: when it was asked to save and leave
     ran_s: float | None = None  # how long its newest attempt ran, or runs so far; None: it never started
 
 

@@ -1,0 +1,139 @@
+"""A real daemon, a real process that saves on a signal: it is asked, leaves, comes back and goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from carma.core.model import SaveSignal
+from tests.harness import Daemon, daemon_at_rest, serving, until
+
+# Counts up to a number; USR1 makes it save and end. Each start is noted, with what it found in its environment.
+COUNTER = """
+import json, os, pathlib, signal, sys, time
+goal, status, stays = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] == ["stays"]
+saved, notes = pathlib.Path("saved"), pathlib.Path("notes")
+count = int(saved.read_text()) if saved.exists() else 0
+asked = []
+signal.signal(signal.SIGUSR1, lambda *_: asked.append(1))
+names = ("CARMA_ATTEMPT", "CARMA_RESTART_COUNT", "CARMA_PREEMPTED")
+with notes.open("a") as file:
+    file.write(json.dumps({"from": count, **{name: os.environ.get(name) for name in names}}) + "\\n")
+while count < goal or pathlib.Path("wait").exists():
+    time.sleep(0.01)
+    count += 1
+    print(count, flush=True)
+    if asked:
+        pathlib.Path("told").write_text(str(len(asked)))
+        if not stays:
+            new = pathlib.Path("saving")
+            new.write_text(str(count))
+            new.replace(saved)
+            sys.exit(status)
+pathlib.Path("done").write_text(str(count))
+"""
+
+
+def counting(daemon: Daemon, goal: int = 5, status: int = 3, *more: str, grace_s: float = 60.0, **spec: object) -> int:
+    (daemon.home / "wait").touch()
+    command = (sys.executable, "-c", COUNTER, str(goal), str(status), *more)
+    task = daemon.submit(*command, checkpoint=SaveSignal(10, grace_s), gpu_memory_mib=100, **spec)
+    until((daemon.home / "notes").exists, "it counts")
+    return task
+
+
+def notes(home: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (home / "notes").read_text().splitlines()]
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    with serving(gpus=1) as made:
+        yield made
+
+
+def come_back(daemon: Daemon, task: int, attempt: int) -> None:
+    until(lambda: len(notes(daemon.home)) >= attempt, "it has started again")
+    until(lambda: daemon.client.task(task).state == "running", "and is known to run")
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_it_saves_comes_back_and_goes_on_where_it_was(daemon: Daemon, status: int) -> None:
+    task = counting(daemon, 5, status)
+    daemon.until_state(task, "running")
+    assert "asked to save" in daemon.client.preempt(task).note
+    come_back(daemon, task, 2)
+    saved = int((daemon.home / "saved").read_text())
+    (daemon.home / "wait").unlink()
+    view = daemon.wait(task)
+    assert view.outcome == {"kind": "succeeded"}
+    assert [(attempt.outcome or {})["kind"] for attempt in view.attempts] == ["preempted", "succeeded"]
+    assert notes(daemon.home) == [
+        {"from": 0, "CARMA_ATTEMPT": "1", "CARMA_RESTART_COUNT": "0", "CARMA_PREEMPTED": None},
+        {"from": saved, "CARMA_ATTEMPT": "2", "CARMA_RESTART_COUNT": "1", "CARMA_PREEMPTED": "1"},
+    ]
+    assert int((daemon.home / "done").read_text()) >= saved
+    story = [line.text for line in daemon.client.story(task)]
+    assert any("to save and leave within" in text for text in story)
+    assert any("saved and left, as" in text for text in story)
+
+
+def test_with_hold_it_waits_until_it_is_released(daemon: Daemon) -> None:
+    task = counting(daemon)
+    daemon.until_state(task, "running")
+    daemon.client.preempt(task, hold=True, reason="the GPU is needed")
+    until(lambda: daemon.client.task(task).held, "it is back and held")
+    view = daemon.client.task(task)
+    assert (view.state, view.code) == ("queued", "H")
+    (daemon.home / "wait").unlink()
+    daemon.client.release(task)
+    assert daemon.wait(task).exit_code == 0
+
+
+def test_one_that_does_not_leave_goes_on_and_is_marked(daemon: Daemon) -> None:
+    task = counting(daemon, 5, 0, "stays", grace_s=1.0)
+    daemon.until_state(task, "running")
+    daemon.client.preempt(task)
+    until((daemon.home / "told").exists, "it was told")
+    assert daemon.client.task(task).reason_code == "Saving"
+    until(lambda: daemon.client.task(task).reason_code == "Stayed", "its grace is over")
+    assert daemon.client.task(task).state == "running"
+    (daemon.home / "wait").unlink()
+    view = daemon.wait(task)
+    assert view.outcome == {"kind": "succeeded"}
+    assert len(view.attempts) == 1
+
+
+def test_one_that_does_not_listen_is_not_touched(daemon: Daemon) -> None:
+    """`sleep` would die of the signal."""
+    task = daemon.submit("sleep", "600", checkpoint=SaveSignal(10, 1.0), gpu_memory_mib=100)
+    daemon.until_state(task, "running")
+    pid = daemon.client.task(task).attempts[-1].pid
+    daemon.client.preempt(task)
+    until(lambda: daemon.client.task(task).reason_code == "Stayed", "its grace is over")
+    view = daemon.client.task(task)
+    assert (view.state, view.attempts[-1].pid, len(view.attempts)) == ("running", pid, 1)
+
+
+@pytest.mark.parametrize("ends_meanwhile", [True, False])
+def test_a_kill_9_between_the_request_and_the_end_loses_nothing(ends_meanwhile: bool) -> None:
+    with daemon_at_rest(gpus=1) as daemon:
+        daemon.start()
+        task = counting(daemon)
+        daemon.until_state(task, "running")
+        daemon.client.preempt(task)
+        if ends_meanwhile:
+            until((daemon.home / "saved").exists, "it was told")
+        daemon.kill()
+        daemon.start()
+        come_back(daemon, task, 2)
+        (daemon.home / "wait").unlink()
+        view = daemon.wait(task)
+        assert view.outcome == {"kind": "succeeded"}
+        assert [(attempt.outcome or {})["kind"] for attempt in view.attempts] == ["preempted", "succeeded"]
+        assert notes(daemon.home)[1]["from"] == int((daemon.home / "saved").read_text())
+        assert (daemon.home / "told").read_text() == "1", "told once"
