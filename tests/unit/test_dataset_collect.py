@@ -54,7 +54,7 @@ def test_the_verb_measures_and_sums_up(tmp_path: Path) -> None:
     assert (ended.exception, ended.return_value) == (None, 0)
     said = " ".join(ended.output.split())
     assert "measured 2 " in said
-    assert "failed 1 1 times ValueError: there is no op 'nothing'" in said
+    assert "failed 1 once: ValueError: there is no op 'nothing'" in said
     assert "left 0 " in said
     assert "3 of 3 runs are done" in said
     rows = [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
@@ -66,13 +66,21 @@ def test_what_it_is_told_goes_to_the_measuring(
 ) -> None:
     straw(tmp_path, monkeypatch, "print(json.dumps(words), file=open(os.path.join(words[1], 'words'), 'w'))")
     told = collect.Options(
-        configs=options.configs, out=options.out, parallel=3, limit_s=90, activity=True, seed=7, device="cpu"
+        configs=options.configs,
+        out=options.out,
+        parallel=3,
+        limit_s=90,
+        run_limit_s=5,
+        activity=True,
+        seed=7,
+        device="cpu",
     )
     collect.collect(told, sys.executable)
     words = json.loads((options.out / "words").read_text())
     assert words[:2] == [str(options.configs), str(options.out)]
     assert words[2:4] == ["--parent", str(os.getpid())]
-    assert words[4:] == ["--limit-s", "90", "--seed", "7", "--device", "cpu", "--parallel", "3", "--activity"]
+    assert words[4:10] == ["--limit-s", "90", "--seed", "7", "--device", "cpu"]
+    assert words[10:] == ["--config-limit-s", "5", "--parallel", "3", "--activity"]
 
 
 def test_rows_are_counted_as_they_come_and_those_from_before_too(
@@ -132,7 +140,7 @@ def test_the_commonest_errors_are_told_once_each(tmp_path: Path) -> None:
     rows.write_text("\n".join(lines) + "\n")
     tally = collect.Count(rows, dict.fromkeys("012345678", "0"), activity=False).tally(2.0)
     assert (tally.failed, tally.measured, tally.left) == (6, 0, 3)
-    assert tally.errors == {"RuntimeError: shape #x#": 2, "B: x": 2, "C: x": 1}
+    assert tally.errors == {"RuntimeError: shape 12x7": 2, "B: x": 2, "C: x": 1}
 
 
 def test_a_failed_measuring_says_its_last_words(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -150,9 +151,38 @@ def test_where_all_failed_there_is_no_success(outer: Outer) -> None:
     outer.write(mlp("a", shape="broken"), mlp("b", shape="broken"), mlp("c", shape="broken"))
     code, out, said = outer.run()
     assert code == 1
-    assert "3 times ValueError: no such thing" in out
-    assert "no run was measured: 3 of 3 failed" in said
+    assert "3 times: ValueError: no such thing" in out
+    assert "3 of 3 runs failed, not for want of memory, 3 times so: ValueError: no such thing" in said
     assert "--no-resume" in said
+
+
+def test_where_most_failed_there_is_no_success(outer: Outer) -> None:
+    outer.write(mlp("a"), mlp("b", shape="broken"), mlp("c", shape="broken"))
+    code, out, said = outer.run("--json")
+    assert (code, json.loads(out)["measured"]) == (1, 1)
+    assert "2 of 3 runs failed, not for want of memory, 2 times so: ValueError: no such thing" in said
+
+
+def test_out_of_memory_is_a_result(outer: Outer) -> None:
+    outer.write(mlp("a", shape="oom"), mlp("b", shape="oom"), mlp("c", shape="broken"))
+    code, _, said = outer.run()
+    assert code == 0, said
+
+
+def test_a_run_that_takes_too_long_is_told_with_its_limit(outer: Outer) -> None:
+    outer.place.hang.touch()
+    outer.write(mlp("a", shape="hangs"))
+    code, out, said = outer.run("--run-limit", "3s")
+    assert code == 1
+    assert "once: it took more than 3 s (running)" in out
+    assert "1 of 1 runs failed, not for want of memory, once so: it took more than 3 s (running)" in said
+    assert "--run-limit" in said
+
+
+def test_a_run_needs_some_time(outer: Outer) -> None:
+    outer.write(mlp("a"))
+    code, _, said = outer.run("--run-limit", "0")
+    assert (code, "leaves a run no time" in said) == (2, True), said
 
 
 def test_some_that_failed_are_no_failure(outer: Outer) -> None:

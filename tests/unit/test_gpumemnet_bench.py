@@ -36,6 +36,7 @@ def test_each_part_is_timed_for_each_model(tmp_path: Path, models: Path, capsys:
     ]
     assert all(0 < timing.median_ms <= timing.p95_ms for timing in report.timings)
     assert report.skipped == ()
+    assert report.command == f"carma bench gpumemnet --out {out} --runs 2 --models {models}"
     assert report.machine.cpu
     assert set(report.versions) == {"onnxruntime", "numpy"}
     shown = capsys.readouterr().out
@@ -47,7 +48,7 @@ def test_a_model_that_is_not_there_is_said(models: Path, capsys: pytest.CaptureF
     (models / "cnn-mlp.json").unlink()
     assert main(["bench", "gpumemnet", "--out", "-", "--runs", "1", "--models", str(models)]) == 0
     written = json.loads(capsys.readouterr().out)
-    assert written["skipped"] == ["cnn-mlp: there is no such model in models/"]
+    assert written["skipped"] == [f"cnn-mlp: there is no such model in {models}"]
     assert not any(timing["of"] == "cnn, mlp-based" for timing in written["timings"])
     assert any(timing["of"] == "cnn, transformer-based" for timing in written["timings"])
 
@@ -71,3 +72,15 @@ def test_a_model_is_asked_about_a_network_of_its_family(family: str) -> None:
 def test_a_place_that_cannot_be_written_is_said_first(models: Path) -> None:
     nowhere = str(models / "none" / "speed.json")
     assert main(["bench", "gpumemnet", "--out", nowhere, "--models", str(models)]) == 2
+
+
+def test_a_place_without_models_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    for name, said in (("none", "none is no directory of models"), ("empty", "there is no model in")):
+        assert main(["bench", "gpumemnet", "--runs", "1", "--models", str(tmp_path / name)]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_what_is_not_told_is_not_in_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "gpumemnet", "--out", "-", "--runs", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["command"] == "carma bench gpumemnet --out - --runs 1"

@@ -20,9 +20,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from carma.bench.figures import percentile
-from carma.bench.gpu.written import check_place, print_table, say
+from carma.bench.gpu.written import check_place, command_of, print_table, say
 from carma.bench.machine import Machine, facts, write
 from carma.core.model import Record
+from carma.errors import Usage
 from carma.estimate.described import Described, Layer
 from carma.estimate.gpumemnet.facts import FAMILIES, SHIPPED, Kind
 from carma.estimate.gpumemnet.features import Family, features
@@ -33,6 +34,7 @@ from carma.estimate.summaries import read_text
 TEXTS = Path(__file__).parent / "texts"
 LIMIT_MS = 2.0  # what is aimed at, for the parser and for inference each
 WARM = 20
+HINT = "--models names a directory that carma train --out wrote."
 KINDS: tuple[Kind, ...] = ("mlp", "transformer")
 PARSED = {
     "resnet50.torchinfo.txt": (0.99, 0.99),
@@ -82,22 +84,31 @@ def run(options: Options) -> int:
     check_runtime()
     machine = facts()
     folder = SHIPPED if options.models is None else Path(options.models)
-    missing = [name for name in _names() if load(*name, "", (folder,)) is None]
+    missing = _missing(folder)
     timings = [*_parser(options.runs), *_models(options.runs, folder)]
     report = Report(
-        command="carma bench gpumemnet --out results/gpumemnet/speed.json",
+        command=command_of("gpumemnet", options),
         machine=machine,
         versions={name: version(name) for name in ("onnxruntime", "numpy")},
         threads=THREADS,
         runs=options.runs,
         limit_ms=LIMIT_MS,
         timings=tuple(timings),
-        skipped=tuple(f"{family}-{kind}: there is no such model in {folder.name}/" for family, kind in missing),
+        skipped=tuple(f"{family}-{kind}: there is no such model in {folder}" for family, kind in missing),
     )
     if options.out != "-":
         show(report)
     write(report, options.out)
     return 0
+
+
+def _missing(folder: Path) -> list[tuple[Family, Kind]]:
+    if not folder.is_dir():
+        raise Usage(f"{folder} is no directory of models", HINT)
+    missing = [name for name in _names() if load(*name, "", (folder,)) is None]
+    if len(missing) == len(list(_names())):
+        raise Usage(f"there is no model in {folder}", HINT)
+    return missing
 
 
 def show(report: Report) -> None:

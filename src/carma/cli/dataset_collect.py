@@ -33,7 +33,9 @@ TELL_S = 10.0  # between two lines where there is no terminal
 @click.option("--out", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Where rows.jsonl goes.")
 @click.option("--python", metavar="PATH", help="The interpreter that has torch (python3).")
 @click.option("--parallel", type=whole(1, 64), help="So many runs side by side (24).")
-@click.option("--limit", "limit_s", type=Parsed("TIME", parse_grace), default="1h", help="No run after it (1h).")
+@click.option("--limit", "limit_s", type=Parsed("TIME", parse_grace), default="1h", help="No run begins after it (1h).")
+@click.option("--run-limit", "run_limit_s", type=Parsed("TIME", parse_grace), default="60s",
+              help="A run that takes longer has failed (60s).")  # fmt: skip
 @click.option("--activity", is_flag=True, help="Step time, SM activity and power too: each alone, in turn.")
 @click.option("--resume/--no-resume", default=True, help="Go on with what DIR has, or begin anew.")
 @click.option("--seed", type=whole(0), default=0, help="The order of the runs (0).")
@@ -45,6 +47,7 @@ def command(
     python: str | None,
     parallel: int | None,
     limit_s: float,
+    run_limit_s: float,
     activity: bool,
     resume: bool,
     seed: int,
@@ -56,15 +59,22 @@ def command(
     CONFIGS is a file of `carma dataset generate`. Each run is a process of its own, several side by side where memory
     allows. Rows go to DIR/rows.jsonl as they come; run again, it goes on with what is missing. It wants the GPU for
     itself, and an interpreter that has torch.
+
+    Exit status: 1 where no run was measured, or where more than half of those done failed for another reason than
+    memory; one that is out of memory is a result.
     """
     from carma.dataset import collect
     from carma.dataset.interpreter import find_torch
+    from carma.errors import Usage
 
+    if not run_limit_s:
+        raise Usage("--run-limit 0 leaves a run no time", "Such as --run-limit 60s.")
     options = collect.Options(
         configs=configs,
         out=out,
         parallel=parallel,
         limit_s=limit_s,
+        run_limit_s=run_limit_s,
         activity=activity,
         resume=resume,
         seed=seed,
@@ -88,14 +98,16 @@ def command(
 
 
 def _verdict(tally: Tally) -> int:
-    """Some out of memory or failed is as it is; nothing at all is no success."""
+    """Out of memory is a result, and some that failed are as they are; most of them, or nothing at all, is not."""
     from carma.errors import Refused
 
-    if tally.measured or tally.oom:
+    if 2 * tally.failed > tally.done:
+        error, times = next(iter(tally.errors.items()))
+        why = f"not for want of memory, {_times(times)} so: {error}"
+        hint = "Once that is mended, or with a longer --run-limit, --no-resume tries them all again."
+        raise Refused(f"{tally.failed:,} of {tally.done:,} runs failed, {why}", hint)
+    if tally.done:
         return 0
-    if tally.failed:
-        hint = "The first line of errors says why; --no-resume tries them again."
-        raise Refused(f"no run was measured: {tally.failed:,} of {tally.failed + tally.left:,} failed", hint)
     raise Refused("no run was measured before the limit", "Run it again with a longer --limit.")
 
 
@@ -143,9 +155,13 @@ def _print(tally: Tally, rows: Path) -> None:
             ("measured", f"{tally.measured:,}"),
             ("out of memory", f"{tally.oom:,}"),
             ("failed", f"{tally.failed:,}"),
-            *(("", f"{times:,} times {error}") for error, times in tally.errors.items()),
+            *(("", f"{_times(times)}: {error}") for error, times in tally.errors.items()),
             ("left", f"{tally.left:,}" + (": run it again to go on" if tally.left else "")),
             ("took", f"{show_s(tally.seconds)}, {tally.per_s:g} a second"),
             ("rows", str(rows)),
         ]
     )
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"

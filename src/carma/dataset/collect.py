@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -30,13 +31,15 @@ ROWS = rows.NAME
 LOOK_S = 0.25
 END_S = 10.0  # for its processes, after Ctrl-C
 COMMONEST = 3
+ERROR_CHARS = 100
 
 
 class Options(Record, frozen=True, kw_only=True):
     configs: Path
     out: Path
     parallel: int | None = None  # the inner half knows what is good
-    limit_s: float = 3600.0
+    limit_s: float = 3600.0  # no run begins after it
+    run_limit_s: float = 60.0  # one that takes longer has failed
     activity: bool = False
     resume: bool = True
     seed: int = 0
@@ -60,7 +63,11 @@ class Tally(Record, frozen=True, kw_only=True):
     left: int
     seconds: float
     per_s: float
-    errors: dict[str, int]  # the commonest, without what differs from run to run
+    errors: dict[str, int]  # the commonest; such as differ in numbers only are one, by its first
+
+    @property
+    def done(self) -> int:
+        return self.measured + self.oom + self.failed
 
 
 class Count:
@@ -99,8 +106,8 @@ class Count:
 
     def tally(self, seconds: float) -> Tally:
         rows = self._states.values()
-        errors = Counter(brief(row.error) for row in rows if row.error)
-        oom, failed = sum(row.oom for row in rows), sum(errors.values())
+        errors = [row.error for row in rows if row.error]
+        oom, failed = sum(row.oom for row in rows), len(errors)
         return Tally(
             measured=self.done - oom - failed,
             oom=oom,
@@ -108,16 +115,20 @@ class Count:
             left=len(self._wanted) - self.done,
             seconds=round(seconds, 1),
             per_s=round((self.done - self.already) / max(seconds, 1e-9), 2),
-            errors=dict(errors.most_common(COMMONEST)),
+            errors=commonest(errors),
         )
 
 
-def brief(error: str) -> str:
-    """Its beginning, with numbers as #: the same mistake in different shapes is one."""
-    text = "".join("#" if char.isdigit() else char for char in error.partition(" [")[0])
-    while "##" in text:
-        text = text.replace("##", "#")
-    return text[:100]
+def commonest(errors: Iterable[str]) -> dict[str, int]:
+    """How often each came, by the first of those that differ in numbers only: one mistake in different shapes."""
+    times: Counter[str] = Counter()
+    first: dict[str, str] = {}
+    for error in errors:
+        text = error.partition(" [")[0][:ERROR_CHARS]
+        alike = re.sub(r"[0-9]+", "0", text)
+        first.setdefault(alike, text)
+        times[alike] += 1
+    return {first[alike]: count for alike, count in times.most_common(COMMONEST)}
 
 
 def nobody(done: int, total: int) -> None:
@@ -163,6 +174,7 @@ def measure(words: Sequence[str], lock: int, look: Callable[[], None]) -> None:
 def command(options: Options, python: str) -> Sequence[str]:
     words = [python, str(MAIN), str(options.configs), str(options.out), "--parent", str(os.getpid())]
     words += ["--limit-s", f"{options.limit_s:g}", "--seed", str(options.seed), "--device", options.device]
+    words += ["--config-limit-s", f"{options.run_limit_s:g}"]
     words += ["--parallel", str(options.parallel)] if options.parallel else []
     return words + ["--activity"] * options.activity
 
