@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from carma.estimate.described import Described, Layer
+from carma.estimate.gpumemnet.features import features
 from tests.unit.watched import Played, follow, layer, linear, mib, model, played
 
 BATCH, QUERIES, KEYS, WIDTH, HEADS = 4, 128, 512, 1_024, 16
@@ -194,3 +195,22 @@ def test_the_gradient_of_the_keys_words_does_not_stand_in_for_the_queries() -> N
     found = played(crossed("sdpa"))
     assert found.left == pytest.approx(found.weights * (1 + found.sizes.slots), abs=1e-6)
     assert KV in found.back
+
+
+def fused(wide: int, heads: int | None) -> Described:
+    """Queries, keys and values in one projection, as GPT-2 has it (c_attn), and the layer behind attention."""
+    rows = (2, 32, wide)
+    norm, behind = layer("LayerNorm", *rows, parameters=2 * wide), layer("Linear", *rows, parameters=wide * wide)
+    projection = layer("Linear", 2, 32, 3 * wide, parameters=3 * wide * wide)
+    up = layer("Linear", 2, 32, 4 * wide, parameters=4 * wide * wide)
+    down = layer("Linear", *rows, parameters=4 * wide * wide)
+    blocks = (norm, projection, behind, norm, up, layer("GELU", 2, 32, 4 * wide), down) * 2
+    return model(*blocks, norm, layer("Linear", 2, 32, 5_000, parameters=5_000 * wide), attention="eager", heads=heads)
+
+
+@pytest.mark.parametrize(("wide", "heads"), [(768, 12), (256, 4), (64, 1)])
+def test_heads_that_nobody_told_are_not_those_of_three_in_one(wide: int, heads: int) -> None:
+    """A GPT-2 was once taken to have 36."""
+    untold, told, thrice = (features(fused(wide, each)).scalars.tolist() for each in (None, heads, 3 * heads))
+    assert untold == told
+    assert untold != thrice

@@ -174,7 +174,10 @@ def with_attention(outputs: int) -> Described:
 def test_a_kind_of_layer_that_was_never_seen_may_only_be_a_trifle() -> None:
     assert said(with_attention(outputs=100)) == []  # of 2,148
     (found,) = said(with_attention(outputs=1024))
-    assert found == "attention layers, 33 % of its outputs, are in none of the networks it has learned from"
+    assert (
+        found
+        == "attention layers (MultiheadAttention), 33 % of its outputs, are in none of the networks it has learned from"
+    )
 
 
 def test_of_small_networks_too_only_what_is_there_counts() -> None:
@@ -183,11 +186,22 @@ def test_of_small_networks_too_only_what_is_there_counts() -> None:
     assert said(replace(base, layers=(*base.layers, layer))) == []
 
 
+def test_layers_that_nobody_knows_are_named_the_largest_first() -> None:
+    """`other layers` helps nobody who has to find them."""
+    strange = [Layer(kind=f"Strange{size}", output=(8, size)) for size in (100, 400, 200, 300)]
+    network = tiny.perceptron()
+    (found,) = said(replace(network, layers=(*network.layers, *strange, strange[0])))
+    assert found.startswith("other layers (Strange400, Strange300, Strange100 and 1 more), ")
+
+
 def test_weights_count_as_outputs_do() -> None:
     base = tiny.perceptron()
     layer = Layer(kind="MultiheadAttention", output=(8, 1), parameters=1024 * 1025)
     (found,) = said(replace(base, layers=(*base.layers, layer)))
-    assert found == "attention layers, 50 % of its weights, are in none of the networks it has learned from"
+    assert (
+        found
+        == "attention layers (MultiheadAttention), 50 % of its weights, are in none of the networks it has learned from"
+    )
 
 
 def test_more_layers_than_any() -> None:

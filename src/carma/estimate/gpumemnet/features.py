@@ -32,7 +32,7 @@ from carma.estimate.gpumemnet.kept import (
 )
 from carma.estimate.gpumemnet.kinds import FUNCTIONS, INDEX, KINDS, function_of, kind_of
 from carma.estimate.gpumemnet.operators import layers_of
-from carma.estimate.gpumemnet.unseen import find_unseen
+from carma.estimate.gpumemnet.unseen import Unseen, find_unseen
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,6 +64,7 @@ class Features:
     kinds: NDArray[np.int64]  # of each layer, places in KINDS
     tokens: NDArray[np.float32]  # of each layer, as TOKEN names them
     way: str = ""  # how it is trained, as `way_of` writes it
+    names: tuple[str, ...] = ()  # of each layer, as its framework calls the class: nothing is learned from them
 
 
 class CannotTell(Exception):
@@ -80,8 +81,8 @@ def features(described: Described) -> Features:
         )
     described = layers_of(described)
     columns = _columns(described)
-    heads, length = _attention(described, columns)
     unseen = find_unseen(columns, is_before(columns), described.batch or 1)
+    heads, length = _attention(described, columns, unseen)
     holds = held(described, columns, unseen, heads, length)
     family = _family(described.layers, columns)
     played = play(described, columns, unseen, heads if described.attention == "eager" else 0.0)
@@ -91,6 +92,7 @@ def features(described: Described) -> Features:
         columns.kinds,
         _tokens(columns, holds.kept, described),
         way_of(described),
+        tuple(layer.kind for layer in described.layers),
     )
 
 
@@ -204,12 +206,16 @@ def _family(layers: tuple[Layer, ...], columns: Columns) -> Family:
     return "cnn" if convolutions else "mlp"
 
 
-def _attention(described: Described, columns: Columns) -> tuple[float, float]:
-    """Heads and length of the sequence. Heads of 64 are the most common, where nobody tells."""
+def _attention(described: Described, columns: Columns, unseen: Unseen) -> tuple[float, float]:
+    """Heads and length of the sequence. Heads of 64 are the most common, where nobody tells: so many as make up what
+    the layer behind attention takes. Queries, keys and values in one projection are three times as wide."""
     linear = columns.kinds == INDEX["linear"]
-    rows = columns.outputs[linear] / np.maximum(columns.channels[linear], 1.0) / (described.batch or 1)
-    width = float(np.median(columns.channels[linear])) if linear.any() else 64.0
-    return float(described.heads or max(1.0, width / 64)), float(rows.max(initial=1.0))
+    positions = columns.outputs / np.maximum(columns.channels, 1.0)
+    rows = positions[linear] / (described.batch or 1)
+    behind = linear & (unseen.pairs > 0)
+    widths = columns.inputs[behind] / positions[behind] if behind.any() else columns.channels[linear]
+    width = float(np.median(widths)) if len(widths) else 64.0
+    return float(described.heads or max(1.0, round(width / 64))), float(rows.max(initial=1.0))
 
 
 def _scalars(described: Described, every: Columns, holds: Held, played: tuple[float, float]) -> NDArray[np.float32]:

@@ -187,7 +187,19 @@ def _unseen(found: Features, facts: Facts) -> Iterator[str]:
         share, of = max((_share(outputs, of_kind), "outputs"), (_share(weights, of_kind), "weights"))
         if share > UNSEEN_SHARE:
             percent = f"{100 * share:.0f} % of its {of}"
-            yield f"{_NAMES[kind]} layers, {percent}, are in none of the networks it has learned from"
+            named = _called(found, of_kind, outputs if of == "outputs" else weights)
+            yield f"{_NAMES[kind]} layers{named}, {percent}, are in none of the networks it has learned from"
+
+
+def _called(found: Features, of_kind: NDArray[np.bool_], sizes: NDArray[np.float64]) -> str:
+    """Their classes, those that make up most first: only so it can be seen what stands in the way."""
+    total: dict[str, float] = {}
+    for name, is_one, size in zip(found.names, of_kind.tolist(), sizes.tolist(), strict=False):
+        if is_one:
+            total[name] = total.get(name, 0.0) + size
+    names = sorted(total, key=lambda name: (-total[name], name))
+    more = f" and {len(names) - SAID} more" if len(names) > SAID else ""
+    return f" ({', '.join(names[:SAID])}{more})" if names else ""
 
 
 def _sized(found: Features, name: str) -> NDArray[np.float64]:
