@@ -142,7 +142,21 @@ def test_a_card_that_is_too_small(
     text = printed(capsys, "--", "sh")
     assert ("fit" in text) is bool(said)
     assert said in text
-    assert ("--gpu-mem" in text) is (footprint_mib < LOCAL.memory_mib)
+    assert ("--gpu-mem" in text) is (not said)  # nobody can book more than a card has
+    assert ("v100-32gb, a100-40gb" in " ".join(text.split())) is bool(said)
+
+
+@pytest.mark.parametrize(
+    ("upper_mib", "said"),
+    [
+        (100_000, "this GPU has 23.4 GiB; these have room: h200, b200 (--gpu NAME asks for one)"),
+        (16_000_000, "no card that is known has room for it"),
+    ],
+)
+def test_the_cards_that_have_room(world: World, capsys: pytest.CaptureFixture[str], upper_mib: int, said: str) -> None:
+    world.here = (LOCAL,)
+    world.says["trace"] = lambda _c, _r: Estimate(footprint_mib=30_000, upper_mib=upper_mib, source="trace")
+    assert said in " ".join(printed(capsys, "--", "sh").split())
 
 
 def test_that_it_does_not_fit_is_said_once(world: World, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from carma.cli.wording import many
 from carma.core.model import Estimate, Gpu, NoEstimate
 from carma.core.ports import EstimateRequest
 from carma.core.units import show_mib, show_pair_mib
+from carma.estimate.cards import CARDS
 from carma.estimate.local import Answer
 from carma.estimate.trace.trial_reasons import Kind
 
@@ -34,6 +35,7 @@ _HINTS: dict[Kind, str] = {
 }
 _NO_BATCH = "the batch size is not known"  # as those say it who count by a model's layers
 _NO_OUTPUTS = "shapes of the layers' outputs"  # likewise
+_CARDS_NAMED = 5
 _NO_FIT = "it does not fit"  # an estimator's own warning; the line about room says the same with the figure
 
 
@@ -189,16 +191,25 @@ def _how(answer: Answer, said: Estimate) -> str:
 def _room(said: Estimate, request: EstimateRequest) -> str:
     """Only where there is not enough: that is what one wants to know before waiting for a GPU."""
     room_mib = request.gpus[0].memory_mib
-    if said.footprint_mib > room_mib:
-        return f"it would not fit: this GPU has {show_mib(room_mib)}"
-    if said.upper_mib > room_mib:
-        return f"it may not fit: this GPU has {show_mib(room_mib)}"
-    return ""
+    if said.upper_mib <= room_mib:
+        return ""
+    would = "would" if said.footprint_mib > room_mib else "may"
+    return f"it {would} not fit: this GPU has {show_mib(room_mib)}; {_larger(said.upper_mib)}"
+
+
+def _larger(needed_mib: int) -> str:
+    """The cards that it would fit on, the smallest first."""
+    cards = sorted((card for card in CARDS if card.memory_mib >= needed_mib), key=lambda card: card.memory_mib)
+    if not cards:
+        return "no card that is known has room for it"
+    names = ", ".join(card.alias for card in cards[:_CARDS_NAMED])
+    more = f" and {len(cards) - _CARDS_NAMED} more" if len(cards) > _CARDS_NAMED else ""
+    return f"these have room: {names}{more} (--gpu NAME asks for one)"
 
 
 def _booking(said: Estimate, request: EstimateRequest) -> str:
-    """What to write, where somebody stands for the figure and it could run at all."""
-    if not _has_bound(said) or said.footprint_mib > request.gpus[0].memory_mib:
+    """What to write, where somebody stands for the figure and a GPU can be booked for it."""
+    if not _has_bound(said) or said.upper_mib > request.gpus[0].memory_mib:
         return ""
     words = ["carma", "submit"]
     if len(request.gpus) > 1:
