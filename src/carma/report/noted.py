@@ -90,7 +90,10 @@ def used_s_of(one: t.AttemptView) -> float | None:
     return 0.0 if one.observed_mib is None else None
 
 
-def ran_of(one: t.AttemptView, start: float, index: Mapping[str, int], story: Sequence[t.StoryLine]) -> Ran:
+def ran_of(
+    one: t.AttemptView, start: float, index: Mapping[str, int], story: Sequence[t.StoryLine], period_s: float = 0.0
+) -> Ran:
+    """`period_s`: between two samples. So much later than it came to its peak its memory may have been seen there."""
     assert one.ended_at is not None
     outcome, seen = one.outcome or {}, one.activity
     made = Ran(
@@ -109,4 +112,4 @@ def ran_of(one: t.AttemptView, start: float, index: Mapping[str, int], story: Se
     grown = [line.at for line in story if line.event == "memory_observed" and one.placed_at <= line.at <= one.ended_at]
     if not grown or made.used_s is None:
         return made
-    return msgspec.structs.replace(made, ramp_s=max(0.0, grown[-1] - start - made.first_use))
+    return msgspec.structs.replace(made, ramp_s=max(0.0, grown[-1] - period_s - start - made.first_use))

@@ -7,6 +7,7 @@ they are worked out from these, evenly. So a course shows who was there, and not
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -45,7 +46,7 @@ def recorded(client: Client, since: float | None, trace: Trace | None = None) ->
         trace="server" if trace is None else trace.name.removesuffix(".csv"),
         policy=server.policy,
         memory="",
-        mechanism=server.mechanism,
+        mechanism=mechanism_of(views, server.mechanism),
         gpu=", ".join(dict.fromkeys(gpu.name for gpu in gpus)),
         gpus=len(_indices(views, gpus)),
         settings=settings_that_count(settings),
@@ -54,6 +55,12 @@ def recorded(client: Client, since: float | None, trace: Trace | None = None) ->
     idle_w = idle_w_of(client.report(since=since))
     noted = server_of(client, gpus, server.speed, settings)
     return real_run(views, gpus, about, alone_by_name(trace), idle_w, noted, stories_of(client, views))
+
+
+def mechanism_of(views: Iterable[TaskView], wanted: str) -> str:
+    """How tasks really shared; `auto` where that is what the server's settings say and no task tells."""
+    seen = Counter(one.mechanism for view in views for one in view.attempts if one.mechanism is not None)
+    return seen.most_common(1)[0][0] if wanted == "auto" and seen else wanted
 
 
 def alone_by_name(trace: Trace | None) -> dict[str, float]:
@@ -77,8 +84,8 @@ def real_run(
     views = sorted(views, key=lambda view: (view.submitted_at, view.id))
     start = views[0].submitted_at
     index = _indices(views, gpus)
-    told = stories or {}
-    tasks = tuple(_task(view, start, index, alone.get(view.name), told.get(view.id, ())) for view in views)
+    told, period_s = stories or {}, 0.0 if server is None else server.period_s
+    tasks = tuple(_task(view, start, index, alone.get(view.name), told.get(view.id, ()), period_s) for view in views)
     course = _course(tasks, _measured(views, start), about.gpus, idle_w)
     means = {name: _over(course, name) for name in ("sm_active", "sm_occupancy", "dram_active", "memory_mib")}
     power_w = _over(course, "power_w")
@@ -101,7 +108,12 @@ def _indices(views: Iterable[TaskView], gpus: Iterable[GpuView]) -> dict[str, in
 
 
 def _task(
-    view: TaskView, start: float, index: Mapping[str, int], alone_s: float | None, story: Sequence[StoryLine]
+    view: TaskView,
+    start: float,
+    index: Mapping[str, int],
+    alone_s: float | None,
+    story: Sequence[StoryLine],
+    period_s: float,
 ) -> TaskRun:
     assert view.ended_at is not None
     return TaskRun(
@@ -113,7 +125,7 @@ def _task(
         ended_s=view.ended_at - start,
         alone_s=alone_s,
         outcome=str((view.outcome or {}).get("kind", "")),
-        attempts=tuple(ran_of(one, start, index, story) for one in view.attempts if one.ended_at is not None),
+        attempts=tuple(ran_of(one, start, index, story, period_s) for one in view.attempts if one.ended_at is not None),
         asked=asked_of(view, story),
     )
 

@@ -27,6 +27,7 @@ from carma.vgpu.state import VirtualGpu, power_w
 
 LEAD_S = 60.0  # of an idle server before the first task comes: its GPUs have been looked at
 NOTHING = Curve(idle_w=0.0, most_w=0.0, of_sm=0.0, of_dram=0.0)
+UNMEASURED = 0.05  # of attempts' time that may be without a figure, which then counts as 0
 UNSEEN_MIB = 1  # of one that never touched a GPU
 
 
@@ -114,12 +115,11 @@ def _noted(run: Run) -> Server:
     gone = sorted(used - {gpu.index for gpu in run.server.gpus})
     if gone:
         raise Usage(f"tasks of this run were on GPUs that the server no longer had when it was saved: {gone}", hint)
-    unseen = [
-        task.task for task in run.tasks if any(one.activity is None and one.used_s != 0.0 for one in task.attempts)
-    ]
-    if unseen:
+    ran = [one for task in run.tasks for one in task.attempts if one.used_s != 0.0]
+    unseen_s = sum(one.ended_at - one.first_use for one in ran if one.activity is None)
+    if unseen_s > UNMEASURED * sum(one.ended_at - one.first_use for one in ran):
         raise Usage(
-            f"nobody measured how busy tasks {unseen[:5]} kept their GPUs, so their speeds cannot be worked out",
+            "nobody measured how busy tasks of this run kept their GPUs, so that their speeds cannot be worked out",
             "carma doctor says whether these GPUs tell their activity.",
         )
     return run.server
@@ -150,13 +150,14 @@ def card_of(gpu: GpuOf) -> Card:
 
 
 def _meters(run: Run, found: Sequence[Card]) -> Meters:
-    """A virtual task has no power of its own, and shows all of its demand from its first byte on."""
+    """A virtual task has neither power nor engine activity of its own, and shows all of its demand from its first byte
+    on. In a simulated run's file every figure is the task's own."""
     card = found[0]
     if isinstance(card, VirtualCard):
-        return Meters(None, ramp_is_idle=False, engine_is_own=False)
+        return Meters(None, ramp_is_idle=False, engine="never")
     alike = all(other.most_w == card.most_w for other in found)
     above_idle_w = card.most_w - card.idle_w if alike and card.most_w > card.idle_w else None
-    return Meters(above_idle_w, ramp_is_idle=True, engine_is_own=run.about.simulated)
+    return Meters(above_idle_w, ramp_is_idle=True, engine="own" if run.about.simulated else "alone")
 
 
 def launch_s(tasks: Sequence[TaskRun]) -> float:

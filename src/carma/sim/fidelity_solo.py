@@ -30,10 +30,12 @@ Mechanism = Literal["mps", "timeslice"]
 
 
 class Known(Record, frozen=True, kw_only=True):
-    """What is known of tasks of a name from elsewhere."""
+    """What is known of tasks of a name from elsewhere: their whole run alone, or only what follows their first use of a
+    GPU; what comes before that then is as it was in the recorded run."""
 
     seconds: float
     demand: Demand | None = None
+    from_first_use: bool = False
 
 
 class Solo(Record, frozen=True, kw_only=True):
@@ -53,7 +55,7 @@ class Meters(NamedTuple):
 
     above_idle_w: float | None  # what a card can draw; None: a demand's power is not worked out
     ramp_is_idle: bool  # whether a task shows less of its demand while its memory grows
-    engine_is_own: bool  # whether engine activity is a task's own, also where it shared its GPUs
+    engine: Literal["own", "alone", "never"]  # whose engine activity counts: everybody's, only of those alone, nobody's
 
 
 class Stay(NamedTuple):
@@ -171,7 +173,7 @@ def _demand(stay: Stay, pieces: Sequence[Piece], speeds: Mapping[int, float], me
     seen = stay.ran.activity or Activity()
     plain = _shown(seen)
     # Engine activity of tasks on one GPU overlaps, so that a share of it says little: only of one that was alone.
-    engine = seen.gr_active if lone or meters.engine_is_own else None
+    engine = seen.gr_active if meters.engine == "own" or (lone and meters.engine == "alone") else None
     power = None
     if meters.above_idle_w and stay.ran.energy_j is not None and stay.ran.used_s:
         power = stay.ran.energy_j / len(stay.ran.gpus) / stay.ran.used_s / meters.above_idle_w
@@ -226,7 +228,9 @@ def _solo(
     rate = done_s / max(1e-9, stay.last - stay.begin)
     how: How = "alone" if rate >= ALONE else "inferred"
     given_s = known.seconds if known is not None else task.alone_s if task.outcome == "succeeded" else None
-    if given_s is not None:
+    if given_s is not None and known is not None and known.from_first_use:
+        how, done_s = "given", given_s
+    elif given_s is not None:
         how, start_s, done_s = "given", min(start_s, given_s), max(0.0, given_s - start_s)
     return Solo(
         seconds=start_s + done_s,

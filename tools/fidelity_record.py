@@ -1,0 +1,103 @@
+"""Records runs of a private daemon and judges the simulator by them, for `fidelity_virtual` and `fidelity_gpu`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from carma.bench.private import PrivateDaemon, PrivateSettings
+from carma.cli.simulate_fidelity import show
+from carma.core.model import TaskSpec
+from carma.errors import CarmaError
+from carma.report.real import recorded
+from carma.sim.fidelity import Fidelity, played
+from carma.sim.fidelity_solo import Known
+from carma.sim.record import Run, write
+from carma.wire.types import SubmitRequest
+
+POLL_S = 0.5
+REST_S = 6.0  # with nobody on the GPUs: only then can tasks' energy be told from what the GPUs take idle
+
+
+class Job(NamedTuple):
+    """A task to submit, so many seconds of the daemon's clock after the start."""
+
+    at_s: float
+    name: str
+    command: tuple[str, ...]
+    memory_mib: int
+    gpus: int = 1
+
+
+Make = Callable[[PrivateDaemon], Sequence[Job]]
+Look = Callable[[PrivateDaemon], None]
+
+
+def record(settings: PrivateSettings, make: Make, limit_s: float, say: Callable[[str], None], look: Look) -> Run:
+    """What `make` lays out, through a daemon of its own; `look` may read what tasks wrote before all of it goes. What
+    has not ended after `limit_s` real seconds is cancelled."""
+    with PrivateDaemon(settings) as daemon:
+        client, jobs = daemon.client, make(daemon)
+        time.sleep(REST_S)
+        server = client.server()
+        began, start_at = time.monotonic(), server.now
+        waiting, ids = sorted(jobs), list[int]()
+        while True:
+            elapsed_s = time.monotonic() - began
+            while waiting and waiting[0].at_s <= elapsed_s * server.speed:
+                ids += _submit(daemon, waiting.pop(0))
+            daemon.check_alive()
+            left = client.tasks(user="all")
+            running = sum(task.state in ("starting", "running") for task in left)
+            say(f"{elapsed_s:4.0f} s: {len(ids)} of {len(jobs)} submitted, {running} run, {len(ids) - len(left)} done")
+            if not waiting and not left:
+                break
+            if elapsed_s > limit_s:
+                _give_up(daemon, [task.id for task in left], say)
+                break
+            time.sleep(POLL_S)
+        look(daemon)
+        return recorded(client, start_at - 1.0)
+
+
+def _submit(daemon: PrivateDaemon, job: Job) -> tuple[int, ...]:
+    spec = TaskSpec(
+        command=job.command,
+        directory=str(daemon.work),
+        environment=daemon.environment,
+        name=job.name,
+        gpus=job.gpus,
+        gpu_memory_mib=job.memory_mib,
+    )
+    return daemon.client.submit(SubmitRequest(spec=spec)).ids
+
+
+def _give_up(daemon: PrivateDaemon, left: Sequence[int], say: Callable[[str], None]) -> None:
+    say(f"out of time: {len(left)} tasks are cancelled; they count with what they did")
+    for task in left:
+        daemon.client.cancel(task, reason="the recording is over")
+    for task in left:
+        daemon.client.wait(task, timeout_s=60.0)
+
+
+def judge(run: Run, name: str, out: Path, known: Mapping[str, Known] | None = None) -> Fidelity | None:
+    """Printed, and written beside the run; None where the run cannot be played again."""
+    try:
+        found, _ = played(run, known)
+    except CarmaError as error:
+        print(f"{name}: {error}. {error.hint}")
+        return None
+    show(name, found)
+    print(flush=True)
+    (out / f"{name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    return found
+
+
+def keep(run: Run, path: Path) -> None:
+    """Without the course, which says nothing that is not in the attempts."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(msgspec.structs.replace(run, course=()), path)
