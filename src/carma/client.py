@@ -17,6 +17,7 @@ from carma.transport import Link, Reply
 from carma.wire import types as t
 from carma.wire.report import Report
 from carma.wire.routes import API, BY_NAME, OFFSET_HEADER, Route
+from carma.wire.users import UserView
 
 T = TypeVar("T")
 REQUEST_S = 60.0
@@ -148,6 +149,10 @@ class Client:
 
     def gpus(self) -> list[t.GpuView]:
         return self._ask("gpus", list[t.GpuView])
+
+    def users(self) -> list[UserView]:
+        """What users had, have and may have: yours, or everybody's for an administrator."""
+        return self._ask("users", list[UserView])
 
     def drain(self, gpu: str | None = None, *, reason: str = "") -> t.Done:
         return self._ask("drain", t.Done, body=t.DrainRequest(gpu=gpu, reason=reason))

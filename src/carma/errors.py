@@ -58,6 +58,11 @@ class NeverFitsError(Refused):
     about = "No GPU of this server could ever hold the task."
 
 
+class QuotaReached(Refused):
+    code = "quota"
+    about = "The user has, or asks for, as much as the server's quotas allow."
+
+
 class NotRunnable(Refused):
     code = "not_runnable"
     about = "The command or its working directory does not exist, or may not be used by the submitter."

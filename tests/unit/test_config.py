@@ -204,3 +204,26 @@ def test_windows_hold_the_samples_wanted_of_them_however_rarely_they_come() -> N
     assert rare.window.length_s >= rare.window.min_samples * 100.0
     assert rare.window.stale_s > 2 * 100.0
     assert rare.gate == usual.gate
+
+
+def test_a_setting_by_user_is_a_number_for_all_or_one_for_each(paths: Paths, write: Write) -> None:
+    write('[quota]\ngpus = 4\nrunning = {default = 2, anna = 9}\n[quota.waiting]\n"uid 77" = 3\n')
+    rules = load_settings(paths, {}, {"quota.memory_share": "0.5", "fairness.shares": "anna=2, default = 0.5"}).settings
+    assert rules.quota.gpus == {"default": 4}
+    assert rules.quota.running == {"default": 2, "anna": 9}
+    assert rules.quota.waiting == {"uid 77": 3}
+    assert rules.quota.memory_share == {"default": 0.5}
+    assert rules.fairness.shares == {"anna": 2.0, "default": 0.5}
+
+
+@pytest.mark.parametrize(
+    "value", ["anna", "anna=", "anna=x", "anna=1,anna=2", "-1", "anna=1.5", "true", {"anna": -1}, {"anna": True}, [4]]
+)
+def test_a_setting_by_user_that_cannot_be_used_is_named(paths: Paths, value: object) -> None:
+    told = refused(paths, flags={"quota.gpus": value})
+    assert "quota.gpus" in told
+    assert "a whole number of at least 0, for everybody, or by user, such as default=1,anna=2" in told
+
+
+def test_a_share_of_nothing_is_none(paths: Paths) -> None:
+    assert "a number above 0" in refused(paths, flags={"fairness.shares": {"anna": 0}})

@@ -36,6 +36,7 @@ VERBS: dict[str, Entry] = {
     "logs": Entry("Looking", "A task's output; -f follows it."),
     "explain": Entry("Looking", "Why a task is where it is, GPU by GPU."),
     "gpus": Entry("Looking", "The GPUs, what they do and who is on them (alias: info)."),
+    "users": Entry("Looking", "What users had of the GPUs, have now, and may have."),
     "history": Entry("Looking", "Tasks that have ended."),
     "report": Entry("Looking", "What the server did, or a run that was written down: tables, plots, a page."),
     "events": Entry("Looking", "What happens, as it happens."),

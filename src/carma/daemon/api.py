@@ -24,6 +24,7 @@ from carma.config import describe
 from carma.core.admission import by_size
 from carma.core.model import TaskId
 from carma.core.outcome import Outcome
+from carma.core.queue import in_order
 from carma.core.state import SERVER, State, turn
 from carma.core.status import Finished, Status, state_name
 from carma.core.task import Task
@@ -35,6 +36,7 @@ from carma.daemon.reporting import USUAL_S, full_hour, report
 from carma.daemon.request import MIB, Call, Handler, endpoint, problem
 from carma.daemon.story import story
 from carma.daemon.stream import sse
+from carma.daemon.users import user_views
 from carma.daemon.verbs import Verbs
 from carma.daemon.views import Lens, code_of, gpu_views, reasons_of, task_view, task_views
 from carma.errors import CarmaError, NotFound, Usage
@@ -42,6 +44,7 @@ from carma.wire import types as t
 from carma.wire.openapi import document
 from carma.wire.report import Report
 from carma.wire.routes import API, OFFSET_HEADER, ROUTES
+from carma.wire.users import UserView
 
 _PIECE = 200  # views that are made without a pause
 _LISTED, _LISTED_MOST = 1_000, 100_000
@@ -106,6 +109,7 @@ class Api:
             "preempt": verbs.preempt,
             "update": self.update,
             "gpus": self.gpus,
+            "users": self.users,
             "drain": verbs.drain,
             "resume": verbs.resume,
             "history": self.history,
@@ -147,9 +151,17 @@ class Api:
         live = [
             task for task in self._engine.state.tasks.values() if not isinstance(task.status, Finished) and wanted(task)
         ]
-        active = self._engine.state.active
-        live.sort(key=lambda task: (task.id not in active, turn(task)))
+        active, places = self._engine.state.active, self._places()
+        live.sort(key=lambda task: (task.id not in active, places.get(task.id, 0), turn(task)))
         return await self._views(live[: _limit(call, _LISTED)], call.who)
+
+    def _places(self) -> dict[TaskId, int]:
+        """In the line, where users take turns; else the tasks themselves tell."""
+        state = self._engine.state
+        if state.lanes is None:
+            return {}
+        line = list(in_order(state, self._engine.clock.now()))
+        return {task_id: place - len(line) for place, task_id in enumerate(line)}
 
     async def history(self, call: Call) -> list[t.TaskView]:
         wanted, limit = self._wanted(call), _limit(call, _REMEMBERED)
@@ -257,6 +269,9 @@ class Api:
 
     async def gpus(self, _call: Call) -> list[t.GpuView]:
         return gpu_views(self._engine.state, self._engine.clock.now())
+
+    async def users(self, call: Call) -> list[UserView]:
+        return user_views(self._engine.state, call.who, self._engine.clock.now())
 
     async def events(self, _call: Call) -> Response:
         body = sse(self._engine.subscribe(), lambda: self._engine.state, self._closing)

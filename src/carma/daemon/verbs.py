@@ -27,6 +27,7 @@ from carma.daemon.explaining import explain_entries
 from carma.daemon.request import Call
 from carma.daemon.runnable import check_runnable
 from carma.daemon.story import booked
+from carma.daemon.users import check_quota
 from carma.daemon.worker import Worker
 from carma.errors import Busy, NotFound, NotRunnable, Usage, WrongState
 from carma.wire import types as t
@@ -48,6 +49,8 @@ class Verbs:
         spec = admission.check_spec(request.spec, who, engine.clock.now())
         indices = admission.places(request)
         admission.check_fits(engine.state, spec)
+        count = 1 if indices is None else len(indices)
+        check_quota(engine.state, who.owner, spec, count)
         sharing = admission.sharing_note(engine.state, spec)
         await self._check_runnable(spec, who)
         asks_now = request.dry_run or request.nonblock
@@ -57,13 +60,13 @@ class Verbs:
             return replace(foretold, note=f"{foretold.note}; {sharing}") if sharing else foretold
         if request.nonblock:  # before an id is used up; looked at again below
             self._check_capacity(request, spec, who, estimate)
-        count = 1 if indices is None else len(indices)
         first = engine.new_task_ids(count)
         at_once = request.array.at_once if request.array is not None else None
 
         def make(state: State) -> Sequence[e.Durable]:
             now = engine.clock.now()
             admission.check_fits(state, spec)
+            check_quota(state, who.owner, spec, count)
             resolved = self._check_capacity(request, spec, who, estimate)
             specs = admission.expand(resolved, first, indices, at_once)
             return [
@@ -181,6 +184,7 @@ class Verbs:
             if not isinstance(task.status, Finished):
                 raise WrongState(f"task {task.id} is {state_name(task.status)}; only a finished task can be retried")
             admission.check_fits(state, task.spec)
+            check_quota(state, task.owner, task.spec)
             again = e.TaskRetried(now, task.id, request.fresh)
             return [e.TaskRestored(now, task), again] if archived else [again]
 

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from carma.wire import types as t
 from carma.wire.report import Report
+from carma.wire.users import UserView
 
 API = "/v1"
 OFFSET_HEADER = "carma-offset"  # of an answer with output: at which byte of it the answer begins
@@ -68,6 +69,15 @@ ROUTES: tuple[Route, ...] = (
     Route("gpus", "GET", "/gpus", "anyone", "The GPUs, what they do and who is on them.", None, list[t.GpuView]),
     Route("drain", "POST", "/gpus/drain", "admin", "No new tasks on a GPU or the server.", t.DrainRequest, t.Done),
     Route("resume", "POST", "/gpus/resume", "admin", "Take new tasks again.", t.DrainRequest, t.Done),
+    Route(
+        "users",
+        "GET",
+        "/users",
+        "anyone",
+        "What users had, have and may have; yours, or everybody's for an administrator.",
+        None,
+        list[UserView],
+    ),
     Route(
         "history",
         "GET",
