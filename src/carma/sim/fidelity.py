@@ -11,7 +11,7 @@ from carma.core.model import Record
 from carma.core.units import show_count
 from carma.errors import Usage
 from carma.sim.fidelity_replay import Replay
-from carma.sim.fidelity_solo import How, Known, Solo
+from carma.sim.fidelity_solo import ALONE, How, Known, Solo
 from carma.sim.record import About, Run, read
 from carma.sim.result import Figures, TaskRun, quantile
 from carma.traces.table import Table, read_table
@@ -162,7 +162,7 @@ def known_from(path: Path) -> dict[str, Known]:
     replay = Replay(run)
     found: dict[str, list[Solo]] = {}
     for task, solo in zip(replay.tasks, replay.solos, strict=True):
-        if task.outcome == "succeeded" and solo.how == "alone" and solo.seconds > solo.start_s:
+        if task.outcome == "succeeded" and solo.rate >= ALONE and solo.seconds > solo.start_s:
             found.setdefault(task.name, []).append(solo)
     known = {name: _middle(several) for name, several in found.items() if _alike(several)}
     if not known:
