@@ -5,21 +5,25 @@ from __future__ import annotations
 from statistics import median
 from typing import get_args
 
+import msgspec
 import pytest
+from click.testing import CliRunner
 
+from carma.cli import carma
 from carma.cli.simulate import DEMANDS
 from carma.core import events as e
 from carma.core.model import Estimate, NoEstimate
 from carma.errors import Usage
 from carma.sim import sources
 from carma.sim.request import Request, recorded, simulation
+from carma.sim.result import Figures
 from carma.sim.run import Demands
 from tests.unit.sim_made import row
 from tools import trial_ratios
 
 
 def estimate(source: str, seed: int = 0, **changes: object) -> Estimate:
-    found = sources.find(source, seed)(row(**changes))
+    found = sources.find(source, seed)(row(**changes))  # type: ignore[arg-type]
     assert isinstance(found, Estimate)
     return found
 
@@ -79,11 +83,14 @@ def test_the_command_line_offers_what_the_simulator_takes() -> None:
     assert set(DEMANDS) == set(get_args(Demands))
 
 
-@pytest.mark.parametrize(("demand", "known"), [("measured", 60), ("none", 0)])
-def test_what_is_told_of_a_task_before_it_runs(demand: Demands, known: int) -> None:
+@pytest.mark.parametrize(
+    ("policy", "demand", "known"),
+    [("horus", "measured", 60), ("horus", "none", 0), ("magm", "measured", 0)],  # the last does not predict
+)
+def test_what_is_told_of_a_task_before_it_runs(policy: str, demand: Demands, known: int) -> None:
     told = [
         event.estimate
-        for event in simulation(Request(trace="t1", demand=demand)).events()
+        for event in simulation(Request(trace="t1", policy=policy, demand=demand)).events()
         if isinstance(event, e.TaskEstimated)
     ]
     assert sum(one is not None and one.demand is not None for one in told) == known
@@ -109,3 +116,27 @@ def test_under_horus_a_task_of_unknown_demand_shares_with_nobody() -> None:
 
 def test_a_run_says_what_was_known() -> None:
     assert recorded(Request(trace="t1", policy="exclusive", demand="measured")).about.demand == "measured"
+
+
+# -- the command line -------------------------------------------------------------------------------------------------
+def typed(*words: str) -> Figures:
+    done = CliRunner().invoke(carma, ["simulate", "--trace", "t1", "--json", *words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return msgspec.json.decode(done.stdout, type=Figures)
+
+
+def test_what_is_known_the_published_gate_and_recovery_can_be_typed() -> None:
+    gate = ("gate.combine=published", "gate.sm_active=0.65", "gate.sm_occupancy=0.35", "gate.dram_active=0.50")
+    sets = [word for name in (*gate, "recovery.mode=alone") for word in ("--set", name)]
+    found = typed("--memory", "none", "--demand", "none", *sets)
+    settings = {"gate.combine": "published", "recovery.mode": "alone"}
+    settings |= {"gate.sm_active": "0.65", "gate.sm_occupancy": "0.35", "gate.dram_active": "0.50"}
+    asked = simulation(Request(memory="none", demand="none", settings=settings)).run()
+    assert (found.makespan_s, found.ooms) == (asked.makespan_s, asked.ooms)
+    plain = simulation(Request(memory="none", demand="none")).run()
+    assert found.makespan_s != plain.makespan_s
+
+
+def test_a_memory_source_and_a_demand_that_do_not_exist_are_refused() -> None:
+    for words in (["--demand", "oracle"], ["--memory", "oracle"]):
+        assert CliRunner().invoke(carma, ["simulate", *words]).exit_code != 0

@@ -28,7 +28,11 @@ carma up --print-unit > /etc/systemd/system/carma.service
 @verb("up", examples=EXAMPLES)
 @click.option("--virtual-gpus", type=whole(1), metavar="N", help="So many made-up GPUs; needs no real one.")
 @click.option("--gpu-memory", type=Parsed("SIZE", parse_mib), help="Memory of each virtual GPU (40GiB).")
-@click.option("--policy", metavar="NAME", help="exclusive, round-robin, first-fit, best-fit, magm, lug, or a plugin's.")
+@click.option(
+    "--policy",
+    metavar="NAME",
+    help="exclusive, round-robin, first-fit, best-fit, magm, lug, goodput, horus, lucid, or a plugin's.",
+)
 @click.option("--speed", type=Parsed("X", parse_factor), help="Virtual GPUs run so many times faster than real time.")
 @click.option("--detach", "-d", is_flag=True, help="In the background; returns when it serves.")
 @click.option(
