@@ -6,13 +6,17 @@ import json
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from carma.cli import carma
+from carma.config import settings_of
+from carma.core.model import Demand
 from carma.report.compare import compare
-from carma.report.real import Piece, alone_by_name, binned, idle_w_of, real_run
-from carma.sim.record import read
+from carma.report.noted import settings_that_count
+from carma.report.real import Piece, alone_by_name, binned, idle_w_of, mechanism_of, real_run
+from carma.sim.record import Server, read
 from carma.wire import types as t
 from carma.wire.report import GpuWork, Report, Work
 from tests.harness import serving
@@ -25,10 +29,14 @@ BUSY = t.ActivityView(sm_active=0.6, sm_occupancy=0.3, dram_active=0.2)
 
 
 def attempt(gpu: str, placed_at: float, ended_at: float, kind: str = "succeeded", **more: object) -> t.AttemptView:
-    given: dict[str, object] = {"activity": BUSY, "observed_mib": 4_000, "energy_j": 100.0 * (ended_at - placed_at)}
+    given: dict[str, object] = {
+        "gpus": (gpu,),
+        "activity": BUSY,
+        "observed_mib": 4_000,
+        "energy_j": 100.0 * (ended_at - placed_at),
+    }
     return t.AttemptView(
         number=1,
-        gpus=(gpu,),
         booking_mib=5_000,
         booking_source="declared",
         alone=False,
@@ -116,6 +124,77 @@ def test_a_name_for_runs_of_several_lengths_tells_nothing() -> None:
     known = trace(row(name="a", seconds=5.0), row(name="a", seconds=5.0), row(name="b"), row(name="b", seconds=7.0))
     assert alone_by_name(known) == {"a": 5.0}
     assert alone_by_name(None) == {}
+
+
+def test_what_was_seen_of_an_attempt_begins_with_its_first_use() -> None:
+    late = attempt("GPU-0", 0.0, 100.0, used_s=50.0, started_at=2.0)
+    made = real_run([view(1, 0.0, late)], GPUS, about(simulated=False), {}, idle_w=50.0)
+    early, later = made.course[100], made.course[-100]
+    assert (early.sm_active, later.sm_active) == pytest.approx((0.0, 0.3))
+    assert later.power_w == pytest.approx(50.0 + 100.0 * 100.0 / 50.0 / 2)
+    (one,) = made.tasks[0].attempts
+    assert (one.started_at, one.used_s, one.first_use, one.memory_mib, one.energy_j) == (2.0, 50.0, 50.0, 4_000, 1e4)
+    both = attempt("GPU-0", 0.0, 100.0, used_s=120.0, gpus=("GPU-0", "GPU-1"))
+    (wide,) = real_run([view(1, 0.0, both)], GPUS, about(simulated=False), {}).tasks[0].attempts
+    assert wide.used_s == 60.0, "of each of its GPUs"
+    unseen = attempt("GPU-0", 0.0, 100.0, observed_mib=None, activity=None)
+    (host,) = real_run([view(1, 0.0, unseen)], GPUS, about(simulated=False), {}).tasks[0].attempts
+    assert host.used_s == 0.0, "nobody saw it on a GPU"
+
+
+def test_a_story_tells_when_the_estimate_was_there_and_when_memory_was_at_its_peak() -> None:
+    story = [
+        t.StoryLine(at=3.0, event="task_estimated", text=""),
+        t.StoryLine(at=70.0, event="memory_observed", text=""),
+    ]
+    server = Server(gpus=(), period_s=5.0)
+    seen = view(1, 0.0, attempt("GPU-0", 10.0, 100.0, used_s=60.0))
+    seen = msgspec.structs.replace(
+        seen,
+        priority=3,
+        exclusive=True,
+        estimate=t.EstimateView(
+            footprint_mib=10,
+            upper_mib=20,
+            source="history",
+            runtime_s=50.0,
+            demand={"sm_active": 0.5, "sm_occupancy": 0.2, "dram_active": 0.1},
+        ),
+    )
+    made = real_run([seen], GPUS, about(simulated=False), {}, None, server, {1: story})
+    (one,) = made.tasks[0].attempts
+    assert one.ramp_s == 25.0, "from its first use at 40 to its peak, which may have been a sample before 70"
+    asked = made.tasks[0].asked
+    assert asked is not None
+    assert (asked.estimated_s, asked.priority, asked.exclusive) == (3.0, 3, True)
+    assert asked.estimate is not None
+    assert (asked.estimate.upper_mib, asked.estimate.runtime_s) == (20, 50.0)
+    assert asked.estimate.demand == Demand(0.5, 0.2, 0.1)
+
+
+def test_settings_that_somebody_has_set_are_noted_as_they_are_typed() -> None:
+    settings = [
+        t.SettingView(name="gate.enabled", value=False, origin="file"),
+        t.SettingView(name="memory.sources", value=["declared", "history"], origin="flag"),
+        t.SettingView(name="gate.sm_active", value=0.8, origin="default"),
+        t.SettingView(name="placement.policy", value="magm", origin="flag --policy"),
+        t.SettingView(name="monitor.period_s", value=2.0, origin="file"),
+    ]
+    noted = settings_that_count(settings)
+    assert noted == {"gate.enabled": "no", "memory.sources": "declared,history"}
+    read_again = settings_of(noted)
+    assert (read_again.gate.enabled, read_again.memory.sources) == (False, ("declared", "history"))
+    assert (
+        settings_of(settings_that_count([t.SettingView(name="memory.sources", value=[], origin="file")])).memory.sources
+        == ()
+    )
+
+
+def test_how_tasks_shared_is_what_most_of_them_did() -> None:
+    views = [view(1, 0.0, attempt("GPU-0", 0.0, 9.0, mechanism="timeslice"))]
+    assert mechanism_of(views, "auto") == "timeslice"
+    assert mechanism_of(views, "mps") == "mps"
+    assert mechanism_of([view(1, 0.0, attempt("GPU-0", 0.0, 9.0))], "auto") == "auto"
 
 
 def test_a_daemon_that_finished_nothing_has_no_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
