@@ -20,6 +20,7 @@ PLANS = {
     "fails": Plan(outcome=Failed(3), after_s=0.0),
     "runs": FOREVER,
     "stubborn": Plan(ignores=(signal.SIGTERM,)),
+    "saves": Plan(saves_in_s=0.0),
     "nowhere": Plan(outcome=Failed(126, "cannot enter the working directory"), after_s=0.0, starts=False),
 }
 
@@ -50,6 +51,7 @@ def processes(directory: Path) -> Subject:
         "fails": shell("exit 3"),
         "runs": spec_of("sleep", "600"),
         "stubborn": shell("trap '' TERM; : > ready; while :; do sleep 0.05; done", directory),
+        "saves": shell("trap 'exit 0' USR1; : > ready; while :; do sleep 0.05; done", directory),
         "nowhere": shell("exit 0", directory / "nowhere"),
     }
     launcher = ProcessLauncher(directory / "attempts", run_as_submitter=False)
@@ -174,3 +176,20 @@ def test_a_signal_to_one_attempt_leaves_the_others(subject: Subject) -> None:
     until_ended(subject.launcher, key(1))
     assert look(subject.launcher, key(2)) == subject.launcher.poll([key(2)])[0]
     assert subject.launcher.pids([key(1), key(2)]) == {pid: key(2)}
+
+
+def test_one_that_listens_is_asked_and_leaves(subject: Subject) -> None:
+    subject.launch("saves")
+    until_running(subject.launcher, key())
+    until(subject.ready)
+    assert subject.launcher.ask(key(), signal.SIGUSR1, 7.0)
+    assert until_ended(subject.launcher, key()) == Succeeded()
+
+
+def test_one_that_does_not_listen_is_left_alone(subject: Subject) -> None:
+    subject.launch("runs")
+    pid = until_running(subject.launcher, key())
+    assert not subject.launcher.ask(key(), signal.SIGUSR1, 7.0)
+    assert not subject.launcher.ask(key(8), signal.SIGUSR1, 7.0)
+    assert look(subject.launcher, key()).outcome is None
+    assert subject.launcher.pids([key()]) == {pid: key()}

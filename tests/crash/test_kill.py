@@ -1,7 +1,8 @@
 """`kill -9` at any moment: nothing that was acknowledged is lost, and nothing runs twice.
 
 The daemon is killed 200 times at random moments (while it starts, serves, launches, stores) while a client goes on
-submitting. Each task writes a line for each time it runs; in the end the lines are the attempts, one for one.
+submitting. Each task writes a line for each time it runs; in the end the lines are the attempts, one for one. Some are
+asked to save and leave: they come back, and end as they would have.
 
     CARMA_CRASH_SEED=7 CARMA_CRASH_KILLS=1000 pytest -n0 -s tests/crash
 """
@@ -20,11 +21,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 from carma.client import Client
+from carma.core.model import SaveSignal
 from carma.errors import CarmaError, Unreachable, WrongState
 from tests.harness import LIMIT_S, Daemon, HarnessError, daemon_at_rest, request, until
 
 KILLS = int(os.environ.get("CARMA_CRASH_KILLS", "200"))
 GPUS = 16
+WAIT_TO_BE_ASKED = "{ trap 'exit 9' USR1; for i in 1 2 3 4 5 6 7 8; do sleep 0.05; done; }"
 BACKLOG = 40  # submissions pause while more than this is unfinished: the test is about crashes, not about load
 
 # Loads everything once and forks a daemon for each line it reads: a start takes a tenth of the time, and what starts
@@ -96,6 +99,7 @@ class Submitter(threading.Thread):
         super().__init__(daemon=True)
         self.acknowledged: dict[int, int] = {}  # task -> the code it ends with
         self.cancelled: set[int] = set()
+        self.asked: set[int] = set()  # to save, and that was acknowledged
         self.unexpected: list[BaseException] = []
         self._daemon = daemon
         self._random = random.Random(seed)
@@ -127,11 +131,23 @@ class Submitter(threading.Thread):
                 self.cancelled.add(task)  # before it is asked: the answer may be lost
                 with contextlib.suppress(WrongState):  # it ended meanwhile
                     client.cancel(task)
+        if len(self.acknowledged) % 3 == 2:
+            self._ask_to_save(client)
         code = self._random.choice([0, 0, 3])
         pause = self._random.choice(["0", "0.01", "0.05", "0.2"])
-        script = f'echo "$CARMA_ATTEMPT" >> runs/$CARMA_TASK_ID; sleep {pause}; exit {code}'
-        answer = client.submit(request("sh", "-c", script, directory=str(self._daemon.home)))
+        saves = SaveSignal(signal.SIGUSR1) if self._random.random() < 0.3 else None
+        # One that saves waits to be asked, for a while and the first time; its line is written before it may leave.
+        wait = f"[ $CARMA_PREEMPTED ] || {WAIT_TO_BE_ASKED}; " if saves else ""
+        script = f'echo "$CARMA_ATTEMPT" >> runs/$CARMA_TASK_ID; {wait}sleep {pause}; exit {code}'
+        answer = client.submit(request("sh", "-c", script, directory=str(self._daemon.home), checkpoint=saves))
         self.acknowledged[answer.ids[0]] = code
+
+    def _ask_to_save(self, client: Client) -> None:
+        able = [view for view in client.tasks(state="running") if view.checkpoint_signal and not view.asked_to_save_at]
+        for task in (view.id for view in able):
+            with contextlib.suppress(WrongState):  # it has ended meanwhile
+                client.preempt(task)
+                self.asked.add(task)
 
     def finish(self) -> None:
         self._enough.set()
@@ -183,7 +199,8 @@ def test_200_random_kills_lose_nothing_and_repeat_nothing() -> None:
         finally:
             nursery.close()
         assert submitter.unexpected == []
-        print(f"{KILLS} kills, {len(submitter.acknowledged)} tasks, {len(submitter.cancelled)} cancelled")
+        done = f"{len(submitter.cancelled)} cancelled, {len(submitter.asked)} asked to save"
+        print(f"{KILLS} kills, {len(submitter.acknowledged)} tasks, {done}")
         daemon.start()
         check(daemon, submitter, f"CARMA_CRASH_SEED={seed}")
 
@@ -196,6 +213,9 @@ def check(daemon: Daemon, submitter: Submitter, seed: str) -> None:
         if task in submitter.cancelled and (view.outcome or {})["kind"] == "cancelled":
             continue
         assert view.exit_code == code, f"task {task}: {view.outcome} ({seed})"
+    for task in submitter.asked - submitter.cancelled:
+        kinds = [(attempt.outcome or {})["kind"] for attempt in daemon.client.task(task).attempts]
+        assert "preempted" in kinds[:-1], f"task {task} was asked to save and came to {kinds} ({seed})"
     for view in daemon.client.history(limit=100_000):  # with those whose acknowledgement was lost on its way
         lines = daemon.home / "runs" / str(view.id)
         ran = Counter(lines.read_text().split() if lines.exists() else [])

@@ -1,10 +1,10 @@
 """Whole stories through the core, keyed by the sentence that each proves.
 
 A scenario is a list of short lines: what arrives, what time does, and where everybody is afterwards. One line a step:
-`submit A 12000 [gpus=2] [exclusive] [limit=60] [priority=1] [after=B] [est]`, `wait 30`, `end A [ok|fail|oom]`,
-`holds A 9000`, `cancel A`, `drain 0`, `resume 0`, `busy 0 0.9 0.1 0.1`, `blind 0`, `foreign 0 5000`, and what must hold
-then: `A on 0,1`, `A waits CODE`, `A ended KIND`. After each line all that is due happens; what was placed starts and
-holds its booking.
+`submit A 12000 [gpus=2] [exclusive] [limit=60] [priority=1] [after=B] [est] [saves]`, `wait 30`, `end A [ok|fail|oom]`,
+`holds A 9000`, `cancel A`, `preempt A`, `drain 0`, `resume 0`, `busy 0 0.9 0.1 0.1`, `blind 0`, `foreign 0 5000`, and
+what must hold then: `A on 0,1`, `A waits CODE`, `A ended KIND`. After each line all that is due happens; what was
+placed starts and holds its booking.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Callable
 
 import pytest
 
-from carma.core.events import GpuDrained, GpuResumed
-from carma.core.model import Dependency, GpuId, TaskId
+from carma.core.events import GpuDrained, GpuResumed, PreemptionRequested
+from carma.core.model import Dependency, GpuId, SaveSignal, TaskId
 from carma.core.outcome import Failed, Outcome, OutOfMemory, Succeeded
 from carma.core.placement import Policy
 from carma.core.policies import best_fit, exclusive, first_fit, lug, magm, round_robin
-from carma.core.settings import Gate, QueueRules, Rules
+from carma.core.settings import Gate, Preemption, QueueRules, Rules
 from tests.builders import World
 
 POLICIES: dict[str, Policy] = {
@@ -243,7 +243,8 @@ class Play:
         words = first.split()
         sizes = [int(word) for word in words[2:] if word.isdigit()] or [40_960] * int(words[0])
         policy = next((POLICIES[word] for word in words if word in POLICIES), magm.POLICY)
-        self.world = World(sizes, policy=policy, rules=Rules(queue=QueueRules(overtakes=10)))
+        preemption = Preemption(enabled="preempting" in words, after_s=60.0, least_run_s=100.0)
+        self.world = World(sizes, policy=policy, rules=Rules(queue=QueueRules(overtakes=10), preemption=preemption))
         self.names: dict[str, TaskId] = {}
 
     def line(self, line: str) -> None:
@@ -257,6 +258,7 @@ class Play:
             "end": self.end,
             "holds": lambda name, mib: self.world.memory.update({self.key(name): int(mib)}),
             "cancel": lambda name: self.cancel(name),
+            "preempt": self.preempt,
             "drain": lambda index: self.drain(index),
             "resume": lambda index: self.resume(index),
             "busy": lambda index, *shares: self.busy(index, *(float(share) for share in shares)),
@@ -283,6 +285,8 @@ class Play:
                 spec["time_limit_s"] = float(value)
             elif field == "after":
                 spec["after"] = (Dependency(self.names[value], "ok"),)
+            elif field == "saves":
+                spec["checkpoint"] = SaveSignal(10, 30.0)
             elif value:
                 spec[field] = int(value)
         self.names[name] = self.world.submit(int(mib), **spec)  # type: ignore[arg-type]
@@ -298,6 +302,9 @@ class Play:
 
     def cancel(self, name: str) -> None:
         self.world.stop(self.names[name])
+
+    def preempt(self, name: str) -> None:
+        self.world.emit(PreemptionRequested(self.world.now, self.names[name], "alice", 10, 30.0))
 
     def drain(self, index: str) -> None:
         self.world.emit(GpuDrained(self.world.now, GpuId(f"GPU-{index}"), "by hand"))

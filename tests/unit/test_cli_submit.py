@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from carma.cli import carma
-from carma.core.model import Dependency, TaskId, WarnSignal
+from carma.core.model import Dependency, SaveSignal, TaskId, WarnSignal
 from carma.errors import NeverFitsError, NoCapacity
 from carma.wire.types import SubmitRequest
 from tests.unit.cli_daemon import NOW, FakeDaemon, finished
@@ -242,3 +242,31 @@ def test_a_dry_run_says_what_would_happen(daemon: FakeDaemon) -> None:
 def test_wait_returns_the_tasks_exit_code(daemon: FakeDaemon) -> None:
     daemon.tasks[1] = finished(1, code=7)
     assert call("submit", "--wait", "--", "true").exit_code == 7
+
+
+@pytest.mark.parametrize(
+    ("flags", "saves"),
+    [
+        ([], None),
+        (["--checkpoint-signal", "USR1"], SaveSignal(10, 120.0)),
+        (["--checkpoint-signal=SIGTERM", "--checkpoint-grace", "5m"], SaveSignal(15, 300.0)),
+        (["--checkpoint-signal", "12", "--checkpoint-grace", "90"], SaveSignal(12, 90.0)),
+    ],
+)
+def test_a_task_says_on_which_signal_it_saves(daemon: FakeDaemon, flags: list[str], saves: SaveSignal | None) -> None:
+    assert sent(daemon, *flags, "--", "true").spec.checkpoint == saves
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--checkpoint-grace", "60"], "--checkpoint-grace without --checkpoint-signal"),
+        (["--checkpoint-signal", "KILL"], "no program can listen for 'KILL'"),
+        (["--checkpoint-signal", "SAVE"], "'SAVE' is not a signal"),
+    ],
+)
+def test_a_signal_to_save_on_must_be_one(daemon: FakeDaemon, flags: list[str], complaint: str) -> None:
+    result = call("submit", *flags, "--", "true")
+    assert result.exit_code == 2
+    assert complaint in result.stderr
+    assert not daemon.asked("submit")

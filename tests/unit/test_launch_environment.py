@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from carma.core.model import ArrayPlace, Owner, TaskId
 from carma.launch.environment import task_environment
@@ -19,6 +20,17 @@ def test_gpus_are_given_by_uuid_in_pci_order() -> None:
     assert environment["CARMA_GPUS"] == "GPU-b,GPU-a"
     assert environment["CARMA_GPU_MEMORY_MIB"] == "4096"
     assert (environment["CARMA_TASK_ID"], environment["CARMA_ATTEMPT"]) == ("7", "2")
+
+
+@pytest.mark.parametrize(("attempt", "preempted", "seen"), [(1, False, None), (3, False, None), (3, True, "1")])
+def test_a_task_knows_how_often_it_was_started_and_whether_it_was_asked_to_save(
+    attempt: int, preempted: bool, seen: str | None
+) -> None:
+    own = {"CARMA_PREEMPTED": "7", "CARMA_RESTART_COUNT": "7"}  # of the task from which it was submitted
+    order = replace(order_of(spec_of("true", environment=own), 7, attempt), preempted=preempted)
+    environment = task_environment(order, {})
+    assert environment["CARMA_RESTART_COUNT"] == str(attempt - 1)
+    assert environment.get("CARMA_PREEMPTED") == seen
 
 
 def test_a_task_without_gpus_sees_none() -> None:

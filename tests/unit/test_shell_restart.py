@@ -16,27 +16,28 @@ from typing import Any, cast
 import pytest
 
 from carma.core.commands import StopAttempt
-from carma.core.events import AttemptEnded, Durable, StopRequested, TaskPlaced, TaskSubmitted
-from carma.core.model import AttemptKey, Capabilities, Gpu, GpuId, GpuSample, Owner, TaskId, TaskSpec
-from carma.core.outcome import Cancelled, Failed, Outcome, Succeeded
+from carma.core.events import AttemptEnded, Durable, PreemptionRequested, StopRequested, TaskPlaced, TaskSubmitted
+from carma.core.model import AttemptKey, Capabilities, Gpu, GpuId, GpuSample, Owner, SaveSignal, TaskId, TaskSpec
+from carma.core.outcome import Cancelled, Failed, Outcome, Preempted, Succeeded
 from carma.core.policies import exclusive
 from carma.core.ports import LaunchOrder
 from carma.core.settings import Rules
 from carma.core.state import State, new_state
-from carma.core.status import Finished
+from carma.core.status import Finished, Running
 from carma.daemon import loop as loop_module
 from carma.daemon.clock import SteadyClock
 from carma.daemon.hands import Hands
 from carma.daemon.loop import Loop
 from carma.daemon.restore import last_time, reconcile, replay
 from carma.daemon.shell import Shell
-from carma.launch.fake import FOREVER, FakeLauncher, Plan
+from carma.launch.fake import AT_ONCE, FOREVER, FakeLauncher, Plan
 from carma.store.memory import MemoryStore
 
 OWNER = Owner(1000, 1000, "ada")
 LIMIT_S = 60.0
 CODES: dict[TaskId, int] = {TaskId(1): 0, TaskId(2): 3, TaskId(3): 0}
 DEAF = TaskId(4)  # runs until SIGKILL; it is cancelled
+SAVER = TaskId(5)  # runs until it is asked to save; its second attempt succeeds
 
 
 class Killed(BaseException):
@@ -92,8 +93,14 @@ class MortalLauncher(FakeLauncher):
         with self.fate.step():
             super().signal(key, signal, whole_tree=whole_tree)
 
+    def ask(self, key: AttemptKey, signal: int, asked_at: float) -> bool:
+        with self.fate.step():
+            return super().ask(key, signal, asked_at)
+
 
 def _becomes(order: LaunchOrder) -> Plan:
+    if order.key.task == SAVER:
+        return AT_ONCE if order.preempted else Plan(saves_in_s=0.0)
     code = CODES.get(order.key.task)
     if code is None:
         return Plan(ignores=(15,))
@@ -155,9 +162,10 @@ async def one_life(store: MortalStore, launcher: MortalLauncher, fate: Fate) -> 
 async def _work(shell: Shell, loop: Loop, replayed: Any) -> None:
     """A user who submits what is not there yet, cancels the deaf one when it runs, and waits for the end."""
     await reconcile(shell, loop, replayed)
-    for task in (*CODES, DEAF):
+    for task in (*CODES, DEAF, SAVER):
         if task not in shell.state.tasks:
-            spec = TaskSpec(command=("x",), directory="/", gpu_memory_mib=100)
+            saves = SaveSignal(10) if task == SAVER else None
+            spec = TaskSpec(command=("x",), directory="/", gpu_memory_mib=100, checkpoint=saves)
             await shell.commit([TaskSubmitted(shell.clock.now(), task, OWNER, spec)])
     await shell.wait_for(lambda state: DEAF in state.active or _over(state, DEAF), LIMIT_S)
 
@@ -166,8 +174,16 @@ async def _work(shell: Shell, loop: Loop, replayed: Any) -> None:
             return ()
         return (StopRequested(shell.clock.now(), DEAF, Cancelled("ada"), 0.01),)
 
+    def preempt(state: State) -> Sequence[Durable]:
+        status = state.tasks[SAVER].status
+        if not isinstance(status, Running) or status.preempting is not None or state.tasks[SAVER].key.attempt > 1:
+            return ()
+        return (PreemptionRequested(shell.clock.now(), SAVER, "ada", 10, LIMIT_S),)
+
     await shell.change(cancel)
-    assert await shell.wait_for(lambda state: all(_over(state, task) for task in (*CODES, DEAF)), LIMIT_S)
+    await shell.wait_for(lambda state: isinstance(state.tasks[SAVER].status, Running) or _over(state, SAVER), LIMIT_S)
+    await shell.change(preempt)
+    assert await shell.wait_for(lambda state: all(_over(state, task) for task in (*CODES, DEAF, SAVER)), LIMIT_S)
 
 
 def _over(state: State, task: TaskId) -> bool:
@@ -183,14 +199,16 @@ def check(store: MortalStore, launcher: MortalLauncher) -> None:
         assert isinstance(status, Finished)
         assert status.outcome == outcome
         assert len(state.tasks[task].attempts) == 1
+    assert [attempt.outcome for attempt in state.tasks[SAVER].attempts] == [Preempted("ada", "", 0), Succeeded()]
+    assert launcher.told_to_save == [(AttemptKey(SAVER, 1), 10)], "once"
     launched = [order.key for order in launcher.launched]
     assert len(launched) == len(set(launched))
     # The deaf one may have been cancelled between its placement and its launch; then it never starts.
-    assert {key.task for key in launched} | {DEAF} == {*CODES, DEAF}
+    assert {key.task for key in launched} | {DEAF} == {*CODES, DEAF, SAVER}
     events = store.load().events
     for kind in (TaskPlaced, AttemptEnded):
         keys = [event.key for event in events if isinstance(event, kind)]
-        assert len(keys) == len(set(keys)) == 4
+        assert len(keys) == len(set(keys)) == 6
     assert not state.active
 
 
