@@ -25,10 +25,10 @@ from carma.core.events import (
     TaskRetried,
     TaskSubmitted,
 )
-from carma.core.model import ArrayPlace, Dependency, Estimate, GpuId, Owner, TaskId, TaskSpec, WarnSignal
+from carma.core.model import ArrayPlace, Demand, Dependency, Estimate, GpuId, Owner, TaskId, TaskSpec, WarnSignal
 from carma.core.outcome import Failed, OutOfMemory, Succeeded
 from carma.core.placement import Policy, Ranked
-from carma.core.policies import best_fit, exclusive, lug, magm, round_robin
+from carma.core.policies import best_fit, exclusive, goodput, horus, lucid, lug, magm, round_robin
 from carma.core.propose import propose
 from carma.core.settings import (
     FairnessRules,
@@ -64,6 +64,7 @@ def _picky(ask: Ask, views: Sequence[GpuView], _last: GpuId | None) -> list[Rank
     return [Ranked(view.gpu.id, (Part("ends", ends[view.gpu.id]),)) for view in ordered]
 
 
+DEMANDS = (None, *(Demand(sm_active=part, sm_occupancy=0.2, dram_active=0.2) for part in (0.05, 0.3, 0.8)))
 POLICIES = (
     magm.POLICY,
     magm.POLICY,
@@ -73,6 +74,9 @@ POLICIES = (
     lug.POLICY,
     round_robin.POLICY,
     *[Policy("picky", _picky)] * 2,
+    goodput.POLICY,
+    horus.POLICY,
+    lucid.POLICY,
 )
 
 
@@ -126,7 +130,9 @@ class History:
         )
         world.emit(TaskSubmitted(now, number, pick((ALICE, ALICE, ALICE, BOB, CAROL)), spec))
         mib, runtime_s = pick(MIB), pick((None, None, 3.0, 20.0, 200.0))
-        estimate = Estimate(footprint_mib=mib, upper_mib=mib + number % 5, source="trace", runtime_s=runtime_s)
+        estimate = Estimate(
+            footprint_mib=mib, upper_mib=mib + number % 5, source="trace", runtime_s=runtime_s, demand=pick(DEMANDS)
+        )
         world.emit(TaskEstimated(now, number, estimate if self.random.random() < 0.9 else None))
 
     def time(self) -> None:
