@@ -181,6 +181,17 @@ def test_gpus_that_are_not_known_have_no_energy_and_their_own_memory() -> None:
     assert made.mechanism == "mps"
 
 
+def test_a_real_servers_watchdog_is_there_and_its_gpus_were_looked_at_before_the_first_task() -> None:
+    run = forgotten(simulated())
+    real = Replay(replace(run, about=replace(run.about, simulated=False)))
+    assert real.simulation.rules.sharing.watchdog
+    assert real.simulation.trace.tasks[0].arrival_s == 60.0 + 2 * 5.0
+    off = replace(run.about, simulated=False, settings={"sharing.watchdog": "no"})
+    assert not Replay(replace(run, about=off)).simulation.rules.sharing.watchdog
+    assert not Replay(run).simulation.rules.sharing.watchdog
+    assert Replay(run).simulation.trace.tasks[0].arrival_s == 0.0
+
+
 def test_tasks_that_never_ran_and_others_that_are_missing_are_told() -> None:
     run = forgotten(simulated())
     assert run.server is not None

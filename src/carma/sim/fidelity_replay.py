@@ -73,6 +73,7 @@ class Replay:
             noise=noise,
             period_s=self.server.period_s,
             launch_s=launch_s(self.tasks),
+            watchdog=settings.sharing.watchdog and not run.about.simulated,
             asked=tuple(task.asked or Asked() for task in self.tasks),
             server=tuple((GpuId(gpu.gpu), card) for gpu, card in zip(self.server.gpus, self.cards, strict=True)),
         )

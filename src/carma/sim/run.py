@@ -76,6 +76,7 @@ class Setup(Record, frozen=True, kw_only=True):
     # by their own names. Without them `source` tells of a task, and there are `gpus` of `card`.
     asked: tuple[result.Asked, ...] = ()
     server: tuple[tuple[GpuId, Card], ...] = ()
+    watchdog: bool = False  # whether it stops tasks above their bookings; without it no booking shrinks either
 
 
 class Arrival(Record, frozen=True):
@@ -117,7 +118,7 @@ def rules_for(setup: Setup) -> Rules:
     """As the daemon would have them with such a sampler."""
     window = replace(setup.rules.window, stale_s=QUIET)
     queue = replace(setup.rules.queue, misfits="end")
-    sharing = replace(setup.rules.sharing, watchdog=False, mechanism=setup.mechanism)
+    sharing = replace(setup.rules.sharing, watchdog=setup.watchdog, mechanism=setup.mechanism)
     return replace(setup.rules, window=window, sharing=sharing, queue=queue)
 
 
