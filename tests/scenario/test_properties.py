@@ -17,6 +17,7 @@ from carma.core.events import (
     Durable,
     GpuDrained,
     GpuResumed,
+    PreemptionRequested,
     StopRequested,
     TaskChanged,
     TaskEstimated,
@@ -27,12 +28,12 @@ from carma.core.events import (
     TaskSubmitted,
 )
 from carma.core.machine import step
-from carma.core.model import ArrayPlace, Dependency, Estimate, GpuId, TaskId, TaskSpec
-from carma.core.outcome import Cancelled, Disrupted, Failed, Lost, Outcome, OutOfMemory, Succeeded
+from carma.core.model import ArrayPlace, Dependency, Estimate, GpuId, SaveSignal, TaskId, TaskSpec
+from carma.core.outcome import Cancelled, Disrupted, Failed, Lost, Outcome, OutOfMemory, Preempted, Succeeded
 from carma.core.placement import Policy
 from carma.core.policies import best_fit, exclusive, first_fit, horus, lucid, lug, magm, round_robin
 from carma.core.queue import explain, waiting
-from carma.core.settings import Gate, Rules, WarmUp
+from carma.core.settings import Gate, Preemption, Rules, WarmUp
 from carma.core.state import State, checkpoint, forget, new_state, restore
 from carma.core.status import Finished, Running, Starting
 from tests.builders import ALICE, World
@@ -59,9 +60,19 @@ def logged(state: State) -> bytes:
 
 
 class Histories(RuleBasedStateMachine):
-    @initialize(policy=st.sampled_from(POLICIES), gpus=st.integers(1, 4), gate=st.booleans(), warm=st.booleans())
-    def begin(self, policy: Policy, gpus: int, gate: bool, warm: bool) -> None:
-        self.in_force = Rules(gate=Gate(enabled=gate), warmup=WarmUp(enabled=warm, settle_s=3.0))
+    @initialize(
+        policy=st.sampled_from(POLICIES),
+        gpus=st.integers(1, 4),
+        gate=st.booleans(),
+        warm=st.booleans(),
+        preempts=st.booleans(),
+    )
+    def begin(self, policy: Policy, gpus: int, gate: bool, warm: bool, preempts: bool) -> None:
+        self.in_force = Rules(
+            gate=Gate(enabled=gate),
+            warmup=WarmUp(enabled=warm, settle_s=3.0),
+            preemption=Preemption(enabled=preempts, after_s=2.0, least_run_s=2.0, again_s=5.0),
+        )
         self.world = World(gpus, rules=self.in_force, policy=policy)
         self.policy = policy
         self.submitted: set[TaskId] = set()
@@ -79,9 +90,10 @@ class Histories(RuleBasedStateMachine):
         after=st.booleans(),
         when=st.sampled_from(["ok", "any", "notok"]),
         limit=st.sampled_from([None, 1.0, 5.0, 30.0]),
+        saves=st.booleans(),
         data=st.data(),
     )
-    def submit(self, mib, source, gpus, alone, priority, held, after, when, limit, data):  # type: ignore[no-untyped-def]
+    def submit(self, mib, source, gpus, alone, priority, held, after, when, limit, saves, data):  # type: ignore[no-untyped-def]
         on: tuple[Dependency, ...] = ()
         if after and self.world.state.tasks:
             on = (Dependency(data.draw(st.sampled_from(sorted(self.world.state.tasks))), when),)
@@ -99,13 +111,17 @@ class Histories(RuleBasedStateMachine):
             after=on,
             time_limit_s=limit,
             array=array,
+            checkpoint=SaveSignal(10, 3.0) if saves else None,
         )
         self.world.emit(TaskSubmitted(self.world.now, number, ALICE, spec, held))
         estimate = None if mib is None else Estimate(footprint_mib=mib, upper_mib=mib, source=source)
         self.world.emit(TaskEstimated(self.world.now, number, estimate))
 
     @precondition(lambda self: self.world.state.tasks)
-    @rule(data=st.data(), verb=st.sampled_from(["hold", "release", "cancel", "retry", "memory", "priority"]))
+    @rule(
+        data=st.data(),
+        verb=st.sampled_from(["hold", "release", "cancel", "retry", "memory", "priority"]),
+    )
     def user(self, data, verb):  # type: ignore[no-untyped-def]
         task = data.draw(st.sampled_from(sorted(self.world.state.tasks)))
         now = self.world.now
@@ -124,6 +140,41 @@ class Histories(RuleBasedStateMachine):
             case _:
                 event = TaskChanged(now, task, priority=-3)
         self.world.emit(event)
+
+    def savers(self) -> list[TaskId]:
+        """Those that run and can be asked to save."""
+        tasks = (self.world.state.tasks[task] for task in sorted(self.world.state.active))
+        return [task.id for task in tasks if isinstance(task.status, Running) and task.spec.checkpoint is not None]
+
+    @precondition(lambda self: self.savers())
+    @rule(data=st.data(), hold=st.booleans(), after=st.integers(0, 7), leaves=st.booleans())
+    def preempt(self, data, hold, after, leaves):  # type: ignore[no-untyped-def]
+        """It leaves in time, too late, or never."""
+        task = data.draw(st.sampled_from(self.savers()))
+        key = self.world.state.active[task]
+        self.world.emit(PreemptionRequested(self.world.now, task, "alice", 10, 3.0, hold=hold))
+        self.world.wait(after)
+        self.world.settle()
+        if leaves and self.world.state.active.get(task) == key:
+            self.world.end(task, Failed(3))
+            self.world.settle()
+
+    @precondition(lambda self: self.savers())
+    @rule(seconds=st.integers(3, 9), leaves=st.booleans())
+    def urgent(self, seconds: int, leaves: bool) -> None:
+        """A task that goes before all others and fills a GPU: with preemption, somebody may be asked to leave."""
+        number = TaskId(max(self.submitted, default=0) + 1)
+        self.submitted.add(number)
+        spec = TaskSpec(command=("x",), directory="/", gpu_memory_mib=40_000, priority=9)
+        self.world.emit(TaskSubmitted(self.world.now, number, ALICE, spec))
+        full = Estimate(footprint_mib=40_000, upper_mib=40_000, source="declared")
+        self.world.emit(TaskEstimated(self.world.now, number, full))
+        for _ in range(seconds):
+            self.world.wait(1)
+            self.world.settle()
+        for task in sorted(self.world.state.asked) if leaves else ():
+            self.world.end(task)
+        self.world.settle()
 
     @rule(index=st.integers(0, 3), drain=st.booleans(), whole=st.booleans())
     def admin(self, index: int, drain: bool, whole: bool) -> None:
@@ -225,6 +276,18 @@ class Histories(RuleBasedStateMachine):
                 task = self.world.state.tasks.get(event.task)
                 peak_mib = event.ending.peak_mib or 0
                 assert task is None or any(peak_mib > a.placement.booking.memory_mib for a in task.attempts)
+
+    @invariant()
+    def nobody_is_stopped_for_having_been_asked_to_save(self) -> None:
+        """Whoever asks, the only words to stop are those of users, limits and the watchdog; and who left comes back."""
+        if not hasattr(self, "world"):
+            return
+        stopped = {event.task for event in self.world.log if isinstance(event, StopRequested)}
+        for task in self.world.state.tasks.values():
+            left = [attempt for attempt in task.attempts if isinstance(attempt.outcome, Preempted)]
+            if left and left[-1] is task.attempts[-1] and task.id not in stopped:
+                ended = isinstance(task.status, Finished) and isinstance(task.status.outcome, Preempted | Failed | Lost)
+                assert not ended, task
 
     @invariant()
     def a_cap_is_never_below_the_booking(self) -> None:
