@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import prod
+from math import isqrt, prod
 
 from carma.estimate.summaries.kinds import KINDS_KEPT, integers
 from carma.estimate.summaries.shapes import (
@@ -38,6 +38,9 @@ _BRANCH = re.compile(r"branch\w*|downsample\w*|shortcut\w*|skip\w*|conv_(1x1|kxk
 _CHOOSES = re.compile(r"SelectiveKernelAttn")
 _ATTENDS = re.compile(r"\w*(Attention|Attn)\w*")
 _ATTENTION_DROPOUT = re.compile(r"attn_drop\w*|attention_dropout")
+_SIDE_HEAD = "InceptionAux"  # of torchvision: it takes what a block before it made, and is trained beside the last
+_DISTANCES = "relative_attention_bias"
+_OF_T5 = re.compile(r"\w*T5Dense(Gated)?ActDense")
 _QUERIES = 4  # of Hiera, two by two, become one
 _CANNOT = (KeyError, ValueError, IndexError)
 
@@ -61,9 +64,15 @@ def is_branch(name: str) -> bool:
     return _BRANCH.fullmatch(name) is not None
 
 
-def goes_round(name: str, before: Shape, made: Shape, wanted: int | None) -> bool:
-    """The branch is printed before the layers that it goes round: they take what it was called with."""
-    if name.startswith("shortcut"):
+def begins_branch(node: Node) -> bool:
+    return is_branch(node.names[0]) or node.kind == _SIDE_HEAD
+
+
+def goes_round(node: Node, before: Shape, made: Shape, wanted: int | None) -> bool:
+    """The branch is printed before the layers that it goes round: they take what it was called with. A head beside the
+    model's own hands nothing on."""
+    name = node.names[0]
+    if name.startswith("shortcut") or node.kind == _SIDE_HEAD:
         return True
     return name.startswith("downsample") and wanted == before[0] != made[0] and len(before) == len(made)
 
@@ -76,9 +85,13 @@ def looks_up(kind: str) -> bool:
 def is_aside(node: Node, block: Block) -> bool:
     """It makes nothing that is kept: a table of places, or the dropout of attention weights, which fused attention does
     without."""
+    name = node.names[0]
+    if not node.is_called or (looks_up(node.kind) and name == _DISTANCES):
+        return True
     if node.kind == "Dropout":
-        name = node.names[0]
+        # Around the whole attention of T5 stands a `...LayerSelfAttention`, whose dropout is that of its output.
         is_inside = name == "dropout" and block.kind.endswith("SelfAttention")
+        is_inside = is_inside and not block.kind.endswith("LayerSelfAttention")
         return is_inside or _ATTENTION_DROPOUT.fullmatch(name) is not None
     return _hands_nothing_on(node.kind)
 
@@ -89,8 +102,10 @@ def _hands_nothing_on(kind: str) -> bool:
 
 
 def inner_activation(name: str, block: Block, now: Shape) -> Shape | None:
-    """Transformers print the activation of two linear layers behind both; it is called between them."""
-    if not name.startswith("act") or len(now) != 2 or block.kind == "Sequential":
+    """Transformers print the activation of two linear layers behind both; it is called between them. So is T5's
+    dropout."""
+    is_inner = name.startswith("act") or (name == "dropout" and _OF_T5.fullmatch(block.kind) is not None)
+    if not is_inner or len(now) != 2 or block.kind == "Sequential":
         return None
     wider = [shape for shape in block.made if shape[:-1] == now[:-1] and shape[-1] > now[-1]]
     return wider[-1] if wider else None
@@ -122,9 +137,25 @@ def entering(node: Node, now: Shape) -> Shape:
     kind = node.kind
     if kind.endswith("Pooler") and len(now) == 2:
         return now[1:]  # of a language model: it takes the first word only
+    if kind == _SIDE_HEAD and len(now) == 3:
+        return _pooled_aside(node, now)
     if kind.endswith("PatchMerging") and len(now) == 3:
         return (-(-now[0] // 2), -(-now[1] // 2), 4 * now[2])  # four neighbours become one
     return (now[0], *(1 for _ in now[1:])) if _takes_means(node, now) else now
+
+
+def _pooled_aside(node: Node, now: Shape) -> Shape:
+    """Of torchvision's GoogLeNet: means of as many places as its first linear layer takes. Of Inception v3: of five by
+    five, in steps of three."""
+    inside = {child.names[0]: child for child in node.children}
+    if "conv0" in inside:
+        return (now[0], *(max(1, (size - 5) // 3 + 1) for size in now[1:]))
+    products = [leaf.printed.get("1", "") for leaf in leaves(node) if is_convolution(leaf.kind)]
+    taken = inside["fc1"].printed.get("in_features", "") if "fc1" in inside else ""
+    if not (products and products[-1].isdecimal() and taken.isdecimal()):
+        return now
+    side = isqrt(int(taken) // int(products[-1]))
+    return (now[0], side, side)
 
 
 def _takes_means(node: Node, now: Shape) -> bool:
@@ -244,7 +275,7 @@ def wanted_behind(children: Sequence[Node], after: Wanted) -> list[Wanted]:
     found: list[Wanted] = []
     for child in reversed(children):
         found.append(after)
-        own = wanted_by((child,))
+        own = wanted_by((child,)) if child.kind != _SIDE_HEAD else (None, None)  # it takes what was made earlier
         after = own if own != (None, None) else after
     return found[::-1]
 

@@ -30,6 +30,8 @@ _WEIGHTY = re.compile(
     r"\w*(Linear|Conv|Attention|Attn|Expert|Norm|Dense|LSTM|GRU|RNN|Cell|Mamba|Mixer|Mlp|MLP|Block|Layer)\w*"
 )
 _LAYER = re.compile(r"\w*Linear\w*|\w*Norm(alization)?|MultiheadAttention")
+_INSIDE = re.compile(r"ShiftedWindowAttention(V2)?|MultiheadAttention")
+_RECURRENT = re.compile(r"(LSTM|GRU|RNN)(Cell)?")
 _CONTAINERS = ("Sequential", "ModuleList", "ModuleDict", "ParameterList")
 KINDS_KEPT = 4096  # names of classes come from the text, so what is remembered of them has an end
 
@@ -63,6 +65,22 @@ def _is_bare(kind: str) -> bool:
 def scales(kind: str) -> int:
     """Parameters that it has for each channel, where that is all that is known of them; 0 of any other module."""
     return _SCALES.get(kind, 0)
+
+
+def is_bare_norm(kind: str, printed: Printed) -> bool:
+    """A norm of T5's kind prints nothing; it is as wide as what the linear layer before it gives."""
+    return not printed and kind.endswith("T5LayerNorm")
+
+
+def uncounted(kind: str, shape: tuple[int, ...]) -> int:
+    """Weights that torchsummary does not count, since they are no module's that is called: the projections of queries,
+    keys, values and of the output, with a bias each. 0 of any other module."""
+    return 4 * shape[-1] * (shape[-1] + 1) if shape and _INSIDE.fullmatch(kind) else 0
+
+
+def is_recurrent(kind: str) -> bool:
+    """Its weights, too, torchsummary does not count; they do not follow from its output."""
+    return _RECURRENT.fullmatch(kind) is not None
 
 
 @lru_cache(KINDS_KEPT)
@@ -173,7 +191,7 @@ _Count = Callable[[Printed], int]
 _RULES: tuple[tuple[re.Pattern[str], _Count], ...] = tuple(
     (re.compile(pattern), count)
     for pattern, count in (
-        (r"(Std|Deform)?Conv[123]d(Same)?|ConvTranspose[123]d", _convolution),
+        (r"(Std|Deform)?Conv[123]d(Same)?|ConvTranspose[123]d|Conv3D(Simple|NoTemporal)", _convolution),
         (r"ScaledStdConv2d(Same)?", _scaled_convolution),
         (r"(NonDynamicallyQuantizable)?Linear", _linear),
         (r"Bilinear", _bilinear),
@@ -182,7 +200,7 @@ _RULES: tuple[tuple[re.Pattern[str], _Count], ...] = tuple(
         (r"InstanceNorm[123]d", _batch_norm),
         (r"GroupNorm1?(Act)?", _group_norm),
         (r"LayerNorm(Act)?(2d)?(Fp32)?", _layer_norm),
-        (r"\w*RMSNorm|(Rms|Simple)Norm(Act)?(2d)?(Fp32)?", _rms_norm),
+        (r"\w*RMSNorm|\w*T5LayerNorm|(Rms|Simple)Norm(Act)?(2d)?(Fp32)?", _rms_norm),
         (r"(\w*Embedding|EmbeddingBag)", _embedding),
         (r"LSTM(Cell)?", partial(_recurrent, 4)),
         (r"GRU(Cell)?", partial(_recurrent, 3)),

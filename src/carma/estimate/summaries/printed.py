@@ -10,10 +10,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import filterfalse
 
 from carma.estimate.described import Described, Layer
-from carma.estimate.summaries.blocks import modules
-from carma.estimate.summaries.kinds import count_parameters, is_container, may_be_small, scales, width_made
+from carma.estimate.summaries.blocks import looks_up, modules
+from carma.estimate.summaries.kinds import (
+    count_parameters,
+    is_bare_norm,
+    is_container,
+    may_be_small,
+    scales,
+    width_made,
+)
 from carma.estimate.summaries.lines import bad, counted
 from carma.estimate.summaries.read import Read
 from carma.estimate.summaries.shapes import Shape
@@ -22,6 +30,7 @@ from carma.estimate.summaries.walk import Walk
 
 _ADAPTER = re.compile(r"(?:^|\.)(?:lora_\w+|modules_to_save)(?:\.|$)")
 _UNTOLD = "what is printed of this module does not tell how many parameters it has"
+_SHARED_TABLE, _OWN_TABLE = "shared", "embed_tokens"  # as T5, BART and their like have it
 _FEW = 2  # layers that are understood, at least, for each module that is not
 _NAMED = {"Conv": ("in_channels", "out_channels"), "Embedding": ("num_embeddings", "embedding_dim")}
 
@@ -96,16 +105,36 @@ class _Counting:
             return _attention(node)
         if node.children:
             return (count_parameters(node.kind, node.printed) or 0) if node.printed else 0
+        if is_bare_norm(node.kind, node.printed) and (width := self._width()):
+            node.printed = {"0": f"({width},)"}
+        if self._is_shared(node):
+            return 0
         own = count_parameters(node.kind, node.printed)
         if own is None and (each := scales(node.kind)):
-            widths = (width_made(layer.printed) for layer in reversed(self.weighty) if not scales(layer.kind))
-            own = each * next(filter(None, widths), 0)
+            own = each * self._width()
         if own is not None:
             return own
         if not may_be_small(node.kind):
             raise bad(node.line, node.text, _UNTOLD)
         self.untold.append(node)
         return 0
+
+    def _is_shared(self, node: Node) -> bool:
+        """Encoder and decoder of one model have one table of words, which is printed with each of them as well: they
+        call it, and it has the weights."""
+        if node.names[0] != _OWN_TABLE:
+            return False
+        for one in self.weighty:
+            if one.names[0] == _SHARED_TABLE and one.printed == node.printed:
+                one.is_called = False
+                return True
+        return False
+
+    def _width(self) -> int:
+        """Of what the last layer gave; a table that is looked up (of distances) may stand between."""
+        layers = [layer for layer in reversed(self.weighty) if not scales(layer.kind)]
+        made = (width_made(layer.printed) for layer in (*filterfalse(_is_table, layers), *layers))
+        return next(filter(None, made), 0)
 
     def remarks(self) -> tuple[str, ...]:
         """What is not told of a few modules is no matter; where they are many, it may be most of the model."""
@@ -116,6 +145,10 @@ class _Counting:
         kinds = ", ".join(list(dict.fromkeys(node.kind for node in self.untold))[:3])
         few = counted(sum(len(node.names) for node in self.untold), "module")
         return (f"what is printed of {few} ({kinds}) does not tell how many parameters they have: none are counted",)
+
+
+def _is_table(node: Node) -> bool:
+    return looks_up(node.kind)
 
 
 def _attention(node: Node) -> int:

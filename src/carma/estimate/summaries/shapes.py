@@ -11,7 +11,7 @@ from math import floor, prod
 from carma.estimate.summaries.kinds import KINDS_KEPT, Printed, integers
 
 Shape = tuple[int, ...]
-_CONVOLUTION = re.compile(r"(?:Deform|(?:Scaled)?Std)?Conv([123])d(?:Same)?")
+_CONVOLUTION = re.compile(r"(?:Deform|(?:Scaled)?Std)?Conv[123]d(?:Same)?|Conv3D(?:Simple|NoTemporal)")
 _TRANSPOSED = re.compile(r"ConvTranspose([123])d")
 _BY_CHANNELS = re.compile(
     r"(?:Sync|Frozen)?(?:BatchNorm|InstanceNorm)([123]d)?\w*|(?:Layer|Rms|Simple)Norm(?:Act)?2d(?:Fp32)?"
@@ -22,7 +22,7 @@ _WHOLE = re.compile(r"(?:Global|Fast|SelectAdaptive)\w*Pool\w*|GeM\w*")  # of a 
 _ADAPTIVE = re.compile(r"Adaptive(?:Max|Avg)Pool([123])d")
 _PLACES = re.compile(
     r"(?:(?:Deform|(?:Scaled)?Std)?Conv|ConvTranspose|(?:Adaptive)?(?:Max|Avg|LP)Pool|BatchNorm(?:Act)?(?!1)"
-    r"|InstanceNorm(?!1)|(?:Layer|Rms|Simple)Norm(?:Act)?)([123])d(?:Same|Fp32)?"
+    r"|InstanceNorm(?!1)|(?:Layer|Rms|Simple)Norm(?:Act)?)([123])d(?:Same|Fp32)?|Conv(3)D(?:Simple|NoTemporal)"
 )
 _ROW_NORMS = ("LayerNorm", "RMSNorm", "LayerNormFp32", "LayerNormAct", "RmsNorm", "RmsNormFp32", "SimpleNorm")
 _RECURRENT = re.compile(r"LSTM|GRU|RNN")
@@ -68,7 +68,7 @@ def _features_key(kind: str) -> str | None:
 def places_of(kind: str) -> int | None:
     """Sizes that it wants besides the channels (2 of an image); None where it takes any."""
     found = _PLACES.fullmatch(kind)
-    return int(found[1]) if found else None
+    return int(found[1] or found[2]) if found else None
 
 
 def changes_shape(kind: str) -> bool:

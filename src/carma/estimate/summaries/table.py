@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from carma.estimate.described import Described, Layer
 from carma.estimate.summaries.figures import Figures, check_total, input_of, read_figures
-from carma.estimate.summaries.kinds import holds_weights, is_container, is_plain
+from carma.estimate.summaries.kinds import holds_weights, is_container, is_plain, is_recurrent, uncounted
 from carma.estimate.summaries.lengths import at_length, words_of
 from carma.estimate.summaries.lines import bad, counted, is_header, is_rule, read_count, read_shape
 from carma.estimate.summaries.read import Read
@@ -24,6 +24,7 @@ _NAME = re.compile(r"\S+(?: \S+)*")
 _NO_COUNT = ("--", "(recursive)", "")
 _LINEAR = "Conv1D"  # of Hugging Face, which is none
 _CUT_SHARE = 0.01  # of the parameters: a layer of a class that nobody knows has fewer, mostly
+_UNCALLED_SHARE = 0.05  # of the parameters: class tokens and tables of places are fewer
 _NO_SHAPES = "the table has no shapes: torchinfo.summary(model, input_size=(32, 3, 224, 224), depth=10) prints them"
 
 
@@ -52,7 +53,23 @@ def read_table(lines: Sequence[str], header: int, batch: int | None, sample: Sha
     count, total = sum(row.parameters for row in rows), figures.total
     if total is not None and count != total:
         raise bad(header, lines[header], f"the rows below have {count:,} parameters, the total says {total:,}")
-    return _read([("", row, row.output) for row in rows if not _is_block(row)], (), figures, batch, sample, (), ())
+    rows, said = _completed(rows)
+    figures = figures._replace(total=sum(row.parameters for row in rows))
+    return _read([("", row, row.output) for row in rows if not _is_block(row)], (), figures, batch, sample, said, ())
+
+
+def _completed(rows: list[_Row]) -> tuple[list[_Row], tuple[str, ...]]:
+    """torchsummary counts weights of modules that are called, and no others: those of attention are added."""
+    added = Counter[str]()
+    found: list[_Row] = []
+    for row in rows:
+        more = 0 if row.parameters else uncounted(row.kind, row.output)
+        added.update({row.kind: more} if more else {})
+        found.append(row._replace(parameters=row.parameters + more))
+    if not added:
+        return found, ()
+    kinds = ", ".join(added)
+    return found, (f"torchsummary leaves out the weights of {kinds}: the {added.total():,} of projections are added",)
 
 
 def _body(lines: Sequence[str], header: int) -> tuple[int, int]:
@@ -90,7 +107,7 @@ def _flat_row(line: str, number: int) -> _Row:
 
 def _is_block(row: _Row) -> bool:
     """A module of modules: torchsummary prints it like a layer. Only its class tells; those of torch are known."""
-    return row.parameters == 0 and not is_plain(row.kind)
+    return row.parameters == 0 and not is_plain(row.kind) and not is_recurrent(row.kind)
 
 
 def _tree_rows(lines: Sequence[str], first: int, end: int, columns: dict[str, tuple[int, int]]) -> list[_Row]:
@@ -183,7 +200,20 @@ def _gaps(rows: Sequence[_Row], leaves: Sequence[_Leaf]) -> tuple[str, ...]:
         kinds = ", ".join(list(dict.fromkeys(row.kind for row in cut))[:3])
         stops = f"the table stops above the layers of {counted(len(cut), 'block')} ({kinds})"
         found.append(f"{stops}: print it with depth=10 (torchinfo.summary(model, ..., depth=10))")
-    return tuple(found)
+    return (*found, *_uncalled(rows, leaves))
+
+
+def _uncalled(rows: Sequence[_Row], leaves: Sequence[_Leaf]) -> tuple[str, ...]:
+    """A block has parameters itself, or modules that were not called when it was printed: those for training only."""
+    depths = [row.depth for row in rows[1:]] + [0]
+    own = [row for row, below in zip(rows, depths, strict=True) if below > row.depth and row.parameters]
+    own = [row for row in own if not holds_weights(row.kind)]
+    count = sum(row.parameters for row in own)
+    if count <= _UNCALLED_SHARE * sum(row.parameters for _, row, _ in leaves):
+        return ()
+    kinds = ", ".join(list(dict.fromkeys(row.kind for row in own))[:3])
+    said = f"{count:,} parameters of {kinds} are of no layer in the table: their modules may not have been called"
+    return (f'{said}; torchinfo.summary(model, ..., mode="train") shows those of training',)
 
 
 def _read(

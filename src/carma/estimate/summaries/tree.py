@@ -35,6 +35,7 @@ class Node:
     children: list[Node] = field(default_factory=list)
     own: int = 0  # parameters of its own, without its children's
     whole: int = 0  # with them, of one of its names
+    is_called: bool = True  # itself; its weight may be called by another name
 
 
 def starts_tree(line: str) -> bool:

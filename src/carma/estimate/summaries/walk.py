@@ -116,7 +116,7 @@ class Walk:
             self._visit(child, behind)
 
     def _call_block(self, node: Node, after: blocks.Wanted) -> None:
-        branches, before = blocks.is_branch(node.names[0]), self._now
+        branches, before = blocks.begins_branch(node), self._now
         if node.kind in blocks.TRANSPARENT:
             wants = blocks.wanted_behind(node.children, after)
             for child, behind in zip(node.children, wants, strict=True):
@@ -143,7 +143,7 @@ class Walk:
             self._now = joined
             self._joined += 1
         self._blocks[-1].made.append(self._now)
-        if branches and blocks.goes_round(node.names[0], before, self._now, after[0]):
+        if branches and blocks.goes_round(node, before, self._now, after[0]):
             self._now, self._channels_last = before, block.is_last
 
     def _begin_chain(self, node: Node, branches: bool) -> Shape:
