@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import cycle
 
 from carma.bench.figures import percentile
@@ -39,11 +40,12 @@ from carma.core.model import (
 from carma.core.policies.magm import POLICY
 from carma.core.propose import propose
 from carma.core.queue import explain, waiting
-from carma.core.settings import Rules
+from carma.core.settings import FairnessRules, QuotaRules, Rules
 from carma.core.state import State, new_state
 
 GPUS = 64
 QUEUED = 10_000
+USERS = 1_000
 START = 1_000_000.0
 GPU_MIB = 40_960
 HOLDER_MIB = 6_000
@@ -58,7 +60,29 @@ def measure(repeats: int) -> Iterator[Figure]:
     yield from _case("plain", repeats, holders=4, gang=False)
     yield from _case("placing", repeats, holders=3, gang=False)
     yield from _case("dearest", repeats, holders=3, gang=True)
+    yield from turns(repeats)
     yield from growth(min(repeats, 9), GROWTH if repeats >= MANY else GROWTH[:3])
+
+
+def turns(repeats: int) -> Iterator[Figure]:
+    """What it costs that users take turns, and that they have quotas: the line is walked again, the GPUs are not."""
+    limit = QuotaRules(running={"default": QUEUED})
+    for name, rules in (
+        ("by_age", Rules()),
+        ("by_share", Rules(fairness=FairnessRules(enabled=True))),
+        ("by_share_with_quotas", Rules(fairness=FairnessRules(enabled=True), quota=limit)),
+    ):
+        for case, gang in (("placing", False), ("dearest", True)):
+            state, now = loaded_state(holders=3, gang=gang, rules=rules, users=USERS)
+
+            how = f"{QUEUED:,} queued of {USERS:,} users, {GPUS} GPUs, median of {repeats}, in process"
+            yield _timed(
+                f"decision.{case}.{name}", partial(propose, state, now), repeats, how, partial(_walk_again, state)
+            )
+
+
+def _walk_again(state: State) -> None:
+    state.doors.nobody = None
 
 
 def growth(repeats: int, sizes: Sequence[int]) -> Iterator[Figure]:
@@ -115,21 +139,27 @@ def _timed(
 
 
 def loaded_state(
-    *, holders: int, gang: bool, gpus: int = GPUS, sampled: tuple[int, float] = (SAMPLES, 1.0)
+    *,
+    holders: int,
+    gang: bool,
+    gpus: int = GPUS,
+    sampled: tuple[int, float] = (SAMPLES, 1.0),
+    rules: Rules = Rules(),
+    users: int = 1,
 ) -> tuple[State, float]:
     """A server in the middle of its day, and the time at which it is asked; only placements may be due. `sampled` is
     how often, and how many seconds apart."""
-    state = new_state(Rules(), POLICY)
+    state = new_state(rules, POLICY)
     found = tuple(_gpu(index) for index in range(gpus))
     step(state, e.GpusFound(START, found))
-    first = _queue(state, START, gpus=gpus, memory_mib=GPU_MIB) if gang else None
-    keys = {gpu.id: [_run(state, gpu, first) for _ in range(holders)] for gpu in found}
+    first = _queue(state, START, gpus=gpus, memory_mib=GPU_MIB, user=users) if gang else None
+    keys = {gpu.id: [_run(state, gpu, first, users) for _ in range(holders)] for gpu in found}
     at = START
     for _ in range(sampled[0]):
         at += sampled[1]
         step(state, e.GpusSampled(at, tuple(_sample(gpu, at, keys[gpu.id]) for gpu in found)))
     while len(state.line) < QUEUED:
-        _queue(state, at, gpus=1, memory_mib=1024 + len(state.line))
+        _queue(state, at, gpus=1, memory_mib=1024 + len(state.line), user=len(state.line) % users)
     for event in propose(state, at):  # the peaks of the running tasks, once
         step(state, event)
     return state, at
@@ -149,17 +179,18 @@ def _gpu(index: int) -> Gpu:
     )
 
 
-def _queue(state: State, at: float, *, gpus: int, memory_mib: int) -> TaskId:
+def _queue(state: State, at: float, *, gpus: int, memory_mib: int, user: int = 0) -> TaskId:
     task = TaskId(len(state.tasks) + 1)
     spec = TaskSpec(command=("python", "train.py"), directory="/", gpus=gpus, gpu_memory_mib=memory_mib)
-    step(state, e.TaskSubmitted(at, task, Owner(1000, 1000, "somebody"), spec))
+    owner = Owner(1000 + user, 1000 + user, f"user{user}")
+    step(state, e.TaskSubmitted(at, task, owner, spec))
     estimate = Estimate(footprint_mib=memory_mib, upper_mib=memory_mib, source="declared")
     step(state, e.TaskEstimated(at, task, estimate))
     return task
 
 
-def _run(state: State, gpu: Gpu, overtook: TaskId | None) -> AttemptKey:
-    key = AttemptKey(_queue(state, START, gpus=1, memory_mib=HOLDER_MIB), 1)
+def _run(state: State, gpu: Gpu, overtook: TaskId | None, users: int) -> AttemptKey:
+    key = AttemptKey(_queue(state, START, gpus=1, memory_mib=HOLDER_MIB, user=len(state.tasks) % users), 1)
     placement = Placement(gpus=(gpu.id,), booking=Booking(memory_mib=HOLDER_MIB, source="declared"))
     step(state, e.TaskPlaced(START, key, placement, "", overtook))
     step(state, e.AttemptStarted(START + 1, key, pid=1000 + key.task))

@@ -95,11 +95,16 @@ class InTurn:
         self._lanes = lanes
         self._cost = cost
         self._free = False
+        self._left_out: set[int] = set()
         self._spent: dict[int, float] = {}  # on this way, by user
 
     def passed_over(self) -> None:
         """The last one's turn cannot come now: it costs its user nothing."""
         self._free = True
+
+    def leave_out(self, uid: int) -> None:
+        """Nobody else of that user's need be looked at."""
+        self._left_out.add(uid)
 
     def __iter__(self) -> Iterator[Turn]:
         for rank in sorted(self._lanes.by_rank):
@@ -114,6 +119,9 @@ class InTurn:
                 heappush(next_up, (level + spent.get(uid, 0.0), first, uid, 0))
                 here += 1
             level, task, uid, place = next_up[0]
+            if uid in self._left_out:
+                heappop(next_up)
+                continue
             self._free = False
             yield (*rank, task)
             cost = 0.0 if self._free else self._cost(task)

@@ -82,6 +82,8 @@ class QuickPass:
             if not asked.plain and self._waits(asked):
                 if isinstance(order, InTurn):
                     order.passed_over()
+                    if self.due.tally.has_stopped(asked.task.owner):
+                        order.leave_out(asked.task.owner.uid)
                 continue
             start = self._consider(asked)
             if start is not None:
@@ -111,6 +113,8 @@ class QuickPass:
     def _waits(self, asked: Asked) -> bool:
         """Whether its turn cannot come, whatever the GPUs say; and what that depends on."""
         task, spec = asked.task, asked.task.spec
+        if self.due.tally.has_stopped(task.owner):
+            return True  # as long as nothing changes, which `fragile` stands for
         if spec.begin_at is not None and spec.begin_at > self.now:
             self.nobody.until = min(self.nobody.until, spec.begin_at)
         if spec.after or spec.array is not None or self.state.accounts.limited:

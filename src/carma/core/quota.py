@@ -44,18 +44,17 @@ def _of(by_name: Mapping[str, Number], name: str) -> Number | None:
 
 class Stop(NamedTuple):
     sentence: str
-    for_good: bool = False  # it alone is more than the user may have
+    for_good: bool = False  # it alone is more than the user may have, but another task may not be
 
 
 def reached(limits: Limits, name: str, held: Held, wanted: Held, total_mib: int) -> Stop | None:
     """What keeps a user who holds so much from having that on top."""
     if limits.running is not None and held.tasks + wanted.tasks > limits.running:
-        told = f"user {name} runs {held.tasks} of {show_count(limits.running, 'task')}"
-        return Stop(told, limits.running < wanted.tasks)
+        return Stop(f"user {name} runs {held.tasks} of {show_count(limits.running, 'task')}")
     if limits.gpus is not None and held.gpus + wanted.gpus > limits.gpus:
         if wanted.gpus > limits.gpus:
             told = f"asks for {show_count(wanted.gpus, 'GPU')}, and user {name} may hold {limits.gpus}"
-            return Stop(told, for_good=True)
+            return Stop(told, for_good=limits.gpus > 0)
         more = f", and this asks for {wanted.gpus}" if held.gpus < limits.gpus else ""
         return Stop(f"user {name} holds {held.gpus} of {show_count(limits.gpus, 'GPU')}{more}")
     if limits.memory_share is None or not held.tasks:
@@ -101,6 +100,10 @@ class Tally:
         if not stop.for_good:
             self._stopped[owner.uid] = task
         return stop.sentence
+
+    def has_stopped(self, owner: Owner) -> bool:
+        """Then it stops all of the user's that are still to come."""
+        return owner.uid in self._stopped
 
     def gave(self, owner: Owner, held: Held) -> None:
         self._given[owner.uid] = self._given.get(owner.uid, NONE_HELD).plus(held)

@@ -124,7 +124,9 @@ class Due:
         return self.state.accounts.ahead(task.owner.name, self.wanted(task).cards)
 
     def may_come(self, task: Task, now: float) -> bool:
-        if not_due(task, self.state, now, self.sizes) is not None or self.array_is_full(task):
+        if not self.tally.has_stopped(task.owner) and (
+            not_due(task, self.state, now, self.sizes) is not None or self.array_is_full(task)
+        ):
             return False
         if not self.state.accounts.limited:
             return True
