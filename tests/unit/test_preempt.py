@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from carma.core.events import Durable, GpuDrained, PreemptionMissed, PreemptionRequested, TaskPlaced
+from carma.core.events import Durable, GpuDrained, PreemptionMissed, PreemptionRequested
 from carma.core.model import GpuId, SaveSignal, TaskId
 from carma.core.placement import Policy
 from carma.core.policies import exclusive, magm

@@ -32,6 +32,8 @@ FULL = msgspec.structs.replace(
     batch=32,
     user="ana",
     priority=-3,
+    checkpoint_s=600.0,
+    save_s=2.5,
     horus_mib=7904,
     faketensor_mib=2673,
     gpumemnet_mib=16_000,
@@ -62,6 +64,8 @@ _tasks = some.builds(
     batch=some.integers(0, 10**6),
     user=_printable,
     priority=some.integers(-(10**6), 10**6),
+    checkpoint_s=_numbers,
+    save_s=some.none() | _numbers,
     horus_mib=_known,
     faketensor_mib=_known,
     gpumemnet_mib=_known,
@@ -91,9 +95,9 @@ def test_only_columns_with_something_in_them_are_written(tmp_path: Path) -> None
     write(Trace(name="t.csv", tasks=(TASK, FULL)), path)
     header, first, second = path.read_text().splitlines()
     assert header == ",".join(column.name for column in COLUMNS)
-    assert first == "0,a,1,100,10,0.5,0.2,0.3,,,0,0,0,0,,0,,0,,,"
+    assert first == "0,a,1,100,10,0.5,0.2,0.3,,,0,0,0,0,,0,,0,0,,,,"
     assert second == (
-        '0.1,"b, ""quoted""",1,100,10,0.5,0.2,0.3,0.9,0.3333333333333333,8.25,1e-09,40,1,resnet50,32,ana,-3,'
+        '0.1,"b, ""quoted""",1,100,10,0.5,0.2,0.3,0.9,0.3333333333333333,8.25,1e-09,40,1,resnet50,32,ana,-3,600,2.5,'
         "7904,2673,16000"
     )
     assert read(path).tasks == (TASK, FULL)

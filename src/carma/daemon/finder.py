@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from carma.core.ending import ended
 from carma.core.events import AttemptStarted, Durable, StopRequested, TaskPlaced
 from carma.core.model import AttemptKey
-from carma.core.outcome import Disrupted, Failed, Lost, OutOfMemory, Succeeded
+from carma.core.outcome import Disrupted, Failed, Lost, OutOfMemory, Preempted, Succeeded
 from carma.core.ports import Found, PastRun
 from carma.core.recovery import not_enough_mib
 from carma.core.state import State
@@ -103,7 +103,7 @@ def past_run(state: State, key: AttemptKey, collocated: bool) -> PastRun | None:
         gpus=task.spec.gpus,
         gpu_model=gpu.name if gpu is not None else "",
         peak_mib=attempt.observed_mib,
-        runtime_s=max(0.0, attempt.ended_at - attempt.started_at),
+        runtime_s=_run_s(attempt) + sum(_run_s(one) for one in task.attempts if _went_on(one, attempt)),
         succeeded=isinstance(attempt.outcome, Succeeded),
         collocated=collocated,
         ended_at=attempt.ended_at,
@@ -113,6 +113,17 @@ def past_run(state: State, key: AttemptKey, collocated: bool) -> PastRun | None:
         fingerprint=task.fingerprint,
         more_than_mib=not_enough_mib(attempt),
     )
+
+
+def _run_s(attempt: Attempt) -> float:
+    if attempt.started_at is None or attempt.ended_at is None:
+        return 0.0
+    return max(0.0, attempt.ended_at - attempt.started_at)
+
+
+def _went_on(before: Attempt, attempt: Attempt) -> bool:
+    """Whether the later one began with what the earlier one had saved: its run is a part of the same."""
+    return before.number < attempt.number and isinstance(before.outcome, Preempted)
 
 
 def neighbours(state: State, placed: TaskPlaced) -> set[AttemptKey]:

@@ -53,8 +53,9 @@ class TaskRun(Record, frozen=True, kw_only=True):
 
     @property
     def ran_s(self) -> float:
-        """The last attempt, which is the whole run where it succeeded."""
-        return self.attempts[-1].ended_at - self.attempts[-1].placed_at if self.attempts else 0.0
+        """The last attempt, which is the whole run where it succeeded; and those that were asked to save before it."""
+        counted = (*(one for one in self.attempts[:-1] if one.outcome == "preempted"), *self.attempts[-1:])
+        return sum(one.ended_at - one.placed_at for one in counted)
 
     @property
     def wait_s(self) -> float:
@@ -94,6 +95,7 @@ class Figures(Record, frozen=True, kw_only=True):
     tasks: int
     failed: int
     took_s: float | None  # to simulate it
+    preemptions: int = 0  # so often a task was asked to save and left
 
 
 def figures(runs: Sequence[TaskRun], *, took_s: float | None, **of_gpus: float | None) -> Figures:
@@ -106,7 +108,7 @@ def figures(runs: Sequence[TaskRun], *, took_s: float | None, **of_gpus: float |
         len(one.gpus) * (one.ended_at - one.placed_at)
         for run in runs
         for one in run.attempts
-        if one.outcome != "succeeded"
+        if one.outcome not in ("succeeded", "preempted")
     )
     return Figures(
         makespan_s=max(run.ended_s for run in runs) - min(run.arrival_s for run in runs),
@@ -124,6 +126,7 @@ def figures(runs: Sequence[TaskRun], *, took_s: float | None, **of_gpus: float |
         tasks=len(runs),
         failed=len(runs) - len(good),
         took_s=took_s,
+        preemptions=sum(one.outcome == "preempted" for run in runs for one in run.attempts),
         **of_gpus,
     )
 

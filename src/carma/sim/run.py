@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from carma.core import events as e
-from carma.core.commands import Command, EstimateTask, LaunchAttempt, StopAttempt, WarnAttempt
+from carma.core.commands import Command, EstimateTask, LaunchAttempt, PreemptAttempt, StopAttempt, WarnAttempt
 from carma.core.ending import ended
 from carma.core.machine import step
 from carma.core.model import (
@@ -36,9 +36,10 @@ from carma.core.settings import Rules
 from carma.core.state import State, forget, new_state
 from carma.core.status import Finished, Recovering
 from carma.errors import CarmaError
-from carma.sim import result
+from carma.sim import result, saving
 from carma.sim.cards import Card, server
 from carma.sim.eyes import Eyes
+from carma.sim.happening import Arrival, Begun, Happening, Look, Noted, Saved, Started, Thought, Wake
 from carma.sim.heap import Heap
 from carma.sim.noise import Noise
 from carma.sim.ran import run_of
@@ -79,41 +80,6 @@ class Setup(Record, frozen=True, kw_only=True):
     watchdog: bool = False  # whether it stops tasks above their bookings; without it no booking shrinks either
 
 
-class Arrival(Record, frozen=True):
-    place: int  # in the trace
-
-
-class Started(Record, frozen=True):
-    key: AttemptKey
-
-
-class Begun(Record, frozen=True):
-    """Its first use of the GPU."""
-
-    key: AttemptKey
-
-
-class Thought(Record, frozen=True):
-    """The end of an estimate that took its time."""
-
-    task: TaskId
-
-
-class Look(Record, frozen=True):
-    pass
-
-
-class Wake(Record, frozen=True):
-    pass
-
-
-class Noted(Record, frozen=True):
-    """The end of a step of the course."""
-
-
-Happening = Arrival | Started | Begun | Thought | Look | Wake | Noted | tuple[Runner, int]
-
-
 def rules_for(setup: Setup) -> Rules:
     """As the daemon would have them with such a sampler."""
     window = replace(setup.rules.window, stale_s=QUIET)
@@ -139,6 +105,7 @@ class Simulation:
         self._orders: dict[AttemptKey, LaunchAttempt] = {}
         self._rows: dict[TaskId, TraceTask] = {}
         self._left: dict[AttemptKey, Runner] = {}  # as they were when they ended
+        self._saved: dict[TaskId, float] = {}  # seconds of its work that a task need not do again
         self._known: dict[str, tuple[Alone, float]] = {}  # what the last run of that name has shown
         self._awake = False
         self._idle = 0  # heartbeats in which nobody ran and nobody came
@@ -206,6 +173,8 @@ class Simulation:
                 return self._started(key)
             case Begun(key=key):
                 return self._begun(key)
+            case Saved(key=key):
+                return self._saved_and_left(key)
             case Thought(task=task):
                 return [self._estimated(task)]
             case Look():
@@ -241,6 +210,7 @@ class Simulation:
             priority=asked.priority,
             exclusive=asked.exclusive,
             time_limit_s=asked.time_limit_s,
+            checkpoint=saving.signal_of(row),
         )
         return e.TaskSubmitted(self.now, task, _owner(row.user), spec)
 
@@ -258,7 +228,8 @@ class Simulation:
             return []
         placement = self._orders[key].placement
         boards = tuple(self.world.boards[self._index[gpu]] for gpu in placement.gpus)
-        runner = Runner(key, self._rows[key.task], boards, placement.booking.cap_mib, self.now)
+        done_s = self._saved.get(key.task, 0.0)
+        runner = Runner(key, self._rows[key.task], boards, placement.booking.cap_mib, self.now, done_s)
         self._runners[key] = runner
         self._eyes.changed(boards, self.now)
         return self._end_of(runner, self.world.begin(runner, self.now))
@@ -271,7 +242,35 @@ class Simulation:
         if outcome is None:
             return []
         self._left[runner.key] = self._runners.pop(runner.key)
+        self._keep(runner)
         return [ended(self.state, runner.key, outcome, self.now)]
+
+    # Those that save.
+
+    def _ask_to_save(self, key: AttemptKey) -> None:
+        """It stops its work, writes for so long, and leaves."""
+        runner = self._runners.get(key)
+        if runner is not None:
+            self._eyes.changed(runner.boards, self.now)
+            self.world.save(runner, self.now)
+        save_s = 0.0 if runner is None else self._rows[key.task].save_s
+        self._heap.push(self.now + (save_s or 0.0), Saved(key))
+
+    def _saved_and_left(self, key: AttemptKey) -> list[e.AnyEvent]:
+        if self.state.active.get(key.task) != key:
+            return []  # stopped meanwhile
+        runner = self._runners.get(key)
+        if runner is None:  # it had not come to its work yet
+            return [ended(self.state, key, Succeeded(), self.now)]
+        self._eyes.changed(runner.boards, self.now)
+        self.world.leave(runner, self.now)
+        return self._end_of(runner, Succeeded())
+
+    def _keep(self, runner: Runner) -> None:
+        """What its next attempt, if there is one, begins with."""
+        kept_s = saving.kept_s(self._rows[runner.key.task], runner)
+        if kept_s > 0.0:
+            self._saved[runner.key.task] = kept_s
 
     def _soon(self, at: float, runner: Runner, version: int) -> None:
         self._heap.push(at, (runner, version))
@@ -306,6 +305,8 @@ class Simulation:
                 self._heap.push(self.now + self.setup.launch_s, Started(key))
             case StopAttempt(key=key):
                 yield from self._stopped(key)
+            case PreemptAttempt(key=key):
+                self._ask_to_save(key)
             case WarnAttempt():
                 pass
 
@@ -341,6 +342,7 @@ class Simulation:
             self._eyes.changed(runner.boards, self.now)
             self.world.leave(runner, self.now)
             self._left[key] = runner
+            self._keep(runner)
         yield from self._tell(ended(self.state, key, outcome, self.now))
 
     def _check_alive(self) -> None:
@@ -358,8 +360,10 @@ class Simulation:
         if not isinstance(task.status, Finished):
             return
         row = self._rows.pop(task_id)
+        resumed = self._saved.pop(task_id, 0.0) > 0.0
         last = task.attempts[-1] if task.attempts else None
-        if last is not None and last.alone is not None and isinstance(task.status.outcome, Succeeded):
+        whole = isinstance(task.status.outcome, Succeeded) and not resumed
+        if last is not None and last.alone is not None and whole:
             began = last.placed_at if last.started_at is None else last.started_at
             self._known[row.name] = (last.alone, last.alone.pace * (task.status.at - began))
         keys = [AttemptKey(task_id, attempt.number) for attempt in task.attempts]

@@ -30,6 +30,7 @@ class Runner:
         "busy_s",
         "cap_mib",
         "demand",
+        "done_s",
         "grown_at",
         "held_mib",
         "key",
@@ -37,15 +38,26 @@ class Runner:
         "plan",
         "progress_s",
         "rate",
+        "saving",
         "since",
         "version",
         "working",
     )
 
-    def __init__(self, key: AttemptKey, row: TraceTask, boards: tuple[Board, ...], cap_mib: int | None, at: float):
+    def __init__(
+        self,
+        key: AttemptKey,
+        row: TraceTask,
+        boards: tuple[Board, ...],
+        cap_mib: int | None,
+        at: float,
+        done_s: float = 0.0,
+    ) -> None:
         self.key, self.name, self.boards, self.cap_mib, self.demand = key, row.name, boards, cap_mib, row.demand
         self.working = boards[: row.working_gpus]
-        self.plan = plan_of(row)  # what is to come: (progress, MiB more), the last with nothing more is the end
+        self.done_s = done_s  # of its work, before this attempt
+        self.saving = False  # it holds its memory, and does nothing else on the GPU
+        self.plan = plan_of(row, done_s)  # what is to come: (progress, MiB more), the last with nothing more is the end
         self.progress_s = 0.0
         self.held_mib = 0
         self.rate = 1.0
@@ -61,10 +73,10 @@ class Runner:
 
     def on(self, board: Board) -> Demand:
         """What it wants of that GPU: nothing of one that it asked for and does not use."""
-        return self.demand if board in self.working else IDLE
+        return self.demand if board in self.working and not self.saving else IDLE
 
     def move(self, now: float) -> None:
-        done_s = self.rate * (now - self.since)
+        done_s = 0.0 if self.saving else self.rate * (now - self.since)
         self.progress_s += done_s
         self.busy_s += done_s * self.share
         self.since = now
@@ -74,9 +86,10 @@ class Runner:
         return self.since + max(0.0, self.plan[-1][0] - self.progress_s) / self.rate
 
 
-def plan_of(row: TraceTask) -> list[tuple[float, int]]:
-    """The steps from the last to the first. They lie within the ramp; the end is when all the work is done."""
-    work_s = row.work_s
+def plan_of(row: TraceTask, done_s: float = 0.0) -> list[tuple[float, int]]:
+    """The steps from the last to the first. They lie within the ramp; the end is when all the work is done, of which
+    `done_s` need not be done again."""
+    work_s = max(1e-3, row.work_s - done_s)
     ramp_s = min(row.ramp_s, 0.5 * work_s)
     steps = [
         (ramp_s * place / (STEPS - 1), row.memory_mib * (place + 1) // STEPS - row.memory_mib * place // STEPS)
@@ -175,6 +188,12 @@ class World:
             self._foresee(runner)
         return ended
 
+    def save(self, runner: Runner, now: float) -> None:
+        """From now on it makes no progress and keeps no GPU busy, until it leaves."""
+        runner.move(now)
+        runner.saving = True
+        self._changed(runner.boards, now)
+
     def leave(self, runner: Runner, now: float) -> None:
         runner.move(now)
         runner.version += 1
@@ -232,4 +251,5 @@ class World:
 
     def _foresee(self, runner: Runner) -> None:
         runner.version += 1
-        self._soon(runner.next_at, runner, runner.version)
+        if not runner.saving:
+            self._soon(runner.next_at, runner, runner.version)

@@ -48,6 +48,8 @@ COLUMNS = (
     Column("batch", "count", "samples", "its batch size; 0: not known (0)"),
     Column("user", "text", "", "who submits it; may be empty", empty=True),
     Column("priority", "whole", "", "larger goes first (0)"),
+    Column("checkpoint_s", "seconds", "seconds", "of its work, between two checkpoints that it writes; 0: none (0)"),
+    Column("save_s", "seconds", "seconds", "what a save on a signal takes; empty: it does not listen", empty=True),
     Column("horus_mib", "count", "MiB", "memory by Horus; empty: no estimate", empty=True, above_zero=True),
     Column("faketensor_mib", "count", "MiB", "memory by Fake Tensor; empty: no estimate", empty=True, above_zero=True),
     Column("gpumemnet_mib", "count", "MiB", "memory by GPUMemNet; empty: no estimate", empty=True, above_zero=True),
@@ -75,6 +77,8 @@ class TraceTask(Record, frozen=True, kw_only=True):
     batch: int = 0
     user: str = ""
     priority: int = 0
+    checkpoint_s: float = 0.0
+    save_s: float | None = None
     horus_mib: int | None = None
     faketensor_mib: int | None = None
     gpumemnet_mib: int | None = None
@@ -87,6 +91,11 @@ class TraceTask(Record, frozen=True, kw_only=True):
     @property
     def working_gpus(self) -> int:
         return self.busy_gpus or self.gpus
+
+    @property
+    def can_leave(self) -> bool:
+        """Whether it comes back to something when it is asked to leave: what it saves then, or what it saved before."""
+        return self.save_s is not None or self.checkpoint_s > 0.0
 
     @property
     def work_s(self) -> float:
