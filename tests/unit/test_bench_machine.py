@@ -5,8 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
-from carma.bench.machine import cpu_s
+import msgspec
+import pytest
+
+from carma.bench.machine import Figure, cpu_s, write
+from carma.errors import Refused
 
 BUSY = "import time\nuntil = time.process_time() + 0.3\nwhile time.process_time() < until: pass"
 
@@ -19,3 +24,18 @@ def test_a_childs_processor_time_is_not_its_parents() -> None:
     until_s = cpu_s(os.getpid()) + 0.1
     while cpu_s(os.getpid()) < until_s:  # ends only if its own time is counted
         pass
+
+
+def test_figures_are_written_whole_and_through_a_link(tmp_path: Path) -> None:
+    figure = Figure(name="a", value=1.0, unit="s", how="so")
+    old = tmp_path / "old.json"
+    old.write_text("before")
+    (tmp_path / "old.json.part").mkdir()  # in the way of what is written beside
+    with pytest.raises(Refused, match=r"old\.json cannot be written"):
+        write(figure, str(old))
+    assert old.read_text() == "before"
+    link = tmp_path / "link"
+    link.symlink_to(old)
+    write(figure, str(link))
+    assert link.is_symlink()
+    assert msgspec.json.decode(old.read_bytes(), type=Figure) == figure

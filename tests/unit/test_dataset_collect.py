@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from carma.cli import main
 from carma.cli.dataset_collect import command
 from carma.dataset import collect
 from carma.dataset.config import Config, write_configs
+from carma.dataset.inside import rows
 from carma.dataset.interpreter import find_torch
 from carma.errors import NoGpus, Refused, Usage
 
@@ -201,3 +204,18 @@ def test_an_interpreter_must_have_torch_and_see_a_gpu(tmp_path: Path) -> None:
         find_torch(python(tmp_path, "echo \"No module named 'torch'\" >&2; exit 1"), with_gpu=True)
     with pytest.raises(Usage, match="there is no program"):
         find_torch(str(tmp_path / "nowhere"), with_gpu=True)
+
+
+def test_configs_are_looked_at_before_torch_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["dataset", "collect", str(tmp_path / "none.jsonl"), "--out", str(tmp_path / "out")]
+    assert main([*words, "--python", str(tmp_path / "no-python")]) == 2
+    assert "none.jsonl cannot be read" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
+    kept = rows.Rows(tmp_path, resume=True, activity=False)
+    kept.file.close()
+    full = r"rows\.jsonl cannot be written: No space left on device"
+    with contextlib.suppress(OSError), Path("/dev/full").open("a") as kept.file:  # as it is closed it has the row still
+        with pytest.raises(SystemExit, match=full):
+            kept.write({"id": "a"})

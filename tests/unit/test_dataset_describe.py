@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from click.testing import CliRunner
 from carma.cli.dataset_describe import command
 from carma.dataset.config import encode
 from carma.dataset.describe import classes, coloured, describe, figure, sizes
+from carma.dataset.folder import PROBE
 from carma.dataset.plots import LEAST_ACTIVE, densest, rank_correlation
 from carma.dataset.schema import ACTIVITY, CONFIG_COLUMNS
 from carma.dataset.table import Table, read, write
@@ -154,3 +158,17 @@ def test_a_place_that_cannot_be_written_is_told_first(file: Path, tmp_path: Path
     assert isinstance(result.exception, Usage)
     assert "cannot be made" in str(result.exception)
     assert result.output == ""
+
+
+def test_a_full_disk_leaves_no_half_of_a_picture(file: Path, tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk: larger than what is tried first, smaller than a picture."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "carma", "dataset", "describe", str(file), "--out", str(tmp_path / "out")],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (len(PROBE), len(PROBE))),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "mlp-coverage.png cannot be written: File too large" in ended.stderr
+    assert list((tmp_path / "out").iterdir()) == []

@@ -94,3 +94,37 @@ def test_the_config_on_the_page_is_the_first_that_the_command_makes(out: Path) -
     assert made(out, "--count", "2") == 0
     assert json.loads(shown) == json.loads(out.read_text().splitlines()[0])
     assert list(read_configs(out)) == list(generate("mlp", 2, 0, load_ranges()))
+
+
+def test_configs_go_to_standard_output_and_the_rest_to_the_other(
+    out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert made(out, "--count", "2") == 0
+    capsys.readouterr()
+    monkeypatch.chdir(out.parent)
+    assert made(Path("-"), "--count", "2") == 0
+    said = capsys.readouterr()
+    assert said.out == out.read_text()
+    assert "2 configs" in said.err
+    assert [path.name for path in out.parent.iterdir()] == ["configs.jsonl"]
+
+
+def test_a_link_is_written_through(out: Path) -> None:
+    """/dev/stdout is one, to a file where a shell sends the output there: as root it would be replaced."""
+    link = out.with_name("link")
+    out.touch()
+    link.symlink_to(out)
+    assert made(link, "--count", "2", "--force") == 0
+    assert link.is_symlink()
+    assert len(out.read_text().splitlines()) == 2
+
+
+def test_no_family_is_a_mistake(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert made(out, "--families", "") == 2
+    assert "no name was given; there are mlp, cnn, transformer" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_ranges_that_are_not_there_are_told_in_words(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert made(out, "--ranges", str(out.with_name("none.toml"))) == 2
+    assert "none.toml cannot be read: No such file or directory\n" in capsys.readouterr().err

@@ -84,3 +84,9 @@ def test_a_place_without_models_is_refused(tmp_path: Path, capsys: pytest.Captur
 def test_what_is_not_told_is_not_in_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "gpumemnet", "--out", "-", "--runs", "1"]) == 0
     assert json.loads(capsys.readouterr().out)["command"] == "carma bench gpumemnet --out - --runs 1"
+
+
+def test_a_directory_is_no_file_for_figures(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "gpumemnet", "--out", str(models), "--models", str(models)]) == 2
+    said = capsys.readouterr()
+    assert ("it is a directory" in said.err, said.out) == (True, "")

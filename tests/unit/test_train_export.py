@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from carma.estimate.gpumemnet.features import FEATURES, PLACE
 from carma.estimate.gpumemnet.merged import Merged, merge
 from carma.train import learners, make
 from carma.train.ensemble import Fit, Learned, learn
-from carma.train.export import export, module_of
+from carma.train.export import export, hushed, module_of
 from carma.train.learners import Learner, fit_attention, fit_dense
 from carma.train.report import Entry, Judged
 from carma.train.samples import Numbers, Samples
@@ -127,3 +129,13 @@ def test_scores_are_those_of_the_folds_where_there_are_some() -> None:
     assert found["1GB"]["under"] == pytest.approx(1 / 3)
     assert make.scores_of([entry], "cnn", "mlp-based") is None
     assert set(learners.LEARNERS) >= {"mlp-based", "transformer-based"}
+
+
+def test_the_exporter_talks_to_itself(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("torch.onnx")
+    with hushed():
+        log.warning("torchvision is not installed")
+        warnings.warn("deprecated", stacklevel=1)
+        log.error("it broke")
+    log.warning("heard again")
+    assert [record.message for record in caplog.records] == ["it broke", "heard again"]

@@ -116,6 +116,7 @@ def test_figures_as_json(public: Path, tmp_path: Path, capsys: pytest.CaptureFix
         (["--evaluate"], "there is no data to learn from"),
         (["--evaluate", "--only", "oracle"], "there is no 'oracle'; there are mlp-based"),
         (["--evaluate", "--family", "rnn"], "there is no 'rnn'; there are mlp, cnn, transformer"),
+        (["--evaluate", "--only", ""], "no name was given; there are mlp-based"),
         (["nowhere.parquet", "--out", "models"], "nowhere.parquet cannot be read"),
         (["--evaluate", "--public-mlp", "nowhere.csv"], "nowhere.csv cannot be read"),
         (["x.parquet", "--out", "m", "--only", "extra-trees,boosted"], "of extra-trees, boosted there are no models"),
@@ -133,3 +134,20 @@ def test_what_is_missing_is_named(capsys: pytest.CaptureFixture[str], monkeypatc
     said = capsys.readouterr().err
     assert "not installed: no_such_module" in said
     assert "pip install 'carma[train]'" in said
+
+
+def test_a_handful_of_runs_is_not_learned_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    configs = [config(f"mlp-{place}", batch=place + 2) for place in range(3)]
+    files = (
+        write_configs(tmp_path / "c.jsonl", *configs),
+        write_rows(tmp_path / "r.jsonl", *map(row, ("mlp-0", "mlp-1"))),
+    )
+    pack(files[0], [files[1]], tmp_path, Lister(sys.executable, tmp_path / "l.jsonl", 1))
+    data, models = str(tmp_path / "mlp.parquet"), tmp_path / "models"
+    assert main(["train", data, "--out", str(models)]) == 2
+    assert "mlp: 2 runs are too few to learn from" in capsys.readouterr().err
+    assert main(["train", data, "--out", str(models), "--family", "cnn,transformer"]) == 2
+    said = capsys.readouterr().err
+    assert f"there are no runs of cnn, transformer in {data}" in said
+    assert "there are some of mlp" in said
+    assert not models.exists()

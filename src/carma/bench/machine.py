@@ -12,6 +12,7 @@ import msgspec
 
 from carma import __version__
 from carma.core.model import Record
+from carma.dataset.folder import write_whole
 
 WANTS_A_GPU = "This measures a real NVIDIA GPU: run it where one is, with its driver."  # the hint where there is none
 
@@ -69,7 +70,10 @@ def write(report: msgspec.Struct, where: str | None) -> None:
     if where is None:
         return
     text = msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n"
+    path = Path(where)
     if where == "-":
         sys.stdout.write(text)
+    elif path.is_symlink() or (path.exists() and not path.is_file()):  # a pipe: nothing may take its place
+        path.write_text(text)
     else:
-        Path(where).write_text(text)
+        write_whole(path, text.encode())

@@ -62,6 +62,8 @@ class Names(click.ParamType):  # type: ignore[type-arg]  # generic in newer vers
         if isinstance(value, tuple):
             return value
         words = [word.strip() for word in str(value).split(",") if word.strip()]
+        if not words:
+            self.fail(f"no name was given; there are {', '.join(self.known)}", param, ctx)
         for word in words:
             if word not in self.known:
                 self.fail(f"there is no {word!r}; there are {', '.join(self.known)}", param, ctx)

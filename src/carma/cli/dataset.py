@@ -58,7 +58,9 @@ def command() -> None:
 @click.option("--count", type=whole(1, 1_000_000), default=3_000, help="So many of each family (3000).")
 @click.option("--seed", type=whole(0), default=0, help="The same seed gives the same bytes (0).")
 @click.option("--ranges", metavar="FILE", help="TOML: what is drawn from, where it differs from the defaults.")
-@click.option("--out", metavar="FILE", default="configs.jsonl", help="One config a line (configs.jsonl).")
+@click.option(
+    "--out", metavar="FILE", default="configs.jsonl", help="One config a line (configs.jsonl); - for standard output."
+)
 @click.option("--force", is_flag=True, help="Write over a file that holds other configs.")
 def generate(families: tuple[str, ...], count: int, seed: int, ranges: str | None, out: str, force: bool) -> int:
     """Draw training runs by chance, one line of JSON each.
@@ -74,7 +76,10 @@ def generate(families: tuple[str, ...], count: int, seed: int, ranges: str | Non
     chosen = tuple(family for family in FAMILIES if family in families)
     loaded = load_ranges(Path(ranges) if ranges else None)
     written = write_recipe(Recipe(families=chosen, count=count, seed=seed, ranges=loaded), Path(out), force)
-    click.echo(f"{written.configs:,} configs in {out}")
+    if out in ("-", "/dev/stdout"):  # it has the configs
+        note(f"{written.configs:,} configs")
+    else:
+        click.echo(f"{written.configs:,} configs in {out}")
     for family, missed in written.missed.items():
         if missed:
             far = "not within a factor of 1.4 of the footprint that they were drawn for"

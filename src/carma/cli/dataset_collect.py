@@ -80,6 +80,7 @@ def command(
         seed=seed,
         device=device,
     )
+    collect.check_configs(configs)  # before the seconds that torch takes
     found = find_torch(python, with_gpu=device == "cuda")
     try:
         with _progress() as tell:

@@ -36,6 +36,8 @@ class Chosen(click.ParamType):  # type: ignore[type-arg]  # generic in newer ver
 
         known: tuple[str, ...] = getattr(names, self.known)
         words = tuple(dict.fromkeys(word.strip() for word in str(value).split(",") if word.strip()))
+        if not words:
+            self.fail(f"no name was given; there are {', '.join(known)}", param, ctx)
         for word in words:
             if word not in known:
                 self.fail(f"there is no {word!r}; there are {', '.join(known)}", param, ctx)

@@ -141,8 +141,7 @@ class Stopped(KeyboardInterrupt):
 
 def collect(options: Options, python: str, progress: Callable[[int, int], None] = nobody) -> Tally:
     """Until all is measured or the time is over. Ctrl-C and SIGTERM end the processes, and the rows so far stay."""
-    if not list(read_configs(options.configs)):  # all of them, so that a bad one is told now
-        raise Usage(f"{options.configs} has no configs", "`carma dataset generate` makes some.")
+    check_configs(options.configs)
     wanted = read_digests(options.configs)
     began_s = time.monotonic()
     with locked(options.out) as lock, stoppable():
@@ -151,6 +150,12 @@ def collect(options: Options, python: str, progress: Callable[[int, int], None] 
         count = Count(options.out / ROWS, wanted, options.activity)
         measure(command(options, python), lock, lambda: progress(count.update(), len(wanted)))
     return count.tally(time.monotonic() - began_s)
+
+
+def check_configs(configs: Path) -> None:
+    """All of them, so that a bad one is told now."""
+    if not list(read_configs(configs)):
+        raise Usage(f"{configs} has no configs", "`carma dataset generate` makes some.")
 
 
 def measure(words: Sequence[str], lock: int, look: Callable[[], None]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import msgspec
 
@@ -61,11 +61,15 @@ def _read(line: bytes, path: Path, number: int) -> Config:
 
 
 def write_configs(configs: Iterable[Config], path: Path) -> int:
-    count = 0
     with path.open("wb") as file:
-        for config in configs:
-            file.write(encode(config) + b"\n")
-            count += 1
+        return put_configs(configs, file)
+
+
+def put_configs(configs: Iterable[Config], file: BinaryIO) -> int:
+    count = 0
+    for config in configs:
+        file.write(encode(config) + b"\n")
+        count += 1
     return count
 
 

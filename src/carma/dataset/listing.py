@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,9 +13,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from carma.dataset.config import Config, write_configs
+from carma.dataset.folder import make_folder
 from carma.errors import Refused, Usage
 
 LISTER = Path(__file__).parent / "inside" / "layers.py"
+UNWRITTEN = 3  # as in inside/layers.py
+FILE_HINT = "--layers names the file; what it holds is kept, and the same command goes on."
 _HINT = "--python names one that has torch; a CPU build will do."
 
 
@@ -55,12 +59,12 @@ class Lister(NamedTuple):
 
     def list(self, configs: Iterable[Config]) -> dict[str, Listed]:
         wanted = {config.id: config for config in configs}
-        self.layers_file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.layers_file.parent, FILE_HINT)
         with tempfile.TemporaryDirectory(prefix="carma-layers-") as folder:
             file = Path(folder) / "configs.jsonl"
             write_configs(wanted.values(), file)
             command = [self.python, str(LISTER), str(file), str(self.layers_file), "--processes", str(self.processes)]
-            _run(command)
+            _run([*command, "--parent", str(os.getpid())])
         return _read(self.layers_file, wanted)
 
 
@@ -74,6 +78,8 @@ def _run(command: Sequence[str]) -> None:
                 last = line.strip() or last
     except OSError as error:
         raise Usage(f"{command[0]} cannot be run: {error.strerror}", _HINT) from error
+    if process.returncode == UNWRITTEN:
+        raise Refused(last, FILE_HINT)
     if process.returncode:
         raise Refused(f"{command[0]} cannot list layers: {last}", _HINT)
 

@@ -5,6 +5,7 @@ One colour a memory class in every picture. matplotlib is imported only here, in
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 
 from carma.dataset.config import Config
 from carma.dataset.describe import coloured, sizes
-from carma.dataset.folder import make_folder
+from carma.dataset.folder import make_folder, write_whole
 from carma.dataset.schema import ACTIVITY
 from carma.dataset.table import Numbers, Table
 from carma.errors import Refused
@@ -68,7 +69,9 @@ def _pyplot() -> Any:
 
 def _save(pyplot: Any, figure: Any, path: Path) -> Iterator[Path]:
     for suffix, metadata in ((".png", {}), (".svg", {"Date": None})):
-        figure.savefig(path.with_suffix(suffix), dpi=150, metadata=metadata)
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format=suffix[1:], dpi=150, metadata=metadata)
+        write_whole(path.with_suffix(suffix), drawn.getvalue())
         yield path.with_suffix(suffix)
     pyplot.close(figure)
 

@@ -191,8 +191,10 @@ def load_ranges(path: Path | None = None) -> Ranges:
 def _parsed(path: Path) -> dict[str, object]:
     try:
         return tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise Usage(f"{path} cannot be read: {error}", "--ranges takes a TOML file.") from error
+    except OSError as error:
+        raise Usage(f"{path} cannot be read: {error.strerror}", "--ranges takes a TOML file.") from error
+    except UnicodeDecodeError as error:
+        raise Usage(f"{path} is no text: {error}", "--ranges takes a TOML file.") from error
     except tomllib.TOMLDecodeError as error:
         raise Usage(f"{path} is not TOML: {error}", f"{DEFAULTS} shows what it may look like.") from error
 

@@ -6,17 +6,19 @@ written beside its place and then moved there.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from carma.core.model import Record
-from carma.dataset.config import Config, Family, encode, read_configs, write_configs
+from carma.dataset.config import Config, Family, encode, put_configs, read_configs, write_configs
 from carma.dataset.generate import aim, name
 from carma.dataset.ranges import Ranges
 from carma.errors import Refused, Usage
 
+STDOUT = Path("-")
 HINT = "--out names another file; --force writes over this one."
 
 
@@ -34,7 +36,7 @@ class Written(Record, frozen=True, kw_only=True):
 
 def write_recipe(recipe: Recipe, path: Path, force: bool = False) -> Written:
     """Over a file that is there only where all of its configs are made again."""
-    old = {} if force or not path.is_file() else _read(path)
+    old = {} if force or path == STDOUT or not path.is_file() else _read(path)
     made = {name(family, recipe.seed, number) for family in recipe.families for number in range(recipe.count)}
     if other := old.keys() - made:
         some = f"{len(other):,} of its configs are not made by this command, {min(other)} is one"
@@ -42,6 +44,8 @@ def write_recipe(recipe: Recipe, path: Path, force: bool = False) -> Written:
     missed: dict[str, int] = {}
     try:
         return Written(configs=_write(_checked(recipe, old, path, missed), path), missed=missed)
+    except BrokenPipeError:
+        raise  # whoever reads has enough
     except OSError as error:
         raise Usage(f"{path} cannot be written: {error.strerror}", "--out names the file.") from error
 
@@ -64,7 +68,9 @@ def _checked(recipe: Recipe, old: Mapping[str, bytes], path: Path, missed: dict[
 
 
 def _write(configs: Iterator[Config], path: Path) -> int:
-    if path.exists() and not path.is_file():  # a pipe, /dev/stdout
+    if path == STDOUT:
+        return put_configs(configs, sys.stdout.buffer)
+    if path.is_symlink() or (path.exists() and not path.is_file()):  # /dev/stdout, a pipe: nothing may take its place
         return write_configs(configs, path)
     part = path.with_name(path.name + ".part")
     try:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carma.dataset.config import Config, Op, ops_of
+from carma.dataset.folder import write_whole
 from carma.dataset.schema import COLUMNS, CONFIG_COLUMNS, DELTAS, DICTIONARIES, FORMAT, LICENCE, PLAIN, pyarrow, schema
 from carma.errors import Usage
 from carma.estimate.described import Described, Layer
@@ -145,19 +146,19 @@ def write(path: Path, rows: Sequence[Mapping[str, object]], heads: Sequence[Head
     ordered = sorted(rows, key=lambda row: str(row["id"]))
     made = arrow.Table.from_pylist(ordered, schema=schema())
     said = {"carma.format": FORMAT, "carma.licence": LICENCE, "carma.heads": json.dumps(list(heads), sort_keys=True)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".new")
+    drawn_up = arrow.BufferOutputStream()
     # A dictionary cannot go with deltas, so its columns are named.
     arrow.parquet.write_table(
         made.replace_schema_metadata(said),
-        unfinished,
+        drawn_up,
         compression="zstd",
         compression_level=19,
         use_dictionary=[_leaf(column.name, column.kind) for column in COLUMNS if _is_coded(column.name, column.kind)],
         column_encoding=dict.fromkeys(DELTAS, "DELTA_BINARY_PACKED"),
         dictionary_pagesize_limit=1 << 24,
     )
-    unfinished.replace(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, drawn_up.getvalue().to_pybytes())
 
 
 def _is_coded(name: str, kind: str) -> bool:

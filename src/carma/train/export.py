@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -80,8 +83,7 @@ def export(learned: Learned) -> bytes:
             "weights": torch.ones(3, 7),
         }
         shapes |= {name: {0: rows, 1: layers} for name in ("kinds", "tokens", "weights")}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter, about itself
+    with hushed():
         made = torch.onnx.export(
             module,
             tuple(inputs.values()),
@@ -93,6 +95,19 @@ def export(learned: Learned) -> bytes:
         )
     assert made is not None  # as it is where no file is named
     return _bare(made.model_proto)
+
+
+@contextlib.contextmanager
+def hushed() -> Iterator[None]:
+    """What the exporter says about itself, and about libraries that are not needed, is nobody's."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _bare(model: Any) -> bytes:

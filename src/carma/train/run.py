@@ -27,6 +27,7 @@ from carma.train.report import Entry, Report, about, entries, write
 from carma.train.samples import Samples, read_tables
 
 PUBLIC = "public-mlp"
+LEAST_RUNS = 30  # with fewer no fold, and no member of an ensemble, sees a thing
 # The dearest first; what is cheap fills the gaps at the end.
 COSTLY = ("graph", PUBLISHED, "transformer-based", "boosted", "mlp-based", "extra-trees")
 
@@ -102,10 +103,18 @@ def _read(options: Options, tell: Tell) -> tuple[dict[str, Samples], dict[str, S
     own: dict[str, Samples] = {
         family: samples for family, samples in tables.items() if not options.families or family in options.families
     }
+    if tables and not own:
+        there = f"there are no runs of {', '.join(options.families)} in {', '.join(options.data)}"
+        raise Usage(there, f"--family: there are some of {', '.join(tables)}.")
     public = {PUBLIC: read_public(Path(options.public_mlp))} if options.public_mlp else {}
     if not own and not public:
         raise Usage("there is no data to learn from", "Name files of `carma dataset pack`, or --public-mlp FILE.")
     for name, samples in {**own, **public}.items():
+        if len(samples) < LEAST_RUNS:
+            few = f"{name}: {len(samples):,} runs are too few to learn from"
+            raise Usage(
+                few, f"{LEAST_RUNS} are needed, hundreds to be of use; carma dataset collect adds some."
+            )
         tell(f"{name}: {len(samples):,} runs on {samples.origin.gpu}")
     return own, public
 

@@ -84,6 +84,8 @@ def check_place(path: str) -> None:
     parent = Path(path).absolute().parent
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise Usage(f"{path} cannot be written: {parent} is not a directory that you may write to.")
+    if Path(path).is_dir():
+        raise Usage(f"{path} cannot be written: it is a directory.", "Name a file in it.")
 
 
 def say(text: str) -> None:

@@ -13,6 +13,8 @@ import argparse
 import hashlib
 import json
 import multiprocessing
+import os
+import signal
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -21,11 +23,13 @@ from typing import Any, BinaryIO
 import build
 import shapes  # type: ignore[import-not-found]
 import torch
+from parent import end_with  # type: ignore[import-not-found]
 from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(1, str(Path(__file__).parents[2] / "estimate" / "inside"))
 from carma_trial.describe import layer_of  # type: ignore[import-not-found]  # importing it attaches nothing: attach.py does
 
+UNWRITTEN = 3  # the exit status where the file is the trouble
 NOTHING: frozenset[int] = frozenset()
 SOURCES = "carma_sources"  # of a tensor: the layers that it came from, with no other layer between
 
@@ -149,7 +153,7 @@ def write(lines: list[bytes], file: BinaryIO, processes: int) -> None:
     if processes == 1:
         file.writelines(map(answer, lines))
         return
-    with multiprocessing.get_context("fork").Pool(processes) as pool:
+    with multiprocessing.get_context("fork").Pool(processes, end_with, (os.getpid(), signal.SIGKILL)) as pool:
         for done, said in enumerate(pool.imap_unordered(answer, lines, chunksize=8), 1):
             file.write(said)
             file.flush()
@@ -162,12 +166,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("configs", type=Path, help="of carma dataset generate")
     parser.add_argument("layers", type=Path, help="a JSON line for each config; what is there is kept")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--parent", type=int, default=0, help="the process to end with")
     args = parser.parse_args(argv)
+    if args.parent:
+        end_with(args.parent, signal.SIGKILL)
     done = known(args.layers)
     lines = [line for line in args.configs.read_bytes().splitlines() if line.strip()]
     left = [line for line in lines if done.get(json.loads(line)["id"]) != digest(line)]
-    with args.layers.open("ab") as file:
-        write(left, file, args.processes)
+    try:
+        with args.layers.open("ab") as file:
+            write(left, file, args.processes)
+    except OSError as error:
+        print(f"{args.layers} cannot be written: {error.strerror}", file=sys.stderr)
+        return UNWRITTEN
     return 0
 
 

@@ -56,8 +56,11 @@ class Rows:
         self.measured = self.oom = self.failed = 0
 
     def write(self, row: dict[str, Any]) -> None:
-        self.file.write(json.dumps(row, separators=(",", ":")) + "\n")
-        self.file.flush()
+        try:
+            self.file.write(json.dumps(row, separators=(",", ":")) + "\n")
+            self.file.flush()
+        except OSError as error:
+            raise SystemExit(f"{self.path} cannot be written: {error.strerror}") from error
         if "id" in row:
             self.oom += bool(row.get("oom"))
             self.failed += bool(row.get("error"))
