@@ -47,7 +47,8 @@ def counting(daemon: Daemon, goal: int = 5, status: int = 3, *more: str, grace_s
 
 
 def notes(home: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (home / "notes").read_text().splitlines()]
+    file = home / "notes"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 @pytest.fixture
@@ -137,3 +138,33 @@ def test_a_kill_9_between_the_request_and_the_end_loses_nothing(ends_meanwhile: 
         assert [(attempt.outcome or {})["kind"] for attempt in view.attempts] == ["preempted", "succeeded"]
         assert notes(daemon.home)[1]["from"] == int((daemon.home / "saved").read_text())
         assert (daemon.home / "told").read_text() == "1", "told once"
+
+
+def test_the_first_in_line_gets_the_gpu_of_a_task_of_lower_priority() -> None:
+    asks = {"preemption__enabled": "true", "preemption__after_s": "0.5", "preemption__least_run_s": "0"}
+    with serving(gpus=1, placement__policy="exclusive", **asks) as daemon:
+        low = counting(daemon, priority=-5)
+        daemon.until_state(low, "running")
+        high = daemon.submit("sh", "-c", "test -e saved", gpu_memory_mib=100)
+        view = daemon.wait(high)
+        assert view.exit_code == 0, "what runs now runs after the other has saved"
+        come_back(daemon, low, 2)
+        story = [line.text for line in daemon.client.story(low)]
+        assert any(f"task {high}, of priority 0, waits for its place" in text for text in story)
+        (daemon.home / "wait").unlink()
+        assert daemon.wait(low).exit_code == 0
+
+
+def test_one_that_starts_up_slowly_is_told_when_it_listens(daemon: Daemon) -> None:
+    """Without a handler the signal would be its end."""
+    wait = "import pathlib, time\nwhile not pathlib.Path('listen').exists(): time.sleep(0.01)\n"
+    (daemon.home / "wait").touch()
+    saves = SaveSignal(10, 600.0)
+    task = daemon.submit(sys.executable, "-c", wait + COUNTER, "5", "3", checkpoint=saves, gpu_memory_mib=100)
+    daemon.until_state(task, "running")
+    daemon.client.preempt(task)
+    assert daemon.client.task(task).reason_code == "Saving"
+    (daemon.home / "listen").touch()
+    come_back(daemon, task, 2)
+    assert [(one.outcome or {}).get("kind") for one in daemon.client.task(task).attempts] == ["preempted", None]
+    assert (daemon.home / "told").read_text() == "1"

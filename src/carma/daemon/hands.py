@@ -167,9 +167,10 @@ class Hands:
         self.looking.set()
 
     async def _ask(self, command: PreemptAttempt) -> None:
-        """Until it has been told, has ended, or its time to leave is over."""
+        """Until it has been told, has ended, or half of its time to leave is over: told later than that, it might save
+        and end too late, which would be taken for the end of its work."""
         key, number, asked_at = command.key, command.signal, command.asked_at
-        while still_asked(self.shell.state, key, asked_at):
+        while may_be_told(self.shell.state, key, asked_at, self.shell.clock.now()):
             if await self.with_launcher(lambda: self.launcher.ask(key, number, asked_at)):
                 break
             await asyncio.sleep(ASK_AGAIN_S)
@@ -237,11 +238,13 @@ class Hands:
                 await asyncio.sleep(RETRY_S)
 
 
-def still_asked(state: State, key: AttemptKey, asked_at: float) -> bool:
+def may_be_told(state: State, key: AttemptKey, asked_at: float, now: float) -> bool:
+    """Whether that request to save still stands, and leaves time enough for it."""
     task = state.tasks.get(key.task)
     if task is None or state.active.get(key.task) != key or not isinstance(task.status, Running):
         return False
-    return task.status.preempting is not None and task.status.preempting.at == asked_at
+    asked = task.status.preempting
+    return asked is not None and asked.at == asked_at and now <= (asked.at + asked.until) / 2
 
 
 def was_preempted(state: State, key: AttemptKey) -> bool:

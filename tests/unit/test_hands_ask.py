@@ -1,0 +1,24 @@
+"""How long the daemon tries to tell a task that it should save."""
+
+from __future__ import annotations
+
+import pytest
+
+from carma.core.events import PreemptionRequested
+from carma.core.model import AttemptKey, SaveSignal
+from carma.daemon.hands import may_be_told
+from tests.builders import World
+
+
+@pytest.mark.parametrize(("after_s", "told"), [(0.0, True), (15.0, True), (15.1, False), (40.0, False)])
+def test_it_is_told_while_half_of_its_grace_is_left(after_s: float, told: bool) -> None:
+    world = World(1)
+    task = world.run(1_000, checkpoint=SaveSignal(10, 30.0))
+    key, asked_at = world.state.active[task], world.now
+    assert not may_be_told(world.state, key, asked_at, world.now), "nobody has asked"
+    world.emit(PreemptionRequested(world.now, task, "alice", 10, 30.0))
+    assert may_be_told(world.state, key, asked_at, asked_at + after_s) is told
+    assert not may_be_told(world.state, key, asked_at - 1.0, asked_at), "another request"
+    assert not may_be_told(world.state, AttemptKey(task, 2), asked_at, asked_at), "another attempt"
+    world.end(task)
+    assert not may_be_told(world.state, key, asked_at, asked_at)
