@@ -52,7 +52,8 @@ def reported(stop: str, reason: str) -> Trial:
         (ended("time"), "--limit"),
         (ended("memory"), "memory.trial_memory_mib"),
         (ended("refused"), "submit it with --gpu-mem"),
-        (NoEstimate(source="trace", reason="the batch size is not known; the formula needs it"), "--batch N"),
+        # --batch belongs to --summary: it would not be taken here.
+        (NoEstimate(source="trace", reason="the batch size is not known; the formula needs it"), "--gpu-mem"),
     ],
 )
 def test_the_hint_is_for_the_reason(

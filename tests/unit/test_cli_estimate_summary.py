@@ -15,7 +15,7 @@ from carma.estimate.described import Described
 from carma.estimate.protocol import Context
 from carma.estimate.summaries import told
 from tests.unit.asked_estimates import World, complained, figures, printed
-from tests.unit.test_summaries_figures import CUT
+from tests.unit.test_summaries_figures import CUT, SHAPELESS
 
 TREE = "Net(\n  (fc): Linear(in_features=10, out_features=5, bias=True)\n)\n"
 ADAM = "taken to be Adam"
@@ -162,13 +162,35 @@ def test_who_did_not_read_the_summary_says_nothing_of_it(
     assert world.requests
 
 
-def test_a_refusal_for_want_of_outputs_names_the_flag(
-    world: World, seen: list[Described], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("reason", "flag"),
+    [
+        ("the summary does not tell the shapes of the layers' outputs", "--input 3x224x224"),
+        ("the batch size is not known", "--batch N"),
+    ],
+)
+def test_a_refusal_for_want_of_a_flag_names_it(
+    world: World, seen: list[Described], capsys: pytest.CaptureFixture[str], reason: str, flag: str
 ) -> None:
-    reason = "the summary does not tell the shapes of the layers' outputs"
     world.says[estimating.READER] = lambda _c, _r: NoEstimate(source=estimating.READER, reason=reason)
-    assert "--input 3x224x224" in complained(capsys, 1, "--gpu", "h200", "--summary", "net.txt")
+    assert flag in complained(capsys, 1, "--gpu", "h200", "--summary", "net.txt")
     assert seen == []
+
+
+def test_where_no_flag_helps_none_is_named(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A table without shapes has none with --input either: it says how to print them."""
+
+    def refuse(context: Context, request: EstimateRequest) -> NoEstimate:
+        context.trials.describe(request)
+        reason = "the summary does not tell the shapes of the layers' outputs; a torchinfo table does"
+        return NoEstimate(source=estimating.READER, reason=reason)
+
+    (tmp_path / "net.txt").write_text(SHAPELESS)
+    world.says[estimating.READER] = refuse
+    said = " ".join(complained(capsys, 1, "--gpu", "h200", "--summary", "net.txt").split())
+    assert "the table has no shapes: torchinfo.summary(" in said
+    assert "--input" not in said
+    assert "a torchinfo table does" not in said
 
 
 def test_what_a_summary_leaves_out_stands_beside_a_refusal_and_an_estimate(
@@ -196,10 +218,10 @@ def test_a_summary_from_a_pipe(
     figures(capsys, "--gpu", "h200", "--summary", "-", "--batch", "4")
     assert (seen[0].parameters, seen[0].batch) == (55, 4)
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"")))
-    assert "stdin: the text is not a model summary" in complained(capsys, 2, "--gpu", "h200", "--summary", "-")
+    assert "stdin: it is empty" in complained(capsys, 2, "--gpu", "h200", "--summary", "-")
 
 
-@pytest.mark.parametrize("raw", [b"\x93NUMPY\x01\x00" * 900, b"PK\x03\x04\x00", b"\x08\x00\x00"])
+@pytest.mark.parametrize("raw", [b"\x93NUMPY\x01\x00" * 900, b"\x08\x00\x00"])
 def test_bytes_are_no_summary_and_no_onnx_file(
     seen: list[Described], tmp_path: Path, capsys: pytest.CaptureFixture[str], raw: bytes
 ) -> None:

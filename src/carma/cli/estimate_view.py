@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from carma.cli.estimating import NO_OUTPUTS
 from carma.cli.failures import complain
 from carma.cli.output import Column, Remark, heading, print_facts, print_json, print_remarked, safe
 from carma.cli.wording import many
@@ -34,7 +35,6 @@ _HINTS: dict[Kind, str] = {
     "memory": "the setting memory.trial_memory_mib gives trial runs more of the host's memory",
 }
 _NO_BATCH = "the batch size is not known"  # as those say it who count by a model's layers
-_NO_OUTPUTS = "shapes of the layers' outputs"  # likewise
 _CARDS_NAMED = 5
 _NO_FIT = "it does not fit"  # an estimator's own warning; the line about room says the same with the figure
 
@@ -115,17 +115,17 @@ def _print_one(found: Sequence[Answer], request: EstimateRequest) -> None:
     for answer in found:
         if isinstance(answer.said, NoEstimate):
             last = answer is found[-1]
-            hint = _hint(answer, answer.said) if last else ""
+            hint = _hint(answer, answer.said, request) if last else ""
             complain(f"no estimate by {answer.estimator}: {answer.said.reason}", hint)
         else:
             _print_estimate(answer, answer.said, request)
 
 
-def _hint(answer: Answer, said: NoEstimate) -> str:
-    """What to do about it, which depends on why there is none."""
-    if _NO_BATCH in said.reason:
+def _hint(answer: Answer, said: NoEstimate, request: EstimateRequest) -> str:
+    """What to do about it, which depends on why there is none. A trial run is told nothing: it sees for itself."""
+    if _NO_BATCH in said.reason and not request.spec.command:
         return "say it with --batch N, beside --summary"
-    if _NO_OUTPUTS in said.reason:
+    if NO_OUTPUTS in said.reason:
         return "with print(model), say what one sample is: --input 3x224x224 for images, --input 128 for words"
     return REFUSED if answer.kind is None else _HINTS[answer.kind]
 

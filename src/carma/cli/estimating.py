@@ -34,6 +34,7 @@ from carma.store.memory import MemoryStore
 EXAMPLE = "try: carma estimate -- python train.py"
 BEST = "trace"
 STDIN = "-"
+NO_OUTPUTS = "shapes of the layers' outputs"  # as those say it who count by a model's layers
 READER = "gpumemnet"  # of a summary, where nobody else is named
 # The user's word and the server's memory: neither says anything of a command that nobody submitted.
 OF_SUBMISSIONS = ("declared", "history")
@@ -77,7 +78,9 @@ class _Summary(Summarised):
         if not was_read:
             return answer
         if not isinstance(answer.said, Estimate):
-            return replace(answer, said=replace(answer.said, reason="; ".join((*self._gaps, answer.said.reason))))
+            # What the summary leaves out is why its outputs are not known, and says what to do.
+            reason = () if self._gaps and NO_OUTPUTS in answer.said.reason else (answer.said.reason,)
+            return replace(answer, said=replace(answer.said, reason="; ".join((*self._gaps, *reason))))
         said = replace(answer.said, warnings=(*answer.said.warnings, *self._remarks))
         if self._is_partial:
             said = replace(said, upper_mib=said.footprint_mib, level=None)  # it would not hold

@@ -24,6 +24,8 @@ from carma.estimate.summaries.tree import opens_tree, starts_tree
 
 _MOST_BYTES = 64 << 20
 _START = 4096
+_ARCHIVE = b"PK\x03\x04"  # also what torch.save writes, and Keras' own format
+_PRINT = "Load the model and save what torchinfo.summary(model, ...), print(model) or model.summary() shows."
 _MOST_ELEMENTS = 1 << 50  # of all outputs: a million times a GPU
 
 
@@ -44,6 +46,10 @@ def read_bytes(raw: bytes, *, batch: int | None = None, sample: Shape = ()) -> R
     if is_onnx(raw[:_START]):
         _check_batch(batch)
         return _checked(read_onnx_bytes(raw, batch, sample))
+    if not raw.strip():
+        raise Usage("it is empty", HINT)
+    if raw.startswith(_ARCHIVE):
+        raise Usage("it is an archive, like a file of weights: that tells no layers", _PRINT)
     wide = raw.startswith((b"\xff\xfe", b"\xfe\xff"))
     if not wide and b"\0" in raw:
         raise Usage("it is no text, and does not begin like an ONNX file", HINT)

@@ -26,7 +26,9 @@ _UNTOLD = -1  # a size that is None
 _MODELS = ("Sequential", "Functional", "Model")
 _RESIZE = ("Conv1D", "SeparableConv1D", "DepthwiseConv1D", "MaxPooling1D", "AveragePooling1D", "UpSampling1D",
            "ZeroPadding1D", "Cropping1D", "Conv1DTranspose")  # fmt: skip
-_OPEN = "sizes that are None leave all outputs unknown; --input tells the length of a sequence, like --input 128"
+_NONE = "sizes that are None leave all outputs unknown"
+_OPEN = f"{_NONE}; --input tells the length of a sequence, like --input 128"
+_FIX = f"{_NONE}; give the model an input of fixed sizes before summary(): keras.Input(shape=(224, 224, 3))"
 
 
 def is_keras(lines: Sequence[str], header: int) -> bool:
@@ -139,7 +141,9 @@ def _leaves(found: Sequence[_Found]) -> tuple[list[_Found], int]:
 
 
 def _gaps(leaves: Sequence[_Found], hidden: int, sample: Shape) -> tuple[str, ...]:
-    found = [_OPEN] if _length(leaves, sample) is None else []
+    found: list[str] = []
+    if _length(leaves, sample) is None:  # for any length, where --input helps not
+        found.append(_FIX if _length(leaves, (1,)) is None else _OPEN)
     if hidden:
         stops = f"the summary stops above the layers of {counted(hidden, 'nested model')}"
         found.append(f"{stops}; summary(expand_nested=True) shows them")

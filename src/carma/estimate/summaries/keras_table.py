@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from carma.estimate.summaries.lines import bad, is_rule
+from carma.estimate.summaries.lines import bad, cut_off, is_rule
 
 _BARS = re.compile("[│┃|]")
 _BOX_RULE = re.compile(r"\s*[┏┡├└┗┢╞╘+|][━─┳╇┼┴┻═+|\-]+\s*.?\s*")
@@ -54,7 +54,7 @@ def box_rows(lines: Sequence[str], header: int) -> tuple[list[Row], int]:
             raise bad(number, line, _CUT if parts else "not a row of the table that begins above")
         begun = begun if cells else number
         cells.append(parts)
-    raise bad(header, lines[header], "the table that begins here is not closed; the text has been cut off")
+    raise cut_off(header, lines[header], "the table that begins here")
 
 
 def _row(line: int, cells: list[list[str]], columns: dict[str, int]) -> Row:
@@ -114,7 +114,7 @@ def _end(lines: Sequence[str], header: int) -> int:
     next(doubles, None)
     end = next(doubles, None)
     if end is None:
-        raise bad(header, lines[header], "the table that begins here is not closed; the text has been cut off")
+        raise cut_off(header, lines[header], "the table that begins here")
     return end
 
 

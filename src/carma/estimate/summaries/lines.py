@@ -6,15 +6,25 @@ import re
 
 from carma.errors import Usage
 
+WHOLE = "Save all of it, down to its last line."
+SHAPES = (
+    "--input is one sample, channels first, like 3x224x224, or a number of words, like 128. Where the model calls its "
+    "modules in another order than they are printed in, a table of torchinfo tells the shapes."
+)
 HINT = "It takes what torchinfo, torchsummary, print(model) or Keras' model.summary() show, or an ONNX file."
 _SHAPE = re.compile(r"\[\s*(-?\d{1,12}(?:\s*,\s*-?\d{1,12})*)?\s*\]", re.ASCII)
 _COUNT = re.compile(r"\d{1,3}(?:,\d{3}){1,6}|\d{1,18}", re.ASCII)
 _HEAD = re.compile(r"\s*(?:Layer \(type.*Param|[┃│|]\s*Layer \(type)")
 
 
-def bad(number: int, line: str, why: str) -> Usage:
+def bad(number: int, line: str, why: str, hint: str = HINT) -> Usage:
     """`number` counts from 0; people count from 1."""
-    return Usage(f"line {number + 1} of the model summary: {why}: {line.strip()[:120]!r}", HINT)
+    return Usage(f"line {number + 1} of the model summary: {why}: {line.strip()[:120]!r}", hint)
+
+
+def cut_off(number: int, line: str, what: str) -> Usage:
+    """`what` begins in this line and does not end."""
+    return bad(number, line, f"{what} is not closed; the text has been cut off", WHOLE)
 
 
 def counted(count: int, what: str) -> str:

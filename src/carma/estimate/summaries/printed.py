@@ -30,6 +30,7 @@ from carma.estimate.summaries.walk import Walk
 
 _ADAPTER = re.compile(r"(?:^|\.)(?:lora_\w+|modules_to_save)(?:\.|$)")
 _UNTOLD = "what is printed of this module does not tell how many parameters it has"
+_COUNTS = "A table of torchinfo counts them: torchinfo.summary(model, input_size=..., depth=10)."
 _SHARED_TABLE, _OWN_TABLE = "shared", "embed_tokens"  # as T5, BART and their like have it
 _FEW = 2  # layers that are understood, at least, for each module that is not
 _NAMED = {"Conv": ("in_channels", "out_channels"), "Embedding": ("num_embeddings", "embedding_dim")}
@@ -115,7 +116,7 @@ class _Counting:
         if own is not None:
             return own
         if not may_be_small(node.kind):
-            raise bad(node.line, node.text, _UNTOLD)
+            raise bad(node.line, node.text, _UNTOLD, _COUNTS)
         self.untold.append(node)
         return 0
 
@@ -141,7 +142,7 @@ class _Counting:
         if not self.untold:
             return ()
         if _FEW * len(self.untold) > len(self.weighty):
-            raise bad(self.untold[0].line, self.untold[0].text, _UNTOLD)
+            raise bad(self.untold[0].line, self.untold[0].text, _UNTOLD, _COUNTS)
         kinds = ", ".join(list(dict.fromkeys(node.kind for node in self.untold))[:3])
         few = counted(sum(len(node.names) for node in self.untold), "module")
         return (f"what is printed of {few} ({kinds}) does not tell how many parameters they have: none are counted",)

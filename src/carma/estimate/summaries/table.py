@@ -14,7 +14,7 @@ from carma.estimate.described import Described, Layer
 from carma.estimate.summaries.figures import Figures, check_total, input_of, read_figures
 from carma.estimate.summaries.kinds import holds_weights, is_container, is_plain, is_recurrent, uncounted
 from carma.estimate.summaries.lengths import at_length, words_of
-from carma.estimate.summaries.lines import bad, counted, is_header, is_rule, read_count, read_shape
+from carma.estimate.summaries.lines import bad, counted, cut_off, is_header, is_rule, read_count, read_shape
 from carma.estimate.summaries.read import Read
 from carma.estimate.summaries.shapes import Shape
 
@@ -76,7 +76,7 @@ def _body(lines: Sequence[str], header: int) -> tuple[int, int]:
     """Where the rows begin and end: between the rule below the head and the next one."""
     rules = [number for number in range(header + 1, len(lines)) if is_rule(lines[number])][:2]
     if len(rules) < 2:
-        raise bad(header, lines[header], "the table that begins here is not closed; the text has been cut off")
+        raise cut_off(header, lines[header], "the table that begins here")
     if not any(line.strip() for line in lines[rules[0] + 1 : rules[1]]):
         raise bad(header, lines[header], "no layers follow the head of the table")
     return rules[0] + 1, rules[1]

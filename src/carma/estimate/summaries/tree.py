@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from carma.estimate.summaries.lines import bad, read_count
+from carma.estimate.summaries.lines import bad, cut_off, read_count
 
 _MODULE = re.compile(
     r"\s*(?:\((?P<name>[^()]*)\): )?(?:(?P<times>\d{1,9}) x )?(?P<kind>[A-Za-z_][\w.]{0,200})"
@@ -80,7 +80,7 @@ def parse_tree(lines: Sequence[str], start: int) -> Node:
         elif not open_nodes:
             return node
     node = open_nodes[-1]
-    raise bad(node.line, node.text, "this module is not closed; the text has been cut off")
+    raise cut_off(node.line, node.text, "this module")
 
 
 def _node(line: str, number: int, is_root: bool, brackets: dict[str, dict[str, str]]) -> tuple[Node, bool] | None:

@@ -22,7 +22,7 @@ from math import isqrt, prod
 from carma.errors import Usage
 from carma.estimate.summaries import blocks
 from carma.estimate.summaries.blocks import Block
-from carma.estimate.summaries.lines import bad, counted
+from carma.estimate.summaries.lines import SHAPES, bad, counted
 from carma.estimate.summaries.shapes import (
     Last,
     Shape,
@@ -192,9 +192,9 @@ class Walk:
         try:
             out = self._words(node) if blocks.looks_up(node.kind) else self._made(node, wanted)
         except _CANNOT:
-            raise bad(node.line, node.text, "what is printed of this module does not tell what it makes") from None
+            raise bad(node.line, node.text, "what is printed of it does not tell what it makes", SHAPES) from None
         if not (out and min(out) > 0 and prod(out) < _LARGEST):
-            raise bad(node.line, node.text, f"it makes nothing of {show(self._now)}; give another --input")
+            raise bad(node.line, node.text, f"it makes nothing of {show(self._now)}; give another --input", SHAPES)
         self._channels_last = self._channels_last and not places_of(node.kind)
         self._now = out = self._marked(out)
         block.made.append(out)
@@ -396,4 +396,4 @@ class Walk:
             yield from reversed(block.made)
 
     def _misfit(self, node: Node, why: str) -> Usage:
-        return bad(node.line, node.text, f"nothing before it fits, the last output is {show(self._now)}: {why}")
+        return bad(node.line, node.text, f"nothing before it fits, the last output is {show(self._now)}: {why}", SHAPES)
