@@ -20,7 +20,7 @@ from typing import NamedTuple
 from tests.docs.markdown import Block
 
 LIMIT_S = 60.0
-LOOKS = ("queue", "ls", "show", "logs", "explain", "gpus", "info", "history", "config", "doctor", "report")
+LOOKS = ("queue", "ls", "show", "logs", "explain", "gpus", "info", "history", "config", "doctor", "report", "users")
 _VOLATILE = (
     (re.compile(r"\b(?:\d{4}-\d\d-\d\d )?\d\d:\d\d(?::\d\d)?\b"), "TIME"),
     (re.compile(r"\b\d+(?:\.\d+)? s\b"), "TIME"),
