@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from carma.estimate.described import Described, Layer
 from carma.estimate.gpumemnet.features import PLACE, features
 from carma.estimate.gpumemnet.scratch import NONE, scratch_of
+from carma.estimate.summaries import read_text
 from carma.estimate.trace.conv_shapes import TF32, ConvShape
 from carma.estimate.trace.conv_workspaces import shipped_convolutions
 
@@ -108,3 +109,17 @@ def test_what_is_taken_is_reserved(direction: int, monkeypatch: pytest.MonkeyPat
 
     assert reserved_bytes(NONE) < large / 10
     assert large <= reserved_bytes(asked) * 1.001 < 2.1 * large
+
+
+def test_what_tensors_take_grows_with_the_batch() -> None:
+    """What is reserved need not, as the page says: whether a freed block fits the next request hangs on both sizes."""
+    text = "Net(\n" + "".join(
+        f"  ({place}): Conv2d({taken}, {given}, kernel_size=(3, 3), stride=(2, 2), padding=(1, 1))\n"
+        for place, (taken, given) in enumerate(((3, 64), (64, 128), (128, 256), (256, 512)))
+    )
+    found = []
+    for batch in range(8, 80, 4):
+        described = read_text(text + ")", batch=batch, sample=(3, 224, 224)).described
+        found.append(float(features(described).scalars[PLACE["allocated_mib"]]))
+    assert found == sorted(found)
+    assert found[0] < found[-1]
