@@ -76,7 +76,10 @@ def _command(path: str, command: click.Command, level: str, shared: click.Comman
     if examples:
         yield f"```\n{examples}\n```\n"
     if isinstance(command, click.Group):
-        for name, inner in sorted(command.commands.items()):
+        context = click.Context(command)
+        for name in sorted(command.list_commands(context)):  # not `commands`: some are imported when they are asked for
+            inner = command.get_command(context, name)
+            assert inner is not None
             yield from _command(f"{path} {name}", inner, level + "#")
 
 

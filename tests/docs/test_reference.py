@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import click
 import pytest
 
-from carma.cli import VERBS
+from carma.cli import VERBS, carma
 from carma.config import catalogue
 from carma.errors import every
 from carma.wire.routes import API, ROUTES
@@ -23,6 +24,11 @@ def test_the_reference_is_up_to_date() -> None:
 
 def test_every_verb_setting_route_and_error_is_in_it() -> None:
     assert all(f"### carma {verb}\n" in _page("cli.md") for verb in VERBS)
+    groups = {verb: carma.get_command(click.Context(carma), verb) for verb in VERBS}
+    for verb, group in groups.items():
+        if isinstance(group, click.Group):
+            inner = group.list_commands(click.Context(group))
+            assert all(f"#### carma {verb} {name}\n" in _page("cli.md") for name in inner)
     assert all(f"| `{name}` |" in _page("settings.md") for name in catalogue())
     assert all(f"`{route.method} {API}{route.path}`" in _page("api.md") for route in ROUTES)
     assert all(f"| `{kind.code}` |" in _page("errors.md") for kind in every() if kind.__module__ == "carma.errors")
