@@ -13,6 +13,7 @@ interference`) knows the tasks, with the speed and demand that were measured of 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import shutil
 import sys
@@ -21,25 +22,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from carma.bench.gpu import trial_task
 from carma.bench.gpu.trial_shapes import SHAPES, Shape, drawn
 from carma.bench.gpu.trial_task import VirtualCard
-from carma.bench.machine import facts
 from carma.bench.private import PrivateDaemon, PrivateSettings, ending_in_order
 from carma.core.model import Demand
-from carma.errors import CarmaError
+from carma.errors import CarmaError, Refused
 from carma.sim.fidelity_solo import Known
 from carma.sim.power import H200
 from carma.sim.record import Run
-from tools.fidelity_record import Job, judge, keep, record
+from tools.fidelity_record import Job, judge, keep, record, write_about
 
 TABLE = Path("results/h200/interference-mps.json")
-# Tasks of a minute would spend their lives waiting for the one before to settle, with the defaults.
-QUICK: dict[str, dict[str, object]] = {"warmup": {"settle_s": 5.0}, "window": {"length_s": 10.0}}
+# Tasks of a minute would spend their lives waiting for the one before to settle, or for the gate, and hardly meet.
+QUICK: dict[str, dict[str, object]] = {"warmup": {"settle_s": 2.0}, "window": {"length_s": 5.0}}
 DRY_SPEED = 10.0
-DRY: dict[str, dict[str, object]] = {**QUICK, "monitor": {"period_s": 1.0 / DRY_SPEED}}
 SPARE_MIB = 768  # above what the trial's users declare: a footprint has a context in it
 UNKNOWN_MIB = 8_192  # for those who declare nothing there
 
@@ -62,8 +59,9 @@ class Recorded:
 
     def run(self) -> Run:
         dry = self.asked.dry_run
+        more = {"gate": {"enabled": self.asked.gate}, "monitor": {"period_s": 1.0 / self.speed}}
         settings = PrivateSettings(
-            policy=self.asked.policy, gpus=1 if dry else 0, speed=self.speed, settings=DRY if dry else QUICK
+            policy=self.asked.policy, gpus=1 if dry else 0, speed=self.speed, settings={**QUICK, **more}
         )
         return record(settings, self._jobs, self.asked.limit / self.speed, _say, self._read)
 
@@ -146,24 +144,12 @@ def _say(line: str) -> None:
     print(f"\r{line}", end="", file=sys.stderr, flush=True)
 
 
-def _about(asked: argparse.Namespace, run: Run, took_s: float) -> dict[str, Any]:
-    server = run.server
-    assert server is not None
-    return {
-        "command": "python -m tools.fidelity_gpu " + " ".join(sys.argv[1:]),
-        "machine": msgspec.to_builtins(facts()),
-        "gpus": [msgspec.to_builtins(gpu) for gpu in server.gpus],
-        "mechanism": run.about.mechanism,
-        "took_s": round(took_s, 1),
-        "dry_run": asked.dry_run,
-    }
-
-
 def main() -> int:
     asked = _parser().parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     try:
+        _check(asked)
         with ending_in_order():
             recorded = Recorded(asked)
             run = recorded.run()
@@ -173,7 +159,8 @@ def main() -> int:
     print(file=sys.stderr)
     keep(run, asked.out / "run.json")
     (asked.out / "logs.json").write_text(json.dumps(recorded.logs) + "\n")
-    (asked.out / "about.json").write_text(json.dumps(_about(asked, run, time.monotonic() - began), indent=1) + "\n")
+    facts = {"dry_run": asked.dry_run, "mechanism": run.about.mechanism, "took_s": round(time.monotonic() - began, 1)}
+    write_about(asked.out, "tools.fidelity_gpu", facts)
     first = judge(run, "fidelity", asked.out)
     known = recorded.known(run, made_up() if asked.dry_run else alone_in(asked.table))
     if known:
@@ -183,16 +170,26 @@ def main() -> int:
     return 0 if first is not None else 1
 
 
+def _check(asked: argparse.Namespace) -> None:
+    """Said at once, and not by twenty tasks that fail."""
+    missing = [name for name in ("torch", "torchvision") if importlib.util.find_spec(name) is None]
+    if missing and not asked.dry_run:
+        raise Refused(
+            f"{' and '.join(missing)} cannot be imported by {sys.executable}", "Run it with a Python that has it."
+        )
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="How true the simulator is on this machine's GPU.")
     add = parser.add_argument
     add("--out", type=Path, required=True, help="where the run and the judgements are written")
     add("--tasks", type=int, default=len(SHAPES), help=f"of the {len(SHAPES)} that there are ({len(SHAPES)})")
-    add("--seconds", type=float, default=30.0, help="that each trains, alone on an H200 (30)")
+    add("--seconds", type=float, default=36.0, help="that each trains, alone on an H200 (36)")
     add("--gap", type=float, default=4.0, help="seconds between two submissions (4)")
-    add("--limit", type=float, default=440.0, help="seconds after which what still runs is cancelled (440)")
+    add("--limit", type=float, default=450.0, help="seconds after which what still runs is cancelled (450)")
     add("--policy", default="magm", help="magm")
     add("--table", type=Path, default=TABLE, help=f"tasks alone, by carma bench interference ({TABLE})")
+    add("--gate", action="store_true", help="leave the gate on: tasks meet less often")
     add("--dry-run", action="store_true", help="on a virtual GPU, ten times as fast")
     return parser
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from carma.bench.machine import facts
 from carma.bench.private import PrivateDaemon, PrivateSettings
 from carma.cli.simulate_fidelity import show
 from carma.core.model import TaskSpec
@@ -101,3 +103,10 @@ def keep(run: Run, path: Path) -> None:
     """Without the course, which says nothing that is not in the attempts."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write(msgspec.structs.replace(run, course=()), path)
+
+
+def write_about(out: Path, tool: str, more: Mapping[str, object]) -> None:
+    """What the runs there were recorded on, and by which command."""
+    words = " ".join(sys.argv[1:])
+    about = {"command": f"python -m {tool} {words}".strip(), "machine": facts(), **more}
+    (out / "about.json").write_bytes(msgspec.json.format(msgspec.json.encode(about), indent=1) + b"\n")

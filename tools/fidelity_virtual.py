@@ -18,12 +18,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from carma.bench.private import PrivateSettings
+from carma.bench.private import PrivateSettings, ending_in_order
 from carma.bench.replay import command_of
 from carma.sim.fidelity import known_from
 from carma.sim.record import read
 from carma.traces import Trace, TraceTask, write
-from tools.fidelity_record import Job, judge, keep, record
+from tools.fidelity_record import Job, judge, keep, record, write_about
 
 KINDS = (  # name, MiB, seconds, SM, occupancy, DRAM, start, ramp: like the small and the larger tasks of the traces
     ("cifar", 2_200, 150.0, 0.16, 0.07, 0.05, 8.0, 10.0),
@@ -77,28 +77,41 @@ def tell(line: str) -> None:
 
 
 def main() -> int:
+    asked = _parser().parse_args()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    variants = asked.variants.split(",")
+    runs = {variant: asked.out / f"run-{variant}.json" for variant in variants}
+    if not asked.judge:
+        with ending_in_order():
+            _record(asked, runs)
+    for variant, path in runs.items():
+        judge(read(path), f"fidelity-{variant}", asked.out)
+    known = known_from(runs[variants[0]])
+    for variant in variants[1:]:
+        judge(read(runs[variant]), f"fidelity-{variant}-solo", asked.out, known)
+    return 0
+
+
+def _record(asked: argparse.Namespace, runs: dict[str, Path]) -> None:
+    wanted = trace(tasks=asked.tasks)
+    write(wanted, asked.out / "virtual.csv")
+    jobs = [Job(row.arrival_s, row.name, command_of(row), row.memory_mib, row.gpus) for row in wanted.tasks]
+    write_about(asked.out, "tools.fidelity_virtual", {"speed": asked.speed, "period_s": asked.period})
+    for variant, path in runs.items():
+        settings = settings_of(variant, asked.speed, asked.period)
+        keep(record(settings, lambda _: jobs, LIMIT_S, tell, lambda _: None), path)
+        print(file=sys.stderr)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="How true the simulator is on virtual GPUs.")
     parser.add_argument("--out", type=Path, required=True, help="where runs and judgements are written")
     parser.add_argument("--variants", default=",".join(VARIANTS), help="with commas; the first tells solo times")
     parser.add_argument("--tasks", type=int, default=TASKS)
     parser.add_argument("--speed", type=float, default=SPEED)
     parser.add_argument("--period", type=float, default=0.2, help="real seconds between samples")
-    asked = parser.parse_args()
-    asked.out.mkdir(parents=True, exist_ok=True)
-    wanted = trace(tasks=asked.tasks)
-    write(wanted, asked.out / "virtual.csv")
-    variants = asked.variants.split(",")
-    jobs = [Job(row.arrival_s, row.name, command_of(row), row.memory_mib, row.gpus) for row in wanted.tasks]
-    runs = {variant: asked.out / f"run-{variant}.json" for variant in variants}
-    for variant, path in runs.items():
-        settings = settings_of(variant, asked.speed, asked.period)
-        keep(record(settings, lambda _: jobs, LIMIT_S, tell, lambda _: None), path)
-        print(file=sys.stderr)
-        judge(read(path), f"fidelity-{variant}", asked.out)
-    known = known_from(runs[variants[0]])
-    for variant in variants[1:]:
-        judge(read(runs[variant]), f"fidelity-{variant}-solo", asked.out, known)
-    return 0
+    parser.add_argument("--judge", action="store_true", help="record nothing: judge by the runs that are there")
+    return parser
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def simulated(policy: str = "magm", of: Trace = MIXED, **more: object) -> Run:
 
 def forgotten(run: Run) -> Run:
     """Without what the trace told of tasks alone."""
-    return replace(run, tasks=tuple(replace(task, alone_s=None) for task in run.tasks))
+    return replace(run, tasks=tuple(replace(task, alone_s=None, demand=None) for task in run.tasks))
 
 
 def error_of(found: object, name: str) -> float:
@@ -140,6 +140,15 @@ def test_a_simulated_run_is_found_again_without_what_the_trace_told(policy: str)
     rows = {one.name: one.seconds for one in MIXED.tasks}
     assert {one.name: one.solo_s for one in found.tasks} == pytest.approx(rows, rel=1e-3)
     assert found.solo == ({"alone": 6} if policy == "exclusive" else {"inferred": 6})
+
+
+@pytest.mark.parametrize("name", ["t1", "heavy"])
+def test_a_shipped_trace_is_found_again(name: str) -> None:
+    """Four tasks on a GPU, tasks that leave one of their GPUs idle, engine activity and power: with all that its own
+    file tells."""
+    found = fidelity(recorded(Request(trace=name, policy="magm", gpus=4)))
+    assert max(abs(gap.error) for gap in found.figures if gap.error is not None) < 1e-3
+    assert found.task_p90 < 1e-3
 
 
 def test_tasks_that_run_out_of_memory_do_so_again() -> None:

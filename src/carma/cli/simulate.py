@@ -17,7 +17,7 @@ carma simulate --trace t1 --policy magm
 carma simulate --trace mix --policy exclusive,magm,lug
 carma simulate --trace heavy --policy lug --memory none --set gate.enabled=no --json
 carma simulate --trace ./my-trace.csv --gpus 8 --gpu h200 --out run.json
-carma report --since today --save real.json && carma simulate --fidelity real.json
+carma simulate --fidelity real.json --solo exclusive.json
 """
 DEMANDS = ("measured", "history", "none")  # as in carma.sim.run, which is slow to import
 BESIDE_FIDELITY = ("fidelity", "solo", "noise", "seed", "out", "as_json")

@@ -184,6 +184,7 @@ def _row(task: TaskRun, solo: Solo, lead_s: float) -> TraceTask:
         power=solo.demand.power,
         start_s=solo.start_s,
         ramp_s=solo.ramp_s,
+        busy_gpus=task.busy_gpus,
         user=task.user,
         priority=task.asked.priority if task.asked is not None else 0,
     )

@@ -63,6 +63,7 @@ class Stay(NamedTuple):
 
     task: int  # its place
     ran: Ran
+    working: tuple[int, ...]  # those of its GPUs that it works on
 
     @property
     def begin(self) -> float:
@@ -87,14 +88,14 @@ def solos(
     """Of each task, by its place; of one that never ran, all is nothing."""
     known = known or {}
     stays = [
-        Stay(place, ran)
+        Stay(place, ran, ran.gpus[: task.busy_gpus or None])
         for place, task in enumerate(tasks)
         for ran in task.attempts
         if ran.used_s is None or ran.used_s > 0.0
     ]
     pieces = pieces_of(stays)
     lone = [_lone_pieces(number, pieces) for number in range(len(stays))]
-    fixed = [known[tasks[stay.task].name].demand if tasks[stay.task].name in known else None for stay in stays]
+    fixed = [_told(tasks[stay.task], known) for stay in stays]
 
     def found_at(speeds: Sequence[Mapping[int, float]]) -> list[Demand]:
         return [
@@ -104,14 +105,14 @@ def solos(
 
     # From full speed downwards: where tasks press hard on each other, several sets of demands explain what was seen,
     # and the least one is taken.
-    demands = found_at(speeds_in(pieces, [IDLE] * len(stays), mechanism))
-    speeds = speeds_in(pieces, demands, mechanism)
+    demands = found_at(speeds_in(stays, pieces, [IDLE] * len(stays), mechanism))
+    speeds = speeds_in(stays, pieces, demands, mechanism)
     for _ in range(MOST_TURNS):
         found = found_at(speeds)
         moved = max((_distance(new, old) for new, old in zip(found, demands, strict=True)), default=0.0)
         # Half of the way: a task that is thought to press harder makes its neighbours look harder too, and back.
         demands = [_between(old, new) for old, new in zip(demands, found, strict=True)]
-        speeds = speeds_in(pieces, demands, mechanism)
+        speeds = speeds_in(stays, pieces, demands, mechanism)
         if moved < CLOSE:
             break
     last = {stay.task: number for number, stay in enumerate(stays)}
@@ -138,12 +139,19 @@ def pieces_of(stays: Sequence[Stay]) -> list[Piece]:
     return pieces
 
 
-def speeds_in(pieces: Sequence[Piece], demands: Sequence[Demand], mechanism: Mechanism) -> list[dict[int, float]]:
+def _told(task: TaskRun, known: Mapping[str, Known]) -> Demand | None:
+    """What it is known to keep busy alone."""
+    return known[task.name].demand if task.name in known else task.demand
+
+
+def speeds_in(
+    stays: Sequence[Stay], pieces: Sequence[Piece], demands: Sequence[Demand], mechanism: Mechanism
+) -> list[dict[int, float]]:
     """Of each stay in each piece that it was there: at the slowest of its GPUs."""
     speeds: list[dict[int, float]] = [{} for _ in demands]
     for number, piece in enumerate(pieces):
-        for who in piece.on:
-            rates = progress_rates([demands[one] for one in who], mechanism)
+        for gpu, who in enumerate(piece.on):
+            rates = progress_rates([demands[one] if gpu in stays[one].working else IDLE for one in who], mechanism)
             for one, rate in zip(who, rates, strict=True):
                 speeds[one][number] = min(rate, speeds[one].get(number, 1.0))
     return speeds

@@ -25,6 +25,8 @@ def run_of(task: Task, row: TraceTask, index: Mapping[GpuId, int], runners: Sequ
         arrival_s=task.submitted_at,
         ended_s=status.at,
         alone_s=row.seconds,
+        demand=row.demand,
+        busy_gpus=row.busy_gpus,
         outcome=str(status.outcome.__struct_config__.tag),
         attempts=tuple(
             _ran(attempt, runner, index, status.at) for attempt, runner in zip(task.attempts, runners, strict=True)

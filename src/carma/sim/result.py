@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from carma.core.model import Activity, Estimate, Record
+from carma.core.model import Activity, Demand, Estimate, Record
 
 
 class Ran(Record, frozen=True, kw_only=True):
@@ -50,6 +50,8 @@ class TaskRun(Record, frozen=True, kw_only=True):
     attempts: tuple[Ran, ...]
     outcome: str
     asked: Asked | None = None  # None: nobody noted it
+    demand: Demand | None = None  # what it keeps busy with its GPUs for itself; None: not known, as in real runs
+    busy_gpus: int = 0  # of its GPUs, those that it works on; 0: all, as far as is known
 
     @property
     def ran_s(self) -> float:
