@@ -73,7 +73,7 @@ class CannotTell(Exception):
 
 def features(described: Described) -> Features:
     if not described.batch:
-        raise CannotTell("the batch size is not known")
+        raise CannotTell("the batch size is not known; with --summary, --batch tells it")
     if not any(layer.output for layer in described.layers):
         raise CannotTell(
             "the summary does not tell the shapes of the layers' outputs; "
