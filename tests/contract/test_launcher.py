@@ -184,6 +184,7 @@ def test_one_that_listens_is_asked_and_leaves(subject: Subject) -> None:
     until(subject.ready)
     assert subject.launcher.ask(key(), signal.SIGUSR1, 7.0)
     assert until_ended(subject.launcher, key()) == Succeeded()
+    assert look(subject.launcher, key()).told_at == 7.0
 
 
 def test_one_that_does_not_listen_is_left_alone(subject: Subject) -> None:
@@ -193,3 +194,6 @@ def test_one_that_does_not_listen_is_left_alone(subject: Subject) -> None:
     assert not subject.launcher.ask(key(8), signal.SIGUSR1, 7.0)
     assert look(subject.launcher, key()).outcome is None
     assert subject.launcher.pids([key()]) == {pid: key()}
+    subject.launcher.signal(key(), signal.SIGKILL)
+    until_ended(subject.launcher, key())
+    assert look(subject.launcher, key()).told_at is None

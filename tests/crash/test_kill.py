@@ -215,7 +215,8 @@ def check(daemon: Daemon, submitter: Submitter, seed: str) -> None:
         assert view.exit_code == code, f"task {task}: {view.outcome} ({seed})"
     for task in submitter.asked - submitter.cancelled:
         kinds = [(attempt.outcome or {})["kind"] for attempt in daemon.client.task(task).attempts]
-        assert "preempted" in kinds[:-1], f"task {task} was asked to save and came to {kinds} ({seed})"
+        assert set(kinds[:-1]) <= {"preempted"}, f"task {task} was asked to save and came to {kinds} ({seed})"
+        assert kinds[-1] in ("succeeded", "failed"), f"task {task} was asked to save and came to {kinds} ({seed})"
     for view in daemon.client.history(limit=100_000):  # with those whose acknowledgement was lost on its way
         lines = daemon.home / "runs" / str(view.id)
         ran = Counter(lines.read_text().split() if lines.exists() else [])

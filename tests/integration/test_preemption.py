@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from carma.core.model import SaveSignal
-from tests.harness import Daemon, daemon_at_rest, serving, until
+from tests.harness import Daemon, daemon_at_rest, serving, until, virtual
 
 # Counts up to a number; USR1 makes it save and end. Each start is noted, with what it found in its environment.
 COUNTER = """
@@ -155,6 +155,17 @@ def test_the_first_in_line_gets_the_gpu_of_a_task_of_lower_priority() -> None:
         assert daemon.wait(low).exit_code == 0
 
 
+def test_one_that_ends_without_having_been_told_is_done(daemon: Daemon) -> None:
+    ends = "while [ ! -e enough ]; do sleep 0.01; done; echo x >> ran"
+    task = daemon.submit("sh", "-c", ends, checkpoint=SaveSignal(10, 600.0), gpu_memory_mib=100)
+    daemon.until_state(task, "running")
+    daemon.client.preempt(task)
+    (daemon.home / "enough").touch()
+    view = daemon.wait(task)
+    assert (view.outcome, len(view.attempts)) == ({"kind": "succeeded"}, 1)
+    assert (daemon.home / "ran").read_text() == "x\n"
+
+
 def test_one_that_starts_up_slowly_is_told_when_it_listens(daemon: Daemon) -> None:
     """Without a handler the signal would be its end."""
     wait = "import pathlib, time\nwhile not pathlib.Path('listen').exists(): time.sleep(0.01)\n"
@@ -168,3 +179,19 @@ def test_one_that_starts_up_slowly_is_told_when_it_listens(daemon: Daemon) -> No
     come_back(daemon, task, 2)
     assert [(one.outcome or {}).get("kind") for one in daemon.client.task(task).attempts] == ["preempted", None]
     assert (daemon.home / "told").read_text() == "1"
+
+
+def test_a_virtual_task_goes_on_where_it_was(daemon: Daemon) -> None:
+    """Its gate is closed until it is asked: it cannot have ended before."""
+    file = daemon.home / "progress"
+    save = ("--ramp-s", "0", "--save", str(file), "--gate", str(daemon.home / "gate"))
+    task = daemon.submit(*virtual(1_000, 0.5, *save), checkpoint=SaveSignal(10, 600.0), gpu_memory_mib=1_200)
+    daemon.until_state(task, "running")
+    daemon.client.preempt(task)
+    until(file.exists, "it has saved")
+    (daemon.home / "gate").touch()
+    view = daemon.wait(task)
+    assert view.outcome == {"kind": "succeeded"}
+    assert [(one.outcome or {})["kind"] for one in view.attempts] == ["preempted", "succeeded"]
+    assert b"saved: 0.0 s of work are done" in b"".join(daemon.client.logs(task, attempt=1))
+    assert b"done: 0.5 s of work" in b"".join(daemon.client.logs(task, attempt=2))

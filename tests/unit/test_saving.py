@@ -7,6 +7,7 @@ import pytest
 
 from carma.core.commands import PreemptAttempt, StopAttempt
 from carma.core.events import (
+    AttemptEnded,
     Durable,
     PreemptionMissed,
     PreemptionRequested,
@@ -145,6 +146,16 @@ def test_an_end_that_nobody_saw_in_time_counts_by_when_it_was() -> None:
         world.now += after_s
         world.end(task, Failed(3))
         assert world.task(task).attempts[0].outcome == expected
+
+
+def test_one_that_ended_before_it_could_be_told_has_ended_by_itself() -> None:
+    world = World(1)
+    task = world.run(1_000, checkpoint=SAVES)
+    ask(world, task, hold=True)
+    key = world.state.active[task]
+    world.emit(AttemptEnded(world.now, key, Succeeded(), untold=True))
+    world.settle()
+    assert world.outcome(task) == Succeeded()
 
 
 def test_a_task_that_declares_nothing_is_never_told() -> None:

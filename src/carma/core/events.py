@@ -115,6 +115,7 @@ class AttemptEnded(Event, frozen=True, tag="attempt_ended"):
     activity: Activity | None = None
     used_s: float = 0.0  # what `activity` is the mean over
     alone: Alone | None = None
+    untold: bool = False  # it was asked to save, but nobody could tell it: it ended by itself
 
 
 class RecoveryPlanned(Event, frozen=True, tag="recovery_planned"):

@@ -74,6 +74,7 @@ class Found(Record, frozen=True, kw_only=True):
     ended_at: float | None = None
     confinement: Confinement | None = None  # of one that has started
     trouble: str | None = None  # it lives, but what it runs under is gone: a sentence
+    told_at: float | None = None  # of one that has ended: the last request to save that it was told of, by `asked_at`
 
 
 class Launcher(Protocol):

@@ -65,8 +65,8 @@ def outcome_of(status: Starting | Running, event: AttemptEnded) -> Outcome:
 
 
 def left(asked: Preempting, event: AttemptEnded) -> Outcome:
-    """The end of one that was asked to leave."""
-    if is_over(asked, event.at):
+    """The end of one that was asked to leave. One that had no handler yet, and was not told, has ended by itself."""
+    if event.untold or is_over(asked, event.at):
         return event.outcome
     return Preempted(asked.by, asked.reason, _code(event.outcome))
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from msgspec.structs import replace
+
 from carma.core.ending import ended
 from carma.core.events import AttemptStarted, Durable, StopRequested, TaskPlaced
 from carma.core.model import AttemptKey
@@ -46,13 +48,20 @@ def _events_of(state: State, entry: Found, now: float, guilty: Sequence[AttemptK
         outcome = entry.outcome
         if entry.trouble is not None and isinstance(outcome, Failed):
             outcome = Disrupted(entry.trouble)  # it was not quick enough to be stopped
-        events.append(ended(state, entry.key, outcome, ended_at, guilty))
+        event = ended(state, entry.key, outcome, ended_at, guilty)
+        events.append(replace(event, untold=True) if _untold(status, entry) else event)
     elif isinstance(status, Running) and entry.pid is None:
         reason = "its record is gone: the attempt's directory was removed while it ran"
         events.append(ended(state, entry.key, Lost(reason), now))
     elif entry.trouble is not None and status.ending is None:
         events.append(StopRequested(now, entry.key.task, Disrupted(entry.trouble), DISRUPTED_GRACE_S))
     return events
+
+
+def _untold(status: Starting | Running, entry: Found) -> bool:
+    """Whether it was asked to save and ended before it could be told."""
+    asked = status.preempting if isinstance(status, Running) else None
+    return asked is not None and entry.told_at != asked.at
 
 
 def _above_booking(state: State, entry: Found) -> bool:

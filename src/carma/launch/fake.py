@@ -95,6 +95,7 @@ class FakeLauncher:
             ended_at=run.ended_at,
             confinement=run.plan.confinement,
             trouble=run.trouble if run.outcome is None else None,
+            told_at=run.asked_at if run.outcome is not None else None,
         )
 
     def signal(self, key: AttemptKey, signal: int, *, whole_tree: bool = True) -> None:  # noqa: ARG002

@@ -225,7 +225,13 @@ class ProcessLauncher:
             pid, started_at, confinement = started.pid, started.started_at, self._holding.confinement(key)
         self._holding.forget(key)
         return Found(
-            key=key, pid=pid, started_at=started_at, outcome=outcome, ended_at=ended_at, confinement=confinement
+            key=key,
+            pid=pid,
+            started_at=started_at,
+            outcome=outcome,
+            ended_at=ended_at,
+            confinement=confinement,
+            told_at=self._told_at(key),
         )
 
     def _alive(self, who: Claim) -> bool:
@@ -254,17 +260,26 @@ class ProcessLauncher:
             procfs.send(started.pid, started.start_ticks, signal)
 
     def ask(self, key: AttemptKey, signal: int, asked_at: float) -> bool:
-        """Told first and written down after it: a daemon that dies in between tells it twice rather than never."""
-        started, path = self._known(key), self._files.path(key, records.ASKED)
+        """Written down first: whoever ends by the signal was told, also if we are killed right after it. If we are
+        killed before it, nobody is told; then the task goes on, which does no harm."""
+        started = self._known(key)
         if started is None or started.runner.boot_id != self._boot_id:
             return False
-        if (records.read(path) or {}).get("asked_at") == asked_at:
+        if self._told_at(key) == asked_at:
             return True
-        if not self._trees.ask(key, started, signal):
+        listeners = self._trees.listeners(key, started, signal)
+        if not listeners:
             return False
-        with contextlib.suppress(OSError):
-            records.write(path, {"asked_at": asked_at, "signal": int(signal)}, durable=False)
-        return True
+        try:
+            asked = {"asked_at": asked_at, "signal": int(signal)}
+            records.write(self._files.path(key, records.ASKED), asked, durable=False)
+        except OSError:
+            return False  # a full disk: later
+        reached = [procfs.send(pid, start_ticks, signal) for pid, start_ticks in listeners]
+        return any(reached)
+
+    def _told_at(self, key: AttemptKey) -> float | None:
+        return (records.read(self._files.path(key, records.ASKED)) or {}).get("asked_at")
 
     def _note(self, key: AttemptKey, signal: int) -> None:
         """The first signal counts, and when SIGKILL had to follow it: the outcome tells."""

@@ -65,15 +65,14 @@ class Trees:
                 procfs.send(one.pid, one.start_ticks, number)
                 signalled.add((one.pid, one.start_ticks))
 
-    def ask(self, key: AttemptKey, started: Started, number: int) -> int:
-        """The signal to those that listen for it and have no parent that does, and how many that were. A shell around
-        the program does not listen, and would die of it; a data loader's workers have their parent's handler, but not
-        its work."""
+    def listeners(self, key: AttemptKey, started: Started, number: int) -> list[Identity]:
+        """Those that have a handler for the signal and no parent that has one. A shell around the program has none, and
+        would die of it; a data loader's workers have their parent's handler, but not its work."""
         table = procfs.processes()
         members = self._members(table, {key: started})
         listening = {pid for pid in members if procfs.listens(pid, number)}
         first = [pid for pid in listening if not any(up in listening for up in ancestors(table, pid))]
-        return sum(procfs.send(pid, table[pid].start_ticks, number) for pid in first)
+        return [(pid, table[pid].start_ticks) for pid in first]
 
 
 def by_descent(table: dict[int, procfs.Process], known: Mapping[AttemptKey, Started]) -> dict[int, AttemptKey]:

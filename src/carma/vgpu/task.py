@@ -3,7 +3,8 @@
 It is a real process, on the virtual GPUs that CUDA_VISIBLE_DEVICES names. `--seconds` is its length when it runs alone;
 with neighbours it takes longer, by the sharing model. It sleeps until about the next change it can foresee. With
 `--grow-mib` it takes more memory later on than anybody was told: what bookings are guarded against. With `--gate` it
-works without an end until that file is there; then it grows, and its `--seconds` begin to count.
+works without an end until that file is there; then it grows, and its `--seconds` begin to count. With `--save` it can
+be asked to leave: on SIGUSR1 it writes into that file how far it is, and ends; started again it goes on from there.
 """
 
 from __future__ import annotations
@@ -29,11 +30,16 @@ from carma.vgpu.device import (
 from carma.vgpu.state import IDLE, VirtualProcess, World, until_change_s
 
 LIMIT_VARIABLE = "CARMA_VGPU_LIMIT_MIB"
+LEFT = 3  # what it returns when it was asked to save: its work is not done
 _STEPS = 5  # the memory is taken in so many parts over the ramp
 _GROW_STEPS = 20  # and what it grows by later in so many
 _SHORTEST_SLEEP_S = 0.002
 _POLL_S, _SLOW_POLL_S = 0.1, 0.25  # a look at least so often: what cannot be foreseen (a kill, a fault) is seen then
 _FAST = 20.0  # from this speed on the shorter one
+
+
+class _Saved(Exception):
+    """It was asked to save and has; the text says how far it is."""
 
 
 class _Gone(Exception):
@@ -44,12 +50,16 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.ignore_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    checkpoint = Checkpoint(options.save) if options.save else None
     try:
         device = device_from_environment()
         world = device.look()
         gpus = visible_gpus(world, os.environ.get("CUDA_VISIBLE_DEVICES"))
         time.sleep(options.start_s / world.speed)
-        return _Run(device, options, gpus, limit_mib()).go()
+        return _Run(device, options, gpus, limit_mib(), checkpoint).go()
+    except _Saved as saved:
+        print(saved, flush=True)
+        return LEFT
     except CarmaError as error:
         print(f"carma.vgpu.task: {error}. {error.hint}".rstrip(), file=sys.stderr)
         return error.exit_code
@@ -84,15 +94,49 @@ def limit_mib() -> int | None:
     return int(text) if text else None
 
 
+class Checkpoint:
+    """How many seconds of the work are done, in a file; and whether somebody asks for it to be written."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.asked = False
+        self.done_s = 0.0
+        if os.path.exists(file):
+            with open(file, encoding="ascii") as found:
+                self.done_s = float(found.read())
+        signal.signal(signal.SIGUSR1, self._ask)
+
+    def _ask(self, *_: object) -> None:
+        self.asked = True
+
+    def write(self, progress_s: float) -> float:
+        """So much was done in this run; returns all that is. The old file is there until the new one is whole."""
+        done_s = self.done_s + progress_s
+        with open(f"{self.file}.new", "w", encoding="ascii") as new:
+            new.write(repr(done_s))
+        os.replace(f"{self.file}.new", self.file)
+        return done_s
+
+
 class _Run:
     """One run: enter, take memory in steps, wait for the work to be done, leave."""
 
-    def __init__(self, device: Device, options: argparse.Namespace, gpus: list[int], limit: int | None) -> None:
+    def __init__(
+        self,
+        device: Device,
+        options: argparse.Namespace,
+        gpus: list[int],
+        limit: int | None,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
         self.device, self.options, self.gpus, self.limit = device, options, gpus, limit
         self.steps = ramp_of(options) if options.gate else (*ramp_of(options), *growth_of(options))
         self.taken = 0  # of them
         self.opened_s = None if options.gate else 0.0  # its progress when the gate opened
         self.told = 0  # quarters of progress that were printed
+        self.checkpoint = checkpoint
+        if checkpoint is not None:
+            options.seconds = max(_SHORTEST_SLEEP_S, options.seconds - checkpoint.done_s)
 
     def go(self) -> int:
         began_s = time.monotonic()
@@ -113,6 +157,7 @@ class _Run:
         while not self.options.hang or self.taken < len(self.steps):
             world = self._look()
             me = self._mine(world, me)
+            self._save_if_asked(me)
             if self.opened_s is None and os.path.exists(self.options.gate):
                 me = self._open(me)
             if self._due(me.progress_s) > self.taken:
@@ -122,6 +167,12 @@ class _Run:
             else:
                 self._tell(me)
                 self._sleep(world, me)
+
+    def _save_if_asked(self, me: VirtualProcess) -> None:
+        """What is done before a gate opens is no part of its work."""
+        if self.checkpoint is not None and self.checkpoint.asked:
+            done_s = self.checkpoint.write(0.0 if self.opened_s is None else me.progress_s - self.opened_s)
+            raise _Saved(f"saved: {done_s:.1f} s of work are done")
 
     def _enter(self) -> VirtualProcess:
         asked = self.options
@@ -272,6 +323,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--grow-s", type=_seconds, default=2.0, help="it grows over so many seconds of its work")
     add("--gate", default="", help="a file: until it is there, the task neither grows nor ends")
     add("--start-s", type=_seconds, default=0.0, help="delay before it first touches a GPU")
+    add("--save", default="", help="a file: on SIGUSR1 it writes into it how far it is, and ends; goes on from there")
     add("--exit-code", type=int, default=0, help="what it returns at its end")
     add("--ignore-sigterm", action="store_true", help="only SIGKILL ends it early")
     add("--hang", action="store_true", help="takes its memory, then does nothing for ever")
