@@ -15,13 +15,15 @@ from tests.unit.test_dataset_collect_inside import LIMIT_S, is_alive, wait_for
 
 # Two jobs without an end, by way of the verb's own processes.
 PROGRAM = """
-import os, signal, sys, time
+import multiprocessing, os, signal, sys, time
 from pathlib import Path
 from carma.train import contest
 
 contest.steady = lambda: None  # imports torch, which takes seconds; done in each process, since each imports this
 
 def job(folder):
+    global held
+    held = multiprocessing.get_context("spawn").Lock()  # as libraries do; it is left behind by one that is killed
     Path(folder, str(os.getpid())).touch()
     time.sleep(6000)
 
@@ -73,7 +75,7 @@ def test_no_process_learns_on_when_it_is_gone(
     process.wait(LIMIT_S)
     wait_for(lambda: not any(map(is_alive, behind)))
     _, said = process.communicate(timeout=LIMIT_S)
-    assert (process.returncode, "Traceback" in said) == (code, False), said
+    assert (process.returncode, said) == (code, "")
 
 
 def test_a_process_that_is_killed_is_said(learning: tuple[subprocess.Popen[str], list[int]]) -> None:

@@ -63,7 +63,8 @@ _held: dict[str, Samples] = {}
 def workers(samples: Mapping[str, Samples]) -> Iterator[ProcessPoolExecutor]:
     """Processes that hold the samples: sent once to each, not with each job. They end with us, however we end."""
     before = set(active_children())
-    pool = ProcessPoolExecutor(PROCESSES, get_context("spawn"), _hold, (os.getpid(), dict(samples)))
+    with _quiet_tracker():
+        pool = ProcessPoolExecutor(PROCESSES, get_context("spawn"), _hold, (os.getpid(), dict(samples)))
     try:
         with _deaf():
             for _ in range(PROCESSES):
@@ -77,6 +78,20 @@ def workers(samples: Mapping[str, Samples]) -> Iterator[ProcessPoolExecutor]:
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _quiet_tracker() -> Iterator[None]:
+    """multiprocessing's tracker, started meanwhile, takes back what killed processes held, and need not tell."""
+    name, before = "PYTHONWARNINGS", os.environ.get("PYTHONWARNINGS")
+    os.environ[name] = ",".join(filter(None, (before, "ignore:resource_tracker")))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 @contextmanager
