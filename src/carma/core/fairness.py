@@ -106,7 +106,7 @@ class Accounts:
         account = self.by_uid.get(known.owner.uid)
         if account is None:
             account = self.by_uid[known.owner.uid] = Account(known.owner.name)
-        account.waiting += _waits(task) - _waits(before)
+        account.waiting += waits(task) - waits(before)
         was = self.by_task.get(known.id, NONE_HELD)
         held = NONE_HELD
         if task is not None and isinstance(task.status, Starting | Running):
@@ -206,8 +206,15 @@ class Accounts:
             account.since = now
 
 
-def _waits(task: Task | None) -> int:
-    return int(task is not None and isinstance(task.status, Estimating | Queued | Recovering))
+def waits(task: Task | None) -> bool:
+    """Whether it counts as waiting. Of one that has just ended nobody knows yet whether it comes back."""
+    match task.status if task is not None else None:
+        case Estimating() | Queued():
+            return True
+        case Recovering(until=until):
+            return until is not None
+        case _:
+            return False
 
 
 def wanted_by(ask: Ask, largest_mib: int) -> Held:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carma.core.fairness import NONE_HELD
+from carma.core.fairness import NONE_HELD, waits
 from carma.core.lanes import Lanes
 from carma.core.outcome import Preempted
 from carma.core.state import State, turn
@@ -101,7 +101,7 @@ def _users(state: State) -> list[str]:
     broken: list[str] = []
     for uid in {task.owner.uid for task in state.tasks.values()} | state.accounts.by_uid.keys():
         own = [task for task in state.tasks.values() if task.owner.uid == uid]
-        waiting = sum(not isinstance(task.status, Starting | Running | Finished) for task in own)
+        waiting = sum(waits(task) for task in own)
         if waiting != state.accounts.waiting(uid):
             broken.append(f"user {uid} has {waiting} tasks that wait; the account says {state.accounts.waiting(uid)}")
         # What a lost GPU was worth is known from the time when it was there, so GPUs are not looked at again here.
