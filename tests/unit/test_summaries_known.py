@@ -115,8 +115,10 @@ def test_a_norm_without_any_layer_before_it_tells_nothing() -> None:
         read_text("Net(\n  (norm): T5LayerNorm()\n  (fc): Linear(in_features=8, out_features=8, bias=True)\n)")
 
 
-def test_a_head_beside_the_last_takes_what_was_made_earlier() -> None:
-    found = {name: told[0] for name, told in by_name(read_text(HEADS, batch=2, sample=(3, 224, 224)).described).items()}
+@pytest.mark.parametrize("kind", ["InceptionAux", "QuantizableInceptionAux"])
+def test_a_head_beside_the_last_takes_what_was_made_earlier(kind: str) -> None:
+    model = read_text(HEADS.replace("InceptionAux", kind), batch=2, sample=(3, 224, 224)).described
+    found = {name: told[0] for name, told in by_name(model).items()}
     assert found["aux1.conv.conv"] == (2, 128, 4, 4)  # the means of four by four
     assert found["aux1.fc2"] == (2, 10)
     assert found["avgpool"] == (2, 1024, 1, 1)

@@ -65,14 +65,14 @@ def is_branch(name: str) -> bool:
 
 
 def begins_branch(node: Node) -> bool:
-    return is_branch(node.names[0]) or node.kind == _SIDE_HEAD
+    return is_branch(node.names[0]) or node.kind.endswith(_SIDE_HEAD)
 
 
 def goes_round(node: Node, before: Shape, made: Shape, wanted: int | None) -> bool:
     """The branch is printed before the layers that it goes round: they take what it was called with. A head beside the
     model's own hands nothing on."""
     name = node.names[0]
-    if name.startswith("shortcut") or node.kind == _SIDE_HEAD:
+    if name.startswith("shortcut") or node.kind.endswith(_SIDE_HEAD):
         return True
     return name.startswith("downsample") and wanted == before[0] != made[0] and len(before) == len(made)
 
@@ -137,7 +137,7 @@ def entering(node: Node, now: Shape) -> Shape:
     kind = node.kind
     if kind.endswith("Pooler") and len(now) == 2:
         return now[1:]  # of a language model: it takes the first word only
-    if kind == _SIDE_HEAD and len(now) == 3:
+    if kind.endswith(_SIDE_HEAD) and len(now) == 3:
         return _pooled_aside(node, now)
     if kind.endswith("PatchMerging") and len(now) == 3:
         return (-(-now[0] // 2), -(-now[1] // 2), 4 * now[2])  # four neighbours become one
@@ -275,7 +275,9 @@ def wanted_behind(children: Sequence[Node], after: Wanted) -> list[Wanted]:
     found: list[Wanted] = []
     for child in reversed(children):
         found.append(after)
-        own = wanted_by((child,)) if child.kind != _SIDE_HEAD else (None, None)  # it takes what was made earlier
+        own = (
+            wanted_by((child,)) if not child.kind.endswith(_SIDE_HEAD) else (None, None)
+        )  # it takes what was made earlier
         after = own if own != (None, None) else after
     return found[::-1]
 
