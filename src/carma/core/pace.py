@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # attribution.py calls this one
 
 CALM_S = 10.0  # its memory has not grown for so long: before that a task is starting up
 BELIEVED_S = 15.0  # so much must have been seen of one before it is believed
+IDLE = 0.25  # so much of what was told is seen at most where a task leaves a GPU idle
 MOST_S = 15.0  # so much a single sample tells at most, however long the one before it was ago
 
 
@@ -35,14 +36,21 @@ def mechanism_of(rules: Rules) -> Mechanism:
 
 def belief(task: Task, seen: Seen | None) -> Demand | None:
     """What is known of a task's demand: by its estimate, by what was seen of it now, or in an earlier attempt."""
-    if task.estimate is not None and task.estimate.demand is not None:
-        return task.estimate.demand
-    if seen is not None and seen.solo.seconds >= BELIEVED_S:
+    known = seen is not None and seen.solo.seconds >= BELIEVED_S
+    told = task.estimate.demand if task.estimate is not None else None
+    if told is not None and not (known and seen is not None and _idle_here(task, seen, told)):
+        return told
+    if known and seen is not None:
         return seen.solo.demand
     for attempt in reversed(task.attempts):
         if attempt.alone is not None:
             return attempt.alone.demand
     return None
+
+
+def _idle_here(task: Task, seen: Seen, told: Demand) -> bool:
+    """Some tasks leave all but one of their GPUs idle."""
+    return task.spec.gpus > 1 and seen.solo.sm_active < IDLE * told.sm_active
 
 
 # -- progress -------------------------------------------------------------------------------------------------------
@@ -64,6 +72,8 @@ def regroup(state: State, gpus: Iterable[GpuId], now: float) -> None:
         live.truth = 1.0
     for track in touched.values():
         track.rate = min(track.rates.values(), default=1.0)
+        for gpu in track.on:  # when it should end has changed there too
+            state.touch(gpu)
 
 
 # -- demand ---------------------------------------------------------------------------------------------------------

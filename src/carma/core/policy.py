@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from carma.core.decision import Ask, Part, Refusal
 from carma.core.model import GpuId, Record, TaskId
@@ -37,6 +38,18 @@ Moves = Callable[[Sequence[GpuView]], Sequence[Move]]
 save are passed over; where they go then is `rank`'s business, as with any task that waits."""
 
 
+class Waits(NamedTuple):
+    """One of those who wait, for a policy that looks at all of them."""
+
+    gpus: int
+    alone_s: float | None  # what it would take alone; None: nobody knows
+
+
+Urgent = Callable[[Sequence[Waits], float, int], Sequence[int]]
+"""(those who wait, in their order; what the running tasks still have to do, in GPU-seconds; GPUs) -> the places of
+those whose turn it is before all others, the first first."""
+
+
 class Policy(Record, frozen=True):
     """A placement policy: a name, whether it shares GPUs at all, and a pure ranking. `against` is a filter of its own;
     `moves` says who should be elsewhere; `bind` makes the policy for a server's rules, where it depends on them."""
@@ -46,6 +59,7 @@ class Policy(Record, frozen=True):
     shares: bool = True
     about: str = ""
     against: Against | None = None
+    urgent: Urgent | None = None
     bind: Callable[[Rules], Policy] | None = None
     gated: bool = True  # whether the gate's caps on utilisation apply: not to one that predicts slow-downs itself
     moves: Moves | None = None  # None: it never wants anybody elsewhere

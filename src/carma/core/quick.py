@@ -25,6 +25,7 @@ from carma.core.model import AttemptKey, Demand, GpuId, TaskId
 from carma.core.placement import Choice, Ranked, conclude, rank
 from carma.core.reserve import Fence, free_at, in_the_way, spare_mib
 from carma.core.state import State
+from carma.core.urgent import Order, ordered
 from carma.core.view import GpuView
 from carma.core.walk import Due, newcomer
 
@@ -46,7 +47,8 @@ def schedule(state: State, now: float) -> list[TaskPlaced]:
         return []
     walk = QuickPass(state, now, doors)
     placed = walk.placements()
-    doors.nobody = None if placed or walk.in_vain else walk.nobody
+    hopeless = not placed and not walk.in_vain and state.policy.urgent is None
+    doors.nobody = walk.nobody if hopeless else None
     return placed
 
 
@@ -71,12 +73,15 @@ class QuickPass:
         self.due = Due(state)
         self.started = self.due.started  # arrays: how many this pass has started
         self.nobody = Nobody(now)
+        self.order = Order(state.line)
+        self.overtaken: TaskId | None = None  # by the one whose turn it is now, before its time
 
     def placements(self) -> list[TaskPlaced]:
         placed: list[TaskPlaced] = []
         tasks, known, nobody = self.state.tasks, self.doors.asked, self.nobody
         order = self._order()
-        for turn in order:
+        for place, turn in enumerate(order):
+            self.overtaken = self.order.overtaken_by(place)
             asked = known.get(turn[2]) or asked_by(self.state, self.doors, tasks[turn[2]])
             nobody.last = turn
             if not asked.plain and self._waits(asked):
@@ -102,7 +107,8 @@ class QuickPass:
     def _order(self) -> InTurn | list[Turn]:
         state, doors = self.state, self.doors
         if state.lanes is None:
-            return state.line
+            self.order = ordered(state, state.line, self.now)
+            return self.order.line
 
         def cost(task_id: TaskId) -> float:
             asked = asked_by(state, doors, state.tasks[task_id])
@@ -264,7 +270,7 @@ class QuickPass:
     def _overtakes(self, choice: Choice) -> TaskId | None:
         """The first, if this placement takes a GPU that it could have used."""
         if self.fence is None:
-            return None
+            return self.overtaken
         ask, rules, policy = self.fence.ask, self.state.rules, self.state.policy
         chosen = choice.chosen
         for door in choice.doors:

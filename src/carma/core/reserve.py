@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from carma.core.decision import Ask, Refusal
 from carma.core.filters import Door, takes_tasks, tasks_allowed
 from carma.core.model import GpuId, Record
@@ -66,12 +68,14 @@ def free_at(ask: Ask, door: Door, rules: Rules, policy: Policy, now: float) -> f
         return now
     if refusal is not None and refusal.code == "WarmUp":
         settled = (min(holder.settles_at, holder.ends_at) for holder in view.holders if holder.settles_at is not None)
-        return max(now, *settled)
+        at = max(now, *settled)
+        if policy.objects(_later(ask, at, policy), view.after(at)[0]) is None:
+            return at
     if refusal is not None and refusal.code == "Metrics" and view.blind is not None:
         return now + rules.window.stale_s
     for at in sorted({holder.ends_at for holder in view.holders}):
         holders, room_mib = view.after(at)
-        if fits(ask, holders, room_mib, rules, policy):
+        if fits(_later(ask, at, policy), holders, room_mib, rules, policy):
             return at
     return None
 
@@ -112,4 +116,8 @@ def in_the_way(fence: Fence, newcomer: Holder, view: GpuView, policy: Policy) ->
     if policy.against is None or fence.start_at is None or newcomer.ends_at <= fence.start_at:
         return False
     staying, _ = view.after(fence.start_at)
-    return policy.objects(fence.ask, (*staying, newcomer)) is not None
+    return policy.objects(_later(fence.ask, fence.start_at, policy), (*staying, newcomer)) is not None
+
+
+def _later(ask: Ask, at: float, policy: Policy) -> Ask:
+    return ask if policy.against is None else replace(ask, at=at)

@@ -126,17 +126,24 @@ def _holder(state: State, gpu: Gpu, key: AttemptKey, now: float) -> Holder:
         alone=placement.booking.alone,
         warming=warm_up.phrase if warm_up is not None else None,
         settles_at=warm_up.until if warm_up is not None else None,
-        ends_at=expected_end(task, state.rules, now),
+        ends_at=expected_end(task, track, state.rules, now),
         demand=belief(task, seen),
-        progress=_progress(task, track, state.live_of(gpu.id).truth),
+        progress=_progress(task, track, gpu, state.live_of(gpu.id).truth),
     )
 
 
-def _progress(task: Task, track: Track | None, truth: float) -> Progress | None:
-    if track is None or track.began_at is None:
-        return None
+def _progress(task: Task, track: Track | None, gpu: Gpu, truth: float) -> Progress | None:
     alone_s = task.estimate.runtime_s if task.estimate is not None else None
-    return Progress(track.began_at, track.done_s, track.paced_at, min(1.0, track.rate * truth), alone_s)
+    if track is None:
+        return None
+    if track.began_at is None:
+        return not_begun(task.attempts[-1].placed_at, alone_s)
+    elsewhere = min((rate for other, rate in track.rates.items() if other != gpu.id), default=1.0)
+    return Progress(track.began_at, track.done_s, track.paced_at, min(1.0, track.rate * truth), alone_s, elsewhere)
+
+
+def not_begun(at: float, alone_s: float | None) -> Progress:
+    return Progress(at, 0.0, at, 1.0, alone_s)
 
 
 class WarmingUp(NamedTuple):
@@ -196,11 +203,21 @@ def _since(seen: Seen, calm_s: float) -> str:
     return f"it first used the GPU {show_s(calm_s)} ago"
 
 
-def expected_end(task: Task, rules: Rules, now: float) -> float:
-    """From the estimate's or the assumed run time, never beyond the time limit; one that overran gets half again."""
+def _should_end(task: Task, track: Track | None, rules: Rules) -> float:
+    """By the estimate's or the assumed run time; by its progress, where its run time alone is known."""
+    attempt = task.attempts[-1]
+    alone_s = task.estimate.runtime_s if task.estimate is not None else None
+    if alone_s is not None and track is not None and track.began_at is not None:
+        return track.paced_at + max(0.0, alone_s - track.done_s) / track.rate
+    start = attempt.started_at if attempt.started_at is not None else attempt.placed_at
+    return start + expected_runtime_s(task, rules)
+
+
+def expected_end(task: Task, track: Track | None, rules: Rules, now: float) -> float:
+    """Never beyond the time limit; one that overran what was expected gets half again."""
     attempt = task.attempts[-1]
     start = attempt.started_at if attempt.started_at is not None else attempt.placed_at
-    end = start + expected_runtime_s(task, rules)
+    end = _should_end(task, track, rules)
     if end <= now:
         end = now + max(1.0, 0.5 * (now - start))
     if task.spec.time_limit_s is not None:
@@ -225,10 +242,8 @@ def same_until(state: State, view: GpuView, now: float) -> float:
     for holder in view.holders:
         if holder.warming is not None:
             return now
-        task = state.tasks[holder.key.task]
-        attempt = task.attempts[-1]
-        start = attempt.started_at if attempt.started_at is not None else attempt.placed_at
-        until = min(until, start + expected_runtime_s(task, state.rules), _leaves_at(task))
+        task, track = state.tasks[holder.key.task], state.tracks.get(holder.key)
+        until = min(until, _should_end(task, track, state.rules), _leaves_at(task))
     return max(now, until)
 
 

@@ -21,11 +21,12 @@ from carma.core.placement import RECOVERY, UNKNOWN, Choice, Fenced, choose
 from carma.core.quota import Tally, limits_of, reached
 from carma.core.reserve import Fence, free_at, in_the_way, reserve, spare_mib
 from carma.core.settings import Rules
-from carma.core.snapshot import expected_runtime_s, views
+from carma.core.snapshot import expected_runtime_s, not_begun, views
 from carma.core.state import State
 from carma.core.status import Finished, Queued
 from carma.core.task import Task
 from carma.core.units import show_s
+from carma.core.urgent import ordered
 from carma.core.view import GpuView, Holder
 
 DRIVER_MIB = 512
@@ -261,6 +262,7 @@ def newcomer(ask: Ask, runtime_s: float, rules: Rules, now: float) -> Holder:
         settles_at=now + rules.warmup.idle_s,
         ends_at=now + runtime_s,
         demand=ask.demand,
+        progress=not_begun(now, ask.alone_s),
     )
 
 
@@ -307,7 +309,7 @@ def _by_age(state: State, now: float, due: Due, extra: Task | None) -> Iterator[
     if extra is not None:
         line = line.copy()
         insort(line, newcomer_turn(state, extra))
-    for _, _, task_id in line:
+    for _, _, task_id in ordered(state, line, now).line:
         task = tasks.get(task_id) or extra
         assert task is not None
         yield task, due.may_come(task, now)

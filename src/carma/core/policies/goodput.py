@@ -1,9 +1,9 @@
 """Goodput: the GPU on which the task adds most progress in total, as long as no task is slowed down beyond a cap.
 
 Progress is predicted by the sharing model (sharing.py) from what each task is known to keep busy when it runs alone. A
-task of whom nothing is known counts as a demanding one. The cap is on a task's whole run: one that had its GPU alone for
-an hour can bear a neighbour for a while. Where a neighbour would push anybody over the cap, the task waits: a GPU is
-left alone when sharing it loses.
+task of whom nothing is known counts as a demanding one. The cap is on a task's whole run: one that had its GPU alone
+for an hour can bear a neighbour for a while. Where a neighbour would push anybody over the cap, the task waits: a GPU
+is left alone when sharing it loses. And a task so long that it would outlast all others goes first.
 """
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ from msgspec.structs import replace
 
 from carma.core.decision import Ask, Part, Refusal
 from carma.core.model import Demand, GpuId, Record
-from carma.core.policy import Policy, Ranked
+from carma.core.policy import Policy, Ranked, Waits
 from carma.core.settings import Rules
 from carma.core.sharing import Mechanism, progress_rates
 from carma.core.view import GpuView, Holder
+
+LEAST_GAIN = 0.1  # of a GPU's work: less is not worth what it costs those who share
+THROUGHPUT = 1.3  # of a shared GPU, alone 1: to reckon how long it takes until all is done
+LATE = 1.2  # a task is late if it would take so much longer than alone and then end after all others
 
 
 class Terms(Record, frozen=True):
@@ -30,13 +34,16 @@ class Terms(Record, frozen=True):
 class Member:
     """One that shares the GPU, as it would go on."""
 
-    __slots__ = ("alone_s", "demand", "left_s", "spent_s")
+    __slots__ = ("alone_s", "demand", "elsewhere", "left_s", "spent_s")
 
-    def __init__(self, demand: Demand | None, alone_s: float, done_s: float, spent_s: float) -> None:
+    def __init__(
+        self, demand: Demand | None, alone_s: float, done_s: float = 0.0, spent_s: float = 0.0, elsewhere: float = 1.0
+    ) -> None:
         self.demand = demand
         self.alone_s = alone_s
         self.left_s = max(1.0, alone_s - done_s)  # one that overran what was said of it may end at any time
         self.spent_s = spent_s
+        self.elsewhere = elsewhere  # the rate that its other GPUs allow
 
 
 class Outlook(Record, frozen=True):
@@ -49,20 +56,25 @@ class Outlook(Record, frozen=True):
 
 def outlook(ask: Ask, holders: Sequence[Holder], terms: Terms) -> Outlook:
     members = [_member(holder, ask.at) for holder in holders]
-    newcomer = Member(ask.demand, inf if ask.alone_s is None else ask.alone_s, 0.0, 0.0)
-    before = progress_rates([member.demand for member in members], terms.mechanism)
-    members.append(newcomer)
-    after = progress_rates([member.demand for member in members], terms.mechanism)
+    before = _rates(members, terms.mechanism)
+    members.append(Member(ask.demand, inf if ask.alone_s is None else ask.alone_s))
+    after = _rates(members, terms.mechanism)
     slow = slowdowns(members, after, terms.mechanism)
     return Outlook(sum(after) - sum(before), slow[-1], max(slow))
+
+
+def _rates(members: Sequence[Member], mechanism: Mechanism) -> list[float]:
+    rates = progress_rates([member.demand for member in members], mechanism)
+    return [min(rate, member.elsewhere) for rate, member in zip(rates, members, strict=True)]
 
 
 def _member(holder: Holder, now: float) -> Member:
     progress = holder.progress
     if progress is None:
-        return Member(holder.demand, inf, 0.0, 0.0)
+        return Member(holder.demand, inf)
     alone_s = inf if progress.alone_s is None else progress.alone_s
-    return Member(holder.demand, alone_s, progress.done_by(now), max(0.0, now - progress.began_at))
+    spent_s = max(0.0, now - progress.began_at)
+    return Member(holder.demand, alone_s, progress.done_by(now), spent_s, progress.elsewhere)
 
 
 def slowdowns(members: Sequence[Member], rates: Sequence[float], mechanism: Mechanism) -> list[float]:
@@ -82,14 +94,17 @@ def slowdowns(members: Sequence[Member], rates: Sequence[float], mechanism: Mech
         member = members[first]
         found[first] = (member.spent_s + at) / member.alone_s
         del left[first]
-        rates = progress_rates([members[place].demand for place in left], mechanism)
+        rates = _rates([members[place] for place in left], mechanism)
 
 
 def against(terms: Terms, ask: Ask, holders: Sequence[Holder]) -> Refusal | None:
     found = outlook(ask, holders, terms)
-    if found.worst <= terms.cap:
+    if found.worst <= terms.cap and found.gain >= LEAST_GAIN:
         return None
     others = ", ".join(str(holder.key.task) for holder in holders)
+    if found.gain < LEAST_GAIN:
+        added = f"{found.gain:.2f} of a GPU's work (wanted: {LEAST_GAIN:g})"
+        return Refusal("Slowdown", f"beside {others} it would add {added}")
     worst = f"{found.worst:.2f} times as long as alone (cap {terms.cap:g})"
     return Refusal("Slowdown", f"beside {others} somebody would take {worst}")
 
@@ -110,9 +125,24 @@ def rank(terms: Terms, ask: Ask, views: Sequence[GpuView], _last_gpu: GpuId | No
     ]
 
 
+def urgent(waiting: Sequence[Waits], running_s: float, gpus: int) -> list[int]:
+    """Those that would outlast all the rest if they waited any longer, the longest first: left to their turn, they
+    would run at the end with most GPUs idle."""
+    known = [waits.alone_s for waits in waiting if waits.alone_s is not None]
+    guess_s = sum(known) / len(known) if known else 0.0
+    work_s = sum(waits.gpus * (guess_s if waits.alone_s is None else waits.alone_s) for waits in waiting)
+    drained_s = (running_s + work_s) / (gpus * THROUGHPUT)
+    late = [
+        (-waits.alone_s, place)
+        for place, waits in enumerate(waiting)
+        if waits.alone_s is not None and waits.alone_s * LATE >= drained_s
+    ]
+    return [place for _, place in sorted(late)]
+
+
 def bound(rules: Rules) -> Policy:
     terms = Terms(rules.placement.slowdown_cap, "timeslice" if rules.sharing.mechanism == "timeslice" else "mps")
-    return replace(POLICY, rank=partial(rank, terms), against=partial(against, terms), bind=None)
+    return replace(POLICY, rank=partial(rank, terms), against=partial(against, terms), urgent=urgent, bind=None)
 
 
 POLICY = Policy(

@@ -1,0 +1,61 @@
+"""The line as a policy wants it: it may name some whose turn it is before the others (`Policy.urgent`).
+
+Nobody goes before a task of a higher priority, and nobody is overtaken for ever: once the first in line has been passed
+by `queue.overtakes` others, the order is that of age until it starts.
+"""
+
+from __future__ import annotations
+
+from carma.core.kept import Turn
+from carma.core.model import TaskId
+from carma.core.policy import Waits
+from carma.core.state import State
+
+
+class Order:
+    """`line` with the urgent ones, so many of them, before the others."""
+
+    __slots__ = ("first", "line", "urgent")
+
+    def __init__(self, line: list[Turn], urgent: int = 0, first: TaskId | None = None) -> None:
+        self.line = line
+        self.urgent = urgent
+        self.first = first  # by age
+
+    def overtaken_by(self, place: int) -> TaskId | None:
+        """Whom the one at that place goes before."""
+        return self.first if place < self.urgent and self.line[place][2] != self.first else None
+
+
+def ordered(state: State, line: list[Turn], now: float) -> Order:
+    urgent, rules = state.policy.urgent, state.rules.queue
+    if urgent is None or len(line) < 2 or state.overtaken.get(line[0][2], 0) >= rules.overtakes:
+        return Order(line)
+    window = [turn for turn in line[: rules.backfill_depth] if turn[:2] == line[0][:2]]
+    waiting = [_waits(state, turn[2]) for turn in window]
+    if not any(waits.alone_s is not None for waits in waiting):
+        return Order(line)
+    places = urgent(waiting, _running_s(state, now), len(state.gpus))
+    if not places:
+        return Order(line)
+    first = [window[place] for place in places]
+    taken = set(first)
+    return Order([*first, *(turn for turn in line if turn not in taken)], len(first), line[0][2])
+
+
+def _waits(state: State, task_id: TaskId) -> Waits:
+    task = state.tasks.get(task_id)
+    if task is None:  # one that is only tried out
+        return Waits(1, None)
+    return Waits(task.spec.gpus, task.estimate.runtime_s if task.estimate is not None else None)
+
+
+def _running_s(state: State, now: float) -> float:
+    """GPU-seconds that the running tasks would still take alone."""
+    total_s = 0.0
+    for task_id, key in state.active.items():
+        task, track = state.tasks[task_id], state.tracks.get(key)
+        known_s = task.estimate.runtime_s if task.estimate is not None else None
+        alone_s = state.rules.queue.assumed_runtime_s if known_s is None else known_s
+        total_s += max(0.0, alone_s - (track.done_by(now) if track is not None else 0.0)) * task.spec.gpus
+    return total_s
