@@ -11,10 +11,11 @@ import pytest
 
 from carma.dataset.listing import Lister
 from carma.errors import Refused, Usage
-from tests.unit.dataset_rows import config, write_configs
+from tests.unit.dataset_rows import RESIDUAL, config, write_configs
 from tests.unit.test_dataset_collect_inside import LIMIT_S, is_alive, wait_for
 
-MANY = 4_000
+MANY = 400  # fewer than it tells of on the way: a word to nobody would end it
+DEEP = [*RESIDUAL[:1], *RESIDUAL[1:2] * 200, *RESIDUAL[2:]]
 LISTING = """
 import sys
 from pathlib import Path
@@ -32,7 +33,7 @@ def below(pid: int) -> list[int]:
 
 def test_killed_it_leaves_no_process_behind(tmp_path: Path) -> None:
     configs, layers = tmp_path / "configs.jsonl", tmp_path / "layers.jsonl"
-    write_configs(configs, *(config(f"mlp-{number}") for number in range(MANY)))
+    write_configs(configs, *(config(f"mlp-{number}", model=DEEP) for number in range(MANY)))
     process = subprocess.Popen([sys.executable, "-c", LISTING, str(configs), str(layers)])
     try:
         wait_for(lambda: layers.exists() and layers.stat().st_size)
