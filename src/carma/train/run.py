@@ -112,9 +112,7 @@ def _read(options: Options, tell: Tell) -> tuple[dict[str, Samples], dict[str, S
     for name, samples in {**own, **public}.items():
         if len(samples) < LEAST_RUNS:
             few = f"{name}: {len(samples):,} runs are too few to learn from"
-            raise Usage(
-                few, f"{LEAST_RUNS} are needed, hundreds to be of use; carma dataset collect adds some."
-            )
+            raise Usage(few, f"{LEAST_RUNS} are needed, hundreds to be of use; carma dataset collect adds some.")
         tell(f"{name}: {len(samples):,} runs on {samples.origin.gpu}")
     return own, public
 
