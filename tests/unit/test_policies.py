@@ -8,8 +8,8 @@ import pytest
 
 from carma.core.decision import Ask, Part
 from carma.core.model import GpuId
-from carma.core.policy import Policy, Rank, Ranked
 from carma.core.policies import best_fit, exclusive, first_fit, lug, magm, round_robin
+from carma.core.policy import Policy, Rank, Ranked
 from carma.core.queue import explain
 from carma.core.settings import Gate, PlacementRules, Rules, WarmUp
 from carma.core.view import GpuView

@@ -27,12 +27,29 @@ def first_answer(
 ) -> Answer:
     """`refused` are those who were asked before."""
     refusals = list(refused)
-    for estimator in estimators:
+    for place, estimator in enumerate(estimators):
         answer = _ask(estimator, request)
         if isinstance(answer, Estimate):
-            return _lifted(answer, refusals), tuple(refusals)
+            whole = _with_habits(answer, estimators[place + 1 :], request)
+            return _lifted(whole, refusals), tuple(refusals)
         refusals.append(answer)
     return None, tuple(refusals)
+
+
+def _with_habits(estimate: Estimate, others: Sequence[Estimator], request: EstimateRequest) -> Estimate:
+    """How busy it keeps a GPU and how long it takes, from a quick source behind, where the first does not tell: who
+    declares memory does not hide what history knows."""
+    if estimate.demand is not None and estimate.runtime_s is not None:
+        return estimate
+    for other in others:
+        known = _ask(other, request) if is_quick(other) else None
+        if isinstance(known, Estimate) and (known.demand is not None or known.runtime_s is not None):
+            return msgspec.structs.replace(
+                estimate,
+                demand=estimate.demand or known.demand,
+                runtime_s=known.runtime_s if estimate.runtime_s is None else estimate.runtime_s,
+            )
+    return estimate
 
 
 def split(estimators: Sequence[Estimator]) -> tuple[tuple[Estimator, ...], tuple[Estimator, ...]]:

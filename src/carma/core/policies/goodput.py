@@ -34,7 +34,7 @@ class Terms(Record, frozen=True):
 class Member:
     """One that shares the GPU, as it would go on."""
 
-    __slots__ = ("alone_s", "demand", "elsewhere", "left_s", "spent_s")
+    __slots__ = ("alone_s", "demand", "elsewhere", "left_s", "seen", "spent_s")
 
     def __init__(
         self, demand: Demand | None, alone_s: float, done_s: float = 0.0, spent_s: float = 0.0, elsewhere: float = 1.0
@@ -44,6 +44,7 @@ class Member:
         self.left_s = max(1.0, alone_s - done_s)  # one that overran what was said of it may end at any time
         self.spent_s = spent_s
         self.elsewhere = elsewhere  # the rate that its other GPUs allow
+        self.seen = 1.0  # its rate as it is seen
 
 
 class Outlook(Record, frozen=True):
@@ -57,10 +58,16 @@ class Outlook(Record, frozen=True):
 def outlook(ask: Ask, holders: Sequence[Holder], terms: Terms) -> Outlook:
     members = [_member(holder, ask.at) for holder in holders]
     before = _rates(members, terms.mechanism)
+    missed = _missed(members, before)
     members.append(Member(ask.demand, inf if ask.alone_s is None else ask.alone_s))
-    after = _rates(members, terms.mechanism)
+    after = [rate * missed for rate in _rates(members, terms.mechanism)]
     slow = slowdowns(members, after, terms.mechanism)
     return Outlook(sum(after) - sum(before), slow[-1], max(slow))
+
+
+def _missed(members: Sequence[Member], rates: Sequence[float]) -> float:
+    """How much of the progress that was predicted is seen; never more than all of it."""
+    return min((min(1.0, member.seen / rate) for member, rate in zip(members, rates, strict=True)), default=1.0)
 
 
 def _rates(members: Sequence[Member], mechanism: Mechanism) -> list[float]:
@@ -74,7 +81,9 @@ def _member(holder: Holder, now: float) -> Member:
         return Member(holder.demand, inf)
     alone_s = inf if progress.alone_s is None else progress.alone_s
     spent_s = max(0.0, now - progress.began_at)
-    return Member(holder.demand, alone_s, progress.done_by(now), spent_s, progress.elsewhere)
+    member = Member(holder.demand, alone_s, progress.done_by(now), spent_s, progress.elsewhere)
+    member.seen = progress.rate
+    return member
 
 
 def slowdowns(members: Sequence[Member], rates: Sequence[float], mechanism: Mechanism) -> list[float]:
