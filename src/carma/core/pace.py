@@ -125,14 +125,23 @@ def _compare(
         return
     predicted = 0.0
     for member, rate in zip(present, rates, strict=True):
-        estimate, solo = state.tasks[member.key.task].estimate, member.seen.solo
-        told = estimate.demand if estimate is not None else None
-        if not _calm(member.seen, sample.at) or (told is None and solo.alone_s < BELIEVED_S):
+        demand = _believed(state.tasks[member.key.task], member.seen)
+        if demand is None or not _calm(member.seen, sample.at):
             return
-        predicted += (told.sm_active if told is not None else solo.sm_active) * rate
+        predicted += demand.sm_active * rate
     if predicted > 0.05:
         ratio = min(1.0 / max(rates), active / min(1.0, predicted))
         live.truth += (ratio - live.truth) * min(1.0, s / BELIEVED_S)
+
+
+def _believed(task: Task, seen: Seen) -> Demand | None:
+    """What is known of it from elsewhere than from this company."""
+    told = task.estimate.demand if task.estimate is not None else None
+    if told is not None and task.spec.gpus == 1:
+        return told
+    if told is None and seen.solo.alone_s < BELIEVED_S:
+        return None
+    return belief(task, seen) if seen.solo.seconds >= BELIEVED_S else None  # which of its GPUs it uses shows late
 
 
 def alone_of(track: Track, now: float) -> Alone | None:

@@ -16,12 +16,13 @@ from msgspec.structs import replace
 
 from carma.core.decision import Ask, Part, Refusal
 from carma.core.model import Demand, GpuId, Record
-from carma.core.policy import Policy, Ranked, Waits
+from carma.core.policy import Move, Policy, Ranked, Waits
 from carma.core.settings import Rules
 from carma.core.sharing import Mechanism, progress_rates
 from carma.core.view import GpuView, Holder
 
 LEAST_GAIN = 0.1  # of a GPU's work: less is not worth what it costs those who share
+CLEARLY = 0.85  # less progress than this part of what was predicted: the prediction is off by that much now and then
 THROUGHPUT = 1.3  # of a shared GPU, alone 1: to reckon how long it takes until all is done
 LATE = 1.2  # a task is late if it would take so much longer than alone and then end after all others
 
@@ -66,8 +67,9 @@ def outlook(ask: Ask, holders: Sequence[Holder], terms: Terms) -> Outlook:
 
 
 def _missed(members: Sequence[Member], rates: Sequence[float]) -> float:
-    """How much of the progress that was predicted is seen; never more than all of it."""
-    return min((min(1.0, member.seen / rate) for member, rate in zip(members, rates, strict=True)), default=1.0)
+    """How much of the progress that was predicted is seen, where it is clearly less; else all of it."""
+    seen = min((member.seen / rate for member, rate in zip(members, rates, strict=True)), default=1.0)
+    return seen if seen < CLEARLY else 1.0
 
 
 def _rates(members: Sequence[Member], mechanism: Mechanism) -> list[float]:
@@ -149,9 +151,34 @@ def urgent(waiting: Sequence[Waits], running_s: float, gpus: int) -> list[int]:
     return [place for _, place in sorted(late)]
 
 
+def moves(terms: Terms, views: Sequence[GpuView]) -> list[Move]:
+    """The newest on each GPU where clearly less progress is made than was predicted, and too little by the cap."""
+    found: list[Move] = []
+    for view in views:
+        if len(view.holders) < 2 or view.newest is None or any(holder.warming is not None for holder in view.holders):
+            continue
+        members = [_member(holder, view.newest.at) for holder in view.holders]
+        missed = _missed(members, _rates(members, terms.mechanism))
+        seen = [member.seen for member in members]
+        worst = max(slowdowns(members, seen, terms.mechanism))
+        if missed < 1.0 and worst > terms.cap:
+            newest = max(view.holders, key=lambda holder: holder.key)
+            less = f"{missed:.0%} of the progress that was predicted"
+            slow = f"somebody would take {worst:.2f} times as long as alone (cap {terms.cap:g})"
+            found.append(Move(newest.key.task, f"those who share its GPU make {less}, and {slow}"))
+    return found
+
+
 def bound(rules: Rules) -> Policy:
     terms = Terms(rules.placement.slowdown_cap, "timeslice" if rules.sharing.mechanism == "timeslice" else "mps")
-    return replace(POLICY, rank=partial(rank, terms), against=partial(against, terms), urgent=urgent, bind=None)
+    return replace(
+        POLICY,
+        rank=partial(rank, terms),
+        against=partial(against, terms),
+        urgent=urgent,
+        moves=partial(moves, terms),
+        bind=None,
+    )
 
 
 POLICY = Policy(
