@@ -1,0 +1,151 @@
+"""Whatever the policy, the trace, the rules and the figures that decisions rest on: no GPU is booked beyond its memory,
+none has more tasks than allowed, who wants to be alone is, and what a policy promises of company holds.
+
+The books are kept here a second time, from the events and samples alone; the core's own are not looked at.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from carma.core import events as e
+from carma.core.model import AttemptKey, Booking, GpuId
+from carma.core.pace import mechanism_of
+from carma.core.policies import horus, lucid
+from carma.core.sharing import engine_share, progress_rates
+from carma.core.snapshot import view_of
+from carma.core.status import Starting
+from carma.core.view import Holder
+from carma.sim.run import Simulation
+from tests.simulated import EVERY_POLICY, simulations
+
+MANY = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+class Books:
+    """Who is on which GPU, with what booking, and the most that was ever seen of each."""
+
+    def __init__(self, made: Simulation) -> None:
+        self.made, self.rules = made, made.rules
+        self.memory_mib: dict[GpuId, int] = {}
+        self.on: dict[GpuId, dict[AttemptKey, Booking]] = {}
+        self.seen_mib: dict[AttemptKey, int] = {}
+        self.shared = 0  # placements beside others
+
+    def follow(self, event: e.AnyEvent) -> None:
+        match event:
+            case e.GpusFound(gpus=gpus):
+                self.memory_mib = {gpu.id: gpu.memory_mib for gpu in gpus}
+                self.on = {gpu.id: {} for gpu in gpus}
+            case e.GpusSampled(samples=samples):
+                for use in (use for sample in samples for use in sample.processes or ()):
+                    if use.attempt is not None:
+                        self.seen_mib[use.attempt] = max(self.seen_mib.get(use.attempt, 0), use.memory_mib or 0)
+            case e.TaskPlaced():
+                self._placed(event)
+            case e.BookingShrunk(key=key, from_mib=before, to_mib=after):
+                for held in self.on.values():
+                    if key in held:
+                        assert held[key].memory_mib == before > after
+                        held[key] = Booking(memory_mib=after, source=held[key].source)
+            case e.AttemptEnded(key=key):
+                for held in self.on.values():
+                    held.pop(key, None)
+            case _:
+                return
+        self._balance()
+
+    def _placed(self, event: e.TaskPlaced) -> None:
+        booking = event.placement.booking
+        assert len(set(event.placement.gpus)) == self.made.trace.tasks[event.key.task - 1].gpus
+        for gpu in event.placement.gpus:
+            others = self.on[gpu]
+            if others:
+                self.shared += 1
+                counted = sum(max(one.memory_mib, self.seen_mib.get(key, 0)) for key, one in others.items())
+                taken_mib = counted + booking.memory_mib + self.rules.memory.margin_mib
+                assert taken_mib <= self.memory_mib[gpu], f"{event.key} on {gpu} beside {others}"
+            others[event.key] = booking
+
+    def _balance(self) -> None:
+        for gpu, held in self.on.items():
+            booked_mib = sum(booking.memory_mib for booking in held.values())
+            assert booked_mib <= self.memory_mib[gpu], f"{gpu} has {booked_mib} MiB booked"
+            assert len(held) <= self.rules.placement.tasks_per_gpu, f"{gpu} has {len(held)} tasks"
+            alone = any(booking.alone for booking in held.values())
+            assert len(held) <= 1 or not alone, f"{gpu}: one of {list(held)} wanted it alone"
+
+
+@pytest.mark.parametrize("policy", EVERY_POLICY)
+@MANY
+@given(data=st.data())
+def test_no_gpu_is_booked_beyond_its_memory_or_holds_too_many(policy: str, data: st.DataObject) -> None:
+    made = data.draw(simulations(policy))
+    books = Books(made)
+    for event in made.events():
+        books.follow(event)
+        if isinstance(event, e.TaskPlaced):
+            _company_is_as_promised(made, event)
+    assert not any(books.on.values()), "everybody has left"
+
+
+def _company_is_as_promised(made: Simulation, event: e.TaskPlaced) -> None:
+    """Just after a placement, of each of its GPUs that others are on."""
+    state = made.state
+    for gpu in event.placement.gpus:
+        holders = view_of(state, state.gpus[gpu], event.at).holders
+        if len(holders) < 2:
+            continue
+        match state.policy.name:
+            case "exclusive":
+                raise AssertionError(f"{gpu} is shared by {[holder.key for holder in holders]}")
+            case "horus":
+                known = [1.0 if one.demand is None else engine_share(one.demand) for one in holders]
+                assert sum(known) <= horus.BUDGET + 1e-6
+            case "lucid":
+                assert len(holders) == 2
+                assert sum(lucid.score(one.demand, one.counted_mib) for one in holders) <= 2
+            case "goodput":
+                slow = whole_runs(made, holders, event)
+                assert max(slow) <= state.rules.placement.slowdown_cap + 1e-6, f"{event} slows down by {slow}"
+            case _:
+                pass
+
+
+def whole_runs(made: Simulation, holders: tuple[Holder, ...], event: e.TaskPlaced) -> list[float]:
+    """How many times as long as alone each of them takes in all, if nobody else comes, by the rates that are expected
+    of them. One whose end nobody knows goes on as it begins."""
+    state, now = made.state, event.at
+    left_s, spent_s, bounds = [], [], []
+    for holder in holders:
+        progress = holder.progress
+        assert progress is not None
+        starting = isinstance(state.tasks[holder.key.task].status, Starting)
+        done_s = 0.0 if starting and holder.key == event.key else progress.done_by(now)
+        left_s.append(inf if progress.alone_s is None else max(1.0, progress.alone_s - done_s))
+        spent_s.append(now - progress.began_at)
+        rates = state.tracks[holder.key].rates
+        bounds.append(min((rates[other] for other in rates if other not in event.placement.gpus), default=1.0))
+    found, at, there = [0.0] * len(holders), 0.0, list(range(len(holders)))
+    while there:
+        demands = [holders[one].demand for one in there]
+        rates_now = progress_rates(demands, mechanism_of(state.rules))
+        speed = {one: min(rate, bounds[one]) for one, rate in zip(there, rates_now, strict=True)}
+        for one in there:
+            if left_s[one] == inf and not found[one]:
+                found[one] = 1.0 / speed[one]
+        ends = {one: left_s[one] / speed[one] for one in there if left_s[one] < inf}
+        if not ends:
+            break
+        first = min(ends, key=lambda one: ends[one])
+        at += ends[first]
+        for one in there:
+            left_s[one] -= ends[first] * speed[one]
+        alone_s = holders[first].progress.alone_s  # type: ignore[union-attr]
+        found[first] = (spent_s[first] + at) / (alone_s or 1.0)
+        there.remove(first)
+    return found
