@@ -52,8 +52,15 @@ class Outlook(Record, frozen=True):
     """What is predicted for a GPU if the task comes to it."""
 
     gain: float  # progress of all, less what those there make by themselves
-    own: float  # slow-down of the newcomer
-    worst: float  # of anybody, over the whole run
+    slow: tuple[float, ...]  # how many times as long as alone each takes over its whole run, the newcomer last
+
+    @property
+    def own(self) -> float:
+        return self.slow[-1]
+
+    @property
+    def worst(self) -> float:
+        return max(self.slow)
 
 
 def outlook(ask: Ask, holders: Sequence[Holder], terms: Terms) -> Outlook:
@@ -63,7 +70,7 @@ def outlook(ask: Ask, holders: Sequence[Holder], terms: Terms) -> Outlook:
     members.append(Member(ask.demand, inf if ask.alone_s is None else ask.alone_s))
     after = [rate * missed for rate in _rates(members, terms.mechanism)]
     slow = slowdowns(members, after, terms.mechanism)
-    return Outlook(sum(after) - sum(before), slow[-1], max(slow))
+    return Outlook(sum(after) - sum(before), tuple(slow))
 
 
 def _missed(members: Sequence[Member], rates: Sequence[float]) -> float:
@@ -110,14 +117,42 @@ def slowdowns(members: Sequence[Member], rates: Sequence[float], mechanism: Mech
 
 def against(terms: Terms, ask: Ask, holders: Sequence[Holder]) -> Refusal | None:
     found = outlook(ask, holders, terms)
-    if found.worst <= terms.cap and found.gain >= LEAST_GAIN:
-        return None
-    others = ", ".join(str(holder.key.task) for holder in holders)
+    if found.worst > terms.cap:
+        return Refusal("Slowdown", f"{_beside(holders)} {_too_slow(found, ask, holders, terms.cap)}")
     if found.gain < LEAST_GAIN:
-        added = f"{found.gain:.2f} of a GPU's work (wanted: {LEAST_GAIN:g})"
-        return Refusal("Slowdown", f"beside {others} it would add {added}")
-    worst = f"{found.worst:.2f} times as long as alone (cap {terms.cap:g})"
-    return Refusal("Slowdown", f"beside {others} somebody would take {worst}")
+        return Refusal("Slowdown", f"{_beside(holders)} {_too_little(found.gain)}")
+    return None
+
+
+def _beside(holders: Sequence[Holder]) -> str:
+    names = ", ".join(str(holder.key.task) for holder in holders)
+    return f"beside task {names}" if len(holders) == 1 else f"beside tasks {names}"
+
+
+def _too_slow(found: Outlook, ask: Ask, holders: Sequence[Holder], cap: float) -> str:
+    """The newcomer and the worst of the others, as far as the cap is against them; and who is only taken to be busy."""
+    names = [f"task {holder.key.task}" for holder in holders]
+    slowest, name = max(zip(found.slow[:-1], names, strict=True))
+    if found.own > cap:
+        told = f"it would take {found.own:.2f} times as long as alone"
+        told += f", {name} {slowest:.2f} times" if slowest > cap else ""
+    else:
+        told = f"{name} would take {slowest:.2f} times as long as alone"
+    unknown = [who for who, one in zip(names, holders, strict=True) if one.demand is None]
+    return f"{told} (cap {cap:g}){_guessed(unknown if ask.demand is not None else ['it', *unknown])}"
+
+
+def _guessed(unknown: Sequence[str]) -> str:
+    if not unknown:
+        return ""
+    count = "counts" if len(unknown) == 1 else "count"
+    return f"; {' and '.join(unknown)} {count} as very busy, since that is not known yet"
+
+
+def _too_little(gain: float) -> str:
+    if gain < 0.0:
+        return f"less would be done in all than without it (by {-gain:.2f} of a GPU's work)"
+    return f"it would add {gain:.2f} of a GPU's work in all (at least {LEAST_GAIN:g} is wanted)"
 
 
 def rank(terms: Terms, ask: Ask, views: Sequence[GpuView], _last_gpu: GpuId | None) -> list[Ranked]:
@@ -163,7 +198,7 @@ def moves(terms: Terms, views: Sequence[GpuView]) -> list[Move]:
         worst = max(slowdowns(members, seen, terms.mechanism))
         if missed < 1.0 and worst > terms.cap:
             newest = max(view.holders, key=lambda holder: holder.key)
-            less = f"{missed:.0%} of the progress that was predicted"
+            less = f"{100 * missed:.0f} % of the progress that was predicted"
             slow = f"somebody would take {worst:.2f} times as long as alone (cap {terms.cap:g})"
             found.append(Move(newest.key.task, f"those who share its GPU make {less}, and {slow}"))
     return found
