@@ -156,7 +156,8 @@ def reserved(state: State, ask: Ask, found: Sequence[Kept], now: float) -> Fence
 
 def _not_before(state: State, kept: Kept, ask: Ask, now: float) -> float:
     """When the GPU could take it, or earlier; inf where it never could, which is always of now."""
-    known = kept.free_for
+    # What a policy has against company may cease by itself, and is not the same for all who want as much memory.
+    known = kept.free_for if state.policy.against is None else None
     live = state.live.get(kept.gpu.id)
     if known is None or known[0] != ask.memory_mib or known[1] != ask.alone or live is None:
         return free_for(state, kept, ask, now)

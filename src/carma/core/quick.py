@@ -139,7 +139,7 @@ class QuickPass:
             if placed is not None:
                 return placed
         if self.first is None:
-            self.first = ask
+            self.first = self._of_now(ask)
         return None
 
     def _try(self, asked: Asked) -> TaskPlaced | None:
@@ -154,8 +154,7 @@ class QuickPass:
         if len(found) < ask.gpus or shape in self.in_vain:
             return None
         opened = [door_at(self.state, kept, self.now).view for kept in found]
-        if self.state.policy.against is not None:
-            ask = replace(ask, at=self.now)
+        ask = self._of_now(ask)
         refusals: dict[GpuId, Refusal] = {}
         last = self.state.gpus.get(self.last_gpu) if self.last_gpu is not None else None
         ranked = rank(
@@ -172,6 +171,10 @@ class QuickPass:
                 self.first_refused = {gpu for gpu, refusal in refusals.items() if refusal.code == "Policy"}
             return None
         return self._place(asked, ranked, refusals, fenced)
+
+    def _of_now(self, ask: Ask) -> Ask:
+        """What is kept of an ask has no time, and a policy may look at it."""
+        return ask if self.state.policy.against is None else replace(ask, at=self.now)
 
     def _place(
         self, asked: Asked, ranked: list[Ranked], refusals: dict[GpuId, Refusal], fenced: Fenced | None

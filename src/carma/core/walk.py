@@ -116,6 +116,7 @@ class Due:
         self.tally = Tally(state.rules.quota, state.accounts, self.total_mib)
         self.stopped: dict[TaskId, str] = {}  # by their users' quotas, and why
         self.started: dict[TaskId, int] = {}  # arrays: how many this pass has started
+        self.overtaken: TaskId | None = None  # by the one whose turn it is now, before its time (urgent.py)
 
     def wanted(self, task: Task) -> Held:
         return wanted_by(ask_of(task, self.state, self.sizes), self.largest_mib)
@@ -235,7 +236,7 @@ class Pass(Due):
     def overtakes(self, choice: Choice) -> TaskId | None:
         """The fenced task, if this placement took a GPU that it could have used."""
         if self.fence is None:
-            return None
+            return self.overtaken
         ask, rules, policy = self.fence.ask, self.state.rules, self.state.policy
         for door in choice.doors:  # as they were before
             if door.view.gpu.id in choice.chosen and free_at(ask, door, rules, policy, self.now) is not None:
@@ -309,7 +310,9 @@ def _by_age(state: State, now: float, due: Due, extra: Task | None) -> Iterator[
     if extra is not None:
         line = line.copy()
         insort(line, newcomer_turn(state, extra))
-    for _, _, task_id in ordered(state, line, now).line:
+    order = ordered(state, line, now)
+    for place, (_, _, task_id) in enumerate(order.line):
+        due.overtaken = order.overtaken_by(place)
         task = tasks.get(task_id) or extra
         assert task is not None
         yield task, due.may_come(task, now)
