@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from msgspec.structs import replace
 
@@ -21,6 +21,7 @@ from carma.core.state import SERVER, State
 from carma.core.status import Estimating, Finished, Queued, Recovering, Running, Starting
 from carma.core.task import Task
 from carma.core.units import show_s
+from carma.core.urgent import ordered, out_of_turn
 from carma.core.walk import Due, Pass, Waiting, ask_of, newcomer_turn, not_yet, turns, whole_line
 
 __all__ = [
@@ -71,6 +72,7 @@ def _plain_reason(task: Task, state: State, now: float, sizes: tuple[Gpu, ...]) 
 
 def _reasons_in_line(state: State, now: float, ids: set[TaskId]) -> dict[TaskId, Waiting]:
     walk = Pass(state, now)
+    order = out_of_turn(state, now)
     found: dict[TaskId, Waiting] = {}
     head: TaskId | None = None
     for task in turns(state, now, walk):
@@ -79,24 +81,24 @@ def _reasons_in_line(state: State, now: float, ids: set[TaskId]) -> dict[TaskId,
         if walk.fence is not None and walk.fence.ask.task == task.id:
             head, start_at = task.id, walk.fence.start_at
         if task.id in ids:
-            found[task.id] = _waiting(choice, start_at, now, asked_for(state, task.id, now))
+            found[task.id] = _waiting(choice, start_at, now, _besides(state, task.id, now, order))
     for place, task_id in enumerate(in_order(state, now)):
         if task_id in ids and task_id not in found:
             if task_id in walk.stopped:
                 found[task_id] = Waiting("Quota", walk.stopped[task_id])
                 continue
             front = f"; task {head} waits for a GPU first" if head is not None else ""
+            front += f"; {order[task_id]}" if task_id in order else ""
             found[task_id] = _drained(state) or Waiting("Priority", f"{_before(place)} before it in the queue{front}")
     return found
 
 
-def _waiting(choice: Choice, start_at: float | None, now: float, room: str) -> Waiting:
-    """`room`: whom CARMA asked to make some, as a phrase."""
+def _waiting(choice: Choice, start_at: float | None, now: float, besides: str) -> Waiting:
     code, sentence = short_sentence(choice.ask, choice.doors, choice.refusals, choice.ranked, choice.chosen)
     if choice.chosen:
         return Waiting("Starting", sentence)
-    if room:
-        sentence = f"{sentence}; {room}"
+    if besides:
+        sentence = f"{sentence}; {besides}"
     if start_at is None:
         return Waiting(code, sentence)
     return Waiting(code, f"{sentence}; should start in {show_s(start_at - now)}", start_at)
@@ -117,13 +119,22 @@ def explain(state: State, task_id: TaskId, now: float) -> Decision:
     for other in turns(state, now, walk):
         choice = walk.consider(other)
         if other.id == task_id:
-            return _told(conclude(choice, state.policy.name, now), asked_for(state, task_id, now))
+            return _told(
+                conclude(choice, state.policy.name, now), _besides(state, task_id, now, out_of_turn(state, now))
+            )
     blocked = waiting(state, now, [task_id])[task_id]
     return _blocked(walk, task, blocked)
 
 
-def _told(decision: Decision, room: str) -> Decision:
-    return replace(decision, reason=f"{decision.reason}; {room}") if room and decision.placement is None else decision
+def _told(decision: Decision, besides: str) -> Decision:
+    if not besides or decision.placement is not None:
+        return decision
+    return replace(decision, reason=f"{decision.reason}; {besides}")
+
+
+def _besides(state: State, task_id: TaskId, now: float, order: Mapping[TaskId, str]) -> str:
+    """What does not stand in the decision: who goes before whom by the policy, whom CARMA asked to make room."""
+    return "; ".join(phrase for phrase in (order.get(task_id), asked_for(state, task_id, now)) if phrase)
 
 
 def _blocked(walk: Pass, task: Task, blocked: Waiting) -> Decision:
@@ -172,7 +183,7 @@ def try_now(state: State, task: Task, now: float) -> Decision:
 def in_order(state: State, now: float) -> Iterable[TaskId]:
     """All of the line, in the order of their turns."""
     if state.lanes is None:
-        return [task_id for _, _, task_id in state.line]
+        return [task_id for _, _, task_id in ordered(state, state.line, now).line]
     return (task.id for task, _ in whole_line(state, now, Due(state)))
 
 

@@ -35,12 +35,26 @@ def ordered(state: State, line: list[Turn], now: float) -> Order:
     waiting = [_waits(state, turn[2]) for turn in window]
     if not any(waits.alone_s is not None for waits in waiting):
         return Order(line)
+    if not urgent(waiting, 0.0, len(state.gpus)):  # the more is still to be done, the fewer are
+        return Order(line)
     places = urgent(waiting, _running_s(state, now), len(state.gpus))
     if not places:
         return Order(line)
     first = [window[place] for place in places]
     taken = set(first)
     return Order([*first, *(turn for turn in line if turn not in taken)], len(first), line[0][2])
+
+
+def out_of_turn(state: State, now: float) -> dict[TaskId, str]:
+    """A phrase for those that go before their time, and for the one that they go before."""
+    if state.policy.urgent is None or state.lanes is not None:
+        return {}
+    order = ordered(state, state.line, now)
+    ahead = [turn[2] for turn in order.line[: order.urgent]]
+    if not ahead or order.first is None or ahead[0] == order.first:
+        return {}
+    lets = f"policy {state.policy.name} lets"
+    return {**dict.fromkeys(ahead, f"{lets} it go first"), order.first: f"{lets} task {ahead[0]} go first"}
 
 
 def _waits(state: State, task_id: TaskId) -> Waits:

@@ -156,9 +156,9 @@ class Api:
         return await self._views(live[: _limit(call, _LISTED)], call.who)
 
     def _places(self) -> dict[TaskId, int]:
-        """In the line, where users take turns; else the tasks themselves tell."""
+        """In the line, where users take turns or the policy has an order; else the tasks themselves tell."""
         state = self._engine.state
-        if state.lanes is None:
+        if state.lanes is None and state.policy.urgent is None:
             return {}
         line = list(in_order(state, self._engine.clock.now()))
         return {task_id: place - len(line) for place, task_id in enumerate(line)}

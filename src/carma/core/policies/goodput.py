@@ -24,6 +24,7 @@ from carma.core.view import GpuView, Holder
 LEAST_GAIN = 0.1  # of a GPU's work: less is not worth what it costs those who share
 CLEARLY = 0.85  # less progress than this part of what was predicted: the prediction is off by that much now and then
 THROUGHPUT = 1.3  # of a shared GPU, alone 1: to reckon how long it takes until all is done
+MOST_KEPT = 4096  # sets of holders of which something is kept
 LATE = 1.2  # a task is late if it would take so much longer than alone and then end after all others
 
 
@@ -61,6 +62,33 @@ class Outlook(Record, frozen=True):
     @property
     def worst(self) -> float:
         return max(self.slow)
+
+
+ALONE = Outlook(1.0, (1.0,))
+
+
+class Known:
+    """What was worked out for some holders, kept for as long as they are the very same: policies are asked again and
+    again. It changes no answer."""
+
+    __slots__ = ("_by_holders",)
+
+    def __init__(self) -> None:
+        self._by_holders: dict[int, tuple[Sequence[Holder], dict[tuple[object, ...], Outlook]]] = {}
+
+    def outlook(self, ask: Ask, holders: Sequence[Holder], terms: Terms) -> Outlook:
+        if not holders:
+            return ALONE
+        kept = self._by_holders.get(id(holders))
+        if kept is None or kept[0] is not holders:
+            if len(self._by_holders) >= MOST_KEPT:
+                self._by_holders.clear()
+            kept = self._by_holders[id(holders)] = (holders, {})
+        key = (ask.at, ask.alone_s, ask.demand)
+        found = kept[1].get(key)
+        if found is None:
+            found = kept[1][key] = outlook(ask, holders, terms)
+        return found
 
 
 def outlook(ask: Ask, holders: Sequence[Holder], terms: Terms) -> Outlook:
@@ -115,10 +143,10 @@ def slowdowns(members: Sequence[Member], rates: Sequence[float], mechanism: Mech
         rates = _rates([members[place] for place in left], mechanism)
 
 
-def against(terms: Terms, ask: Ask, holders: Sequence[Holder]) -> Refusal | None:
-    found = outlook(ask, holders, terms)
+def against(terms: Terms, known: Known, ask: Ask, holders: Sequence[Holder]) -> Refusal | None:
+    found = known.outlook(ask, holders, terms)
     if found.worst > terms.cap:
-        return Refusal("Slowdown", f"{_beside(holders)} {_too_slow(found, ask, holders, terms.cap)}")
+        return Refusal("Slowdown", _too_slow(found, ask, holders, terms.cap))
     if found.gain < LEAST_GAIN:
         return Refusal("Slowdown", f"{_beside(holders)} {_too_little(found.gain)}")
     return None
@@ -134,10 +162,10 @@ def _too_slow(found: Outlook, ask: Ask, holders: Sequence[Holder], cap: float) -
     names = [f"task {holder.key.task}" for holder in holders]
     slowest, name = max(zip(found.slow[:-1], names, strict=True))
     if found.own > cap:
-        told = f"it would take {found.own:.2f} times as long as alone"
+        told = f"{_beside(holders)} it would take {found.own:.2f} times as long as alone"
         told += f", {name} {slowest:.2f} times" if slowest > cap else ""
     else:
-        told = f"{name} would take {slowest:.2f} times as long as alone"
+        told = f"beside it {name} would take {slowest:.2f} times as long as alone"
     unknown = [who for who, one in zip(names, holders, strict=True) if one.demand is None]
     return f"{told} (cap {cap:g}){_guessed(unknown if ask.demand is not None else ['it', *unknown])}"
 
@@ -155,8 +183,8 @@ def _too_little(gain: float) -> str:
     return f"it would add {gain:.2f} of a GPU's work in all (at least {LEAST_GAIN:g} is wanted)"
 
 
-def rank(terms: Terms, ask: Ask, views: Sequence[GpuView], _last_gpu: GpuId | None) -> list[Ranked]:
-    found = [(outlook(ask, view.holders, terms), view) for view in views]
+def rank(terms: Terms, known: Known, ask: Ask, views: Sequence[GpuView], _last_gpu: GpuId | None) -> list[Ranked]:
+    found = [(known.outlook(ask, view.holders, terms), view) for view in views]
     found.sort(key=lambda entry: (-entry[0].gain, entry[1].gpu.index))
     return [
         Ranked(
@@ -206,10 +234,11 @@ def moves(terms: Terms, views: Sequence[GpuView]) -> list[Move]:
 
 def bound(rules: Rules) -> Policy:
     terms = Terms(rules.placement.slowdown_cap, "timeslice" if rules.sharing.mechanism == "timeslice" else "mps")
+    known = Known()
     return replace(
         POLICY,
-        rank=partial(rank, terms),
-        against=partial(against, terms),
+        rank=partial(rank, terms, known),
+        against=partial(against, terms, known),
         urgent=urgent,
         moves=partial(moves, terms),
         bind=None,
@@ -218,7 +247,7 @@ def bound(rules: Rules) -> Policy:
 
 POLICY = Policy(
     "goodput",
-    partial(rank, Terms(1.25, "mps")),
+    partial(rank, Terms(1.25, "mps"), Known()),
     about="The GPU where it adds most progress, nobody slowed down beyond a cap.",
     bind=bound,
     gated=False,
