@@ -154,6 +154,15 @@ def test_show_tells_how_an_estimate_came_about(daemon: FakeDaemon) -> None:
     assert told["attempts"][0]["placed_mib"] == 12_700
 
 
+def test_show_tells_what_is_known_of_a_task_that_runs_alone(daemon: FakeDaemon) -> None:
+    known = t.EstimateView(
+        footprint_mib=1, upper_mib=1, source="declared", runtime_s=7_500.0, demand={"sm_active": 0.85, "gr_active": 1.0}
+    )
+    daemon.tasks = {1: running(1, estimate=known), 2: running(2)}
+    assert "alone SM activity 85 %, any kernel 100 %, takes 02:05:00" in " ".join(call("show", "1").stdout.split())
+    assert "alone" not in call("show", "2").stdout
+
+
 def test_explain_json_has_one_entry_a_gpu(daemon: FakeDaemon) -> None:
     daemon.tasks, daemon.answers["explain"] = {1: task_view(1)}, EXPLANATION
     entries = json.loads(call("explain", "1", "--json").stdout)

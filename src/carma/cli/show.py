@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from itertools import groupby
 
 from carma.cli.verb import json_flag, task_id, verb
@@ -13,6 +14,13 @@ BLAME = {
     "own": "own: it wanted more than it had booked",
     "neighbour": "a neighbour that held more than it had booked",
     "unknown": "not clear: nobody was seen over a booking",
+}
+BUSY = {
+    "sm_active": "SM activity",
+    "sm_occupancy": "SM occupancy",
+    "dram_active": "DRAM",
+    "gr_active": "any kernel",
+    "tensor_active": "tensor cores",
 }
 EXAMPLES = """
 carma show 12
@@ -42,7 +50,8 @@ def _card(task: TaskView, story: list[StoryLine], now: float) -> None:
     from carma.cli.output import heading, print_facts
 
     heading(f"task {task.id}  {task.name}" + (f"  (array {task.array})" if task.array else ""))
-    print_facts([*_what(task), *_when(task, now), ("memory", _memory(task)), *_estimate(task)])
+    memory = [("memory", _memory(task)), *_estimate(task)]
+    print_facts([*_what(task), *_when(task, now), *memory, ("alone", _alone(task))])
     if task.attempts:
         heading("attempts")
         for attempt in task.attempts:
@@ -160,16 +169,22 @@ def _shares(attempt: AttemptView) -> str:
 def _busy(attempt: AttemptView) -> str:
     """Its own share, on average; what the GPU does not tell is left out."""
     activity = attempt.activity
-    if activity is None:
+    return "" if activity is None else ", ".join(_shares_of(lambda name: getattr(activity, name)))
+
+
+def _shares_of(told: Callable[[str], float | None]) -> list[str]:
+    known = [(what, told(name)) for name, what in BUSY.items()]
+    return [f"{what} {100 * share:.0f} %" for what, share in known if share is not None]
+
+
+def _alone(task: TaskView) -> str:
+    """How busy it is thought to keep a GPU that it has alone, and for how long: what policies that predict go by."""
+    from carma.core.units import show_s
+
+    if task.estimate is None:
         return ""
-    known = (
-        ("SM activity", activity.sm_active),
-        ("SM occupancy", activity.sm_occupancy),
-        ("DRAM", activity.dram_active),
-        ("any kernel", activity.gr_active),
-        ("tensor cores", activity.tensor_active),
-    )
-    return ", ".join(f"{what} {100 * share:.0f} %" for what, share in known if share is not None)
+    takes = [] if task.estimate.runtime_s is None else [f"takes {show_s(task.estimate.runtime_s)}"]
+    return ", ".join([*_shares_of(task.estimate.demand.get), *takes])
 
 
 def _attempt(attempt: AttemptView, now: float) -> list[tuple[str, str]]:
