@@ -122,3 +122,26 @@ def simulations(draw: st.DrawFn, policy: str, most: int = 14) -> Simulation:
             watchdog=draw(st.booleans()),
         ),
     )
+
+
+@st.composite
+def companions(draw: st.DrawFn, gpus: int) -> Trace:
+    """Tasks with room for each other, that come so fast that they must share."""
+    found: list[TraceTask] = []
+    at = 0.0
+    for _ in range(draw(st.integers(8, 14))):
+        part = draw(st.sampled_from((0.05, 0.15, 0.3, 0.6)))
+        at += draw(st.sampled_from((0.0, 20.0, 100.0)))
+        task = TraceTask(
+            arrival_s=at,
+            name="a",
+            gpus=draw(st.integers(1, gpus)),
+            memory_mib=2_000,
+            seconds=draw(st.sampled_from((60.0, 300.0, 1_500.0))),
+            sm_active=part,
+            sm_occupancy=part / 2,
+            dram_active=part / 2,
+            gr_active=draw(st.none() | st.just(min(1.0, 1.5 * part))),
+        )
+        found.append(task)
+    return Trace(name="made.csv", tasks=tuple(found))

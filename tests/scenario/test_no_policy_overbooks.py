@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from carma.core import events as e
 from carma.core.model import AttemptKey, Booking, GpuId
 from carma.core.pace import mechanism_of
-from carma.core.policies import horus, lucid
+from carma.core.policies import goodput, horus, lucid
+from carma.core.settings import PlacementRules, Rules, WarmUp
 from carma.core.sharing import engine_share, progress_rates
 from carma.core.snapshot import view_of
-from carma.core.status import Starting
 from carma.core.view import Holder
-from carma.sim.run import Simulation
-from tests.simulated import EVERY_POLICY, simulations
+from carma.sim import sources
+from carma.sim.run import Setup, Simulation
+from tests.simulated import CARD, EVERY_POLICY, companions, simulations
 
 MANY = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
@@ -118,34 +119,47 @@ def _company_is_as_promised(made: Simulation, event: e.TaskPlaced) -> None:
 
 def whole_runs(made: Simulation, holders: tuple[Holder, ...], event: e.TaskPlaced) -> list[float]:
     """How many times as long as alone each of them takes in all, if nobody else comes, by the rates that are expected
-    of them. One whose end nobody knows goes on as it begins."""
-    state, now = made.state, event.at
-    left_s, spent_s, bounds = [], [], []
-    for holder in holders:
-        progress = holder.progress
-        assert progress is not None
-        starting = isinstance(state.tasks[holder.key.task].status, Starting)
-        done_s = 0.0 if starting and holder.key == event.key else progress.done_by(now)
-        left_s.append(inf if progress.alone_s is None else max(1.0, progress.alone_s - done_s))
-        spent_s.append(now - progress.began_at)
-        rates = state.tracks[holder.key].rates
-        bounds.append(min((rates[other] for other in rates if other not in event.placement.gpus), default=1.0))
-    found, at, there = [0.0] * len(holders), 0.0, list(range(len(holders)))
+    of them here: what holds them up on other GPUs is left out. One whose end nobody knows goes on as it begins."""
+    now, mechanism = event.at, mechanism_of(made.state.rules)
+    runs = [holder.progress for holder in holders if holder.progress is not None]
+    assert len(runs) == len(holders)
+    left_s = [inf if run.alone_s is None else max(1.0, run.alone_s - run.done_by(now)) for run in runs]
+    found, at, there = [0.0] * len(runs), 0.0, list(range(len(runs)))
     while there:
-        demands = [holders[one].demand for one in there]
-        rates_now = progress_rates(demands, mechanism_of(state.rules))
-        speed = {one: min(rate, bounds[one]) for one, rate in zip(there, rates_now, strict=True)}
+        rates = dict(zip(there, progress_rates([holders[one].demand for one in there], mechanism), strict=True))
         for one in there:
             if left_s[one] == inf and not found[one]:
-                found[one] = 1.0 / speed[one]
-        ends = {one: left_s[one] / speed[one] for one in there if left_s[one] < inf}
+                found[one] = 1.0 / rates[one]
+        ends = {one: left_s[one] / rates[one] for one in there if left_s[one] < inf}
         if not ends:
             break
         first = min(ends, key=lambda one: ends[one])
         at += ends[first]
         for one in there:
-            left_s[one] -= ends[first] * speed[one]
-        alone_s = holders[first].progress.alone_s  # type: ignore[union-attr]
-        found[first] = (spent_s[first] + at) / (alone_s or 1.0)
+            left_s[one] -= ends[first] * rates[one]
+        found[first] = (now - runs[first].began_at + at) / (runs[first].alone_s or 1.0)
         there.remove(first)
     return found
+
+
+@MANY
+@given(data=st.data())
+def test_goodput_keeps_everybody_within_its_cap_where_its_model_is_the_truth(data: st.DataObject) -> None:
+    """At every placement by what is predicted, and in the end by what it came to."""
+    gpus = data.draw(st.integers(1, 2))
+    cap = data.draw(st.sampled_from((1.1, 1.25, 1.6)))
+    setup = Setup(
+        card=CARD,
+        gpus=gpus,
+        rules=Rules(placement=PlacementRules(slowdown_cap=cap), warmup=WarmUp(enabled=False)),
+        policy=goodput.POLICY,
+        source=sources.measured,
+        mechanism=data.draw(st.sampled_from(("mps", "timeslice"))),
+        launch_s=0.0,
+    )
+    made = Simulation(data.draw(companions(gpus)), setup)
+    for event in made.events():
+        if isinstance(event, e.TaskPlaced):
+            _company_is_as_promised(made, event)
+    slow = {run.task: run.slowdown for run in made.runs}
+    assert all(found is not None and found <= cap + 1e-6 for found in slow.values()), slow
