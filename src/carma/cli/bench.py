@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
 from carma.cli import parse
+from carma.cli.bench_paper import PARTS as PAPER_PARTS
 from carma.cli.flags import Parsed
 from carma.cli.verb import Verb, number, whole
 
@@ -251,3 +253,37 @@ def gpumemnet(**flags: Any) -> int:
     from carma.bench import gpumemnet as study
 
     return study.run(study.Options(**flags))
+
+
+@command.command(
+    "paper",
+    cls=Verb,
+    examples=(
+        "carma bench paper --quick --out quick\n"
+        "carma bench paper --jobs 8 --philly philly.csv\n"
+        "carma bench paper --only seeds,speed"
+    ),
+)
+@click.option("--quick", is_flag=True, help="One trace and few cases, to see that it works: half a minute.")
+@click.option("--only", type=Names(PAPER_PARTS), default=(), help=f"Not all of {', '.join(PAPER_PARTS)}, but these.")
+@click.option("--jobs", type=whole(1, 256), default=1, help="So many processes (1).")
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="DIR", default="results/simulation",
+    help="Where paper.json, README.md and the pictures go (results/simulation).",
+)  # fmt: skip
+@click.option("--seeds", type=whole(1, 10_000), default=None, help="So many seeds for the bands (20).")
+@click.option(
+    "--philly", type=click.Path(path_type=Path), metavar="FILE",
+    help="The public Philly trace, as it is or imported; without it its part is left out.",
+)  # fmt: skip
+def paper(**flags: Any) -> int:
+    """The published experiments, simulated.
+
+    The published tables with ours beside them, goodput's curve over the slowdown cap, the limit that no policy beats,
+    bands over seeds, windows of the Philly trace, and how fast the simulator is; each aim with what was found. A part
+    that is named with --only takes the place of the old one in DIR/paper.json, and the others stay. Needs the extra
+    report, and no GPU.
+    """
+    from carma.cli.bench_paper import run
+
+    return run(**flags)

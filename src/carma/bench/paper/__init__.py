@@ -1,0 +1,1 @@
+"""The published experiments, simulated: their tables with ours beside them, and goodput on the same traces."""

@@ -1,0 +1,148 @@
+"""Cases are simulated, in several processes; a case that several parts ask for is simulated once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import NamedTuple
+
+from carma.bench.paper.variants import Variant
+from carma.core.model import Record
+from carma.sim import cards
+from carma.sim.bound import Bound, bound
+from carma.sim.request import simulation
+from carma.traces import Trace
+
+GPU = "a100-40"
+Say = Callable[[str], None]
+
+
+class Case(NamedTuple):
+    variant: Variant
+    trace: str
+    gpus: int
+    seed: int = 0
+    noise: float = 0.0
+
+    def __str__(self) -> str:
+        chance = f", seed {self.seed}" if self.noise else ""
+        return f"{self.trace}, {self.gpus} GPUs{chance}: {self.variant.name}"
+
+
+class Limit(NamedTuple):
+    """The clairvoyant bound of a trace."""
+
+    trace: str
+    gpus: int
+
+    def __str__(self) -> str:
+        return f"{self.trace}, {self.gpus} GPUs: the limit"
+
+
+class Row(Record, frozen=True, kw_only=True):
+    """What came of a case. Energy in J, times in seconds."""
+
+    variant: str
+    trace: str
+    gpus: int
+    seed: int
+    noise: float
+    tasks: int
+    makespan_s: float
+    completion_mean_s: float
+    completion_p95_s: float
+    wait_mean_s: float
+    wait_p95_s: float
+    run_mean_s: float
+    slowdown_mean: float | None
+    slowdown_p95: float | None
+    slowdown_max: float | None
+    energy_j: float | None
+    sm_active_mean: float | None
+    memory_mib_mean: float | None
+    ooms: int
+    failed: int
+    took_s: float
+
+
+Ask = Case | Limit
+Answer = Row | Bound
+_FROM_FIGURES = (
+    "tasks", "makespan_s", "completion_mean_s", "completion_p95_s", "wait_mean_s", "wait_p95_s", "run_mean_s",
+    "slowdown_mean", "slowdown_p95", "slowdown_max", "energy_j", "sm_active_mean", "memory_mib_mean", "ooms", "failed",
+)  # fmt: skip
+_known: dict[str, Trace] = {}  # in a worker: the traces by name
+
+
+def simulate(case: Case, trace: Trace) -> Row:
+    request = case.variant.request(case.trace, case.gpus, case.seed, case.noise)
+    began = time.process_time()  # others may work on the same cores
+    figures = simulation(request, trace).run()
+    took_s = time.process_time() - began
+    taken = {name: getattr(figures, name) for name in _FROM_FIGURES}
+    return Row(
+        variant=case.variant.name, trace=case.trace, gpus=case.gpus, seed=case.seed, noise=case.noise, took_s=took_s,
+        **taken,
+    )  # fmt: skip
+
+
+class Results:
+    """What was found so far, over all parts."""
+
+    def __init__(self, jobs: int, say: Say) -> None:
+        self._jobs = jobs
+        self._say = say
+        self._found: dict[Ask, Answer] = {}
+        self._traces: dict[str, Trace] = {}
+
+    def find(self, asks: Sequence[Ask], traces: Mapping[str, Trace]) -> None:
+        """Works out those that are not known yet."""
+        for name, trace in traces.items():
+            assert self._traces.setdefault(name, trace) == trace  # one name, one trace: answers are kept by it
+        missing = [ask for ask in dict.fromkeys(asks) if ask not in self._found]
+        for count, (ask, answer) in enumerate(self._worked(missing, traces), 1):
+            self._found[ask] = answer
+            self._say(f"{count}/{len(missing)} {ask}")
+
+    def row(self, case: Case) -> Row:
+        found = self._found[case]
+        assert isinstance(found, Row)
+        return found
+
+    def limit(self, limit: Limit) -> Bound:
+        found = self._found[limit]
+        assert isinstance(found, Bound)
+        return found
+
+    def rows(self, cases: Sequence[Case]) -> list[Row]:
+        return [self.row(case) for case in dict.fromkeys(cases)]
+
+    def _worked(self, asks: Sequence[Ask], traces: Mapping[str, Trace]) -> Iterator[tuple[Ask, Answer]]:
+        if self._jobs <= 1 or len(asks) <= 1:
+            _know(dict(traces))
+            yield from ((ask, _work(ask)) for ask in asks)
+            return
+        # Spawned, not forked: a fork of a process with threads (numpy's) may hang.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(self._jobs, context, initializer=_know, initargs=(dict(traces),)) as pool:
+            asked = {pool.submit(_work, ask): ask for ask in asks}
+            yield from ((asked[done], done.result()) for done in as_completed(asked))
+
+
+def _know(traces: dict[str, Trace]) -> None:
+    _known.clear()
+    _known.update(traces)
+
+
+def _work(ask: Ask) -> Answer:
+    trace = _known[ask.trace]
+    if isinstance(ask, Limit):
+        return bound(trace, cards.find(GPU), ask.gpus)
+    return simulate(ask, trace)
+
+
+def to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

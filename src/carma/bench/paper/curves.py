@@ -1,0 +1,73 @@
+"""goodput's curve: makespan over mean run time as the slowdown cap grows, with every baseline's point and the limit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from carma.bench.paper import workloads
+from carma.bench.paper.cases import Case, Limit, Results
+from carma.bench.paper.ratios import Ratio, ratio
+from carma.bench.paper.scope import FEW_GPUS, Scope
+from carma.bench.paper.variants import EXCLUSIVE, NO_CAP, Variant, capped
+from carma.traces import Trace
+
+JUDGED = (1.1, 2.0)  # the caps between which the curve is judged
+
+
+def work(scope: Scope, results: Results) -> dict[str, Any]:
+    return curves(scope, scope.caps, workloads.shipped(scope.traces), results)
+
+
+def curves(scope: Scope, caps: Sequence[float], traces: Mapping[str, Trace], results: Results) -> dict[str, Any]:
+    """For each trace, on 4 GPUs: the curve, the points, the limit, and which points the curve lies below."""
+    variants = (EXCLUSIVE, *scope.baselines, scope.ours[0], *(capped(cap) for cap in caps))
+    asks = [Case(variant, trace, FEW_GPUS, scope.seed) for trace in traces for variant in variants]
+    results.find([*asks, *(Limit(trace, FEW_GPUS) for trace in traces)], traces)
+    return {
+        "gpus": FEW_GPUS,
+        "judged_caps": JUDGED,
+        "traces": {trace: _one(scope, trace, caps, results) for trace in traces},
+    }
+
+
+def _one(scope: Scope, trace: str, caps: Sequence[float], results: Results) -> dict[str, Any]:
+    alone = results.row(Case(EXCLUSIVE, trace, FEW_GPUS, scope.seed))
+
+    def of(variant: Variant) -> Ratio:
+        return ratio(results.row(Case(variant, trace, FEW_GPUS, scope.seed)), alone)
+
+    curve = [(cap, of(capped(cap))) for cap in caps]
+    points = {variant.name: of(variant) for variant in (*scope.baselines, scope.ours[0])}
+    judged = [(one.run, one.makespan) for cap, one in curve if JUDGED[0] <= cap <= JUDGED[1]]
+    bound = results.limit(Limit(trace, FEW_GPUS))
+    return {
+        "tasks": alone.tasks,
+        "bound": bound.makespan_s / alone.makespan_s,
+        "completion_bound": bound.completion_mean_s / alone.completion_mean_s,
+        "curve": [{"cap": None if cap >= NO_CAP else cap, **_point(one)} for cap, one in curve],
+        "points": {name: _point(one) for name, one in points.items()},
+        "below": {name: below(judged, (one.run, one.makespan)) for name, one in points.items()},
+    }
+
+
+def _point(one: Ratio) -> dict[str, Any]:
+    fields = ("run", "makespan", "slowdown", "completion", "completion_p95", "energy", "ooms", "failed")
+    return {name: getattr(one, name) for name in fields}
+
+
+def below(curve: Sequence[tuple[float, float]], point: tuple[float, float]) -> bool | None:
+    """Whether the curve, drawn straight from one cap to the next, lies below a point (run time, makespan). Right of its
+    end its lowest makespan counts. None: the point lies left of the curve, where there is nothing to compare."""
+    run, makespan = point
+    reached = [height for at, height in curve if at <= run]
+    if not reached:
+        return None
+    line = sorted(curve)
+    crossed = [
+        low[1] + (high[1] - low[1]) * (run - low[0]) / (high[0] - low[0])
+        for low, high in pairwise(line)
+        if low[0] <= run <= high[0] and low[0] < high[0]
+    ]
+    return min([*reached, *crossed]) < makespan

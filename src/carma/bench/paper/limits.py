@@ -1,0 +1,67 @@
+"""The limit beside each policy: what a makespan and a mean completion are at least, whatever is known beforehand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from carma.bench.paper import workloads
+from carma.bench.paper.cases import Case, Limit, Results
+from carma.bench.paper.ratios import ratio
+from carma.bench.paper.scope import LARGE, Scope, generated_name
+from carma.bench.paper.variants import EXCLUSIVE, NO_CAP, Variant, capped
+from carma.traces import Trace
+
+
+def policies(scope: Scope) -> tuple[Variant, ...]:
+    return (*scope.baselines, *scope.ours[:2], capped(NO_CAP))
+
+
+def work(scope: Scope, results: Results) -> dict[str, Any]:
+    shipped = workloads.shipped(scope.traces)
+    places = [(trace, gpus) for gpus in scope.gpus for trace in scope.traces]
+    traces = dict(shipped)
+    if not scope.quick:
+        name = generated_name(LARGE)
+        traces[name] = workloads.generated(scope.large_tasks, LARGE, scope.seed)
+        places.append((name, LARGE))
+    return {"rows": beside(places, policies(scope), traces, scope.seed, results)}
+
+
+def beside(
+    places: list[tuple[str, int]],
+    compared: tuple[Variant, ...],
+    traces: dict[str, Trace],
+    seed: int,
+    results: Results,
+) -> list[dict[str, Any]]:
+    """Each policy on each trace and number of GPUs, with the limit."""
+    cases = [Case(variant, trace, gpus, seed) for trace, gpus in places for variant in (EXCLUSIVE, *compared)]
+    results.find([*cases, *(Limit(*place) for place in places)], traces)
+    return [_row(trace, gpus, compared, seed, results) for trace, gpus in places]
+
+
+def _row(trace: str, gpus: int, compared: tuple[Variant, ...], seed: int, results: Results) -> dict[str, Any]:
+    alone = results.row(Case(EXCLUSIVE, trace, gpus, seed))
+    limit = results.limit(Limit(trace, gpus))
+    found = {variant.name: results.row(Case(variant, trace, gpus, seed)) for variant in compared}
+    return {
+        "trace": trace,
+        "gpus": gpus,
+        "tasks": alone.tasks,
+        "exclusive_s": alone.makespan_s,
+        "exclusive_completion_s": alone.completion_mean_s,
+        "bound_s": msgspec.to_builtins(limit),
+        "bound": limit.makespan_s / alone.makespan_s,
+        "arrivals": limit.arrivals_s / alone.makespan_s,
+        "completion_bound": limit.completion_mean_s / alone.completion_mean_s,
+        "policies": {
+            name: {
+                **msgspec.to_builtins(ratio(row, alone)),
+                "over_bound": row.makespan_s / limit.makespan_s,
+                "completion_over_bound": row.completion_mean_s / limit.completion_mean_s,
+            }
+            for name, row in found.items()
+        },
+    }

@@ -1,0 +1,87 @@
+"""`carma bench paper`: the parts, one after the other; after each of them its place in the file is written."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from carma.bench.paper import curves, limits, page, philly, seeds, speed, tables, workloads, writing
+from carma.bench.paper.cases import Results, to_stderr
+from carma.bench.paper.pictures import Sketch, sketches
+from carma.bench.paper.scope import LARGE, PARTS, QUICK, Scope
+from carma.core.model import Record
+from carma.dataset.folder import make_folder
+from carma.errors import Usage
+
+Draw = Callable[[Sequence[Sketch], Path], list[Path]]
+
+
+class Options(Record, frozen=True, kw_only=True):
+    out: Path = Path("results/simulation")
+    quick: bool = False
+    only: tuple[str, ...] = ()
+    jobs: int = 1
+    seeds: int | None = None
+    philly: Path | None = None
+    command: str = "carma bench paper"
+
+
+def run(options: Options, draw: Draw) -> int:
+    """`draw` makes pictures of sketches, as PNG and SVG: reports have their own hand, which is above this package."""
+    make_folder(options.out)
+    scope = QUICK if options.quick else Scope()
+    scope = scope if options.seeds is None else replace(scope, seeds=options.seeds)
+    parts = wanted(options)
+    found = writing.read(options.out)
+    results = Results(options.jobs, to_stderr)
+    for part in parts:
+        to_stderr(f"{part}:")
+        before, began = writing.code(), time.perf_counter()
+        made = _made(part, scope, results, options.philly)
+        took_s = time.perf_counter() - began
+        made = {"about": writing.about(scope, options.command, took_s, before), **made}
+        found = writing.merged(found, part, made, scope)
+        writing.write(options.out, found)
+        to_stderr(f"{part}: {took_s:.0f} s")
+    written = [options.out / writing.NAME, page.write(options.out, found), *draw(sketches(found["parts"]), options.out)]
+    _tell(found, written)
+    return 0
+
+
+def wanted(options: Options) -> tuple[str, ...]:
+    """Those that were named; else all, without Philly's where its file was not given."""
+    if "philly" in options.only and options.philly is None:
+        raise Usage("the part philly needs the public trace", "--philly FILE; docs/traces.md says where it is found")
+    left_out = () if options.philly is not None else ("philly",)
+    return tuple(part for part in PARTS if (part in options.only if options.only else part not in left_out))
+
+
+def _made(part: str, scope: Scope, results: Results, file: Path | None) -> dict[str, Any]:
+    match part:
+        case "tables":
+            return tables.work(scope, results)
+        case "curves":
+            return curves.work(scope, results)
+        case "limits":
+            return limits.work(scope, results)
+        case "seeds":
+            return seeds.work(scope, results)
+        case "philly":
+            assert file is not None  # wanted() has seen to it
+            return philly.work(scope, results, workloads.philly(file, seed=scope.seed))
+        case _:
+            whole = None if file is None else workloads.philly(file, LARGE, scope.seed)
+            return speed.work(scope, whole, to_stderr)
+
+
+def _tell(found: dict[str, Any], written: Sequence[Path]) -> None:
+    for claim in found["claims"]:
+        verdict = {True: "met", False: "not met", None: "not run"}[claim["met"]]
+        print(f"{verdict:8} {claim['aim']}: {claim['found']}")
+    for path in written:
+        print(str(path), file=sys.stderr)

@@ -1,0 +1,68 @@
+"""The published tables with ours beside them, on 4 GPUs: makespan, completion, run time, energy, OOMs, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from carma.bench.paper import workloads
+from carma.bench.paper.cases import Case, Results
+from carma.bench.paper.published import PUBLISHED, Published
+from carma.bench.paper.ratios import Ratio, over_traces, ratio
+from carma.bench.paper.scope import FEW_GPUS, Scope
+from carma.bench.paper.variants import ABLATIONS, EXCLUSIVE, STRICT, Variant
+from carma.bench.paper.why import why
+
+
+def groups(scope: Scope) -> list[tuple[str, tuple[Variant, ...]]]:
+    more = [] if scope.quick else [("published", STRICT), ("ablations", ABLATIONS)]
+    return [*more[:1], ("baselines", scope.baselines), *more[1:], ("ours", scope.ours)]
+
+
+def work(scope: Scope, results: Results) -> dict[str, Any]:
+    shown = groups(scope)
+    variants = [variant for _, of_group in shown for variant in of_group]
+    cases = [Case(variant, trace, FEW_GPUS, scope.seed) for variant in (EXCLUSIVE, *variants) for trace in scope.traces]
+    results.find(cases, workloads.shipped(scope.traces))
+    alone = {trace: results.row(Case(EXCLUSIVE, trace, FEW_GPUS, scope.seed)) for trace in scope.traces}
+
+    def ratios(variant: Variant) -> dict[str, Ratio]:
+        return {name: ratio(results.row(Case(variant, name, FEW_GPUS, scope.seed)), row) for name, row in alone.items()}
+
+    tasks = sum(row.tasks for row in alone.values())
+    return {
+        "gpus": FEW_GPUS,
+        "tasks": tasks,
+        "exclusive": {trace: msgspec.to_builtins(row) for trace, row in alone.items()},
+        "variants": [_told(one, group, ratios(one), tasks) for group, of_group in shown for one in of_group],
+    }
+
+
+def _told(variant: Variant, group: str, traces: dict[str, Ratio], tasks: int) -> dict[str, Any]:
+    mean, theirs = over_traces(traces.values()), PUBLISHED.get(variant.name) if group == "published" else None
+    told = {
+        "name": variant.name,
+        "group": group,
+        "about": variant.about,
+        "policy": variant.policy,
+        "memory": variant.memory,
+        "demand": variant.demand,
+        "settings": dict(variant.settings),
+        "traces": {name: msgspec.to_builtins(one) for name, one in traces.items()},
+        "mean": msgspec.to_builtins(mean),
+    }
+    if theirs is not None:
+        told |= {
+            "published": msgspec.to_builtins(theirs),
+            "off": _off(mean, theirs),
+            "why": why(variant.name, mean, traces, tasks),
+        }
+    return told
+
+
+def _off(mean: Ratio, theirs: Published) -> dict[str, float]:
+    """Ours less theirs, of what was published."""
+    fields = [name for name in Published.__struct_fields__ if name != "ooms"]
+    pairs = {name: (getattr(mean, name), getattr(theirs, name)) for name in fields}
+    return {name: ours - other for name, (ours, other) in pairs.items() if ours is not None and other is not None}

@@ -1,0 +1,132 @@
+"""`carma bench paper --quick`: one run of it, for its structure, for figures that make sense, and for what is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carma.bench.paper import page, scope, study, writing
+from carma.bench.paper.claims import claims
+from carma.bench.paper.pictures import Sketch, sketches
+from carma.cli import bench_paper, main
+from carma.errors import Usage
+
+
+def nothing_drawn(_: Sequence[Sketch], __: Path) -> list[Path]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("paper")
+    only = ("tables", "curves", "limits")
+    assert study.run(study.Options(out=folder, quick=True, only=only), nothing_drawn) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(out: Path) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((out / "paper.json").read_text(encoding="utf-8"))
+    return read
+
+
+def test_the_parts_that_were_asked_for_are_there_each_with_how_it_came(found: dict[str, Any]) -> None:
+    assert list(found["parts"]) == ["tables", "curves", "limits"]
+    for part in found["parts"].values():
+        assert {"command", "seed", "date", "cpu", "carma", "python", "code", "took_s"} <= part["about"].keys()
+
+
+def test_sharing_is_faster_than_exclusive_gpus_and_no_faster_than_the_limit(found: dict[str, Any]) -> None:
+    (row,) = found["parts"]["limits"]["rows"]
+    assert 0.3 < row["arrivals"] <= row["bound"] < 1.0
+    for name, one in row["policies"].items():
+        assert row["bound"] <= one["makespan"] < 1.0, name
+        assert row["completion_bound"] <= one["completion"] < 1.0, name
+        assert 1.0 <= one["run"] < 3.0, name
+        assert one["over_bound"] == pytest.approx(one["makespan"] / row["bound"], abs=1e-3)
+        assert one["failed"] == 0
+
+
+def test_a_variant_has_the_same_figures_wherever_it_stands(found: dict[str, Any]) -> None:
+    parts = found["parts"]
+    (row,) = parts["limits"]["rows"]
+    table = {one["name"]: one["traces"]["t1"] for one in parts["tables"]["variants"]}
+    for name, point in parts["curves"]["traces"]["t1"]["points"].items():
+        assert point["makespan"] == table[name]["makespan"] == row["policies"][name]["makespan"]
+
+
+def test_a_larger_cap_costs_run_time_and_gains_makespan(found: dict[str, Any]) -> None:
+    first, *_, last = found["parts"]["curves"]["traces"]["t1"]["curve"]
+    assert first["cap"] == 1.1
+    assert last["cap"] is None
+    assert first["run"] < last["run"]
+    assert first["makespan"] > last["makespan"]
+
+
+def test_claims_follow_the_figures(found: dict[str, Any]) -> None:
+    parts = json.loads(json.dumps(found["parts"]))
+    goodput = next(one for one in parts["tables"]["variants"] if one["name"] == "goodput")
+
+    def met(value: float) -> bool | None:
+        goodput["mean"]["makespan"] = value
+        return next(one.met for one in claims(parts) if one.aim.startswith("goodput's makespan, geometric mean"))
+
+    assert met(0.69) is True
+    assert met(0.71) is False
+
+
+def test_what_was_not_run_is_not_met(found: dict[str, Any]) -> None:
+    verdicts = {one["part"]: one["met"] for one in found["claims"]}
+    assert verdicts["seeds"] is verdicts["philly"] is verdicts["speed"] is None
+
+
+def test_the_page_has_every_claim_and_every_variant(out: Path, found: dict[str, Any]) -> None:
+    text = (out / "README.md").read_text(encoding="utf-8")
+    assert text == page.text(found)
+    for claim in found["claims"]:
+        assert claim["found"] in text
+    for one in found["parts"]["tables"]["variants"]:
+        assert one["name"] in text
+
+
+def test_a_part_that_is_made_again_leaves_the_others_as_they_are(found: dict[str, Any]) -> None:
+    again = writing.merged(found, "tables", {"about": {}, **found["parts"]["tables"], "gpus": 99}, scope.QUICK)
+    assert again["parts"]["tables"]["gpus"] == 99
+    assert again["parts"]["limits"] == found["parts"]["limits"]
+    assert list(again["parts"]) == list(found["parts"])
+
+
+def test_a_full_study_takes_nothing_over_from_a_quick_one(found: dict[str, Any]) -> None:
+    again = writing.merged(found, "limits", found["parts"]["limits"], scope.Scope())
+    assert list(again["parts"]) == ["limits"]
+
+
+def test_a_file_that_is_none_of_the_study_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "paper.json").write_text('{"mine": 1}')
+    with pytest.raises(Usage, match="no file of this study"):
+        study.run(study.Options(out=tmp_path, quick=True, only=("tables",)), nothing_drawn)
+    assert (tmp_path / "paper.json").read_text() == '{"mine": 1}'
+
+
+def test_pictures_are_drawn_of_the_parts_that_there_are(found: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    written = bench_paper.draw(sketches(found["parts"]), tmp_path)
+    assert {path.name for path in written} == {
+        f"paper-{name}.{kind}" for name in ("curves", "bars") for kind in ("png", "svg")
+    }
+    assert all(path.stat().st_size > 5000 for path in written)
+
+
+def test_philly_s_part_wants_its_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["bench", "paper", "--only", "philly", "--out", str(tmp_path)]) == 2
+    assert "--philly FILE" in capsys.readouterr().err
+
+
+def test_without_philly_s_file_all_other_parts_are_run() -> None:
+    assert study.wanted(study.Options()) == ("tables", "curves", "limits", "seeds", "speed")
+    assert study.wanted(study.Options(philly=Path("x"))) == scope.PARTS
+    assert bench_paper.PARTS == scope.PARTS
