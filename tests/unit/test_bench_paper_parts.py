@@ -11,14 +11,14 @@ from carma.bench.paper.cases import Case, Limit, Results
 from carma.bench.paper.curves import below
 from carma.bench.paper.published import PUBLISHED
 from carma.bench.paper.ratios import geo_mean
-from carma.bench.paper.variants import ABLATIONS, BASELINES, DEFAULT_CAP, EXCLUSIVE, NO_CAP, OURS, STRICT, capped
+from carma.bench.paper.variants import ABLATIONS, BASELINES, DEFAULT_CAP, EXCLUSIVE, MORE, NO_CAP, OURS, STRICT, capped
 from carma.config import settings_of
 from carma.errors import Usage
 from carma.plugins import POLICIES, names
 from carma.sim import sources
 from carma.traces import Trace, write
 
-EVERY = (EXCLUSIVE, *BASELINES, *ABLATIONS, *STRICT, *OURS)
+EVERY = (EXCLUSIVE, *BASELINES, *ABLATIONS, *STRICT, *OURS, *MORE)
 CURVE = [(1.05, 0.8), (1.2, 0.7), (1.4, 0.65)]
 
 

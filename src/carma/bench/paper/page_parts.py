@@ -26,8 +26,9 @@ def tables(part: Any) -> list[str]:
         ]
     titles = {
         "baselines": "### Baselines, with this project's queue",
-        "ablations": "### Ablations: gate and recovery",
         "ours": "### Ours",
+        "ablations": "### Ablations: gate and recovery",
+        "more": "### Other sources of memory and demand, and time slices",
     }
     for group, title in titles.items():
         if group in groups:

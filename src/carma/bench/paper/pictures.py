@@ -76,17 +76,18 @@ def _curve(axes: Any, one: Any, colours: Colours) -> None:
 
 
 def bars(part: Any, figure: Any, colours: Colours) -> None:
-    shown = [one for one in part["variants"] if one["group"] in ("baselines", "ours")]
-    theirs = {one["name"]: one["published"] for one in part["variants"] if "published" in one}
+    groups = {one["group"] for one in part["variants"]}
+    compared = "published" if "published" in groups else "baselines"
+    shown = [one for one in part["variants"] if one["group"] in (compared, "ours")]
     every = figure.subplots(len(BARS), 1, sharex=True)
     for axes, (field, label) in zip(every, BARS, strict=True):
         heights = [one["mean"][field] or 0.0 for one in shown]
-        tints = [colours[0 if one["group"] == "baselines" else 1] for one in shown]
+        tints = [colours[1 if one["group"] == "ours" else 0] for one in shown]
         axes.bar(range(len(shown)), heights, 0.75, color=tints)
         for place, one in enumerate(shown):
             axes.annotate(f"{heights[place]:.2f}", (place, heights[place]), (0, 1.5), textcoords="offset points",
                           ha="center", fontsize=7)  # fmt: skip
-            published = theirs.get(one["name"], {}).get(field)
+            published = one.get("published", {}).get(field)
             if published is not None:
                 axes.plot([place - 0.4, place + 0.4], [published, published], color="black", linewidth=1.6)
         axes.axhline(1.0, color="grey", linewidth=0.8, linestyle=(0, (4, 3)))
@@ -95,14 +96,15 @@ def bars(part: Any, figure: Any, colours: Colours) -> None:
         axes.grid(axis="x", visible=False)
     names = [one["name"] for one in shown]
     every[-1].set_xticks(range(len(shown)), names, rotation=40, ha="right", rotation_mode="anchor")
-    every[0].set_title("4 GPUs, geometric means over the traces, exclusive = 1; black: published")
+    title = f"{part['gpus']} GPUs, geometric means over the traces, exclusive = 1"
+    every[0].set_title(title + ("; black: published" if compared == "published" else ""))
 
 
 def seeds(part: Any, figure: Any, colours: Colours) -> None:
     axes = figure.subplots()
     group = part["groups"][0]
     for place, (name, one) in enumerate(group["variants"].items()):
-        shift = (place - len(group["variants"]) / 2) * 0.12
+        shift = (place - (len(group["variants"]) - 1) / 2) * 0.12
         at = [number + shift for number in range(len(group["traces"]))]
         bands = [one["traces"][trace]["makespan"] for trace in group["traces"]]
         means = [band["mean"] for band in bands]
@@ -111,6 +113,8 @@ def seeds(part: Any, figure: Any, colours: Colours) -> None:
         axes.vlines(at, [band["p05"] for band in bands], [band["p95"] for band in bands], colour, linewidth=3.5)
         axes.plot(at, means, linestyle="none", marker=MARKS[place % len(MARKS)], color=colour, label=name, zorder=3)
     axes.set_xticks(range(len(group["traces"])), group["traces"])
+    axes.set_xlim(-0.5, len(group["traces"]) - 0.5)
+    axes.grid(axis="x", visible=False)
     axes.set_ylabel("makespan (exclusive = 1)")
     axes.set_title(f"{group['gpus']} GPUs, {part['seeds']} seeds: mean, p5 to p95 (thick), least and most")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper")
@@ -127,8 +131,9 @@ def philly(part: Any, figure: Any, colours: Colours) -> None:
                 [place] * len(values), values, linestyle="none", marker="o", markersize=4, alpha=0.6, color=colour
             )
         bounds = [row["bound"] for row in size["rows"]]
-        axes.axhspan(min(bounds), max(bounds), color=colours[2], alpha=0.15, label="the limit, over windows")
-        axes.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor", fontsize=7)
+        axes.plot([len(names)] * len(bounds), bounds, linestyle="none", marker="_", markersize=12, color=colours[2])
+        axes.set_xticks(
+            range(len(names) + 1), [*names, "the limit"], rotation=40, ha="right", rotation_mode="anchor", fontsize=7
+        )
         axes.set_title(f"{size['gpus']} GPUs, {size['tasks']} tasks each")
     every[0].set_ylabel("makespan (exclusive = 1)")
-    every[0].legend(loc="upper right")

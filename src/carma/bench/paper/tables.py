@@ -11,13 +11,14 @@ from carma.bench.paper.cases import Case, Results
 from carma.bench.paper.published import PUBLISHED, Published
 from carma.bench.paper.ratios import Ratio, over_traces, ratio
 from carma.bench.paper.scope import FEW_GPUS, Scope
-from carma.bench.paper.variants import ABLATIONS, EXCLUSIVE, STRICT, Variant
+from carma.bench.paper.variants import ABLATIONS, EXCLUSIVE, MORE, STRICT, Variant
 from carma.bench.paper.why import why
 
 
 def groups(scope: Scope) -> list[tuple[str, tuple[Variant, ...]]]:
-    more = [] if scope.quick else [("published", STRICT), ("ablations", ABLATIONS)]
-    return [*more[:1], ("baselines", scope.baselines), *more[1:], ("ours", scope.ours)]
+    """In the order of the page."""
+    plain = [("baselines", scope.baselines), ("ours", scope.ours)]
+    return plain if scope.quick else [("published", STRICT), *plain, ("ablations", ABLATIONS), ("more", MORE)]
 
 
 def work(scope: Scope, results: Results) -> dict[str, Any]:
@@ -48,6 +49,7 @@ def _told(variant: Variant, group: str, traces: dict[str, Ratio], tasks: int) ->
         "policy": variant.policy,
         "memory": variant.memory,
         "demand": variant.demand,
+        "mechanism": variant.mechanism,
         "settings": dict(variant.settings),
         "traces": {name: msgspec.to_builtins(one) for name, one in traces.items()},
         "mean": msgspec.to_builtins(mean),

@@ -8,7 +8,7 @@ change one thing of a baseline each.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from carma.core.settings import PlacementRules
 from carma.sim.request import Request
@@ -28,11 +28,12 @@ class Variant(NamedTuple):
     demand: Demands = "measured"
     settings: Settings = ()
     about: str = ""
+    mechanism: Literal["mps", "timeslice"] = "mps"
 
     def request(self, trace: str, gpus: int, seed: int, noise: float) -> Request:
         return Request(
             trace=trace, policy=self.policy, gpus=gpus, memory=self.memory, demand=self.demand, seed=seed, noise=noise,
-            settings=dict(self.settings),
+            settings=dict(self.settings), mechanism=self.mechanism,
         )  # fmt: skip
 
 
@@ -89,6 +90,19 @@ OURS = (
     Variant("goodput, seen", "goodput", demand="none", about="demands only from what is seen"),
     Variant("goodput, trial run", "goodput", "trace", about="memory with the trial run's measured errors"),
 )
+
+DEFAULTS = OURS[0]
+MORE = (
+    *(DEFAULTS._replace(name=f"MAGM, our defaults, {told}", memory=memory, about="") for memory, told in (
+        ("trace", "trial run's memory"), ("none", "no estimate"), ("horus", "Horus's memory"),
+        ("gpumemnet", "GPUMemNet's memory"), ("faketensor", "Fake Tensor's memory"))),
+    DEFAULTS._replace(name="MAGM, our defaults, back alone", memory="none", about="no estimate",
+                      settings=(("recovery.mode", "alone"),)),
+    DEFAULTS._replace(name="MAGM, our defaults, time slices", about="", mechanism="timeslice"),
+    Variant("MAGM, trial run's memory", "magm", "trace", "none", AS_PUBLISHED),
+    Variant("Horus, history", "horus", demand="history", about="demands only from earlier runs in the trace"),
+    Variant("Lucid, history", "lucid", demand="history", about="demands only from earlier runs in the trace"),
+)  # fmt: skip
 
 
 def capped(cap: float) -> Variant:
