@@ -126,6 +126,11 @@ def test_philly_s_part_wants_its_file(capsys: pytest.CaptureFixture[str], tmp_pa
     assert "--philly FILE" in capsys.readouterr().err
 
 
+def test_the_command_in_the_file_has_no_path_of_the_machine() -> None:
+    options = study.Options(out=Path("/there/out"), only=("seeds", "speed"), jobs=3, philly=Path("/there/philly.csv"))
+    assert options.spelled() == "carma bench paper --jobs 3 --only seeds,speed --philly philly.csv"
+
+
 def test_without_philly_s_file_all_other_parts_are_run() -> None:
     assert study.wanted(study.Options()) == ("tables", "curves", "limits", "seeds", "speed")
     assert study.wanted(study.Options(philly=Path("x"))) == scope.PARTS

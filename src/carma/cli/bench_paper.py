@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +16,7 @@ PARTS = ("tables", "curves", "limits", "seeds", "philly", "speed")  # as in benc
 def run(**flags: Any) -> int:
     from carma.bench.paper import study
 
-    command = " ".join(["carma", *sys.argv[1:]])
-    return study.run(study.Options(**flags, command=command), draw)
+    return study.run(study.Options(**flags), draw)
 
 
 def draw(sketches: Sequence[Sketch], out: Path) -> list[Path]:

@@ -28,7 +28,14 @@ class Options(Record, frozen=True, kw_only=True):
     jobs: int = 1
     seeds: int | None = None
     philly: Path | None = None
-    command: str = "carma bench paper"
+
+    def spelled(self) -> str:
+        """The command that makes it again, without paths of this machine."""
+        words = ["carma bench paper", "--quick" if self.quick else "", f"--jobs {self.jobs}" if self.jobs > 1 else ""]
+        words += [f"--only {','.join(self.only)}"] if self.only else []
+        words += [f"--seeds {self.seeds}"] if self.seeds is not None else []
+        words += [f"--philly {self.philly.name}"] if self.philly is not None else []
+        return " ".join(word for word in words if word)
 
 
 def run(options: Options, draw: Draw) -> int:
@@ -44,7 +51,7 @@ def run(options: Options, draw: Draw) -> int:
         before, began = writing.code(), time.perf_counter()
         made = _made(part, scope, results, options.philly)
         took_s = time.perf_counter() - began
-        made = {"about": writing.about(scope, options.command, took_s, before), **made}
+        made = {"about": writing.about(scope, options.spelled(), took_s, before), **made}
         found = writing.merged(found, part, made, scope)
         writing.write(options.out, found)
         to_stderr(f"{part}: {took_s:.0f} s")
