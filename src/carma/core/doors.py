@@ -41,15 +41,21 @@ def refreshed(state: State, now: float) -> Doors:
 
 
 def _look_again(state: State, doors: Doors, kept: Kept, now: float) -> None:
-    was_open, free_mib, taken = not kept.closed, kept.free_mib, kept.taken
-    kept.door = kept.free_for = None
+    was_open, free_mib, taken, was = not kept.closed, kept.free_mib, kept.taken, kept.door
+    kept.door = None
     kept.until = _closed_until(state, kept.gpu.id)
-    closed = kept.until > now
+    closed, same = kept.until > now, False
     if not closed:
-        door = door_at(state, kept, now)
+        door = _same_company(state, kept, door_at(state, kept, now), was)
         closed = door.shut is not None or door.busy is not None
         kept.free_mib, kept.taken = door.free_mib, door.taken is not None
         kept.until = stale_at(state, door.view.newest)
+        same = was is not None and door.view.holders is was.view.holders and _as_free(door, was)
+    if not same or closed == was_open or kept.free_mib > free_mib:
+        doors.version += 1
+        kept.version = doors.version
+    if not same:
+        kept.free_for = None
     doors.wake(kept)
     if closed and was_open:
         doors.shut(kept)
@@ -62,6 +68,25 @@ def _look_again(state: State, doors: Doors, kept: Kept, now: float) -> None:
     may_start = not closed and wider and kept.free_mib >= nobody.smallest_mib
     if may_start or (nobody.fence is not None and not _still_fenced(state, nobody, nobody.fence, kept, now)):
         doors.nobody = None
+
+
+def _same_company(state: State, kept: Kept, door: Door, was: Door | None) -> Door:
+    """The very holders of before, where nothing can be told of them that was not known: what was worked out for them
+    still holds."""
+    if state.policy.against is None or was is None or door.view.holders != was.view.holders:
+        return door
+    kept.door = replace(door, view=replace(door.view, holders=was.view.holders))
+    return kept.door
+
+
+def _as_free(door: Door, was: Door) -> bool:
+    """Whether nothing has changed that `free_at` looks at, among the same holders."""
+    view, before = door.view, was.view
+    return (
+        (door.shut, door.busy, door.free_mib) == (was.shut, was.busy, was.free_mib)
+        and (view.outdated, view.used_mib, view.foreign_mib) == (before.outdated, before.used_mib, before.foreign_mib)
+        and (view.fault, view.drained) == (before.fault, before.drained)
+    )
 
 
 def _closed_until(state: State, gpu: GpuId) -> float:
@@ -123,8 +148,14 @@ def asked_by(state: State, doors: Doors, task: Task) -> Asked:
 def free_for(state: State, kept: Kept, ask: Ask, now: float) -> float:
     """When the GPU could take it (reserve.py); inf: never, as things stand."""
     at = free_at(ask, door_at(state, kept, now), state.rules, state.policy, now)
-    kept.free_for = (ask.memory_mib, ask.alone, inf if at is None else at)
-    return kept.free_for[2]
+    kept.free_for = (_wants(ask), inf if at is None else at)
+    return kept.free_for[1]
+
+
+def _wants(ask: Ask) -> tuple[object, ...]:
+    """All of an ask that its start depends on. What a policy has against company may cease by itself: `at` is of the
+    span for which it was asked."""
+    return (ask.memory_mib, ask.alone, ask.demand, ask.alone_s, ask.at)
 
 
 def reserved(state: State, ask: Ask, found: Sequence[Kept], now: float) -> Fence:
@@ -156,14 +187,13 @@ def reserved(state: State, ask: Ask, found: Sequence[Kept], now: float) -> Fence
 
 def _not_before(state: State, kept: Kept, ask: Ask, now: float) -> float:
     """When the GPU could take it, or earlier; inf where it never could, which is always of now."""
-    # What a policy has against company may cease by itself, and is not the same for all who want as much memory.
-    known = kept.free_for if state.policy.against is None else None
+    known = kept.free_for
     live = state.live.get(kept.gpu.id)
-    if known is None or known[0] != ask.memory_mib or known[1] != ask.alone or live is None:
+    if known is None or known[0] != _wants(ask) or live is None:
         return free_for(state, kept, ask, now)
-    if known[2] < inf and now >= stale_at(state, live.window.newest):
+    if known[1] < inf and now >= stale_at(state, live.window.newest):
         return free_for(state, kept, ask, now)
-    return known[2]
+    return known[1]
 
 
 # Whether another pass is worth while.

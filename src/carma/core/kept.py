@@ -10,11 +10,12 @@ from math import inf
 
 from carma.core.decision import Ask
 from carma.core.filters import Door
-from carma.core.model import Gpu, GpuId, TaskId
+from carma.core.model import Demand, Gpu, GpuId, TaskId
 from carma.core.reserve import Fence
 from carma.core.task import Task
 
 Turn = tuple[int, int, TaskId]
+Shape = tuple[int, bool, float | None, Demand | None]  # memory, alone, run time alone, demand
 
 
 class Kept:
@@ -36,6 +37,7 @@ class Kept:
         "taken",
         "told_until",
         "until",
+        "version",
         "woken_at",
     )
 
@@ -50,7 +52,8 @@ class Kept:
         self.at = 0.0
         self.same_until = 0.0
         self.told_until = 0.0
-        self.free_for: tuple[int, bool, float] | None = None  # memory, alone: not before then (reserve.free_at)
+        self.free_for: tuple[tuple[object, ...], float] | None = None  # who asked: not before then (reserve.free_at)
+        self.version = 0  # of `Doors.version`, when it last changed
         self.woken_at = inf  # its earliest entry in `Doors.wakes`
 
     def hold(self, door: Door, now: float) -> None:
@@ -92,8 +95,36 @@ class Nobody:
         self.arrived: list[Turn] = []  # tasks behind `last` that came since
 
 
+class Unopposed:
+    """The GPUs that a policy has nothing against for some task, as they were at that version of the doors."""
+
+    __slots__ = ("gpus", "version")
+
+    def __init__(self) -> None:
+        self.gpus: set[GpuId] = set()
+        self.version = -1
+
+
+def shape_of(ask: Ask) -> Shape:
+    """All of an ask that a policy's objections, and room, depend on."""
+    return (ask.memory_mib, ask.alone, ask.alone_s, ask.demand)
+
+
 class Doors:
-    __slots__ = ("asked", "by_gpu", "drained", "found", "nobody", "now", "open", "touched", "wakes")
+    __slots__ = (
+        "_unopposed",
+        "_unopposed_at",
+        "asked",
+        "by_gpu",
+        "drained",
+        "found",
+        "nobody",
+        "now",
+        "open",
+        "touched",
+        "version",
+        "wakes",
+    )
 
     def __init__(self) -> None:
         self.found: dict[GpuId, Gpu] = {}  # the very mapping that the state has
@@ -105,6 +136,15 @@ class Doors:
         self.wakes: list[tuple[float, GpuId]] = []  # a heap: when doors must be looked at again
         self.asked: dict[TaskId, Asked] = {}
         self.nobody: Nobody | None = None
+        self.version = 0  # counts changes of doors
+        self._unopposed: dict[Shape, Unopposed] = {}
+        self._unopposed_at = -inf
+
+    def unopposed(self, at: float) -> dict[Shape, Unopposed]:
+        """What the policy has nothing against, as of that time, by what is asked for."""
+        if at != self._unopposed_at:
+            self._unopposed, self._unopposed_at = {}, at
+        return self._unopposed
 
     def begin(self, found: dict[GpuId, Gpu], drained: dict[str, str]) -> None:
         """Other GPUs, or other drains: nothing is known any more."""
@@ -112,6 +152,7 @@ class Doors:
         ordered = sorted(found.values(), key=lambda gpu: gpu.index)
         self.by_gpu = {gpu.id: Kept(gpu, place) for place, gpu in enumerate(ordered)}
         self.open, self.wakes, self.nobody = [], [], None
+        self._unopposed_at = -inf
         self.touched = set(self.by_gpu)
         self.asked.clear()
 

@@ -131,7 +131,8 @@ def _placed(state: State, event: e.TaskPlaced) -> list[Command]:
         verdicts=event.verdicts,
     )
     state.put(replace(task, attempts=(*task.attempts, attempt), status=Starting(event.at, event.placement)))
-    state.tracks[event.key] = Track(event.placement.gpus, None)
+    state.tracks[event.key] = track = Track(event.placement.gpus, None)
+    track.alone_s = task.estimate.runtime_s if task.estimate is not None else None
     state.last_gpu = event.placement.gpus[-1]
     state.overtaken.pop(task.id, None)
     if event.overtook is not None and event.overtook in state.tasks:

@@ -114,6 +114,14 @@ def _objects(ask: Ask, view: GpuView, policy: Policy, refusals: dict[GpuId, Refu
     return refusal is not None
 
 
+def opposes(policy: Policy, ask: Ask, view: GpuView) -> bool:
+    """One that fails is not taken for an answer: `rank` will tell."""
+    try:
+        return policy.objects(ask, view.holders) is not None
+    except Exception:
+        return False
+
+
 def _failed(
     policy: Policy, error: Exception, opened: Sequence[GpuView], refusals: dict[GpuId, Refusal]
 ) -> list[Ranked]:

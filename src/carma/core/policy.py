@@ -22,6 +22,15 @@ Rank = Callable[[Ask, Sequence[GpuView], GpuId | None], Sequence[Ranked]]
 The third is the GPU of the last placement or, when that one is closed, the nearest open one before it."""
 
 
+AS_OF_S = 60.0  # what a policy has against company is looked at anew so often, while nothing changes
+
+
+def as_of(now: float) -> float:
+    """The time that a policy is told. Predictions change slowly: within a span the answer to a question stays the same,
+    and need not be asked for again."""
+    return now - now % AS_OF_S
+
+
 Against = Callable[[Ask, Sequence[Holder]], Refusal | None]
 """What a policy has against a task beside those holders; never anything against one alone on a GPU."""
 

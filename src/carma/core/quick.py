@@ -19,10 +19,11 @@ from carma.core.doors import asked_by, door_at, door_told, fence_holds, refreshe
 from carma.core.events import TaskPlaced
 from carma.core.fairness import wanted_by
 from carma.core.filters import door_of
-from carma.core.kept import Asked, Doors, Kept, Nobody, Turn
+from carma.core.kept import Asked, Doors, Kept, Nobody, Turn, Unopposed, shape_of
 from carma.core.lanes import InTurn
 from carma.core.model import AttemptKey, Demand, GpuId, TaskId
-from carma.core.placement import Choice, Ranked, conclude, rank
+from carma.core.placement import Choice, Ranked, conclude, opposes, rank
+from carma.core.policy import as_of
 from carma.core.reserve import Fence, free_at, in_the_way, spare_mib
 from carma.core.state import State
 from carma.core.urgent import Order, ordered
@@ -47,7 +48,7 @@ def schedule(state: State, now: float) -> list[TaskPlaced]:
         return []
     walk = QuickPass(state, now, doors)
     placed = walk.placements()
-    hopeless = not placed and not walk.in_vain and state.policy.urgent is None
+    hopeless = not placed and not walk.in_vain and state.policy.against is None
     doors.nobody = walk.nobody if hopeless else None
     return placed
 
@@ -145,7 +146,11 @@ class QuickPass:
     def _try(self, asked: Asked) -> TaskPlaced | None:
         ask, fenced = asked.ask, None
         memory_mib, alone = ask.memory_mib, ask.alone
+        if self._still_opposed(ask):
+            return None
         found = [kept for kept in self.open if memory_mib <= kept.free_mib and not (alone and kept.taken)]
+        if len(found) >= ask.gpus:
+            found = self._unopposed(self._of_now(ask), found)
         if self.first is not None and len(found) >= ask.gpus:
             fenced = self._keeper(asked)
             if fenced is not None:
@@ -174,7 +179,29 @@ class QuickPass:
 
     def _of_now(self, ask: Ask) -> Ask:
         """What is kept of an ask has no time, and a policy may look at it."""
-        return ask if self.state.policy.against is None else replace(ask, at=self.now)
+        return ask if self.state.policy.against is None else replace(ask, at=as_of(self.now))
+
+    def _still_opposed(self, ask: Ask) -> bool:
+        """Whether the policy had something against all but too few GPUs a moment ago, and no door has changed since."""
+        if self.state.policy.against is None or self.joined:
+            return False
+        known = self.doors.unopposed(as_of(self.now)).get(shape_of(ask))
+        return known is not None and known.version == self.doors.version and len(known.gpus) < ask.gpus
+
+    def _unopposed(self, ask: Ask, found: list[Kept]) -> list[Kept]:
+        """Those that the policy has nothing against. Doors that have not changed are not held against it again."""
+        state, policy = self.state, self.state.policy
+        if policy.against is None:
+            return found
+        known = self.doors.unopposed(ask.at).setdefault(shape_of(ask), Unopposed())
+        gpus = set(known.gpus)
+        for kept in found:
+            if kept.version > known.version or kept.gpu.id in self.joined:
+                opposed = opposes(policy, ask, door_at(state, kept, self.now).view)
+                (gpus.discard if opposed else gpus.add)(kept.gpu.id)
+        if not self.joined:  # what this pass has changed is not so yet
+            known.gpus, known.version = gpus, self.doors.version
+        return [kept for kept in found if kept.gpu.id in gpus]
 
     def _place(
         self, asked: Asked, ranked: list[Ranked], refusals: dict[GpuId, Refusal], fenced: Fenced | None
@@ -205,6 +232,8 @@ class QuickPass:
         for door in doors:
             gpu = door.view.gpu.id
             refusal = door.refuse(ask) or (fenced(gpu) if fenced is not None else None)
+            if refusal is None and gpu not in refusals:
+                refusal = self.state.policy.objects(self._of_now(ask), door.view.holders)
             if refusal is not None:
                 refusals[gpu] = refusal
         return Choice(ask=ask, doors=doors, refusals=refusals, ranked=tuple(ranked))

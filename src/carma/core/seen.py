@@ -109,6 +109,7 @@ class Track:
     """Of one attempt since this process started looking, or since what the log kept of it."""
 
     __slots__ = (
+        "alone_s",
         "began_at",
         "done_s",
         "energy_j",
@@ -128,6 +129,7 @@ class Track:
         self.shrinks = True  # whether its booking may still shrink, as far as that was looked at (shrink.py)
         self.energy_j: float | None = None
         self.used_s = 0.0  # since its first use, summed over its GPUs
+        self.alone_s: float | None = None  # what it would take alone, as was said before
         self.began_at: float | None = None  # or when this process began to look
         self.done_s = 0.0  # as of `paced_at`, of the seconds that it would take alone (pace.py)
         self.paced_at = 0.0

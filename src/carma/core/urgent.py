@@ -67,9 +67,11 @@ def _waits(state: State, task_id: TaskId) -> Waits:
 def _running_s(state: State, now: float) -> float:
     """GPU-seconds that the running tasks would still take alone."""
     total_s = 0.0
-    for task_id, key in state.active.items():
-        task, track = state.tasks[task_id], state.tracks.get(key)
-        known_s = task.estimate.runtime_s if task.estimate is not None else None
-        alone_s = state.rules.queue.assumed_runtime_s if known_s is None else known_s
-        total_s += max(0.0, alone_s - (track.done_by(now) if track is not None else 0.0)) * task.spec.gpus
+    assumed_s = state.rules.queue.assumed_runtime_s
+    for key in state.active.values():
+        track = state.tracks[key]
+        alone_s = assumed_s if track.alone_s is None else track.alone_s
+        left_s = alone_s - track.done_by(now)
+        if left_s > 0.0:
+            total_s += left_s * len(track.on)
     return total_s

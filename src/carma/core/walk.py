@@ -18,6 +18,7 @@ from carma.core.lanes import InTurn
 from carma.core.model import AttemptKey, Demand, Gpu, GpuId, Record, TaskId
 from carma.core.pace import belief
 from carma.core.placement import RECOVERY, UNKNOWN, Choice, Fenced, choose
+from carma.core.policy import as_of
 from carma.core.quota import Tally, limits_of, reached
 from carma.core.reserve import Fence, free_at, in_the_way, reserve, spare_mib
 from carma.core.settings import Rules
@@ -162,7 +163,7 @@ class Pass(Due):
 
     def consider(self, task: Task) -> Choice:
         """Decide for one task, and change the working copy as if it had been done."""
-        ask = replace(ask_of(task, self.state, self.sizes), at=self.now)
+        ask = replace(ask_of(task, self.state, self.sizes), at=as_of(self.now))
         runtime_s = expected_runtime_s(task, self.state.rules)
         fenced = None
         if self.fence is not None:

@@ -65,20 +65,21 @@ class Outlook(Record, frozen=True):
 
 
 ALONE = Outlook(1.0, (1.0,))
+Question = tuple[float, float | None, Demand | None]  # as of when, run time alone, demand
+Answer = tuple[Outlook, Refusal | None]
 
 
 class Known:
     """What was worked out for some holders, kept for as long as they are the very same: policies are asked again and
     again. It changes no answer."""
 
-    __slots__ = ("_by_holders",)
+    __slots__ = ("_by_holders", "_terms")
 
-    def __init__(self) -> None:
-        self._by_holders: dict[int, tuple[Sequence[Holder], dict[tuple[object, ...], Outlook]]] = {}
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._by_holders: dict[int, tuple[Sequence[Holder], dict[Question, Answer]]] = {}
 
-    def outlook(self, ask: Ask, holders: Sequence[Holder], terms: Terms) -> Outlook:
-        if not holders:
-            return ALONE
+    def of(self, ask: Ask, holders: Sequence[Holder]) -> Answer:
         kept = self._by_holders.get(id(holders))
         if kept is None or kept[0] is not holders:
             if len(self._by_holders) >= MOST_KEPT:
@@ -87,7 +88,8 @@ class Known:
         key = (ask.at, ask.alone_s, ask.demand)
         found = kept[1].get(key)
         if found is None:
-            found = kept[1][key] = outlook(ask, holders, terms)
+            seen = outlook(ask, holders, self._terms) if holders else ALONE
+            found = kept[1][key] = (seen, refusal(seen, ask, holders, self._terms.cap))
         return found
 
 
@@ -117,8 +119,9 @@ def _member(holder: Holder, now: float) -> Member:
     if progress is None:
         return Member(holder.demand, inf)
     alone_s = inf if progress.alone_s is None else progress.alone_s
-    spent_s = max(0.0, now - progress.began_at)
-    member = Member(holder.demand, alone_s, progress.done_by(now), spent_s, progress.elsewhere)
+    then = max(now, progress.at)  # a question may be of a little while ago (policy.as_of)
+    spent_s = max(0.0, then - progress.began_at)
+    member = Member(holder.demand, alone_s, progress.done_by(then), spent_s, progress.elsewhere)
     member.seen = progress.rate
     return member
 
@@ -143,10 +146,13 @@ def slowdowns(members: Sequence[Member], rates: Sequence[float], mechanism: Mech
         rates = _rates([members[place] for place in left], mechanism)
 
 
-def against(terms: Terms, known: Known, ask: Ask, holders: Sequence[Holder]) -> Refusal | None:
-    found = known.outlook(ask, holders, terms)
-    if found.worst > terms.cap:
-        return Refusal("Slowdown", _too_slow(found, ask, holders, terms.cap))
+def against(known: Known, ask: Ask, holders: Sequence[Holder]) -> Refusal | None:
+    return known.of(ask, holders)[1]
+
+
+def refusal(found: Outlook, ask: Ask, holders: Sequence[Holder], cap: float) -> Refusal | None:
+    if found.worst > cap:
+        return Refusal("Slowdown", _too_slow(found, ask, holders, cap))
     if found.gain < LEAST_GAIN:
         return Refusal("Slowdown", f"{_beside(holders)} {_too_little(found.gain)}")
     return None
@@ -183,8 +189,8 @@ def _too_little(gain: float) -> str:
     return f"it would add {gain:.2f} of a GPU's work in all (at least {LEAST_GAIN:g} is wanted)"
 
 
-def rank(terms: Terms, known: Known, ask: Ask, views: Sequence[GpuView], _last_gpu: GpuId | None) -> list[Ranked]:
-    found = [(known.outlook(ask, view.holders, terms), view) for view in views]
+def rank(known: Known, ask: Ask, views: Sequence[GpuView], _last_gpu: GpuId | None) -> list[Ranked]:
+    found = [(known.of(ask, view.holders)[0], view) for view in views]
     found.sort(key=lambda entry: (-entry[0].gain, entry[1].gpu.index))
     return [
         Ranked(
@@ -234,11 +240,11 @@ def moves(terms: Terms, views: Sequence[GpuView]) -> list[Move]:
 
 def bound(rules: Rules) -> Policy:
     terms = Terms(rules.placement.slowdown_cap, "timeslice" if rules.sharing.mechanism == "timeslice" else "mps")
-    known = Known()
+    known = Known(terms)
     return replace(
         POLICY,
-        rank=partial(rank, terms, known),
-        against=partial(against, terms, known),
+        rank=partial(rank, known),
+        against=partial(against, known),
         urgent=urgent,
         moves=partial(moves, terms),
         bind=None,
@@ -247,7 +253,7 @@ def bound(rules: Rules) -> Policy:
 
 POLICY = Policy(
     "goodput",
-    partial(rank, Terms(1.25, "mps"), Known()),
+    partial(rank, Known(Terms(1.25, "mps"))),
     about="The GPU where it adds most progress, nobody slowed down beyond a cap.",
     bind=bound,
     gated=False,
