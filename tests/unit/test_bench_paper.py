@@ -131,6 +131,14 @@ def test_the_command_in_the_file_has_no_path_of_the_machine() -> None:
     assert options.spelled() == "carma bench paper --jobs 3 --only seeds,speed --philly philly.csv"
 
 
+def test_fewer_seeds_and_windows_are_taken_and_told() -> None:
+    options = study.Options(seeds=3, windows=2)
+    found = study.scope_of(options)
+    assert (found.seeds, found.windows, found.traces) == (3, 2, scope.Scope().traces)
+    assert options.spelled() == "carma bench paper --seeds 3 --windows 2"
+    assert study.scope_of(study.Options()) == scope.Scope()
+
+
 def test_without_philly_s_file_all_other_parts_are_run() -> None:
     assert study.wanted(study.Options()) == ("tables", "curves", "limits", "seeds", "speed")
     assert study.wanted(study.Options(philly=Path("x"))) == scope.PARTS

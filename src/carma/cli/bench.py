@@ -272,6 +272,7 @@ def gpumemnet(**flags: Any) -> int:
     help="Where paper.json, README.md and the pictures go (results/simulation).",
 )  # fmt: skip
 @click.option("--seeds", type=whole(1, 10_000), default=None, help="So many seeds for the bands (20).")
+@click.option("--windows", type=whole(1, 1000), default=None, help="So many windows of the Philly trace (10).")
 @click.option(
     "--philly", type=click.Path(path_type=Path), metavar="FILE",
     help="The public Philly trace, as it is or imported; without it its part is left out.",

@@ -26,7 +26,7 @@ class Scope(Record, frozen=True, kw_only=True):
     large_tasks: int = 600  # of the generated trace for 64 GPUs
     speed_tasks: int = 4000
     growth: tuple[int, ...] = (8, 64, 512, 4_096, 8_192)  # GPUs
-    limit_s: float = 300.0  # of one simulation whose speed is taken; then it is broken off, and the file says so
+    limit_s: float = 120.0  # of one simulation whose speed is taken; then it is broken off, and the file says so
 
 
 QUICK = Scope(

@@ -27,6 +27,7 @@ class Options(Record, frozen=True, kw_only=True):
     only: tuple[str, ...] = ()
     jobs: int = 1
     seeds: int | None = None
+    windows: int | None = None
     philly: Path | None = None
 
     def spelled(self) -> str:
@@ -34,6 +35,7 @@ class Options(Record, frozen=True, kw_only=True):
         words = ["carma bench paper", "--quick" if self.quick else "", f"--jobs {self.jobs}" if self.jobs > 1 else ""]
         words += [f"--only {','.join(self.only)}"] if self.only else []
         words += [f"--seeds {self.seeds}"] if self.seeds is not None else []
+        words += [f"--windows {self.windows}"] if self.windows is not None else []
         words += [f"--philly {self.philly.name}"] if self.philly is not None else []
         return " ".join(word for word in words if word)
 
@@ -41,8 +43,7 @@ class Options(Record, frozen=True, kw_only=True):
 def run(options: Options, draw: Draw) -> int:
     """`draw` makes pictures of sketches, as PNG and SVG: reports have their own hand, which is above this package."""
     make_folder(options.out)
-    scope = QUICK if options.quick else Scope()
-    scope = scope if options.seeds is None else replace(scope, seeds=options.seeds)
+    scope = scope_of(options)
     parts = wanted(options)
     found = writing.read(options.out)
     results = Results(options.jobs, to_stderr)
@@ -58,6 +59,12 @@ def run(options: Options, draw: Draw) -> int:
     written = [options.out / writing.NAME, page.write(options.out, found), *draw(sketches(found["parts"]), options.out)]
     _tell(found, written)
     return 0
+
+
+def scope_of(options: Options) -> Scope:
+    scope = QUICK if options.quick else Scope()
+    seeds, windows = options.seeds or scope.seeds, options.windows or scope.windows
+    return replace(scope, seeds=seeds, windows=windows)
 
 
 def wanted(options: Options) -> tuple[str, ...]:
