@@ -21,7 +21,6 @@ from carma.core.model import (
     AttemptKey,
     Confinement,
     Estimate,
-    Gpu,
     GpuId,
     Guard,
     Owner,
@@ -35,9 +34,10 @@ from carma.core.propose import propose
 from carma.core.settings import Rules
 from carma.core.state import State, forget, new_state
 from carma.core.status import Finished, Recovering
+from carma.core.task import Task
 from carma.errors import CarmaError
 from carma.sim import result, saving
-from carma.sim.cards import Card, server
+from carma.sim.cards import Card
 from carma.sim.eyes import Eyes
 from carma.sim.happening import Arrival, Begun, Happening, Look, Noted, Saved, Started, Thought, Wake
 from carma.sim.heap import Heap
@@ -45,7 +45,7 @@ from carma.sim.noise import Noise
 from carma.sim.ran import run_of
 from carma.sim.record import Course, GpuOf, Point, Server
 from carma.sim.sources import Source
-from carma.sim.world import Board, Runner, World
+from carma.sim.world import Runner, World, equipped
 from carma.traces import Trace, TraceTask
 
 QUIET = 1e12  # seconds: a sample that was left out because nothing changed is not stale
@@ -94,7 +94,7 @@ class Simulation:
         self.rules = rules_for(setup)
         self.state: State = new_state(self.rules, setup.policy)
         self.now = 0.0
-        self._gpus, boards = _server(setup)
+        self._gpus, boards = equipped(setup.card, setup.gpus, setup.server)
         self._index = {gpu.id: gpu.index for gpu in self._gpus}
         self._heap: Heap[Happening] = Heap()
         noise = Noise(setup.noise, setup.seed, setup.mechanism)
@@ -107,6 +107,7 @@ class Simulation:
         self._left: dict[AttemptKey, Runner] = {}  # as they were when they ended
         self._saved: dict[TaskId, float] = {}  # seconds of its work that a task need not do again
         self._known: dict[str, tuple[Alone, float]] = {}  # what the last run of that name has shown
+        self._gone: list[tuple[float, Task]] = []  # finished, when, and not yet forgotten
         self._awake = False
         self._idle = 0  # heartbeats in which nobody ran and nobody came
         self.runs: list[result.TaskRun] = []
@@ -178,6 +179,7 @@ class Simulation:
             case Thought(task=task):
                 return [self._estimated(task)]
             case Look():
+                self._forget()
                 return [self._eyes.look(self.now)]
             case Wake():
                 self._awake = False
@@ -370,7 +372,12 @@ class Simulation:
         self.runs.append(run_of(task, row, self._index, [self._left.pop(key, None) for key in keys]))
         for key in keys:
             self._orders.pop(key, None)
-        forget(self.state, [task])
+        self._gone.append((task.status.at, task))
+
+    def _forget(self) -> None:
+        """Until the next look the last sample shows their processes, which would be taken for somebody else's."""
+        forget(self.state, [task for at, task in self._gone if at < self.now])
+        self._gone = [entry for entry in self._gone if entry[0] >= self.now]
 
     def _wake_later(self) -> None:
         waits = [
@@ -388,11 +395,3 @@ class Simulation:
 def _owner(user: str) -> Owner:
     uid = 1000 if not user else 1001 + sum(ord(letter) * 31**place for place, letter in enumerate(user)) % 60_000
     return Owner(uid, uid, user or "user")
-
-
-def _server(setup: Setup) -> tuple[tuple[Gpu, ...], list[Board]]:
-    if not setup.server:
-        gpus = server(setup.card, setup.gpus)
-        return gpus, [Board(gpu.index, setup.card) for gpu in gpus]
-    gpus = tuple(replace(server(card, 1)[0], id=gpu, index=index) for index, (gpu, card) in enumerate(setup.server))
-    return gpus, [Board(index, card) for index, (_, card) in enumerate(setup.server)]

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
-from carma.core.model import AttemptKey, Demand
+from msgspec.structs import replace
+
+from carma.core.model import AttemptKey, Demand, Gpu, GpuId
 from carma.core.outcome import Outcome, OutOfMemory, Succeeded
 from carma.core.sharing import progress_rates
-from carma.sim.cards import Card
+from carma.sim.cards import Card, server
 from carma.traces import TraceTask
 
 STEPS = 5  # in which memory is taken
@@ -253,3 +255,12 @@ class World:
         runner.version += 1
         if not runner.saving:
             self._soon(runner.next_at, runner, runner.version)
+
+
+def equipped(card: Card, count: int, named: Sequence[tuple[GpuId, Card]]) -> tuple[tuple[Gpu, ...], list[Board]]:
+    """The GPUs of a server, and the truth of each: so many alike, or those that are given by their own names."""
+    if not named:
+        gpus = server(card, count)
+        return gpus, [Board(gpu.index, card) for gpu in gpus]
+    gpus = tuple(replace(server(own, 1)[0], id=gpu, index=index) for index, (gpu, own) in enumerate(named))
+    return gpus, [Board(index, own) for index, (_, own) in enumerate(named)]
