@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from carma import plugins
-from carma.core.model import AttemptKey, Estimate, Gpu, GpuId, NoEstimate, Owner, TaskId, TaskSpec
+from carma.core.model import Alone, AttemptKey, Demand, Estimate, Gpu, GpuId, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest, Estimator, PastRun
 from carma.core.settings import Memory, Rules
 from carma.errors import BadSettings, PluginError
@@ -88,6 +88,25 @@ def test_history_takes_the_median_run_time_of_runs_that_had_the_gpu_alone() -> N
     runs = [{"runtime_s": seconds} for seconds in (90.0, 100.0, 140.0)]
     assert estimated(*runs, {"runtime_s": 500.0, "collocated": True}).runtime_s == 100.0
     assert estimated({"runtime_s": 500.0, "collocated": True}).runtime_s == 500.0
+
+
+def test_history_takes_what_shared_runs_would_have_taken_alone() -> None:
+    slowed = {"runtime_s": 500.0, "collocated": True, "alone": _alone(0.3, pace=0.8)}
+    assert estimated(slowed).runtime_s == 400.0
+    assert estimated(slowed, {"runtime_s": 450.0}).runtime_s == 450.0, "one that was alone counts for more"
+    kept = {"runtime_s": 500.0, "alone": _alone(0.3, pace=0.8)}
+    assert estimated(kept).runtime_s == 500.0, "alone, a pace below 1 is a prediction of nothing"
+
+
+def test_history_tells_what_it_keeps_busy_by_runs_that_were_alone_where_there_are_any() -> None:
+    shared = [{"collocated": True, "alone": _alone(part)} for part in (0.9, 0.1, 0.4)]
+    assert estimated(*shared).demand == _alone(0.4).demand, "the one in the middle"
+    assert estimated(*shared, {"alone": _alone(0.2)}).demand == _alone(0.2).demand
+    assert estimated({}).demand is None
+
+
+def _alone(part: float, pace: float = 1.0) -> Alone:
+    return Alone(demand=Demand(part, part / 2, part / 4, part), pace=pace)
 
 
 def test_history_is_for_the_same_user_directory_and_whole_command() -> None:

@@ -1,0 +1,366 @@
+"""What a task would keep busy alone, how far it is and how fast it goes: from samples, by hand where it can be."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from carma.core import pace
+from carma.core.attribution import Member
+from carma.core.decision import Ask
+from carma.core.events import AttemptEnded, TaskEstimated, TaskSubmitted
+from carma.core.model import Alone, AttemptKey, Demand, Estimate, GpuId, GpuSample, TaskId, TaskSpec
+from carma.core.observe import ending_facts
+from carma.core.outcome import Failed
+from carma.core.pace import BELIEVED_S, CALM_S, MOST_S, alone_of, belief, follow, regroup
+from carma.core.policies import first_fit, goodput
+from carma.core.seen import FADES_S, Seen, Track
+from carma.core.settings import Gate, Rules, Sharing, WarmUp
+from carma.core.sharing import progress_rates
+from carma.core.state import adopt, checkpoint, restore
+from carma.core.usage import note
+from carma.core.walk import ask_of
+from tests.builders import ALICE, World
+
+OPEN = Rules(gate=Gate(enabled=False), warmup=WarmUp(enabled=False))
+GPU0, GPU1 = GpuId("GPU-0"), GpuId("GPU-1")
+HALF = Demand(0.5, 0.25, 0.2, 0.6, 0.4)
+FULL = Demand(0.9, 0.4, 0.4, 1.0, 0.8)
+
+
+def world(gpus: int = 1, rules: Rules = OPEN) -> World:
+    return World(gpus, rules=rules, policy=first_fit.POLICY)
+
+
+def begin(made: World, demand: Demand | None = None, runtime_s: float | None = None, gpus: int = 1) -> TaskId:
+    """One that is placed now and runs."""
+    number = TaskId(max(made.state.tasks, default=0) + 1)
+    spec = TaskSpec(command=("x",), directory="/", gpu_memory_mib=1_000, gpus=gpus)
+    estimate = Estimate(footprint_mib=1_000, upper_mib=1_000, source="declared", demand=demand, runtime_s=runtime_s)
+    made.emit(TaskSubmitted(made.now, number, ALICE, spec))
+    made.emit(TaskEstimated(made.now, number, estimate))
+    made.settle()
+    made.start(number)
+    return number
+
+
+def track_of(made: World, task: TaskId) -> Track:
+    return made.state.tracks[made.state.active[task]]
+
+
+def seen_of(made: World, task: TaskId, gpu: GpuId = GPU0) -> Seen:
+    return track_of(made, task).on[gpu]
+
+
+def believed(made: World, task: TaskId) -> Demand | None:
+    return belief(made.task(task), seen_of(made, task))
+
+
+def members(made: World, *tasks: TaskId) -> list[Member]:
+    return [Member(made.state.active[task], track_of(made, task), seen_of(made, task)) for task in tasks]
+
+
+def shows(at: float, active: float | None, gr_active: float | None = None) -> GpuSample:
+    part = active or 0.0
+    return GpuSample(
+        gpu=GPU0, at=at, sm_active=active, sm_occupancy=part / 2, dram_active=part / 4, gr_active=gr_active
+    )
+
+
+# -- demand ---------------------------------------------------------------------------------------------------------
+def test_alone_it_shows_its_demand_itself_once_it_was_calm_and_seen_for_long_enough() -> None:
+    made = world()
+    task = begin(made)
+    made.activity[GPU0] = (0.6, 0.3, 0.2)
+    made.wait(CALM_S + BELIEVED_S - 2.0)
+    assert believed(made, task) is None, "nobody has told, and too little was seen"
+    made.wait(5.0)
+    found = believed(made, task)
+    assert found is not None
+    assert (found.sm_active, found.sm_occupancy, found.dram_active) == pytest.approx((0.6, 0.3, 0.2))
+
+
+def test_while_its_memory_grows_it_is_starting_up() -> None:
+    made = world()
+    task = begin(made)
+    key = made.state.active[task]
+    for mib in range(1_000, 9_000, 200):
+        made.memory[key] = mib
+        made.wait(1.0)
+    assert believed(made, task) is None
+
+
+def test_what_was_told_beforehand_counts_for_more_than_what_is_seen() -> None:
+    made = world()
+    task = begin(made, HALF)
+    for active in (0.9, 0.02):
+        made.activity[GPU0] = (active, active / 2, active / 2)
+        made.wait(90.0)
+        assert believed(made, task) == HALF
+
+
+def test_of_several_gpus_one_that_is_left_idle_is_seen_to_be() -> None:
+    made = world(2)
+    task = begin(made, FULL, gpus=2)
+    made.activity[GPU0], made.activity[GPU1] = (0.9, 0.4, 0.4), (0.02, 0.01, 0.01)
+    made.wait(60.0)
+    assert belief(made.task(task), seen_of(made, task, GPU0)) == FULL
+    idle = belief(made.task(task), seen_of(made, task, GPU1))
+    assert idle is not None
+    assert idle.sm_active == pytest.approx(0.02)
+
+
+def test_beside_others_what_is_seen_of_it_is_divided_by_its_rate() -> None:
+    made = world()
+    known, new = begin(made, FULL), begin(made)
+    made.wait(CALM_S + 1.0)
+    own = seen_of(made, new).solo
+    own.__init__()  # type: ignore[misc]  # nothing was seen of it
+    rate = track_of(made, new).rates[GPU0]
+    assert rate == pytest.approx(progress_rates([FULL, None])[1])
+    for place in range(2):  # not long enough to be believed: that would change the rate
+        follow(made.state, made.state.live_of(GPU0), members(made, known, new), (0.75, 0.25), False,
+               shows(made.now + 5.0 * place, 0.8), 5.0)  # fmt: skip
+    assert own.sm_active == pytest.approx(0.8 * 0.25 / rate)
+    assert own.seconds == 10.0
+    assert own.alone_s == 0.0
+    assert own.gr_active is None, "what the engine does beside others says nothing of one"
+
+
+def test_nobody_is_thought_to_keep_more_than_a_whole_gpu_busy() -> None:
+    made = world()
+    one, two = begin(made), begin(made)
+    made.wait(CALM_S + 1.0)
+    follow(made.state, made.state.live_of(GPU0), members(made, one, two), (0.9, 0.1), False, shows(made.now, 1.0), 5.0)
+    assert seen_of(made, one).solo.sm_active <= 1.0
+
+
+def test_what_it_shows_alone_replaces_what_was_made_of_it_beside_others() -> None:
+    made = world()
+    one, two = begin(made), begin(made)
+    made.activity[GPU0] = (0.9, 0.4, 0.4)
+    made.wait(60.0)
+    before = seen_of(made, one).solo.sm_active
+    made.end(two)
+    made.activity[GPU0] = (0.2, 0.1, 0.1)
+    made.wait(2.0)
+    assert before > 0.4
+    assert seen_of(made, one).solo.sm_active == pytest.approx(0.2)
+
+
+def test_one_sample_after_a_long_silence_does_not_make_it_believed_at_once() -> None:
+    made = world()
+    task = begin(made)
+    made.wait(CALM_S + 1.0)
+    seen_of(made, task).solo.__init__()  # type: ignore[misc]
+    follow(made.state, made.state.live_of(GPU0), members(made, task), (1.0,), False, shows(made.now, 0.7), 600.0)
+    assert seen_of(made, task).solo.seconds == MOST_S
+
+
+def test_a_foreign_process_beside_it_is_company() -> None:
+    made = world()
+    task = begin(made)
+    made.foreign[GPU0] = 3_000
+    made.activity[GPU0] = (0.9, 0.4, 0.4)
+    made.wait(60.0)
+    assert seen_of(made, task).solo.alone_s == 0.0
+
+
+def test_a_gpu_that_gives_no_activity_tells_nothing() -> None:
+    made = world()
+    task = begin(made)
+    made.activity[GPU0] = (None, None, None)
+    made.wait(60.0)
+    assert believed(made, task) is None
+
+
+def test_an_earlier_attempt_tells_of_the_next() -> None:
+    made = world()
+    task = begin(made)
+    made.activity[GPU0] = (0.6, 0.3, 0.2)
+    made.wait(60.0)
+    key = made.state.active[task]
+    facts = ending_facts(made.state, key, made.now)
+    assert facts.alone is not None
+    made.emit(AttemptEnded(made.now, key, Failed(3), alone=facts.alone))
+    found = belief(made.task(task), None)
+    assert found is not None
+    assert found.sm_active == pytest.approx(0.6)
+
+
+# -- progress -------------------------------------------------------------------------------------------------------
+def test_progress_is_time_alone_and_time_beside_others_at_their_rate() -> None:
+    made = world()
+    first = begin(made, HALF)
+    made.now += 100.0
+    made.sample()
+    second = begin(made, FULL)
+    rate, other = progress_rates([HALF, FULL])
+    assert 0.0 < rate < 1.0
+    assert track_of(made, first).done_by(made.now) == pytest.approx(100.0)
+    made.now += 200.0
+    assert track_of(made, first).done_by(made.now) == pytest.approx(100.0 + 200.0 * rate)
+    assert track_of(made, second).done_by(made.now) == pytest.approx(200.0 * other)
+    made.end(second)
+    made.now += 50.0
+    assert track_of(made, first).rate == 1.0
+    assert track_of(made, first).done_by(made.now) == pytest.approx(150.0 + 200.0 * rate)
+
+
+def test_time_slices_have_rates_of_their_own() -> None:
+    made = world(rules=replace(OPEN, sharing=Sharing(mechanism="timeslice")))
+    first, _ = begin(made, FULL), begin(made, FULL)
+    assert track_of(made, first).rate == pytest.approx(progress_rates([FULL, FULL], "timeslice")[0])
+
+
+def test_of_several_gpus_the_slowest_counts() -> None:
+    made = world(2)
+    wide = begin(made, HALF, gpus=2)
+    begin(made, FULL)
+    made.now += 10.0
+    track = track_of(made, wide)
+    assert track.rates[GPU1] == 1.0
+    assert track.rate == track.rates[GPU0] == pytest.approx(progress_rates([HALF, FULL])[0])
+
+
+def test_more_that_is_known_of_a_neighbour_changes_the_rate_from_then_on() -> None:
+    made = world()
+    first, second = begin(made, HALF), begin(made)  # of the second nothing is known: it counts as a demanding one
+    cautious = track_of(made, first).rate
+    made.activity[GPU0] = (0.45, 0.2, 0.2)
+    made.wait(CALM_S + 2 * BELIEVED_S)
+    known = believed(made, second)
+    assert known is not None
+    assert track_of(made, first).rate == pytest.approx(progress_rates([HALF, known])[0], abs=0.02)
+    assert track_of(made, first).rate > cautious
+    assert track_of(made, first).done_s > 0.0, "what was done until then is added up"
+
+
+# -- the prediction held against what is seen ---------------------------------------------------------------------
+def test_where_less_is_seen_than_was_predicted_progress_is_less() -> None:
+    made = world()
+    one, two = begin(made, HALF, 1_000.0), begin(made, FULL, 1_000.0)
+    rates = progress_rates([HALF, FULL])
+    predicted = min(1.0, sum(demand.sm_active * rate for demand, rate in zip((HALF, FULL), rates, strict=True)))
+    made.activity[GPU0] = (0.5 * predicted, 0.2, 0.2)
+    made.wait(150.0)
+    live = made.state.live_of(GPU0)
+    assert live.truth == pytest.approx(0.5, abs=0.02)
+    before_s = track_of(made, one).done_s
+    paced_at, now = track_of(made, one).paced_at, made.now
+    made.end(two)
+    assert track_of(made, one).done_s == pytest.approx(before_s + (now - paced_at) * rates[0] * 0.5, rel=0.05)
+    assert live.truth == 1.0, "of others than these nothing was seen"
+
+
+def test_nobody_is_thought_to_go_faster_than_alone() -> None:
+    made = world()
+    one, _ = begin(made, HALF), begin(made, Demand(0.1, 0.05, 0.05, 0.2, 0.1))
+    made.activity[GPU0] = (1.0, 0.4, 0.4)
+    made.wait(150.0)
+    live = made.state.live_of(GPU0)
+    assert live.truth * max(track_of(made, one).rates[GPU0], track_of(made, one).rate) <= 1.0 + 1e-9
+    now = made.now
+    track = track_of(made, one)
+    track.go_on_until(now, live.truth)
+    assert track.done_s <= now - (track.began_at or 0.0) + 1e-9
+
+
+@pytest.mark.parametrize("strange", ["a foreign process", "nothing known"])
+def test_without_knowing_all_of_them_no_prediction_is_judged(strange: str) -> None:
+    made = world()
+    begin(made, HALF)
+    begin(made, None if strange == "nothing known" else FULL)
+    if strange == "a foreign process":
+        made.foreign[GPU0] = 3_000
+    made.activity[GPU0] = (0.05, 0.02, 0.02)
+    made.wait(100.0)
+    assert made.state.live_of(GPU0).truth == 1.0
+
+
+# -- on record ------------------------------------------------------------------------------------------------------
+def test_what_is_put_on_record_is_its_demand_and_its_pace() -> None:
+    made = world()
+    one = begin(made)
+    made.activity[GPU0] = (0.6, 0.3, 0.2)
+    made.wait(60.0)
+    track = track_of(made, one)
+    found = alone_of(track, made.now)
+    assert found == Alone(demand=Demand(0.6, 0.3, 0.2), pace=1.0)
+    track.begin(made.now - 100.0, 40.0)
+    track.paced_at = made.now
+    slowed = alone_of(track, made.now)
+    assert slowed is not None
+    assert slowed.pace == pytest.approx(0.4)
+
+
+def test_of_one_that_was_hardly_seen_nothing_is_put_on_record() -> None:
+    made = world()
+    one = begin(made)
+    made.wait(CALM_S + 3.0)
+    assert alone_of(track_of(made, one), made.now) is None
+
+
+def test_after_a_restart_it_goes_on_from_where_it_was() -> None:
+    made = world()
+    one = begin(made)
+    made.activity[GPU0] = (0.6, 0.3, 0.2)
+    made.wait(60.0)
+    made.emit(note(made.state))
+    saved, _ = checkpoint(made.state, len(made.log))
+    again = restore(OPEN, first_fit.POLICY, saved)
+    adopt(again)
+    key = again.active[one]
+    track = again.tracks[key]
+    assert belief(again.tasks[one], track.on[GPU0]) == Demand(0.6, 0.3, 0.2)
+    assert track.on[GPU0].solo.seconds == FADES_S
+    started = again.tasks[one].attempts[-1].started_at
+    assert track.began_at == started
+    assert track.done_by(again.now) == pytest.approx(again.now - (started or 0.0), abs=1.0)
+
+
+def test_after_a_restart_neighbours_have_their_rates_and_a_slow_one_its_pace() -> None:
+    made = world()
+    one, _ = begin(made, HALF), begin(made, FULL)
+    made.activity[GPU0] = (0.9, 0.4, 0.4)
+    made.wait(60.0)
+    rate = track_of(made, one).rate
+    made.emit(note(made.state))
+    done_s = track_of(made, one).done_by(made.now)
+    saved, _ = checkpoint(made.state, len(made.log))
+    again = restore(OPEN, first_fit.POLICY, saved)
+    track = again.tracks[AttemptKey(one, 1)]
+    assert track.rate == pytest.approx(rate)
+    assert track.done_by(again.now) == pytest.approx(done_s, rel=0.1)
+
+
+def test_regrouping_twice_at_the_same_moment_changes_nothing() -> None:
+    made = world()
+    one, _ = begin(made, HALF), begin(made, FULL)
+    made.now += 30.0
+    regroup(made.state, (GPU0,), made.now)
+    once = (track_of(made, one).done_s, track_of(made, one).rate)
+    regroup(made.state, (GPU0,), made.now)
+    assert (track_of(made, one).done_s, track_of(made, one).rate) == once
+
+
+# -- what decisions get of it ---------------------------------------------------------------------------------------
+def test_an_ask_and_a_holder_carry_what_is_known() -> None:
+    made = World(1, rules=OPEN, policy=goodput.POLICY)
+    one = begin(made, HALF, 500.0)
+    made.now += 100.0
+    made.sample()
+    asked: Ask = ask_of(made.task(one), made.state)
+    assert (asked.demand, asked.alone_s) == (HALF, 500.0)
+    (held,) = made.view(0).holders
+    assert held.demand == HALF
+    assert held.progress is not None
+    assert held.progress.alone_s == 500.0
+    assert held.progress.done_by(made.now) == pytest.approx(100.0)
+
+
+def test_the_mechanism_is_mps_unless_the_server_takes_turns() -> None:
+    assert [pace.mechanism_of(replace(OPEN, sharing=Sharing(mechanism=how))) for how in ("auto", "mps", "mig")] == (
+        ["mps"] * 3
+    )
+    assert pace.mechanism_of(replace(OPEN, sharing=Sharing(mechanism="timeslice"))) == "timeslice"
