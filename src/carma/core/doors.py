@@ -140,7 +140,8 @@ def asked_by(state: State, doors: Doors, task: Task) -> Asked:
         spec, sizes = task.spec, by_size(state)
         plain = spec.begin_at is None and not spec.after and spec.array is None
         plain = plain and never_fits(state, spec, sizes) is None and not state.accounts.limited
-        known = Asked(task, ask_of(task, state, sizes), expected_runtime_s(task, state.rules), plain)
+        ask, runtime_s = ask_of(task, state, sizes), expected_runtime_s(task, state.rules)
+        known = Asked(task, ask, runtime_s, plain, doors.number_of(ask, runtime_s))
         doors.asked[task.id] = known
     return known
 

@@ -8,6 +8,8 @@ from bisect import bisect_left, insort
 from heapq import heappop, heappush
 from math import inf
 
+from msgspec.structs import replace
+
 from carma.core.decision import Ask
 from carma.core.filters import Door
 from carma.core.model import Demand, Gpu, GpuId, TaskId
@@ -16,6 +18,8 @@ from carma.core.task import Task
 
 Turn = tuple[int, int, TaskId]
 Shape = tuple[int, bool, float | None, Demand | None]  # memory, alone, run time alone, demand
+
+MOST_NUMBERS = 4096  # that are remembered
 
 
 class Kept:
@@ -66,15 +70,17 @@ class Kept:
 
 
 class Asked:
-    """A waiting task, as the walk asks for it. `plain`: nothing but the GPUs decides when its turn comes."""
+    """A waiting task, as the walk asks for it. `plain`: nothing but the GPUs decides when its turn comes. `number`:
+    those who ask for the same have the same."""
 
-    __slots__ = ("ask", "plain", "runtime_s", "task")
+    __slots__ = ("ask", "number", "plain", "runtime_s", "task")
 
-    def __init__(self, task: Task, ask: Ask, runtime_s: float, plain: bool) -> None:
+    def __init__(self, task: Task, ask: Ask, runtime_s: float, plain: bool, number: int) -> None:
         self.task = task
         self.ask = ask
         self.runtime_s = runtime_s
         self.plain = plain
+        self.number = number
 
 
 class Nobody:
@@ -112,6 +118,8 @@ def shape_of(ask: Ask) -> Shape:
 
 class Doors:
     __slots__ = (
+        "_numbered",
+        "_numbers",
         "_unopposed",
         "_unopposed_at",
         "asked",
@@ -139,12 +147,25 @@ class Doors:
         self.version = 0  # counts changes of doors
         self._unopposed: dict[Shape, Unopposed] = {}
         self._unopposed_at = -inf
+        self._numbers: dict[tuple[Ask, float], int] = {}
+        self._numbered = 0
 
     def unopposed(self, at: float) -> dict[Shape, Unopposed]:
         """What the policy has nothing against, as of that time, by what is asked for."""
         if at != self._unopposed_at:
             self._unopposed, self._unopposed_at = {}, at
         return self._unopposed
+
+    def number_of(self, ask: Ask, runtime_s: float) -> int:
+        """A number for all that ask for the same."""
+        key = (replace(ask, task=TaskId(0)), runtime_s)
+        found = self._numbers.get(key)
+        if found is None:
+            if len(self._numbers) >= MOST_NUMBERS:
+                self._numbers.clear()  # those that are known keep their numbers, and get no namesakes
+            self._numbered += 1
+            found = self._numbers[key] = self._numbered
+        return found
 
     def begin(self, found: dict[GpuId, Gpu], drained: dict[str, str]) -> None:
         """Other GPUs, or other drains: nothing is known any more."""

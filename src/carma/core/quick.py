@@ -71,6 +71,8 @@ class QuickPass:
         self.keeps_out: Refusal | None = None  # what it says to those behind
         self.spare_mib: dict[GpuId, int] = {}  # on its GPUs, for tasks that outlast the reserved start
         self.in_vain: set[tuple[int, int, bool, float, Demand | None]] = set()  # what the policy found no GPU for
+        self.refused: set[int] = set()  # numbers of those behind the first (kept.Asked); no GPU opens during a pass
+        self.shut = False  # to all behind the first
         self.due = Due(state)
         self.started = self.due.started  # arrays: how many this pass has started
         self.nobody = Nobody(now)
@@ -80,7 +82,7 @@ class QuickPass:
     def placements(self) -> list[TaskPlaced]:
         placed: list[TaskPlaced] = []
         tasks, known, nobody = self.state.tasks, self.doors.asked, self.nobody
-        order = self._order()
+        order, depth = self._order(), self.state.rules.queue.backfill_depth
         for place, turn in enumerate(order):
             self.overtaken = self.order.overtaken_by(place)
             asked = known.get(turn[2]) or asked_by(self.state, self.doors, tasks[turn[2]])
@@ -91,14 +93,20 @@ class QuickPass:
                     if self.due.tally.has_stopped(asked.task.owner):
                         order.leave_out(asked.task.owner.uid)
                 continue
-            start = self._consider(asked)
+            if asked.number in self.refused:
+                self.behind += 1
+                start = None
+            else:
+                start = self._consider(asked)
             if start is not None:
                 placed.append(start)
                 if len(placed) >= PLACED_AT_ONCE:
                     break
-            if not self.open or (self.first is not None and self.behind >= self.state.rules.queue.backfill_depth):
+            if not self.open or self.shut or (self.first is not None and self.behind >= depth):
                 nobody.full = True
                 break
+        if self.shut:
+            nobody.smallest_mib = -1  # those who were not looked at may ask for less
         if not placed and self.first is not None:
             nobody.behind = self.behind
             if self.fence is not None and not self.in_vain:
@@ -141,6 +149,8 @@ class QuickPass:
                 return placed
         if self.first is None:
             self.first = self._of_now(ask)
+        else:
+            self.refused.add(asked.number)
         return None
 
     def _try(self, asked: Asked) -> TaskPlaced | None:
@@ -289,6 +299,7 @@ class QuickPass:
             self.keeps_out = self.fence.refusal(now)
             if self.fence.degree > 1:  # nobody else
                 self.spare_mib = dict.fromkeys(self.fence.gpus, -1)
+                self.shut = all(kept.gpu.id in self.spare_mib for kept in self.open)
             else:
                 for gpu in self.fence.gpus:
                     self._look_at_spare(door_at(state, self._kept(gpu), now).view)
