@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from carma.core.model import AttemptKey, Estimate, Gpu, GpuId, NoEstimate, Owner, TaskId, TaskSpec
+from carma.core.model import Alone, AttemptKey, Demand, Estimate, Gpu, GpuId, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest, PastRun
 from carma.estimate.combine import first_answer
 from carma.estimate.declared import Declared
@@ -102,6 +102,13 @@ def test_a_batch_size_beyond_those_that_ran_says_how_it_was_drawn() -> None:
     assert answer.footprint_mib == 5_000
     assert "drawn on from" in answer.warnings[0]
     assert answer.upper_mib > 5_250
+
+
+def test_the_demand_is_that_of_the_run_with_the_nearest_number() -> None:
+    light, heavy = (Alone(demand=Demand(share, share / 2, share / 2)) for share in (0.2, 0.8))
+    answer = estimated(ran(32, 1_000, alone=light), ran(80, 4_000, alone=heavy), words=command(72))
+    assert answer.demand == heavy.demand
+    assert answer.runtime_s is None
 
 
 def test_the_same_command_counts_more_than_its_neighbours() -> None:

@@ -93,10 +93,21 @@ def test_while_its_memory_grows_it_is_starting_up() -> None:
 def test_what_was_told_beforehand_counts_for_more_than_what_is_seen() -> None:
     made = world()
     task = begin(made, HALF)
-    for active in (0.9, 0.02):
+    for active in (0.7, 0.35):
         made.activity[GPU0] = (active, active / 2, active / 2)
         made.wait(90.0)
         assert believed(made, task) == HALF
+
+
+@pytest.mark.parametrize("active", [0.9, 0.02])
+def test_one_that_shows_clearly_something_else_alone_is_believed(active: float) -> None:
+    made = world()
+    task = begin(made, HALF)
+    made.activity[GPU0] = (active, active / 2, active / 2)
+    made.wait(90.0)
+    found = believed(made, task)
+    assert found is not None
+    assert found.sm_active == pytest.approx(active, abs=0.02)
 
 
 def test_of_several_gpus_one_that_is_left_idle_is_seen_to_be() -> None:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from carma.core.events import Durable, GpuDrained, PreemptionMissed, PreemptionRequested
 from carma.core.model import GpuId, SaveSignal, TaskId
+from carma.core.outcome import Failed
 from carma.core.placement import Policy
 from carma.core.policies import exclusive, magm
 from carma.core.policy import Move
@@ -254,6 +255,17 @@ def test_a_policy_names_those_that_should_be_elsewhere() -> None:
     assert (event.task, event.by, event.reason) == (first, "carma", "it goes half as fast as predicted")
     assert event.room_for is None
     assert later(world, 1) == []
+
+
+def test_a_task_is_moved_once_at_most() -> None:
+    world = world_of(1, policy=moving(Move(TaskId(1), "it goes half as fast as predicted")))
+    task = run(world, 1_000)
+    later(world, 100)
+    world.end(task, Failed(1))
+    later(world, 60)
+    assert len(world.task(task).attempts) == 2, "it has left and come back"
+    world.start(task)
+    assert not any(isinstance(event, PreemptionRequested) for event in later(world, 1_000))
 
 
 @pytest.mark.parametrize("rules", [Rules(), replace(ON, preemption=replace(ON.preemption, least_run_s=1e4))])

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # attribution.py calls this one
 
 CALM_S = 10.0  # its memory has not grown for so long: before that a task is starting up
 BELIEVED_S = 15.0  # so much must have been seen of one before it is believed
+OTHER, SLIGHT = 0.33, 0.05  # alone it shows so much else than was told, as a part of it and at all
 IDLE = 0.25  # so much of what was told is seen at most where a task leaves a GPU idle
 MOST_S = 15.0  # so much a single sample tells at most, however long the one before it was ago
 
@@ -38,7 +39,7 @@ def belief(task: Task, seen: Seen | None) -> Demand | None:
     """What is known of a task's demand: by its estimate, by what was seen of it now, or in an earlier attempt."""
     known = seen is not None and seen.solo.seconds >= BELIEVED_S
     told = task.estimate.demand if task.estimate is not None else None
-    if told is not None and not (known and seen is not None and _idle_here(task, seen, told)):
+    if told is not None and not (known and seen is not None and _other_than(task, seen, told)):
         return told
     if known and seen is not None:
         return seen.solo.demand
@@ -48,9 +49,12 @@ def belief(task: Task, seen: Seen | None) -> Demand | None:
     return None
 
 
-def _idle_here(task: Task, seen: Seen, told: Demand) -> bool:
-    """Some tasks leave all but one of their GPUs idle."""
-    return task.spec.gpus > 1 and seen.solo.sm_active < IDLE * told.sm_active
+def _other_than(task: Task, seen: Seen, told: Demand) -> bool:
+    """Some tasks leave all but one of their GPUs idle; one that shows alone what was never said of it has changed."""
+    if task.spec.gpus > 1 and seen.solo.sm_active < IDLE * told.sm_active:
+        return True
+    off = abs(seen.solo.sm_active - told.sm_active)
+    return seen.solo.alone_s >= BELIEVED_S and off > OTHER * max(told.sm_active, seen.solo.sm_active) and off > SLIGHT
 
 
 # -- progress -------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from carma.core.decision import Ask
 from carma.core.events import PreemptionMissed, PreemptionRequested
 from carma.core.filters import Door, takes_tasks
 from carma.core.model import AttemptKey, Record, TaskId
+from carma.core.outcome import Preempted
 from carma.core.policy import Move
 from carma.core.reserve import fits
 from carma.core.saving import is_over
@@ -80,11 +81,17 @@ def asked_to_move(state: State, now: float) -> list[PreemptionRequested]:
     """Those that the policy wants elsewhere and that can be asked."""
     if state.policy.moves is None:
         return []
-    able = {task_id for task_id in state.active if may_be_asked(state, state.tasks[task_id], now)}
+    able = {task_id for task_id in state.active if _may_be_moved(state, state.tasks[task_id], now)}
     if not able:
         return []
     wanted = {move.task: move.reason for move in _moves(state, now) if move.task in able}
     return [request(state.tasks[task_id], now, CARMA, reason) for task_id, reason in wanted.items()]
+
+
+def _may_be_moved(state: State, task: Task, now: float) -> bool:
+    """Once at most: who left for CARMA before may have come back to the same company, and would be asked for ever."""
+    left = (isinstance(one.outcome, Preempted) and one.outcome.by == CARMA for one in task.attempts)
+    return may_be_asked(state, task, now) and not any(left)
 
 
 def _moves(state: State, now: float) -> list[Move]:

@@ -112,7 +112,7 @@ class PlacementRules(Record, frozen=True, kw_only=True):
         float,
         Meta(
             ge=1.0,
-            description="goodput: nobody on a shared GPU is predicted to take more than so many times as long as alone.",
+            description="goodput: nobody on a shared GPU is predicted to take longer than so many times as alone.",
         ),
     ] = 1.25
     tasks_per_gpu: Annotated[int, Meta(ge=1, description="At most so many tasks on one GPU.")] = 4

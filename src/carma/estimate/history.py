@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import median
 
+from msgspec.structs import replace
+
 from carma.core.model import Demand, Estimate, NoEstimate
 from carma.core.pattern import Number, numbers
 from carma.core.ports import Archive, EstimateRequest, PastRun
@@ -140,6 +142,8 @@ def _near(runs: Sequence[PastRun], request: EstimateRequest, exact: NoEstimate) 
         told = f"{exact.reason}; {_times(len(found))} with another {name}, but {fitted}"
         return _refuse(told, least)
     estimate = _from_line(fitted, name, value, remarks, alike[0].gpu_model)
+    nearest = min(alike, key=lambda run: abs(numbers(run.command)[place].value - value))
+    estimate = replace(estimate, demand=_demand([nearest]))
     return estimate if least is None else above(estimate, least, f"with less of {name} it wanted {show_mib(least)}")
 
 
