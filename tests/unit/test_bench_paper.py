@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from carma.bench.paper import page, scope, study, writing
@@ -121,6 +122,22 @@ def test_pictures_are_drawn_of_the_parts_that_there_are(found: dict[str, Any], t
     assert all(path.stat().st_size > 5000 for path in written)
 
 
+def test_caps_that_come_to_the_same_are_drawn(found: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    parts = {"curves": json.loads(json.dumps(found["parts"]["curves"]))}
+    curve = parts["curves"]["traces"]["t1"]["curve"]
+    curve[-2] |= {"run": curve[-1]["run"], "makespan": curve[-1]["makespan"]}
+    assert len(bench_paper.draw(sketches(parts), tmp_path)) == 2
+
+
+def test_what_is_there_is_shown_again_without_simulating(out: Path, tmp_path: Path) -> None:
+    (tmp_path / "paper.json").write_bytes((out / "paper.json").read_bytes())
+    assert study.run(study.Options(out=tmp_path, redraw=True), nothing_drawn) == 0
+    assert (tmp_path / "README.md").read_bytes() == (out / "README.md").read_bytes()
+    with pytest.raises(Usage, match="no such file"):
+        study.run(study.Options(out=tmp_path / "empty", redraw=True), nothing_drawn)
+
+
 def test_philly_s_part_wants_its_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["bench", "paper", "--only", "philly", "--out", str(tmp_path)]) == 2
     assert "--philly FILE" in capsys.readouterr().err
@@ -143,3 +160,11 @@ def test_without_philly_s_file_all_other_parts_are_run() -> None:
     assert study.wanted(study.Options()) == ("tables", "curves", "limits", "seeds", "speed")
     assert study.wanted(study.Options(philly=Path("x"))) == scope.PARTS
     assert bench_paper.PARTS == scope.PARTS
+
+
+def test_the_page_and_the_claims_in_results_are_those_of_the_file() -> None:
+    folder = Path(__file__).parents[2] / "results" / "simulation"
+    kept = json.loads((folder / "paper.json").read_text(encoding="utf-8"))
+    assert not kept["quick"]
+    assert kept["claims"] == msgspec.to_builtins(claims(kept["parts"]))
+    assert (folder / "README.md").read_text(encoding="utf-8") == page.text(kept)

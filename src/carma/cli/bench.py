@@ -277,6 +277,7 @@ def gpumemnet(**flags: Any) -> int:
     "--philly", type=click.Path(path_type=Path), metavar="FILE",
     help="The public Philly trace, as it is or imported; without it its part is left out.",
 )  # fmt: skip
+@click.option("--redraw", is_flag=True, help="Page and pictures of what is in DIR; simulate nothing.")
 def paper(**flags: Any) -> int:
     """The published experiments, simulated.
 

@@ -16,6 +16,7 @@ from carma.core.model import Record
 
 MAKESPAN, SLOWDOWN, MAKESPAN_NO_CAP, NEAR_BOUND = 0.70, 1.3, 0.66, 1.10
 TASKS_PER_S, WHOLE_S = 2000.0, 60.0
+SAME = 0.01  # of the makespan of exclusive GPUs: figures that are given with two digits
 GOODPUT, NO_CAP = "goodput", "goodput, no cap"
 Parts = Mapping[str, Any]
 
@@ -99,9 +100,10 @@ def _curve_claims(part: str, curves: Any) -> Iterator[Claim]:
 
 def _limits(part: Any) -> Iterator[Claim]:
     few = [row for row in part["rows"] if row["gpus"] == FEW_GPUS]
-    told = {row["trace"]: round(row["arrivals"], 2) for row in few if row["trace"] in ARRIVALS}
-    yield _claim("limits", "the bound by arrivals, 4 GPUs: " + _named({name: ARRIVALS[name] for name in told}),
-                 _named(told), all(abs(value - ARRIVALS[name]) < 0.006 for name, value in told.items()))  # fmt: skip
+    told = {row["trace"]: row["arrivals"] for row in few if row["trace"] in ARRIVALS}
+    aims = _named({name: ARRIVALS[name] for name in told}, 2)
+    yield _claim("limits", f"the bound by arrivals alone, 4 GPUs, within {SAME:g} of {aims}", _named(told, 3),
+                 all(abs(value - ARRIVALS[name]) <= SAME for name, value in told.items()))  # fmt: skip
     for name in (GOODPUT, NO_CAP):
         for gpus in sorted({row["gpus"] for row in part["rows"]}):
             yield _near_bound("limits", name, gpus, [row for row in part["rows"] if row["gpus"] == gpus])
@@ -194,5 +196,5 @@ def _few(names: Sequence[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _named(values: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.2f}" for name, value in values.items())
+def _named(values: Mapping[str, float], digits: int) -> str:
+    return ", ".join(f"{name} {value:.{digits}f}" for name, value in values.items())

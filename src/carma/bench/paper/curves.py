@@ -58,8 +58,9 @@ def _point(one: Ratio) -> dict[str, Any]:
 
 
 def below(curve: Sequence[tuple[float, float]], point: tuple[float, float]) -> bool | None:
-    """Whether the curve, drawn straight from one cap to the next, lies below a point (run time, makespan). Right of its
-    end its lowest makespan counts. None: the point lies left of the curve, where there is nothing to compare."""
+    """Whether the curve lies below a point (run time, makespan): some cap, or the straight line between two, has a
+    lower makespan at no more run time. The curve may jump up again after it. None: the point lies left of the curve,
+    where there is nothing to compare."""
     run, makespan = point
     reached = [height for at, height in curve if at <= run]
     if not reached:

@@ -79,7 +79,9 @@ def curves(part: Any) -> list[str]:
         "## Curve over the slowdown cap\n",
         f"goodput, {part['gpus']} GPUs. Each cell: makespan, mean run time; the bound is a makespan.\n",
         _curve_table(part),
-        "Whether the curve (caps 1.1 to 2) lies below each baseline's point; *left*: the point lies left of it.\n",
+        "Whether the curve (caps 1.1 to 2) lies below each baseline's point: a lower makespan at no more run time. "
+        "*Left*: the point lies left of it. Each cap is one run, and the curve jumps: several caps are held against "
+        "one run of each baseline, which is in goodput's favour.\n",
         _below_table(part),
         "![Curves](paper-curves.png)\n",
     ]

@@ -61,7 +61,8 @@ def curves(part: Any, figure: Any, colours: Colours) -> None:
 
 
 def _curve(axes: Any, one: Any, colours: Colours) -> None:
-    line = sorted((point["run"], point["makespan"], point["cap"]) for point in one["curve"])
+    line = [(point["run"], point["makespan"], point["cap"]) for point in one["curve"]]
+    line.sort(key=lambda point: point[:2])  # two caps may come to the same
     axes.plot([at for at, _, _ in line], [high for _, high, _ in line], color=colours[0], marker=".", label=GOODPUT,
               zorder=3)  # fmt: skip
     for at, high, cap in line:

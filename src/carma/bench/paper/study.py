@@ -29,6 +29,7 @@ class Options(Record, frozen=True, kw_only=True):
     seeds: int | None = None
     windows: int | None = None
     philly: Path | None = None
+    redraw: bool = False
 
     def spelled(self) -> str:
         """The command that makes it again, without paths of this machine."""
@@ -44,9 +45,12 @@ def run(options: Options, draw: Draw) -> int:
     """`draw` makes pictures of sketches, as PNG and SVG: reports have their own hand, which is above this package."""
     make_folder(options.out)
     scope = scope_of(options)
-    parts = wanted(options)
+    parts = () if options.redraw else wanted(options)
     found = writing.read(options.out)
+    if options.redraw and not found:
+        raise Usage(f"{options.out / writing.NAME}: no such file", "--redraw shows what an earlier run has written.")
     results = Results(options.jobs, to_stderr)
+    found = writing.judged(found) if options.redraw else found
     for part in parts:
         to_stderr(f"{part}:")
         before, began = writing.code(), time.perf_counter()
@@ -56,6 +60,8 @@ def run(options: Options, draw: Draw) -> int:
         found = writing.merged(found, part, made, scope)
         writing.write(options.out, found)
         to_stderr(f"{part}: {took_s:.0f} s")
+    if options.redraw:
+        writing.write(options.out, found)
     written = [options.out / writing.NAME, page.write(options.out, found), *draw(sketches(found["parts"]), options.out)]
     _tell(found, written)
     return 0

@@ -64,14 +64,13 @@ def merged(old: Mapping[str, Any], part: str, made: Mapping[str, Any], scope: Sc
     """With that part in the place of the old one."""
     kept = old.get("parts", {}) if old.get("quick", scope.quick) == scope.quick else {}
     parts = {name: made if name == part else kept[name] for name in PARTS if name == part or name in kept}
-    parts = rounded(parts)
-    return {
-        "format": FORMAT,
-        "quick": scope.quick,
-        "published": SOURCE,
-        "claims": msgspec.to_builtins(claims(parts)),
-        "parts": parts,
-    }
+    return judged({"format": FORMAT, "quick": scope.quick, "published": SOURCE, "parts": rounded(parts)})
+
+
+def judged(found: Mapping[str, Any]) -> dict[str, Any]:
+    """With the claims worked out anew from its parts, before them."""
+    head = {name: value for name, value in found.items() if name not in ("claims", "parts")}
+    return {**head, "claims": msgspec.to_builtins(claims(found["parts"])), "parts": found["parts"]}
 
 
 def rounded(value: Any) -> Any:
