@@ -94,6 +94,15 @@ def test_the_page_has_every_claim_and_every_variant(out: Path, found: dict[str, 
         assert one["name"] in text
 
 
+def test_parts_of_different_code_are_told_apart(found: dict[str, Any]) -> None:
+    mixed = json.loads(json.dumps(found))
+    for part in mixed["parts"].values():
+        part["about"] |= {"code": "one", "code_changed": False}
+    assert "not of one version" not in page.text(mixed)
+    mixed["parts"]["limits"]["about"]["code"] = "another"
+    assert "not of one version" in page.text(mixed)
+
+
 def test_a_part_that_is_made_again_leaves_the_others_as_they_are(found: dict[str, Any]) -> None:
     again = writing.merged(found, "tables", {"about": {}, **found["parts"]["tables"], "gpus": 99}, scope.QUICK)
     assert again["parts"]["tables"]["gpus"] == 99

@@ -36,7 +36,7 @@ def text(found: Mapping[str, Any]) -> str:
     told = [HEAD]
     if found["quick"]:
         told.append("**A quick run**: few cases, to see that it works. No figure here means much.\n")
-    told += [_made(parts), "## Aims\n", _claims(found["claims"])]
+    told += [_made(parts), *_mixed(parts), "## Aims\n", _claims(found["claims"])]
     for part in PARTS:
         if part in parts:
             told += page_parts.MAKERS[part](parts[part])
@@ -51,6 +51,14 @@ def _made(parts: Mapping[str, Any]) -> str:
         for name, about in ((name, part["about"]) for name, part in parts.items())
     )  # fmt: skip
     return table(("part", "date", "command", "took", "machine", "load before", "versions", "seed", "code"), rows)
+
+
+def _mixed(parts: Mapping[str, Any]) -> list[str]:
+    codes = {part["about"]["code"] for part in parts.values()}
+    changed = [name for name, part in parts.items() if part["about"]["code_changed"]]
+    if len(codes) <= 1 and not changed:
+        return []
+    return ["**These parts are not of one version of the code**: they are not to be compared with each other.\n"]
 
 
 def _claims(claims: Sequence[Mapping[str, Any]]) -> str:
