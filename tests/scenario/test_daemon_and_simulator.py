@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -15,7 +16,8 @@ from msgspec.structs import replace
 from carma.core import events as e
 from carma.core.commands import Command, LaunchAttempt
 from carma.core.events import AnyEvent, Durable, Passing
-from carma.core.model import AttemptKey, Placement
+from carma.core.model import AttemptKey, Placement, Record
+from carma.core.ports import Loaded
 from carma.core.settings import FairnessRules, Rules
 from carma.core.state import State, new_state
 from carma.daemon import shell as shell_module
@@ -93,6 +95,7 @@ async def daemon(store: MemoryStore | SqliteStore, state: State) -> AsyncIterato
     finally:
         writer.cancel()
         await asyncio.gather(writer, return_exceptions=True)
+        await shell.close()
 
 
 def turns(log: Sequence[AnyEvent]) -> list[tuple[list[AnyEvent], list[Durable]]]:
@@ -122,9 +125,14 @@ def plainly(events: Sequence[Durable]) -> list[Durable]:
     ]
 
 
-async def follow(log: Sequence[AnyEvent], store: MemoryStore | SqliteStore, state: State) -> int:
-    """How many placements were compared."""
-    placements = 0
+class Followed(Record, frozen=True):
+    placements: int  # that were compared
+    state: bytes  # as the daemon had it in the end
+    loaded: Loaded  # the whole log, as it was stored
+
+
+async def follow(log: Sequence[AnyEvent], store: MemoryStore | SqliteStore, state: State) -> Followed:
+    placements, loaded = 0, []
     async with asyncio.timeout(LIMIT_S), daemon(store, state) as world:
         for told, decided in turns(log):
             for event in told:
@@ -135,7 +143,8 @@ async def follow(log: Sequence[AnyEvent], store: MemoryStore | SqliteStore, stat
             assert world.launched == placed
             placements += len(placed)
             world.by_itself, world.launched = [], []
-    return placements
+        await world.shell.in_store(lambda: loaded.append(store.load()))
+        return Followed(placements, logged(state), loaded[0])
 
 
 def simulated(policy: str, memory: str, demand: Demands, rules: Rules) -> Simulation:
@@ -171,8 +180,19 @@ def test_the_daemon_decides_as_the_simulator_does(
     monkeypatch.setattr(shell_module, "THINKING_SHARE", 0.0)  # it need not leave the loop to others here
     made = simulated(policy, memory, demand, rules)
     log = list(made.events())
-    store = MemoryStore()
-    state = new_state(made.rules, load_policy(policy))
-    assert asyncio.run(follow(log, store, state)) >= 30
-    again = replay(store.load(), made.rules, load_policy(policy)).state
-    assert logged(again) == logged(state)
+    found = asyncio.run(follow(log, MemoryStore(), new_state(made.rules, load_policy(policy))))
+    assert found.placements >= 30
+    assert logged(replay(found.loaded, made.rules, load_policy(policy)).state) == found.state
+
+
+def test_so_it_does_with_a_database_which_a_restart_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a checkpoint was saved, and finished tasks were forgotten, in the middle of it."""
+    monkeypatch.setattr(shell_module, "THINKING_SHARE", 0.0)
+    monkeypatch.setattr(shell_module, "CHECKPOINT_EVERY", 60)
+    made = simulated("goodput", "trace", "measured", Rules())
+    log = list(made.events())
+    state = new_state(made.rules, load_policy("goodput"))
+    found = asyncio.run(follow(log, SqliteStore(tmp_path / "carma.db"), state))
+    assert found.placements >= 30
+    assert found.loaded.checkpoint is not None
+    assert logged(replay(found.loaded, made.rules, load_policy("goodput")).state) == found.state

@@ -144,11 +144,36 @@ def test_what_a_sample_shows_of_a_task_depends_on_whether_its_end_is_remembered(
     waits = world.submit(20_000, held=True)
     world.end(gone)  # no sample follows
     world.settle()
-    _, finished = checkpoint(world.state, 0)
-    forget(world.state, finished)
+    ended = world.task(gone)
+    forget(world.state, [ended])
     world.emit(TaskReleased(world.now, waits))
     world.settle()
     assert not world.placed(waits)
-    world.emit(TaskRestored(world.now, finished[0]))
+    world.emit(TaskRestored(world.now, ended))
     world.settle()
     assert world.placed(waits)
+
+
+def test_a_task_whose_processes_were_in_the_last_sample_is_not_archived_before_the_next() -> None:
+    """Or a checkpoint at that moment would make them somebody else's, and keep others off a GPU that is free."""
+    world = World(1, rules=UNWATCHED)
+    gone = world.run(30_000)
+    world.end(gone)
+    world.settle()
+    saved, finished = checkpoint(world.state, 0)
+    assert ([task.id for task in saved.tasks], finished) == ([gone], ())
+    forget(world.state, finished)
+    waits = world.submit(20_000)
+    world.settle()
+    assert world.placed(waits)
+    world.wait(1)
+    assert [task.id for task in checkpoint(world.state, 0)[1]] == [gone]
+
+
+def test_nor_does_a_gpu_that_is_gone_keep_it() -> None:
+    world = World(1, rules=UNWATCHED)
+    gone = world.run(30_000)
+    world.end(gone)
+    world.settle()
+    world.emit(GpusFound(world.now, ()))
+    assert [task.id for task in checkpoint(world.state, 0)[1]] == [gone]

@@ -233,7 +233,7 @@ def checkpoint(state: State, sequence: int) -> tuple[Checkpoint, tuple[Task, ...
     kept: list[Task] = []
     leaving: list[Task] = []
     for task in state.tasks.values():
-        done = isinstance(task.status, Finished) and task.id not in state.waiting_for
+        done = isinstance(task.status, Finished) and task.id not in state.waiting_for and not _shown(state, task.id)
         (leaving if done else kept).append(task)
     saved = Checkpoint(
         sequence=sequence,
@@ -248,6 +248,11 @@ def checkpoint(state: State, sequence: int) -> tuple[Checkpoint, tuple[Task, ...
         usage=state.accounts.kept(state.now),
     )
     return saved, tuple(leaving)
+
+
+def _shown(state: State, task_id: TaskId) -> bool:
+    """Whether the last look at a GPU shows its processes: once it is forgotten they would be somebody else's."""
+    return any(gpu in state.gpus for gpu in state.news.shown_on(task_id))
 
 
 def forget(state: State, finished: Iterable[Task]) -> None:
