@@ -118,9 +118,9 @@ LARGE: dict[str, dict[str, object]] = {
     "a GPU alone": {"mib": 2_000, "exclusive": True},
     "two GPUs alone": {"mib": 20_000, "gpus": 2, "exclusive": True},
 }
-# What is said of how long the small ones take: nothing, the truth, or a day each, so that a policy that looks at it
-# takes each of them for the one that would outlast all others.
-TOLD = {"nothing": None, "the truth": 90.0, "a day": 86_400.0}
+# What is said of how long the small ones take: nothing; the truth; seconds, so that each may go before a large one and
+# is not gone by its start; or a day, so that a policy that looks at it takes each for the one that outlasts all others.
+TOLD = {"nothing": None, "the truth": 90.0, "seconds": 5.0, "a day": 86_400.0}
 
 
 @pytest.mark.parametrize("told", TOLD)
