@@ -15,10 +15,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 
 from carma.dataset.table import read
 from carma.estimate.gpumemnet.facts import GB_MIB, read_facts
+from carma.estimate.gpumemnet.model import runtime
 from carma.train.ensemble import PLAIN_MIB, at_level
 from carma.train.names import PUBLISHED_WIDTHS_GB
 from carma.train.samples import Numbers, Samples, Wholes, read_table
@@ -40,7 +40,7 @@ def judged(family: str, before: Path) -> dict[str, object]:
     seen = samples.take(np.flatnonzero(~new))
     rows = samples.take(np.flatnonzero(new))
     facts = read_facts(before / MODELS / f"{family}-mlp.json")
-    session = onnxruntime.InferenceSession(str(before / MODELS / f"{family}-mlp.onnx"))
+    session = runtime().InferenceSession(str(before / MODELS / f"{family}-mlp.onnx"))
     quantiles = session.run(["quantiles"], {"scalars": rows.scalars})[0].astype(np.float64)
     answers = {
         "arithmetic": rows.guess_mib + context_mib(seen),

@@ -56,6 +56,11 @@ def test_what_a_summary_does_not_tell_follows_from_the_weights(layer: Layer) -> 
     assert scratch_of(network(layer)) == scratch_of(network(conv()))
 
 
+def test_a_layer_that_is_called_again_has_no_weights_to_tell_its_kernel() -> None:
+    """torchinfo's `(recursive)`: its weights stand in the row of the first call."""
+    assert scratch_of(network(conv(attributes={}, parameters=0))) == [NONE]
+
+
 def test_where_weights_fit_no_kernel_nothing_is_said() -> None:
     assert scratch_of(network(conv(attributes={}, parameters=12_345))) == [NONE]
 

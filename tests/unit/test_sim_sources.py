@@ -137,6 +137,12 @@ def test_what_is_known_the_published_gate_and_recovery_can_be_typed() -> None:
     assert found.makespan_s != plain.makespan_s
 
 
+def test_predicting_policies_know_demands_unless_told_otherwise() -> None:
+    plain = typed("--policy", "lucid")
+    assert plain.makespan_s == typed("--policy", "lucid", "--demand", "measured").makespan_s
+    assert plain.makespan_s != typed("--policy", "lucid", "--demand", "history").makespan_s
+
+
 def test_a_memory_source_and_a_demand_that_do_not_exist_are_refused() -> None:
     for words in (["--demand", "oracle"], ["--memory", "oracle"]):
         assert CliRunner().invoke(carma, ["simulate", *words]).exit_code != 0

@@ -186,6 +186,16 @@ def test_a_torchinfo_table_with_other_columns_and_names() -> None:
     assert model.input == (2, 3, 32, 32)
 
 
+def test_a_norm_that_holds_its_activation_makes_an_output_besides_it() -> None:
+    """timm's BatchNormAct2d: the table has the activation below the norm, and both give a tensor."""
+    row = "│    │    └─ReLU: 3-3                    [8, 16, 8, 8]             --\n│    └─Block: 2-2"
+    norm = "│    │    └─BatchNormAct2d: 3-3          [8, 16, 8, 8]             32\n"
+    inside = "│    │    │    └─ReLU: 4-1               [8, 16, 8, 8]             --\n│    └─Block: 2-2"
+    table = NESTED.replace(row, norm + inside).replace("4,858", "4,890").replace("2,490", "2,522")
+    given = [(layer.kind, layer.output) for layer in read_text(table).described.layers[4:6]]
+    assert given == [("BatchNormAct2d", (8, 16, 8, 8)), ("ReLU", (8, 16, 8, 8))]
+
+
 def test_what_stands_around_a_table_does_not_matter() -> None:
     around = "got it: 3\nRunning batch size 32\n" + NESTED + "\n\nactivations per sample: 5,768\nA×B = 1\n"
     assert read_text(around).described == read_text(NESTED).described

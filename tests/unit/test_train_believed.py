@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 
+from carma.estimate.gpumemnet.model import runtime
 from carma.train import export
 from carma.train.ensemble import believed, learn
 from carma.train.learners import fit_dense
@@ -78,7 +78,7 @@ def test_the_file_does_the_same(is_believed: bool, tmp_path: Path) -> None:
     near_mib = float(bare.quantiles_mib(samples)[0, MEDIAN] - samples.guess_mib[0]) + 1.0  # of the first row it is so
     learned = type(learned)(**{**vars(learned), "context_mib": near_mib if is_believed else None})
     (tmp_path / "m.onnx").write_bytes(export.export(learned))
-    session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
+    session = runtime().InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
     found = session.run(["quantiles"], {"scalars": samples.scalars})[0]
     np.testing.assert_allclose(found, learned.quantiles_mib(samples), rtol=1e-4)
     assert (abs(found[0, MEDIAN] - samples.guess_mib[0] - near_mib) < 0.5) == is_believed

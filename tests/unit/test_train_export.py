@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import onnxruntime
 import pytest
 
 from carma.estimate.gpumemnet.facts import read_facts
 from carma.estimate.gpumemnet.features import FEATURES, PLACE
 from carma.estimate.gpumemnet.merged import Merged, merge
+from carma.estimate.gpumemnet.model import runtime
 from carma.train import learners, make
 from carma.train.ensemble import Fit, Learned, learn
 from carma.train.export import export, hushed, module_of
@@ -39,7 +39,7 @@ def samples() -> Samples:
 
 
 def run(path: Path, fed: dict[str, np.ndarray]) -> Numbers:
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = runtime().InferenceSession(str(path), providers=["CPUExecutionProvider"])
     found: Numbers = session.run(["quantiles"], fed)[0]
     return found
 

@@ -37,7 +37,7 @@ BESIDE_FIDELITY = ("fidelity", "solo", "noise", "seed", "out", "as_json")
 @click.option(
     "--demand",
     type=click.Choice(DEMANDS),
-    default="history",
+    default="measured",
     help="What predicting policies know of a task before it runs (measured).",
 )
 @click.option("--mechanism", type=click.Choice(["mps", "timeslice"]), default="mps", help="How tasks share (mps).")

@@ -5,10 +5,12 @@ A session may be run by several threads at once; making it takes some tens of mi
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -67,16 +69,23 @@ def _fed(features: Features, kind: Kind) -> dict[str, NDArray[np.generic]]:
 def check_runtime() -> None:
     """Said when the estimator is made, so that a server does not start with a source that can never answer."""
     try:
-        import onnxruntime  # noqa: F401
+        runtime()
     except ImportError as error:
         raise PluginError(
             f"gpumemnet needs onnxruntime, which cannot be imported: {error}", "pip install onnxruntime"
         ) from error
 
 
-def _session(file: Path, graph: bytes) -> _Session:
-    import onnxruntime
+def runtime() -> ModuleType:
+    """onnxruntime, without what it would tell its makers: unless told not to before it is imported, it keeps a name
+    for the machine and events below the user's home, and sends them (its Privacy.md)."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    found: ModuleType = importlib.import_module("onnxruntime")
+    return found
 
+
+def _session(file: Path, graph: bytes) -> _Session:
+    onnxruntime = runtime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = THREADS
     options.inter_op_num_threads = 1

@@ -107,6 +107,8 @@ def _numbers(text: str | None, rank: int) -> Sizes | None:
 def _kernel(numbers: Sizes, channels: int, groups: int, rank: int) -> Sizes | None:
     """A square one of so many weights."""
     for weights in numbers:
+        if weights <= 0:  # a layer that is called again has none of its own
+            continue
         area, rest = divmod(weights * groups, channels)
         side = isqrt(area) if rank == 2 else round(area ** (1 / rank))
         if not rest and area and side**rank == area:

@@ -31,6 +31,7 @@ _WEIGHTY = re.compile(
 )
 _LAYER = re.compile(r"\w*Linear\w*|\w*Norm(alization)?|MultiheadAttention")
 _INSIDE = re.compile(r"ShiftedWindowAttention(V2)?|MultiheadAttention")
+_WITH_ACTIVATION = re.compile(r"\w*Norm1?Act\w*")  # timm's: a norm, and an activation as a module inside
 _RECURRENT = re.compile(r"(LSTM|GRU|RNN)(Cell)?")
 _CONTAINERS = ("Sequential", "ModuleList", "ModuleDict", "ParameterList")
 KINDS_KEPT = 4096  # names of classes come from the text, so what is remembered of them has an end
@@ -105,6 +106,12 @@ def _rule(kind: str) -> _Count | None:
 def holds_weights(kind: str) -> bool:
     """It is a layer that has parameters itself and no modules inside, as far as its name tells."""
     return _rule(kind) is not None or _LAYER.fullmatch(kind) is not None
+
+
+@lru_cache(KINDS_KEPT)
+def has_activation(kind: str) -> bool:
+    """It is a norm, and its activation is a module inside."""
+    return _WITH_ACTIVATION.fullmatch(kind) is not None
 
 
 def integers(text: str) -> list[int]:

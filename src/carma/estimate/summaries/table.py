@@ -12,7 +12,14 @@ from msgspec.structs import replace
 
 from carma.estimate.described import Described, Layer
 from carma.estimate.summaries.figures import Figures, check_total, input_of, read_figures
-from carma.estimate.summaries.kinds import holds_weights, is_container, is_plain, is_recurrent, uncounted
+from carma.estimate.summaries.kinds import (
+    has_activation,
+    holds_weights,
+    is_container,
+    is_plain,
+    is_recurrent,
+    uncounted,
+)
 from carma.estimate.summaries.lengths import at_length, words_of
 from carma.estimate.summaries.lines import bad, counted, cut_off, is_header, is_rule, read_count, read_shape
 from carma.estimate.summaries.read import Read
@@ -172,7 +179,7 @@ _Leaf = tuple[str, _Row, Shape]  # path, row, output
 
 def _leaves(rows: Sequence[_Row]) -> list[_Leaf]:
     """Modules without children, with their path; blocks only where they own parameters, without their output, which
-    their last layer made."""
+    their last layer made. A norm that holds its activation makes an output besides the one below it."""
     found: list[_Leaf] = []
     path: list[str] = []
     depths = [row.depth for row in rows[1:]] + [0]
@@ -180,7 +187,7 @@ def _leaves(rows: Sequence[_Row]) -> list[_Leaf]:
     for row, below in zip(rows, depths, strict=True):
         if is_named:
             path[row.depth :] = [row.name]
-        holds = below > row.depth
+        holds = below > row.depth and not has_activation(row.kind)
         if not row.parameters and (holds or is_container(row.kind)):
             continue
         name = ".".join(path[1:]) if is_named and all(path[1:]) else ""
