@@ -24,6 +24,7 @@ def busy() -> World:
     recovering = world.run(1_000)
     world.end(done)
     world.end(waited_for)
+    world.wait(1)  # the last look shows them no longer
     world.oom(recovering)
     world.settle()
     world.submit(40_000)

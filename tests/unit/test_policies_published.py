@@ -6,7 +6,7 @@ import pytest
 
 from carma.core.decision import Ask
 from carma.core.events import TaskEstimated, TaskSubmitted
-from carma.core.model import AttemptKey, Demand, Estimate, TaskId, TaskSpec
+from carma.core.model import AttemptKey, Demand, Estimate, GpuId, TaskId, TaskSpec
 from carma.core.policies import horus, lucid
 from carma.core.policy import Policy
 from carma.core.view import Holder
@@ -42,8 +42,10 @@ def submit(world: World, demand: Demand | None, mib: int = 4_000, gpus: int = 1)
 def running(policy: Policy, *demands: Demand | None, gpus: int | None = None, mib: int = 4_000) -> World:
     """A settled task of each demand, on a GPU of its own, and as many idle GPUs as are left of `gpus`."""
     world = World(gpus or len(demands), policy=policy)
-    for demand in demands:
+    for index, demand in enumerate(demands):
         submit(world, demand, mib)
+        if demand is not None:  # and they show what was said of them
+            world.activity[GpuId(f"GPU-{index}")] = (demand.sm_active, demand.sm_occupancy, demand.dram_active)
     world.start()
     world.wait(60)
     world.settle()
@@ -116,7 +118,7 @@ def test_under_horus_a_task_over_every_budget_waits_and_is_told_so() -> None:
 def test_horus_does_not_ask_the_gate_but_does_ask_the_ledger() -> None:
     """What is observed is not part of Horus; memory is as for every policy."""
     world = World(1, policy=horus.POLICY)
-    world.activity[next(iter(world.state.gpus))] = (0.99, 0.9, 0.9)
+    world.activity[next(iter(world.state.gpus))] = (0.1, 0.9, 0.9)  # the gate would mind
     submit(world, busy(0.2), 30_000)
     world.start()
     world.wait(60)
@@ -210,6 +212,8 @@ def test_lucid_shares_the_least_score_first_and_the_least_booked_memory_next() -
     even = World(2, policy=lucid.POLICY)
     submit(even, busy(0.2), 9_000)
     submit(even, busy(0.2), 3_000)
+    for gpu in even.state.gpus:
+        even.activity[gpu] = (0.1, 0.1, 0.1)
     even.start()
     even.wait(60)
     even.settle()
