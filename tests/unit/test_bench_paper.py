@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from carma.bench.paper import page, scope, study, writing
-from carma.bench.paper.claims import claims
+from carma.bench.paper.claims import Claim, claims
 from carma.bench.paper.pictures import Sketch, sketches
 from carma.cli import bench_paper, main
 from carma.errors import Usage
@@ -50,6 +50,57 @@ def test_sharing_is_faster_than_exclusive_gpus_and_no_faster_than_the_limit(foun
         assert 1.0 <= one["run"] < 3.0, name
         assert one["over_bound"] == pytest.approx(one["makespan"] / row["bound"], abs=1e-3)
         assert one["failed"] == 0
+
+
+def test_goodput_stands_beside_the_limit_at_its_cap(out: Path, found: dict[str, Any]) -> None:
+    (row,) = found["parts"]["limits"]["rows"]
+    capped = row["capped"]
+    assert capped["cap"] == 1.25
+    assert row["bound"] < capped["bound"] <= row["policies"]["goodput"]["makespan"]
+    assert 1.0 < capped["slowdown_max"] <= 1.26
+    assert capped["over_bound"] == pytest.approx(row["policies"]["goodput"]["makespan"] / capped["bound"], abs=1e-3)
+    bounds = {point["cap"]: point["bound"] for point in found["parts"]["curves"]["traces"]["t1"]["curve"]}
+    assert bounds[1.1] > bounds[1.25] == capped["bound"]
+    assert bounds[None] == row["bound"]
+    text = (out / "README.md").read_text(encoding="utf-8")
+    assert f"| **the limit at cap 1.25** | {capped['bound']:.3f} |" in text
+    assert f"| goodput, times the limit at cap 1.25 | {capped['over_bound']:.2f} |" in text
+
+
+def at_the_cap(parts: dict[str, Any]) -> Claim | None:
+    return next((one for one in claims(parts) if "of the limit at its cap, 1.25, on 4 GPUs" in one.aim), None)
+
+
+def test_within_the_limit_at_the_cap_is_only_who_keeps_the_cap(found: dict[str, Any]) -> None:
+    parts = json.loads(json.dumps(found["parts"]))
+    capped = parts["limits"]["rows"][0]["capped"]
+
+    def judged(over: float, slowdown: float) -> Claim:
+        capped.update(over_bound=over, slowdown_max=slowdown)
+        claim = at_the_cap(parts)
+        assert claim is not None
+        return claim
+
+    assert judged(1.09, 1.25).met is True
+    assert judged(1.11, 1.25).met is False
+    broken = judged(0.98, 1.61)
+    assert broken.met is False
+    assert "not kept on t1 1.61" in broken.found
+    assert "| 0.98 \\* |" in page.text({**found, "parts": parts})
+
+
+def test_a_file_from_before_the_limit_at_a_cap_is_still_shown(found: dict[str, Any], tmp_path: Path) -> None:
+    older = json.loads(json.dumps(found))
+    for row in older["parts"]["limits"]["rows"]:
+        del row["capped"]
+    for point in older["parts"]["curves"]["traces"]["t1"]["curve"]:
+        del point["bound"]
+    (tmp_path / "paper.json").write_text(json.dumps(older))
+    assert study.run(study.Options(out=tmp_path, redraw=True), nothing_drawn) == 0
+    assert "at cap" not in (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert at_the_cap(older["parts"]) is None
+    pytest.importorskip("matplotlib")
+    assert bench_paper.draw(sketches({"curves": older["parts"]["curves"]}), tmp_path)
 
 
 def test_a_variant_has_the_same_figures_wherever_it_stands(found: dict[str, Any]) -> None:

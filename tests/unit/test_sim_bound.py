@@ -20,6 +20,7 @@ from tests.unit.sim_made import row
 
 CARD = cards.find("a100-40")
 HALF, WHOLE = {"sm_active": 0.5, "gr_active": 0.5, "power": 0.3}, {"sm_active": 1.0, "gr_active": 1.0, "power": 1.0}
+BUSY = {"sm_active": 0.8, "gr_active": 0.9, "power": 0.6, "memory_mib": 20_000}  # no more than two fit
 
 
 def limit(*rows: TraceTask, gpus: int = 1, **options: object) -> Bound:
@@ -79,11 +80,65 @@ def test_so_many_on_a_gpu_and_no_more() -> None:
     assert limit(*rows, tasks_per_gpu=4).makespan_s == pytest.approx(1200.0)
 
 
-def test_a_cap_on_slowdown_forbids_what_it_forbids() -> None:
-    rate, _ = progress_rates([row(**HALF).demand] * 2)
-    rows = [row(**HALF), row(**HALF)]
-    assert limit(*rows, slowdown_cap=0.99 / rate).makespan_s == pytest.approx(1200.0)
-    assert limit(*rows, slowdown_cap=1.01 / rate).makespan_s == pytest.approx(600.0 / rate)
+def saved_s(whole_s: float, cap: float) -> float:
+    """What two alike that take so long alone save by sharing as long as the cap lets them, however they do it: in y
+    seconds together each is (1 - rate) y late, and one after the other they would have taken 2 rate y."""
+    rate, _ = progress_rates([row(**BUSY).demand] * 2)
+    assert 0.6 < rate < 0.75
+    together_s = min(whole_s * (cap - 1.0) / (1.0 - rate), whole_s / rate)
+    return (2.0 * rate - 1.0) * together_s
+
+
+@pytest.mark.parametrize("cap", [1.0, 1.05, 1.1, 1.2, 4.0, 1e9])
+def test_under_a_cap_they_share_for_as_long_as_it_allows(cap: float) -> None:
+    found = limit(row(**BUSY), row(**BUSY), slowdown_cap=cap)
+    assert found.makespan_s == pytest.approx(1200.0 - saved_s(600.0, cap), rel=1e-3)
+    assert found.work_s == pytest.approx(found.makespan_s, rel=1e-3)
+    assert found.completion_mean_s == limit(row(**BUSY), row(**BUSY)).completion_mean_s
+
+
+@pytest.mark.parametrize("before", [{"start_s": 60.0}, {"ramp_s": 60.0}])
+def test_what_a_cap_allows_follows_from_the_whole_run(before: dict[str, float]) -> None:
+    """Also from the part before the peak of memory: it may have gone by alone."""
+    found = limit(row(**BUSY, **before), row(**BUSY, **before), slowdown_cap=1.1)
+    assert found.makespan_s == pytest.approx(60.0 + 1080.0 - saved_s(600.0, 1.1), rel=1e-3)
+
+
+def test_late_work_has_only_what_the_cap_allows_to_those_who_come_late() -> None:
+    found = limit(row(0.0, **BUSY), row(3000.0, **BUSY), row(3000.0, **BUSY), slowdown_cap=1.1)
+    assert found.late_s == pytest.approx(3000.0 + 1200.0 - saved_s(600.0, 1.1))
+    assert found.stages_s < found.late_s  # there the first one may lend
+
+
+def test_the_allowance_of_a_task_on_two_gpus_is_of_both() -> None:
+    wide = {**BUSY, "gpus": 2}
+    found = limit(row(**wide), row(**wide), gpus=2, slowdown_cap=1.1)
+    assert found.makespan_s == pytest.approx(1200.0 - saved_s(600.0, 1.1), rel=1e-3)
+
+
+def test_a_cap_of_one_is_a_gpu_for_each() -> None:
+    rows = [row(100.0 * place, **BUSY, seconds=200.0 + 90.0 * place) for place in range(6)]
+    alone, capped = limit(*rows, gpus=2, tasks_per_gpu=1), limit(*rows, gpus=2, slowdown_cap=1.0)
+    assert capped.makespan_s == pytest.approx(alone.makespan_s, rel=2e-3)
+
+
+def test_a_task_may_be_slower_than_the_cap_for_a_while() -> None:
+    """A long one that is slowed down by far more than the cap, by a short one: over its whole run it keeps to it."""
+    narrow = {"sm_active": 0.1, "gr_active": 1.0, "power": 0.05}
+    wide = {"sm_active": 1.0, "gr_active": 0.5, "power": 0.8}
+    rows = [row(0.0, **narrow, seconds=5000.0), row(1000.0, **wide, seconds=200.0)]
+    figures = sim_made.simulation(*rows).run()
+    slow, _ = progress_rates([each.demand for each in rows])
+    assert figures.slowdown_max is not None
+    assert figures.slowdown_max < 1.1 < 1.0 / slow
+    found = limit(*rows, slowdown_cap=figures.slowdown_max)
+    assert 5000.0 < found.makespan_s <= figures.makespan_s < 5200.0
+
+
+@pytest.mark.parametrize("cap", [0.99, float("nan"), float("inf")])
+def test_a_cap_that_nobody_can_keep_is_refused(cap: float) -> None:
+    with pytest.raises(Usage, match="slowdown cap"):
+        limit(row(), slowdown_cap=cap)
 
 
 def test_arrivals_dominate() -> None:
@@ -190,3 +245,16 @@ def test_the_published_heavy_trace_comes_near_its_bound() -> None:
         figures = simulation(Request(trace="heavy", policy=policy)).run()
         assert found.makespan_s <= figures.makespan_s < 1.4 * found.makespan_s
         assert found.completion_mean_s <= figures.completion_mean_s
+
+
+@pytest.mark.parametrize("cap", [1.1, 1.25, 1.5, 2.0])
+def test_goodput_does_not_beat_the_bound_at_its_cap(cap: float) -> None:
+    """Where a task took longer than the cap allows, the bound is that of what it took."""
+    trace = traces.find("heavy")
+    figures = simulation(Request(trace="heavy", policy="goodput", settings={"placement.slowdown_cap": cap})).run()
+    assert figures.slowdown_max is not None
+    found = bound(trace, CARD, 4, slowdown_cap=max(cap, figures.slowdown_max))
+    free = bound(trace, CARD, 4)
+    assert free.makespan_s * (1.0 - 1e-3) <= found.makespan_s <= figures.makespan_s
+    if figures.slowdown_max <= 1.25:
+        assert found.makespan_s > 1.05 * free.makespan_s

@@ -46,6 +46,7 @@ task = st.builds(
 )
 tasks = st.lists(task, min_size=1, max_size=7).map(lambda rows: sorted(rows, key=lambda each: each.arrival_s))
 mechanisms = st.sampled_from(["mps", "timeslice"])
+caps = st.sampled_from([None, 1.0, 1.05, 1.2, 1.5])
 
 
 @SLOW
@@ -60,6 +61,26 @@ def test_no_policy_beats_it(rows: list[TraceTask], gpus: int, mechanism: Mechani
             continue  # a task that gives up ends early
         assert figures.makespan_s >= found.makespan_s * (1.0 - 1e-9)
         assert figures.completion_mean_s >= found.completion_mean_s * (1.0 - 1e-9)
+        if figures.slowdown_max is not None and not figures.preemptions:
+            capped = bound(
+                sim_made.trace(*rows), CARD, gpus, mechanism, slowdown_cap=max(1.0, figures.slowdown_max), launch_s=0.0
+            )
+            assert figures.makespan_s >= capped.makespan_s * (1.0 - 1e-9)
+
+
+@SLOW
+@given(rows=tasks, gpus=st.sampled_from([2, 3]), mechanism=mechanisms)
+def test_a_smaller_cap_never_makes_it_smaller(rows: list[TraceTask], gpus: int, mechanism: Mechanism) -> None:
+    """As far as the solver goes."""
+    trace = sim_made.trace(*rows)
+    found = [bound(trace, CARD, gpus, mechanism, slowdown_cap=cap) for cap in (1.0, 1.05, 1.3, 2.0, 100.0, None)]
+    for tighter, looser in pairwise(found):
+        assert tighter.makespan_s >= looser.makespan_s * (1.0 - 2e-3)
+        assert tighter.late_s >= looser.late_s * (1.0 - 2e-4)
+        assert tighter.completion_mean_s == looser.completion_mean_s
+    assert found[-2].makespan_s == pytest.approx(found[-1].makespan_s, rel=2e-3)
+    alone = bound(trace, CARD, gpus, mechanism, tasks_per_gpu=1)
+    assert found[0].makespan_s <= alone.makespan_s * (1.0 + 2e-3)
 
 
 def test_memory_that_is_not_there_yet_shares_where_the_peak_would_not() -> None:
@@ -73,16 +94,20 @@ def test_memory_that_is_not_there_yet_shares_where_the_peak_would_not() -> None:
 
 def listed(rows: list[TraceTask], mechanism: Mechanism, per_gpu: int = 4) -> tuple[Work, Sets]:
     work = work_of(sim_made.trace(*rows), per_gpu, 0.0)
-    return work, sets_of(work.kinds, CARD.memory_mib, per_gpu, mechanism, None)
+    return work, sets_of(work.kinds, CARD.memory_mib, per_gpu, mechanism)
 
 
 @SLOW
-@given(rows=tasks, mechanism=mechanisms)
-def test_under_the_prices_no_group_of_tasks_earns_more_than_one(rows: list[TraceTask], mechanism: Mechanism) -> None:
+@given(rows=tasks, mechanism=mechanisms, cap=caps)
+def test_under_the_prices_no_group_of_tasks_earns_more_than_one(
+    rows: list[TraceTask], mechanism: Mechanism, cap: float | None
+) -> None:
     """Every group of tasks that fits, not only the sets that were thought worth a look."""
     work, sets = listed(rows, mechanism)
-    found, _ = prices(sets, work.by_kind(), set())
+    priced, _ = prices(sets, work.by_kind(), set(), work.most_by_kind(cap))
+    found, fees = priced.prices, np.zeros(len(work.kinds)) if priced.fees is None else priced.fees
     assert (found >= 0.0).all()
+    assert (fees >= 0.0).all()
     for size in range(1, 5):
         for group in combinations_with_replacement(range(len(work.kinds)), size):
             members = [work.kinds[place] for place in group]
@@ -91,10 +116,10 @@ def test_under_the_prices_no_group_of_tasks_earns_more_than_one(rows: list[Trace
             if any(group.count(place) > work.kinds[place].tasks for place in group):
                 continue
             rates = progress_rates([kind.demand for kind in members], mechanism)
-            assert float(found[list(group)] @ np.array(rates)) <= 1.0 + 1e-9
+            assert float(found[list(group)] @ np.array(rates) - fees[list(group)].sum()) <= 1.0 + 1e-9
 
 
-def best_end_s(work: Work, sets: Sets, at_s: Any, gpus: int) -> float:
+def best_end_s(work: Work, sets: Sets, at_s: Any, gpus: int, cap: float | None = None) -> float:
     """The same linear program with all columns, told in another way: what comes late is done late."""
     from scipy.optimize import linprog  # type: ignore[import-untyped]
 
@@ -124,6 +149,9 @@ def best_end_s(work: Work, sets: Sets, at_s: Any, gpus: int) -> float:
             line(pieces if last else 0.0, pieces * lengths[stage], {stage: heads[kind]})
             to_do = stages.new_gpu_s[kind, stage:].sum()
             line(0.0, -to_do, dict.fromkeys(range(stage, count), -progress[kind]))
+    most_gpu_s = work.most_by_kind(cap)
+    for kind in range(kinds if most_gpu_s is not None else 0):
+        line(0.0, most_gpu_s[kind], dict.fromkeys(range(count), heads[kind]))  # type: ignore[index]
     cost = np.zeros(size)
     cost[0] = 1.0
     found = linprog(cost, A_ub=np.array(rows), b_ub=np.array(most), method="highs")
@@ -131,12 +159,14 @@ def best_end_s(work: Work, sets: Sets, at_s: Any, gpus: int) -> float:
 
 
 @SLOW
-@given(rows=tasks, mechanism=mechanisms, gpus=st.sampled_from([1, 2]))
-def test_stages_come_to_the_optimum_of_the_program(rows: list[TraceTask], mechanism: Mechanism, gpus: int) -> None:
+@given(rows=tasks, mechanism=mechanisms, gpus=st.sampled_from([1, 2]), cap=caps)
+def test_stages_come_to_the_optimum_of_the_program(
+    rows: list[TraceTask], mechanism: Mechanism, gpus: int, cap: float | None
+) -> None:
     work, sets = listed(rows, mechanism, per_gpu=3)
     at_s = np.unique(work.release_s)
-    found = earliest_end_s(sets, stages_of(work, at_s), gpus, [], 0.0)
-    best = best_end_s(work, sets, at_s, gpus)
+    found = earliest_end_s(sets, stages_of(work, at_s, cap), gpus, [], 0.0)
+    best = best_end_s(work, sets, at_s, gpus, cap)
     assert best * (1.0 - 2e-3) <= found <= best * (1.0 + 1e-6)
 
 
@@ -153,7 +183,7 @@ def test_stages_are_no_worse_than_any_moment_and_few_are_no_better_than_many(
     for place, release_s in enumerate(work.release_s):
         left = work.by_kind(place)
         priced, _ = prices(sets, left, set())
-        assert release_s + priced @ left / 2 <= found * (1.0 + 2e-3)
+        assert release_s + priced.prices @ left / 2 <= found * (1.0 + 2e-3)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,14 @@ Each part is a lower bound by itself; the makespan's bound is the largest of the
 
 What makes them too optimistic: tasks can be stopped, moved and cut to pieces at will, the GPUs of a task need not be
 free together, and memory may still be warming up. They hold for runs in which every task succeeds, without noise (with
-it the truth may be faster than the model), and in which an attempt begins from nothing. With a slowdown cap they hold
-for policies that at no moment let a task go slower than 1 / cap.
+it the truth may be faster than the model), and in which an attempt begins from nothing.
+
+With a slowdown cap the makespan's bound holds for runs in which no task takes longer than cap times its run alone, as
+the figures of a run have it (`slowdown_max`). A task may be slower for a while if it is faster at other times, as
+policy goodput allows; so sets are not judged one by one. What the cap leaves to each kind of task is a number of
+seconds beside others (bound_sets.py has why, bound_prices.py and bound_stages.py have how). Tasks of a kind may lend
+it to each other, which is optimistic. The mean completion knows nothing of a cap: its proof takes each task to be
+worked on at no less than nothing at any time, and after fees that is not so.
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ import numpy as np
 from carma.core.model import Record
 from carma.errors import Usage
 from carma.sim.bound_completion import completion_mean_s
-from carma.sim.bound_prices import prices
+from carma.sim.bound_prices import Priced, prices
 from carma.sim.bound_sets import Floats, Mechanism, Sets, Work, sets_of, work_of
 from carma.sim.bound_stages import earliest_end_s, stages_of
 from carma.sim.cards import Card
@@ -50,24 +56,29 @@ def bound(
     trace: Trace, card: Card, gpus: int, mechanism: Mechanism = "mps", tasks_per_gpu: int = 4,
     slowdown_cap: float | None = None, launch_s: float = LAUNCH_S,
 ) -> Bound:  # fmt: skip
-    """Usage where a task could never run there. Seconds of work, also for a trace of 100,000 tasks."""
-    _check(trace, card, gpus)
+    """Usage where a task could never run there. Seconds of work, also for a trace of 100,000 tasks. `slowdown_cap`:
+    nobody's whole run takes longer than so many times its run alone; None: however long."""
+    _check(trace, card, gpus, slowdown_cap)
     arrival_s, alone_s = _alone(trace, launch_s)
     work = work_of(trace, tasks_per_gpu, launch_s)
-    sets = sets_of(work.kinds, card.memory_mib, tasks_per_gpu, mechanism, slowdown_cap)
-    priced, used = _priced(sets, work)
+    sets = sets_of(work.kinds, card.memory_mib, tasks_per_gpu, mechanism)
+    free, used = _priced(sets, work)
+    priced = free
+    if slowdown_cap is not None:
+        capped, used = _priced(sets, work, slowdown_cap)
+        priced = capped + free
     arrivals_s = float((arrival_s + alone_s).max())
-    late_s, moment_s = _latest(work, priced, gpus)
-    stages = stages_of(work, _cuts(work.release_s, moment_s))
+    late_s, moment_s = _latest(work, priced, gpus, slowdown_cap)
+    stages = stages_of(work, _cuts(work.release_s, moment_s), slowdown_cap)
     stages_s = earliest_end_s(sets, stages, gpus, used, max(arrivals_s, late_s))
-    work_s = float(work.release_s[0] + priced[0] @ work.by_kind() / gpus)
+    work_s = _work_s(work, priced, gpus, slowdown_cap)
     return Bound(
         makespan_s=max(arrivals_s, work_s, late_s, stages_s),
         arrivals_s=arrivals_s,
         work_s=work_s,
         late_s=late_s,
         stages_s=stages_s,
-        completion_mean_s=completion_mean_s(work, priced, gpus, alone_s),
+        completion_mean_s=completion_mean_s(work, [each.prices for each in free], gpus, alone_s),
         alone_mean_s=float(alone_s.mean()),
         counted=work.counted,
     )
@@ -75,17 +86,19 @@ def bound(
 
 def lower_completion(
     trace: Trace, card: Card, gpus: int, mechanism: Mechanism = "mps", tasks_per_gpu: int = 4,
-    slowdown_cap: float | None = None, launch_s: float = LAUNCH_S,
+    launch_s: float = LAUNCH_S,
 ) -> float:  # fmt: skip
     """The mean completion alone, for those who do not need the makespan."""
     _check(trace, card, gpus)
     _, alone_s = _alone(trace, launch_s)
     work = work_of(trace, tasks_per_gpu, launch_s)
-    sets = sets_of(work.kinds, card.memory_mib, tasks_per_gpu, mechanism, slowdown_cap)
-    return completion_mean_s(work, _priced(sets, work)[0], gpus, alone_s)
+    sets = sets_of(work.kinds, card.memory_mib, tasks_per_gpu, mechanism)
+    return completion_mean_s(work, [each.prices for each in _priced(sets, work)[0]], gpus, alone_s)
 
 
-def _check(trace: Trace, card: Card, gpus: int) -> None:
+def _check(trace: Trace, card: Card, gpus: int, cap: float | None = None) -> None:
+    if cap is not None and not 1.0 <= cap < np.inf:
+        raise Usage(f"a slowdown cap of {cap:g}", "Give a number of at least 1, or none: nobody is faster than alone.")
     if not trace.tasks:
         raise Usage(f"{trace.name}: no task in it", "There is no bound of nothing: give a trace with tasks.")
     for place, task in enumerate(trace.tasks, 1):
@@ -104,20 +117,26 @@ def _alone(trace: Trace, launch_s: float) -> tuple[Floats, Floats]:
     return arrival_s, np.array([launch_s + task.start_s + plan_of(task)[0][0] for task in trace.tasks])
 
 
-def _priced(sets: Sets, work: Work) -> tuple[list[Floats], list[int]]:
+def _priced(sets: Sets, work: Work, cap: float | None = None) -> tuple[list[Priced], list[int]]:
     """Prices that are best for all work, and for what comes from some later moments on; and the sets that do it."""
     done = work.gpu_s.cumsum() / work.gpu_s.sum()
     starts = sorted({0, *(int(np.searchsorted(done, part / MOMENTS)) for part in range(1, MOMENTS))})
     pool: set[int] = set()
-    found = [prices(sets, work.by_kind(start), pool) for start in starts]
+    found = [prices(sets, work.by_kind(start), pool, work.most_by_kind(cap, start)) for start in starts]
     return [each for each, _ in found], sorted({place for _, used in found for place in used})
 
 
-def _latest(work: Work, priced: list[Floats], gpus: int) -> tuple[float, float]:
+def _work_s(work: Work, priced: list[Priced], gpus: int, cap: float | None) -> float:
+    if cap is None:
+        return float(work.release_s[0] + priced[0].prices @ work.by_kind() / gpus)
+    return float(work.release_s[0] + max(each.least_gpu_s(work, cap).sum() for each in priced) / gpus)
+
+
+def _latest(work: Work, priced: list[Priced], gpus: int, cap: float | None) -> tuple[float, float]:
     """The latest end over all moments, and the moment: what comes from then on has to be done after it."""
     ends: list[tuple[float, float]] = []
     for each in priced:
-        to_do = (each[work.kind] * work.gpu_s)[::-1].cumsum()[::-1] / gpus
+        to_do = each.least_gpu_s(work, cap)[::-1].cumsum()[::-1] / gpus
         place = int(np.argmax(work.release_s + to_do))
         ends.append((float(work.release_s[place] + to_do[place]), float(work.release_s[place])))
     return max(ends)

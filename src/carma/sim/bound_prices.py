@@ -5,16 +5,20 @@ number of GPUs, is a time that no policy can beat. The best prices come out of a
 in which all work can be done, over all mixes of sets (its dual). It is solved with few sets at first; those that earn
 too much are added. The prices are scaled by what the best of ALL sets earns, so that what is said holds whether or not
 the solver got to the end, and however exact it is.
+
+Under a cap on slowdown each kind has only so many member-seconds (bound_sets.py). In the dual that is a fee for each of
+them. No set earns more than 1 in a second after fees, so that the GPU-seconds are at least all priced work, less the
+fees on all member-seconds that there may be. That holds for any of the tasks by themselves, with what those may have.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from carma.errors import Refused
-from carma.sim.bound_sets import Floats, Sets
+from carma.sim.bound_sets import Floats, Sets, Work
 
 ROUNDS = 60
 MORE = 200  # sets that are added in a round
@@ -32,24 +36,44 @@ def solver() -> Any:
     return linprog
 
 
-def prices(sets: Sets, gpu_s: Floats, pool: set[int]) -> tuple[Floats, list[int]]:
-    """Of each kind's progress, best for that much work of each; and the sets that do it. `pool` grows."""
+class Priced(NamedTuple):
+    """Of each kind, in GPU-seconds."""
+
+    prices: Floats  # for a second of progress
+    fees: Floats | None = None  # for a second of a member; None: there is no cap
+
+    def least_gpu_s(self, work: Work, cap: float | None) -> Floats:
+        """What each task adds to the GPU-seconds that any of them take at least. Where the fees are more than
+        the work is worth it is nothing, as if the task were not there: all take no less than some."""
+        priced: Floats = self.prices[work.kind] * work.gpu_s
+        if cap is None or self.fees is None:
+            return priced
+        return np.maximum(0.0, priced - self.fees[work.kind] * work.most_gpu_s(cap))
+
+
+def prices(sets: Sets, gpu_s: Floats, pool: set[int], most_gpu_s: Floats | None = None) -> tuple[Priced, list[int]]:
+    """Best for that much work of each kind, in so many member-seconds; and the sets that do it. `pool` grows."""
     linprog, kinds = solver(), len(gpu_s)
     pool.update(alone(sets))
-    best, best_s, used = np.zeros(kinds), -1.0, list[int]()
+    best, best_s, used = Priced(np.zeros(kinds)), -1.0, list[int]()
     for _ in range(ROUNDS):
         places = sorted(pool)
-        found = linprog(np.ones(len(places)), A_ub=-sets.progress(places, kinds), b_ub=-gpu_s, method="highs")
+        rows, most = -sets.progress(places, kinds), -gpu_s
+        if most_gpu_s is not None:
+            rows, most = np.vstack((rows, sets.heads(places, kinds))), np.append(most, most_gpu_s)
+        found = linprog(np.ones(len(places)), A_ub=rows, b_ub=most, method="highs")
         if found.x is None:
             break
-        asked = np.maximum(0.0, -found.ineqlin.marginals)
-        worth = sets.worth(asked)
+        dual = np.maximum(0.0, -found.ineqlin.marginals)
+        asked, fees = dual[:kinds], None if most_gpu_s is None else dual[kinds:]
+        worth = sets.worth(asked, fees)
         top = float(worth.max())
         if top <= 0.0:
             break
         used = [places[at] for at in np.flatnonzero(found.x > 1e-9)]
-        if float(asked @ gpu_s) / top > best_s:
-            best, best_s = asked / top, float(asked @ gpu_s) / top
+        earned = float(asked @ gpu_s) if most_gpu_s is None else float(dual @ -most)
+        if earned / top > best_s:
+            best, best_s = Priced(asked / top, None if fees is None else fees / top), earned / top
         if found.fun <= best_s * (1.0 + NEAR):
             break
         pool.update(int(place) for place in np.argsort(-worth, kind="stable")[:MORE])

@@ -6,6 +6,11 @@ GPUs does not matter to its neighbours, so that a long trace has few kinds.
 Only the work of a task from its peak of memory on is counted. While it warms up it may share a GPU on which there is
 no room for its peak, if a neighbour ends in time. To leave that work out is optimistic, which a bound may be: those
 that are left go no slower without it. GPUs that a task asks for and leaves idle are left out for the same reason.
+
+A cap on slowdown is a promise for each task's whole run: cap times its run alone at most. Its start and its way to the
+peak of memory take at least their time alone, since a task never goes faster. So from the peak on it is on its GPUs
+for at most what it would be alone, and (cap - 1) times its WHOLE run alone. Slowed down before the peak it has less
+than that, never more. Summed over the tasks of a kind, that is all the member-seconds that the kind can spend in sets.
 """
 
 from __future__ import annotations
@@ -42,6 +47,7 @@ class Work(NamedTuple):
     kind: Places  # its place in `kinds`
     release_s: Floats  # before that it cannot be at its peak of memory
     seconds: Floats  # alone, from there to its end
+    whole_s: Floats  # alone, from its start to its end
     gpus: Floats
     counted: float  # the share of all work that this is; the rest is of kinds that were too many
 
@@ -55,24 +61,38 @@ class Work(NamedTuple):
         np.add.at(made, self.kind[start:], self.gpu_s[start:])
         return made
 
+    def most_gpu_s(self, cap: float) -> Floats:
+        """GPU-seconds for which each task may be there from its peak on, if it keeps to that cap on slowdown."""
+        return self.gpu_s + (cap - 1.0) * self.whole_s * self.gpus
+
+    def most_by_kind(self, cap: float | None, start: int = 0) -> Floats | None:
+        """The same of each kind, of the tasks from that place on. None: however long."""
+        if cap is None:
+            return None
+        made: Floats = np.zeros(len(self.kinds))
+        np.add.at(made, self.kind[start:], self.most_gpu_s(cap)[start:])
+        return made
+
 
 def work_of(trace: Trace, tasks_per_gpu: int, launch_s: float) -> Work:
     first = trace.tasks[0].arrival_s
-    rows: dict[tuple[int, Demand], list[tuple[float, float, int]]] = {}
+    rows: dict[tuple[int, Demand], list[tuple[float, float, int, float]]] = {}
     for task in trace.tasks:
         plan = plan_of(task)
         done_s, peak_s = plan[0][0], plan[1][0]
         release_s = task.arrival_s - first + launch_s + task.start_s + peak_s
-        rows.setdefault((task.memory_mib, task.demand), []).append((release_s, done_s - peak_s, task.working_gpus))
-    weights = {key: sum(seconds * gpus for _, seconds, gpus in of_kind) for key, of_kind in rows.items()}
+        entry = (release_s, done_s - peak_s, task.working_gpus, task.seconds)
+        rows.setdefault((task.memory_mib, task.demand), []).append(entry)
+    weights = {key: sum(seconds * gpus for _, seconds, gpus, _ in of_kind) for key, of_kind in rows.items()}
     kept = sorted(rows, key=weights.__getitem__, reverse=True)[: _most_kinds(tasks_per_gpu)]
-    entries = sorted((*entry, place) for place, key in enumerate(kept) for entry in rows[key])
-    release, seconds, gpus, kind = (np.array(column) for column in zip(*entries, strict=True))
+    entries = sorted((*entry[:3], place, entry[3]) for place, key in enumerate(kept) for entry in rows[key])
+    release, seconds, gpus, kind, whole = (np.array(column) for column in zip(*entries, strict=True))
     return Work(
         kinds=tuple(Kind(*key, len(rows[key])) for key in kept),
         kind=kind.astype(np.intp),
         release_s=release.astype(np.float64),
         seconds=seconds.astype(np.float64),
+        whole_s=whole.astype(np.float64),
         gpus=gpus.astype(np.float64),
         counted=sum(weights[key] for key in kept) / sum(weights.values()),
     )
@@ -104,9 +124,16 @@ class Sets(NamedTuple):
 
     def progress(self, places: Any, kinds: int) -> Floats:
         """Of each kind (rows) in a second of each of those sets (columns)."""
-        members, rates = self.members[places], self.rates[places]
+        return self._by_kind(places, kinds, self.rates[places])
+
+    def heads(self, places: Any, kinds: int) -> Floats:
+        """So many of each kind (rows) are in each of those sets (columns)."""
+        return self._by_kind(places, kinds, 1.0)
+
+    def _by_kind(self, places: Any, kinds: int, of_members: Floats | float) -> Floats:
+        members = self.members[places]
         made = np.zeros((kinds + 1, len(members)))
-        np.add.at(made, (members, np.arange(len(members))[:, None]), rates)
+        np.add.at(made, (members, np.arange(len(members))[:, None]), of_members)
         return made[:-1]
 
 
@@ -114,10 +141,8 @@ def _padded(values: Floats) -> Floats:
     return np.append(values, 0.0)
 
 
-def sets_of(
-    kinds: Sequence[Kind], room_mib: int, tasks_per_gpu: int, mechanism: Mechanism, slowdown_cap: float | None
-) -> Sets:
-    found = list(_listed(kinds, room_mib, tasks_per_gpu, mechanism, slowdown_cap))
+def sets_of(kinds: Sequence[Kind], room_mib: int, tasks_per_gpu: int, mechanism: Mechanism) -> Sets:
+    found = list(_listed(kinds, room_mib, tasks_per_gpu, mechanism))
     shape = (len(found), tasks_per_gpu)
     sets = Sets(np.full(shape, len(kinds), np.intp), np.zeros(shape), np.zeros(shape, np.intp))
     for place, (members, rates) in enumerate(found):
@@ -129,12 +154,11 @@ def sets_of(
 
 
 def _listed(
-    kinds: Sequence[Kind], room_mib: int, most: int, mechanism: Mechanism, cap: float | None
+    kinds: Sequence[Kind], room_mib: int, most: int, mechanism: Mechanism
 ) -> Iterator[tuple[tuple[int, ...], tuple[float, ...]]]:
     """All sets that are worth a look. One in which less is done than by a task alone is not: its members could take
-    turns. A larger set goes no faster than a smaller one in it, so that a cap that the smaller one breaks ends it."""
+    turns, with as much done and fewer seconds for each."""
     order = sorted(range(len(kinds)), key=lambda place: kinds[place].memory_mib)
-    slowest = 0.0 if cap is None else (1.0 - 1e-9) / cap
     stack: list[tuple[tuple[int, ...], int, int]] = [((), 0, room_mib)]
     while stack:
         smaller, start, left_mib = stack.pop()
@@ -146,8 +170,6 @@ def _listed(
                 continue
             members = (*smaller, place)
             rates = progress_rates([kinds[each].demand for each in members], mechanism)
-            if min(rates) < slowest:
-                continue
             if len(members) == 1 or sum(rates) > 1.0:
                 yield members, rates
             if len(members) < most:

@@ -8,7 +8,9 @@ the stage lasts: a GPU-second of one kind needs somebody of that kind to spend i
 This is a linear program with a column for each stage and set. As with the prices (bound_prices.py), few columns are
 taken at first, and what is said at the end follows from the dual alone, over all sets: it holds even if the solver
 stopped early. The dual: a price for each kind's progress that never falls from stage to stage; a fee for each task
-that is on a GPU; a rent of a GPU in each stage, which is what the best set earns there after fees.
+that is on a GPU; a rent of a GPU in each stage, which is what the best set earns there after fees. Under a cap on
+slowdown there is one more fee for each task on a GPU, the same in all stages, since the member-seconds that a kind has
+are for its whole run: all of them, at that fee, come off what the work is worth.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ class Stages(NamedTuple):
     new_gpu_s: Floats
     tasks: Floats  # that have come, by the end of the stage
     pieces: Floats  # the same, times the GPUs of each
+    most_gpu_s: Floats | None  # member-seconds of each kind over all stages; None: however many
 
     @property
     def lengths_s(self) -> Floats:
@@ -40,15 +43,15 @@ class Stages(NamedTuple):
         return np.diff(self.at_s)
 
 
-def stages_of(work: Work, at_s: Floats) -> Stages:
-    """`at_s`: some of the releases, with the first."""
+def stages_of(work: Work, at_s: Floats, cap: float | None = None) -> Stages:
+    """`at_s`: some of the releases, with the first. `cap`: on slowdown."""
     stage = np.searchsorted(at_s, work.release_s, side="right") - 1
     shape = (len(work.kinds), len(at_s))
     new, tasks, pieces = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     np.add.at(new, (work.kind, stage), work.gpu_s)
     np.add.at(tasks, (work.kind, stage), 1.0)
     np.add.at(pieces, (work.kind, stage), work.gpus)
-    return Stages(at_s, new, tasks.cumsum(axis=1), pieces.cumsum(axis=1))
+    return Stages(at_s, new, tasks.cumsum(axis=1), pieces.cumsum(axis=1), work.most_by_kind(cap))
 
 
 def earliest_end_s(sets: Sets, stages: Stages, gpus: int, first: list[int], enough_s: float) -> float:
@@ -75,6 +78,7 @@ class _Dual(NamedTuple):
     prices: Floats
     fees: Floats
     rents: Floats
+    capped: Floats  # the fee of each kind that is the same in all stages; 0 without a cap
 
 
 def _proven_s(stages: Stages, gpus: int, dual: _Dual, rents: Floats) -> float:
@@ -84,20 +88,27 @@ def _proven_s(stages: Stages, gpus: int, dual: _Dual, rents: Floats) -> float:
     if a_second[-1] <= 0.0:
         return 0.0
     left = float((dual.prices * stages.new_gpu_s).sum() - a_second[:-1] @ stages.lengths_s)
+    if stages.most_gpu_s is not None:
+        left -= float(dual.capped @ stages.most_gpu_s)
     return float(stages.at_s[-1]) + max(0.0, left / float(a_second[-1]))
 
 
 class _Master:
     """The linear program with the columns taken so far. Rows: work by kind and stage, GPUs by stage, members by kind
-    and stage. Columns: the last stage's length, what is left by kind and stage, and seconds of sets."""
+    and stage, and under a cap members by kind. Columns: the last stage's length, what is left by kind and stage, and
+    seconds of sets."""
 
     def __init__(self, sets: Sets, stages: Stages, gpus: int) -> None:
         self._sets, self._stages = sets, stages
         self._kinds, self._count = stages.new_gpu_s.shape
         self.possible = [sets.possible(stages.tasks[:, stage]) for stage in range(self._count)]
+        self._method = "highs" if stages.most_gpu_s is None else "highs-ipm"  # with rows over all stages: far faster
         self._taken: set[tuple[int, int]] = set()
         work, length = self._kinds * self._count, np.append(stages.lengths_s, 0.0)
-        self._most = np.concatenate((-stages.new_gpu_s.ravel(), gpus * length, (stages.pieces * length).ravel()))
+        most = [-stages.new_gpu_s.ravel(), gpus * length, (stages.pieces * length).ravel()]
+        if stages.most_gpu_s is not None:
+            most.append(stages.most_gpu_s)
+        self._most = np.concatenate(most)
         self._columns = 1 + self._kinds * (self._count - 1)
         self._entries: list[tuple[NDArray[np.intp], NDArray[np.intp], Floats]] = []
         last = self._row(np.arange(self._kinds), self._count - 1)
@@ -126,6 +137,8 @@ class _Master:
         rows = self._row(members[one, slot], stage)
         self._put(rows, columns[one], -rates[one, slot])
         self._put(rows + work + self._count, columns[one], np.ones(len(one)))
+        if self._stages.most_gpu_s is not None:
+            self._put(members[one, slot] + 2 * work + self._count, columns[one], np.ones(len(one)))
         self._put(np.full(len(fresh), work + stage), columns, np.ones(len(fresh)))
         self._columns += len(fresh)
 
@@ -136,23 +149,25 @@ class _Master:
         matrix = coo_array((values, (rows, columns)), shape=(len(self._most), self._columns)).tocsr()
         cost = np.zeros(self._columns)
         cost[0] = 1.0
-        found = solver()(cost, A_ub=matrix, b_ub=self._most, method="highs")
+        found = solver()(cost, A_ub=matrix, b_ub=self._most, method=self._method)
         if found.x is None:
             return None
         dual = np.maximum(0.0, -found.ineqlin.marginals)
         shape, work = (self._kinds, self._count), self._kinds * self._count
+        members = 2 * work + self._count  # rows up to those that a cap adds
         return _Dual(
             end_s=float(self._stages.at_s[-1] + found.fun),
             prices=np.maximum.accumulate(dual[:work].reshape(shape), axis=1),
-            fees=dual[work + self._count :].reshape(shape),
+            fees=dual[work + self._count : members].reshape(shape),
             rents=dual[work : work + self._count],
+            capped=np.zeros(self._kinds) if self._stages.most_gpu_s is None else dual[members:],
         )
 
     def rents(self, dual: _Dual) -> tuple[Floats, list[list[int]]]:
         """What the best set of all earns in each stage; and those that earn more than the solver knew."""
         rents, better = np.zeros(self._count), []
         for stage, possible in enumerate(self.possible):
-            worth = np.where(possible, self._sets.worth(dual.prices[:, stage], dual.fees[:, stage]), 0.0)
+            worth = np.where(possible, self._sets.worth(dual.prices[:, stage], dual.fees[:, stage] + dual.capped), 0.0)
             rents[stage] = max(0.0, float(worth.max()))
             best = np.argsort(-worth, kind="stable")[:MORE]
             better.append([int(place) for place in best if worth[place] > dual.rents[stage] * (1.0 + 1e-6) + 1e-12])

@@ -33,13 +33,14 @@ class Case(NamedTuple):
 
 
 class Limit(NamedTuple):
-    """The clairvoyant bound of a trace."""
+    """The clairvoyant bound of a trace; with a cap on slowdown, that of runs which keep to it."""
 
     trace: str
     gpus: int
+    cap: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.trace}, {self.gpus} GPUs: the limit"
+        return f"{self.trace}, {self.gpus} GPUs: the limit" + (f" at cap {self.cap:g}" if self.cap is not None else "")
 
 
 class Row(Record, frozen=True, kw_only=True):
@@ -103,9 +104,9 @@ class Results:
         for name, trace in traces.items():
             assert self._traces.setdefault(name, trace) == trace  # one name, one trace: answers are kept by it
         missing = [ask for ask in dict.fromkeys(asks) if ask not in self._found]
-        for count, (ask, answer) in enumerate(self._worked(missing, traces), 1):
+        for count, (ask, answer, took_s) in enumerate(self._worked(missing, traces), 1):
             self._found[ask] = answer
-            self._say(f"{count}/{len(missing)} {ask}")
+            self._say(f"{count}/{len(missing)} {ask}" + (f" ({took_s:.1f} s)" if isinstance(ask, Limit) else ""))
 
     def row(self, case: Case) -> Row:
         found = self._found[case]
@@ -117,19 +118,24 @@ class Results:
         assert isinstance(found, Bound)
         return found
 
+    def makespan_limit_s(self, limit: Limit) -> float:
+        """Without a cap it is a limit, too, and may come out larger by as much as the solver left open."""
+        found = {limit, limit._replace(cap=None)} & self._found.keys()
+        return max(self.limit(each).makespan_s for each in found if isinstance(each, Limit))
+
     def rows(self, cases: Sequence[Case]) -> list[Row]:
         return [self.row(case) for case in dict.fromkeys(cases)]
 
-    def _worked(self, asks: Sequence[Ask], traces: Mapping[str, Trace]) -> Iterator[tuple[Ask, Answer]]:
+    def _worked(self, asks: Sequence[Ask], traces: Mapping[str, Trace]) -> Iterator[tuple[Ask, Answer, float]]:
         if self._jobs <= 1 or len(asks) <= 1:
             _know(dict(traces))
-            yield from ((ask, _work(ask)) for ask in asks)
+            yield from ((ask, *_work(ask)) for ask in asks)
             return
         # Spawned, not forked: a fork of a process with threads (numpy's) may hang.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(self._jobs, context, initializer=_know, initargs=(dict(traces),)) as pool:
             asked = {pool.submit(_work, ask): ask for ask in asks}
-            yield from ((asked[done], done.result()) for done in as_completed(asked))
+            yield from ((asked[done], *done.result()) for done in as_completed(asked))
 
 
 def _know(traces: dict[str, Trace]) -> None:
@@ -137,11 +143,14 @@ def _know(traces: dict[str, Trace]) -> None:
     _known.update(traces)
 
 
-def _work(ask: Ask) -> Answer:
-    trace = _known[ask.trace]
+def _work(ask: Ask) -> tuple[Answer, float]:
+    """And the seconds of processor time that it took."""
+    trace, began = _known[ask.trace], time.process_time()
     if isinstance(ask, Limit):
-        return bound(trace, cards.find(GPU), ask.gpus)
-    return simulate(ask, trace)
+        answer: Answer = bound(trace, cards.find(GPU), ask.gpus, slowdown_cap=ask.cap)
+    else:
+        answer = simulate(ask, trace)
+    return answer, time.process_time() - began
 
 
 def to_stderr(line: str) -> None:

@@ -17,6 +17,7 @@ from carma.core.model import Record
 MAKESPAN, SLOWDOWN, MAKESPAN_NO_CAP, NEAR_BOUND = 0.70, 1.3, 0.66, 1.10
 TASKS_PER_S, WHOLE_S = 2000.0, 60.0
 SAME = 0.01  # of the makespan of exclusive GPUs: figures that are given with two digits
+SLACK = 0.01  # of a slowdown: the start of the process is in it, and is no part of a run alone
 GOODPUT, NO_CAP = "goodput", "goodput, no cap"
 Parts = Mapping[str, Any]
 
@@ -106,16 +107,35 @@ def _limits(part: Any) -> Iterator[Claim]:
                  all(abs(value - ARRIVALS[name]) <= SAME for name, value in told.items()))  # fmt: skip
     for name in (GOODPUT, NO_CAP):
         for gpus in sorted({row["gpus"] for row in part["rows"]}):
-            yield _near_bound("limits", name, gpus, [row for row in part["rows"] if row["gpus"] == gpus])
+            yield from _near_bound("limits", name, gpus, [row for row in part["rows"] if row["gpus"] == gpus])
     yield from _ahead("limits", part["rows"])
 
 
-def _near_bound(part: str, name: str, gpus: int, rows: Sequence[Any]) -> Claim:
+def _near_bound(part: str, name: str, gpus: int, rows: Sequence[Any]) -> Iterator[Claim]:
     over = {row["trace"]: row["policies"][name]["over_bound"] for row in rows}
+    yield _within(part, f"{name} within 10 % of the limit on {gpus} GPUs", over)
+    if name == GOODPUT and all("capped" in row for row in rows):  # older files do not have it
+        capped = {row["trace"]: row["capped"] for row in rows}
+        broken = {trace: one["slowdown_max"] for trace, one in capped.items() if not kept(one)}
+        aim = f"{name} within 10 % of the limit at its cap, {rows[0]['capped']['cap']:g}, on {gpus} GPUs"
+        more = f"; the cap was not kept on {_named(broken, 2)}" if broken else ""
+        over = {trace: one["over_bound"] for trace, one in capped.items()}
+        yield _within(part, aim, over, broken, more)
+
+
+def kept(capped: Any) -> bool:
+    """Whether nobody was slowed down beyond the cap: else the limit at the cap is none for that run."""
+    return bool(capped["slowdown_max"] is None or capped["slowdown_max"] <= capped["cap"] + SLACK)
+
+
+def _within(
+    part: str, aim: str, over: Mapping[str, float], broken: Mapping[str, float] | None = None, more: str = ""
+) -> Claim:
+    """`broken`: those that cannot be judged by it, and so are not within."""
     worst = max(over, key=lambda trace: over[trace])
-    within = sum(value <= NEAR_BOUND for value in over.values())
+    within = sum(value <= NEAR_BOUND and trace not in (broken or ()) for trace, value in over.items())
     told = f"{within} of {len(over)}; furthest: {worst}, {over[worst]:.2f} times"
-    return _claim(part, f"{name} within 10 % of the limit on {gpus} GPUs", told, within == len(over))
+    return _claim(part, aim, told + more, within == len(over))
 
 
 def _ahead(part: str, rows: Sequence[Any]) -> Iterator[Claim]:
@@ -158,7 +178,7 @@ def _philly(part: Any) -> Iterator[Claim]:
         ooms = sum(row["policies"][GOODPUT]["ooms"] for row in rows)
         yield _claim("philly", f"goodput: no OOM, {where}", str(ooms), ooms == 0)
         for name in (GOODPUT, NO_CAP):
-            yield _near_bound("philly", name, size["gpus"], rows)
+            yield from _near_bound("philly", name, size["gpus"], rows)
         yield from _ahead("philly", rows)
     if "curves" in part:
         yield from _curve_claims("philly", part["curves"])

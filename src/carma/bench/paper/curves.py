@@ -1,4 +1,5 @@
-"""goodput's curve: makespan over mean run time as the slowdown cap grows, with every baseline's point and the limit."""
+"""goodput's curve: makespan over mean run time as the slowdown cap grows, with the limit at each cap, every baseline's
+point and the limit."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from carma.bench.paper import workloads
-from carma.bench.paper.cases import Case, Limit, Results
+from carma.bench.paper.cases import Case, Limit, Results, Row
 from carma.bench.paper.ratios import Ratio, ratio
 from carma.bench.paper.scope import FEW_GPUS, Scope
 from carma.bench.paper.variants import EXCLUSIVE, NO_CAP, Variant, capped
@@ -24,7 +25,8 @@ def curves(scope: Scope, caps: Sequence[float], traces: Mapping[str, Trace], res
     """For each trace, on 4 GPUs: the curve, the points, the limit, and which points the curve lies below."""
     variants = (EXCLUSIVE, *scope.baselines, scope.ours[0], *(capped(cap) for cap in caps))
     asks = [Case(variant, trace, FEW_GPUS, scope.seed) for trace in traces for variant in variants]
-    results.find([*asks, *(Limit(trace, FEW_GPUS) for trace in traces)], traces)
+    limits = [Limit(trace, FEW_GPUS, cap) for trace in traces for cap in (None, *(cap for cap in caps if cap < NO_CAP))]
+    results.find([*asks, *limits], traces)
     return {
         "gpus": FEW_GPUS,
         "judged_caps": JUDGED,
@@ -46,10 +48,17 @@ def _one(scope: Scope, trace: str, caps: Sequence[float], results: Results) -> d
         "tasks": alone.tasks,
         "bound": bound.makespan_s / alone.makespan_s,
         "completion_bound": bound.completion_mean_s / alone.completion_mean_s,
-        "curve": [{"cap": None if cap >= NO_CAP else cap, **_point(one)} for cap, one in curve],
+        "curve": [_capped(trace, cap, one, alone, results) for cap, one in curve],
         "points": {name: _point(one) for name, one in points.items()},
         "below": {name: below(judged, (one.run, one.makespan)) for name, one in points.items()},
     }
+
+
+def _capped(trace: str, cap: float, one: Ratio, alone: Row, results: Results) -> dict[str, Any]:
+    """A point of the curve, with the limit of runs that keep to its cap."""
+    told = None if cap >= NO_CAP else cap
+    limit_s = results.makespan_limit_s(Limit(trace, FEW_GPUS, told))
+    return {"cap": told, "bound": limit_s / alone.makespan_s, **_point(one)}
 
 
 def _point(one: Ratio) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 
 from carma.bench.paper import workloads
-from carma.bench.paper.cases import Case, Limit, Results
+from carma.bench.paper.cases import Case, Limit, Results, Row
 from carma.bench.paper.ratios import ratio
 from carma.bench.paper.scope import LARGE, Scope, generated_name
-from carma.bench.paper.variants import EXCLUSIVE, NO_CAP, Variant, capped
+from carma.bench.paper.variants import DEFAULT_CAP, EXCLUSIVE, NO_CAP, Variant, capped
 from carma.traces import Trace
 
 
@@ -36,9 +36,9 @@ def beside(
     seed: int,
     results: Results,
 ) -> list[dict[str, Any]]:
-    """Each policy on each trace and number of GPUs, with the limit."""
+    """Each policy on each trace and number of GPUs, with the limit; and with the limit at its cap for goodput."""
     cases = [Case(variant, trace, gpus, seed) for trace, gpus in places for variant in (EXCLUSIVE, *compared)]
-    results.find([*cases, *(Limit(*place) for place in places)], traces)
+    results.find([*cases, *(Limit(*place, cap) for place in places for cap in (None, DEFAULT_CAP))], traces)
     return [_row(trace, gpus, compared, seed, results) for trace, gpus in places]
 
 
@@ -56,6 +56,7 @@ def _row(trace: str, gpus: int, compared: tuple[Variant, ...], seed: int, result
         "bound": limit.makespan_s / alone.makespan_s,
         "arrivals": limit.arrivals_s / alone.makespan_s,
         "completion_bound": limit.completion_mean_s / alone.completion_mean_s,
+        "capped": _capped(alone, Limit(trace, gpus, DEFAULT_CAP), seed, results),
         "policies": {
             name: {
                 **msgspec.to_builtins(ratio(row, alone)),
@@ -64,4 +65,18 @@ def _row(trace: str, gpus: int, compared: tuple[Variant, ...], seed: int, result
             }
             for name, row in found.items()
         },
+    }
+
+
+def _capped(alone: Row, limit: Limit, seed: int, results: Results) -> dict[str, Any]:
+    """goodput beside the limit of runs that keep to its cap. Where it did not (`slowdown_max`), that is no limit."""
+    row, limit_s = (
+        results.row(Case(capped(DEFAULT_CAP), limit.trace, limit.gpus, seed)),
+        results.makespan_limit_s(limit),
+    )
+    return {
+        "cap": limit.cap,
+        "bound": limit_s / alone.makespan_s,
+        "over_bound": row.makespan_s / limit_s,
+        "slowdown_max": row.slowdown_max,
     }

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from carma.bench.paper.claims import kept
 from carma.bench.paper.markdown import figure, table
 from carma.bench.paper.why import OF_ALL
 
 COLUMNS = ("makespan", "completion", "completion_p95", "wait", "run", "slowdown", "energy")
 TITLES = ("makespan", "completion", "p95", "wait", "run", "slowdown", "energy", "OOMs", "failed")
+AT_CAP = (
+    " *The limit at cap …* is that of runs in which nobody takes longer than so many times as long as alone, which "
+    "goodput promises; \\* where somebody did, so that it is none for that run."
+)
 
 
 def tables(part: Any) -> list[str]:
@@ -77,7 +82,7 @@ def _figures(mean: Mapping[str, Any]) -> tuple[str, ...]:
 def curves(part: Any) -> list[str]:
     return [
         "## Curve over the slowdown cap\n",
-        f"goodput, {part['gpus']} GPUs. Each cell: makespan, mean run time; the bound is a makespan.\n",
+        f"goodput, {part['gpus']} GPUs. Each cell: makespan, mean run time; {_brackets(part)}.\n",
         _curve_table(part),
         "Whether the curve (caps 1.1 to 2) lies below each baseline's point: a lower makespan at no more run time. "
         "*Left*: the point lies left of it. Each cap is one run, and the curve jumps: several caps are held against "
@@ -87,11 +92,17 @@ def curves(part: Any) -> list[str]:
     ]
 
 
+def _brackets(part: Any) -> str:
+    if all("bound" in point for one in part["traces"].values() for point in one["curve"]):
+        return "in brackets the limit of a makespan if nobody takes longer than the cap allows"
+    return "the bound is a makespan"  # older files have one for all caps
+
+
 def _curve_table(part: Any) -> str:
     traces = part["traces"]
     caps = [point["cap"] for point in next(iter(traces.values()))["curve"]]
     rows = [
-        ("none" if cap is None else f"{cap:g}", *(_cell(one["curve"][place]) for one in traces.values()))
+        ("none" if cap is None else f"{cap:g}", *(_capped_cell(one["curve"][place]) for one in traces.values()))
         for place, cap in enumerate(caps)
     ]
     rows.append(("the limit", *(figure(one["bound"]) for one in traces.values())))
@@ -100,6 +111,10 @@ def _curve_table(part: Any) -> str:
 
 def _cell(point: Mapping[str, Any]) -> str:
     return f"{point['makespan']:.3f}, {point['run']:.2f}" + (f", {point['ooms']} OOMs" if point["ooms"] else "")
+
+
+def _capped_cell(point: Mapping[str, Any]) -> str:
+    return _cell(point) + (f" ({point['bound']:.3f})" if "bound" in point else "")  # older files do not have it
 
 
 def _below_table(part: Any) -> str:
@@ -117,7 +132,8 @@ def limits(part: Any) -> list[str]:
     return [
         "## The limit\n",
         "Makespan as a part of that of exclusive GPUs; in brackets how many times the limit. *Arrivals* is the part of "
-        "the limit that arrivals alone make. *Completion*: mean completion, of exclusive GPUs and of the limit.\n",
+        f"the limit that arrivals alone make.{AT_CAP if _has_capped(part['rows']) else ''} *Completion*: mean "
+        "completion, of exclusive GPUs and of the limit.\n",
         _limit_table(part["rows"]),
     ]
 
@@ -127,6 +143,7 @@ def _limit_table(rows: Sequence[Any]) -> str:
     lines = [
         ("arrivals", *(figure(row["arrivals"]) for row in rows)),
         ("**the limit**", *(figure(row["bound"]) for row in rows)),
+        *_capped_lines(rows),
         *(
             (
                 name,
@@ -145,6 +162,23 @@ def _limit_table(rows: Sequence[Any]) -> str:
         ("completion: the limit", *(figure(row["completion_bound"]) for row in rows)),
     ]
     return table(("", *places), lines)
+
+
+def _has_capped(rows: Sequence[Any]) -> bool:
+    """Older files do not have it."""
+    return all("capped" in row for row in rows)
+
+
+def _capped_lines(rows: Sequence[Any]) -> list[tuple[str, ...]]:
+    if not _has_capped(rows):
+        return []
+    capped = [row["capped"] for row in rows]
+    cap = f"{capped[0]['cap']:g}"
+    over = [f"{one['over_bound']:.2f}" + ("" if kept(one) else " \\*") for one in capped]
+    return [
+        (f"**the limit at cap {cap}**", *(figure(one["bound"]) for one in capped)),
+        (f"goodput, times the limit at cap {cap}", *over),
+    ]
 
 
 def seeds(part: Any) -> list[str]:

@@ -68,6 +68,10 @@ def _curve(axes: Any, one: Any, colours: Colours) -> None:
     for at, high, cap in line:
         axes.annotate("no cap" if cap is None else f"{cap:g}", (at, high), (3, 3), textcoords="offset points",
                       fontsize=6, color=colours[0])  # fmt: skip
+    bounds = [(point["run"], point["bound"]) for point in one["curve"] if "bound" in point]  # older files have none
+    if bounds:
+        axes.plot(*zip(*sorted(bounds), strict=True), color=colours[2], linewidth=1.0, marker=".", markersize=3,
+                  label="the limit at each cap")  # fmt: skip
     for place, (name, point) in enumerate(one["points"].items()):
         colour = colours[1 + place % (len(colours) - 1)]
         axes.plot([point["run"]], [point["makespan"]], marker=MARKS[place % len(MARKS)], linestyle="none",
