@@ -121,6 +121,22 @@ def test_of_several_gpus_one_that_is_left_idle_is_seen_to_be() -> None:
     assert idle.sm_active == pytest.approx(0.02)
 
 
+def test_one_that_others_hold_up_on_another_gpu_is_not_taken_for_an_idle_one() -> None:
+    """With both of its GPUs it waits for the slower one: alone on the first it shows less, and no less than it needs."""
+    made = world(2)
+    neighbour = begin(made, FULL)
+    made.wait(1)
+    wide = begin(made, FULL, gpus=2)
+    assert set(track_of(made, wide).on) == {GPU0, GPU1}
+    assert set(track_of(made, neighbour).on) == {GPU0}
+    slowed = progress_rates([FULL, FULL])[1]
+    made.activity[GPU1] = (FULL.sm_active * slowed, FULL.sm_occupancy * slowed, FULL.dram_active * slowed)
+    made.wait(CALM_S + 3 * BELIEVED_S)
+    found = belief(made.task(wide), seen_of(made, wide, GPU1))
+    assert found is not None
+    assert found.sm_active == pytest.approx(FULL.sm_active, abs=0.01)
+
+
 def test_beside_others_what_is_seen_of_it_is_divided_by_its_rate() -> None:
     made = world()
     known, new = begin(made, FULL), begin(made)

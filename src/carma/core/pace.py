@@ -95,12 +95,12 @@ def follow(
     """A span of `s` seconds that ends with that sample. `shares` are of what the GPU showed."""
     s = min(s, MOST_S)
     learnt = False
-    if len(present) == 1 and not foreign:
+    rates = [member.track.rate for member in present]  # of several GPUs the slowest: it shows less on the others, too
+    if len(present) == 1 and not foreign and rates[0] >= 1.0:
         seen = present[0].seen
         if _calm(seen, sample.at):
             learnt = seen.solo.see(sample, 1.0, s, alone=True, enough_s=BELIEVED_S)
     elif present:
-        rates = [member.track.rates.get(sample.gpu, 1.0) for member in present]
         _compare(state, live, present, rates, foreign, sample, s)
         for member, share, rate in zip(present, shares, rates, strict=True):
             if _calm(member.seen, sample.at) and member.seen.solo.alone_s < BELIEVED_S:
