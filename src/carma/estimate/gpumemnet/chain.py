@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import chain as chained
 
 from carma.estimate.described import Described
-from carma.estimate.gpumemnet.cache import MIB, Block, Cache, Tape, replay
+from carma.estimate.gpumemnet.cache import MIB, Block, Cache, Tape
 from carma.estimate.gpumemnet.columns import Columns
 from carma.estimate.gpumemnet.sizes import Sizes
 from carma.estimate.gpumemnet.unseen import Unseen
@@ -24,22 +24,20 @@ Tensors = list[Tensor]
 
 def play(described: Described, columns: Columns, unseen: Unseen, heads: float) -> tuple[float, float]:
     """MiB reserved at the end, and the most that was allocated. `heads`: of attention that writes its scores out."""
-    chain, cache = Sizes(described, columns, unseen, heads), Cache()
+    chain = Sizes(described, columns, unseen, heads)
     weights = [size for pair in zip(chain.weights, chain.biases, strict=True) for size in pair if size]
     states = [size for size in weights for _ in range(chain.slots)]
     there, back, update = _Pass(chain).steps(weights * chain.temporaries)
-    for size in (*weights, WORKSPACE):
-        cache.take(size)
-    for step in range(2):  # the second finds the cache as the first left it
-        taken: list[Block | None] = []
-        replay(there, cache, taken)
-        if step == 0:
-            cache.take(WORKSPACE)
-        replay(back, cache, taken)
-        if step == 0:
-            for size in states:
-                cache.take(size)
-        replay(update, cache, taken)
+    asked = {WORKSPACE, *weights, *there, *back}
+    cache, taken = Cache(min(size for size in asked if size >= 0)), list[Block]()
+    cache.play([*weights, WORKSPACE], [])
+    cache.play(there, taken)
+    cache.play([WORKSPACE], [])
+    cache.play(back, taken)
+    cache.play(states, [])
+    cache.play(update, taken)
+    # The second step finds the cache as the first left it; what goes at its end changes nothing any more.
+    cache.play([*there, *back, *update[: len(weights) * chain.temporaries]], [])
     small = chain.small * (1 + chain.slots)
     return (cache.reserved + small) / MIB, (cache.peak + small) / MIB
 
