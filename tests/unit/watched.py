@@ -13,6 +13,7 @@ from carma.estimate.gpumemnet import sizes as sizing
 from carma.estimate.gpumemnet.cache import MIB, Block, Cache
 from carma.estimate.gpumemnet.columns import Columns
 from carma.estimate.gpumemnet.features import features
+from carma.estimate.gpumemnet.kept import Basis
 from carma.estimate.gpumemnet.scratch import NONE
 from carma.estimate.gpumemnet.sizes import Sizes
 from carma.estimate.gpumemnet.unseen import Unseen
@@ -97,8 +98,8 @@ def played(described: Described) -> Played:
         caches.append(_Watched(least))
         return caches[-1]
 
-    def sizes(described: Described, columns: Columns, unseen: Unseen, heads: float) -> Sizes:
-        found.append(Sizes(described, columns, unseen, heads))
+    def sizes(described: Described, columns: Columns, unseen: Unseen, basis: Basis, heads: float) -> Sizes:
+        found.append(Sizes(described, columns, unseen, basis, heads))
         return found[-1]
 
     with pytest.MonkeyPatch.context() as patch:

@@ -12,6 +12,7 @@ from itertools import chain as chained
 from carma.estimate.described import Described
 from carma.estimate.gpumemnet.cache import MIB, Block, Cache, Tape
 from carma.estimate.gpumemnet.columns import Columns
+from carma.estimate.gpumemnet.kept import Basis
 from carma.estimate.gpumemnet.sizes import Sizes
 from carma.estimate.gpumemnet.unseen import Unseen
 
@@ -22,9 +23,9 @@ Tensor = int | None  # its number on the tape; None for a small one
 Tensors = list[Tensor]
 
 
-def play(described: Described, columns: Columns, unseen: Unseen, heads: float) -> tuple[float, float]:
+def play(described: Described, columns: Columns, unseen: Unseen, basis: Basis, heads: float) -> tuple[float, float]:
     """MiB reserved at the end, and the most that was allocated. `heads`: of attention that writes its scores out."""
-    chain = Sizes(described, columns, unseen, heads)
+    chain = Sizes(described, columns, unseen, basis, heads)
     weights = [size for pair in zip(chain.weights, chain.biases, strict=True) for size in pair if size]
     states = [size for size in weights for _ in range(chain.slots)]
     there, back, update = _Pass(chain).steps(weights * chain.temporaries)

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -25,8 +26,8 @@ from carma.estimate.gpumemnet.kept import (
     MIB,
     TORCH_ATTENTION,
     Held,
+    basis_of,
     held,
-    is_before,
     slots_of,
     temporaries_of,
 )
@@ -81,11 +82,12 @@ def features(described: Described) -> Features:
         )
     described = layers_of(described)
     columns = _columns(described)
-    unseen = find_unseen(columns, is_before(columns), described.batch or 1)
+    basis = basis_of(described, columns)
+    unseen = find_unseen(columns, basis.before, described.batch or 1)
     heads, length = _attention(described, columns, unseen)
-    holds = held(described, columns, unseen, heads, length)
+    holds = held(described, columns, unseen, basis, heads, length)
     family = _family(described.layers, columns)
-    played = play(described, columns, unseen, heads if described.attention == "eager" else 0.0)
+    played = play(described, columns, unseen, basis, heads if described.attention == "eager" else 0.0)
     return Features(
         family,
         _scalars(described, columns, holds, played),
@@ -107,9 +109,12 @@ def way_of(described: Described) -> str:
 
 def _columns(described: Described) -> Columns:
     layers, count = described.layers, len(described.layers)
-    kinds = np.fromiter((_kind(layer) for layer in layers), np.int64, count)
+    names = [layer.kind for layer in layers]
+    known = [_known_kind(name) for name in names]
+    kinds = np.array([_kind(layer) if kind is None else kind for layer, kind in zip(layers, known, strict=True)])
     outputs = np.fromiter((math.prod(layer.output) if layer.output else 0 for layer in layers), np.float64, count)
-    parameters = np.fromiter(map(_parameters, layers), np.float64, count)
+    weights = map(_parameters, layers) if TORCH_ATTENTION in names else (layer.parameters for layer in layers)
+    parameters = np.fromiter(weights, np.float64, count)
     channels = np.fromiter(_channels(layers, kinds.tolist()), np.float64, count)
     inplace = np.fromiter((layer.inplace for layer in layers), np.bool_, count)
     dimensions = np.fromiter((len(layer.output) - 2 for layer in layers), np.int64, count)
@@ -126,7 +131,7 @@ def _columns(described: Described) -> Columns:
         channels=channels,
         inplace=inplace,
         inputs=inputs,
-        names=np.array([layer.kind for layer in layers]),
+        names=np.array(names),
     )
 
 
@@ -136,6 +141,13 @@ def _parameters(layer: Layer) -> int:
     if layer.kind == TORCH_ATTENTION and layer.parameters in (3 * width * width, 3 * width * (width + 1)):
         return layer.parameters // 3 * 4
     return layer.parameters
+
+
+@lru_cache(maxsize=4096)
+def _known_kind(name: str) -> int | None:
+    """None where more than the name tells it."""
+    kind = kind_of(name)
+    return None if kind in _NOT_BY_NAME else INDEX[kind]
 
 
 def _kind(layer: Layer) -> int:
@@ -155,6 +167,7 @@ def _kind(layer: Layer) -> int:
     return INDEX[kind]
 
 
+_NOT_BY_NAME = ("recurrent", "conv1d", "convolution", "dropout", "activation")
 _NOTHING = ("0", "0.0")
 _COPIED = tuple(
     FUNCTIONS.index(name) for name in ("SiLU", "Mish", "Hardswish", "ReLU6")

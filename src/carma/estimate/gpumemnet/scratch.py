@@ -27,6 +27,8 @@ Scratch = tuple[int, int, int]  # bytes forward, for the gradient of the input, 
 def scratch_of(described: Described) -> list[Scratch]:
     """Of each layer. A loss that is a module is no layer."""
     layers = [layer for layer in described.layers if not layer.kind.endswith("Loss")] or described.layers
+    if not any(map(_is_convolution, {layer.kind for layer in layers})):
+        return [NONE] * len(layers)
     precision, item = _precision(described)
     found: list[Scratch] = []
     before: deque[Sizes] = deque([described.input] if described.input else [], maxlen=_NEAR)

@@ -10,7 +10,7 @@ import numpy as np
 from carma.estimate.described import Described
 from carma.estimate.gpumemnet.again import spans_of
 from carma.estimate.gpumemnet.cache import SMALL
-from carma.estimate.gpumemnet.columns import Columns
+from carma.estimate.gpumemnet.columns import Columns, shifted
 from carma.estimate.gpumemnet.kept import (
     BACK_MORE,
     CAST,
@@ -18,13 +18,9 @@ from carma.estimate.gpumemnet.kept import (
     IS_VIEW,
     KEEPS_OUTPUT,
     KEPT_MORE,
+    Basis,
     arriving_bytes,
-    element_bytes,
-    inside_of,
-    is_before,
-    mask_bytes,
     slots_of,
-    takes_input,
     temporaries_of,
 )
 from carma.estimate.gpumemnet.kinds import INDEX
@@ -60,16 +56,17 @@ def _of_names(names: list[str], counts: Mapping[str, int]) -> list[int]:
 class Sizes:
     """Lists have an entry for each layer. `heads`: of attention that writes its scores out, else 0."""
 
-    def __init__(self, described: Described, columns: Columns, unseen: Unseen, heads: float) -> None:
+    def __init__(
+        self, described: Described, columns: Columns, unseen: Unseen, basis: Basis, heads: float
+    ) -> None:
         self.count = columns.count
         self.amp = bool(described.autocast)
-        before = is_before(columns)
-        each = element_bytes(described, columns)
-        came = arriving_bytes(described, columns, before, each)
+        before, each = basis.before.copy(), basis.each
+        came = arriving_bytes(described, columns, basis)
         for place in np.flatnonzero(unseen.no_input & (unseen.pairs == 0)).tolist():
             came[place] = came[place - 1]  # it takes what its neighbour took, and casts it once more
         before[0] = True
-        met = ~before & (columns.inputs > np.r_[0.0, columns.outputs[:-1]])
+        met = ~before & (columns.inputs > shifted(columns.outputs, 0.0))
         size = 2.0 if described.dtype in HALF else 4.0
         self.half, self.half_loss = self.amp or size == 2.0, self.amp and each[-1] == 2.0
         first = _whole(columns.inputs[:1] * came[:1])[0][0]
@@ -78,7 +75,7 @@ class Sizes:
         self.slots, self.temporaries = slots_of(described), int(temporaries_of(described))
         self.scratch = scratch_of(described)
         self._weights(described, columns, size)
-        self._kept(described, columns, unseen, before, each, came, met)
+        self._kept(columns, unseen, basis, before, came, met)
         self._branches(described, columns, unseen, before, met, heads)
 
     def _weights(self, described: Described, columns: Columns, size: float) -> None:
@@ -102,26 +99,25 @@ class Sizes:
 
     def _kept(
         self,
-        described: Described,
         columns: Columns,
         unseen: Unseen,
+        basis: Basis,
         before: NDArray[np.bool_],
-        each: NDArray[np.float64],
         came: NDArray[np.float64],
         met: NDArray[np.bool_],
     ) -> None:
-        """`each` and `came`: bytes of an element that goes out and that comes in."""
+        """`came`: bytes of an element that comes in."""
         kinds, names, elements = columns.kinds, columns.names.tolist(), columns.inputs
-        takes = (takes_input(described, columns, before) & ~unseen.no_input) | unseen.new_input
+        takes = (basis.takes & ~unseen.no_input) | unseen.new_input
         copied = self.amp * (CAST[kinds] * (came > 2.0) * 2.0 + (kinds == INDEX["norm"]) * (came < 4.0) * 4.0)
         new = takes & (~before | unseen.new_input) & (copied == 0)
         self.outputs, self.inputs, self.copies, extras, inside, self.masks, self.joined = _whole(
-            columns.outputs * each,
+            columns.outputs * basis.each,
             elements * came,
             elements * copied * (takes | CAST[kinds]),
             np.where(new, elements * came, 0.0),
-            (columns.outputs * inside_of(columns) + unseen.elements) * each,
-            columns.outputs * mask_bytes(columns),
+            (columns.outputs * basis.inside + unseen.elements) * basis.each,
+            columns.outputs * basis.masks,
             np.where(met & (copied > 0) & CAST[kinds], elements * came, 0.0),
         )
         beside = zip(self.halves, self.copies, extras, inside, strict=True)

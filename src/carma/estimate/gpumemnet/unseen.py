@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from carma.estimate.gpumemnet.columns import Columns, flags
+from carma.estimate.gpumemnet.columns import Columns, flags, shifted
 from carma.estimate.gpumemnet.kinds import INDEX
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def find_unseen(columns: Columns, before: NDArray[np.bool_], batch: int) -> Unse
     seen = np.flatnonzero(~(_BETWEEN[columns.kinds] | through))
     kinds = columns.kinds[seen]
     finder = _Finder(columns.inputs[seen], columns.outputs[seen], columns.channels[seen], batch)
-    edges = np.flatnonzero(np.diff(np.r_[False, kinds == INDEX["linear"], False].astype(np.int8)))
+    edges = np.flatnonzero(np.diff(kinds == INDEX["linear"], prepend=False, append=False))
     for begin, end in edges.reshape(-1, 2).tolist():
         gated = begin > 0 and _ACTIVATIONS[kinds[begin - 1]] and not before[seen[begin]]
         finder.read(begin, end, gated=gated)
@@ -181,7 +181,7 @@ def find_sums(kinds: NDArray[np.int64], before: NDArray[np.bool_]) -> NDArray[np
     """Norms that take the sum of a branch and what went round it: those behind a linear layer, or its dropout, or what
     stands for one that drops nothing."""
     others = np.maximum.accumulate(np.where(_HANDS_ON[kinds], -1, np.arange(len(kinds))))
-    last = np.r_[-1, others[:-1]]  # the last one before each that is none of these
+    last = shifted(others, -1)  # the last one before each that is none of these
     found: NDArray[np.bool_] = (kinds == INDEX["norm"]) & (last >= 0) & _PRODUCTS[kinds[last]] & before
     return found
 
