@@ -7,6 +7,7 @@ than a MiB go to another pool in torch, which is hardly any memory: they are lef
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import defaultdict
 
 MIB = 1 << 20
 SMALL = 1 * MIB  # also the rest that is not split off
@@ -37,7 +38,7 @@ class Cache:
         # What is left of a block that was joined to another stays behind, until it is met: most blocks are parted at
         # the same place again.
         self._sizes: list[int] = []
-        self._places: dict[int, list[int]] = {}
+        self._places: defaultdict[int, list[int]] = defaultdict(list)
         self._blocks: dict[int, Block] = {}  # by where they are, those that were joined to others, too
         self._edge = Block(0, 0)
 
@@ -61,16 +62,19 @@ class Cache:
                     before.behind, behind.before = behind, before
                     block = before
                 block.size = block.free = size
-                if (alike := places.get(size)) is None:
-                    self._new_size(size, block.at)
-                else:
+                if alike := places[size]:
                     insort(alike, block.at)
+                else:
+                    alike.append(block.at)
+                    insort(sizes, size)
                 continue
             place = bisect_left(sizes, step)
             while place < len(sizes):  # the smallest that is large enough, the first of these
-                if not (alike := places[whole := sizes[place]]):
-                    del sizes[place], places[whole]
-                elif (block := blocks[alike.pop()]).free == whole:
+                alike = places[whole := sizes[place]]
+                block = blocks[alike.pop()]
+                if not alike:
+                    del sizes[place]
+                if block.free == whole:
                     block.free = 0
                     break
             else:
@@ -97,14 +101,11 @@ class Cache:
         behind.before = block.behind = free
         block.size, free.free = size, rest
         if rest >= self._least:
-            if (alike := self._places.get(rest)) is None:
-                self._new_size(rest, at)
-            else:
+            if alike := self._places[rest]:
                 insort(alike, at)
-
-    def _new_size(self, size: int, at: int) -> None:
-        self._places[size] = [at]
-        insort(self._sizes, size)
+            else:
+                alike.append(at)
+                insort(self._sizes, rest)
 
     def _segment(self, size: int) -> tuple[Block, int]:
         """At the end of those before, which nothing is joined across. The block, and its size."""
@@ -127,8 +128,9 @@ class Tape:
         if size < SMALL:
             return None
         self.steps.append(size)
-        self._count += 1
-        return self._count - 1
+        number = self._count
+        self._count = number + 1
+        return number
 
     def give(self, number: int | None) -> None:
         if number is not None:

@@ -43,16 +43,6 @@ def play(described: Described, columns: Columns, unseen: Unseen, basis: Basis, h
     return (cache.reserved + small) / MIB, (cache.peak + small) / MIB
 
 
-def _before_sums(chain: Sizes) -> list[bool]:
-    """Whether the next layer that is no view takes a sum of what each gives and what went round it."""
-    found, follows = [False] * chain.count, False
-    for place in range(chain.count - 1, -1, -1):
-        found[place] = follows
-        if not chain.is_view[place]:
-            follows = chain.is_sum[place]
-    return found
-
-
 class _Pass:
     """Forward and back, written down: what comes and goes is the same in every step."""
 
@@ -68,7 +58,38 @@ class _Pass:
         self.flowing = 0  # the size of the gradient that is passed on
         self.other: tuple[int, Tensor] = (0, None)
         self.held: dict[int, Tensors] = {}
-        self.before_sum = _before_sums(chain)
+        self.rows_back = list(
+            zip(
+                chain.is_view,
+                chain.copies,
+                chain.inputs,
+                chain.back_more,
+                chain.scratch,
+                chain.is_norm,
+                chain.before_sum,
+                chain.weighs,
+                chain.pairs,
+                strict=True,
+            )
+        )
+        adds = [is_sum and not copy for is_sum, copy in zip(chain.adds, chain.copies, strict=True)]
+        self.rows = list(
+            zip(
+                chain.beside,
+                chain.joined,
+                chain.pairs,
+                chain.is_view,
+                adds,
+                chain.is_over,
+                chain.outputs,
+                chain.kept_more,
+                chain.masks,
+                chain.keeps_now,
+                chain.scratch,
+                chain.keeps_output,
+                strict=True,
+            )
+        )
 
     def steps(self, temporaries: list[int]) -> tuple[list[int], list[int], list[int]]:
         """There, back, and the optimizer's part, which makes `temporaries`; the gradients of the weights stay until
@@ -121,55 +142,63 @@ class _Pass:
 
     def layers(self, begin: int, end: int, *, keep: bool) -> None:
         for place in range(begin, end):
+            if keep:
+                self.layer(place, self.kept[place])
+                continue
             made: Tensors = []
             self.layer(place, made)
-            if keep:
-                self.kept[place] += made
-            else:
-                for tensor in made:
-                    if tensor != self.now:
-                        self.tape.give(tensor)
-                self.is_kept = self.now is None or self.now == self.batch or self.now in self.kept[begin]
+            for tensor in made:
+                if tensor != self.now:
+                    self.tape.give(tensor)
+            self.is_kept = self.now is None or self.now == self.batch or self.now in self.kept[begin]
 
     def layer(self, place: int, made: Tensors) -> None:
-        chain, take, give = self.chain, self.tape.take, self.tape.give
-        for size in chain.beside[place]:
-            made.append(take(size))
-        if chain.joined[place]:
-            self.join(chain.joined[place])
-        if chain.pairs[place]:
-            self.attend(chain.pairs[place], made)
-        if chain.is_view[place]:
+        take, give = self.tape.take, self.tape.give
+        beside, joined, pairs, is_view, adds, is_over, size, more, mask, keeps_now, scratch, keeps = self.rows[place]
+        for one in beside:
+            made.append(take(one))
+        if joined:
+            self.join(joined)
+        if pairs:
+            self.attend(pairs, made)
+        if is_view:
             return
-        if chain.adds[place] and not chain.copies[place]:
-            whole = take(chain.inputs[place])
-            if not self.is_kept:
-                give(self.now)
-            self.now, self.is_kept = whole, False
-        if chain.is_over[place]:
-            if chain.is_met[place]:  # what is written over is a tensor of its own
-                if not self.is_kept:
-                    give(self.now)
-                self.now, self.is_kept = take(chain.outputs[place]), False
-            if not self.is_kept:
-                made.append(self.now)
-            self.is_kept = True
+        if adds:
+            self.replace(self.chain.inputs[place])
+        if is_over:
+            self.write_over(place, made)
             return
-        output = take(chain.outputs[place])
-        for _ in range(chain.kept_more[place]):
-            made.append(take(chain.outputs[place]))
-        if chain.masks[place]:
-            made.append(take(chain.masks[place]))
+        output = take(size)
+        if more:
+            made += [take(size) for _ in range(more)]
+        if mask:
+            made.append(take(mask))
         if not self.is_kept:
-            if chain.keeps_now[place]:
+            if keeps_now:
                 made.append(self.now)
             else:
                 give(self.now)
-        if chain.scratch[place][0]:
-            give(take(chain.scratch[place][0]))
-        self.now, self.is_kept = output, chain.keeps_output[place]
-        if self.is_kept:
+        if scratch[0]:
+            give(take(scratch[0]))
+        self.now, self.is_kept = output, keeps
+        if keeps:
             made.append(output)
+
+    def replace(self, size: int) -> None:
+        """What there is now by a tensor of its own."""
+        whole = self.tape.take(size)
+        if not self.is_kept:
+            self.tape.give(self.now)
+        self.now, self.is_kept = whole, False
+
+    def write_over(self, place: int, made: Tensors) -> None:
+        if self.chain.is_met[place]:  # what is written over is a tensor of its own
+            if not self.is_kept:
+                self.tape.give(self.now)
+            self.now, self.is_kept = self.tape.take(self.chain.outputs[place]), False
+        if not self.is_kept:
+            made.append(self.now)
+        self.is_kept = True
 
     def fan_out(self, place: int, flows: Tensor) -> None:
         """Attention and gates: each that went into it has a gradient of its own, which are there together."""
@@ -182,10 +211,10 @@ class _Pass:
             give(part)
         give(flows)
 
-    def meet(self, place: int, flows: Tensor) -> Tensor:
+    def meet(self, into: int, flows: Tensor) -> Tensor:
         """Gradients of the same tensor are added up in the first of them."""
         size, other = self.other
-        if other is None or size != self.chain.inputs[place]:
+        if other is None or size != into:
             return flows
         self.tape.give(flows)
         self.other = (0, None)
@@ -231,43 +260,48 @@ class _Pass:
 
     def back(self, begin: int, end: int, gradient: Tensor, gradients: Tensors) -> Tensor:
         chain, take, give = self.chain, self.tape.take, self.tape.give
+        waiting, held, ends = self.waiting, self.held, chain.fans.keys() | chain.skips.keys()
         for place in range(end - 1, begin - 1, -1):
-            if chain.is_view[place]:
+            is_view, copy, into, more, scratch, is_norm, before_sum, weighs, pairs = self.rows_back[place]
+            if is_view:
                 continue
-            flows = self.gradient_of_input(place)
-            if place in self.waiting:
+            flows = None if not place else self.narrowed(copy, into) if copy else take(into)
+            if place in waiting:
                 give(self.other[1])
-                self.other, gradient = (self.flowing, gradient), self.waiting.pop(place)
-            if chain.back_more[place]:
-                for tensor in [take(chain.outputs[place]) for _ in range(chain.back_more[place])]:
+                self.other, gradient = (self.flowing, gradient), waiting.pop(place)
+            if more:
+                for tensor in [take(chain.outputs[place]) for _ in range(more)]:
                     give(tensor)
-            if place and chain.scratch[place][1]:
-                give(take(chain.scratch[place][1]))
-            self.gradients_of_weights(place, gradients)
-            if chain.is_norm[place]:
+            if place and scratch[1]:
+                give(take(scratch[1]))
+            if weighs or pairs or scratch[2]:
+                self.gradients_of_weights(place, gradients)
+            if is_norm:
                 give(self.aside)
                 self.aside = None
-            if self.before_sum[place] and self.aside is None:
+            if before_sum and self.aside is None:
                 self.aside = gradient  # the other branch waits for it
             else:
                 give(gradient)
             for tensor in self.kept[place]:
                 give(tensor)
-            for tensor in self.held.pop(place, ()):
-                give(tensor)
             self.kept[place] = []
-            gradient = self.passed_on(place, flows)
+            if place in held:
+                for tensor in held.pop(place):
+                    give(tensor)
+            self.flowing = into
+            if place in ends:
+                gradient = self.passed_on(place, flows)
+            elif self.other[1] is None:
+                gradient = flows
+            else:
+                gradient = self.meet(into, flows)
         return gradient
 
-    def gradient_of_input(self, place: int) -> Tensor:
-        """Where the input was cast, it comes as wide as the copy first."""
-        chain, take = self.chain, self.tape.take
-        if not place:
-            return None
-        if not chain.copies[place]:
-            return take(chain.inputs[place])
-        copy, flows = take(chain.copies[place]), take(chain.inputs[place])
-        self.tape.give(copy)
+    def narrowed(self, copy: int, size: int) -> Tensor:
+        """Where the input was cast, its gradient comes as wide as the copy first."""
+        wide, flows = self.tape.take(copy), self.tape.take(size)
+        self.tape.give(wide)
         return flows
 
     def gradients_of_weights(self, place: int, gradients: Tensors) -> None:
@@ -286,12 +320,9 @@ class _Pass:
         give(narrow)
 
     def passed_on(self, place: int, flows: Tensor) -> Tensor:
-        """To the layer before; None where that finds its own elsewhere, or has a view of what is held."""
-        self.flowing = self.chain.inputs[place]
+        """None: the layer before finds its own elsewhere, or has a view of what is held."""
         if place in self.chain.fans:
             self.fan_out(place, flows)
-            return None
-        if place in self.chain.skips:
+        else:
             self.held.setdefault(self.chain.skips[place], []).append(flows)
-            return None
-        return self.meet(place, flows)
+        return None

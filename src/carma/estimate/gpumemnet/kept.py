@@ -146,9 +146,7 @@ def arriving_bytes(described: Described, columns: Columns, basis: Basis) -> NDAr
     return came
 
 
-def held(
-    described: Described, columns: Columns, unseen: Unseen, basis: Basis, heads: float, length: float
-) -> Held:
+def held(described: Described, columns: Columns, unseen: Unseen, basis: Basis, heads: float, length: float) -> Held:
     """`heads` and `length` (of a sequence) are for attention whose scores are written out."""
     size = 2.0 if described.dtype in HALF else 4.0
     parameters = float(described.parameters if described.parameters is not None else columns.parameters.sum())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +27,7 @@ from carma.estimate.gpumemnet.kept import (
 from carma.estimate.gpumemnet.kinds import INDEX
 from carma.estimate.gpumemnet.scratch import scratch_of
 from carma.estimate.gpumemnet.tied import find_tied
-from carma.estimate.gpumemnet.unseen import Unseen, find_scores, find_skips, find_sums
+from carma.estimate.gpumemnet.unseen import Unseen, find_next, find_scores, find_skips, find_sums
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,15 +35,15 @@ if TYPE_CHECKING:
 _COPIES_OF_A_VIEW = 2  # of its gradient, where a function wrote over it
 
 
-def _whole(*columns: NDArray[np.float64]) -> list[list[int]]:
+def _whole(*columns: NDArray[np.float64]) -> NDArray[np.int64]:
     """Bytes, in the allocator's steps; 0 for what goes to the pool of small ones."""
-    rounded = _rounded(np.stack(columns)).astype(np.int64)
-    found: list[list[int]] = np.where(rounded < SMALL, 0, rounded).tolist()
+    found = _rounded(np.array(columns)).astype(np.int64)
+    found[found < SMALL] = 0
     return found
 
 
 def _rounded(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = -(-sizes // 512) * 512
+    found: NDArray[np.float64] = np.ceil(sizes / 512) * 512
     return found
 
 
@@ -56,9 +57,7 @@ def _of_names(names: list[str], counts: Mapping[str, int]) -> list[int]:
 class Sizes:
     """Lists have an entry for each layer. `heads`: of attention that writes its scores out, else 0."""
 
-    def __init__(
-        self, described: Described, columns: Columns, unseen: Unseen, basis: Basis, heads: float
-    ) -> None:
+    def __init__(self, described: Described, columns: Columns, unseen: Unseen, basis: Basis, heads: float) -> None:
         self.count = columns.count
         self.amp = bool(described.autocast)
         before, each = basis.before.copy(), basis.each
@@ -69,8 +68,8 @@ class Sizes:
         met = ~before & (columns.inputs > shifted(columns.outputs, 0.0))
         size = 2.0 if described.dtype in HALF else 4.0
         self.half, self.half_loss = self.amp or size == 2.0, self.amp and each[-1] == 2.0
-        first = _whole(columns.inputs[:1] * came[:1])[0][0]
-        self.first = int(np.prod(described.input)) * 4 if described.input else first
+        first = prod(described.input) * 4 if described.input else _whole(columns.inputs[:1] * came[:1])[0, 0]
+        self.first = int(first)
         self.last = int(columns.outputs[-1] * size)
         self.slots, self.temporaries = slots_of(described), int(temporaries_of(described))
         self.scratch = scratch_of(described)
@@ -86,7 +85,9 @@ class Sizes:
         tied = find_tied(columns, described.parameters)
         once = np.where(tied >= 0, 0.0, whole)
         halves = columns.parameters * 2.0 * self.amp * CAST[kinds]
-        self.gradients, self.weights, self.biases, self.halves = _whole(whole, once, biases, halves)
+        found = _whole(whole, once, biases, halves)
+        self.gradients, self.weights, self.biases, self.halves = found.tolist()
+        self.weighs: list[bool] = found.any(axis=0).tolist()  # whether there is a gradient of any
         self.passing = [0] * self.count
         for place in np.flatnonzero(tied >= 0).tolist():
             owner = int(tied[place])
@@ -94,7 +95,7 @@ class Sizes:
             for one in (owner, place):
                 if one != kept_at and self.gradients[one]:
                     self.passing[one], self.gradients[one] = self.gradients[one], 0
-        sizes = np.r_[once, biases]
+        sizes = np.concatenate((once, biases))
         self.small = int(_rounded(sizes[sizes + 511 < SMALL]).sum())
 
     def _kept(
@@ -111,7 +112,7 @@ class Sizes:
         takes = (basis.takes & ~unseen.no_input) | unseen.new_input
         copied = self.amp * (CAST[kinds] * (came > 2.0) * 2.0 + (kinds == INDEX["norm"]) * (came < 4.0) * 4.0)
         new = takes & (~before | unseen.new_input) & (copied == 0)
-        self.outputs, self.inputs, self.copies, extras, inside, self.masks, self.joined = _whole(
+        found = _whole(
             columns.outputs * basis.each,
             elements * came,
             elements * copied * (takes | CAST[kinds]),
@@ -120,12 +121,13 @@ class Sizes:
             columns.outputs * basis.masks,
             np.where(met & (copied > 0) & CAST[kinds], elements * came, 0.0),
         )
+        self.outputs, self.inputs, self.copies, extras, inside, self.masks, self.joined = found.tolist()
         beside = zip(self.halves, self.copies, extras, inside, strict=True)
-        self.beside = [tuple(filter(None, sizes)) for sizes in beside]
+        self.beside = [tuple(filter(None, sizes)) if any(sizes) else () for sizes in beside]
         self.keeps_output = KEEPS_OUTPUT[kinds].tolist()
         self.keeps_now = (takes & before & ~unseen.new_input & (copied == 0)).tolist()
         self.kept_more, self.back_more = _of_names(names, KEPT_MORE), _of_names(names, BACK_MORE)
-        over_view = np.r_[False, np.char.startswith(columns.names[:-1], "InstanceNorm")] & columns.inplace
+        over_view = shifted(np.char.startswith(columns.names, "InstanceNorm"), False) & columns.inplace
         for place in np.flatnonzero(over_view).tolist():
             self.back_more[place] += _COPIES_OF_A_VIEW
 
@@ -139,14 +141,16 @@ class Sizes:
         heads: float,
     ) -> None:
         kinds = columns.kinds
-        self.is_view = (IS_VIEW[kinds] | find_scores(columns, unseen.pairs * heads)).tolist()
+        is_view = IS_VIEW[kinds] | find_scores(columns, unseen.pairs * heads)
+        is_sum = find_sums(kinds, before)
+        self.is_view, self.is_sum = is_view.tolist(), is_sum.tolist()
+        self.before_sum = find_next(is_sum, is_view).tolist()
         self.is_norm = (kinds == INDEX["norm"]).tolist()
         self.is_over = (columns.inplace & (kinds == INDEX["rectifier"])).tolist()
         self.is_met = met.tolist()
-        self.is_sum = find_sums(kinds, before).tolist()
         self.spans = spans_of(columns) if described.checkpointing else [(0, self.count, False)]
         begins = {begin for begin, _, again in self.spans if again}
         self.adds = [is_sum and place not in begins for place, is_sum in enumerate(self.is_sum)]
-        self.pairs = [int(pairs * heads) for pairs in unseen.pairs.tolist()]
+        self.pairs = (unseen.pairs * heads).astype(np.int64).tolist()
         self.drops = bool((kinds == INDEX["dropout"]).any())
         self.fans, self.skips = unseen.fans, find_skips(columns, before)

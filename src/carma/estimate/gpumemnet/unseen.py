@@ -186,6 +186,15 @@ def find_sums(kinds: NDArray[np.int64], before: NDArray[np.bool_]) -> NDArray[np
     return found
 
 
+def find_next(is_sum: NDArray[np.bool_], is_view: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Whether the next layer that is no view takes a sum of what each gives and what went round it."""
+    count = len(is_sum)
+    places = np.where(is_view, count, np.arange(count))
+    follows = np.append(np.minimum.accumulate(places[::-1])[::-1], count)[1:]
+    found: NDArray[np.bool_] = np.append(is_sum, False)[follows]
+    return found
+
+
 def find_skips(columns: Columns, before: NDArray[np.bool_]) -> dict[int, int]:
     """Layers that take what the one before gave, joined to what an earlier one gave: which one that was."""
     outputs, inputs = columns.outputs.tolist(), columns.inputs.tolist()
