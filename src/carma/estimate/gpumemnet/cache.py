@@ -119,14 +119,17 @@ class Cache:
 class Tape:
     """What comes and goes, in order. A tensor that comes is its size, one that goes the complement of its number."""
 
-    def __init__(self) -> None:
+    def __init__(self, least: int) -> None:
         self.steps: list[int] = []
+        self.least = least  # of the sizes so far
         self._count = 0
 
     def take(self, size: int) -> int | None:
         """Its number; None for one of the small ones."""
         if size < SMALL:
             return None
+        if size < self.least:
+            self.least = size
         self.steps.append(size)
         number = self._count
         self._count = number + 1

@@ -8,6 +8,7 @@ the rest.
 from __future__ import annotations
 
 from itertools import chain as chained
+from typing import Any
 
 from carma.estimate.described import Described
 from carma.estimate.gpumemnet.cache import MIB, Block, Cache, Tape
@@ -28,9 +29,9 @@ def play(described: Described, columns: Columns, unseen: Unseen, basis: Basis, h
     chain = Sizes(described, columns, unseen, basis, heads)
     weights = [size for pair in zip(chain.weights, chain.biases, strict=True) for size in pair if size]
     states = [size for size in weights for _ in range(chain.slots)]
-    there, back, update = _Pass(chain).steps(weights * chain.temporaries)
-    asked = {WORKSPACE, *weights, *there, *back}
-    cache, taken = Cache(min(size for size in asked if size >= 0)), list[Block]()
+    tape, taken = Tape(least=min(WORKSPACE, *weights) if weights else WORKSPACE), list[Block]()
+    there, back, update = _Pass(chain, tape).steps(weights * chain.temporaries)
+    cache = Cache(tape.least)
     cache.play([*weights, WORKSPACE], [])
     cache.play(there, taken)
     cache.play([WORKSPACE], [])
@@ -43,11 +44,24 @@ def play(described: Described, columns: Columns, unseen: Unseen, basis: Basis, h
     return (cache.reserved + small) / MIB, (cache.peak + small) / MIB
 
 
+def _rows_there(chain: Sizes) -> list[tuple[Any, ...]]:
+    """What a layer's part of the forward pass looks at, together: it is looked at once."""
+    adds = [is_sum and not copy for is_sum, copy in zip(chain.adds, chain.copies, strict=True)]
+    begins = chain.beside, chain.joined, chain.pairs, chain.is_view, adds, chain.is_over
+    ends = chain.outputs, chain.kept_more, chain.masks, chain.keeps_now, chain.scratch, chain.keeps_output
+    return list(zip(*begins, *ends, strict=True))
+
+
+def _rows_back(chain: Sizes) -> list[tuple[Any, ...]]:
+    flows = chain.is_view, chain.copies, chain.inputs, chain.back_more, chain.scratch
+    return list(zip(*flows, chain.is_norm, chain.before_sum, chain.weighs, chain.pairs, strict=True))
+
+
 class _Pass:
     """Forward and back, written down: what comes and goes is the same in every step."""
 
-    def __init__(self, chain: Sizes) -> None:
-        self.chain, self.tape = chain, Tape()
+    def __init__(self, chain: Sizes, tape: Tape) -> None:
+        self.chain, self.tape = chain, tape
         self.kept: list[Tensors] = [[] for _ in range(chain.count)]
         self.now: Tensor = None
         self.batch: Tensor = None
@@ -58,38 +72,7 @@ class _Pass:
         self.flowing = 0  # the size of the gradient that is passed on
         self.other: tuple[int, Tensor] = (0, None)
         self.held: dict[int, Tensors] = {}
-        self.rows_back = list(
-            zip(
-                chain.is_view,
-                chain.copies,
-                chain.inputs,
-                chain.back_more,
-                chain.scratch,
-                chain.is_norm,
-                chain.before_sum,
-                chain.weighs,
-                chain.pairs,
-                strict=True,
-            )
-        )
-        adds = [is_sum and not copy for is_sum, copy in zip(chain.adds, chain.copies, strict=True)]
-        self.rows = list(
-            zip(
-                chain.beside,
-                chain.joined,
-                chain.pairs,
-                chain.is_view,
-                adds,
-                chain.is_over,
-                chain.outputs,
-                chain.kept_more,
-                chain.masks,
-                chain.keeps_now,
-                chain.scratch,
-                chain.keeps_output,
-                strict=True,
-            )
-        )
+        self.rows_there, self.rows_back = _rows_there(chain), _rows_back(chain)
 
     def steps(self, temporaries: list[int]) -> tuple[list[int], list[int], list[int]]:
         """There, back, and the optimizer's part, which makes `temporaries`; the gradients of the weights stay until
@@ -154,7 +137,8 @@ class _Pass:
 
     def layer(self, place: int, made: Tensors) -> None:
         take, give = self.tape.take, self.tape.give
-        beside, joined, pairs, is_view, adds, is_over, size, more, mask, keeps_now, scratch, keeps = self.rows[place]
+        row = self.rows_there[place]
+        beside, joined, pairs, is_view, adds, is_over, size, more, mask, keeps_now, scratch, keeps = row
         for one in beside:
             made.append(take(one))
         if joined:

@@ -185,6 +185,7 @@ _COPIED = tuple(
 _CONVOLUTIONS = flags("convolution", "grouped", "transposed")
 _LIKE_IMAGES = frozenset(INDEX[kind] for kind in ("convolution", "grouped", "transposed", "batch_norm"))
 _NORM_OF_ROWS = re.compile(r"\w*(Layer|RMS)Norm")
+_MAY_TAKE_LAST = frozenset((INDEX["linear"], INDEX["norm"]))
 _TURNED = ("Dense", "EinsumDense")
 _LIKE_ROWS = frozenset(INDEX[kind] for kind in ("linear", "attention", "embedding"))
 
@@ -203,7 +204,7 @@ def _channels(layers: tuple[Layer, ...], kinds: list[int]) -> Iterator[int]:
         if rank < 2:
             yield 1
         elif 4 <= rank <= 5:
-            if _takes_last(layer, kind):
+            if kind in _MAY_TAKE_LAST and _takes_last(layer, kind):
                 wide = shape[-1]
             elif kind in _LIKE_IMAGES:
                 wide = 0
@@ -239,8 +240,14 @@ def _attention(described: Described, columns: Columns, unseen: Unseen) -> tuple[
     rows = positions[linear] / (described.batch or 1)
     behind = linear & (unseen.pairs > 0)
     widths = columns.inputs[behind] / positions[behind] if behind.any() else columns.channels[linear]
-    width = float(np.median(widths)) if len(widths) else 64.0
+    width = _median(widths) if len(widths) else 64.0
     return float(described.heads or max(1.0, round(width / 64))), float(rows.max(initial=1.0))
+
+
+def _median(column: NDArray[np.float64]) -> float:
+    """Numpy's own takes ten times as long for the few that there are."""
+    ordered, count = np.sort(column), len(column)
+    return float(ordered[(count - 1) // 2] + ordered[count // 2]) / 2
 
 
 def _scalars(described: Described, every: Columns, holds: Held, played: tuple[float, float]) -> NDArray[np.float32]:

@@ -74,6 +74,8 @@ class Sizes:
         self.slots, self.temporaries = slots_of(described), int(temporaries_of(described))
         self.scratch = scratch_of(described)
         self._weights(described, columns, size)
+        names = [layer.kind for layer in described.layers]
+        self.kept_more, self.back_more = _of_names(names, KEPT_MORE), _of_names(names, BACK_MORE)
         self._kept(columns, unseen, basis, before, came, met)
         self._branches(described, columns, unseen, before, met, heads)
 
@@ -87,7 +89,7 @@ class Sizes:
         halves = columns.parameters * 2.0 * self.amp * CAST[kinds]
         found = _whole(whole, once, biases, halves)
         self.gradients, self.weights, self.biases, self.halves = found.tolist()
-        self.weighs: list[bool] = found.any(axis=0).tolist()  # whether there is a gradient of any
+        self.weighs: list[bool] = np.any(found, axis=0).tolist()  # whether there is a gradient of any
         self.passing = [0] * self.count
         for place in np.flatnonzero(tied >= 0).tolist():
             owner = int(tied[place])
@@ -108,7 +110,7 @@ class Sizes:
         met: NDArray[np.bool_],
     ) -> None:
         """`came`: bytes of an element that comes in."""
-        kinds, names, elements = columns.kinds, columns.names.tolist(), columns.inputs
+        kinds, elements = columns.kinds, columns.inputs
         takes = (basis.takes & ~unseen.no_input) | unseen.new_input
         copied = self.amp * (CAST[kinds] * (came > 2.0) * 2.0 + (kinds == INDEX["norm"]) * (came < 4.0) * 4.0)
         new = takes & (~before | unseen.new_input) & (copied == 0)
@@ -126,7 +128,6 @@ class Sizes:
         self.beside = [tuple(filter(None, sizes)) if any(sizes) else () for sizes in beside]
         self.keeps_output = KEEPS_OUTPUT[kinds].tolist()
         self.keeps_now = (takes & before & ~unseen.new_input & (copied == 0)).tolist()
-        self.kept_more, self.back_more = _of_names(names, KEPT_MORE), _of_names(names, BACK_MORE)
         over_view = shifted(np.char.startswith(columns.names, "InstanceNorm"), False) & columns.inplace
         for place in np.flatnonzero(over_view).tolist():
             self.back_more[place] += _COPIES_OF_A_VIEW

@@ -158,9 +158,9 @@ def find_unseen(columns: Columns, before: NDArray[np.bool_], batch: int) -> Unse
     kinds = columns.kinds[seen]
     finder = _Finder(columns.inputs[seen], columns.outputs[seen], columns.channels[seen], batch)
     edges = np.flatnonzero(np.diff(kinds == INDEX["linear"], prepend=False, append=False))
+    gated = (shifted(_ACTIVATIONS[kinds], False) & ~before[seen]).tolist()
     for begin, end in edges.reshape(-1, 2).tolist():
-        gated = begin > 0 and _ACTIVATIONS[kinds[begin - 1]] and not before[seen[begin]]
-        finder.read(begin, end, gated=gated)
+        finder.read(begin, end, gated=gated[begin])
     gates, products = _gates(columns, before)
     elements = gates + _functions(columns)
     no_input, new_input = np.zeros(columns.count, np.bool_), np.zeros(columns.count, np.bool_)
