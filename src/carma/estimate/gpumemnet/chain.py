@@ -46,7 +46,9 @@ def play(described: Described, columns: Columns, unseen: Unseen, basis: Basis, h
 
 def _rows_there(chain: Sizes) -> list[tuple[Any, ...]]:
     """What a layer's part of the forward pass looks at, together: it is looked at once."""
-    adds = [is_sum and not copy for is_sum, copy in zip(chain.adds, chain.copies, strict=True)]
+    adds = chain.adds
+    if chain.amp:  # nothing else copies
+        adds = [is_sum and not copy for is_sum, copy in zip(chain.adds, chain.copies, strict=True)]
     begins = chain.beside, chain.joined, chain.pairs, chain.is_view, adds, chain.is_over
     ends = chain.outputs, chain.kept_more, chain.masks, chain.keeps_now, chain.scratch, chain.keeps_output
     return list(zip(*begins, *ends, strict=True))
@@ -72,6 +74,7 @@ class _Pass:
         self.flowing = 0  # the size of the gradient that is passed on
         self.other: tuple[int, Tensor] = (0, None)
         self.held: dict[int, Tensors] = {}
+        self.elsewhere = chain.fans.keys() | chain.skips.keys()
         self.rows_there, self.rows_back = _rows_there(chain), _rows_back(chain)
 
     def steps(self, temporaries: list[int]) -> tuple[list[int], list[int], list[int]]:
@@ -198,7 +201,7 @@ class _Pass:
     def meet(self, into: int, flows: Tensor) -> Tensor:
         """Gradients of the same tensor are added up in the first of them."""
         size, other = self.other
-        if other is None or size != into:
+        if size != into:
             return flows
         self.tape.give(flows)
         self.other = (0, None)
@@ -244,7 +247,7 @@ class _Pass:
 
     def back(self, begin: int, end: int, gradient: Tensor, gradients: Tensors) -> Tensor:
         chain, take, give = self.chain, self.tape.take, self.tape.give
-        waiting, held, ends = self.waiting, self.held, chain.fans.keys() | chain.skips.keys()
+        waiting, held = self.waiting, self.held
         for place in range(end - 1, begin - 1, -1):
             is_view, copy, into, more, scratch, is_norm, before_sum, weighs, pairs = self.rows_back[place]
             if is_view:
@@ -274,12 +277,11 @@ class _Pass:
                 for tensor in held.pop(place):
                     give(tensor)
             self.flowing = into
-            if place in ends:
-                gradient = self.passed_on(place, flows)
-            elif self.other[1] is None:
-                gradient = flows
+            if place in self.elsewhere:
+                self.pass_on(place, flows)
+                gradient = None
             else:
-                gradient = self.meet(into, flows)
+                gradient = flows if self.other[1] is None else self.meet(into, flows)
         return gradient
 
     def narrowed(self, copy: int, size: int) -> Tensor:
@@ -303,10 +305,9 @@ class _Pass:
             give(take(chain.scratch[place][2]))
         give(narrow)
 
-    def passed_on(self, place: int, flows: Tensor) -> Tensor:
-        """None: the layer before finds its own elsewhere, or has a view of what is held."""
+    def pass_on(self, place: int, flows: Tensor) -> None:
+        """Not to the layer before: that finds its own elsewhere, or has a view of what is held."""
         if place in self.chain.fans:
             self.fan_out(place, flows)
         else:
             self.held.setdefault(self.chain.skips[place], []).append(flows)
-        return None

@@ -151,7 +151,9 @@ class Sizes:
         self.is_met = met.tolist()
         self.spans = spans_of(columns) if described.checkpointing else [(0, self.count, False)]
         begins = {begin for begin, _, again in self.spans if again}
-        self.adds = [is_sum and place not in begins for place, is_sum in enumerate(self.is_sum)]
+        self.adds = self.is_sum
+        if begins:
+            self.adds = [is_sum and place not in begins for place, is_sum in enumerate(self.is_sum)]
         self.pairs = (unseen.pairs * heads).astype(np.int64).tolist()
         self.drops = bool((kinds == INDEX["dropout"]).any())
         self.fans, self.skips = unseen.fans, find_skips(columns, before)
