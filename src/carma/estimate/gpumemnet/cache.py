@@ -44,8 +44,8 @@ class Cache:
         self._edge = Block(0, 0)
 
     def play(self, steps: list[int], taken: list[Block]) -> None:
-        """What comes and goes, as `Tape` writes it. `taken`: the blocks so far; what comes is added to them. One loop with
-        few calls: most of the time that an answer takes is spent here."""
+        """What comes and goes, as `Tape` writes it. `taken`: the blocks so far; what comes is added to them. One loop
+        with few calls: most of the time that an answer takes is spent here."""
         sizes, places, blocks, edge, least = self._sizes, self._places, self._blocks, self._edge, self._least
         allocated, peak, come = self.allocated, self.peak, taken.append
         for step in steps:
