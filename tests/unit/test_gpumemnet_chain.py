@@ -21,30 +21,49 @@ from carma.estimate.trace.allocator_options import AllocatorOptions
 from tests.unit.watched import layer, linear, model, played
 
 
+def take(cache: Cache, size: int) -> Block:
+    taken: list[Block] = []
+    cache.play([size], taken)
+    return taken[0]
+
+
+def give(cache: Cache, block: Block) -> None:
+    cache.play([~0], [block])
+
+
+@pytest.mark.parametrize("least", [MIB, 2 * MIB, 7 * MIB, 30 * MIB])
 @pytest.mark.parametrize("seed", range(6))
-def test_large_tensors_reserve_what_torch_would(seed: int) -> None:
-    dice, small, whole = random.Random(seed), Cache(), CachingAllocator(AllocatorOptions())
-    alive: dict[int, Block | None] = {}
+def test_large_tensors_reserve_what_torch_would(seed: int, least: int) -> None:
+    """Whether it knows how small they may be or not."""
+    dice, whole = random.Random(seed), CachingAllocator(AllocatorOptions())
+    ones = Cache(least), Cache()
+    alive: dict[int, list[Block]] = {}
     for number in range(400):
         if alive and dice.random() < 0.45:
             chosen = dice.choice(sorted(alive))
-            small.give(alive.pop(chosen))
+            for cache, block in zip(ones, alive.pop(chosen), strict=True):
+                give(cache, block)
             whole.free(chosen)
         else:
-            size = 512 * dice.randrange(2 * MIB // 512, 60 * MIB // 512)
-            alive[number] = small.take(size)
+            size = 512 * dice.randrange(max(2 * MIB, least) // 512, 60 * MIB // 512)
+            alive[number] = [take(cache, size) for cache in ones]
             whole.malloc(number, size)
-    assert (small.reserved, small.allocated, small.peak) == (whole.reserved, whole.allocated, whole.peak_allocated)
+        for cache in ones:
+            assert (cache.reserved, cache.allocated, cache.peak) == (
+                whole.reserved,
+                whole.allocated,
+                whole.peak_allocated,
+            )
 
 
 def test_a_part_of_a_block_is_used_and_joined_again() -> None:
     cache = Cache()
-    cache.give(cache.take(40 * MIB))
-    parts = [cache.take(10 * MIB), cache.take(20 * MIB)]
+    give(cache, take(cache, 40 * MIB))
+    parts = [take(cache, 10 * MIB), take(cache, 20 * MIB)]
     assert cache.reserved == 40 * MIB
     for part in parts:
-        cache.give(part)
-    cache.take(40 * MIB)
+        give(cache, part)
+    take(cache, 40 * MIB)
     assert cache.reserved == 40 * MIB
 
 

@@ -13,6 +13,7 @@ from carma.estimate.gpumemnet import sizes as sizing
 from carma.estimate.gpumemnet.cache import MIB, Block, Cache
 from carma.estimate.gpumemnet.columns import Columns
 from carma.estimate.gpumemnet.features import features
+from carma.estimate.gpumemnet.kept import Basis
 from carma.estimate.gpumemnet.scratch import NONE
 from carma.estimate.gpumemnet.sizes import Sizes
 from carma.estimate.gpumemnet.unseen import Unseen
@@ -28,22 +29,24 @@ class _Watched(Cache):
     """Sizes are those that were asked for; a block may be a little larger. To a tenth of a MiB: every layer with many
     parameters is taken to have a bias, which is less and is counted elsewhere."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, least: int) -> None:
+        super().__init__(least)
+        self.least = least
         self.events: list[float] = []  # MiB; what goes is negative
-        self.there: dict[int, float] = {}
+        self.there: dict[Block, float] = {}
+        self.left: list[float] = []  # MiB that are there after each part that is played
 
-    def take(self, size: int) -> Block | None:
-        block = super().take(size)
-        if block is not None:
-            self.there[block.address] = mib(size)
-            self.events.append(mib(size))
-        return block
-
-    def give(self, block: Block | None) -> None:
-        if block is not None:
-            self.events.append(-self.there.pop(block.address))  # a KeyError tells that it went before
-        super().give(block)
+    def play(self, steps: list[int], taken: list[Block]) -> None:
+        for step in steps:
+            if step < 0:
+                self.events.append(-self.there.pop(taken[~step]))  # a KeyError tells that it went before
+                super().play([step], taken)
+            else:
+                assert step >= self.least
+                super().play([step], taken)
+                self.there[taken[-1]] = mib(step)
+                self.events.append(mib(step))
+        self.left.append(sum(self.there.values()))
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Played:
 
     sizes: Sizes
     events: tuple[float, ...]
-    left: float  # at the end, without the workspaces
+    left: float  # by the first step, without the workspaces
 
     @property
     def weights(self) -> float:
@@ -91,12 +94,12 @@ def played(described: Described) -> Played:
     caches: list[_Watched] = []
     found: list[Sizes] = []
 
-    def cache() -> Cache:
-        caches.append(_Watched())
+    def cache(least: int) -> Cache:
+        caches.append(_Watched(least))
         return caches[-1]
 
-    def sizes(described: Described, columns: Columns, unseen: Unseen, heads: float) -> Sizes:
-        found.append(Sizes(described, columns, unseen, heads))
+    def sizes(described: Described, columns: Columns, unseen: Unseen, basis: Basis, heads: float) -> Sizes:
+        found.append(Sizes(described, columns, unseen, basis, heads))
         return found[-1]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -105,7 +108,7 @@ def played(described: Described) -> Played:
         patch.setattr(sizing, "scratch_of", lambda described: [NONE] * len(described.layers))
         features(described)
     (watched,), (chosen,) = caches, found
-    return Played(chosen, tuple(watched.events), sum(watched.there.values()) - 2 * WORKSPACE)
+    return Played(chosen, tuple(watched.events), watched.left[-2] - 2 * WORKSPACE)
 
 
 def model(*layers: Layer, **changed: object) -> Described:

@@ -8,10 +8,12 @@ the rest.
 from __future__ import annotations
 
 from itertools import chain as chained
+from typing import Any
 
 from carma.estimate.described import Described
-from carma.estimate.gpumemnet.cache import MIB, Block, Cache, Tape, replay
+from carma.estimate.gpumemnet.cache import MIB, Block, Cache, Tape
 from carma.estimate.gpumemnet.columns import Columns
+from carma.estimate.gpumemnet.kept import Basis
 from carma.estimate.gpumemnet.sizes import Sizes
 from carma.estimate.gpumemnet.unseen import Unseen
 
@@ -22,43 +24,46 @@ Tensor = int | None  # its number on the tape; None for a small one
 Tensors = list[Tensor]
 
 
-def play(described: Described, columns: Columns, unseen: Unseen, heads: float) -> tuple[float, float]:
+def play(described: Described, columns: Columns, unseen: Unseen, basis: Basis, heads: float) -> tuple[float, float]:
     """MiB reserved at the end, and the most that was allocated. `heads`: of attention that writes its scores out."""
-    chain, cache = Sizes(described, columns, unseen, heads), Cache()
+    chain = Sizes(described, columns, unseen, basis, heads)
     weights = [size for pair in zip(chain.weights, chain.biases, strict=True) for size in pair if size]
     states = [size for size in weights for _ in range(chain.slots)]
-    there, back, update = _Pass(chain).steps(weights * chain.temporaries)
-    for size in (*weights, WORKSPACE):
-        cache.take(size)
-    for step in range(2):  # the second finds the cache as the first left it
-        taken: list[Block | None] = []
-        replay(there, cache, taken)
-        if step == 0:
-            cache.take(WORKSPACE)
-        replay(back, cache, taken)
-        if step == 0:
-            for size in states:
-                cache.take(size)
-        replay(update, cache, taken)
+    tape, taken = Tape(least=min(WORKSPACE, *weights) if weights else WORKSPACE), list[Block]()
+    there, back, update = _Pass(chain, tape).steps(weights * chain.temporaries)
+    cache = Cache(tape.least)
+    cache.play([*weights, WORKSPACE], [])
+    cache.play(there, taken)
+    cache.play([WORKSPACE], [])
+    cache.play(back, taken)
+    cache.play(states, [])
+    cache.play(update, taken)
+    # The second step finds the cache as the first left it; what goes at its end changes nothing any more.
+    cache.play([*there, *back, *update[: len(weights) * chain.temporaries]], [])
     small = chain.small * (1 + chain.slots)
     return (cache.reserved + small) / MIB, (cache.peak + small) / MIB
 
 
-def _before_sums(chain: Sizes) -> list[bool]:
-    """Whether the next layer that is no view takes a sum of what each gives and what went round it."""
-    found, follows = [False] * chain.count, False
-    for place in range(chain.count - 1, -1, -1):
-        found[place] = follows
-        if not chain.is_view[place]:
-            follows = chain.is_sum[place]
-    return found
+def _rows_there(chain: Sizes) -> list[tuple[Any, ...]]:
+    """What a layer's part of the forward pass looks at, together: it is looked at once."""
+    adds = chain.adds
+    if chain.amp:  # nothing else copies
+        adds = [is_sum and not copy for is_sum, copy in zip(chain.adds, chain.copies, strict=True)]
+    begins = chain.beside, chain.joined, chain.pairs, chain.is_view, adds, chain.is_over
+    ends = chain.outputs, chain.kept_more, chain.masks, chain.keeps_now, chain.scratch, chain.keeps_output
+    return list(zip(*begins, *ends, strict=True))
+
+
+def _rows_back(chain: Sizes) -> list[tuple[Any, ...]]:
+    flows = chain.is_view, chain.copies, chain.inputs, chain.back_more, chain.scratch
+    return list(zip(*flows, chain.is_norm, chain.before_sum, chain.weighs, chain.pairs, strict=True))
 
 
 class _Pass:
     """Forward and back, written down: what comes and goes is the same in every step."""
 
-    def __init__(self, chain: Sizes) -> None:
-        self.chain, self.tape = chain, Tape()
+    def __init__(self, chain: Sizes, tape: Tape) -> None:
+        self.chain, self.tape = chain, tape
         self.kept: list[Tensors] = [[] for _ in range(chain.count)]
         self.now: Tensor = None
         self.batch: Tensor = None
@@ -69,7 +74,8 @@ class _Pass:
         self.flowing = 0  # the size of the gradient that is passed on
         self.other: tuple[int, Tensor] = (0, None)
         self.held: dict[int, Tensors] = {}
-        self.before_sum = _before_sums(chain)
+        self.elsewhere = chain.fans.keys() | chain.skips.keys()
+        self.rows_there, self.rows_back = _rows_there(chain), _rows_back(chain)
 
     def steps(self, temporaries: list[int]) -> tuple[list[int], list[int], list[int]]:
         """There, back, and the optimizer's part, which makes `temporaries`; the gradients of the weights stay until
@@ -122,55 +128,64 @@ class _Pass:
 
     def layers(self, begin: int, end: int, *, keep: bool) -> None:
         for place in range(begin, end):
+            if keep:
+                self.layer(place, self.kept[place])
+                continue
             made: Tensors = []
             self.layer(place, made)
-            if keep:
-                self.kept[place] += made
-            else:
-                for tensor in made:
-                    if tensor != self.now:
-                        self.tape.give(tensor)
-                self.is_kept = self.now is None or self.now == self.batch or self.now in self.kept[begin]
+            for tensor in made:
+                if tensor != self.now:
+                    self.tape.give(tensor)
+            self.is_kept = self.now is None or self.now == self.batch or self.now in self.kept[begin]
 
     def layer(self, place: int, made: Tensors) -> None:
-        chain, take, give = self.chain, self.tape.take, self.tape.give
-        for size in chain.beside[place]:
-            made.append(take(size))
-        if chain.joined[place]:
-            self.join(chain.joined[place])
-        if chain.pairs[place]:
-            self.attend(chain.pairs[place], made)
-        if chain.is_view[place]:
+        take, give = self.tape.take, self.tape.give
+        row = self.rows_there[place]
+        beside, joined, pairs, is_view, adds, is_over, size, more, mask, keeps_now, scratch, keeps = row
+        for one in beside:
+            made.append(take(one))
+        if joined:
+            self.join(joined)
+        if pairs:
+            self.attend(pairs, made)
+        if is_view:
             return
-        if chain.adds[place] and not chain.copies[place]:
-            whole = take(chain.inputs[place])
-            if not self.is_kept:
-                give(self.now)
-            self.now, self.is_kept = whole, False
-        if chain.is_over[place]:
-            if chain.is_met[place]:  # what is written over is a tensor of its own
-                if not self.is_kept:
-                    give(self.now)
-                self.now, self.is_kept = take(chain.outputs[place]), False
-            if not self.is_kept:
-                made.append(self.now)
-            self.is_kept = True
+        if adds:
+            self.replace(self.chain.inputs[place])
+        if is_over:
+            self.write_over(place, made)
             return
-        output = take(chain.outputs[place])
-        for _ in range(chain.kept_more[place]):
-            made.append(take(chain.outputs[place]))
-        if chain.masks[place]:
-            made.append(take(chain.masks[place]))
+        output = take(size)
+        if more:
+            made += [take(size) for _ in range(more)]
+        if mask:
+            made.append(take(mask))
         if not self.is_kept:
-            if chain.keeps_now[place]:
+            if keeps_now:
                 made.append(self.now)
             else:
                 give(self.now)
-        if chain.scratch[place][0]:
-            give(take(chain.scratch[place][0]))
-        self.now, self.is_kept = output, chain.keeps_output[place]
-        if self.is_kept:
+        if scratch[0]:
+            give(take(scratch[0]))
+        self.now, self.is_kept = output, keeps
+        if keeps:
             made.append(output)
+
+    def replace(self, size: int) -> None:
+        """What there is now by a tensor of its own."""
+        whole = self.tape.take(size)
+        if not self.is_kept:
+            self.tape.give(self.now)
+        self.now, self.is_kept = whole, False
+
+    def write_over(self, place: int, made: Tensors) -> None:
+        if self.chain.is_met[place]:  # what is written over is a tensor of its own
+            if not self.is_kept:
+                self.tape.give(self.now)
+            self.now, self.is_kept = self.tape.take(self.chain.outputs[place]), False
+        if not self.is_kept:
+            made.append(self.now)
+        self.is_kept = True
 
     def fan_out(self, place: int, flows: Tensor) -> None:
         """Attention and gates: each that went into it has a gradient of its own, which are there together."""
@@ -183,10 +198,10 @@ class _Pass:
             give(part)
         give(flows)
 
-    def meet(self, place: int, flows: Tensor) -> Tensor:
+    def meet(self, into: int, flows: Tensor) -> Tensor:
         """Gradients of the same tensor are added up in the first of them."""
         size, other = self.other
-        if other is None or size != self.chain.inputs[place]:
+        if size != into:
             return flows
         self.tape.give(flows)
         self.other = (0, None)
@@ -232,43 +247,47 @@ class _Pass:
 
     def back(self, begin: int, end: int, gradient: Tensor, gradients: Tensors) -> Tensor:
         chain, take, give = self.chain, self.tape.take, self.tape.give
+        waiting, held = self.waiting, self.held
         for place in range(end - 1, begin - 1, -1):
-            if chain.is_view[place]:
+            is_view, copy, into, more, scratch, is_norm, before_sum, weighs, pairs = self.rows_back[place]
+            if is_view:
                 continue
-            flows = self.gradient_of_input(place)
-            if place in self.waiting:
+            flows = None if not place else self.narrowed(copy, into) if copy else take(into)
+            if place in waiting:
                 give(self.other[1])
-                self.other, gradient = (self.flowing, gradient), self.waiting.pop(place)
-            if chain.back_more[place]:
-                for tensor in [take(chain.outputs[place]) for _ in range(chain.back_more[place])]:
+                self.other, gradient = (self.flowing, gradient), waiting.pop(place)
+            if more:
+                for tensor in [take(chain.outputs[place]) for _ in range(more)]:
                     give(tensor)
-            if place and chain.scratch[place][1]:
-                give(take(chain.scratch[place][1]))
-            self.gradients_of_weights(place, gradients)
-            if chain.is_norm[place]:
+            if place and scratch[1]:
+                give(take(scratch[1]))
+            if weighs or pairs or scratch[2]:
+                self.gradients_of_weights(place, gradients)
+            if is_norm:
                 give(self.aside)
                 self.aside = None
-            if self.before_sum[place] and self.aside is None:
+            if before_sum and self.aside is None:
                 self.aside = gradient  # the other branch waits for it
             else:
                 give(gradient)
             for tensor in self.kept[place]:
                 give(tensor)
-            for tensor in self.held.pop(place, ()):
-                give(tensor)
             self.kept[place] = []
-            gradient = self.passed_on(place, flows)
+            if place in held:
+                for tensor in held.pop(place):
+                    give(tensor)
+            self.flowing = into
+            if place in self.elsewhere:
+                self.pass_on(place, flows)
+                gradient = None
+            else:
+                gradient = flows if self.other[1] is None else self.meet(into, flows)
         return gradient
 
-    def gradient_of_input(self, place: int) -> Tensor:
-        """Where the input was cast, it comes as wide as the copy first."""
-        chain, take = self.chain, self.tape.take
-        if not place:
-            return None
-        if not chain.copies[place]:
-            return take(chain.inputs[place])
-        copy, flows = take(chain.copies[place]), take(chain.inputs[place])
-        self.tape.give(copy)
+    def narrowed(self, copy: int, size: int) -> Tensor:
+        """Where the input was cast, its gradient comes as wide as the copy first."""
+        wide, flows = self.tape.take(copy), self.tape.take(size)
+        self.tape.give(wide)
         return flows
 
     def gradients_of_weights(self, place: int, gradients: Tensors) -> None:
@@ -286,13 +305,9 @@ class _Pass:
             give(take(chain.scratch[place][2]))
         give(narrow)
 
-    def passed_on(self, place: int, flows: Tensor) -> Tensor:
-        """To the layer before; None where that finds its own elsewhere, or has a view of what is held."""
-        self.flowing = self.chain.inputs[place]
+    def pass_on(self, place: int, flows: Tensor) -> None:
+        """Not to the layer before: that finds its own elsewhere, or has a view of what is held."""
         if place in self.chain.fans:
             self.fan_out(place, flows)
-            return None
-        if place in self.chain.skips:
+        else:
             self.held.setdefault(self.chain.skips[place], []).append(flows)
-            return None
-        return self.meet(place, flows)

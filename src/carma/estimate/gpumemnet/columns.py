@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,17 @@ class Columns:
         return len(self.kinds)
 
 
+Of = TypeVar("Of", bound=np.generic)
+
+
+def shifted(column: NDArray[Of], first: object) -> NDArray[Of]:
+    """What each layer finds before it; `first` finds the first one."""
+    found = np.empty_like(column)
+    found[:1] = first
+    found[1:] = column[:-1]
+    return found
+
+
 _NEAR = 14  # layers in which a shortcut begins and ends
 _SIDES = (1.0, 3.0, 5.0, 7.0, 11.0, 2.0, 4.0)  # of kernels
 
@@ -50,24 +61,25 @@ def inputs_of(
     first: float,
 ) -> NDArray[np.float64]:
     """Elements that go into each layer. Most give as many as they take; products tell by their weights."""
-    before = np.r_[max(first, 1.0), outputs[:-1]]
-    wide = np.r_[1.0, channels[:-1]]
+    before = shifted(outputs, max(first, 1.0))
+    wide = shifted(channels, 1.0)
     each = parameters / np.maximum(channels, 1.0)  # weights of one output, and perhaps a bias
     rows = outputs / np.maximum(channels, 1.0)
     linear = (kinds == INDEX["linear"]) & (parameters > 0)
     found = np.where(_RESIZE[kinds], before, outputs)
     taken = np.where(np.abs(each - wide) <= 1.0, wide, np.floor(each))
     found = np.where(linear, taken * rows, found)
-    for place in np.flatnonzero(kinds == INDEX["convolution"]).tolist():
-        if place:
-            came, weights = float(wide[place]), float(each[place])
-            positions = max(float(before[place]) / max(came, 1.0), float(rows[place]))
-            found[place] = _channels_in(weights, came, max(1, int(dimensions[place]))) * positions
+    places = 1 + np.flatnonzero(kinds[1:] == INDEX["convolution"])
+    came = wide[places]
+    asked = zip(each[places].tolist(), came.tolist(), np.maximum(dimensions[places], 1).tolist(), strict=True)
+    positions = np.maximum(before[places] / np.maximum(came, 1.0), rows[places])
+    found[places] = np.array([_channels_in(*one) for one in asked]) * positions
     found = np.minimum(found, first + np.cumsum(before))  # what met in it was there before
     _from_before(found, kinds, outputs, parameters, channels, dimensions)
     return found
 
 
+@lru_cache(maxsize=4096)
 def _channels_in(each: float, wide: float, dimensions: int) -> float:
     """Of a convolution: as many as came, where a kernel's area fits to that; else the fewest that are whole."""
     areas = [side**dimensions for side in _SIDES]

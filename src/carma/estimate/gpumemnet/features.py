@@ -12,21 +12,22 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from carma.estimate.described import Described, Layer
 from carma.estimate.gpumemnet.chain import play
-from carma.estimate.gpumemnet.columns import Columns, inputs_of
+from carma.estimate.gpumemnet.columns import Columns, flags, inputs_of
 from carma.estimate.gpumemnet.kept import (
     HALF,
     IS_VIEW,
     MIB,
     TORCH_ATTENTION,
     Held,
+    basis_of,
     held,
-    is_before,
     slots_of,
     temporaries_of,
 )
@@ -81,11 +82,12 @@ def features(described: Described) -> Features:
         )
     described = layers_of(described)
     columns = _columns(described)
-    unseen = find_unseen(columns, is_before(columns), described.batch or 1)
+    basis = basis_of(described, columns)
+    unseen = find_unseen(columns, basis.before, described.batch or 1)
     heads, length = _attention(described, columns, unseen)
-    holds = held(described, columns, unseen, heads, length)
+    holds = held(described, columns, unseen, basis, heads, length)
     family = _family(described.layers, columns)
-    played = play(described, columns, unseen, heads if described.attention == "eager" else 0.0)
+    played = play(described, columns, unseen, basis, heads if described.attention == "eager" else 0.0)
     return Features(
         family,
         _scalars(described, columns, holds, played),
@@ -107,16 +109,19 @@ def way_of(described: Described) -> str:
 
 def _columns(described: Described) -> Columns:
     layers, count = described.layers, len(described.layers)
-    kinds = np.fromiter((_kind(layer) for layer in layers), np.int64, count)
+    names = [layer.kind for layer in layers]
+    known = map(_known_kind, names)
+    kinds = np.array([_kind(layer) if kind is None else kind for layer, kind in zip(layers, known, strict=True)])
     outputs = np.fromiter((math.prod(layer.output) if layer.output else 0 for layer in layers), np.float64, count)
-    parameters = np.fromiter(map(_parameters, layers), np.float64, count)
+    weights = map(_parameters, layers) if TORCH_ATTENTION in names else (layer.parameters for layer in layers)
+    parameters = np.fromiter(weights, np.float64, count)
     channels = np.fromiter(_channels(layers, kinds.tolist()), np.float64, count)
     inplace = np.fromiter((layer.inplace for layer in layers), np.bool_, count)
-    dimensions = np.fromiter((len(layer.output) - 2 for layer in layers), np.int64, count)
     first = float(math.prod(described.input)) if described.input else outputs[0]
     told = np.fromiter((math.prod(layer.inputs[0]) if layer.inputs else 0 for layer in layers), np.float64, count)
     inputs = told
     if not told.all():  # a trial run tells them all
+        dimensions = np.fromiter((len(layer.output) - 2 for layer in layers), np.int64, count)
         follow = inputs_of(kinds, outputs, parameters, channels, dimensions, first)
         inputs = np.where(told > 0, told, follow)
     return Columns(
@@ -126,7 +131,7 @@ def _columns(described: Described) -> Columns:
         channels=channels,
         inplace=inplace,
         inputs=inputs,
-        names=np.array([layer.kind for layer in layers]),
+        names=np.array(names),
     )
 
 
@@ -138,7 +143,24 @@ def _parameters(layer: Layer) -> int:
     return layer.parameters
 
 
+@lru_cache(maxsize=4096)
+def _known_kind(name: str) -> int | None:
+    """None where more than the name tells it."""
+    kind = kind_of(name)
+    return None if kind in _NOT_BY_NAME else INDEX[kind]
+
+
 def _kind(layer: Layer) -> int:
+    return _worked_out(layer) if layer.attributes else _bare_kind(layer.kind, layer.inplace)
+
+
+@lru_cache(maxsize=4096)
+def _bare_kind(name: str, inplace: bool) -> int:
+    """Of a layer without attributes: most summaries tell none."""
+    return _worked_out(Layer(kind=name, inplace=inplace))
+
+
+def _worked_out(layer: Layer) -> int:
     kind = kind_of(layer.kind)
     if kind == "recurrent":
         raise CannotTell(f"{layer.kind} is a recurrent layer: no model of that kind is in the data it has learned from")
@@ -155,14 +177,17 @@ def _kind(layer: Layer) -> int:
     return INDEX[kind]
 
 
+_NOT_BY_NAME = ("recurrent", "conv1d", "convolution", "dropout", "activation")
 _NOTHING = ("0", "0.0")
 _COPIED = tuple(
     FUNCTIONS.index(name) for name in ("SiLU", "Mish", "Hardswish", "ReLU6")
 )  # these keep a copy of their input
-_LIKE_IMAGES = [INDEX[kind] for kind in ("convolution", "grouped", "transposed", "batch_norm")]
+_CONVOLUTIONS = flags("convolution", "grouped", "transposed")
+_LIKE_IMAGES = frozenset(INDEX[kind] for kind in ("convolution", "grouped", "transposed", "batch_norm"))
 _NORM_OF_ROWS = re.compile(r"\w*(Layer|RMS)Norm")
+_MAY_TAKE_LAST = frozenset((INDEX["linear"], INDEX["norm"]))
 _TURNED = ("Dense", "EinsumDense")
-_LIKE_ROWS = [INDEX[kind] for kind in ("linear", "attention", "embedding")]
+_LIKE_ROWS = frozenset(INDEX[kind] for kind in ("linear", "attention", "embedding"))
 
 
 def _channels(layers: tuple[Layer, ...], kinds: list[int]) -> Iterator[int]:
@@ -171,20 +196,21 @@ def _channels(layers: tuple[Layer, ...], kinds: list[int]) -> Iterator[int]:
     signal, wide = False, 0
     for layer, kind in zip(layers, kinds, strict=True):
         shape = layer.output
-        if len(shape) == 3 and kind in _LIKE_IMAGES:
-            signal = True
-        elif kind in _LIKE_ROWS:
+        rank = len(shape)
+        if kind in _LIKE_ROWS:
             signal = False
-        if len(shape) < 2:
+        elif rank == 3 and kind in _LIKE_IMAGES:
+            signal = True
+        if rank < 2:
             yield 1
-        elif len(shape) in (4, 5):
-            if _takes_last(layer, kind):
+        elif 4 <= rank <= 5:
+            if kind in _MAY_TAKE_LAST and _takes_last(layer, kind):
                 wide = shape[-1]
             elif kind in _LIKE_IMAGES:
                 wide = 0
             yield wide if shape[-1] == wide else shape[1]
         else:
-            yield shape[1] if signal and len(shape) == 3 else shape[-1]
+            yield shape[1] if signal and rank == 3 else shape[-1]
 
 
 def _takes_last(layer: Layer, kind: int) -> bool:
@@ -197,10 +223,10 @@ def _takes_last(layer: Layer, kind: int) -> bool:
 
 
 def _family(layers: tuple[Layer, ...], columns: Columns) -> Family:
-    linear = columns.kinds == INDEX["linear"]
-    deep = sum(1 for layer, is_linear in zip(layers, linear, strict=True) if is_linear and len(layer.output) >= 3)
-    convolutions = int(np.isin(columns.kinds, (INDEX["convolution"], INDEX["grouped"], INDEX["transposed"])).sum())
-    attentions = int((columns.kinds == INDEX["attention"]).sum())
+    linear = np.flatnonzero(columns.kinds == INDEX["linear"]).tolist()
+    deep = sum(len(layers[place].output) >= 3 for place in linear)
+    convolutions = np.count_nonzero(_CONVOLUTIONS[columns.kinds])
+    attentions = np.count_nonzero(columns.kinds == INDEX["attention"])
     if attentions or (deep >= 2 and deep > 4 * convolutions):
         return "transformer" if convolutions <= deep + 4 * attentions else "cnn"
     return "cnn" if convolutions else "mlp"
@@ -214,8 +240,14 @@ def _attention(described: Described, columns: Columns, unseen: Unseen) -> tuple[
     rows = positions[linear] / (described.batch or 1)
     behind = linear & (unseen.pairs > 0)
     widths = columns.inputs[behind] / positions[behind] if behind.any() else columns.channels[linear]
-    width = float(np.median(widths)) if len(widths) else 64.0
+    width = _median(widths) if len(widths) else 64.0
     return float(described.heads or max(1.0, round(width / 64))), float(rows.max(initial=1.0))
+
+
+def _median(column: NDArray[np.float64]) -> float:
+    """Numpy's own takes ten times as long for the few that there are."""
+    ordered, count = np.sort(column), len(column)
+    return float(ordered[(count - 1) // 2] + ordered[count // 2]) / 2
 
 
 def _scalars(described: Described, every: Columns, holds: Held, played: tuple[float, float]) -> NDArray[np.float32]:
@@ -282,8 +314,9 @@ def _plain(described: Described) -> dict[str, float]:
 
 
 def _angle(layers: tuple[Layer, ...]) -> float | None:
-    named = Counter(layer.kind for layer in layers if kind_of(layer.kind) in ("activation", "rectifier"))
-    found = [(count, place) for name, count in named.items() if (place := function_of(name)) is not None]
+    named = Counter([layer.kind for layer in layers])
+    acts = [(count, name) for name, count in named.items() if kind_of(name) in ("activation", "rectifier")]
+    found = [(count, place) for count, name in acts if (place := function_of(name)) is not None]
     return None if not found else 2 * math.pi * max(found)[1] / len(FUNCTIONS)
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from carma.estimate.described import Described
 from carma.estimate.gpumemnet.again import spans_of
-from carma.estimate.gpumemnet.columns import Columns, flags
+from carma.estimate.gpumemnet.columns import Columns, flags, shifted
 from carma.estimate.gpumemnet.kinds import INDEX, KINDS
 from carma.estimate.gpumemnet.unseen import Unseen
 
@@ -59,6 +60,28 @@ class Held:
     scores: float  # of attention, where they are written out; one layer's
 
 
+@dataclass(frozen=True)
+class Basis:
+    """What sums and steps are both worked out from, for each layer."""
+
+    before: NDArray[np.bool_]  # whether it takes what the one before it gave
+    each: NDArray[np.float64]  # bytes of an element of its output
+    takes: NDArray[np.bool_]  # whether it keeps what it is given
+    inside: NDArray[np.float64]  # for each element of its output: elements that it keeps inside
+    masks: NDArray[np.float64]  # and bytes of its mask
+
+
+def basis_of(described: Described, columns: Columns) -> Basis:
+    before = _is_before(columns)
+    return Basis(
+        before=before,
+        each=_element_bytes(described, columns),
+        takes=_takes_input(described, columns, before),
+        inside=_inside_of(columns),
+        masks=_mask_bytes(columns),
+    )
+
+
 def slots_of(described: Described) -> int:
     """Adam's two where nobody tells: the most common one, and the one that takes most."""
     return 2 if described.optimizer_slots is None else described.optimizer_slots
@@ -71,7 +94,7 @@ def temporaries_of(described: Described) -> float:
     return _TEMPORARIES.get(plain, 1.0)
 
 
-def element_bytes(described: Described, columns: Columns) -> NDArray[np.float64]:
+def _element_bytes(described: Described, columns: Columns) -> NDArray[np.float64]:
     """Of each layer's output."""
     if described.dtype in HALF:
         return np.full(columns.count, 2.0)
@@ -84,16 +107,21 @@ def element_bytes(described: Described, columns: Columns) -> NDArray[np.float64]
     return np.where(half, 2.0, 4.0)
 
 
-def mask_bytes(columns: Columns) -> NDArray[np.float64]:
+def _mask_bytes(columns: Columns) -> NDArray[np.float64]:
     """For each element of a layer's output. What drops whole samples has one figure for each of them."""
     found: NDArray[np.float64] = MASK_BYTES[columns.kinds]
-    for place in np.flatnonzero(columns.kinds == INDEX["dropout"]).tolist():
-        if _WHOLE_SAMPLES.fullmatch(str(columns.names[place])):
-            found[place] = 0.0
+    drops = np.flatnonzero(columns.kinds == INDEX["dropout"])
+    whole = [_drops_samples(name) for name in columns.names[drops].tolist()]
+    found[drops[whole]] = 0.0
     return found
 
 
-def inside_of(columns: Columns) -> NDArray[np.float64]:
+@lru_cache(maxsize=4096)
+def _drops_samples(name: str) -> bool:
+    return _WHOLE_SAMPLES.fullmatch(name) is not None
+
+
+def _inside_of(columns: Columns) -> NDArray[np.float64]:
     """Elements that an attention layer keeps inside, for each of its output."""
     torch = columns.names == TORCH_ATTENTION
     found: NDArray[np.float64] = np.where(
@@ -102,17 +130,15 @@ def inside_of(columns: Columns) -> NDArray[np.float64]:
     return found
 
 
-def arriving_bytes(
-    described: Described, columns: Columns, before: NDArray[np.bool_], each: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def arriving_bytes(described: Described, columns: Columns, basis: Basis) -> NDArray[np.float64]:
     """Of an element that goes into each layer. Branches that are joined take the widest format among them."""
-    came: NDArray[np.float64] = np.r_[each[0], each[:-1]]
+    came = shifted(basis.each, basis.each[0])
     if not described.autocast:
         return came
     came[0] = 4.0
     outputs, inputs = columns.outputs.tolist(), columns.inputs.tolist()
     known = {inputs[0]: 4.0}
-    for place in np.flatnonzero(~before).tolist():
+    for place in np.flatnonzero(~basis.before).tolist():
         if place and inputs[place] > outputs[place - 1]:
             other = inputs[place] - outputs[place - 1]
             came[place] = max(came[place], known.get(other, 0.0))
@@ -120,16 +146,14 @@ def arriving_bytes(
     return came
 
 
-def held(described: Described, columns: Columns, unseen: Unseen, heads: float, length: float) -> Held:
+def held(described: Described, columns: Columns, unseen: Unseen, basis: Basis, heads: float, length: float) -> Held:
     """`heads` and `length` (of a sequence) are for attention whose scores are written out."""
     size = 2.0 if described.dtype in HALF else 4.0
     parameters = float(described.parameters if described.parameters is not None else columns.parameters.sum())
     whole = parameters * size / MIB
-    bytes_each = element_bytes(described, columns)
-    before = is_before(columns)
-    kept = _kept(described, columns, unseen, before, bytes_each)
+    kept = _kept(described, columns, unseen, basis)
     if described.checkpointing:
-        came = arriving_bytes(described, columns, before, bytes_each)
+        came = arriving_bytes(described, columns, basis)
         kept = _recomputed(columns, kept, columns.inputs * came / MIB)
     scores = float(described.batch or 1) * heads * length * length * 4.0 / MIB
     return Held(
@@ -140,36 +164,34 @@ def held(described: Described, columns: Columns, unseen: Unseen, heads: float, l
     )
 
 
-def is_before(columns: Columns) -> NDArray[np.bool_]:
+def _is_before(columns: Columns) -> NDArray[np.bool_]:
     """Whether a layer takes what the one before it gave, as far as sizes tell."""
-    before = np.r_[0.0, columns.outputs[:-1]]
+    before = shifted(columns.outputs, 0.0)
     found: NDArray[np.bool_] = np.abs(columns.inputs - before) <= 0.02 * before
     return found
 
 
-def takes_input(described: Described, columns: Columns, before: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _takes_input(described: Described, columns: Columns, before: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Which layers keep what they are given: not what another has kept already, and a mean needs nothing."""
     is_mean = (columns.kinds == INDEX["pooling"]) & (columns.outputs <= columns.channels * (described.batch or 1))
     found: NDArray[np.bool_] = KEEPS_INPUT[columns.kinds] & ~is_mean & ~_seen_before(columns, before)
     return found
 
 
-def _kept(
-    described: Described, columns: Columns, unseen: Unseen, before: NDArray[np.bool_], bytes_each: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _kept(described: Described, columns: Columns, unseen: Unseen, basis: Basis) -> NDArray[np.float64]:
     """MiB that stay because of each layer: its input, unless the layer before keeps that already, and its output."""
     kinds = columns.kinds
     # A view hands on what it was given: whether that is kept is told by the last layer that is none.
     real = np.maximum.accumulate(np.where(IS_VIEW[kinds], 0, np.arange(columns.count)))
-    held = np.r_[False, KEEPS_OUTPUT[kinds[real]][:-1]]
-    takes = (takes_input(described, columns, before) & ~(before & held) & ~unseen.no_input) | unseen.new_input
-    width = np.r_[bytes_each[0], bytes_each[:-1]]  # bytes of an element that comes in
+    held = shifted(KEEPS_OUTPUT[kinds[real]], False)
+    takes = (basis.takes & ~(basis.before & held) & ~unseen.no_input) | unseen.new_input
+    width = shifted(basis.each, basis.each[0])  # bytes of an element that comes in
     if described.autocast:
         # Cast on the way in, and the copy is what is kept.
         width = np.where(CAST[kinds], 2.0, np.where(kinds == INDEX["norm"], 4.0, width))
-    elements = columns.outputs * (KEEPS_OUTPUT[kinds] + inside_of(columns)) + unseen.elements
-    kept: NDArray[np.float64] = np.where(takes, columns.inputs * width, 0.0) + elements * bytes_each
-    kept += columns.outputs * mask_bytes(columns)
+    elements = columns.outputs * (KEEPS_OUTPUT[kinds] + basis.inside) + unseen.elements
+    kept: NDArray[np.float64] = np.where(takes, columns.inputs * width, 0.0) + elements * basis.each
+    kept += columns.outputs * basis.masks
     if described.autocast:
         kept += np.where(CAST[kinds], columns.parameters * 2.0, 0.0)
     return kept / MIB

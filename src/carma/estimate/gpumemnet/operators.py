@@ -35,12 +35,14 @@ _REACH = 7  # operators that such a function is taken to
 def layers_of(described: Described) -> Described:
     """With modules only; as it is where none would be left."""
     layers = described.layers
-    if any(_is_piece(layer) for layer in layers):
+    kinds = {layer.kind for layer in layers}  # there are few, and most networks need nothing of this
+    if any(map(_is_operator, kinds)) or ("MatMul" in kinds and any(map(_is_product, layers))):
         layers = tuple(_modules(layers))
-    if any(layer.kind in _SCALES for layer in layers):
+    if not kinds.isdisjoint(_SCALES):
         layers = tuple(replace(one, kind="Activation") if one.kind in _SCALES else one for one in layers)
-    found = tuple(layer for layer in layers if not layer.kind.endswith("Loss"))
-    return replace(described, layers=found) if found and found != described.layers else described
+    if any(kind.endswith("Loss") for kind in kinds):
+        layers = tuple(layer for layer in layers if not layer.kind.endswith("Loss"))
+    return replace(described, layers=layers) if layers and layers is not described.layers else described
 
 
 def _modules(layers: tuple[Layer, ...]) -> Iterator[Layer]:

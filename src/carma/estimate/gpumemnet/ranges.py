@@ -73,6 +73,19 @@ TWICE = 1.0  # of a logarithm to base 2
 _ANGLES = ("cos_function", "sin_function")  # neighbours are of one kind, and 0 says that there is none
 
 
+def _sized_features() -> Iterator[tuple[str, str, float]]:
+    """Features that are sizes; of those of one kind of layer which kind, and by how much they may be larger."""
+    for name in FEATURES:
+        what, _, kind = name.partition("_")
+        if what not in ("count", "output"):
+            kind = ""
+        if name not in SETTINGS and name not in _ANGLES and (not kind or kind in _WEIGHTY):
+            yield name, kind, TWICE if what == "count" else 0.0
+
+
+_SIZED = tuple(_sized_features())
+
+
 def offences(found: Features, facts: Facts) -> list[str]:
     """What lies outside, each as a sentence without its full stop; none: the model may be asked."""
     return [*_settings(found, facts), *_sizes(found, facts), *_unseen(found, facts)]
@@ -87,9 +100,9 @@ def refusal(said: list[str]) -> str:
 def inside(found: Features, facts: Facts) -> Features:
     """What the model is fed: every feature moved to the edge of what it has seen, kinds it never saw as others. Views
     that it never saw are left out: they hold nothing, and no other kind is like them."""
-    scalars = found.scalars.copy()
-    for name, (low, high) in facts.ranges.items():
-        scalars[PLACE[name]] = min(max(scalars[PLACE[name]], low), high)
+    scalars, places = found.scalars.copy(), [PLACE[name] for name in facts.ranges]
+    low, high = np.array(list(facts.ranges.values()), np.float32).reshape(-1, 2).T
+    scalars[places] = np.minimum(np.maximum(scalars[places], low), high)
     seen = [kind for kind in KINDS if facts.kinds_seen.get(kind)]
     stands_in = "other" if "other" in seen or not seen else max(seen, key=lambda kind: facts.kinds_seen[kind])
     known = np.array([INDEX[kind if kind in seen else stands_in] for kind in KINDS], np.int64)
@@ -128,13 +141,12 @@ def _apart(way: str, facts: Facts) -> str:
 
 
 def _sizes(found: Features, facts: Facts) -> Iterator[str]:
-    seen = {kind for kind in KINDS if facts.kinds_seen.get(kind)}
-    for name in FEATURES:
-        kind = name.partition("_")[2] if name.startswith(("count_", "output_")) else ""
-        if name in SETTINGS or name in _ANGLES or (kind and (kind not in seen or kind not in _WEIGHTY)):
+    values: list[float] = found.scalars.tolist()
+    for name, kind, more in _SIZED:
+        if kind and not facts.kinds_seen.get(kind):
             continue
-        value = float(found.scalars[PLACE[name]])
-        if kind and value <= facts.ranges[name][1] + (TWICE if name.startswith("count_") else 0.0):
+        value = values[PLACE[name]]
+        if kind and value <= facts.ranges[name][1] + more:
             continue  # fewer of a kind, or somewhat more of them, is no other size: the totals tell that
         if (offence := _outside(name, value, facts)) is not None:
             yield offence

@@ -17,6 +17,7 @@ from carma.estimate.trace.conv_workspaces import shipped_convolutions
 
 _CONVOLUTION = re.compile(r"Conv(Transpose)?[123]d")
 _WRITTEN = ("groups", "kernel_size", "stride", "padding", "dilation")
+_UNWRITTEN = (None,) * len(_WRITTEN)
 _NUMBERS = re.compile(r"\d+")
 NONE = (0, 0, 0)
 _NEAR = 14  # layers in which a shortcut begins and ends
@@ -27,20 +28,22 @@ Scratch = tuple[int, int, int]  # bytes forward, for the gradient of the input, 
 def scratch_of(described: Described) -> list[Scratch]:
     """Of each layer. A loss that is a module is no layer."""
     layers = [layer for layer in described.layers if not layer.kind.endswith("Loss")] or described.layers
-    precision, item = _precision(described)
+    if not any(map(_is_convolution, {layer.kind for layer in layers})):
+        return [NONE] * len(layers)
+    how = (*_precision(described), described.channels_last)
     found: list[Scratch] = []
     before: deque[Sizes] = deque([described.input] if described.input else [], maxlen=_NEAR)
     for layer in layers:
         scratch = NONE
         if layer.output and _is_convolution(layer.kind):
             # Without a word of what it takes: the last thing that fits to its weights; a shortcut reaches back.
-            taken = layer.inputs[:1] or tuple(dict.fromkeys(reversed(before)))
             turned = "Transpose" in layer.kind
-            written = tuple(layer.attributes.get(name) for name in _WRITTEN)
-            given = (_sizes(layer.parameters, layer.output, one, turned, *written) for one in taken)
-            if (sizes := next(filter(None, given), None)) is not None:
-                forward, back, weights = _asked(precision, item, described.channels_last, *sizes)
-                scratch = (back, forward, weights) if turned else (forward, back, weights)
+            written = tuple(map(layer.attributes.get, _WRITTEN)) if layer.attributes else _UNWRITTEN
+            for taken in layer.inputs[:1] or reversed(before):
+                asked = _asked(*how, turned, layer.parameters, layer.output, taken, written)
+                if asked is not None:
+                    scratch = asked
+                    break
         found.append(scratch)
         if layer.output:
             before.append(layer.output)
@@ -62,7 +65,6 @@ def _precision(described: Described) -> tuple[int, int]:
 Sizes = tuple[int, ...]
 
 
-@lru_cache(maxsize=4096)  # networks repeat themselves
 def _sizes(
     parameters: int,
     given: Sizes,
@@ -116,25 +118,22 @@ def _kernel(numbers: Sizes, channels: int, groups: int, rank: int) -> Sizes | No
     return None
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # networks repeat themselves
 def _asked(
     precision: int,
     item: int,
     channels_last: bool,
-    image: Sizes,
-    weight: Sizes,
-    output: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    dilation: Sizes,
-    groups: int,
-) -> Scratch:
+    turned: bool,
+    parameters: int,
+    given: Sizes,
+    taken: Sizes,
+    written: tuple[str | None, ...],
+) -> Scratch | None:
+    """None: it does not fit to what is taken."""
+    sizes = _sizes(parameters, given, taken, turned, *written)
+    if sizes is None:
+        return None
     ask = shipped_convolutions().scratch_bytes
-    forward = ConvShape(
-        FORWARD, precision, item, channels_last, False, False, image, weight, output, stride, padding, dilation, groups
-    )
-    return (
-        ask(forward),
-        ask(forward._replace(direction=INPUT_GRAD)),
-        ask(forward._replace(direction=WEIGHT_GRAD)),
-    )
+    shape = ConvShape(FORWARD, precision, item, channels_last, False, False, *sizes)
+    forward, back, weights = (ask(shape._replace(direction=one)) for one in (FORWARD, INPUT_GRAD, WEIGHT_GRAD))
+    return (back, forward, weights) if turned else (forward, back, weights)

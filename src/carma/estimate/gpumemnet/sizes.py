@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from carma.estimate.described import Described
 from carma.estimate.gpumemnet.again import spans_of
 from carma.estimate.gpumemnet.cache import SMALL
-from carma.estimate.gpumemnet.columns import Columns
+from carma.estimate.gpumemnet.columns import Columns, shifted
 from carma.estimate.gpumemnet.kept import (
     BACK_MORE,
     CAST,
@@ -18,19 +19,15 @@ from carma.estimate.gpumemnet.kept import (
     IS_VIEW,
     KEEPS_OUTPUT,
     KEPT_MORE,
+    Basis,
     arriving_bytes,
-    element_bytes,
-    inside_of,
-    is_before,
-    mask_bytes,
     slots_of,
-    takes_input,
     temporaries_of,
 )
 from carma.estimate.gpumemnet.kinds import INDEX
 from carma.estimate.gpumemnet.scratch import scratch_of
 from carma.estimate.gpumemnet.tied import find_tied
-from carma.estimate.gpumemnet.unseen import Unseen, find_scores, find_skips, find_sums
+from carma.estimate.gpumemnet.unseen import Unseen, find_next, find_scores, find_skips, find_sums
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,15 +35,15 @@ if TYPE_CHECKING:
 _COPIES_OF_A_VIEW = 2  # of its gradient, where a function wrote over it
 
 
-def _whole(*columns: NDArray[np.float64]) -> list[list[int]]:
+def _whole(*columns: NDArray[np.float64]) -> NDArray[np.int64]:
     """Bytes, in the allocator's steps; 0 for what goes to the pool of small ones."""
-    rounded = _rounded(np.stack(columns)).astype(np.int64)
-    found: list[list[int]] = np.where(rounded < SMALL, 0, rounded).tolist()
+    found = _rounded(np.array(columns)).astype(np.int64)
+    found[found < SMALL] = 0
     return found
 
 
 def _rounded(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = -(-sizes // 512) * 512
+    found: NDArray[np.float64] = np.ceil(sizes / 512) * 512
     return found
 
 
@@ -60,25 +57,26 @@ def _of_names(names: list[str], counts: Mapping[str, int]) -> list[int]:
 class Sizes:
     """Lists have an entry for each layer. `heads`: of attention that writes its scores out, else 0."""
 
-    def __init__(self, described: Described, columns: Columns, unseen: Unseen, heads: float) -> None:
+    def __init__(self, described: Described, columns: Columns, unseen: Unseen, basis: Basis, heads: float) -> None:
         self.count = columns.count
         self.amp = bool(described.autocast)
-        before = is_before(columns)
-        each = element_bytes(described, columns)
-        came = arriving_bytes(described, columns, before, each)
+        before, each = basis.before.copy(), basis.each
+        came = arriving_bytes(described, columns, basis)
         for place in np.flatnonzero(unseen.no_input & (unseen.pairs == 0)).tolist():
             came[place] = came[place - 1]  # it takes what its neighbour took, and casts it once more
         before[0] = True
-        met = ~before & (columns.inputs > np.r_[0.0, columns.outputs[:-1]])
+        met = ~before & (columns.inputs > shifted(columns.outputs, 0.0))
         size = 2.0 if described.dtype in HALF else 4.0
         self.half, self.half_loss = self.amp or size == 2.0, self.amp and each[-1] == 2.0
-        first = _whole(columns.inputs[:1] * came[:1])[0][0]
-        self.first = int(np.prod(described.input)) * 4 if described.input else first
+        first = prod(described.input) * 4 if described.input else _whole(columns.inputs[:1] * came[:1])[0, 0]
+        self.first = int(first)
         self.last = int(columns.outputs[-1] * size)
         self.slots, self.temporaries = slots_of(described), int(temporaries_of(described))
         self.scratch = scratch_of(described)
         self._weights(described, columns, size)
-        self._kept(described, columns, unseen, before, each, came, met)
+        names = [layer.kind for layer in described.layers]
+        self.kept_more, self.back_more = _of_names(names, KEPT_MORE), _of_names(names, BACK_MORE)
+        self._kept(columns, unseen, basis, before, came, met)
         self._branches(described, columns, unseen, before, met, heads)
 
     def _weights(self, described: Described, columns: Columns, size: float) -> None:
@@ -89,7 +87,9 @@ class Sizes:
         tied = find_tied(columns, described.parameters)
         once = np.where(tied >= 0, 0.0, whole)
         halves = columns.parameters * 2.0 * self.amp * CAST[kinds]
-        self.gradients, self.weights, self.biases, self.halves = _whole(whole, once, biases, halves)
+        found = _whole(whole, once, biases, halves)
+        self.gradients, self.weights, self.biases, self.halves = found.tolist()
+        self.weighs: list[bool] = np.any(found, axis=0).tolist()  # whether there is a gradient of any
         self.passing = [0] * self.count
         for place in np.flatnonzero(tied >= 0).tolist():
             owner = int(tied[place])
@@ -97,39 +97,38 @@ class Sizes:
             for one in (owner, place):
                 if one != kept_at and self.gradients[one]:
                     self.passing[one], self.gradients[one] = self.gradients[one], 0
-        sizes = np.r_[once, biases]
+        sizes = np.concatenate((once, biases))
         self.small = int(_rounded(sizes[sizes + 511 < SMALL]).sum())
 
     def _kept(
         self,
-        described: Described,
         columns: Columns,
         unseen: Unseen,
+        basis: Basis,
         before: NDArray[np.bool_],
-        each: NDArray[np.float64],
         came: NDArray[np.float64],
         met: NDArray[np.bool_],
     ) -> None:
-        """`each` and `came`: bytes of an element that goes out and that comes in."""
-        kinds, names, elements = columns.kinds, columns.names.tolist(), columns.inputs
-        takes = (takes_input(described, columns, before) & ~unseen.no_input) | unseen.new_input
+        """`came`: bytes of an element that comes in."""
+        kinds, elements = columns.kinds, columns.inputs
+        takes = (basis.takes & ~unseen.no_input) | unseen.new_input
         copied = self.amp * (CAST[kinds] * (came > 2.0) * 2.0 + (kinds == INDEX["norm"]) * (came < 4.0) * 4.0)
         new = takes & (~before | unseen.new_input) & (copied == 0)
-        self.outputs, self.inputs, self.copies, extras, inside, self.masks, self.joined = _whole(
-            columns.outputs * each,
+        found = _whole(
+            columns.outputs * basis.each,
             elements * came,
             elements * copied * (takes | CAST[kinds]),
             np.where(new, elements * came, 0.0),
-            (columns.outputs * inside_of(columns) + unseen.elements) * each,
-            columns.outputs * mask_bytes(columns),
+            (columns.outputs * basis.inside + unseen.elements) * basis.each,
+            columns.outputs * basis.masks,
             np.where(met & (copied > 0) & CAST[kinds], elements * came, 0.0),
         )
+        self.outputs, self.inputs, self.copies, extras, inside, self.masks, self.joined = found.tolist()
         beside = zip(self.halves, self.copies, extras, inside, strict=True)
-        self.beside = [tuple(filter(None, sizes)) for sizes in beside]
+        self.beside = [tuple(filter(None, sizes)) if any(sizes) else () for sizes in beside]
         self.keeps_output = KEEPS_OUTPUT[kinds].tolist()
         self.keeps_now = (takes & before & ~unseen.new_input & (copied == 0)).tolist()
-        self.kept_more, self.back_more = _of_names(names, KEPT_MORE), _of_names(names, BACK_MORE)
-        over_view = np.r_[False, np.char.startswith(columns.names[:-1], "InstanceNorm")] & columns.inplace
+        over_view = shifted(np.char.startswith(columns.names, "InstanceNorm"), False) & columns.inplace
         for place in np.flatnonzero(over_view).tolist():
             self.back_more[place] += _COPIES_OF_A_VIEW
 
@@ -143,14 +142,18 @@ class Sizes:
         heads: float,
     ) -> None:
         kinds = columns.kinds
-        self.is_view = (IS_VIEW[kinds] | find_scores(columns, unseen.pairs * heads)).tolist()
+        is_view = IS_VIEW[kinds] | find_scores(columns, unseen.pairs * heads)
+        is_sum = find_sums(kinds, before)
+        self.is_view, self.is_sum = is_view.tolist(), is_sum.tolist()
+        self.before_sum = find_next(is_sum, is_view).tolist()
         self.is_norm = (kinds == INDEX["norm"]).tolist()
         self.is_over = (columns.inplace & (kinds == INDEX["rectifier"])).tolist()
         self.is_met = met.tolist()
-        self.is_sum = find_sums(kinds, before).tolist()
         self.spans = spans_of(columns) if described.checkpointing else [(0, self.count, False)]
         begins = {begin for begin, _, again in self.spans if again}
-        self.adds = [is_sum and place not in begins for place, is_sum in enumerate(self.is_sum)]
-        self.pairs = [int(pairs * heads) for pairs in unseen.pairs.tolist()]
+        self.adds = self.is_sum
+        if begins:
+            self.adds = [is_sum and place not in begins for place, is_sum in enumerate(self.is_sum)]
+        self.pairs = (unseen.pairs * heads).astype(np.int64).tolist()
         self.drops = bool((kinds == INDEX["dropout"]).any())
         self.fans, self.skips = unseen.fans, find_skips(columns, before)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from carma.estimate.gpumemnet.columns import Columns, flags
+from carma.estimate.gpumemnet.columns import Columns, flags, shifted
 from carma.estimate.gpumemnet.kinds import INDEX
 
 if TYPE_CHECKING:
@@ -157,10 +157,10 @@ def find_unseen(columns: Columns, before: NDArray[np.bool_], batch: int) -> Unse
     seen = np.flatnonzero(~(_BETWEEN[columns.kinds] | through))
     kinds = columns.kinds[seen]
     finder = _Finder(columns.inputs[seen], columns.outputs[seen], columns.channels[seen], batch)
-    edges = np.flatnonzero(np.diff(np.r_[False, kinds == INDEX["linear"], False].astype(np.int8)))
+    edges = np.flatnonzero(np.diff(kinds == INDEX["linear"], prepend=False, append=False))
+    gated = (shifted(_ACTIVATIONS[kinds], False) & ~before[seen]).tolist()
     for begin, end in edges.reshape(-1, 2).tolist():
-        gated = begin > 0 and _ACTIVATIONS[kinds[begin - 1]] and not before[seen[begin]]
-        finder.read(begin, end, gated=gated)
+        finder.read(begin, end, gated=gated[begin])
     gates, products = _gates(columns, before)
     elements = gates + _functions(columns)
     no_input, new_input = np.zeros(columns.count, np.bool_), np.zeros(columns.count, np.bool_)
@@ -181,8 +181,17 @@ def find_sums(kinds: NDArray[np.int64], before: NDArray[np.bool_]) -> NDArray[np
     """Norms that take the sum of a branch and what went round it: those behind a linear layer, or its dropout, or what
     stands for one that drops nothing."""
     others = np.maximum.accumulate(np.where(_HANDS_ON[kinds], -1, np.arange(len(kinds))))
-    last = np.r_[-1, others[:-1]]  # the last one before each that is none of these
+    last = shifted(others, -1)  # the last one before each that is none of these
     found: NDArray[np.bool_] = (kinds == INDEX["norm"]) & (last >= 0) & _PRODUCTS[kinds[last]] & before
+    return found
+
+
+def find_next(is_sum: NDArray[np.bool_], is_view: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Whether the next layer that is no view takes a sum of what each gives and what went round it."""
+    count = len(is_sum)
+    places = np.where(is_view, count, np.arange(count))
+    follows = np.append(np.minimum.accumulate(places[::-1])[::-1], count)[1:]
+    found: NDArray[np.bool_] = np.append(is_sum, False)[follows]
     return found
 
 
