@@ -48,10 +48,11 @@ def holder(
     ran_s: float = 0.0,
     rate: float = 1.0,
     elsewhere: float = 1.0,
+    mib: int = 1_000,
 ) -> Holder:
     progress = Progress(NOW - ran_s, done_s, NOW, rate, alone_s, elsewhere)
     key = AttemptKey(TaskId(task), 1)
-    return Holder(key=key, booking_mib=1_000, ends_at=NOW + 100.0, demand=demand, progress=progress)
+    return Holder(key=key, booking_mib=mib, ends_at=NOW + 100.0, demand=demand, progress=progress)
 
 
 def ask(demand: Demand | None, alone_s: float | None = 100.0) -> Ask:
@@ -152,10 +153,19 @@ def test_a_refusal_names_the_newcomer_and_the_worst_of_the_others() -> None:
     assert "(cap 1.2)" in told
 
 
+def test_a_small_task_of_which_nothing_is_known_may_share_where_a_large_one_may_not() -> None:
+    known = Demand(0.35, 0.15, 0.15, 0.5, 0.3)
+    for mib, shares in ((1_000, True), (9_000, False)):
+        newcomer = Ask(TaskId(9), 1, mib, "declared", False)
+        assert (bound().objects(newcomer, [holder(known, None)]) is None) == shares
+        asked = Ask(TaskId(9), 1, 1_000, "declared", False, known)
+        assert (bound().objects(asked, [holder(None, None, mib=mib)]) is None) == shares
+
+
 @pytest.mark.usefixtures("by_hand")
 def test_who_only_counts_as_busy_is_named() -> None:
     told = sentence(bound(), ask(None), holder(goes(0.9), task=3), holder(None, task=4))
-    assert "it and task 4 count as very busy" in told
+    assert "it and task 4 count as busy as tasks of their size get" in told
     assert "counts" not in sentence(bound(), ask(goes(0.5)), holder(goes(0.5)))
 
 

@@ -122,7 +122,7 @@ def test_of_several_gpus_one_that_is_left_idle_is_seen_to_be() -> None:
 
 
 def test_one_that_others_hold_up_on_another_gpu_is_not_taken_for_an_idle_one() -> None:
-    """With both of its GPUs it waits for the slower one: alone on the first it shows less, and no less than it needs."""
+    """It goes at the pace of the slower one: alone on the other it shows less than it would need."""
     made = world(2)
     neighbour = begin(made, FULL)
     made.wait(1)

@@ -47,6 +47,12 @@ POWER_OF_SM, POWER_OF_DRAM = 0.78, 0.295
 # Of whom nothing is known: as much engine activity and power as nine in ten of the 25 tasks have at most, and SM
 # activity with which a task fares as the worst tenth of them do.
 UNKNOWN = Demand(sm_active=0.73, sm_occupancy=0.36, dram_active=0.27, gr_active=1.0, power=0.77)
+# Where at least the memory that it takes is known, what nine in ten tasks below so many MiB have at most: small ones
+# keep less of a GPU busy (1,252 runs, H200; results/simulation/prior.json, by `python -m tools.fit_prior`).
+BY_SIZE = (
+    (1_500, Demand(sm_active=0.35, sm_occupancy=0.12, dram_active=0.12, gr_active=0.54, power=0.35)),
+    (3_000, Demand(sm_active=0.61, sm_occupancy=0.23, dram_active=0.24, gr_active=0.82, power=0.63)),
+)
 # A cautious rate is rate * exp(-(a + b * (1 - rate))): one in ten of the tasks measured is slower. One (a, b) for any
 # number of tasks, or a newcomer could make its neighbours look faster; the second where engine activity or power is
 # guessed.
@@ -74,6 +80,14 @@ def progress_rates(
     known = [UNKNOWN if demand is None else demand for demand in demands]
     rates = _at_once(known) if mechanism == "mps" else _in_slices(known)
     return _lowered(rates, known, mechanism) if cautious else rates
+
+
+def by_size(memory_mib: int) -> Demand:
+    """What a task counts as of which nothing is known but the memory that it takes."""
+    for below_mib, demand in BY_SIZE:
+        if memory_mib < below_mib:
+            return demand
+    return UNKNOWN
 
 
 def _lowered(rates: Sequence[float], demands: Sequence[Demand], mechanism: Mechanism) -> tuple[float, ...]:

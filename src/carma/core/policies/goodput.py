@@ -1,9 +1,10 @@
 """Goodput: the GPU on which the task adds most progress in total, as long as no task is slowed down beyond a cap.
 
 Progress is predicted by the sharing model (sharing.py) from what each task is known to keep busy when it runs alone. A
-task of whom nothing is known counts as a demanding one. The cap is on a task's whole run: one that had its GPU alone
-for an hour can bear a neighbour for a while. Where a neighbour would push anybody over the cap, the task waits: a GPU
-is left alone when sharing it loses. And a task so long that it would outlast all others goes first.
+task of whom nothing is known counts as a demanding one of those that take as much memory. The cap is on a task's whole
+run: one that had its GPU alone for an hour can bear a neighbour for a while. Where a neighbour would push anybody over
+the cap, the task waits: a GPU is left alone when sharing it loses. And a task so long that it would outlast all others
+goes first.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from carma.core.decision import Ask, Part, Refusal
 from carma.core.model import Demand, GpuId, Record
 from carma.core.policy import Move, Policy, Ranked, Waits
 from carma.core.settings import Rules
-from carma.core.sharing import Mechanism, progress_rates
+from carma.core.sharing import Mechanism, by_size, progress_rates
 from carma.core.view import GpuView, Holder
 
 LEAST_GAIN = 0.1  # of a GPU's work: less is not worth what it costs those who share
@@ -39,7 +40,7 @@ class Member:
     __slots__ = ("alone_s", "demand", "elsewhere", "left_s", "seen", "spent_s")
 
     def __init__(
-        self, demand: Demand | None, alone_s: float, done_s: float = 0.0, spent_s: float = 0.0, elsewhere: float = 1.0
+        self, demand: Demand, alone_s: float, done_s: float = 0.0, spent_s: float = 0.0, elsewhere: float = 1.0
     ) -> None:
         self.demand = demand
         self.alone_s = alone_s
@@ -65,7 +66,7 @@ class Outlook(Record, frozen=True):
 
 
 ALONE = Outlook(1.0, (1.0,))
-Question = tuple[float, float | None, Demand | None]  # as of when, run time alone, demand
+Question = tuple[float, float | None, Demand]  # as of when, run time alone, demand
 Answer = tuple[Outlook, Refusal | None]
 
 
@@ -85,7 +86,7 @@ class Known:
             if len(self._by_holders) >= MOST_KEPT:
                 self._by_holders.clear()
             kept = self._by_holders[id(holders)] = (holders, {})
-        key = (ask.at, ask.alone_s, ask.demand)
+        key = (ask.at, ask.alone_s, _asked(ask))
         found = kept[1].get(key)
         if found is None:
             seen = outlook(ask, holders, self._terms) if holders else ALONE
@@ -97,10 +98,14 @@ def outlook(ask: Ask, holders: Sequence[Holder], terms: Terms) -> Outlook:
     members = [_member(holder, ask.at) for holder in holders]
     before = _rates(members, terms.mechanism)
     missed = _missed(members, before)
-    members.append(Member(ask.demand, inf if ask.alone_s is None else ask.alone_s))
+    members.append(Member(_asked(ask), inf if ask.alone_s is None else ask.alone_s))
     after = [rate * missed for rate in _rates(members, terms.mechanism)]
     slow = slowdowns(members, after, terms.mechanism)
     return Outlook(sum(after) - sum(before), tuple(slow))
+
+
+def _asked(ask: Ask) -> Demand:
+    return by_size(ask.memory_mib) if ask.demand is None else ask.demand
 
 
 def _missed(members: Sequence[Member], rates: Sequence[float]) -> float:
@@ -116,12 +121,13 @@ def _rates(members: Sequence[Member], mechanism: Mechanism) -> list[float]:
 
 def _member(holder: Holder, now: float) -> Member:
     progress = holder.progress
+    demand = by_size(holder.counted_mib) if holder.demand is None else holder.demand
     if progress is None:
-        return Member(holder.demand, inf)
+        return Member(demand, inf)
     alone_s = inf if progress.alone_s is None else progress.alone_s
     then = max(now, progress.at)  # a question may be of a little while ago (policy.as_of)
     spent_s = max(0.0, then - progress.began_at)
-    member = Member(holder.demand, alone_s, progress.done_by(then), spent_s, progress.elsewhere)
+    member = Member(demand, alone_s, progress.done_by(then), spent_s, progress.elsewhere)
     member.seen = progress.rate
     return member
 
@@ -179,8 +185,8 @@ def _too_slow(found: Outlook, ask: Ask, holders: Sequence[Holder], cap: float) -
 def _guessed(unknown: Sequence[str]) -> str:
     if not unknown:
         return ""
-    count = "counts" if len(unknown) == 1 else "count"
-    return f"; {' and '.join(unknown)} {count} as very busy, since that is not known yet"
+    counts, its = ("counts", "its") if len(unknown) == 1 else ("count", "their")
+    return f"; {' and '.join(unknown)} {counts} as busy as tasks of {its} size get, since that is not known yet"
 
 
 def _too_little(gain: float) -> str:
