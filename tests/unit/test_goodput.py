@@ -174,7 +174,7 @@ def test_a_gain_that_is_too_small_is_not_worth_it() -> None:
     cap = 5.0
     enough = goes(0.5 + LEAST_GAIN + 0.001)
     assert bound(cap).objects(ask(enough), [holder(goes(0.5))]) is None
-    assert "add 0.09 of a GPU's work" in sentence(bound(cap), ask(goes(0.5 + LEAST_GAIN - 0.01)), holder(goes(0.5)))
+    assert "add 0.19 of a GPU's work" in sentence(bound(cap), ask(goes(0.5 + LEAST_GAIN - 0.01)), holder(goes(0.5)))
     assert "less would be done in all" in sentence(bound(cap), ask(goes(0.4)), holder(goes(0.5)))
 
 

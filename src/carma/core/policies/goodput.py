@@ -22,7 +22,7 @@ from carma.core.settings import Rules
 from carma.core.sharing import Mechanism, by_size, progress_rates
 from carma.core.view import GpuView, Holder
 
-LEAST_GAIN = 0.1  # of a GPU's work: less is not worth what it costs those who share
+LEAST_GAIN = 0.2  # of a GPU's work: less is not worth what it costs those who share
 CLEARLY = 0.85  # less progress than this part of what was predicted: the prediction is off by that much now and then
 THROUGHPUT = 1.3  # of a shared GPU, alone 1: to reckon how long it takes until all is done
 MOST_KEPT = 4096  # sets of holders of which something is kept
