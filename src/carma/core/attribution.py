@@ -21,12 +21,13 @@ the lowest power seen is taken for idle: all of it would leave a task that alway
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import exp, inf, isfinite, log, sqrt
+from operator import attrgetter
 
 from carma.core import pace
-from carma.core.model import Activity, AttemptKey, GpuId, GpuSample, GpuUsage, Record
-from carma.core.seen import NEW_VARIANCE, Guess, Live, Seen, Track
+from carma.core.model import Activity, AttemptKey, GpuId, GpuSample, GpuUsage, ProcessUse, Record
+from carma.core.seen import NEW_VARIANCE, POWER_SAMPLES, Guess, Live, Seen, Track
 from carma.core.snapshot import HIDDEN_MIB
 from carma.core.state import State
 from carma.core.status import Running
@@ -34,6 +35,7 @@ from carma.core.usage import HOUR_S
 from carma.core.window import given
 
 METRICS = Activity.__struct_fields__
+_figures = attrgetter(*METRICS)
 
 NOISE = 0.05  # the error of a reading, as a part of it: steps and samples do not keep time with each other
 SLACK = 0.02  # no GPU is taken to be fuller than all but this: the pressure of a full one would have no end
@@ -57,40 +59,54 @@ class Members(Record, frozen=True):
     present: list[Member]  # they hold memory there
     resting: list[Member]  # they did before, and hold none now
     foreign: bool
-
-    @property
-    def nobody(self) -> bool:
-        return not self.present and not self.foreign
+    nobody: bool  # neither present nor foreign
 
 
-def share_out(state: State, live: Live, holders: Sequence[Member], before: GpuSample | None, sample: GpuSample) -> None:
+Held = Mapping[AttemptKey, int | None]  # MiB of each attempt that a sample shows
+
+
+def share_out(
+    state: State, live: Live, holders: Sequence[Member], held: Held, before: GpuSample | None, sample: GpuSample
+) -> None:
     """What happened since the sample before: to each of its holders its share, and to the GPU's hour the whole."""
     if sample.fault is not None:
         return
-    members = _members(state, holders, sample)
-    _note_power(state, live, members, before, sample)
-    if before is None or not _watched(state, before, sample):
+    members = _members(state, holders, held, sample)
+    watched = before if before is not None and _watched(state, before, sample) else None
+    _note_power(state, live, members, watched, sample)
+    if watched is None:
         return
-    span_s = sample.at - before.at
-    _learn(live, members, sample, span_s)
-    shares = [*_shares(live, members, sample), *(0.0 for _ in members.resting)]
-    pace.follow(state, live, members.present, shares[: len(members.present)], members.foreign, sample, span_s)
-    energy = _energy(state, live, members, before, sample)
+    span_s, active = sample.at - watched.at, given(sample, "sm_active")
+    _learn(live, members, sample.at, active, span_s)
+    present, resting = members.present, members.resting
+    shares = _shares(live, members, sample)
+    pace.follow(state, live, present, shares, members.foreign, sample, span_s)
+    energy = _energy(state, live, members, watched, sample)
+    above_j = None if energy is None else energy.spent_j - energy.idle_j
     given_j = 0.0
     values = _values(sample)
-    for member, share in zip((*members.present, *members.resting), shares, strict=True):
-        track = member.track
-        track.used_s += span_s
-        means = track.means
-        for metric, value in values:
-            mean = means[metric]
-            mean.seconds += span_s
-            mean.total += value * share * span_s
-        if energy is not None:
-            part_j = (energy.spent_j - energy.idle_j) * share
-            track.energy_j = (track.energy_j or 0.0) + part_j
-            given_j += part_j
-    _count(state, sample, span_s, energy or Energy(), given_j)
+    for member, share in zip(present, shares, strict=True):
+        given_j += _give(member.track, share, span_s, values, above_j)
+    for member in resting:
+        _give(member.track, 0.0, span_s, values, above_j)
+    _count(state, sample, span_s, active, energy or NO_ENERGY, given_j)
+
+
+def _give(
+    track: Track, share: float, span_s: float, values: Sequence[tuple[str, float]], above_j: float | None
+) -> float:
+    """Its share of a span. How much energy that is."""
+    track.used_s += span_s
+    means = track.means
+    for metric, value in values:
+        mean = means[metric]
+        mean.seconds += span_s
+        mean.total += value * share * span_s
+    if above_j is None:
+        return 0.0
+    part_j = above_j * share
+    track.energy_j = (track.energy_j or 0.0) + part_j
+    return part_j
 
 
 def _watched(state: State, before: GpuSample, sample: GpuSample) -> bool:
@@ -98,51 +114,53 @@ def _watched(state: State, before: GpuSample, sample: GpuSample) -> bool:
     return before.fault is None and sample.at - before.at <= state.rules.window.stale_s
 
 
-def _members(state: State, holders: Sequence[Member], sample: GpuSample) -> Members:
+def _members(state: State, holders: Sequence[Member], held: Held, sample: GpuSample) -> Members:
     if sample.processes is None:  # nobody can tell: all that run
         running = [member for member in holders if isinstance(state.tasks[member.key.task].status, Running)]
-        return Members(running, [], False)
-    listed = {use.attempt for use in sample.processes}
+        return Members(running, [], False, not running)
     present: list[Member] = []
     resting: list[Member] = []
+    others = len(held)
     for member in holders:
-        if member.seen.now_mib != 0 and member.key in listed:
+        listed = member.key in held
+        others -= listed
+        if listed and member.seen.now_mib != 0:
             present.append(member)
         elif member.seen.first_at is not None:
             resting.append(member)
-    foreign = bool(listed.difference([member.key for member in holders])) or _hidden(sample)
-    return Members(present, resting, foreign)
+    foreign = others > 0 or _foreign(sample, sample.processes)
+    return Members(present, resting, foreign, not present and not foreign)
 
 
-def _hidden(sample: GpuSample) -> bool:
-    """Memory beyond what the listed processes hold is somebody's too."""
-    if sample.memory_used_mib is None:
-        return False
+def _foreign(sample: GpuSample, processes: Sequence[ProcessUse]) -> bool:
+    """A process that is no attempt's; or memory beyond what the listed processes hold, which is somebody's too."""
     beyond_mib = sample.memory_used_mib
-    for use in sample.processes or ():
-        if use.memory_mib is None:
-            return False
-        beyond_mib -= use.memory_mib
-    return beyond_mib > HIDDEN_MIB
+    for use in processes:
+        if use.attempt is None:
+            return True
+        beyond_mib = None if beyond_mib is None or use.memory_mib is None else beyond_mib - use.memory_mib
+    return beyond_mib is not None and beyond_mib > HIDDEN_MIB
 
 
 # What each does.
 
 
-def _learn(live: Live, members: Members, sample: GpuSample, span_s: float) -> None:
-    """What the sample shows corrects what was thought of those present."""
-    if not members.foreign:
+def _learn(live: Live, members: Members, at: float, active: float | None, span_s: float) -> None:
+    """The activity that the sample shows corrects what was thought of those present."""
+    guesses: list[Guess] = []
+    if members.foreign:
+        guesses.append(live.background)
+    elif live.background.pressure != 0.0 or live.background.variance != NEW_VARIANCE:
         live.background = Guess()  # those that come next are others
-    active = given(sample, "sm_active")
     if active is None:
         return
-    guesses = [live.background] if members.foreign else []
     for member in members.present:
         seen = member.seen
+        own = seen.own
         if seen.first_at is not None:
-            age_s = sample.at - max(seen.first_at, seen.grown_at or 0.0)
-            seen.own.variance = max(seen.own.variance, NEW_VARIANCE * exp(-age_s / YOUNG_S))
-        guesses.append(seen.own)
+            age_s = at - max(seen.first_at, seen.grown_at or 0.0)
+            own.variance = max(own.variance, NEW_VARIANCE * exp(-age_s / YOUNG_S))
+        guesses.append(own)
     for own in guesses:
         own.variance += DRIFT * max(own.pressure, SMALL) ** 2 * span_s
     _correct(guesses, active)
@@ -202,12 +220,11 @@ def _told(members: Members, sample: GpuSample) -> list[float] | None:
 
 def _values(sample: GpuSample) -> list[tuple[str, float]]:
     """The metrics that it gives."""
-    found: list[tuple[str, float]] = []
-    for metric in METRICS:
-        value: float | None = getattr(sample, metric)
-        if value is not None and 0.0 <= value < inf:
-            found.append((metric, value))
-    return found
+    return [
+        (metric, value)
+        for metric, value in zip(METRICS, _figures(sample), strict=True)
+        if value is not None and 0.0 <= value < inf
+    ]
 
 
 class Energy(Record, frozen=True):
@@ -217,6 +234,9 @@ class Energy(Record, frozen=True):
     spent_j: float = 0.0
     idle_j: float = 0.0
     guessed: bool = False
+
+
+NO_ENERGY = Energy()
 
 
 def _energy(state: State, live: Live, members: Members, before: GpuSample, sample: GpuSample) -> Energy | None:
@@ -255,42 +275,49 @@ def _mean_w(live: Live) -> float | None:
     if not live.recent_w:
         return None
     total_w = 0.0
-    for watts, _ in live.recent_w:
+    for watts in live.recent_w:
         total_w += watts
     return total_w / len(live.recent_w)
 
 
 def _note_power(state: State, live: Live, members: Members, before: GpuSample | None, sample: GpuSample) -> None:
-    """The lowest mean power, and the lowest with nobody on the GPU: what it takes idle."""
+    """The lowest mean power, and the lowest with nobody on the GPU: what it takes idle. `before`: where the span since
+    then was watched."""
     power_w = sample.power_w
-    if power_w is None and before is not None and _watched(state, before, sample):
+    if power_w is None and before is not None:
         spent_j = _spent_j(before, sample)
         power_w = None if spent_j is None else spent_j / (sample.at - before.at)
     if power_w is None or not isfinite(power_w) or power_w < 0.0:
         return
+    recent_w = live.recent_w
+    recent_w.append(power_w)
     empty = members.nobody and not state.on_gpu.get(sample.gpu)
-    live.recent_w.append((power_w, empty))
+    live.empty_for = live.empty_for + 1 if empty else 0
     if empty and sample.power_w is not None:  # a counter may lag: a single figure made from it is none
         live.empty_w = power_w if live.empty_w is None else min(live.empty_w, power_w)
-    mean_w = _mean_w(live)
-    if mean_w is None or len(live.recent_w) < (live.recent_w.maxlen or 1):
+    mean_w = _mean_w(live) if len(recent_w) >= POWER_SAMPLES else None
+    if mean_w is None:
         return
-    live.lowest_w = mean_w if live.lowest_w is None else min(live.lowest_w, mean_w)
-    if empty and all(alone for _, alone in live.recent_w):
+    if live.lowest_w is None or mean_w < live.lowest_w:
+        live.lowest_w = mean_w
+    if live.empty_for >= POWER_SAMPLES:
         state.idle_w[sample.gpu] = min(mean_w, state.idle_w.get(sample.gpu, mean_w))
 
 
-def _count(state: State, sample: GpuSample, span_s: float, energy: Energy, tasks_j: float) -> None:
-    holders = len(state.on_gpu.get(sample.gpu, {}))
-    place = (int(sample.at // HOUR_S), sample.gpu)
-    known = state.usage.get(place) or GpuUsage(gpu=sample.gpu, hour=place[0])
-    state.usage[place] = GpuUsage(  # added up at once: there is one for every sample
-        gpu=sample.gpu,
-        hour=place[0],
+def _count(
+    state: State, sample: GpuSample, span_s: float, active: float | None, energy: Energy, tasks_j: float
+) -> None:
+    gpu = sample.gpu
+    holders = len(state.on_gpu.get(gpu, ()))
+    hour = int(sample.at // HOUR_S)
+    known = state.usage.get((hour, gpu)) or GpuUsage(gpu=gpu, hour=hour)
+    state.usage[hour, gpu] = GpuUsage(  # added up at once: there is one for every sample
+        gpu=gpu,
+        hour=hour,
         watched_s=known.watched_s + span_s,
         held_s=known.held_s + (span_s if holders else 0.0),
         shared_s=known.shared_s + (span_s if holders > 1 else 0.0),
-        sm_s=known.sm_s + (given(sample, "sm_active") or 0.0) * span_s,
+        sm_s=known.sm_s + (active or 0.0) * span_s,
         energy_j=known.energy_j + energy.spent_j,
         idle_j=known.idle_j + energy.idle_j,
         tasks_j=known.tasks_j + tasks_j,

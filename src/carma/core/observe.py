@@ -25,31 +25,32 @@ from carma.core.window import given
 
 def take(state: State, sample: GpuSample) -> None:
     """One sample of one GPU. One that is not newer than the last tells nothing."""
-    if sample.gpu not in state.gpus:
+    gpu, at = sample.gpu, sample.at
+    if gpu not in state.gpus:
         return
-    live = state.live_of(sample.gpu)
+    live = state.live_of(gpu)
     before = live.window.newest
-    if before is not None and sample.at <= before.at:
+    if before is not None and at <= before.at:
         return
     live.window.add(sample)
-    newest = live.look is None or sample.at > live.look.at  # a glance may have come before a sample that is older
+    newest = live.look is None or at > live.look.at  # a glance may have come before a sample that is older
     if newest:
         state.news.looked(live, sample)
-    state.touch(sample.gpu)
+    state.touch(gpu)
     held = memory_by_attempt(sample)
-    holders = _tracked(state, sample.gpu)
+    holders = _tracked(state, gpu)
     for member in holders:
         key, seen = member.key, member.seen
         memory_mib = None if sample.processes is None else held.get(key, 0)
         if seen.first_at is None and key in held and memory_mib != 0:
-            seen.first_at = sample.at
+            seen.first_at = at
             live.since = before.at if before is not None else 0.0  # this sample is the first that tells of it
-        _notice(state, member, sample.at, memory_mib, newest)
+        _notice(state, member, at, memory_mib, newest)
         if seen.settled_at is None and seen.first_at is not None and _settled(state, seen, live, sample):
-            seen.settled_at = sample.at
+            seen.settled_at = at
         if seen.settled_at is not None and member.track.shrinks:
             state.news.settled.add(key.task)
-    attribution.share_out(state, live, holders, before, sample)
+    attribution.share_out(state, live, holders, held, before, sample)
 
 
 def glance(state: State, look: GpuSample) -> None:

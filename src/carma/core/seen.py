@@ -179,6 +179,7 @@ class Live:
 
     __slots__ = (
         "background",
+        "empty_for",
         "empty_w",
         "left_at",
         "left_over",
@@ -200,6 +201,7 @@ class Live:
         self.left_at = 0.0  # when a task last left it
         self.left_over: dict[AttemptKey, float] = {}  # those that left while above their booking, and when
         self.background = Guess()  # of the foreign processes on it
-        self.recent_w: deque[tuple[float, bool]] = deque(maxlen=POWER_SAMPLES)  # power, and whether nobody was on it
+        self.recent_w: deque[float] = deque(maxlen=POWER_SAMPLES)
+        self.empty_for = 0  # so many of the last readings of power in a row were with nobody on it
         self.lowest_w: float | None = None  # the lowest mean of those, whoever was on it
         self.empty_w: float | None = None  # the lowest single one with nobody on it: counts until there is a mean

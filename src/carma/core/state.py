@@ -164,9 +164,10 @@ class State:
                 del self.in_array[array]
 
     def live_of(self, gpu: GpuId) -> Live:
-        if gpu not in self.live:
-            self.live[gpu] = Live(self.rules.window.length_s)
-        return self.live[gpu]
+        live = self.live.get(gpu)
+        if live is None:
+            live = self.live[gpu] = Live(self.rules.window.length_s)
+        return live
 
     def empty_w(self) -> dict[GpuId, float]:
         """The lowest reading of each GPU with nobody on it, where `idle_w` does not have it yet."""

@@ -126,11 +126,13 @@ class Window:
         self._gauges: dict[float, Gauges] = {}  # by `since`
 
     def add(self, sample: GpuSample) -> None:
-        if self.samples and sample.at <= self.samples[-1].at:
+        samples = self.samples
+        if samples and sample.at <= samples[-1].at:
             return
-        self.samples.append(sample)
-        while self.samples[0].at < sample.at - self.length_s:
-            self.samples.popleft()
+        samples.append(sample)
+        oldest = sample.at - self.length_s
+        while samples[0].at < oldest:
+            samples.popleft()
         self._gauges.clear()
 
     @property
