@@ -99,4 +99,6 @@ def due_at(task: Task) -> float | None:
 
 def in_order(names: set[Name], order: Collection[Name]) -> list[Name]:
     """Those of the names that `order` has, as they come there: what is due at the same time is told in its order."""
-    return [name for name in (names if len(names) < 2 else order) if name in names and name in order]
+    if len(names) < 2:
+        return [name for name in names if name in order]
+    return list(filter(names.__contains__, order))

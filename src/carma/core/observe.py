@@ -219,11 +219,11 @@ def _limit_mib(attempt: Attempt, processes: int) -> int | None:
 def to_store(state: State, now: float) -> list[MemoryObserved]:
     """Attempts whose memory grew by 64 MiB or 5 %: news, and nothing that a restart should forget. What else is seen of
     them is noted together with what their GPUs did (usage.py)."""
-    grown = state.news.grown
-    if not grown:
-        return []
-    looked_at = (memory_news(state, task_id, now) for task_id in in_order(grown, state.active))
-    found = [news for news in looked_at if news is not None]
+    found: list[MemoryObserved] = []
+    for task_id in in_order(state.news.grown, state.active):
+        news = memory_news(state, task_id, now)
+        if news is not None:
+            found.append(news)
     state.news.grown = {news.key.task for news in found}  # until they are stored
     return found
 

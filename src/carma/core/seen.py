@@ -30,10 +30,6 @@ class Mean:
         self.seconds += seconds
         self.total += value * seconds
 
-    @property
-    def value(self) -> float | None:
-        return self.total / self.seconds if self.seconds > 0 else None
-
 
 class Guess:
     """What somebody's own SM activity is thought to be, as a pressure, and how far off that may be (attribution.py)."""
@@ -153,10 +149,8 @@ class Track:
     @property
     def activity(self) -> Activity | None:
         """Its own share, on average over the time since its first use; None before that."""
-        values = {name: mean.value for name, mean in self.means.items()}
-        if all(value is None for value in values.values()):
-            return None
-        return Activity(**{name: None if value is None else round(value, 5) for name, value in values.items()})
+        found = {name: round(mean.total / mean.seconds, 5) for name, mean in self.means.items() if mean.seconds > 0}
+        return Activity(**found) if found else None
 
     def go_on_from(
         self, energy_j: float | None, activity: Activity | None, used_s: float, alone: Alone | None = None

@@ -44,7 +44,8 @@ class Eyes:
     def look(self, now: float) -> GpusSampled:
         """The samples that are due now; the next look is asked for if there is anything left to see."""
         # What changed at this very moment is seen in the next look: there is no span yet to take a mean over.
-        samples = tuple(self._sample(index, now) for index in sorted(self._until) if self._last[index][0] < now)
+        last = self._last
+        samples = tuple([self._sample(index, now) for index in sorted(self._until) if last[index][0] < now])
         self._until = {index: until for index, until in self._until.items() if until > now}
         self._due = bool(self._until)
         if self._due:

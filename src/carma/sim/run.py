@@ -168,6 +168,11 @@ class Simulation:
 
     def _happened(self, what: Happening) -> list[e.AnyEvent]:
         match what:
+            case (runner, version):
+                return self._due(runner) if runner.version == version else []
+            case Look():
+                self._forget()
+                return [self._eyes.look(self.now)]
             case Arrival(place=place):
                 return [self._arrival(place)]
             case Started(key=key):
@@ -178,9 +183,6 @@ class Simulation:
                 return self._saved_and_left(key)
             case Thought(task=task):
                 return [self._estimated(task)]
-            case Look():
-                self._forget()
-                return [self._eyes.look(self.now)]
             case Wake():
                 self._awake = False
                 self._check_alive()
@@ -188,8 +190,6 @@ class Simulation:
             case Noted():
                 self._note()
                 return []
-            case (runner, version):
-                return self._due(runner) if runner.version == version else []
 
     def _note(self) -> None:
         assert self._course is not None
