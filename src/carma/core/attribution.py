@@ -78,18 +78,27 @@ def share_out(
         return
     span_s, active = sample.at - watched.at, given(sample, "sm_active")
     _learn(live, members, sample.at, active, span_s)
-    present, resting = members.present, members.resting
-    shares = _shares(live, members, sample)
-    pace.follow(state, live, present, shares, members.foreign, sample, span_s)
+    shares: Sequence[float] = ()
+    if members.present:
+        shares = _shares(live, members, sample)
+        pace.follow(state, live, members.present, shares, members.foreign, sample, span_s)
     energy = _energy(state, live, members, watched, sample)
-    above_j = None if energy is None else energy.spent_j - energy.idle_j
-    given_j = 0.0
-    values = _values(sample)
-    for member, share in zip(present, shares, strict=True):
-        given_j += _give(member.track, share, span_s, values, above_j)
-    for member in resting:
-        _give(member.track, 0.0, span_s, values, above_j)
+    given_j = _give_all(members, shares, sample, span_s, energy) if members.present or members.resting else 0.0
     _count(state, sample, span_s, active, energy or NO_ENERGY, given_j)
+
+
+def _give_all(
+    members: Members, shares: Sequence[float], sample: GpuSample, span_s: float, energy: Energy | None
+) -> float:
+    """How much energy was given."""
+    above_j = None if energy is None else energy.spent_j - energy.idle_j
+    values = _values(sample)
+    given_j = 0.0
+    for member, share in zip(members.present, shares, strict=True):
+        given_j += _give(member.track, share, span_s, values, above_j)
+    for member in members.resting:
+        _give(member.track, 0.0, span_s, values, above_j)
+    return given_j
 
 
 def _give(
@@ -161,9 +170,10 @@ def _learn(live: Live, members: Members, at: float, active: float | None, span_s
             age_s = at - max(seen.first_at, seen.grown_at or 0.0)
             own.variance = max(own.variance, NEW_VARIANCE * exp(-age_s / YOUNG_S))
         guesses.append(own)
-    for own in guesses:
-        own.variance += DRIFT * max(own.pressure, SMALL) ** 2 * span_s
-    _correct(guesses, active)
+    if guesses:
+        for own in guesses:
+            own.variance += DRIFT * max(own.pressure, SMALL) ** 2 * span_s
+        _correct(guesses, active)
 
 
 def _correct(guesses: Sequence[Guess], active: float) -> None:

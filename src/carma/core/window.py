@@ -68,10 +68,10 @@ def summarise(values: Sequence[float], times: Sequence[float]) -> Summary:
 
 def _slope(values: Sequence[float], times: Sequence[float], mean: float) -> float:
     middle = sum(times) / len(times)
-    spread = sum((time - middle) ** 2 for time in times)
+    spread = sum([(time - middle) ** 2 for time in times])
     if spread == 0:
         return 0.0
-    return sum((time - middle) * (value - mean) for time, value in zip(times, values, strict=True)) / spread
+    return sum([(time - middle) * (value - mean) for time, value in zip(times, values, strict=True)]) / spread
 
 
 class Gauges(Mapping[Metric, Summary]):
