@@ -72,7 +72,9 @@ def share_out(
     if sample.fault is not None:
         return
     members = _members(state, holders, held, sample)
-    watched = before if before is not None and _watched(state, before, sample) else None
+    # After a gap nobody knows who was there: the span since the sample before tells nothing.
+    gap = before is None or before.fault is not None or sample.at - before.at > state.rules.window.stale_s
+    watched = None if gap else before
     _note_power(state, live, members, watched, sample)
     if watched is None:
         return
@@ -116,11 +118,6 @@ def _give(
     part_j = above_j * share
     track.energy_j = (track.energy_j or 0.0) + part_j
     return part_j
-
-
-def _watched(state: State, before: GpuSample, sample: GpuSample) -> bool:
-    """Whether the span between the two tells anything: after a gap nobody knows who was there."""
-    return before.fault is None and sample.at - before.at <= state.rules.window.stale_s
 
 
 def _members(state: State, holders: Sequence[Member], held: Held, sample: GpuSample) -> Members:
@@ -171,15 +168,14 @@ def _learn(live: Live, members: Members, at: float, active: float | None, span_s
             own.variance = max(own.variance, NEW_VARIANCE * exp(-age_s / YOUNG_S))
         guesses.append(own)
     if guesses:
-        for own in guesses:
-            own.variance += DRIFT * max(own.pressure, SMALL) ** 2 * span_s
-        _correct(guesses, active)
+        _correct(guesses, active, span_s)
 
 
-def _correct(guesses: Sequence[Guess], active: float) -> None:
+def _correct(guesses: Sequence[Guess], active: float, span_s: float) -> None:
     idle = max(SLACK, 1.0 - active)
     pressure, variance = 0.0, 0.0
     for own in guesses:
+        own.variance += DRIFT * max(own.pressure, SMALL) ** 2 * span_s
         pressure += own.pressure
         variance += own.variance
     error = -log(idle) - pressure
@@ -216,7 +212,7 @@ def _told(members: Members, sample: GpuSample) -> list[float] | None:
     """What the sampler says of every process on the GPU, if it says it of all of them; of those present first."""
     if not members.present or not sample.processes or sample.processes[0].sm_active is None:
         return None
-    told: dict[AttemptKey | None, float] = dict.fromkeys((member.key for member in members.present), 0.0)
+    told: dict[AttemptKey | None, float] = dict.fromkeys([member.key for member in members.present], 0.0)
     for use in sample.processes:
         if use.sm_active is None or not isfinite(use.sm_active):
             return None
@@ -256,7 +252,7 @@ def _energy(state: State, live: Live, members: Members, before: GpuSample, sampl
         return None
     if members.nobody:
         return Energy(spent_j, spent_j)
-    known_w = measured_idle_w(state, sample.gpu)
+    known_w = state.idle_w.get(sample.gpu, live.empty_w)
     idle_w = known_w if known_w is not None else _guessed_idle_w(live)
     if idle_w is None:  # without a figure nothing is said to be above idle
         return Energy(spent_j, spent_j, guessed=True)

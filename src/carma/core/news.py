@@ -69,7 +69,9 @@ class News:
     # -- what a look at a GPU shows ---------------------------------------------------------------------------------
     def looked(self, live: Live, look: GpuSample) -> None:
         """The GPU's newest look at memory. What it shows of a task depends on whether that has ended meanwhile."""
-        live.look = look
+        before, live.look = live.look, look
+        if before is not None and before.processes is look.processes:
+            return
         tasks = [use.attempt.task for use in look.processes or () if use.attempt is not None]
         if tasks == live.shown:
             return

@@ -37,7 +37,9 @@ def take(state: State, sample: GpuSample) -> None:
     if newest:
         state.news.looked(live, sample)
     state.touch(gpu)
-    held = memory_by_attempt(sample)
+    if sample.processes is not live.held_of:  # the very same list says the same
+        live.held, live.held_of = memory_by_attempt(sample), sample.processes
+    held = live.held
     holders = _tracked(state, gpu)
     for member in holders:
         key, seen = member.key, member.seen

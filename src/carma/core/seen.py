@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import asdict
 
-from carma.core.model import Activity, Alone, AttemptKey, Demand, GpuId, GpuSample, TaskId
+from carma.core.model import Activity, Alone, AttemptKey, Demand, GpuId, GpuSample, ProcessUse, TaskId
 from carma.core.window import Window
 
 NEW_VARIANCE = 0.5  # of one that is new: it may do nothing yet, or fill the GPU
@@ -175,6 +175,8 @@ class Live:
         "background",
         "empty_for",
         "empty_w",
+        "held",
+        "held_of",
         "left_at",
         "left_over",
         "look",
@@ -189,6 +191,8 @@ class Live:
     def __init__(self, length_s: float) -> None:
         self.window = Window(length_s)
         self.look: GpuSample | None = None  # the newest that tells of memory: a sample, or a glance between two
+        self.held: dict[AttemptKey, int | None] = {}  # MiB of each attempt among `held_of`
+        self.held_of: tuple[ProcessUse, ...] | None = None
         self.shown: list[TaskId] = []  # the tasks whose processes `look` shows
         self.since = 0.0
         self.truth = 1.0  # how much of the activity that was predicted for those on it is seen (pace.py)

@@ -61,6 +61,8 @@ class Eyes:
         at, sm_s, occupancy_s, dram_s, energy_j = self._last[index]
         self._last[index] = self._integrals(board, now)
         span_s = now - at
+        if board.uses is None:
+            board.uses = tuple([_use(runner, board) for runner in board.runners])
         return GpuSample(
             gpu=self._gpus[index].id,
             at=now,
@@ -70,7 +72,7 @@ class Eyes:
             dram_active=(board.dram_s - dram_s) / span_s,
             power_w=(board.energy_j - energy_j) / span_s,
             energy_j=board.energy_j,
-            processes=tuple([_use(runner, board) for runner in board.runners]),
+            processes=board.uses,
         )
 
 

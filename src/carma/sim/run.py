@@ -143,7 +143,11 @@ class Simulation:
             self.now, what = self._heap.pop()
             for event in self._happened(what):
                 yield from self._tell(event)
-            yield from self._settle()
+            while due := propose(self.state, self.now):
+                for event in due:
+                    yield from self._tell(event)
+            if self.state.line or self.state.undecided:
+                self._wake_later()
 
     def figures(self, took_s: float) -> result.Figures:
         end = max((run.ended_s for run in self.runs), default=0.0)
@@ -278,13 +282,6 @@ class Simulation:
         self._heap.push(at, (runner, version))
 
     # The core.
-
-    def _settle(self) -> Iterator[e.AnyEvent]:
-        while due := propose(self.state, self.now):
-            for event in due:
-                yield from self._tell(event)
-        if self.state.line or self.state.undecided:
-            self._wake_later()
 
     def _tell(self, event: e.AnyEvent) -> Iterator[e.AnyEvent]:
         commands = step(self.state, event)
