@@ -27,7 +27,8 @@ from operator import attrgetter
 
 from carma.core import pace
 from carma.core.model import Activity, AttemptKey, GpuId, GpuSample, GpuUsage, ProcessUse, Record
-from carma.core.seen import NEW_VARIANCE, POWER_SAMPLES, Guess, Live, Seen, Track
+from carma.core.seen import NEW_VARIANCE, POWER_SAMPLES, Guess, Live, Track
+from carma.core.seen import Member as Member
 from carma.core.snapshot import HIDDEN_MIB
 from carma.core.state import State
 from carma.core.status import Running
@@ -43,14 +44,6 @@ YOUNG_S = 20.0  # how fast one is no longer new, from its first use or last grow
 DRIFT = 0.01  # variance for each second, as a part of the pressure squared: phases and neighbours change what one does
 SMALL = 0.1  # the least that noise and drift are counted of, so that one thought to do nothing can be seen to wake up
 DOUBT = 0.2  # nobody weighs less than this part of the guess's spread: no nothing for one of whom little is known
-
-
-class Member(Record, frozen=True):
-    """One attempt on one GPU, and what was seen of it there."""
-
-    key: AttemptKey
-    track: Track
-    seen: Seen
 
 
 class Members(Record, frozen=True):
@@ -165,7 +158,8 @@ def _learn(live: Live, members: Members, at: float, active: float | None, span_s
         own = seen.own
         if seen.first_at is not None:
             age_s = at - max(seen.first_at, seen.grown_at or 0.0)
-            own.variance = max(own.variance, NEW_VARIANCE * exp(-age_s / YOUNG_S))
+            young = NEW_VARIANCE * exp(-age_s / YOUNG_S)
+            own.variance = young if young > own.variance else own.variance
         guesses.append(own)
     if guesses:
         _correct(guesses, active, span_s)
@@ -175,7 +169,7 @@ def _correct(guesses: Sequence[Guess], active: float, span_s: float) -> None:
     idle = max(SLACK, 1.0 - active)
     pressure, variance = 0.0, 0.0
     for own in guesses:
-        own.variance += DRIFT * max(own.pressure, SMALL) ** 2 * span_s
+        own.variance += DRIFT * (own.pressure if own.pressure > SMALL else SMALL) ** 2 * span_s
         pressure += own.pressure
         variance += own.variance
     error = -log(idle) - pressure

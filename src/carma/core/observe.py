@@ -40,7 +40,7 @@ def take(state: State, sample: GpuSample) -> None:
     if sample.processes is not live.held_of:  # the very same list says the same
         live.held, live.held_of = memory_by_attempt(sample), sample.processes
     held = live.held
-    holders = _tracked(state, gpu)
+    holders = _tracked(state, live, gpu)
     for member in holders:
         key, seen = member.key, member.seen
         memory_mib = None if sample.processes is None else held.get(key, 0)
@@ -65,19 +65,22 @@ def glance(state: State, look: GpuSample) -> None:
     state.news.looked(live, look)
     state.touch(look.gpu)
     held = memory_by_attempt(look)
-    for member in _tracked(state, look.gpu):
+    for member in _tracked(state, live, look.gpu):
         _notice(state, member, look.at, held.get(member.key, 0), True)
         if member.seen.settled_at is not None and member.track.shrinks:
             state.news.settled.add(member.key.task)
 
 
-def _tracked(state: State, gpu: GpuId) -> list[Member]:
+def _tracked(state: State, live: Live, gpu: GpuId) -> list[Member]:
+    if live.members is not None:
+        return live.members
     found: list[Member] = []
     for key in state.on_gpu.get(gpu, ()):
         track = state.tracks.get(key)
         seen = track.on.get(gpu) if track is not None else None
         if track is not None and seen is not None:
             found.append(Member(key, track, seen))
+    live.members = found
     return found
 
 

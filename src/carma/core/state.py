@@ -104,13 +104,20 @@ class State:
         self.news.watched.add(gpu)
         self.doors.touched.add(gpu)
 
+    def _moved(self, gpu: GpuId) -> None:
+        """Others are on it than before, or in another order."""
+        live = self.live.get(gpu)
+        if live is not None:
+            live.members = None
+        self.touch(gpu)
+
     def _stay(self, task: Task, placement: Placement) -> None:
         """One that is active as it was, and more is known of it: in every index it goes to the end."""
         key = self.active[task.id] = self.active.pop(task.id)
         for gpu in placement.gpus:
             held = self.on_gpu[gpu]
             held[key] = held.pop(key)
-            self.touch(gpu)
+            self._moved(gpu)
         self.news.active(task)
 
     def _index(self, task: Task) -> None:
@@ -125,7 +132,7 @@ class State:
                 self.active[task.id] = task.key
                 for gpu in placement.gpus:
                     self.on_gpu.setdefault(gpu, {})[task.key] = placement
-                    self.touch(gpu)
+                    self._moved(gpu)
                 self._count_array(task, +1)
                 self.news.active(task)
                 if isinstance(task.status, Running) and task.status.preempting is not None:
@@ -156,7 +163,7 @@ class State:
                 self.asked.discard(task.id)
                 for gpu in placement.gpus:
                     del self.on_gpu[gpu][task.key]
-                    self.touch(gpu)
+                    self._moved(gpu)
                 self._count_array(task, -1)
             case Recovering():
                 self.undecided.discard(task.id)
