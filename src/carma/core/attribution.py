@@ -21,12 +21,14 @@ the lowest power seen is taken for idle: all of it would leave a task that alway
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import exp, inf, isfinite, log, sqrt
+from operator import attrgetter
 
 from carma.core import pace
-from carma.core.model import Activity, AttemptKey, GpuId, GpuSample, GpuUsage, Record
-from carma.core.seen import NEW_VARIANCE, Guess, Live, Seen, Track
+from carma.core.model import Activity, AttemptKey, GpuId, GpuSample, GpuUsage, ProcessUse, Record
+from carma.core.seen import NEW_VARIANCE, POWER_SAMPLES, Guess, Live, Track
+from carma.core.seen import Member as Member
 from carma.core.snapshot import HIDDEN_MIB
 from carma.core.state import State
 from carma.core.status import Running
@@ -34,6 +36,7 @@ from carma.core.usage import HOUR_S
 from carma.core.window import given
 
 METRICS = Activity.__struct_fields__
+_figures = attrgetter(*METRICS)
 
 NOISE = 0.05  # the error of a reading, as a part of it: steps and samples do not keep time with each other
 SLACK = 0.02  # no GPU is taken to be fuller than all but this: the pressure of a full one would have no end
@@ -43,115 +46,130 @@ SMALL = 0.1  # the least that noise and drift are counted of, so that one though
 DOUBT = 0.2  # nobody weighs less than this part of the guess's spread: no nothing for one of whom little is known
 
 
-class Member(Record, frozen=True):
-    """One attempt on one GPU, and what was seen of it there."""
-
-    key: AttemptKey
-    track: Track
-    seen: Seen
-
-
 class Members(Record, frozen=True):
     """Who was on a GPU when a sample was taken."""
 
     present: list[Member]  # they hold memory there
     resting: list[Member]  # they did before, and hold none now
     foreign: bool
-
-    @property
-    def nobody(self) -> bool:
-        return not self.present and not self.foreign
+    nobody: bool  # neither present nor foreign
 
 
-def share_out(state: State, live: Live, holders: Sequence[Member], before: GpuSample | None, sample: GpuSample) -> None:
+Held = Mapping[AttemptKey, int | None]  # MiB of each attempt that a sample shows
+
+
+def share_out(
+    state: State, live: Live, holders: Sequence[Member], held: Held, before: GpuSample | None, sample: GpuSample
+) -> None:
     """What happened since the sample before: to each of its holders its share, and to the GPU's hour the whole."""
     if sample.fault is not None:
         return
-    members = _members(state, holders, sample)
-    _note_power(state, live, members, before, sample)
-    if before is None or not _watched(state, before, sample):
+    members = _members(state, holders, held, sample)
+    # After a gap nobody knows who was there: the span since the sample before tells nothing.
+    gap = before is None or before.fault is not None or sample.at - before.at > state.rules.window.stale_s
+    watched = None if gap else before
+    _note_power(state, live, members, watched, sample)
+    if watched is None:
         return
-    span_s = sample.at - before.at
-    _learn(live, members, sample, span_s)
-    shares = [*_shares(live, members, sample), *(0.0 for _ in members.resting)]
-    pace.follow(state, live, members.present, shares[: len(members.present)], members.foreign, sample, span_s)
-    energy = _energy(state, live, members, before, sample)
-    given_j = 0.0
+    span_s, active = sample.at - watched.at, given(sample, "sm_active")
+    _learn(live, members, sample.at, active, span_s)
+    shares: Sequence[float] = ()
+    if members.present:
+        shares = _shares(live, members, sample)
+        pace.follow(state, live, members.present, shares, members.foreign, sample, span_s)
+    energy = _energy(state, live, members, watched, sample)
+    given_j = _give_all(members, shares, sample, span_s, energy) if members.present or members.resting else 0.0
+    _count(state, sample, span_s, active, energy or NO_ENERGY, given_j)
+
+
+def _give_all(
+    members: Members, shares: Sequence[float], sample: GpuSample, span_s: float, energy: Energy | None
+) -> float:
+    """How much energy was given."""
+    above_j = None if energy is None else energy.spent_j - energy.idle_j
     values = _values(sample)
-    for member, share in zip((*members.present, *members.resting), shares, strict=True):
-        track = member.track
-        track.used_s += span_s
-        means = track.means
-        for metric, value in values:
-            mean = means[metric]
-            mean.seconds += span_s
-            mean.total += value * share * span_s
-        if energy is not None:
-            part_j = (energy.spent_j - energy.idle_j) * share
-            track.energy_j = (track.energy_j or 0.0) + part_j
-            given_j += part_j
-    _count(state, sample, span_s, energy or Energy(), given_j)
+    given_j = 0.0
+    for member, share in zip(members.present, shares, strict=True):
+        given_j += _give(member.track, share, span_s, values, above_j)
+    for member in members.resting:
+        _give(member.track, 0.0, span_s, values, above_j)
+    return given_j
 
 
-def _watched(state: State, before: GpuSample, sample: GpuSample) -> bool:
-    """Whether the span between the two tells anything: after a gap nobody knows who was there."""
-    return before.fault is None and sample.at - before.at <= state.rules.window.stale_s
+def _give(
+    track: Track, share: float, span_s: float, values: Sequence[tuple[str, float]], above_j: float | None
+) -> float:
+    """Its share of a span. How much energy that is."""
+    track.used_s += span_s
+    means = track.means
+    for metric, value in values:
+        mean = means[metric]
+        mean.seconds += span_s
+        mean.total += value * share * span_s
+    if above_j is None:
+        return 0.0
+    part_j = above_j * share
+    track.energy_j = (track.energy_j or 0.0) + part_j
+    return part_j
 
 
-def _members(state: State, holders: Sequence[Member], sample: GpuSample) -> Members:
+def _members(state: State, holders: Sequence[Member], held: Held, sample: GpuSample) -> Members:
     if sample.processes is None:  # nobody can tell: all that run
         running = [member for member in holders if isinstance(state.tasks[member.key.task].status, Running)]
-        return Members(running, [], False)
-    listed = {use.attempt for use in sample.processes}
+        return Members(running, [], False, not running)
     present: list[Member] = []
     resting: list[Member] = []
+    others = len(held)
     for member in holders:
-        if member.seen.now_mib != 0 and member.key in listed:
+        listed = member.key in held
+        others -= listed
+        if listed and member.seen.now_mib != 0:
             present.append(member)
         elif member.seen.first_at is not None:
             resting.append(member)
-    foreign = bool(listed.difference([member.key for member in holders])) or _hidden(sample)
-    return Members(present, resting, foreign)
+    foreign = others > 0 or _foreign(sample, sample.processes)
+    return Members(present, resting, foreign, not present and not foreign)
 
 
-def _hidden(sample: GpuSample) -> bool:
-    """Memory beyond what the listed processes hold is somebody's too."""
-    if sample.memory_used_mib is None:
-        return False
+def _foreign(sample: GpuSample, processes: Sequence[ProcessUse]) -> bool:
+    """A process that is no attempt's; or memory beyond what the listed processes hold, which is somebody's too."""
     beyond_mib = sample.memory_used_mib
-    for use in sample.processes or ():
-        if use.memory_mib is None:
-            return False
-        beyond_mib -= use.memory_mib
-    return beyond_mib > HIDDEN_MIB
+    for use in processes:
+        if use.attempt is None:
+            return True
+        beyond_mib = None if beyond_mib is None or use.memory_mib is None else beyond_mib - use.memory_mib
+    return beyond_mib is not None and beyond_mib > HIDDEN_MIB
 
 
 # What each does.
 
 
-def _learn(live: Live, members: Members, sample: GpuSample, span_s: float) -> None:
-    """What the sample shows corrects what was thought of those present."""
-    if not members.foreign:
+def _learn(live: Live, members: Members, at: float, active: float | None, span_s: float) -> None:
+    """The activity that the sample shows corrects what was thought of those present."""
+    guesses: list[Guess] = []
+    if members.foreign:
+        guesses.append(live.background)
+    elif live.background.pressure != 0.0 or live.background.variance != NEW_VARIANCE:
         live.background = Guess()  # those that come next are others
-    active = given(sample, "sm_active")
     if active is None:
         return
-    guesses = [live.background] if members.foreign else []
     for member in members.present:
         seen = member.seen
+        own = seen.own
         if seen.first_at is not None:
-            age_s = sample.at - max(seen.first_at, seen.grown_at or 0.0)
-            seen.own.variance = max(seen.own.variance, NEW_VARIANCE * exp(-age_s / YOUNG_S))
-        guesses.append(seen.own)
-    for own in guesses:
-        own.variance += DRIFT * max(own.pressure, SMALL) ** 2 * span_s
-    _correct(guesses, active)
+            age_s = at - max(seen.first_at, seen.grown_at or 0.0)
+            young = NEW_VARIANCE * exp(-age_s / YOUNG_S)
+            own.variance = young if young > own.variance else own.variance
+        guesses.append(own)
+    if guesses:
+        _correct(guesses, active, span_s)
 
 
-def _correct(guesses: Sequence[Guess], active: float) -> None:
+def _correct(guesses: Sequence[Guess], active: float, span_s: float) -> None:
     idle = max(SLACK, 1.0 - active)
     pressure, variance = 0.0, 0.0
     for own in guesses:
+        own.variance += DRIFT * (own.pressure if own.pressure > SMALL else SMALL) ** 2 * span_s
         pressure += own.pressure
         variance += own.variance
     error = -log(idle) - pressure
@@ -188,7 +206,7 @@ def _told(members: Members, sample: GpuSample) -> list[float] | None:
     """What the sampler says of every process on the GPU, if it says it of all of them; of those present first."""
     if not members.present or not sample.processes or sample.processes[0].sm_active is None:
         return None
-    told: dict[AttemptKey | None, float] = dict.fromkeys((member.key for member in members.present), 0.0)
+    told: dict[AttemptKey | None, float] = dict.fromkeys([member.key for member in members.present], 0.0)
     for use in sample.processes:
         if use.sm_active is None or not isfinite(use.sm_active):
             return None
@@ -202,12 +220,11 @@ def _told(members: Members, sample: GpuSample) -> list[float] | None:
 
 def _values(sample: GpuSample) -> list[tuple[str, float]]:
     """The metrics that it gives."""
-    found: list[tuple[str, float]] = []
-    for metric in METRICS:
-        value: float | None = getattr(sample, metric)
-        if value is not None and 0.0 <= value < inf:
-            found.append((metric, value))
-    return found
+    return [
+        (metric, value)
+        for metric, value in zip(METRICS, _figures(sample), strict=True)
+        if value is not None and 0.0 <= value < inf
+    ]
 
 
 class Energy(Record, frozen=True):
@@ -219,6 +236,9 @@ class Energy(Record, frozen=True):
     guessed: bool = False
 
 
+NO_ENERGY = Energy()
+
+
 def _energy(state: State, live: Live, members: Members, before: GpuSample, sample: GpuSample) -> Energy | None:
     """None where the counter tells nothing."""
     spent_j = _spent_j(before, sample)
@@ -226,7 +246,7 @@ def _energy(state: State, live: Live, members: Members, before: GpuSample, sampl
         return None
     if members.nobody:
         return Energy(spent_j, spent_j)
-    known_w = measured_idle_w(state, sample.gpu)
+    known_w = state.idle_w.get(sample.gpu, live.empty_w)
     idle_w = known_w if known_w is not None else _guessed_idle_w(live)
     if idle_w is None:  # without a figure nothing is said to be above idle
         return Energy(spent_j, spent_j, guessed=True)
@@ -255,42 +275,49 @@ def _mean_w(live: Live) -> float | None:
     if not live.recent_w:
         return None
     total_w = 0.0
-    for watts, _ in live.recent_w:
+    for watts in live.recent_w:
         total_w += watts
     return total_w / len(live.recent_w)
 
 
 def _note_power(state: State, live: Live, members: Members, before: GpuSample | None, sample: GpuSample) -> None:
-    """The lowest mean power, and the lowest with nobody on the GPU: what it takes idle."""
+    """The lowest mean power, and the lowest with nobody on the GPU: what it takes idle. `before`: where the span since
+    then was watched."""
     power_w = sample.power_w
-    if power_w is None and before is not None and _watched(state, before, sample):
+    if power_w is None and before is not None:
         spent_j = _spent_j(before, sample)
         power_w = None if spent_j is None else spent_j / (sample.at - before.at)
     if power_w is None or not isfinite(power_w) or power_w < 0.0:
         return
+    recent_w = live.recent_w
+    recent_w.append(power_w)
     empty = members.nobody and not state.on_gpu.get(sample.gpu)
-    live.recent_w.append((power_w, empty))
+    live.empty_for = live.empty_for + 1 if empty else 0
     if empty and sample.power_w is not None:  # a counter may lag: a single figure made from it is none
         live.empty_w = power_w if live.empty_w is None else min(live.empty_w, power_w)
-    mean_w = _mean_w(live)
-    if mean_w is None or len(live.recent_w) < (live.recent_w.maxlen or 1):
+    mean_w = _mean_w(live) if len(recent_w) >= POWER_SAMPLES else None
+    if mean_w is None:
         return
-    live.lowest_w = mean_w if live.lowest_w is None else min(live.lowest_w, mean_w)
-    if empty and all(alone for _, alone in live.recent_w):
+    if live.lowest_w is None or mean_w < live.lowest_w:
+        live.lowest_w = mean_w
+    if live.empty_for >= POWER_SAMPLES:
         state.idle_w[sample.gpu] = min(mean_w, state.idle_w.get(sample.gpu, mean_w))
 
 
-def _count(state: State, sample: GpuSample, span_s: float, energy: Energy, tasks_j: float) -> None:
-    holders = len(state.on_gpu.get(sample.gpu, {}))
-    place = (int(sample.at // HOUR_S), sample.gpu)
-    known = state.usage.get(place) or GpuUsage(gpu=sample.gpu, hour=place[0])
-    state.usage[place] = GpuUsage(  # added up at once: there is one for every sample
-        gpu=sample.gpu,
-        hour=place[0],
+def _count(
+    state: State, sample: GpuSample, span_s: float, active: float | None, energy: Energy, tasks_j: float
+) -> None:
+    gpu = sample.gpu
+    holders = len(state.on_gpu.get(gpu, ()))
+    hour = int(sample.at // HOUR_S)
+    known = state.usage.get((hour, gpu)) or GpuUsage(gpu=gpu, hour=hour)
+    state.usage[hour, gpu] = GpuUsage(  # added up at once: there is one for every sample
+        gpu=gpu,
+        hour=hour,
         watched_s=known.watched_s + span_s,
         held_s=known.held_s + (span_s if holders else 0.0),
         shared_s=known.shared_s + (span_s if holders > 1 else 0.0),
-        sm_s=known.sm_s + (given(sample, "sm_active") or 0.0) * span_s,
+        sm_s=known.sm_s + (active or 0.0) * span_s,
         energy_j=known.energy_j + energy.spent_j,
         idle_j=known.idle_j + energy.idle_j,
         tasks_j=known.tasks_j + tasks_j,

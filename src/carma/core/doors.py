@@ -12,12 +12,21 @@ from msgspec.structs import replace
 
 from carma.core.admission import by_size, never_fits
 from carma.core.decision import Ask
-from carma.core.filters import Door, door_of, tasks_allowed
+from carma.core.filters import Door, at_the_gate, door_of, tasks_allowed
 from carma.core.kept import Asked, Doors, Kept, Nobody
 from carma.core.model import GpuId
 from carma.core.news import EARLY_S
 from carma.core.reserve import Fence, degree_of, free_at
-from carma.core.snapshot import expected_runtime_s, later_view, same_until, stale_at, view_of, warm_until
+from carma.core.snapshot import (
+    blind_to,
+    expected_runtime_s,
+    fresh_sample,
+    later_view,
+    same_until,
+    stale_at,
+    view_of,
+    warm_until,
+)
 from carma.core.state import SERVER, State
 from carma.core.task import Task
 from carma.core.walk import ask_of
@@ -45,7 +54,9 @@ def _look_again(state: State, doors: Doors, kept: Kept, now: float) -> None:
     kept.door = None
     kept.until = _closed_until(state, kept.gpu.id)
     closed, same = kept.until > now, False
-    if not closed:
+    if not closed and _too_busy(state, kept.gpu.id, now):
+        closed, kept.until = True, stale_at(state, fresh_sample(state, state.live_of(kept.gpu.id), now))
+    elif not closed:
         door = _same_company(state, kept, door_at(state, kept, now), was)
         closed = door.shut is not None or door.busy is not None
         kept.free_mib, kept.taken = door.free_mib, door.taken is not None
@@ -108,6 +119,19 @@ def _closed_until(state: State, gpu: GpuId) -> float:
             seen = track.on.get(gpu) if track is not None else None
             latest = max(latest, warm_until(seen, state.tasks[key.task], rules))
     return latest
+
+
+def _too_busy(state: State, gpu: GpuId, now: float) -> bool:
+    """Whether the gate keeps it closed to everybody, which is told without a look at who is there. Where a policy looks
+    at company itself, what is known of that is kept, and the whole door is looked at."""
+    policy = state.policy
+    if not policy.gated or policy.against is not None or not state.on_gpu.get(gpu):
+        return False
+    live = state.live_of(gpu)
+    newest = fresh_sample(state, live, now)
+    if newest is not None and newest.processes is None:
+        return False  # it takes more to tell whether that is outdated
+    return at_the_gate(blind_to(state, live, newest), live.window.gauges(live.since), state.rules) is not None
 
 
 def door_at(state: State, kept: Kept, now: float) -> Door:

@@ -43,7 +43,12 @@ class Held(NamedTuple):
     cards: int = 0  # of memory; see CARD
 
     def plus(self, other: Held, sign: int = 1) -> Held:
-        return Held(*(mine + sign * others for mine, others in zip(self, other, strict=True)))
+        return Held(
+            self.tasks + sign * other.tasks,
+            self.gpus + sign * other.gpus,
+            self.booked_mib + sign * other.booked_mib,
+            self.cards + sign * other.cards,
+        )
 
 
 NONE_HELD = Held()
@@ -97,6 +102,8 @@ class Accounts:
         self.at = 0.0
         self.by_uid: dict[int, Account] = {}
         self.by_task: dict[TaskId, Held] = {}
+        self._gpus: Mapping[GpuId, Gpu] = {}  # those that were there last
+        self._outdated: set[TaskId] = set()  # what those hold was counted on other GPUs
 
     # -- what happens ------------------------------------------------------------------------------------------------
     def follow(self, before: Task | None, task: Task | None, gpus: Mapping[GpuId, Gpu], now: float) -> bool:
@@ -106,26 +113,34 @@ class Accounts:
         account = self.by_uid.get(known.owner.uid)
         if account is None:
             account = self.by_uid[known.owner.uid] = Account(known.owner.name)
-        account.waiting += waits(task) - waits(before)
-        was = self.by_task.get(known.id, NONE_HELD)
-        held = NONE_HELD
-        if task is not None and isinstance(task.status, Starting | Running):
-            held = held_by(task.status.placement, gpus)
+        if gpus is not self._gpus:
+            self._gpus, self._outdated = gpus, set(self.by_task)
         changed = False
-        if held != was:
-            self._count(account, now)
-            account.held = account.held.plus(held).plus(was, -1)
-            if held.tasks:
-                self.by_task[known.id] = held
-            else:
-                del self.by_task[known.id]
-            changed = True
+        if before is None or task is None or task.status is not before.status or task.id in self._outdated:
+            account.waiting += waits(task) - waits(before)
+            changed = self._hold(account, known.id, task, now)
         if before is not None and task is not None and len(before.attempts) == len(task.attempts):
             more_s = sm_s(task) - sm_s(before)
             if more_s != 0.0:  # a mean that is rounded may also take a little back
                 account.sm_h += more_s / HOUR_S * self._worth(now)
                 changed = True
         return changed
+
+    def _hold(self, account: Account, task_id: TaskId, task: Task | None, now: float) -> bool:
+        """What it holds now. Whether that is something else than before."""
+        self._outdated.discard(task_id)
+        was, held = self.by_task.get(task_id, NONE_HELD), NONE_HELD
+        if task is not None and isinstance(task.status, Starting | Running):
+            held = held_by(task.status.placement, self._gpus)
+        if held == was:
+            return False
+        self._count(account, now)
+        account.held = account.held.plus(held).plus(was, -1)
+        if held.tasks:
+            self.by_task[task_id] = held
+        else:
+            del self.by_task[task_id]
+        return True
 
     def minute(self, now: float) -> bool:
         """With every full minute all is counted up to then, and fades. Whether that was due."""

@@ -6,13 +6,15 @@ task is a handful of comparisons, so that a long queue on many GPUs is looked at
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from carma.core.decision import Ask, Refusal
 from carma.core.model import Gpu, Record
 from carma.core.policy import Policy
 from carma.core.settings import Rules
 from carma.core.units import show_mib, show_pair_mib
 from carma.core.view import GpuView, Holder
-from carma.core.window import METRICS, Metric
+from carma.core.window import METRICS, Metric, Summary
 
 NO_INSTANCE = (
     "is not a MIG instance, and only those take tasks (sharing.mechanism is mig); CARMA does not change a card's "
@@ -153,15 +155,20 @@ def _gated(view: GpuView, policy: Policy) -> bool:
 
 
 def _too_busy(view: GpuView, rules: Rules) -> Refusal | None:
+    return None if view.idle else at_the_gate(view.blind, view.summaries, rules)
+
+
+def at_the_gate(blind: str | None, summaries: Mapping[Metric, Summary], rules: Rules) -> Refusal | None:
+    """Of a GPU that somebody uses: that it is too busy for another, or that nobody can tell."""
     gate = rules.gate
-    if not gate.enabled or view.idle:
+    if not gate.enabled:
         return None
-    if view.blind is not None:
-        return Refusal("Metrics", f"is not judged: {view.blind}")
+    if blind is not None:
+        return Refusal("Metrics", f"is not judged: {blind}")
     caps = {"sm_active": gate.sm_active, "sm_occupancy": gate.sm_occupancy, "dram_active": gate.dram_active}
     gauges: dict[Metric, float] = {}
     for metric in METRICS:
-        found = view.summaries.get(metric)
+        found = summaries.get(metric)
         if found is not None and found.count >= rules.window.min_samples:
             gauges[metric] = found.by(gate.summary)
     missing = [metric for metric in METRICS if metric not in gauges]

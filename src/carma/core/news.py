@@ -69,7 +69,9 @@ class News:
     # -- what a look at a GPU shows ---------------------------------------------------------------------------------
     def looked(self, live: Live, look: GpuSample) -> None:
         """The GPU's newest look at memory. What it shows of a task depends on whether that has ended meanwhile."""
-        live.look = look
+        before, live.look = live.look, look
+        if before is not None and before.processes is look.processes:
+            return
         tasks = [use.attempt.task for use in look.processes or () if use.attempt is not None]
         if tasks == live.shown:
             return
@@ -99,4 +101,6 @@ def due_at(task: Task) -> float | None:
 
 def in_order(names: set[Name], order: Collection[Name]) -> list[Name]:
     """Those of the names that `order` has, as they come there: what is due at the same time is told in its order."""
-    return [name for name in (names if len(names) < 2 else order) if name in names and name in order]
+    if len(names) < 2:
+        return [name for name in names if name in order]
+    return list(filter(names.__contains__, order))

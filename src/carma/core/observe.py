@@ -25,31 +25,34 @@ from carma.core.window import given
 
 def take(state: State, sample: GpuSample) -> None:
     """One sample of one GPU. One that is not newer than the last tells nothing."""
-    if sample.gpu not in state.gpus:
+    gpu, at = sample.gpu, sample.at
+    if gpu not in state.gpus:
         return
-    live = state.live_of(sample.gpu)
+    live = state.live_of(gpu)
     before = live.window.newest
-    if before is not None and sample.at <= before.at:
+    if before is not None and at <= before.at:
         return
     live.window.add(sample)
-    newest = live.look is None or sample.at > live.look.at  # a glance may have come before a sample that is older
+    newest = live.look is None or at > live.look.at  # a glance may have come before a sample that is older
     if newest:
         state.news.looked(live, sample)
-    state.touch(sample.gpu)
-    held = memory_by_attempt(sample)
-    holders = _tracked(state, sample.gpu)
+    state.touch(gpu)
+    if sample.processes is not live.held_of:  # the very same list says the same
+        live.held, live.held_of = memory_by_attempt(sample), sample.processes
+    held = live.held
+    holders = _tracked(state, live, gpu)
     for member in holders:
         key, seen = member.key, member.seen
         memory_mib = None if sample.processes is None else held.get(key, 0)
         if seen.first_at is None and key in held and memory_mib != 0:
-            seen.first_at = sample.at
+            seen.first_at = at
             live.since = before.at if before is not None else 0.0  # this sample is the first that tells of it
-        _notice(state, member, sample.at, memory_mib, newest)
+        _notice(state, member, at, memory_mib, newest)
         if seen.settled_at is None and seen.first_at is not None and _settled(state, seen, live, sample):
-            seen.settled_at = sample.at
+            seen.settled_at = at
         if seen.settled_at is not None and member.track.shrinks:
             state.news.settled.add(key.task)
-    attribution.share_out(state, live, holders, before, sample)
+    attribution.share_out(state, live, holders, held, before, sample)
 
 
 def glance(state: State, look: GpuSample) -> None:
@@ -62,19 +65,22 @@ def glance(state: State, look: GpuSample) -> None:
     state.news.looked(live, look)
     state.touch(look.gpu)
     held = memory_by_attempt(look)
-    for member in _tracked(state, look.gpu):
+    for member in _tracked(state, live, look.gpu):
         _notice(state, member, look.at, held.get(member.key, 0), True)
         if member.seen.settled_at is not None and member.track.shrinks:
             state.news.settled.add(member.key.task)
 
 
-def _tracked(state: State, gpu: GpuId) -> list[Member]:
+def _tracked(state: State, live: Live, gpu: GpuId) -> list[Member]:
+    if live.members is not None:
+        return live.members
     found: list[Member] = []
     for key in state.on_gpu.get(gpu, ()):
         track = state.tracks.get(key)
         seen = track.on.get(gpu) if track is not None else None
         if track is not None and seen is not None:
             found.append(Member(key, track, seen))
+    live.members = found
     return found
 
 
@@ -218,11 +224,11 @@ def _limit_mib(attempt: Attempt, processes: int) -> int | None:
 def to_store(state: State, now: float) -> list[MemoryObserved]:
     """Attempts whose memory grew by 64 MiB or 5 %: news, and nothing that a restart should forget. What else is seen of
     them is noted together with what their GPUs did (usage.py)."""
-    grown = state.news.grown
-    if not grown:
-        return []
-    looked_at = (memory_news(state, task_id, now) for task_id in in_order(grown, state.active))
-    found = [news for news in looked_at if news is not None]
+    found: list[MemoryObserved] = []
+    for task_id in in_order(state.news.grown, state.active):
+        news = memory_news(state, task_id, now)
+        if news is not None:
+            found.append(news)
     state.news.grown = {news.key.task for news in found}  # until they are stored
     return found
 

@@ -84,7 +84,8 @@ def rank(
     ranked = _rank(ask, opened, policy, before, refusals)
     if idle_first:
         idle = {view.gpu.id for view in opened if view.idle}
-        ranked.sort(key=lambda entry: entry.gpu not in idle)
+        if 0 < len(idle) < len(opened):  # else the order stays as it is
+            ranked.sort(key=lambda entry: entry.gpu not in idle)
     return ranked
 
 
@@ -93,7 +94,8 @@ def _rank(
 ) -> list[Ranked]:
     """A policy of another package that raises, or answers nonsense, is a reason to wait and not a crash."""
     try:
-        opened = [view for view in opened if not _objects(ask, view, policy, refusals)]
+        if policy.against is not None:
+            opened = [view for view in opened if not _objects(ask, view, policy, refusals)]
     except Exception as error:
         return _failed(policy, error, opened, refusals)
     names = {view.gpu.id for view in opened}
@@ -102,6 +104,8 @@ def _rank(
         _check(ranked, names)
     except Exception as error:
         return _failed(policy, error, opened, refusals)
+    if len(ranked) == len(names):
+        return ranked
     left_out = names - {entry.gpu for entry in ranked}
     refusals.update(dict.fromkeys(left_out, Refusal("Policy", f"policy {policy.name} left it out")))
     return ranked
@@ -140,8 +144,8 @@ def _check(ranked: Sequence[Ranked], names: set[GpuId]) -> None:
                 continue  # nearly all: a number that is one
             if not isinstance(part, Part) or not isinstance(part.value, NUMBER) or isnan(part.value):
                 raise TypeError("a score's part must be a Part with a number")
-    ranked_names = [entry.gpu for entry in ranked]
-    if len(set(ranked_names)) != len(ranked_names) or not set(ranked_names) <= names:
+    ranked_names = {entry.gpu for entry in ranked}
+    if len(ranked_names) != len(ranked) or not ranked_names <= names:
         raise ValueError("it ranked a GPU twice, or one that was refused")
 
 

@@ -26,6 +26,7 @@ from carma.core.task import Task
 
 def propose(state: State, now: float) -> list[Durable]:
     state.now = max(state.now, now)
+    news = state.news
     due: list[Durable] = []
     due.extend(watchdog.stops(state, now))
     if state.undecided:
@@ -34,10 +35,14 @@ def propose(state: State, now: float) -> list[Durable]:
     if limits:
         stopped = {event.task for event in due if isinstance(event, StopRequested)}
         due.extend(event for event in limits if event.task not in stopped)
-    due.extend(preempt.stayed(state, now))
-    due.extend(_impossible(state, now))
-    due.extend(to_store(state, now))
-    due.extend(shrinks(state, now))
+    if state.asked:
+        due.extend(preempt.stayed(state, now))
+    if news.ended or state.unfitted:
+        due.extend(_impossible(state, now))
+    if news.grown:
+        due.extend(to_store(state, now))
+    if news.settled:
+        due.extend(shrinks(state, now))
     # Placements come alone: what is above may free a GPU, move the line or end a task.
     # And nobody is asked to make room while somebody can start as things are.
     return due or list(schedule(state, now)) or list(preempt.asks(state, now))

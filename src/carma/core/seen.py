@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import asdict
 
-from carma.core.model import Activity, Alone, AttemptKey, Demand, GpuId, GpuSample, TaskId
+from carma.core.model import Activity, Alone, AttemptKey, Demand, GpuId, GpuSample, ProcessUse, Record, TaskId
 from carma.core.window import Window
 
 NEW_VARIANCE = 0.5  # of one that is new: it may do nothing yet, or fill the GPU
@@ -29,10 +29,6 @@ class Mean:
     def add(self, value: float, seconds: float) -> None:
         self.seconds += seconds
         self.total += value * seconds
-
-    @property
-    def value(self) -> float | None:
-        return self.total / self.seconds if self.seconds > 0 else None
 
 
 class Guess:
@@ -66,12 +62,13 @@ class Solo:
         self.seconds += seconds
         self.alone_s += seconds if alone else 0.0
         weight = min(1.0, seconds / min(self.seconds, FADES_S))
-        self.sm_active += (min(1.0, sample.sm_active * part) - self.sm_active) * weight
+        active = sample.sm_active * part
+        self.sm_active += ((active if active < 1.0 else 1.0) - self.sm_active) * weight
         # What the driver does not give counts as in a typical task with so much SM activity.
-        occupancy = 0.45 * sample.sm_active if sample.sm_occupancy is None else sample.sm_occupancy
-        dram = 0.5 * sample.sm_active if sample.dram_active is None else sample.dram_active
-        self.sm_occupancy += (min(1.0, occupancy * part) - self.sm_occupancy) * weight
-        self.dram_active += (min(1.0, dram * part) - self.dram_active) * weight
+        occupancy = part * (0.45 * sample.sm_active if sample.sm_occupancy is None else sample.sm_occupancy)
+        dram = part * (0.5 * sample.sm_active if sample.dram_active is None else sample.dram_active)
+        self.sm_occupancy += ((occupancy if occupancy < 1.0 else 1.0) - self.sm_occupancy) * weight
+        self.dram_active += ((dram if dram < 1.0 else 1.0) - self.dram_active) * weight
         if alone and sample.gr_active is not None:  # beside others it says nothing of one
             before = sample.gr_active if self.gr_active is None else self.gr_active
             self.gr_active = before + (sample.gr_active - before) * weight
@@ -153,10 +150,8 @@ class Track:
     @property
     def activity(self) -> Activity | None:
         """Its own share, on average over the time since its first use; None before that."""
-        values = {name: mean.value for name, mean in self.means.items()}
-        if all(value is None for value in values.values()):
-            return None
-        return Activity(**{name: None if value is None else round(value, 5) for name, value in values.items()})
+        found = {name: round(mean.total / mean.seconds, 5) for name, mean in self.means.items() if mean.seconds > 0}
+        return Activity(**found) if found else None
 
     def go_on_from(
         self, energy_j: float | None, activity: Activity | None, used_s: float, alone: Alone | None = None
@@ -174,16 +169,28 @@ class Track:
                 self.means[name].add(value, used_s)
 
 
+class Member(Record, frozen=True):
+    """One attempt on one GPU, and what was seen of it there."""
+
+    key: AttemptKey
+    track: Track
+    seen: Seen
+
+
 class Live:
     """Of one GPU. `since` is when a task last came to it or left it: older samples tell of others."""
 
     __slots__ = (
         "background",
+        "empty_for",
         "empty_w",
+        "held",
+        "held_of",
         "left_at",
         "left_over",
         "look",
         "lowest_w",
+        "members",
         "recent_w",
         "shown",
         "since",
@@ -194,12 +201,16 @@ class Live:
     def __init__(self, length_s: float) -> None:
         self.window = Window(length_s)
         self.look: GpuSample | None = None  # the newest that tells of memory: a sample, or a glance between two
+        self.held: dict[AttemptKey, int | None] = {}  # MiB of each attempt among `held_of`
+        self.held_of: tuple[ProcessUse, ...] | None = None
         self.shown: list[TaskId] = []  # the tasks whose processes `look` shows
+        self.members: list[Member] | None = None  # those on it, once somebody has asked; None when they have changed
         self.since = 0.0
         self.truth = 1.0  # how much of the activity that was predicted for those on it is seen (pace.py)
         self.left_at = 0.0  # when a task last left it
         self.left_over: dict[AttemptKey, float] = {}  # those that left while above their booking, and when
         self.background = Guess()  # of the foreign processes on it
-        self.recent_w: deque[tuple[float, bool]] = deque(maxlen=POWER_SAMPLES)  # power, and whether nobody was on it
+        self.recent_w: deque[float] = deque(maxlen=POWER_SAMPLES)
+        self.empty_for = 0  # so many of the last readings of power in a row were with nobody on it
         self.lowest_w: float | None = None  # the lowest mean of those, whoever was on it
         self.empty_w: float | None = None  # the lowest single one with nobody on it: counts until there is a mean

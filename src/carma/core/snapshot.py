@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from carma.core.model import AttemptKey, Gpu, GpuSample, ProcessUse
 from carma.core.news import EARLY_S
 from carma.core.pace import belief
-from carma.core.seen import Seen, Track
+from carma.core.seen import Live, Seen, Track
 from carma.core.settings import Rules
 from carma.core.state import SERVER, State
 from carma.core.status import Running, Starting
@@ -33,18 +33,15 @@ def views(state: State, now: float) -> tuple[GpuView, ...]:
 
 def view_of(state: State, gpu: Gpu, now: float) -> GpuView:
     live = state.live_of(gpu.id)
-    newest = live.window.newest
-    if newest is not None and newest.at < now - state.rules.window.stale_s:
-        newest = None
+    newest = fresh_sample(state, live, now)
     look = live.look if newest is not None else None  # of memory, which is looked at more often than the rest
-    holders = tuple(_holder(state, gpu, key, now) for key in state.on_gpu.get(gpu.id, {}))
+    holders = tuple([_holder(state, gpu, key, now) for key in state.on_gpu.get(gpu.id, ())])
     gone_mib = left_mib(state, look)
     outdated = look is not None and look.processes is None and look.at <= live.left_at
     used = None
     if look is not None and look.memory_used_mib is not None and not outdated:
         used = max(0, look.memory_used_mib - gone_mib)
     foreign, foreign_mib = _foreign(state, look, holders, used)
-    blind = _blind(state, newest, live.window.count_since(live.since))
     return GpuView(
         gpu=gpu,
         holders=holders,
@@ -52,14 +49,20 @@ def view_of(state: State, gpu: Gpu, now: float) -> GpuView:
         foreign=foreign,
         foreign_mib=foreign_mib,
         used_mib=used,
-        booked_mib=sum(holder.counted_mib for holder in holders),
+        booked_mib=sum([holder.counted_mib for holder in holders]),
         room_mib=room_mib(gpu.memory_mib, used, foreign_mib, holders),
         summaries=live.window.gauges(live.since),
-        blind="no sample since a task left" if outdated else blind,
+        blind="no sample since a task left" if outdated else blind_to(state, live, newest),
         outdated=outdated,
         fault=newest.fault if newest is not None else None,
         drained=state.drained.get(gpu.id) or state.drained.get(SERVER, state.drained.get(gpu.id)),
     )
+
+
+def fresh_sample(state: State, live: Live, now: float) -> GpuSample | None:
+    """The newest sample, unless it is too old to tell anything."""
+    newest = live.window.newest
+    return None if newest is None or newest.at < now - state.rules.window.stale_s else newest
 
 
 def _left_since(state: State, key: AttemptKey, sample_at: float) -> bool:
@@ -73,12 +76,12 @@ def _left_since(state: State, key: AttemptKey, sample_at: float) -> bool:
 
 def left_mib(state: State, newest: GpuSample | None) -> int:
     """What the sample shows of attempts that have ended since."""
-    uses = newest.processes or () if newest is not None else ()
-    return sum(
-        use.memory_mib or 0
-        for use in uses
-        if newest is not None and use.attempt is not None and _left_since(state, use.attempt, newest.at)
-    )
+    gone_mib = 0
+    if newest is not None:
+        for use in newest.processes or ():
+            if use.attempt is not None and _left_since(state, use.attempt, newest.at):
+                gone_mib += use.memory_mib or 0
+    return gone_mib
 
 
 def _foreign(
@@ -98,15 +101,17 @@ def _foreign(
             listed_mib += (use.memory_mib or 0) if use.attempt in held else 0
         else:
             foreign.append(use)
-    foreign_mib = sum(use.memory_mib or 0 for use in foreign)
-    unseen_mib = sum(holder.counted_mib for holder in holders if holder.observed_mib is None)
+    foreign_mib = sum([use.memory_mib or 0 for use in foreign])
+    unseen_mib = sum([holder.counted_mib for holder in holders if holder.observed_mib is None])
     hidden_mib = used_mib - listed_mib - foreign_mib - unseen_mib
     return tuple(foreign), foreign_mib + (hidden_mib if hidden_mib > HIDDEN_MIB else 0)
 
 
-def _blind(state: State, newest: GpuSample | None, samples: int) -> str | None:
+def blind_to(state: State, live: Live, newest: GpuSample | None) -> str | None:
+    """Why the window of a GPU cannot be judged; `newest` is its sample that is fresh."""
     if newest is None:
         return f"no sample in the last {show_s(state.rules.window.stale_s)}"
+    samples = live.window.count_since(live.since)
     if samples < state.rules.window.min_samples:
         return f"{samples} of {state.rules.window.min_samples} samples since a task came or left"
     return None
@@ -233,7 +238,7 @@ def _leaves_at(task: Task) -> float:
 
 def later_view(state: State, view: GpuView, now: float) -> GpuView:
     """The same GPU after a while in which nothing happened to it, and its last sample did not become too old."""
-    return replace(view, holders=tuple(_holder(state, view.gpu, holder.key, now) for holder in view.holders))
+    return replace(view, holders=tuple([_holder(state, view.gpu, holder.key, now) for holder in view.holders]))
 
 
 def same_until(state: State, view: GpuView, now: float) -> float:

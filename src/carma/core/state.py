@@ -66,10 +66,14 @@ class State:
         """Store a task and keep every index true."""
         before = self.tasks.get(task.id)
         self._account(before, task)
-        if before is not None:
-            self._unindex(before)
         self.tasks[task.id] = task
-        self._index(task)
+        placement = None if before is None else _still_on(before, task)
+        if placement is not None:
+            self._stay(task, placement)
+        else:
+            if before is not None:
+                self._unindex(before)
+            self._index(task)
         self.doors.changed(task.id)
         for gpu in self.news.shown_on(task.id):
             self.touch(gpu)
@@ -100,6 +104,22 @@ class State:
         self.news.watched.add(gpu)
         self.doors.touched.add(gpu)
 
+    def _moved(self, gpu: GpuId) -> None:
+        """Others are on it than before, or in another order."""
+        live = self.live.get(gpu)
+        if live is not None:
+            live.members = None
+        self.touch(gpu)
+
+    def _stay(self, task: Task, placement: Placement) -> None:
+        """One that is active as it was, and more is known of it: in every index it goes to the end."""
+        key = self.active[task.id] = self.active.pop(task.id)
+        for gpu in placement.gpus:
+            held = self.on_gpu[gpu]
+            held[key] = held.pop(key)
+            self._moved(gpu)
+        self.news.active(task)
+
     def _index(self, task: Task) -> None:
         match task.status:
             case Queued(held=False):
@@ -112,7 +132,7 @@ class State:
                 self.active[task.id] = task.key
                 for gpu in placement.gpus:
                     self.on_gpu.setdefault(gpu, {})[task.key] = placement
-                    self.touch(gpu)
+                    self._moved(gpu)
                 self._count_array(task, +1)
                 self.news.active(task)
                 if isinstance(task.status, Running) and task.status.preempting is not None:
@@ -143,7 +163,7 @@ class State:
                 self.asked.discard(task.id)
                 for gpu in placement.gpus:
                     del self.on_gpu[gpu][task.key]
-                    self.touch(gpu)
+                    self._moved(gpu)
                 self._count_array(task, -1)
             case Recovering():
                 self.undecided.discard(task.id)
@@ -164,14 +184,23 @@ class State:
                 del self.in_array[array]
 
     def live_of(self, gpu: GpuId) -> Live:
-        if gpu not in self.live:
-            self.live[gpu] = Live(self.rules.window.length_s)
-        return self.live[gpu]
+        live = self.live.get(gpu)
+        if live is None:
+            live = self.live[gpu] = Live(self.rules.window.length_s)
+        return live
 
     def empty_w(self) -> dict[GpuId, float]:
         """The lowest reading of each GPU with nobody on it, where `idle_w` does not have it yet."""
         read = {gpu: live.empty_w for gpu, live in self.live.items() if gpu not in self.idle_w}
         return {gpu: watts for gpu, watts in read.items() if watts is not None}
+
+
+def _still_on(before: Task, task: Task) -> Placement | None:
+    """Where it is, if it is active as it was and stands in the same indices."""
+    status = task.status
+    if status is not before.status or task.spec is not before.spec or len(task.attempts) != len(before.attempts):
+        return None
+    return status.placement if isinstance(status, Running | Starting) and not task.spec.after else None
 
 
 def turn(task: Task) -> tuple[int, int, TaskId]:

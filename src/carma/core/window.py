@@ -68,10 +68,10 @@ def summarise(values: Sequence[float], times: Sequence[float]) -> Summary:
 
 def _slope(values: Sequence[float], times: Sequence[float], mean: float) -> float:
     middle = sum(times) / len(times)
-    spread = sum((time - middle) ** 2 for time in times)
+    spread = sum([(time - middle) ** 2 for time in times])
     if spread == 0:
         return 0.0
-    return sum((time - middle) * (value - mean) for time, value in zip(times, values, strict=True)) / spread
+    return sum([(time - middle) * (value - mean) for time, value in zip(times, values, strict=True)]) / spread
 
 
 class Gauges(Mapping[Metric, Summary]):
@@ -126,11 +126,13 @@ class Window:
         self._gauges: dict[float, Gauges] = {}  # by `since`
 
     def add(self, sample: GpuSample) -> None:
-        if self.samples and sample.at <= self.samples[-1].at:
+        samples = self.samples
+        if samples and sample.at <= samples[-1].at:
             return
-        self.samples.append(sample)
-        while self.samples[0].at < sample.at - self.length_s:
-            self.samples.popleft()
+        samples.append(sample)
+        oldest = sample.at - self.length_s
+        while samples[0].at < oldest:
+            samples.popleft()
         self._gauges.clear()
 
     @property

@@ -12,7 +12,7 @@ from math import floor
 
 from carma.core.events import GpusSampled
 from carma.core.model import Gpu, GpuSample, ProcessUse
-from carma.sim.world import Board
+from carma.sim.world import Board, Runner
 
 
 class Eyes:
@@ -44,7 +44,8 @@ class Eyes:
     def look(self, now: float) -> GpusSampled:
         """The samples that are due now; the next look is asked for if there is anything left to see."""
         # What changed at this very moment is seen in the next look: there is no span yet to take a mean over.
-        samples = tuple(self._sample(index, now) for index in sorted(self._until) if self._last[index][0] < now)
+        last = self._last
+        samples = tuple([self._sample(index, now) for index in sorted(self._until) if last[index][0] < now])
         self._until = {index: until for index, until in self._until.items() if until > now}
         self._due = bool(self._until)
         if self._due:
@@ -57,26 +58,25 @@ class Eyes:
 
     def _sample(self, index: int, now: float) -> GpuSample:
         board = self._boards[index]
-        before = self._last[index]
-        after = self._last[index] = self._integrals(board, now)
-        span_s = after[0] - before[0]
-        means = [(new - old) / span_s for new, old in zip(after[1:], before[1:], strict=True)]
+        at, sm_s, occupancy_s, dram_s, energy_j = self._last[index]
+        self._last[index] = self._integrals(board, now)
+        span_s = now - at
+        if board.uses is None:
+            board.uses = tuple([_use(runner, board) for runner in board.runners])
         return GpuSample(
             gpu=self._gpus[index].id,
             at=now,
             memory_used_mib=board.used_mib,
-            sm_active=means[0],
-            sm_occupancy=means[1],
-            dram_active=means[2],
-            power_w=means[3],
+            sm_active=(board.sm_s - sm_s) / span_s,
+            sm_occupancy=(board.occupancy_s - occupancy_s) / span_s,
+            dram_active=(board.dram_s - dram_s) / span_s,
+            power_w=(board.energy_j - energy_j) / span_s,
             energy_j=board.energy_j,
-            processes=tuple(
-                ProcessUse(
-                    pid=runner.key.task,
-                    memory_mib=runner.held_mib,
-                    sm_active=runner.on(board).sm_active * runner.rate * runner.share,
-                    attempt=runner.key,
-                )
-                for runner in board.runners
-            ),
+            processes=board.uses,
         )
+
+
+def _use(runner: Runner, board: Board) -> ProcessUse:
+    key = runner.key
+    sm_active = runner.on(board).sm_active * runner.rate * runner.share
+    return ProcessUse(pid=key.task, memory_mib=runner.held_mib, sm_active=sm_active, attempt=key)

@@ -143,7 +143,11 @@ class Simulation:
             self.now, what = self._heap.pop()
             for event in self._happened(what):
                 yield from self._tell(event)
-            yield from self._settle()
+            while due := propose(self.state, self.now):
+                for event in due:
+                    yield from self._tell(event)
+            if self.state.line or self.state.undecided:
+                self._wake_later()
 
     def figures(self, took_s: float) -> result.Figures:
         end = max((run.ended_s for run in self.runs), default=0.0)
@@ -168,6 +172,11 @@ class Simulation:
 
     def _happened(self, what: Happening) -> list[e.AnyEvent]:
         match what:
+            case (runner, version):
+                return self._due(runner) if runner.version == version else []
+            case Look():
+                self._forget()
+                return [self._eyes.look(self.now)]
             case Arrival(place=place):
                 return [self._arrival(place)]
             case Started(key=key):
@@ -178,9 +187,6 @@ class Simulation:
                 return self._saved_and_left(key)
             case Thought(task=task):
                 return [self._estimated(task)]
-            case Look():
-                self._forget()
-                return [self._eyes.look(self.now)]
             case Wake():
                 self._awake = False
                 self._check_alive()
@@ -188,8 +194,6 @@ class Simulation:
             case Noted():
                 self._note()
                 return []
-            case (runner, version):
-                return self._due(runner) if runner.version == version else []
 
     def _note(self) -> None:
         assert self._course is not None
@@ -278,13 +282,6 @@ class Simulation:
         self._heap.push(at, (runner, version))
 
     # The core.
-
-    def _settle(self) -> Iterator[e.AnyEvent]:
-        while due := propose(self.state, self.now):
-            for event in due:
-                yield from self._tell(event)
-        if self.state.line or self.state.undecided:
-            self._wake_later()
 
     def _tell(self, event: e.AnyEvent) -> Iterator[e.AnyEvent]:
         commands = step(self.state, event)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from carma.core.model import AttemptKey, Demand, Gpu, GpuId
+from carma.core.model import AttemptKey, Demand, Gpu, GpuId, ProcessUse
 from carma.core.outcome import Outcome, OutOfMemory, Succeeded
 from carma.core.sharing import progress_rates
 from carma.sim.cards import Card, server
@@ -116,6 +116,7 @@ class Board:
         "since",
         "sm_s",
         "used_mib",
+        "uses",
         "watts",
     )
 
@@ -125,6 +126,7 @@ class Board:
         self.rates: list[float] = []
         self.used_mib = 0
         self.load = Demand(0.0, 0.0, 0.0)
+        self.uses: tuple[ProcessUse, ...] | None = None  # what a sampler tells of the runners, once it has looked
         self.watts = card.idle_w
         self.since = 0.0
         self.energy_j = self.sm_s = self.occupancy_s = self.dram_s = self.memory_mib_s = 0.0
@@ -141,7 +143,8 @@ class Board:
             self.since = now
 
     def show(self) -> None:
-        """The load as it is now."""
+        """The load as it is now. Called whenever anything has changed for those on it."""
+        self.uses = None
         sm = occupancy = dram = 0.0
         for runner in self.runners:
             demand, part = runner.on(self), runner.rate * runner.share
