@@ -1,0 +1,32 @@
+"""The README's table of the simulated experiments is made from the file of results, and says what is in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tools import paper_tables
+
+
+def _part(makespan: float) -> dict[str, Any]:
+    one = {"makespan": makespan, "completion": 0.4, "slowdown": 1.2, "energy": 0.9, "ooms": 2}
+    return {"gpus": 4, "tasks": 60, "bound": 0.5, "policies": {name: one for name, _ in paper_tables.POLICIES}}
+
+
+def test_the_table_is_as_in_the_file() -> None:
+    for page, text in paper_tables.pages().items():
+        assert page.read_text(encoding="utf-8") == text, "make it again: python -m tools.paper_tables"
+
+
+def test_means_are_geometric_and_of_four_gpus_only() -> None:
+    eight = {**_part(0.9), "gpus": 8}
+    made = paper_tables.short({"limits": {"rows": [_part(0.4), _part(0.9), eight]}})
+    assert "| `goodput` without a cap | 0.60 |  | 0.40 | 1.20 | 0.90 | 4 | - |" in made
+    assert "| `lucid` | 0.60 | 0.86 |" in made
+    assert "simulated: 120 tasks of 2 published traces on 4 A100s, and 0 windows" in made.replace("\n", " ")
+
+
+def test_philly_has_a_column_of_its_own() -> None:
+    parts = {"limits": {"rows": [_part(0.4)]}, "philly": {"sizes": [{"gpus": 4, "rows": [_part(0.6), _part(0.6)]}]}}
+    made = paper_tables.short(parts)
+    assert "| `goodput` without a cap | 0.40 |  | 0.40 | 1.20 | 0.90 | 2 | 0.60 |" in made
+    assert "| the limit: no policy can beat it | 0.50 |  |  |  |  |  | 0.50 |" in made
