@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from carma.core.events import GpusFound
+from carma.core.fairness import CARD
 from carma.core.machine import step
 from carma.core.model import GpuId, Owner, TaskId
 from carma.core.policies import exclusive, magm
@@ -13,7 +15,7 @@ from carma.core.queue import explain, in_order, try_now
 from carma.core.settings import FairnessRules, QueueRules, Rules, WarmUp
 from carma.core.state import checkpoint, new_state, restore
 from carma.core.validate import validate
-from tests.builders import ALICE, BOB, World
+from tests.builders import ALICE, BOB, World, gpu
 
 CAROL = Owner(1003, 1003, "carol")
 HOUR_S, DAY_S = 3600.0, 86_400.0
@@ -95,6 +97,18 @@ def test_a_booking_that_shrinks_counts_less_from_then_on() -> None:
     before = used(made, ALICE)[0]
     made.now += HOUR_S
     assert used(made, ALICE)[0] - before == pytest.approx(booked / 40_960, rel=1e-3)
+
+
+def test_what_a_task_holds_is_counted_on_the_gpus_as_they_are_when_more_is_known_of_it() -> None:
+    made = World(1, rules=fair())
+    task = made.submit(20_480)
+    made.settle()
+    made.start(task, mib=1_000)
+    made.emit(GpusFound(made.now, (gpu(0, 81_920),)))
+    assert made.state.accounts.held(ALICE.uid).cards == CARD // 2
+    made.wait(1.0)
+    made.settle()  # its memory is stored: it runs as before
+    assert made.state.accounts.held(ALICE.uid).cards == CARD // 4
 
 
 def test_sm_activity_counts_when_the_log_is_told_of_it() -> None:

@@ -8,6 +8,7 @@ from carma.core.model import Demand
 from carma.core.policies import lug
 from carma.core.sharing import progress_rates
 from carma.sim import cards
+from carma.sim.eyes import use_of
 from tests.unit.sim_made import row, simulation
 
 BEGIN_S = 5.0  # the first look at the GPUs: before it nothing is known, so nothing starts
@@ -58,6 +59,17 @@ def test_a_gpu_that_a_task_leaves_idle_shows_nothing_and_slows_nobody() -> None:
     assert beside.attempts[0].gpus == (1,)  # the policy sees where there is nothing to do
     assert figures.sm_active_mean == pytest.approx(0.4 * (600.0 + 300.0) / (2 * figures.makespan_s), rel=1e-6)
     assert figures.memory_mib_mean == pytest.approx(4_000 * (2 * 600.0 + 300.0) / (2 * figures.makespan_s), rel=1e-6)
+
+
+def test_what_is_kept_of_a_gpu_between_two_samples_is_as_it_is_now() -> None:
+    rows = [row(20.0 * place, seconds=200.0 + 30.0 * place, ramp_s=40.0, gpus=1 + place % 2) for place in range(8)]
+    made = simulation(*rows, gpus=2)
+    for _ in made.events():
+        for board in made.world.boards:
+            assert board.uses in (None, tuple(use_of(runner, board) for runner in board.runners))
+        for gpu, live in made.state.live.items():
+            assert live.members is None or [one.key for one in live.members] == list(made.state.on_gpu.get(gpu, ()))
+            assert all(one.track is made.state.tracks[one.key] for one in live.members or ())
 
 
 def test_energy_is_power_times_time() -> None:

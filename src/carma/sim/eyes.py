@@ -62,7 +62,7 @@ class Eyes:
         self._last[index] = self._integrals(board, now)
         span_s = now - at
         if board.uses is None:
-            board.uses = tuple([_use(runner, board) for runner in board.runners])
+            board.uses = tuple([use_of(runner, board) for runner in board.runners])
         return GpuSample(
             gpu=self._gpus[index].id,
             at=now,
@@ -76,7 +76,7 @@ class Eyes:
         )
 
 
-def _use(runner: Runner, board: Board) -> ProcessUse:
+def use_of(runner: Runner, board: Board) -> ProcessUse:
     key = runner.key
     sm_active = runner.on(board).sm_active * runner.rate * runner.share
     return ProcessUse(pid=key.task, memory_mib=runner.held_mib, sm_active=sm_active, attempt=key)
