@@ -91,3 +91,32 @@ def test_a_policy_that_starts_nobody_ends_the_simulation() -> None:
 def test_exclusive_never_shares() -> None:
     made = sim_made.simulation(row(), row(), row(), policy=exclusive.POLICY)
     assert made.run().slowdown_max == pytest.approx(1.0)
+
+
+def raiser(_ask: object, _views: object, _last: object) -> list[object]:
+    raise RuntimeError("oops")
+
+
+def test_why_nothing_starts_is_told_in_the_cores_own_words() -> None:
+    policy = Policy("raiser", raiser)  # type: ignore[arg-type]
+    with pytest.raises(CarmaError, match=r"2 tasks wait \(1, 2\)\. Task 1: .*raiser.*RuntimeError.*oops") as told:
+        sim_made.simulation(row(), row(), policy=policy).run()
+    assert "…" not in str(told.value)
+    with pytest.raises(CarmaError, match=r"1 task waits \(1\)"):
+        sim_made.simulation(row(), policy=policy).run()
+    with pytest.raises(CarmaError, match=r"6 tasks wait \(1, 2, 3, 4, 5, …\)"):
+        sim_made.simulation(*[row()] * 6, policy=policy).run()
+
+
+def test_a_quota_that_lets_nobody_start_is_named() -> None:
+    with pytest.raises(CarmaError, match=r"nothing runs.*\(Quota\)"):
+        simulation(Request(trace="t1", settings={"quota.gpus": "1"})).run()
+
+
+def test_nobody_gives_up_while_tasks_are_to_come() -> None:
+    """Those that wait are started when the last one is there, long after the others."""
+    later = Policy("later", lambda ask, views, last: magm.POLICY.rank(ask, views, last) if ask.task >= 2 else [])
+    made = sim_made.simulation(row(), row(1_000_000.0), policy=later)
+    with pytest.raises(CarmaError, match=r"1 task waits \(1\)"):
+        made.run()
+    assert [run.task for run in made.runs] == [2]

@@ -56,6 +56,7 @@ def test_what_is_not_known_is_left_empty_and_the_rest_has_a_default() -> None:
         ("gpumemnet_mib", "none", "gpumemnet_mib: 'none' is not a number"),
         ("first_mib", "3935", "first_mib: 3935 is above memory_mib, 3934"),
         ("busy_gpus", "2", "busy_gpus: 2 is above gpus, 1"),
+        ("start_s", "2098", "start_s: 2,098 is above seconds, 2,097"),
         ("user", "a\0b", "user: there is a zero byte in it"),
     ],
 )

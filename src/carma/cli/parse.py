@@ -165,9 +165,12 @@ def parse_factor(text: str, least: float = 1e-6) -> float:
 
 def parse_grace(text: str) -> float:
     """Seconds (a bare number) or 30s, 5m; 0 kills at once."""
-    if re.fullmatch(r"[0-9]{1,7}(\.[0-9]+)?", text.strip()):
-        return float(text)
-    return parse_duration_s(text)
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text.strip()):
+        return parse_duration_s(text)
+    seconds = float(text)
+    if not seconds < 1e9:
+        raise ValueError(f"{text!r} is not a number of seconds below 30 years")
+    return seconds
 
 
 def parse_export(text: str, environment: dict[str, str]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from carma.core.placement import Policy
 from carma.errors import Usage
 from carma.plugins import POLICIES, load_one, policy_name
 from carma.sim import cards, sources
+from carma.sim.given import check_memory, check_settings
 from carma.sim.record import About, Run
 from carma.sim.run import Demands, Setup, Simulation
 from carma.traces import Trace
@@ -53,12 +54,15 @@ def recorded(request: Request, trace: Trace | None = None) -> Run:
 
 def simulation(request: Request, trace: Trace | None = None, *, watched: bool = False) -> Simulation:
     """Ready to run. `trace`: one that was read already."""
+    check_settings(request.settings)
     trace = traces.find(request.trace) if trace is None else trace
     settings = settings_of({**request.settings, "placement.policy": request.policy})
     policy = load_one(POLICIES, policy_name(request.policy))
     assert isinstance(policy, Policy)  # the registry holds nothing else
     card = cards.find(request.gpu)
+    source = sources.find(request.memory, request.seed)
     _check(trace, request, card)
+    check_memory(request.memory, trace)
     return Simulation(
         trace,
         Setup(
@@ -66,7 +70,7 @@ def simulation(request: Request, trace: Trace | None = None, *, watched: bool = 
             gpus=request.gpus,
             rules=settings.rules,
             policy=policy,
-            source=sources.find(request.memory, request.seed),
+            source=source,
             demand=request.demand,
             mechanism=request.mechanism,
             seed=request.seed,
@@ -87,5 +91,12 @@ def _check(trace: Trace, request: Request, card: cards.Card) -> None:
             raise Usage(
                 f"task {place} of {trace.name} ({row.name}) takes {row.memory_mib:,} MiB, and a {card.name} has "
                 f"{card.memory_mib:,} MiB",
-                f"Simulate a larger card: {', '.join(cards.CARDS)}.",
+                _larger(row.memory_mib),
             )
+
+
+def _larger(memory_mib: int) -> str:
+    """What to type: the cards that hold so much."""
+    names = [f"--gpu {name}" for name, card in cards.CARDS.items() if card.memory_mib >= memory_mib]
+    cut = "cut such tasks out of the trace"
+    return f"Simulate a larger card ({' or '.join(names)}), or {cut}." if names else f"No card holds it: {cut}."

@@ -35,7 +35,6 @@ from carma.core.settings import Rules
 from carma.core.state import State, forget, new_state
 from carma.core.status import Finished, Recovering
 from carma.core.task import Task
-from carma.errors import CarmaError
 from carma.sim import result, saving
 from carma.sim.cards import Card
 from carma.sim.eyes import Eyes
@@ -45,6 +44,7 @@ from carma.sim.noise import Noise
 from carma.sim.ran import run_of
 from carma.sim.record import Course, GpuOf, Point, Server
 from carma.sim.sources import Source
+from carma.sim.stalled import stalled
 from carma.sim.world import Runner, World, equipped
 from carma.traces import Trace, TraceTask
 
@@ -109,7 +109,8 @@ class Simulation:
         self._known: dict[str, tuple[Alone, float]] = {}  # what the last run of that name has shown
         self._gone: list[tuple[float, Task]] = []  # finished, when, and not yet forgotten
         self._awake = False
-        self._idle = 0  # heartbeats in which nobody ran and nobody came
+        self._arrived = 0  # tasks
+        self._idle = 0  # heartbeats in which nobody ran and nobody was to come
         self.runs: list[result.TaskRun] = []
         self._course = Course(boards, lambda: (len(self.state.active), len(self.state.line))) if setup.watched else None
 
@@ -205,7 +206,8 @@ class Simulation:
         row = self.trace.tasks[place]
         if place + 1 < len(self.trace.tasks):
             self._heap.push(self.trace.tasks[place + 1].arrival_s, Arrival(place + 1))
-        task = TaskId(place + 1)
+        self._arrived = place + 1
+        task = TaskId(self._arrived)
         self._rows[task] = row
         asked = self.setup.asked[place] if self.setup.asked else result.Asked(priority=row.priority)
         spec = TaskSpec(
@@ -346,13 +348,12 @@ class Simulation:
 
     def _check_alive(self) -> None:
         """A policy that starts nobody on idle GPUs would let the simulation go on for ever."""
-        self._idle = 0 if self.state.active or self.state.undecided or len(self._heap) > 1 else self._idle + 1
+        alive = (
+            self.state.active or self.state.undecided or len(self._heap) > 1 or self._arrived < len(self.trace.tasks)
+        )
+        self._idle = 0 if alive else self._idle + 1
         if self._idle > PATIENCE:
-            waiting = [entry[2] for entry in self.state.line[:5]]
-            raise CarmaError(
-                f"nothing runs and nothing comes any more, and {len(self.state.line)} tasks wait ({waiting} …)",
-                "The policy or the rules start them on no GPU, not even on an idle one.",
-            )
+            raise stalled(self.state, self.now)
 
     def _over(self, task_id: TaskId) -> None:
         task = self.state.tasks[task_id]

@@ -64,12 +64,11 @@ def trial(seed: int, row: TraceTask) -> Estimate:
     )
 
 
+COLUMN_OF = {"horus": "horus_mib", "faketensor": "faketensor_mib", "gpumemnet": "gpumemnet_mib"}
 SOURCES: dict[str, Source] = {
     "measured": measured,
     "none": nobody,
-    "horus": _published("horus_mib", "horus"),
-    "faketensor": _published("faketensor_mib", "faketensor"),
-    "gpumemnet": _published("gpumemnet_mib", "gpumemnet"),
+    **{name: _published(column, name) for name, column in COLUMN_OF.items()},
 }
 NAMES = (*SOURCES, "trace")
 

@@ -17,13 +17,18 @@ def cut(trace: Trace, from_s: float, to_s: float) -> Trace:
     kept = [task for task in trace.tasks if from_s <= task.arrival_s < to_s]
     if not kept:
         last = trace.tasks[-1].arrival_s
-        hint = f"Its tasks arrive between {trace.tasks[0].arrival_s:g} and {last:g} s; give --from and --to."
-        until = f"to {to_s:g} s" if math.isfinite(to_s) else "s on"
-        raise BadTrace(f"{trace.name}: no task arrives from {from_s:g} {until}", hint)
+        hint = f"Its tasks arrive between {_s(trace.tasks[0].arrival_s)} and {_s(last)} s; give --from and --to."
+        until = f"to {_s(to_s)} s" if math.isfinite(to_s) else "s on"
+        raise BadTrace(f"{trace.name}: no task arrives from {_s(from_s)} {until}", hint)
     begin = kept[0].arrival_s
     tasks = tuple(msgspec.structs.replace(task, arrival_s=round(task.arrival_s - begin, 3)) for task in kept)
     how = f"carma trace cut --from {from_s:.15g}" + (f" --to {to_s:.15g}" if math.isfinite(to_s) else "")
     return _changed(trace, tasks, how)
+
+
+def _s(seconds: float) -> str:
+    """`32400`, `99999999`, `0.5`: as somebody would type them."""
+    return f"{seconds:.3f}".rstrip("0").rstrip(".")
 
 
 def scale(trace: Trace, rate: float = 1.0, length: float = 1.0, tasks: int | None = None) -> Trace:

@@ -62,6 +62,9 @@ def build(where: str, row: dict[str, Value], arrival_s: float | None = None) -> 
     task = TraceTask(**given)  # type: ignore[arg-type]  # each value was made by its own column
     if task.first_mib > task.memory_mib:
         raise BadTrace(f"{where}: first_mib: {task.first_mib} is above memory_mib, {task.memory_mib}")
+    if task.start_s > task.seconds:
+        hint = "seconds is the whole run, and has the start-up in it."
+        raise BadTrace(f"{where}: start_s: {task.start_s:,g} is above seconds, {task.seconds:,g}", hint)
     if task.busy_gpus > task.gpus:
         raise BadTrace(f"{where}: busy_gpus: {task.busy_gpus} is above gpus, {task.gpus}")
     return task
