@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import inf
 
 import pytest
+from msgspec.structs import replace
 
 from carma.core.decision import Ask
 from carma.core.model import AttemptKey, Demand, GpuId, GpuSample, TaskId
@@ -49,8 +50,9 @@ def holder(
     rate: float = 1.0,
     elsewhere: float = 1.0,
     mib: int = 1_000,
+    is_wide: bool = False,
 ) -> Holder:
-    progress = Progress(NOW - ran_s, done_s, NOW, rate, alone_s, elsewhere)
+    progress = Progress(NOW - ran_s, done_s, NOW, rate, alone_s, elsewhere, is_wide)
     key = AttemptKey(TaskId(task), 1)
     return Holder(key=key, booking_mib=mib, ends_at=NOW + 100.0, demand=demand, progress=progress)
 
@@ -69,6 +71,21 @@ def sentence(policy: Policy, asked: Ask, *holders: Holder) -> str:
     assert found is not None
     assert found.code == "Slowdown"
     return found.sentence
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_beside_a_wide_task_one_must_bear_it_for_as_long_as_its_own_cap_lets_it_stay() -> None:
+    """It may be held up on its other GPU: here it has 20 of 100 s left, and may still stay for 45."""
+    narrow, wide = holder(goes(0.8), done_s=80.0, ran_s=80.0), holder(goes(0.8), done_s=80.0, ran_s=80.0, is_wide=True)
+    beside_narrow, beside_wide = outlook(ask(goes(0.5)), [narrow], MPS), outlook(ask(goes(0.5)), [wide], MPS)
+    assert beside_narrow.own == pytest.approx((25.0 + 100.0 - 12.5) / 100.0)
+    assert beside_wide.own == pytest.approx((45.0 + 100.0 - 22.5) / 100.0)
+    assert beside_wide.slow[0] == beside_narrow.slow[0] == pytest.approx(1.05)
+    newcomer = ask(goes(0.8))
+    assert (
+        outlook(replace(newcomer, gpus=2), [holder(goes(0.5))], MPS).slow[0]
+        >= outlook(newcomer, [holder(goes(0.5))], MPS).slow[0]
+    )
 
 
 # -- whole runs -----------------------------------------------------------------------------------------------------

@@ -180,7 +180,7 @@ def free_for(state: State, kept: Kept, ask: Ask, now: float) -> float:
 def _wants(ask: Ask) -> tuple[object, ...]:
     """All of an ask that its start depends on. What a policy has against company may cease by itself: `at` is of the
     span for which it was asked."""
-    return (ask.memory_mib, ask.alone, ask.demand, ask.alone_s, ask.at)
+    return (ask.memory_mib, ask.alone, ask.demand, ask.alone_s, ask.gpus, ask.at)
 
 
 def reserved(state: State, ask: Ask, found: Sequence[Kept], now: float) -> Fence:

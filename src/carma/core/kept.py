@@ -17,7 +17,7 @@ from carma.core.reserve import Fence
 from carma.core.task import Task
 
 Turn = tuple[int, int, TaskId]
-Shape = tuple[int, bool, float | None, Demand | None]  # memory, alone, run time alone, demand
+Shape = tuple[int, bool, float | None, Demand | None, int]  # memory, alone, run time alone, demand, GPUs
 
 MOST_NUMBERS = 4096  # that are remembered
 
@@ -113,7 +113,7 @@ class Unopposed:
 
 def shape_of(ask: Ask) -> Shape:
     """All of an ask that a policy's objections, and room, depend on."""
-    return (ask.memory_mib, ask.alone, ask.alone_s, ask.demand)
+    return (ask.memory_mib, ask.alone, ask.alone_s, ask.demand, ask.gpus)
 
 
 class Doors:

@@ -142,13 +142,14 @@ def _progress(task: Task, track: Track | None, gpu: Gpu, truth: float) -> Progre
     if track is None:
         return None
     if track.began_at is None:
-        return not_begun(task.attempts[-1].placed_at, alone_s)
+        return not_begun(task.attempts[-1].placed_at, alone_s, task.spec.gpus)
     elsewhere = min((rate for other, rate in track.rates.items() if other != gpu.id), default=1.0)
-    return Progress(track.began_at, track.done_s, track.paced_at, min(1.0, track.rate * truth), alone_s, elsewhere)
+    rate = min(1.0, track.rate * truth)
+    return Progress(track.began_at, track.done_s, track.paced_at, rate, alone_s, elsewhere, len(track.on) > 1)
 
 
-def not_begun(at: float, alone_s: float | None) -> Progress:
-    return Progress(at, 0.0, at, 1.0, alone_s)
+def not_begun(at: float, alone_s: float | None, gpus: int) -> Progress:
+    return Progress(at, 0.0, at, 1.0, alone_s, is_wide=gpus > 1)
 
 
 class WarmingUp(NamedTuple):

@@ -20,6 +20,7 @@ class Progress(Record, frozen=True):
     rate: float  # since then
     alone_s: float | None  # all of it; None: nobody knows
     elsewhere: float = 1.0  # the rate that its other GPUs allow
+    is_wide: bool = False  # it has other GPUs, too
 
     def done_by(self, now: float) -> float:
         return self.done_s + self.rate * max(0.0, now - self.at)

@@ -264,7 +264,7 @@ def newcomer(ask: Ask, runtime_s: float, rules: Rules, now: float) -> Holder:
         settles_at=now + rules.warmup.idle_s,
         ends_at=now + runtime_s,
         demand=ask.demand,
-        progress=not_begun(now, ask.alone_s),
+        progress=not_begun(now, ask.alone_s, ask.gpus),
     )
 
 

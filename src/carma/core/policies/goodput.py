@@ -37,7 +37,7 @@ class Terms(Record, frozen=True):
 class Member:
     """One that shares the GPU, as it would go on."""
 
-    __slots__ = ("alone_s", "demand", "elsewhere", "left_s", "seen", "spent_s")
+    __slots__ = ("alone_s", "demand", "elsewhere", "is_wide", "left_s", "seen", "spent_s")
 
     def __init__(
         self, demand: Demand, alone_s: float, done_s: float = 0.0, spent_s: float = 0.0, elsewhere: float = 1.0
@@ -47,6 +47,7 @@ class Member:
         self.left_s = max(1.0, alone_s - done_s)  # one that overran what was said of it may end at any time
         self.spent_s = spent_s
         self.elsewhere = elsewhere  # the rate that its other GPUs allow
+        self.is_wide = False  # it has others
         self.seen = 1.0  # its rate as it is seen
 
 
@@ -66,7 +67,7 @@ class Outlook(Record, frozen=True):
 
 
 ALONE = Outlook(1.0, (1.0,))
-Question = tuple[float, float | None, Demand]  # as of when, run time alone, demand
+Question = tuple[float, float | None, Demand, bool]  # as of when, run time alone, demand, on several GPUs
 Answer = tuple[Outlook, Refusal | None]
 
 
@@ -86,7 +87,7 @@ class Known:
             if len(self._by_holders) >= MOST_KEPT:
                 self._by_holders.clear()
             kept = self._by_holders[id(holders)] = (holders, {})
-        key = (ask.at, ask.alone_s, _asked(ask))
+        key = (ask.at, ask.alone_s, _asked(ask), ask.gpus > 1)
         found = kept[1].get(key)
         if found is None:
             seen = outlook(ask, holders, self._terms) if holders else ALONE
@@ -99,8 +100,9 @@ def outlook(ask: Ask, holders: Sequence[Holder], terms: Terms) -> Outlook:
     before = _rates(members, terms.mechanism)
     missed = _missed(members, before)
     members.append(Member(_asked(ask), inf if ask.alone_s is None else ask.alone_s))
+    members[-1].is_wide = ask.gpus > 1
     after = [rate * missed for rate in _rates(members, terms.mechanism)]
-    slow = slowdowns(members, after, terms.mechanism)
+    slow = whole_runs(members, after, terms)
     return Outlook(sum(after) - sum(before), tuple(slow))
 
 
@@ -129,14 +131,33 @@ def _member(holder: Holder, now: float) -> Member:
     spent_s = max(0.0, then - progress.began_at)
     member = Member(demand, alone_s, progress.done_by(then), spent_s, progress.elsewhere)
     member.seen = progress.rate
+    member.is_wide = progress.is_wide
     return member
 
 
-def slowdowns(members: Sequence[Member], rates: Sequence[float], mechanism: Mechanism) -> list[float]:
+def whole_runs(members: Sequence[Member], rates: Sequence[float], terms: Terms) -> list[float]:
+    """How many times as long as alone each takes in all. Somebody who comes to another GPU of a wide task holds it up
+    here, too: the others must bear it for as long as its own cap lets it stay."""
+    found = slowdowns(members, rates, terms.mechanism)
+    if len(members) > 1 and any(member.is_wide for member in members):
+        lefts = [_stays(member, rate, terms.cap) for member, rate in zip(members, rates, strict=True)]
+        longer = slowdowns(members, rates, terms.mechanism, lefts)
+        found = [own if member.is_wide else late for member, own, late in zip(members, found, longer, strict=True)]
+    return found
+
+
+def _stays(member: Member, rate: float, cap: float) -> float:
+    """What it would have left to do at that rate if it stayed until its cap."""
+    return max(member.left_s, rate * (cap * member.alone_s - member.spent_s)) if member.is_wide else member.left_s
+
+
+def slowdowns(
+    members: Sequence[Member], rates: Sequence[float], mechanism: Mechanism, lefts: Sequence[float] | None = None
+) -> list[float]:
     """Of each over its whole run, if nobody else comes: those who end leave the others more room. One whose end is
-    not known is taken to go on as it begins."""
+    not known is taken to go on as it begins. `lefts`: what each has left to do, where that is not what it says."""
     found = [1.0 / rate for rate in rates]
-    left = {place: member.left_s for place, member in enumerate(members)}
+    left = dict(enumerate([member.left_s for member in members] if lefts is None else lefts))
     at = 0.0
     while True:
         ends = [(left[place] / rate, place) for place, rate in zip(left, rates, strict=True) if left[place] < inf]
@@ -235,7 +256,7 @@ def moves(terms: Terms, views: Sequence[GpuView]) -> list[Move]:
         members = [_member(holder, view.newest.at) for holder in view.holders]
         missed = _missed(members, _rates(members, terms.mechanism))
         seen = [member.seen for member in members]
-        worst = max(slowdowns(members, seen, terms.mechanism))
+        worst = max(whole_runs(members, seen, terms))
         if missed < 1.0 and worst > terms.cap:
             newest = max(view.holders, key=lambda holder: holder.key)
             less = f"{100 * missed:.0f} % of the progress that was predicted"
