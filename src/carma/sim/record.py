@@ -49,6 +49,7 @@ class About(Record, frozen=True, kw_only=True):
     demand: str = ""  # what was known of tasks before they ran; empty: the file does not tell
     settings: dict[str, str] = {}
     version: str = ""
+    tasks: str = ""  # a digest of the trace's tasks, whatever it is called; empty: the file does not tell
 
 
 class GpuOf(Record, frozen=True, kw_only=True):
