@@ -161,7 +161,10 @@ def test_scale_takes_its_flags() -> None:
         ("generate --tasks 5 --shares 65,35", "'65,35' are not three shares; write light, medium and heavy"),
         ("generate --tasks 5 --shares 0,0,0", "'0,0,0' are not three shares"),
         ("generate --tasks 5 --map none.csv", "none.csv: No such file or directory"),
-        ("generate --tasks 5 --out no/such/place.csv", "no/such/place.csv: No such file or directory"),
+        (
+            "generate --tasks 5 --out no/such/place.csv",
+            "no/such/place.csv cannot be written: there is no directory no/such",
+        ),
         ("scale t1 --rate nan", "'nan' is not a number"),
         ("import philly none.csv", "none.csv: No such file or directory"),
         ("import philly philly.csv --start soon", "'soon' is not a date; write 2017-10-09"),

@@ -99,3 +99,30 @@ def test_what_makes_no_sense_is_refused(words: list[str], said: str) -> None:
     result = typed(*words)
     assert result.exit_code == 2
     assert said in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"format": 99, "more": 1}, "one.json was made by a newer CARMA (its format is 99, not 1)"),
+        ({"format": 0}, "one.json is not a run: there is no format 0"),
+        ({"tasks": []}, "one.json is not a run: there is no task in it"),
+        ({"figures": {"makespan_s": -5.0}}, "one.json is not a run: figures.makespan_s is -5, below 0"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused(change: dict[str, object], said: str) -> None:
+    kept = json.loads(Path("one.json").read_text())
+    figures = change.get("figures")
+    change = {**change, "figures": {**kept["figures"], **figures}} if isinstance(figures, dict) else change
+    Path("one.json").write_text(json.dumps({**kept, **change}))
+    for words in (["report", "one.json"], ["compare", "two.json", "one.json"]):
+        result = typed(*words)
+        assert result.exit_code == 2
+        assert said in result.stderr
+
+
+def test_a_task_that_ends_before_it_begins_is_refused() -> None:
+    kept = json.loads(Path("one.json").read_text())
+    kept["tasks"][1]["ended_s"] = -1.0
+    Path("one.json").write_text(json.dumps(kept))
+    assert "task 2 ends before it begins" in typed("report", "one.json").stderr

@@ -84,3 +84,14 @@ def test_tasks_that_differ_most_are_matched_by_name_and_arrival() -> None:
         (1, 100.0, 90.0),
     ]
     assert changes(found)[1] == ["2 same", "two", "05:00", "01:40", "03:20", "0 s"]
+
+
+def test_traces_that_only_share_their_name_are_not_compared() -> None:
+    one = run(task(1, 0.0, 0.0, 10.0), of=about(policy="exclusive", tasks="aaaa"))
+    for tasks, fine in (("aaaa", True), ("", True), ("bbbb", False)):
+        other = run(task(1, 0.0, 0.0, 10.0), of=about(tasks=tasks))
+        if fine:
+            assert compare([one, other]).variants == ("exclusive", "magm")
+        else:
+            with pytest.raises(Usage, match="the runs of made are of different traces"):
+                compare([one, other])

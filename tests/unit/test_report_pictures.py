@@ -145,5 +145,5 @@ def test_a_file_where_a_directory_is_wanted_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Usage, match="cannot be made"):
         pictures.draw(SMALL, tmp_path / "file" / "below")
-    with pytest.raises(Usage, match="cannot be written"):
+    with pytest.raises(Refused, match="cannot be written"):
         page.write_text("", tmp_path / "file" / "page.html")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from click.testing import CliRunner
 
+from carma.cli import carma
 from carma.config import catalogue
 from carma.errors import BadSettings, Usage
+from carma.estimate.cards import find_card
+from carma.sim import cards
 from carma.sim.given import WITHOUT_EFFECT
-from carma.sim.request import Request, simulation
+from carma.sim.request import Request, recorded, simulation
 from tests.unit.sim_made import row, trace
 
 
@@ -51,3 +55,37 @@ def test_a_task_that_is_too_large_is_told_which_cards_hold_it() -> None:
     with pytest.raises(Usage) as told:
         simulation(Request(), trace(row(memory_mib=600_000)))
     assert told.value.hint.startswith("No card holds it")
+
+
+@pytest.mark.parametrize("name", ["a100-40", "a100-40gb", "A100-40GB", "NVIDIA A100-SXM4-40GB"])
+def test_a_card_has_the_spellings_of_estimates(name: str) -> None:
+    assert cards.find(name) is cards.CARDS["a100-40"]
+
+
+def test_every_card_is_one_of_estimates_too() -> None:
+    assert {name: card.name for name, card in cards.CARDS.items()} == {
+        name: getattr(find_card(name), "name", None) for name in cards.CARDS
+    }
+
+
+def test_a_card_that_is_not_known_has_a_neighbour() -> None:
+    with pytest.raises(Usage, match="no such card") as told:
+        cards.find("h20")
+    assert told.value.hint.startswith("Did you mean h200?")
+    with pytest.raises(Usage, match="a card of the kind NVIDIA B200 cannot be simulated"):
+        cards.find("b200")
+
+
+def test_a_run_knows_its_trace_by_its_tasks() -> None:
+    one, same, other = (trace(row(seconds=seconds)) for seconds in (60.0, 60.0, 61.0))
+    told = [recorded(Request(trace="made"), each).about.tasks for each in (one, same, other)]
+    assert told[0] == told[1] != told[2]
+    assert len(told[0]) == 16
+
+
+def test_tasks_that_failed_come_first_in_the_table() -> None:
+    words = ["simulate", "--trace", "t1", "--memory", "none", "--set", "gate.enabled=no"]
+    failing = [word for name in ("retries", "innocent_retries") for word in ("--set", f"recovery.{name}=0")]
+    _, first, *_ = CliRunner().invoke(carma, [*words, *failing]).stdout.splitlines()
+    assert first.split()[:2] == ["FAILED", "TASKS"]
+    assert "FAILED" not in CliRunner().invoke(carma, words).stdout

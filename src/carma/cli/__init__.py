@@ -53,7 +53,7 @@ VERBS: dict[str, Entry] = {
     "compare": Entry("More", "Runs side by side, the first as 1."),
     "trace": Entry("More", "Look at traces, cut and scale them, make new ones."),
     "demo": Entry("More", "See it work on virtual GPUs; needs no GPU."),
-    "bench": Entry("More", "Measure the daemon."),
+    "bench": Entry("More", "Measure the daemon, GPUs, memory estimates and policies."),
     "completion": Entry("More", "Print the completion script of a shell."),
     "version": Entry("More", "Print the version."),
 }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from carma.cli.outfile import file_flag
 from carma.cli.verb import verb
 
 if TYPE_CHECKING:
@@ -23,9 +24,9 @@ carma compare exclusive.json magm.json lug.json --out pictures
 @verb("compare", examples=EXAMPLES)
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN RUN...")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Draw it there, as PNG and SVG.")
-@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write one page with all of it.")
+@file_flag("--html", "Write one page with all of it.")
 @click.option("--json", "as_json", is_flag=True, help="The figures and ratios as JSON.")
-def command(files: tuple[Path, ...], out: Path | None, html: Path | None, as_json: bool) -> None:
+def command(files: tuple[Path, ...], out: Path | None, html: str | None, as_json: bool) -> None:
     """Runs side by side: what carma simulate --out or carma report --save has written.
 
     The first run is 1, for each trace; of each other one the ratio to it stands beside its figure. With several traces

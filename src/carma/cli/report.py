@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from carma.cli.outfile import check_run_file, file_flag, force_flag, write_run
 from carma.cli.since import since_at, since_flag
 from carma.cli.verb import json_flag, verb
 from carma.cli.wording import gpu_hours, many, percent
@@ -28,18 +29,20 @@ carma report --since 7d --save week.json    the server's tasks as such a run
 @verb("report", examples=EXAMPLES)
 @click.argument("run", type=click.Path(path_type=Path), required=False, metavar="[RUN]")
 @since_flag("From: 24h (default), 7d, today, 2026-01-31.")
-@click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Write the server's tasks as a run.")
+@file_flag("--save", "Write the server's tasks as a run.")
 @click.option("--trace", metavar="NAME", help="With --save: run times alone are this trace's, by task name.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Draw the run there, as PNG and SVG.")
-@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write one page with all of it.")
+@file_flag("--html", "Write one page with all of it.")
+@force_flag
 @json_flag
 def command(
     run: Path | None,
     since: str | None,
-    save: Path | None,
+    save: str | None,
     trace: str | None,
     out: Path | None,
-    html: Path | None,
+    html: str | None,
+    force: bool,
     as_json: bool,
 ) -> None:
     """What this server did: tasks, waiting, GPU time and energy, by user and by GPU.
@@ -57,6 +60,8 @@ def command(
         from carma.sim.record import read
 
         return _run(read(run), out, html, as_json)
+    if save is not None:
+        check_run_file(save, force)
     if save is not None or out is not None or html is not None:
         return _run(_of_server(since, trace, save), out, html, as_json)
     if trace is not None:
@@ -64,21 +69,20 @@ def command(
     return _server(since, as_json)
 
 
-def _of_server(since: str | None, trace: str | None, save: Path | None) -> Run:
+def _of_server(since: str | None, trace: str | None, save: str | None) -> Run:
     from carma.cli.connect import connect
     from carma.report.real import recorded
-    from carma.sim.record import write
     from carma.traces import find
 
     known = None if trace is None else find(trace)
     with connect() as client:
         made = recorded(client, since_at(client, since), known)
     if save is not None:
-        write(made, save)
+        write_run(made, save)
     return made
 
 
-def _run(run: Run, out: Path | None, html: Path | None, as_json: bool) -> None:
+def _run(run: Run, out: Path | None, html: str | None, as_json: bool) -> None:
     from carma.cli.output import print_json
     from carma.report.summary import summary
 

@@ -8,6 +8,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from carma.cli.outfile import STDOUT, check_run_file, file_flag, force_flag, write_run
 from carma.cli.settings import pairs
 from carma.cli.verb import number, verb, whole
 from carma.errors import Usage
@@ -20,7 +21,7 @@ carma simulate --trace ./my-trace.csv --gpus 8 --gpu h200 --out run.json
 carma simulate --fidelity real.json --solo exclusive.json
 """
 DEMANDS = ("measured", "history", "none")  # as in carma.sim.run, which is slow to import
-BESIDE_FIDELITY = ("fidelity", "solo", "noise", "seed", "out", "as_json")
+BESIDE_FIDELITY = ("fidelity", "solo", "noise", "seed", "out", "force", "as_json")
 
 
 @verb("simulate", examples=EXAMPLES)
@@ -50,7 +51,8 @@ BESIDE_FIDELITY = ("fidelity", "solo", "noise", "seed", "out", "as_json")
     help="Spread of true rates about the model's; 1: as measured (0).",
 )
 @click.option("--set", "settings", multiple=True, callback=pairs, metavar="NAME=VALUE", help="A setting; repeat it.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="The whole run, as carma report reads it.")
+@file_flag("--out", "The whole run, as carma report reads it; - for standard output.")
+@force_flag
 @click.option(
     "--fidelity",
     type=click.Path(path_type=Path),
@@ -70,7 +72,8 @@ def command(
     /,
     policy: str,
     settings: dict[str, object],
-    out: Path | None,
+    out: str | None,
+    force: bool,
     fidelity: Path | None,
     solo: Path | None,
     as_json: bool,
@@ -83,6 +86,8 @@ def command(
     With --fidelity, a run that was recorded (carma report --save) is simulated with its own arrivals, policy, settings
     and GPUs, and both are put side by side. docs/simulation.md says what is worked out, and how far to trust it.
     """
+    if out is not None:
+        _check_out(out, force, as_json)
     if fidelity is not None:
         return _fidelity(ctx, fidelity, solo, out, given["noise"], given["seed"], as_json)
     if solo is not None:
@@ -90,7 +95,6 @@ def command(
     import msgspec
 
     from carma.cli.simulate_view import show
-    from carma.sim.record import write
     from carma.sim.request import Request, recorded, simulation
 
     names = tuple(dict.fromkeys(word.strip() for word in policy.split(",") if word.strip()))
@@ -105,14 +109,21 @@ def command(
             found[name] = simulation(request).run()
         else:
             run = recorded(request)
-            write(run, out)
+            write_run(run, out)
             found[name] = run.figures
-    show(str(given["trace"]), found, as_json=as_json)
+    if out != STDOUT:
+        show(str(given["trace"]), found, as_json=as_json)
     return 0
 
 
+def _check_out(out: str, force: bool, as_json: bool) -> None:
+    if out == STDOUT and as_json:
+        raise Usage("--out - and --json both write to standard output", "Leave out one of them; a run has its figures.")
+    check_run_file(out, force)
+
+
 def _fidelity(
-    ctx: click.Context, run: Path, solo: Path | None, out: Path | None, noise: float, seed: int, as_json: bool
+    ctx: click.Context, run: Path, solo: Path | None, out: str | None, noise: float, seed: int, as_json: bool
 ) -> int:
     from carma.cli.simulate_fidelity import compare
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import click
 
+from carma.cli.outfile import STDOUT, write_run
 from carma.cli.output import Column, heading, print_facts, print_json, print_table
 from carma.core.units import show_count, show_j, show_mib, show_s
 from carma.errors import Usage
 from carma.sim.fidelity import AIMS, Fidelity, Gap, known_from, played
-from carma.sim.record import read, write
+from carma.sim.record import read
 
 WORST = 5  # tasks that are shown
 
@@ -37,7 +38,7 @@ HOW = {"given": "from elsewhere", "alone": "ran alone here", "inferred": "worked
 
 
 def compare(
-    run: Path, solo: Path | None, out: Path | None, *, noise: float, seed: int, typed: tuple[str, ...], as_json: bool
+    run: Path, solo: Path | None, out: str | None, *, noise: float, seed: int, typed: tuple[str, ...], as_json: bool
 ) -> None:
     """`typed`: options that make no sense beside --fidelity, as they were given."""
     if typed:
@@ -48,7 +49,9 @@ def compare(
     known = None if solo is None else known_from(solo)
     found, again = played(read(run), known, noise=noise, seed=seed)
     if out is not None:
-        write(again, out)
+        write_run(again, out)
+    if out == STDOUT:
+        return
     if as_json:
         print_json(found)
     else:

@@ -26,6 +26,7 @@ def _share(value: float) -> str:
     return f"{100 * value:.0f} %"
 
 
+FAILED = Line("failed", "FAILED TASKS", str)  # before all others, where there are any
 LINES = (
     Line("makespan_s", "makespan", show_s),
     Line("wait_mean_s", "mean wait", show_s),
@@ -47,5 +48,6 @@ def show(trace: str, found: Mapping[str, Figures], *, as_json: bool) -> None:
         print_json(values[0] if len(values) == 1 else values)
         return
     columns = [Column(trace), *(Column(name, right=True) for name in found)]
-    rows = [[line.label, *(line.show(getattr(figures, line.field)) for figures in found.values())] for line in LINES]
+    lines = (FAILED, *LINES) if any(figures.failed for figures in found.values()) else LINES
+    rows = [[line.label, *(line.show(getattr(figures, line.field)) for figures in found.values())] for line in lines]
     print_table(columns, rows)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from carma.cli.flags import Parsed
+from carma.cli.outfile import STDOUT, file_flag, force_flag
 from carma.cli.parse import parse_grace
 from carma.cli.verb import Function, Verb, number, whole
 
@@ -59,8 +60,7 @@ def command() -> None:
 
 
 def _output(function: Function) -> Function:
-    function = click.option("--force", is_flag=True, help="Write over a file that holds something else.")(function)
-    return click.option("--out", metavar="FILE", help="Write the trace there, not to standard output.")(function)
+    return file_flag("--out", "Write the trace there, not to standard output.")(force_flag(function))
 
 
 def _drawing(function: Function) -> Function:
@@ -221,16 +221,16 @@ def _table(file: str | None) -> Table:
 
 def _write(trace: Trace, out: str | None, force: bool) -> None:
     """To the file, or to standard output; then what it is on standard error, so that a pipe holds the trace only."""
+    from carma.dataset.outfile import holds_something, write_file
     from carma.errors import Usage
     from carma.traces import text
 
     spelled = text(trace)
-    if out is None or out == "-":
+    if out is None or out == STDOUT:
         click.echo(spelled, nl=False)
     else:
-        path = Path(out)
-        if path.is_file() and not force and path.read_bytes() != spelled.encode():
+        if not force and holds_something(out) and Path(out).read_bytes() != spelled.encode():
             raise Usage(f"{out} is there and holds something else", "Name another file, or add --force.")
-        path.write_text(spelled, encoding="utf-8", newline="\n")
+        write_file(out, spelled.encode())
     said = f"{len(trace.tasks):,} tasks, {trace.gpu_seconds / 3600:,.1f} GPU-hours, last arrival after "
     click.echo(f"{said}{trace.tasks[-1].arrival_s:,.0f} s", err=True)

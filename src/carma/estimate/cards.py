@@ -51,9 +51,17 @@ CARDS: tuple[Card, ...] = (
     _card("NVIDIA A10G", "a10g", 22_500, (8, 6), 80),
     _card("NVIDIA A30", "a30", 24_060, (8, 0), 56),
     _card("NVIDIA A40", "a40", 45_450, (8, 6), 84),
-    _card("NVIDIA A100-SXM4-40GB", "a100-40gb, a100-sxm4-40gb, a100-sxm-40gb, a100-sxm-40", 40_330, (8, 0), 108),
+    _card(
+        "NVIDIA A100-SXM4-40GB", "a100-40gb, a100-40, a100-sxm4-40gb, a100-sxm-40gb, a100-sxm-40", 40_330, (8, 0), 108
+    ),
     _card("NVIDIA A100-PCIE-40GB", "a100-pcie-40gb, a100-pcie-40", 40_330, (8, 0), 108),
-    _card("NVIDIA A100-SXM4-80GB", "a100-80gb, a100, a100-sxm4-80gb, a100-sxm-80gb, a100-sxm-80", 81_000, (8, 0), 108),
+    _card(
+        "NVIDIA A100-SXM4-80GB",
+        "a100-80gb, a100, a100-80, a100-sxm4-80gb, a100-sxm-80gb, a100-sxm-80",
+        81_000,
+        (8, 0),
+        108,
+    ),
     _card("NVIDIA A100 80GB PCIe", "a100-pcie-80gb, a100-80gb-pcie, a100-pcie-80", 81_000, (8, 0), 108),
     _card("NVIDIA RTX A6000", "a6000, rtx-a6000", 48_530, (8, 6), 84),
     _card("NVIDIA RTX 6000 Ada Generation", "6000-ada, rtx-6000-ada, rtx6000ada, 6000ada", 48_500, (8, 9), 142),

@@ -16,7 +16,7 @@ from carma.sim.record import About, Run
 from carma.sim.result import TaskRun
 
 MOST_TASKS = 5  # that differ most
-_ASIDE = ("trace", "policy", "settings", "version", "gpu", "simulated")  # not by their value alone, or never
+_ASIDE = ("trace", "policy", "settings", "version", "gpu", "simulated", "tasks")  # not by their value alone, or never
 
 
 class TaskChange(Record, frozen=True, kw_only=True):
@@ -55,6 +55,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
                 "Give each run once; runs of one kind differ in their seed at least.",
             )
         found[run.about.trace][label] = run
+    _check_traces(runs)
     every = tuple(dict.fromkeys(labels))
     lacking = [trace for trace in traces if every[0] not in found[trace]]
     if lacking:
@@ -74,6 +75,17 @@ def compare(runs: Sequence[Run]) -> Comparison:
         overall={label: _overall(label, values, ratios) for label in every},
         tasks=_changes(found, every),
     )
+
+
+def _check_traces(runs: Sequence[Run]) -> None:
+    """Two traces of one name would be compared as one."""
+    seen: dict[str, str] = {}
+    for about in (run.about for run in runs if run.about.tasks):
+        if seen.setdefault(about.trace, about.tasks) != about.tasks:
+            raise Usage(
+                f"the runs of {about.trace} are of different traces: their tasks are not the same",
+                "Give traces names of their own, or simulate one of them under both policies.",
+            )
 
 
 def variants(abouts: Sequence[About]) -> list[str]:

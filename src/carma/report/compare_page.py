@@ -10,7 +10,7 @@ from carma.report.compare_tables import changes, overall, side_by_side
 from carma.report.page import page, picture_section, section, write_text
 
 
-def write(found: Comparison, path: Path) -> Path:
+def write(found: Comparison, path: Path | str) -> Path:
     tables = [section(trace, side_by_side(found, trace)) for trace in found.traces]
     if len(found.traces) > 1:
         note = "Ratios are geometric means over the traces; counts are sums."

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from carma.dataset.outfile import write_file
 from carma.errors import Refused, Usage
 
 BLUE, VERMILION, GREEN, PURPLE, SKY, ORANGE = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"
@@ -84,7 +85,7 @@ def save(pictures: Sequence[Picture], out: Path) -> list[Path]:
         with styled(picture.name):
             drawn = picture.make()
             for path in (out / f"{picture.name}.png", out / f"{picture.name}.svg"):
-                path.write_bytes(_bytes(drawn, path.suffix[1:]))
+                write_file(str(path), _bytes(drawn, path.suffix[1:]))
                 written.append(path)
     return written
 

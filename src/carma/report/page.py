@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from carma.core.units import show_s
-from carma.errors import Usage
+from carma.dataset.outfile import write_file
 from carma.report.drawing import Picture, inline
 from carma.report.fairness import Fairness
 from carma.report.lines import LINES, conditions, shown, title, value_of
@@ -32,17 +32,14 @@ svg text { font-family: system-ui, sans-serif !important; }
 Table = Sequence[Sequence[str]]  # the first row is its head
 
 
-def write(run: Run, told: Summary, path: Path) -> Path:
+def write(run: Run, told: Summary, path: Path | str) -> Path:
     text = page(title(run.about), [conditions(run.about)], [*_tables(told), *_pictures(pictures(run))])
     return write_text(text, path)
 
 
-def write_text(text: str, path: Path) -> Path:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise Usage(f"{path} cannot be written: {error.strerror}", "--html names a file.") from error
-    return path
+def write_text(text: str, path: Path | str) -> Path:
+    write_file(str(path), text.encode())
+    return Path(path)
 
 
 def page(heading: str, lead: Iterable[str], sections: Iterable[str]) -> str:

@@ -6,8 +6,11 @@ published: it is taken to draw what one with 40 GB does.
 
 from __future__ import annotations
 
+import difflib
+
 from carma.core.model import Capabilities, Demand, Gpu, GpuId, Record
 from carma.errors import Usage
+from carma.estimate.cards import find_card
 from carma.sim import power
 from carma.sim.power import Curve
 
@@ -48,9 +51,18 @@ CARDS = {
 
 
 def find(name: str) -> Card:
-    if name not in CARDS:
-        raise Usage(f"{name}: no such card", f"These can be simulated: {', '.join(CARDS)}.")
-    return CARDS[name]
+    """By its short name, or by any spelling that `carma estimate --gpu` takes."""
+    if name in CARDS:
+        return CARDS[name]
+    known = find_card(name)
+    for card in CARDS.values():
+        if known is not None and known.name == card.name:
+            return card
+    if known is not None:
+        raise Usage(f"{name}: a card of the kind {known.name} cannot be simulated", f"These can: {', '.join(CARDS)}.")
+    near = difflib.get_close_matches(name.lower(), CARDS, n=1)
+    nearest = f"Did you mean {near[0]}? " if near else ""
+    raise Usage(f"{name}: no such card", f"{nearest}These can be simulated: {', '.join(CARDS)}.")
 
 
 def server(card: Card, count: int) -> tuple[Gpu, ...]:

@@ -143,9 +143,9 @@ def _notes(run: Run, replay: Replay, tasks: Sequence[TaskGap]) -> list[str]:
             f"{show_count(replay.left_out, 'task')} that never ran {'is' if replay.left_out == 1 else 'are'} left out"
         )
     if replay.server.unfinished:
-        notes.append(
-            f"{show_count(replay.server.unfinished, 'task')} had not ended when the run was saved, and so is not in it"
-        )
+        are = "is" if replay.server.unfinished == 1 else "are"
+        count = show_count(replay.server.unfinished, "task")
+        notes.append(f"{count} had not ended when the run was saved, and so {are} not in it")
     if run.about.version != __version__:
         notes.append(f"the run is of version {run.about.version}, this is {__version__}: defaults may differ")
     return notes

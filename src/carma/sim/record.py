@@ -5,13 +5,13 @@ A run of the daemon is written in the same form, so that whoever reads one reads
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from carma.core.model import Record
+from carma.dataset.outfile import write_file
 from carma.errors import Usage
 from carma.sim.result import Figures, TaskRun
 from carma.sim.world import Board
@@ -19,6 +19,8 @@ from carma.sim.world import Board
 FORMAT = 1
 MOST_POINTS = 1000
 FIRST_STEP_S = 30.0
+HINT = "carma simulate --out FILE writes such a file."
+ROUNDING = 1e-6  # of sums: a wait of nothing may come out below 0
 
 
 class Point(Record, frozen=True, kw_only=True):
@@ -47,6 +49,7 @@ class About(Record, frozen=True, kw_only=True):
     demand: str = ""  # what was known of tasks before they ran; empty: the file does not tell
     settings: dict[str, str] = {}
     version: str = ""
+    tasks: str = ""  # a digest of the trace's tasks, whatever it is called; empty: the file does not tell
 
 
 class GpuOf(Record, frozen=True, kw_only=True):
@@ -68,6 +71,12 @@ class Server(Record, frozen=True, kw_only=True):
     unfinished: int = 0  # tasks that were there too and had not ended: they are not in the run
 
 
+class Head(msgspec.Struct, frozen=True):
+    """All that is looked at first: what else is in the file may be another thing in another format."""
+
+    format: int = FORMAT
+
+
 class Run(Record, frozen=True, kw_only=True):
     format: int = FORMAT
     about: About
@@ -77,20 +86,44 @@ class Run(Record, frozen=True, kw_only=True):
     server: Server | None = None  # None: nobody noted it
 
 
-def write(run: Run, path: Path) -> None:
-    """The old file stays until the new one is whole."""
-    beside = path.with_name(path.name + ".part")
-    beside.write_bytes(msgspec.json.encode(run) + b"\n")
-    os.replace(beside, path)
+def write(run: Run, path: Path | str) -> None:
+    """The old file stays until the new one is whole; `-` is standard output."""
+    write_file(str(path), msgspec.json.encode(run) + b"\n")
 
 
 def read(path: Path) -> Run:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Run)
+        data = path.read_bytes()
     except OSError as error:
-        raise Usage(f"{path}: {error.strerror or error}", "carma simulate --out FILE writes such a file.") from error
+        raise Usage(f"{path}: {error.strerror or error}", HINT) from error
+    try:
+        found = msgspec.json.decode(data, type=Head)
+        if found.format > FORMAT:
+            newer = "Read it with that version, or write it again with this one."
+            raise Usage(f"{path} was made by a newer CARMA (its format is {found.format}, not {FORMAT})", newer)
+        run = msgspec.json.decode(data, type=Run)
     except msgspec.MsgspecError as error:
-        raise Usage(f"{path} is not a run: {error}", "carma simulate --out FILE writes one.") from error
+        raise Usage(f"{path} is not a run: {error}", HINT) from error
+    wrong = _wrong(run)
+    if wrong:
+        raise Usage(f"{path} is not a run: {wrong}", HINT)
+    return run
+
+
+def _wrong(run: Run) -> str:
+    """What cannot be, in words; nothing where all can."""
+    if run.format < 1:
+        return f"there is no format {run.format}"
+    if not run.tasks:
+        return "there is no task in it"
+    for name in Figures.__struct_fields__:
+        value = getattr(run.figures, name)
+        if value is not None and value < -ROUNDING:
+            return f"figures.{name} is {value:g}, below 0"
+    for task in run.tasks:
+        if task.ended_s < task.arrival_s or any(one.ended_at < one.placed_at for one in task.attempts):
+            return f"task {task.task} ends before it begins"
+    return ""
 
 
 class Course:

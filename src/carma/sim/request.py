@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Literal
+
+import msgspec
 
 from carma import __version__, traces
 from carma.config import settings_of
@@ -48,6 +51,7 @@ def recorded(request: Request, trace: Trace | None = None) -> Run:
         noise=request.noise,
         settings={name: str(value) for name, value in request.settings.items()},
         version=__version__,
+        tasks=digest(made.trace),
     )
     return Run(about=about, figures=figures, tasks=tuple(made.runs), course=made.course, server=made.server)
 
@@ -78,6 +82,11 @@ def simulation(request: Request, trace: Trace | None = None, *, watched: bool = 
             watched=watched,
         ),
     )
+
+
+def digest(trace: Trace) -> str:
+    """The same for the same tasks, by whatever name."""
+    return sha256(msgspec.json.encode(trace.tasks)).hexdigest()[:16]
 
 
 def _check(trace: Trace, request: Request, card: cards.Card) -> None:

@@ -1,0 +1,58 @@
+"""Flags that name a file for results: looked at when they are read, long before there is anything to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from carma.cli.verb import Function
+from carma.errors import CarmaError, Usage
+
+if TYPE_CHECKING:
+    from carma.sim.record import Run
+
+STDOUT = "-"  # as in carma.dataset.outfile
+FORCE = "Write over a file that holds something else."
+
+
+def _checked(_ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is not None:
+        from carma.dataset.outfile import check_file
+
+        check_file(value, param.opts[0])
+    return value
+
+
+def file_flag(flag: str, text: str) -> Callable[[Function], Function]:
+    return click.option(flag, metavar="FILE", callback=_checked, help=text)
+
+
+def force_flag(function: Function) -> Function:
+    return click.option("--force", is_flag=True, help=FORCE)(function)
+
+
+def check_run_file(typed: str, force: bool) -> None:
+    """An earlier run may be written over; anything else is somebody's work."""
+    from carma.dataset.outfile import holds_something
+    from carma.sim.record import read
+
+    if force or not holds_something(typed):
+        return
+    try:
+        read(Path(typed))
+    except CarmaError:
+        raise Usage(
+            f"{typed} is there and holds something else than a run", "Name another file, or add --force."
+        ) from None
+
+
+def write_run(run: Run, typed: str) -> None:
+    """And says so, where that is not plain to see."""
+    from carma.sim.record import write
+
+    write(run, typed)
+    if typed != STDOUT:
+        click.echo(typed, err=True)

@@ -1,0 +1,156 @@
+"""Files that results go to: looked at before the work, written whole, never put in the place of something else."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from carma.cli import carma
+from carma.dataset.outfile import check_file, write_file
+from carma.errors import Refused, Usage
+from carma.sim.record import read
+
+SMALL = "arrival_s,name,gpus,memory_mib,seconds,sm_active,sm_occupancy,dram_active\n0,short,1,2000,60,0.5,0.2,0.2\n"
+
+
+@pytest.fixture(autouse=True)
+def _with_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("small.csv").write_text(SMALL)
+
+
+def typed(*words: str) -> Result:
+    return CliRunner().invoke(carma, list(words))
+
+
+def simulated(out: str, *more: str) -> Result:
+    return typed("simulate", "--trace", "small.csv", "--out", out, *more)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("", "--out has an empty name"),
+        ("there", "there is a directory"),
+        ("new/", "new/ names a directory"),
+        ("none/run.json", "none/run.json cannot be written: there is no directory none"),
+        ("small.csv/run.json", "small.csv/run.json cannot be written: Not a directory"),
+        ("n" * 300, "cannot be written: File name too long"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["simulate --trace small.csv", "trace generate --tasks 3"])
+def test_what_cannot_be_written_is_refused_before_the_work(
+    verb: str, name: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_given: object, **_more: object) -> None:
+        raise AssertionError("the work was begun")
+
+    monkeypatch.setattr("carma.sim.request.simulation", never)
+    monkeypatch.setattr("carma.traces.generate.generate", never)
+    Path("there").mkdir()
+    result = typed(*verb.split(), "--out", name)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert sorted(os.listdir()) == ["small.csv", "there"]
+
+
+def test_a_directory_that_takes_no_file_is_told_by_what_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(**_given: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("carma.dataset.folder.tempfile.TemporaryFile", denied)
+    with pytest.raises(Usage, match=r"^run\.json cannot be written: Permission denied$"):
+        check_file("run.json")
+
+
+def test_only_a_run_is_written_over_without_force() -> None:
+    assert "small.csv is there and holds something else than a run" in simulated("small.csv").stderr
+    assert Path("small.csv").read_text() == SMALL
+    Path("empty").touch()
+    for name in ("empty", "run.json", "run.json"):
+        result = simulated(name)
+        assert result.exit_code == 0
+        assert result.stderr == f"{name}\n"
+        assert len(read(Path(name)).tasks) == 1
+    Path("other").write_text("precious")
+    assert simulated("other", "--force").exit_code == 0
+    assert read(Path("other"))
+
+
+def test_standard_output_has_the_run_only() -> None:
+    result = simulated("-")
+    assert json.loads(result.stdout)["about"]["trace"] == "small.csv"
+    assert not Path("-").exists()
+    assert "both write to standard output" in simulated("-", "--json").stderr
+
+
+def test_a_link_is_followed_and_rights_stay() -> None:
+    assert simulated("run.json").exit_code == 0
+    Path("run.json").chmod(0o640)
+    Path("link").symlink_to("run.json")
+    write_file("link", b"new")
+    assert Path("link").is_symlink()
+    assert Path("run.json").read_bytes() == b"new"
+    assert Path("run.json").stat().st_mode & 0o777 == 0o640
+    Path("to-come").symlink_to("made.json")
+    write_file("to-come", b"made")
+    assert Path("made.json").read_bytes() == b"made"
+
+
+def test_a_pipe_is_written_to_and_stays() -> None:
+    os.mkfifo("pipe")
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append(Path("pipe").read_bytes()), daemon=True)
+    reader.start()
+    check_file("pipe")
+    write_file("pipe", b"x" * 200_000)
+    reader.join(10)
+    assert got == [b"x" * 200_000]
+    assert Path("pipe").is_fifo()
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        "simulate --trace small.csv --out old",
+        "trace generate --tasks 3 --force --out old",
+        "report run.json --html old",
+    ],
+)
+def test_on_a_full_disk_the_old_file_stays(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert simulated("run.json").exit_code == 0
+    old = Path("run.json").read_bytes()
+    Path("old").write_bytes(old)
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("carma.dataset.folder.check_folder", lambda *_: None)
+    monkeypatch.setattr("carma.dataset.outfile.check_folder", lambda *_: None)
+    monkeypatch.setattr("carma.dataset.folder.os.fsync", full)
+    result = typed(*order.split())
+    assert result.exit_code == 1
+    assert "carma: old cannot be written: No space left on device" in result.stderr
+    assert "hint: What was there before is as it was" in result.stderr
+    assert Path("old").read_bytes() == old
+    assert not list(Path().glob("*.part"))
+
+
+def test_a_disk_that_is_full_while_writing_to_a_device_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo("pipe")
+    reading = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
+
+    def full(_descriptor: int, _data: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("carma.dataset.outfile.os.write", full)
+    with pytest.raises(Refused, match="pipe cannot be written: No space left on device"):
+        write_file("pipe", b"data")
+    os.close(reading)
