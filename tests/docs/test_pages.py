@@ -32,6 +32,12 @@ def _text(file: Path) -> str:
 
 
 @pytest.mark.parametrize("file", PAGES, ids=name_of)
+def test_nobody_is_sent_to_the_other_project_of_our_name(file: Path) -> None:
+    """On the public index `carma` is another project: extras are installed from a checkout."""
+    assert not re.search(r"pip install (-\S+ )*['\"]?carma\b", " ".join(_text(file).split()))
+
+
+@pytest.mark.parametrize("file", PAGES, ids=name_of)
 def test_links_lead_somewhere(file: Path) -> None:
     for link in links(_text(file)):
         if link.startswith(("https://", "http://")):
