@@ -183,7 +183,7 @@ def with_input(described: Described) -> tuple[Described, tuple[str, ...]]:
         return replace(described, input=first.inputs[0]), ()
     kind = kind_of(first.kind)
     if kind == "convolution" and (image := _image(first)):
-        return replace(described, input=image), ("the input's size is not known: taken from the first layer's weights",)
+        return replace(described, input=image), ("the input's size is guessed from the first layer: --input tells it",)
     assumed = first.output[:-1] if kind == "embedding" else first.output
     return replace(described, input=assumed), ("the input's size is not known: the first layer's output stands in",)
 
