@@ -53,6 +53,8 @@ def test_a_console_block_is_run_or_says_that_it_is_not() -> None:
         ("submitted task 1\n", "submitted task 1\n", True),
         ("submitted task 2\n", "submitted task 1\n", False),
         ("started at 08:52:02, 2 s ago\n", "started at 17:00:00, 31 s ago\n", True),
+        ("asked to save; it has 02:00\n", "asked to save; it has 120 s\n", False),
+        ("asked to save; it has 02:00\n", "asked to save; it has 02:00\n", True),
         ("a long line\nthat was folded\n", "a long\nline that was folded\n", True),
         ("one\ntwo\nthree\n", "one\n…\nthree\n", True),
         ("one\ntwo\nthree\n", "one\n...\n", True),

@@ -17,6 +17,7 @@ from carma.config import catalogue, load_settings
 from carma.config.catalogue import sections
 from carma.paths import find_paths
 from carma.plugins import POLICIES, names
+from carma.sim.result import Figures
 from carma.traces import parse
 from carma.traces.read import OPTIONAL, REQUIRED
 from tests.docs.markdown import ROOT, anchors, blocks, documents, links, name_of
@@ -29,6 +30,12 @@ PACKAGE_WORDS = ("core.", "daemon.pid", "daemon.log", "daemon.json", "sharing.js
 
 def _text(file: Path) -> str:
     return file.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("file", PAGES, ids=name_of)
+def test_nobody_is_sent_to_the_other_project_of_our_name(file: Path) -> None:
+    """On the public index `carma` is another project: extras are installed from a checkout."""
+    assert not re.search(r"pip install (-\S+ )*['\"]?carma\b", " ".join(_text(file).split()))
 
 
 @pytest.mark.parametrize("file", PAGES, ids=name_of)
@@ -132,6 +139,13 @@ def test_the_tables_of_policies_are_complete(file: Path) -> None:
     table = _text(file).partition("| policy |")[2].partition("\n\n")[0]
     listed = re.findall(r"^\| `([a-z-]+)`[^|]*\|", table, re.MULTILINE)
     assert sorted(listed) == sorted(names(POLICIES))
+
+
+def test_every_figure_of_a_simulation_is_in_the_table() -> None:
+    text = _text(ROOT / "docs" / "simulation.md")
+    rows = text.split("## Figures", 1)[1].split("## ", 1)[0].splitlines()
+    named = {name for row in rows if row.startswith("| `") for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert named == set(Figures.__struct_fields__)
 
 
 def test_the_trace_format_is_the_readers() -> None:

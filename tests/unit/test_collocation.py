@@ -218,7 +218,7 @@ def test_without_matplotlib_the_figures_are_written_and_the_way_to_a_picture_is_
     assert len(table["points"]) == 12
     assert not (tmp_path / "points.png").exists()
     printed = capsys.readouterr().out
-    assert "pip install 'carma[report]'" in printed
+    assert "pip install matplotlib &&" in printed
     assert f"--redraw {tmp_path / 'points.json'}" in printed
 
 

@@ -15,13 +15,14 @@ import pytest
 from click.testing import CliRunner
 
 from carma.cli.dataset_describe import command
+from carma.dataset import plots, schema
 from carma.dataset.config import encode
 from carma.dataset.describe import classes, coloured, describe, figure, sizes
 from carma.dataset.folder import PROBE
 from carma.dataset.plots import LEAST_ACTIVE, densest, rank_correlation
 from carma.dataset.schema import ACTIVITY, CONFIG_COLUMNS
 from carma.dataset.table import Table, read, write
-from carma.errors import Usage
+from carma.errors import Refused, Usage
 from tests.unit.dataset_rows import ACTIVE, HEAD, config
 
 COUNT = 80
@@ -172,3 +173,12 @@ def test_a_full_disk_leaves_no_half_of_a_picture(file: Path, tmp_path: Path) -> 
     assert ended.returncode == 1
     assert "mlp-coverage.png cannot be written: File too large" in ended.stderr
     assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("missing", ["pyarrow", "matplotlib"])
+def test_the_hint_names_the_package_itself(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An extra of `carma` would be another project's on the public index."""
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(Refused, match="is not installed") as caught:
+        schema.pyarrow() if missing == "pyarrow" else plots._pyplot()
+    assert caught.value.hint.startswith(f"pip install {missing}")

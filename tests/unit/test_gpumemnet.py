@@ -139,6 +139,8 @@ def test_parts_add_up_to_the_footprint(folder: Path) -> None:
     assert answer.parts_mib["weights"] == 16
     assert answer.parts_mib["optimizer_state"] == 32
     assert answer.parts_mib["context"] == 600
+    # Not "activations" as of a trial run, which tells workspaces and fragmentation apart.
+    assert list(answer.parts_mib)[-1] == "activations_and_the_rest"
 
 
 def test_parts_are_left_out_where_arithmetic_finds_more_than_there_is(folder: Path) -> None:
@@ -167,7 +169,16 @@ def test_another_card_is_told_and_its_context_added(tmp_path: Path, folder: Path
     assert other.parts_mib["context"] == own.parts_mib["context"] - 250
     assert other.gpu_model == "Tesla T4"
     assert any("learned on NVIDIA H200" in warning and "-250 MiB" in warning for warning in other.warnings)
+    assert not any("context that is counted" in warning for warning in other.warnings)
     assert not any("learned on" in warning for warning in own.warnings)
+
+
+def test_where_nobody_measured_a_cards_context_it_is_said_whose_is_counted(folder: Path) -> None:
+    for gpu in ("NVIDIA GeForce RTX 4090", "NVIDIA A100-SXM4-40GB"):
+        other = answered(folder, tiny.perceptron(), gpu=gpu)
+        said = next(warning for warning in other.warnings if "learned on" in warning)
+        assert "the context that is counted is that of NVIDIA H200" in said
+        assert other.parts_mib["context"] == answered(folder, tiny.perceptron()).parts_mib["context"]
 
 
 def test_a_build_of_the_same_card_is_the_same_card(folder: Path) -> None:

@@ -11,6 +11,7 @@ from carma.estimate.described import Described
 from carma.estimate.gpumemnet.features import PLACE, features
 from carma.estimate.gpumemnet.kinds import KINDS
 from carma.estimate.summaries import read_text
+from carma.estimate.summaries.keras_summary import IN_TORCH
 from tests.unit.keras_texts import (
     EXPANDED_2,
     EXPANDED_3,
@@ -145,7 +146,13 @@ def test_an_input_beside_shapes_that_are_told() -> None:
     assert other.described == read_text(FUNCTIONAL_3).described
     assert any("an input of 3x32x32, and that counts: --input 3x64x64" in remark for remark in other.remarks)
     untold = read_text(SEQUENTIAL_2, batch=4, sample=(1, 28, 28))
-    assert (untold.described.input, untold.remarks) == ((4, 1, 28, 28), ())
+    assert (untold.described.input, untold.remarks) == ((4, 1, 28, 28), (IN_TORCH,))
+
+
+@pytest.mark.parametrize("text", [SEQUENTIAL_2, FUNCTIONAL_3])
+def test_it_is_said_that_the_figure_is_pytorchs(text: str) -> None:
+    (said,) = (remark for remark in read_text(text, batch=4).remarks if "PyTorch" in remark)
+    assert "TensorFlow, by default, takes the whole card" in said
 
 
 @pytest.mark.parametrize("text", [SEQUENTIAL_2, FUNCTIONAL_2, EXPANDED_2])
@@ -157,7 +164,7 @@ def test_blank_lines_that_were_lost(text: str) -> None:
 
 def test_rows_that_were_deleted() -> None:
     rows = [line for line in SEQUENTIAL_2.splitlines() if "Normalization)" not in line]
-    assert read_text("\n".join(line for line in rows if "(Batch" not in line)).remarks == ()  # 128 of 54,538
+    assert read_text("\n".join(line for line in rows if "(Batch" not in line)).remarks == (IN_TORCH,)  # 128 of 54,538
     with pytest.raises(Usage, match="the rows below have 448 parameters, the total says 54,538: rows are missing"):
         read_text("\n".join(line for line in SEQUENTIAL_2.splitlines() if "(Dense)" not in line))
 

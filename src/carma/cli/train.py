@@ -62,7 +62,7 @@ def command(as_json: bool, **flags: Any) -> int:
     """Learn how much memory models take, from measured runs.
 
     DATA are files of `carma dataset pack`. The same data and seed give the same models. Two processor cores are used;
-    the models take minutes, --evaluate some tens of them. Needs what pip install 'carma[train]' brings.
+    the models take minutes, --evaluate some tens of them. Needs the extra `train`.
     """
     from carma.errors import Usage
 
@@ -103,9 +103,10 @@ def check_extra() -> None:
     from carma.errors import Refused
     from carma.train.names import EXTRA
 
-    missing = [name for name in EXTRA if importlib.util.find_spec(name) is None]
+    missing = [package for module, package in EXTRA.items() if importlib.util.find_spec(module) is None]
     if missing:
-        raise Refused(f"not installed: {', '.join(missing)}", "pip install 'carma[train]'")
+        # Never carma[train]: on the public index that name is another project's.
+        raise Refused(f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)}")
 
 
 def _print(entries: tuple[Entry, ...]) -> None:

@@ -58,7 +58,7 @@ def _pyplot() -> Any:
         import matplotlib
         import sklearn  # noqa: F401  # maps.py will want it: better to say so before anything is drawn
     except ImportError as error:
-        hint = "pip install 'carma[train]'"
+        hint = "pip install matplotlib scikit-learn"
         raise Refused(f"{error.name} is not installed, so no picture can be drawn", hint) from error
     matplotlib.use("Agg")
     matplotlib.rcParams.update({"svg.hashsalt": "carma", "font.size": 9, "axes.titlesize": 10})

@@ -83,8 +83,8 @@ def pyarrow() -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise Refused("pyarrow is not installed, so Parquet files can be neither read nor written",
-                      "pip install 'carma[train]'") from error  # fmt: skip
+        missing = "pyarrow is not installed, so Parquet files can be neither read nor written"
+        raise Refused(missing, "pip install pyarrow") from error
     return pyarrow
 
 

@@ -68,7 +68,7 @@ def styled(name: str, **more: object) -> Iterator[None]:
     try:
         import matplotlib
     except ImportError as error:
-        hint = "pip install 'carma[report]', or leave out --out and --html"
+        hint = "pip install matplotlib, or leave out --out and --html"
         raise Refused("matplotlib is not installed, so no picture can be drawn", hint) from error
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": f"carma-{name}", **more}):
         yield

@@ -13,4 +13,12 @@ NAMES = (*SERVED, "graph", "extra-trees", "boosted", PUBLISHED)
 WIDTHS_GB: Mapping[str, tuple[int, ...]] = {"mlp": (1, 2), "cnn": (8, 1), "transformer": (8, 1)}
 PUBLISHED_WIDTHS_GB: Mapping[str, tuple[int, ...]] = {"mlp": (1, 2), "cnn": (8,), "transformer": (8,)}
 FAMILIES = tuple(WIDTHS_GB)
-EXTRA = ("torch", "sklearn", "pyarrow", "onnx", "onnxscript", "matplotlib")
+# Modules of the extra `train`, and the packages that bring them.
+EXTRA: Mapping[str, str] = {
+    "torch": "torch",
+    "sklearn": "scikit-learn",
+    "pyarrow": "pyarrow",
+    "onnx": "onnx",
+    "onnxscript": "onnxscript",
+    "matplotlib": "matplotlib",
+}

@@ -129,7 +129,7 @@ def draw(head: dict[str, Any], points: Sequence[Point], path: str, figures: str)
     except ImportError:
         return (
             f"Figures in {figures}. No picture: matplotlib is not installed. Get it and draw: "
-            f"pip install 'carma[report]' && carma bench collocation --redraw {figures}"
+            f"pip install matplotlib && carma bench collocation --redraw {figures}"
         )
     matplotlib.use("Agg")
     from matplotlib import pyplot

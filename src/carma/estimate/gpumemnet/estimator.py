@@ -26,12 +26,14 @@ from carma.estimate.gpumemnet.kinds import kind_of
 from carma.estimate.gpumemnet.model import FOLDER as FOLDER
 from carma.estimate.gpumemnet.model import Model, candidates, check_runtime, folders
 from carma.estimate.gpumemnet.ranges import inside, offences, refusal
+from carma.estimate.gpumemnet.used import beware
 from carma.estimate.protocol import Context, Trials
 from carma.estimate.published.answer import bytes_each, cut_off, parameters_of, under
 from carma.estimate.trace import constants
 from carma.estimate.trace.outside import NCCL_BYTES, NCCL_PAIR_BYTES
 
 MIB = 1 << 20
+REST = "activations_and_the_rest"  # also workspaces and fragmentation, which a trial run tells apart
 _NAMES: dict[Kind, str] = {"mlp": "gpumemnet", "transformer": "gpumemnet-transformer"}
 _NETWORKS: dict[Family, str] = {
     "mlp": "multilayer perceptrons",
@@ -123,7 +125,7 @@ class GpuMemNet:
             level=level,
             gpu_model=gpu or facts.learned.gpu,
             parts_mib=_parts(described, facts, footprint, added),
-            warnings=(*class_above(facts, quantiles), *warnings, *weaker),
+            warnings=(*class_above(facts, quantiles), *warnings, *weaker, *beware(model)),
             rests_on=model.told(),
         )
 
@@ -134,8 +136,7 @@ class GpuMemNet:
         added: dict[str, int] = {}
         warnings: list[str] = []
         if gpu and not _same_card(gpu, facts.learned.gpu):
-            difference = self._context_mib(gpu, facts) - self._context_mib(facts.learned.gpu, facts)
-            told = f"; {difference:+,} MiB for this card's context" if difference else ""
+            difference, told = self._card(gpu, facts)
             warnings.append(f"it has learned on {facts.learned.gpu}; on {gpu} kernels may take more or less{told}")
             added |= {"card": difference} if difference else {}
         if gpus > 1:
@@ -148,9 +149,16 @@ class GpuMemNet:
             )
         return added, tuple(warnings)
 
-    def _context_mib(self, gpu: str, facts: Facts) -> int:
-        found = constants.load(gpu, facts.learned.torch, self._cards)
-        return 0 if found is None else found.constants.context_mib(_USES[facts.family])
+    def _card(self, gpu: str, facts: Facts) -> tuple[int, str]:
+        """What another card's context takes more, and how that is said: where nobody measured it, whose is counted."""
+        found, learned = (constants.load(name, facts.learned.torch, self._cards) for name in (gpu, facts.learned.gpu))
+        if found is None or learned is None:
+            return 0, _not_its_own(facts.learned.gpu)
+        uses = _USES[facts.family]
+        difference = found.constants.context_mib(uses) - learned.constants.context_mib(uses)
+        if not _same_card(gpu, found.constants.gpu):
+            return difference, _not_its_own(found.constants.gpu)
+        return difference, f"; {difference:+,} MiB for this card's context" if difference else ""
 
 
 def _unlike(described: Described) -> str | None:
@@ -175,7 +183,7 @@ def with_input(described: Described) -> tuple[Described, tuple[str, ...]]:
         return replace(described, input=first.inputs[0]), ()
     kind = kind_of(first.kind)
     if kind == "convolution" and (image := _image(first)):
-        return replace(described, input=image), ("the input's size is not known: taken from the first layer's weights",)
+        return replace(described, input=image), ("the input's size is guessed from the first layer: --input tells it",)
     assumed = first.output[:-1] if kind == "embedding" else first.output
     return replace(described, input=assumed), ("the input's size is not known: the first layer's output stands in",)
 
@@ -188,6 +196,10 @@ def _image(layer: Layer) -> tuple[int, ...]:
         if 1 <= taken <= 4 and rest <= 1:
             return (batch, taken, *(size * stride for size in sides))
     return ()
+
+
+def _not_its_own(gpu: str) -> str:
+    return f", and the context that is counted is that of {gpu}: nobody has measured this card's (carma calibrate does)"
 
 
 def _same_card(one: str, other: str) -> bool:
@@ -225,15 +237,15 @@ def class_above(facts: Facts, quantiles: Sequence[float]) -> tuple[str, ...]:
 
 
 def _parts(described: Described, facts: Facts, footprint: int, added: Mapping[str, int]) -> dict[str, int]:
-    """By arithmetic, as far as that goes; what is left are outputs, workspaces and what the allocator loses. Nothing
-    where the arithmetic finds more than there is (weights that are not trained)."""
+    """By arithmetic, as far as that goes; what is left are outputs, workspaces and what the allocator loses, in one.
+    Nothing where the arithmetic finds more than there is (weights that are not trained)."""
     weights = parameters_of(described) * (bytes_each(described.dtype) or 4) / MIB
     slots = 2 if described.optimizer_slots is None else described.optimizer_slots
     parts = {"weights": round(weights), "gradients": round(weights), "optimizer_state": round(slots * weights)}
     parts |= {"context": round(facts.base_mib) + added.get("card", 0)}
     parts |= {name: mib for name, mib in added.items() if name != "card"}
     rest = footprint - sum(parts.values())
-    return {} if rest < 0 else {**parts, "activations": rest}
+    return {} if rest < 0 else {**parts, REST: rest}
 
 
 def _make(kind: Kind, context: Context) -> GpuMemNet:

@@ -16,7 +16,7 @@ from carma.estimate.summaries.shapes import Shape, show
 _FIGURE = re.compile(r"\s*(Total|Trainable|Non-trainable|Optimizer) params:\s*([\d,]+)")
 _INPUT = re.compile(r"\s*Input size \(MB\):\s*(\d{1,12}\.\d\d)\s*", re.ASCII)
 _MOST_OFF = 0.01  # of the total; shared weights and the like make small differences
-_UNITS = (1e6, float(1 << 20))  # torchinfo's and torchsummary's megabyte
+MEGABYTES = (1e6, float(1 << 20))  # torchinfo's and torchsummary's megabyte
 _NUMBER = (4,)  # bytes
 _WORD = (4, 8, 16, 24)  # also with a mask and a type beside the words
 
@@ -77,4 +77,4 @@ def _fits(sample: Shape, batch: int, input_mb: float) -> bool:
     """As far as two digits tell."""
     elements = prod((batch, *sample))
     each = _WORD if len(sample) == 1 else _NUMBER
-    return any(abs(elements * size / unit - input_mb) <= 0.0051 for size in each for unit in _UNITS)
+    return any(abs(elements * size / unit - input_mb) <= 0.0051 for size in each for unit in MEGABYTES)

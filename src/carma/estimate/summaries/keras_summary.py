@@ -27,6 +27,7 @@ _MODELS = ("Sequential", "Functional", "Model")
 _RESIZE = ("Conv1D", "SeparableConv1D", "DepthwiseConv1D", "MaxPooling1D", "AveragePooling1D", "UpSampling1D",
            "ZeroPadding1D", "Cropping1D", "Conv1DTranspose")  # fmt: skip
 _NONE = "sizes that are None leave all outputs unknown"
+IN_TORCH = "it is what the same layers take in PyTorch; TensorFlow, by default, takes the whole card at its start"
 _OPEN = f"{_NONE}; --input tells the length of a sequence, like --input 128"
 _FIX = f"{_NONE}; give the model an input of fixed sizes before summary(): keras.Input(shape=(224, 224, 3))"
 
@@ -176,7 +177,7 @@ def _read(
         optimizer_slots=figures.optimizer // figures.trained if figures.optimizer and figures.trained else None,
     )
     frozen = max(figures.frozen - moving, 0)
-    return Read(described=described, remarks=(*remarks, *said), gaps=gaps, frozen=frozen)
+    return Read(described=described, remarks=(*remarks, *said, IN_TORCH), gaps=gaps, frozen=frozen)
 
 
 def _as_told(sample: Shape, given: Shape) -> Shape:

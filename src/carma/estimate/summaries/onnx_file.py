@@ -88,7 +88,7 @@ def _library() -> Any:
         onnx = importlib.import_module("onnx")
         importlib.import_module("onnx.shape_inference")
     except ImportError:
-        raise Usage("reading an ONNX file needs the package onnx", "pip install 'carma[onnx]'") from None
+        raise Usage("reading an ONNX file needs the package onnx", "pip install onnx") from None
     return onnx
 
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from carma.estimate.described import Described, Layer
 from carma.estimate.summaries.figures import Figures, check_total, input_of, read_figures
+from carma.estimate.summaries.image import square_image
 from carma.estimate.summaries.kinds import (
     has_activation,
     holds_weights,
@@ -244,6 +245,8 @@ def _read(
         given = (printed, *sample)
     else:
         given, said = input_of(taken, sample, max(printed, 1), figures.input_mb)
+        first = next((layer for layer in layers if layer.output), None)
+        given = given or (square_image(first, max(printed, 1), figures.input_mb) if first else ())
     length = sample[0] if words and sample else words
 
     def rebatched(shape: Shape) -> Shape:
