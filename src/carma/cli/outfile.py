@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from carma.cli.verb import Function
 from carma.errors import CarmaError, Usage
-
-if TYPE_CHECKING:
-    from carma.sim.record import Run
 
 STDOUT = "-"  # as in carma.dataset.outfile
 FORCE = "Write over a file that holds something else."
@@ -49,10 +45,7 @@ def check_run_file(typed: str, force: bool) -> None:
         ) from None
 
 
-def write_run(run: Run, typed: str) -> None:
-    """And says so, where that is not plain to see."""
-    from carma.sim.record import write
-
-    write(run, typed)
-    if typed != STDOUT:
+def say_written(typed: str | None) -> None:
+    """Last of all, on standard error; nothing where it went to standard output."""
+    if typed is not None and typed != STDOUT:
         click.echo(typed, err=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from carma.cli.outfile import check_run_file, file_flag, force_flag, write_run
+from carma.cli.outfile import check_run_file, file_flag, force_flag, say_written
 from carma.cli.since import since_at, since_flag
 from carma.cli.verb import json_flag, verb
 from carma.cli.wording import gpu_hours, many, percent
@@ -63,7 +63,8 @@ def command(
     if save is not None:
         check_run_file(save, force)
     if save is not None or out is not None or html is not None:
-        return _run(_of_server(since, trace, save), out, html, as_json)
+        _run(_of_server(since, trace, save), out, html, as_json)
+        return say_written(save)
     if trace is not None:
         raise click.UsageError("--trace goes with --save, --out or --html")
     return _server(since, as_json)
@@ -72,13 +73,14 @@ def command(
 def _of_server(since: str | None, trace: str | None, save: str | None) -> Run:
     from carma.cli.connect import connect
     from carma.report.real import recorded
+    from carma.sim.record import write
     from carma.traces import find
 
     known = None if trace is None else find(trace)
     with connect() as client:
         made = recorded(client, since_at(client, since), known)
     if save is not None:
-        write_run(made, save)
+        write(made, save)
     return made
 
 

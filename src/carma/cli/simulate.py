@@ -8,7 +8,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from carma.cli.outfile import STDOUT, check_run_file, file_flag, force_flag, write_run
+from carma.cli.outfile import STDOUT, check_run_file, file_flag, force_flag, say_written
 from carma.cli.settings import pairs
 from carma.cli.verb import number, verb, whole
 from carma.errors import Usage
@@ -95,6 +95,7 @@ def command(
     import msgspec
 
     from carma.cli.simulate_view import show
+    from carma.sim.record import write
     from carma.sim.request import Request, recorded, simulation
 
     names = tuple(dict.fromkeys(word.strip() for word in policy.split(",") if word.strip()))
@@ -109,10 +110,11 @@ def command(
             found[name] = simulation(request).run()
         else:
             run = recorded(request)
-            write_run(run, out)
+            write(run, out)
             found[name] = run.figures
     if out != STDOUT:
         show(str(given["trace"]), found, as_json=as_json)
+    say_written(out)
     return 0
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from carma.cli.outfile import STDOUT, write_run
+from carma.cli.outfile import STDOUT, say_written
 from carma.cli.output import Column, heading, print_facts, print_json, print_table
 from carma.core.units import show_count, show_j, show_mib, show_s
 from carma.errors import Usage
 from carma.sim.fidelity import AIMS, Fidelity, Gap, known_from, played
-from carma.sim.record import read
+from carma.sim.record import read, write
 
 WORST = 5  # tasks that are shown
 
@@ -49,13 +49,14 @@ def compare(
     known = None if solo is None else known_from(solo)
     found, again = played(read(run), known, noise=noise, seed=seed)
     if out is not None:
-        write_run(again, out)
+        write(again, out)
     if out == STDOUT:
         return
     if as_json:
         print_json(found)
     else:
         show(run.name, found)
+    say_written(out)
 
 
 def show(name: str, found: Fidelity) -> None:
