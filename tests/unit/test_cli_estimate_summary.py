@@ -111,6 +111,15 @@ def test_an_input_tells_the_outputs(seen: list[Described], capsys: pytest.Captur
     assert any("worked out" in warning for warning in row["warnings"])
 
 
+@pytest.mark.parametrize("flag", [("--steps", "5"), ("--limit", "90s")])
+def test_flags_that_belong_to_a_trial_run(
+    seen: list[Described], capsys: pytest.CaptureFixture[str], flag: tuple[str, str]
+) -> None:
+    said = complained(capsys, 2, "--gpu", "h200", "--summary", "net.txt", "--batch", "4", *flag)
+    assert f"{flag[0]} belongs to a trial run" in said
+    assert not seen
+
+
 @pytest.mark.parametrize(
     "flag",
     [

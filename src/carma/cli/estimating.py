@@ -124,6 +124,8 @@ def _check(options: Options) -> None:
         raise Usage("--compare asks every estimator: --estimator has no meaning beside it", EXAMPLE)
     if options.summary is None:
         _check_no_summary(options)
+    elif not options.command:
+        _check_no_trial(options)
     if options.command and not options.command[0].strip():
         raise Usage("the first word of the command is empty", EXAMPLE)
     is_open = options.summary is not None and not options.compare and options.estimator is None
@@ -132,6 +134,12 @@ def _check(options: Options) -> None:
             "a summary cannot be run: say who is to read it",
             "try: carma estimate --estimator horus --summary resnet50.txt --batch 32, or --compare",
         )
+
+
+def _check_no_trial(options: Options) -> None:
+    for flag, value in {"--steps": options.steps, "--limit": options.limit_s}.items():
+        if value is not None:
+            raise Usage(f"{flag} belongs to a trial run: a summary is read, and not run", EXAMPLE)
 
 
 def _check_no_summary(options: Options) -> None:
