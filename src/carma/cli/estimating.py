@@ -35,6 +35,7 @@ EXAMPLE = "try: carma estimate -- python train.py"
 BEST = "trace"
 STDIN = "-"
 NO_OUTPUTS = "shapes of the layers' outputs"  # as those say it who count by a model's layers
+OF_BOUND = "the bound is made for runs like"  # as gpumemnet says it; without a bound it says nothing
 READER = "gpumemnet"  # of a summary, where nobody else is named
 # The user's word and the server's memory: neither says anything of a command that nobody submitted.
 OF_SUBMISSIONS = ("declared", "history")
@@ -83,7 +84,8 @@ class _Summary(Summarised):
             return replace(answer, said=replace(answer.said, reason="; ".join((*self._gaps, *reason))))
         said = replace(answer.said, warnings=(*answer.said.warnings, *self._remarks))
         if self._is_partial:
-            said = replace(said, upper_mib=said.footprint_mib, level=None)  # it would not hold
+            kept = tuple(warning for warning in said.warnings if not warning.startswith(OF_BOUND))
+            said = replace(said, upper_mib=said.footprint_mib, level=None, warnings=kept)  # it would not hold
         return replace(answer, said=said)
 
 
