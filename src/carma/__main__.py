@@ -1,8 +1,18 @@
-"""`python -m carma` is the `carma` command."""
+"""`carma` and `python -m carma`. Nothing is imported before Ctrl-C is provided for: imports take a moment."""
 
 import sys
 
-from carma.cli import main
+INTERRUPTED = 130  # as carma.cli.failures has it, which may not be imported yet
+
+
+def main() -> int:
+    try:
+        from carma.cli import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -111,6 +111,15 @@ def test_an_input_tells_the_outputs(seen: list[Described], capsys: pytest.Captur
     assert any("worked out" in warning for warning in row["warnings"])
 
 
+@pytest.mark.parametrize("flag", [("--steps", "5"), ("--limit", "90s")])
+def test_flags_that_belong_to_a_trial_run(
+    seen: list[Described], capsys: pytest.CaptureFixture[str], flag: tuple[str, str]
+) -> None:
+    said = complained(capsys, 2, "--gpu", "h200", "--summary", "net.txt", "--batch", "4", *flag)
+    assert f"{flag[0]} belongs to a trial run" in said
+    assert not seen
+
+
 @pytest.mark.parametrize(
     "flag",
     [
@@ -257,7 +266,8 @@ def test_a_graph_for_inference_is_given_no_bound(
 
     def by_model(context: Context, request: EstimateRequest) -> Estimate:
         assert isinstance(context.trials.describe(request), Described)
-        return Estimate(footprint_mib=900, upper_mib=1200, level=0.99, source=estimating.READER)
+        said = (f"{estimating.OF_BOUND} those of the data set", "another")
+        return Estimate(footprint_mib=900, upper_mib=1200, level=0.99, source=estimating.READER, warnings=said)
 
     world.says[estimating.READER] = by_model
     for norm, bound in ((True, 1200), (False, None)):
@@ -266,6 +276,8 @@ def test_a_graph_for_inference_is_given_no_bound(
         for summary in ("net.onnx", "-"):
             row = figures(capsys, "--gpu", "h200", "--summary", summary, "--batch", "4")
             assert (row["bound_mib"], row["level"]) == (bound, bound and 0.99)
+            assert any(warning.startswith(estimating.OF_BOUND) for warning in row["warnings"]) == (bound is not None)
+            assert "another" in row["warnings"]
     said = printed(capsys, "--gpu", "h200", "--summary", "net.onnx", "--batch", "4")
     assert "900 MiB, without a bound" in said
     assert "--gpu-mem" not in said

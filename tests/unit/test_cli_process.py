@@ -8,14 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from carma.cli.failures import INTERRUPTED
 from tests.unit.cli_daemon import FakeDaemon, finished, running, stale_socket, task_view
 
 LIMIT_S = 60.0
+ROOT = Path(__file__).parent.parent.parent
 IMPORTED = """
 import json, os, sys
 from carma.cli import main
@@ -170,6 +173,26 @@ def test_ctrl_c_detaches_and_says_how_to_return(daemon: FakeDaemon, words: list[
     assert "goes on" in stderr
     assert "Traceback" not in stderr
     assert daemon.asked("cancel") == []
+
+
+# In click's place, so that it comes while the command itself is still being imported.
+PRESSED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); signal.raise_signal(signal.SIGINT)"
+
+
+@pytest.mark.parametrize("how", [["-m", "carma"], ["-c", "import sys; from {0} import {1}; sys.exit({1}())"]])
+def test_ctrl_c_while_it_is_being_imported(tmp_path: Path, how: list[str]) -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    module, _, function = scripts["carma"].partition(":")  # as pip makes the program
+    (tmp_path / "click.py").write_text(PRESSED)
+    words = [word.format(module, function) for word in how]
+    done = subprocess.run(
+        [sys.executable, *words, "--help"],
+        env={**environment(tmp_path), "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT / "src")))},
+        capture_output=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, b"", b"")
 
 
 def without_stdout(home: Path, *words: str) -> subprocess.CompletedProcess[str]:

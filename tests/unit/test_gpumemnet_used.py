@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from carma.bench.memory.written import read as read_comparison
+from carma.cli import estimating
 from carma.core.model import Estimate
 from carma.estimate.gpumemnet import used
 from carma.estimate.gpumemnet.estimator import GpuMemNet
@@ -51,6 +52,7 @@ def _said(text: str, sample: tuple[int, ...], kind: Kind = "mlp", models: Path =
 @pytest.mark.parametrize("kind", ["mlp", "transformer"])
 def test_of_a_transformer_it_is_said_how_many_kept_to_the_bound(kind: Kind) -> None:
     (said,) = (warning for warning in _said(WORDS, (128,), kind) if "people use" in warning)
+    assert said.startswith(estimating.OF_BOUND)
     assert "of 55 transformers that people use 49 kept to it (89 %)" in said
 
 

@@ -318,7 +318,7 @@ def test_llmem_says_where_the_script_differs_from_its_set_up() -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"config": {}}, "decoder-only"),
+        ({"config": {}}, "nothing here names one (no summary does)"),
         ({"config": DECODER.config | {"model_type": "bert"}}, "type bert"),
         ({"config": DECODER.config | {"vocab_size": "many"}}, "vocabulary"),
         ({"input": (8,)}, "length"),

@@ -35,6 +35,7 @@ EXAMPLE = "try: carma estimate -- python train.py"
 BEST = "trace"
 STDIN = "-"
 NO_OUTPUTS = "shapes of the layers' outputs"  # as those say it who count by a model's layers
+OF_BOUND = "the bound is made for runs like"  # as gpumemnet says it; without a bound it says nothing
 READER = "gpumemnet"  # of a summary, where nobody else is named
 # The user's word and the server's memory: neither says anything of a command that nobody submitted.
 OF_SUBMISSIONS = ("declared", "history")
@@ -83,7 +84,8 @@ class _Summary(Summarised):
             return replace(answer, said=replace(answer.said, reason="; ".join((*self._gaps, *reason))))
         said = replace(answer.said, warnings=(*answer.said.warnings, *self._remarks))
         if self._is_partial:
-            said = replace(said, upper_mib=said.footprint_mib, level=None)  # it would not hold
+            kept = tuple(warning for warning in said.warnings if not warning.startswith(OF_BOUND))
+            said = replace(said, upper_mib=said.footprint_mib, level=None, warnings=kept)  # it would not hold
         return replace(answer, said=said)
 
 
@@ -124,6 +126,8 @@ def _check(options: Options) -> None:
         raise Usage("--compare asks every estimator: --estimator has no meaning beside it", EXAMPLE)
     if options.summary is None:
         _check_no_summary(options)
+    elif not options.command:
+        _check_no_trial(options)
     if options.command and not options.command[0].strip():
         raise Usage("the first word of the command is empty", EXAMPLE)
     is_open = options.summary is not None and not options.compare and options.estimator is None
@@ -132,6 +136,12 @@ def _check(options: Options) -> None:
             "a summary cannot be run: say who is to read it",
             "try: carma estimate --estimator horus --summary resnet50.txt --batch 32, or --compare",
         )
+
+
+def _check_no_trial(options: Options) -> None:
+    for flag, value in {"--steps": options.steps, "--limit": options.limit_s}.items():
+        if value is not None:
+            raise Usage(f"{flag} belongs to a trial run: a summary is read, and not run", EXAMPLE)
 
 
 def _check_no_summary(options: Options) -> None:

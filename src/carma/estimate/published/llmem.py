@@ -43,7 +43,9 @@ class LLMem(OfModel):
 def _refusal(described: Described, gpus: int) -> str | None:
     kind = described.config.get("model_type", "")
     if not kind:
-        return "it is for decoder-only models of Hugging Face transformers, and this command trains none"
+        return (
+            "it is for decoder-only models of Hugging Face transformers, and nothing here names one (no summary does)"
+        )
     if kind not in DECODERS:
         return f"it is for decoder-only language models; a model of type {kind} is not one that it knows"
     if gpus > 1:

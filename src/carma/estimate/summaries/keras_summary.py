@@ -14,7 +14,7 @@ from carma.estimate.described import Described, Layer
 from carma.estimate.summaries.figures import Figures, check_total, input_of, read_figures
 from carma.estimate.summaries.keras_classes import attributes_of, full_name, of_signals
 from carma.estimate.summaries.keras_table import Row, box_rows, is_box, plain_rows
-from carma.estimate.summaries.lines import bad, counted, read_count
+from carma.estimate.summaries.lines import MOST_LAYERS, bad, counted, read_count, too_many
 from carma.estimate.summaries.read import Read
 from carma.estimate.summaries.shapes import Shape
 
@@ -46,6 +46,8 @@ def read_keras(lines: Sequence[str], header: int, batch: int | None, sample: Sha
     rows, end = box_rows(lines, header) if is_box(lines[header]) else plain_rows(lines, header)
     if not rows:
         raise bad(header, lines[header], "no layers follow the head of the table")
+    if len(rows) > MOST_LAYERS:
+        raise too_many(header, lines[header])
     found = [_Found(row, lines) for row in rows]
     _check_built(found, lines)
     _complete(found)

@@ -7,7 +7,12 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from math import prod
 
-_NUMBER = re.compile(r"\d{1,18}", re.ASCII)
+_DIGITS = 18
+_NUMBER = re.compile(rf"\d{{1,{_DIGITS}}}", re.ASCII)
+_NEGATIVE = re.compile(r"(?<![\w.])-\d", re.ASCII)  # not the exponent of 1e-05
+_ENDLESS = re.compile(rf"(?<![\d.])\d{{{_DIGITS + 1}}}", re.ASCII)
+_SIZES = ("0", "1", "in_features", "in1_features", "in2_features", "out_features", "nf", "nx", "kernel_size", "groups",
+          "num_parameters", "num_layers", "proj_size")  # fmt: skip
 Printed = Mapping[str, str]  # what stands in a module's brackets: by name, or by place ("0", "1", …)
 
 # Modules of torch.nn and of common packages without children and without parameters.
@@ -61,6 +66,16 @@ def count_parameters(kind: str, printed: Printed) -> int | None:
 @lru_cache(KINDS_KEPT)
 def _is_bare(kind: str) -> bool:
     return _BARE.fullmatch(kind) is not None
+
+
+def impossible(kind: str, printed: Printed) -> str | None:
+    """Why a layer with weights cannot have the sizes that are printed; None where it can."""
+    for value in (printed[key] for key in _SIZES if key in printed) if _rule(kind) else ():
+        if _NEGATIVE.search(value):
+            return "a size is negative"
+        if _ENDLESS.search(value):
+            return f"a size has more than {_DIGITS} digits"
+    return None
 
 
 def scales(kind: str) -> int:

@@ -12,6 +12,7 @@ SHAPES = (
     "modules in another order than they are printed in, a table of torchinfo tells the shapes."
 )
 HINT = "It takes what torchinfo, torchsummary, print(model) or Keras' model.summary() show, or an ONNX file."
+MOST_LAYERS = 100_000  # more than ten times as many as any model that people train
 _SHAPE = re.compile(r"\[\s*(-?\d{1,12}(?:\s*,\s*-?\d{1,12})*)?\s*\]", re.ASCII)
 _COUNT = re.compile(r"\d{1,3}(?:,\d{3}){1,6}|\d{1,18}", re.ASCII)
 _HEAD = re.compile(r"\s*(?:Layer \(type.*Param|[┃│|]\s*Layer \(type)")
@@ -25,6 +26,10 @@ def bad(number: int, line: str, why: str, hint: str = HINT) -> Usage:
 def cut_off(number: int, line: str, what: str) -> Usage:
     """`what` begins in this line and does not end."""
     return bad(number, line, f"{what} is not closed; the text has been cut off", WHOLE)
+
+
+def too_many(number: int, line: str) -> Usage:
+    return bad(number, line, f"more than {MOST_LAYERS:,} layers")
 
 
 def counted(count: int, what: str) -> str:

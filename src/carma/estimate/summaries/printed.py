@@ -16,16 +16,17 @@ from carma.estimate.described import Described, Layer
 from carma.estimate.summaries.blocks import looks_up, modules
 from carma.estimate.summaries.kinds import (
     count_parameters,
+    impossible,
     is_bare_norm,
     is_container,
     may_be_small,
     scales,
     width_made,
 )
-from carma.estimate.summaries.lines import bad, counted
+from carma.estimate.summaries.lines import MOST_LAYERS, bad, counted, too_many
 from carma.estimate.summaries.read import Read
 from carma.estimate.summaries.shapes import Shape
-from carma.estimate.summaries.tree import MOST_LAYERS, Node, parse_tree
+from carma.estimate.summaries.tree import Node, parse_tree
 from carma.estimate.summaries.walk import Walk
 
 _ADAPTER = re.compile(r"(?:^|\.)(?:lora_\w+|modules_to_save)(?:\.|$)")
@@ -43,7 +44,7 @@ def read_tree(lines: Sequence[str], start: int, batch: int | None, sample: Shape
     counting.count(root)
     untold = counting.remarks()
     if modules(root) > MOST_LAYERS:
-        raise bad(root.line, root.text, f"more than {MOST_LAYERS:,} layers")
+        raise too_many(root.line, root.text)
     walk = Walk(root, sample) if sample else None
     layers: list[Layer] = []
     _add_layers(layers, root, "", iter(walk.outputs()) if walk else None, batch or 1)
@@ -100,6 +101,8 @@ class _Counting:
 
     def _own(self, node: Node, below: int) -> int:
         """Parameters that the module owns itself."""
+        if why := impossible(node.kind, node.printed):
+            raise bad(node.line, node.text, why)
         if node.count is not None:
             return max(node.count - below, 0)
         if node.children and node.kind == "MultiheadAttention":

@@ -22,7 +22,17 @@ from carma.estimate.summaries.kinds import (
     uncounted,
 )
 from carma.estimate.summaries.lengths import at_length, words_of
-from carma.estimate.summaries.lines import bad, counted, cut_off, is_header, is_rule, read_count, read_shape
+from carma.estimate.summaries.lines import (
+    MOST_LAYERS,
+    bad,
+    counted,
+    cut_off,
+    is_header,
+    is_rule,
+    read_count,
+    read_shape,
+    too_many,
+)
 from carma.estimate.summaries.read import Read
 from carma.estimate.summaries.shapes import Shape
 
@@ -87,6 +97,8 @@ def _body(lines: Sequence[str], header: int) -> tuple[int, int]:
         raise cut_off(header, lines[header], "the table that begins here")
     if not any(line.strip() for line in lines[rules[0] + 1 : rules[1]]):
         raise bad(header, lines[header], "no layers follow the head of the table")
+    if rules[1] - rules[0] > MOST_LAYERS:
+        raise too_many(header, lines[header])
     return rules[0] + 1, rules[1]
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from carma.estimate.summaries.lines import bad, cut_off, read_count
+from carma.estimate.summaries.lines import MOST_LAYERS, bad, cut_off, read_count, too_many
 
 _MODULE = re.compile(
     r"\s*(?:\((?P<name>[^()]*)\): )?(?:(?P<times>\d{1,9}) x )?(?P<kind>[A-Za-z_][\w.]{0,200})"
@@ -18,7 +18,6 @@ _CLOSE = re.compile(r"\s*\)(?:, (?P<count>[\d,]+) params)?\s*")
 _COUNTED = re.compile(r"(?P<rest>.*\)), (?P<count>[\d,]+) params\s*", re.DOTALL)
 _NAMED_LINE = re.compile(r"\s*\([^()]*\):")
 _SPAN = re.compile(r"(\d{1,9})-(\d{1,9})", re.ASCII)
-MOST_LAYERS = 1_000_000
 _DEEPEST = 200
 
 
@@ -54,6 +53,7 @@ def opens_tree(lines: Sequence[str], number: int) -> bool:
 def parse_tree(lines: Sequence[str], start: int) -> Node:
     open_nodes: list[Node] = []
     brackets: dict[str, dict[str, str]] = {}
+    modules = 0
     for number in range(start, len(lines)):
         line = lines[number]
         text = line.strip()
@@ -71,6 +71,9 @@ def parse_tree(lines: Sequence[str], start: int) -> Node:
                 open_nodes[-1].printed = _printed(text)  # of a layer with modules inside
             continue  # a line of the block's own description
         node, opens = child
+        modules += len(node.names)
+        if modules > MOST_LAYERS:
+            raise too_many(start, lines[start])  # before anything is made of them
         if open_nodes:
             open_nodes[-1].children.append(node)
         if opens and len(open_nodes) == _DEEPEST:
@@ -108,8 +111,10 @@ def _node(line: str, number: int, is_root: bool, brackets: dict[str, dict[str, s
 def _names(name: str, times: int, line: str, number: int) -> tuple[str, ...]:
     if times == 1:
         return (name,)
+    if times > MOST_LAYERS:
+        raise too_many(number, line)
     span = _SPAN.fullmatch(name)
-    if span is None or int(span[2]) - int(span[1]) + 1 != times or times > MOST_LAYERS:
+    if span is None or int(span[2]) - int(span[1]) + 1 != times:
         raise bad(number, line, f"({name}) does not name {times} modules")
     return tuple(str(place) for place in range(int(span[1]), int(span[2]) + 1))
 
