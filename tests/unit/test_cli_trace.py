@@ -77,7 +77,7 @@ def test_without_matplotlib_there_is_a_hint(
     assert main(["trace", "describe", "t1", "--plots", "pictures"]) == 1
     said = capsys.readouterr()
     assert "matplotlib is not installed" in said.err
-    assert "pip install 'carma[report]'" in said.err
+    assert "pip install matplotlib" in said.err
     assert not Path("pictures").exists()
 
 

@@ -30,9 +30,7 @@ def solver() -> Any:
     try:
         from scipy.optimize import linprog  # type: ignore[import-untyped]
     except ImportError as error:
-        raise Refused(
-            "scipy is not installed, so no lower bound can be worked out", "pip install 'carma[report]'"
-        ) from error
+        raise Refused("scipy is not installed, so no lower bound can be worked out", "pip install scipy") from error
     return linprog
 
 

@@ -25,7 +25,7 @@ def drawing() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        hint = "pip install 'carma[report]', or leave out --plots"
+        hint = "pip install matplotlib, or leave out --plots"
         raise Refused("matplotlib is not installed, so no picture can be drawn", hint) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
