@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from math import inf
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
 from msgspec.structs import replace
 
+from carma.core import outlook as outlooks
 from carma.core.decision import Ask
 from carma.core.model import AttemptKey, Demand, GpuId, GpuSample, TaskId
+from carma.core.outlook import Member, Outlook, Terms, goes_on, slowdowns
 from carma.core.policies import goodput
-from carma.core.policies.goodput import LEAST_GAIN, Member, Outlook, Terms, outlook, slowdowns
+from carma.core.policies.goodput import LEAST_GAIN
 from carma.core.policy import Policy, Waits
 from carma.core.settings import PlacementRules, Rules, Sharing
 from carma.core.view import GpuView, Holder, Progress
@@ -37,7 +41,7 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
             return (1.0,) * len(demands)
         return tuple(0.1 if demand is None else demand.sm_active for demand in demands)
 
-    monkeypatch.setattr(goodput, "progress_rates", rates)
+    monkeypatch.setattr(outlooks, "progress_rates", rates)
 
 
 def holder(
@@ -59,6 +63,10 @@ def holder(
 
 def ask(demand: Demand | None, alone_s: float | None = 100.0) -> Ask:
     return Ask(TaskId(9), 1, 1_000, "declared", False, demand, alone_s, NOW)
+
+
+def outlook(asked: Ask, holders: Sequence[Holder], terms: Terms) -> Outlook:
+    return outlooks.outlook(asked, goes_on(holders, asked.at, terms), terms)
 
 
 def bound(cap: float = 1.25, mechanism: str = "mps") -> Policy:
@@ -307,3 +315,37 @@ def test_nobody_is_wanted_elsewhere_who_does_as_predicted_or_well_enough() -> No
     assert moves([shared(holder(goes(0.8), None, rate=0.8), holder(goes(0.8), None, task=8, rate=0.8))]) == []
     assert moves([shared(holder(goes(1.0), None, rate=0.8), holder(goes(1.0), None, task=8, rate=0.8))]) == []
     assert moves([shared(holder(goes(0.8), None, rate=0.2))]) == [], "it has the GPU alone"
+
+
+# -- the quick answer ----------------------------------------------------------------------------------------------
+SHARE = some.floats(0.02, 1.0)
+DEMANDS = some.none() | some.builds(Demand, SHARE, SHARE, SHARE, some.none() | SHARE, some.none() | SHARE)
+RUNS = some.none() | some.floats(50.0, 20_000.0)
+COMPANY = some.lists(
+    some.builds(
+        holder,
+        DEMANDS,
+        RUNS,
+        task=some.integers(1, 6),
+        done_s=some.floats(0.0, 9_000.0),
+        ran_s=some.floats(0.0, 12_000.0),
+        rate=some.floats(0.2, 1.0),
+        elsewhere=some.floats(0.3, 1.0),
+        mib=some.integers(500, 9_000),
+        is_wide=some.booleans(),
+    ),
+    max_size=4,
+).map(tuple)
+
+
+@settings(deadline=None, max_examples=400)
+@given(COMPANY, DEMANDS, RUNS, some.sampled_from([1, 2]), some.sampled_from([1.05, 1.25, 1.6, 1e9]))
+def test_whether_it_refuses_is_told_as_with_the_sentence(
+    company: tuple[Holder, ...], demand: Demand | None, alone_s: float | None, gpus: int, cap: float
+) -> None:
+    asked = Ask(TaskId(9), gpus, 1_000, "declared", False, demand, alone_s, NOW)
+    said = bound(cap).objects(asked, company) is not None
+    assert bound(cap).opposes(asked, company) == said
+    policy = bound(cap)
+    policy.objects(asked, company)
+    assert policy.opposes(asked, company) == said, "also where the sentence is known already"

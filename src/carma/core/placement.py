@@ -121,7 +121,7 @@ def _objects(ask: Ask, view: GpuView, policy: Policy, refusals: dict[GpuId, Refu
 def opposes(policy: Policy, ask: Ask, view: GpuView) -> bool:
     """One that fails is not taken for an answer: `rank` will tell."""
     try:
-        return policy.objects(ask, view.holders) is not None
+        return policy.opposes(ask, view.holders)
     except Exception:
         return False
 

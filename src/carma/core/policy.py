@@ -35,6 +35,10 @@ Against = Callable[[Ask, Sequence[Holder]], Refusal | None]
 """What a policy has against a task beside those holders; never anything against one alone on a GPU."""
 
 
+Refuses = Callable[[Ask, Sequence[Holder]], bool]
+"""Whether `Against` would say anything, for a policy that can tell that sooner than what it would say."""
+
+
 class Move(Record, frozen=True, gc=False):
     """A running task that would do better elsewhere, and why, in a sentence."""
 
@@ -72,9 +76,16 @@ class Policy(Record, frozen=True):
     bind: Callable[[Rules], Policy] | None = None
     gated: bool = True  # whether the gate's caps on utilisation apply: not to one that predicts slow-downs itself
     moves: Moves | None = None  # None: it never wants anybody elsewhere
+    refuses: Refuses | None = None  # None: `against` is asked
 
     def bound(self, rules: Rules) -> Policy:
         return self if self.bind is None else self.bind(rules)
 
     def objects(self, ask: Ask, holders: Sequence[Holder]) -> Refusal | None:
         return self.against(ask, holders) if self.against is not None and holders else None
+
+    def opposes(self, ask: Ask, holders: Sequence[Holder]) -> bool:
+        """Whether it objects, for those who do not read why."""
+        if self.against is None or not holders:
+            return False
+        return self.against(ask, holders) is not None if self.refuses is None else self.refuses(ask, holders)

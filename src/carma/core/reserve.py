@@ -64,12 +64,12 @@ def free_at(ask: Ask, door: Door, rules: Rules, policy: Policy, now: float) -> f
     if view.room_mib is None:
         return None
     refusal = door.refuse(ask)
-    if refusal is None and policy.objects(ask, view.holders) is None:
+    if refusal is None and not policy.opposes(ask, view.holders):
         return now
     if refusal is not None and refusal.code == "WarmUp":
         settled = (min(holder.settles_at, holder.ends_at) for holder in view.holders if holder.settles_at is not None)
         at = max(now, *settled)
-        if policy.objects(_later(ask, at, policy), view.after(at)[0]) is None:
+        if not policy.opposes(_later(ask, at, policy), view.after(at)[0]):
             return at
     if refusal is not None and refusal.code == "Metrics" and view.blind is not None:
         return now + rules.window.stale_s
@@ -86,7 +86,7 @@ def fits(ask: Ask, holders: Sequence[Holder], room_mib: int, rules: Rules, polic
         return ask.memory_mib <= room_mib
     if ask.alone or not _may_join(holders, rules, policy, 1):
         return False
-    return ask.memory_mib <= room_mib - rules.memory.margin_mib and policy.objects(ask, holders) is None
+    return ask.memory_mib <= room_mib - rules.memory.margin_mib and not policy.opposes(ask, holders)
 
 
 def _may_join(holders: Sequence[Holder], rules: Rules, policy: Policy, newcomers: int) -> bool:
@@ -116,7 +116,7 @@ def in_the_way(fence: Fence, newcomer: Holder, view: GpuView, policy: Policy) ->
     if policy.against is None or fence.start_at is None or newcomer.ends_at <= fence.start_at:
         return False
     staying, _ = view.after(fence.start_at)
-    return policy.objects(_later(fence.ask, fence.start_at, policy), (*staying, newcomer)) is not None
+    return policy.opposes(_later(fence.ask, fence.start_at, policy), (*staying, newcomer))
 
 
 def _later(ask: Ask, at: float, policy: Policy) -> Ask:
