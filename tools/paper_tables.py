@@ -27,7 +27,7 @@ POLICIES = (
     ("Horus", "`horus`"),
     ("Lucid", "`lucid`"),
     ("MAGM, our defaults", "`magm`, our defaults"),
-    ("goodput", "`goodput`, nobody slowed down beyond 1.25"),
+    ("goodput", "`goodput`, slowdown cap 1.25"),
     ("goodput, no cap", "`goodput` without a cap"),
 )
 
