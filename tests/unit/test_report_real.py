@@ -209,10 +209,10 @@ def test_a_daemon_that_finished_nothing_has_no_run(monkeypatch: pytest.MonkeyPat
 def test_a_real_daemons_tasks_are_a_run_that_report_and_compare_take(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    work = (sys.executable, "-m", "carma.vgpu.task", "--sm", "0.5", "--dram", "0.2", "--seconds", "60")
+    work = (sys.executable, "-m", "carma.vgpu.task", "--sm", "0.5", "--dram", "0.2", "--seconds", "140")
     saved, table = tmp_path / "run.json", tmp_path / "known.csv"
     table.write_text(
-        "arrival_s,name,gpus,memory_mib,seconds,sm_active,sm_occupancy,dram_active\n0,short,1,2000,60,0.5,0.2,0.2\n"
+        "arrival_s,name,gpus,memory_mib,seconds,sm_active,sm_occupancy,dram_active\n0,short,1,2000,140,0.5,0.2,0.2\n"
     )
     with serving(gpus=2, virtual__speed=20) as daemon:
         done = [
