@@ -18,11 +18,11 @@ from carma.cli.dataset_describe import command
 from carma.dataset import plots, schema
 from carma.dataset.config import encode
 from carma.dataset.describe import classes, coloured, describe, figure, sizes
-from carma.dataset.folder import PROBE
 from carma.dataset.plots import LEAST_ACTIVE, densest, rank_correlation
 from carma.dataset.schema import ACTIVITY, CONFIG_COLUMNS
 from carma.dataset.table import Table, read, write
 from carma.errors import Refused, Usage
+from carma.folder import PROBE
 from tests.unit.dataset_rows import ACTIVE, HEAD, config
 
 COUNT = 80

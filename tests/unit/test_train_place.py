@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from carma.cli import main
-from carma.dataset.folder import check_folder, make_folder, write_whole
 from carma.errors import Refused, Usage
+from carma.folder import check_folder, make_folder, write_whole
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 

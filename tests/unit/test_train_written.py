@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from carma.dataset import folder as dataset_folder
+from carma import folder as folders
 from carma.errors import PluginError, Refused
 from carma.estimate.gpumemnet.facts import Facts
 from carma.estimate.gpumemnet.model import candidates
@@ -126,7 +126,7 @@ def test_where_the_facts_cannot_be_written_the_old_model_stays(file: Path, monke
     def full(path: Path, data: bytes) -> None:
         if path.suffix == ".json":
             raise OSError(28, "No space left on device")
-        dataset_folder.write_whole(path, data)
+        folders.write_whole(path, data)
 
     monkeypatch.setattr("carma.train.written.write_whole", full)
     with pytest.raises(Refused, match="No space left on device"):

@@ -12,7 +12,7 @@ import msgspec
 
 from carma import __version__
 from carma.core.model import Record
-from carma.dataset.folder import write_whole
+from carma.folder import write_whole
 
 WANTS_A_GPU = "This measures a real NVIDIA GPU: run it where one is, with its driver."  # the hint where there is none
 

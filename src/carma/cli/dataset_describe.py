@@ -26,8 +26,8 @@ def command(files: tuple[Path, ...], out: Path | None, seed: int, as_json: bool)
     PCA and t-SNE coloured by memory class, activity against size.
     """
     from carma.dataset.describe import describe, text
-    from carma.dataset.folder import make_folder
     from carma.dataset.table import read
+    from carma.folder import make_folder
 
     if out is not None:
         make_folder(out)

@@ -10,13 +10,13 @@ import click
 from carma.cli.verb import Function
 from carma.errors import CarmaError, Usage
 
-STDOUT = "-"  # as in carma.dataset.outfile
+STDOUT = "-"  # as in carma.outfile
 FORCE = "Write over a file that holds something else."
 
 
 def _checked(_ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     if value is not None:
-        from carma.dataset.outfile import check_file
+        from carma.outfile import check_file
 
         check_file(value, param.opts[0])
     return value
@@ -32,7 +32,7 @@ def force_flag(function: Function) -> Function:
 
 def check_run_file(typed: str, force: bool) -> None:
     """An earlier run may be written over; anything else is somebody's work."""
-    from carma.dataset.outfile import holds_something
+    from carma.outfile import holds_something
     from carma.sim.record import read
 
     if force or not holds_something(typed):

@@ -221,8 +221,8 @@ def _table(file: str | None) -> Table:
 
 def _write(trace: Trace, out: str | None, force: bool) -> None:
     """To the file, or to standard output; then what it is on standard error, so that a pipe holds the trace only."""
-    from carma.dataset.outfile import holds_something, write_file
     from carma.errors import Usage
+    from carma.outfile import holds_something, write_file
     from carma.traces import text
 
     spelled = text(trace)

@@ -22,9 +22,9 @@ import msgspec
 from carma.core.model import Record
 from carma.dataset.clean import read_digests
 from carma.dataset.config import read_configs
-from carma.dataset.folder import HINT, make_folder
 from carma.dataset.inside import rows
 from carma.errors import Refused, Usage
+from carma.folder import HINT, make_folder
 
 MAIN = Path(__file__).parent / "inside" / "collect.py"
 ROWS = rows.NAME

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from carma.dataset.config import Config, write_configs
-from carma.dataset.folder import make_folder
 from carma.errors import Refused, Usage
+from carma.folder import make_folder
 
 LISTER = Path(__file__).parent / "inside" / "layers.py"
 UNWRITTEN = 3  # as in inside/layers.py

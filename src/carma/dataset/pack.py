@@ -15,11 +15,11 @@ import msgspec
 from carma.core.model import Record
 from carma.dataset.clean import NO_LAYERS, OTHER, Cleaning, Measured, Report, read_digests, read_measured
 from carma.dataset.config import FAMILIES, Config, encode, read_configs
-from carma.dataset.folder import make_folder
 from carma.dataset.listing import Listed, Lister
 from carma.dataset.schema import ACTIVITY, CONFIG_COLUMNS
 from carma.dataset.table import Head, read, read_rows, write
 from carma.errors import Refused, Usage
+from carma.folder import make_folder
 
 MOST_BYTES = 8_000_000  # of a file that is to be kept in a repository
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from carma.dataset.config import Config
 from carma.dataset.describe import coloured, sizes
-from carma.dataset.folder import make_folder, write_whole
 from carma.dataset.schema import ACTIVITY
 from carma.dataset.table import Numbers, Table
 from carma.errors import Refused
+from carma.folder import make_folder, write_whole
 
 COLOURS = {"mlp": "#0b6e4f", "cnn": "#1d4ed8", "transformer": "#b45309"}
 LABELS = {

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carma.dataset.config import Config, Op, ops_of
-from carma.dataset.folder import write_whole
 from carma.dataset.schema import COLUMNS, CONFIG_COLUMNS, DELTAS, DICTIONARIES, FORMAT, LICENCE, PLAIN, pyarrow, schema
 from carma.errors import Usage
 from carma.estimate.described import Described, Layer
+from carma.folder import write_whole
 
 Wholes = NDArray[np.int64]
 Numbers = NDArray[np.float64]

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from carma.dataset.outfile import write_file
 from carma.errors import Refused, Usage
+from carma.outfile import write_file
 
 BLUE, VERMILION, GREEN, PURPLE, SKY, ORANGE = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"
 PALETTE = (BLUE, VERMILION, GREEN, PURPLE, SKY, ORANGE)

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from carma.core.units import show_s
-from carma.dataset.outfile import write_file
+from carma.outfile import write_file
 from carma.report.drawing import Picture, inline
 from carma.report.fairness import Fairness
 from carma.report.lines import LINES, conditions, shown, title, value_of

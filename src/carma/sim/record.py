@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from carma.core.model import Record
-from carma.dataset.outfile import write_file
 from carma.errors import Usage
+from carma.outfile import write_file
 from carma.sim.result import Figures, TaskRun
 from carma.sim.world import Board
 

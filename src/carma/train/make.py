@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from carma.dataset.folder import make_folder
 from carma.estimate.gpumemnet.facts import Bound, Facts, Kind, stem
 from carma.estimate.gpumemnet.facts import Learned as From
 from carma.estimate.gpumemnet.features import FEATURES
 from carma.estimate.gpumemnet.kinds import KINDS
 from carma.estimate.gpumemnet.pair import GRAPH
+from carma.folder import make_folder
 from carma.train.contest import held, steady
 from carma.train.ensemble import Learned, at_level, learn
 from carma.train.export import export

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from carma.dataset.folder import write_whole
+from carma.folder import write_whole
 from carma.train.names import NAMES
 from carma.train.report import Entry
 from carma.train.scores import Classes

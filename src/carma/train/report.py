@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from carma.core.model import Record
-from carma.dataset.folder import make_folder, write_whole
+from carma.folder import make_folder, write_whole
 from carma.train.contest import Answers
 from carma.train.ensemble import POINTS, at_level
 from carma.train.folds import Protocol

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from carma import __version__
 from carma.core.model import Record
-from carma.dataset.folder import HINT as OUT_HINT
-from carma.dataset.folder import check_folder
 from carma.errors import Usage
+from carma.folder import HINT as OUT_HINT
+from carma.folder import check_folder
 from carma.train.contest import Job, Tell, compete, workers
 from carma.train.folds import by_chance, by_shape
 from carma.train.make import make_held, scores_of

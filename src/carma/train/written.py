@@ -8,10 +8,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from carma.dataset.folder import cannot_write, sync_folder, write_whole
 from carma.errors import PluginError
 from carma.estimate.gpumemnet.facts import Facts, encode_facts, read_facts
 from carma.estimate.gpumemnet.pair import GRAPH, NEXT, digest
+from carma.folder import cannot_write, sync_folder, write_whole
 
 
 def write_pair(facts: Facts, graph: bytes, file: Path) -> None:

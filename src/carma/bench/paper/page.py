@@ -9,7 +9,7 @@ from typing import Any
 from carma.bench.paper import page_parts
 from carma.bench.paper.markdown import table
 from carma.bench.paper.scope import PARTS
-from carma.dataset.folder import write_whole
+from carma.folder import write_whole
 
 NAME = "README.md"
 HEAD = """# The published experiments, simulated

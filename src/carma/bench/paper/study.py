@@ -15,8 +15,8 @@ from carma.bench.paper.cases import Results, to_stderr
 from carma.bench.paper.pictures import Sketch, sketches
 from carma.bench.paper.scope import LARGE, PARTS, QUICK, Scope
 from carma.core.model import Record
-from carma.dataset.folder import make_folder
 from carma.errors import Usage
+from carma.folder import make_folder
 
 Draw = Callable[[Sequence[Sketch], Path], list[Path]]
 

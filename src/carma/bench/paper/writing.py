@@ -19,8 +19,8 @@ from carma.bench.machine import facts
 from carma.bench.paper.claims import claims
 from carma.bench.paper.published import SOURCE
 from carma.bench.paper.scope import PARTS, Scope
-from carma.dataset.folder import write_whole
 from carma.errors import Usage
+from carma.folder import write_whole
 
 NAME = "paper.json"
 FORMAT = 1

@@ -11,8 +11,8 @@ import stat
 import sys
 from pathlib import Path
 
-from carma.dataset.folder import cannot_write, check_folder, write_whole
 from carma.errors import Refused, Usage
+from carma.folder import cannot_write, check_folder, write_whole
 
 STDOUT = "-"
 
