@@ -12,14 +12,16 @@ from msgspec.structs import replace
 
 from carma.core import outlook as outlooks
 from carma.core.decision import Ask
+from carma.core.kept import shape_of
 from carma.core.model import AttemptKey, Demand, GpuId, GpuSample, TaskId
 from carma.core.outlook import Member, Outlook, Terms, goes_on, slowdowns
 from carma.core.policies import goodput
 from carma.core.policies.goodput import LEAST_GAIN
 from carma.core.policy import Policy, Waits
 from carma.core.settings import PlacementRules, Rules, Sharing
+from carma.core.snapshot import views
 from carma.core.view import GpuView, Holder, Progress
-from tests.builders import gpu
+from tests.builders import World, gpu
 
 NOW = 5_000.0
 MPS = Terms(1.25, "mps")
@@ -349,3 +351,29 @@ def test_whether_it_refuses_is_told_as_with_the_sentence(
     policy = bound(cap)
     policy.objects(asked, company)
     assert policy.opposes(asked, company) == said, "also where the sentence is known already"
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_what_somebody_has_spent_counts_where_his_end_is_not_the_first() -> None:
+    """At this rate the second comes to 1.31 times its run alone; from now on it would be 0.71 only."""
+    company = (holder(goes(0.99), 10.0, task=1), holder(goes(0.7), 1_000.0, task=2, done_s=500.0, ran_s=600.0))
+    assert bound().opposes(ask(goes(0.99), 5_000.0), company)
+    assert not bound(1.4).opposes(ask(goes(0.99), 5_000.0), company)
+
+
+def test_tasks_on_several_gpus_are_known_as_such_before_they_begin_and_after() -> None:
+    world = World(2, policy=goodput.POLICY)
+    for gpus in (2, 1):
+        task = world.submit(1_000, gpus=gpus)
+        world.settle()
+        for _ in ("placed", "running"):
+            progress = [one.progress for view in views(world.state, world.now) for one in view.holders]
+            assert [one is not None and one.is_wide for one in progress] == [gpus > 1] * gpus
+            world.start(task)
+            world.wait(30)
+        world.end(task)
+        world.wait(5)
+
+
+def test_what_is_kept_of_a_task_is_not_said_of_one_on_more_gpus() -> None:
+    assert shape_of(ask(LIGHT)) != shape_of(replace(ask(LIGHT), gpus=2))
