@@ -56,6 +56,7 @@ def test_without_it_or_where_it_cannot_be_the_input_is_guessed_and_that_is_said(
         (_stem(64, 55, 23_296), 32, 19.27, (32, 3, 224, 224)),  # 11 x 11, stride 4, with its bias: AlexNet
         (_stem(768, 14, 590_592), 64, 38.54, (64, 3, 224, 224)),  # patches of 16 x 16
         (_stem(32, 26, 320), 128, 0.40, (128, 1, 28, 28)),  # digits
+        (_stem(64, 16, 12_608), 16, 0.26, ()),  # 4 x 7 x 7 or 1 x 14 x 14: more than one image has it
         (_stem(64, 112, 9_408), 1, 0.01, ()),  # too few digits
         (_stem(64, 112, 9_407), 32, 19.27, ()),  # no such weights
         (_stem(64, 112, 9_408), 32, None, ()),
