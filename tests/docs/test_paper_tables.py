@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from tools import paper_tables
@@ -30,3 +31,13 @@ def test_philly_has_a_column_of_its_own() -> None:
     made = paper_tables.short(parts)
     assert "| `goodput` without a cap | 0.40 |  | 0.40 | 1.20 | 0.90 | 2 | 0.60 |" in made
     assert "| the limit: no policy can beat it | 0.50 |  |  |  |  |  | 0.50 |" in made
+
+
+def test_goodputs_page_says_how_far_its_cap_was_kept() -> None:
+    parts = json.loads(paper_tables.RESULTS.read_text(encoding="utf-8"))["parts"]
+    rows = [row["capped"] for size in parts["philly"]["sizes"] for row in size["rows"]]
+    above = [row["slowdown_max"] for row in rows if row["slowdown_max"] > row["cap"] + 0.01]
+    page = " ".join((paper_tables.ROOT / "docs" / "goodput.md").read_text(encoding="utf-8").split())
+    numbers = {2: "two", 3: "three", 4: "four", 5: "five"}
+    assert f"somebody still came out above {rows[0]['cap']:g} in {numbers[len(above)]} of {len(rows)}" in page
+    assert f"at {max(above):.2f} at most" in page
