@@ -35,35 +35,34 @@ class Job(NamedTuple):
     gpus: int = 1
 
 
-Make = Callable[[PrivateDaemon], Sequence[Job]]
-Look = Callable[[PrivateDaemon], None]
-
-
-def record(settings: PrivateSettings, make: Make, limit_s: float, say: Callable[[str], None], look: Look) -> Run:
-    """What `make` lays out, through a daemon of its own; `look` may read what tasks wrote before all of it goes. What
-    has not ended after `limit_s` real seconds is cancelled."""
+def record(settings: PrivateSettings, jobs: Sequence[Job], limit_s: float, say: Callable[[str], None]) -> Run:
+    """Through a daemon of its own."""
     with PrivateDaemon(settings) as daemon:
-        client, jobs = daemon.client, make(daemon)
-        time.sleep(REST_S)
-        server = client.server()
-        began, start_at = time.monotonic(), server.now
-        waiting, ids = sorted(jobs), list[int]()
-        while True:
-            elapsed_s = time.monotonic() - began
-            while waiting and waiting[0].at_s <= elapsed_s * server.speed:
-                ids += _submit(daemon, waiting.pop(0))
-            daemon.check_alive()
-            left = client.tasks(user="all")
-            running = sum(task.state in ("starting", "running") for task in left)
-            say(f"{elapsed_s:4.0f} s: {len(ids)} of {len(jobs)} submitted, {running} run, {len(ids) - len(left)} done")
-            if not waiting and not left:
-                break
-            if elapsed_s > limit_s:
-                _give_up(daemon, [task.id for task in left], say)
-                break
-            time.sleep(POLL_S)
-        look(daemon)
-        return recorded(client, start_at - 1.0)
+        return record_in(daemon, jobs, limit_s, say)
+
+
+def record_in(daemon: PrivateDaemon, jobs: Sequence[Job], limit_s: float, say: Callable[[str], None]) -> Run:
+    """What has not ended after `limit_s` real seconds is cancelled."""
+    client = daemon.client
+    time.sleep(REST_S)
+    server = client.server()
+    began, start_at = time.monotonic(), server.now
+    waiting, ids = sorted(jobs), list[int]()
+    while True:
+        elapsed_s = time.monotonic() - began
+        while waiting and waiting[0].at_s <= elapsed_s * server.speed:
+            ids += _submit(daemon, waiting.pop(0))
+        daemon.check_alive()
+        left = client.tasks(user="all")
+        running = sum(task.state in ("starting", "running") for task in left)
+        say(f"{elapsed_s:4.0f} s: {len(ids)} of {len(jobs)} submitted, {running} run, {len(ids) - len(left)} done")
+        if not waiting and not left:
+            break
+        if elapsed_s > limit_s:
+            _give_up(daemon, [task.id for task in left], say)
+            break
+        time.sleep(POLL_S)
+    return recorded(client, start_at - 1.0)
 
 
 def _submit(daemon: PrivateDaemon, job: Job) -> tuple[int, ...]:

@@ -99,7 +99,7 @@ def _record(asked: argparse.Namespace, runs: dict[str, Path]) -> None:
     write_about(asked.out, "tools.fidelity_virtual", {"speed": asked.speed, "period_s": asked.period})
     for variant, path in runs.items():
         settings = settings_of(variant, asked.speed, asked.period)
-        keep(record(settings, lambda _: jobs, LIMIT_S, tell, lambda _: None), path)
+        keep(record(settings, jobs, LIMIT_S, tell), path)
         print(file=sys.stderr)
 
 

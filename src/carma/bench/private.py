@@ -78,13 +78,12 @@ class PrivateDaemon:
         self.work = self.home / "work"
         self.work.mkdir()
         self.environment = private_environment(self.home)
-        paths = find_paths(self.environment)
-        paths.config_file.write_text(toml(self._settings.settings))
-        self.socket = paths.socket
+        self.socket = find_paths(self.environment).socket
         self.start()
 
     def start(self) -> None:
         """The daemon itself; once more after `kill`, in the same home, where it finds what it left."""
+        find_paths(self.environment).config_file.write_text(toml(self._settings.settings))
         with (self.home / "daemon.out").open("ab") as output:
             self._process = subprocess.Popen(
                 self._command(),
@@ -97,6 +96,12 @@ class PrivateDaemon:
             )
         self._client = Client(self.socket)
         wait_until(self._answers, START_LIMIT_S, "the private daemon did not answer within a minute")
+
+    def again(self, settings: PrivateSettings) -> None:
+        """Ends the daemon, whose tasks are cancelled, and starts another one in the same home, with its history."""
+        self._end()
+        self._settings = settings
+        self.start()
 
     def kill(self) -> None:
         """SIGKILL, to the daemon alone: it says nothing to anybody, and its tasks go on."""
@@ -139,13 +144,16 @@ class PrivateDaemon:
         with undisturbed():
             self._close()
 
-    def _close(self) -> None:
+    def _end(self) -> None:
         if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(CarmaError, OSError), Client(self.socket, timeout_s=STOP_LIMIT_S) as client:
                 client.shutdown(cancel_running=True)
             end(self._process)
         if self._client is not None:
             self._client.close()
+
+    def _close(self) -> None:
+        self._end()
         kill_strays(self.home)
         if not self._keep:
             shutil.rmtree(self.home, ignore_errors=True)
