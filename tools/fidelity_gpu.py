@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from carma.bench.gpu import trial_task
-from carma.bench.gpu.trial_shapes import SHAPES, Shape, drawn
+from carma.bench.gpu.trial_shapes import BY_WORKLOAD, Shape, drawn
 from carma.bench.gpu.trial_task import VirtualCard
 from carma.bench.private import PrivateDaemon, PrivateSettings, ending_in_order
 from carma.errors import CarmaError, Refused
@@ -39,6 +39,12 @@ RUNS: dict[str, PrivateSettings] = {
     "magm-open": PrivateSettings(policy="magm", settings={**QUICK, **OPEN}),
     "magm": PrivateSettings(policy="magm", settings=QUICK),
 }
+# Those that keep the whole card busy alone, and those that do not, in turns.
+TASKS = (
+    *("vgg16-224-b32", "mlp-512x4-b256", "resnet18-224-b32", "encoder-256x4-b32"),
+    *("resnet50-224-b64-bf16", "resnet18-cifar-b32", "mlp-4096x6-b512", "densenet121-224-b32"),
+    *("mobilenet-224-b64", "lstm-512x2-b64", "vit-b16-224-b32-bf16", "resnet50-224-b32-cpu40"),
+)
 DRY_SPEED = 10.0
 SPARE_MIB = 768  # above what the trial's users declare: a footprint has a context in it
 UNKNOWN_MIB = 8_192  # for those who declare nothing there
@@ -47,7 +53,7 @@ UNKNOWN_MIB = 8_192  # for those who declare nothing there
 class Recorder:
     def __init__(self, asked: argparse.Namespace) -> None:
         self.asked = asked
-        self.shapes = SHAPES[: asked.tasks]
+        self.shapes = [BY_WORKLOAD[name] for name in TASKS[: asked.tasks]]
         self.speed = DRY_SPEED if asked.dry_run else 1.0
 
     def settings(self, name: str) -> PrivateSettings:
@@ -151,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--out", type=Path, required=True, help="where the runs and the judgements are written")
     add("--runs", default=",".join(RUNS), help=f"with commas, the first tells solo times ({','.join(RUNS)})")
-    add("--tasks", type=int, default=12, help=f"of the {len(SHAPES)} that there are (12)")
+    add("--tasks", type=int, default=len(TASKS), help=f"the first of {len(TASKS)}")
     add("--seconds", type=float, default=30.0, help="that each trains, alone on an H200 (30)")
     add("--gap", type=float, default=4.0, help="seconds between two submissions (4)")
     add("--limit", type=float, default=600.0, help="seconds after which what still runs is cancelled (600)")
