@@ -36,6 +36,7 @@ def test_every_published_figure_has_a_variant_beside_it() -> None:
 
 def test_the_strict_variants_keep_the_order_of_arrival_and_a_gpu_for_what_has_no_estimate() -> None:
     rules = {one.name: settings_of(dict(one.settings)).rules for one in STRICT}
+    assert all(found.placement.tasks_per_gpu > 15 for found in rules.values()), "published: no limit"
     assert all(found.queue.backfill_depth == 0 for found in rules.values())
     assert rules["MAGM, Fake Tensor's memory"].memory.unknown_mib == 40_000
     assert rules["MAGM, no estimate"].memory.unknown_mib == 5_120  # published, too

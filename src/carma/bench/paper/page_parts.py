@@ -25,7 +25,8 @@ def tables(part: Any) -> list[str]:
     if "published" in groups:
         told += [
             "### Beside what was published\n",
-            "As near to the published rules as settings go, in the strict order of arrival; *ours / published*.\n",
+            "As near to the published rules as settings go: in the strict order of arrival, as many on a GPU as fit. "
+            "*Ours / published*.\n",
             _beside(groups["published"]),
             OF_ALL + "\n",
         ]
