@@ -48,9 +48,18 @@ def schedule(state: State, now: float) -> list[TaskPlaced]:
         return []
     walk = QuickPass(state, now, doors)
     placed = walk.placements()
-    hopeless = not placed and not walk.in_vain and state.policy.against is None
-    doors.nobody = walk.nobody if hopeless else None
+    doors.nobody = walk.nobody if not placed and not walk.in_vain and _lasts(walk) else None
     return placed
+
+
+def _lasts(walk: QuickPass) -> bool:
+    """Whether a pass in which nobody could start tells anything of the next one. Where the policy has a say of its own,
+    it must have been its answers, or memory, that kept everybody out, and not the order of the line or the fence: those
+    change by themselves."""
+    if walk.state.policy.against is None:
+        return True
+    walk.nobody.as_of = (walk.doors.version, as_of(walk.now))
+    return walk.fence is None and not walk.nobody.full
 
 
 class QuickPass:
