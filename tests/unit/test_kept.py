@@ -5,15 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from carma.core.decision import Ask, Part
+from carma.core.decision import Ask, Part, Refusal
 from carma.core.events import GpusFound, GpusSampled, StopRequested, TaskReleased, TaskRestored
 from carma.core.machine import step
 from carma.core.model import Dependency, GpuId, TaskId
 from carma.core.placement import Policy, Ranked
+from carma.core.policies import magm
 from carma.core.propose import propose
 from carma.core.settings import Gate, Rules, WarmUp, WindowRules
 from carma.core.state import checkpoint, forget
-from carma.core.view import GpuView
+from carma.core.view import GpuView, Holder
 from tests.builders import World, gpu
 from tests.plainly import propose_plainly
 
@@ -177,3 +178,56 @@ def test_nor_does_a_gpu_that_is_gone_keep_it() -> None:
     world.settle()
     world.emit(GpusFound(world.now, ()))
     assert [task.id for task in checkpoint(world.state, 0)[1]] == [gone]
+
+
+# A policy with a say of its own may change its mind where no door opens wider.
+NO = Refusal("Slowdown", "not now")
+
+
+def refused(policy: Policy) -> tuple[World, TaskId]:
+    """One task on a GPU, with much more booked than it takes, and one that the policy keeps out."""
+    world = World(1, rules=UNWATCHED, policy=policy)
+    world.run(10_000, holds_mib=1_000)
+    task = world.submit(500)
+    for _ in range(2):
+        world.settle()
+        assert not world.placed(task)
+    assert world.state.doors.nobody is not None  # there would be no other pass
+    return world, task
+
+
+def test_other_company_lets_a_task_in_that_the_policy_kept_out() -> None:
+    def against(_ask: Ask, holders: Sequence[Holder]) -> Refusal | None:
+        return None if any((one.peak_mib or 0) >= 5_000 for one in holders) else NO
+
+    world, task = refused(Policy("heavy company", magm.POLICY.rank, against=against))
+    world.now += 1.0
+    for key in world.memory:
+        world.memory[key] = 6_000  # of what it has booked: there is no more room than before
+    world.sample()
+    world.settle()
+    assert world.placed(task)
+
+
+def test_time_lets_a_task_in_that_the_policy_kept_out() -> None:
+    def against(ask: Ask, _holders: Sequence[Holder]) -> Refusal | None:
+        return NO if ask.at < 2_040.0 else None  # times are told by the minute
+
+    world, task = refused(Policy("later", magm.POLICY.rank, against=against))
+    world.now = 2_039.0
+    world.settle()
+    assert not world.placed(task)
+    world.now = 2_041.0
+    world.settle()
+    assert world.placed(task)
+
+
+def test_a_newcomer_is_looked_at_though_the_policy_kept_all_others_out() -> None:
+    def against(ask: Ask, _holders: Sequence[Holder]) -> Refusal | None:
+        return NO if ask.memory_mib == 500 else None
+
+    world, task = refused(Policy("no small ones", magm.POLICY.rank, against=against))
+    newcomer = world.submit(600, runtime_s=10.0)  # gone long before the first could start
+    world.settle()
+    assert world.placed(newcomer)
+    assert not world.placed(task)

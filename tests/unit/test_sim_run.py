@@ -61,9 +61,10 @@ def test_what_is_shown_lags_behind_the_truth() -> None:
     """The first sample of a newcomer comes after it has begun, and its mean is of a part of the span."""
     made = sim_made.simulation(row(seconds=100.0, start_s=7.0), rules=Rules())
     seen = [
-        (event.at, event.samples[0].memory_used_mib, event.samples[0].sm_active)
+        (sample.at, sample.memory_used_mib, sample.sm_active)
         for event in made.events()
         if isinstance(event, e.GpusSampled)
+        for sample in event.samples
     ]
     placed_at = 5.0
     first = next(entry for entry in seen if entry[1])

@@ -16,6 +16,7 @@ from carma.core.filters import Door, at_the_gate, door_of, tasks_allowed
 from carma.core.kept import Asked, Doors, Kept, Nobody
 from carma.core.model import GpuId
 from carma.core.news import EARLY_S
+from carma.core.policy import as_of
 from carma.core.reserve import Fence, degree_of, free_at
 from carma.core.snapshot import (
     blind_to,
@@ -228,6 +229,9 @@ def still_nobody(state: State, doors: Doors, now: float) -> bool:
     """Whether the last pass, in which nobody could start, would end the same way now."""
     nobody = doors.nobody
     if nobody is None or not nobody.at <= now < nobody.until:
+        doors.nobody = None
+        return False
+    if nobody.as_of is not None and nobody.as_of != (doors.version, as_of(now)):
         doors.nobody = None
         return False
     if nobody.arrived:

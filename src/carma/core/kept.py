@@ -86,7 +86,9 @@ class Asked:
 class Nobody:
     """A pass in which nobody could start, and what would make another one worth while."""
 
-    __slots__ = ("arrived", "at", "behind", "fence", "fragile", "full", "last", "last_free", "smallest_mib", "until")
+    __slots__ = (
+        "arrived", "as_of", "at", "behind", "fence", "fragile", "full", "last", "last_free", "smallest_mib", "until",
+    )  # fmt: skip
 
     def __init__(self, at: float) -> None:
         self.at = at
@@ -99,6 +101,9 @@ class Nobody:
         self.fence: Fence | None = None  # if it kept anybody out
         self.last_free: tuple[float, int] = (-inf, 0)  # of the fence's GPUs, the one that should be free last
         self.arrived: list[Turn] = []  # tasks behind `last` that came since
+        # Where the policy has a say of its own: the version of the doors, and the time that it was told. Any change of
+        # company may then let somebody in.
+        self.as_of: tuple[int, float] | None = None
 
 
 class Unopposed:

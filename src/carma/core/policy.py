@@ -77,6 +77,7 @@ class Policy(Record, frozen=True):
     gated: bool = True  # whether the gate's caps on utilisation apply: not to one that predicts slow-downs itself
     moves: Moves | None = None  # None: it never wants anybody elsewhere
     refuses: Refuses | None = None  # None: `against` is asked
+    apart: bool = False  # whether `rank` gives a GPU the same score and order whichever others are ranked with it
 
     def bound(self, rules: Rules) -> Policy:
         return self if self.bind is None else self.bind(rules)

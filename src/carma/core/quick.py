@@ -48,9 +48,18 @@ def schedule(state: State, now: float) -> list[TaskPlaced]:
         return []
     walk = QuickPass(state, now, doors)
     placed = walk.placements()
-    hopeless = not placed and not walk.in_vain and state.policy.against is None
-    doors.nobody = walk.nobody if hopeless else None
+    doors.nobody = walk.nobody if not placed and not walk.in_vain and _lasts(walk) else None
     return placed
+
+
+def _lasts(walk: QuickPass) -> bool:
+    """Whether a pass in which nobody could start tells anything of the next one. Where the policy has a say of its own,
+    it must have been its answers, or memory, that kept everybody out, and not the order of the line or the fence: those
+    change by themselves."""
+    if walk.state.policy.against is None:
+        return True
+    walk.nobody.as_of = (walk.doors.version, as_of(walk.now))
+    return walk.fence is None and not walk.nobody.full
 
 
 class QuickPass:
@@ -160,7 +169,8 @@ class QuickPass:
             return None
         found = [kept for kept in self.open if memory_mib <= kept.free_mib and not (alone and kept.taken)]
         if len(found) >= ask.gpus:
-            found = self._unopposed(self._of_now(ask), found)
+            some = self._that_matter(ask, found)
+            found = self._unopposed(self._of_now(ask), some, all_of_them=len(some) == len(found))
         if self.first is not None and len(found) >= ask.gpus:
             fenced = self._keeper(asked)
             if fenced is not None:
@@ -198,7 +208,17 @@ class QuickPass:
         known = self.doors.unopposed(as_of(self.now)).get(shape_of(ask))
         return known is not None and known.version == self.doors.version and len(known.gpus) < ask.gpus
 
-    def _unopposed(self, ask: Ask, found: list[Kept]) -> list[Kept]:
+    def _that_matter(self, ask: Ask, found: list[Kept]) -> list[Kept]:
+        """Where idle GPUs go first and there are enough of them, the others have no chance: of those, only the ones are
+        ranked that are written out with the decision. Not behind a fence, which may keep idle ones for another."""
+        if self.first is not None or not (self.state.policy.apart and self.state.rules.placement.idle_first):
+            return found
+        empty = [kept for kept in found if not kept.taken]
+        if sum(door_at(self.state, kept, self.now).view.idle for kept in empty) < ask.gpus:
+            return found
+        return [kept for kept in found if not kept.taken or kept.place < KEPT_VERDICTS]
+
+    def _unopposed(self, ask: Ask, found: list[Kept], *, all_of_them: bool) -> list[Kept]:
         """Those that the policy has nothing against. Doors that have not changed are not held against it again."""
         state, policy = self.state, self.state.policy
         if policy.against is None:
@@ -209,7 +229,7 @@ class QuickPass:
             if kept.version > known.version or kept.gpu.id in self.joined:
                 opposed = opposes(policy, ask, door_at(state, kept, self.now).view)
                 (gpus.discard if opposed else gpus.add)(kept.gpu.id)
-        if not self.joined:  # what this pass has changed is not so yet
+        if all_of_them and not self.joined:  # what this pass has changed is not so yet
             known.gpus, known.version = gpus, self.doors.version
         return [kept for kept in found if kept.gpu.id in gpus]
 

@@ -31,6 +31,7 @@ tools.sharing_fit`): a task's rate, with every group that holds it left out of t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import exp
 from typing import Literal
 
@@ -66,6 +67,7 @@ SPREAD: dict[Mechanism, dict[int, tuple[float, float]]] = {
     "timeslice": {2: (0.089, 0.0), 3: (0.092, 0.0), 4: (0.093, 0.0)},
 }
 MEASURED = 4  # tasks on a GPU at most; caution grows in proportion beyond
+KEPT = 16_384  # groups whose rates are remembered: the same few kinds of tasks meet again and again
 
 
 def progress_rates(
@@ -77,9 +79,14 @@ def progress_rates(
     """
     if len(demands) < 2:
         return (1.0,) * len(demands)
-    known = [UNKNOWN if demand is None else demand for demand in demands]
-    rates = _at_once(known) if mechanism == "mps" else _in_slices(known)
+    known = tuple([UNKNOWN if demand is None else demand for demand in demands])
+    rates = _rates(known, mechanism)
     return _lowered(rates, known, mechanism) if cautious else rates
+
+
+@lru_cache(KEPT)
+def _rates(demands: tuple[Demand, ...], mechanism: Mechanism) -> tuple[float, ...]:
+    return _at_once(demands) if mechanism == "mps" else _in_slices(demands)
 
 
 def by_size(memory_mib: int) -> Demand:

@@ -70,8 +70,10 @@ def _running_s(state: State, now: float) -> float:
     assumed_s = state.rules.queue.assumed_runtime_s
     for key in state.active.values():
         track = state.tracks[key]
-        alone_s = assumed_s if track.alone_s is None else track.alone_s
-        left_s = alone_s - track.done_by(now)
+        left_s = assumed_s if track.alone_s is None else track.alone_s
+        if track.began_at is not None:  # less what it has done by now; spelled out, as all that run are asked
+            rate, since_s = track.rate, now - track.paced_at
+            left_s -= track.done_s + (rate if rate < 1.0 else 1.0) * (since_s if since_s > 0.0 else 0.0)
         if left_s > 0.0:
             total_s += left_s * len(track.on)
     return total_s

@@ -2,7 +2,7 @@
 
 A sample holds means since the one before it, as GPM's figures are. While nothing on a GPU changes, its samples would
 all be alike; they are left out, and begin again with the next change. A rule that counts the age of a sample must allow
-for that (`rules_for` in run.py).
+for that (`rules_for` in setup.py). Nor is a GPU looked at more often than it takes where nobody could tell (heed.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import floor
 
 from carma.core.events import GpusSampled
-from carma.core.model import Gpu, GpuSample, ProcessUse
+from carma.core.model import Gpu, GpuId, GpuSample, ProcessUse
 from carma.sim.world import Board, Runner
 
 
@@ -22,14 +22,20 @@ class Eyes:
         boards: Sequence[Board],
         period_s: float,
         quiet_s: float,
+        *,
         wake: Callable[[float], None],
+        heeded: Callable[[GpuId, bool], bool],
     ) -> None:
         self._gpus, self._boards = gpus, boards
         self._period_s, self._quiet_s = period_s, quiet_s
         self._wake = wake  # told when the next look is due
+        self._heeded = heeded  # whether one more sample that shows the same tasks (or nobody) could make a difference
         self._until: dict[int, float] = {}  # boards that are looked at, each until then
         self._last: dict[int, tuple[float, float, float, float, float]] = {}
+        self._showed: list[list[Runner] | None] = [None] * len(boards)  # whom the last sample of each showed
         self._due = False
+        self.looked_at = 0.0
+        self.unseen: list[GpuSample] = []  # that nobody was shown yet, in the order of time
 
     def changed(self, boards: Iterable[Board], now: float) -> None:
         """Something came to these GPUs, left them or grew on them."""
@@ -41,16 +47,33 @@ class Eyes:
             self._due = True
             self._wake((floor(now / self._period_s) + 1) * self._period_s)
 
-    def look(self, now: float) -> GpusSampled:
-        """The samples that are due now; the next look is asked for if there is anything left to see."""
-        # What changed at this very moment is seen in the next look: there is no span yet to take a mean over.
+    def look(self, now: float) -> None:
+        """Take the samples that are due now; the next look is asked for if there is anything left to see."""
         last = self._last
-        samples = tuple([self._sample(index, now) for index in sorted(self._until) if last[index][0] < now])
+        for index in sorted(self._until):
+            # What changed at this very moment is seen in the next look: there is no span yet to take a mean over.
+            if last[index][0] < now:
+                self._look_at(index, now)
         self._until = {index: until for index, until in self._until.items() if until > now}
-        self._due = bool(self._until)
+        self.looked_at, self._due = now, bool(self._until)
         if self._due:
             self._wake(now + self._period_s)
+
+    def shown(self, now: float) -> GpusSampled:
+        samples, self.unseen = tuple(self.unseen), []
         return GpusSampled(now, samples)
+
+    def _look_at(self, index: int, now: float) -> None:
+        """A sample, where somebody came or left, where it is the last one, and where it could make a difference."""
+        board = self._boards[index]
+        news = board.runners != self._showed[index] or self._until[index] <= now
+        if news or self._heeded(self._gpus[index].id, bool(board.runners)):
+            self._showed[index] = board.runners.copy()
+            self.unseen.append(self._sample(index, now))
+        elif board.runners:
+            board.move(now)  # the next sample has the mean since the one that was shown
+        else:
+            self._last[index] = self._integrals(board, now)
 
     def _integrals(self, board: Board, now: float) -> tuple[float, float, float, float, float]:
         board.move(now)

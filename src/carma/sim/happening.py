@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from carma.core.model import AttemptKey, Record, TaskId
+from carma.core.outcome import Outcome
 from carma.sim.world import Runner
 
 
@@ -42,6 +43,13 @@ class Wake(Record, frozen=True):
 
 class Noted(Record, frozen=True):
     """The end of a step of the course."""
+
+
+class Ending(Record, frozen=True):
+    """What became of an attempt. It is told with all that was seen of it, once all that was seen is told."""
+
+    key: AttemptKey
+    outcome: Outcome
 
 
 Happening = Arrival | Started | Begun | Saved | Thought | Look | Wake | Noted | tuple[Runner, int]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Literal
 
 from msgspec.structs import replace
 
@@ -21,71 +20,33 @@ from carma.core.model import (
     AttemptKey,
     Confinement,
     Estimate,
-    GpuId,
     Guard,
     Owner,
-    Record,
     TaskId,
     TaskSpec,
 )
 from carma.core.outcome import Outcome, Succeeded
-from carma.core.placement import Policy
 from carma.core.propose import propose
-from carma.core.settings import Rules
 from carma.core.state import State, forget, new_state
 from carma.core.status import Finished, Recovering
 from carma.core.task import Task
 from carma.sim import result, saving
-from carma.sim.cards import Card
 from carma.sim.eyes import Eyes
-from carma.sim.happening import Arrival, Begun, Happening, Look, Noted, Saved, Started, Thought, Wake
+from carma.sim.happening import Arrival, Begun, Ending, Happening, Look, Noted, Saved, Started, Thought, Wake
 from carma.sim.heap import Heap
+from carma.sim.heed import heeded
 from carma.sim.noise import Noise
 from carma.sim.ran import run_of
 from carma.sim.record import Course, GpuOf, Point, Server
-from carma.sim.sources import Source
+from carma.sim.setup import Demands as Demands
+from carma.sim.setup import Setup as Setup
+from carma.sim.setup import rules_for as rules_for
 from carma.sim.stalled import stalled
 from carma.sim.world import Runner, World, equipped
 from carma.traces import Trace, TraceTask
 
-QUIET = 1e12  # seconds: a sample that was left out because nothing changed is not stale
 PATIENCE = 100  # heartbeats
 HEARTBEAT_S = 60.0  # what only time brings about is noticed so often, while somebody waits
-
-
-# What policies that ask for it are told of a task's demand and run time before it runs: the truth; what its last run in
-# this trace has shown; nothing.
-Demands = Literal["measured", "history", "none"]
-
-
-class Setup(Record, frozen=True, kw_only=True):
-    """What is simulated. `rules` are the daemon's own."""
-
-    card: Card
-    gpus: int
-    rules: Rules
-    policy: Policy
-    source: Source
-    demand: Demands = "measured"
-    mechanism: Literal["mps", "timeslice"] = "mps"
-    seed: int = 0
-    noise: float = 0.0  # the spread of true rates about the model's; 1: as measured
-    period_s: float = 5.0  # between two samples
-    launch_s: float = 0.5  # from a placement to the process
-    watched: bool = False  # whether a course of the GPUs over time is kept
-    # Of a run that is played again (fidelity.py): what was known of each task, by its place in the trace, and the GPUs
-    # by their own names. Without them `source` tells of a task, and there are `gpus` of `card`.
-    asked: tuple[result.Asked, ...] = ()
-    server: tuple[tuple[GpuId, Card], ...] = ()
-    watchdog: bool = False  # whether it stops tasks above their bookings; without it no booking shrinks either
-
-
-def rules_for(setup: Setup) -> Rules:
-    """As the daemon would have them with such a sampler."""
-    window = replace(setup.rules.window, stale_s=QUIET)
-    queue = replace(setup.rules.queue, misfits="end")
-    sharing = replace(setup.rules.sharing, watchdog=setup.watchdog, mechanism=setup.mechanism)
-    return replace(setup.rules, window=window, sharing=sharing, queue=queue)
 
 
 class Simulation:
@@ -100,7 +61,16 @@ class Simulation:
         noise = Noise(setup.noise, setup.seed, setup.mechanism)
         self.world = World(boards, setup.mechanism, noise.factors, self._soon)
         quiet_s = max(self.rules.window.length_s, self.rules.warmup.settle_s) + 2 * setup.period_s
-        self._eyes = Eyes(self._gpus, boards, setup.period_s, quiet_s, lambda at: self._heap.push(at, Look()))
+        self._eyes = Eyes(
+            self._gpus,
+            boards,
+            setup.period_s,
+            quiet_s,
+            wake=lambda at: self._heap.push(at, Look()),
+            heeded=lambda gpu, used: setup.every_sample or heeded(self.state, gpu, used),
+        )
+        # Where samples end or move tasks, and where there are time limits, something may be due though nobody waits.
+        self._patient = not (setup.every_sample or setup.asked or setup.watchdog or self.rules.preemption.enabled)
         self._runners: dict[AttemptKey, Runner] = {}
         self._orders: dict[AttemptKey, LaunchAttempt] = {}
         self._rows: dict[TaskId, TraceTask] = {}
@@ -142,13 +112,34 @@ class Simulation:
             self._heap.push(self._course.step_s, Noted())
         while len(self._heap):
             self.now, what = self._heap.pop()
-            for event in self._happened(what):
-                yield from self._tell(event)
-            while due := propose(self.state, self.now):
-                for event in due:
-                    yield from self._tell(event)
+            told = self._happened(what)
+            if told is not None:
+                if not isinstance(told, e.AttemptStarted):  # which changes nothing of what samples tell
+                    yield from self._seen()
+                yield from self._tell(self._end_of(told) if isinstance(told, Ending) else told)
+            elif self._nobody_waits:
+                continue  # nothing has happened that the core would know of
+            yield from self._decided()
             if self.state.line or self.state.undecided:
                 self._wake_later()
+        yield from self._seen()
+
+    def _decided(self) -> Iterator[e.AnyEvent]:
+        while due := propose(self.state, self.now):
+            for event in due:
+                yield from self._tell(event)
+
+    @property
+    def _nobody_waits(self) -> bool:
+        """Then samples bring nothing about, and are kept until the core is told of something else."""
+        return self._patient and not self.state.line and not self.state.undecided
+
+    def _seen(self) -> Iterator[e.AnyEvent]:
+        """What was seen while nobody waited, before anything else is told."""
+        if self._eyes.unseen:
+            yield from self._tell(self._eyes.shown(self.now))
+            self._forget()
+            yield from self._decided()
 
     def figures(self, took_s: float) -> result.Figures:
         end = max((run.ended_s for run in self.runs), default=0.0)
@@ -171,15 +162,14 @@ class Simulation:
 
     # What happens.
 
-    def _happened(self, what: Happening) -> list[e.AnyEvent]:
+    def _happened(self, what: Happening) -> e.AnyEvent | Ending | None:
         match what:
             case (runner, version):
-                return self._due(runner) if runner.version == version else []
+                return self._due(runner) if runner.version == version else None
             case Look():
-                self._forget()
-                return [self._eyes.look(self.now)]
+                return self._looked()
             case Arrival(place=place):
-                return [self._arrival(place)]
+                return self._arrival(place)
             case Started(key=key):
                 return self._started(key)
             case Begun(key=key):
@@ -187,14 +177,22 @@ class Simulation:
             case Saved(key=key):
                 return self._saved_and_left(key)
             case Thought(task=task):
-                return [self._estimated(task)]
+                return self._estimated(task)
             case Wake():
                 self._awake = False
                 self._check_alive()
-                return []
+                return None
             case Noted():
                 self._note()
-                return []
+                return None
+
+    def _looked(self) -> e.GpusSampled | None:
+        self._eyes.look(self.now)
+        if self._nobody_waits or not self._eyes.unseen:
+            return None
+        shown = self._eyes.shown(self.now)
+        self._forget()
+        return shown
 
     def _note(self) -> None:
         assert self._course is not None
@@ -222,36 +220,39 @@ class Simulation:
         )
         return e.TaskSubmitted(self.now, task, _owner(row.user), spec)
 
-    def _started(self, key: AttemptKey) -> list[e.AnyEvent]:
+    def _started(self, key: AttemptKey) -> e.AttemptStarted | None:
         if self.state.active.get(key.task) != key:
-            return []  # stopped before it began
+            return None  # stopped before it began
         cap_mib = self._orders[key].placement.booking.cap_mib
         guards = () if cap_mib is None else (Guard(rung="framework", limit_mib=cap_mib),)
         confinement = Confinement(mechanism=self.setup.mechanism, guards=guards)
         self._heap.push(self.now + self._rows[key.task].start_s, Begun(key))
-        return [e.AttemptStarted(self.now, key, pid=key.task, confinement=confinement)]
+        return e.AttemptStarted(self.now, key, pid=key.task, confinement=confinement)
 
-    def _begun(self, key: AttemptKey) -> list[e.AnyEvent]:
+    def _begun(self, key: AttemptKey) -> Ending | None:
         if self.state.active.get(key.task) != key:
-            return []
+            return None
         placement = self._orders[key].placement
         boards = tuple(self.world.boards[self._index[gpu]] for gpu in placement.gpus)
         done_s = self._saved.get(key.task, 0.0)
         runner = Runner(key, self._rows[key.task], boards, placement.booking.cap_mib, self.now, done_s)
         self._runners[key] = runner
         self._eyes.changed(boards, self.now)
-        return self._end_of(runner, self.world.begin(runner, self.now))
+        return self._ending(runner, self.world.begin(runner, self.now))
 
-    def _due(self, runner: Runner) -> list[e.AnyEvent]:
+    def _due(self, runner: Runner) -> Ending | None:
         self._eyes.changed(runner.boards, self.now)
-        return self._end_of(runner, self.world.due(runner, self.now))
+        return self._ending(runner, self.world.due(runner, self.now))
 
-    def _end_of(self, runner: Runner, outcome: Outcome | None) -> list[e.AnyEvent]:
+    def _ending(self, runner: Runner, outcome: Outcome | None) -> Ending | None:
         if outcome is None:
-            return []
+            return None
         self._left[runner.key] = self._runners.pop(runner.key)
         self._keep(runner)
-        return [ended(self.state, runner.key, outcome, self.now)]
+        return Ending(runner.key, outcome)
+
+    def _end_of(self, ending: Ending) -> e.AttemptEnded:
+        return ended(self.state, ending.key, ending.outcome, self.now)
 
     # Those that save.
 
@@ -264,15 +265,15 @@ class Simulation:
         save_s = 0.0 if runner is None else self._rows[key.task].save_s
         self._heap.push(self.now + (save_s or 0.0), Saved(key))
 
-    def _saved_and_left(self, key: AttemptKey) -> list[e.AnyEvent]:
+    def _saved_and_left(self, key: AttemptKey) -> Ending | None:
         if self.state.active.get(key.task) != key:
-            return []  # stopped meanwhile
+            return None  # stopped meanwhile
         runner = self._runners.get(key)
         if runner is None:  # it had not come to its work yet
-            return [ended(self.state, key, Succeeded(), self.now)]
+            return Ending(key, Succeeded())
         self._eyes.changed(runner.boards, self.now)
         self.world.leave(runner, self.now)
-        return self._end_of(runner, Succeeded())
+        return self._ending(runner, Succeeded())
 
     def _keep(self, runner: Runner) -> None:
         """What its next attempt, if there is one, begins with."""
@@ -374,8 +375,10 @@ class Simulation:
 
     def _forget(self) -> None:
         """Until the next look the last sample shows their processes, which would be taken for somebody else's."""
-        forget(self.state, [task for at, task in self._gone if at < self.now])
-        self._gone = [entry for entry in self._gone if entry[0] >= self.now]
+        then = self._eyes.looked_at
+        if self._gone:
+            forget(self.state, [task for at, task in self._gone if at < then])
+            self._gone = [entry for entry in self._gone if entry[0] >= then]
 
     def _wake_later(self) -> None:
         waits = [

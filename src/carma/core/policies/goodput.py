@@ -218,4 +218,5 @@ POLICY = Policy(
     about="The GPU where it adds most progress, nobody slowed down beyond a cap.",
     bind=bound,
     gated=False,
+    apart=True,
 )
