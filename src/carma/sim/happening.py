@@ -40,8 +40,4 @@ class Wake(Record, frozen=True):
     pass
 
 
-class Noted(Record, frozen=True):
-    """The end of a step of the course."""
-
-
-Happening = Arrival | Started | Begun | Saved | Thought | Look | Wake | Noted | tuple[Runner, int]
+Happening = Arrival | Started | Begun | Saved | Thought | Look | Wake | tuple[Runner, int]

@@ -38,7 +38,7 @@ from carma.core.task import Task
 from carma.sim import result, saving
 from carma.sim.cards import Card
 from carma.sim.eyes import Eyes
-from carma.sim.happening import Arrival, Begun, Happening, Look, Noted, Saved, Started, Thought, Wake
+from carma.sim.happening import Arrival, Begun, Happening, Look, Saved, Started, Thought, Wake
 from carma.sim.heap import Heap
 from carma.sim.noise import Noise
 from carma.sim.ran import run_of
@@ -138,10 +138,10 @@ class Simulation:
         self._eyes.changed(self.world.boards, 0.0)
         if self.trace.tasks:
             self._heap.push(self.trace.tasks[0].arrival_s, Arrival(0))
-        if self._course is not None:
-            self._heap.push(self._course.step_s, Noted())
         while len(self._heap):
-            self.now, what = self._heap.pop()
+            at, what = self._heap.pop()
+            self._note(at)
+            self.now = at
             for event in self._happened(what):
                 yield from self._tell(event)
             while due := propose(self.state, self.now):
@@ -149,6 +149,8 @@ class Simulation:
                     yield from self._tell(event)
             if self.state.line or self.state.undecided:
                 self._wake_later()
+        if self._course is not None:
+            self._note(self.now + self._course.step_s)
 
     def figures(self, took_s: float) -> result.Figures:
         end = max((run.ended_s for run in self.runs), default=0.0)
@@ -192,15 +194,15 @@ class Simulation:
                 self._awake = False
                 self._check_alive()
                 return []
-            case Noted():
-                self._note()
-                return []
 
-    def _note(self) -> None:
-        assert self._course is not None
-        self._course.look(self.now)
-        if self._rows or len(self.runs) < len(self.trace.tasks):
-            self._heap.push(self.now + self._course.step_s, Noted())
+    def _note(self, until: float) -> None:
+        """The steps of the course that end by then, up to the one in which the last task ended. Between two entries of
+        the heap nothing changes, so a step needs no entry of its own: a run decides alike, watched or not."""
+        course = self._course
+        while course is not None and course.next_at <= until:
+            if len(self.runs) == len(self.trace.tasks) and course.since >= self.runs[-1].ended_s:
+                return
+            course.look(course.next_at)
 
     def _arrival(self, place: int) -> e.TaskSubmitted:
         row = self.trace.tasks[place]
