@@ -16,6 +16,7 @@ from carma.errors import Usage
 from carma.plugins import POLICIES, load_one, policy_name
 from carma.sim import cards, sources
 from carma.sim.given import check_memory, check_settings
+from carma.sim.progress import Tell
 from carma.sim.record import About, Run
 from carma.sim.run import Demands, Setup, Simulation
 from carma.traces import Trace
@@ -34,10 +35,10 @@ class Request(Record, frozen=True, kw_only=True):
     settings: Mapping[str, object] = {}  # dotted names; all others are at their defaults
 
 
-def recorded(request: Request, trace: Trace | None = None) -> Run:
+def recorded(request: Request, trace: Trace | None = None, tell: Tell | None = None) -> Run:
     """The whole run, with the course of the GPUs over time."""
     made = simulation(request, trace, watched=True)
-    figures = made.run()
+    figures = made.run(tell)
     about = About(
         simulated=True,
         trace=request.trace,

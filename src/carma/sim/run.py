@@ -41,6 +41,7 @@ from carma.sim.eyes import Eyes
 from carma.sim.happening import Arrival, Begun, Happening, Look, Saved, Started, Thought, Wake
 from carma.sim.heap import Heap
 from carma.sim.noise import Noise
+from carma.sim.progress import Tell, followed
 from carma.sim.ran import run_of
 from carma.sim.record import Course, GpuOf, Point, Server
 from carma.sim.sources import Source
@@ -126,9 +127,9 @@ class Simulation:
         )
         return Server(gpus=tuple(gpus), period_s=self.setup.period_s)
 
-    def run(self) -> result.Figures:
+    def run(self, tell: Tell | None = None) -> result.Figures:
         began = time.perf_counter()
-        for _ in self.events():
+        for _ in self.events() if tell is None else followed(self, tell):
             pass
         return self.figures(time.perf_counter() - began)
 

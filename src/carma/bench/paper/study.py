@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from carma.bench.paper import curves, limits, page, philly, seeds, speed, tables, workloads, writing
-from carma.bench.paper.cases import Results, to_stderr
+from carma.bench.paper.cases import Follow, Results, to_stderr
 from carma.bench.paper.pictures import Sketch, sketches
 from carma.bench.paper.scope import LARGE, PARTS, QUICK, Scope
 from carma.core.model import Record
@@ -41,15 +41,16 @@ class Options(Record, frozen=True, kw_only=True):
         return " ".join(word for word in words if word)
 
 
-def run(options: Options, draw: Draw) -> int:
-    """`draw` makes pictures of sketches, as PNG and SVG: reports have their own hand, which is above this package."""
+def run(options: Options, draw: Draw, follow: Follow | None = None) -> int:
+    """`draw` makes pictures of sketches, as PNG and SVG: reports have their own hand, which is above this package.
+    `follow` is told how far a case is."""
     make_folder(options.out)
     scope = scope_of(options)
     parts = () if options.redraw else wanted(options)
     found = writing.read(options.out)
     if options.redraw and not found:
         raise Usage(f"{options.out / writing.NAME}: no such file", "--redraw shows what an earlier run has written.")
-    results = Results(options.jobs, to_stderr)
+    results = Results(options.jobs, to_stderr, follow)
     found = writing.judged(found) if options.redraw else found
     for part in parts:
         to_stderr(f"{part}:")
