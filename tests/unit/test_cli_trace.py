@@ -60,10 +60,10 @@ def test_describe_one_task(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_pictures_are_drawn_and_the_same_each_time(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trace", "describe", "heavy", "--plots", "a/b"]) == 0
+    assert main(["trace", "describe", "heavy", "--out", "a/b"]) == 0
     drawn = capsys.readouterr().err.split()
     assert drawn == ["a/b/arrivals.png", "a/b/durations.png", "a/b/memory.png"]
-    assert main(["trace", "describe", "heavy", "--plots", "again"]) == 0
+    assert main(["trace", "describe", "heavy", "--out", "again"]) == 0
     for name in drawn:
         picture = Path(name).read_bytes()
         assert picture.startswith(b"\x89PNG")
@@ -74,7 +74,7 @@ def test_without_matplotlib_there_is_a_hint(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert main(["trace", "describe", "t1", "--plots", "pictures"]) == 1
+    assert main(["trace", "describe", "t1", "--out", "pictures"]) == 1
     said = capsys.readouterr()
     assert "matplotlib is not installed" in said.err
     assert "pip install matplotlib" in said.err

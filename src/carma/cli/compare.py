@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from carma.cli.outfile import file_flag
+from carma.cli.outfile import STDOUT, check_page, check_pictures, file_flag, force_flag, say_written
 from carma.cli.verb import verb
 
 if TYPE_CHECKING:
@@ -25,8 +25,9 @@ carma compare exclusive.json magm.json lug.json --out pictures
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN RUN...")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Draw it there, as PNG and SVG.")
 @file_flag("--html", "Write one page with all of it.")
+@force_flag
 @click.option("--json", "as_json", is_flag=True, help="The figures and ratios as JSON.")
-def command(files: tuple[Path, ...], out: Path | None, html: str | None, as_json: bool) -> None:
+def command(files: tuple[Path, ...], out: Path | None, html: str | None, force: bool, as_json: bool) -> None:
     """Runs side by side: what carma simulate --out or carma report --save has written.
 
     The first run is 1, for each trace; of each other one the ratio to it stands beside its figure. With several traces
@@ -37,6 +38,7 @@ def command(files: tuple[Path, ...], out: Path | None, html: str | None, as_json
 
     if len(files) < 2:
         raise click.UsageError("two runs at least are wanted; carma report RUN tells of one")
+    _check(out, html, force, as_json)
     found = compare([read(file) for file in files])
     written = []
     if out is not None:
@@ -51,10 +53,19 @@ def command(files: tuple[Path, ...], out: Path | None, html: str | None, as_json
         from carma.cli.output import print_json
 
         print_json(found)
-    else:
+    elif html != STDOUT:
         _show(found)
     for path in written:
-        click.echo(str(path), err=True)
+        say_written(str(path))
+
+
+def _check(out: Path | None, html: str | None, force: bool, as_json: bool) -> None:
+    check_page(html, force, as_json)
+    if out is not None:
+        from carma.report.compare_pictures import NAMES
+        from carma.report.drawing import files_of
+
+        check_pictures(out, files_of(NAMES), force)
 
 
 def _show(found: Comparison) -> None:

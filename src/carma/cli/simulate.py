@@ -125,7 +125,7 @@ def command(
 def _check_out(out: str, force: bool, as_json: bool) -> None:
     if out == STDOUT and as_json:
         raise Usage("--out - and --json both write to standard output", "Leave out one of them; a run has its figures.")
-    check_run_file(out, force)
+    check_run_file(out, force, simulated=True)
 
 
 def _fidelity(

@@ -11,6 +11,7 @@ from carma.report.compare import Comparison, geo_mean
 from carma.report.drawing import GRID, INK, PALETTE, SHEET, Picture, figure, save
 from carma.report.lines import LINES
 
+NAMES = ("bars", "cloud")
 BARS = ("makespan_s", "completion_mean_s", "wait_mean_s", "slowdown_mean", "energy_j")
 OVERALL = "geo-mean"
 MARKERS = "osD^vPX*"

@@ -46,6 +46,9 @@ PANELS = (
 )
 
 
+NAMES = ("course", "spread", "gantt")
+
+
 def pictures(run: Run) -> list[Picture]:
     """Those that there is something to draw for."""
     found = []

@@ -5,6 +5,7 @@ matplotlib is imported only here, and only when drawing: it comes with the extra
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from carma.errors import Refused, Usage
+from carma.errors import Refused
+from carma.folder import make_folder
+from carma.outfile import MARK, write_file
 from carma.traces.draw import CLASSES, Class, class_of
 from carma.traces.schema import Trace, TraceTask
 
 COLOURS: dict[Class, str] = {"light": "#93c5fd", "medium": "#1d4ed8", "heavy": "#b45309"}
 MOST_BINS = 60
+FILES = ("arrivals.png", "durations.png", "memory.png")
 
 
 def drawing() -> Any:
@@ -25,7 +29,7 @@ def drawing() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        hint = "pip install matplotlib, or leave out --plots"
+        hint = "pip install matplotlib, or leave out --out"
         raise Refused("matplotlib is not installed, so no picture can be drawn", hint) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -36,22 +40,20 @@ def drawing() -> Any:
 def draw(trace: Trace, out: Path) -> list[Path]:
     """arrivals.png, durations.png and memory.png in that directory."""
     pyplot = drawing()
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Usage(f"{out} cannot be made: {error.strerror}", "--plots names a directory.") from error
-    return [
-        _save(pyplot, _arrivals(pyplot, trace), out / "arrivals.png"),
-        _save(pyplot, _sizes(pyplot, trace, lambda task: task.seconds / 60, "run time alone (minutes)"),
-              out / "durations.png"),
-        _save(pyplot, _sizes(pyplot, trace, lambda task: task.memory_mib / 1024, "memory on each GPU (GiB)"),
-              out / "memory.png"),
-    ]  # fmt: skip
+    make_folder(out)
+    drawn = (
+        _arrivals(pyplot, trace),
+        _sizes(pyplot, trace, lambda task: task.seconds / 60, "run time alone (minutes)"),
+        _sizes(pyplot, trace, lambda task: task.memory_mib / 1024, "memory on each GPU (GiB)"),
+    )
+    return [_save(pyplot, figure, out / file) for figure, file in zip(drawn, FILES, strict=True)]
 
 
 def _save(pyplot: Any, figure: Any, path: Path) -> Path:
-    figure.savefig(path, dpi=150, metadata={"Software": None})
+    target = io.BytesIO()
+    figure.savefig(target, format="png", dpi=150, metadata={"Software": MARK})
     pyplot.close(figure)
+    write_file(str(path), target.getvalue())
     return path
 
 
