@@ -205,7 +205,7 @@ def test_philly_s_part_wants_its_file(capsys: pytest.CaptureFixture[str], tmp_pa
 
 def test_the_command_in_the_file_has_no_path_of_the_machine() -> None:
     options = study.Options(out=Path("/there/out"), only=("seeds", "speed"), jobs=3, philly=Path("/there/philly.csv"))
-    assert options.spelled() == "carma bench paper --jobs 3 --only seeds,speed --philly philly.csv"
+    assert options.spelled() == "carma bench paper --parallel 3 --only seeds,speed --philly philly.csv"
 
 
 def test_fewer_seeds_and_windows_are_taken_and_told() -> None:

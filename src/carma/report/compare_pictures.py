@@ -19,7 +19,7 @@ _HATCHES = ("", "////", "....", "xxxx")  # where there are more variants than co
 
 
 def pictures(comparison: Comparison) -> list[Picture]:
-    about = "Makespan, completion, waiting, slowdown and energy; the first run is 1"
+    about = "Makespan, completion, wait, slowdown and energy; the first run is 1"
     found = [Picture("bars", about, functools.partial(bars, comparison))]
     if len(_points(comparison)) > 1:
         about = "Makespan against mean slowdown, one point a policy; below and to the left is better"

@@ -33,7 +33,11 @@ class Options(Record, frozen=True, kw_only=True):
 
     def spelled(self) -> str:
         """The command that makes it again, without paths of this machine."""
-        words = ["carma bench paper", "--quick" if self.quick else "", f"--jobs {self.jobs}" if self.jobs > 1 else ""]
+        words = [
+            "carma bench paper",
+            "--quick" if self.quick else "",
+            f"--parallel {self.jobs}" if self.jobs > 1 else "",
+        ]
         words += [f"--only {','.join(self.only)}"] if self.only else []
         words += [f"--seeds {self.seeds}"] if self.seeds is not None else []
         words += [f"--windows {self.windows}"] if self.windows is not None else []
