@@ -57,7 +57,7 @@ def test_what_nobody_measured_has_no_panel() -> None:
 def test_the_spread_of_a_run_without_times_alone_has_no_slowdown() -> None:
     with styled("test"):
         drawn = pictures.spread(run(task(1, 0.0, 0.0, 7.0, alone_s=None)))
-    assert [axes.get_xlabel() for axes in drawn.axes] == ["completion (seconds)", "waiting (seconds)"]
+    assert [axes.get_xlabel() for axes in drawn.axes] == ["completion (seconds)", "wait (seconds)"]
 
 
 def test_attempts_on_a_gpu_at_the_same_time_are_beside_one_another() -> None:
