@@ -100,6 +100,31 @@ def test_a_file_that_holds_something_else_is_kept(capsys: pytest.CaptureFixture[
     assert main([*order, "--seed", "1"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        ("scale t1 --length 1e6", "task 1 runs for"),
+        ("scale t1 --length 1e-7", "it must be between"),
+        ("scale t1 --rate 1e-6", "and a trace lasts 1,000,000,000 s at most"),
+        ("generate --tasks 5 --rate 1e-6", "and a trace lasts 1,000,000,000 s at most"),
+    ],
+)
+def test_a_trace_that_could_not_be_read_again_is_not_made(
+    order: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["trace", *order.split(), "--out", "far.csv"]) == 2
+    assert said in capsys.readouterr().err
+    assert not Path("far.csv").exists()
+
+
+def test_without_a_command_the_help_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["trace"])
+    said = capsys.readouterr()
+    assert (said.err + said.out).startswith("Usage: carma trace")
+    assert "carma: " not in said.err + said.out
+    assert "hint" not in said.err
+
+
 def test_generate_takes_its_flags() -> None:
     order = "trace generate --tasks 40 --rate 12 --seed 3 --shares 0,1,0 --burst --users 2 --out g.csv"
     assert main(order.split()) == 0

@@ -232,7 +232,11 @@ def _write(trace: Trace, out: str | None, force: bool) -> None:
     from carma.errors import Usage
     from carma.outfile import holds_something, write_file
     from carma.traces import text
+    from carma.traces.schema import unreadable
 
+    for place, task in enumerate(trace.tasks, 1):
+        if why := unreadable(task):
+            raise Usage(f"task {place} {why}", "It would be a trace that cannot be read: ask for less.")
     spelled = text(trace)
     if out is None or out == STDOUT:
         click.echo(spelled, nl=False)

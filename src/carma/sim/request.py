@@ -21,6 +21,8 @@ from carma.sim.record import About, Run
 from carma.sim.run import Demands, Setup, Simulation
 from carma.traces import Trace
 
+MOST_GPUS = 65_536
+
 
 class Request(Record, frozen=True, kw_only=True):
     trace: str = "t1"
@@ -93,13 +95,14 @@ def digest(trace: Trace) -> str:
 def _check(trace: Trace, request: Request, card: cards.Card) -> None:
     for place, row in enumerate(trace.tasks, 1):
         if row.gpus > request.gpus:
+            more = f"Simulate more GPUs (--gpus {row.gpus}), or cut" if row.gpus <= MOST_GPUS else "Cut"
             raise Usage(
-                f"task {place} of {trace.name} ({row.name}) wants {row.gpus} GPUs, and there are {request.gpus}",
-                f"Simulate more GPUs (--gpus {row.gpus}), or cut such tasks out of the trace.",
+                f"task {place} of {trace.name} ({row.name}) wants {row.gpus:,} GPUs, and there are {request.gpus:,}",
+                f"{more} such tasks out of the trace.",
             )
         if row.memory_mib > card.memory_mib:
             raise Usage(
-                f"task {place} of {trace.name} ({row.name}) takes {row.memory_mib:,} MiB, and a {card.name} has "
+                f"task {place} of {trace.name} ({row.name}) takes {row.memory_mib:,} MiB, and an {card.name} has "
                 f"{card.memory_mib:,} MiB",
                 _larger(row.memory_mib),
             )
