@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,12 +71,23 @@ def _check(out: Path | None, html: str | None, force: bool, as_json: bool) -> No
 
 
 def _show(found: Comparison) -> None:
-    from carma.cli.output import Column, print_table
+    from carma.cli.output import Column, print_facts, print_table
     from carma.report.compare_tables import changes, overall, side_by_side
 
     tables = [side_by_side(found, trace) for trace in found.traces]
     if len(found.traces) > 1:
         tables.append(overall(found))
-    for head, *rows in [*tables, changes(found)]:
+    tables.append(changes(found))
+    if not all(map(_fits, tables)):  # names that leave no room for figures stand above, by their numbers
+        numbered = {label: f"run {place}" for place, label in enumerate(found.variants, 1)}
+        print_facts([(number, label) for label, number in numbered.items()])
+        print()
+        tables = [[[numbered.get(cell, cell) for cell in row] for row in table] for table in tables]
+    for head, *rows in tables:
         print_table([Column(title, right=place > 0) for place, title in enumerate(head)], rows)
         print()
+
+
+def _fits(table: Sequence[Sequence[str]]) -> bool:
+    widths = [max(map(len, column)) + 2 for column in zip(*table, strict=True)]
+    return sum(widths) - 2 <= shutil.get_terminal_size((80, 24)).columns

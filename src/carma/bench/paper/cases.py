@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -139,9 +141,32 @@ class Results:
             return
         # Spawned, not forked: a fork of a process with threads (numpy's) may hang.
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(self._jobs, context, initializer=_know, initargs=(dict(traces),)) as pool:
-            asked = {pool.submit(_work, ask): ask for ask in asks}
-            yield from ((asked[done], *done.result()) for done in as_completed(asked))
+        with ProcessPoolExecutor(self._jobs, context, initializer=_begin, initargs=(dict(traces),)) as pool:
+            with _uninterrupted():
+                asked = {pool.submit(_work, ask): ask for ask in asks}
+            try:
+                yield from ((asked[done], *done.result()) for done in as_completed(asked))
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)  # nobody waits for those that have not begun
+                raise
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C goes to all processes of a terminal. One that begins now comes to the world without hearing it, since it
+    would print where it was in its imports; `_begin` lets it hear again."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin(traces: dict[str, Trace]) -> None:
+    """In a worker: Ctrl-C ends it without a word, as the one who waits for it says what there is to say."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    _know(traces)
 
 
 def _know(traces: dict[str, Trace]) -> None:
