@@ -93,6 +93,17 @@ def test_a_real_run_is_not_written_over_by_a_simulated_one() -> None:
     assert simulated("real.json", "--force").exit_code == 0
 
 
+@pytest.mark.parametrize("verb", ["report run.json", "compare run.json other.json", "trace describe small.csv"])
+def test_a_directory_without_a_name_is_not_the_one_that_one_is_in(verb: str) -> None:
+    assert simulated("run.json").exit_code == 0
+    assert simulated("other.json", "--policy", "exclusive").exit_code == 0
+    there = sorted(os.listdir())
+    result = typed(*verb.split(), "--out", "")
+    assert result.exit_code == 2
+    assert "empty name" in result.stderr
+    assert sorted(os.listdir()) == there
+
+
 PAGES_AND_PICTURES = {
     "report run.json": ("course.png", "course.svg", "spread.png", "spread.svg", "gantt.png", "gantt.svg"),
     "compare run.json other.json": ("bars.png", "bars.svg"),

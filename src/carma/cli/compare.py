@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from carma.cli.outfile import STDOUT, check_page, check_pictures, file_flag, force_flag, say_written
+from carma.cli.outfile import STDOUT, check_page, check_pictures, file_flag, folder_flag, force_flag, say_written
 from carma.cli.verb import verb
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ carma compare exclusive.json magm.json lug.json --out pictures
 
 @verb("compare", examples=EXAMPLES)
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN RUN...")
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Draw it there, as PNG and SVG.")
+@folder_flag("Draw it there, as PNG and SVG.")
 @file_flag("--html", "Write one page with all of it.")
 @force_flag
 @click.option("--json", "as_json", is_flag=True, help="The figures and ratios as JSON.")

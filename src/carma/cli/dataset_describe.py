@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from carma.cli.outfile import check_pictures, force_flag
+from carma.cli.outfile import check_pictures, folder_flag, force_flag
 from carma.cli.verb import json_flag, verb, whole
 
 EXAMPLES = """
@@ -17,7 +17,7 @@ carma dataset describe datasets/h200/*.parquet --out pictures
 
 @verb("describe", examples=EXAMPLES)
 @click.argument("files", metavar="FILES...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Pictures go there, as PNG and SVG.")
+@folder_flag("Pictures go there, as PNG and SVG.")
 @click.option("--seed", type=whole(0), default=0, help="Of t-SNE (0).")
 @force_flag
 @json_flag

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -24,6 +25,21 @@ def _checked(_ctx: click.Context, param: click.Parameter, value: str | None) -> 
 
 def file_flag(flag: str, text: str) -> Callable[[Function], Function]:
     return click.option(flag, metavar="FILE", callback=_checked, help=text)
+
+
+class Folder(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+    """A directory by its name; click's own takes an empty one for the directory that one is in."""
+
+    name = "dir"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if not str(value):
+            self.fail("it is an empty name", param, ctx)
+        return Path(value)
+
+
+def folder_flag(text: str, **more: Any) -> Callable[[Function], Function]:
+    return click.option("--out", type=Folder(), metavar="DIR", help=text, **more)
 
 
 def force_flag(function: Function) -> Function:

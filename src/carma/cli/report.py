@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from carma.cli.outfile import STDOUT, check_page, check_pictures, check_run_file, file_flag, force_flag, say_written
+from carma.cli.outfile import (
+    STDOUT,
+    check_page,
+    check_pictures,
+    check_run_file,
+    file_flag,
+    folder_flag,
+    force_flag,
+    say_written,
+)
 from carma.cli.since import since_at, since_flag
 from carma.cli.verb import json_flag, verb
 from carma.cli.wording import gpu_hours, many, percent
@@ -31,7 +40,7 @@ carma report --since 7d --save week.json    the server's tasks as such a run
 @since_flag("From: 24h (default), 7d, today, 2026-01-31.")
 @file_flag("--save", "Write the server's tasks as a run.")
 @click.option("--trace", metavar="NAME", help="With --save: run times alone are this trace's, by task name.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Draw the run there, as PNG and SVG.")
+@folder_flag("Draw the run there, as PNG and SVG.")
 @file_flag("--html", "Write one page with all of it.")
 @force_flag
 @json_flag

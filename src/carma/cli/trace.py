@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from carma.cli.flags import Parsed
-from carma.cli.outfile import STDOUT, check_pictures, file_flag, force_flag
+from carma.cli.outfile import STDOUT, check_pictures, file_flag, folder_flag, force_flag
 from carma.cli.parse import parse_grace
 from carma.cli.verb import Function, Renamed, Verb, number, whole
 
@@ -82,10 +82,7 @@ def _subcommand(name: str, examples: str) -> Callable[[Callable[..., Any]], clic
 
 @_subcommand("describe", "carma trace describe t1\ncarma trace describe mine.csv --out pictures --json")
 @click.argument("trace", metavar="TRACE")
-@click.option(
-    "--out", cls=Renamed, was=("--plots",), type=click.Path(path_type=Path), metavar="DIR",
-    help="Draw arrivals, run times and memory there, as PNG.",
-)  # fmt: skip
+@folder_flag("Draw arrivals, run times and memory there, as PNG.", cls=Renamed, was=("--plots",))
 @force_flag
 @click.option("--json", "as_json", is_flag=True, help="The figures as JSON.")
 def describe(trace: str, out: Path | None, force: bool, as_json: bool) -> None:

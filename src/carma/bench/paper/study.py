@@ -48,12 +48,17 @@ class Options(Record, frozen=True, kw_only=True):
 def run(options: Options, draw: Draw, follow: Follow | None = None) -> int:
     """`draw` makes pictures of sketches, as PNG and SVG: reports have their own hand, which is above this package.
     `follow` is told how far a case is."""
-    make_folder(options.out)
     scope = scope_of(options)
     parts = () if options.redraw else wanted(options)
     found = writing.read(options.out)
     if options.redraw and not found:
         raise Usage(f"{options.out / writing.NAME}: no such file", "--redraw shows what an earlier run has written.")
+    if parts and scope.quick and found.get("quick") is False:
+        there = f"{options.out / writing.NAME} holds the whole study, and a quick one would take its place"
+        raise Usage(there, "Give --out another directory, as in --quick --out quick.")
+    if parts and options.philly is not None:
+        workloads.philly(options.philly, seed=scope.seed)  # that it can be read, before an hour is spent on the others
+    make_folder(options.out)
     results = Results(options.jobs, to_stderr, follow)
     found = writing.judged(found) if options.redraw else found
     for part in parts:
