@@ -15,6 +15,8 @@ from carma.errors import Refused, Usage
 from carma.folder import cannot_write, check_folder, write_whole
 
 STDOUT = "-"
+MARK = "made by CARMA"  # in the head of pages and pictures, so that they may be made again
+_HEAD = 4096  # bytes
 
 
 def check_file(typed: str, flag: str = "--out") -> None:
@@ -66,6 +68,12 @@ def holds_something(typed: str) -> bool:
     """Whether there is a regular file with anything in it, which would be gone."""
     path = Path(typed)
     return typed != STDOUT and path.is_file() and path.stat().st_size > 0
+
+
+def made_here(typed: str) -> bool:
+    """Whether what is there has our mark: a page or a picture of an earlier call."""
+    with Path(typed).open("rb") as file:
+        return MARK.encode() in file.read(_HEAD)
 
 
 def write_file(typed: str, data: bytes) -> None:

@@ -33,9 +33,13 @@ def told(*words: str | Path) -> str:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All six at once on two GPUs, with a GPU that opens soon after a newcomer."""
+    """All six at once on two GPUs, with a GPU that opens soon after a newcomer.
+
+    The gate is off: these tasks together lie at its edge, where a sample that comes a little later lets a decision fall
+    the other way, there or here, and all that follows with it (docs/simulation.md, "What is left, and why").
+    """
     path = tmp_path_factory.mktemp("fidelity") / "run.json"
-    given = {"virtual__speed": SPEED, "warmup__settle_s": 10, "monitor__period_s": 0.1}
+    given = {"virtual__speed": SPEED, "warmup__settle_s": 10, "gate__enabled": False, "monitor__period_s": 0.1}
     with serving(gpus=2, memory_mib=40_960, **given) as daemon, pytest.MonkeyPatch.context() as patch:
         ids = [
             daemon.submit(
@@ -82,8 +86,11 @@ def test_the_simulator_comes_to_about_the_same(saved: Path) -> None:
     assert found["task_median"] < 0.15
     assert errors["energy_j"] is not None
     assert set(found["solo"]) <= {"alone", "inferred"}
-    for task, (_, _, seconds, _, _) in zip(found["tasks"], TASKS, strict=True):
-        assert task["solo_s"] == pytest.approx(seconds, rel=0.15), task
+    for task, noted, (_, _, seconds, _, _) in zip(found["tasks"], read(saved).tasks, TASKS, strict=True):
+        (one,) = noted.attempts
+        assert one.started_at is not None
+        start_s = max(0.0, one.first_use - one.started_at)  # an interpreter's start may take long on a busy machine
+        assert task["solo_s"] == pytest.approx(seconds + start_s, rel=0.15), task
 
 
 def test_without_neighbours_in_the_model_it_does_not(saved: Path, tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ def test_the_command_has_the_flags_that_are_not_at_their_defaults() -> None:
     assert written.command_of("interference", interference.Options()) == "carma bench interference"
     given = interference.Options(percent=(25, 50), limit_s=60.0, json="a b.json", gpu="1")
     command = written.command_of("interference", given)
-    assert command == "carma bench interference --percent 25,50 --gpu 1 --limit 60 --json 'a b.json'"
+    assert command == "carma bench interference --percent 25,50 --gpu 1 --limit 60 --out 'a b.json'"
     many = collocation.Options(mechanism=("mps", "mig"))
     assert written.command_of("collocation", many) == "carma bench collocation --mechanism mps --mechanism mig"
 

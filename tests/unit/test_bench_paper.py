@@ -14,7 +14,7 @@ from carma.bench.paper import page, scope, study, writing
 from carma.bench.paper.claims import Claim, claims
 from carma.bench.paper.pictures import Sketch, sketches
 from carma.cli import bench_paper, main
-from carma.errors import Usage
+from carma.errors import CarmaError, Usage
 
 
 def nothing_drawn(_: Sequence[Sketch], __: Path) -> list[Path]:
@@ -173,6 +173,27 @@ def test_a_file_that_is_none_of_the_study_is_not_written_over(tmp_path: Path) ->
     assert (tmp_path / "paper.json").read_text() == '{"mine": 1}'
 
 
+def test_a_quick_study_does_not_take_the_place_of_a_whole_one(tmp_path: Path, out: Path) -> None:
+    whole = (out / "paper.json").read_text().replace('"quick": true', '"quick": false', 1)
+    (tmp_path / "paper.json").write_text(whole)
+    with pytest.raises(Usage, match="holds the whole study") as told:
+        study.run(study.Options(out=tmp_path, quick=True, only=("tables",)), nothing_drawn)
+    assert "--out" in told.value.hint
+    assert (tmp_path / "paper.json").read_text() == whole
+
+
+def test_what_cannot_be_done_is_told_before_anything_is_and_leaves_nothing(tmp_path: Path) -> None:
+    new = tmp_path / "new"
+    for wrong, said in (
+        (study.Options(out=new, quick=True, philly=tmp_path / "none.csv"), "No such file"),
+        (study.Options(out=new, only=("philly",)), "needs the public trace"),
+        (study.Options(out=new, redraw=True), "no such file"),
+    ):
+        with pytest.raises(CarmaError, match=said):
+            study.run(wrong, nothing_drawn)
+        assert not new.exists()
+
+
 def test_pictures_are_drawn_of_the_parts_that_there_are(found: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     written = bench_paper.draw(sketches(found["parts"]), tmp_path)
@@ -205,7 +226,7 @@ def test_philly_s_part_wants_its_file(capsys: pytest.CaptureFixture[str], tmp_pa
 
 def test_the_command_in_the_file_has_no_path_of_the_machine() -> None:
     options = study.Options(out=Path("/there/out"), only=("seeds", "speed"), jobs=3, philly=Path("/there/philly.csv"))
-    assert options.spelled() == "carma bench paper --jobs 3 --only seeds,speed --philly philly.csv"
+    assert options.spelled() == "carma bench paper --parallel 3 --only seeds,speed --philly philly.csv"
 
 
 def test_fewer_seeds_and_windows_are_taken_and_told() -> None:

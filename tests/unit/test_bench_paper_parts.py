@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from carma.bench.paper import workloads
+from carma.bench.paper import cases, workloads
 from carma.bench.paper.cases import Case, Limit, Results
 from carma.bench.paper.curves import below
 from carma.bench.paper.published import PUBLISHED
@@ -128,3 +132,34 @@ def test_a_case_is_simulated_once_and_processes_change_nothing() -> None:
     for case in cases:
         assert several.row(case).makespan_s == results.row(case).makespan_s
     assert several.limit(limit) == results.limit(limit)
+
+
+SAYS = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.getsignal(2) == 0)"
+
+
+def said_by(program: str) -> list[str]:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_a_process_of_the_study_hears_ctrl_c_once_it_has_begun_and_then_ends_without_a_word() -> None:
+    """While it is imported it would print a traceback; so it is started deaf."""
+    with cases._uninterrupted():
+        blocked, _ = said_by(SAYS)
+        assert blocked == "True"
+        assert said_by(f"from carma.bench.paper.cases import _begin; _begin({{}}); {SAYS}") == ["False", "True"]
+    assert said_by(SAYS)[0] == "False"
+
+
+def test_ctrl_c_ends_all_processes_without_a_traceback(tmp_path: Path) -> None:
+    """A terminal sends it to each of them."""
+    words = ["bench", "paper", "--quick", "--parallel", "2", "--only", "tables", "--out", str(tmp_path / "out")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "carma", *words], stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "tables:\n"
+        os.killpg(process.pid, signal.SIGINT)
+        rest = process.stderr.read()
+    assert process.returncode == 130
+    assert "Traceback" not in rest
+    assert not (tmp_path / "out" / "README.md").exists()

@@ -34,7 +34,7 @@ def test_words_without_dashes_are_the_command_too(world: World, capsys: pytest.C
 
 
 def test_several_gpus(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, "--gpu", "h200", "--gpu-count", "2", "--", "sh")
+    text = printed(capsys, "--gpu", "h200", "--gpus", "2", "--", "sh")
     (request,) = world.requests
     assert request.spec.gpus == len(request.gpus) == len({gpu.index for gpu in request.gpus}) == 2
     assert "each of 2 GPUs (NVIDIA H200)" in text

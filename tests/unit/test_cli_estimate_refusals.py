@@ -183,7 +183,7 @@ def test_a_summary_stands_in_for_a_command(world: World, tmp_path: Path, capsys:
         (("--summary", "missing.txt", "--estimator", "horus"), 1, "missing.txt"),
         (("--limit", "0", "--", "sh"), 2, "at least one second"),
         (("--level", "1.5", "--", "sh"), 2, "between 0.5 and"),
-        (("--gpu-count", "0", "--", "sh"), 2, "between 1 and 64"),
+        (("--gpus", "0", "--", "sh"), 2, "between 1 and 64"),
     ],
 )
 def test_what_is_said_of_a_mistake(

@@ -60,10 +60,10 @@ def test_describe_one_task(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_pictures_are_drawn_and_the_same_each_time(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trace", "describe", "heavy", "--plots", "a/b"]) == 0
+    assert main(["trace", "describe", "heavy", "--out", "a/b"]) == 0
     drawn = capsys.readouterr().err.split()
     assert drawn == ["a/b/arrivals.png", "a/b/durations.png", "a/b/memory.png"]
-    assert main(["trace", "describe", "heavy", "--plots", "again"]) == 0
+    assert main(["trace", "describe", "heavy", "--out", "again"]) == 0
     for name in drawn:
         picture = Path(name).read_bytes()
         assert picture.startswith(b"\x89PNG")
@@ -74,7 +74,7 @@ def test_without_matplotlib_there_is_a_hint(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert main(["trace", "describe", "t1", "--plots", "pictures"]) == 1
+    assert main(["trace", "describe", "t1", "--out", "pictures"]) == 1
     said = capsys.readouterr()
     assert "matplotlib is not installed" in said.err
     assert "pip install matplotlib" in said.err
@@ -98,6 +98,31 @@ def test_a_file_that_holds_something_else_is_kept(capsys: pytest.CaptureFixture[
     assert main([*order, "--force"]) == 0
     assert main(order) == 0  # the same bytes again
     assert main([*order, "--seed", "1"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        ("scale t1 --length 1e6", "task 1 runs for"),
+        ("scale t1 --length 1e-7", "it must be between"),
+        ("scale t1 --rate 1e-6", "and a trace lasts 1,000,000,000 s at most"),
+        ("generate --tasks 5 --rate 1e-6", "and a trace lasts 1,000,000,000 s at most"),
+    ],
+)
+def test_a_trace_that_could_not_be_read_again_is_not_made(
+    order: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["trace", *order.split(), "--out", "far.csv"]) == 2
+    assert said in capsys.readouterr().err
+    assert not Path("far.csv").exists()
+
+
+def test_without_a_command_the_help_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["trace"])
+    said = capsys.readouterr()
+    assert (said.err + said.out).startswith("Usage: carma trace")
+    assert "carma: " not in said.err + said.out
+    assert "hint" not in said.err
 
 
 def test_generate_takes_its_flags() -> None:

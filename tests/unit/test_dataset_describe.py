@@ -157,7 +157,7 @@ def test_a_place_that_cannot_be_written_is_told_first(file: Path, tmp_path: Path
     (tmp_path / "taken").write_text("a file")
     result = CliRunner().invoke(command, [str(file), "--out", str(tmp_path / "taken")])
     assert isinstance(result.exception, Usage)
-    assert "cannot be made" in str(result.exception)
+    assert "cannot be written to: Not a directory" in str(result.exception)
     assert result.output == ""
 
 

@@ -93,7 +93,7 @@ def test_a_line_that_was_cut_off_is_no_line_and_a_bad_one_is_named(tmp_path: Pat
 def _pack(folder: Path, *more: str) -> Any:
     words = ["configs.jsonl", "rows.jsonl", "--layers", "layers.jsonl", "--out", "out"]
     files = [str(folder / word) if not word.startswith("--") else word for word in words]
-    return CliRunner().invoke(command, [*files, "--python", sys.executable, "--processes", "1", *more])
+    return CliRunner().invoke(command, [*files, "--python", sys.executable, "--parallel", "1", *more])
 
 
 def test_packing_says_what_went_where_and_what_did_not(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ def ran(started: float, ended: float, *, oom: bool = False) -> Ran:
 
 
 def test_waiting_is_all_that_was_not_running() -> None:
-    assert run(0, ran(5, 15)).waiting_s == 5
-    assert run(100, ran(110, 112, oom=True), ran(130, 140)).waiting_s == 10 + 18
+    assert run(0, ran(5, 15)).wait_s == 5
+    assert run(100, ran(110, 112, oom=True), ran(130, 140)).wait_s == 10 + 18
 
 
 def test_slowdown_is_of_the_run_that_succeeded() -> None:
@@ -44,20 +44,20 @@ def test_a_replay_is_summed_up() -> None:
         run(120, ran(121, 122, oom=True), ran(140, 170), alone_s=10),
         run(125, ran(126, 128, oom=True), succeeded=False),
     ]
-    figures = summarise(runs, sm_active=0.5, energy_j=1000)
+    figures = summarise(runs, sm_active_mean=0.5, energy_j=1000)
     assert (figures.tasks, figures.succeeded, figures.ooms) == (4, 3, 2)
     assert figures.makespan_s == 70
-    assert figures.waiting_mean_s == pytest.approx((0 + 20 + 19 + 1) / 4)
-    assert figures.turnaround_mean_s == pytest.approx((10 + 50 + 50 + 3) / 4)
+    assert figures.wait_mean_s == pytest.approx((0 + 20 + 19 + 1) / 4)
+    assert figures.completion_mean_s == pytest.approx((10 + 50 + 50 + 3) / 4)
     assert figures.slowdown_mean == pytest.approx((1 + 2 + 3) / 3)
-    assert (figures.sm_active, figures.energy_j) == (0.5, 1000)
+    assert (figures.sm_active_mean, figures.energy_j) == (0.5, 1000)
 
 
 def test_figures_that_nobody_gave_stay_unknown() -> None:
     figures = summarise([run(0, succeeded=False)])
     assert figures.slowdown_mean is None
     assert figures.slowdown_p95 is None
-    assert figures.sm_active is None
+    assert figures.sm_active_mean is None
     assert figures.energy_j is None
     with pytest.raises(ValueError, match="no task"):
         summarise([])
@@ -89,8 +89,8 @@ def test_change_in_percent() -> None:
 
 
 def test_the_table_shows_both_runs_the_change_and_what_was_published() -> None:
-    exclusive = summarise([run(0, ran(100, 7300), alone_s=7200)], sm_active=0.4, energy_j=7.2e6)
-    collocated = summarise([run(0, ran(10, 3610), alone_s=1800)], sm_active=0.6, energy_j=3.6e6)
+    exclusive = summarise([run(0, ran(100, 7300), alone_s=7200)], sm_active_mean=0.4, energy_j=7.2e6)
+    collocated = summarise([run(0, ran(10, 3610), alone_s=1800)], sm_active_mean=0.6, energy_j=3.6e6)
     by_label = {row.label: row for row in rows(exclusive, collocated)}
     assert by_label["makespan"] == ("makespan", "02:01:40", "01:00:10", "-51 %", "-35 %")
     assert by_label["mean slowdown"][1:4] == ("1.00 x", "2.00 x", "+100 %")

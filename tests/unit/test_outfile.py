@@ -84,6 +84,81 @@ def test_only_a_run_is_written_over_without_force() -> None:
     assert read(Path("other"))
 
 
+def test_a_real_run_is_not_written_over_by_a_simulated_one() -> None:
+    assert simulated("real.json").exit_code == 0
+    old = Path("real.json").read_text().replace('"simulated":true', '"simulated":false')
+    Path("real.json").write_text(old)
+    assert "holds a real run, which no simulation brings back" in simulated("real.json").stderr
+    assert Path("real.json").read_text() == old
+    assert simulated("real.json", "--force").exit_code == 0
+
+
+@pytest.mark.parametrize("verb", ["report run.json", "compare run.json other.json", "trace describe small.csv"])
+def test_a_directory_without_a_name_is_not_the_one_that_one_is_in(verb: str) -> None:
+    assert simulated("run.json").exit_code == 0
+    assert simulated("other.json", "--policy", "exclusive").exit_code == 0
+    there = sorted(os.listdir())
+    result = typed(*verb.split(), "--out", "")
+    assert result.exit_code == 2
+    assert "empty name" in result.stderr
+    assert sorted(os.listdir()) == there
+
+
+PAGES_AND_PICTURES = {
+    "report run.json": ("course.png", "course.svg", "spread.png", "spread.svg", "gantt.png", "gantt.svg"),
+    "compare run.json other.json": ("bars.png", "bars.svg"),
+    "trace describe small.csv": ("arrivals.png", "durations.png", "memory.png"),
+}
+
+
+@pytest.mark.parametrize("verb", PAGES_AND_PICTURES)
+def test_pictures_of_ours_are_made_again_and_nobody_elses_is_written_over(verb: str) -> None:
+    assert simulated("run.json").exit_code == 0
+    assert simulated("other.json", "--policy", "exclusive").exit_code == 0
+    order = [*verb.split(), "--out", "pictures"]
+    for _ in range(2):
+        result = typed(*order)
+        assert result.exit_code == 0, result.stderr
+        assert set(PAGES_AND_PICTURES[verb]) <= set(os.listdir("pictures"))
+    for name in PAGES_AND_PICTURES[verb]:
+        drawn = Path("pictures", name).read_bytes()
+        Path("pictures", name).write_text("precious")
+        result = typed(*order)
+        assert result.exit_code == 2
+        assert f"pictures/{name} is there and was not made by CARMA" in result.stderr
+        assert not result.stdout, "before anything else"
+        assert Path("pictures", name).read_text() == "precious"
+        assert typed(*order, "--force").exit_code == 0
+        assert Path("pictures", name).read_bytes() == drawn
+
+
+@pytest.mark.parametrize("verb", ["report run.json", "compare run.json other.json"])
+def test_a_page_of_ours_is_made_again_and_nobody_elses_is_written_over(verb: str) -> None:
+    assert simulated("run.json").exit_code == 0
+    assert simulated("other.json", "--policy", "exclusive").exit_code == 0
+    order = [*verb.split(), "--html", "page.html"]
+    assert typed(*order).exit_code == 0
+    assert typed(*order).exit_code == 0
+    Path("page.html").write_text("<!DOCTYPE html><title>mine</title>")
+    result = typed(*order)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "page.html is there and was not made by CARMA" in result.stderr
+    assert Path("page.html").read_text() == "<!DOCTYPE html><title>mine</title>"
+    assert typed(*order, "--force").exit_code == 0
+    assert typed(*order).exit_code == 0
+
+
+@pytest.mark.parametrize("verb", ["report run.json", "compare run.json other.json"])
+def test_a_page_on_standard_output_stands_alone(verb: str) -> None:
+    assert simulated("run.json").exit_code == 0
+    assert simulated("other.json", "--policy", "exclusive").exit_code == 0
+    result = typed(*verb.split(), "--html", "-")
+    assert result.stdout.startswith("<!DOCTYPE html>")
+    assert result.stdout.endswith("</html>\n")
+    assert result.stderr == ""
+    assert "both write to standard output" in typed(*verb.split(), "--html", "-", "--json").stderr
+
+
 def test_standard_output_has_the_run_only() -> None:
     result = simulated("-")
     assert json.loads(result.stdout)["about"]["trace"] == "small.csv"
@@ -121,7 +196,7 @@ def test_a_pipe_is_written_to_and_stays() -> None:
     [
         "simulate --trace small.csv --out old",
         "trace generate --tasks 3 --force --out old",
-        "report run.json --html old",
+        "report run.json --force --html old",
     ],
 )
 def test_on_a_full_disk_the_old_file_stays(order: str, monkeypatch: pytest.MonkeyPatch) -> None:

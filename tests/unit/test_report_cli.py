@@ -83,6 +83,20 @@ def test_a_comparison_is_drawn() -> None:
     ]  # fmt: skip
 
 
+def test_names_that_leave_no_room_for_figures_stand_above_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    write(run(task(1, 0.0, 0.0, 150.0), of=about(policy="magm", seed=7, memory="gpumemnet")), Path("three.json"))
+    page = told("compare", "one.json", "two.json", "three.json").splitlines()
+    assert page[:3] == [
+        "run 1  exclusive, memory measured, seed 0",
+        "run 2  magm, memory measured, seed 0",
+        "run 3  magm, memory gpumemnet, seed 7",
+    ]
+    assert page[4].split() == ["made", "run", "1", "run", "2", "ratio", "run", "3", "ratio"]
+    assert page[5].startswith("makespan ")
+    assert "…" not in "".join(page)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -68,6 +68,8 @@ def test_what_cannot_be_compared_is_refused_with_a_hint() -> None:
     assert "simulate b under one" in caught.value.hint
     with pytest.raises(Usage, match="same settings"):
         compare([ran("a", "one", 100.0), ran("a", "one", 100.0)])
+    with pytest.raises(Usage, match="of 2 traces, and all under one: there is nothing to stand beside one"):
+        compare([ran("a", "one", 100.0), ran("b", "one", 100.0)])
 
 
 def test_tasks_that_differ_most_are_matched_by_name_and_arrival() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from pathlib import Path
@@ -57,7 +58,7 @@ def test_what_nobody_measured_has_no_panel() -> None:
 def test_the_spread_of_a_run_without_times_alone_has_no_slowdown() -> None:
     with styled("test"):
         drawn = pictures.spread(run(task(1, 0.0, 0.0, 7.0, alone_s=None)))
-    assert [axes.get_xlabel() for axes in drawn.axes] == ["completion (seconds)", "waiting (seconds)"]
+    assert [axes.get_xlabel() for axes in drawn.axes] == ["completion (seconds)", "wait (seconds)"]
 
 
 def test_attempts_on_a_gpu_at_the_same_time_are_beside_one_another() -> None:
@@ -127,6 +128,19 @@ def test_a_comparison_has_bars_and_a_cloud(tmp_path: Path) -> None:
     text = compare_page.write(found, tmp_path / "page.html").read_text()
     assert text.count("<svg") == 2
     assert "<h1>one and two</h1>" in text
+
+
+def test_long_names_stand_above_a_cloud_and_leave_it_its_width() -> None:
+    def width(second: str) -> float:
+        runs = [run(task(1, 0.0, 0.0, 9.0), of=about(policy=policy)) for policy in ("one", second)]
+        with styled("test"):
+            drawn = compare_pictures.cloud(compare(runs))
+            drawn.savefig(io.BytesIO(), format="png")
+        (legend,) = drawn.legends
+        assert [text.get_text() for text in legend.get_texts()] == ["one", second]
+        return float(drawn.axes[0].get_position().width)
+
+    assert width("a-policy-that-somebody-has-given-a-name-that-takes-half-of-a-line") > width("two")
 
 
 def test_without_slowdowns_there_is_no_cloud() -> None:

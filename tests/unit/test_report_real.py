@@ -104,6 +104,22 @@ def test_a_little_that_was_not_measured_counts_as_nothing() -> None:
     assert made.figures.sm_active_mean == pytest.approx(0.3)
 
 
+def test_an_attempt_that_was_never_seen_on_a_gpu_had_nothing_of_it_however_long_it_took() -> None:
+    """One that fails at its imports is half of the time of these two: what is known of the other is known still."""
+    seen = attempt("GPU-0", 0.0, 100.0)
+    host = attempt("GPU-1", 0.0, 100.0, "failed", activity=None, observed_mib=None, energy_j=None)
+    made = real_run([view(1, 0.0, seen), view(2, 0.0, host)], GPUS, about(simulated=False), {}, idle_w=50.0)
+    assert made.figures.memory_mib_mean == pytest.approx(2_000.0)
+    assert made.figures.sm_active_mean == pytest.approx(0.3)
+    assert made.figures.energy_j == pytest.approx(100.0 * 100.0 + 2 * 50.0 * 100.0)
+    nobody = real_run([view(2, 0.0, host)], GPUS, about(simulated=False), {}, idle_w=50.0)
+    assert (nobody.figures.memory_mib_mean, nobody.figures.sm_active_mean, nobody.figures.energy_j) == (
+        None,
+        None,
+        None,
+    )
+
+
 def test_pieces_are_means_between_edges() -> None:
     pieces = [Piece(0.0, 15.0, 2.0), Piece(5.0, 10.0, 4.0), Piece(12.0, 12.0, None)]
     assert binned(pieces, [0.0, 10.0, 20.0]) == [4.0, 1.0]
@@ -217,7 +233,8 @@ def test_a_real_daemons_tasks_are_a_run_that_report_and_compare_take(
     with serving(gpus=2, virtual__speed=20) as daemon:
         done = [
             daemon.submit(*work, "--memory-mib", "2000", name="short", gpu_memory_mib=2_000),
-            daemon.submit("false", name="bad", gpu_memory_mib=100),
+            # Twenty of the virtual seconds, as a busy machine may take for less: it never comes to a GPU.
+            daemon.submit("sh", "-c", "sleep 1; false", name="bad", gpu_memory_mib=100),
         ]
         for number in done:
             daemon.wait(number)

@@ -79,8 +79,12 @@ def test_what_changes_at_the_moment_of_a_look_is_seen_in_the_next() -> None:
 
 
 def test_tasks_that_cannot_run_there_are_named() -> None:
-    with pytest.raises(Usage, match=r"wants 2 GPUs, and there are 1"):
+    with pytest.raises(Usage, match=r"wants 2 GPUs, and there are 1") as told:
         simulation(Request(trace="t1", gpus=1))
+    assert "--gpus 2" in told.value.hint
+    with pytest.raises(Usage, match=r"wants 70,000 GPUs") as told:
+        simulation(Request(), sim_made.trace(row(gpus=70_000)))
+    assert "--gpus" not in told.value.hint
 
 
 def test_a_policy_that_starts_nobody_ends_the_simulation() -> None:

@@ -94,6 +94,10 @@ def test_blank_lines_are_skipped_and_still_counted() -> None:
         ("0,a,0,100,10,0,0,0", "line 2: gpus: must be above 0"),
         ("0,a,1.5,100,10,0,0,0", "line 2: gpus: 1.5 is not a whole number"),
         ("0,a,1,100,0,0,0,0", "line 2: seconds: must be above 0"),
+        ("1e15,a,1,100,10,0,0,0", "line 2: arrival_s: 1e15 is above 1,000,000,000 seconds, which are thirty years"),
+        ("0,a,1,100,1e308,0,0,0", "line 2: seconds: 1e308 is above 1,000,000,000 seconds"),
+        ("0,a,1,100,1e-300,0,0,0", "line 2: seconds: 1e-300 is below 0.001"),
+        ("0,a,1,1e300,10,0,0,0", "line 2: memory_mib: 1e300 is too large"),
         ("0,a,1,100,10,1.2,0,0", "line 2: sm_active: 1.2 is above 1; it is a share from 0 to 1"),
         ("0,a,1,100,10,0,0", "line 2: 7 values for 8 columns"),
         ('0,"a,1,100,10,0,0,0', "line 2: not a CSV row"),
@@ -134,6 +138,8 @@ def test_files_that_are_missing_or_binary_are_told_apart(tmp_path: Path) -> None
         read(tmp_path)
     with pytest.raises(BadTrace, match="no such trace") as caught:
         find("t7")
+    with pytest.raises(BadTrace, match="'': no such trace"):
+        find("")
     assert "t1" in caught.value.hint
 
 

@@ -39,7 +39,7 @@ FULL = msgspec.structs.replace(
     gpumemnet_mib=16_000,
 )
 
-_numbers = some.floats(0, 1e12, allow_nan=False)
+_numbers = some.floats(0, 1e9, allow_nan=False)
 _shares = some.floats(0, 1)
 _letters = some.characters(codec="utf-8", exclude_categories=("C", "Z"), include_characters=" ")
 _printable = some.text(_letters, max_size=8).map(str.strip).filter(str.isprintable)
@@ -50,7 +50,7 @@ _tasks = some.builds(
     name=_printable.map(lambda word: f"n{word}"),
     gpus=some.integers(1, 128),
     memory_mib=some.integers(1_000, 10**6),
-    seconds=some.floats(1e-9, 1e12),
+    seconds=some.floats(1e-3, 1e9),
     sm_active=_shares,
     sm_occupancy=_shares,
     dram_active=_shares,
@@ -134,7 +134,7 @@ def test_a_trace_without_tasks_is_not_written() -> None:
 
 
 def test_numbers_are_spelled_so_that_nothing_is_lost() -> None:
-    for number in (0.1 + 0.2, 1e22, math.pi, 5e-324, 123456789.0):
+    for number in (0.1 + 0.2, 1e9 - 1e-6, math.pi, 0.001 + 1e-18, 123456789.0):
         (task,) = parse(
             text(Trace(name="t.csv", tasks=(msgspec.structs.replace(TASK, seconds=number),))).splitlines(), "t.csv"
         ).tasks

@@ -115,7 +115,7 @@ def test_figures_as_json(public: Path, tmp_path: Path, capsys: pytest.CaptureFix
         (["x.parquet"], "there is nothing to do"),
         (["--evaluate"], "there is no data to learn from"),
         (["--evaluate", "--only", "oracle"], "there is no 'oracle'; there are mlp-based"),
-        (["--evaluate", "--family", "rnn"], "there is no 'rnn'; there are mlp, cnn, transformer"),
+        (["--evaluate", "--families", "rnn"], "there is no 'rnn'; there are mlp, cnn, transformer"),
         (["--evaluate", "--only", ""], "no name was given; there are mlp-based"),
         (["nowhere.parquet", "--out", "models"], "nowhere.parquet cannot be read"),
         (["--evaluate", "--public-mlp", "nowhere.csv"], "nowhere.csv cannot be read"),
@@ -146,7 +146,7 @@ def test_a_handful_of_runs_is_not_learned_from(tmp_path: Path, capsys: pytest.Ca
     data, models = str(tmp_path / "mlp.parquet"), tmp_path / "models"
     assert main(["train", data, "--out", str(models)]) == 2
     assert "mlp: 2 runs are too few to learn from" in capsys.readouterr().err
-    assert main(["train", data, "--out", str(models), "--family", "cnn,transformer"]) == 2
+    assert main(["train", data, "--out", str(models), "--families", "cnn,transformer"]) == 2
     said = capsys.readouterr().err
     assert f"there are no runs of cnn, transformer in {data}" in said
     assert "there are some of mlp" in said

@@ -262,7 +262,7 @@ def test_a_part_that_fails_is_on_record_and_the_next_one_runs(
     assert trial.run(options) == 1
     assert json.loads((tmp_path / "out" / "oom.json").read_text())["error"] == "RuntimeError: oom broke"
     restart = json.loads((tmp_path / "out" / "restart.json").read_text())
-    assert restart["about"]["command"] == "carma bench gpu --virtual --parts oom,restart"
+    assert restart["about"]["command"] == "carma bench gpu --virtual --only oom,restart"
     assert restart["about"]["gpus"][0]["kind"] == "virtual"
     assert restart["tasks"][0]["outcome"] == "succeeded"
     assert "falls short: oom: oom broke" in capsys.readouterr().out

@@ -14,7 +14,7 @@ from carma.bench.machine import Figure, Machine, facts, write
 from carma.core.model import Record
 from carma.errors import Usage
 
-COMMAND = "carma bench daemon --json results/daemon/daemon.json"
+COMMAND = "carma bench daemon --out results/daemon/daemon.json"
 
 
 class Options(Record, frozen=True, kw_only=True):

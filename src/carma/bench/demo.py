@@ -140,10 +140,10 @@ def _closing(
             "speed": options.speed,
             "policy": options.policy,
             "real_s": round(real_s, 1),
-            "exclusive": exclusive,
-            "collocated": collocated,
-            "change_percent": report.changes(exclusive, collocated),
-            "published_percent": report.PUBLISHED_PERCENT,
+            "exclusive": report.with_old_names(msgspec.to_builtins(exclusive)),
+            "collocated": report.with_old_names(msgspec.to_builtins(collocated)),
+            "change_percent": report.with_old_names(report.changes(exclusive, collocated)),
+            "published_percent": report.with_old_names(report.PUBLISHED_PERCENT),
             "kept": kept,
         }
         return msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()

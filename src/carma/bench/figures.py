@@ -1,4 +1,4 @@
-"""What a replay comes to: waiting, slowdown, makespan, energy. Pure: records in, figures out."""
+"""What a replay comes to: waits, slowdown, makespan, energy. Pure: records in, figures out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TaskRun(Record, frozen=True, kw_only=True):
     attempts: tuple[Ran, ...]
 
     @property
-    def waiting_s(self) -> float:
+    def wait_s(self) -> float:
         """Everything that was not running: in the queue, and between attempts."""
         running_s = sum(attempt.ended_at - attempt.started_at for attempt in self.attempts)
         return max(0.0, self.ended_at - self.submitted_at - running_s)
@@ -47,33 +47,35 @@ class Figures(Record, frozen=True, kw_only=True):
     tasks: int
     succeeded: int
     makespan_s: float
-    waiting_mean_s: float
-    waiting_p95_s: float
-    turnaround_mean_s: float
+    wait_mean_s: float
+    wait_p95_s: float
+    completion_mean_s: float
     slowdown_mean: float | None
     slowdown_p95: float | None
     ooms: int
-    sm_active: float | None = None
+    sm_active_mean: float | None = None
     energy_j: float | None = None
 
 
-def summarise(runs: Sequence[TaskRun], *, sm_active: float | None = None, energy_j: float | None = None) -> Figures:
-    """All figures of one replay; `sm_active` is the mean over all GPUs and the whole makespan."""
+def summarise(
+    runs: Sequence[TaskRun], *, sm_active_mean: float | None = None, energy_j: float | None = None
+) -> Figures:
+    """All figures of one replay; `sm_active_mean` is that over all GPUs and the whole makespan."""
     if not runs:
         raise ValueError("no task was run, so there is nothing to summarise")
-    waiting = [run.waiting_s for run in runs]
+    waits = [run.wait_s for run in runs]
     slowdowns = [run.slowdown for run in runs if run.slowdown is not None]
     return Figures(
         tasks=len(runs),
         succeeded=sum(run.succeeded for run in runs),
         makespan_s=max(run.ended_at for run in runs) - min(run.submitted_at for run in runs),
-        waiting_mean_s=mean(waiting),
-        waiting_p95_s=percentile(waiting, 95),
-        turnaround_mean_s=mean([run.ended_at - run.submitted_at for run in runs]),
+        wait_mean_s=mean(waits),
+        wait_p95_s=percentile(waits, 95),
+        completion_mean_s=mean([run.ended_at - run.submitted_at for run in runs]),
         slowdown_mean=mean(slowdowns) if slowdowns else None,
         slowdown_p95=percentile(slowdowns, 95) if slowdowns else None,
         ooms=sum(attempt.out_of_memory for run in runs for attempt in run.attempts),
-        sm_active=sm_active,
+        sm_active_mean=sm_active_mean,
         energy_j=energy_j,
     )
 

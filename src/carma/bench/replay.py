@@ -157,7 +157,7 @@ class Replay:
         self.progress = msgspec.structs.replace(self.progress, finished=True, elapsed_s=ended_at - self._start_at)
         figures = summarise(
             runs,
-            sm_active=mean_activity(self._activity, self._start_at, ended_at),
+            sm_active_mean=mean_activity(self._activity, self._start_at, ended_at),
             energy_j=counter_between(self._energy_j, ended_at),
         )
         return Replayed(figures=figures, runs=runs, real_s=real_s)

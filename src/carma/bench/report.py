@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from carma.bench.figures import Figures, change_percent
 from carma.core.units import show_j, show_s
 
 # Abstract of arXiv 2508.19073 v2 and v3: the best collocation policy against exclusive GPUs, one workload.
-PUBLISHED_PERCENT = {"makespan_s": -35.0, "energy_j": -15.0, "sm_active": 54.0}
+PUBLISHED_PERCENT = {"makespan_s": -35.0, "energy_j": -15.0, "sm_active_mean": 54.0}
+
+
+# As --json had them before they were named as `carma simulate` names them: programs may still look for these.
+OLD_NAMES = {
+    "wait_mean_s": "waiting_mean_s",
+    "wait_p95_s": "waiting_p95_s",
+    "completion_mean_s": "turnaround_mean_s",
+    "sm_active_mean": "sm_active",
+}
 
 
 class Line(NamedTuple):
@@ -29,12 +38,12 @@ def _energy(joules: float) -> str:
 
 LINES = (
     Line("makespan_s", "makespan", show_s),
-    Line("waiting_mean_s", "mean waiting", show_s),
-    Line("waiting_p95_s", "p95 waiting", show_s),
-    Line("turnaround_mean_s", "mean turnaround", show_s),
+    Line("wait_mean_s", "mean wait", show_s),
+    Line("wait_p95_s", "p95 wait", show_s),
+    Line("completion_mean_s", "mean completion", show_s),
     Line("slowdown_mean", "mean slowdown", lambda value: f"{value:.2f} x"),
     Line("ooms", "out of memory", str),
-    Line("sm_active", "SM activity", _share),
+    Line("sm_active_mean", "SM activity", _share),
     Line("energy_j", "GPU energy", _energy),
 )
 
@@ -70,6 +79,10 @@ def changes(exclusive: Figures, collocated: Figures) -> dict[str, float | None]:
     return {
         line.field: change_percent(getattr(exclusive, line.field), getattr(collocated, line.field)) for line in LINES
     }
+
+
+def with_old_names(values: Mapping[str, float | None]) -> dict[str, float | None]:
+    return {**values, **{old: values[new] for new, old in OLD_NAMES.items() if new in values}}
 
 
 def plain_table(header: Row, body: list[Row]) -> str:

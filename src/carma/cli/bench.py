@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import click
 from carma.cli import parse
 from carma.cli.bench_paper import PARTS as PAPER_PARTS
 from carma.cli.flags import Parsed
-from carma.cli.verb import Verb, number, whole
+from carma.cli.verb import Function, Renamed, Verb, number, whole
 
 # As in bench/gpu/trial*.py, which are imported only when they are used.
 PARTS = ("tasks", "oom", "restart", "exclusive")
@@ -72,23 +73,41 @@ class Names(click.ParamType):  # type: ignore[type-arg]  # generic in newer vers
         return tuple(dict.fromkeys(words))
 
 
+def _figures(text: str, **more: Any) -> Callable[[Function], Function]:
+    return click.option("--out", "json", cls=Renamed, was=("--json",), metavar="FILE", help=text, **more)
+
+
+def _all_of_it(text: str) -> float:
+    limit_s = parse.parse_grace(text)
+    if not 1 <= limit_s <= LONGEST_S:
+        raise ValueError(f"{text!r} is not possible; it must be between a second and a week")
+    return limit_s
+
+
+def _limit(function: Function) -> Function:
+    kind = Parsed("TIME", _all_of_it)
+    return click.option("--limit", "limit_s", type=kind, default="900s", help="For all of it: 120s, 5m (900s).")(
+        function
+    )
+
+
 @click.group("bench", cls=Benches)
 def command() -> None:
     """Measure. Figures only, except `gpu`, which fails where a promise of CARMA's is not kept, or not shown."""
 
 
-@command.command("daemon", cls=Verb, examples="carma bench daemon --quick\ncarma bench daemon --json figures.json")
-@click.option("--json", "json_file", metavar="FILE", help="Write the figures there; - for standard output.")
+@command.command("daemon", cls=Verb, examples="carma bench daemon --quick\ncarma bench daemon --out figures.json")
+@_figures("Write the figures there; - for standard output.")
 @click.option("--quick", is_flag=True, help="Fewer repeats.")
-def daemon(json_file: str | None, quick: bool) -> int:
+def daemon(**flags: Any) -> int:
     """The daemon: submissions, latency, decisions, CPU."""
     from carma.bench import daemonbench
 
-    return daemonbench.run(daemonbench.Options(json=json_file, quick=quick))
+    return daemonbench.run(daemonbench.Options(**flags))
 
 
-@command.command("sampler", cls=Verb, examples="carma bench sampler --seconds 20\ncarma bench sampler --json cost.json")
-@click.option("--json", metavar="FILE", help="Write the figures there; - for standard output.")
+@command.command("sampler", cls=Verb, examples="carma bench sampler --seconds 20\ncarma bench sampler --out cost.json")
+@_figures("Write the figures there; - for standard output.")
 @click.option("--seconds", type=number(1, 3600), default=60.0, help="For how long samples are taken (60).")
 @click.option("--gpus", type=whole(1, 64), default=8, help="As many as that; fewer cards are read several times (8).")
 def sampler(**flags: Any) -> int:
@@ -120,8 +139,8 @@ def sampler(**flags: Any) -> int:
 @click.option("--seed", type=whole(0), default=1, help="Which groups are drawn (1).")
 @click.option("--seconds", type=number(0.2, 600), default=1.6, help="Measured span of a group (1.6).")
 @click.option("--gpu", metavar="GPU", help="Index or UUID; the first one otherwise.")
-@click.option("--limit", "limit_s", type=number(1, LONGEST_S), default=900.0, help="Seconds for all of it (900).")
-@click.option("--json", metavar="FILE", default="interference.json", help="The table (interference.json).")
+@_limit
+@_figures("The table (interference.json).", default="interference.json")
 def interference(**flags: Any) -> int:
     """How tasks on one GPU slow each other down.
 
@@ -147,8 +166,8 @@ def interference(**flags: Any) -> int:
 )
 @click.option("--seconds", type=number(0.2, 600), default=4.0, help="Measured span of a point (4).")
 @click.option("--gpu", metavar="GPU", help="Index or UUID; the first one otherwise.")
-@click.option("--limit", "limit_s", type=number(1, LONGEST_S), default=900.0, help="Seconds for all of it (900).")
-@click.option("--json", metavar="FILE", default="collocation.json", help="The figures (collocation.json).")
+@_limit
+@_figures("The figures (collocation.json).", default="collocation.json")
 @click.option("--plot", metavar="FILE", help="The picture; beside the figures otherwise, as PNG.")
 @click.option("--redraw", metavar="FILE", help="Table and picture of an earlier run; measure nothing.")
 def collocation(**flags: Any) -> int:
@@ -166,11 +185,14 @@ def collocation(**flags: Any) -> int:
 @command.command(
     "gpu",
     cls=Verb,
-    examples="carma bench gpu --out results/h200\ncarma bench gpu --virtual --parts oom --limit 120",
+    examples="carma bench gpu --out results/h200\ncarma bench gpu --virtual --only oom --limit 2m",
 )
 @click.option("--out", metavar="DIR", default=".", help="Where each part's JSON file goes (here).")
-@click.option("--parts", type=Names(PARTS), default=PARTS, help=f"Not all of {', '.join(PARTS)}, but these.")
-@click.option("--limit", "limit_s", type=number(1, LONGEST_S), default=900.0, help="Seconds for all of it (900).")
+@click.option(
+    "--only", "parts", cls=Renamed, was=("--parts",), type=Names(PARTS), default=PARTS,
+    help=f"Not all of {', '.join(PARTS)}, but these.",
+)  # fmt: skip
+@_limit
 @click.option("--tasks", type=whole(1, 200), default=20, help="How many tasks share the GPUs (20).")
 @click.option("--scale", type=number(0.01, 100), default=1.0, help="Shorter or longer tasks (1).")
 @click.option("--rungs", type=Names(RUNGS), default=(), help=f"Of the part oom not all of {', '.join(RUNGS)}.")
@@ -260,13 +282,16 @@ def gpumemnet(**flags: Any) -> int:
     cls=Verb,
     examples=(
         "carma bench paper --quick --out quick\n"
-        "carma bench paper --jobs 8 --philly philly.csv\n"
+        "carma bench paper --parallel 8 --philly philly.csv\n"
         "carma bench paper --only seeds,speed"
     ),
 )
 @click.option("--quick", is_flag=True, help="One trace and few cases, to see that it works: half a minute.")
 @click.option("--only", type=Names(PAPER_PARTS), default=(), help=f"Not all of {', '.join(PAPER_PARTS)}, but these.")
-@click.option("--jobs", type=whole(1, 256), default=1, help="So many processes (1).")
+@click.option(
+    "--parallel", "jobs", cls=Renamed, was=("--jobs",), type=whole(1, 256), default=1,
+    help="So many simulations side by side (1).",
+)  # fmt: skip
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR", default="results/simulation",
     help="Where paper.json, README.md and the pictures go (results/simulation).",

@@ -15,8 +15,10 @@ PARTS = ("tables", "curves", "limits", "seeds", "philly", "speed")  # as in benc
 
 def run(**flags: Any) -> int:
     from carma.bench.paper import study
+    from carma.cli.progress import simulating
 
-    return study.run(study.Options(**flags), draw)
+    with simulating() as follow:
+        return study.run(study.Options(**flags), draw, follow)
 
 
 def draw(sketches: Sequence[Sketch], out: Path) -> list[Path]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from carma.cli.outfile import file_flag
+from carma.cli.outfile import STDOUT, check_page, check_pictures, file_flag, folder_flag, force_flag, say_written
 from carma.cli.verb import verb
 
 if TYPE_CHECKING:
@@ -23,10 +25,11 @@ carma compare exclusive.json magm.json lug.json --out pictures
 
 @verb("compare", examples=EXAMPLES)
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN RUN...")
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Draw it there, as PNG and SVG.")
+@folder_flag("Draw it there, as PNG and SVG.")
 @file_flag("--html", "Write one page with all of it.")
+@force_flag
 @click.option("--json", "as_json", is_flag=True, help="The figures and ratios as JSON.")
-def command(files: tuple[Path, ...], out: Path | None, html: str | None, as_json: bool) -> None:
+def command(files: tuple[Path, ...], out: Path | None, html: str | None, force: bool, as_json: bool) -> None:
     """Runs side by side: what carma simulate --out or carma report --save has written.
 
     The first run is 1, for each trace; of each other one the ratio to it stands beside its figure. With several traces
@@ -37,6 +40,7 @@ def command(files: tuple[Path, ...], out: Path | None, html: str | None, as_json
 
     if len(files) < 2:
         raise click.UsageError("two runs at least are wanted; carma report RUN tells of one")
+    _check(out, html, force, as_json)
     found = compare([read(file) for file in files])
     written = []
     if out is not None:
@@ -51,19 +55,39 @@ def command(files: tuple[Path, ...], out: Path | None, html: str | None, as_json
         from carma.cli.output import print_json
 
         print_json(found)
-    else:
+    elif html != STDOUT:
         _show(found)
     for path in written:
-        click.echo(str(path), err=True)
+        say_written(str(path))
+
+
+def _check(out: Path | None, html: str | None, force: bool, as_json: bool) -> None:
+    check_page(html, force, as_json)
+    if out is not None:
+        from carma.report.compare_pictures import NAMES
+        from carma.report.drawing import files_of
+
+        check_pictures(out, files_of(NAMES), force)
 
 
 def _show(found: Comparison) -> None:
-    from carma.cli.output import Column, print_table
+    from carma.cli.output import Column, print_facts, print_table
     from carma.report.compare_tables import changes, overall, side_by_side
 
     tables = [side_by_side(found, trace) for trace in found.traces]
     if len(found.traces) > 1:
         tables.append(overall(found))
-    for head, *rows in [*tables, changes(found)]:
+    tables.append(changes(found))
+    if not all(map(_fits, tables)):  # names that leave no room for figures stand above, by their numbers
+        numbered = {label: f"run {place}" for place, label in enumerate(found.variants, 1)}
+        print_facts([(number, label) for label, number in numbered.items()])
+        print()
+        tables = [[[numbered.get(cell, cell) for cell in row] for row in table] for table in tables]
+    for head, *rows in tables:
         print_table([Column(title, right=place > 0) for place, title in enumerate(head)], rows)
         print()
+
+
+def _fits(table: Sequence[Sequence[str]]) -> bool:
+    widths = [max(map(len, column)) + 2 for column in zip(*table, strict=True)]
+    return sum(widths) - 2 <= shutil.get_terminal_size((80, 24)).columns

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from carma.cli.outfile import check_pictures, folder_flag, force_flag
 from carma.cli.verb import json_flag, verb, whole
 
 EXAMPLES = """
@@ -16,10 +17,11 @@ carma dataset describe datasets/h200/*.parquet --out pictures
 
 @verb("describe", examples=EXAMPLES)
 @click.argument("files", metavar="FILES...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Pictures go there, as PNG and SVG.")
+@folder_flag("Pictures go there, as PNG and SVG.")
 @click.option("--seed", type=whole(0), default=0, help="Of t-SNE (0).")
+@force_flag
 @json_flag
-def command(files: tuple[Path, ...], out: Path | None, seed: int, as_json: bool) -> None:
+def command(files: tuple[Path, ...], out: Path | None, seed: int, force: bool, as_json: bool) -> None:
     """What a data set covers, in figures and pictures.
 
     Counts, ranges, classes and settings. With --out also: coverage of the features, the staircase of reserved memory,
@@ -27,11 +29,12 @@ def command(files: tuple[Path, ...], out: Path | None, seed: int, as_json: bool)
     """
     from carma.dataset.describe import describe, text
     from carma.dataset.table import read
-    from carma.folder import make_folder
 
-    if out is not None:
-        make_folder(out)
     tables = [read(file) for file in files]
+    if out is not None:
+        from carma.dataset.plots import files_of
+
+        check_pictures(out, files_of(tables), force)
     families = [describe(table) for table in tables]
     if as_json:
         from carma.cli.output import print_json

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from carma.cli.verb import json_flag, verb, whole
+from carma.cli.verb import Renamed, json_flag, verb, whole
 
 if TYPE_CHECKING:
     from carma.dataset.pack import Packed
@@ -27,7 +27,10 @@ carma dataset pack configs.jsonl memory/rows.jsonl activity/rows.jsonl --layers 
     "--out", metavar="DIR", type=click.Path(path_type=Path), required=True, help="One file a family goes there."
 )
 @click.option("--python", metavar="PATH", default="python3", help="An interpreter that has torch (python3).")
-@click.option("--processes", type=whole(1, 256), default=2, help="That list layers side by side (2).")
+@click.option(
+    "--parallel", "processes", cls=Renamed, was=("--processes",), type=whole(1, 256), default=2,
+    help="So many processes that list layers, side by side (2).",
+)  # fmt: skip
 @json_flag
 def command(
     configs: Path, rows: tuple[Path, ...], layers: Path, out: Path, python: str, processes: int, as_json: bool

@@ -6,7 +6,7 @@ import click
 
 from carma.cli import parse
 from carma.cli.flags import AFTER_DASHES, Parsed, SubmitVerb
-from carma.cli.verb import number, verb, whole
+from carma.cli.verb import Renamed, number, verb, whole
 
 # As carma.estimate.summaries.told has them, which is not imported for help.
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad", "nadam", "radam", "adamax", "adadelta")
@@ -41,7 +41,10 @@ def _shape(text: str) -> tuple[int, ...]:
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND...")
 @click.option("--estimator", metavar="NAME", help="Who is asked (the best that answers).")
 @click.option("--gpu", metavar="GPU", help="For which: h200, a100-40gb; index or UUID of one that is here (the first).")
-@click.option("-G", "--gpu-count", "count", type=whole(1, 64), default=1, help="On so many GPUs (1).")
+@click.option(
+    "-G", "--gpus", "count", cls=Renamed, was=("--gpu-count",), type=whole(1, 64), default=1,
+    help="On so many GPUs (1).",
+)  # fmt: skip
 @click.option("--steps", type=whole(2, 100), help="Optimizer steps of the trial run (3).")
 @click.option("--limit", "limit_s", type=Parsed("TIME", _limit), help="Ends the trial run: 90s, 5m (120s).")
 @click.option("--level", type=number(0.5, 0.9999), help="How surely the bound is to hold (0.99).")

@@ -15,6 +15,9 @@ from carma.errors import CarmaError
 USAGE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
 
+_NO_WORDS: type[click.UsageError] | tuple[()] = getattr(click.exceptions, "NoArgsIsHelpError", ())  # from 8.2 on
+
+
 class _Nowhere(io.RawIOBase):
     """In place of a stream that is closed (`>&-`): takes everything, and remembers that there was something."""
 
@@ -74,6 +77,9 @@ def _report(error: Exception) -> int:
     if isinstance(error, CarmaError):
         complain(str(error), error.hint)
         return error.exit_code
+    if isinstance(error, _NO_WORDS):  # `carma trace`: what there is, as --help prints it
+        click.echo(error.format_message(), err=True)
+        return USAGE
     if isinstance(error, click.ClickException):
         complain(_lower(error.format_message()), _help_hint(error))
         return USAGE if isinstance(error, click.UsageError) else error.exit_code

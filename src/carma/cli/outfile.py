@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -26,23 +27,69 @@ def file_flag(flag: str, text: str) -> Callable[[Function], Function]:
     return click.option(flag, metavar="FILE", callback=_checked, help=text)
 
 
+class Folder(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+    """A directory by its name; click's own takes an empty one for the directory that one is in."""
+
+    name = "dir"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if not str(value):
+            self.fail("it is an empty name", param, ctx)
+        return Path(value)
+
+
+def folder_flag(text: str, **more: Any) -> Callable[[Function], Function]:
+    return click.option("--out", type=Folder(), metavar="DIR", help=text, **more)
+
+
 def force_flag(function: Function) -> Function:
     return click.option("--force", is_flag=True, help=FORCE)(function)
 
 
-def check_run_file(typed: str, force: bool) -> None:
-    """An earlier run may be written over; anything else is somebody's work."""
+def check_run_file(typed: str, force: bool, *, simulated: bool) -> None:
+    """An earlier run may be written over, but no real one by a simulated one; anything else is somebody's work."""
     from carma.outfile import holds_something
     from carma.sim.record import read
 
     if force or not holds_something(typed):
         return
     try:
-        read(Path(typed))
+        there = read(Path(typed))
     except CarmaError:
         raise Usage(
             f"{typed} is there and holds something else than a run", "Name another file, or add --force."
         ) from None
+    if simulated and not there.about.simulated:
+        raise Usage(
+            f"{typed} is there and holds a real run, which no simulation brings back",
+            "Name another file, or add --force.",
+        )
+
+
+def check_made(typed: str, force: bool) -> None:
+    """A page or a picture of ours may be made again; anything else is somebody's work."""
+    from carma.outfile import check_file, holds_something, made_here
+
+    check_file(typed)
+    if not force and holds_something(typed) and not made_here(typed):
+        raise Usage(f"{typed} is there and was not made by CARMA", "Name another place, or add --force.")
+
+
+def check_pictures(out: Path, files: Iterable[str], force: bool) -> None:
+    """Before anything is worked out: that the directory takes files, and that nothing of somebody else's is in the way
+    of those that may be drawn."""
+    from carma.folder import check_folder
+
+    check_folder(out)
+    for file in files if out.is_dir() else ():
+        check_made(str(out / file), force)
+
+
+def check_page(html: str | None, force: bool, as_json: bool) -> None:
+    if html == STDOUT and as_json:
+        raise Usage("--html - and --json both write to standard output", "Leave out one of them.")
+    if html is not None and html != STDOUT:
+        check_made(html, force)
 
 
 def say_written(typed: str | None) -> None:

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from carma.cli.outfile import check_run_file, file_flag, force_flag, say_written
+from carma.cli.outfile import (
+    STDOUT,
+    check_page,
+    check_pictures,
+    check_run_file,
+    file_flag,
+    folder_flag,
+    force_flag,
+    say_written,
+)
 from carma.cli.since import since_at, since_flag
 from carma.cli.verb import json_flag, verb
 from carma.cli.wording import gpu_hours, many, percent
@@ -31,7 +40,7 @@ carma report --since 7d --save week.json    the server's tasks as such a run
 @since_flag("From: 24h (default), 7d, today, 2026-01-31.")
 @file_flag("--save", "Write the server's tasks as a run.")
 @click.option("--trace", metavar="NAME", help="With --save: run times alone are this trace's, by task name.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Draw the run there, as PNG and SVG.")
+@folder_flag("Draw the run there, as PNG and SVG.")
 @file_flag("--html", "Write one page with all of it.")
 @force_flag
 @json_flag
@@ -54,6 +63,7 @@ def command(
     With RUN, a file of carma simulate --out or of --save: the figures of that run, and how they are spread. --out
     and --html work for the server's tasks, too. docs/reports.md says how each figure is computed.
     """
+    _check(out, html, force, as_json)
     if run is not None:
         if since is not None or save is not None or trace is not None:
             raise click.UsageError("--since, --save and --trace are for the server's tasks, not for a run's file")
@@ -61,13 +71,22 @@ def command(
 
         return _run(read(run), out, html, as_json)
     if save is not None:
-        check_run_file(save, force)
+        check_run_file(save, force, simulated=False)
     if save is not None or out is not None or html is not None:
         _run(_of_server(since, trace, save), out, html, as_json)
         return say_written(save)
     if trace is not None:
         raise click.UsageError("--trace goes with --save, --out or --html")
     return _server(since, as_json)
+
+
+def _check(out: Path | None, html: str | None, force: bool, as_json: bool) -> None:
+    check_page(html, force, as_json)
+    if out is not None:
+        from carma.report.drawing import files_of
+        from carma.report.pictures import NAMES
+
+        check_pictures(out, files_of(NAMES), force)
 
 
 def _of_server(since: str | None, trace: str | None, save: str | None) -> Run:
@@ -100,12 +119,12 @@ def _run(run: Run, out: Path | None, html: str | None, as_json: bool) -> None:
         written.append(write(run, told, html))
     if as_json:
         print_json(told)
-    else:
+    elif html != STDOUT:
         from carma.cli.report_run import show
 
         show(told, run.course)
     for path in written:
-        click.echo(str(path), err=True)
+        say_written(str(path))
 
 
 def _server(since: str | None, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from carma.cli.outfile import STDOUT, check_run_file, file_flag, force_flag, say_written
+from carma.cli.progress import simulating
 from carma.cli.settings import pairs
 from carma.cli.verb import number, verb, whole
 from carma.errors import Usage
@@ -104,14 +106,16 @@ def command(
     if out is not None and len(names) > 1:
         raise Usage("--out takes one run, and several policies were named", "name one, or call it once for each")
     found = {}
-    for name in names:
-        request = msgspec.convert({**given, "policy": name, "settings": settings}, Request)
-        if out is None:
-            found[name] = simulation(request).run()
-        else:
-            run = recorded(request)
-            write(run, out)
-            found[name] = run.figures
+    with simulating(quiet=as_json or out == STDOUT) as follow:
+        for name in names:
+            request = msgspec.convert({**given, "policy": name, "settings": settings}, Request)
+            tell = None if follow is None else functools.partial(follow, f"{Path(request.trace).name} {name}")
+            if out is None:
+                found[name] = simulation(request).run(tell)
+            else:
+                run = recorded(request, tell=tell)
+                write(run, out)
+                found[name] = run.figures
     if out != STDOUT:
         show(str(given["trace"]), found, as_json=as_json)
     say_written(out)
@@ -121,7 +125,7 @@ def command(
 def _check_out(out: str, force: bool, as_json: bool) -> None:
     if out == STDOUT and as_json:
         raise Usage("--out - and --json both write to standard output", "Leave out one of them; a run has its figures.")
-    check_run_file(out, force)
+    check_run_file(out, force, simulated=True)
 
 
 def _fidelity(

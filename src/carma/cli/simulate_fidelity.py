@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import click
 
 from carma.cli.outfile import STDOUT, say_written
 from carma.cli.output import Column, heading, print_facts, print_json, print_table
+from carma.cli.progress import simulating
 from carma.core.units import show_count, show_j, show_mib, show_s
 from carma.errors import Usage
 from carma.sim.fidelity import AIMS, Fidelity, Gap, known_from, played
@@ -47,7 +49,10 @@ def compare(
             "Beside --fidelity go --solo, --noise, --seed, --out and --json.",
         )
     known = None if solo is None else known_from(solo)
-    found, again = played(read(run), known, noise=noise, seed=seed)
+    recorded = read(run)
+    with simulating(quiet=as_json or out == STDOUT) as follow:
+        tell = None if follow is None else functools.partial(follow, run.name)
+        found, again = played(recorded, known, noise=noise, seed=seed, tell=tell)
     if out is not None:
         write(again, out)
     if out == STDOUT:

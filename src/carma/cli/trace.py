@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from carma.cli.flags import Parsed
-from carma.cli.outfile import STDOUT, file_flag, force_flag
+from carma.cli.outfile import STDOUT, check_pictures, file_flag, folder_flag, force_flag
 from carma.cli.parse import parse_grace
-from carma.cli.verb import Function, Verb, number, whole
+from carma.cli.verb import Function, Renamed, Verb, number, whole
 
 if TYPE_CHECKING:
     from carma.traces import Trace
@@ -80,11 +80,12 @@ def _subcommand(name: str, examples: str) -> Callable[[Callable[..., Any]], clic
     return command.command(name, cls=Verb, examples=examples)
 
 
-@_subcommand("describe", "carma trace describe t1\ncarma trace describe mine.csv --plots pictures --json")
+@_subcommand("describe", "carma trace describe t1\ncarma trace describe mine.csv --out pictures --json")
 @click.argument("trace", metavar="TRACE")
-@click.option("--plots", metavar="DIR", help="Draw arrivals, run times and memory there, as PNG.")
+@folder_flag("Draw arrivals, run times and memory there, as PNG.", cls=Renamed, was=("--plots",))
+@force_flag
 @click.option("--json", "as_json", is_flag=True, help="The figures as JSON.")
-def describe(trace: str, plots: str | None, as_json: bool) -> None:
+def describe(trace: str, out: Path | None, force: bool, as_json: bool) -> None:
     """Tasks, arrivals, run times and memory, in figures.
 
     Classes go by what a task holds over its GPUs for how long: light below 1 GiB-hour, heavy from 14 on.
@@ -92,13 +93,17 @@ def describe(trace: str, plots: str | None, as_json: bool) -> None:
     from carma.traces import describe as described
     from carma.traces import find
 
+    if out is not None:
+        from carma.traces.plots import FILES
+
+        check_pictures(out, FILES, force)
     found = find(trace)
     figures = described.describe(found)
     paths = []
-    if plots is not None:
+    if out is not None:
         from carma.traces.plots import draw
 
-        paths = draw(found, Path(plots))
+        paths = draw(found, out)
     from carma.cli import output
 
     if as_json:
@@ -224,7 +229,11 @@ def _write(trace: Trace, out: str | None, force: bool) -> None:
     from carma.errors import Usage
     from carma.outfile import holds_something, write_file
     from carma.traces import text
+    from carma.traces.schema import unreadable
 
+    for place, task in enumerate(trace.tasks, 1):
+        if why := unreadable(task):
+            raise Usage(f"task {place} {why}", "It would be a trace that cannot be read: ask for less.")
     spelled = text(trace)
     if out is None or out == STDOUT:
         click.echo(spelled, nl=False)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from carma.cli.verb import json_flag, verb, whole
+from carma.cli.verb import Renamed, json_flag, verb, whole
 
 if TYPE_CHECKING:
     from carma.train.report import Entry
@@ -52,7 +52,10 @@ class Chosen(click.ParamType):  # type: ignore[type-arg]  # generic in newer ver
 @click.option(
     "--report", metavar="DIR", default="results/gpumemnet", help="For figures of --evaluate (results/gpumemnet)."
 )
-@click.option("--family", "families", type=Chosen("FAMILIES"), default=(), help="Not all: mlp,cnn,transformer.")
+@click.option(
+    "--families", cls=Renamed, was=("--family",), type=Chosen("FAMILIES"), default=(),
+    help="Not all of mlp, cnn, transformer, but these.",
+)  # fmt: skip
 @click.option("--only", type=Chosen("NAMES"), default=(), help="Not all learners: mlp-based,transformer-based.")
 @click.option("--public-mlp", metavar="CSV", default="", help="Judge on GPUMemNet's public MLP data too.")
 @click.option("--shapes/--no-shapes", default=True, help="Judge on shapes of networks that were left out (yes).")

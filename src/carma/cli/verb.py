@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -22,6 +22,22 @@ class Verb(click.Command):
         formatter.write_paragraph()
         formatter.write("Examples:\n")
         formatter.write("".join(f"  {line}\n" for line in self.examples.splitlines()))
+
+
+class Renamed(click.Option):
+    """A flag that had another name, which scripts may still use and no help shows."""
+
+    def __init__(self, declarations: Sequence[str], *, was: Sequence[str], **given: Any) -> None:
+        super().__init__(declarations, **given)
+        self.was = tuple(was)
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        shown = self.opts
+        self.opts = [*shown, *self.was]
+        try:
+            super().add_to_parser(parser, ctx)
+        finally:
+            self.opts = shown
 
 
 def verb(name: str, *, examples: str, **kwargs: Any) -> Callable[[Callable[..., Any]], click.Command]:

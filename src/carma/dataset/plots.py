@@ -19,6 +19,7 @@ from carma.dataset.schema import ACTIVITY
 from carma.dataset.table import Numbers, Table
 from carma.errors import Refused
 from carma.folder import make_folder, write_whole
+from carma.outfile import MARK
 
 COLOURS = {"mlp": "#0b6e4f", "cnn": "#1d4ed8", "transformer": "#b45309"}
 LABELS = {
@@ -53,6 +54,12 @@ def draw(tables: Sequence[Table], out: Path, seed: int) -> Iterator[Path]:
         yield from _save(pyplot, figure, out / "activity")
 
 
+def files_of(tables: Sequence[Table]) -> list[str]:
+    """All that may be drawn of them."""
+    names = [f"{table.family}-{what}" for table in tables for what in ("coverage", "map")]
+    return [f"{name}{suffix}" for name in (*names, "staircase", "activity") for suffix in (".png", ".svg")]
+
+
 def _pyplot() -> Any:
     try:
         import matplotlib
@@ -68,7 +75,7 @@ def _pyplot() -> Any:
 
 
 def _save(pyplot: Any, figure: Any, path: Path) -> Iterator[Path]:
-    for suffix, metadata in ((".png", {}), (".svg", {"Date": None})):
+    for suffix, metadata in ((".png", {"Software": MARK}), (".svg", {"Creator": MARK, "Date": None})):
         drawn = io.BytesIO()
         figure.savefig(drawn, format=suffix[1:], dpi=150, metadata=metadata)
         write_whole(path.with_suffix(suffix), drawn.getvalue())

@@ -57,6 +57,11 @@ def compare(runs: Sequence[Run]) -> Comparison:
         found[run.about.trace][label] = run
     _check_traces(runs)
     every = tuple(dict.fromkeys(labels))
+    if len(every) == 1:
+        raise Usage(
+            f"these runs are of {len(traces)} traces, and all under {every[0]}: there is nothing to stand beside one",
+            "Simulate a trace under another policy, too; carma report RUN tells of one run.",
+        )
     lacking = [trace for trace in traces if every[0] not in found[trace]]
     if lacking:
         raise Usage(

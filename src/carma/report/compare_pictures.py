@@ -11,14 +11,16 @@ from carma.report.compare import Comparison, geo_mean
 from carma.report.drawing import GRID, INK, PALETTE, SHEET, Picture, figure, save
 from carma.report.lines import LINES
 
+NAMES = ("bars", "cloud")
 BARS = ("makespan_s", "completion_mean_s", "wait_mean_s", "slowdown_mean", "energy_j")
 OVERALL = "geo-mean"
+SHORT = 20  # characters of a name that a legend beside a picture has room for
 MARKERS = "osD^vPX*"
 _HATCHES = ("", "////", "....", "xxxx")  # where there are more variants than colours
 
 
 def pictures(comparison: Comparison) -> list[Picture]:
-    about = "Makespan, completion, waiting, slowdown and energy; the first run is 1"
+    about = "Makespan, completion, wait, slowdown and energy; the first run is 1"
     found = [Picture("bars", about, functools.partial(bars, comparison))]
     if len(_points(comparison)) > 1:
         about = "Makespan against mean slowdown, one point a policy; below and to the left is better"
@@ -43,8 +45,14 @@ def bars(comparison: Comparison) -> Any:
     every[-1].set_xticks(range(len(groups)), groups)
     made.align_ylabels()
     handles, names = every[0].get_legend_handles_labels()
-    made.legend(handles, names, loc="outside upper left", ncols=max(1, int(width // 2.4)))
+    names[0] += " = 1"
+    made.legend(handles, names, loc="outside upper left", ncols=_columns(names, width))
     return made
+
+
+def _columns(names: Sequence[str], width: float) -> int:
+    """Of a legend above a picture so many inches wide."""
+    return max(1, int(width // (0.6 + 0.08 * max(map(len, names)))))
 
 
 def _panel(axes: Any, comparison: Comparison, field: str, groups: int) -> None:
@@ -104,12 +112,16 @@ def cloud(comparison: Comparison) -> Any:
             x, y = points[label]
             axes.plot([x], [y], markersize=9, markeredgecolor=SHEET, label=label, zorder=3, **look)
     axes.axvline(1.0, color=GRID, linewidth=1.0, zorder=1)
-    axes.set_xlabel(f"makespan ({comparison.variants[0]} = 1)")
+    longest = max(map(len, comparison.variants))
+    axes.set_xlabel(f"makespan ({comparison.variants[0] if longest <= SHORT else 'the first run'} = 1)")
     axes.set_ylabel("mean slowdown (times the run alone)")
     several = len(comparison.traces) > 1
     axes.set_title(f"{', '.join(comparison.traces)}" + ("; large: geometric mean" if several else ""))
     axes.margins(0.12)
-    made.legend(loc="outside right upper")
+    if longest <= SHORT:
+        made.legend(loc="outside right upper")
+    else:  # beside them there would be little left of the picture
+        made.legend(loc="outside upper left", ncols=_columns(comparison.variants, 7.2))
     return made
 
 

@@ -11,12 +11,13 @@ import contextlib
 import html
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from carma.errors import Refused, Usage
-from carma.outfile import write_file
+from carma.errors import Refused
+from carma.folder import make_folder
+from carma.outfile import MARK, write_file
 
 BLUE, VERMILION, GREEN, PURPLE, SKY, ORANGE = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"
 PALETTE = (BLUE, VERMILION, GREEN, PURPLE, SKY, ORANGE)
@@ -76,25 +77,27 @@ def styled(name: str, **more: object) -> Iterator[None]:
 
 def save(pictures: Sequence[Picture], out: Path) -> list[Path]:
     """Each as PNG and SVG in that directory."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Usage(f"{out} cannot be made: {error.strerror}", "--out names a directory.") from error
+    make_folder(out)
     written = []
     for picture in pictures:
         with styled(picture.name):
             drawn = picture.make()
-            for path in (out / f"{picture.name}.png", out / f"{picture.name}.svg"):
+            for path in (out / file for file in files_of([picture.name])):
                 write_file(str(path), _bytes(drawn, path.suffix[1:]))
                 written.append(path)
     return written
 
 
+def files_of(names: Iterable[str]) -> list[str]:
+    """What pictures of these names are written as."""
+    return [f"{name}.{kind}" for name in names for kind in ("png", "svg")]
+
+
 def _bytes(drawn: Any, kind: str) -> bytes:
-    """Without a date or a program's name, so that the same picture is the same bytes."""
-    unsaid = ("Software",) if kind == "png" else ("Date", "Creator", "Format", "Type")
+    """Without a date or a version, so that the same picture is the same bytes."""
+    svg = {"Creator": MARK, **dict.fromkeys(("Date", "Format", "Type"))}
     target = io.BytesIO()
-    drawn.savefig(target, format=kind, dpi=150, metadata=dict.fromkeys(unsaid))
+    drawn.savefig(target, format=kind, dpi=150, metadata={"Software": MARK} if kind == "png" else svg)
     return target.getvalue()
 
 

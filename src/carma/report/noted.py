@@ -83,6 +83,11 @@ def _estimate(seen: t.EstimateView) -> Estimate:
     )
 
 
+def unseen(one: t.AttemptView) -> bool:
+    """Nobody saw it on a GPU: neither memory nor activity of it."""
+    return not one.used_s and one.observed_mib is None and one.activity is None
+
+
 def used_s_of(one: t.AttemptView) -> float | None:
     """Of each of its GPUs. One that was never seen on any used none."""
     if one.used_s is not None:

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from carma.core.units import show_s
-from carma.outfile import write_file
+from carma.outfile import MARK, write_file
 from carma.report.drawing import Picture, inline
 from carma.report.fairness import Fairness
 from carma.report.lines import LINES, conditions, shown, title, value_of
@@ -46,6 +46,7 @@ def page(heading: str, lead: Iterable[str], sections: Iterable[str]) -> str:
     parts = [
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f'<meta name="generator" content="{MARK}">',
         f"<title>{escape(heading)}</title>\n<style>{STYLE}</style>\n</head>\n<body>",
         f"<h1>{escape(heading)}</h1>",
         *(f"<p>{escape(line)}</p>" for line in lead if line),

@@ -46,13 +46,16 @@ PANELS = (
 )
 
 
+NAMES = ("course", "spread", "gantt")
+
+
 def pictures(run: Run) -> list[Picture]:
     """Those that there is something to draw for."""
     found = []
     if len(run.course) > 1:
         about = "Activity, memory and power of the GPUs, running and waiting tasks over time"
         found.append(Picture("course", about, functools.partial(course, run)))
-    about = "Which share of the tasks had at most so much completion time, waiting time and slowdown"
+    about = "Which share of the tasks had at most so much completion time, wait and slowdown"
     found.append(Picture("spread", about, functools.partial(spread, run)))
     if any(task.attempts for task in run.tasks):
         found.append(Picture("gantt", "Which task ran on which GPU, and when", functools.partial(gantt, run)))
@@ -100,7 +103,7 @@ def spread(run: Run) -> Any:
     unit_s, unit = span_unit(max([*completion_s, *wait_s]))
     drawn = [
         ("completion", [value / unit_s for value in completion_s], unit, BLUE),
-        ("waiting", [value / unit_s for value in wait_s], unit, VERMILION),
+        ("wait", [value / unit_s for value in wait_s], unit, VERMILION),
         ("slowdown", slowdowns(run.tasks), "times the run alone", GREEN),
     ]
     drawn = [entry for entry in drawn if entry[1]]

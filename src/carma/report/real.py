@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from carma.client import MOST_LISTED, Client
 from carma.errors import NotFound
-from carma.report.noted import Stories, asked_of, ran_of, server_of, settings_that_count, stories_of, used_s_of
+from carma.report.noted import Stories, asked_of, ran_of, server_of, settings_that_count, stories_of, unseen, used_s_of
 from carma.sim.record import About, Point, Run, Server
 from carma.sim.result import TaskRun, figures, mean
 from carma.traces import Trace
@@ -131,13 +131,19 @@ def _task(
 
 
 def _measured(views: Iterable[TaskView], start: float) -> dict[str, list[Piece]]:
-    """What was seen of attempts, summed over the GPUs of each. Power is above what the idle GPUs would draw."""
+    """What was seen of attempts, summed over the GPUs of each. Power is above what the idle GPUs would draw.
+
+    Where the server sees who is on its GPUs, an attempt that it never saw there had nothing of them: it failed before
+    it came so far, or needs no GPU. That is known, however long it took. Where nobody was ever seen, nothing is known.
+    """
+    views = list(views)
+    sees = any(one.observed_mib is not None for view in views for one in view.attempts)
     found: dict[str, list[Piece]] = {
         name: [] for name in ("sm_active", "sm_occupancy", "dram_active", "memory_mib", "power_w")
     }
     for view in views:
         for one in view.attempts:
-            if one.ended_at is None or one.ended_at <= one.placed_at:
+            if one.ended_at is None or one.ended_at <= one.placed_at or (sees and unseen(one)):
                 continue
             values: dict[str, float | None] = {
                 **{name: getattr(one.activity, name, None) for name in ("sm_active", "sm_occupancy", "dram_active")},

@@ -12,6 +12,7 @@ from carma.core.units import show_count
 from carma.errors import Usage
 from carma.sim.fidelity_replay import Replay
 from carma.sim.fidelity_solo import ALONE, How, Known, Solo
+from carma.sim.progress import Tell
 from carma.sim.record import About, Run, read
 from carma.sim.result import Figures, TaskRun, quantile
 from carma.traces.table import Table, read_table
@@ -63,11 +64,11 @@ def fidelity(run: Run, known: Mapping[str, Known] | None = None) -> Fidelity:
 
 
 def played(
-    run: Run, known: Mapping[str, Known] | None = None, *, noise: float = 0.0, seed: int = 0
+    run: Run, known: Mapping[str, Known] | None = None, *, noise: float = 0.0, seed: int = 0, tell: Tell | None = None
 ) -> tuple[Fidelity, Run]:
     """Both sides compared, and the run as the simulator has it."""
     replay = Replay(run, known, noise=noise, seed=seed)
-    figures = replay.simulation.run()
+    figures = replay.simulation.run(tell)
     return _compared(run, replay, figures), replay.written(run.about, figures)
 
 

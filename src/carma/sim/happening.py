@@ -41,10 +41,6 @@ class Wake(Record, frozen=True):
     pass
 
 
-class Noted(Record, frozen=True):
-    """The end of a step of the course."""
-
-
 class Ending(Record, frozen=True):
     """What became of an attempt. It is told with all that was seen of it, once all that was seen is told."""
 
@@ -52,4 +48,4 @@ class Ending(Record, frozen=True):
     outcome: Outcome
 
 
-Happening = Arrival | Started | Begun | Saved | Thought | Look | Wake | Noted | tuple[Runner, int]
+Happening = Arrival | Started | Begun | Saved | Thought | Look | Wake | tuple[Runner, int]

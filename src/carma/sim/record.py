@@ -127,23 +127,28 @@ def _wrong(run: Run) -> str:
 
 
 class Course:
-    """Collects points. When there are too many, two become one and the step is twice as long."""
+    """Collects points. When there are too many, two become one and the step is twice as long. It only looks: what is
+    summed up on a GPU stays as it was, to the last digit, since decisions rest on it."""
 
     def __init__(self, boards: Sequence[Board], counts: Callable[[], tuple[int, int]]) -> None:
         self._boards = boards
         self._counts = counts  # how many run and wait
         self.step_s = FIRST_STEP_S
         self.points: list[Point] = []
-        self._since = 0.0
+        self.since = 0.0  # the last step's end
         self._sums = self._integrals(0.0)
+
+    @property
+    def next_at(self) -> float:
+        return self.since + self.step_s
 
     def look(self, now: float) -> None:
         """The end of a step."""
         sums = self._integrals(now)
-        span_s = (now - self._since) * len(self._boards)
+        span_s = (now - self.since) * len(self._boards)
         sm, occupancy, dram, memory, energy = ((new - old) / span_s for new, old in zip(sums, self._sums, strict=True))
         running, waiting = self._counts()
-        self._since, self._sums = now, sums
+        self.since, self._sums = now, sums
         self.points.append(
             Point(
                 at_s=now,
@@ -161,14 +166,7 @@ class Course:
             self.step_s *= 2
 
     def _integrals(self, now: float) -> tuple[float, ...]:
-        sums = [0.0] * 5
-        for board in self._boards:
-            board.move(now)
-            for place, value in enumerate(
-                (board.sm_s, board.occupancy_s, board.dram_s, board.memory_mib_s, board.energy_j)
-            ):
-                sums[place] += value
-        return tuple(sums)
+        return tuple(map(sum, zip(*(board.totals(now) for board in self._boards), strict=True)))
 
 
 def _merged(first: Point, second: Point) -> Point:

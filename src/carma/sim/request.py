@@ -16,9 +16,12 @@ from carma.errors import Usage
 from carma.plugins import POLICIES, load_one, policy_name
 from carma.sim import cards, sources
 from carma.sim.given import check_memory, check_settings
+from carma.sim.progress import Tell
 from carma.sim.record import About, Run
 from carma.sim.run import Demands, Setup, Simulation
 from carma.traces import Trace
+
+MOST_GPUS = 65_536
 
 
 class Request(Record, frozen=True, kw_only=True):
@@ -34,10 +37,10 @@ class Request(Record, frozen=True, kw_only=True):
     settings: Mapping[str, object] = {}  # dotted names; all others are at their defaults
 
 
-def recorded(request: Request, trace: Trace | None = None) -> Run:
+def recorded(request: Request, trace: Trace | None = None, tell: Tell | None = None) -> Run:
     """The whole run, with the course of the GPUs over time."""
     made = simulation(request, trace, watched=True)
-    figures = made.run()
+    figures = made.run(tell)
     about = About(
         simulated=True,
         trace=request.trace,
@@ -92,13 +95,14 @@ def digest(trace: Trace) -> str:
 def _check(trace: Trace, request: Request, card: cards.Card) -> None:
     for place, row in enumerate(trace.tasks, 1):
         if row.gpus > request.gpus:
+            more = f"Simulate more GPUs (--gpus {row.gpus}), or cut" if row.gpus <= MOST_GPUS else "Cut"
             raise Usage(
-                f"task {place} of {trace.name} ({row.name}) wants {row.gpus} GPUs, and there are {request.gpus}",
-                f"Simulate more GPUs (--gpus {row.gpus}), or cut such tasks out of the trace.",
+                f"task {place} of {trace.name} ({row.name}) wants {row.gpus:,} GPUs, and there are {request.gpus:,}",
+                f"{more} such tasks out of the trace.",
             )
         if row.memory_mib > card.memory_mib:
             raise Usage(
-                f"task {place} of {trace.name} ({row.name}) takes {row.memory_mib:,} MiB, and a {card.name} has "
+                f"task {place} of {trace.name} ({row.name}) takes {row.memory_mib:,} MiB, and an {card.name} has "
                 f"{card.memory_mib:,} MiB",
                 _larger(row.memory_mib),
             )

@@ -21,9 +21,7 @@ from carma.core.model import (
     Confinement,
     Estimate,
     Guard,
-    Owner,
     TaskId,
-    TaskSpec,
 )
 from carma.core.outcome import Outcome, Succeeded
 from carma.core.propose import propose
@@ -31,11 +29,13 @@ from carma.core.state import State, forget, new_state
 from carma.core.status import Finished, Recovering
 from carma.core.task import Task
 from carma.sim import result, saving
+from carma.sim.arriving import owner_of, spec_of
 from carma.sim.eyes import Eyes
-from carma.sim.happening import Arrival, Begun, Ending, Happening, Look, Noted, Saved, Started, Thought, Wake
+from carma.sim.happening import Arrival, Begun, Ending, Happening, Look, Saved, Started, Thought, Wake
 from carma.sim.heap import Heap
 from carma.sim.heed import heeded
 from carma.sim.noise import Noise
+from carma.sim.progress import Tell, followed
 from carma.sim.ran import run_of
 from carma.sim.record import Course, GpuOf, Point, Server
 from carma.sim.setup import Demands as Demands
@@ -96,9 +96,9 @@ class Simulation:
         )
         return Server(gpus=tuple(gpus), period_s=self.setup.period_s)
 
-    def run(self) -> result.Figures:
+    def run(self, tell: Tell | None = None) -> result.Figures:
         began = time.perf_counter()
-        for _ in self.events():
+        for _ in self.events() if tell is None else followed(self, tell):
             pass
         return self.figures(time.perf_counter() - began)
 
@@ -108,10 +108,10 @@ class Simulation:
         self._eyes.changed(self.world.boards, 0.0)
         if self.trace.tasks:
             self._heap.push(self.trace.tasks[0].arrival_s, Arrival(0))
-        if self._course is not None:
-            self._heap.push(self._course.step_s, Noted())
         while len(self._heap):
-            self.now, what = self._heap.pop()
+            at, what = self._heap.pop()
+            self._note(at)
+            self.now = at
             told = self._happened(what)
             if told is not None:
                 if not isinstance(told, e.AttemptStarted):  # which changes nothing of what samples tell
@@ -123,6 +123,8 @@ class Simulation:
             if self.state.line or self.state.undecided:
                 self._wake_later()
         yield from self._seen()
+        if self._course is not None:
+            self._note(self.now + self._course.step_s)
 
     def _decided(self) -> Iterator[e.AnyEvent]:
         while due := propose(self.state, self.now):
@@ -182,9 +184,6 @@ class Simulation:
                 self._awake = False
                 self._check_alive()
                 return None
-            case Noted():
-                self._note()
-                return None
 
     def _looked(self) -> e.GpusSampled | None:
         self._eyes.look(self.now)
@@ -194,11 +193,14 @@ class Simulation:
         self._forget()
         return shown
 
-    def _note(self) -> None:
-        assert self._course is not None
-        self._course.look(self.now)
-        if self._rows or len(self.runs) < len(self.trace.tasks):
-            self._heap.push(self.now + self._course.step_s, Noted())
+    def _note(self, until: float) -> None:
+        """The steps of the course that end by then, up to the one in which the last task ended. Between two entries of
+        the heap nothing changes, so a step needs no entry of its own: a run decides alike, watched or not."""
+        course = self._course
+        while course is not None and course.next_at <= until:
+            if len(self.runs) == len(self.trace.tasks) and course.since >= self.runs[-1].ended_s:
+                return
+            course.look(course.next_at)
 
     def _arrival(self, place: int) -> e.TaskSubmitted:
         row = self.trace.tasks[place]
@@ -208,17 +210,7 @@ class Simulation:
         task = TaskId(self._arrived)
         self._rows[task] = row
         asked = self.setup.asked[place] if self.setup.asked else result.Asked(priority=row.priority)
-        spec = TaskSpec(
-            command=(row.name,),
-            directory="/",
-            name=row.name,
-            gpus=row.gpus,
-            priority=asked.priority,
-            exclusive=asked.exclusive,
-            time_limit_s=asked.time_limit_s,
-            checkpoint=saving.signal_of(row),
-        )
-        return e.TaskSubmitted(self.now, task, _owner(row.user), spec)
+        return e.TaskSubmitted(self.now, task, owner_of(row.user), spec_of(row, asked))
 
     def _started(self, key: AttemptKey) -> e.AttemptStarted | None:
         if self.state.active.get(key.task) != key:
@@ -391,8 +383,3 @@ class Simulation:
         if not self._awake:
             self._awake = True
             self._heap.push(self.now + HEARTBEAT_S, Wake())
-
-
-def _owner(user: str) -> Owner:
-    uid = 1000 if not user else 1001 + sum(ord(letter) * 31**place for place, letter in enumerate(user)) % 60_000
-    return Owner(uid, uid, user or "user")

@@ -142,6 +142,17 @@ class Board:
             self.memory_mib_s += self.used_mib * span_s
             self.since = now
 
+    def totals(self, now: float) -> tuple[float, float, float, float, float]:
+        """SM, occupancy, DRAM, memory and energy as they would be if it were moved; it is not."""
+        span_s, load = now - self.since, self.load
+        return (
+            self.sm_s + load.sm_active * span_s,
+            self.occupancy_s + load.sm_occupancy * span_s,
+            self.dram_s + load.dram_active * span_s,
+            self.memory_mib_s + self.used_mib * span_s,
+            self.energy_j + self.watts * span_s,
+        )
+
     def show(self) -> None:
         """The load as it is now. Called whenever anything has changed for those on it."""
         self.uses = None

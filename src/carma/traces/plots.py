@@ -5,6 +5,7 @@ matplotlib is imported only here, and only when drawing: it comes with the extra
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from carma.errors import Refused, Usage
+from carma.errors import Refused
+from carma.folder import make_folder
+from carma.outfile import MARK, write_file
 from carma.traces.draw import CLASSES, Class, class_of
 from carma.traces.schema import Trace, TraceTask
 
 COLOURS: dict[Class, str] = {"light": "#93c5fd", "medium": "#1d4ed8", "heavy": "#b45309"}
 MOST_BINS = 60
+NARROWEST = 1.5  # an axis of sizes reaches so many times as far, and as near, as its middle
+FILES = ("arrivals.png", "durations.png", "memory.png")
 
 
 def drawing() -> Any:
@@ -25,7 +30,7 @@ def drawing() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        hint = "pip install matplotlib, or leave out --plots"
+        hint = "pip install matplotlib, or leave out --out"
         raise Refused("matplotlib is not installed, so no picture can be drawn", hint) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -36,22 +41,20 @@ def drawing() -> Any:
 def draw(trace: Trace, out: Path) -> list[Path]:
     """arrivals.png, durations.png and memory.png in that directory."""
     pyplot = drawing()
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Usage(f"{out} cannot be made: {error.strerror}", "--plots names a directory.") from error
-    return [
-        _save(pyplot, _arrivals(pyplot, trace), out / "arrivals.png"),
-        _save(pyplot, _sizes(pyplot, trace, lambda task: task.seconds / 60, "run time alone (minutes)"),
-              out / "durations.png"),
-        _save(pyplot, _sizes(pyplot, trace, lambda task: task.memory_mib / 1024, "memory on each GPU (GiB)"),
-              out / "memory.png"),
-    ]  # fmt: skip
+    make_folder(out)
+    drawn = (
+        _arrivals(pyplot, trace),
+        _sizes(pyplot, trace, lambda task: task.seconds / 60, "run time alone (minutes)"),
+        _sizes(pyplot, trace, lambda task: task.memory_mib / 1024, "memory on each GPU (GiB)"),
+    )
+    return [_save(pyplot, figure, out / file) for figure, file in zip(drawn, FILES, strict=True)]
 
 
 def _save(pyplot: Any, figure: Any, path: Path) -> Path:
-    figure.savefig(path, dpi=150, metadata={"Software": None})
+    target = io.BytesIO()
+    figure.savefig(target, format="png", dpi=150, metadata={"Software": MARK})
     pyplot.close(figure)
+    write_file(str(path), target.getvalue())
     return path
 
 
@@ -74,7 +77,7 @@ def _arrivals(pyplot: Any, trace: Trace) -> Any:
     total.set_ylabel("arrived so far (tasks)")
     total.set_ylim(bottom=0)
     total.spines["top"].set_visible(False)
-    axes.set_title(f"{trace.name}: {len(trace.tasks):,} tasks", loc="left")
+    axes.set_title(_title(trace), loc="left")
     return figure
 
 
@@ -82,14 +85,25 @@ def _sizes(pyplot: Any, trace: Trace, figure_of: Callable[[TraceTask], float], l
     figure, axes = pyplot.subplots(figsize=(9, 4), layout="constrained")
     found = _by_class(trace, figure_of)
     every = [value for values in found.values() for value in values]
-    least, most = min(every), max(every)
-    _stacked(axes, found, np.geomspace(least * 0.99, most * 1.01, _bins(trace) + 1))
+    least, most = min(every) * 0.99, max(every) * 1.01
+    middle = math.sqrt(least * most)  # tasks that are alike are not spread over the whole width
+    least, most = min(least, middle / NARROWEST), max(most, middle * NARROWEST)
+    _stacked(axes, found, np.geomspace(least, most, _bins(trace) + 1))
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:,g}")
+    if most < 10 * least:  # no power of ten may lie within, which would be the only one with a figure
+        axes.xaxis.set_minor_formatter("{x:,.3g}")
+    else:
+        axes.xaxis.set_minor_formatter("")
     axes.set_xlabel(label)
     axes.set_ylabel("tasks")
-    axes.set_title(f"{trace.name}: {len(trace.tasks):,} tasks", loc="left")
+    axes.set_title(_title(trace), loc="left")
     return figure
+
+
+def _title(trace: Trace) -> str:
+    count = len(trace.tasks)
+    return f"{trace.name}: {count:,} {'task' if count == 1 else 'tasks'}"
 
 
 def _bins(trace: Trace) -> int:
@@ -100,5 +114,6 @@ def _stacked(axes: Any, found: dict[Class, list[float]], bins: Any) -> None:
     kinds = [kind for kind in CLASSES if found[kind]]
     axes.hist([found[kind] for kind in kinds], bins=bins, stacked=True, color=[COLOURS[kind] for kind in kinds],
               label=kinds)  # fmt: skip
+    axes.yaxis.get_major_locator().set_params(integer=True)
     axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(kinds))
     axes.spines[["top", "right"]].set_visible(False)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from carma.errors import BadTrace
-from carma.traces.schema import COLUMNS, Column, Trace, TraceTask
+from carma.traces.schema import COLUMNS, LEAST_S, MOST, MOST_S, Column, Trace, TraceTask
 
 REQUIRED = tuple(column.name for column in COLUMNS if column.required)
 OPTIONAL = tuple(column.name for column in COLUMNS if not column.required)
@@ -144,6 +144,12 @@ def _number(text: str, column: Column) -> float:
         raise ValueError(f"{text!r} is not a number" + (" of 0 or more" if column.kind != "whole" else ""))
     if column.above_zero and value == 0:
         raise ValueError("must be above 0")
+    if column.kind == "seconds" and value > MOST_S:
+        raise ValueError(f"{text} is above {MOST_S:,.0f} seconds, which are thirty years")
+    if column.name == "seconds" and value < LEAST_S:
+        raise ValueError(f"{text} is below {LEAST_S:g}")
+    if column.kind in ("count", "whole") and abs(value) > MOST:
+        raise ValueError(f"{text} is too large")
     if column.kind == "share" and value > 1:
         raise ValueError(f"{text} is above 1; it is a share from 0 to 1")
     if column.kind in ("count", "whole") and not value.is_integer():

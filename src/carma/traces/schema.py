@@ -12,8 +12,11 @@ from typing import Literal, NamedTuple
 
 from carma.core.model import Demand, Record
 
-# seconds: a number of 0 or more; share: 0 to 1; count: a whole number of 0 or more; whole: of any sign.
+# seconds: a number of 0 or more, to MOST_S; share: 0 to 1; count: a whole number of 0 or more; whole: of any sign.
 Kind = Literal["seconds", "share", "count", "whole", "text"]
+LEAST_S = 1e-3  # of a run: a shorter one is over before it begins
+MOST_S = 1e9  # thirty years; as a daemon takes them
+MOST = 10**15  # of counts
 
 
 class Column(NamedTuple):
@@ -106,6 +109,15 @@ class TraceTask(Record, frozen=True, kw_only=True):
 def start_within(start_s: float, seconds: float) -> float:
     """For a task whose run is made shorter: at most half of it goes by before it uses a GPU."""
     return min(start_s, 0.5 * seconds)
+
+
+def unreadable(task: TraceTask) -> str:
+    """Why no reader would take what was worked out from another trace or by chance; nothing where one would."""
+    if task.arrival_s > MOST_S:
+        return f"arrives after {task.arrival_s:,.0f} s, and a trace lasts {MOST_S:,.0f} s at most"
+    if not LEAST_S <= task.seconds <= MOST_S:
+        return f"runs for {task.seconds:,g} s, and a task of a trace runs for {LEAST_S:g} to {MOST_S:,.0f} s"
+    return ""
 
 
 class Trace(Record, frozen=True, kw_only=True):

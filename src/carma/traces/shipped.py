@@ -21,8 +21,10 @@ def find(name: str) -> Trace:
     if name in SHIPPED:
         return _shipped(name)
     path = Path(name)
-    if not path.exists() and path.name == name and not path.suffix:
-        raise BadTrace(f"{name}: no such trace", f"Shipped traces: {', '.join(SHIPPED)}; or give a file's path.")
+    if not name or (not path.exists() and path.name == name and not path.suffix):
+        raise BadTrace(
+            f"{name or repr(name)}: no such trace", f"Shipped traces: {', '.join(SHIPPED)}; or give a file's path."
+        )
     return read(path)
 
 

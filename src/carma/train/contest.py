@@ -27,7 +27,7 @@ from carma.train.names import PUBLISHED, PUBLISHED_WIDTHS_GB, WIDTHS_GB
 from carma.train.samples import Numbers, Samples, Wholes
 
 PROCESSES = 2
-LESS = "If the machine was short of memory: --family and --only do less at a time."
+LESS = "If the machine was short of memory: --families and --only do less at a time."
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def _read(options: Options, tell: Tell) -> tuple[dict[str, Samples], dict[str, S
     }
     if tables and not own:
         there = f"there are no runs of {', '.join(options.families)} in {', '.join(options.data)}"
-        raise Usage(there, f"--family: there are some of {', '.join(tables)}.")
+        raise Usage(there, f"--families: there are some of {', '.join(tables)}.")
     public = {PUBLIC: read_public(Path(options.public_mlp))} if options.public_mlp else {}
     if not own and not public:
         raise Usage("there is no data to learn from", "Name files of `carma dataset pack`, or --public-mlp FILE.")
@@ -153,7 +153,7 @@ def _command(options: Options) -> str:
     named = {
         "--out": "" if options.install else options.out,
         "--public-mlp": options.public_mlp and Path(options.public_mlp).name,
-        "--family": ",".join(options.families),
+        "--families": ",".join(options.families),
         "--only": ",".join(options.only),
         "--seed": str(options.seed),
     }

@@ -175,9 +175,9 @@ def _command(options: Options) -> str:
     for name, flag in (("limit_s", "--limit"), ("tasks", "--tasks"), ("scale", "--scale")):
         if getattr(options, name) != getattr(usual, name):
             flags.append(f"{flag} {getattr(options, name):g}")
-    for name in ("parts", "rungs"):
+    for name, flag in (("parts", "--only"), ("rungs", "--rungs")):
         if getattr(options, name) != getattr(usual, name):
-            flags.append(f"--{name} {','.join(getattr(options, name))}")
+            flags.append(f"{flag} {','.join(getattr(options, name))}")
     return " ".join(["carma bench gpu", *flags])
 
 

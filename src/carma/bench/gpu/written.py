@@ -45,7 +45,7 @@ def command_of(verb: str, options: msgspec.Struct) -> str:
         value = getattr(options, field.name)
         if value == getattr(standard, field.name):
             continue
-        flag = "--" + field.name.removesuffix("_s")
+        flag = "--out" if field.name == "json" else "--" + field.name.removesuffix("_s")
         words += [word for text in _texts(value) for word in (flag, text)]
     return shlex.join(words)
 

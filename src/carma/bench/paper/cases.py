@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import multiprocessing
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,11 +16,13 @@ from carma.bench.paper.variants import Variant
 from carma.core.model import Record
 from carma.sim import cards
 from carma.sim.bound import Bound, bound
+from carma.sim.progress import Tell
 from carma.sim.request import simulation
 from carma.traces import Trace
 
 GPU = "a100-40"
 Say = Callable[[str], None]
+Follow = Callable[[str, int, int, float], None]  # a case, its tasks that have ended, all of them, simulated seconds
 
 
 class Case(NamedTuple):
@@ -78,10 +83,10 @@ _FROM_FIGURES = (
 _known: dict[str, Trace] = {}  # in a worker: the traces by name
 
 
-def simulate(case: Case, trace: Trace) -> Row:
+def simulate(case: Case, trace: Trace, tell: Tell | None = None) -> Row:
     request = case.variant.request(case.trace, case.gpus, case.seed, case.noise)
     began = time.process_time()  # others may work on the same cores
-    figures = simulation(request, trace).run()
+    figures = simulation(request, trace).run(tell)
     took_s = time.process_time() - began
     taken = {name: getattr(figures, name) for name in _FROM_FIGURES}
     return Row(
@@ -93,9 +98,10 @@ def simulate(case: Case, trace: Trace) -> Row:
 class Results:
     """What was found so far, over all parts."""
 
-    def __init__(self, jobs: int, say: Say) -> None:
+    def __init__(self, jobs: int, say: Say, follow: Follow | None = None) -> None:
         self._jobs = jobs
         self._say = say
+        self._follow = follow
         self._found: dict[Ask, Answer] = {}
         self._traces: dict[str, Trace] = {}
 
@@ -129,13 +135,38 @@ class Results:
     def _worked(self, asks: Sequence[Ask], traces: Mapping[str, Trace]) -> Iterator[tuple[Ask, Answer, float]]:
         if self._jobs <= 1 or len(asks) <= 1:
             _know(dict(traces))
-            yield from ((ask, *_work(ask)) for ask in asks)
+            for ask in asks:
+                tell = None if self._follow is None else functools.partial(self._follow, str(ask))
+                yield ask, *_work(ask, tell)
             return
         # Spawned, not forked: a fork of a process with threads (numpy's) may hang.
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(self._jobs, context, initializer=_know, initargs=(dict(traces),)) as pool:
-            asked = {pool.submit(_work, ask): ask for ask in asks}
-            yield from ((asked[done], *done.result()) for done in as_completed(asked))
+        with ProcessPoolExecutor(self._jobs, context, initializer=_begin, initargs=(dict(traces),)) as pool:
+            with _uninterrupted():
+                asked = {pool.submit(_work, ask): ask for ask in asks}
+            try:
+                yield from ((asked[done], *done.result()) for done in as_completed(asked))
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)  # nobody waits for those that have not begun
+                raise
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C goes to all processes of a terminal. One that begins now comes to the world without hearing it, since it
+    would print where it was in its imports; `_begin` lets it hear again."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin(traces: dict[str, Trace]) -> None:
+    """In a worker: Ctrl-C ends it without a word, as the one who waits for it says what there is to say."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    _know(traces)
 
 
 def _know(traces: dict[str, Trace]) -> None:
@@ -143,13 +174,13 @@ def _know(traces: dict[str, Trace]) -> None:
     _known.update(traces)
 
 
-def _work(ask: Ask) -> tuple[Answer, float]:
+def _work(ask: Ask, tell: Tell | None = None) -> tuple[Answer, float]:
     """And the seconds of processor time that it took."""
     trace, began = _known[ask.trace], time.process_time()
     if isinstance(ask, Limit):
         answer: Answer = bound(trace, cards.find(GPU), ask.gpus, slowdown_cap=ask.cap)
     else:
-        answer = simulate(ask, trace)
+        answer = simulate(ask, trace, tell)
     return answer, time.process_time() - began
 
 

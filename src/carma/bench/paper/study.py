@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from carma.bench.paper import curves, limits, page, philly, seeds, speed, tables, workloads, writing
-from carma.bench.paper.cases import Results, to_stderr
+from carma.bench.paper.cases import Follow, Results, to_stderr
 from carma.bench.paper.pictures import Sketch, sketches
 from carma.bench.paper.scope import LARGE, PARTS, QUICK, Scope
 from carma.core.model import Record
@@ -33,7 +33,11 @@ class Options(Record, frozen=True, kw_only=True):
 
     def spelled(self) -> str:
         """The command that makes it again, without paths of this machine."""
-        words = ["carma bench paper", "--quick" if self.quick else "", f"--jobs {self.jobs}" if self.jobs > 1 else ""]
+        words = [
+            "carma bench paper",
+            "--quick" if self.quick else "",
+            f"--parallel {self.jobs}" if self.jobs > 1 else "",
+        ]
         words += [f"--only {','.join(self.only)}"] if self.only else []
         words += [f"--seeds {self.seeds}"] if self.seeds is not None else []
         words += [f"--windows {self.windows}"] if self.windows is not None else []
@@ -41,15 +45,21 @@ class Options(Record, frozen=True, kw_only=True):
         return " ".join(word for word in words if word)
 
 
-def run(options: Options, draw: Draw) -> int:
-    """`draw` makes pictures of sketches, as PNG and SVG: reports have their own hand, which is above this package."""
-    make_folder(options.out)
+def run(options: Options, draw: Draw, follow: Follow | None = None) -> int:
+    """`draw` makes pictures of sketches, as PNG and SVG: reports have their own hand, which is above this package.
+    `follow` is told how far a case is."""
     scope = scope_of(options)
     parts = () if options.redraw else wanted(options)
     found = writing.read(options.out)
     if options.redraw and not found:
         raise Usage(f"{options.out / writing.NAME}: no such file", "--redraw shows what an earlier run has written.")
-    results = Results(options.jobs, to_stderr)
+    if parts and scope.quick and found.get("quick") is False:
+        there = f"{options.out / writing.NAME} holds the whole study, and a quick one would take its place"
+        raise Usage(there, "Give --out another directory, as in --quick --out quick.")
+    if parts and options.philly is not None:
+        workloads.philly(options.philly, seed=scope.seed)  # that it can be read, before an hour is spent on the others
+    make_folder(options.out)
+    results = Results(options.jobs, to_stderr, follow)
     found = writing.judged(found) if options.redraw else found
     for part in parts:
         to_stderr(f"{part}:")

@@ -53,9 +53,11 @@ def read(out: Path) -> dict[str, Any]:
         return {}
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict) or "format" not in found:
+            raise ValueError("it tells no format")
         if found["format"] != FORMAT:
             raise ValueError(f"its format is {found['format']}, not {FORMAT}")
-    except (ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
         raise Usage(f"{path} is no file of this study: {error}", "Move it away, or give another --out.") from error
     return found
 

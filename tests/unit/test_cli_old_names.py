@@ -1,0 +1,90 @@
+"""Flags have one name over all verbs; the one that each had before is still understood, and no help shows it."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from carma.bench import report
+from carma.bench.figures import Ran, TaskRun, summarise
+from carma.cli import carma
+from carma.cli.verb import Renamed
+
+# verb: the flag, what it was called, a value
+OLD = {
+    "estimate": ("--gpus", "--gpu-count", "2"),
+    "train": ("--families", "--family", "cnn"),
+    "trace describe": ("--out", "--plots", "pictures"),
+    "dataset pack": ("--parallel", "--processes", "3"),
+    "bench daemon": ("--out", "--json", "x.json"),
+    "bench sampler": ("--out", "--json", "x.json"),
+    "bench interference": ("--out", "--json", "x.json"),
+    "bench collocation": ("--out", "--json", "x.json"),
+    "bench gpu": ("--only", "--parts", "oom"),
+    "bench paper": ("--parallel", "--jobs", "3"),
+}
+
+
+def found(verb: str) -> click.Command:
+    command: click.Command = carma
+    for word in verb.split():
+        assert isinstance(command, click.Group)
+        inner = command.get_command(click.Context(command), word)
+        assert inner is not None
+        command = inner
+    return command
+
+
+def all_verbs(command: click.Command, name: str = "") -> list[tuple[str, click.Command]]:
+    if not isinstance(command, click.Group):
+        return [(name, command)]
+    ctx = click.Context(command)
+    inner = [(word, command.get_command(ctx, word)) for word in command.list_commands(ctx)]
+    return [each for word, one in inner if one is not None for each in all_verbs(one, f"{name} {word}".strip())]
+
+
+@pytest.mark.parametrize("verb", OLD)
+def test_the_old_name_of_a_flag_says_the_same(verb: str) -> None:
+    new, old, value = OLD[verb]
+    command = found(verb)
+    (option,) = (param for param in command.params if new in param.opts)
+    assert option.name is not None
+    read = []
+    for flag in (new, old):
+        ctx = click.Context(command, resilient_parsing=True)
+        command.parse_args(ctx, [flag, value])
+        read.append(ctx.params[option.name])
+    assert read[0] == read[1]
+    assert read[0] != option.get_default(click.Context(command))
+    assert old not in command.get_help(click.Context(command)).split()
+    assert new in option.opts
+    assert old not in option.opts
+
+
+def test_these_are_all_flags_that_were_called_otherwise() -> None:
+    renamed = {name for name, verb in all_verbs(carma) for param in verb.params if isinstance(param, Renamed)}
+    assert renamed == set(OLD)
+
+
+def test_names_that_differed_are_in_no_verb_any_more() -> None:
+    """`--json` is a flag without a value everywhere, files go to --out, and several at once are --parallel."""
+    for name, verb in all_verbs(carma):
+        for param in verb.params:
+            assert not {"--gpu-count", "--plots", "--jobs", "--processes", "--family", "--parts"} & set(param.opts), (
+                name
+            )
+            if "--json" in param.opts:
+                assert isinstance(param, click.Option), name
+                assert param.is_flag, name
+
+
+def test_the_demo_tells_figures_by_the_simulators_names_and_by_those_that_they_had() -> None:
+    run = TaskRun(
+        name="a", submitted_at=0, ended_at=9, alone_s=3, succeeded=True, attempts=(Ran(started_at=5, ended_at=9),)
+    )
+    figures = summarise([run], sm_active_mean=0.5)
+    told = report.with_old_names({"wait_mean_s": figures.wait_mean_s, "sm_active_mean": figures.sm_active_mean})
+    assert told == {"wait_mean_s": 5.0, "waiting_mean_s": 5.0, "sm_active_mean": 0.5, "sm_active": 0.5}
+    fields = set(type(figures).__struct_fields__)
+    assert set(report.OLD_NAMES) <= fields
+    assert not set(report.OLD_NAMES.values()) & fields
