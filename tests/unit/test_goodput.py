@@ -11,16 +11,18 @@ from hypothesis import strategies as some
 from msgspec.structs import replace
 
 from carma.core import outlook as outlooks
-from carma.core.decision import Ask
+from carma.core.decision import Ask, Refusal
 from carma.core.kept import shape_of
 from carma.core.model import AttemptKey, Demand, GpuId, GpuSample, TaskId
 from carma.core.outlook import Member, Outlook, Terms, goes_on, slowdowns
+from carma.core.placement import rank
 from carma.core.policies import goodput
 from carma.core.policies.goodput import LEAST_GAIN
 from carma.core.policy import Policy, Waits
 from carma.core.settings import PlacementRules, Rules, Sharing
+from carma.core.sharing import progress_rates
 from carma.core.snapshot import views
-from carma.core.view import GpuView, Holder, Progress
+from carma.core.view import Beside, GpuView, Holder, Progress
 from tests.builders import World, gpu
 
 NOW = 5_000.0
@@ -56,9 +58,8 @@ def holder(
     rate: float = 1.0,
     elsewhere: float = 1.0,
     mib: int = 1_000,
-    is_wide: bool = False,
 ) -> Holder:
-    progress = Progress(NOW - ran_s, done_s, NOW, rate, alone_s, elsewhere, is_wide)
+    progress = Progress(NOW - ran_s, done_s, NOW, rate, alone_s, elsewhere)
     key = AttemptKey(TaskId(task), 1)
     return Holder(key=key, booking_mib=mib, ends_at=NOW + 100.0, demand=demand, progress=progress)
 
@@ -68,7 +69,7 @@ def ask(demand: Demand | None, alone_s: float | None = 100.0) -> Ask:
 
 
 def outlook(asked: Ask, holders: Sequence[Holder], terms: Terms) -> Outlook:
-    return outlooks.outlook(asked, goes_on(holders, asked.at, terms), terms)
+    return outlooks.outlook(asked, goes_on([holders], asked.at, terms), terms)
 
 
 def bound(cap: float = 1.25, mechanism: str = "mps") -> Policy:
@@ -83,22 +84,73 @@ def sentence(policy: Policy, asked: Ask, *holders: Holder) -> str:
     return found.sentence
 
 
-@pytest.mark.usefixtures("by_hand")
-def test_beside_a_wide_task_one_must_bear_it_for_as_long_as_its_own_cap_lets_it_stay() -> None:
-    """It may be held up on its other GPU: here it has 20 of 100 s left, and may still stay for 45."""
-    narrow, wide = holder(goes(0.8), done_s=80.0, ran_s=80.0), holder(goes(0.8), done_s=80.0, ran_s=80.0, is_wide=True)
-    beside_narrow, beside_wide = outlook(ask(goes(0.5)), [narrow], MPS), outlook(ask(goes(0.5)), [wide], MPS)
-    assert beside_narrow.own == pytest.approx((25.0 + 100.0 - 12.5) / 100.0)
-    assert beside_wide.own == pytest.approx((45.0 + 100.0 - 22.5) / 100.0)
-    assert beside_wide.slow[0] == beside_narrow.slow[0] == pytest.approx(1.05)
-    newcomer = ask(goes(0.8))
-    assert (
-        outlook(replace(newcomer, gpus=2), [holder(goes(0.5))], MPS).slow[0]
-        >= outlook(newcomer, [holder(goes(0.5))], MPS).slow[0]
-    )
+def test_who_shares_another_gpu_with_a_wide_task_is_held_up_with_it() -> None:
+    """The newcomer slows the wide task down here, which so stays longer beside a third one there."""
+    third = holder(LIGHT, 200.0, task=8)
+    wide = replace(holder(HEAVY, 100.0), beside=(Beside(GpuId("g1"), HEAVY, (third,)),))
+    newcomer = ask(HEAVY, 300.0)
+    found = outlook(newcomer, [wide], MPS)
+    pressed, _ = progress_rates([HEAVY, HEAVY])
+    _, light = progress_rates([HEAVY, LIGHT])
+    assert [one.key.task for one in found.whose] == [7, 8]
+    assert found.slow[0] == pytest.approx(1.0 / pressed)
+    stays_s = 100.0 / pressed
+    assert found.slow[1] == pytest.approx((stays_s + 200.0 - light * stays_s) / 200.0)
+    before = goes_on([(wide,)], NOW, MPS)
+    assert found.slow[1] > slowdowns(before.members, [1.0, light], "mps", before.groups)[1]
 
 
-# -- whole runs -----------------------------------------------------------------------------------------------------
+def test_a_newcomer_is_kept_off_where_somebody_on_another_gpu_would_pay_for_it() -> None:
+    """The third one can bear the wide task for as long as that stays by itself, and no longer."""
+    third = holder(Demand(0.2, 0.1, 0.1, 0.5, 0.2), 100.0, task=8, done_s=20.0, ran_s=28.0)
+    wide = replace(holder(HEAVY, 400.0, done_s=360.0, ran_s=360.0), beside=(Beside(GpuId("g1"), HEAVY, (third,)),))
+    alone = replace(wide, beside=(Beside(GpuId("g1"), HEAVY, ()),))
+    newcomer = ask(Demand(0.5, 0.2, 0.2, 0.8, 0.5), 2_000.0)
+    assert not bound().opposes(newcomer, (alone,))
+    assert bound().opposes(newcomer, (wide,))
+    assert sentence(bound(), newcomer, wide).startswith("beside it task 8 would take 1.2")
+    assert sentence(bound(), newcomer, wide).endswith("(cap 1.25)")
+    late = replace(wide, beside=(Beside(GpuId("g1"), HEAVY, (holder(LIGHT, 20.0, task=8, ran_s=60.0),)),))
+    assert not bound().opposes(newcomer, (late,)), "one that was too late anyhow, and ends before, pays nothing"
+    assert bound().objects(newcomer, (late,)) is None
+
+
+def test_a_task_with_several_gpus_is_judged_on_all_of_them_at_once() -> None:
+    """One GPU holds it up much and soon no more, the other a little all the time: each by itself it can bear."""
+    soon = holder(HEAVY, 1_000.0, task=1, done_s=900.0, ran_s=900.0)
+    long = holder(Demand(0.3, 0.1, 0.1, 0.4, 0.3), 1_000.0, task=2)
+    wide = replace(ask(Demand(0.5, 0.2, 0.2, 0.8, 0.5), 400.0), gpus=2)
+    policy = bound()
+    assert policy.jointly is not None
+    assert not policy.opposes(wide, (soon,))
+    assert not policy.opposes(wide, (long,))
+    assert policy.jointly(wide, [(soon,), ()]) is None
+    found = policy.jointly(wide, [(soon,), (long,)])
+    assert found is not None
+    assert found.sentence.startswith("beside tasks 1, 2 it would take 1.")
+
+
+def test_of_gpus_that_do_not_go_together_the_better_is_had_with_another() -> None:
+    soon = holder(HEAVY, 1_000.0, task=1, done_s=900.0, ran_s=900.0)
+    long = holder(Demand(0.3, 0.1, 0.1, 0.4, 0.3), 1_000.0, task=2)
+    wide = replace(ask(Demand(0.5, 0.2, 0.2, 0.8, 0.5), 400.0), gpus=2)
+    seen = [
+        GpuView(gpu=gpu(place), holders=holders, room_mib=40_000)
+        for place, holders in enumerate([(long,), (soon,), ()])
+    ]
+    assert chosen(wide, seen) == [2, 0]
+    assert chosen(wide, seen[:2]) == []
+    assert chosen(replace(wide, gpus=1), seen[:2]) == [0]
+
+
+def chosen(asked: Ask, seen: Sequence[GpuView]) -> list[int]:
+    refusals: dict[GpuId, Refusal] = {}
+    ranked = rank(asked, seen, bound(), None, refusals, idle_first=True)
+    places = {view.gpu.id: view.gpu.index for view in seen}
+    assert len(ranked) == len(seen) - len(refusals)
+    return [places[entry.gpu] for entry in ranked[: asked.gpus]] if len(ranked) >= asked.gpus else []
+
+
 @pytest.mark.usefixtures("by_hand")
 def test_who_is_left_when_the_other_has_ended_goes_on_at_full_speed() -> None:
     # The newcomer ends after 100 / 0.8 = 125 s. The other has done 62.5 s of its work by then, and 37.5 s are left.
@@ -323,7 +375,7 @@ def test_nobody_is_wanted_elsewhere_who_does_as_predicted_or_well_enough() -> No
 SHARE = some.floats(0.02, 1.0)
 DEMANDS = some.none() | some.builds(Demand, SHARE, SHARE, SHARE, some.none() | SHARE, some.none() | SHARE)
 RUNS = some.none() | some.floats(50.0, 20_000.0)
-COMPANY = some.lists(
+HOLDERS = some.lists(
     some.builds(
         holder,
         DEMANDS,
@@ -334,10 +386,19 @@ COMPANY = some.lists(
         rate=some.floats(0.2, 1.0),
         elsewhere=some.floats(0.3, 1.0),
         mib=some.integers(500, 9_000),
-        is_wide=some.booleans(),
     ),
     max_size=4,
 ).map(tuple)
+
+
+def also_beside(company: tuple[Holder, ...], others: tuple[Holder, ...]) -> tuple[Holder, ...]:
+    """The first of them has another GPU, with those others."""
+    known = {holder.key for holder in company}
+    beside = (Beside(GpuId("g9"), None, tuple(holder for holder in others if holder.key not in known)),)
+    return (replace(company[0], beside=beside), *company[1:]) if company else ()
+
+
+COMPANY = HOLDERS | some.builds(also_beside, HOLDERS, HOLDERS)
 
 
 @settings(deadline=None, max_examples=400)
@@ -367,8 +428,9 @@ def test_tasks_on_several_gpus_are_known_as_such_before_they_begin_and_after() -
         task = world.submit(1_000, gpus=gpus)
         world.settle()
         for _ in ("placed", "running"):
-            progress = [one.progress for view in views(world.state, world.now) for one in view.holders]
-            assert [one is not None and one.is_wide for one in progress] == [gpus > 1] * gpus
+            seen = views(world.state, world.now)
+            others = [[known.gpu for known in one.beside] for view in seen for one in view.holders]
+            assert others == ([[view.gpu.id] for view in reversed(seen)] if gpus > 1 else [[]])
             world.start(task)
             world.wait(30)
         world.end(task)

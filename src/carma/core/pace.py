@@ -28,6 +28,7 @@ CALM_S = 10.0  # its memory has not grown for so long: before that a task is sta
 BELIEVED_S = 15.0  # so much must have been seen of one before it is believed
 OTHER, SLIGHT = 0.33, 0.05  # alone it shows so much else than was told, as a part of it and at all
 IDLE = 0.25  # so much of what was told is seen at most where a task leaves a GPU idle
+NOTHING = Demand(0.0, 0.0, 0.0, 0.0, 0.0)  # of a GPU that it leaves idle, which does not hold it up either
 MOST_S = 15.0  # so much a single sample tells at most, however long the one before it was ago
 
 
@@ -42,7 +43,7 @@ def belief(task: Task, seen: Seen | None) -> Demand | None:
     if told is not None and not (known and seen is not None and _other_than(task, seen, told)):
         return told
     if known and seen is not None:
-        return seen.solo.demand
+        return NOTHING if told is not None and seen.solo.sm_active < SLIGHT else seen.solo.demand
     for attempt in reversed(task.attempts):
         if attempt.alone is not None:
             return attempt.alone.demand
@@ -78,6 +79,15 @@ def regroup(state: State, gpus: Iterable[GpuId], now: float) -> None:
         track.rate = min(track.rates.values(), default=1.0)
         for gpu in track.on:  # when it should end has changed there too
             state.touch(gpu)
+            _touch_beside(state, gpu)
+
+
+def _touch_beside(state: State, gpu: GpuId) -> None:
+    """Those who have other GPUs, too, are seen there with whoever is beside them here."""
+    for placement in state.on_gpu.get(gpu, {}).values():
+        if len(placement.gpus) > 1:
+            for other in placement.gpus:
+                state.touch(other)
 
 
 # -- demand ---------------------------------------------------------------------------------------------------------

@@ -86,7 +86,30 @@ def rank(
         idle = {view.gpu.id for view in opened if view.idle}
         if 0 < len(idle) < len(opened):  # else the order stays as it is
             ranked.sort(key=lambda entry: entry.gpu not in idle)
+    if ask.gpus > 1 and policy.jointly is not None:
+        return _together(ask, ranked, opened, policy, refusals)
     return ranked
+
+
+def _together(
+    ask: Ask, ranked: list[Ranked], opened: Sequence[GpuView], policy: Policy, refusals: dict[GpuId, Refusal]
+) -> list[Ranked]:
+    """Without those that the policy objects to beside the better ones: a task goes at the pace of its slowest GPU."""
+    assert policy.jointly is not None
+    holders = {view.gpu.id: view.holders for view in opened}
+    kept: list[Ranked] = []
+    for place, entry in enumerate(ranked):
+        if len(kept) == ask.gpus:
+            return [*kept, *ranked[place:]]
+        try:
+            refusal = policy.jointly(ask, [holders[one.gpu] for one in (*kept, entry)]) if kept else None
+        except Exception as error:
+            return _failed(policy, error, opened, refusals)
+        if refusal is None:
+            kept.append(entry)
+        else:
+            refusals[entry.gpu] = refusal
+    return kept
 
 
 def _rank(

@@ -39,6 +39,10 @@ Refuses = Callable[[Ask, Sequence[Holder]], bool]
 """Whether `Against` would say anything, for a policy that can tell that sooner than what it would say."""
 
 
+Jointly = Callable[[Ask, Sequence[Sequence[Holder]]], Refusal | None]
+"""What a policy has against a task on several GPUs at once, beside those who hold each of them."""
+
+
 class Move(Record, frozen=True, gc=False):
     """A running task that would do better elsewhere, and why, in a sentence."""
 
@@ -78,6 +82,7 @@ class Policy(Record, frozen=True):
     moves: Moves | None = None  # None: it never wants anybody elsewhere
     refuses: Refuses | None = None  # None: `against` is asked
     apart: bool = False  # whether `rank` gives a GPU the same score and order whichever others are ranked with it
+    jointly: Jointly | None = None  # None: what it has nothing against one by one may be had together
 
     def bound(self, rules: Rules) -> Policy:
         return self if self.bind is None else self.bind(rules)

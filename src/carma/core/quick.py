@@ -27,8 +27,8 @@ from carma.core.policy import as_of
 from carma.core.reserve import Fence, free_at, in_the_way, spare_mib
 from carma.core.state import State
 from carma.core.urgent import Order, ordered
-from carma.core.view import GpuView
-from carma.core.walk import Due, newcomer
+from carma.core.view import GpuView, also_on
+from carma.core.walk import Due, newcomer, with_others
 
 KEPT_VERDICTS = 16  # with each placement, so that `explain` can tell later; more would swell a large server's log
 PLACED_AT_ONCE = 64  # of one pass; the shell asks again at once, so this bounds a pass and delays nobody
@@ -278,15 +278,27 @@ class QuickPass:
             gpu = door.view.gpu
             if gpu.id not in chosen:
                 continue
-            view = door.view.joined_by(holder)
+            view = door.view.joined_by(with_others(holder, choice, door.view))
             place = self.doors.by_gpu[gpu.id].place
             self.joined[gpu.id] = joined = Kept(gpu, place)
             joined.hold(door_of(view, self.state.rules, self.state.policy), self.now)
             where = bisect_left(self.open, place, key=lambda one: one.place)
             self.open[where : where + 1] = [] if joined.closed else [joined]
             self._look_at_spare(view)
+        for name in chosen:
+            self._tell_beside(door_at(self.state, self.joined[name], self.now).view)
         self.most_mib = max((kept.free_mib for kept in self.open), default=-1)
         self.last_gpu = chosen[-1]
+
+    def _tell_beside(self, joined: GpuView) -> None:
+        """Where those who have that GPU have others, too (walk.Pass does the same)."""
+        for gpu in also_on(joined.holders) & self.doors.by_gpu.keys():
+            kept = self._kept(gpu)
+            told = Kept(kept.gpu, kept.place)
+            door = door_at(self.state, kept, self.now)
+            told.hold(replace(door, view=door.view.with_beside(joined)), self.now)
+            self.joined[gpu] = told
+            self.open = [told if one.gpu.id == gpu else one for one in self.open]
 
     # -- the fence --------------------------------------------------------------------------------------------------
     def _keeper(self, asked: Asked) -> Fenced | None:

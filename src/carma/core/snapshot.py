@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from carma.core.model import AttemptKey, Gpu, GpuSample, ProcessUse
+from carma.core.model import AttemptKey, Gpu, GpuId, GpuSample, ProcessUse
 from carma.core.news import EARLY_S
 from carma.core.pace import belief
 from carma.core.seen import Live, Seen, Track
@@ -20,7 +20,7 @@ from carma.core.state import SERVER, State
 from carma.core.status import Running, Starting
 from carma.core.task import Task
 from carma.core.units import show_s
-from carma.core.view import GpuView, Holder, Progress, room_mib
+from carma.core.view import Beside, GpuView, Holder, Progress, room_mib
 
 HIDDEN_MIB = 1024  # so much the driver may use for itself; what is beyond it belongs to processes that are not shown
 
@@ -133,23 +133,50 @@ def _holder(state: State, gpu: Gpu, key: AttemptKey, now: float) -> Holder:
         settles_at=warm_up.until if warm_up is not None else None,
         ends_at=expected_end(task, track, state.rules, now),
         demand=belief(task, seen),
-        progress=_progress(task, track, gpu, state.live_of(gpu.id).truth),
+        progress=_progress(task, track, gpu.id, state.live_of(gpu.id).truth),
+        beside=_beside(state, key, gpu.id),
     )
 
 
-def _progress(task: Task, track: Track | None, gpu: Gpu, truth: float) -> Progress | None:
+def _beside(state: State, key: AttemptKey, gpu: GpuId) -> tuple[Beside, ...]:
+    """The attempt's other GPUs, with those who share them: what it takes to tell how they go on, and no more."""
+    gpus = state.on_gpu[gpu][key].gpus
+    if len(gpus) == 1:
+        return ()
+    task, track = state.tasks[key.task], state.tracks.get(key)
+    found: list[Beside] = []
+    for other in gpus:
+        if other != gpu:
+            seen = track.on.get(other) if track is not None else None
+            sharing = [_sharer(state, one, other) for one in state.on_gpu.get(other, ()) if one != key]
+            found.append(Beside(other, belief(task, seen), tuple(sharing)))
+    return tuple(found)
+
+
+def _sharer(state: State, key: AttemptKey, gpu: GpuId) -> Holder:
+    task, track = state.tasks[key.task], state.tracks.get(key)
+    return Holder(
+        key=key,
+        booking_mib=state.on_gpu[gpu][key].booking.memory_mib,
+        ends_at=inf,
+        demand=belief(task, track.on.get(gpu) if track is not None else None),
+        progress=_progress(task, track, gpu, 1.0),
+    )
+
+
+def _progress(task: Task, track: Track | None, gpu: GpuId, truth: float) -> Progress | None:
     alone_s = task.estimate.runtime_s if task.estimate is not None else None
     if track is None:
         return None
     if track.began_at is None:
-        return not_begun(task.attempts[-1].placed_at, alone_s, task.spec.gpus)
-    elsewhere = min((rate for other, rate in track.rates.items() if other != gpu.id), default=1.0)
+        return not_begun(task.attempts[-1].placed_at, alone_s)
+    elsewhere = min((rate for other, rate in track.rates.items() if other != gpu), default=1.0)
     rate = min(1.0, track.rate * truth)
-    return Progress(track.began_at, track.done_s, track.paced_at, rate, alone_s, elsewhere, len(track.on) > 1)
+    return Progress(track.began_at, track.done_s, track.paced_at, rate, alone_s, elsewhere)
 
 
-def not_begun(at: float, alone_s: float | None, gpus: int) -> Progress:
-    return Progress(at, 0.0, at, 1.0, alone_s, is_wide=gpus > 1)
+def not_begun(at: float, alone_s: float | None) -> Progress:
+    return Progress(at, 0.0, at, 1.0, alone_s)
 
 
 class WarmingUp(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from carma.core.model import AttemptKey, Demand, Gpu, GpuSample, ProcessUse, Record
+from carma.core.model import AttemptKey, Demand, Gpu, GpuId, GpuSample, ProcessUse, Record
 from carma.core.window import Metric, Summary
 
 
@@ -20,7 +20,6 @@ class Progress(Record, frozen=True):
     rate: float  # since then
     alone_s: float | None  # all of it; None: nobody knows
     elsewhere: float = 1.0  # the rate that its other GPUs allow
-    is_wide: bool = False  # it has other GPUs, too
 
     def done_by(self, now: float) -> float:
         return self.done_s + self.rate * max(0.0, now - self.at)
@@ -39,6 +38,7 @@ class Holder(Record, frozen=True, kw_only=True):
     ends_at: float  # expected
     demand: Demand | None = None  # what it would keep busy alone; None: nobody knows
     progress: Progress | None = None  # None: it has not started
+    beside: tuple[Beside, ...] = ()  # its other GPUs
 
     @property
     def counted_mib(self) -> int:
@@ -53,6 +53,14 @@ class Holder(Record, frozen=True, kw_only=True):
     def growth_mib(self) -> int:
         """What it may still take beyond what it holds now."""
         return max(0, self.counted_mib - (self.observed_mib or 0))
+
+
+class Beside(Record, frozen=True):
+    """Another GPU of a holder."""
+
+    gpu: GpuId
+    demand: Demand | None  # what it would keep busy there alone: some leave all but one of their GPUs idle
+    holders: tuple[Holder, ...]  # who else is there
 
 
 class GpuView(Record, frozen=True, kw_only=True):
@@ -91,6 +99,12 @@ class GpuView(Record, frozen=True, kw_only=True):
             blind="no sample since a task came just now",
         )
 
+    def with_beside(self, joined: GpuView) -> GpuView:
+        """The same GPU after somebody has come to another one, which some of its holders have, too."""
+        there = {holder.key for holder in joined.holders}
+        holders = tuple([_beside(one, joined) if one.key in there else one for one in self.holders])
+        return msgspec.structs.replace(self, holders=holders)
+
     def after(self, at: float) -> tuple[tuple[Holder, ...], int]:
         """Who is still there, and the room (none where it is not known), when every holder that is expected to end by
         then has ended."""
@@ -107,6 +121,19 @@ class GpuView(Record, frozen=True, kw_only=True):
             return 0
         used_mib = max(0, self.used_mib - freed_mib)
         return room_mib(self.gpu.memory_mib, used_mib, self.foreign_mib, staying) or 0
+
+
+def _beside(holder: Holder, joined: GpuView) -> Holder:
+    others = tuple([one for one in joined.holders if one.key != holder.key])
+    beside = [
+        Beside(known.gpu, known.demand, others) if known.gpu == joined.gpu.id else known for known in holder.beside
+    ]
+    return msgspec.structs.replace(holder, beside=tuple(beside))
+
+
+def also_on(holders: Collection[Holder]) -> set[GpuId]:
+    """The other GPUs of those holders."""
+    return {known.gpu for holder in holders for known in holder.beside}
 
 
 def room_mib(capacity_mib: int, used_mib: int | None, foreign_mib: int, holders: tuple[Holder, ...]) -> int | None:

@@ -28,7 +28,7 @@ from carma.core.status import Finished, Queued
 from carma.core.task import Task
 from carma.core.units import show_s
 from carma.core.urgent import ordered
-from carma.core.view import GpuView, Holder
+from carma.core.view import Beside, GpuView, Holder, also_on
 
 DRIVER_MIB = 512
 
@@ -229,10 +229,19 @@ class Pass(Due):
         holder = newcomer(choice.ask, runtime_s, self.state.rules, self.now)
         for place, door in enumerate(self.doors):
             if door.view.gpu.id in choice.chosen:
-                view = door.view.joined_by(holder)
+                view = door.view.joined_by(with_others(holder, choice, door.view))
                 self.doors[place] = door_of(view, self.state.rules, self.state.policy)
                 self._look_at_spare(view)
+        for door in [door for door in self.doors if door.view.gpu.id in choice.chosen]:
+            self._tell_beside(door.view)
         self.last_gpu = choice.chosen[-1]
+
+    def _tell_beside(self, joined: GpuView) -> None:
+        """Where those who have that GPU have others, too."""
+        others = also_on(joined.holders)
+        for place, door in enumerate(self.doors):
+            if door.view.gpu.id in others:
+                self.doors[place] = replace(door, view=door.view.with_beside(joined))
 
     def overtakes(self, choice: Choice) -> TaskId | None:
         """The fenced task, if this placement took a GPU that it could have used."""
@@ -264,8 +273,16 @@ def newcomer(ask: Ask, runtime_s: float, rules: Rules, now: float) -> Holder:
         settles_at=now + rules.warmup.idle_s,
         ends_at=now + runtime_s,
         demand=ask.demand,
-        progress=not_begun(now, ask.alone_s, ask.gpus),
+        progress=not_begun(now, ask.alone_s),
     )
+
+
+def with_others(holder: Holder, choice: Choice, view: GpuView) -> Holder:
+    """The newcomer as it is on one of its GPUs, with those who are on the others."""
+    if len(choice.chosen) == 1:
+        return holder
+    others = [door.view for door in choice.doors if door.view.gpu.id in choice.chosen and door.view is not view]
+    return replace(holder, beside=tuple([Beside(one.gpu.id, holder.demand, one.holders) for one in others]))
 
 
 def newcomer_turn(state: State, task: Task) -> tuple[int, int, TaskId]:

@@ -28,7 +28,7 @@ from carma.core.outlook import (
     outlook,
     plainly,
     rates_of,
-    whole_runs,
+    slowdowns,
 )
 from carma.core.policy import Move, Policy, Ranked, Waits
 from carma.core.settings import Rules
@@ -40,7 +40,7 @@ MOST_KEPT = 4096  # sets of holders of which something is kept
 LATE = 1.2  # a task is late if it would take so much longer than alone and then end after all others
 
 
-Question = tuple[float, float | None, Demand, bool]  # as of when, run time alone, demand, on several GPUs
+Question = tuple[float, float | None, Demand]  # as of when, run time alone, demand
 Answer = tuple[Outlook, Refusal | None]
 
 
@@ -58,7 +58,7 @@ class Company:
 
     def as_of(self, at: float, terms: Terms) -> GoesOn:
         if self.goes_on is None or self.goes_on[0] != at:
-            self.goes_on = (at, goes_on(self.holders, at, terms))
+            self.goes_on = (at, goes_on([self.holders], at, terms))
         return self.goes_on[1]
 
 
@@ -103,7 +103,14 @@ class Known:
 
 
 def _question(ask: Ask) -> Question:
-    return (ask.at, ask.alone_s, asked_of(ask), ask.gpus > 1)
+    return (ask.at, ask.alone_s, asked_of(ask))
+
+
+def jointly(terms: Terms, ask: Ask, companies: Sequence[Sequence[Holder]]) -> Refusal | None:
+    """For a task with several GPUs: it goes at the pace of the slowest, which is not always the same."""
+    found = outlook(ask, goes_on(companies, ask.at, terms), terms)
+    holders = list({holder.key: holder for company in companies for holder in company}.values())
+    return Refusal("Slowdown", _too_slow(found, ask, holders, terms.cap)) if found.worst > terms.cap else None
 
 
 def against(known: Known, ask: Ask, holders: Sequence[Holder]) -> Refusal | None:
@@ -125,14 +132,14 @@ def _beside(holders: Sequence[Holder]) -> str:
 
 def _too_slow(found: Outlook, ask: Ask, holders: Sequence[Holder], cap: float) -> str:
     """The newcomer and the worst of the others, as far as the cap is against them; and who is only taken to be busy."""
-    names = [f"task {holder.key.task}" for holder in holders]
+    names = [f"task {holder.key.task}" for holder in found.whose]
     slowest, name = max(zip(found.slow[:-1], names, strict=True))
     if found.own > cap:
         told = f"{_beside(holders)} it would take {found.own:.2f} times as long as alone"
         told += f", {name} {slowest:.2f} times" if slowest > cap else ""
     else:
         told = f"beside it {name} would take {slowest:.2f} times as long as alone"
-    unknown = [who for who, one in zip(names, holders, strict=True) if one.demand is None]
+    unknown = [who for who, one in zip(names, found.whose, strict=True) if one.demand is None]
     return f"{told} (cap {cap:g}){_guessed(unknown if ask.demand is not None else ['it', *unknown])}"
 
 
@@ -189,7 +196,7 @@ def moves(terms: Terms, views: Sequence[GpuView]) -> list[Move]:
         members = [member_of(holder, view.newest.at) for holder in view.holders]
         missed = missed_of(members, rates_of(members, terms.mechanism))
         seen = [member.seen for member in members]
-        worst = max(whole_runs(members, seen, terms))
+        worst = max(slowdowns(members, seen, terms.mechanism))
         if missed < 1.0 and worst > terms.cap:
             newest = max(view.holders, key=lambda holder: holder.key)
             less = f"{100 * missed:.0f} % of the progress that was predicted"
@@ -208,6 +215,7 @@ def bound(rules: Rules) -> Policy:
         refuses=known.refuses,
         urgent=urgent,
         moves=partial(moves, terms),
+        jointly=partial(jointly, terms),
         bind=None,
     )
 
