@@ -38,6 +38,7 @@ from carma.core.task import Task
 from carma.sim import result, saving
 from carma.sim.cards import Card
 from carma.sim.eyes import Eyes
+from carma.sim.foretold import foretold
 from carma.sim.happening import Arrival, Begun, Happening, Look, Noted, Saved, Started, Thought, Wake
 from carma.sim.heap import Heap
 from carma.sim.noise import Noise
@@ -54,8 +55,8 @@ HEARTBEAT_S = 60.0  # what only time brings about is noticed so often, while som
 
 
 # What policies that ask for it are told of a task's demand and run time before it runs: the truth; what its last run in
-# this trace has shown; nothing.
-Demands = Literal["measured", "history", "none"]
+# this trace has shown; that, and of a new command the demand that a trial run would predict; nothing.
+Demands = Literal["measured", "history", "estimate", "none"]
 
 
 class Setup(Record, frozen=True, kw_only=True):
@@ -327,9 +328,11 @@ class Simulation:
         match self.setup.demand:
             case "measured":
                 return replace(found, demand=row.demand, runtime_s=row.seconds)
-            case "history" if (known := self._known.get(row.name)) is not None:
+            case "history" | "estimate" if (known := self._known.get(row.name)) is not None:
                 alone, runtime_s = known
                 return replace(found, demand=alone.demand, runtime_s=runtime_s)
+            case "estimate":
+                return replace(found, demand=foretold(self.setup.seed, row), demand_predicted=True)
             case _:
                 return found
 
