@@ -100,7 +100,8 @@ def _busy(said: Estimate) -> str:
     """Of a GPU that it has alone, where that is known."""
     if said.demand is None:
         return ""
-    parts = [f"{what} {100 * share:.0f} %" for name, what in BUSY.items() if (share := getattr(said.demand, name, None))]
+    known = [(what, getattr(said.demand, name, None)) for name, what in BUSY.items()]
+    parts = [f"{what} {100 * share:.0f} %" for what, share in known if share is not None]
     told = f"{', '.join(parts)} of a GPU alone"
     return f"{told} (predicted from its layers; less where data comes late)" if said.demand_predicted else told
 

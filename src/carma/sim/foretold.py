@@ -49,10 +49,14 @@ def _figures(demand: Demand) -> Figures:
 
 def _moved(truth: float, was: float, said: float) -> float:
     """By as much in log-odds, so that a share stays a share."""
-    odds = _logit(truth) + _logit(said) - _logit(was)
+    return share_of(odds_of(truth) + odds_of(said) - odds_of(was))
+
+
+def share_of(odds: float) -> float:
     return 1.0 / (1.0 + exp(-odds))
 
 
-def _logit(share: float) -> float:
+def odds_of(share: float) -> float:
+    """Their logarithm."""
     kept = min(1.0 - EDGE, max(EDGE, share))
     return log(kept / (1.0 - kept))

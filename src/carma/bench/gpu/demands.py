@@ -19,6 +19,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,7 +72,7 @@ def zoo(lines: Sequence[str], seed: int) -> Iterator[Named]:
     for case in cases:
         argv = case["argv"]
         precision = argv[argv.index("--precision") + 1]
-        yield Named(case["id"], "zoo", case["family"], lambda argv=argv: _zoo_step(argv), precision)
+        yield Named(case["id"], "zoo", case["family"], partial(_zoo_step, argv), precision)
 
 
 def _zoo_step(argv: Sequence[str]) -> Callable[[], Any]:
@@ -119,6 +120,7 @@ class Describer:
     def __init__(self) -> None:
         import torch
         from torch.nn import functional
+        from torch.optim.optimizer import register_optimizer_step_post_hook
 
         sys.path.insert(0, str(INSIDE))
         self._torch = torch
@@ -126,7 +128,7 @@ class Describer:
         self._facts = importlib.import_module("carma_trial.report").facts
         self._optimizers: list[Any] = []
         self._fused = False
-        torch.optim.optimizer.register_optimizer_step_post_hook(lambda one, *_: self._optimizers.append(one))
+        register_optimizer_step_post_hook(lambda one, *_: self._optimizers.append(one))
         plain = functional.scaled_dot_product_attention
 
         def noted(*args: Any, **words: Any) -> Any:
@@ -137,7 +139,7 @@ class Describer:
 
     def describe(self, step: Callable[[], Any]) -> dict[str, Any]:
         rule, torch = self._rule, self._torch
-        for kept in (rule._layers, rule._first, rule._root, rule._handle, self._optimizers):
+        for kept in (rule._layers, rule._first, rule._root, self._optimizers):
             kept.clear()
         self._facts.pop("described", None)
         self._fused = False
@@ -146,7 +148,11 @@ class Describer:
         rule._handle.append(
             modules.register_module_forward_hook(lambda one, came, out: rule._leave(torch, one, came, out))
         )
-        step()
+        try:
+            step()
+        finally:  # hooks that stay would count, and slow down, every step from here on
+            while rule._handle:
+                rule._handle.pop().remove()
         found = dict(self._facts.pop("described"))
         chosen = self._optimizers[-1]
         state = next((kept for kept in chosen.state.values() if isinstance(kept, dict)), {})

@@ -119,16 +119,25 @@ def shown(batch: Batch, constants: Constants, card: Rates) -> dict[str, NDArray[
         total(np.where((form == place) & (kind <= ATTENTION), flops * count, 0.0)) / (peak * step_s)
         for place, peak in enumerate(peaks)
     ]
-    rest, *weights = constants.power
-    drawn = sum(weight * part for weight, part in zip(weights, (engine, sm, dram, *arithmetic), strict=True))
+    sm = np.minimum(sm, engine)
     return {
-        "sm_active": np.minimum(sm, engine),
+        "sm_active": sm,
         "sm_occupancy": _part(total(works * wide * _of(constants.warps, kind)) / step_s),
         "dram_active": dram,
         "gr_active": engine,
-        "power": _part(rest + drawn),
+        "power": _power((engine, sm, dram, *arithmetic), constants, card),
         "step_s": step_s,
     }
+
+
+def _power(parts: Sequence[NDArray[np.float64]], constants: Constants, card: Rates) -> NDArray[np.float64]:
+    """Of what the card can draw above idle. `parts`: engine, SM and DRAM activity, then arithmetic."""
+    if card.curve is not None:
+        of_sm, of_dram, sharpness = card.curve
+        found: NDArray[np.float64] = 1.0 - np.exp(-((of_sm * parts[1] + of_dram * parts[2]) ** sharpness))
+        return found
+    rest, *weights = constants.power
+    return _part(rest + np.tensordot(np.array(weights), np.array(parts), axes=1))
 
 
 def _processor_s(batch: Batch, constants: Constants, total: Total) -> NDArray[np.float64]:

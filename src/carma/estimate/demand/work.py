@@ -85,9 +85,10 @@ class _Step:
             self.tensors += 2 if is_norm or (weights % wide == 0 and weights > wide) else 1
         if kind == INDEX["shape"]:
             return
+        if layer.kind == TORCH_ATTENTION:
+            self._torch_attention(out / wide, wide, weights, each)
+            return
         if kind in _PRODUCTS and weights:
-            if layer.kind == TORCH_ATTENTION:
-                return self._torch_attention(out / wide, wide, weights, each)
             self._product(layer, kind, out, came, weights, wide, each)
             if self._unseen.pairs[place]:
                 rows = max(out / wide, 1.0)
@@ -100,7 +101,6 @@ class _Step:
         else:
             self._elements(max(came, out), each)
         self._between(place, came, each)
-        return None
 
     def _elements(self, count: float, each: float, forward: float = 2.0, backward: float = 3.0) -> None:
         self.ahead(ELEMENTS, 0.0, forward * count * each, count / EACH, 1.0)

@@ -10,10 +10,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from carma.core.model import Estimate, Gpu, NoEstimate
+from carma.core.model import Demand, Estimate, Gpu, NoEstimate
 from carma.core.ports import EstimateRequest
 from carma.core.units import show_mib
-from carma.estimate.demand.predict import demand_of
 from carma.estimate.protocol import Context, Trial, Trials
 from carma.estimate.trace import constants
 from carma.estimate.trace.attention import with_attention
@@ -82,8 +81,7 @@ def _answer(trial: Trial, found: Figure, bound: Bound, gpu: Gpu) -> Estimate:
     report, peaks = trial.report, found.replayed.peaks
     warnings = [*_doubts(report, found), *report.warnings, *bound.warnings, *found.warnings]
     footprint = _mib(found.footprint_bytes)
-    described = report.described
-    demand = None if described is None else demand_of(with_attention(described, trial), gpu.name)
+    demand = _demand(trial, gpu)
     if footprint > gpu.memory_mib:
         warnings.insert(0, f"it does not fit: {gpu.name} has {show_mib(gpu.memory_mib)}")
     return Estimate(
@@ -100,6 +98,13 @@ def _answer(trial: Trial, found: Figure, bound: Bound, gpu: Gpu) -> Estimate:
         parts_mib=_parts(report, found),
         warnings=tuple(dict.fromkeys(warnings)),
     )
+
+
+def _demand(trial: Trial, gpu: Gpu) -> Demand | None:
+    from carma.estimate.demand.predict import demand_of  # numpy is imported when somebody asks
+
+    described = trial.report.described
+    return None if described is None else demand_of(with_attention(described, trial), gpu.name)
 
 
 def _parts(report: Report, found: Figure) -> dict[str, int]:
