@@ -1,8 +1,8 @@
 """A demand from a description, for a task that never ran: what it would keep busy alone on that card.
 
-What is told is the expected figure, not a cautious one: docs/goodput.md has what caution would cost. A loader that holds
-the GPU up is not in it: such a task shows less, which is the safe side. Nothing is told where the description does not
-carry it: recurrent layers, several networks in a step, kinds of layers that nobody knows, cards without rates.
+What is told is the expected figure, not a cautious one: docs/goodput.md has what caution would cost. A loader that
+holds the GPU up is not in it: such a task shows less, which is the safe side. Nothing is told where the description
+does not carry it: recurrent layers, several networks, kinds of layers that nobody knows, cards without rates.
 """
 
 from __future__ import annotations
