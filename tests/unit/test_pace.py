@@ -102,23 +102,6 @@ def test_what_was_told_beforehand_counts_for_more_than_what_is_seen() -> None:
         assert believed(made, task) == HALF
 
 
-def test_what_was_only_predicted_gives_way_to_what_is_seen_alone_and_not_to_what_is_made_of_it_beside_others() -> None:
-    made = world()
-    task = begin(made, HALF, predicted=True)
-    made.activity[GPU0] = (0.45, 0.2, 0.2)
-    made.wait(CALM_S)
-    assert believed(made, task) == HALF
-    made.wait(90.0)
-    found = believed(made, task)
-    assert found is not None
-    assert found.sm_active == pytest.approx(0.45, abs=0.01)
-    crowd = world()
-    one, _ = begin(crowd, HALF, predicted=True), begin(crowd, FULL)
-    crowd.activity[GPU0] = (0.6, 0.2, 0.2)
-    crowd.wait(90.0)
-    assert believed(crowd, one) == HALF
-
-
 @pytest.mark.parametrize("active", [0.9, 0.02])
 def test_one_that_shows_clearly_something_else_alone_is_believed(active: float) -> None:
     made = world()
@@ -311,15 +294,6 @@ def test_nobody_is_thought_to_go_faster_than_alone() -> None:
     track = track_of(made, one)
     track.go_on_until(now, live.truth)
     assert track.done_s <= now - (track.began_at or 0.0) + 1e-9
-
-
-def test_a_loader_that_was_not_predicted_is_not_taken_for_slow_company() -> None:
-    made = world()
-    begin(made, HALF, predicted=True)
-    begin(made, FULL)
-    made.activity[GPU0] = (0.05, 0.02, 0.02)
-    made.wait(100.0)
-    assert made.state.live_of(GPU0).truth == 1.0
 
 
 @pytest.mark.parametrize("strange", ["a foreign process", "nothing known"])
