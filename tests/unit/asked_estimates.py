@@ -43,7 +43,7 @@ LOCAL = Gpu(id=GpuId("GPU-11112222"), index=0, name="NVIDIA A30", memory_mib=24_
 SECOND = Gpu(id=GpuId("GPU-33334444"), index=1, name="NVIDIA Prototype", memory_mib=9_000)
 NAMES = {
     *("estimator", "gpu", "allocated_mib", "reserved_mib", "footprint_mib", "bound_mib", "level", "steps_seen"),
-    *("rests_on", "took_s", "warnings", "parts_mib"),
+    *("rests_on", "took_s", "warnings", "parts_mib", "demand", "demand_predicted"),
 }
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from carma.cli import main
 from carma.config.tree import Settings
-from carma.core.model import Estimate
+from carma.core.model import Demand, Estimate
 from carma.core.ports import EstimateRequest
 from carma.core.settings import Memory
 from carma.estimate.protocol import Context, Trial
@@ -116,7 +118,27 @@ def test_json_has_the_promised_names(world: World, capsys: pytest.CaptureFixture
         "rests_on": "",
         "warnings": ["torch.compile was not followed"],
         "parts_mib": {"weights": 400, "optimizer_state": 800, "context": 760},
+        "demand": None,
+        "demand_predicted": False,
     }
+
+
+def _say(said: Estimate, *_: object) -> Estimate:
+    return said
+
+
+def test_what_it_keeps_busy_is_printed_with_how_that_is_known(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    busy = Demand(sm_active=0.45, sm_occupancy=0.2, dram_active=0.004, gr_active=0.71, power=0.5)
+    for predicted in (True, False):
+        world.says["trace"] = partial(_say, replace(ANSWER, demand=busy, demand_predicted=predicted))
+        text = " ".join(printed(capsys, "--gpu", "h200", "--", "sh").split())
+        assert "keeps busy SM activity 45 %, SM occupancy 20 %, DRAM 0 %, any kernel 71 % of a GPU alone" in text
+        assert ("predicted from its layers" in text) == predicted
+        row = figures(capsys, "--gpu", "h200", "--", "sh")
+        assert row["demand"] == {
+            "sm_active": 0.45, "sm_occupancy": 0.2, "dram_active": 0.004, "gr_active": 0.71, "power": 0.5,
+        }  # fmt: skip
+        assert row["demand_predicted"] is predicted
 
 
 def test_the_answer_comes_first(world: World, capsys: pytest.CaptureFixture[str]) -> None:

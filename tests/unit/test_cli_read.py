@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 
 from carma.cli import ALIASES, VERBS, carma
 from carma.errors import NotAllowed, WrongState
@@ -161,6 +162,9 @@ def test_show_tells_what_is_known_of_a_task_that_runs_alone(daemon: FakeDaemon) 
     daemon.tasks = {1: running(1, estimate=known), 2: running(2)}
     assert "alone SM activity 85 %, any kernel 100 %, takes 02:05:00" in " ".join(call("show", "1").stdout.split())
     assert "alone" not in call("show", "2").stdout
+    daemon.tasks = {1: running(1, estimate=replace(known, runtime_s=None, demand_predicted=True))}
+    shown = " ".join(call("show", "1").stdout.split())
+    assert "alone SM activity 85 %, any kernel 100 % (predicted from its trial run)" in shown
 
 
 def test_explain_json_has_one_entry_a_gpu(daemon: FakeDaemon) -> None:

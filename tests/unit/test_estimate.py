@@ -8,6 +8,7 @@ from typing import cast
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from carma import plugins
 from carma.core.model import Alone, AttemptKey, Demand, Estimate, Gpu, GpuId, NoEstimate, Owner, TaskId, TaskSpec
@@ -220,6 +221,25 @@ def test_the_settings_say_who_is_asked_and_in_which_order() -> None:
         "declared",
     ]
     assert registry.make_estimators(context()) == ()
+
+
+def test_what_history_saw_wins_over_what_was_predicted_and_a_prediction_over_nothing() -> None:
+    predicted = replace(GOOD, demand=Demand(0.9, 0.4, 0.3), demand_predicted=True, runtime_s=None)
+    seen = replace(GOOD, demand=Demand(0.2, 0.1, 0.1), demand_predicted=False, runtime_s=90.0)
+    nothing = replace(GOOD, demand=None, demand_predicted=False, runtime_s=90.0)
+
+    class Quick(Fixed):
+        quick = True
+
+    def told(*said: Estimate) -> tuple[Demand | None, bool, float | None]:
+        answer, _ = first_answer([Quick(one) for one in said], REQUEST)
+        assert answer is not None
+        return answer.demand, answer.demand_predicted, answer.runtime_s
+
+    assert told(predicted, seen) == (seen.demand, False, 90.0)
+    assert told(predicted, nothing) == (predicted.demand, True, 90.0)
+    assert told(nothing, predicted) == (predicted.demand, True, 90.0)
+    assert told(seen, predicted) == (seen.demand, False, 90.0)
 
 
 def test_an_unknown_source_stops_the_start() -> None:

@@ -32,11 +32,14 @@ def world(gpus: int = 1, rules: Rules = OPEN) -> World:
     return World(gpus, rules=rules, policy=first_fit.POLICY)
 
 
-def begin(made: World, demand: Demand | None = None, runtime_s: float | None = None, gpus: int = 1) -> TaskId:
+def begin(
+    made: World, demand: Demand | None = None, runtime_s: float | None = None, gpus: int = 1, *, predicted: bool = False
+) -> TaskId:
     """One that is placed now and runs."""
     number = TaskId(max(made.state.tasks, default=0) + 1)
     spec = TaskSpec(command=("x",), directory="/", gpu_memory_mib=1_000, gpus=gpus)
     estimate = Estimate(footprint_mib=1_000, upper_mib=1_000, source="declared", demand=demand, runtime_s=runtime_s)
+    estimate = replace(estimate, demand_predicted=predicted)
     made.emit(TaskSubmitted(made.now, number, ALICE, spec))
     made.emit(TaskEstimated(made.now, number, estimate))
     made.settle()

@@ -12,9 +12,10 @@ from click.testing import CliRunner
 from carma.cli import carma
 from carma.cli.simulate import DEMANDS
 from carma.core import events as e
-from carma.core.model import Estimate, NoEstimate
+from carma.core.model import Demand, Estimate, NoEstimate
 from carma.errors import Usage
 from carma.sim import sources
+from carma.sim.foretold import foretold
 from carma.sim.request import Request, recorded, simulation
 from carma.sim.result import Figures
 from carma.sim.run import Demands
@@ -81,6 +82,34 @@ def test_a_run_with_drawn_bounds_is_the_same_for_the_same_seed() -> None:
 # -- what is known of demands -----------------------------------------------------------------------------------------
 def test_the_command_line_offers_what_the_simulator_takes() -> None:
     assert set(DEMANDS) == set(get_args(Demands))
+
+
+def test_a_trial_run_predicts_of_each_new_command_and_history_tells_of_the_others() -> None:
+    events = simulation(Request(trace="t1", policy="goodput", demand="estimate")).events()
+    told = [event.estimate for event in events if isinstance(event, e.TaskEstimated)]
+    assert all(one is not None and one.demand is not None for one in told)
+    assert {one.demand_predicted for one in told if one is not None} == {True, False}
+    for one in told:
+        assert one is not None
+        assert one.demand_predicted == (one.runtime_s is None), "a run time is known from runs only"
+
+
+def test_one_command_is_predicted_once_and_off_as_models_like_it_were() -> None:
+    busy = row(**msgspec.structs.asdict(Demand(0.9, 0.4, 0.3, 0.97, 0.8)))
+    assert foretold(1, busy) == foretold(1, busy)
+    drawn = [foretold(seed, busy) for seed in range(60)]
+    assert len(set(drawn)) > 5
+    assert all(0.0 < one.sm_active < 1.0 and 0.0 < (one.power or 0.0) < 1.0 for one in drawn)
+    assert 0.7 < median(one.sm_active for one in drawn) < 0.95
+    idle = row(sm_active=0.05, sm_occupancy=0.02, dram_active=0.01)  # what a trace does not tell is worked out
+    assert median(foretold(seed, idle).sm_active for seed in range(60)) < 0.15
+
+
+def test_errors_that_were_none_leave_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = (0.5, 0.3, 0.2, 0.7, 0.4)
+    monkeypatch.setattr("carma.sim.foretold.errors", lambda: ((right, right),))
+    truth = Demand(0.9, 0.4, 0.3, 0.97, 0.8)
+    assert foretold(0, row(**msgspec.structs.asdict(truth))) == truth
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,12 @@ import math
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from carma.core.model import Estimate, Gpu, GpuId, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest
+from carma.estimate.demand.predict import demand_of
+from carma.estimate.described import Described, Layer
 from carma.estimate.protocol import Trial
 from carma.estimate.trace import constants
 from carma.estimate.trace.bound import LEAST, SCALE, STRETCH, Bound, Score, Scores, bound_for, group_of
@@ -47,6 +50,23 @@ def test_the_footprint_is_the_replay_the_workspaces_and_the_context() -> None:
     assert sum(parts.values()) == pytest.approx(answer.reserved_mib + parts["context"], abs=4)
     assert answer.upper_mib >= answer.footprint_mib
     assert (answer.level, answer.steps_seen, answer.gpu_model) == (0.99, 3, "NVIDIA H200")
+
+
+def test_what_it_keeps_busy_is_predicted_from_its_layers_for_the_card_that_is_asked_about() -> None:
+    nothing = estimated(report(described=None))
+    assert isinstance(nothing, Estimate)
+    assert (nothing.demand, nothing.demand_predicted) == (None, False), "no layers were seen"
+    shape = (4096, 1024)
+    layers = (Layer(kind="Linear", output=shape, parameters=1024 * 1025, inputs=(shape,)),) * 8
+    made = Described(layers=layers, batch=4096, parameters=8 * 1024 * 1025, input=shape, optimizer="SGD")
+    here = estimated(report(described=made))
+    assert isinstance(here, Estimate)
+    assert here.demand == demand_of(made, "NVIDIA H200")
+    assert here.demand is not None
+    assert here.demand_predicted
+    other = estimated(report(described=made), asked(replace(H200, name="NVIDIA Prototype")))
+    assert isinstance(other, Estimate)
+    assert (other.demand, other.demand_predicted) == (None, False), "nobody knows what that card can do"
 
 
 @pytest.mark.parametrize(

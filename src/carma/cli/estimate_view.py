@@ -8,10 +8,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from carma.cli.estimating import NO_OUTPUTS
 from carma.cli.failures import complain
 from carma.cli.output import Column, Remark, heading, print_facts, print_json, print_remarked, safe
-from carma.cli.wording import many
+from carma.cli.wording import BUSY, many
 from carma.core.model import Estimate, Gpu, NoEstimate
 from carma.core.ports import EstimateRequest
 from carma.core.units import show_mib, show_pair_mib
@@ -89,7 +91,19 @@ def as_row(answer: Answer, gpu: Gpu) -> dict[str, Any]:
         "took_s": took_s,
         "warnings": said.warnings,
         "parts_mib": said.parts_mib,
+        "demand": None if said.demand is None else msgspec.to_builtins(said.demand),
+        "demand_predicted": said.demand_predicted,
     }
+
+
+def _busy(said: Estimate) -> str:
+    """Of a GPU that it has alone, where that is known."""
+    if said.demand is None:
+        return ""
+    known = [(what, getattr(said.demand, name, None)) for name, what in BUSY.items()]
+    parts = [f"{what} {100 * share:.0f} %" for what, share in known if share is not None]
+    told = f"{', '.join(parts)} of a GPU alone"
+    return f"{told} (predicted from its layers; less where data comes late)" if said.demand_predicted else told
 
 
 def _print_comparison(found: Sequence[Answer], request: EstimateRequest) -> None:
@@ -140,6 +154,7 @@ def _print_estimate(answer: Answer, said: Estimate, request: EstimateRequest) ->
     print_facts(
         [
             ("memory", _three(said)),
+            ("keeps busy", _busy(said)),
             ("found", _how(answer, said)),
             ("rests on", said.rests_on),
             ("room", room),

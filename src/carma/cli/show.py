@@ -7,20 +7,13 @@ from collections.abc import Callable
 from itertools import groupby
 
 from carma.cli.verb import json_flag, task_id, verb
-from carma.cli.wording import WAITING, level_text, many, parts_text, ran_s
+from carma.cli.wording import BUSY, WAITING, level_text, many, parts_text, ran_s
 from carma.wire.types import AttemptView, StoryLine, TaskView
 
 BLAME = {
     "own": "own: it wanted more than it had booked",
     "neighbour": "a neighbour that held more than it had booked",
     "unknown": "not clear: nobody was seen over a booking",
-}
-BUSY = {
-    "sm_active": "SM activity",
-    "sm_occupancy": "SM occupancy",
-    "dram_active": "DRAM",
-    "gr_active": "any kernel",
-    "tensor_active": "tensor cores",
 }
 EXAMPLES = """
 carma show 12
@@ -184,7 +177,8 @@ def _alone(task: TaskView) -> str:
     if task.estimate is None:
         return ""
     takes = [] if task.estimate.runtime_s is None else [f"takes {show_s(task.estimate.runtime_s)}"]
-    return ", ".join([*_shares_of(task.estimate.demand.get), *takes])
+    told = ", ".join([*_shares_of(task.estimate.demand.get), *takes])
+    return f"{told} (predicted from its trial run)" if task.estimate.demand_predicted else told
 
 
 def _attempt(attempt: AttemptView, now: float) -> list[tuple[str, str]]:

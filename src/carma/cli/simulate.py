@@ -22,7 +22,7 @@ carma simulate --trace heavy --policy lug --memory none --set gate.enabled=no --
 carma simulate --trace ./my-trace.csv --gpus 8 --gpu h200 --out run.json
 carma simulate --fidelity real.json --solo exclusive.json
 """
-DEMANDS = ("measured", "history", "none")  # as in carma.sim.run, which is slow to import
+DEMANDS = ("measured", "history", "estimate", "none")  # as in carma.sim.run, which is slow to import
 BESIDE_FIDELITY = ("fidelity", "solo", "noise", "seed", "out", "force", "as_json")
 
 

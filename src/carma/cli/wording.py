@@ -11,6 +11,13 @@ from carma.core import outcome as outcomes
 from carma.core.units import show_mib, show_s
 from carma.wire.types import Outcome, TaskView
 
+BUSY = {
+    "sm_active": "SM activity",
+    "sm_occupancy": "SM occupancy",
+    "dram_active": "DRAM",
+    "gr_active": "any kernel",
+    "tensor_active": "tensor cores",
+}
 WAITING = ("estimating", "queued", "recovering")
 
 

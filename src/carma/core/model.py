@@ -125,6 +125,7 @@ class Estimate(Record, frozen=True, kw_only=True):
     allocated_mib: int | None = None
     reserved_mib: int | None = None
     demand: Demand | None = None
+    demand_predicted: bool = False  # whether it was worked out from a description, and not seen in a run
     runtime_s: float | None = None
     gpu_model: str | None = None
     seconds: float = 0.0  # what the estimate itself took

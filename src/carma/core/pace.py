@@ -41,13 +41,18 @@ def belief(task: Task, seen: Seen | None) -> Demand | None:
     known = seen is not None and seen.solo.seconds >= BELIEVED_S
     told = task.estimate.demand if task.estimate is not None else None
     if told is not None and not (known and seen is not None and _other_than(task, seen, told)):
-        return told
+        return told if seen is None or seen.solo.alone_s < BELIEVED_S or not _predicted(task) else seen.solo.demand
     if known and seen is not None:
         return NOTHING if told is not None and seen.solo.sm_active < SLIGHT else seen.solo.demand
     for attempt in reversed(task.attempts):
         if attempt.alone is not None:
             return attempt.alone.demand
     return None
+
+
+def _predicted(task: Task) -> bool:
+    """Nobody saw what its estimate tells."""
+    return task.estimate is not None and task.estimate.demand_predicted
 
 
 def _other_than(task: Task, seen: Seen, told: Demand) -> bool:
@@ -150,7 +155,7 @@ def _compare(
 
 def _believed(task: Task, seen: Seen) -> Demand | None:
     """What is known of it from elsewhere than from this company."""
-    told = task.estimate.demand if task.estimate is not None else None
+    told = task.estimate.demand if task.estimate is not None and not _predicted(task) else None
     if told is not None and task.spec.gpus == 1:
         return told
     if told is None and seen.solo.alone_s < BELIEVED_S:

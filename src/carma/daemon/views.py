@@ -223,6 +223,7 @@ def _estimate_view(estimate: Estimate | None, open_to_viewer: bool) -> t.Estimat
         parts_mib=estimate.parts_mib,
         runtime_s=estimate.runtime_s,
         demand=msgspec.to_builtins(estimate.demand) if estimate.demand is not None else {},
+        demand_predicted=estimate.demand_predicted,
         warnings=estimate.warnings if open_to_viewer else (),
     )
 

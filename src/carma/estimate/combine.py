@@ -37,16 +37,19 @@ def first_answer(
 
 
 def _with_habits(estimate: Estimate, others: Sequence[Estimator], request: EstimateRequest) -> Estimate:
-    """How busy it keeps a GPU and how long it takes, from a quick source behind, where the first does not tell: who
-    declares memory does not hide what history knows."""
-    if estimate.demand is not None and estimate.runtime_s is not None:
+    """How busy it keeps a GPU and how long it takes, from a quick source behind, where the first does not tell, or has
+    only predicted it: who declares memory does not hide what history knows."""
+    seen = estimate.demand is not None and not estimate.demand_predicted
+    if seen and estimate.runtime_s is not None:
         return estimate
     for other in others:
         known = _ask(other, request) if is_quick(other) else None
         if isinstance(known, Estimate) and (known.demand is not None or known.runtime_s is not None):
+            better = known.demand is not None and not seen
             return msgspec.structs.replace(
                 estimate,
-                demand=estimate.demand or known.demand,
+                demand=known.demand if better else estimate.demand,
+                demand_predicted=known.demand_predicted if better else estimate.demand_predicted,
                 runtime_s=known.runtime_s if estimate.runtime_s is None else estimate.runtime_s,
             )
     return estimate

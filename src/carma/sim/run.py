@@ -31,6 +31,7 @@ from carma.core.task import Task
 from carma.sim import result, saving
 from carma.sim.arriving import owner_of, spec_of
 from carma.sim.eyes import Eyes
+from carma.sim.foretold import foretold
 from carma.sim.happening import Arrival, Begun, Ending, Happening, Look, Saved, Started, Thought, Wake
 from carma.sim.heap import Heap
 from carma.sim.heed import heeded
@@ -320,9 +321,11 @@ class Simulation:
         match self.setup.demand:
             case "measured":
                 return replace(found, demand=row.demand, runtime_s=row.seconds)
-            case "history" if (known := self._known.get(row.name)) is not None:
+            case "history" | "estimate" if (known := self._known.get(row.name)) is not None:
                 alone, runtime_s = known
                 return replace(found, demand=alone.demand, runtime_s=runtime_s)
+            case "estimate":
+                return replace(found, demand=foretold(self.setup.seed, row), demand_predicted=True)
             case _:
                 return found
 

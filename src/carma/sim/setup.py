@@ -16,8 +16,8 @@ from carma.sim.sources import Source
 QUIET = 1e12  # seconds: a sample that was left out because nothing changed is not stale
 
 # What policies that ask for it are told of a task's demand and run time before it runs: the truth; what its last run in
-# this trace has shown; nothing.
-Demands = Literal["measured", "history", "none"]
+# this trace has shown; that, and of a new command the demand that a trial run would predict; nothing.
+Demands = Literal["measured", "history", "estimate", "none"]
 
 
 class Setup(Record, frozen=True, kw_only=True):

@@ -84,6 +84,7 @@ class EstimateView(Answer, frozen=True, kw_only=True):
     parts_mib: dict[str, int] = {}  # what the footprint is made of, where the source can tell
     runtime_s: float | None = None  # how long it is thought to run
     demand: dict[str, float] = {}  # what it is thought to keep busy alone, each 0 to 1; empty: not known
+    demand_predicted: bool = False  # worked out from a trial run's layers, and not seen in a run
     warnings: tuple[str, ...] = ()
 
 

@@ -115,7 +115,7 @@ class Study:
         return {
             "command": shlex.join(["python", "-m", "carma.bench.gpu.profiles", *self._argv]),
             **self._meter.about(),
-            **_versions(torch),
+            **versions(torch),
             "idle_w": idle["power_w"],
             "context_idle_w": held["power_w"],
             "import_s": import_s,
@@ -229,7 +229,7 @@ class Study:
         os.replace(beside, self._args.out)
 
 
-def _versions(torch: Any) -> dict[str, Any]:
+def versions(torch: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"torch": torch.__version__, "python": platform.python_version()}
     for name in ("torchvision", "transformers"):
         module = sys.modules.get(name)

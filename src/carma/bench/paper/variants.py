@@ -87,6 +87,12 @@ OURS = (
     Variant("MAGM, our defaults", "magm", "measured", "none", about="the server's default policy"),
     Variant("goodput", "goodput", about="demands known beforehand"),
     Variant("goodput, history", "goodput", demand="history", about="demands only from earlier runs in the trace"),
+    Variant(
+        "goodput, estimate",
+        "goodput",
+        demand="estimate",
+        about="demands from earlier runs, of new commands with a trial run's measured errors",
+    ),
     Variant("goodput, seen", "goodput", demand="none", about="demands only from what is seen"),
     Variant("goodput, trial run", "goodput", "trace", about="memory with the trial run's measured errors"),
 )

@@ -19,6 +19,7 @@ from carma.core.ports import EstimateRequest
 from carma.core.units import show_mib
 from carma.errors import PluginError
 from carma.estimate.cards import card_for
+from carma.estimate.demand.predict import demand_of
 from carma.estimate.described import Described, Layer
 from carma.estimate.gpumemnet.facts import GB_MIB, SHIPPED, Facts, Kind
 from carma.estimate.gpumemnet.features import CannotTell, Family, Features, features
@@ -117,12 +118,15 @@ class GpuMemNet:
     ) -> Estimate:
         facts, besides = model.facts, sum(added.values())
         footprint = max(1, round(quantiles[facts.place(0.5)]) + besides)
+        demand = demand_of(described, gpu or facts.learned.gpu)
         upper, level, weaker = _bound(facts, quantiles, self._level)
         return Estimate(
             footprint_mib=footprint,
             upper_mib=max(footprint, round(upper) + besides),
             source=self.name,
             level=level,
+            demand=demand,
+            demand_predicted=demand is not None,
             gpu_model=gpu or facts.learned.gpu,
             parts_mib=_parts(described, facts, footprint, added),
             warnings=(*class_above(facts, quantiles), *warnings, *weaker, *beware(model)),

@@ -72,7 +72,8 @@ class CannotTell(Exception):
     """Why there are no features of this description, as a sentence."""
 
 
-def features(described: Described) -> Features:
+def check_told(described: Described) -> None:
+    """Raises CannotTell where the least that everything here needs is not told."""
     if not described.batch:
         raise CannotTell("the batch size is not known; with --summary, --batch tells it")
     if not any(layer.output for layer in described.layers):
@@ -80,11 +81,15 @@ def features(described: Described) -> Features:
             "the summary does not tell the shapes of the layers' outputs; "
             "a torchinfo or torchsummary table does, or --input beside print(model)"
         )
+
+
+def features(described: Described) -> Features:
+    check_told(described)
     described = layers_of(described)
-    columns = _columns(described)
+    columns = columns_of(described)
     basis = basis_of(described, columns)
     unseen = find_unseen(columns, basis.before, described.batch or 1)
-    heads, length = _attention(described, columns, unseen)
+    heads, length = attention_of(described, columns, unseen)
     holds = held(described, columns, unseen, basis, heads, length)
     family = _family(described.layers, columns)
     played = play(described, columns, unseen, basis, heads if described.attention == "eager" else 0.0)
@@ -107,7 +112,7 @@ def way_of(described: Described) -> str:
     return f"{slots_of(described)}+{temporaries_of(described):g} {number}"
 
 
-def _columns(described: Described) -> Columns:
+def columns_of(described: Described) -> Columns:
     layers, count = described.layers, len(described.layers)
     names = [layer.kind for layer in layers]
     known = map(_known_kind, names)
@@ -232,7 +237,7 @@ def _family(layers: tuple[Layer, ...], columns: Columns) -> Family:
     return "cnn" if convolutions else "mlp"
 
 
-def _attention(described: Described, columns: Columns, unseen: Unseen) -> tuple[float, float]:
+def attention_of(described: Described, columns: Columns, unseen: Unseen) -> tuple[float, float]:
     """Heads and length of the sequence. Heads of 64 are the most common, where nobody tells: so many as make up what
     the layer behind attention takes. Queries, keys and values in one projection are three times as wide."""
     linear = columns.kinds == INDEX["linear"]

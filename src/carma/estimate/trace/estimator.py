@@ -1,5 +1,5 @@
 """`trace`: the main estimator. A trial run with the GPU made up, its events replayed through the allocator's model, and
-what lies outside added: workspaces, the context.
+what lies outside added: workspaces, the context. What the task keeps busy is predicted from the layers that were seen.
 
 It refuses rather than guess: no figure without two optimizer steps, none where the allocator is not the one it models.
 """
@@ -10,11 +10,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from carma.core.model import Estimate, Gpu, NoEstimate
+from carma.core.model import Demand, Estimate, Gpu, NoEstimate
 from carma.core.ports import EstimateRequest
 from carma.core.units import show_mib
 from carma.estimate.protocol import Context, Trial, Trials
 from carma.estimate.trace import constants
+from carma.estimate.trace.attention import with_attention
 from carma.estimate.trace.bound import Bound, bound_for
 from carma.estimate.trace.figure import MIB, Figure, NotFigured, figure
 from carma.estimate.trace.outside import nccl_bytes
@@ -80,6 +81,7 @@ def _answer(trial: Trial, found: Figure, bound: Bound, gpu: Gpu) -> Estimate:
     report, peaks = trial.report, found.replayed.peaks
     warnings = [*_doubts(report, found), *report.warnings, *bound.warnings, *found.warnings]
     footprint = _mib(found.footprint_bytes)
+    demand = _demand(trial, gpu)
     if footprint > gpu.memory_mib:
         warnings.insert(0, f"it does not fit: {gpu.name} has {show_mib(gpu.memory_mib)}")
     return Estimate(
@@ -89,11 +91,20 @@ def _answer(trial: Trial, found: Figure, bound: Bound, gpu: Gpu) -> Estimate:
         level=bound.level,
         allocated_mib=_mib(peaks.allocated_bytes),
         reserved_mib=_mib(found.footprint_bytes - found.outside_bytes),
+        demand=demand,
+        demand_predicted=demand is not None,
         gpu_model=gpu.name,
         steps_seen=report.steps,
         parts_mib=_parts(report, found),
         warnings=tuple(dict.fromkeys(warnings)),
     )
+
+
+def _demand(trial: Trial, gpu: Gpu) -> Demand | None:
+    from carma.estimate.demand.predict import demand_of  # numpy is imported when somebody asks
+
+    described = trial.report.described
+    return None if described is None else demand_of(with_attention(described, trial), gpu.name)
 
 
 def _parts(report: Report, found: Figure) -> dict[str, int]:
