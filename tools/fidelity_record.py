@@ -22,7 +22,7 @@ from carma.sim.record import Run, write
 from carma.wire.types import SubmitRequest
 
 POLL_S = 0.5
-REST_S = 6.0  # with nobody on the GPUs: only then can tasks' energy be told from what the GPUs take idle
+REST_S = 4.0  # with nobody on the GPUs: only then can tasks' energy be told from what the GPUs take idle
 
 
 class Job(NamedTuple):

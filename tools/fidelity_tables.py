@@ -33,19 +33,15 @@ CARD_ROWS: Words = {
     "exclusive": ("exclusive", ALONE),
     "goodput": ("goodput", OWN),
     "goodput-solo": ("goodput", FIRST),
-    "magm-open": ("magm, gate off", OWN),
-    "magm-open-solo": ("magm, gate off", FIRST),
-    "magm": ("magm", OWN),
-    "magm-solo": ("magm", FIRST),
 }
 FIGURES = ("makespan_s", "completion_mean_s", "sm_active_mean", "memory_mib_mean", "energy_j")
-RUNS = {"exclusive": "`exclusive`", "magm": "`magm`", "magm-open": "`magm`, gate off", "goodput": "`goodput`"}
+RUNS = {"exclusive": "`exclusive`", "goodput": "`goodput`"}  # those that were recorded
 
 
 def judged(found: Mapping[str, Any], words: Words) -> str:
     titles = (
         *("run", "solo times from", "makespan", "mean completion", "SM activity", "memory", "energy"),
-        *("a task, median", "nine in ten", "OOMs"),
+        *("a task, median", "nine in ten", "its speed", "OOMs"),
     )
     return table(titles, [_row(found[name], *told) for name, told in words.items()])
 
@@ -54,7 +50,8 @@ def _row(one: Mapping[str, Any], run: str, solo: str) -> tuple[str, ...]:
     gaps = {gap["figure"]: gap for gap in one["figures"]}
     errors = (f"{100 * gaps[name]['error']:+.1f} %" for name in FIGURES)
     tasks = (f"{100 * one[name]:.1f} %" for name in ("task_median", "task_p90"))
-    return run, solo, *errors, *tasks, f"{gaps['ooms']['simulated']} for {gaps['ooms']['real']}"
+    speed = "" if one["speed_error"] is None else f"{one['speed_error']:.3f}"
+    return run, solo, *errors, *tasks, speed, f"{gaps['ooms']['simulated']} for {gaps['ooms']['real']}"
 
 
 def gained(runs: Mapping[str, Any]) -> str:

@@ -123,11 +123,22 @@ def test_what_is_known_from_elsewhere_goes_before_what_is_worked_out() -> None:
     first, second = solos(tasks, "mps", TOLD, known)
     assert (first.seconds, first.how, first.demand.sm_active) == (80.0, "given", 0.3)
     assert (second.seconds, second.how) == (70.0, "given")
-    late = solos(tasks, "mps", TOLD, {"task-1": Known(seconds=80.0, from_first_use=True)})[0]
-    assert (late.seconds, late.start_s) == (82.0, 2.0)
 
 
 # The run again.
+
+
+def test_speeds_are_held_against_how_long_tasks_took_where_it_is_given_how_long_they_take_alone() -> None:
+    told = fidelity(simulated("magm"))
+    shared = [task for task in told.tasks if task.rate < 0.95]
+    assert shared
+    for task in told.tasks:
+        assert task.seen == pytest.approx(task.rate, abs=0.03), "a simulated run keeps to the model"
+    assert told.speed_error is not None
+    assert told.speed_error < 0.02
+    unknown = fidelity(forgotten(simulated("magm")))
+    assert unknown.speed_error is None
+    assert {task.seen for task in unknown.tasks} == {None}
 
 
 @pytest.mark.parametrize("policy", ["exclusive", "magm"])

@@ -88,6 +88,7 @@ def _of_tasks(found: Fidelity) -> list[list[str]]:
         ["completion of a task, median", "", "", _share(found.task_median), f"{100 * AIMS['task_median']:.0f} %"],
         ["nine tasks of ten within", "", "", _share(found.task_p90), ""],
         ["mean, with its sign", "", "", _percent(found.task_signed), ""],
+        ["speed of a task, mean size", "", "", "-" if found.speed_error is None else f"{found.speed_error:.3f}", ""],
     ]
 
 
@@ -99,7 +100,7 @@ def _worst(found: Fidelity) -> None:
     ordered = sorted(found.tasks, key=lambda task: -abs(task.error))[:WORST]
     columns = [
         Column("MOST OFF", flexible=True),
-        *(Column(title, right=True) for title in ("RECORDED", "SIMULATED", "ERROR", "ALONE", "SPEED")),
+        *(Column(title, right=True) for title in ("RECORDED", "SIMULATED", "ERROR", "ALONE", "SPEED", "SEEN")),
         Column("SOLO TIME"),
     ]
     rows = [
@@ -110,6 +111,7 @@ def _worst(found: Fidelity) -> None:
             _percent(task.error),
             show_s(task.solo_s),
             f"{task.rate:.2f}",
+            "-" if task.seen is None else f"{task.seen:.2f}",
             task.solo,
         ]
         for task in ordered

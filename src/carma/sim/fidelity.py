@@ -14,7 +14,7 @@ from carma.sim.fidelity_replay import Replay
 from carma.sim.fidelity_solo import ALONE, How, Known, Solo
 from carma.sim.progress import Tell
 from carma.sim.record import About, Run, read
-from carma.sim.result import Figures, TaskRun, quantile
+from carma.sim.result import Figures, TaskRun, mean, quantile
 from carma.traces.table import Table, read_table
 
 FIGURES = (
@@ -44,6 +44,7 @@ class TaskGap(Record, frozen=True, kw_only=True):
     solo_s: float
     solo: How
     rate: float  # its mean speed in the recorded run, by the sharing model
+    seen: float | None = None  # the same, by how long it really took; None: how long it takes alone is not given
 
 
 class Fidelity(Record, frozen=True, kw_only=True):
@@ -52,6 +53,7 @@ class Fidelity(Record, frozen=True, kw_only=True):
     task_median: float  # of the errors of tasks' completion, without their sign
     task_p90: float
     task_signed: float  # the mean, with it
+    speed_error: float | None  # of the sharing model beside whoever was there, mean size; None: no solo time is given
     solo: dict[How, int]  # how many tasks' solo seconds were found how
     met: bool | None  # all aims
     tasks: tuple[TaskGap, ...]
@@ -79,6 +81,7 @@ def _compared(run: Run, replay: Replay, figures: Figures) -> Fidelity:
         for place, (task, solo) in enumerate(zip(replay.tasks, replay.solos, strict=True))
     )
     errors = [abs(task.error) for task in tasks]
+    speeds = [abs(task.rate - task.seen) for task in tasks if task.seen is not None]
     gaps = tuple(_gap(name, run.figures, figures, replay.power_known) for name in FIGURES)
     median = quantile(errors, 0.5)
     return Fidelity(
@@ -87,6 +90,7 @@ def _compared(run: Run, replay: Replay, figures: Figures) -> Fidelity:
         task_median=median,
         task_p90=quantile(errors, 0.9),
         task_signed=sum(task.error for task in tasks) / len(tasks),
+        speed_error=mean(speeds) if speeds else None,
         solo=dict(Counter(task.solo for task in tasks)),
         met=median <= AIMS["task_median"]
         and all(gap.error is not None and abs(gap.error) <= gap.aim for gap in gaps if gap.aim is not None),
@@ -121,7 +125,16 @@ def _task_gap(real: TaskRun, simulated: TaskRun, solo: Solo) -> TaskGap:
         solo_s=solo.seconds,
         solo=solo.how,
         rate=solo.rate,
+        seen=_seen(real, solo),
     )
+
+
+def _seen(real: TaskRun, solo: Solo) -> float | None:
+    """Whatever the replay decided: its work, over the time that it took from its first use of a GPU on."""
+    last = real.attempts[-1]
+    took_s = last.ended_at - last.first_use
+    known = solo.how == "given" and real.outcome == "succeeded" and took_s > 0.0
+    return (solo.seconds - solo.start_s) / took_s if known else None
 
 
 def _notes(run: Run, replay: Replay, tasks: Sequence[TaskGap]) -> list[str]:

@@ -30,12 +30,10 @@ Mechanism = Literal["mps", "timeslice"]
 
 
 class Known(Record, frozen=True, kw_only=True):
-    """What is known of tasks of a name from elsewhere: their whole run alone, or only what follows their first use of a
-    GPU; what comes before that then is as it was in the recorded run."""
+    """What is known of tasks of a name from elsewhere: their whole run alone."""
 
     seconds: float
     demand: Demand | None = None
-    from_first_use: bool = False
 
 
 class Solo(Record, frozen=True, kw_only=True):
@@ -236,9 +234,7 @@ def _solo(
     rate = done_s / max(1e-9, stay.last - stay.begin)
     how: How = "alone" if rate >= ALONE else "inferred"
     given_s = known.seconds if known is not None else task.alone_s if task.outcome == "succeeded" else None
-    if given_s is not None and known is not None and known.from_first_use:
-        how, done_s = "given", given_s
-    elif given_s is not None:
+    if given_s is not None:
         how, start_s, done_s = "given", min(start_s, given_s), max(0.0, given_s - start_s)
     return Solo(
         seconds=start_s + done_s,
