@@ -86,6 +86,13 @@ def test_a_run_knows_its_trace_by_its_tasks() -> None:
 def test_tasks_that_failed_come_first_in_the_table() -> None:
     words = ["simulate", "--trace", "t1", "--memory", "none", "--set", "gate.enabled=no"]
     failing = [word for name in ("retries", "innocent_retries") for word in ("--set", f"recovery.{name}=0")]
-    _, first, *_ = CliRunner().invoke(carma, [*words, *failing]).stdout.splitlines()
+    _, _, first, *_ = CliRunner().invoke(carma, [*words, *failing]).stdout.splitlines()
     assert first.split()[:2] == ["FAILED", "TASKS"]
     assert "FAILED" not in CliRunner().invoke(carma, words).stdout
+
+
+def test_the_table_says_which_card_a_short_name_stands_for() -> None:
+    heading, *_ = (
+        CliRunner().invoke(carma, ["simulate", "--trace", "t1", "--gpu", "a100", "--gpus", "2"]).stdout.split("\n")
+    )
+    assert heading == "t1: 60 tasks on 2 x NVIDIA A100-SXM4-80GB, mps"

@@ -97,6 +97,7 @@ def command(
     import msgspec
 
     from carma.cli.simulate_view import show
+    from carma.sim.cards import find
     from carma.sim.record import write
     from carma.sim.request import Request, recorded, simulation
 
@@ -117,7 +118,8 @@ def command(
                 write(run, out)
                 found[name] = run.figures
     if out != STDOUT:
-        show(str(given["trace"]), found, as_json=as_json)
+        on = f"{given['gpus']} x {find(given['gpu']).name}, {given['mechanism']}"
+        show(str(given["trace"]), on, found, as_json=as_json)
     say_written(out)
     return 0
 

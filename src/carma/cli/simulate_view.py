@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from carma.cli.output import Column, print_json, print_table
-from carma.core.units import show_j, show_s
+from carma.cli.output import Column, heading, print_json, print_table
+from carma.core.units import show_count, show_j, show_s
 from carma.sim.result import Figures
 
 
@@ -42,12 +42,14 @@ LINES = (
 )
 
 
-def show(trace: str, found: Mapping[str, Figures], *, as_json: bool) -> None:
+def show(trace: str, on: str, found: Mapping[str, Figures], *, as_json: bool) -> None:
+    """`on`: the server, which `--gpu a100` does not tell by itself."""
     if as_json:
         values = [msgspec.to_builtins(figures) for figures in found.values()]
         print_json(values[0] if len(values) == 1 else values)
         return
-    columns = [Column(trace), *(Column(name, right=True) for name in found)]
+    heading(f"{trace}: {show_count(max(one.tasks for one in found.values()), 'task')} on {on}")
+    columns = [Column(""), *(Column(name, right=True) for name in found)]
     lines = (FAILED, *LINES) if any(figures.failed for figures in found.values()) else LINES
     rows = [[line.label, *(line.show(getattr(figures, line.field)) for figures in found.values())] for line in lines]
     print_table(columns, rows)
