@@ -98,6 +98,6 @@ def test_memory_beyond_the_same_list_is_somebodys() -> None:
     step(world.state, GpusSampled(world.now, (shown(world, processes),)))
     sample = shown(world, processes)
     step(world.state, GpusSampled(world.now, (replace(sample, memory_used_mib=15_000),)))
-    beside = world.state.live_of(G0).beside
+    beside = world.state.live_of(G0).company
     assert beside is not None
     assert beside.foreign

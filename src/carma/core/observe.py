@@ -42,7 +42,7 @@ def take(state: State, sample: GpuSample) -> None:
         live.held, live.held_of = memory_by_attempt(sample), sample.processes
     holders = _tracked(state, live, gpu)
     if not again:
-        live.beside = None
+        live.company = None
         _notice_all(state, live, holders, before, sample, newest)
     for member in holders:
         seen = member.seen
@@ -52,9 +52,9 @@ def take(state: State, sample: GpuSample) -> None:
             state.news.settled.add(member.key.task)
     if sample.fault is not None:
         return
-    members = live.beside or attribution.members_of(state, holders, live.held, sample)
+    members = live.company or attribution.members_of(state, holders, live.held, sample)
     if newest and sample.processes is not None:
-        live.beside = members
+        live.company = members
     attribution.share_out(state, live, members, before, sample)
 
 

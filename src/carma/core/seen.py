@@ -198,7 +198,7 @@ class Live:
 
     __slots__ = (
         "background",
-        "beside",
+        "company",
         "empty_for",
         "empty_w",
         "held",
@@ -222,7 +222,7 @@ class Live:
         self.held_of: tuple[ProcessUse, ...] | None = None
         self.shown: list[TaskId] = []  # the tasks whose processes `look` shows
         self.members: list[Member] | None = None  # those on it, once somebody has asked; None when they have changed
-        self.beside: Members | None = None  # among `members`, as the newest sample told; None where it must be asked
+        self.company: Members | None = None  # among `members`, as the newest sample told; None where it must be asked
         self.since = 0.0
         self.truth = 1.0  # how much of the activity that was predicted for those on it is seen (pace.py)
         self.left_at = 0.0  # when a task last left it
