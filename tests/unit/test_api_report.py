@@ -13,6 +13,7 @@ from carma.core.outcome import Disrupted, Outcome, Succeeded
 from carma.core.state import checkpoint
 from carma.core.status import Finished
 from carma.core.task import Attempt, Task
+from carma.core.usage import count
 from carma.daemon.reporting import HOUR_S, full_hour, report
 from tests.builders import ALICE, BOB, World
 from tests.unit.api_server import Served, serving
@@ -112,8 +113,7 @@ def test_gpus_are_summed_over_their_hours_with_what_is_not_stored_yet() -> None:
     row = GpuUsage(
         gpu=G0, hour=100, watched_s=3_600, held_s=1_800, shared_s=900, sm_s=900, energy_j=720_000, idle_j=360_000
     )
-    world.state.usage[(101, G0)] = replace(row, hour=101, tasks_j=100_000)
-    world.state.usage[(99, G0)] = replace(row, hour=99)  # before the span
+    count(world.state, [replace(row, hour=101, tasks_j=100_000), replace(row, hour=99)])  # one is before the span
     first, second = report((), [row], world.state, SINCE, UNTIL).gpus
     assert (first.index, first.watched_s, first.held_s, first.shared_s) == (0, 7_200, 3_600, 1_800)
     assert (first.sm_active, first.energy_j, first.idle_j, first.tasks_j) == (0.25, 1_440_000, 720_000, 100_000)

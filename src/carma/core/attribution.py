@@ -21,13 +21,13 @@ the lowest power seen is taken for idle: all of it would leave a task that alway
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import exp, inf, isfinite, log, sqrt
 from operator import attrgetter
 
 from carma.core import pace
-from carma.core.model import Activity, AttemptKey, GpuId, GpuSample, GpuUsage, ProcessUse, Record
-from carma.core.seen import NEW_VARIANCE, POWER_SAMPLES, Guess, Live, Track
+from carma.core.model import AttemptKey, GpuId, GpuSample, ProcessUse
+from carma.core.seen import METRICS, NEW_VARIANCE, POWER_SAMPLES, Guess, Hour, Live, Members
 from carma.core.seen import Member as Member
 from carma.core.snapshot import HIDDEN_MIB
 from carma.core.state import State
@@ -35,7 +35,6 @@ from carma.core.status import Running
 from carma.core.usage import HOUR_S
 from carma.core.window import given
 
-METRICS = Activity.__struct_fields__
 _figures = attrgetter(*METRICS)
 
 NOISE = 0.05  # the error of a reading, as a part of it: steps and samples do not keep time with each other
@@ -46,25 +45,11 @@ SMALL = 0.1  # the least that noise and drift are counted of, so that one though
 DOUBT = 0.2  # nobody weighs less than this part of the guess's spread: no nothing for one of whom little is known
 
 
-class Members(Record, frozen=True):
-    """Who was on a GPU when a sample was taken."""
-
-    present: list[Member]  # they hold memory there
-    resting: list[Member]  # they did before, and hold none now
-    foreign: bool
-    nobody: bool  # neither present nor foreign
-
-
 Held = Mapping[AttemptKey, int | None]  # MiB of each attempt that a sample shows
 
 
-def share_out(
-    state: State, live: Live, holders: Sequence[Member], held: Held, before: GpuSample | None, sample: GpuSample
-) -> None:
+def share_out(state: State, live: Live, members: Members, before: GpuSample | None, sample: GpuSample) -> None:
     """What happened since the sample before: to each of its holders its share, and to the GPU's hour the whole."""
-    if sample.fault is not None:
-        return
-    members = _members(state, holders, held, sample)
     # After a gap nobody knows who was there: the span since the sample before tells nothing.
     gap = before is None or before.fault is not None or sample.at - before.at > state.rules.window.stale_s
     watched = None if gap else before
@@ -75,7 +60,7 @@ def share_out(
     _learn(live, members, sample.at, active, span_s)
     shares: Sequence[float] = ()
     if members.present:
-        shares = _shares(live, members, sample)
+        shares = members.shares or _shares(live, members)
         pace.follow(state, live, members.present, shares, members.foreign, sample, span_s)
     energy = _energy(state, live, members, watched, sample)
     given_j = _give_all(members, shares, sample, span_s, energy) if members.present or members.resting else 0.0
@@ -85,38 +70,42 @@ def share_out(
 def _give_all(
     members: Members, shares: Sequence[float], sample: GpuSample, span_s: float, energy: Energy | None
 ) -> float:
-    """How much energy was given."""
-    above_j = None if energy is None else energy.spent_j - energy.idle_j
-    values = _values(sample)
+    """Their shares of a span. How much energy was given."""
+    above_j = None if energy is None else energy[0] - energy[1]
+    values = [
+        (place, value)
+        for place, value in enumerate(_figures(sample))
+        if value is not None and 0.0 <= value < inf  # the metrics that it gives
+    ]
     given_j = 0.0
     for member, share in zip(members.present, shares, strict=True):
-        given_j += _give(member.track, share, span_s, values, above_j)
+        track = member.track
+        track.used_s += span_s
+        seconds, totals = track.seconds, track.totals
+        for place, value in values:
+            seconds[place] += span_s
+            totals[place] += value * share * span_s
+        if above_j is not None:
+            part_j = above_j * share
+            track.energy_j = (track.energy_j or 0.0) + part_j
+            given_j += part_j
     for member in members.resting:
-        _give(member.track, 0.0, span_s, values, above_j)
+        track = member.track
+        track.used_s += span_s
+        for place, _ in values:
+            track.seconds[place] += span_s
+        if above_j is not None:
+            track.energy_j = track.energy_j or 0.0
     return given_j
 
 
-def _give(
-    track: Track, share: float, span_s: float, values: Sequence[tuple[str, float]], above_j: float | None
-) -> float:
-    """Its share of a span. How much energy that is."""
-    track.used_s += span_s
-    means = track.means
-    for metric, value in values:
-        mean = means[metric]
-        mean.seconds += span_s
-        mean.total += value * share * span_s
-    if above_j is None:
-        return 0.0
-    part_j = above_j * share
-    track.energy_j = (track.energy_j or 0.0) + part_j
-    return part_j
-
-
-def _members(state: State, holders: Sequence[Member], held: Held, sample: GpuSample) -> Members:
+def members_of(state: State, holders: Sequence[Member], held: Held, sample: GpuSample) -> Members:
+    """Who was on the GPU when the sample was taken, by what is known of their memory now."""
     if sample.processes is None:  # nobody can tell: all that run
         running = [member for member in holders if isinstance(state.tasks[member.key.task].status, Running)]
-        return Members(running, [], False, not running)
+        members = Members(running, [], foreign=False)
+        members.shares = _told(members, sample)
+        return members
     present: list[Member] = []
     resting: list[Member] = []
     others = len(held)
@@ -127,8 +116,9 @@ def _members(state: State, holders: Sequence[Member], held: Held, sample: GpuSam
             present.append(member)
         elif member.seen.first_at is not None:
             resting.append(member)
-    foreign = others > 0 or _foreign(sample, sample.processes)
-    return Members(present, resting, foreign, not present and not foreign)
+    members = Members(present, resting, foreign=others > 0 or _foreign(sample, sample.processes))
+    members.shares = _told(members, sample)
+    return members
 
 
 def _foreign(sample: GpuSample, processes: Sequence[ProcessUse]) -> bool:
@@ -146,18 +136,20 @@ def _foreign(sample: GpuSample, processes: Sequence[ProcessUse]) -> bool:
 
 def _learn(live: Live, members: Members, at: float, active: float | None, span_s: float) -> None:
     """The activity that the sample shows corrects what was thought of those present."""
-    guesses: list[Guess] = []
     if members.foreign:
-        guesses.append(live.background)
-    elif live.background.pressure != 0.0 or live.background.variance != NEW_VARIANCE:
-        live.background = Guess()  # those that come next are others
+        guesses = [live.background]
+    else:
+        guesses = []
+        if live.background.pressure != 0.0 or live.background.variance != NEW_VARIANCE:
+            live.background = Guess()  # those that come next are others
     if active is None:
         return
     for member in members.present:
         seen = member.seen
         own = seen.own
         if seen.first_at is not None:
-            age_s = at - max(seen.first_at, seen.grown_at or 0.0)
+            grown_at = seen.grown_at or 0.0
+            age_s = at - (seen.first_at if seen.first_at >= grown_at else grown_at)
             young = NEW_VARIANCE * exp(-age_s / YOUNG_S)
             own.variance = young if young > own.variance else own.variance
         guesses.append(own)
@@ -169,8 +161,9 @@ def _correct(guesses: Sequence[Guess], active: float, span_s: float) -> None:
     idle = max(SLACK, 1.0 - active)
     pressure, variance = 0.0, 0.0
     for own in guesses:
-        own.variance += DRIFT * (own.pressure if own.pressure > SMALL else SMALL) ** 2 * span_s
-        pressure += own.pressure
+        known = own.pressure
+        own.variance += DRIFT * (known if known > SMALL else SMALL) ** 2 * span_s
+        pressure += known
         variance += own.variance
     error = -log(idle) - pressure
     noise = (NOISE * max(active, SMALL) / idle) ** 2  # as a variance of the pressure: a full GPU tells little
@@ -187,56 +180,46 @@ def weight(own: Guess) -> float:
     return 1.0 - exp(-max(own.pressure, DOUBT * sqrt(own.variance)))
 
 
-def _shares(live: Live, members: Members, sample: GpuSample) -> list[float]:
-    """Of those present, in their order; they add up to 1, or to less where foreign processes are there too."""
-    if len(members.present) == 1 and not members.foreign:
-        return [1.0]
-    weights = _told(members, sample)
-    if weights is None:
-        weights = [weight(member.seen.own) for member in members.present]
-        if members.foreign:
-            weights.append(weight(live.background))
+def _shares(live: Live, members: Members) -> list[float]:
+    """Of those present, in their order, by what each is thought to do."""
+    weights = [weight(member.seen.own) for member in members.present]
+    if members.foreign:
+        weights.append(weight(live.background))
+    return _parts(weights, len(members.present))
+
+
+def _parts(weights: Sequence[float], present: int) -> list[float]:
+    """They add up to 1, or to less where foreign processes are there too: their weights come last."""
     total = sum(weights)
     if total <= 0.0:
-        return [1.0 / len(weights) for _ in members.present]
-    return [weights[place] / total for place in range(len(members.present))]
+        return [1.0 / len(weights)] * present
+    return [weights[place] / total for place in range(present)]
 
 
 def _told(members: Members, sample: GpuSample) -> list[float] | None:
-    """What the sampler says of every process on the GPU, if it says it of all of them; of those present first."""
-    if not members.present or not sample.processes or sample.processes[0].sm_active is None:
+    """Of those present, where nothing has to be guessed: one that is alone has all of it, and of others the sampler may
+    tell what each process does, if it does so of all on the GPU."""
+    present = members.present
+    if len(present) == 1 and not members.foreign:
+        return [1.0]
+    if not present or not sample.processes or sample.processes[0].sm_active is None:
         return None
-    told: dict[AttemptKey | None, float] = dict.fromkeys([member.key for member in members.present], 0.0)
+    told: dict[AttemptKey | None, float] = dict.fromkeys([member.key for member in present], 0.0)
     for use in sample.processes:
         if use.sm_active is None or not isfinite(use.sm_active):
             return None
         whose = use.attempt if use.attempt in told else None
         told[whose] = told.get(whose, 0.0) + max(0.0, use.sm_active)
-    return list(told.values())
+    return _parts(list(told.values()), len(present))
 
 
 # What it comes to.
 
 
-def _values(sample: GpuSample) -> list[tuple[str, float]]:
-    """The metrics that it gives."""
-    return [
-        (metric, value)
-        for metric, value in zip(METRICS, _figures(sample), strict=True)
-        if value is not None and 0.0 <= value < inf
-    ]
-
-
-class Energy(Record, frozen=True):
-    """Of a span: what the counter went up by, how much of that the GPU would have taken with nobody on it, and whether
-    that is a guess."""
-
-    spent_j: float = 0.0
-    idle_j: float = 0.0
-    guessed: bool = False
-
-
-NO_ENERGY = Energy()
+# Of a span: what the counter went up by, how much of that the GPU would have taken with nobody on it, and whether that
+# is a guess.
+Energy = tuple[float, float, bool]
+NO_ENERGY: Energy = (0.0, 0.0, False)
 
 
 def _energy(state: State, live: Live, members: Members, before: GpuSample, sample: GpuSample) -> Energy | None:
@@ -245,12 +228,12 @@ def _energy(state: State, live: Live, members: Members, before: GpuSample, sampl
     if spent_j is None:
         return None
     if members.nobody:
-        return Energy(spent_j, spent_j)
+        return spent_j, spent_j, False
     known_w = state.idle_w.get(sample.gpu, live.empty_w)
     idle_w = known_w if known_w is not None else _guessed_idle_w(live)
     if idle_w is None:  # without a figure nothing is said to be above idle
-        return Energy(spent_j, spent_j, guessed=True)
-    return Energy(spent_j, min(spent_j, idle_w * (sample.at - before.at)), guessed=known_w is None)
+        return spent_j, spent_j, True
+    return spent_j, min(spent_j, idle_w * (sample.at - before.at)), known_w is None
 
 
 def _spent_j(before: GpuSample, sample: GpuSample) -> float | None:
@@ -267,17 +250,17 @@ def measured_idle_w(state: State, gpu: GpuId) -> float | None:
 
 
 def _guessed_idle_w(live: Live) -> float | None:
-    lowest_w = live.lowest_w if live.lowest_w is not None else _mean_w(live)
+    lowest_w = live.lowest_w if live.lowest_w is not None else _mean_w(live.recent_w)
     return None if lowest_w is None else lowest_w / 2
 
 
-def _mean_w(live: Live) -> float | None:
-    if not live.recent_w:
+def _mean_w(recent_w: Collection[float]) -> float | None:
+    if not recent_w:
         return None
     total_w = 0.0
-    for watts in live.recent_w:
+    for watts in recent_w:
         total_w += watts
-    return total_w / len(live.recent_w)
+    return total_w / len(recent_w)
 
 
 def _note_power(state: State, live: Live, members: Members, before: GpuSample | None, sample: GpuSample) -> None:
@@ -295,7 +278,7 @@ def _note_power(state: State, live: Live, members: Members, before: GpuSample | 
     live.empty_for = live.empty_for + 1 if empty else 0
     if empty and sample.power_w is not None:  # a counter may lag: a single figure made from it is none
         live.empty_w = power_w if live.empty_w is None else min(live.empty_w, power_w)
-    mean_w = _mean_w(live) if len(recent_w) >= POWER_SAMPLES else None
+    mean_w = _mean_w(recent_w) if len(recent_w) >= POWER_SAMPLES else None
     if mean_w is None:
         return
     if live.lowest_w is None or mean_w < live.lowest_w:
@@ -309,17 +292,19 @@ def _count(
 ) -> None:
     gpu = sample.gpu
     holders = len(state.on_gpu.get(gpu, ()))
-    hour = int(sample.at // HOUR_S)
-    known = state.usage.get((hour, gpu)) or GpuUsage(gpu=gpu, hour=hour)
-    state.usage[hour, gpu] = GpuUsage(  # added up at once: there is one for every sample
-        gpu=gpu,
-        hour=hour,
-        watched_s=known.watched_s + span_s,
-        held_s=known.held_s + (span_s if holders else 0.0),
-        shared_s=known.shared_s + (span_s if holders > 1 else 0.0),
-        sm_s=known.sm_s + (active or 0.0) * span_s,
-        energy_j=known.energy_j + energy.spent_j,
-        idle_j=known.idle_j + energy.idle_j,
-        tasks_j=known.tasks_j + tasks_j,
-        guessed_s=known.guessed_s + (span_s if energy.guessed else 0.0),
-    )
+    place = (int(sample.at // HOUR_S), gpu)
+    sums = state.usage.get(place)
+    if sums is None:
+        sums = state.usage[place] = Hour()
+    spent_j, idle_j, guessed = energy
+    sums.watched_s += span_s
+    if holders:
+        sums.held_s += span_s
+        if holders > 1:
+            sums.shared_s += span_s
+    sums.sm_s += (active or 0.0) * span_s
+    sums.energy_j += spent_j
+    sums.idle_j += idle_j
+    sums.tasks_j += tasks_j
+    if guessed:
+        sums.guessed_s += span_s

@@ -4,7 +4,7 @@ themselves. And whether a pass in which nobody could start would end the same wa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from math import inf
 
@@ -14,12 +14,13 @@ from carma.core.admission import by_size, never_fits
 from carma.core.decision import Ask
 from carma.core.filters import Door, at_the_gate, door_of, tasks_allowed
 from carma.core.kept import Asked, Doors, Kept, Nobody
-from carma.core.model import GpuId
+from carma.core.model import AttemptKey, GpuId, Placement
 from carma.core.news import EARLY_S
 from carma.core.policy import as_of
 from carma.core.reserve import Fence, degree_of, free_at
 from carma.core.snapshot import (
     blind_to,
+    expected_end,
     expected_runtime_s,
     fresh_sample,
     later_view,
@@ -53,10 +54,12 @@ def refreshed(state: State, now: float) -> Doors:
 def _look_again(state: State, doors: Doors, kept: Kept, now: float) -> None:
     was_open, free_mib, taken, was = not kept.closed, kept.free_mib, kept.taken, kept.door
     kept.door = None
-    kept.until = _closed_until(state, kept.gpu.id)
+    kept.until_one_ends, kept.no_sooner = _full(state, state.on_gpu.get(kept.gpu.id)), None
+    kept.until = inf if kept.until_one_ends else _closed_until(state, kept.gpu.id)
     closed, same = kept.until > now, False
     if not closed and _too_busy(state, kept.gpu.id, now):
         closed, kept.until = True, stale_at(state, fresh_sample(state, state.live_of(kept.gpu.id), now))
+        kept.until_one_ends = True
     elif not closed:
         door = _same_company(state, kept, door_at(state, kept, now), was)
         closed = door.shut is not None or door.busy is not None
@@ -102,24 +105,29 @@ def _as_free(door: Door, was: Door) -> bool:
 
 
 def _closed_until(state: State, gpu: GpuId) -> float:
-    """Most doors are closed for a reason that is told without a look at figures; -inf where none is."""
+    """Most doors are closed for a reason that is told without a look at figures; -inf where none is. Not of one that
+    is full."""
     if gpu in state.drained or SERVER in state.drained:
         return inf
     holders = state.on_gpu.get(gpu)
     if not holders:
         return -inf
-    rules = state.rules
-    if not state.policy.shares or len(holders) >= tasks_allowed(rules):
-        return inf
-    latest = -inf
-    for key, placement in holders.items():
-        if placement.booking.alone:
-            return inf
-        if rules.warmup.enabled:
+    rules, latest = state.rules, -inf
+    if rules.warmup.enabled:
+        for key in holders:
             track = state.tracks.get(key)
             seen = track.on.get(gpu) if track is not None else None
             latest = max(latest, warm_until(seen, state.tasks[key.task], rules))
     return latest
+
+
+def _full(state: State, holders: Mapping[AttemptKey, Placement] | None) -> bool:
+    """Whether nobody more may come, however much room there is, before one of those has left."""
+    if not holders:
+        return False
+    if not state.policy.shares or len(holders) >= tasks_allowed(state.rules):
+        return True
+    return True in [placement.booking.alone for placement in holders.values()]
 
 
 def _too_busy(state: State, gpu: GpuId, now: float) -> bool:
@@ -190,7 +198,7 @@ def reserved(state: State, ask: Ask, found: Sequence[Kept], now: float) -> Fence
     degree = degree_of(state.overtaken.get(ask.task, 0), state.rules)
     waiting: list[tuple[float, int, int]] = []
     for place, kept in enumerate(found):
-        at = _not_before(state, kept, ask, now)
+        at = _not_before(state, kept, ask, now, roughly=degree < 3)
         if at < inf:
             waiting.append((at, kept.gpu.index, place))
     could = {found[place].gpu.id for _, _, place in waiting} if degree == 3 else set()
@@ -211,15 +219,29 @@ def reserved(state: State, ask: Ask, found: Sequence[Kept], now: float) -> Fence
     return Fence(ask=ask, gpus=frozenset(could or chosen), start_at=start_at, degree=degree)
 
 
-def _not_before(state: State, kept: Kept, ask: Ask, now: float) -> float:
-    """When the GPU could take it, or earlier; inf where it never could, which is always of now."""
+def _not_before(state: State, kept: Kept, ask: Ask, now: float, *, roughly: bool) -> float:
+    """When the GPU could take it, or earlier; inf where it never could, which is always of now. `roughly`: it may also
+    be finite where it never could."""
     known = kept.free_for
     live = state.live.get(kept.gpu.id)
     if known is None or known[0] != _wants(ask) or live is None:
+        if roughly and kept.until_one_ends and kept.door is None:
+            return _no_sooner(state, kept, now)
         return free_for(state, kept, ask, now)
     if known[1] < inf and now >= stale_at(state, live.window.newest):
         return free_for(state, kept, ask, now)
     return known[1]
+
+
+def _no_sooner(state: State, kept: Kept, now: float) -> float:
+    """Of a GPU that is full, or too busy: it is free for nobody before one of its tasks should end, or a sample tells
+    that it is less busy than was thought (`free_at`). That is told without a look at all that is known of them."""
+    if kept.no_sooner is None:
+        at = now + state.rules.window.stale_s
+        for key in state.on_gpu[kept.gpu.id]:
+            at = min(at, expected_end(state.tasks[key.task], state.tracks.get(key), state.rules, now))
+        kept.no_sooner = at
+    return kept.no_sooner
 
 
 # Whether another pass is worth while.

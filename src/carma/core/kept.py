@@ -36,11 +36,13 @@ class Kept:
         "free_for",
         "free_mib",
         "gpu",
+        "no_sooner",
         "place",
         "same_until",
         "taken",
         "told_until",
         "until",
+        "until_one_ends",
         "version",
         "woken_at",
     )
@@ -57,6 +59,8 @@ class Kept:
         self.same_until = 0.0
         self.told_until = 0.0
         self.free_for: tuple[tuple[object, ...], float] | None = None  # who asked: not before then (reserve.free_at)
+        self.until_one_ends = False  # nobody comes in before one of its tasks has left, as far as is known
+        self.no_sooner: float | None = None  # than then it is free for anybody, where that is so (doors.py)
         self.version = 0  # of `Doors.version`, when it last changed
         self.woken_at = inf  # its earliest entry in `Doors.wakes`
 

@@ -34,13 +34,45 @@ def take(state: State, sample: GpuSample) -> None:
         return
     live.window.add(sample)
     newest = live.look is None or at > live.look.at  # a glance may have come before a sample that is older
+    again = live.look is before and before is not None and _shows_the_same(live, before, sample)
     if newest:
         state.news.looked(live, sample)
     state.touch(gpu)
     if sample.processes is not live.held_of:  # the very same list says the same
         live.held, live.held_of = memory_by_attempt(sample), sample.processes
-    held = live.held
     holders = _tracked(state, live, gpu)
+    if not again:
+        live.company = None
+        _notice_all(state, live, holders, before, sample, newest)
+    for member in holders:
+        seen = member.seen
+        if seen.settled_at is None and seen.first_at is not None and _settled(state, seen, live, sample):
+            seen.settled_at = at
+        if seen.settled_at is not None and member.track.shrinks:
+            state.news.settled.add(member.key.task)
+    if sample.fault is not None:
+        return
+    members = live.company or attribution.members_of(state, holders, live.held, sample)
+    if newest and sample.processes is not None:
+        live.company = members
+    attribution.share_out(state, live, members, before, sample)
+
+
+def _shows_the_same(live: Live, before: GpuSample, sample: GpuSample) -> bool:
+    """Whether the sample tells nothing new of who is there and what they hold: the very list of processes as the one
+    before, which was the last look, and nobody was placed there, left or moved since then (state.py: `_moved`)."""
+    return (
+        live.members is not None
+        and sample.processes is not None
+        and sample.processes is before.processes
+        and sample.memory_used_mib == before.memory_used_mib
+    )
+
+
+def _notice_all(
+    state: State, live: Live, holders: list[Member], before: GpuSample | None, sample: GpuSample, newest: bool
+) -> None:
+    at, held = sample.at, live.held
     for member in holders:
         key, seen = member.key, member.seen
         memory_mib = None if sample.processes is None else held.get(key, 0)
@@ -48,11 +80,6 @@ def take(state: State, sample: GpuSample) -> None:
             seen.first_at = at
             live.since = before.at if before is not None else 0.0  # this sample is the first that tells of it
         _notice(state, member, at, memory_mib, newest)
-        if seen.settled_at is None and seen.first_at is not None and _settled(state, seen, live, sample):
-            seen.settled_at = at
-        if seen.settled_at is not None and member.track.shrinks:
-            state.news.settled.add(key.task)
-    attribution.share_out(state, live, holders, held, before, sample)
 
 
 def glance(state: State, look: GpuSample) -> None:

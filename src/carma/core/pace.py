@@ -84,11 +84,12 @@ def regroup(state: State, gpus: Iterable[GpuId], now: float) -> None:
         track.rate = min(track.rates.values(), default=1.0)
         for gpu in track.on:  # when it should end has changed there too
             state.touch(gpu)
-            _touch_beside(state, gpu)
+            if state.policy.against is not None:
+                _touch_beside(state, gpu)
 
 
 def _touch_beside(state: State, gpu: GpuId) -> None:
-    """Those who have other GPUs, too, are seen there with whoever is beside them here."""
+    """Those who have other GPUs, too, are seen there with whoever is beside them here (snapshot.py: `_beside`)."""
     for placement in state.on_gpu.get(gpu, {}).values():
         if len(placement.gpus) > 1:
             for other in placement.gpus:

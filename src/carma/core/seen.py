@@ -14,21 +14,8 @@ from carma.core.window import Window
 
 NEW_VARIANCE = 0.5  # of one that is new: it may do nothing yet, or fill the GPU
 FADES_S = 60.0  # what was seen of a demand longer ago than this fades
+METRICS = Activity.__struct_fields__
 POWER_SAMPLES = 5  # a GPU's power is judged by the mean of so many: a single reading may be a counter that lagged
-
-
-class Mean:
-    """A mean over time."""
-
-    __slots__ = ("seconds", "total")
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.total = 0.0
-
-    def add(self, value: float, seconds: float) -> None:
-        self.seconds += seconds
-        self.total += value * seconds
 
 
 class Guess:
@@ -110,13 +97,14 @@ class Track:
         "began_at",
         "done_s",
         "energy_j",
-        "means",
         "on",
         "paced_at",
         "peak_mib",
         "rate",
         "rates",
+        "seconds",
         "shrinks",
+        "totals",
         "used_s",
     )
 
@@ -132,7 +120,9 @@ class Track:
         self.paced_at = 0.0
         self.rate = 1.0  # how fast it is thought to go; 1 alone
         self.rates: dict[GpuId, float] = {}  # the same on each of its GPUs; the slowest counts
-        self.means: dict[str, Mean] = {name: Mean() for name in Activity.__struct_fields__}
+        # Its own share of each metric of METRICS, integrated, and the seconds for which that was told.
+        self.seconds = [0.0] * len(METRICS)
+        self.totals = [0.0] * len(METRICS)
 
     def begin(self, at: float, done_s: float = 0.0) -> None:
         self.began_at = self.paced_at = at
@@ -150,7 +140,11 @@ class Track:
     @property
     def activity(self) -> Activity | None:
         """Its own share, on average over the time since its first use; None before that."""
-        found = {name: round(mean.total / mean.seconds, 5) for name, mean in self.means.items() if mean.seconds > 0}
+        found = {
+            name: round(total / seconds, 5)
+            for name, total, seconds in zip(METRICS, self.totals, self.seconds, strict=True)
+            if seconds > 0
+        }
         return Activity(**found) if found else None
 
     def go_on_from(
@@ -163,10 +157,9 @@ class Track:
             for seen in self.on.values():
                 seen.solo.start_from(alone.demand)
         self.used_s, self.energy_j = used_s, energy_j
-        for name, value in asdict(activity or Activity()).items():
-            self.means[name] = Mean()
-            if value is not None:
-                self.means[name].add(value, used_s)
+        for place, value in enumerate(asdict(activity or Activity()).values()):
+            self.seconds[place] = 0.0 if value is None else used_s
+            self.totals[place] = 0.0 if value is None else value * used_s
 
 
 class Member(Record, frozen=True):
@@ -177,11 +170,35 @@ class Member(Record, frozen=True):
     seen: Seen
 
 
+class Members:
+    """Who was on a GPU when a sample was taken."""
+
+    __slots__ = ("foreign", "nobody", "present", "resting", "shares")
+
+    def __init__(self, present: list[Member], resting: list[Member], *, foreign: bool) -> None:
+        self.present = present  # they hold memory there
+        self.resting = resting  # they did before, and hold none now
+        self.foreign = foreign
+        self.nobody = not present and not foreign
+        self.shares: list[float] | None = None  # of those present, where that does not change with every sample
+
+
+class Hour:
+    """Sums of what a GPU did within an hour, as far as it was watched (model.GpuUsage)."""
+
+    __slots__ = ("energy_j", "guessed_s", "held_s", "idle_j", "shared_s", "sm_s", "tasks_j", "watched_s")
+
+    def __init__(self) -> None:
+        self.watched_s = self.held_s = self.shared_s = self.sm_s = 0.0
+        self.energy_j = self.idle_j = self.tasks_j = self.guessed_s = 0.0
+
+
 class Live:
     """Of one GPU. `since` is when a task last came to it or left it: older samples tell of others."""
 
     __slots__ = (
         "background",
+        "company",
         "empty_for",
         "empty_w",
         "held",
@@ -205,6 +222,7 @@ class Live:
         self.held_of: tuple[ProcessUse, ...] | None = None
         self.shown: list[TaskId] = []  # the tasks whose processes `look` shows
         self.members: list[Member] | None = None  # those on it, once somebody has asked; None when they have changed
+        self.company: Members | None = None  # among `members`, as the newest sample told; None where it must be asked
         self.since = 0.0
         self.truth = 1.0  # how much of the activity that was predicted for those on it is seen (pace.py)
         self.left_at = 0.0  # when a task last left it

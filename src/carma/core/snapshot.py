@@ -139,9 +139,10 @@ def _holder(state: State, gpu: Gpu, key: AttemptKey, now: float) -> Holder:
 
 
 def _beside(state: State, key: AttemptKey, gpu: GpuId) -> tuple[Beside, ...]:
-    """The attempt's other GPUs, with those who share them: what it takes to tell how they go on, and no more."""
+    """The attempt's other GPUs, with those who share them: what it takes to tell how they go on, and no more. Nothing
+    for a policy that has no say about company."""
     gpus = state.on_gpu[gpu][key].gpus
-    if len(gpus) == 1:
+    if len(gpus) == 1 or state.policy.against is None:
         return ()
     task, track = state.tasks[key.task], state.tracks.get(key)
     found: list[Beside] = []

@@ -14,12 +14,12 @@ from collections.abc import Iterable
 from carma.core.fairness import Accounts
 from carma.core.kept import Doors
 from carma.core.lanes import Lanes
-from carma.core.model import AttemptKey, Gpu, GpuId, GpuUsage, Placement, TaskId
+from carma.core.model import AttemptKey, Gpu, GpuId, Placement, TaskId
 from carma.core.news import News
 from carma.core.pace import regroup
 from carma.core.placement import Policy
 from carma.core.ports import Checkpoint
-from carma.core.seen import Live, Track
+from carma.core.seen import Hour, Live, Track
 from carma.core.settings import Rules
 from carma.core.status import Finished, Queued, Recovering, Running, Starting
 from carma.core.task import Task
@@ -56,7 +56,7 @@ class State:
         self.live: dict[GpuId, Live] = {}
         self.tracks: dict[AttemptKey, Track] = {}
         self.idle_w: dict[GpuId, float] = {}  # the lowest mean power of each GPU while nobody was on it
-        self.usage: dict[tuple[int, GpuId], GpuUsage] = {}  # by hour and GPU; see usage.py
+        self.usage: dict[tuple[int, GpuId], Hour] = {}  # by hour and GPU; see usage.py
         self.sized: dict[GpuId, Gpu] | None = None  # the mapping that `sizes` was made from
         self.sizes: tuple[Gpu, ...] = ()  # see admission.by_size
         self.news = News()

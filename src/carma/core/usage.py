@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from carma.core.events import AttemptUse, UseNoted
 from carma.core.model import AttemptKey, GpuUsage
 from carma.core.pace import alone_of
+from carma.core.seen import Hour
 from carma.core.state import State
 from carma.core.status import Running
 
@@ -37,9 +38,17 @@ def add_up(one: GpuUsage, other: GpuUsage) -> GpuUsage:
 def count(state: State, rows: Iterable[GpuUsage]) -> None:
     """Add rows to what was seen since the last note."""
     for row in rows:
-        place = (row.hour, row.gpu)
-        known = state.usage.get(place)
-        state.usage[place] = row if known is None else add_up(known, row)
+        sums = state.usage.setdefault((row.hour, row.gpu), Hour())
+        for name in Hour.__slots__:
+            setattr(sums, name, getattr(sums, name) + getattr(row, name))
+
+
+def not_noted(state: State) -> tuple[GpuUsage, ...]:
+    """What was seen since the last note, as rows."""
+    return tuple(
+        GpuUsage(gpu=gpu, hour=hour, **{name: getattr(sums, name) for name in Hour.__slots__})
+        for (hour, gpu), sums in state.usage.items()
+    )
 
 
 def note(state: State) -> UseNoted:
@@ -48,7 +57,7 @@ def note(state: State) -> UseNoted:
     return UseNoted(
         state.now,
         attempts=tuple(use for use in uses if use is not None),
-        gpus=tuple(state.usage.values()),
+        gpus=not_noted(state),
         idle_w=dict(state.idle_w),
         empty_w=state.empty_w(),
     )

@@ -38,7 +38,7 @@ class Holder(Record, frozen=True, kw_only=True):
     ends_at: float  # expected
     demand: Demand | None = None  # what it would keep busy alone; None: nobody knows
     progress: Progress | None = None  # None: it has not started
-    beside: tuple[Beside, ...] = ()  # its other GPUs
+    beside: tuple[Beside, ...] = ()  # its other GPUs, for a policy that has a say about company (`against`)
 
     @property
     def counted_mib(self) -> int:

@@ -15,6 +15,7 @@ from carma.core.state import State
 from carma.core.status import Finished
 from carma.core.task import Attempt, Task
 from carma.core.units import show_count, show_s
+from carma.core.usage import not_noted
 from carma.wire.report import GpuWork, Report, UserWork, Work
 
 HOUR_S = 3600.0
@@ -63,7 +64,7 @@ def report(tasks: Iterable[Task], usage: Sequence[GpuUsage], state: State, since
         _, own = users.setdefault(task.owner.uid, (task.owner.name, _Sum()))
         for into in (total, own):
             _add(into, task, state, since, until)
-    not_stored_yet = [row for (hour, _), row in state.usage.items() if since <= hour * HOUR_S <= until]
+    not_stored_yet = [row for row in not_noted(state) if since <= row.hour * HOUR_S <= until]
     rows = [*usage, *not_stored_yet]
     gpus = _gpus(rows, state)
     return Report(
