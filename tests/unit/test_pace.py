@@ -12,7 +12,7 @@ from carma.core.events import AttemptEnded, TaskEstimated, TaskSubmitted
 from carma.core.model import Alone, AttemptKey, Demand, Estimate, GpuId, GpuSample, TaskId, TaskSpec
 from carma.core.observe import ending_facts
 from carma.core.outcome import Failed
-from carma.core.pace import BELIEVED_S, CALM_S, MOST_S, NOTHING, alone_of, belief, follow, regroup
+from carma.core.pace import BELIEVED_S, CALM_S, LEAST, MOST_S, NOTHING, alone_of, belief, follow, regroup
 from carma.core.policies import first_fit, goodput
 from carma.core.seen import FADES_S, Seen, Track
 from carma.core.settings import Gate, Rules, Sharing, WarmUp
@@ -281,6 +281,29 @@ def test_where_less_is_seen_than_was_predicted_progress_is_less() -> None:
     made.end(two)
     assert track_of(made, one).done_s == pytest.approx(before_s + (now - paced_at) * rates[0] * 0.5, rel=0.05)
     assert live.truth == 1.0, "of others than these nothing was seen"
+
+
+def test_a_gpu_that_shows_nothing_does_not_stop_its_tasks_for_ever() -> None:
+    """Both may wait for data: a policy must still be able to say how long they would take."""
+    made = world()
+    one, _ = begin(made, HALF, 1_000.0), begin(made, FULL, 1_000.0)
+    made.activity[GPU0] = (0.0, 0.0, 0.0)
+    made.wait(600.0)
+    assert made.state.live_of(GPU0).truth == pytest.approx(LEAST, abs=0.01)
+    newcomer = Ask(task=TaskId(9), gpus=1, memory_mib=1_000, source="declared", demand=HALF, alone_s=100.0, at=made.now)
+    view = made.view(0)
+    assert track_of(made, one).rate > 0.0
+    assert goodput.bound(OPEN).objects(newcomer, view.holders) is not None
+
+
+def test_one_that_is_held_up_on_another_gpu_is_no_company_where_it_is_alone() -> None:
+    made = world(2)
+    begin(made, FULL)
+    made.wait(1)
+    begin(made, FULL, gpus=2)
+    made.activity[GPU1] = (0.0, 0.0, 0.0)
+    made.wait(CALM_S + 3 * BELIEVED_S)
+    assert made.state.live_of(GPU1).truth == 1.0
 
 
 def test_nobody_is_thought_to_go_faster_than_alone() -> None:

@@ -29,6 +29,7 @@ BELIEVED_S = 15.0  # so much must have been seen of one before it is believed
 OTHER, SLIGHT = 0.33, 0.05  # alone it shows so much else than was told, as a part of it and at all
 IDLE = 0.25  # so much of what was told is seen at most where a task leaves a GPU idle
 NOTHING = Demand(0.0, 0.0, 0.0, 0.0, 0.0)  # of a GPU that it leaves idle, which does not hold it up either
+LEAST = 0.05  # of what was predicted, though a GPU shows nothing: somebody who waits for data is not done for ever
 MOST_S = 15.0  # so much a single sample tells at most, however long the one before it was ago
 
 
@@ -117,7 +118,8 @@ def follow(
         if _calm(seen, sample.at):
             learnt = seen.solo.see(sample, 1.0, s, alone=True, enough_s=BELIEVED_S)
     elif present:
-        _compare(state, live, present, rates, foreign, sample, s)
+        if len(present) > 1:  # one that is held up on another GPU of its own says nothing of company here
+            _compare(state, live, present, rates, foreign, sample, s)
         for member, share, rate in zip(present, shares, rates, strict=True):
             if _calm(member.seen, sample.at) and member.seen.solo.alone_s < BELIEVED_S:
                 part = share / rate
@@ -150,7 +152,7 @@ def _compare(
             return
         predicted += demand.sm_active * rate
     if predicted > 0.05:
-        ratio = min(1.0 / max(rates), active / min(1.0, predicted))
+        ratio = min(1.0 / max(rates), max(LEAST, active / min(1.0, predicted)))
         live.truth += (ratio - live.truth) * min(1.0, s / BELIEVED_S)
 
 

@@ -165,6 +165,14 @@ def shown(demands: Sequence[Demand], rates: Sequence[float]) -> Demand:
     return Demand(sm_active=min(1.0, sm), sm_occupancy=min(1.0, occupancy), dram_active=min(1.0, dram))
 
 
+def engine_shown(demands: Sequence[Demand], rates: Sequence[float]) -> float:
+    """The share of time with any kernel on a GPU that they share, as if each ran its own at any time."""
+    idle = 1.0
+    for demand, rate in zip(demands, rates, strict=True):
+        idle *= 1.0 - engine_share(demand) * rate
+    return 1.0 - idle
+
+
 def engine_share(demand: Demand) -> float:
     """The share of time with any kernel: never less than SM activity; not nothing, for a task that uses the GPU."""
     sm, engine = demand.sm_active, demand.gr_active

@@ -14,6 +14,8 @@ from carma.core.events import GpusSampled
 from carma.core.model import Gpu, GpuId, GpuSample, ProcessUse
 from carma.sim.world import Board, Runner
 
+Sums = tuple[float, float, float, float, float, float]  # as of when, and what a board had summed up by then
+
 
 class Eyes:
     def __init__(
@@ -31,7 +33,7 @@ class Eyes:
         self._wake = wake  # told when the next look is due
         self._heeded = heeded  # whether one more sample that shows the same tasks (or nobody) could make a difference
         self._until: dict[int, float] = {}  # boards that are looked at, each until then
-        self._last: dict[int, tuple[float, float, float, float, float]] = {}
+        self._last: dict[int, Sums] = {}
         self._showed: list[list[Runner] | None] = [None] * len(boards)  # whom the last sample of each showed
         self._due = False
         self.looked_at = 0.0
@@ -75,13 +77,13 @@ class Eyes:
         else:
             self._last[index] = self._integrals(board, now)
 
-    def _integrals(self, board: Board, now: float) -> tuple[float, float, float, float, float]:
+    def _integrals(self, board: Board, now: float) -> Sums:
         board.move(now)
-        return now, board.sm_s, board.occupancy_s, board.dram_s, board.energy_j
+        return now, board.sm_s, board.occupancy_s, board.dram_s, board.engine_s, board.energy_j
 
     def _sample(self, index: int, now: float) -> GpuSample:
         board = self._boards[index]
-        at, sm_s, occupancy_s, dram_s, energy_j = self._last[index]
+        at, sm_s, occupancy_s, dram_s, engine_s, energy_j = self._last[index]
         self._last[index] = self._integrals(board, now)
         span_s = now - at
         if board.uses is None:
@@ -93,6 +95,7 @@ class Eyes:
             sm_active=(board.sm_s - sm_s) / span_s,
             sm_occupancy=(board.occupancy_s - occupancy_s) / span_s,
             dram_active=(board.dram_s - dram_s) / span_s,
+            gr_active=(board.engine_s - engine_s) / span_s,
             power_w=(board.energy_j - energy_j) / span_s,
             energy_j=board.energy_j,
             processes=board.uses,

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from carma.core.model import AttemptKey, Demand, Gpu, GpuId, ProcessUse
 from carma.core.outcome import Outcome, OutOfMemory, Succeeded
-from carma.core.sharing import progress_rates
+from carma.core.sharing import engine_shown, progress_rates
 from carma.sim.cards import Card, server
 from carma.traces import TraceTask
 
@@ -107,6 +107,7 @@ class Board:
         "card",
         "dram_s",
         "energy_j",
+        "engine_s",
         "index",
         "load",
         "memory_mib_s",
@@ -125,11 +126,11 @@ class Board:
         self.runners: list[Runner] = []
         self.rates: list[float] = []
         self.used_mib = 0
-        self.load = Demand(0.0, 0.0, 0.0)
+        self.load = IDLE
         self.uses: tuple[ProcessUse, ...] | None = None  # what a sampler tells of the runners, once it has looked
         self.watts = card.idle_w
         self.since = 0.0
-        self.energy_j = self.sm_s = self.occupancy_s = self.dram_s = self.memory_mib_s = 0.0
+        self.energy_j = self.sm_s = self.occupancy_s = self.dram_s = self.engine_s = self.memory_mib_s = 0.0
 
     def move(self, now: float) -> None:
         span_s = now - self.since
@@ -139,6 +140,7 @@ class Board:
             self.sm_s += load.sm_active * span_s
             self.occupancy_s += load.sm_occupancy * span_s
             self.dram_s += load.dram_active * span_s
+            self.engine_s += (load.gr_active or 0.0) * span_s
             self.memory_mib_s += self.used_mib * span_s
             self.since = now
 
@@ -157,12 +159,13 @@ class Board:
         """The load as it is now. Called whenever anything has changed for those on it."""
         self.uses = None
         sm = occupancy = dram = 0.0
-        for runner in self.runners:
-            demand, part = runner.on(self), runner.rate * runner.share
+        demands = [runner.on(self) for runner in self.runners]
+        parts = [runner.rate * runner.share for runner in self.runners]
+        for demand, part in zip(demands, parts, strict=True):
             sm += demand.sm_active * part
             occupancy += demand.sm_occupancy * part
             dram += demand.dram_active * part
-        self.load = Demand(min(1.0, sm), min(1.0, occupancy), min(1.0, dram))
+        self.load = Demand(min(1.0, sm), min(1.0, occupancy), min(1.0, dram), engine_shown(demands, parts))
         self.watts = self.card.power_w(self.load)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from carma.core.model import Capabilities, Gpu, GpuId, GpuSample, ProcessUse
+from carma.core.sharing import engine_shown
 from carma.errors import CarmaError
 from carma.vgpu.device import Device, reap
 from carma.vgpu.state import VirtualGpu, VirtualProcess, World, load_now, power_w, rates
@@ -84,7 +85,7 @@ class VirtualSampler:
             sm_active=sm,
             sm_occupancy=occupancy,
             dram_active=dram,
-            gr_active=util,  # both say for how long any kernel ran
+            gr_active=_engine(world, gpu, now_rates),
             gpu_util=util,
             power_w=watts,
             energy_j=gpu.energy_j,
@@ -134,6 +135,14 @@ def _activity(
         _part((gpu.gpu_util_s - then.gpu_util_s) / span_s),
         max(0.0, (gpu.energy_j - then.energy_j) / span_s),
     )
+
+
+def _engine(world: World, gpu: VirtualGpu, now_rates: list[float]) -> float:
+    """At this moment, as the sharing model takes it of those tasks: coarse utilisation is made up to mislead."""
+    here = zip(world.processes, now_rates, strict=True)
+    pairs = [(process.on(gpu.index), rate) for process, rate in here if gpu.index in process.gpus]
+    busy = [(demand, rate) for demand, rate in pairs if demand.sm_active > 0.0]
+    return _part(engine_shown([demand for demand, _ in busy], [rate for _, rate in busy]))
 
 
 def _processes(world: World, before: World | None, gpu: VirtualGpu, now_rates: list[float]) -> tuple[ProcessUse, ...]:
