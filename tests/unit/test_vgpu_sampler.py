@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from carma.core.model import Demand
-from carma.core.sharing import activity
+from carma.core.sharing import activity, engine_share
 from carma.vgpu import faults, world
 from carma.vgpu.device import Device, allocate, join, start_ticks
 from carma.vgpu.sampler import VirtualSampler
@@ -105,11 +105,13 @@ def test_fault_commands_say_what_is_wrong(device: Device, capsys: pytest.Capture
         faults.main(["--dir", device.directory, "lost"])
 
 
-def test_any_kernel_at_all_is_what_the_coarse_figure_says_and_tensor_cores_are_not_modelled(device: Device) -> None:
+def test_any_kernel_at_all_is_as_the_sharing_model_takes_it_and_tensor_cores_are_not_modelled(device: Device) -> None:
     load(device, 0, A, 3000)
     sampler = VirtualSampler(device)
     for sample in (sampler.sample(1.0)[0], sampler.sample(2.0)[0]):
-        assert sample.gr_active == sample.gpu_util
+        assert sample.gr_active == pytest.approx(engine_share(A))
+        assert sample.gpu_util is not None
+        assert sample.gpu_util > sample.gr_active, "the coarse figure misleads"
         assert sample.tensor_active is None
     can = sampler.gpus()[0].capabilities
     assert (can.gr_active, can.tensor_active) == (True, False)
