@@ -234,7 +234,8 @@ def test_both_sides_are_of_the_same_tasks() -> None:
     tasks = (cut, *whole.tasks[1:], held)
     server = replace(whole.server, gpus=tuple(replace(gpu, idle_w=50.0) for gpu in whole.server.gpus))
     old, longer = whole.figures, (last_s + 3600.0) / last_s
-    assert old.energy_j is not None and old.sm_active_mean is not None
+    assert old.energy_j is not None
+    assert old.sm_active_mean is not None
     made = figures(
         tasks,
         took_s=None,

@@ -85,7 +85,8 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
 
 
 def test_two_that_write_one_file_at_once_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, at_once = tmp_path / "f", []
+    path = tmp_path / "f"
+    at_once: list[Path] = []
 
     def both(source: Path, target: Path) -> None:
         """The first is about to put its file in place when the second writes all of its own."""
@@ -95,7 +96,7 @@ def test_two_that_write_one_file_at_once_do_not_meet(tmp_path: Path, monkeypatch
             assert path.read_bytes() == b"second"
         os.rename(source, target)
 
-    monkeypatch.setattr(folders.os, "replace", both)
+    monkeypatch.setattr("carma.folder.os.replace", both)
     write_whole(path, b"first, and longer")
     assert path.read_bytes() == b"first, and longer"
     assert [each.name for each in tmp_path.iterdir()] == ["f"]
