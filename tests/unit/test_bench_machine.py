@@ -26,14 +26,16 @@ def test_a_childs_processor_time_is_not_its_parents() -> None:
         pass
 
 
-def test_figures_are_written_whole_and_through_a_link(tmp_path: Path) -> None:
+def test_figures_are_written_whole_and_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figure = Figure(name="a", value=1.0, unit="s", how="so")
     old = tmp_path / "old.json"
     old.write_text("before")
-    (tmp_path / "old.json.part").mkdir()  # in the way of what is written beside
+    monkeypatch.setattr("carma.folder.secrets.token_hex", lambda _: "0000aaaa")
+    (tmp_path / "old.json.0000aaaa.part").mkdir()  # in the way of what is written beside
     with pytest.raises(Refused, match=r"old\.json cannot be written"):
         write(figure, str(old))
     assert old.read_text() == "before"
+    monkeypatch.undo()
     link = tmp_path / "link"
     link.symlink_to(old)
     write(figure, str(link))

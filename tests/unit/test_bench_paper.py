@@ -14,7 +14,7 @@ from carma.bench.paper import page, scope, study, writing
 from carma.bench.paper.claims import Claim, claims
 from carma.bench.paper.pictures import Sketch, sketches
 from carma.cli import bench_paper, main
-from carma.errors import CarmaError, Usage
+from carma.errors import CarmaError, Refused, Usage
 
 
 def nothing_drawn(_: Sequence[Sketch], __: Path) -> list[Path]:
@@ -249,3 +249,37 @@ def test_the_page_and_the_claims_in_results_are_those_of_the_file() -> None:
     assert not kept["quick"]
     assert kept["claims"] == msgspec.to_builtins(claims(kept["parts"]))
     assert (folder / "README.md").read_text(encoding="utf-8") == page.text(kept)
+
+
+@pytest.mark.parametrize(
+    ("gone", "words", "said", "hint"),
+    [
+        ({"scipy", "matplotlib"}, ["--only", "tables,limits"], "matplotlib and scipy are not", "matplotlib scipy;"),
+        ({"scipy"}, [], "scipy is not installed", "pip install scipy;"),
+        ({"matplotlib"}, ["--only", "tables"], "matplotlib is not installed", "pip install matplotlib;"),
+        ({"matplotlib"}, ["--redraw"], "matplotlib is not installed", "pip install matplotlib;"),
+    ],
+)
+def test_what_is_not_installed_is_told_before_any_work(
+    gone: set[str],
+    words: list[str],
+    said: str,
+    hint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(bench_paper, "find_spec", lambda name: None if name in gone else name)
+    assert main(["bench", "paper", "--quick", "--out", str(tmp_path / "new"), *words]) == 1
+    told = capsys.readouterr().err
+    assert said in told
+    assert hint in told
+    assert not (tmp_path / "new").exists()
+
+
+def test_scipy_is_wanted_only_where_limits_are_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_paper, "find_spec", lambda name: None if name == "scipy" else name)
+    bench_paper.check_packages(("tables", "seeds", "speed"))
+    for part in bench_paper.LIMITED:
+        with pytest.raises(Refused, match="scipy is not installed, and this study needs it"):
+            bench_paper.check_packages((part,))

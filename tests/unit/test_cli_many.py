@@ -90,6 +90,10 @@ def test_numbers_are_asked_for_in_words() -> None:
     for words, said in (
         (["queue", "-n", "x"], "'x' is not a whole number"),
         (["submit", "--priority", "99999", "--", "true"], "between -10,000 and 10,000"),
+        (["submit", "--priority", "9" * 23, "--", "true"], "between -10,000 and 10,000"),
+        (["simulate", "--seed", "9" * 23], "between 0 and 999,999,999,999,999"),
+        (["simulate", "--seed", "1" + 15 * "0"], "between 0 and 999,999,999,999,999"),
+        (["up", "--speed", "1e9"], "between 1e-06 and 100,000"),
         (["logs", "--attempt", "0", "1"], "at least 1"),
     ):
         result = call(*words)

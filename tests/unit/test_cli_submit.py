@@ -202,6 +202,8 @@ def test_a_shell_is_used_only_when_asked_for(daemon: FakeDaemon) -> None:
         (["--signal", "USR1@9", "--", "true"], "--signal needs --time"),
         (["--stdin", "--", "true"], "exclude one another"),
         (["--array", "9-1", "--", "true"], "is not an array"),
+        (["--array", "0-1000000000", "--", "true"], "is more than 10,000 tasks"),
+        (["--array", "1,1000000000", "--", "true"], "has an index above 999,999,999"),
         (["--", ""], "name is empty"),
         (["--name", "  ", "--", "true"], "it is empty"),
         (["-o", "", "--", "true"], "it is empty"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from carma.cli import carma
+from carma.cli.output import Column, print_table
 from carma.cli.wording import figure, short_ending
 from carma.wire import types as t
 from tests.unit.cli_daemon import NOW, FakeDaemon, finished, gpu_view, running, task_view
@@ -269,3 +272,26 @@ def test_a_running_tasks_time_is_its_attempts_and_a_waiting_ones_its_wait(daemon
     waits = task_view(2, attempts=(ended,), started_at=NOW - 99, ran_s=69.0)
     daemon.tasks = {1: running(1, ran_s=42.0), 2: waits}
     assert [row.strip() for row in lines("queue", "--no-header", "-o", "time")] == ["42 s", "30 s"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def printed(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    columns = [Column("NAME", flexible=True), *(Column(f"FIGURE {place}", right=True) for place in range(9))]
+    monkeypatch.setattr("sys.stdout", stream)
+    print_table(columns, [["a-long-name-" * 9, *["123:45:67"] * 9]])
+    return stream.getvalue().splitlines()
+
+
+def test_in_a_pipe_figures_are_never_cut_and_names_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("shutil.get_terminal_size", lambda _: os.terminal_size((80, 24)))
+    head, row = printed(io.StringIO(), monkeypatch)
+    assert head.endswith(" FIGURE 8")
+    assert row.split() == ["a-long-name…", *["123:45:67"] * 9]
+    assert len(printed(Terminal(), monkeypatch)[1]) <= 80
+    monkeypatch.setenv("COLUMNS", "80")  # who says how wide it is gets that
+    assert len(printed(io.StringIO(), monkeypatch)[1]) <= 80

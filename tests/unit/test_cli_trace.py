@@ -149,7 +149,7 @@ def test_tasks_may_be_drawn_from_a_table_of_ones_own(capsys: pytest.CaptureFixtu
 def test_philly_is_imported(capsys: pytest.CaptureFixture[str]) -> None:
     order = "trace import philly philly.csv --start 2017-10-09 --days 1 --out p.csv"
     assert main(order.split()) == 0
-    assert "note: 1 jobs with more than 4 GPUs were left out (--gpus-most)" in capsys.readouterr().err
+    assert "note: 1 job with more than 4 GPUs was left out (--gpus-most)" in capsys.readouterr().err
     assert [(task.arrival_s, task.seconds, task.user) for task in read(Path("p.csv")).tasks] == [
         (0, 3000, "6214e9"),
         (3600, 66, "11cb48"),

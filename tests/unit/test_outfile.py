@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,15 @@ def test_pictures_of_ours_are_made_again_and_nobody_elses_is_written_over(verb: 
         assert Path("pictures", name).read_bytes() == drawn
 
 
+def test_a_run_that_a_page_would_replace_is_called_a_run() -> None:
+    assert simulated("run.json").exit_code == 0
+    before = Path("run.json").read_bytes()
+    result = typed("report", "run.json", "--html", "run.json")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "run.json is there and holds a run" in result.stderr
+    assert Path("run.json").read_bytes() == before
+
+
 @pytest.mark.parametrize("verb", ["report run.json", "compare run.json other.json"])
 def test_a_page_of_ours_is_made_again_and_nobody_elses_is_written_over(verb: str) -> None:
     assert simulated("run.json").exit_code == 0
@@ -229,3 +240,28 @@ def test_a_disk_that_is_full_while_writing_to_a_device_is_told(monkeypatch: pyte
     with pytest.raises(Refused, match="pipe cannot be written: No space left on device"):
         write_file("pipe", b"data")
     os.close(reading)
+
+
+@pytest.mark.parametrize("order", ["trace generate --tasks 3", "simulate --trace small.csv --out -"])
+def test_a_full_disk_behind_standard_output_is_told_in_words(order: str) -> None:
+    with Path("/dev/full").open("wb") as full:
+        words = [sys.executable, "-m", "carma", *order.split()]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "carma: the output cannot be written: No space left on device"
+
+
+def test_a_trace_in_the_place_of_a_table_of_tasks_is_called_one() -> None:
+    assert simulated("run.json").exit_code == 0
+    for order in ("simulate --fidelity run.json --solo small.csv", "trace generate --tasks 3 --map small.csv"):
+        result = typed(*order.split())
+        assert result.exit_code == 2
+        assert "small.csv line 1: this is a trace: a table of tasks has no column arrival_s" in result.stderr
+    Path("table.csv").write_text(SMALL.replace("arrival_s", "arrived"))
+    result = typed("trace", "generate", "--tasks", "3", "--map", "table.csv")
+    assert "'arrived' is not a column of a table of tasks" in result.stderr
+    assert "arrival_s" not in result.stderr
+
+
+def test_a_recorded_run_that_is_not_there_is_made_by_report() -> None:
+    assert "hint: carma report --save FILE" in typed("simulate", "--fidelity", "nosuch.json").stderr

@@ -64,6 +64,17 @@ def test_pictures_and_the_page_are_named_on_standard_error() -> None:
     assert all(Path(name).stat().st_size > 1_000 for name in written)
 
 
+@pytest.mark.parametrize(
+    ("policy", "demand", "told_so"),
+    [("goodput", "history", True), ("lucid", "none", True), ("goodput", "", False), ("magm", "measured", False)],
+)
+def test_of_a_policy_that_predicts_it_says_what_was_known(policy: str, demand: str, told_so: bool) -> None:
+    write(run(task(1, 0.0, 0.0, 150.0), of=about(policy=policy, demand=demand)), Path("known.json"))
+    line = next(line for line in told("report", "known.json").splitlines() if line.startswith("with "))
+    known = f"demand: {demand}, " if told_so else ""
+    assert line.split(maxsplit=1)[1] == f"memory: measured, {known}mechanism: mps"
+
+
 def test_runs_side_by_side() -> None:
     page = told("compare", "one.json", "two.json").splitlines()
     assert page[0].split() == ["made", "exclusive", "magm", "ratio"]
@@ -95,6 +106,22 @@ def test_names_that_leave_no_room_for_figures_stand_above_the_tables(monkeypatch
     assert page[4].split() == ["made", "run", "1", "run", "2", "ratio", "run", "3", "ratio"]
     assert page[5].startswith("makespan ")
     assert "…" not in "".join(page)
+
+
+def test_of_tasks_that_differ_most_the_name_is_cut_and_not_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for trace in ("first", "second"):
+        for policy, end in (("exclusive", 90_000.0), ("magm", 80_000.0)):
+            long = task(1, 0.0, 10_000.0, end, name="a_task_with_a_long_name_" * 2)
+            write(run(long, of=about(policy=policy, trace=trace)), Path(f"{trace}-{policy}.json"))
+    files = [f"{trace}-{policy}.json" for trace in ("first", "second") for policy in ("exclusive", "magm")]
+    page = told("compare", *files).splitlines()
+    place = next(place for place, line in enumerate(page) if line.startswith("most different"))
+    assert page[place].split()[2:] == ["trace", "under", "completion", *["first", "run"], "waited", *["first", "run"]]
+    first, second = (line.split() for line in page[place + 1 : place + 3])
+    assert first[1].endswith("…")
+    assert (first[2:4], second[2:4]) == (["first", "magm"], ["second", "magm"])
+    assert not any("…" in cell for cell in first[2:])
 
 
 @pytest.mark.parametrize(

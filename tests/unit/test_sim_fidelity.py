@@ -17,7 +17,7 @@ from carma.sim.fidelity_replay import Replay
 from carma.sim.fidelity_solo import Known, Meters, solos
 from carma.sim.record import GpuOf, Run, Server, write
 from carma.sim.request import Request, recorded
-from carma.sim.result import Ran, TaskRun
+from carma.sim.result import Ran, TaskRun, figures
 from carma.traces import Trace
 from carma.traces import write as write_trace
 from tests.unit.sim_made import row, trace
@@ -222,6 +222,40 @@ def test_tasks_that_never_ran_and_others_that_are_missing_are_told() -> None:
     assert any(
         note.startswith("2 tasks had not ended") and note.endswith("and so are not in it") for note in found.notes
     )
+
+
+def test_both_sides_are_of_the_same_tasks() -> None:
+    """One was held for an hour and never ran; another was cancelled midway, and so is among no side's mean run."""
+    whole = simulated()
+    assert whole.server is not None
+    last_s = max(task.ended_s for task in whole.tasks)
+    held = replace(whole.tasks[0], task=99, attempts=(), outcome="cancelled", ended_s=last_s + 3600.0)
+    cut = replace(whole.tasks[0], outcome="cancelled")
+    tasks = (cut, *whole.tasks[1:], held)
+    server = replace(whole.server, gpus=tuple(replace(gpu, idle_w=50.0) for gpu in whole.server.gpus))
+    old, longer = whole.figures, (last_s + 3600.0) / last_s
+    assert old.energy_j is not None
+    assert old.sm_active_mean is not None
+    made = figures(
+        tasks,
+        took_s=None,
+        energy_j=old.energy_j + 2 * 50.0 * 3600.0,
+        power_w_mean=None,
+        sm_active_mean=old.sm_active_mean / longer,
+        sm_occupancy_mean=None,
+        dram_active_mean=None,
+        memory_mib_mean=None,
+    )
+    found = fidelity(replace(whole, tasks=tasks, figures=made, server=server))
+    real = {gap.figure: gap.real for gap in found.figures}
+    for name in ("makespan_s", "completion_mean_s", "completion_p95_s", "wait_mean_s", "sm_active_mean", "energy_j"):
+        assert real[name] == pytest.approx(getattr(old, name)), name
+    good = [task.ran_s for task in whole.tasks[1:]]
+    assert real["run_mean_s"] == pytest.approx(sum(good) / len(good))
+    assert error_of(found, "run_mean_s") == pytest.approx(0.0, abs=0.01)
+    server = replace(server, gpus=tuple(replace(gpu, idle_w=None) for gpu in server.gpus))
+    unknown = fidelity(replace(whole, tasks=tasks, figures=made, server=server))
+    assert {gap.figure: gap.real for gap in unknown.figures}["energy_j"] is None
 
 
 # As it is typed.

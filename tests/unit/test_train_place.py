@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from carma import folder as folders
 from carma.cli import main
 from carma.errors import Refused, Usage
 from carma.folder import check_folder, make_folder, write_whole
@@ -80,3 +82,32 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="folder cannot be written: Is a directory"):
         write_whole(tmp_path / "folder", b"three")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["f", "folder"]
+
+
+def test_two_that_write_one_file_at_once_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "f"
+    at_once: list[Path] = []
+
+    def both(source: Path, target: Path) -> None:
+        """The first is about to put its file in place when the second writes all of its own."""
+        if not at_once:
+            at_once.append(source)
+            write_whole(path, b"second")
+            assert path.read_bytes() == b"second"
+        os.rename(source, target)
+
+    monkeypatch.setattr("carma.folder.os.replace", both)
+    write_whole(path, b"first, and longer")
+    assert path.read_bytes() == b"first, and longer"
+    assert [each.name for each in tmp_path.iterdir()] == ["f"]
+
+
+def test_what_a_killed_writer_left_is_taken_away_by_a_later_one(tmp_path: Path) -> None:
+    old = time.time() - 2 * folders.LEFT_S
+    for name in ("f.0123abcd.part", "f.notes.part", "g.0123abcd.part", "f.part"):
+        (tmp_path / name).write_bytes(b"half")
+        os.utime(tmp_path / name, (old, old))
+    (tmp_path / "f.89abcdef.part").write_bytes(b"of one that is still writing")
+    write_whole(tmp_path / "f", b"one")
+    left = sorted(each.name for each in tmp_path.iterdir())
+    assert left == ["f", "f.89abcdef.part", "f.notes.part", "f.part", "g.0123abcd.part"]

@@ -4,21 +4,41 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from carma.errors import Refused
 
 if TYPE_CHECKING:
     from carma.bench.paper.pictures import Sketch
 
 PARTS = ("tables", "curves", "limits", "seeds", "philly", "speed")  # as in bench/paper/scope.py, imported late
+LIMITED = ("curves", "limits", "philly")  # those that work out limits
 
 
 def run(**flags: Any) -> int:
     from carma.bench.paper import study
     from carma.cli.progress import simulating
 
+    options = study.Options(**flags)
+    check_packages(() if options.redraw else study.wanted(options))
     with simulating() as follow:
-        return study.run(study.Options(**flags), draw, follow)
+        return study.run(options, draw, follow)
+
+
+def check_packages(parts: Sequence[str]) -> None:
+    """Before an hour is spent: pictures are drawn at the very end, and limits worked out in between."""
+    wanted = ("matplotlib", *(("scipy",) if set(parts) & set(LIMITED) else ()))
+    missing = [name for name in wanted if find_spec(name) is None]
+    if missing:
+        are = "are" if len(missing) > 1 else "is"
+        hint = f"pip install {' '.join(missing)}; the extra `report` has both"
+        raise Refused(f"{' and '.join(missing)} {are} not installed, and this study needs {_them(missing)}", hint)
+
+
+def _them(missing: Sequence[str]) -> str:
+    return "them" if len(missing) > 1 else "it"
 
 
 def draw(sketches: Sequence[Sketch], out: Path) -> list[Path]:

@@ -21,6 +21,7 @@ carma compare t1-exclusive.json t1-magm.json mix-exclusive.json mix-magm.json   
 carma compare real.json simulated.json --json
 carma compare exclusive.json magm.json lug.json --out pictures
 """
+NAMED = 14  # columns for the name of a task and of a trace, at least
 
 
 @verb("compare", examples=EXAMPLES)
@@ -72,22 +73,29 @@ def _check(out: Path | None, html: str | None, force: bool, as_json: bool) -> No
 
 def _show(found: Comparison) -> None:
     from carma.cli.output import Column, print_facts, print_table
-    from carma.report.compare_tables import changes, overall, side_by_side
+    from carma.report.compare_tables import CHANGES, changes, overall, side_by_side
 
     tables = [side_by_side(found, trace) for trace in found.traces]
     if len(found.traces) > 1:
         tables.append(overall(found))
     tables.append(changes(found))
-    if not all(map(_fits, tables)):  # names that leave no room for figures stand above, by their numbers
+    named = 2 if len(found.traces) > 1 else 1  # of the last table: a task's name and its trace may be cut
+    if not all(map(_fits, tables[:-1])) or not _fits(
+        tables[-1], named
+    ):  # names that leave no room for figures stand above, by their numbers
         numbered = {label: f"run {place}" for place, label in enumerate(found.variants, 1)}
         print_facts([(number, label) for label, number in numbered.items()])
         print()
         tables = [[[numbered.get(cell, cell) for cell in row] for row in table] for table in tables]
     for head, *rows in tables:
-        print_table([Column(title, right=place > 0) for place, title in enumerate(head)], rows)
+        cut = named if head[0] == CHANGES else 0
+        columns = [Column(title, right=place >= max(1, cut), flexible=place < cut) for place, title in enumerate(head)]
+        print_table(columns, rows)
         print()
 
 
-def _fits(table: Sequence[Sequence[str]]) -> bool:
+def _fits(table: Sequence[Sequence[str]], flexible: int = 0) -> bool:
+    """`flexible`: so many columns at its beginning may be cut."""
     widths = [max(map(len, column)) + 2 for column in zip(*table, strict=True)]
+    widths = [min(width, NAMED) if place < flexible else width for place, width in enumerate(widths)]
     return sum(widths) - 2 <= shutil.get_terminal_size((80, 24)).columns

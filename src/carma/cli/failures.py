@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -12,6 +13,7 @@ import click
 
 from carma.errors import CarmaError
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # as `> FILE` on a full disk: what is written to has no name here
 USAGE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
 
@@ -84,13 +86,21 @@ def _report(error: Exception) -> int:
         complain(_lower(error.format_message()), _help_hint(error))
         return USAGE if isinstance(error, click.UsageError) else error.exit_code
     if isinstance(error, OSError):
-        complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        complain(_of_system(error))
         return 1
     complain(
         f"internal error: {type(error).__name__}: {error}",
         "run it again with CARMA_DEBUG=1 to see where; please report it",
     )
     return 1
+
+
+def _of_system(error: OSError) -> str:
+    """In words, without its number."""
+    why = error.strerror or str(error)
+    if error.filename:
+        return f"{error.filename}: {why}"
+    return f"the output cannot be written: {why}" if error.errno in FULL else why
 
 
 def complain(message: str, hint: str = "") -> None:

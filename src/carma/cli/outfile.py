@@ -72,7 +72,19 @@ def check_made(typed: str, force: bool) -> None:
 
     check_file(typed)
     if not force and holds_something(typed) and not made_here(typed):
+        if _is_run(typed):
+            raise Usage(f"{typed} is there and holds a run, which would be gone", "Name another place, or add --force.")
         raise Usage(f"{typed} is there and was not made by CARMA", "Name another place, or add --force.")
+
+
+def _is_run(typed: str) -> bool:
+    from carma.sim.record import read
+
+    try:
+        read(Path(typed))
+    except CarmaError:
+        return False
+    return True
 
 
 def check_pictures(out: Path, files: Iterable[str], force: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import shutil
 import sys
 import textwrap
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDEST = 10_000
+FLEXIBLE = 12  # characters that a column keeps which is cut, where nothing else has to be
 STATE_STYLES = {
     **dict.fromkeys(("R", "running", "CD", "open", "idle", "ok"), "green"),
     **dict.fromkeys(("PD", "H", "CG", "queued", "warming", "starting", "recovering", "warn"), "yellow"),
@@ -52,18 +54,18 @@ def print_json(value: Any) -> None:
     sys.stdout.write(text + "\n")
 
 
-def console(wide: bool = False) -> Console:
+def console(wide: bool = False, least: int = 0) -> Console:
     """COLUMNS, the terminal's width, or 80. No markup, no highlighting: what a user typed is printed as typed."""
     from rich.console import Console
 
-    width = WIDEST if wide else shutil.get_terminal_size((80, 24)).columns
+    width = WIDEST if wide else max(least, shutil.get_terminal_size((80, 24)).columns)
     return Console(width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
 
 
 def print_table(
     columns: Sequence[Column], rows: Iterable[Sequence[str]], header: bool = True, wide: bool = False
 ) -> None:
-    """One line a row. Flexible columns give way first; nothing wraps."""
+    """One line a row. Flexible columns give way first; nothing wraps. In a pipe or a file the others are never cut."""
     for line in _table_lines(columns, rows, header, wide):
         print(line)
 
@@ -106,6 +108,7 @@ def _table_lines(
     from rich.table import Table
     from rich.text import Text
 
+    rows = list(rows)
     table = Table(box=None, pad_edge=False, show_header=header, header_style="bold", padding=(0, 2, 0, 0))
     for column in columns:
         table.add_column(
@@ -122,7 +125,21 @@ def _table_lines(
                 for column, text in zip(columns, row, strict=True)
             )
         )
-    return _lines(table, wide)
+    return _lines(table, wide, 0 if _width_is_given() else _least(columns, rows))
+
+
+def _width_is_given() -> bool:
+    return bool(os.environ.get("COLUMNS")) or sys.stdout.isatty()
+
+
+def _least(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
+    """With all that is not flexible as it is."""
+    least = -2
+    for place, column in enumerate(columns):
+        widest = max([len(column.title), *(len(row[place]) for row in rows)])
+        most = WIDEST if column.most is None else column.most
+        least += 2 + min(widest, most, max(FLEXIBLE, len(column.title)) if column.flexible else WIDEST)
+    return least
 
 
 def _style(text: str) -> str:
@@ -134,9 +151,9 @@ def print_plain(renderable: Any, wide: bool = False) -> None:
         print(line)
 
 
-def _lines(renderable: Any, wide: bool) -> list[str]:
+def _lines(renderable: Any, wide: bool, least: int = 0) -> list[str]:
     """Without the blanks that rich leaves at the end of lines."""
-    target = console(wide)
+    target = console(wide, least)
     with target.capture() as captured:
         target.print(renderable)
     return [line.rstrip() for line in captured.get().splitlines()]

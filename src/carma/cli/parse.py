@@ -12,6 +12,8 @@ from carma.core.model import Dependency, TaskId, WarnSignal
 from carma.core.units import parse_duration_s
 
 MOST_ARRAY_TASKS = 10_000
+MOST_INDEX = 999_999_999
+MOST_FACTOR = 100_000.0  # as virtual.speed
 _WHEN = {"afterok": "ok", "afterany": "any", "afternotok": "notok"}
 _AHEAD = re.compile(r"^(?:now)?\+([0-9]+)\s*(s|sec|seconds?|m|min|minutes?|h|hours?|d|days?|)$")
 _UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
@@ -66,14 +68,16 @@ def parse_array(text: str) -> Array:
         raise wrong
     indices: dict[int, None] = {}
     for part in body.split(","):
-        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?", part.strip())
-        if match is None or match[3] == "0":
+        match = re.fullmatch(r"([0-9]{1,99})(?:-([0-9]{1,99})(?::([0-9]{1,99}))?)?", part.strip())
+        if match is None or int(match[3] or 1) == 0:
             raise wrong
         first, last, stride = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if last < first:
             raise wrong
         if (last - first) // stride + 1 + len(indices) > MOST_ARRAY_TASKS:
             raise ValueError(f"{text!r} is more than {MOST_ARRAY_TASKS:,} tasks; submit it in parts")
+        if last > MOST_INDEX:
+            raise ValueError(f"{text!r} has an index above {MOST_INDEX:,}, which is the largest")
         indices.update(dict.fromkeys(range(first, last + 1, stride)))
     return Array(tuple(indices), int(limit) if limit else None)
 
@@ -158,8 +162,8 @@ def parse_factor(text: str, least: float = 1e-6) -> float:
         factor = float(text) if text.isascii() else 0.0
     except ValueError:
         factor = 0.0
-    if not least <= factor < 1e9:
-        raise ValueError(f"{text!r} is not a factor of at least {least:g}; write for example 60")
+    if not least <= factor <= MOST_FACTOR:
+        raise ValueError(f"{text!r} is not a factor between {least:g} and {MOST_FACTOR:,.0f}; write for example 60")
     return factor
 
 

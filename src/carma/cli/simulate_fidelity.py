@@ -16,6 +16,7 @@ from carma.errors import Usage
 from carma.sim.fidelity import AIMS, Fidelity, Gap, known_from, played
 from carma.sim.record import read, write
 
+HINT = "carma report --save FILE writes such a file."
 WORST = 5  # tasks that are shown
 
 
@@ -49,7 +50,7 @@ def compare(
             "Beside --fidelity go --solo, --noise, --seed, --out and --json.",
         )
     known = None if solo is None else known_from(solo)
-    recorded = read(run)
+    recorded = read(run, HINT)
     with simulating(quiet=as_json or out == STDOUT) as follow:
         tell = None if follow is None else functools.partial(follow, run.name)
         found, again = played(recorded, known, noise=noise, seed=seed, tell=tell)

@@ -45,7 +45,7 @@ LINES = (
 def show(trace: str, on: str, found: Mapping[str, Figures], *, as_json: bool) -> None:
     """`on`: the server, which `--gpu a100` does not tell by itself."""
     if as_json:
-        values = [msgspec.to_builtins(figures) for figures in found.values()]
+        values = [{"trace": trace, "policy": name, **msgspec.to_builtins(one)} for name, one in found.items()]
         print_json(values[0] if len(values) == 1 else values)
         return
     heading(f"{trace}: {show_count(max(one.tasks for one in found.values()), 'task')} on {on}")

@@ -151,8 +151,11 @@ def import_(file: str, out: str | None, force: bool, table: str | None, **given:
     _write(imported.trace, out, force)
     if imported.dropped:
         from carma.cli.failures import note
+        from carma.cli.wording import many
 
-        note(f"{imported.dropped:,} jobs with more than {window.gpus_most} GPUs were left out (--gpus-most)")
+        gpus = many(window.gpus_most, "GPU")
+        were = "was" if imported.dropped == 1 else "were"
+        note(f"{many(imported.dropped, 'job')} with more than {gpus} {were} left out (--gpus-most)")
 
 
 @_subcommand("cut", "carma trace cut t1 --from 1h --to 2h --out hour.csv\ncarma trace cut week.csv --to 86400")

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+DIGITS = 15  # of a whole number, at most
 
 
 class Verb(click.Command):
@@ -55,13 +56,18 @@ class Whole(click.ParamType):  # type: ignore[type-arg]  # generic in newer vers
         self.most = most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if not re.fullmatch(r"\s*[+-]?[0-9]{1,15}\s*", str(value)):
+        text = str(value).strip()
+        if not re.fullmatch(r"[+-]?[0-9]{1,99}", text):
             self.fail(f"{str(value)!r} is not a whole number", param, ctx)
-        number = int(value)
-        if number < self.least or (self.most is not None and number > self.most):
-            within = f"at least {self.least}" if self.most is None else f"between {self.least:,} and {self.most:,}"
-            self.fail(f"{number} is not possible; it must be {within}", param, ctx)
-        return number
+        too_long = len(text.lstrip("+-0")) > DIGITS
+        if too_long or not self.least <= int(text) <= (10**DIGITS if self.most is None else self.most):
+            shown = text if too_long else str(int(text))
+            self.fail(f"{shown} is not possible; it must be {self._within(too_long)}", param, ctx)
+        return int(text)
+
+    def _within(self, too_long: bool) -> str:
+        most = 10**DIGITS - 1 if self.most is None and too_long else self.most
+        return f"at least {self.least}" if most is None else f"between {self.least:,} and {most:,}"
 
 
 def whole(least: int, most: int | None = None) -> Whole:

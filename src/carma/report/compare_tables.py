@@ -7,6 +7,7 @@ from carma.report.compare import Comparison
 from carma.report.lines import LINES, shown
 
 Table = list[list[str]]
+CHANGES = "most different"
 
 
 def side_by_side(found: Comparison, trace: str) -> Table:
@@ -42,7 +43,7 @@ def changes(found: Comparison) -> Table:
     """Tasks whose completion differs most from the first variant's."""
     several = len(found.traces) > 1
     head = [
-        "most different",
+        CHANGES,
         *(["trace"] if several else []),
         "under",
         "completion",

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from carma.core.units import show_j, show_mib, show_s
+from carma.errors import CarmaError
+from carma.plugins import load_policy
 from carma.sim.record import About
 from carma.sim.result import Figures
 
@@ -72,11 +74,21 @@ def title(about: About) -> str:
 
 
 def conditions(about: About) -> str:
-    """What else belongs to the run: memory source, mechanism, chance, settings."""
-    parts = [f"memory: {about.memory}" if about.memory else "", f"mechanism: {about.mechanism}"]
+    """What else belongs to the run: memory source, what was known of demands, mechanism, chance, settings."""
+    parts = [f"memory: {about.memory}" if about.memory else ""]
+    parts.append(f"demand: {about.demand}" if about.demand and _predicts(about.policy) else "")
+    parts.append(f"mechanism: {about.mechanism}")
     if about.noise:
         parts.append(f"noise {about.noise:g}")
     if about.noise or about.seed:
         parts.append(f"seed {about.seed}")
     parts += [f"{name} = {value}" for name, value in about.settings.items()]
     return ", ".join(part for part in parts if part)
+
+
+def _predicts(policy: str) -> bool:
+    """Whether it goes by what is known of demands. One that is not installed here might."""
+    try:
+        return not load_policy(policy).gated
+    except CarmaError:
+        return True

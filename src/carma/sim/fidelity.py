@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from carma import __version__
 from carma.core.model import Record
 from carma.core.units import show_count
@@ -14,7 +16,7 @@ from carma.sim.fidelity_replay import Replay
 from carma.sim.fidelity_solo import ALONE, How, Known, Solo
 from carma.sim.progress import Tell
 from carma.sim.record import About, Run, read
-from carma.sim.result import Figures, TaskRun, mean, quantile
+from carma.sim.result import Figures, TaskRun, figures, mean, quantile
 from carma.traces.table import Table, read_table
 
 FIGURES = (
@@ -22,6 +24,7 @@ FIGURES = (
     "sm_occupancy_mean", "dram_active_mean", "memory_mib_mean", "energy_j",
 )  # fmt: skip
 AIMS = {"makespan_s": 0.05, "completion_mean_s": 0.05, "task_median": 0.10}
+MEANS = ("sm_active_mean", "sm_occupancy_mean", "dram_active_mean", "memory_mib_mean")
 SPREAD = 1.10  # runs of one name that differ by more than this are not of one length
 
 
@@ -70,11 +73,11 @@ def played(
 ) -> tuple[Fidelity, Run]:
     """Both sides compared, and the run as the simulator has it."""
     replay = Replay(run, known, noise=noise, seed=seed)
-    figures = replay.simulation.run(tell)
-    return _compared(run, replay, figures), replay.written(run.about, figures)
+    made = replay.simulation.run(tell)
+    return _compared(run, replay, made), replay.written(run.about, made)
 
 
-def _compared(run: Run, replay: Replay, figures: Figures) -> Fidelity:
+def _compared(run: Run, replay: Replay, made: Figures) -> Fidelity:
     again = {task.task: task for task in replay.simulation.runs}
     tasks = tuple(
         _task_gap(task, again[place + 1], solo)
@@ -82,7 +85,8 @@ def _compared(run: Run, replay: Replay, figures: Figures) -> Fidelity:
     )
     errors = [abs(task.error) for task in tasks]
     speeds = [abs(task.rate - task.seen) for task in tasks if task.seen is not None]
-    gaps = tuple(_gap(name, run.figures, figures, replay.power_known) for name in FIGURES)
+    real, simulated = _of_the_same(run, replay, made)
+    gaps = tuple(_gap(name, real, simulated, replay.power_known) for name in FIGURES)
     median = quantile(errors, 0.5)
     return Fidelity(
         about=run.about,
@@ -97,6 +101,34 @@ def _compared(run: Run, replay: Replay, figures: Figures) -> Fidelity:
         tasks=tasks,
         notes=tuple(_notes(run, replay, tasks)),
     )
+
+
+def _of_the_same(run: Run, replay: Replay, made: Figures) -> tuple[Figures, Figures]:
+    """Both sides over the same tasks: those that were played, and of runs those that succeeded on both."""
+    again = {task.task: task for task in replay.simulation.runs}
+    pairs = [(task, again[place]) for place, task in enumerate(replay.tasks, 1)]
+    good = [pair for pair in pairs if all(one.outcome == "succeeded" for one in pair)]
+    real = run.figures if not replay.left_out else _without_left_out(run, replay)
+    return (
+        replace(real, run_mean_s=mean([was.ran_s for was, _ in good])),
+        replace(made, run_mean_s=mean([now.ran_s for _, now in good])),
+    )
+
+
+def _without_left_out(run: Run, replay: Replay) -> Figures:
+    """Of the played tasks. Those left out kept no GPU busy, so that means over a shorter span are that much higher, and
+    the energy is less what the idle GPUs drew."""
+    old = run.figures
+    span_s = max(task.ended_s for task in replay.tasks) - min(task.arrival_s for task in replay.tasks)
+    longer = old.makespan_s / span_s if span_s > 0.0 else 1.0
+    means = {name: None if (value := getattr(old, name)) is None else value * longer for name in MEANS}
+    energy_j, more_s = old.energy_j, old.makespan_s - span_s
+    if energy_j is not None and more_s > 0.0:
+        idle_w = [gpu.idle_w for gpu in replay.server.gpus]
+        known = [watts for watts in idle_w if watts is not None]
+        energy_j = energy_j - sum(known) * more_s if len(known) == len(idle_w) else None
+    power_w = None if energy_j is None or span_s <= 0.0 else energy_j / span_s / len(replay.server.gpus)
+    return figures(replay.tasks, took_s=old.took_s, energy_j=energy_j, power_w_mean=power_w, **means)
 
 
 def _gap(name: str, real: Figures, simulated: Figures, power_known: bool) -> Gap:

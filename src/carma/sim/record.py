@@ -91,11 +91,11 @@ def write(run: Run, path: Path | str) -> None:
     write_file(str(path), msgspec.json.encode(run) + b"\n")
 
 
-def read(path: Path) -> Run:
+def read(path: Path, hint: str = HINT) -> Run:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise Usage(f"{path}: {error.strerror or error}", HINT) from error
+        raise Usage(f"{path}: {error.strerror or error}", hint) from error
     try:
         found = msgspec.json.decode(data, type=Head)
         if found.format > FORMAT:
@@ -103,10 +103,10 @@ def read(path: Path) -> Run:
             raise Usage(f"{path} was made by a newer CARMA (its format is {found.format}, not {FORMAT})", newer)
         run = msgspec.json.decode(data, type=Run)
     except msgspec.MsgspecError as error:
-        raise Usage(f"{path} is not a run: {error}", HINT) from error
+        raise Usage(f"{path} is not a run: {error}", hint) from error
     wrong = _wrong(run)
     if wrong:
-        raise Usage(f"{path} is not a run: {wrong}", HINT)
+        raise Usage(f"{path} is not a run: {wrong}", hint)
     return run
 
 

@@ -136,7 +136,8 @@ def import_philly(path: Path, window: Window, rules: MapRules, table: Table) -> 
         f"carma trace import philly {path.name} {window.spelled()} --shares {rules.shares} "
         f"--durations {rules.durations} --seed {rules.seed}"
     )
-    source = f"Made by: {command}. {dropped:,} jobs with more GPUs are left out. {SOURCE} What they train is made up: "
+    more = "1 job with more GPUs is" if dropped == 1 else f"{dropped:,} jobs with more GPUs are"
+    source = f"Made by: {command}. {more} left out. {SOURCE} What they train is made up: "
     source += f"drawn from {table.name}: {table.source}"
     return Imported(Trace(name=path.name, tasks=tasks, source=source), dropped)
 

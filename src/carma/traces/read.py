@@ -12,7 +12,16 @@ from carma.traces.schema import COLUMNS, LEAST_S, MOST, MOST_S, Column, Trace, T
 
 REQUIRED = tuple(column.name for column in COLUMNS if column.required)
 OPTIONAL = tuple(column.name for column in COLUMNS if not column.required)
-_HINT = "The columns are: " + ", ".join(REQUIRED) + "; optional: " + ", ".join(OPTIONAL) + "."
+
+
+def _hint(columns: Sequence[Column]) -> str:
+    required, optional = ([column.name for column in columns if column.required is so] for so in (True, False))
+    return f"The columns are: {', '.join(required)}; optional: {', '.join(optional)}."
+
+
+_HINT = _hint(COLUMNS)
+ARRIVAL = "arrival_s"
+_NO_ARRIVAL = f"Leave {ARRIVAL} out, and name each task once."
 Value = str | float | int | None
 Rows = list[tuple[int, dict[str, Value]]]
 
@@ -86,12 +95,15 @@ def _header(where: str, cells: list[str], columns: Sequence[Column]) -> list[tup
     known = {column.name: column for column in columns}
     for cell in cells:
         if cell not in known:
-            raise BadTrace(f"{where}: {cell!r} is not a column of a trace", _HINT)
+            if cell == ARRIVAL:  # they are all that a table of tasks lacks
+                raise BadTrace(f"{where}: this is a trace: a table of tasks has no column {ARRIVAL}", _NO_ARRIVAL)
+            of = "a trace" if ARRIVAL in known else "a table of tasks"
+            raise BadTrace(f"{where}: {cell!r} is not a column of {of}", _hint(columns))
     if len(set(cells)) != len(cells):
-        raise BadTrace(f"{where}: a column is there twice", _HINT)
+        raise BadTrace(f"{where}: a column is there twice", _hint(columns))
     missing = [column.name for column in columns if column.required and column.name not in cells]
     if missing:
-        raise BadTrace(f"{where}: no column {', '.join(missing)}", _HINT)
+        raise BadTrace(f"{where}: no column {', '.join(missing)}", _hint(columns))
     return [(cell, _reader(known[cell])) for cell in cells]
 
 
