@@ -110,8 +110,7 @@ def test_any_kernel_at_all_is_as_the_sharing_model_takes_it_and_tensor_cores_are
     sampler = VirtualSampler(device)
     for sample in (sampler.sample(1.0)[0], sampler.sample(2.0)[0]):
         assert sample.gr_active == pytest.approx(engine_share(A))
-        assert sample.gpu_util is not None
-        assert sample.gpu_util > sample.gr_active, "the coarse figure misleads"
+        assert (sample.gpu_util or 0.0) > engine_share(A), "the coarse figure misleads"
         assert sample.tensor_active is None
     can = sampler.gpus()[0].capabilities
     assert (can.gr_active, can.tensor_active) == (True, False)
