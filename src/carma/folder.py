@@ -5,19 +5,19 @@ Files are written whole or not at all: a full disk or a kill leaves what was the
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from carma.errors import Refused, Usage
 
 HINT = "--out names a directory that you may write to."
 PROBE = bytes(1 << 16)  # a directory on a full disk takes an empty file
 PART = ".part"
-LEFT_S = 3600.0  # since somebody last wrote to what stands beside: it was killed
 
 
 def make_folder(out: Path, hint: str = HINT) -> None:
@@ -44,15 +44,15 @@ def check_folder(out: Path, hint: str = HINT) -> None:
 
 def write_whole(path: Path, data: bytes) -> None:
     """On the disk when this returns. The old file stays until then. Of several at once the last is there, whole."""
-    beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PART}")
     _tidy(path)
     try:
+        file, beside = _beside(path)
         try:
-            with beside.open("xb") as file:
+            with file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(beside, path)
+                os.replace(beside, path)  # while it is locked: nobody takes it for one that was left
         finally:
             beside.unlink(missing_ok=True)
         sync_folder(path.parent)
@@ -60,19 +60,32 @@ def write_whole(path: Path, data: bytes) -> None:
         raise cannot_write(path, error) from error
 
 
+def _beside(path: Path) -> tuple[BinaryIO, Path]:
+    """A new file with a name of its own, locked as long as it is open."""
+    while True:
+        beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PART}")
+        file = beside.open("xb")
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if beside.exists():
+            return file, beside
+        file.close()  # it was taken away before it was locked
+
+
 def _tidy(path: Path) -> None:
-    """What writers of this file left beside it when they were killed. Whose they are is asked of the clock: a process's
-    number says nothing on a file system of several machines."""
-    before, start = time.time() - LEFT_S, f"{path.name}."
+    """What writers of this file left beside it when they were killed: nobody has it locked."""
+    start = f"{path.name}."
     with suppress(OSError):  # not worth a failure
-        for entry in os.scandir(path.parent):
-            token = entry.name.removeprefix(start).removesuffix(PART)
-            if entry.name == f"{start}{token}{PART}" and _is_token(token) and entry.stat().st_mtime < before:
-                os.unlink(entry.path)
+        for name in os.listdir(path.parent):
+            token = name.removeprefix(start).removesuffix(PART)
+            if name == f"{start}{token}{PART}" and len(token) == 8 and set(token) <= set("0123456789abcdef"):
+                _take_away(path.with_name(name))
 
 
-def _is_token(text: str) -> bool:
-    return len(text) == 8 and set(text) <= set("0123456789abcdef")
+def _take_away(left: Path) -> None:
+    with suppress(OSError), left.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        left.unlink()
 
 
 def sync_folder(folder: Path) -> None:

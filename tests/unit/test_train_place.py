@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
-from carma import folder as folders
 from carma.cli import main
 from carma.errors import Refused, Usage
 from carma.folder import check_folder, make_folder, write_whole
@@ -103,11 +102,10 @@ def test_two_that_write_one_file_at_once_do_not_meet(tmp_path: Path, monkeypatch
 
 
 def test_what_a_killed_writer_left_is_taken_away_by_a_later_one(tmp_path: Path) -> None:
-    old = time.time() - 2 * folders.LEFT_S
     for name in ("f.0123abcd.part", "f.notes.part", "g.0123abcd.part", "f.part"):
         (tmp_path / name).write_bytes(b"half")
-        os.utime(tmp_path / name, (old, old))
-    (tmp_path / "f.89abcdef.part").write_bytes(b"of one that is still writing")
-    write_whole(tmp_path / "f", b"one")
+    with (tmp_path / "f.89abcdef.part").open("wb") as writing:
+        fcntl.flock(writing, fcntl.LOCK_EX)  # as one that is still at it
+        write_whole(tmp_path / "f", b"one")
     left = sorted(each.name for each in tmp_path.iterdir())
     assert left == ["f", "f.89abcdef.part", "f.notes.part", "f.part", "g.0123abcd.part"]
