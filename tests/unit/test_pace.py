@@ -6,68 +6,21 @@ import pytest
 from msgspec.structs import replace
 
 from carma.core import pace
-from carma.core.attribution import Member
 from carma.core.decision import Ask
-from carma.core.events import AttemptEnded, TaskEstimated, TaskSubmitted
-from carma.core.model import Alone, AttemptKey, Demand, Estimate, GpuId, GpuSample, TaskId, TaskSpec
+from carma.core.events import AttemptEnded
+from carma.core.model import Alone, AttemptKey, Demand
 from carma.core.observe import ending_facts
 from carma.core.outcome import Failed
-from carma.core.pace import BELIEVED_S, CALM_S, LEAST, MOST_S, NOTHING, alone_of, belief, follow, regroup
+from carma.core.pace import BELIEVED_S, CALM_S, MOST_S, NOTHING, alone_of, belief, follow, regroup
 from carma.core.policies import first_fit, goodput
-from carma.core.seen import FADES_S, Seen, Track
-from carma.core.settings import Gate, Rules, Sharing, WarmUp
+from carma.core.seen import FADES_S
+from carma.core.settings import Sharing
 from carma.core.sharing import progress_rates
 from carma.core.state import adopt, checkpoint, restore
 from carma.core.usage import note
 from carma.core.walk import ask_of
-from tests.builders import ALICE, World
-
-OPEN = Rules(gate=Gate(enabled=False), warmup=WarmUp(enabled=False))
-GPU0, GPU1 = GpuId("GPU-0"), GpuId("GPU-1")
-HALF = Demand(0.5, 0.25, 0.2, 0.6, 0.4)
-FULL = Demand(0.9, 0.4, 0.4, 1.0, 0.8)
-
-
-def world(gpus: int = 1, rules: Rules = OPEN) -> World:
-    return World(gpus, rules=rules, policy=first_fit.POLICY)
-
-
-def begin(
-    made: World, demand: Demand | None = None, runtime_s: float | None = None, gpus: int = 1, *, predicted: bool = False
-) -> TaskId:
-    """One that is placed now and runs."""
-    number = TaskId(max(made.state.tasks, default=0) + 1)
-    spec = TaskSpec(command=("x",), directory="/", gpu_memory_mib=1_000, gpus=gpus)
-    estimate = Estimate(footprint_mib=1_000, upper_mib=1_000, source="declared", demand=demand, runtime_s=runtime_s)
-    estimate = replace(estimate, demand_predicted=predicted)
-    made.emit(TaskSubmitted(made.now, number, ALICE, spec))
-    made.emit(TaskEstimated(made.now, number, estimate))
-    made.settle()
-    made.start(number)
-    return number
-
-
-def track_of(made: World, task: TaskId) -> Track:
-    return made.state.tracks[made.state.active[task]]
-
-
-def seen_of(made: World, task: TaskId, gpu: GpuId = GPU0) -> Seen:
-    return track_of(made, task).on[gpu]
-
-
-def believed(made: World, task: TaskId) -> Demand | None:
-    return belief(made.task(task), seen_of(made, task))
-
-
-def members(made: World, *tasks: TaskId) -> list[Member]:
-    return [Member(made.state.active[task], track_of(made, task), seen_of(made, task)) for task in tasks]
-
-
-def shows(at: float, active: float | None, gr_active: float | None = None) -> GpuSample:
-    part = active or 0.0
-    return GpuSample(
-        gpu=GPU0, at=at, sm_active=active, sm_occupancy=part / 2, dram_active=part / 4, gr_active=gr_active
-    )
+from tests.builders import World
+from tests.unit.pace_made import FULL, GPU0, GPU1, HALF, OPEN, begin, believed, members, seen_of, shows, track_of, world
 
 
 # -- demand ---------------------------------------------------------------------------------------------------------
@@ -264,71 +217,6 @@ def test_more_that_is_known_of_a_neighbour_changes_the_rate_from_then_on() -> No
     assert track_of(made, first).rate == pytest.approx(progress_rates([HALF, known])[0], abs=0.02)
     assert track_of(made, first).rate > cautious
     assert track_of(made, first).done_s > 0.0, "what was done until then is added up"
-
-
-# -- the prediction held against what is seen ---------------------------------------------------------------------
-def test_where_less_is_seen_than_was_predicted_progress_is_less() -> None:
-    made = world()
-    one, two = begin(made, HALF, 1_000.0), begin(made, FULL, 1_000.0)
-    rates = progress_rates([HALF, FULL])
-    predicted = min(1.0, sum(demand.sm_active * rate for demand, rate in zip((HALF, FULL), rates, strict=True)))
-    made.activity[GPU0] = (0.5 * predicted, 0.2, 0.2)
-    made.wait(150.0)
-    live = made.state.live_of(GPU0)
-    assert live.truth == pytest.approx(0.5, abs=0.02)
-    before_s = track_of(made, one).done_s
-    paced_at, now = track_of(made, one).paced_at, made.now
-    made.end(two)
-    assert track_of(made, one).done_s == pytest.approx(before_s + (now - paced_at) * rates[0] * 0.5, rel=0.05)
-    assert live.truth == 1.0, "of others than these nothing was seen"
-
-
-def test_a_gpu_that_shows_nothing_does_not_stop_its_tasks_for_ever() -> None:
-    """Both may wait for data: a policy must still be able to say how long they would take."""
-    made = world()
-    one, _ = begin(made, HALF, 1_000.0), begin(made, FULL, 1_000.0)
-    made.activity[GPU0] = (0.0, 0.0, 0.0)
-    made.wait(600.0)
-    assert made.state.live_of(GPU0).truth == pytest.approx(LEAST, abs=0.01)
-    newcomer = Ask(task=TaskId(9), gpus=1, memory_mib=1_000, source="declared", demand=HALF, alone_s=100.0, at=made.now)
-    view = made.view(0)
-    assert track_of(made, one).rate > 0.0
-    assert goodput.bound(OPEN).objects(newcomer, view.holders) is not None
-
-
-def test_one_that_is_held_up_on_another_gpu_is_no_company_where_it_is_alone() -> None:
-    made = world(2)
-    begin(made, FULL)
-    made.wait(1)
-    begin(made, FULL, gpus=2)
-    made.activity[GPU1] = (0.0, 0.0, 0.0)
-    made.wait(CALM_S + 3 * BELIEVED_S)
-    assert made.state.live_of(GPU1).truth == 1.0
-
-
-def test_nobody_is_thought_to_go_faster_than_alone() -> None:
-    made = world()
-    one, _ = begin(made, HALF), begin(made, Demand(0.1, 0.05, 0.05, 0.2, 0.1))
-    made.activity[GPU0] = (1.0, 0.4, 0.4)
-    made.wait(150.0)
-    live = made.state.live_of(GPU0)
-    assert live.truth * max(track_of(made, one).rates[GPU0], track_of(made, one).rate) <= 1.0 + 1e-9
-    now = made.now
-    track = track_of(made, one)
-    track.go_on_until(now, live.truth)
-    assert track.done_s <= now - (track.began_at or 0.0) + 1e-9
-
-
-@pytest.mark.parametrize("strange", ["a foreign process", "nothing known"])
-def test_without_knowing_all_of_them_no_prediction_is_judged(strange: str) -> None:
-    made = world()
-    begin(made, HALF)
-    begin(made, None if strange == "nothing known" else FULL)
-    if strange == "a foreign process":
-        made.foreign[GPU0] = 3_000
-    made.activity[GPU0] = (0.05, 0.02, 0.02)
-    made.wait(100.0)
-    assert made.state.live_of(GPU0).truth == 1.0
 
 
 # -- on record ------------------------------------------------------------------------------------------------------

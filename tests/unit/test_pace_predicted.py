@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from carma.core.pace import CALM_S
-from tests.unit.test_pace import FULL, GPU0, HALF, begin, believed, world
+from tests.unit.pace_made import FULL, GPU0, HALF, begin, believed, world
 
 
 def test_what_was_only_predicted_gives_way_to_what_is_seen_alone_and_not_to_what_is_made_of_it_beside_others() -> None:
