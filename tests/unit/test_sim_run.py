@@ -10,6 +10,7 @@ from carma.core.machine import step
 from carma.core.placement import Policy
 from carma.core.policies import exclusive, magm
 from carma.core.settings import Rules
+from carma.core.sharing import engine_share
 from carma.core.state import new_state
 from carma.errors import CarmaError, Usage
 from carma.sim.request import Request, simulation
@@ -34,6 +35,16 @@ def test_exclusive_gpus_in_turn_are_what_was_worked_out_from_the_published_trace
     assert figures.makespan_s / 3600 == pytest.approx(7.70, rel=0.01)
     assert figures.wait_mean_s / 60 == pytest.approx(123, rel=0.02)
     assert figures.completion_mean_s / 60 == pytest.approx(149, rel=0.02)
+
+
+@pytest.mark.parametrize("given", [0.7, None])
+def test_samples_show_the_share_of_time_with_any_kernel_as_the_sharing_model_takes_it(given: float | None) -> None:
+    task = row(seconds=300.0, ramp_s=0.0, gr_active=given)
+    made = sim_made.simulation(task, row(200.0), gpus=1, policy=magm.POLICY)
+    samples = [sample for event in made.events() if isinstance(event, e.GpusSampled) for sample in event.samples]
+    alone = [sample.gr_active for sample in samples if 20.0 < sample.at <= 200.0]
+    assert alone
+    assert alone == pytest.approx([engine_share(task.demand)] * len(alone))
 
 
 def log_of(request: Request) -> bytes:
