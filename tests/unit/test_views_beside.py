@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from carma.core.snapshot import views
+from carma.core.view import MOST_BESIDE
 from carma.plugins import load_policy
 from tests.builders import World
 
@@ -13,5 +14,13 @@ from tests.builders import World
 def test_a_tasks_other_gpus_are_told_to_policies_that_look_at_company(policy: str, others: int) -> None:
     world = World(2, policy=load_policy(policy))
     world.run(5_000, gpus=2)
+    for view in views(world.state, world.now):
+        assert [len(holder.beside) for holder in view.holders] == [others]
+
+
+@pytest.mark.parametrize(("gpus", "others"), [(MOST_BESIDE, MOST_BESIDE - 1), (MOST_BESIDE + 1, 0)])
+def test_a_task_on_more_gpus_than_are_looked_at_together_is_judged_gpu_by_gpu(gpus: int, others: int) -> None:
+    world = World(gpus, policy=load_policy("goodput"))
+    world.run(5_000, gpus=gpus)
     for view in views(world.state, world.now):
         assert [len(holder.beside) for holder in view.holders] == [others]

@@ -14,7 +14,7 @@ from carma.core.policy import Policy as Policy
 from carma.core.policy import Ranked as Ranked
 from carma.core.reasons import short_sentence
 from carma.core.settings import Rules
-from carma.core.view import GpuView
+from carma.core.view import MOST_BESIDE, GpuView
 
 UNKNOWN = "unknown"  # the source of a booking that rests on nothing but memory.unknown_mib
 RECOVERY = "recovery"  # of one that an attempt that ran out of memory has led to
@@ -86,7 +86,7 @@ def rank(
         idle = {view.gpu.id for view in opened if view.idle}
         if 0 < len(idle) < len(opened):  # else the order stays as it is
             ranked.sort(key=lambda entry: entry.gpu not in idle)
-    if ask.gpus > 1 and policy.jointly is not None:
+    if 1 < ask.gpus <= MOST_BESIDE and policy.jointly is not None:
         return _together(ask, ranked, opened, policy, refusals)
     return ranked
 

@@ -278,7 +278,7 @@ class QuickPass:
             gpu = door.view.gpu
             if gpu.id not in chosen:
                 continue
-            view = door.view.joined_by(with_others(holder, choice, door.view))
+            view = door.view.joined_by(with_others(holder, choice, door.view, self.state.policy))
             place = self.doors.by_gpu[gpu.id].place
             self.joined[gpu.id] = joined = Kept(gpu, place)
             joined.hold(door_of(view, self.state.rules, self.state.policy), self.now)

@@ -20,7 +20,7 @@ from carma.core.state import SERVER, State
 from carma.core.status import Running, Starting
 from carma.core.task import Task
 from carma.core.units import show_s
-from carma.core.view import Beside, GpuView, Holder, Progress, room_mib
+from carma.core.view import MOST_BESIDE, Beside, GpuView, Holder, Progress, room_mib
 
 HIDDEN_MIB = 1024  # so much the driver may use for itself; what is beyond it belongs to processes that are not shown
 
@@ -140,9 +140,9 @@ def _holder(state: State, gpu: Gpu, key: AttemptKey, now: float) -> Holder:
 
 def _beside(state: State, key: AttemptKey, gpu: GpuId) -> tuple[Beside, ...]:
     """The attempt's other GPUs, with those who share them: what it takes to tell how they go on, and no more. Nothing
-    for a policy that has no say about company."""
+    for a policy that has no say about company, and of a task so wide that it would take too long."""
     gpus = state.on_gpu[gpu][key].gpus
-    if len(gpus) == 1 or state.policy.against is None:
+    if not 1 < len(gpus) <= MOST_BESIDE or state.policy.against is None:
         return ()
     task, track = state.tasks[key.task], state.tracks.get(key)
     found: list[Beside] = []

@@ -55,6 +55,9 @@ class Holder(Record, frozen=True, kw_only=True):
         return max(0, self.counted_mib - (self.observed_mib or 0))
 
 
+MOST_BESIDE = 8  # GPUs of one task that are looked at together: a task with more is judged GPU by GPU
+
+
 class Beside(Record, frozen=True):
     """Another GPU of a holder."""
 

@@ -18,7 +18,7 @@ from carma.core.lanes import InTurn
 from carma.core.model import AttemptKey, Demand, Gpu, GpuId, Record, TaskId
 from carma.core.pace import belief
 from carma.core.placement import RECOVERY, UNKNOWN, Choice, Fenced, choose
-from carma.core.policy import as_of
+from carma.core.policy import Policy, as_of
 from carma.core.quota import Tally, limits_of, reached
 from carma.core.reserve import Fence, free_at, in_the_way, reserve, spare_mib
 from carma.core.settings import Rules
@@ -28,7 +28,7 @@ from carma.core.status import Finished, Queued
 from carma.core.task import Task
 from carma.core.units import show_s
 from carma.core.urgent import ordered
-from carma.core.view import Beside, GpuView, Holder, also_on
+from carma.core.view import MOST_BESIDE, Beside, GpuView, Holder, also_on
 
 DRIVER_MIB = 512
 
@@ -229,7 +229,7 @@ class Pass(Due):
         holder = newcomer(choice.ask, runtime_s, self.state.rules, self.now)
         for place, door in enumerate(self.doors):
             if door.view.gpu.id in choice.chosen:
-                view = door.view.joined_by(with_others(holder, choice, door.view))
+                view = door.view.joined_by(with_others(holder, choice, door.view, self.state.policy))
                 self.doors[place] = door_of(view, self.state.rules, self.state.policy)
                 self._look_at_spare(view)
         for door in [door for door in self.doors if door.view.gpu.id in choice.chosen]:
@@ -277,9 +277,9 @@ def newcomer(ask: Ask, runtime_s: float, rules: Rules, now: float) -> Holder:
     )
 
 
-def with_others(holder: Holder, choice: Choice, view: GpuView) -> Holder:
-    """The newcomer as it is on one of its GPUs, with those who are on the others."""
-    if len(choice.chosen) == 1:
+def with_others(holder: Holder, choice: Choice, view: GpuView, policy: Policy) -> Holder:
+    """The newcomer as it is on one of its GPUs, with those who are on the others (as `_beside` in snapshot.py)."""
+    if not 1 < len(choice.chosen) <= MOST_BESIDE or policy.against is None:
         return holder
     others = [door.view for door in choice.doors if door.view.gpu.id in choice.chosen and door.view is not view]
     return replace(holder, beside=tuple([Beside(one.gpu.id, holder.demand, one.holders) for one in others]))
