@@ -13,29 +13,45 @@ from pathlib import Path
 
 import pytest
 
+import carma
+from carma.cgroups import Cgroup, Cgroups
 from carma.core.model import Owner
+from carma.estimate.trace.confinement import Confinement
 from carma.estimate.trace.sandbox import Boxed, Ended, Limits, Sandbox
 
 NOBODY = Owner(65534, 65534, "nobody")
-PATIENCE_S = 60.0
-# Becomes an ordinary user after everything is imported: the interpreter may lie where only root can read.
-_DROPPED = """
+PATIENCE_S = 180.0
+# Not run.py, so that a test can change a module first. The ordinary user is taken on after everything is imported: the
+# interpreter may be where only root can read.
+_LAUNCHER = """
 import ctypes, os, sys
-from carma.estimate.box.enter import main
-os.setgroups([]); os.setgid(65534); os.setuid(65534)
-ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # as after an exec by that user
-sys.exit(main())
+sys.path.insert(0, {source!r})
+from carma.estimate.box import enter
+{change}
+if {ordinary}:
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # as after an exec by that user
+sys.exit(enter.main())
 """
 WAYS = ("self", "root-for-another", "ordinary")
 
 
 class Way:
-    """One way to make a box; `owner` is who the command runs as."""
+    """One way to make a box; `owner` is the user that the command runs as."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, confinement: Confinement | None = None) -> None:
+        """`confinement`: None for what the machine has."""
         self.name = name
-        self.sandbox = Sandbox(launcher=(sys.executable, "-c", _DROPPED)) if name == "ordinary" else Sandbox()
+        self.sandbox = Sandbox(confinement=confinement)
+        if name == "ordinary":
+            self.change("")
         self.owner = NOBODY if name != "self" else Owner(os.geteuid(), os.getegid(), "me")
+
+    def change(self, statements: str) -> None:
+        """Lets the sandbox's own program execute these statements first; it has imported `enter`."""
+        source = str(Path(carma.__file__).parents[1])
+        program = _LAUNCHER.format(source=source, change=statements, ordinary=self.name == "ordinary")
+        self.sandbox.launcher = (sys.executable, "-c", program)
 
     def run(
         self,
@@ -79,10 +95,20 @@ def refusal(name: str) -> str | None:
         shutil.rmtree(folder)
 
 
-def way_or_skip(name: str) -> Way:
+def way_or_skip(name: str, confinement: Confinement | None = None) -> Way:
     if (why := refusal(name)) is not None:
         pytest.skip(f"no box of this kind: {why}")
-    return Way(name)
+    return Way(name, confinement)
+
+
+class OpenedCgroups(Confinement):
+    """The sandbox of the ordinary user joins a cgroup that root created: as if root had delegated it."""
+
+    def _create(self, groups: Cgroups, processes: int, memory_bytes: int) -> Cgroup | None:
+        group = super()._create(groups, processes, memory_bytes)
+        for file in () if group is None else group.procs_files:
+            os.chown(file, NOBODY.uid, NOBODY.gid)
+        return group
 
 
 def open_to_all(folder: Path) -> None:

@@ -19,15 +19,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from carma import cgroups
 from carma.client import Client
 from carma.core.model import TaskSpec
 from carma.errors import Unreachable
+from carma.launch.attempt_cgroups import AttemptCgroups
 from carma.paths import Paths, find_paths
 from carma.wire.types import SubmitRequest, TaskView
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 SOMEBODY = 65534  # a uid that is neither root nor ours
-_START = "import sys; from carma.cli import main; sys.exit(main(['up']))"
+_START = "import sys; from carma.cli import main; sys.exit(main(['up', *sys.argv[1:]]))"
 
 
 class HarnessError(AssertionError):
@@ -55,6 +57,9 @@ class Daemon:
             **{f"CARMA_{name.upper()}": str(value) for name, value in given.items()},
         }
         self.process: subprocess.Popen[bytes] | None = None
+        self.log_file = home / "test-daemon.log"
+        self.prelude = ""  # Python code that the daemon's process runs first
+        self.popen_options: dict[str, Any] = {}  # umask, extra_groups, pass_fds: how its process is started
         self._client: Client | None = None
 
     @property
@@ -63,20 +68,20 @@ class Daemon:
 
     @property
     def log(self) -> str:
-        file = self.home / "test-daemon.log"
-        return file.read_text(errors="replace") if file.exists() else ""
+        return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
 
     # The daemon's life.
 
-    def spawn(self) -> subprocess.Popen[bytes]:
+    def spawn(self, *flags: str) -> subprocess.Popen[bytes]:
         """Start it without waiting for it."""
-        with (self.home / "test-daemon.log").open("ab") as log:
-            command = [sys.executable, "-c", _START]
-            self.process = subprocess.Popen(command, env=self.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        with self.log_file.open("ab") as log:
+            command = [sys.executable, "-c", f"{self.prelude}\n{_START}", *flags]
+            files: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            self.process = subprocess.Popen(command, env=self.environ, **files, **self.popen_options)
         return self.process
 
-    def start(self) -> Daemon:
-        self.spawn()
+    def start(self, *flags: str) -> Daemon:
+        self.spawn(*flags)
         until(self.answers, "the daemon answers")
         return self
 
@@ -139,6 +144,11 @@ class Daemon:
             self.process.kill()
             self.process.wait(LIMIT_S)
         until(self._kill_what_is_left, "all processes of the test are gone")
+        found = cgroups.find(enable=False)
+        if not isinstance(found, str):
+            groups = AttemptCgroups(found, self.paths.log_dir)
+            for key in groups.existing():
+                groups.remove(key)
 
     def _kill_what_is_left(self) -> bool:
         left = processes_of(self.home)
@@ -146,6 +156,11 @@ class Daemon:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         return not left
+
+
+def python_path(*folders: Path | str) -> str:
+    """These folders before those of the test run itself."""
+    return os.pathsep.join((*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])))
 
 
 def request(*command: str, directory: str, **spec: Any) -> SubmitRequest:

@@ -17,7 +17,7 @@ from carma.launch import procfs
 from carma.launch.files import AttemptFiles
 from carma.launch.process import ProcessLauncher
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 
 
 def key(task: int = 1, attempt: int = 1) -> AttemptKey:

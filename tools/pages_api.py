@@ -59,6 +59,8 @@ def _route(route: Route) -> Iterator[str]:
         yield table(["query", "type", "meaning"], [[code(q.name), shown(q.kind), q.description] for q in route.query])
     body = shown(route.request) if route.request is not None else "no body"
     yield f"Request: {body}. Answer: {_answer(route)} ({route.status}).\n"
+    if route.header is not None:
+        yield f"Header of the answer: {code(route.header.name)}, {route.header.description}\n"
 
 
 def _answer(route: Route) -> str:
@@ -103,6 +105,16 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
     return code(msgspec.json.encode(value).decode())
 
 
+def _bounds(meta: msgspec.Meta) -> str:
+    limits = (("from ", meta.ge), ("up to ", meta.le))
+    said = [
+        f"{word}{limit:g}" if isinstance(limit, float) else f"{word}{limit}"
+        for word, limit in limits
+        if limit is not None
+    ]
+    return f", {' '.join(said)}" if said else ""
+
+
 def shown(kind: object) -> str:
     """A type as people write it, structs as links."""
     if kind is None or kind is type(None):
@@ -112,6 +124,10 @@ def shown(kind: object) -> str:
     if _is_struct(kind):
         return f"[{kind.__name__}](#{kind.__name__.lower()})"
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return shown(arguments[0]) + _bounds(arguments[1])
+    if isinstance(kind, typing.NewType):
+        return shown(kind.__supertype__)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(shown(argument) for argument in arguments)
     if origin is typing.Literal:

@@ -16,7 +16,7 @@ from carma import errors
 from carma.transport import Link, Reply
 from carma.wire import types as t
 from carma.wire.report import Report
-from carma.wire.routes import API, BY_NAME, OFFSET_HEADER, Route
+from carma.wire.routes import API, BY_NAME, CURSOR_HEADER, HISTORY_LIMIT, LIST_LIMIT, OFFSET_HEADER, Route
 from carma.wire.users import UserView
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ _WAIT_PIECE_S = 50.0  # a wait is made of requests of this length, so that a dae
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~")
 
 
-MOST_LISTED = 100_000  # what one answer can list
+MOST_LISTED = LIST_LIMIT  # what one answer can list
 
 
 class Logs(NamedTuple):
@@ -81,8 +81,18 @@ class Client:
         limit: int | None = None,
         since: float | None = None,
     ) -> list[t.TaskView]:
-        query: dict[str, object | None] = {"user": user, "state": state, "limit": limit, "since": since}
-        return self._ask("history", list[t.TaskView], query=query)
+        """Finished tasks, newest first. A limit above one page takes several requests; tasks that end meanwhile do not
+        change the following pages."""
+        query: dict[str, object | None] = {"user": user, "state": state, "since": since, "limit": limit, "cursor": None}
+        found: list[t.TaskView] = []
+        while True:
+            if limit is not None:
+                query["limit"] = min(limit - len(found), HISTORY_LIMIT)
+            reply = self._send("history", query=query, timeout_s=self._timeout_s)
+            query["cursor"] = reply.headers.get(CURSOR_HEADER)
+            found += _decode(reply, "history", list[t.TaskView])
+            if query["cursor"] is None or limit is None or len(found) >= limit:
+                return found
 
     def report(self, *, since: float | None = None) -> Report:
         """What the server did since then, or within the last 24 hours; from the full hour on."""
@@ -186,12 +196,7 @@ class Client:
         extra_s: float = 0.0,
     ) -> T:
         reply = self._send(name, task, body=body, query=query, timeout_s=self._timeout_s + extra_s)
-        try:
-            return msgspec.json.decode(reply.read(), type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise errors.CarmaError(
-                f"the daemon's answer to {name} cannot be read: {error}", "daemon and client may differ in version"
-            ) from error
+        return _decode(reply, name, kind)
 
     def _send(
         self,
@@ -203,10 +208,22 @@ class Client:
         timeout_s: float | None,
     ) -> Reply:
         route = BY_NAME[name]
-        reply = self._link.request(route.method, _target(route, task, query or {}), _encode(body), timeout_s)
+        data = _encode(body)
+        if name == "submit":
+            self._link.require_trusted()  # it holds the submitter's environment
+        reply = self._link.request(route.method, _target(route, task, query or {}), data, timeout_s)
         if reply.status >= 400:
             raise _error(reply)
         return reply
+
+
+def _decode(reply: Reply, name: str, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(reply.read(), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise errors.CarmaError(
+            f"the daemon's answer to {name} cannot be read: {error}", "daemon and client may differ in version"
+        ) from error
 
 
 def _encode(body: t.Request | None) -> bytes | None:

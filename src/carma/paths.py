@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import pwd
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +20,8 @@ from carma.errors import BadSettings
 SOCKET_LIMIT_BYTES = 99  # the kernel takes 107; the daemon binds under a slightly longer name first
 SYSTEM_SOCKET = Path("/run/carma/carma.sock")
 _SYSTEM_CONFIG = Path("/etc/carma/config.toml")
+_CHOOSE = "Choose another CARMA_HOME, or correct it with chown and chmod."
+_LINKS_LIMIT = 40  # the kernel's
 
 
 class Paths(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +86,7 @@ def make_directories(paths: Paths) -> None:
     mode = 0o755 if os.geteuid() == 0 else 0o700
     for directory in (paths.state_dir, paths.log_dir, paths.socket.parent, paths.daemon_log.parent):
         try:
+            _check_components(directory)
             _make(directory, mode)
             _check_owner(directory)
         except OSError as error:
@@ -103,11 +106,47 @@ def _make(directory: Path, mode: int) -> None:
 
 def _check_owner(directory: Path) -> None:
     found = directory.stat()
-    hint = "Choose another CARMA_HOME, or correct it with chown and chmod."
     if found.st_uid != os.geteuid():
-        raise BadSettings(f"{directory} belongs to user {found.st_uid}, not to the daemon's ({os.geteuid()})", hint)
+        raise BadSettings(f"{directory} belongs to user {found.st_uid}, not to the daemon's ({os.geteuid()})", _CHOOSE)
     if found.st_mode & stat.S_IWOTH:
-        raise BadSettings(f"{directory} can be written by everybody, so its contents cannot be trusted", hint)
+        raise BadSettings(f"{directory} can be written by everybody, so its contents cannot be trusted", _CHOOSE)
+    if os.geteuid() == 0 and found.st_mode & stat.S_IWGRP and found.st_gid != 0:
+        raise BadSettings(f"{directory} can be written by group {found.st_gid}, so it cannot be trusted", _CHOOSE)
+
+
+def _check_components(directory: Path) -> None:
+    """Refuse a path that another user could redirect: by a link and, for root, by exchanging a directory."""
+    for place, found in _components(str(directory)):
+        link = stat.S_ISLNK(found.st_mode)
+        if not link and os.geteuid() != 0:
+            continue  # a group's directory may belong to another member: that is the user's choice
+        if found.st_uid not in (0, os.geteuid()):
+            kind = "link" if link else "directory"
+            raise BadSettings(f"the {kind} {place} belongs to user {found.st_uid}, who could exchange it", _CHOOSE)
+        if not link and found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+            raise BadSettings(f"{place} can be written by everybody, so its contents cannot be trusted", _CHOOSE)
+
+
+def _components(path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Every directory and link that the kernel passes when it resolves an absolute path, as far as it exists."""
+    at, left, links = "/", path.split("/"), 0
+    while left and links < _LINKS_LIMIT:
+        name = left.pop(0)
+        if name in ("", "."):
+            continue
+        place = os.path.dirname(at) if name == ".." else os.path.join(at, name)
+        try:
+            found = os.lstat(place)
+        except FileNotFoundError:
+            return
+        yield place, found
+        if not stat.S_ISLNK(found.st_mode):
+            at = place
+            continue
+        links += 1
+        target = os.readlink(place)
+        left = target.split("/") + left
+        at = "/" if os.path.isabs(target) else at
 
 
 def _in_one(home: Path) -> Paths:

@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from os import PathLike, fspath
+from os import PathLike, fspath, geteuid
 from typing import NoReturn
 
 from carma.errors import CarmaError, NotAllowed, Unreachable
@@ -22,6 +22,7 @@ _HEAD_LIMIT = 64 * 1024
 _CONNECT_S = 10.0
 _LOOK_S = 10.0  # without an answer for so long, it is looked whether the daemon's process is stopped
 _LOST = (ConnectionError, BrokenPipeError, EOFError)
+_NOT_MAPPED = 65534  # how a user namespace shows users of the machine that it does not know
 
 
 class Reply:
@@ -63,7 +64,7 @@ class Link:
         self._socket: socket.socket | None = None
         self._buffer = bytearray()
         self._sent = 0  # bytes of the request under way
-        self._pid = 0  # whose socket it is; 0: not known
+        self._pid, self._uid = 0, 0  # of the process that listens; 0: not known
         self._changes = False  # whether the request under way may change something
 
     def close(self) -> None:
@@ -172,8 +173,26 @@ class Link:
                 made.close()
                 self._no_daemon(error)
             self._socket = made
-            self._pid = _peer_pid(made)
+            self._pid, self._uid = _peer(made)
+            if geteuid() != 0:  # root may look after the daemon of any user
+                self._refuse_impostor()
             return
+
+    def require_trusted(self) -> None:
+        """Raise NotAllowed unless the daemon runs as root or as this user: what follows is private."""
+        if not self._reusable():
+            self._connect()
+        self._refuse_impostor()
+
+    def _refuse_impostor(self) -> None:
+        """Anybody can listen in a directory of their own. A daemon of another user would not serve this one."""
+        if self._uid in (0, geteuid()) or (self._uid == _NOT_MAPPED and _in_user_namespace()):
+            return
+        self.close()
+        raise NotAllowed(
+            f"the process that listens on {self._path} belongs to user {self._uid}; it is not root's daemon, nor yours",
+            "does CARMA_HOME name the right directory? Nothing was sent",
+        )
 
     def _no_daemon(self, error: OSError) -> NoReturn:
         if isinstance(error, PermissionError):
@@ -250,13 +269,21 @@ def somebody_listens(path: str | PathLike[str]) -> bool:
     return True
 
 
-def _peer_pid(connection: socket.socket) -> int:
-    """The process that listens; 0 where the kernel does not tell."""
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Pid and uid of the process that listens; 0 where the kernel does not tell."""
     try:
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     except (AttributeError, OSError):
-        return 0
-    return int.from_bytes(raw[:4], sys.byteorder)
+        return 0, 0
+    return int.from_bytes(raw[:4], sys.byteorder), int.from_bytes(raw[4:8], sys.byteorder)
+
+
+def _in_user_namespace() -> bool:
+    try:
+        with open("/proc/self/uid_map", "rb") as file:
+            return file.read().split() != [b"0", b"0", b"4294967295"]
+    except OSError:
+        return False
 
 
 def _is_stopped(pid: int) -> bool:

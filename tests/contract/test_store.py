@@ -166,7 +166,7 @@ def test_a_new_store_is_empty(store: AnyStore) -> None:
     loaded = store.load()
     assert (loaded.checkpoint, loaded.events, loaded.sequence) == (None, (), 0)
     assert store.task(TaskId(1)) is None
-    assert list(store.tasks()) == []
+    assert list(store.page().tasks) == []
     assert list(store.story(TaskId(1))) == []
 
 
@@ -244,7 +244,7 @@ def test_a_checkpoint_out_of_order_or_of_an_unfinished_task_is_refused_whole(sto
         with pytest.raises(ValueError, match=r"checkpoint|has not finished"):
             store.save(checkpoint, leaving)
     assert store.load() == before
-    assert list(store.tasks()) == []
+    assert list(store.page().tasks) == []
 
 
 def test_sequence_numbers_go_on_after_every_event_was_dropped(store: AnyStore, reopen: Reopen) -> None:
@@ -273,11 +273,11 @@ def test_the_archive_gives_finished_tasks_newest_end_first(store: AnyStore, reop
     done = [finished(1, at=10.0), finished(2, at=30.0, owner=bob), finished(3, at=20.0), finished(4, at=30.0)]
     store.save(Checkpoint(sequence=4, at=30.0, tasks=()), done)
     store = reopen(store)
-    assert [task.id for task in store.tasks()] == [4, 2, 3, 1]
-    assert [task.id for task in store.tasks(uid=1001)] == [4, 3, 1]
-    assert [task.id for task in store.tasks(since=20.0)] == [4, 2, 3]
-    assert [task.id for task in store.tasks(uid=1001, since=20.0, limit=1)] == [4]
-    assert list(store.tasks(limit=0)) == []
+    assert [task.id for task in store.page().tasks] == [4, 2, 3, 1]
+    assert [task.id for task in store.page(uid=1001).tasks] == [4, 3, 1]
+    assert [task.id for task in store.page(since=20.0).tasks] == [4, 2, 3]
+    assert [task.id for task in store.page(uid=1001, since=20.0, limit=1).tasks] == [4]
+    assert store.page(limit=0) == ([], False)
     assert store.task(TaskId(2)) == done[1]
     assert store.task(TaskId(5)) is None
 
@@ -304,7 +304,7 @@ def test_a_restored_task_is_no_longer_in_the_archive(store: AnyStore) -> None:
     store.save(Checkpoint(sequence=1, at=9.0, tasks=()), [finished(1)])
     store.append([TaskRestored(10.0, finished(1))])
     assert store.task(TaskId(1)) is None
-    assert list(store.tasks()) == []
+    assert list(store.page().tasks) == []
     store.save(Checkpoint(sequence=2, at=11.0, tasks=()), [finished(1, at=11.0)])
     assert store.task(TaskId(1)) == finished(1, at=11.0)
 
@@ -314,7 +314,7 @@ def test_pruning_forgets_what_ended_before_and_nothing_else(store: AnyStore) -> 
     store.remember(past_run(1))
     store.save(Checkpoint(sequence=3, at=9.0, tasks=()), [finished(1, 10.0), finished(2, 20.0), finished(3, 5.0)])
     assert list(store.prune(20.0)) == [1, 3]
-    assert [task.id for task in store.tasks()] == [2]
+    assert [task.id for task in store.page().tasks] == [2]
     assert list(store.story(TaskId(1))) == []
     assert list(store.story(TaskId(2))) == [submitted(2)]
     assert len(store.past_runs(uid=1001, command=SPEC.command, directory=SPEC.directory)) == 1

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from tests.docs.markdown import Block
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 LOOKS = ("queue", "ls", "show", "logs", "explain", "gpus", "info", "history", "config", "doctor", "report", "users")
 _VOLATILE = (
     # Not what a task "has" to save: that is set, and always the same.

@@ -51,6 +51,11 @@ def test_links_lead_somewhere(file: Path) -> None:
             assert anchor in anchors(_text(target)), f"{link}: there is no such heading"
 
 
+def test_the_page_on_security_names_every_file_of_attacks() -> None:
+    named = set(re.findall(r"`(test_\w+\.py)`", _text(ROOT / "docs" / "security.md")))
+    assert named == {file.name for file in (ROOT / "tests" / "multiuser").glob("test_*.py")}
+
+
 def test_every_page_can_be_reached_from_the_readme() -> None:
     reached: set[Path] = set()
     waiting = [ROOT / "README.md"]

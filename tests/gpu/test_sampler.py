@@ -16,7 +16,7 @@ from carma.monitor.nvml import open_nvml
 from tests.contract.test_sampler import *  # noqa: F403
 from tests.contract.test_sampler import Subject
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 HELD_MIB = 512
 HOLDER = Path(__file__).with_name("cuda_holder.py")
 

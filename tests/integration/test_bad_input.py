@@ -27,7 +27,7 @@ from carma.errors import NotAllowed, NotRunnable, StoreError, TooLarge, Usage
 from carma.estimate.combine import first_answer
 from carma.wire.types import SubmitRequest, UpdateRequest
 from tests.builders import ALICE, BOB, World
-from tests.harness import LIMIT_S, Daemon, daemon_at_rest, request, serving, somebody_else, until
+from tests.harness import LIMIT_S, Daemon, daemon_at_rest, python_path, request, serving, somebody_else, until
 
 MIB = 1 << 20
 GOOD_RAD = ("# comment", "", "true", "summary", "data", "8", "", "1", "1000", "1", "1", "1")
@@ -354,8 +354,7 @@ def test_a_policy_that_raises_is_a_reason_to_wait_and_not_a_crash(tmp_path: Path
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: moody\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text("[carma.policies]\nmoody = moody:POLICY\n")
     with daemon_at_rest(gpus=1, placement__policy="moody") as daemon:
-        paths = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
-        daemon.environ |= {"PYTHONPATH": ":".join(filter(None, paths)), "MOOD": str(tmp_path / "good")}
+        daemon.environ |= {"PYTHONPATH": python_path(tmp_path), "MOOD": str(tmp_path / "good")}
         daemon.start()
         task = daemon.submit("true")
         reason = "policy moody failed: ZeroDivisionError"

@@ -11,7 +11,7 @@ from carma.core.events import Durable, StopRequested, TaskEstimated, TaskPlaced,
 from carma.core.model import AttemptKey, Booking, GpuId, Owner, Placement, TaskId, TaskSpec
 from carma.core.outcome import Cancelled
 from carma.store.sqlite import SqliteStore
-from tests.harness import Daemon, daemon_at_rest, serving, until
+from tests.harness import LIMIT_S, Daemon, daemon_at_rest, serving, until
 
 BEFORE = 1_700_000_000.0  # when the log of an earlier life was written
 PLACEMENT = Placement(gpus=(GpuId("GPU-of-before"),), booking=Booking(memory_mib=100, source="declared"))
@@ -174,7 +174,9 @@ def test_logs_of_a_lost_database_are_not_taken_for_those_of_new_tasks() -> None:
         daemon.stop()
         for file in daemon.home.glob("carma.db*"):
             file.unlink()
-        daemon.start()
+        assert daemon.spawn().wait(LIMIT_S) == 1
+        assert "--new-database" in daemon.log
+        daemon.start("--new-database")
         new = daemon.submit("true")
         assert new > old
         assert daemon.wait(new).exit_code == 0

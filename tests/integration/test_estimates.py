@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from carma.client import Client
-from tests.harness import Daemon, daemon_at_rest, request, somebody_else, until, virtual
+from tests.harness import Daemon, daemon_at_rest, python_path, request, somebody_else, until, virtual
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 
@@ -47,7 +47,7 @@ def install(daemon: Daemon) -> Path:
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: slow-estimator\nVersion: 1.0\n")
     (information / "entry_points.txt").write_text("[carma.estimators]\nslow = slow_estimator:make\n")
     (site / "slow_estimator.py").write_text(SLOW)
-    daemon.environ["PYTHONPATH"] = str(site)
+    daemon.environ["PYTHONPATH"] = python_path(site)
     return site
 
 

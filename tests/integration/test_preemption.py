@@ -100,7 +100,6 @@ def test_one_that_does_not_leave_goes_on_and_is_marked(daemon: Daemon) -> None:
     daemon.until_state(task, "running")
     daemon.client.preempt(task)
     until((daemon.home / "told").exists, "it was told")
-    assert daemon.client.task(task).reason_code == "Saving"
     until(lambda: daemon.client.task(task).reason_code == "Stayed", "its grace is over")
     assert daemon.client.task(task).state == "running"
     (daemon.home / "wait").unlink()

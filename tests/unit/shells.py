@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, cast
 
 from carma.core.state import State
@@ -22,5 +21,4 @@ def make_shell(store: SqliteStore | MemoryStore, state: State, sequence: int = 0
         settings=cast(Any, None),
         origins={},
         paths=cast(Any, None),
-        log_paths=lambda key: (Path(f"{key}.out"), Path(f"{key}.err")),
     )

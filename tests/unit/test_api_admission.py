@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -12,13 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from carma import errors
-from carma.core.model import ArrayPlace, Dependency, GpuId, Owner, TaskId, TaskSpec, WarnSignal
+from carma.core.model import ArrayPlace, Dependency, GpuId, TaskId, TaskSpec, WarnSignal
 from carma.core.policies import magm
 from carma.core.settings import Rules, Sharing
 from carma.core.state import new_state
-from carma.daemon import runnable
 from carma.daemon.admission import sharing_note
-from carma.daemon.runnable import check_runnable
 from carma.wire.types import ArrayAsk, SubmitRequest
 from tests.builders import gpu
 from tests.unit.api_server import Served, serving
@@ -79,7 +75,7 @@ def served() -> Iterator[Served]:
         ({"warn": WarnSignal(0, 5.0)}, errors.Usage, "warn.signal"),
         ({"warn": WarnSignal(10, -5.0)}, errors.Usage, "warn.before_s"),
         ({"after": (Dependency(TaskId(99)),)}, errors.NotFound, "no task 99"),
-        ({"after": tuple(Dependency(TaskId(number)) for number in range(1_001))}, errors.TooLarge, "1001 tasks"),
+        ({"after": tuple(Dependency(TaskId(number)) for number in range(1, 1_002))}, errors.TooLarge, "1001 tasks"),
     ],
     ids=lambda value: repr(value)[:60],
 )
@@ -118,10 +114,25 @@ def test_an_array_that_cannot_work_is_refused(
         served.client().submit(served.request(array=array))
 
 
-def test_an_array_with_a_huge_environment_is_refused(served: Served) -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"command": ("true", "x" * 100_000)},
+        {"output": "x" * 4_000, "comment": "x" * 2_000, "name": "x" * 200, "command": ("true", "x" * 1_000)},
+        {"after": tuple(Dependency(TaskId(number)) for number in range(1, 1_001))},
+    ],
+)
+def test_an_array_that_repeats_too_much_for_each_task_is_refused(served: Served, fields: dict[str, Any]) -> None:
+    command = fields.pop("command", ("true",))
+    with pytest.raises(errors.TooLarge, match="the array repeats"):
+        served.client().submit(served.request(*command, array=ArrayAsk(tuple(range(10_000))), **fields))
+
+
+def test_the_environment_of_an_array_counts_once(served: Served) -> None:
     environment = {"PATH": "/bin", "A": "x" * 100_000}
-    with pytest.raises(errors.TooLarge, match="commands and environments"):
-        served.client().submit(served.request(array=ArrayAsk(tuple(range(10_000))), environment=environment))
+    request = served.request("true", array=ArrayAsk(tuple(range(3_000))), environment=environment, held=True)
+    assert len(served.client().submit(request).ids) == 3_000
+    assert len({id(task.spec.environment) for task in served.shell.state.tasks.values()}) == 1
 
 
 def test_without_gpus_nothing_is_accepted() -> None:
@@ -141,42 +152,6 @@ def test_odd_but_possible_things_are_accepted(served: Served, tmp_path: Path) ->
         assert view.command == command
     late = client.submit(served.request(begin_at=1.0)).ids[0]
     assert client.task(late).begin_at is None  # a start in the past is no condition
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A directory that everybody could reach; pytest's own are closed to others."""
-    made = Path(tempfile.mkdtemp(prefix="carma-place-"))
-    made.chmod(0o755)
-    yield made
-    shutil.rmtree(made)
-
-
-def test_a_directory_that_is_closed_to_the_submitter_is_refused_by_its_mode(place: Path) -> None:
-    """As root would judge for another user: by mode bits, without opening anything."""
-    stranger = Owner(54321, 54321, "stranger")
-    check_runnable(TaskSpec(command=("/bin/sh",), directory=str(place)), stranger, own_uid=0)
-    program = place / "program"
-    program.write_text("")
-    program.chmod(0o700)
-    with pytest.raises(errors.NotRunnable, match="not executable for you"):
-        check_runnable(TaskSpec(command=(str(program),), directory="/"), stranger, own_uid=0)
-    (place / "below").mkdir(mode=0o755)
-    place.chmod(0o700)
-    for closed in (place, place / "below"):
-        with pytest.raises(errors.NotRunnable, match="may not enter"):
-            check_runnable(TaskSpec(command=("/bin/sh",), directory=str(closed)), stranger, own_uid=0)
-        where_tasks_run_as_the_daemon = TaskSpec(command=("/bin/sh",), directory=str(closed))
-        check_runnable(where_tasks_run_as_the_daemon, stranger, own_uid=0, as_submitter=False)
-
-
-def test_where_mode_bits_cannot_tell_the_launch_has_the_last_word(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    closed = tmp_path / "closed"
-    closed.mkdir(mode=0o700)
-    monkeypatch.setattr(runnable, "_has_acl", lambda _path: True)
-    check_runnable(TaskSpec(command=("/bin/sh",), directory=str(closed)), Owner(54321, 54321, "stranger"), own_uid=0)
 
 
 @pytest.mark.parametrize(

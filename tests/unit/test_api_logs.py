@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,10 @@ from carma.core.events import RecoveryDue, RecoveryPlanned
 from carma.core.model import AttemptKey, TaskId
 from carma.core.outcome import OutOfMemory
 from carma.core.task import Plan
-from carma.daemon.logs import open_log, tail_offset
+from carma.daemon.logs import tail_offset
+from carma.launch import output_limit
+from carma.launch.files import AttemptFiles
+from carma.launch.output_limit import OutputLimit
 from tests.unit.api_server import LIMIT_S, Served, serving, until
 
 
@@ -145,38 +149,108 @@ def test_a_follower_that_leaves_is_forgotten(served: Served) -> None:
     until(lambda: served.server.open_connections == before and served.shell.waiting == 0)
 
 
-def test_only_plain_files_of_our_own_directory_are_opened(tmp_path: Path) -> None:
-    ours, elsewhere = tmp_path / "logs", tmp_path / "home"
-    (ours / "1.1").mkdir(parents=True)
-    elsewhere.mkdir()
-    secret = elsewhere / "secret"
+def test_a_log_file_is_found_by_the_attempts_key_and_never_through_a_link(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
     secret.write_text("secret")
-    (ours / "1.1" / "link").symlink_to(secret)
-    (ours / "linked").symlink_to(elsewhere)
-    os.link(secret, ours / "1.1" / "hard")
-    os.mkfifo(ours / "1.1" / "pipe")
-    for path in (
-        secret,
-        ours / "1.1" / "link",
-        ours / "linked" / "secret",
-        ours / "1.1" / "hard",
-        ours / "1.1" / "pipe",
-        ours / "1.1",
-        ours / ".." / "home" / "secret",
-    ):
-        with pytest.raises(errors.NotFound, match="not in the daemon's own directory") as caught:
-            open_log(path, ours)
-        assert str(path) in caught.value.hint
-    assert open_log(ours / "1.1" / "stdout.log", ours) is None
+    key = AttemptKey(TaskId(1), 1)
+    files = AttemptFiles(tmp_path / "logs")
+    own = Path(files.log_path(key, "stdout"))
+    assert own == tmp_path / "logs" / "1.1" / "stdout.log"
+    assert files.open_log(key, "stdout") is None  # nothing there yet
+    own.parent.mkdir(parents=True)
+    own.symlink_to(secret)
+    with pytest.raises(OSError, match="symbolic"):
+        files.open_log(key, "stdout")
+    own.unlink()
+    os.mkfifo(own)
+    assert files.open_log(key, "stdout") is None
 
 
-def test_output_that_was_sent_elsewhere_is_named(
-    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_output_that_was_sent_to_a_named_file_is_never_opened_by_the_daemon(
+    served: Served, tmp_path: Path, stream: str
 ) -> None:
+    """Not even CARMA's own file of another attempt, nor a file below its log directory."""
+    victim = started(served)
+    write(served, victim, b"not yours")
+    elsewhere = tmp_path / "mine.log"
+    elsewhere.write_text("hers alone")
+    for named in (elsewhere, served.log_paths(victim)[0], served.paths.log_dir / "1.1" / ".." / "1.1" / "stdout.log"):
+        task = served.client().submit(served.request(output=str(named), error=str(named))).ids[0]
+        served.estimated(task)
+        key = served.place(task)
+        with pytest.raises(errors.NotFound) as caught:
+            read(served, key, stream=stream)
+        assert str(named) in caught.value.hint
+
+
+def hole_of(path: Path, limit_bytes: int) -> None:
+    OutputLimit(str(path), limit_bytes).shorten()
+
+
+def test_output_beyond_its_limit_keeps_its_end_and_says_what_was_removed(served: Served) -> None:
     key = started(served)
-    mine = tmp_path / "mine.log"
-    mine.write_text("hers alone")
-    monkeypatch.setattr(served, "log_paths", lambda _key: (mine, mine))
-    with pytest.raises(errors.NotFound) as caught:
-        read(served, key)
-    assert str(mine) in caught.value.hint
+    path = served.log_paths(key)[0]
+    lines = [f"line {number:07d}\n".encode() for number in range(600_000)]
+    write(served, key, b"".join(lines))
+    hole_of(path, 4 << 20)
+    assert path.stat().st_size == 7_800_000  # positions stay as they were
+    assert path.stat().st_blocks * 512 <= 4 << 20
+    shown = read(served, key)
+    note, _, rest = shown.lstrip(b"\n").partition(b"\n")
+    assert (
+        note
+        == b"[carma: the first 5 MiB of this output were removed; the limit is 4 MiB (setting launch.max_output_mib)]"
+    )
+    assert b"".join(lines).endswith(rest)
+    assert 2 << 20 <= len(rest) <= (2 << 20) + 4096
+    assert read(served, key, tail=2) == b"".join(lines[-2:])
+    write(served, key, b"more\n")
+    assert read(served, key).endswith(lines[-1] + b"more\n")
+
+
+def test_output_below_its_limit_is_left_alone(served: Served) -> None:
+    key = started(served)
+    write(served, key, b"x" * 1_000_000)
+    hole_of(served.log_paths(key)[0], 4 << 20)
+    assert read(served, key) == b"x" * 1_000_000
+
+
+def test_blocks_that_were_allocated_behind_the_end_are_freed(served: Served) -> None:
+    key = started(served)
+    path = served.log_paths(key)[0]
+    write(served, key, b"short\n")
+    with path.open("r+b") as file:
+        keep_size = 1
+        if ctypes.CDLL(None).fallocate(file.fileno(), keep_size, ctypes.c_int64(0), ctypes.c_int64(64 << 20)) != 0:
+            pytest.skip("this file system does not allocate blocks in advance")
+    assert path.stat().st_blocks * 512 >= 64 << 20
+    hole_of(path, 4 << 20)
+    assert path.stat().st_blocks * 512 <= 4 << 20
+    assert read(served, key) == b"short\n"
+
+
+def test_where_holes_cannot_be_made_the_file_is_cut_to_its_end(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = started(served)
+    path = served.log_paths(key)[0]
+    write(served, key, bytes(5 << 20) + b"the end\n")
+    monkeypatch.setattr(output_limit, "_PUNCH_HOLE_KEEP_SIZE", 1 << 20)  # an unknown flag, which the kernel refuses
+    hole_of(path, 4 << 20)
+    assert path.stat().st_size < 2 << 20
+    assert read(served, key).startswith(b"\n[carma: the first 4 MiB of this output were removed")
+    assert read(served, key).endswith(b"the end\n")
+
+
+def test_a_follower_that_is_overtaken_by_the_removal_goes_on_behind_it(served: Served) -> None:
+    key = started(served)
+    path = served.log_paths(key)[0]
+    write(served, key, b"first\n")
+    follower = served.client().logs(key.task, follow=True)
+    assert next(follower) == b"first\n"
+    write(served, key, b"x" * (8 << 20))
+    hole_of(path, 4 << 20)
+    write(served, key, b"\nlast\n")
+    served.end(key)
+    rest = b"".join(follower)
+    assert rest.endswith(b"\nlast\n")
+    assert b"\0" not in rest

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 from msgspec.structs import replace
 
+from carma import errors
 from carma.core.events import AttemptEnded, UseNoted
 from carma.core.model import Activity, Booking, GpuId, GpuUsage, Owner, Placement, TaskId, TaskSpec
 from carma.core.outcome import Disrupted, Outcome, Succeeded
-from carma.core.state import checkpoint
+from carma.core.state import State, checkpoint
 from carma.core.status import Finished
 from carma.core.task import Attempt, Task
 from carma.core.usage import count
-from carma.daemon.reporting import HOUR_S, full_hour, report
+from carma.daemon.reporting import HOUR_S, Totals, full_hour, report
+from carma.wire.report import Report
 from tests.builders import ALICE, BOB, World
 from tests.unit.api_server import Served, serving
 
@@ -64,13 +66,26 @@ def ran(
     )
 
 
+def made_of(
+    tasks: Iterable[Task],
+    state: State,
+    usage: Sequence[GpuUsage] = (),
+    *,
+    since: float = SINCE,
+    until: float = UNTIL,
+) -> Report:
+    totals = Totals(since, until)
+    totals.add(tasks, state)
+    return report(totals, usage, state)
+
+
 def test_a_users_work_is_summed_and_the_sums_agree() -> None:
     tasks = [
         ran(1, (0, 600), gpus=(G0, G1)),
         ran(2, (600, 900), (1_000, 1_100), energy_j=50.0, outcome=Disrupted("MPS ended"), waited_s=30.0),
         ran(3, (10, 20), owner=BOB, energy_j=None),
     ]
-    made = report(tasks, (), World(2).state, SINCE, UNTIL)
+    made = made_of(tasks, World(2).state)
     alice, bob = made.users
     assert (alice.user, alice.work.ended, alice.work.attempts) == ("alice", {"disrupted": 1, "succeeded": 1}, 3)
     assert (alice.work.run_s, alice.work.gpu_s, alice.work.energy_j) == (1_000.0, 1_600.0, 200.0)
@@ -82,17 +97,17 @@ def test_a_users_work_is_summed_and_the_sums_agree() -> None:
 
 
 def test_what_reaches_beyond_the_span_counts_with_its_part() -> None:
-    made = report([ran(1, (-900, 300))], (), World(1).state, SINCE, UNTIL)
+    made = made_of([ran(1, (-900, 300))], World(1).state)
     assert (made.total.run_s, made.total.energy_j) == (300.0, 25.0)
     assert made.total.started == 0  # it started before
     assert made.total.ended == {"succeeded": 1}
-    before = report([ran(1, (-900, -300))], (), World(1).state, SINCE, UNTIL)
+    before = made_of([ran(1, (-900, -300))], World(1).state)
     assert (before.total.attempts, before.users) == (0, ())
 
 
 def test_energy_of_the_older_kind_is_not_added_to_the_newer() -> None:
     """An attempt on record without the time that its share was counted over was given all that its GPUs took."""
-    made = report([ran(1, (0, 600), used_s=0.0), ran(2, (0, 600))], (), World(1).state, SINCE, UNTIL)
+    made = made_of([ran(1, (0, 600), used_s=0.0), ran(2, (0, 600))], World(1).state)
     assert (made.total.energy_j, made.total.unmeasured) == (100.0, 1)
 
 
@@ -102,7 +117,7 @@ def test_a_running_task_counts_up_to_now() -> None:
     world.settle()
     world.start()
     world.wait(30)
-    made = report(world.state.tasks.values(), (), world.state, full_hour(world.now), world.now)
+    made = made_of(world.state.tasks.values(), world.state, since=full_hour(world.now), until=world.now)
     assert (made.total.running, made.total.attempts, made.total.ended) == (1, 1, {})
     assert made.total.run_s == 30.0
     assert task in world.state.active
@@ -114,7 +129,7 @@ def test_gpus_are_summed_over_their_hours_with_what_is_not_stored_yet() -> None:
         gpu=G0, hour=100, watched_s=3_600, held_s=1_800, shared_s=900, sm_s=900, energy_j=720_000, idle_j=360_000
     )
     count(world.state, [replace(row, hour=101, tasks_j=100_000), replace(row, hour=99)])  # one is before the span
-    first, second = report((), [row], world.state, SINCE, UNTIL).gpus
+    first, second = made_of((), world.state, [row]).gpus
     assert (first.index, first.watched_s, first.held_s, first.shared_s) == (0, 7_200, 3_600, 1_800)
     assert (first.sm_active, first.energy_j, first.idle_j, first.tasks_j) == (0.25, 1_440_000, 720_000, 100_000)
     assert first.power_w == 200.0
@@ -123,9 +138,8 @@ def test_gpus_are_summed_over_their_hours_with_what_is_not_stored_yet() -> None:
 
 def test_what_was_not_watched_is_said() -> None:
     row = GpuUsage(gpu=G0, hour=100, watched_s=HOUR_S)
-    made = report(
-        (), [row, replace(row, hour=101), GpuUsage(gpu=GpuId("GPU-gone"), hour=100)], World(2).state, SINCE, UNTIL
-    )
+    gone = GpuUsage(gpu=GpuId("GPU-gone"), hour=100)
+    made = made_of((), World(2).state, [row, replace(row, hour=101), gone])
     assert made.notes == ("GPU 1, GPU-gone: watched for 0 s of 02:00:00; nothing is known of the rest",)
     assert made.gpus[-1].index is None
 
@@ -157,4 +171,5 @@ def test_the_route_tells_of_everybody_and_of_nobodys_command(served: Served) -> 
 def test_a_span_from_the_future_or_before_time_is_no_error(served: Served) -> None:
     assert served.client().report(since=1e12).total.attempts == 0
     assert served.client().report(since=-5.0).since == 0.0
-    assert served.client().report(since=float("nan")).total.attempts == 0
+    with pytest.raises(errors.Usage, match="since"):
+        served.client().report(since=float("nan"))

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from carma.bench import samplerbench
+from carma.bench import samplerbench, soak
+from carma.bench.crash import study as crash
 from carma.bench.gpu import collocation, interference, lab, trial, trial_oom
 from carma.cli import bench, main
 from carma.errors import NoGpus
@@ -21,7 +22,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         options.append(given)
         return 0
 
-    for study in (collocation, interference, trial, samplerbench):
+    for study in (collocation, interference, trial, samplerbench, crash, soak):
         monkeypatch.setattr(study, "run", run)
     return options
 
@@ -31,7 +32,10 @@ def test_flags_left_out_are_the_studies_own_defaults(called: list[Any]) -> None:
     assert main(["bench", "collocation"]) == 0
     assert main(["bench", "gpu"]) == 0
     assert main(["bench", "sampler"]) == 0
-    assert called == [interference.Options(), collocation.Options(), trial.Options(), samplerbench.Options()]
+    assert main(["bench", "crash"]) == 0
+    assert main(["bench", "soak"]) == 0
+    private = [crash.Options(), soak.Options()]
+    assert called == [interference.Options(), collocation.Options(), trial.Options(), samplerbench.Options(), *private]
 
 
 def test_flags_reach_the_study(called: list[Any]) -> None:
@@ -42,6 +46,8 @@ def test_flags_reach_the_study(called: list[Any]) -> None:
     words = "bench gpu --out there --only oom,tasks --virtual --tasks 4 --scale 0.5"
     main([*words.split(), "--rungs", "mps"])
     main(["bench", "sampler", "--seconds", "5", "--gpus", "2", "--out", "-"])
+    main(["bench", "crash", "--kills", "30", "--seed", "7", "--restores", "2", "--out", "c.json"])
+    main(["bench", "soak", "--tasks", "300", "--retention", "9", "--out", "-"])
     assert called == [
         interference.Options(
             mechanism="timeslice",
@@ -66,6 +72,8 @@ def test_flags_reach_the_study(called: list[Any]) -> None:
         ),
         trial.Options(out="there", parts=("oom", "tasks"), virtual=True, tasks=4, scale=0.5, rungs=("mps",)),
         samplerbench.Options(seconds=5.0, gpus=2, json="-"),
+        crash.Options(kills=30, seed=7, restores=2, json="c.json"),
+        soak.Options(tasks=300, retention_s=9.0, json="-"),
     ]
 
 

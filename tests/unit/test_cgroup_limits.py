@@ -12,8 +12,10 @@ from typing import Any
 import pynvml
 import pytest
 
+from carma import cgroups
 from carma.core.model import Gpu, GpuId
 from carma.core.ports import LaunchOrder
+from carma.launch.attempt_cgroups import AttemptCgroups
 from carma.launch.cgroup_limits import CgroupLimits, LimitFailed, NvmlLimiter
 from tests.launch_orders import key, order_of, spec_of
 
@@ -73,6 +75,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "cgroup.controllers").write_text("cpu memory dmem\n")
     (base / "cgroup.controllers").write_text("cpu memory dmem\n")
     (base / "cgroup.subtree_control").write_text("")
+    (base / "cgroup.procs").write_text("")
+    (tmp_path / "own").write_text(f"0::{OWN}\n")
     marked = {str(base): b"1"}
 
     def getxattr(path: str, name: str) -> bytes:
@@ -89,8 +93,14 @@ def base_of(tree: Path) -> Path:
     return tree / "system.slice" / "carma.service"
 
 
+def groups_of(tree: Path, own: str = OWN) -> AttemptCgroups | str:
+    (tree / "own").write_text(f"0::{own}\n")
+    found = cgroups.find(root=str(tree), own=str(tree / "own"), systemd=str(tree))
+    return found if isinstance(found, str) else AttemptCgroups(found, "/var/log/carma")
+
+
 def found(tree: Path, *gpus: Gpu, own: str = OWN) -> CgroupLimits | str:
-    return CgroupLimits.find(NvmlLimiter(pynvml), gpus or (CARD,), root=str(tree), own=own)
+    return CgroupLimits.find(NvmlLimiter(pynvml), gpus or (CARD,), groups_of(tree, own))
 
 
 def limits(tree: Path) -> CgroupLimits:
@@ -109,14 +119,15 @@ def test_an_attempt_gets_a_cgroup_of_its_own_with_a_hard_limit_on_each_gpu(drive
     guard = here.guard(ordered(CARD, SECOND), 4096)
     assert guard is not None
     assert (guard.rung, guard.limit_mib) == ("cgroup", 4096)
-    path = here.path(key())
-    assert path == str(base_of(tree) / "carma-1.1")
-    assert os.path.isdir(path)
+    groups = groups_of(tree)
+    assert isinstance(groups, AttemptCgroups)
+    (path,) = groups.create(key()).directories
+    assert os.path.dirname(path) == str(base_of(tree))
     assert driver.limits == {(1, path): (0, 4096 * 2**20), (2, path): (0, 4096 * 2**20)}
-    assert here.known() == ("1.1",)
-    here.forget(key())
+    assert groups.existing() == [key()]
+    groups.remove(key())
     assert not os.path.exists(path)
-    here.forget(key())
+    groups.remove(key())
 
 
 def test_the_same_order_twice_is_limited_once(driver: Driver, tree: Path) -> None:
@@ -128,12 +139,12 @@ def test_the_same_order_twice_is_limited_once(driver: Driver, tree: Path) -> Non
 @pytest.mark.usefixtures("driver")
 def test_the_controller_is_handed_down_where_the_kernel_has_it(tree: Path) -> None:
     limits(tree)
-    assert (base_of(tree) / "cgroup.subtree_control").read_text() == "+dmem"
+    assert "+dmem" in (base_of(tree) / "cgroup.subtree_control").read_text()
 
 
 @pytest.mark.usefixtures("driver")
 def test_without_the_controller_nothing_is_written(tree: Path) -> None:
-    (base_of(tree) / "cgroup.controllers").write_text("cpu memory\n")
+    (base_of(tree) / "cgroup.controllers").write_text("cpu\n")
     limits(tree)
     assert (base_of(tree) / "cgroup.subtree_control").read_text() == ""
 
@@ -143,7 +154,9 @@ def test_a_limit_that_does_not_hold_is_not_claimed(driver: Driver, tree: Path, f
     here = limits(tree)
     setattr(driver, fault, pynvml.NVML_ERROR_NO_PERMISSION)
     assert here.guard(ordered(CARD), 4096) is None
-    assert here.known() == ()
+    groups = groups_of(tree)
+    assert isinstance(groups, AttemptCgroups)
+    assert groups.existing() == []
 
 
 @pytest.mark.usefixtures("driver")
@@ -186,11 +199,10 @@ def test_cgroup_version_1_a_plain_user_and_a_cgroup_of_others_are_reasons(
     elsewhere = found(tree, own="/user.slice/session-1.scope")
     assert isinstance(elsewhere, str)
     assert "Delegate=yes" in elsewhere
-    (tree / "cgroup.controllers").unlink()
-    version_1 = found(tree)
-    assert isinstance(version_1, str)
-    assert "version 2" in version_1
-    (tree / "cgroup.controllers").touch()
+    version_1 = AttemptCgroups(cgroups.Cgroups(1, {"pids": str(tree)}, frozenset({"pids"})), "/var/log/carma")
+    refused = CgroupLimits.find(NvmlLimiter(pynvml), (CARD,), version_1)
+    assert isinstance(refused, str)
+    assert "version 2" in refused
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     user = found(tree)
     assert isinstance(user, str)

@@ -17,10 +17,11 @@ from carma.estimate import calibrate
 from carma.estimate.trace.constants import load, rows_file
 from carma.monitor import nvml
 from carma.monitor.nvml import NvmlSampler
+from tests.harness import python_path
 from tests.scripted_nvml import Card, ScriptedNvml
 
 MIB = 1 << 20
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 VERSIONS = {
     "versions": 1,
     "torch": "2.11.0+cu128",
@@ -78,7 +79,7 @@ def torch_of_straw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "packages" / "torch"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("__version__ = '2.11.0+cu128'\nclass version:\n    cuda = '12.8'\n")
-    monkeypatch.setenv("PYTHONPATH", str(folder.parent))
+    monkeypatch.setenv("PYTHONPATH", python_path(folder.parent))
     return folder
 
 

@@ -23,7 +23,7 @@ from carma.estimate.trace.estimator import why_not
 from carma.estimate.trace.report import Report
 from carma.estimate.trace.sandbox import Boxed, Ending, Limits, Sandbox, Status
 from carma.estimate.trace.trial_reasons import NEVER, reason_for
-from tests.unit.asked_estimates import ANSWER, LIMIT_S, WITH_INTERRUPTS, World, complained, figures, printed
+from tests.unit.asked_estimates import ANSWER, LIMIT_S, World, complained, figures, printed
 
 LIMITS = Limits(seconds=9, memory_mib=100)
 
@@ -215,7 +215,7 @@ def test_ctrl_c_ends_the_trial(tmp_path: Path) -> None:
     environ = {**os.environ, "CARMA_HOME": str(tmp_path / "home"), "COLUMNS": "100"}
     words = ["estimate", "--gpu", "h200", "--estimator", "horus", "--", "sleep", naptime]
     verb = subprocess.Popen(
-        [sys.executable, "-c", WITH_INTERRUPTS, *words], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "carma", *words], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     try:
         wait_until(lambda: sleeps(naptime) or verb.poll() is not None)

@@ -84,8 +84,9 @@ def test_following_says_that_a_task_waits_only_when_it_does(daemon: FakeDaemon) 
 
 
 def test_a_settings_file_that_names_no_policy_or_estimator_of_ours_is_found_out(
-    daemon: FakeDaemon, tmp_path: Path
+    daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
     file = tmp_path / "carma.toml"
     for text, nearest in (
         ('[placement]\npolicy = "magmm"\n', "magm"),

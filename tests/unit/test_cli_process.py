@@ -17,7 +17,7 @@ import pytest
 from carma.cli.failures import INTERRUPTED
 from tests.unit.cli_daemon import FakeDaemon, finished, running, stale_socket, task_view
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 ROOT = Path(__file__).parent.parent.parent
 IMPORTED = """
 import json, os, sys
@@ -26,13 +26,6 @@ sys.stdout = open(os.devnull, "w")
 code = main(sys.argv[1:])
 sys.stdout = sys.__stdout__
 print(json.dumps({"code": code, "modules": sorted(sys.modules)}))
-"""
-# A test runner that was started in the background has SIGINT ignored, and children inherit that.
-WITH_INTERRUPTS = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)
-from carma.cli import main
-sys.exit(main(sys.argv[1:]))
 """
 
 
@@ -151,7 +144,7 @@ def test_a_reader_that_goes_away_is_not_an_error_message(daemon: FakeDaemon) -> 
 def test_ctrl_c_detaches_and_says_how_to_return(daemon: FakeDaemon, words: list[str], back: str) -> None:
     daemon.tasks = {1: running(1) if words[0] == "wait" else task_view(1)}
     process = subprocess.Popen(
-        [sys.executable, "-c", WITH_INTERRUPTS, *words],
+        [sys.executable, "-m", "carma", *words],
         env=environment(daemon.home),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -176,7 +169,7 @@ def test_ctrl_c_detaches_and_says_how_to_return(daemon: FakeDaemon, words: list[
 
 
 # In click's place, so that it comes while the command itself is still being imported.
-PRESSED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); signal.raise_signal(signal.SIGINT)"
+PRESSED = "import signal; signal.raise_signal(signal.SIGINT)"
 
 
 @pytest.mark.parametrize("how", [["-m", "carma"], ["-c", "import sys; from {0} import {1}; sys.exit({1}())"]])

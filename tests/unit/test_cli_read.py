@@ -310,7 +310,8 @@ def test_config_check_lists_every_mistake(daemon: FakeDaemon, tmp_path: Path) ->
     assert not daemon.requests
 
 
-def test_doctor_finds_the_daemon(daemon: FakeDaemon) -> None:
+def test_doctor_finds_the_daemon(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
     findings = {each["check"]: each for each in json.loads(call("doctor", "--json").stdout)}
     assert findings["daemon"]["verdict"] == "ok"
     assert findings["home"]["verdict"] == "ok"

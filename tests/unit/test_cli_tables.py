@@ -288,7 +288,7 @@ def printed(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_in_a_pipe_figures_are_never_cut_and_names_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    monkeypatch.setattr("shutil.get_terminal_size", lambda _: os.terminal_size((80, 24)))
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_, **__: os.terminal_size((80, 24)))
     head, row = printed(io.StringIO(), monkeypatch)
     assert head.endswith(" FIGURE 8")
     assert row.split() == ["a-long-name…", *["123:45:67"] * 9]

@@ -180,13 +180,20 @@ def test_describe_lists_every_setting_with_a_sentence(paths: Paths) -> None:
     assert (line.value, line.default, line.origin) == (0.5, 1.0, "environment CARMA_MONITOR__PERIOD_S")
 
 
+def as_toml(value: object) -> str:
+    """JSON's way to write texts, numbers, switches and lists is TOML's too."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {json.dumps(one)}" for key, one in value.items()) + "}"
+    return json.dumps(value)
+
+
 def test_every_default_is_itself_allowed(paths: Paths) -> None:
     defaults = {name: setting.default for name, setting in catalogue().items()}
     tables = msgspec.to_builtins(Settings())
     lines = [
-        line  # JSON's way to write texts, numbers, switches and lists is TOML's too
+        line
         for section, keys in tables.items()
-        for line in (f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in keys.items()))
+        for line in (f"[{section}]", *(f"{key} = {as_toml(value)}" for key, value in keys.items()))
     ]
     paths.config_file.write_text("\n".join(lines))
     from_file = load_settings(paths, {})

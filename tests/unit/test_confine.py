@@ -8,18 +8,20 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
+from carma.cgroups import Cgroups
 from carma.core.model import Booking, Gpu, GpuId, Guard, Owner, Placement
 from carma.core.ports import LaunchOrder
 from carma.core.settings import Sharing
 from carma.errors import Refused
 from carma.launch import confine
+from carma.launch.attempt_cgroups import AttemptCgroups
 from carma.launch.caps import Capped, without_hoarding
 from carma.launch.cgroup_limits import CgroupLimits
 from carma.launch.confine import NO_MPS, Confiner
 from carma.launch.mps import MpsServers, Serving
 from carma.launch.mps_control import Control, Identity, MpsFailed
 from carma.vgpu.task import LIMIT_VARIABLE
-from tests.launch_orders import order_of, spec_of
+from tests.launch_orders import key, order_of, spec_of
 
 MODEST = without_hoarding({})  # what keeps a framework from taking the whole card at once
 FRAMEWORK = Guard(rung="framework", limit_mib=4096, how="a framework")
@@ -209,21 +211,24 @@ class Driver:
         return self.limits[gpu, cgroup]
 
 
+def groups_in(folder: Path) -> AttemptCgroups:
+    return AttemptCgroups(Cgroups(2, {"": str(folder)}, frozenset()), "/var/log/carma")
+
+
 def test_a_limit_of_the_cgroup_stands_in_place_of_the_frameworks(tmp_path: Path) -> None:
-    confiner = Confiner(Sharing(), Servers(), CgroupLimits(Driver(works=True), str(tmp_path)))
+    confiner = Confiner(Sharing(), Servers(), CgroupLimits(Driver(works=True), groups_in(tmp_path)))
     arranged = confiner.arrange(order(cap_mib=4096))
     assert [guard.rung for guard in arranged.confinement.guards] == ["mps", "cgroup", "watchdog"]
-    assert arranged.cgroup == str(tmp_path / "carma-1.1")
+    assert groups_in(tmp_path).existing() == [key()]
     assert "CAP" not in arranged.environment
     assert arranged.environment.items() >= MODEST.items()
-    assert confiner.arrange(order()).cgroup is None
 
 
 def test_a_limit_that_the_driver_does_not_keep_is_not_claimed(tmp_path: Path) -> None:
-    confiner = Confiner(Sharing(), Servers(), CgroupLimits(Driver(works=False), str(tmp_path)))
+    confiner = Confiner(Sharing(), Servers(), CgroupLimits(Driver(works=False), groups_in(tmp_path)))
     arranged = confiner.arrange(order(cap_mib=4096))
     assert [guard.rung for guard in arranged.confinement.guards] == ["mps", "framework", "watchdog"]
-    assert arranged.cgroup is None
+    assert groups_in(tmp_path).existing() == []
 
 
 def test_a_task_without_gpus_needs_nothing() -> None:

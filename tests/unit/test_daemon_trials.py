@@ -17,7 +17,7 @@ from carma.core.settings import Memory
 from carma.daemon.trials import CalledOff, DaemonTrials
 from carma.estimate.trace.trial import TrialRuns
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 
 
 class Box:

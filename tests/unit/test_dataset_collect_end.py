@@ -18,11 +18,10 @@ from tests.unit.test_dataset_collect_inside import LIMIT_S, Place, is_alive, mlp
 
 # `carma` with the tests' own driver in place of inside/collect.py.
 OUTER = """
-import signal, sys
+import sys
 from pathlib import Path
 from carma.cli import main
 from carma.dataset import collect
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
 collect.MAIN = Path(sys.argv[1])
 sys.exit(main(["dataset", "collect", *sys.argv[2:], "--device", "cpu", "--python", sys.executable]))
 """

@@ -90,8 +90,7 @@ loop.Made = lambda config, numbers: None
 collect.WARM = 0
 """
 DRIVER = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
+import sys
 sys.path.insert(0, {inside!r})
 {before}
 import collect

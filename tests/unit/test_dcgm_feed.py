@@ -19,7 +19,7 @@ from tests import scripted_dcgm
 from tests.scripted_dcgm import NO_DATA, ScriptedDcgm
 from tests.scripted_nvml import Card, ScriptedNvml
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 A = Place(GpuId("GPU-a"))
 
 

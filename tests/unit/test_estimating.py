@@ -21,7 +21,7 @@ from carma.estimate.fixed import Fixed
 ALICE, BOB = Owner(1001, 1001, "alice"), Owner(1002, 1002, "bob")
 SPEC = TaskSpec(command=("python", "train.py", "--batch", "64"), directory="/home/alice")
 DECLARED = TaskSpec(command=("python", "train.py"), directory="/home/alice", gpu_memory_mib=3_000)
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 
 
 class Slow:
@@ -251,5 +251,39 @@ def test_a_drive_that_hangs_holds_up_only_those_whose_files_lie_on_it(monkeypatc
         hangs.set()
         while (await ask(estimates, 4, ALICE, DECLARED))[1] != "alice":  # once the drive answers again
             await asyncio.sleep(0.005)
+
+    go(work())
+
+
+def test_concurrent_questions_of_one_user_share_one_thread() -> None:
+    async def work() -> None:
+        before = threading.active_count()
+        estimates = made(Slow(), Declared(), fingerprint=lambda _: "abc")
+        await asyncio.gather(*(ask(estimates, task, ALICE, DECLARED) for task in range(1, 11)))
+        estimates.close()
+        await until(lambda: threading.active_count() == before)
+
+    go(work())
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_without_threads_there_is_no_estimate_and_later_there_is_one(
+    looks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def work() -> None:
+        slow = Slow()
+        slow.gate(2).set()
+        estimates = made(slow, fingerprint=(lambda _: "abc") if looks else None)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", fail)
+            (answer, (refusal,)), _ = await ask(estimates, 1)
+            assert answer is None
+            assert "can't start new thread" in refusal.reason
+        (answer, _), _ = await ask(estimates, 2)
+        assert answer.source == "slow"
+        estimates.close()
 
     go(work())

@@ -10,7 +10,7 @@ import pytest
 from carma.core.events import AttemptEnded, Durable, GpuDrained, GpuResumed, StopRequested, TaskFinished
 from carma.core.model import AttemptKey, GpuId, GpuSample, TaskId
 from carma.core.outcome import Cancelled, Disrupted, Failed, Lost, OutOfMemory, Succeeded
-from carma.daemon.journal import Journal, Seldom
+from carma.daemon.journal import Journal, LoopErrors, Seldom
 from tests.builders import World
 
 G1 = GpuId("GPU-1")
@@ -88,4 +88,18 @@ def test_an_error_that_repeats_is_told_once_a_minute_with_a_count(lines: list[tu
         ("ERROR", "the disk is full"),
         ("ERROR", "the disk is full (and 59 more like it since the last such line)"),
         ("INFO", "the disk takes more, after 120 failures"),
+    ]
+
+
+def test_an_error_of_the_event_loop_that_repeats_is_one_line_a_minute(lines: list[tuple[str, str]]) -> None:
+    now_s = 0.0
+    handler = LoopErrors(60.0, lambda: now_s)
+    full = {"message": "socket.accept() out of system resource", "exception": OSError(24, "Too many open files")}
+    for tenth in range(1_200):
+        now_s = tenth / 10
+        handler(None, full)
+    text = "socket.accept() out of system resource: OSError: [Errno 24] Too many open files"
+    assert lines == [
+        ("ERROR", text),
+        ("ERROR", f"{text} (and 599 more like it since the last such line)"),
     ]

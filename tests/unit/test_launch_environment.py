@@ -6,8 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from carma.core.model import ArrayPlace, Owner, TaskId
+from carma.core.ports import LaunchOrder
 from carma.launch.environment import task_environment
-from carma.launch.logs import expand, paths_for
+from carma.launch.logs import named_outputs
 from carma.launch.naming import before_places, unknown_place
 from tests.launch_orders import order_of, spec_of
 
@@ -76,6 +77,15 @@ def test_a_script_for_sbatch_finds_its_place_in_an_array_and_nothing_else_of_slu
     assert not [name for name in outside if name.startswith("SLURM")]
 
 
+def expand(template: str, order: LaunchOrder) -> str | None:
+    return named_outputs(order.key, order.owner, replace(order.spec, output=template))[0]
+
+
+def outputs(**named: str) -> tuple[str | None, str | None]:
+    order = order_of(spec_of("true", **named))
+    return named_outputs(order.key, order.owner, order.spec)
+
+
 def test_log_names_are_expanded_and_stay_in_their_directory() -> None:
     spec = spec_of("true", directory="/home/me", name="../../etc/x", array=ArrayPlace(TaskId(40), 3))
     order = order_of(spec, 43, 2)
@@ -105,7 +115,7 @@ def test_what_every_task_has_in_common_of_its_path(template: str, fixed: str) ->
 
 
 def test_output_alone_takes_standard_error_too() -> None:
-    assert paths_for(order_of(spec_of("true")), "O", "E") == ("O", "E")
-    assert paths_for(order_of(spec_of("true", output="/o")), "O", "E") == ("/o", "/o")
-    assert paths_for(order_of(spec_of("true", error="/e")), "O", "E") == ("O", "/e")
-    assert paths_for(order_of(spec_of("true", output="/o", error="/e")), "O", "E") == ("/o", "/e")
+    assert outputs() == (None, None)
+    assert outputs(output="/o") == ("/o", "/o")
+    assert outputs(error="/e") == (None, "/e")
+    assert outputs(output="/o", error="/e") == ("/o", "/e")

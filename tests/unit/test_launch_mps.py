@@ -11,11 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from carma.cgroups import Cgroups
 from carma.core.model import Booking, Confinement, Gpu, GpuId, Guard, Placement, TaskSpec
 from carma.core.outcome import Disrupted, Failed, OutOfMemory, Succeeded
 from carma.core.ports import LaunchOrder
 from carma.core.settings import Sharing
 from carma.launch import records
+from carma.launch.attempt_cgroups import AttemptCgroups
 from carma.launch.cgroup_limits import CgroupLimits
 from carma.launch.confine import Confiner
 from carma.launch.mps import MpsServers
@@ -105,7 +107,7 @@ def test_a_task_is_sent_to_its_users_server_whatever_it_says_itself(place: Place
     launcher.launch(on_card(spec, cap_mib=4096))
     assert until_ended(launcher, key()) == Succeeded()
     pipes = place.folder / "mps" / f"{os.geteuid()}.1"
-    assert Path(launcher.log_paths(key())[0]).read_text().splitlines() == [
+    assert Path(launcher.files.log_path(key(), "stdout")).read_text().splitlines() == [
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=40",
         f"CUDA_MPS_LOG_DIRECTORY={pipes}/log",
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4096M",
@@ -307,25 +309,31 @@ def test_without_a_confiner_tasks_are_plain_processes(place: Place) -> None:
     assert launcher.sharing_pids() == frozenset()
 
 
+def groups_in(place: Place) -> AttemptCgroups:
+    return AttemptCgroups(Cgroups(2, {"": str(place.folder / "cgroup")}, frozenset()), place.attempts)
+
+
 def test_the_runner_joins_its_cgroup_before_it_starts_anything(place: Place) -> None:
     """A tree of files plays the kernel's: what is written to `cgroup.procs` is looked at, nothing is limited."""
-    base = place.folder / "cgroup"
-    (base / "carma-1.1").mkdir(parents=True)
-    confiner = Confiner(Sharing(), None, CgroupLimits(_Driver(), str(base)))
-    launcher = ProcessLauncher(place.attempts, run_as_submitter=False, confiner=confiner)
-    launcher.launch(on_card(place.task("cat cgroup/carma-1.1/cgroup.procs"), cap_mib=4096))
+    groups = groups_in(place)
+    (directory,) = groups.create(key()).directories
+    Path(directory, "cgroup.procs").touch()
+    confiner = Confiner(Sharing(), None, CgroupLimits(_Driver(), groups))
+    launcher = ProcessLauncher(place.attempts, run_as_submitter=False, confiner=confiner, groups=groups)
+    launcher.launch(on_card(place.task(f"cat {directory}/cgroup.procs; echo"), cap_mib=4096))
     assert until_ended(launcher, key()) == Succeeded()
-    assert Path(launcher.log_paths(key())[0]).read_text() == "0\n"
+    assert Path(launcher.files.log_path(key(), "stdout")).read_text() == "0\n"
     found = look(launcher, key()).confinement
     assert found is not None
     assert "cgroup" in {guard.rung for guard in found.guards}
 
 
 def test_a_cgroup_that_cannot_be_joined_is_a_failure_to_start(place: Place) -> None:
-    base = place.folder / "cgroup"
-    (base / "carma-1.1" / "cgroup.procs").mkdir(parents=True)
-    confiner = Confiner(Sharing(), None, CgroupLimits(_Driver(), str(base)))
-    launcher = ProcessLauncher(place.attempts, run_as_submitter=False, confiner=confiner)
+    groups = groups_in(place)
+    (directory,) = groups.create(key()).directories
+    Path(directory, "cgroup.procs").mkdir()
+    confiner = Confiner(Sharing(), None, CgroupLimits(_Driver(), groups))
+    launcher = ProcessLauncher(place.attempts, run_as_submitter=False, confiner=confiner, groups=groups)
     launcher.launch(on_card(place.task(": > ran"), cap_mib=4096))
     outcome = until_ended(launcher, key())
     assert isinstance(outcome, Failed)
@@ -334,15 +342,18 @@ def test_a_cgroup_that_cannot_be_joined_is_a_failure_to_start(place: Place) -> N
 
 
 def test_the_cgroups_of_ended_attempts_go_and_the_others_stay(place: Place) -> None:
-    base = place.folder / "cgroup"
-    confiner = Confiner(Sharing(), None, CgroupLimits(_Driver(), str(base)))
-    launcher = ProcessLauncher(place.attempts, run_as_submitter=False, confiner=confiner)
-    for name in ("carma-7.1", "carma-8.x", "other"):
-        (base / name).mkdir(parents=True)
+    groups = groups_in(place)
+    confiner = Confiner(Sharing(), None, CgroupLimits(_Driver(), groups))
+    launcher = ProcessLauncher(place.attempts, run_as_submitter=False, confiner=confiner, groups=groups)
+    (own,) = groups.create(key()).directories
+    Path(own, "cgroup.procs").touch()
+    groups.create(key(7))
+    (place.folder / "cgroup" / "other").mkdir()
     launcher.launch(on_card(place.task("sleep 600"), cap_mib=4096))
     until_running(launcher, key())
     launcher.tend()
-    assert sorted(os.listdir(base)) == ["carma-1.1", "carma-8.x", "other"]
+    assert groups.existing() == [key()]
+    assert (place.folder / "cgroup" / "other").exists()
 
 
 class _Driver:

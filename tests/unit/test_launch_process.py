@@ -18,7 +18,6 @@ from carma.core.model import Owner, TaskSpec
 from carma.core.outcome import Failed, Lost, OutOfMemory, Succeeded
 from carma.core.ports import Found
 from carma.launch import procfs, records, runner
-from carma.launch.files import AttemptFiles
 from carma.launch.process import ProcessLauncher
 from tests.launch_orders import (
     gone,
@@ -282,9 +281,8 @@ def test_an_oom_is_told_from_its_own_attempt_alone(launcher: ProcessLauncher, tm
     assert "CUDA out of memory" in (tmp_path / "log").read_text()
 
 
-def test_removing_an_attempt_forgets_it(launcher: ProcessLauncher, place: Path) -> None:
+def test_an_attempt_whose_directory_was_removed_is_not_known_any_more(launcher: ProcessLauncher, place: Path) -> None:
     launcher.launch(order_of(shell("exit 0")))
     until_ended(launcher, key())
-    launcher.remove(key())
+    shutil.rmtree(place / str(key()))
     assert look(launcher, key()) == Found(key=key())
-    assert not AttemptFiles(place).exists(key())

@@ -11,12 +11,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal, NoReturn
 
 import pytest
 
 from carma.core.model import Owner
 from carma.core.outcome import Failed, Succeeded
-from carma.launch import cgroup, records
+from carma.launch import cgroup, records, supervise
 from carma.launch.child import be_killable
 from carma.launch.process import ProcessLauncher
 from tests.launch_orders import key, order_of, shell, spec_of, tidy, until, until_ended, until_running
@@ -31,8 +32,12 @@ def launcher(tmp_path: Path) -> Iterator[ProcessLauncher]:
     tidy(tmp_path / "attempts")
 
 
+def own_log(launcher: ProcessLauncher, which: Literal["stdout", "stderr"], task: int = 1) -> Path:
+    return Path(launcher.files.log_path(key(task), which))
+
+
 def output(launcher: ProcessLauncher, task: int = 1) -> str:
-    return Path(launcher.log_paths(key(task))[0]).read_text()
+    return own_log(launcher, "stdout", task).read_text()
 
 
 def failure(launcher: ProcessLauncher, task: int = 1) -> Failed:
@@ -85,7 +90,7 @@ def test_arguments_never_go_through_a_shell(launcher: ProcessLauncher, tmp_path:
     show = "import sys, os; os.write(1, b'|'.join(os.fsencode(a) for a in sys.argv[1:]))"
     launcher.launch(order_of(spec_of(sys.executable, "-X", "utf8", "-c", show, *arguments, directory=tmp_path)))
     assert until_ended(launcher, key()) == Succeeded()
-    written = Path(launcher.log_paths(key())[0]).read_bytes()
+    written = own_log(launcher, "stdout").read_bytes()
     assert written == b"|".join(os.fsencode(argument) for argument in arguments)
     assert not (tmp_path / "hit").exists()
 
@@ -123,15 +128,15 @@ def test_the_command_inherits_no_ignored_or_blocked_signals(launcher: ProcessLau
 def test_logs_are_kept_apart_and_standard_input_is_empty(launcher: ProcessLauncher) -> None:
     launcher.launch(order_of(shell("cat; echo to-out; echo to-err >&2; exit 2")))
     assert failure(launcher) == Failed(2, "to-err")
-    stdout, stderr = launcher.log_paths(key())
-    assert (Path(stdout).read_text(), Path(stderr).read_text()) == ("to-out\n", "to-err\n")
+    assert output(launcher) == "to-out\n"
+    assert own_log(launcher, "stderr").read_text() == "to-err\n"
 
 
 def test_an_output_file_takes_both(launcher: ProcessLauncher, tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     launcher.launch(order_of(shell("echo a; echo b >&2; echo c", tmp_path, output="logs/%x-%j-%t.out", name="a/b"), 12))
     assert until_ended(launcher, key(12)) == Succeeded()
-    assert launcher.log_paths(key(12)) == (f"{tmp_path}/logs/a_b-12-1.out",) * 2
+    assert not own_log(launcher, "stdout", 12).exists()
     assert (tmp_path / "logs" / "a_b-12-1.out").read_text() == "a\nb\nc\n"
 
 
@@ -162,34 +167,48 @@ def test_a_link_of_roots_in_place_of_the_output_file_is_refused(launcher: Proces
     assert (here / "real").read_text() == ""
 
 
-def test_a_link_of_a_users_is_followed_and_read_back(launcher: ProcessLauncher) -> None:
+def test_a_users_link_is_followed_and_the_last_line_of_the_output_is_the_failure_message(
+    launcher: ProcessLauncher,
+) -> None:
     owner = NOBODY if os.geteuid() == 0 else None
     with tempfile.TemporaryDirectory() as place:
         os.chmod(place, 0o755)  # where the user can go, unlike below a directory of pytest's
         here = linked(Path(place))
-        launcher.launch(order_of(shell("echo over; exit 3", here, output="log"), owner=owner))
-        assert failure(launcher) == Failed(3, "over")  # its last words were found
+        launcher.launch(order_of(shell("echo over >&2; exit 3", here, output="log"), owner=owner))
+        assert failure(launcher) == Failed(3, "over")
         assert (here / "real").read_text() == "over\n"
-        fd = launcher.open_log(key(), "stdout")
-        assert fd is not None
-        assert os.read(fd, 100) == b"over\n"
-        os.close(fd)
-        (here / "secret").write_text("not yours")
-        (here / "log").unlink()
-        (here / "log").symlink_to("secret")  # another file behind it by now
-        assert launcher.open_log(key(), "stdout") is None
 
 
 @as_root
-def test_what_a_user_can_write_but_not_read_is_not_read_out_to_them(launcher: ProcessLauncher) -> None:
+def test_output_that_the_submitter_may_write_but_not_read_is_not_in_the_failure_message(
+    launcher: ProcessLauncher,
+) -> None:
     with tempfile.TemporaryDirectory() as place:
         os.chmod(place, 0o755)
         here = linked(Path(place))
         (here / "real").chmod(0o622)
-        launcher.launch(order_of(shell("echo over", here, output="real"), owner=NOBODY))
-        assert until_ended(launcher, key()) == Succeeded()
+        launcher.launch(order_of(shell("echo over >&2; exit 3", here, output="real"), owner=NOBODY))
+        assert failure(launcher) == Failed(3)
         assert (here / "real").read_text() == "over\n"
-        assert launcher.open_log(key(), "stdout") is None
+
+
+def test_the_failure_message_is_from_the_file_that_the_attempt_opened_whatever_has_its_name_and_inode_now(
+    launcher: ProcessLauncher, tmp_path: Path
+) -> None:
+    """A new file often gets the inode number of the file that was removed just before."""
+    script = "echo mine >&2; rm log; echo secret > log; : > ready; while [ ! -e go ]; do sleep 0.02; done; exit 3"
+    launcher.launch(order_of(shell(script, tmp_path, output="log")))
+    until((tmp_path / "ready").exists)
+    (tmp_path / "go").touch()
+    assert failure(launcher) == Failed(3, "mine")
+
+
+def test_what_an_earlier_attempt_wrote_into_the_same_file_is_not_in_the_failure_message(
+    launcher: ProcessLauncher, tmp_path: Path
+) -> None:
+    (tmp_path / "log").write_text("earlier\n")
+    launcher.launch(order_of(shell("exit 3", tmp_path, output="log")))
+    assert failure(launcher) == Failed(3)
 
 
 def test_a_pipe_in_place_of_the_output_file_is_refused_and_not_waited_for(
@@ -200,28 +219,69 @@ def test_a_pipe_in_place_of_the_output_file_is_refused_and_not_waited_for(
     assert failure(launcher).code == 126
 
 
-def test_a_log_is_read_back_only_if_it_is_the_file_that_was_written(launcher: ProcessLauncher, tmp_path: Path) -> None:
-    launcher.launch(order_of(shell("echo mine", tmp_path, output="log")))
-    assert until_ended(launcher, key()) == Succeeded()
-    fd = launcher.open_log(key(), "stdout")
-    assert fd is not None
-    assert os.read(fd, 100) == b"mine\n"
-    os.close(fd)
-    (tmp_path / "secret").write_text("not yours")
-    (tmp_path / "log").unlink()
-    (tmp_path / "log").symlink_to(tmp_path / "secret")
-    assert launcher.open_log(key(), "stdout") is None
-    (tmp_path / "log").unlink()
-    os.link(tmp_path / "secret", tmp_path / "log")
-    assert launcher.open_log(key(), "stdout") is None
-
-
-def test_the_order_is_closed_to_others(launcher: ProcessLauncher, tmp_path: Path) -> None:
-    """It holds the submitter's environment, which may hold secrets."""
-    launcher.launch(order_of(shell("exit 0")))
+def test_the_environment_is_in_no_file_and_all_files_are_closed_to_others(
+    launcher: ProcessLauncher, tmp_path: Path
+) -> None:
+    spec = shell("echo out; while [ ! -e go ]; do sleep 0.02; done", tmp_path)
+    spec.environment["SECRET"] = "correct-horse"
+    launcher.launch(order_of(spec))
+    until_running(launcher, key())
+    files = list((tmp_path / "attempts" / str(key())).iterdir())
+    assert {"claim.json", "started.json", "stdout.log"} <= {file.name for file in files}
+    for file in files:
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert b"correct-horse" not in file.read_bytes()
+    (tmp_path / "go").touch()
     until_ended(launcher, key())
-    for name in (records.ORDER, records.STARTED, records.EXIT, records.STDOUT, records.RUNNER_LOG):
-        assert stat.S_IMODE((tmp_path / "attempts" / str(key()) / name).stat().st_mode) == 0o600
+
+
+def test_the_runner_keeps_the_output_below_its_limit_and_its_end(tmp_path: Path) -> None:
+    launcher = ProcessLauncher(tmp_path / "attempts", run_as_submitter=False, max_output_mib=1)
+    launcher.launch(order_of(shell("yes | head -c 6000000; echo the end; yes | head -c 3000000 >&2; exit 3")))
+    assert isinstance(until_ended(launcher, key()), Failed)
+    for log in (own_log(launcher, "stdout"), own_log(launcher, "stderr")):
+        assert log.stat().st_blocks * 512 <= 1 << 20
+    assert output(launcher).endswith("y\nthe end\n")
+    assert "MiB of this output were removed" in output(launcher)
+
+
+def test_an_exit_record_is_written_also_when_no_process_and_no_descriptor_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> NoReturn:
+        raise OSError(errno.EAGAIN, "none left")
+
+    attempt = supervise.Attempt(f"{tmp_path}/", {"grace_s": 0.0})
+    attempt.readers = {"stdout": (0, 0)}
+    monkeypatch.setattr(attempt, "start", lambda: None)
+    monkeypatch.setattr(attempt, "wait", lambda: 3 << 8)
+    monkeypatch.setattr(attempt, "end_leftovers", lambda _signalled: None)
+    monkeypatch.setattr(supervise, "oom_kills", refused)
+    monkeypatch.setattr(os, "fork", refused)
+    assert attempt.run()
+    assert (records.read(f"{tmp_path}/exit.json") or {})["code"] == 3
+
+
+def test_a_released_attempt_keeps_its_exit_record_and_its_output_and_nothing_else(
+    launcher: ProcessLauncher, tmp_path: Path
+) -> None:
+    launcher.launch(order_of(shell("echo out")))
+    assert until_ended(launcher, key()) == Succeeded()
+    launcher.release(key())
+    assert sorted(os.listdir(tmp_path / "attempts" / str(key()))) == ["exit.json", "stdout.log"]
+    launcher.launch(order_of(shell("echo twice")))  # by a daemon on an older copy of the database
+    assert until_ended(launcher, key()) == Succeeded()
+    assert output(launcher) == "out\n"
+
+
+def test_the_tails_of_output_leave_the_exit_record_when_the_attempt_is_released(
+    launcher: ProcessLauncher, tmp_path: Path
+) -> None:
+    launcher.launch(order_of(shell("echo private >&2; exit 3", tmp_path, output="log")))
+    assert failure(launcher) == Failed(3, "private")
+    launcher.release(key())
+    assert os.listdir(tmp_path / "attempts" / str(key())) == ["exit.json"]
+    assert b"private" not in (tmp_path / "attempts" / str(key()) / "exit.json").read_bytes()
 
 
 @as_root
@@ -232,7 +292,7 @@ def test_root_starts_the_command_as_the_submitter(launcher: ProcessLauncher) -> 
     uid, gid, groups, names = output(launcher).splitlines()
     assert (uid, gid, names) == ("65534", "65534", "nobody nobody")
     assert "0" not in groups.split()
-    assert Path(launcher.log_paths(key())[1]).read_text() == "kept\n"
+    assert own_log(launcher, "stderr").read_text() == "kept\n"
 
 
 @as_root

@@ -18,6 +18,7 @@ from carma.cli import carma
 from carma.errors import Refused, Usage
 from carma.outfile import check_file, write_file
 from carma.sim.record import read
+from tests.harness import LIMIT_S
 
 SMALL = "arrival_s,name,gpus,memory_mib,seconds,sm_active,sm_occupancy,dram_active\n0,short,1,2000,60,0.5,0.2,0.2\n"
 
@@ -197,7 +198,7 @@ def test_a_pipe_is_written_to_and_stays() -> None:
     reader.start()
     check_file("pipe")
     write_file("pipe", b"x" * 200_000)
-    reader.join(10)
+    reader.join(LIMIT_S)
     assert got == [b"x" * 200_000]
     assert Path("pipe").is_fifo()
 
@@ -246,7 +247,7 @@ def test_a_disk_that_is_full_while_writing_to_a_device_is_told(monkeypatch: pyte
 def test_a_full_disk_behind_standard_output_is_told_in_words(order: str) -> None:
     with Path("/dev/full").open("wb") as full:
         words = [sys.executable, "-m", "carma", *order.split()]
-        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "carma: the output cannot be written: No space left on device"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import stat
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def test_root_gets_the_systems_directories() -> None:
 
 
 def test_without_home_the_password_file_answers() -> None:
-    found = find_paths({}, 1) if os.geteuid() == 0 else find_paths({}, os.geteuid())
+    found = find_paths({}, pwd.getpwall()[-1].pw_uid or 1)
     assert found.layout == "user"
     assert found.state_dir.is_absolute()
     with pytest.raises(BadSettings, match="no home directory"):
@@ -122,6 +123,33 @@ def test_a_directory_that_others_can_change_is_refused(tmp_path: Path) -> None:
     paths.state_dir.chmod(0o777)
     with pytest.raises(BadSettings, match="everybody"):
         make_directories(paths)
+
+
+def test_links_of_ones_own_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("./here/../real")
+    (tmp_path / "here").mkdir()
+    make_directories(_short(tmp_path / "link"))
+    assert (tmp_path / "real" / "home").is_dir()
+
+
+def test_a_loop_of_links_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "home").symlink_to("home")
+    with pytest.raises(BadSettings, match="cannot make the directory"):
+        make_directories(_short(tmp_path))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("name", ["first", "second", "home"])
+def test_a_path_that_another_user_could_redirect_is_refused(tmp_path: Path, name: str) -> None:
+    """Also where a link of root's leads to it."""
+    (tmp_path / "real" / "home").mkdir(parents=True)
+    (tmp_path / "first").symlink_to("second")
+    (tmp_path / "second").symlink_to("real")
+    target = tmp_path / "real" / "home" if name == "home" else tmp_path / name
+    os.chown(target, 65534, 65534, follow_symlinks=False)
+    with pytest.raises(BadSettings, match="belongs to user 65534"):
+        make_directories(_short(tmp_path / "first"))
 
 
 def test_a_file_in_the_place_of_a_directory_is_an_error(tmp_path: Path) -> None:

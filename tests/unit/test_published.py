@@ -18,6 +18,7 @@ from carma.estimate.registry import make_estimators
 from carma.estimate.summaries import read_text
 from carma.estimate.trace.report import ALLOC, FORMAT, FREE, MARK, Event, Report, write_events
 from carma.store.memory import MemoryStore
+from tests.harness import python_path
 
 MIB = 1 << 20
 NAMES = ("horus", "fake-tensor", "dnnmem", "llmem", "zero2", "zero3", "accelerate")
@@ -88,7 +89,7 @@ def deepspeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "    return 7, 4 * largest_layer_params + int(18 * total_params / num_gpus_per_node), 9\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", python_path(tmp_path))
     return zero
 
 

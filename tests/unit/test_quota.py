@@ -32,8 +32,17 @@ def world(count: int = 4, /, *, fair: bool = False, **quota: object) -> World:
 
 def test_by_name_else_by_default_else_none() -> None:
     rules = QuotaRules(running={"default": 2, "anna": 5}, gpus={"anna": 4})
-    assert limits_of(rules, "anna") == Limits(running=5, gpus=4)
-    assert limits_of(rules, "otto") == Limits(running=2)
+    assert limits_of(rules, "anna") == Limits(running=5, gpus=4, waiting=20_000)
+    assert limits_of(rules, "otto") == Limits(running=2, waiting=20_000)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "anna", "otto"),
+    [({}, 20_000, 20_000), ({"anna": 5}, 5, 20_000), ({"default": 7}, 7, 7), ({"default": 10**9, "anna": 0}, 0, 10**9)],
+)
+def test_every_user_has_a_limit_of_waiting_tasks(waiting: dict[str, int], anna: int, otto: int) -> None:
+    rules = QuotaRules(waiting=waiting)
+    assert (limits_of(rules, "anna").waiting, limits_of(rules, "otto").waiting) == (anna, otto)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import pytest
 from carma.estimate.box.mounts import mount_points, nearest_below
 from carma.estimate.trace.sandbox import INSIDE, KEEP, OUT, Limits
 from tests.boxes import PATIENCE_S, WAYS, Way, folder_for_all, own, processes_with, wait_until, way_or_skip
+from tests.harness import python_path
 
 folder = pytest.fixture(folder_for_all)
 
@@ -272,7 +273,9 @@ def test_a_daemon_that_is_killed_leaves_nothing(folder: Path) -> None:
         f"from pathlib import Path; from tests.boxes import Way; Way('self').run('sleep {word}', Path({str(folder)!r}))"
     )
     root = str(Path(__file__).parents[2])
-    daemon = subprocess.Popen([sys.executable, "-c", program], cwd=root, env={**os.environ, "PYTHONPATH": root})
+    daemon = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=root, env={**os.environ, "PYTHONPATH": python_path(root)}
+    )
     try:
         wait_until(lambda: bool(processes_with(word)), "it never started")
     finally:

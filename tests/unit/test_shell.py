@@ -25,7 +25,7 @@ from carma.store.memory import MemoryStore
 from tests.unit.shells import make_shell
 
 OWNER = Owner(1000, 1000, "ada")
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 
 
 class CountingStore(MemoryStore):

@@ -6,14 +6,17 @@ import asyncio
 import configparser
 import os
 import threading
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
-from carma.core.model import TaskId
+from carma.core.model import AttemptKey, TaskId
 from carma.daemon import housekeeping, unit
 from carma.daemon.worker import Worker
 
+T = TypeVar("T")
 OLD, NEW = 1_000.0, 2_000.0
 
 
@@ -32,16 +35,29 @@ def test_old_logs_go_and_everything_else_stays(tmp_path: Path) -> None:
     kept = [attempt(tmp_path, "2.1", NEW), attempt(tmp_path, "3.1", OLD), attempt(tmp_path, "notes", OLD)]
     (tmp_path / "daemon.log").write_text("")
     os.utime(tmp_path / "daemon.log", (OLD, OLD))
-    assert housekeeping.remove_old(tmp_path, frozenset({TaskId(3)}), before=1_500.0) == 1
+    assert removed(tmp_path, live={3}, before=1_500.0) == 1
     assert not old.exists()
     assert all(directory.exists() for directory in kept)
     assert (tmp_path / "daemon.log").exists()
 
 
+def removed(directory: Path, *, live: Collection[int] = (), before: float, steps: list[int] | None = None) -> int:
+    class Counted(Worker):
+        def call(self, function: Callable[[], T]) -> asyncio.Future[T]:
+            if steps is not None:
+                steps.append(len(steps))
+            return super().call(function)
+
+    async def work() -> int:
+        return await housekeeping.remove_old(Counted("test"), directory, live.__contains__, before)
+
+    return asyncio.run(work())
+
+
 def test_a_log_that_was_written_lately_keeps_its_directory(tmp_path: Path) -> None:
     directory = attempt(tmp_path, "1.1", OLD)
     os.utime(directory / "stdout.log", (NEW, NEW))
-    assert housekeeping.remove_old(tmp_path, frozenset(), before=1_500.0) == 0
+    assert removed(tmp_path, before=1_500.0) == 0
 
 
 def test_a_link_in_the_log_directory_is_not_followed(tmp_path: Path) -> None:
@@ -49,16 +65,19 @@ def test_a_link_in_the_log_directory_is_not_followed(tmp_path: Path) -> None:
     logs.mkdir()
     elsewhere.mkdir()
     (logs / "1.1").symlink_to(elsewhere)
-    assert housekeeping.remove_old(logs, frozenset(), before=9e12) == 0
+    assert removed(logs, before=9e12) == 0
     assert elsewhere.exists()
 
 
-def test_only_so_many_go_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(housekeeping, "AT_ONCE", 2)
-    for number in range(1, 4):
+def test_all_old_directories_go_in_steps_with_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(housekeeping, "REMOVED_AT_ONCE", 2)
+    monkeypatch.setattr(housekeeping, "PAUSE_S", 0.0)
+    for number in range(1, 8):
         attempt(tmp_path, f"{number}.1", OLD)
-    assert housekeeping.remove_old(tmp_path, frozenset(), before=1_500.0) == 2
-    assert len(list(tmp_path.iterdir())) == 1
+    steps: list[int] = []
+    assert removed(tmp_path, before=1_500.0, steps=steps) == 7
+    assert list(tmp_path.iterdir()) == []
+    assert len(steps) == 5  # of 2, 2, 2, 1 and 0 directories: the event loop was free in between
 
 
 def test_a_worker_answers_in_order_and_hands_errors_on() -> None:
@@ -96,3 +115,24 @@ def test_the_unit_is_well_formed_and_leaves_tasks_alone(user: bool) -> None:
     assert service["KillMode"] == "process"
     assert service["ExecStart"] == '"/opt/my env/100%%/bin/carma" up'
     assert parsed["Install"]["WantedBy"] == ("default.target" if user else "multi-user.target")
+
+
+def test_records_that_a_killed_daemon_or_an_older_version_left_are_removed(tmp_path: Path) -> None:
+    for name in ("1.1", "2.1", "3.1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "order.json").write_text("secret")
+        (tmp_path / name / "stdout.log").write_text("kept")
+    for name in ("1.1", "2.1"):
+        (tmp_path / name / "exit.json").write_text('{"ended_at": 1.0, "code": 0}')
+    active = AttemptKey(TaskId(2), 1)
+
+    async def drop() -> None:
+        await housekeeping.drop_records(Worker("test"), tmp_path, lambda key: key == active)
+
+    asyncio.run(drop())
+    left = {name: sorted(os.listdir(tmp_path / name)) for name in ("1.1", "2.1", "3.1")}
+    assert left == {
+        "1.1": ["exit.json", "stdout.log"],
+        "2.1": ["exit.json", "order.json", "stdout.log"],
+        "3.1": ["stdout.log"],
+    }

@@ -40,14 +40,14 @@ from carma.core.settings import Gate, Rules, WarmUp
 from carma.core.snapshot import views
 from carma.core.state import State
 from carma.daemon import shell as shell_module
-from carma.daemon.reporting import HOUR_S, report
+from carma.daemon.reporting import HOUR_S, Totals, report
 from carma.daemon.restore import replay
 from carma.store.memory import MemoryStore
 from carma.store.sqlite import SqliteStore
 from carma.wire.report import Report
 from tests.unit.shells import make_shell
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 RULES = Rules(gate=Gate(enabled=False), warmup=WarmUp(settle_s=5.0))
 CARD = Gpu(
     id=GpuId("GPU-0"),
@@ -112,7 +112,9 @@ class Server:
 
     def report(self) -> Report:
         rows = self.store.usage(since=0.0, until=10 * HOUR_S)
-        return report(self.state.tasks.values(), rows, self.state, 0.0, 2 * HOUR_S)
+        totals = Totals(0.0, 2 * HOUR_S)
+        totals.add(self.state.tasks.values(), self.state)
+        return report(totals, rows, self.state)
 
     async def killed(self) -> None:
         """What was not stored is gone."""

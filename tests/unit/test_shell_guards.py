@@ -47,7 +47,7 @@ from carma.store.memory import MemoryStore
 from tests.builders import World
 from tests.unit.shells import make_shell
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 G0 = GpuId("GPU-0")
 OWNER = Owner(1000, 1000, "ada")
 OPEN = Rules(gate=Gate(enabled=False), warmup=WarmUp(enabled=False), window=WindowRules(stale_s=3600.0))

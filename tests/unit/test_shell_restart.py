@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -34,7 +33,7 @@ from carma.launch.fake import AT_ONCE, FOREVER, FakeLauncher, Plan
 from carma.store.memory import MemoryStore
 
 OWNER = Owner(1000, 1000, "ada")
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 CODES: dict[TaskId, int] = {TaskId(1): 0, TaskId(2): 3, TaskId(3): 0}
 DEAF = TaskId(4)  # runs until SIGKILL; it is cancelled
 SAVER = TaskId(5)  # runs until it is asked to save; its second attempt succeeds
@@ -139,7 +138,6 @@ async def one_life(store: MortalStore, launcher: MortalLauncher, fate: Fate) -> 
         settings=cast(Any, None),
         origins={},
         paths=cast(Any, None),
-        log_paths=lambda key: (Path(f"{key}.out"), Path(f"{key}.err")),
     )
     hands = Hands(shell, launcher, (), has_trace=launcher.has_trace)
     loop = Loop(shell, hands, OneGpu(), period_s=0.02)

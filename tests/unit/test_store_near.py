@@ -9,8 +9,9 @@ import pytest
 
 from carma.core.model import AttemptKey, TaskId
 from carma.core.ports import PastRun
+from carma.store import codec
 from carma.store.sqlite import SqliteStore
-from tests.unit.old_formats import without_patterns
+from tests.unit.old_formats import make_old
 
 
 @pytest.fixture
@@ -35,12 +36,10 @@ def past_run(task: int, command: tuple[str, ...]) -> PastRun:
 
 
 def test_past_runs_of_the_third_format_are_found_by_their_pattern(path: Path) -> None:
-    store = SqliteStore(path)
-    store.remember(past_run(1, ("python", "train.py", "--batch=32")))
-    store.close()
-    connection = sqlite3.connect(path, isolation_level=None)
-    without_patterns(connection)
-    connection.execute("PRAGMA user_version = 3")
+    run = past_run(1, ("python", "train.py", "--batch=32"))
+    connection = make_old(path, 3)
+    row = (1, 1, 1, codec.digest(run.command, run.directory), 1.0, codec.write(run))
+    connection.execute("INSERT INTO past_runs VALUES (?, ?, ?, ?, ?, ?)", row)
     connection.close()
     store = SqliteStore(path)
     store.remember(past_run(2, ("python", "train.py", "--batch=64")))

@@ -15,7 +15,7 @@ from tests.unit.test_dataset_collect_inside import LIMIT_S, is_alive, wait_for
 
 # Two jobs without an end, by way of the verb's own processes.
 PROGRAM = """
-import multiprocessing, os, signal, sys, time
+import multiprocessing, os, sys, time
 from pathlib import Path
 from carma.train import contest
 
@@ -34,7 +34,6 @@ def learn():
 
 if __name__ == "__main__":
     from carma.cli.failures import guarded
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
     sys.exit(guarded(learn))
 """
 

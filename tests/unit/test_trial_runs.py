@@ -235,7 +235,7 @@ def test_the_longest_unused_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (Status(ended="time", notes={"steps": "0"}), "limit of 9 s, before its first optimizer step"),
         (Status(ended="time", notes={"steps": "2"}), "after 2 optimizer steps"),
         (Status(ended="memory"), "more than 100 MiB"),
-        (Status(ended="processes"), "more than 7 processes"),
+        (Status(ended="processes"), "limit of 7 processes and threads"),
         (Status(ended="exit", code=-11, notes={"steps": "1"}), "ended by SIGSEGV after 1 optimizer step"),
         (Status(ended="refused", why="making namespaces: Operation not permitted"), "Operation not permitted"),
         (Status(ended="abandoned"), "CARMA is ending"),

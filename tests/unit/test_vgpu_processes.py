@@ -19,7 +19,7 @@ from carma.vgpu.device import Device
 from carma.vgpu.sampler import VirtualSampler
 from carma.vgpu.state import VirtualProcess, World
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 Start = Callable[..., "subprocess.Popen[str]"]
 FOREVER = "--seconds 1000000 --ramp-s 0"
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from carma.core.decision import Refusal, Verdict
 from carma.core.events import AttemptStarted, GpuDrained, GpusSampled, StopRequested
-from carma.core.model import AttemptKey, Confinement, GpuId, GpuSample, Guard, Owner
+from carma.core.model import Confinement, GpuId, GpuSample, Guard, Owner
 from carma.core.outcome import Cancelled, Disrupted, Failed, Lost, NeverFits, Outcome, OutOfMemory, Succeeded, TimedOut
 from carma.core.policies.exclusive import POLICY as EXCLUSIVE
 from carma.core.settings import PlacementRules, Rules
@@ -24,11 +24,7 @@ from tests.builders import ALICE, BOB, World
 
 def lens(world: World, owner: Owner = ALICE, *, admin: bool = False) -> Lens:
     who = Identity(uid=owner.uid, gid=owner.gid, name=owner.name, admin=admin)
-    return Lens(world.state, world.now, who, log_paths)
-
-
-def log_paths(key: AttemptKey) -> tuple[Path, Path]:
-    return Path(f"/logs/{key}/stdout.log"), Path(f"/logs/{key}/stderr.log")
+    return Lens(world.state, world.now, who, Path("/logs"))
 
 
 def shown(world: World, task: int, owner: Owner = ALICE) -> TaskView:

@@ -12,6 +12,7 @@ import msgspec
 
 from carma import __version__
 from carma.core.model import Record
+from carma.errors import Usage
 from carma.folder import write_whole
 
 WANTS_A_GPU = "This measures a real NVIDIA GPU: run it where one is, with its driver."  # the hint where there is none
@@ -63,6 +64,39 @@ def cpu_s(pid: int) -> float:
     text = Path(f"/proc/{pid}/stat").read_text()
     fields = text.rpartition(")")[2].split()  # the name before it may hold spaces
     return sum(int(field) for field in fields[11:13]) / os.sysconf("SC_CLK_TCK")
+
+
+class FigureLog:
+    """Collects figures and prints each as it comes: on standard output, or on standard error where `out` is "-"."""
+
+    def __init__(self, out: str | None) -> None:
+        if out not in (None, "-") and not Path(str(out)).absolute().parent.is_dir():
+            raise Usage(f"{out}: its directory does not exist")
+        self.machine = facts()
+        self.figures: list[Figure] = []
+        self._stream = sys.stderr if out == "-" else sys.stdout
+        self.say(headline(self.machine))
+
+    def say(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def add(self, figure: Figure) -> None:
+        self.figures.append(figure)
+        self.say(f"  {figure.name:<34} {show(figure.value):>9} {figure.unit:<12} {figure.how}")
+
+
+def headline(machine: Machine) -> str:
+    return (
+        f"{machine.cores} cores of {machine.cpu}, {machine.memory_gib:g} GiB, {machine.kernel}, "
+        f"Python {machine.python}, CARMA {machine.carma}, {machine.date}, load {machine.load_before:g}"
+    )
+
+
+def show(value: float) -> str:
+    """Three significant digits, without an exponent."""
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def write(report: msgspec.Struct, where: str | None) -> None:

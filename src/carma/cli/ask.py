@@ -14,7 +14,7 @@ from carma.cli import parse, rad, script, sweep, taskfile
 from carma.cli.failures import note
 from carma.cli.flags import AFTER_DASHES, IGNORED
 from carma.cli.wording import many
-from carma.core.model import Owner, SaveSignal, TaskSpec
+from carma.core.model import SaveSignal, TaskSpec
 from carma.errors import BadTaskFile, NotRunnable, Usage
 from carma.wire.types import ArrayAsk, SubmitRequest
 
@@ -63,9 +63,8 @@ def _check_runnable(spec: TaskSpec, place: str) -> None:
     """What the daemon will ask of each: asked here of all of a list, before the first is submitted."""
     from carma.daemon.runnable import check_runnable
 
-    uid = os.geteuid()
     try:
-        check_runnable(spec, Owner(uid, os.getegid(), ""), uid)
+        check_runnable(spec)
     except NotRunnable as error:
         hint = "; ".join(part for part in ("nothing was submitted", error.hint) if part)
         raise NotRunnable(f"{place}: {error}", hint) from None

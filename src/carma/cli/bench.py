@@ -93,7 +93,7 @@ def _limit(function: Function) -> Function:
 
 @click.group("bench", cls=Benches)
 def command() -> None:
-    """Measure. Figures only, except `gpu`, which fails where a promise of CARMA's is not kept, or not shown."""
+    """Measure. Figures only, except `crash` and `gpu`, which fail where CARMA does not keep a promise."""
 
 
 @command.command("daemon", cls=Verb, examples="carma bench daemon --quick\ncarma bench daemon --out figures.json")
@@ -104,6 +104,42 @@ def daemon(**flags: Any) -> int:
     from carma.bench import daemonbench
 
     return daemonbench.run(daemonbench.Options(**flags))
+
+
+@command.command(
+    "crash", cls=Verb, examples="carma bench crash\ncarma bench crash --kills 50 --seed 7 --out crash.json"
+)
+@click.option("--out", "json", metavar="FILE", help="File for the figures (JSON); - for standard output.")
+@click.option("--kills", type=whole(1, 100_000), default=1000, help="Number of kills (1000).")
+@click.option("--restores", type=whole(0, 10_000), default=20, help="Times that a copy replaces the database (20).")
+@click.option("--seed", type=whole(0), default=1, help="Seed of the choice of kills and moments (1).")
+def crash(**flags: Any) -> int:
+    """Kill daemon, runners and tasks at random moments.
+
+    A private daemon on virtual GPUs, with a stream of submissions and copies of its database. Fails where an
+    acknowledged task is lost, run twice or stuck.
+    """
+    from carma.bench.crash import study
+
+    return study.run(study.Options(**flags))
+
+
+@command.command("soak", cls=Verb, examples="carma bench soak\ncarma bench soak --tasks 1500 --out soak.json")
+@click.option("--out", "json", metavar="FILE", help="File for the figures (JSON); - for standard output.")
+@click.option("--tasks", type=whole(100, 1_000_000), default=10_000, help="Number of tasks (10000).")
+@click.option(
+    "--retention", "retention_s", type=number(0, 86_400), default=240.0,
+    help="Time for the removal of old tasks, in seconds (240).",
+)  # fmt: skip
+def soak(**flags: Any) -> int:
+    """Many tasks through one daemon: memory, files, latency.
+
+    Figures at the beginning, at the end, and after the removal of all finished tasks. A private daemon on virtual GPUs;
+    as root with several users.
+    """
+    from carma.bench import soak as study
+
+    return study.run(study.Options(**flags))
 
 
 @command.command("sampler", cls=Verb, examples="carma bench sampler --seconds 20\ncarma bench sampler --out cost.json")

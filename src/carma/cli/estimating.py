@@ -220,4 +220,4 @@ def _user(uid: int) -> str:
 def _check_runnable(request: EstimateRequest) -> None:
     from carma.daemon.runnable import check_runnable
 
-    check_runnable(request.spec, request.owner, os.geteuid())
+    check_runnable(request.spec)

@@ -129,7 +129,10 @@ def _say(label: str, text: str) -> None:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    """Without control characters: a message may quote a path or a reason that another user chose."""
+    from carma.cli.output import safe
+
+    return safe(" ".join(text.split()))
 
 
 def _lower(message: str) -> str:

@@ -25,7 +25,7 @@ carma history --json             for programs
 @click.option("-a", "--all", "everybody", is_flag=True, help="The same as -u all.")
 @since_flag("Ended after: 2h, 7d, today, 2026-01-31.")
 @click.option("-s", "--state", metavar="OUTCOME", help="Only this outcome: succeeded, failed, out_of_memory, ...")
-@click.option("-n", "--limit", type=whole(1), default=20, show_default=True, help="At most so many.")
+@click.option("-n", "--limit", type=whole(1), default=20, show_default=True, help="Maximum number of tasks.")
 @click.option("-o", "--format", "columns", type=filled("A,B"), help="Columns, as for `carma queue`, and exit, ended.")
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values.")
 @table_flags
@@ -43,10 +43,10 @@ def command(
 ) -> None:
     """Finished tasks, newest first.
 
-    ST: CD succeeded, F failed, OOM out of memory, CA cancelled, TO time limit, LO lost, DI disrupted (what it
-    ran under failed), NF never fits. TIME is the run, WAITED the wait before it, PEAK the most memory seen on a
-    GPU, ENERGY that of all attempts above what idle GPUs take. Why a task failed stands at the end of its row, or
-    below it. `carma report` sums up a span.
+    ST: CD succeeded, F failed, OOM out of memory, CA cancelled, TO time limit, LF launch failed, LO lost, DI
+    disrupted (what it ran under failed), NF never fits. TIME is the run, WAITED the wait before it, PEAK the most
+    memory seen on a GPU, ENERGY that of all attempts above what idle GPUs take. Why a task failed stands at the end
+    of its row, or below it. `carma report` sums up a span.
     """
     from carma.cli.connect import connect
 

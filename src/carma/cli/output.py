@@ -20,7 +20,7 @@ FLEXIBLE = 12  # characters that a column keeps which is cut, where nothing else
 STATE_STYLES = {
     **dict.fromkeys(("R", "running", "CD", "open", "idle", "ok"), "green"),
     **dict.fromkeys(("PD", "H", "CG", "queued", "warming", "starting", "recovering", "warn"), "yellow"),
-    **dict.fromkeys(("F", "OOM", "TO", "LO", "DI", "NF", "CA", "fault", "bad"), "red"),
+    **dict.fromkeys(("F", "OOM", "TO", "LF", "LO", "DI", "NF", "CA", "fault", "bad"), "red"),
     **dict.fromkeys(("drained", "closed", "full", "exclusive"), "magenta"),
 }
 

@@ -69,8 +69,9 @@ def output_of(task: int, attempt: int, stream: str, tail: int | None = None, qui
                     client, task, stream=stream, attempt=attempt, tail=tail if position is None else None, follow=True
                 )
                 steady.heard()
-                skip = 0 if position is None else position
-                position = (opened.offset or 0) if position is None else position
+                begin = opened.offset or 0
+                position = begin if position is None else max(position, begin)
+                skip = position - begin
                 for piece in opened.pieces:
                     fresh, skip = piece[skip:], max(0, skip - len(piece))
                     position += len(fresh)

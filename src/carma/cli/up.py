@@ -46,6 +46,11 @@ carma up --print-unit > /etc/systemd/system/carma.service
     "--set", "pairs", multiple=True, callback=read_pairs, metavar="NAME=VALUE", help="One setting; repeat it."
 )
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning, error.")
+@click.option(
+    "--new-database",
+    is_flag=True,
+    help="Start with an empty database; the files of an existing one are kept as carma.db.old1.",
+)
 @click.option("--print-unit", is_flag=True, help="Print a systemd unit and do nothing else.")
 @click.option("--user", is_flag=True, help="With --print-unit: one for systemctl --user.")
 def command(
@@ -57,6 +62,7 @@ def command(
     file: Path | None,
     pairs: dict[str, object],
     log_level: str | None,
+    new_database: bool,
     print_unit: bool,
     user: bool,
 ) -> int:
@@ -77,8 +83,8 @@ def command(
 
     if not detach:
         greet = threading.Thread(target=_say_hello, kwargs={"detached": False}, daemon=True)
-        return main.run(flags, config=file, when_ready=greet.start)
-    code = main.run(flags, config=file, detach=True)
+        return main.run(flags, config=file, new_database=new_database, when_ready=greet.start)
+    code = main.run(flags, config=file, detach=True, new_database=new_database)
     _say_hello(detached=True)
     return code
 

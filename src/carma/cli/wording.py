@@ -108,7 +108,12 @@ def short_ending(task: TaskView) -> str:
             return f"limit {show_s(limit_s)}"
         case outcomes.Preempted(by=by, reason=reason):
             return f"by {by}" + (f": {reason}" if reason else "")
-        case outcomes.Lost(reason=reason) | outcomes.Disrupted(reason=reason) | outcomes.NeverFits(reason=reason):
+        case (
+            outcomes.LaunchFailed(reason=reason)
+            | outcomes.Lost(reason=reason)
+            | outcomes.Disrupted(reason=reason)
+            | outcomes.NeverFits(reason=reason)
+        ):
             return reason
     assert_never(outcome)
 

@@ -52,6 +52,24 @@ class Launch(Record, frozen=True, kw_only=True):
         Literal["auto", "yes", "no"],
         Meta(description="Whether tasks run as the user who submitted them; auto: yes when the daemon is root."),
     ] = "auto"
+    start_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=1.0,
+            le=86_400.0,
+            description="Time for a task to start, in s: entering its directory, opening its output, executing the "
+            "program. A task that needs longer ends as launch_failed.",
+        ),
+    ] = 60.0
+    max_output_mib: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 20,
+            description="Size limit for stdout and for stderr of an attempt, each, in MiB; the end is kept. 0: no "
+            "limit. Files named with --output are not limited.",
+        ),
+    ] = 256
 
 
 class Settings(Rules, frozen=True, kw_only=True):

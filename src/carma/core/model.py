@@ -6,11 +6,13 @@ Times are seconds since the epoch on the daemon's clock; they arrive with events
 
 from __future__ import annotations
 
-from typing import Literal, NewType
+from typing import Annotated, Literal, NewType
 
 import msgspec
+from msgspec import Meta
 
 TaskId = NewType("TaskId", int)
+LARGEST_ID = 2**62  # SQLite and the API's clients hold 64 bits
 GpuId = NewType("GpuId", str)  # the UUID; an index is for people only
 
 
@@ -39,7 +41,7 @@ class Owner(Record, frozen=True):
 class Dependency(Record, frozen=True):
     """`ok` waits for success, `any` for an end of any kind, `notok` for anything but success."""
 
-    task: TaskId
+    task: Annotated[TaskId, Meta(ge=1, le=LARGEST_ID)]
     when: Literal["ok", "any", "notok"] = "ok"
 
 
@@ -235,6 +237,34 @@ class Confinement(Record, frozen=True, kw_only=True):
     mechanism: Mechanism
     guards: tuple[Guard, ...] = ()  # the hardest first
     note: str = ""  # why not the mechanism, or the rung, that one would expect
+
+
+class Interpreter(Record, frozen=True):
+    """A Python interpreter and the frameworks that it would import."""
+
+    path: str
+    versions: dict[str, str]  # framework -> version; "" if the version is unknown
+
+
+class Frameworks(Record, frozen=True, kw_only=True):
+    """The frameworks that a command could import.
+
+    `certain`: the command runs exactly this one interpreter. Otherwise `interpreters` are all candidates.
+    """
+
+    interpreters: tuple[Interpreter, ...] = ()
+    certain: bool = False
+    set_by_command: frozenset[str] = frozenset()  # variables that the command line sets or removes (`env A=b`)
+    clears_environment: bool = False  # `env -i`: variables that the launcher sets do not reach the program
+    problem: str = ""  # why the files could not be read; a phrase
+
+    def versions(self, framework: str) -> tuple[str, ...]:
+        """All versions of it among the interpreters, each once."""
+        return tuple(sorted({one.versions[framework] for one in self.interpreters if framework in one.versions}))
+
+    def reaches(self, variable: str) -> bool:
+        """Whether a variable that the launcher sets reaches the program."""
+        return not self.clears_environment and variable not in self.set_by_command
 
 
 class GpuUsage(Record, frozen=True, kw_only=True):

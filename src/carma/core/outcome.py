@@ -38,6 +38,12 @@ class TimedOut(Record, frozen=True, tag="timed_out", tag_field="kind"):
     limit_s: float
 
 
+class LaunchFailed(Record, frozen=True, tag="launch_failed", tag_field="kind"):
+    """The command was not started within the start-up timeout, for example because its directory does not answer."""
+
+    reason: str
+
+
 class Lost(Record, frozen=True, tag="lost", tag_field="kind"):
     """The process is gone and nobody knows how it ended (the machine restarted, the runner was killed)."""
 
@@ -62,7 +68,9 @@ class NeverFits(Record, frozen=True, tag="never_fits", tag_field="kind"):
     reason: str
 
 
-Outcome = Succeeded | Failed | OutOfMemory | Cancelled | TimedOut | Lost | Disrupted | Preempted | NeverFits
+Outcome = (
+    Succeeded | Failed | OutOfMemory | Cancelled | TimedOut | LaunchFailed | Lost | Disrupted | Preempted | NeverFits
+)
 
 
 def exit_code(outcome: Outcome) -> int:
@@ -76,6 +84,8 @@ def exit_code(outcome: Outcome) -> int:
             return 130
         case TimedOut():
             return 124
+        case LaunchFailed():
+            return 126
         case Lost() | Disrupted() | Preempted() | NeverFits():
             return 1
 
@@ -98,6 +108,8 @@ def describe(outcome: Outcome) -> str:
             return f"cancelled by {by}" + (f": {reason}" if reason else "")
         case TimedOut(limit_s=limit_s):
             return f"reached its time limit of {limit_s:g} s"
+        case LaunchFailed(reason=reason):
+            return f"could not be started: {reason}"
         case Lost(reason=reason):
             return f"lost: {reason}"
         case Disrupted(reason=reason):
@@ -123,6 +135,8 @@ def told_to_others(outcome: Outcome) -> str:
             return f"ran out of {'GPU' if where == 'gpu' else 'host'} memory"
         case Cancelled(by=by):
             return f"was cancelled by {by}"
+        case LaunchFailed():
+            return "could not be started"
         case Lost():
             return "was lost"
         case Disrupted():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 from carma.core.events import Durable
 from carma.core.fairness import UserUsage
@@ -13,6 +13,7 @@ from carma.core.model import (
     AttemptKey,
     Confinement,
     Estimate,
+    Frameworks,
     Gpu,
     GpuId,
     GpuSample,
@@ -59,17 +60,19 @@ class LaunchOrder(Record, frozen=True, kw_only=True):
     placement: Placement
     gpus: tuple[Gpu, ...]
     preempted: bool = False  # an earlier attempt was asked to save: there may be something to go on from
+    frameworks: Frameworks | None = None  # what the command would import; None: the launcher reads the files itself
 
 
 class Found(Record, frozen=True, kw_only=True):
     """What the launcher knows of an attempt.
 
-    `pid` None and `outcome` None: the order was never carried out (it may be given again).
+    `pid` None, `outcome` None and not `claimed`: the order was never carried out (it may be given again).
     """
 
     key: AttemptKey
     pid: int | None = None
     started_at: float | None = None
+    claimed: bool = False  # a runner has the order and starts the command
     outcome: Outcome | None = None  # set when it has ended
     ended_at: float | None = None
     confinement: Confinement | None = None  # of one that has started
@@ -99,6 +102,10 @@ class Launcher(Protocol):
 
     def pids(self, keys: Iterable[AttemptKey]) -> dict[int, AttemptKey]:
         """The living processes of those attempts, descendants included."""
+        ...
+
+    def release(self, key: AttemptKey) -> None:
+        """The attempt's end is in the store: drop what was kept to tell it. Its logs stay."""
         ...
 
 
@@ -160,6 +167,14 @@ class Store(Protocol):
         """Keep the checkpoint, move `finished` tasks to the archive, drop the events before it; all or nothing."""
         ...
 
+    def in_place(self) -> bool:
+        """Whether what was opened is still what others find under its name. If not, nothing may be started."""
+        ...
+
+    def shared(self, spec: TaskSpec) -> TaskSpec:
+        """The same spec with the environment and command objects of stored tasks, if they are equal."""
+        ...
+
     def new_task_ids(self, count: int) -> TaskId:
         """The first of `count` consecutive ids that were never given before, not even by a lost submission."""
         ...
@@ -167,13 +182,39 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
+End = tuple[float, TaskId]  # when a task ended, and its id: the order of the archive
+
+
+class TaskPage(NamedTuple):
+    """Finished tasks, newest end first."""
+
+    tasks: Sequence[Task]
+    more: bool  # whether older ones follow
+
+
 class Archive(Protocol):
-    """Finished tasks and past runs; the same file as the Store's, other questions."""
+    """Finished tasks and past runs, in the same file as the Store. Any thread may read; reads do not delay commits."""
 
     def task(self, task: TaskId) -> Task | None: ...
 
-    def tasks(self, *, uid: int | None = None, since: float | None = None, limit: int = 100) -> Sequence[Task]:
-        """Archived tasks, newest end first."""
+    def tasks(self, ids: Collection[TaskId]) -> Sequence[Task]:
+        """Those of these tasks that are archived, in any order, without their environments."""
+        ...
+
+    def page(
+        self,
+        *,
+        uid: int | None = None,
+        since: float | None = None,
+        kinds: Collection[str] | None = None,
+        before: End | None = None,
+        limit: int = 100,
+    ) -> TaskPage:
+        """Archived tasks, newest end first, without their environments.
+
+        `since` includes that moment, `before` excludes that end, `kinds` are tags of outcomes. A page can be shorter
+        than `limit` although more follow: long commands count.
+        """
         ...
 
     def story(self, task: TaskId) -> Sequence[Durable]:

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from carma.core.fairness import NONE_HELD, Accounts, Held
 from carma.core.model import Owner, TaskId
-from carma.core.settings import QuotaRules
+from carma.core.settings import WAITING_LIMIT, QuotaRules
 from carma.core.units import show_count, show_mib
 
 Number = TypeVar("Number", int, float)
@@ -30,11 +30,12 @@ _NOT_LIMITED = (None, None, None)  # in what it may start
 
 
 def limits_of(rules: QuotaRules, name: str) -> Limits:
+    waiting = _of(rules.waiting, name)
     return Limits(
         running=_of(rules.running, name),
         gpus=_of(rules.gpus, name),
         memory_share=_of(rules.memory_share, name),
-        waiting=_of(rules.waiting, name),
+        waiting=WAITING_LIMIT if waiting is None else waiting,
     )
 
 

@@ -78,7 +78,8 @@ def next_step(task: Task, rules: Rules, gpus: tuple[Gpu, ...]) -> Retry | GiveUp
     outcome = attempt.outcome
     assert outcome is not None
     if isinstance(outcome, Preempted):
-        return Retry(_back_in_line(task, describe(outcome)), 0.0)
+        # Everyone reads a plan's reason. The reason that its owner gave, or the program's words, are not for everyone.
+        return Retry(_back_in_line(task, describe(Preempted(outcome.by, code=outcome.code))), 0.0)
     limit = rules.recovery.retries if task.spec.max_oom_retries is None else task.spec.max_oom_retries
     innocent = [a for a in _counted(task) if _innocent(a)]
     guilty = [a for a in _counted(task) if not _innocent(a)]
@@ -151,7 +152,7 @@ def _as_before(task: Task, attempt: Attempt) -> Plan:
         reason = f"it grew again after its booking had shrunk from {whole} to {held}; it gets all of it, and goes first"
         return Plan(rung="first", memory_mib=_booked_mib(attempt), first=True, reason=reason)
     if isinstance(attempt.outcome, Disrupted):
-        reason = f"{attempt.outcome.reason}; not this task's doing, so it goes first"
+        reason = "what it ran under failed; not this task's doing, so it goes first"
     else:
         reason = f"a neighbour held more than its booking; this task kept to its {held} and goes first"
     plan = task.plan

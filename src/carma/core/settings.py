@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 from msgspec.structs import replace
 
 from carma.core.model import Record
+
+# Two arrays of the largest size (measured: such a queue takes about 55 MB of memory and 45 MB of disk).
+WAITING_LIMIT = 20_000
 
 
 class Gate(Record, frozen=True, kw_only=True):
@@ -197,8 +200,8 @@ class FairnessRules(Record, frozen=True, kw_only=True):
 
 
 class QuotaRules(Record, frozen=True, kw_only=True):
-    """The most that a user may have at once. A number is for every user; by name, default stands for all others. Who is
-    not named, and has no default, has no limit."""
+    """The most that a user may have at once. A number is for every user; by name, default stands for all others. A user
+    who is not named, where there is no default, has no limit except for waiting tasks. Administrators are users too."""
 
     running: Annotated[dict[str, Annotated[int, Meta(ge=0)]], Meta(description="So many tasks that run.")] = {}
     gpus: Annotated[
@@ -214,8 +217,11 @@ class QuotaRules(Record, frozen=True, kw_only=True):
     ] = {}
     waiting: Annotated[
         dict[str, Annotated[int, Meta(ge=0)]],
-        Meta(description="So many tasks that wait; more are refused when they are submitted."),
-    ] = {}
+        Meta(
+            description="Maximum number of waiting tasks; more are refused when they are submitted. A user who is not "
+            "named may have 20000 unless default says otherwise."
+        ),
+    ] = field(default_factory=lambda: {"default": WAITING_LIMIT})
 
 
 class RecoveryRules(Record, frozen=True, kw_only=True):

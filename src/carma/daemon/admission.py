@@ -30,7 +30,8 @@ from carma.wire.types import ArrayAsk, SubmitRequest
 MIB = 1024 * 1024
 COMMAND_BYTES = 1 * MIB
 ENVIRONMENT_BYTES = 4 * MIB
-SUBMISSION_BYTES = 256 * MIB  # all tasks of an array together, as the log would hold them
+ARRAY_BYTES = 64 * MIB  # what is held once for each task, added up over an array
+DEPENDENCY_BYTES = 200  # of memory: entries in the index of who waits for whom
 STRING_BYTES = 32 * os.sysconf("SC_PAGE_SIZE") - 1  # the kernel's limit for one argument or variable
 NAME_CHARS, COMMENT_CHARS, PATH_BYTES = 200, 2_000, 4_096
 ARRAY_TASKS, ARRAY_INDEX = 10_000, 2**31 - 1
@@ -181,14 +182,20 @@ def places(request: SubmitRequest) -> tuple[int, ...] | None:
     check_range("at_once", ask.at_once, 1, ARRAY_TASKS)
     if request.nonblock and len(ask.indices) > 1:
         raise Usage("an array cannot be submitted with nonblock", "submit single tasks, or let the array wait")
-    size = len(ask.indices) * sum(_bytes(key) + _bytes(value) for key, value in request.spec.environment.items())
-    size += len(ask.indices) * sum(map(_bytes, request.spec.command))
-    if size > SUBMISSION_BYTES:
+    repeated = len(ask.indices) * _repeated_bytes(request.spec)
+    if repeated > ARRAY_BYTES:
         raise TooLarge(
-            f"the array's commands and environments have {size // MIB} MiB; the limit is {SUBMISSION_BYTES // MIB}",
-            "pass a smaller environment, or submit it in parts",
+            f"what the array repeats for each task (command, paths, name, comment, dependencies) has "
+            f"{repeated // MIB} MiB; the limit is {ARRAY_BYTES // MIB}",
+            "put long arguments in a file, wait for fewer tasks, or submit it in parts",
         )
     return ask.indices
+
+
+def _repeated_bytes(spec: TaskSpec) -> int:
+    """What lists, rows and indices hold for each task of an array. The environment is stored once for all of them."""
+    texts = (*spec.command, spec.directory, spec.output or "", spec.error or "", spec.name, spec.comment)
+    return sum(map(_bytes, texts)) + DEPENDENCY_BYTES * len(spec.after)
 
 
 def expand(spec: TaskSpec, first: TaskId, indices: tuple[int, ...] | None, at_once: int | None) -> list[TaskSpec]:

@@ -1,4 +1,5 @@
-"""The routes of the API that read, and the application made of all of them. What changes something is in verbs.py.
+"""The routes of the API that read, and the application made of all of them. What changes something is in verbs.py, what
+reads the archive in history.py.
 
 Handlers run on the daemon's loop: each is short, and a long list is made in pieces with room between for others.
 """
@@ -7,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import aclosing
 from typing import Any, cast, get_args
 
-from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -29,34 +29,35 @@ from carma.core.state import SERVER, State, turn
 from carma.core.status import Finished, Status, state_name
 from carma.core.task import Task
 from carma.daemon.auth import Door, Identity, uid_of
-from carma.daemon.engine import Engine, find, require, require_own
+from carma.daemon.engine import Engine, find, look_up, look_up_own
 from carma.daemon.explaining import explanation
+from carma.daemon.history import History
 from carma.daemon.logs import Output
-from carma.daemon.reporting import USUAL_S, full_hour, report
 from carma.daemon.request import MIB, Call, Handler, endpoint, problem
-from carma.daemon.story import story
 from carma.daemon.stream import sse
 from carma.daemon.users import user_views
-from carma.daemon.verbs import Verbs
+from carma.daemon.verbs import FileCheck, Verbs, check_in_process
 from carma.daemon.views import Lens, code_of, gpu_views, reasons_of, task_view, task_views
 from carma.errors import CarmaError, NotFound, Usage
+from carma.launch.files import AttemptFiles
 from carma.wire import types as t
 from carma.wire.openapi import document
-from carma.wire.report import Report
 from carma.wire.routes import API, OFFSET_HEADER, ROUTES
 from carma.wire.users import UserView
 
 _PIECE = 200  # views that are made without a pause
-_LISTED, _LISTED_MOST = 1_000, 100_000
-_REMEMBERED = 100
+_LISTED = 1_000
 _WAIT_MOST_S = 60.0  # a longer wait is several requests
 
 
-def make_app(engine: Engine, door: Door | None = None) -> Starlette:
-    """One application for the route table. It ends its streams when `app.state.closing` is set (HttpServer does)."""
+def make_app(engine: Engine, door: Door | None = None, check_files: FileCheck = check_in_process) -> Starlette:
+    """One application for the route table. It ends its streams when `app.state.closing` is set (HttpServer does).
+
+    `check_files` checks the files of each submitted command.
+    """
     door = door or Door(engine.settings.daemon.admins)
     closing = asyncio.Event()
-    api = Api(engine, door, closing)
+    api = Api(engine, door, closing, check_files)
     max_bytes = engine.settings.daemon.max_request_mib * MIB
     routes = [
         HttpRoute(API + route.path, endpoint(route, api.handlers[route.name], door, max_bytes), methods=[route.method])
@@ -88,18 +89,19 @@ class _Stream(StreamingResponse):
 
 
 class Api:
-    def __init__(self, engine: Engine, door: Door, closing: asyncio.Event) -> None:
+    def __init__(self, engine: Engine, door: Door, closing: asyncio.Event, check_files: FileCheck) -> None:
         self._engine = engine
         self._closing = closing
         self._door = door
-        verbs = Verbs(engine, door.own_uid)
+        verbs = Verbs(engine, check_files)
         self._verbs = verbs
+        self._history = History(engine, self._lens)
         self.handlers: dict[str, Handler] = {
             "server": self.server,
             "submit": verbs.submit,
             "tasks": self.tasks,
             "task": self.task,
-            "story": self.story,
+            "story": self._history.story,
             "explain": self.explain,
             "logs": self.logs,
             "cancel": verbs.cancel,
@@ -113,7 +115,7 @@ class Api:
             "drain": verbs.drain,
             "resume": verbs.resume,
             "history": self.history,
-            "report": self.report,
+            "report": self._history.report,
             "events": self.events,
             "settings": self.settings,
             "shutdown": self.shutdown,
@@ -123,7 +125,7 @@ class Api:
     def _lens(self, who: Identity) -> Lens:
         state = self._engine.state
         engine = self._engine
-        return Lens(state, engine.clock.now(), who, engine.log_paths, by_size(state), engine.stage)
+        return Lens(state, engine.clock.now(), who, engine.paths.log_dir, by_size(state), engine.stage)
 
     async def server(self, call: Call) -> t.ServerView:
         engine, state = self._engine, self._engine.state
@@ -153,7 +155,7 @@ class Api:
         ]
         active, places = self._engine.state.active, self._places()
         live.sort(key=lambda task: (task.id not in active, places.get(task.id, 0), turn(task)))
-        return await self._views(live[: _limit(call, _LISTED)], call.who)
+        return await self._views(live[: call.query.get("limit", _LISTED)], call.who)
 
     def _places(self) -> dict[TaskId, int]:
         """In the line, where users take turns or the policy has an order; else the tasks themselves tell."""
@@ -163,35 +165,8 @@ class Api:
         line = list(in_order(state, self._engine.clock.now()))
         return {task_id: place - len(line) for place, task_id in enumerate(line)}
 
-    async def history(self, call: Call) -> list[t.TaskView]:
-        wanted, limit = self._wanted(call), _limit(call, _REMEMBERED)
-        state, since = self._engine.state, call.query.get("since")
-        found = [
-            task
-            for task in state.tasks.values()
-            if isinstance(task.status, Finished) and (since is None or task.status.at >= since) and wanted(task)
-        ]
-        # What is filtered here is looked for among many, since the archive itself knows users and times only.
-        many = limit if "state" not in call.query else _LISTED_MOST
-        archived = self._engine.archive.tasks(uid=self._uid(call), since=since, limit=many)
-        found.extend(task for task in archived if task.id not in state.tasks and wanted(task))
-        found.sort(key=_ended, reverse=True)
-        return await self._views(found[:limit], call.who)
-
-    async def report(self, call: Call) -> Report:
-        now = self._engine.clock.now()
-        since = full_hour(max(0.0, min(call.query.get("since", now - USUAL_S), now)))
-        live = list(self._engine.state.tasks.values())
-        # In a thread: a month of tasks takes seconds to read, and the loop must not wait for it.
-        archived = await asyncio.to_thread(self._engine.archive.tasks, since=since, limit=_LISTED_MOST)
-        usage = await asyncio.to_thread(self._engine.archive.usage, since=since, until=now)
-        here = {task.id for task in live}
-        made = report(
-            [*live, *(task for task in archived if task.id not in here)], usage, self._engine.state, since, now
-        )
-        if len(archived) < _LISTED_MOST:
-            return made
-        return replace(made, notes=(*made.notes, f"tasks before the last {_LISTED_MOST:,} are not in it"))
+    async def history(self, call: Call) -> Response:
+        return await self._history.page(call, self._uid(call), _kinds(call))
 
     async def _views(self, tasks: list[Task], who: Identity) -> list[t.TaskView]:
         made: list[t.TaskView] = []
@@ -215,39 +190,32 @@ class Api:
         return uid
 
     def _wanted(self, call: Call) -> Callable[[Task], bool]:
-        uid = self._uid(call)
-        state: str | None = call.query.get("state")
-        if state is not None and state.lower() not in _STATES:
-            raise Usage(f"there is no state {state[:40]!r}", "one of " + ", ".join(sorted(_STATES)))
+        uid, state = self._uid(call), _state(call)
 
         def wanted(task: Task) -> bool:
-            return (uid is None or task.owner.uid == uid) and (state is None or state.lower() in _names(task))
+            return (uid is None or task.owner.uid == uid) and (state is None or state in _names(task.status))
 
         return wanted
 
     async def task(self, call: Call) -> t.TaskView:
-        require(self._engine, call.task)
+        found = await look_up(self._engine, call.task)
         wait_s = call.query.get("wait_s")
         if wait_s is not None and wait_s > 0:
             await self._engine.wait_for(_over(call.task), min(wait_s, _WAIT_MOST_S))
-        return self._view(require(self._engine, call.task), call.who)
+            found = await look_up(self._engine, call.task)
+        return self._view(self._engine.state.tasks.get(call.task, found), call.who)
 
     def _view(self, task: Task, who: Identity) -> t.TaskView:
         return task_views([task], self._lens(who))[0]
 
-    async def story(self, call: Call) -> list[t.StoryLine]:
-        task = require(self._engine, call.task)
-        events = self._engine.archive.story(call.task)
-        return story(events, self._engine.state.gpus, whole=call.who.may_see(task))
-
     async def explain(self, call: Call) -> t.Explanation:
-        return explanation(require(self._engine, call.task), self._lens(call.who))
+        return explanation(await look_up(self._engine, call.task), self._lens(call.who))
 
     async def update(self, call: Call) -> t.TaskView:
         return self._view(await self._verbs.update(call), call.who)
 
     async def logs(self, call: Call) -> Response:
-        task = require_own(self._engine, call.task, call.who, "logs")
+        task = await look_up_own(self._engine, call.task, call.who, "logs")
         attempt, stream = call.query.get("attempt"), call.query.get("stream", "stdout")
         if stream not in ("stdout", "stderr"):
             raise Usage(f"there is no stream {stream[:40]!r}", "stdout or stderr")
@@ -255,7 +223,7 @@ class Api:
             raise NotFound(f"task {task.id} has no attempt {attempt}", f"it has {len(task.attempts)} so far")
         output = Output(
             self._engine,
-            self._engine.paths.log_dir,
+            AttemptFiles(self._engine.paths.log_dir),
             lambda: find(self._engine, call.task),
             stream=stream,
             attempt=attempt,
@@ -263,7 +231,7 @@ class Api:
             follow=call.query.get("follow", False),
             closing=self._closing,
         )
-        reader = output.first()
+        reader = await output.first()
         offset = {OFFSET_HEADER: str(reader.offset if reader is not None else 0)}
         return _stream(output.pieces(reader), "application/octet-stream", offset)
 
@@ -307,24 +275,43 @@ def _stream(body: AsyncIterator[bytes], kind: str, more: dict[str, str] | None =
     return _Stream(body, media_type=kind, headers={"cache-control": "no-store", **(more or {})})
 
 
-def _limit(call: Call, default: int) -> int:
-    limit: int = call.query.get("limit", default)
-    if not 0 < limit <= _LISTED_MOST:
-        raise Usage(f"limit is {limit}; it must be between 1 and {_LISTED_MOST}")
-    return limit
+def _state(call: Call) -> str | None:
+    """The state that is asked for, by its name or its short code."""
+    state: str | None = call.query.get("state")
+    if state is None:
+        return None
+    if state.lower() not in _STATES:
+        raise Usage(f"there is no state {state[:40]!r}", "one of " + ", ".join(sorted(_STATES)))
+    return state.lower()
 
 
-def _ended(task: Task) -> tuple[float, int]:
-    return (task.status.at if isinstance(task.status, Finished) else 0.0, task.id)
+def _kinds(call: Call) -> Collection[str] | None:
+    """The outcomes that belong to the state that is asked for; None: all of them."""
+    state = _state(call)
+    if state is None or state == "finished":
+        return None
+    return {kind for kind in (state, _OUTCOME_CODES.get(state)) if kind in _OUTCOMES}
 
 
-def _names(task: Task) -> tuple[str, ...]:
-    """By which names a task's state can be asked for: its own, or the short code."""
-    status = task.status
-    if isinstance(status, Finished):
-        return ("finished", str(status.outcome.__struct_config__.tag), code_of(status).lower())
-    return (state_name(status), code_of(status).lower())
+def _names(status: Status) -> tuple[str, str]:
+    """The names of the state of a task that is not finished: its own, and the short code."""
+    return state_name(status), code_of(status).lower()
 
 
-_CODES = ("pd", "h", "r", "cg", "cd", "f", "oom", "ca", "to", "lo", "di", "nf")
-_STATES = frozenset(str(kind.__struct_config__.tag) for kind in (*get_args(Status), *get_args(Outcome))) | {*_CODES}
+_OUTCOME_CODES = {
+    "cd": "succeeded",
+    "f": "failed",
+    "oom": "out_of_memory",
+    "ca": "cancelled",
+    "to": "timed_out",
+    "lf": "launch_failed",
+    "lo": "lost",
+    "di": "disrupted",
+    "nf": "never_fits",
+}
+_OUTCOMES = frozenset(str(kind.__struct_config__.tag) for kind in get_args(Outcome))
+_STATES = (
+    frozenset(str(kind.__struct_config__.tag) for kind in get_args(Status))
+    | _OUTCOMES
+    | {"pd", "h", "r", "cg", *_OUTCOME_CODES}
+)

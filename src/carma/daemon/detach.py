@@ -31,14 +31,19 @@ class Report(Record, frozen=True, kw_only=True):
 
 
 def in_background(serve: Callable[[Callable[[], None]], int], log_file: Path) -> int:
-    """Fork; the child runs `serve(ready)`. Returns the daemon's pid, or raises what ended its start."""
+    """Fork; the child runs `serve(ready)`. Returns the daemon's pid, or raises what ended its start.
+
+    Raises OSError if the log cannot be opened.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
+    lines = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)  # here, so that the caller gets the error
     reader, writer = os.pipe()
     middle = os.fork()
     if middle == 0:
         os.close(reader)
-        _become_daemon(serve, log_file, writer)
+        _become_daemon(serve, lines, writer)
+    os.close(lines)
     os.close(writer)
     os.waitpid(middle, 0)
     try:
@@ -47,26 +52,28 @@ def in_background(serve: Callable[[Callable[[], None]], int], log_file: Path) ->
         os.close(reader)
 
 
-def _become_daemon(serve: Callable[[Callable[[], None]], int], log_file: Path, writer: int) -> None:
+def _become_daemon(serve: Callable[[Callable[[], None]], int], lines: int, writer: int) -> None:
     """In the child. Forks once more, so that nobody has to wait for the daemon's end; never returns."""
     code = 1
     try:
         os.setsid()
         if os.fork() > 0:
             os._exit(0)
-        _redirect(log_file)
+        _redirect(lines)
 
         def ready() -> None:
             _tell(writer, Report(ready=True, pid=os.getpid()))
 
         code = serve(ready)
-    except CarmaError as error:
-        print(f"carma: {error}", file=sys.stderr)
+    except CarmaError as error:  # the caller is told first: the log may be on a full disk
         _tell(writer, Report(ready=False, code=error.code, message=str(error), hint=error.hint))
         code = error.exit_code
+        with contextlib.suppress(OSError):
+            print(f"carma: {error}", file=sys.stderr)
     except BaseException as error:
-        traceback.print_exc()
         _tell(writer, Report(ready=False, code="internal", message=f"{type(error).__name__}: {error}"))
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
@@ -74,9 +81,8 @@ def _become_daemon(serve: Callable[[Callable[[], None]], int], log_file: Path, w
         os._exit(code)
 
 
-def _redirect(log_file: Path) -> None:
+def _redirect(lines: int) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
-    lines = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(nothing, 0)
     os.dup2(lines, 1)
     os.dup2(lines, 2)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from carma.config import Origin, Settings
 from carma.core.events import Durable
-from carma.core.model import AttemptKey, Estimate, Owner, TaskId, TaskSpec
+from carma.core.model import Estimate, Owner, TaskId, TaskSpec
 from carma.core.ports import Archive
 from carma.core.state import State
 from carma.core.task import Task
 from carma.daemon.auth import Identity, require_owner
 from carma.errors import NotFound
+
+T = TypeVar("T")
 
 
 class Subscription(Protocol):
@@ -65,6 +67,10 @@ class Engine(Protocol):
 
     async def change(self, make: Callable[[State], Sequence[Durable]]) -> int: ...
 
+    async def read(self, function: Callable[[], T], *, slow: bool = False) -> T: ...
+
+    def shared(self, spec: TaskSpec) -> TaskSpec: ...
+
     def new_task_ids(self, count: int) -> TaskId: ...
 
     def subscribe(self) -> Subscription: ...
@@ -75,24 +81,27 @@ class Engine(Protocol):
 
     def stage(self, task: TaskId) -> str: ...
 
-    def log_paths(self, key: AttemptKey) -> tuple[Path, Path]: ...
-
     def request_stop(self, cancel_running: bool = False) -> None: ...
 
 
 def find(engine: Engine, task: TaskId) -> Task | None:
-    """In memory, or among those that have left it."""
+    """In memory, or in the archive, which is read on the event loop: for single tasks where nothing can be awaited."""
     return engine.state.tasks.get(task) or engine.archive.task(task)
 
 
-def require(engine: Engine, task: TaskId) -> Task:
-    found = find(engine, task)
+async def look_up(engine: Engine, task: TaskId) -> Task:
+    """In memory, or in the archive. Raises NotFound."""
+    found = engine.state.tasks.get(task) or await engine.read(lambda: engine.archive.task(task))
     if found is None:
-        raise NotFound(f"there is no task {task}", "`carma queue` and `carma history` list tasks")
+        raise no_such(task)
     return found
 
 
-def require_own(engine: Engine, task: TaskId, who: Identity, verb: str) -> Task:
-    found = require(engine, task)
+async def look_up_own(engine: Engine, task: TaskId, who: Identity, verb: str) -> Task:
+    found = await look_up(engine, task)
     require_owner(who, found, verb)
     return found
+
+
+def no_such(task: TaskId) -> NotFound:
+    return NotFound(f"there is no task {task}", "`carma queue` and `carma history` list tasks")

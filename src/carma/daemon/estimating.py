@@ -65,8 +65,16 @@ class Estimates:
         return estimate
 
     async def ask(self, task: TaskId, owner: Owner, spec: TaskSpec) -> tuple[Answer, str]:
-        """The answer, and the fingerprint of what was asked about. Cancelled, it calls the trial run off."""
+        """The answer, and the fingerprint of what was asked about. Cancelled, it calls the trial run off. An error (for
+        example, no thread can be started) becomes a refusal: without an answer the task would wait for ever."""
         request = EstimateRequest(task=task, owner=owner, spec=spec, gpus=self._gpus())
+        try:
+            return await self._ask(request)
+        except Exception as error:
+            log.error("the estimators could not be asked about task %d: %s: %s", task, type(error).__name__, error)
+            return (None, (NoEstimate(source="all", reason=f"the estimators could not be asked: {error}"),)), ""
+
+    async def _ask(self, request: EstimateRequest) -> tuple[Answer, str]:
         if self._looks is not None:
             request = replace(request, fingerprint=await self._looks.at(request))
         answer = await self._quickly(request)

@@ -80,6 +80,7 @@ def never_launched(state: State, found: Iterable[Found]) -> list[AttemptKey]:
         for entry in found
         if entry.pid is None
         and entry.outcome is None
+        and not entry.claimed
         and state.active.get(entry.key.task) == entry.key
         and isinstance(state.tasks[entry.key.task].status, Starting)
     ]

@@ -10,12 +10,14 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TypeVar, assert_never
+
+from msgspec.structs import replace
 
 from carma.core.commands import Command, EstimateTask, LaunchAttempt, PreemptAttempt, StopAttempt, WarnAttempt
 from carma.core.events import Durable, StopRequested, TaskEstimated, TaskFinished
-from carma.core.model import AttemptKey, Estimate, NoEstimate, Owner, TaskId, TaskSpec
+from carma.core.model import AttemptKey, Estimate, Frameworks, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.outcome import Preempted
 from carma.core.ports import Estimator, Launcher, LaunchOrder
 from carma.core.state import State
@@ -26,6 +28,7 @@ from carma.daemon.looking import Fingerprint
 from carma.daemon.shell import Shell
 from carma.daemon.worker import Worker
 from carma.errors import CarmaError, StoreError
+from carma.launch.confine import needs_frameworks
 
 log = logging.getLogger("carma.daemon")
 T = TypeVar("T")
@@ -35,6 +38,8 @@ RETRY_S = 1.0  # of what could not be stored
 FORESEE_LIMIT_S = 20.0  # for the estimators' answer to a question that somebody waits for, in real seconds
 ASK_AGAIN_S = 1.0  # before one that does not listen yet is asked to save again: a program that just starts up
 RELAUNCH_S = 2.0  # before an order that left no trace is given again
+
+FindFrameworks = Callable[[LaunchOrder], Awaitable[Frameworks]]  # does not raise
 
 
 class Hands:
@@ -47,11 +52,14 @@ class Hands:
         *,
         call_off: CallOff = lambda _task: None,
         fingerprint: Fingerprint | None = None,
+        find_frameworks: FindFrameworks | None = None,
     ) -> None:
-        """`has_trace` tells whether an order ever reached the launcher, also in an earlier life of the daemon."""
+        """`has_trace`: whether an order ever reached the launcher, also under an earlier daemon. `find_frameworks` is
+        awaited before a launch that needs its result; None: the launcher reads the files itself."""
         self.shell = shell
         self.launcher = launcher
         self.has_trace = has_trace
+        self._find_frameworks = find_frameworks
         self.estimates = Estimates(
             estimators,
             shell.state.rules.memory,
@@ -133,11 +141,28 @@ class Hands:
             preempted=was_preempted(self.shell.state, command.key),
         )
         try:
-            await self.with_launcher(lambda: self.launcher.launch(order))
+            if self._find_frameworks is not None and needs_frameworks(order):
+                order = replace(order, frameworks=await self._find_frameworks(order))
+                if self._stopped_before_launch(order.key):
+                    return
+            await self.with_launcher(lambda: self._launch_in_place(order))
         finally:
             self._launching.discard(command.key)
             self._ordered[command.key] = time.monotonic()
             self.looking.set()
+
+    def _stopped_before_launch(self, key: AttemptKey) -> bool:
+        """Whether a stop was requested and no runner can know of it: then the loop records the end of the attempt. If
+        an earlier order may have reached a runner, it is given again and the runner answers for the attempt."""
+        task = self.shell.state.tasks.get(key.task)
+        if task is not None and task.key == key and isinstance(task.status, Starting) and task.status.ending is None:
+            return False
+        return not self.has_trace(key)
+
+    def _launch_in_place(self, order: LaunchOrder) -> None:
+        """Not if the database was removed: the directories of attempts may belong to another daemon by now."""
+        if self.shell.in_place():
+            self.launcher.launch(order)
 
     def launch_again(self, keys: Sequence[AttemptKey]) -> None:
         """Orders that were not carried out (a full disk, a runner that died): once more, not too often.
@@ -188,6 +213,13 @@ class Hands:
     def forget(self, key: AttemptKey) -> None:
         self._kill_at.pop(key, None)
         self._ordered.pop(key, None)
+
+    def release(self, key: AttemptKey) -> None:
+        """The attempt's end is stored: the launcher may drop its records of it."""
+        self.start(self._release(key), f"removing the records of {key}")
+
+    async def _release(self, key: AttemptKey) -> None:
+        await self.with_launcher(lambda: self.launcher.release(key))
 
     @property
     def next_kill_at(self) -> float | None:

@@ -1,7 +1,8 @@
 """HTTP on a Unix socket that we bind ourselves: who connects is known from the kernel, and nobody can wear it out.
 
-Every limit is here: open connections (in all and for each user), time for a request to arrive, size of its head, time
-that a reader may stand still. The size of a body is checked where it is read (daemon/request.py). No TCP, ever.
+Every limit is here: open connections and bytes of unfinished requests (in all and for each user), time for a request to
+arrive, size of its head, time that a reader may stand still. The size of one body is checked where it is read
+(daemon/request.py). No TCP, ever.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from carma.core.model import Record
 from carma.daemon.auth import ROOT_UID, Peer, PeerReader, read_peer
 from carma.errors import AlreadyRunning, BadSettings, Busy, CarmaError, TooLarge, Usage
+from carma.store.problems import hint_of, reason_of
 from carma.transport import somebody_listens
 from carma.wire.types import Problem
 
@@ -35,7 +37,8 @@ _REASONS = {400: "Bad Request", 403: "Forbidden", 413: "Content Too Large", 503:
 
 class Limits(Record, frozen=True, kw_only=True):
     connections: int = 512
-    connections_per_user: int = 512  # of one user; root is exempt
+    connections_per_user: int = 512  # of one user; root is exempt from both
+    unfinished_bytes: int = 64 * 1024 * 1024  # of the bodies that one user is sending at the same time; root is exempt
     head_bytes: int = 64 * 1024
     request_s: float = 30.0  # for a whole request to arrive
     idle_s: float = 75.0  # between requests
@@ -79,7 +82,7 @@ def bind(path: Path, mode: int) -> socket.socket:
         made.close()
         with contextlib.suppress(OSError):
             fresh.unlink()
-        raise BadSettings(f"cannot make the socket {path}: {error.strerror}", "check the directory's rights") from error
+        raise BadSettings(f"cannot make the socket {path}: {reason_of(error)}", hint_of(error)) from error
     made.setblocking(False)
     return made
 
@@ -100,11 +103,21 @@ def _refuse_if_alive(path: Path) -> None:
 class Connection(HttpToolsProtocol):
     """One client. Adds the peer to each request, and the limits that uvicorn leaves to a proxy in front of it."""
 
-    def __init__(self, *args: Any, limits: Limits, peer_of: PeerReader, held: Counter[int], **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        limits: Limits,
+        peer_of: PeerReader,
+        held: Counter[int],
+        unfinished: Counter[int],
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
         self._peer_of = peer_of
-        self._held = held
+        self._held = held  # connections by uid, without those that are refused
+        self._unfinished = unfinished  # bytes by uid
+        self._body_bytes = 0  # of those, this connection's
         self._peer: Peer | None = None
         self._counted = False
         self._head_bytes = 0
@@ -128,10 +141,13 @@ class Connection(HttpToolsProtocol):
         self._arm(self._limits.idle_s)
 
     def _too_many(self, uid: int) -> CarmaError | None:
+        """Root always gets in, to look and to end it: there are descriptors left (`fitting_limits`)."""
+        if uid == ROOT_UID:
+            return None
         hint = "try again in a moment; `carma queue` in a tight loop is better written as `carma wait`"
-        if len(self.connections) > self._limits.connections:
+        if self._held.total() >= self._limits.connections:
             return Busy(f"the daemon has {self._limits.connections} connections open, which is its limit", hint)
-        if uid != ROOT_UID and self._held[uid] >= self._limits.connections_per_user:
+        if self._held[uid] >= self._limits.connections_per_user:
             return Busy(f"you have {self._held[uid]} connections open to the daemon, which is the limit", hint)
         return None
 
@@ -140,6 +156,7 @@ class Connection(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         self._unset_keepalive_if_required()
+        self._forget_body()
         if self._counted and self._peer is not None:
             self._counted = False
             self._held[self._peer.uid] -= 1
@@ -167,7 +184,26 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        """One request is limited by its own size. Many that never end must not add up."""
+        if self._peer is not None and self._peer.uid != ROOT_UID and not self.transport.is_closing():
+            uid = self._peer.uid
+            self._body_bytes += len(body)
+            self._unfinished[uid] += len(body)
+            if self._unfinished[uid] > max(self._limits.unfinished_bytes, self._body_bytes):
+                self._refuse(Busy("you are sending too many large requests at the same time", "send them one by one"))
+                return
+        super().on_body(body)
+
+    def _forget_body(self) -> None:
+        if self._body_bytes and self._peer is not None:
+            self._unfinished[self._peer.uid] -= self._body_bytes
+            if self._unfinished[self._peer.uid] <= 0:
+                del self._unfinished[self._peer.uid]
+        self._body_bytes = 0
+
     def on_message_complete(self) -> None:
+        self._forget_body()
         self._in_head = True  # the next byte begins another head
         if self._arrival is not None:
             self._arrival.cancel()
@@ -241,7 +277,8 @@ class HttpServer:
         self._listener = listener
         self._closing = [event for event in (closing, getattr(app.state, "closing", None)) if event is not None]
         self._held: Counter[int] = Counter()
-        protocol = functools.partial(Connection, limits=limits, peer_of=peer_of, held=self._held)
+        unfinished: Counter[int] = Counter()
+        protocol = functools.partial(Connection, limits=limits, peer_of=peer_of, held=self._held, unfinished=unfinished)
         config = uvicorn.Config(
             app,
             http=cast(type[asyncio.Protocol], protocol),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from carma.core.events import (
     AttemptEnded,
@@ -22,13 +22,14 @@ from carma.core.events import (
     TaskFinished,
 )
 from carma.core.model import GpuId, GpuSample
-from carma.core.outcome import Disrupted, Lost, OutOfMemory
+from carma.core.outcome import Disrupted, LaunchFailed, Lost, OutOfMemory
 from carma.core.state import State
 from carma.daemon.story import as_on_record, sentence
 
 log = logging.getLogger("carma.daemon")
 
 SAME_ERROR_S = 60.0
+_KINDS_OF_ERRORS = 100
 
 
 class Journal:
@@ -44,7 +45,10 @@ class Journal:
                 log.info("%s", sentence(event, state.gpus))
             case PreemptionRequested() | PreemptionMissed():
                 log.info("%s", sentence(event, state.gpus))
-            case AttemptEnded(outcome=Disrupted()) | TaskFinished(outcome=OutOfMemory() | Lost() | Disrupted()):
+            case (
+                AttemptEnded(outcome=Disrupted())
+                | TaskFinished(outcome=OutOfMemory() | LaunchFailed() | Lost() | Disrupted())
+            ):
                 log.info("%s", sentence(as_on_record(event, state.tasks), state.gpus))
             case _:
                 return
@@ -86,3 +90,27 @@ class Seldom:
         if self._all:
             log.info("%s, after %s", line, "1 failure" if self._all == 1 else f"{self._all} failures")
             self._told_s, self._since, self._all = float("-inf"), 0, 0
+
+
+class LoopErrors:
+    """The event loop's exception handler. asyncio reports the same error thousands of times a second, for example when
+    no descriptor is left for a new connection; one line a minute says as much."""
+
+    def __init__(self, every_s: float = SAME_ERROR_S, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._every_s = every_s
+        self._now_s = now_s
+        self._known: dict[str, Seldom] = {}
+
+    def __call__(self, _loop: object, context: Mapping[str, object]) -> None:
+        error = context.get("exception")
+        line = str(context.get("message", "error in the event loop"))
+        if isinstance(error, BaseException):
+            line += f": {type(error).__name__}: {error}"
+        if len(self._known) >= _KINDS_OF_ERRORS:
+            self._known.clear()
+        if line not in self._known:
+            self._known[line] = Seldom(self._every_s, self._now_s)
+            if isinstance(error, Exception) and not isinstance(error, OSError):
+                log.error("%s", line, exc_info=error)
+                return
+        self._known[line].error(line)

@@ -1,7 +1,7 @@
 """A task's output, as it was written: from the start or the last lines, and on as it grows, through every attempt.
 
-Only files in the daemon's own directory are opened, and never through a link: a daemon that is root must not be led
-to read what the asking user could not. Output that was sent elsewhere is read by its owner, with the owner's rights.
+Only CARMA's own log files are read here, found by the attempt's key. A file that the submitter named is never opened by
+the daemon: its owner reads it, with the owner's rights (the command line does that).
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import stat
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Literal, Protocol
 
 from carma.core.model import AttemptKey
@@ -19,6 +17,8 @@ from carma.core.state import State
 from carma.core.status import Finished
 from carma.core.task import Task
 from carma.errors import NotFound
+from carma.launch.files import AttemptFiles
+from carma.launch.logs import named_outputs
 
 CHUNK = 64 * 1024
 _LOOK_EVERY_S = 0.2
@@ -27,34 +27,12 @@ Stream = Literal["stdout", "stderr"]
 
 
 class Source(Protocol):
-    """What of the shell is needed here."""
+    """The part of the shell that is needed here."""
 
     @property
     def state(self) -> State: ...
 
-    def log_paths(self, key: AttemptKey) -> tuple[Path, Path]: ...
-
     async def wait_for(self, predicate: Callable[[State], bool], timeout_s: float) -> bool: ...
-
-
-def open_log(path: Path, directory: Path) -> int | None:
-    """A file descriptor; None when there is nothing yet. Raises NotFound for a file that is not ours to read."""
-    outside = NotFound(
-        f"this output was sent to {path}, which is not in the daemon's own directory", f"read it there: {path}"
-    )
-    if not path.parent.resolve().is_relative_to(directory.resolve()):
-        raise outside
-    try:
-        found = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    except OSError as error:  # a link, or taken away from us
-        raise outside from error
-    about = os.fstat(found)
-    if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
-        os.close(found)
-        raise outside
-    return found
 
 
 def tail_offset(file: int, lines: int) -> int:
@@ -81,26 +59,31 @@ def tail_offset(file: int, lines: int) -> int:
 
 
 class Reader:
-    """Reads one attempt's file piece by piece; the file may not be there yet."""
+    """Reads one attempt's log file piece by piece; the file may not exist yet.
 
-    def __init__(self, path: Path, directory: Path, tail: int | None) -> None:
-        self._path = path
-        self._directory = directory
+    The beginning of a file that passed its size limit is a hole (launch/output_limit.py): reading goes on behind it,
+    at the line that says what was removed.
+    """
+
+    def __init__(self, open_file: Callable[[], int | None], tail: int | None) -> None:
+        self._open_file = open_file
         self._tail = tail
         self._file: int | None = None
         self._offset = 0
 
     @property
     def offset(self) -> int:
-        """At which byte it reads on."""
+        """The byte at which it reads on."""
         return self._offset
 
     def open(self) -> bool:
         """Whether there is a file."""
         if self._file is None:
-            self._file = open_log(self._path, self._directory)
+            self._file = self._open_file()
             if self._file is not None and self._tail is not None:
                 self._offset = tail_offset(self._file, self._tail)
+            if self._file is not None:
+                self._skip_hole()
         return self._file is not None
 
     def read(self) -> bytes:
@@ -108,9 +91,21 @@ class Reader:
         if not self.open():
             return b""
         assert self._file is not None
+        self._skip_hole()
         piece = os.pread(self._file, CHUNK, self._offset)
         self._offset += len(piece)
         return piece
+
+    def _skip_hole(self) -> None:
+        """To the first byte behind a hole that begins before or at the offset."""
+        assert self._file is not None
+        try:
+            data = os.lseek(self._file, self._offset, os.SEEK_DATA)
+        except OSError:  # nothing but a hole, the end of the file, or a file system without holes
+            return
+        if data > self._offset:
+            block = os.pread(self._file, CHUNK, data)
+            self._offset = data + len(block) - len(block.lstrip(b"\0"))
 
     def close(self) -> None:
         if self._file is not None:
@@ -125,7 +120,7 @@ class Output:
     def __init__(
         self,
         source: Source,
-        directory: Path,
+        files: AttemptFiles,
         find: Callable[[], Task | None],
         *,
         stream: Stream,
@@ -135,7 +130,7 @@ class Output:
         closing: asyncio.Event,
     ) -> None:
         self._source = source
-        self._directory = directory
+        self._files = files
         self._find = find
         self._stream = stream
         self._attempt = attempt
@@ -143,14 +138,14 @@ class Output:
         self._follow = follow
         self._closing = closing
 
-    def first(self) -> Reader | None:
+    async def first(self) -> Reader | None:
         """The reader to begin with, opened so that a refusal is an error answer and not a broken stream."""
         task = self._find()
         number = self._number(task, after=0)
         if task is None or number is None:
             return None
         reader = self._reader(task, number, self._tail)
-        reader.open()
+        await asyncio.to_thread(reader.open)  # looking for the last lines may read many megabytes
         return reader
 
     async def pieces(self, reader: Reader | None) -> AsyncIterator[bytes]:
@@ -175,7 +170,7 @@ class Output:
         """One attempt's output; when following, until it has ended and all of it was read."""
         while True:
             over = not self._follow or self._ended(number)
-            while piece := reader.read():
+            while piece := await asyncio.to_thread(reader.read):
                 yield piece
             if over or self._closing.is_set():
                 return
@@ -213,5 +208,10 @@ class Output:
         return all(attempt.number != number or attempt.ended_at is not None for attempt in task.attempts)
 
     def _reader(self, task: Task, number: int, tail: int | None) -> Reader:
-        stdout, stderr = self._source.log_paths(AttemptKey(task.id, number))
-        return Reader(stdout if self._stream == "stdout" else stderr, self._directory, tail)
+        """Raises NotFound if the output went to a file that the submitter named."""
+        key = AttemptKey(task.id, number)
+        named = named_outputs(key, task.owner, task.spec)[0 if self._stream == "stdout" else 1]
+        if named is not None:
+            message = f"this output was sent to {named}; the daemon does not open files that a user named"
+            raise NotFound(message, f"read it there: {named}")
+        return Reader(lambda: self._files.open_log(key, self._stream), tail)

@@ -32,7 +32,9 @@ class Looks:
         """The fingerprint of the command without its numbers, which history compares by itself; "" where none can be
         had."""
         uid = request.owner.uid
-        eye = self._eyes.setdefault(uid, _Eye())
+        eye = self._eyes.get(uid)
+        if eye is None:  # not setdefault: each _Eye() starts a thread
+            eye = self._eyes[uid] = _Eye()
         eye.asked += 1
         try:
             async with eye.turn:  # so that the limit is for one look, however many there are before it

@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from carma.core.commands import StopAttempt
 from carma.core.events import (
     AttemptEnded,
     Durable,
@@ -101,6 +102,7 @@ class Loop:
                 return
 
     def _remember(self, key: AttemptKey) -> None:
+        self.hands.release(key)
         run = finder.past_run(self.shell.state, key, key in self.shared)
         self.shared.discard(key)
         self.hands.forget(key)
@@ -195,6 +197,7 @@ class Loop:
         keys = tuple(self.shell.state.active.values())
         if not keys:
             return
+        self.hands.kill_overdue(self.shell.state, self.shell.clock.now())  # first: what follows fails on a full disk
         asked_s = time.monotonic()
         found = await self.hands.with_launcher(lambda: self.launcher.poll(keys))
         if finder.events_of(self.shell.state, found, self.shell.clock.now()):
@@ -202,7 +205,6 @@ class Loop:
         idle = [key for key in finder.never_launched(self.shell.state, found) if not self.hands.in_hand(key, asked_s)]
         if idle:
             await self.settle_idle(idle)
-        self.hands.kill_overdue(self.shell.state, self.shell.clock.now())
 
     async def settle_idle(self, idle: Sequence[AttemptKey]) -> None:
         """Orders that nobody carried out: those that are to stop and never reached the launcher have ended, the others
@@ -225,10 +227,28 @@ class Loop:
             ]
 
         longest_s = max((_grace_s(self.shell.state, task_id) for task_id in self.shell.state.active), default=0.0)
-        await self.shell.change(make)
+        try:
+            await self.shell.change(make)
+        except StoreError as error:
+            log.error("the stop of running tasks cannot be stored, so they are stopped without a record: %s", error)
+            await self._stop_unrecorded(longest_s + UNKILLABLE_S)
+            return
         if not await self.shell.wait_for(lambda state: not state.active, longest_s + UNKILLABLE_S):
             left = show_count(len(self.shell.state.active), "task")
             log.error("%s left running: not even SIGKILL ends them", left)
+
+    async def _stop_unrecorded(self, limit_s: float) -> None:
+        """On a full disk: signals need no record. The next daemon reads from the runners how the attempts ended."""
+        state, now = self.shell.state, self.shell.clock.now()
+        keys = tuple(state.active.values())
+        for key in keys:
+            self.hands.carry_out(StopAttempt(key, _grace_s(state, key.task)), now)
+        deadline_s = time.monotonic() + limit_s
+        while time.monotonic() < deadline_s:
+            found = await self.hands.with_launcher(lambda: self.launcher.poll(keys))
+            if all(one.outcome is not None for one in found):
+                return
+            await asyncio.sleep(POLL_S)
 
     async def _guard(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -236,17 +256,18 @@ class Loop:
         except StoreError:
             await asyncio.sleep(0.1)  # the shell has logged it
         except Exception as error:
-            self._log_once(f"{what}: {type(error).__name__}: {error}", error)
+            self._log_once(what, error)
             await asyncio.sleep(0.1)
 
-    def _log_once(self, line: str, error: Exception) -> None:
+    def _log_once(self, what: str, error: Exception) -> None:
+        """One line a minute for each kind of error: the same one may name another file each time."""
+        kind = f"{what}: {type(error).__name__} {getattr(error, 'errno', '')}"
         now_s = time.monotonic()
-        if now_s - self._logged.get(line, float("-inf")) < SAME_ERROR_S:
+        if now_s - self._logged.get(kind, float("-inf")) < SAME_ERROR_S:
             return
-        if len(self._logged) > 1000:
-            self._logged.clear()
-        self._logged[line] = now_s
-        log.error("%s", line, exc_info=None if isinstance(error, CarmaError) else error)
+        self._logged[kind] = now_s
+        explained = isinstance(error, CarmaError | OSError)
+        log.error("%s: %s: %s", what, type(error).__name__, error, exc_info=None if explained else error)
 
 
 def watch_pause_s(state: State) -> float:

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,15 +25,17 @@ from carma.errors import BadSettings, CarmaError
 from carma.paths import Paths, find_paths
 
 if TYPE_CHECKING:
-    from carma.core.model import AttemptKey, Gpu
+    from carma.core.model import Gpu
     from carma.core.ports import Archive
     from carma.daemon.estimating import CallOff
     from carma.daemon.looking import Fingerprint
     from carma.daemon.loop import Loop
+    from carma.daemon.probes import Probes
     from carma.daemon.restore import Replayed
     from carma.daemon.shell import Shell
     from carma.daemon.world import World
     from carma.estimate.protocol import Context, Trials
+    from carma.launch.attempt_cgroups import AttemptCgroups
     from carma.launch.cgroup_limits import CgroupLimits
     from carma.launch.process import ProcessLauncher
     from carma.store.sqlite import SqliteStore
@@ -43,6 +46,9 @@ Ready = Callable[[], None]
 TRACE = "trace"  # the source that rests on trial runs
 TEND_S = 5.0  # between looks at MPS servers that are idle or on their way out
 CLOSE_LIMIT_S = 30.0
+SWITCH_S = (
+    0.0005  # the event loop waits this long for the interpreter while another thread computes (Python's own: 5 ms)
+)
 
 
 def run(
@@ -50,12 +56,14 @@ def run(
     *,
     config: Path | None = None,
     detach: bool = False,
+    new_database: bool = False,
     when_ready: Ready = lambda: None,
 ) -> int:
     """The daemon with these settings (by dotted name), until it is told to stop; raises what keeps it from starting.
 
     `config` is read in place of the usual settings file. Detached: returns as soon as it serves, with 0. In the
-    foreground `when_ready` is called once it serves; it must not wait for the daemon's answers.
+    foreground `when_ready` is called once it serves; it must not wait for the daemon's answers. `new_database` sets the
+    files of an existing database aside.
     """
     paths = find_paths(os.environ)
     if config is not None:
@@ -63,20 +71,24 @@ def run(
     loaded = load_settings(paths, os.environ, flags)
     home.prepare(paths)
     if not detach:
-        return _serve(paths, loaded, when_ready)
+        return _serve(paths, loaded, when_ready, new_database=new_database)
     from carma.daemon.detach import in_background
 
-    in_background(lambda ready: _serve(paths, loaded, ready), paths.daemon_log)
+    with home.explained(paths):
+        in_background(lambda ready: _serve(paths, loaded, ready, new_database=new_database), paths.daemon_log)
     return 0
 
 
-def _serve(paths: Paths, loaded: Loaded, ready: Ready) -> int:
+def _serve(paths: Paths, loaded: Loaded, ready: Ready, *, new_database: bool) -> int:
     home.start_logging(loaded.settings)
+    sys.setswitchinterval(SWITCH_S)
     from carma.store.sqlite import SqliteStore
 
-    store = SqliteStore(paths.database)  # holds the lock: from here on there is no other daemon
+    if not new_database:
+        home.refuse_lost_database(paths)
+    store = SqliteStore(paths.database, new=new_database)  # holds the lock: from here on there is no other daemon
     try:
-        with home.pid_file(paths.pid_file):
+        with home.explained(paths), home.pid_file(paths.pid_file):
             return asyncio.run(_live(paths, loaded, store, ready))
     finally:
         store.close()
@@ -88,12 +100,17 @@ async def _live(paths: Paths, loaded: Loaded, store: SqliteStore, ready: Ready) 
     from carma.daemon.api import make_app
     from carma.daemon.housekeeping import keep_tidy
     from carma.daemon.http import HttpServer, fitting_limits
+    from carma.daemon.journal import LoopErrors
+    from carma.daemon.probes import Probes
     from carma.daemon.restore import reconcile
 
-    shell, loop, replayed, launcher = _build(paths, loaded, store)
+    probes = Probes()
+    asyncio.get_running_loop().set_exception_handler(LoopErrors())
+    shell, loop, replayed, launcher = _build(paths, loaded, store, probes)
     address = Address(paths.socket, _socket_mode())
     listener = address.bind()
-    server = HttpServer(make_app(shell), listener, fitting_limits(os.geteuid()), closing=shell.stopping)
+    app = make_app(shell, check_files=probes.check_runnable)
+    server = HttpServer(app, listener, fitting_limits(os.geteuid()), closing=shell.stopping)
     _on_signals(shell, loop)
     running = asyncio.create_task(loop.run(), name="loop")
     beside: list[asyncio.Task[None]] = []
@@ -103,6 +120,7 @@ async def _live(paths: Paths, loaded: Loaded, store: SqliteStore, ready: Ready) 
         beside.append(asyncio.create_task(keep_tidy(shell, store, paths.log_dir), name="housekeeping"))
         beside.append(asyncio.create_task(keep_reachable(address, server), name="socket"))
         beside.append(asyncio.create_task(_tend(loop, launcher), name="MPS servers"))
+        beside.append(asyncio.create_task(_watch_database(shell, store), name="database"))
         _announce(shell, ready)
         await _unless_over(running, shell.stopping.wait())
         if shell.cancel_at_stop:
@@ -115,18 +133,29 @@ async def _live(paths: Paths, loaded: Loaded, store: SqliteStore, ready: Ready) 
             task.cancel()
         await asyncio.gather(*beside, return_exceptions=True)
         await _stop(running)
-        if loop.settled.is_set():  # before that it is not known what runs under the MPS servers
+        # Before it has settled it is not known what runs under the MPS servers; and another daemon may use them now if
+        # the database is gone.
+        if loop.settled.is_set() and shell.failure is None:
             await _close(loop, launcher)
         await loop.close()
+        await probes.close()
         await shell.close()
         listener.close()
         address.remove()
     left = len(shell.state.active)
     log.info("stopped%s", f"; {show_count(left, 'task')} {'goes' if left == 1 else 'go'} on" if left else "")
+    if shell.failure is not None:
+        raise shell.failure
     return 0
 
 
-def _build(paths: Paths, loaded: Loaded, store: SqliteStore) -> tuple[Shell, Loop, Replayed, ProcessLauncher]:
+async def _watch_database(shell: Shell, store: SqliteStore) -> None:
+    await home.watch_database(lambda: shell.read(store.in_place), shell.give_up, store.path)
+
+
+def _build(
+    paths: Paths, loaded: Loaded, store: SqliteStore, probes: Probes
+) -> tuple[Shell, Loop, Replayed, ProcessLauncher]:
     from carma.daemon.clock import SteadyClock
     from carma.daemon.hands import Hands
     from carma.daemon.loop import Loop
@@ -151,11 +180,15 @@ def _build(paths: Paths, loaded: Loaded, store: SqliteStore) -> tuple[Shell, Loo
     skip_used_ids(store, store, replayed.state, paths.log_dir)
     as_submitter = _as_submitter(loaded)
     servers = MpsServers(paths.state_dir / "mps", open_to_users=as_submitter)
+    groups = _attempt_cgroups(paths)
     launcher = ProcessLauncher(
         paths.log_dir,
         extra_environment=world.environment,
         run_as_submitter=as_submitter,
-        confiner=Confiner(rules.sharing, servers, _cgroup_limits(loaded, world.sampler.gpus())),
+        confiner=Confiner(rules.sharing, servers, _cgroup_limits(loaded, world.sampler.gpus(), groups)),
+        groups=None if isinstance(groups, str) else groups,
+        start_timeout_s=settings.launch.start_timeout_s,
+        max_output_mib=settings.launch.max_output_mib,
     )
     shell = Shell(
         state=replayed.state,
@@ -166,7 +199,6 @@ def _build(paths: Paths, loaded: Loaded, store: SqliteStore) -> tuple[Shell, Loo
         settings=settings,
         origins=loaded.origins,
         paths=paths,
-        log_paths=_paths_of(launcher.log_paths),
     )
     context = make_context(paths, loaded, world, store)
     hands = Hands(
@@ -176,6 +208,7 @@ def _build(paths: Paths, loaded: Loaded, store: SqliteStore) -> tuple[Shell, Loo
         has_trace=AttemptFiles(paths.log_dir).exists,
         call_off=call_off(context.trials),
         fingerprint=make_fingerprint(world),
+        find_frameworks=probes.find_frameworks,
     )
     return shell, Loop(shell, hands, world.sampler, period_s=settings.monitor.period_s), replayed, launcher
 
@@ -217,14 +250,24 @@ def make_fingerprint(world: World) -> Fingerprint | None:
     return lambda request: fingerprint(request) or ""
 
 
-def _cgroup_limits(loaded: Loaded, gpus: Sequence[Gpu]) -> CgroupLimits | None:
+def _attempt_cgroups(paths: Paths) -> AttemptCgroups | str:
+    """Where each attempt gets a cgroup, or why not. No controller is enabled: with one, systemd could not start the
+    daemon again while tasks run in cgroups below its unit (EBUSY, systemd pull request 41304)."""
+    from carma import cgroups
+    from carma.launch.attempt_cgroups import AttemptCgroups
+
+    found = cgroups.find(enable=False)
+    return found if isinstance(found, str) else AttemptCgroups(found, paths.log_dir)
+
+
+def _cgroup_limits(loaded: Loaded, gpus: Sequence[Gpu], groups: AttemptCgroups | str) -> CgroupLimits | None:
     """Where driver, kernel and the administrator give them; the sampler has opened NVML already."""
     if loaded.settings.virtual.gpus > 0 or not loaded.settings.rules.sharing.caps:
         return None
     from carma.launch.cgroup_limits import CgroupLimits, NvmlLimiter
     from carma.monitor.nvml import load_nvml
 
-    found = CgroupLimits.find(NvmlLimiter(load_nvml()), gpus)
+    found = CgroupLimits.find(NvmlLimiter(load_nvml()), gpus, groups)
     if isinstance(found, str):
         log.debug("%s", found)
         return None
@@ -247,14 +290,6 @@ async def _close(loop: Loop, launcher: ProcessLauncher) -> None:
             await loop.hands.with_launcher(launcher.close)
     except (OSError, TimeoutError) as error:
         log.error("the MPS servers could not be stopped: %s", error)
-
-
-def _paths_of(names: Callable[[AttemptKey], tuple[str, str]]) -> Callable[[AttemptKey], tuple[Path, Path]]:
-    def paths(key: AttemptKey) -> tuple[Path, Path]:
-        stdout, stderr = names(key)
-        return Path(stdout), Path(stderr)
-
-    return paths
 
 
 def _as_submitter(loaded: Loaded) -> bool:

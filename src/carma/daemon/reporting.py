@@ -57,62 +57,76 @@ class _Sum:
         )
 
 
-def report(tasks: Iterable[Task], usage: Sequence[GpuUsage], state: State, since: float, until: float) -> Report:
-    """`tasks` are all that may have run within the span, in memory or archived."""
-    total, users = _Sum(), dict[int, tuple[str, _Sum]]()
-    for task in tasks:
-        _, own = users.setdefault(task.owner.uid, (task.owner.name, _Sum()))
-        for into in (total, own):
-            _add(into, task, state, since, until)
+class Totals:
+    """What tasks did within a span, added up: of all, and by user."""
+
+    def __init__(self, since: float, until: float) -> None:
+        self.since = since
+        self.until = until
+        self.total = _Sum()
+        self.users: dict[int, tuple[str, _Sum]] = {}
+
+    def add(self, tasks: Iterable[Task], state: State | None = None) -> None:
+        """Tasks in memory need the state; archived ones do without, and may be added in another thread."""
+        for task in tasks:
+            if not task.attempts and not isinstance(task.status, Finished):
+                continue
+            _, own = self.users.setdefault(task.owner.uid, (task.owner.name, _Sum()))
+            for into in (self.total, own):
+                self._add(into, task, state)
+
+    def _add(self, into: _Sum, task: Task, state: State | None) -> None:
+        since, until, status = self.since, self.until, task.status
+        if isinstance(status, Finished) and since <= status.at <= until:
+            into.ended[str(status.outcome.__struct_config__.tag)] += 1
+        into.running += state is not None and task.id in state.active
+        first = task.attempts[0].started_at if task.attempts else None
+        if first is not None and since <= first <= until:
+            waited_s = max(0.0, first - task.submitted_at)
+            into.started += 1
+            into.waited_s += waited_s
+            into.longest_wait_s = max(into.longest_wait_s, waited_s)
+        for attempt in task.attempts:
+            self._add_attempt(into, task, attempt, state)
+
+    def _add_attempt(self, into: _Sum, task: Task, attempt: Attempt, state: State | None) -> None:
+        """An attempt that reaches beyond the span counts with its part, its energy as if it had been spent evenly."""
+        since, until = self.since, self.until
+        running = state is not None and state.active.get(task.id) == task.key and attempt.number == task.key.attempt
+        ended_at = until if running else attempt.ended_at
+        if attempt.started_at is None or ended_at is None or ended_at < since or attempt.started_at > until:
+            return
+        whole_s = max(0.0, ended_at - attempt.started_at)
+        within_s = max(0.0, min(ended_at, until) - max(attempt.started_at, since))
+        into.attempts += 1
+        into.run_s += within_s
+        into.gpu_s += within_s * len(attempt.placement.gpus)
+        track = state.tracks.get(task.key) if running and state is not None else None
+        energy_j = attempt.own_energy_j if track is None or track.energy_j is None else track.energy_j
+        if energy_j is None:
+            into.unmeasured += 1
+        else:
+            into.energy_j += energy_j * (within_s / whole_s if whole_s else 1.0)
+
+
+def report(totals: Totals, usage: Sequence[GpuUsage], state: State) -> Report:
+    """`totals` are of all tasks that may have run within the span, in memory or archived."""
+    since, until = totals.since, totals.until
     not_stored_yet = [row for row in not_noted(state) if since <= row.hour * HOUR_S <= until]
     rows = [*usage, *not_stored_yet]
     gpus = _gpus(rows, state)
     return Report(
         since=since,
         until=until,
-        total=total.work(),
+        total=totals.total.work(),
         users=tuple(
             UserWork(user=name, uid=uid, work=own.work())
-            for uid, (name, own) in sorted(users.items(), key=lambda entry: (-entry[1][1].gpu_s, entry[0]))
+            for uid, (name, own) in sorted(totals.users.items(), key=lambda entry: (-entry[1][1].gpu_s, entry[0]))
             if own != _Sum()
         ),
         gpus=gpus,
-        notes=(*_unwatched(gpus, until - since), *_guessed(rows, gpus, state), *_unmeasured(total)),
+        notes=(*_unwatched(gpus, until - since), *_guessed(rows, gpus, state), *_unmeasured(totals.total)),
     )
-
-
-def _add(into: _Sum, task: Task, state: State, since: float, until: float) -> None:
-    status = task.status
-    if isinstance(status, Finished) and since <= status.at <= until:
-        into.ended[str(status.outcome.__struct_config__.tag)] += 1
-    into.running += task.id in state.active
-    first = task.attempts[0].started_at if task.attempts else None
-    if first is not None and since <= first <= until:
-        waited_s = max(0.0, first - task.submitted_at)
-        into.started += 1
-        into.waited_s += waited_s
-        into.longest_wait_s = max(into.longest_wait_s, waited_s)
-    for attempt in task.attempts:
-        _add_attempt(into, task, attempt, state, since, until)
-
-
-def _add_attempt(into: _Sum, task: Task, attempt: Attempt, state: State, since: float, until: float) -> None:
-    """An attempt that reaches beyond the span counts with its part, its energy as if it had been spent evenly."""
-    running = state.active.get(task.id) == task.key and attempt.number == task.key.attempt
-    ended_at = until if running else attempt.ended_at
-    if attempt.started_at is None or ended_at is None or ended_at < since or attempt.started_at > until:
-        return
-    whole_s = max(0.0, ended_at - attempt.started_at)
-    within_s = max(0.0, min(ended_at, until) - max(attempt.started_at, since))
-    into.attempts += 1
-    into.run_s += within_s
-    into.gpu_s += within_s * len(attempt.placement.gpus)
-    track = state.tracks.get(task.key) if running else None
-    energy_j = attempt.own_energy_j if track is None or track.energy_j is None else track.energy_j
-    if energy_j is None:
-        into.unmeasured += 1
-    else:
-        into.energy_j += energy_j * (within_s / whole_s if whole_s else 1.0)
 
 
 def _gpus(usage: Sequence[GpuUsage], state: State) -> tuple[GpuWork, ...]:

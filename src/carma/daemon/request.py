@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from carma.core.model import TaskId
+from carma.core.model import LARGEST_ID, TaskId
 from carma.daemon.auth import Door, Identity, Peer, require_admin
 from carma.errors import CarmaError, NotAllowed, NotFound, TooLarge, Usage
 from carma.wire.routes import Query, Route
@@ -18,7 +18,6 @@ from carma.wire.types import Problem
 
 log = logging.getLogger("carma.http")
 MIB = 1024 * 1024
-_LARGEST_ID = 2**62
 _encode = msgspec.json.Encoder().encode
 
 
@@ -118,7 +117,7 @@ def decode(raw: bytes, route: Route) -> Any:
 
 
 def read_id(text: str) -> TaskId:
-    if text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= _LARGEST_ID:
+    if text.isascii() and text.isdigit() and len(text) <= 19 and 0 < int(text) <= LARGEST_ID:
         return TaskId(int(text))
     raise NotFound(f"there is no task {text[:40]!r}", "a task id is a number; `carma queue` lists them")
 
@@ -133,5 +132,5 @@ def read_query(request: Request, known: tuple[Query, ...]) -> dict[str, Any]:
         try:
             found[name] = msgspec.convert(value, kinds[name], strict=False)
         except msgspec.ValidationError as error:
-            raise Usage(f"query parameter {name}: {value[:40]!r} is not a {kinds[name].__name__}") from error
+            raise Usage(f"query parameter {name}={value[:40]!r}: {error}") from error
     return found

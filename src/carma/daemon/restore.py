@@ -25,7 +25,7 @@ from carma.core.task import Task
 from carma.core.units import show_count
 from carma.daemon import finder
 from carma.daemon.hands import Hands
-from carma.daemon.housekeeping import task_of
+from carma.daemon.home import task_of
 from carma.daemon.loop import Loop
 from carma.daemon.shell import Shell
 from carma.errors import StoreError

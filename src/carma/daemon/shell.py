@@ -12,20 +12,20 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from carma.core import usage
 from carma.core.commands import Command
 from carma.core.events import AttemptEnded, Durable, MemoryObserved, Passing, PreemptionRequested, TaskPlaced, UseNoted
 from carma.core.machine import step
-from carma.core.model import AttemptKey, Estimate, Owner, TaskId, TaskSpec
+from carma.core.model import Estimate, Owner, TaskId, TaskSpec
 from carma.core.ports import Archive, Store
 from carma.core.propose import propose
 from carma.core.state import State, checkpoint, forget
 from carma.daemon.clock import SteadyClock
 from carma.daemon.journal import Seldom
 from carma.daemon.listeners import Listeners, Subscription
+from carma.daemon.story import task_of
 from carma.daemon.worker import Worker
 from carma.errors import CarmaError, StoreError
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("carma.daemon")
 
+T = TypeVar("T")
 Make = Callable[[State], Sequence[Durable]]
 Execute = Callable[[Sequence[Command], Durable], None]
 Stepped = Callable[[Durable], None]
@@ -43,6 +44,7 @@ Stage = Callable[[TaskId], str]
 
 CHECKPOINT_EVERY = 2_000  # events
 BATCH = 512  # requests in one transaction
+STEPS = 100  # events that are stepped without a pause
 STORE_RETRY_S = 1.0  # pause before proposals are tried again on a disk that refused
 USAGE_S = 60.0  # between two notes of what tasks and GPUs did; a daemon that is killed loses so much of it
 THINKING_SHARE = 3.0  # after proposals took t seconds, requests have the loop for this many times t
@@ -69,7 +71,6 @@ class Shell:
         settings: Settings,
         origins: dict[str, Origin],
         paths: Paths,
-        log_paths: Callable[[AttemptKey], tuple[Path, Path]],
     ) -> None:
         self.state = state
         self.sequence = sequence
@@ -83,8 +84,8 @@ class Shell:
         self.stopping = asyncio.Event()
         self.cancel_at_stop = False
         self._store = store
-        self._log_paths = log_paths
         self._writer = Worker("store")
+        self._readers = (Worker("archive"), Worker("report"))
         self._execute: Execute = lambda _commands, _event: None
         self._stepped: list[Stepped] = []
         self._foresee: Foresee | None = None
@@ -98,6 +99,7 @@ class Shell:
         self._usage_at = time.monotonic() + USAGE_S
         self._refusals, self._no_checkpoint, self._no_usage = Seldom(), Seldom(), Seldom()
         self._broken = False  # the state is not what the log gives; it must not be saved
+        self.failure: CarmaError | None = None  # the error that ends the daemon
 
     # What others call.
 
@@ -116,6 +118,14 @@ class Shell:
         """Something seen that is not stored: a sample, or that time passed."""
         self._passing.append(event)
         self._wake.set()
+
+    async def read(self, function: Callable[[], T], *, slow: bool = False) -> T:
+        """Run a read of the archive in a thread. Slow ones have a thread of their own and do not delay the others."""
+        return await self._readers[slow].call(function)
+
+    def shared(self, spec: TaskSpec) -> TaskSpec:
+        """The same spec; its environment and command are the objects of stored tasks, if they are equal."""
+        return self._store.shared(spec)
 
     def new_task_ids(self, count: int) -> TaskId:
         return self._store.new_task_ids(count)
@@ -136,33 +146,35 @@ class Shell:
         """How far the estimate of a task is, as a phrase; "" where there is nothing to tell."""
         return self._stage(task)
 
-    def log_paths(self, key: AttemptKey) -> tuple[Path, Path]:
-        """Where an attempt's stdout and stderr are."""
-        return self._log_paths(key)
-
     def request_stop(self, cancel_running: bool = False) -> None:
         self.cancel_at_stop = self.cancel_at_stop or cancel_running
         self.stopping.set()
 
+    def give_up(self, error: CarmaError) -> None:
+        """End the daemon with this error. Running tasks go on; nothing more is stored."""
+        log.error("%s. %s", error, error.hint)
+        self.failure = error
+        self._broken = True
+        self.request_stop()
+
+    def in_place(self) -> bool:
+        """Whether the database is still the one that was opened. If not, nothing may be started."""
+        return self._store.in_place()
+
     # What the daemon's own parts call.
 
     def connect(
-        self,
-        execute: Execute,
-        stepped: Stepped,
-        foresee: Foresee | None = None,
-        stage: Stage = lambda _task: "",
+        self, execute: Execute, stepped: Stepped, foresee: Foresee | None = None, stage: Stage = lambda _task: ""
     ) -> None:
-        """Who carries out commands, who is told of each event after it was stepped, who can ask the estimators and
-        tells how far they are."""
+        """Who carries out commands, is told of each stepped event, asks the estimators, knows how far they are."""
         self._execute = execute
         self._stepped.append(stepped)
         self._foresee = foresee
         self._stage = stage
 
-    async def in_store(self, function: Callable[[], object]) -> None:
+    async def in_store(self, function: Callable[[], T]) -> T:
         """Run a call of the store or the archive in the writer's thread, after what was committed before."""
-        await self._writer.call(function)
+        return await self._writer.call(function)
 
     async def run(self) -> None:
         """The writer. Ends only by cancellation or with Fatal."""
@@ -186,6 +198,8 @@ class Shell:
         except (StoreError, Fatal) as error:
             log.warning("the last checkpoint was not saved (%s); the next start replays the log instead", error)
         self.release()
+        for reader in self._readers:
+            reader.close(wait_s=1.0)
         self._writer.close()
         self._store.close()
 
@@ -231,13 +245,13 @@ class Shell:
         events: list[Durable] = []
         taken: list[tuple[_Change, int]] = []
         later: list[_Change] = []
-        touched: set[object] = set()
+        touched: set[TaskId | None] = set()
         while self._changes and len(taken) < BATCH:
             change = self._changes.popleft()
             made = self._make(change)
             if made is None:
                 continue
-            subjects = {subject(event) for event in made}
+            subjects = {task_of(event) for event in made}  # None stands for the GPUs
             if not touched.isdisjoint(subjects):  # judge it again, on the state after this transaction
                 later.append(change)
                 continue
@@ -296,6 +310,8 @@ class Shell:
         self.sequence = last
         for place, event in enumerate(events, start=last - len(events) + 1):
             self._step(place, event)
+            if place % STEPS == 0:
+                await asyncio.sleep(0)  # an array is ten thousand events: requests are answered in between
         return last
 
     def _step(self, sequence: int, event: Durable) -> None:
@@ -375,17 +391,6 @@ class Shell:
     def _fail_all(self, error: CarmaError) -> None:
         while self._changes:
             _settle(self._changes.popleft().done, error)
-
-
-def subject(event: Durable) -> object:
-    """What an event changes: a task's id, or the GPUs as a whole."""
-    key = getattr(event, "key", None)
-    if key is not None:
-        return key.task
-    task = getattr(event, "task", None)
-    if task is None:
-        return "gpus"
-    return task if isinstance(task, int) else task.id
 
 
 def _settle(future: asyncio.Future[int], error: Exception) -> None:

@@ -6,6 +6,7 @@ attempt that was told to stop is told to have ended by that, and not by the sign
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import assert_never
 
@@ -14,7 +15,17 @@ from msgspec.structs import replace
 from carma.core import events as e
 from carma.core import saving
 from carma.core.model import AttemptKey, Booking, Confinement, Gpu, GpuId, Placement, TaskId
-from carma.core.outcome import Cancelled, Disrupted, Failed, Outcome, OutOfMemory, Preempted, TimedOut, describe
+from carma.core.outcome import (
+    Cancelled,
+    Disrupted,
+    Failed,
+    LaunchFailed,
+    Outcome,
+    OutOfMemory,
+    Preempted,
+    TimedOut,
+    describe,
+)
 from carma.core.status import Ending, Preempting, that_counts
 from carma.core.task import Task
 from carma.core.units import show_count, show_mib, show_s
@@ -22,6 +33,8 @@ from carma.wire.sharing import held, shared
 from carma.wire.types import StoryLine
 
 Gpus = dict[GpuId, Gpu]
+# What follows in a reason that launch/outcome.py gives is the program's own words, or the path that did not answer.
+_QUOTE = re.compile(r": | \(")
 GpuEvent = e.GpusFound | e.GpuDrained | e.GpuResumed | e.UseNoted
 AttemptEvent = e.TaskPlaced | e.AttemptStarted | e.MemoryObserved | e.BookingShrunk | e.AttemptEnded
 TaskEvent = (
@@ -260,6 +273,10 @@ def without_words(outcome: Outcome) -> Outcome:
             return Cancelled(by)
         case Preempted(by=by, code=code):
             return Preempted(by, "", code)
+        case Disrupted(reason=reason):
+            return Disrupted(_QUOTE.split(reason, maxsplit=1)[0])
+        case LaunchFailed(reason=reason):
+            return LaunchFailed(_QUOTE.split(reason, maxsplit=1)[0])
         case _:
             return outcome
 

@@ -14,11 +14,13 @@ After=network.target nvidia-persistenced.service
 
 [Service]
 Type=notify
+# A new version may convert a large database before it is ready.
+TimeoutStartSec=infinity
 ExecStart={command} up
 # Only the daemon is stopped: tasks go on, and the next daemon adopts them.
 KillMode=process
-# Its cgroup is the daemon's to divide, so that the driver can limit the GPU memory of each task (drivers from 615 on).
-# DelegateSubgroup needs systemd 254; older ones ignore it with a warning, and tasks then do without that limit.
+# The daemon creates a cgroup for each task: to find all its processes and to limit its GPU memory (drivers from 615).
+# DelegateSubgroup needs systemd 254. Older versions ignore it with a warning; those limits are then not available.
 Delegate=yes
 DelegateSubgroup=daemon
 # A task that runs out of host memory, or starts many threads, is no reason to stop the daemon or to stop the task.
@@ -51,6 +53,9 @@ Type=notify
 ExecStart={command} up
 # Only the daemon is stopped: tasks go on, and the next daemon adopts them.
 KillMode=process
+# The daemon creates cgroups below its own, to limit trial runs. DelegateSubgroup needs systemd 254.
+Delegate=yes
+DelegateSubgroup=daemon
 # A task that runs out of host memory is no reason to stop the daemon.
 OOMPolicy=continue
 Restart=on-failure

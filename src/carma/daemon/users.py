@@ -1,12 +1,13 @@
-"""Users as the API shows them. An administrator sees all of them, anybody else only themselves: what others had and
-may have is not for everybody. And the quotas that are checked when something is submitted.
+"""Users as the API shows them, and the quotas that are checked when something is submitted.
+
+An administrator sees all users, anybody else only themselves: what others had and may have is private.
 """
 
 from __future__ import annotations
 
 from carma.core.admission import by_size
 from carma.core.fairness import Account
-from carma.core.model import Owner, TaskSpec
+from carma.core.model import Owner, TaskId, TaskSpec
 from carma.core.quota import Limits, limits_of
 from carma.core.state import State
 from carma.core.units import show_count
@@ -52,8 +53,29 @@ def _memory_mib(state: State, limits: Limits) -> int | None:
     return int(limits.memory_share * sum(gpu.memory_mib for gpu in by_size(state)))
 
 
+class Submitting:
+    """Tasks that are checked but not yet part of the state: several submissions are committed in one transaction."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, dict[TaskId, int]] = {}  # user -> first id of the submission -> number of tasks
+
+    def others(self, uid: int, first: TaskId) -> int:
+        """How many tasks the user's other submissions have."""
+        return sum(count for other, count in self._counts.get(uid, {}).items() if other != first)
+
+    def add(self, uid: int, first: TaskId, count: int) -> None:
+        self._counts.setdefault(uid, {})[first] = count
+
+    def remove(self, uid: int, first: TaskId) -> None:
+        """Stored, or given up."""
+        counts = self._counts.get(uid, {})
+        counts.pop(first, None)
+        if not counts:
+            self._counts.pop(uid, None)
+
+
 def check_quota(state: State, owner: Owner, spec: TaskSpec, count: int = 1) -> None:
-    """Whether so many more tasks may wait, and whether each could ever start; raises QuotaReached."""
+    """Whether `count` more tasks may wait, and whether each could ever start; raises QuotaReached."""
     limits = limits_of(state.rules.quota, owner.name)
     if limits.gpus is not None and spec.gpus > limits.gpus:
         asks = show_count(spec.gpus, "GPU")

@@ -6,15 +6,14 @@ task cannot pass each other. An event that cannot follow what happened before is
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import assert_never
 
 from msgspec.structs import replace
 
 from carma.core import events as e
 from carma.core import preempt
-from carma.core.model import Estimate, GpuId, TaskId, TaskSpec
+from carma.core.model import Estimate, GpuId, Owner, TaskId, TaskSpec
 from carma.core.outcome import Cancelled, describe
 from carma.core.state import SERVER, State
 from carma.core.status import Estimating, Finished, Queued, Recovering, Running, Starting, state_name
@@ -22,79 +21,95 @@ from carma.core.task import Task
 from carma.core.units import show_s
 from carma.daemon import admission
 from carma.daemon.auth import Identity
-from carma.daemon.engine import Engine, find, require, require_own
+from carma.daemon.engine import Engine, find, look_up, look_up_own, no_such
 from carma.daemon.explaining import explain_entries
 from carma.daemon.request import Call
 from carma.daemon.runnable import check_runnable
 from carma.daemon.story import booked
-from carma.daemon.users import check_quota
-from carma.daemon.worker import Worker
-from carma.errors import Busy, NotFound, NotRunnable, Usage, WrongState
+from carma.daemon.users import Submitting, check_quota
+from carma.errors import NotFound, Usage, WrongState
 from carma.wire import types as t
 
-_LOOK_S = 20.0  # for the submitter's directory to answer
-_LOOKS = 64  # at the same time
 _SIGKILL = 9
+
+FileCheck = Callable[[TaskSpec, Owner], Awaitable[None]]  # raises NotRunnable or Busy
+
+
+async def check_in_process(spec: TaskSpec, _owner: Owner) -> None:
+    """With the credentials of this process. The daemon uses Probes.check_runnable instead."""
+    check_runnable(spec)
 
 
 class Verbs:
-    def __init__(self, engine: Engine, own_uid: int) -> None:
+    def __init__(self, engine: Engine, check_files: FileCheck = check_in_process) -> None:
         self._engine = engine
-        self._own_uid = own_uid
-        self._looking = 0  # submissions whose directories are being looked at
+        self._check_files = check_files
+        self._submitting = Submitting()
 
     async def submit(self, call: Call) -> t.SubmitAnswer:
         request: t.SubmitRequest = call.body
         engine, who = self._engine, call.who
-        spec = admission.check_spec(request.spec, who, engine.clock.now())
+        spec = engine.shared(admission.check_spec(request.spec, who, engine.clock.now()))
         indices = admission.places(request)
         admission.check_fits(engine.state, spec)
         count = 1 if indices is None else len(indices)
         check_quota(engine.state, who.owner, spec, count)
         sharing = admission.sharing_note(engine.state, spec)
-        await self._check_runnable(spec, who)
+        await self._check_files(spec, who.owner)
         asks_now = request.dry_run or request.nonblock
         estimate = await engine.estimate(who.owner, spec) if asks_now else None
+        find_task = await self._finder(spec)
         if request.dry_run:
-            foretold = self._foretell(request, spec, who, estimate)
+            foretold = self._foretell(request, admission.resolve_dependencies(spec, find_task), who, estimate)
             return replace(foretold, note=f"{foretold.note}; {sharing}") if sharing else foretold
-        if request.nonblock:  # before an id is used up; looked at again below
-            self._check_capacity(request, spec, who, estimate)
+
+        def resolved(state: State) -> TaskSpec:
+            """With `nonblock` only if it could start now."""
+            found = admission.resolve_dependencies(spec, find_task)
+            if request.nonblock:
+                now = engine.clock.now()
+                admission.check_capacity(
+                    state, admission.as_task(found, who, estimate, held=request.held, now=now), now
+                )
+            return found
+
+        if request.nonblock:  # before an id is used up; checked again below
+            resolved(engine.state)
         first = engine.new_task_ids(count)
         at_once = request.array.at_once if request.array is not None else None
 
         def make(state: State) -> Sequence[e.Durable]:
             now = engine.clock.now()
             admission.check_fits(state, spec)
-            check_quota(state, who.owner, spec, count)
-            resolved = self._check_capacity(request, spec, who, estimate)
-            specs = admission.expand(resolved, first, indices, at_once)
+            check_quota(state, who.owner, spec, count + self._submitting.others(who.uid, first))
+            specs = admission.expand(resolved(state), first, indices, at_once)
+            self._submitting.add(who.uid, first, count)
             return [
                 e.TaskSubmitted(now, TaskId(task_id), who.owner, one, request.held)
                 for task_id, one in enumerate(specs, start=first)
             ]
 
-        await engine.change(make)
+        try:
+            await engine.change(make)
+        finally:
+            self._submitting.remove(who.uid, first)
         return t.SubmitAnswer(ids=tuple(range(first, first + count)), note=sharing)
 
-    def _resolve(self, spec: TaskSpec) -> TaskSpec:
-        return admission.resolve_dependencies(spec, lambda task: find(self._engine, task))
-
-    def _check_capacity(
-        self, request: t.SubmitRequest, spec: TaskSpec, who: Identity, estimate: Estimate | None
-    ) -> TaskSpec:
-        """The spec with its dependencies resolved; with `nonblock` only if it could start now."""
-        resolved = self._resolve(spec)
-        if request.nonblock:
-            state, now = self._engine.state, self._engine.clock.now()
-            admission.check_capacity(state, admission.as_task(resolved, who, estimate, held=request.held, now=now), now)
-        return resolved
+    async def _finder(self, spec: TaskSpec) -> admission.FindTask:
+        """Finds the tasks that it waits for; those in the archive are read here, in the archive's thread."""
+        engine = self._engine
+        archived = [one.task for one in spec.after if one.task not in engine.state.tasks]
+        known: dict[TaskId, Task] = {}
+        if archived:
+            known = await engine.read(lambda: {task.id: task for task in engine.archive.tasks(archived)})
+        # A task that was archived in the meantime is in neither: that is rare, and one row.
+        return lambda task: engine.state.tasks.get(task) or known.get(task) or find(engine, task)
 
     def _foretell(
         self, request: t.SubmitRequest, spec: TaskSpec, who: Identity, estimate: Estimate | None
     ) -> t.SubmitAnswer:
         state, now = self._engine.state, self._engine.clock.now()
-        task = admission.as_task(self._resolve(spec), who, estimate, held=request.held, now=now)
+        task = admission.as_task(spec, who, estimate, held=request.held, now=now)
         decision = admission.foresee(state, task, now)
         if decision.placement is None:
             note = f"would wait: {decision.reason}"
@@ -103,35 +118,11 @@ class Verbs:
             note = f"would start on GPU {indices} now, {booked(decision.placement.booking)}"
         return t.SubmitAnswer(ids=(), note=note, explain=explain_entries(decision, state))
 
-    async def _check_runnable(self, spec: TaskSpec, who: Identity) -> None:
-        """In a thread of its own that nobody waits for at the end: a network directory may hang for ever."""
-        if self._looking >= _LOOKS:
-            raise Busy("too many submissions wait for their directories", "is a network drive hanging? try again later")
-        self._looking += 1
-        worker = Worker("paths")
-        try:
-            as_submitter = self._engine.settings.launch.run_as_submitter != "no"
-            looked = worker.call(lambda: check_runnable(spec, who.owner, self._own_uid, as_submitter=as_submitter))
-            looked.add_done_callback(self._looked)
-            await asyncio.wait_for(asyncio.shield(looked), _LOOK_S)
-        except TimeoutError as error:
-            raise NotRunnable(
-                f"the working directory {spec.directory} or a directory of PATH did not answer within {_LOOK_S:g} s",
-                "is it on a network drive that hangs?",
-            ) from error
-        finally:
-            worker.close(0.0)
-
-    def _looked(self, looked: asyncio.Future[None]) -> None:
-        self._looking -= 1
-        if not looked.cancelled():
-            looked.exception()  # nobody may be waiting for it any more
-
     async def cancel(self, call: Call) -> t.Done:
         request: t.CancelRequest = call.body
         admission.check_range("signal", request.signal, 1, 64)
         admission.check_comment(request.reason)
-        require_own(self._engine, call.task, call.who, "cancel")
+        await look_up_own(self._engine, call.task, call.who, "cancel")
         note = ""
 
         def make(state: State) -> Sequence[e.Durable]:
@@ -155,7 +146,7 @@ class Verbs:
 
     async def _set_held(self, call: Call, *, held: bool) -> t.Done:
         verb = "hold" if held else "release"
-        require_own(self._engine, call.task, call.who, verb)
+        await look_up_own(self._engine, call.task, call.who, verb)
         note = f"task {call.task} is held" if held else f"task {call.task} may start"
 
         def make(state: State) -> Sequence[e.Durable]:
@@ -174,13 +165,12 @@ class Verbs:
 
     async def retry(self, call: Call) -> t.Done:
         request: t.RetryRequest = call.body
-        require_own(self._engine, call.task, call.who, "retry")
+        await look_up_own(self._engine, call.task, call.who, "retry")
 
         def make(state: State) -> Sequence[e.Durable]:
             now = self._engine.clock.now()
-            task = state.tasks.get(call.task)
-            archived = task is None
-            task = task or require(self._engine, call.task)
+            archived = call.task not in state.tasks
+            task = self._found(call.task)
             if not isinstance(task.status, Finished):
                 raise WrongState(f"task {task.id} is {state_name(task.status)}; only a finished task can be retried")
             admission.check_fits(state, task.spec)
@@ -194,7 +184,7 @@ class Verbs:
     async def preempt(self, call: Call) -> t.Done:
         request: t.PreemptRequest = call.body
         admission.check_comment(request.reason)
-        require_own(self._engine, call.task, call.who, "preempt")
+        await look_up_own(self._engine, call.task, call.who, "preempt")
         note = ""
 
         def make(state: State) -> Sequence[e.Durable]:
@@ -209,7 +199,7 @@ class Verbs:
     async def update(self, call: Call) -> Task:
         """Answers with the task; whoever calls makes the view."""
         request: t.UpdateRequest = call.body
-        require_own(self._engine, call.task, call.who, "update")
+        await look_up_own(self._engine, call.task, call.who, "update")
         if request == t.UpdateRequest():
             raise Usage("nothing to change is given", "name, priority, gpu_memory_mib, time_limit_s or comment")
 
@@ -229,7 +219,7 @@ class Verbs:
             ]
 
         await self._engine.change(make)
-        return require(self._engine, call.task)
+        return await look_up(self._engine, call.task)
 
     async def drain(self, call: Call) -> t.Done:
         request: t.DrainRequest = call.body
@@ -244,9 +234,16 @@ class Verbs:
         await self._engine.change(lambda _state: [e.GpuResumed(self._engine.clock.now(), gpu)])
         return t.Done(note=_resumed(self._engine.state, request.gpu))
 
+    def _found(self, task_id: TaskId) -> Task:
+        """As it is at the moment of the commit."""
+        task = find(self._engine, task_id)
+        if task is None:
+            raise no_such(task_id)
+        return task
+
     def _live(self, state: State, task_id: TaskId) -> Task:
         """The task, if it has not finished."""
-        task = state.tasks.get(task_id) or require(self._engine, task_id)
+        task = state.tasks.get(task_id) or self._found(task_id)
         if isinstance(task.status, Finished):
             raise WrongState(f"task {task.id} is over already: {describe(task.status.outcome)}")
         return task
@@ -292,6 +289,7 @@ def _check_update(request: t.UpdateRequest, task: Task, state: State, who: Ident
         )
     if request.name is not None:
         admission.check_name(request.name)
+        _check_rename(task)
     if request.comment is not None:
         admission.check_comment(request.comment)
     if request.priority is not None:
@@ -300,6 +298,15 @@ def _check_update(request: t.UpdateRequest, task: Task, state: State, who: Ident
     admission.check_range("gpu_memory_mib", request.gpu_memory_mib, 1, admission.MEMORY_MIB)
     if request.gpu_memory_mib is not None:
         admission.check_fits(state, replace(task.spec, gpu_memory_mib=request.gpu_memory_mib))
+
+
+def _check_rename(task: Task) -> None:
+    """The output files of an attempt are found by the task's fields: they must stay what they were at its start."""
+    if task.attempts and any("%x" in (template or "") for template in (task.spec.output, task.spec.error)):
+        raise WrongState(
+            f"task {task.id} has started, and its name is a part of its output file's name (%x)",
+            "it can only be renamed before it starts",
+        )
 
 
 def _gpu(state: State, name: str | None) -> GpuId | None:

@@ -14,6 +14,7 @@ from carma.core.outcome import (
     Cancelled,
     Disrupted,
     Failed,
+    LaunchFailed,
     Lost,
     NeverFits,
     Outcome,
@@ -35,20 +36,21 @@ from carma.core.view import GpuView
 from carma.core.window import METRICS
 from carma.daemon.auth import Identity
 from carma.daemon.story import without_words
+from carma.launch.files import AttemptFiles
+from carma.launch.logs import named_outputs
 from carma.launch.naming import called
 from carma.wire import types as t
 
 HIDDEN = "-"
-LogPaths = Callable[[AttemptKey], tuple[Path, Path]]
 
 
 class Lens(NamedTuple):
-    """Through which everything is looked at: the state, the moment, the viewer, and where logs are."""
+    """What every view depends on: the state, the time, the viewer, and where CARMA's own logs are."""
 
     state: State
     now: float
     who: Identity
-    log_paths: LogPaths
+    log_dir: Path
     sizes: tuple[Gpu, ...] | None = None  # `by_size(state)`, for those who look at many tasks
     stage: Callable[[TaskId], str] = lambda _task: ""  # how far the estimate of a task is
 
@@ -80,6 +82,8 @@ def outcome_code(outcome: Outcome) -> str:
             return "CA"
         case TimedOut():
             return "TO"
+        case LaunchFailed():
+            return "LF"
         case Lost():
             return "LO"
         case Disrupted():
@@ -228,10 +232,16 @@ def _estimate_view(estimate: Estimate | None, open_to_viewer: bool) -> t.Estimat
     )
 
 
+def _output_paths(task: Task, key: AttemptKey, log_dir: Path) -> tuple[str, str]:
+    stdout, stderr = named_outputs(key, task.owner, task.spec)
+    own = AttemptFiles(log_dir)
+    return stdout or own.log_path(key, "stdout"), stderr or own.log_path(key, "stderr")
+
+
 def _attempt_view(task: Task, attempt: Attempt, lens: Lens) -> t.AttemptView:
     key = AttemptKey(task.id, attempt.number)
     open_to_viewer = lens.who.may_see(task)
-    stdout, stderr = (str(path) for path in lens.log_paths(key)) if open_to_viewer else ("", "")
+    stdout, stderr = _output_paths(task, key, lens.log_dir) if open_to_viewer else ("", "")
     track = lens.state.tracks.get(key)
     seen = [mib for mib in (attempt.observed_mib, track.peak_mib if track is not None else None) if mib is not None]
     return t.AttemptView(

@@ -23,10 +23,9 @@ from __future__ import annotations
 import math
 import re
 
-from carma.core.model import Gpu, Guard, Record
+from carma.core.model import Frameworks, Gpu, Guard, Record
 from carma.core.ports import LaunchOrder
-from carma.launch.frameworks import Frameworks, find
-from carma.launch.peek import Peek
+from carma.launch.frameworks import find
 from carma.launch.torch_options import FRACTION, Options, has_fraction
 
 TORCH_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -48,15 +47,18 @@ class Capped(Record, frozen=True, kw_only=True):
     note: str = ""
 
 
-def framework_caps(order: LaunchOrder, cap_mib: int, context_mib: int, *, peek: Peek | None = None) -> Capped:
-    """For an attempt that may hold `cap_mib` on each of its GPUs, of which `context_mib` are not its allocator's.
-
-    `peek` is the submitter's, and remembers from one launch to the next; without it everything is read anew.
-    """
+def framework_caps(order: LaunchOrder, cap_mib: int, context_mib: int) -> Capped:
+    """The limits for an attempt that may hold `cap_mib` on each of its GPUs. `context_mib` of it are not held by the
+    framework's allocator."""
     if not order.gpus:
         return Capped()
     spec = order.spec
-    found = find(spec.command, spec.environment, spec.directory, order.owner, peek=peek)
+    found = order.frameworks
+    if found is None:
+        found = find(spec.command, spec.environment, spec.directory)
+    if found.problem:
+        note = f"its framework is not limited: {found.problem}"
+        return Capped(environment=without_hoarding(spec.environment), note=note)
     share = Share.of(order.gpus, cap_mib, context_mib)
     if share is None:
         note = f"{cap_mib} MiB is no more than a bare process takes, so its framework is not limited"

@@ -12,21 +12,20 @@ on a tree of files with a driver that is played, and believes in no limit that i
 A task under such a limit is shown the limit as the size of its card. A framework's limit that is a *fraction* of the
 card would then be a fraction of the limit: the two must not be given together.
 
-Only cgroups below the daemon's own are made, and only where the administrator has handed that one over (in a systemd
-unit: Delegate=yes, DelegateSubgroup=daemon). Nothing else on the machine is changed. Where the kernel's dmem is handed
+The cgroups are those of launch/attempt_cgroups.py. Where the kernel's dmem is handed
 down to tasks that way, a recent systemd (pull request 41304) may not be able to start the daemon again before they have
 ended (EBUSY: it starts it in the unit's own cgroup first). Not tried either.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from carma.core.model import AttemptKey, Gpu, GpuId, Guard
+from carma.core.model import Gpu, GpuId, Guard
 from carma.core.ports import LaunchOrder
+from carma.launch.attempt_cgroups import AttemptCgroups
 from carma.launch.procfs import read_bytes
 
 FIRST_DRIVER = 615
@@ -93,48 +92,40 @@ class NvmlLimiter:
 
 
 class CgroupLimits:
-    """One cgroup for each attempt that is limited. The runner must join it before it starts the command, by writing 0
-    into `cgroup.procs`; then whatever the command starts is in it too. The runner may stay: it uses no GPU."""
+    """Limits the cgroup of an attempt. The runner joins it before it starts the command, so that whatever the command
+    starts is in it too. The runner may stay in it: it uses no GPU."""
 
-    def __init__(self, limiter: Limiter, base: str) -> None:
+    def __init__(self, limiter: Limiter, groups: AttemptCgroups) -> None:
         self._limiter = limiter
-        self._base = base
+        self._groups = groups
 
     @classmethod
-    def find(
-        cls, limiter: Limiter, gpus: Sequence[Gpu], *, root: str = "/sys/fs/cgroup", own: str | None = None
-    ) -> CgroupLimits | str:
-        """Or a sentence that says why there are none. `own` is the daemon's cgroup, as the kernel names it."""
+    def find(cls, limiter: Limiter, gpus: Sequence[Gpu], groups: AttemptCgroups | str) -> CgroupLimits | str:
+        """Or a sentence that says why there are none. `groups` is the answer to where cgroups can be created."""
         if not any(gpu.kind == "card" for gpu in gpus):
             return "limits for cgroups need a whole card: MIG instances and virtual GPUs have none"
         missing = limiter.missing()
         if missing is not None:
             return f"no memory limits for cgroups: {missing}"
-        if not os.path.exists(os.path.join(root, "cgroup.controllers")):
-            return f"no memory limits for cgroups: {root} is not cgroup version 2"
+        if isinstance(groups, str):
+            return f"no memory limits for cgroups: {groups}"
+        if groups.cgroups.version != 2:
+            return "no memory limits for cgroups: they need cgroup version 2"
         if os.geteuid() != 0:
             return "no memory limits for cgroups: only root may set them"
-        base = _handed_over(root, _own_cgroup() if own is None else own)
-        if base is None:
-            hint = "Delegate=yes and DelegateSubgroup=daemon in its unit do that"
-            return f"no memory limits for cgroups: the daemon's cgroup was not handed over to it ({hint})"
-        problem = _enable(base)
-        return cls(limiter, base) if problem is None else f"no memory limits for cgroups: {problem}"
-
-    def path(self, key: AttemptKey) -> str:
-        return os.path.join(self._base, f"carma-{key}")
+        problem = _enable(groups.cgroups.bases[""])
+        return cls(limiter, groups) if problem is None else f"no memory limits for cgroups: {problem}"
 
     def guard(self, order: LaunchOrder, cap_mib: int) -> Guard | None:
-        """Makes the attempt's cgroup and limits it on each of its GPUs; None, and no cgroup, where that fails."""
+        """Limits the attempt's cgroup on each of its GPUs; None where that fails."""
         if not order.gpus or any(gpu.kind != "card" for gpu in order.gpus):
             return None
-        path = self.path(order.key)
         try:
-            os.makedirs(path, exist_ok=True)  # the same order may come twice
+            (path,) = self._groups.create(order.key).directories  # the same order may come twice
             for gpu in order.gpus:
                 self._limit(gpu.id, path, cap_mib * MIB)
         except (OSError, LimitFailed):
-            self.forget(order.key)
+            self._groups.remove(order.key)
             return None
         return Guard(rung="cgroup", limit_mib=cap_mib, how="the driver's limit on its cgroup")
 
@@ -142,41 +133,6 @@ class CgroupLimits:
         self._limiter.set_limit(gpu, path, limit_bytes)
         if not 0 < self._limiter.limit(gpu, path) <= limit_bytes:
             raise LimitFailed(f"the driver does not keep the limit for {path} on {gpu}")
-
-    def forget(self, key: AttemptKey) -> None:
-        """Its limits go with the cgroup. One that still has processes stays."""
-        with contextlib.suppress(OSError):
-            os.rmdir(self.path(key))
-
-    def known(self) -> tuple[str, ...]:
-        """The attempts that have a cgroup, as their keys are written; for tidying up after a restart."""
-        with contextlib.suppress(OSError):
-            names = sorted(entry.name for entry in os.scandir(self._base) if entry.is_dir())
-            return tuple(name.removeprefix("carma-") for name in names if name.startswith("carma-"))
-        return ()
-
-
-def _own_cgroup() -> str:
-    lines = read_bytes("/proc/self/cgroup").decode("utf-8", "surrogateescape").splitlines()
-    return next((line[3:] for line in lines if line.startswith("0::")), "/")
-
-
-def _handed_over(root: str, own: str) -> str | None:
-    """The cgroup below which this process may make others: its own, or the one above (DelegateSubgroup)."""
-    place = os.path.join(root, own.lstrip("/")).rstrip("/")
-    for candidate in (os.path.dirname(place), place):
-        if len(candidate) >= len(root.rstrip("/")) and _delegated(candidate):
-            return candidate
-    return None
-
-
-def _delegated(path: str) -> bool:
-    """systemd marks a cgroup that it has handed over."""
-    for name in ("trusted.delegate", "user.delegate"):
-        with contextlib.suppress(OSError):
-            if os.getxattr(path, name) == b"1":
-                return True
-    return False
 
 
 def _enable(base: str) -> str | None:

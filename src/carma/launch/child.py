@@ -1,24 +1,32 @@
-"""The side of the runner that becomes the user's command: identity, directory, logs, then exec.
+"""The process that becomes the user's command: identity, directory, output files, then exec.
 
-Runs between fork and exec. It reports on a pipe that it is ready, waits for the word to go, and execs; a runner that
-dies before giving the word takes the command with it, so that what was not recorded as started never ran. Nothing goes
-through a shell: arguments arrive as they were given. Standard library only.
+Runs between fork and exec. It reports each step that may take long, so that the runner can say what a command that does
+not start is waiting for; then it reports that it is ready, waits for the runner's permission, and executes the command.
+If the runner dies before it gives the permission, this process ends: a command that is not on record never ran.
+Arguments are passed as they were given, never through a shell. Standard library only.
 """
 
 from __future__ import annotations
 
+import _socket
+import ctypes
 import errno
 import json
 import os
 import pwd
 import signal
 import stat
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any, NoReturn
 
-CANNOT_START, NOT_FOUND = 126, 127  # as shells have it
+CANNOT_START, NOT_FOUND = 126, 127  # as in shells
+_KEYCTL = {"x86_64": 250, "aarch64": 219, "ppc64le": 271}  # the system call
+_JOIN_SESSION_KEYRING, _LINK, _USER_KEYRING, _SESSION_KEYRING = 1, 8, -4, -3
+STREAMS = ("stdout", "stderr")
 _NO_WAIT = os.O_NONBLOCK  # a named pipe without a reader must be an error and not a wait
 
 
@@ -30,49 +38,69 @@ class CannotStart(Exception):
         self.code = code
 
 
-def become(order: dict[str, Any], own_logs: tuple[int | None, int | None], status_fd: int, go_fd: int) -> NoReturn:
-    """Never returns: the process is the command afterwards, or gone."""
+class Channel:
+    """The child's end of the socket to the runner. One report is one message, with its descriptors."""
+
+    def __init__(self, end: _socket.socket) -> None:
+        self._end = end
+
+    def tell(self, report: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        data = json.dumps(report).encode("ascii")
+        packed = b"".join(fd.to_bytes(4, sys.byteorder) for fd in descriptors)
+        rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, packed)] if packed else []
+        try:
+            self._end.sendmsg([data], rights)
+        except OSError:
+            os._exit(CANNOT_START)  # the runner is gone
+
+
+def become(order: dict[str, Any], own_logs: tuple[int | None, int | None], channel: Channel, go_fd: int) -> NoReturn:
+    """Never returns: the process is the command afterwards, or it has ended."""
     try:
-        files = prepare(order, own_logs)
-        tell(status_fd, {"logs": files})
+        prepare(order, own_logs, channel)
         if os.read(go_fd, 1) != b"g":
-            os._exit(0)  # nobody stands over it: it must not start
+            os._exit(0)  # the runner is gone
         execute(order)
     except CannotStart as problem:
-        tell(status_fd, {"error": str(problem), "code": problem.code})
+        channel.tell({"error": str(problem), "code": problem.code})
     except BaseException as problem:
-        tell(status_fd, {"error": f"cannot start the command: {problem!r}", "code": CANNOT_START})
+        channel.tell({"error": f"cannot start the command: {problem!r}", "code": CANNOT_START})
     os._exit(CANNOT_START)
 
 
-def tell(fd: int, report: dict[str, Any]) -> None:
-    try:
-        os.write(fd, json.dumps(report).encode("ascii") + b"\n")
-    except OSError:
-        os._exit(CANNOT_START)  # the runner is gone
-
-
-def prepare(order: dict[str, Any], own_logs: tuple[int | None, int | None]) -> list[list[int]]:
-    """Everything before exec, as the submitter. Returns device, inode and size of the two log files."""
+def prepare(order: dict[str, Any], own_logs: tuple[int | None, int | None], channel: Channel) -> None:
+    """Everything before exec, as the submitter. The last report carries a descriptor to read each output file that the
+    submitter named: opened with the submitter's rights, it is the only way in which CARMA reads such a file."""
     os.setsid()
     restore_signals()
     be_killable()
+    channel.tell({"doing": "looking up the user's groups"})
     take_identity(order)
     os.umask(order["umask"])
+    channel.tell({"doing": f"entering the working directory {order['directory']}"})
     try:
         os.chdir(order["directory"])
     except (OSError, ValueError) as error:
         raise CannotStart(f"cannot enter the working directory {order['directory']}: {why(error)}") from error
-    stdout = own_logs[0] if own_logs[0] is not None else open_log(order["stdout"], "output")
-    if own_logs[1] is not None:
-        stderr = own_logs[1]
-    elif order["stderr"] == order["stdout"]:
-        stderr = stdout  # one description, so that the two do not overwrite each other
-    else:
-        stderr = open_log(order["stderr"], "error output")
-    sizes = [identity_of(stdout), identity_of(stderr)]
+    stdout, stderr = open_outputs(order, own_logs, channel)
+    named = {name: fd for name, fd, own in zip(STREAMS, (stdout, stderr), own_logs, strict=True) if own is None}
+    readers = {name: reader for name, fd in named.items() if (reader := reader_of(fd)) is not None}
+    sizes = {name: os.fstat(fd).st_size for name, fd in readers.items()}
     redirect(stdout, stderr)
-    return sizes
+    channel.tell({"doing": "executing " + " ".join(order["command"][:1]), "readers": sizes}, list(readers.values()))
+
+
+def open_outputs(order: dict[str, Any], own_logs: tuple[int | None, int | None], channel: Channel) -> tuple[int, int]:
+    stdout, stderr = own_logs
+    if stdout is None:
+        channel.tell({"doing": f"opening {order['stdout']}"})
+        stdout = open_log(order["stdout"], "output")
+    if stderr is None and order["stderr"] == order["stdout"]:
+        return stdout, stdout  # one description, so that the two do not overwrite each other
+    if stderr is None:
+        channel.tell({"doing": f"opening {order['stderr']}"})
+        stderr = open_log(order["stderr"], "error output")
+    return stdout, stderr
 
 
 def restore_signals() -> None:
@@ -114,14 +142,25 @@ def take_identity(order: dict[str, Any]) -> None:
         os.initgroups(name, gid)
         os.setgid(gid)
         os.setuid(uid)
+        leave_keyring()
     except OSError as error:
         raise CannotStart(f"cannot run as user {name} (uid {uid}): {why(error)}") from error
     order["environment"].update(HOME=home, USER=name, LOGNAME=name, SHELL=shell)
 
 
+def leave_keyring() -> None:
+    """A new session keyring, linked to the user's own, as pam_keyinit(8) makes one at a login. The daemon's session
+    keyring would be shared by the tasks of all users."""
+    number = _KEYCTL.get(os.uname().machine)
+    if number is not None:
+        call = ctypes.CDLL(None).syscall
+        call(number, _JOIN_SESSION_KEYRING, None)
+        call(number, _LINK, _USER_KEYRING, _SESSION_KEYRING)
+
+
 def open_log(path: str, what: str) -> int:
-    """Opened as the submitter, so that nobody writes where they could not. Their links are followed, as anything that
-    they start would; root's are not, which could lead it to write what somebody else chose. No directory is made."""
+    """Opened with the submitter's rights. A user's symbolic links are followed; root's are not, because another user
+    may have placed the link. No directory is created."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | _NO_WAIT
     try:
         fd = os.open(path, flags | (os.O_NOFOLLOW if os.geteuid() == 0 else 0), 0o666)
@@ -136,13 +175,15 @@ def open_log(path: str, what: str) -> int:
     return fd
 
 
-def identity_of(fd: int) -> list[int]:
-    """What the daemon may read back. Not a file that the submitter can write to and not read: root would read it out
-    to them."""
-    if not os.access(f"/proc/self/fd/{fd}", os.R_OK):
-        return [0, 0, 0]
-    status = os.fstat(fd)
-    return [status.st_dev, status.st_ino, status.st_size if stat.S_ISREG(status.st_mode) else 0]
+def reader_of(fd: int) -> int | None:
+    """A descriptor that reads the file that `fd` writes; None if the submitter may not read it, or it is no plain
+    file. Opened through the descriptor: whatever the path leads to by now, this is the same file."""
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        return None
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError:
+        return None
 
 
 def redirect(stdout: int, stderr: int) -> None:

@@ -16,7 +16,6 @@ from carma.launch.caps import framework_caps, without_hoarding
 from carma.launch.cgroup_limits import CgroupLimits
 from carma.launch.mps import MpsServers
 from carma.launch.mps_control import PIPE_VARIABLE, MpsFailed
-from carma.launch.peek import Peek
 
 # CUDA joins whatever MPS answers in the default directory. A task that is to run beside others as a plain process must
 # not end up under a server of the whole machine, which CARMA neither watches nor limits: nothing can answer here.
@@ -30,7 +29,6 @@ class Arranged(NamedTuple):
     confinement: Confinement
     environment: dict[str, str]  # wins over the submitter's
     server: str | None = None  # the name of the MPS server it runs under
-    cgroup: str | None = None  # the one that its runner must join
 
 
 class Way(NamedTuple):
@@ -47,7 +45,6 @@ class Confiner:
         self.sharing = sharing
         self.servers = servers
         self.limits = limits
-        self._peeks: dict[int, Peek] = {}  # what was read of each user's packages
 
     def arrange(self, order: LaunchOrder) -> Arranged:
         """Starts an MPS server where one is needed. Raises Refused when it was asked for outright and cannot be had."""
@@ -65,11 +62,10 @@ class Confiner:
             environment |= more
             guards += rungs
             notes.append(note)
-        cgroup = self.limits.path(order.key) if self.limits and any(one.rung == "cgroup" for one in guards) else None
         guards += self._watched(order)
         said = "; ".join(one for one in notes if one)
         confinement = Confinement(mechanism=way.mechanism, guards=tuple(guards), note=said)
-        return Arranged(confinement, environment, way.server, cgroup)
+        return Arranged(confinement, environment, way.server)
 
     # The mechanism.
 
@@ -129,8 +125,7 @@ class Confiner:
         if limited is not None:
             # The card then looks as small as the limit, and a framework's fraction would be one of that.
             return environment | without_hoarding(order.spec.environment), [*guards, limited], ""
-        peek = self._peeks.setdefault(order.owner.uid, Peek(order.owner))
-        caps = framework_caps(order, cap_mib, self.sharing.context_mib, peek=peek)
+        caps = framework_caps(order, cap_mib, self.sharing.context_mib)
         return environment | caps.environment, [*guards, *caps.guards], caps.note
 
     def _watched(self, order: LaunchOrder) -> list[Guard]:
@@ -139,6 +134,13 @@ class Confiner:
             return []
         how = "stopped when it takes what its neighbours have booked"
         return [Guard(rung="watchdog", limit_mib=booking.memory_mib, how=how)]
+
+
+def needs_frameworks(order: LaunchOrder) -> bool:
+    """Whether the limits of this attempt depend on the frameworks that its command imports."""
+    booking = order.placement.booking
+    virtual = any(gpu.kind == "virtual" for gpu in order.gpus)
+    return bool(order.gpus) and booking.cap_mib is not None and not booking.alone and not virtual
 
 
 def _refusal(order: LaunchOrder, why: str) -> Refused:

@@ -68,6 +68,7 @@ class FakeLauncher:
         self._next_pid = 1_000_001  # above anything that the kernel gives by default
         self.launched: list[LaunchOrder] = []  # each once
         self.signals: list[tuple[AttemptKey, int]] = []  # all that were asked for, also in vain
+        self.released: list[AttemptKey] = []
         self.told_to_save: list[tuple[AttemptKey, int]] = []  # those that were told to save, each once
 
     def launch(self, order: LaunchOrder) -> None:
@@ -137,6 +138,6 @@ class FakeLauncher:
         """As if the order had never arrived."""
         self._runs.pop(key, None)
 
-    def log_paths(self, key: AttemptKey) -> tuple[str, str]:
-        """Nothing is written there."""
-        return f"/dev/null/{key}.out", f"/dev/null/{key}.err"
+    def release(self, key: AttemptKey) -> None:
+        """What has ended is still known: a key is never started twice."""
+        self.released.append(key)

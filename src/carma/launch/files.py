@@ -1,19 +1,25 @@
-"""An attempt's directory as the launcher reads it: the runner's records, typed, and the logs.
+"""An attempt's directory as the launcher reads it: the runner's records, typed, and CARMA's own log files.
 
-Unknown fields are ignored, because a runner of another version may outlive an upgrade of the daemon.
+Unknown fields are ignored, because a runner of another version may outlive an upgrade of the daemon. A record that
+cannot be read at the moment (too many open files) raises OSError: it must not be taken for one that does not exist.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
-from typing import TypeVar
+import re
+from collections.abc import Iterator
+from typing import Literal, TypeVar
 
 import msgspec
 
-from carma.core.model import AttemptKey, Confinement
+from carma.core.model import AttemptKey, Confinement, TaskId
 from carma.launch import logs, records
-from carma.launch.outcome import TAIL_BYTES, ExitRecord, LastWords, Told
+from carma.launch.outcome import ExitRecord, LastWords, Told
+from carma.launch.tails import TAIL_BYTES
+
+_DIRECTORY = re.compile(r"([0-9]+)\.([0-9]+)")
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -30,7 +36,6 @@ class Started(msgspec.Struct, frozen=True):
     runner: Claim
     started_at: float
     token: str
-    logs: tuple[logs.LogFile, logs.LogFile]
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -55,6 +60,12 @@ class AttemptFiles:
         """Without a name: the attempt's own directory, with a slash at its end."""
         return os.path.join(self.directory, str(key), name)
 
+    def keys(self) -> Iterator[AttemptKey]:
+        """All attempts that have a directory."""
+        for name in os.listdir(self.directory):
+            if match := _DIRECTORY.fullmatch(name):
+                yield AttemptKey(TaskId(int(match[1])), int(match[2]))
+
     def exists(self, key: AttemptKey, name: str = "") -> bool:
         return os.path.lexists(self.path(key, name))
 
@@ -77,27 +88,40 @@ class AttemptFiles:
         return self._read(key, records.TROUBLE, Trouble)
 
     def _read(self, key: AttemptKey, name: str, kind: type[T]) -> T | None:
+        data = records.read_bytes(self.path(key, name))
         try:
-            with open(self.path(key, name), "rb") as file:
-                return msgspec.json.decode(file.read(), type=kind)
-        except (OSError, msgspec.DecodeError):
+            return msgspec.json.decode(data, type=kind) if data is not None else None
+        except msgspec.DecodeError:
             return None
 
-    def own_logs(self, key: AttemptKey) -> tuple[str, str]:
-        return self.path(key, records.STDOUT), self.path(key, records.STDERR)
+    def open_log(self, key: AttemptKey, which: Literal["stdout", "stderr"]) -> int | None:
+        """A descriptor for reading CARMA's own log file of this attempt; None if there is none (yet)."""
+        return logs.open_own(self.log_path(key, which))
 
-    def log_paths(self, key: AttemptKey) -> tuple[str, str]:
-        """Where standard output and standard error go; the same twice when they go together."""
-        order = records.read(self.path(key, records.ORDER))
-        return (order["stdout"], order["stderr"]) if order is not None else self.own_logs(key)
+    def log_path(self, key: AttemptKey, which: Literal["stdout", "stderr"]) -> str:
+        return self.path(key, records.STDOUT if which == "stdout" else records.STDERR)
 
-    def last_words(self, key: AttemptKey, started: Started | None) -> LastWords:
-        """The ends of both logs; nothing when the command never ran, for then they are not its words."""
-        if started is None:
-            return LastWords("", "")
-        stdout, stderr = self.log_paths(key)
-        first, second = started.logs
-        return LastWords(logs.read_tail(stderr, second, TAIL_BYTES), logs.read_tail(stdout, first, TAIL_BYTES))
+    def last_words(self, key: AttemptKey, ending: ExitRecord) -> LastWords:
+        """The ends of both outputs: as the runner recorded them, else from CARMA's own log files."""
+        stderr, stdout = ending.stderr_tail, ending.stdout_tail
+        if stderr is None:
+            stderr = logs.read_tail(self.log_path(key, "stderr"), TAIL_BYTES)
+        if stdout is None:
+            stdout = logs.read_tail(self.log_path(key, "stdout"), TAIL_BYTES)
+        return LastWords(stderr, stdout)
 
-    def remove(self, key: AttemptKey) -> None:
-        shutil.rmtree(self.path(key), ignore_errors=True)
+    def drop_records(self, key: AttemptKey) -> None:
+        """The outcome is in the database: only exit.json, without the tails, and logs that are not empty stay. With
+        exit.json an attempt is never started again, not even by a daemon on an older copy of the database."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path(key, "order.json"))  # of an older version; it holds the submitter's environment
+        ending = self.ending(key)
+        if ending is None:
+            return
+        if ending.stdout_tail is not None or ending.stderr_tail is not None:
+            short = msgspec.structs.replace(ending, stdout_tail=None, stderr_tail=None)
+            records.write(self.path(key, records.EXIT), msgspec.to_builtins(short), durable=False)
+        with os.scandir(self.path(key)) as entries:
+            for entry in entries:
+                if entry.name not in records.ENDED or entry.stat(follow_symlinks=False).st_size == 0:
+                    os.unlink(entry.path)

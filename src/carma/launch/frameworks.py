@@ -1,10 +1,12 @@
-"""Which deep-learning frameworks, in which version, the Python has that a command will run. Nothing is run to find out.
+"""Finds the deep-learning frameworks, with their versions, that a command would import. Runs nothing.
 
-Some limits can be given by name only to a framework that knows them: an older PyTorch dies of an option that is new. So
-the interpreter is followed the way the kernel and Python would: through PATH, the first line of a script, `env` and the
-like, to the packages that it would import. Where that way ends in the dark (a shell script may activate anything), the
-answer is a guess over all interpreters that the environment points to, and says so. It must take milliseconds: it is
-asked before each launch.
+Some memory limits may be given only to a framework version that knows them: an older PyTorch refuses an unknown option
+and the program ends. So the interpreter is resolved as the kernel and Python would do it: through PATH, the first line
+of a script, `env` and similar wrappers, to the packages that it would import. If that is not possible (a shell script
+may activate any environment), the result lists all interpreters that the environment names, with `certain` False.
+
+Files are read with the credentials of the calling process. The daemon calls this in a process of the task's owner
+(daemon/probe.py), never in one of its own threads.
 """
 
 from __future__ import annotations
@@ -13,11 +15,10 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
-from carma.core.model import Owner, Record
-from carma.launch.packages import versions_in
-from carma.launch.peek import Peek
+from carma.core.model import Frameworks, Interpreter
+from carma.launch.packages import is_program, read_start, versions_in
 
-PATH_LIMIT = 64  # folders of a PATH that are looked at
+PATH_LIMIT = 64  # directories of PATH that are searched
 _HOPS = 8  # from script to interpreter to interpreter
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*t?")
 _LONG_SHEBANG = re.compile(r"""^'''exec' ("?)(?P<path>/[^"\n]+?)\1 "\$0" "\$@"$""", re.MULTILINE)
@@ -31,46 +32,13 @@ _CONTAINERS = frozenset(("apptainer", "docker", "enroot", "nerdctl", "nix", "nix
 _ELSEWHERE = _ENVIRONMENTS | _CONTAINERS | {"srun", "ssh", "sudo"}
 
 
-class Python(Record, frozen=True):
-    """An interpreter, and the frameworks that it would import, with their versions ("" when they do not tell)."""
-
-    path: str
-    versions: dict[str, str]
-
-
-class Frameworks(Record, frozen=True, kw_only=True):
-    """`certain`: it is this one Python and no other. Otherwise these are all that it could be, as far as one sees."""
-
-    pythons: tuple[Python, ...] = ()
-    certain: bool = False
-    set_by_command: frozenset[str] = frozenset()  # variables that the command line itself sets or removes
-    clears_environment: bool = False  # `env -i`: what the launcher sets does not arrive
-
-    def versions(self, framework: str) -> tuple[str, ...]:
-        """All versions of it that the command could meet, each once."""
-        return tuple(sorted({python.versions[framework] for python in self.pythons if framework in python.versions}))
-
-    def reaches(self, variable: str) -> bool:
-        """Whether a variable that the launcher sets is still there when the program starts."""
-        return not self.clears_environment and variable not in self.set_by_command
-
-
-def find(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    directory: str,
-    owner: Owner | None = None,
-    *,
-    peek: Peek | None = None,
-) -> Frameworks:
-    """Through the owner's eyes; without one, whatever this process can read. A `peek` has its own, and remembers from
-    one call to the next what it read."""
-    return _Search(peek or Peek(owner), dict(environment), directory).run(list(command))
+def find(command: Sequence[str], environment: Mapping[str, str], directory: str) -> Frameworks:
+    """As far as this process may read the files involved. Takes some milliseconds on a local disk."""
+    return _Search(dict(environment), directory).run(list(command))
 
 
 class _Search:
-    def __init__(self, peek: Peek, environment: dict[str, str], directory: str) -> None:
-        self.peek = peek
+    def __init__(self, environment: dict[str, str], directory: str) -> None:
         self.environment = environment
         self.directory = directory
         self.set_by_command: set[str] = set()
@@ -78,14 +46,14 @@ class _Search:
 
     def run(self, command: list[str]) -> Frameworks:
         rest = self._unwrap(command)
-        pythons: tuple[Python, ...] = ()
+        interpreters: tuple[Interpreter, ...] = ()
         certain = False
         if rest and os.path.basename(rest[0]) not in _ELSEWHERE:
             path = self._interpreter(self._resolve(rest[0]))
             certain = path is not None
-            pythons = (self._python(path, rest[1:]),) if path is not None else self._guesses()
+            interpreters = (self._described(path, rest[1:]),) if path is not None else self._guesses()
         return Frameworks(
-            pythons=pythons,
+            interpreters=interpreters,
             certain=certain,
             set_by_command=frozenset(self.set_by_command),
             clears_environment=self.clears,
@@ -141,8 +109,8 @@ class _Search:
         environment is known by where its link lies."""
         if "/" in program:
             path = os.path.join(self.directory, program)
-            return path if self.peek.is_program(path) else None
-        return next((path for path in self._in_path(program) if self.peek.is_program(path)), None)
+            return path if is_program(path) else None
+        return next((path for path in self._in_path(program) if is_program(path)), None)
 
     def _in_path(self, program: str) -> list[str]:
         folders = self.environment.get("PATH", os.defpath).split(":")[:PATH_LIMIT]
@@ -155,7 +123,7 @@ class _Search:
                 return None
             if _PYTHON.fullmatch(os.path.basename(path)):
                 return path
-            path = self._by_first_line(self.peek.text(path))
+            path = self._by_first_line(read_start(path))
         return None
 
     def _by_first_line(self, text: str) -> str | None:
@@ -173,13 +141,13 @@ class _Search:
             return self._resolve(long["path"]) if long else None
         return self._resolve(words[0]) if "/" in words[0] else None
 
-    def _guesses(self) -> tuple[Python, ...]:
+    def _guesses(self) -> tuple[Interpreter, ...]:
         """The environment that is active, and every Python in PATH: a shell script may take any of them."""
         homes = [self.environment.get(name, "") for name in ("VIRTUAL_ENV", "CONDA_PREFIX")]
         paths = [os.path.join(self.directory, home, "bin", "python") for home in homes if home]
         paths += [path for name in ("python", "python3") for path in self._in_path(name)]
-        found = dict.fromkeys(path for path in paths if self.peek.is_program(path))
-        return tuple(self._python(path, []) for path in found)
+        found = dict.fromkeys(path for path in paths if is_program(path))
+        return tuple(self._described(path, []) for path in found)
 
-    def _python(self, path: str, arguments: list[str]) -> Python:
-        return Python(path, versions_in(self.peek, path, arguments, self.environment, self.directory))
+    def _described(self, path: str, arguments: list[str]) -> Interpreter:
+        return Interpreter(path, versions_in(path, arguments, self.environment, self.directory))

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from carma.core.model import AttemptKey, Confinement, TaskId
+from carma.core.model import AttemptKey, Confinement
 from carma.core.ports import LaunchOrder
 from carma.launch import records
 from carma.launch.confine import Arranged, Confiner
@@ -114,6 +114,10 @@ class Holding:
 
     # The servers.
 
+    def attempts(self) -> set[AttemptKey]:
+        """Those that are launched or run."""
+        return set(self._held)
+
     def needed(self) -> set[str]:
         return {held.server for held in self._held.values() if held is not None and held.server is not None}
 
@@ -123,12 +127,6 @@ class Holding:
     def tend(self) -> None:
         if self._servers is not None:
             self._servers.tend(self.needed())
-        limits = self._confiner.limits
-        in_use = {str(key) for key in self._held}
-        for name in limits.known() if limits is not None else ():
-            task, _, attempt = name.partition(".")
-            if limits is not None and name not in in_use and task.isdigit() and attempt.isdigit():
-                limits.forget(AttemptKey(TaskId(int(task)), int(attempt)))  # not while anything is in it
 
     def close(self) -> None:
         if self._servers is not None:

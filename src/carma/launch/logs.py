@@ -1,8 +1,9 @@
-"""Where an attempt's output goes, and reading it back safely.
+"""Where an attempt's output goes, and CARMA's own log files.
 
-On a shared server the launcher is root and the log may lie in a directory of the user's, who could put a link to
-somebody else's file in its place. So a log counts only if it is the very file that the submitter opened for writing and
-the runner wrote down, and it is opened only once that is known: to open a device can already do something.
+The daemon never opens a file that a user named: it may be root, and the path may lead anywhere by the time it is
+opened. Such a file is read by its owner (the command line does that), or by the runner through a descriptor that was
+opened with the owner's rights before the command started. CARMA's own log files lie in the attempt's directory, which
+only the daemon's user can change, and are found by the attempt's key alone.
 """
 
 from __future__ import annotations
@@ -10,57 +11,42 @@ from __future__ import annotations
 import os
 import stat
 
-from carma.core.ports import LaunchOrder
+from carma.core.model import AttemptKey, Owner, TaskSpec
 from carma.launch.naming import fill
 
-LogFile = tuple[int, int, int]  # device, inode, size when the attempt began
+Named = tuple[str | None, str | None]  # files that the submitter named for stdout and stderr; None: CARMA's own
 
 
-def expand(template: str, order: LaunchOrder) -> str:
-    """With its places filled in (launch/naming.py); relative to the task's directory."""
-    return os.path.join(order.spec.directory, fill(template, order))
+def named_outputs(key: AttemptKey, owner: Owner, spec: TaskSpec) -> Named:
+    """With an output file alone, both streams go there, as in Slurm."""
+    stdout = _expanded(spec.output, key, owner, spec) if spec.output else None
+    stderr = _expanded(spec.error, key, owner, spec) if spec.error else stdout
+    return stdout, stderr
 
 
-def paths_for(order: LaunchOrder, default_stdout: str, default_stderr: str) -> tuple[str, str]:
-    """With an output file alone, both go there, as in Slurm."""
-    stdout = expand(order.spec.output, order) if order.spec.output else default_stdout
-    if order.spec.error:
-        return stdout, expand(order.spec.error, order)
-    return stdout, stdout if order.spec.output else default_stderr
+def _expanded(template: str, key: AttemptKey, owner: Owner, spec: TaskSpec) -> str:
+    return os.path.join(spec.directory, fill(template, key, owner, spec))
 
 
-def open_log(path: str, expected: LogFile | None) -> int | None:
-    """A descriptor for reading; None when the file is gone, is another one, or is no plain file.
-
-    Links are followed if it is known which file must be behind them: a user's `-o` may be one.
-    """
-    follow = os.O_NOFOLLOW if expected is None else 0
+def open_own(path: str) -> int | None:
+    """A descriptor for reading one of CARMA's own log files; None if there is none yet."""
     try:
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC | follow)
-    except (OSError, ValueError):
+        found = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    try:
-        found = os.fstat(place)
-        if not stat.S_ISREG(found.st_mode) or (expected is not None and (found.st_dev, found.st_ino) != expected[:2]):
-            return None
-        return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    except OSError:
+    if not stat.S_ISREG(os.fstat(found).st_mode):
+        os.close(found)
         return None
-    finally:
-        os.close(place)
+    return found
 
 
-def read_tail(path: str, expected: LogFile | None, limit: int) -> str:
-    """The last `limit` bytes that this attempt wrote; what an earlier one left in the same file does not count."""
-    fd = open_log(path, expected)
+def read_tail(path: str, limit: int) -> str:
+    """The last `limit` bytes of one of CARMA's own log files."""
+    fd = open_own(path)
     if fd is None:
         return ""
     try:
         size = os.fstat(fd).st_size
-        begin = expected[2] if expected is not None and expected[2] <= size else 0
-        start = max(begin, size - limit)
-        return os.pread(fd, size - start, start).decode("utf-8", "replace")
-    except OSError:
-        return ""
+        return os.pread(fd, limit, max(0, size - limit)).decode("utf-8", "replace")
     finally:
         os.close(fd)

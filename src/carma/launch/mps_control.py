@@ -20,6 +20,7 @@ import msgspec
 
 from carma.core.model import Owner
 from carma.launch import procfs
+from carma.launch.child import leave_keyring
 
 CONTROL, SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 PIPE_VARIABLE, LOG_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
@@ -122,7 +123,7 @@ class Control:
 
     def find(self) -> Identity | None:
         """The living control daemon that the pid file names, if it is one and this user's."""
-        text = read_foreign(os.path.join(self.directory, f"{CONTROL}.pid")).strip()
+        text = read_foreign(self.directory, f"{CONTROL}.pid", self.owner.uid).strip()
         return self._identify(int(text), CONTROL) if text.isascii() and text.isdigit() else None
 
     def children(self, control: Identity) -> tuple[Identity, ...]:
@@ -176,10 +177,11 @@ class Control:
             user=self.owner.uid if other else None,
             group=self.owner.gid if other else None,
             extra_groups=groups_of(self.owner) if other else None,
+            preexec_fn=leave_keyring if other else None,
         )
 
     def _last_log(self) -> str:
-        text = read_foreign(os.path.join(self.directory, LOG_DIRECTORY, "control.log"))
+        text = read_foreign(os.path.join(self.directory, LOG_DIRECTORY), "control.log", self.owner.uid)
         return text.strip().rpartition("\n")[2]
 
 
@@ -211,15 +213,22 @@ def wait(process: subprocess.Popen[bytes], limit_s: float) -> int | None:
         return None
 
 
-def read_foreign(path: str) -> str:
-    """The end of a file in a directory that somebody else may write to: no links, no pipes, not all of it."""
+def read_foreign(folder: str, name: str, uid: int) -> str:
+    """The end of a file that a user wrote into a directory of the user's: no links (not in the place of the directory
+    either), no pipes, no file of another user, not all of it."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        place = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return ""
     try:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=place)
+    except OSError:
+        return ""
+    finally:
+        os.close(place)
+    try:
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != uid:
             return ""
         return os.pread(fd, 4096, max(0, status.st_size - 4096)).decode("utf-8", "replace")
     except OSError:

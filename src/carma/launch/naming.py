@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from carma.core.ports import LaunchOrder
+from carma.core.model import AttemptKey, Owner, TaskSpec
 
 PLACES: Mapping[str, str] = {
     "j": "the task's id",
@@ -30,17 +30,17 @@ def called(command: Sequence[str]) -> str:
     return words[0] if len(words) == 1 or words[1].startswith("-") else words[1]
 
 
-def fill(template: str, order: LaunchOrder) -> str:
-    """What is not known stays as it is: a submission with it is refused, so it can only come from an older one."""
-    array = order.spec.array
+def fill(template: str, key: AttemptKey, owner: Owner, spec: TaskSpec) -> str:
+    """An unknown place stays as it is: a submission with one is refused, so it can only come from an older version."""
+    array = spec.array
     values = {
         "%": "%",
-        "j": str(order.key.task),
-        "A": str(array.array if array is not None else order.key.task),
+        "j": str(key.task),
+        "A": str(array.array if array is not None else key.task),
         "a": str(array.index) if array is not None else "0",
-        "x": _in_one_name(order.spec.name or called(order.spec.command)),
-        "t": str(order.key.attempt),
-        "u": _in_one_name(order.owner.name),
+        "x": _in_one_name(spec.name or called(spec.command)),
+        "t": str(key.attempt),
+        "u": _in_one_name(owner.name),
     }
     return _PLACE.sub(lambda match: values.get(match[1], match[0]), template)
 

@@ -8,11 +8,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from carma.core.outcome import Disrupted, Failed, Outcome, OutOfMemory, Succeeded
+from carma.core.outcome import Disrupted, Failed, LaunchFailed, Outcome, OutOfMemory, Succeeded
 from carma.launch.mps_signs import find_mps_failure
 from carma.launch.oom_signs import OomSign, find_oom, last_words
-
-TAIL_BYTES = 64 * 1024  # of each log; what decides is at its end
 
 # A program that dies of an OOM exits by itself or aborts. One that was killed did not, whatever it had said before.
 _OWN_ENDS = frozenset((signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGTRAP))
@@ -28,8 +26,13 @@ class ExitRecord(msgspec.Struct, frozen=True):
     code: int | None = None
     signal: int | None = None
     message: str = ""  # why it did not start
+    start_timeout_s: float | None = None  # it did not start within this time
     duration_s: float = 0.0
-    oom_kills: int | None = None  # by the kernel, around here, while it ran
+    oom_kills: int | None = None  # by the kernel, in the same cgroup, while it ran
+    pid: int | None = None
+    started_at: float | None = None
+    stdout_tail: str | None = None  # the end of an output file that the submitter named; None for CARMA's own
+    stderr_tail: str | None = None
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -62,6 +65,8 @@ def judge_exit(record: ExitRecord, words: LastWords, told: Told | None = None, u
     if record.code == 0 and record.signal is None:
         return Succeeded()
     code = record.code if record.code is not None else 128 + (record.signal or 0)
+    if record.start_timeout_s is not None:
+        return LaunchFailed(record.message)
     if record.message:
         return Failed(code, record.message)
     if killed_for_memory(record, code, words):

@@ -1,19 +1,25 @@
-"""Which frameworks a given Python would import: its module path worked out from files, as Python itself would do it.
+"""Finds the frameworks that a given Python would import: its module path is worked out from files.
 
-In the order of `sys.path`, the first one found counts. Covered: virtual environments (with or without the system's
-packages), conda, the system's own Python (also Debian's directories), packages in the home directory, PYTHONPATH, and
-what lies beside the script. Not followed: `.pth` files and import hooks. What only those lead to is seen by the record
-that its installer left, or not at all, which counts as not there.
+The directories are searched in the order of `sys.path`; the first one that has a framework counts. Covered: virtual
+environments (with or without the system's packages), conda, the system's own Python (also Debian's directories),
+packages in the home directory, PYTHONPATH, and the directory of the script. Not covered: `.pth` files and import hooks.
+A framework that is reachable only through them is found by the record that its installer left, or not at all.
+
+The paths come from a user: they may lead to a pipe, a device, an endless file or a loop of links. Only regular files
+are read, only their first READ_LIMIT_BYTES, and no path raises: what cannot be read counts as missing.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
+from itertools import islice
 
-from carma.launch.peek import Peek
-
+READ_LIMIT_BYTES = 16 * 1024
+ENTRIES_LIMIT = 20_000  # entries read of a directory; the largest site-packages have some thousand
+NAMES_LIMIT = 200  # matching names returned of a directory
 FRAMEWORKS = ("torch", "jax", "tensorflow", "cupy")
 
 # Where a package says its version itself, which is what counts when it is imported.
@@ -37,34 +43,30 @@ _WANTED = re.compile("|".join((*FRAMEWORKS, *(f"({names})-.*-info" for names in 
 _LIBRARIES = re.compile(r"(python|pypy)3(\.[0-9]+)?t?")
 
 
-def versions_in(
-    peek: Peek, python: str, arguments: list[str], environment: Mapping[str, str], directory: str
-) -> dict[str, str]:
+def versions_in(python: str, arguments: list[str], environment: Mapping[str, str], directory: str) -> dict[str, str]:
     """Framework -> version; "" when it is there and does not say which."""
     found: dict[str, str] = {}
-    for folder in dict.fromkeys(_module_path(peek, python, arguments, environment, directory)):
-        names = peek.names(folder, _WANTED)
+    for folder in dict.fromkeys(_module_path(python, arguments, environment, directory)):
+        names = matching_names(folder, _WANTED)
         for framework in FRAMEWORKS:
-            if framework not in found and (version := _version(peek, folder, names, framework)) is not None:
+            if framework not in found and (version := _version(folder, names, framework)) is not None:
                 found[framework] = version
     return found
 
 
-def _version(peek: Peek, folder: str, names: tuple[str, ...], framework: str) -> str | None:
+def _version(folder: str, names: tuple[str, ...], framework: str) -> str | None:
     """None: it is not in this folder."""
     if framework in names and framework in _VERSION_FILES:
-        told = _VERSION.search(peek.text(os.path.join(folder, framework, _VERSION_FILES[framework])))
+        told = _VERSION.search(read_start(os.path.join(folder, framework, _VERSION_FILES[framework])))
         if told:
             return told[1]
     for name in names:
         if record := _RECORDS[framework].fullmatch(name):
             return record["version"]
-    return "" if framework in names and peek.is_file(os.path.join(folder, framework, "__init__.py")) else None
+    return "" if framework in names and is_file(os.path.join(folder, framework, "__init__.py")) else None
 
 
-def _module_path(
-    peek: Peek, python: str, arguments: list[str], environment: Mapping[str, str], directory: str
-) -> Iterator[str]:
+def _module_path(python: str, arguments: list[str], environment: Mapping[str, str], directory: str) -> Iterator[str]:
     flags = _flags(arguments)
     if not flags & set("IP"):
         yield _beside_script(arguments, directory)
@@ -73,16 +75,16 @@ def _module_path(
             if folder:
                 yield os.path.join(directory, folder)
     home = os.path.dirname(os.path.dirname(os.path.normpath(python)))
-    settings = _venv_settings(peek, home)
+    settings = _venv_settings(home)
     if settings is None:
         real = os.path.realpath(python)
         prefix = environment.get("PYTHONHOME", "").split(":")[0] or os.path.dirname(os.path.dirname(real))
-        yield from _system(peek, prefix, _user_base(environment, flags), os.path.basename(real))
+        yield from _system(prefix, _user_base(environment, flags), os.path.basename(real))
         return
-    yield from _site(peek, home)
+    yield from _site(home)
     base = settings.get("home", "")
     if settings.get("include-system-site-packages", "").lower() == "true" and base:
-        yield from _system(peek, os.path.dirname(os.path.normpath(base)), _user_base(environment, flags), "")
+        yield from _system(os.path.dirname(os.path.normpath(base)), _user_base(environment, flags), "")
 
 
 def _flags(arguments: list[str]) -> set[str]:
@@ -105,8 +107,8 @@ def _beside_script(arguments: list[str], directory: str) -> str:
     return os.path.dirname(os.path.realpath(os.path.join(directory, script)))
 
 
-def _venv_settings(peek: Peek, home: str) -> dict[str, str] | None:
-    text = peek.text(os.path.join(home, "pyvenv.cfg"))
+def _venv_settings(home: str) -> dict[str, str] | None:
+    text = read_start(os.path.join(home, "pyvenv.cfg"))
     if not text:
         return None
     pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
@@ -121,20 +123,65 @@ def _user_base(environment: Mapping[str, str], flags: set[str]) -> str | None:
     return environment.get("PYTHONUSERBASE") or (os.path.join(home, ".local") if home else None)
 
 
-def _system(peek: Peek, prefix: str, user_base: str | None, name: str) -> Iterator[str]:
+def _system(prefix: str, user_base: str | None, name: str) -> Iterator[str]:
     """`name` of the real file, python3.11: of several versions below one prefix it is that one."""
     if user_base is not None:
-        yield from _site(peek, user_base, name)
+        yield from _site(user_base, name)
     if os.path.normpath(prefix) == "/usr":  # Debian and Ubuntu
-        yield from _site(peek, "/usr/local", name)
-    yield from _site(peek, prefix, name)
+        yield from _site("/usr/local", name)
+    yield from _site(prefix, name)
     yield os.path.join(prefix, "lib", "python3", "dist-packages")
 
 
-def _site(peek: Peek, prefix: str, name: str = "") -> Iterator[str]:
+def _site(prefix: str, name: str = "") -> Iterator[str]:
     for library in ("lib", "lib64"):
-        folders = peek.names(os.path.join(prefix, library), _LIBRARIES)
+        folders = matching_names(os.path.join(prefix, library), _LIBRARIES)
         exact = [entry for entry in folders if entry == name]
         for folder in exact or folders:
             yield os.path.join(prefix, library, folder, "site-packages")
             yield os.path.join(prefix, library, folder, "dist-packages")
+
+
+# Reading. The kernel decides what this process may see.
+
+
+def is_file(path: str) -> bool:
+    return stat.S_ISREG(_mode(path))
+
+
+def is_program(path: str) -> bool:
+    return is_file(path) and os.access(path, os.X_OK)
+
+
+def read_start(path: str) -> str:
+    """The start of a regular file; empty if it cannot be read. O_NONBLOCK: a pipe in its place must not block."""
+    if not is_file(path):
+        return ""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return ""
+    try:
+        data = os.read(fd, READ_LIMIT_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+    except OSError:
+        data = b""
+    finally:
+        os.close(fd)
+    return data.decode("utf-8", "replace")
+
+
+def matching_names(path: str, wanted: re.Pattern[str]) -> tuple[str, ...]:
+    """The names in a directory that match, sorted; empty if it cannot be read."""
+    try:
+        with os.scandir(path) as entries:
+            found = (entry.name for entry in islice(entries, ENTRIES_LIMIT) if wanted.fullmatch(entry.name))
+            return tuple(sorted(islice(found, NAMES_LIMIT)))
+    except (OSError, ValueError):
+        return ()
+
+
+def _mode(path: str) -> int:
+    try:
+        return os.stat(path).st_mode
+    except (OSError, ValueError):  # also a null byte, a name that is too long, a loop of links
+        return 0

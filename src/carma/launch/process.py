@@ -13,14 +13,14 @@ import sys
 import time
 import uuid
 from collections.abc import Iterable, Mapping
-from typing import Literal
 
 from carma.core.model import AttemptKey
-from carma.core.outcome import Failed, Lost, Outcome
+from carma.core.outcome import Failed, LaunchFailed, Lost, Outcome
 from carma.core.ports import Found, LaunchOrder
 from carma.core.settings import Sharing
 from carma.errors import CarmaError
 from carma.launch import logs, procfs, records, runner
+from carma.launch.attempt_cgroups import AttemptCgroups
 from carma.launch.child import CANNOT_START
 from carma.launch.confine import Confiner
 from carma.launch.environment import TOKEN_VARIABLE, task_environment
@@ -31,7 +31,10 @@ from carma.launch.supervise import NO_SPACE
 from carma.launch.tree import Trees
 
 GRACE_S = 10.0  # for what is left of a tree when its command has ended, unless the task says otherwise
-TAKEOVERS = 3  # so often an order is given again after a runner died before it started the command
+TAKEOVERS = 3  # how often an order is given again after a runner died before it started the command
+START_TIMEOUT_S = 60.0
+RUNNER_MARGIN_S = 30.0  # beyond the start-up timeout, which the runner itself enforces
+MAX_OUTPUT_MIB = 256
 STOPPING = frozenset((signals.SIGTERM, signals.SIGINT, signals.SIGKILL, signals.SIGQUIT, signals.SIGHUP))
 
 
@@ -47,8 +50,14 @@ class ProcessLauncher:
         run_as_submitter: bool,
         confiner: Confiner | None = None,
         device_files: str = DEVICE_FILES,
+        groups: AttemptCgroups | None = None,
+        start_timeout_s: float = START_TIMEOUT_S,
+        max_output_mib: int = MAX_OUTPUT_MIB,
     ) -> None:
-        self._files = AttemptFiles(directory)
+        """`max_output_mib`: of each of CARMA's own log files; 0 for no limit."""
+        self.files = AttemptFiles(directory)
+        self._start_timeout_s = start_timeout_s
+        self._max_output_mib = max_output_mib
         self._extra = dict(extra_environment or {})
         self._run_as_submitter = run_as_submitter
         # Submitters may pass through to their own logs; what is not theirs is closed to them by its own mode.
@@ -56,9 +65,10 @@ class ProcessLauncher:
         self._boot_id = procfs.boot_id()
         self._children: dict[int, AttemptKey] = {}  # runners that we started and have not seen end
         self._started: dict[AttemptKey, Started] = {}
-        self._refused: dict[AttemptKey, Failed] = {}
-        self._trees = Trees()
-        self._holding = Holding(self._files, confiner or Confiner(Sharing(), None), self._trees, device_files)
+        self._refused: dict[AttemptKey, Failed | LaunchFailed] = {}
+        self._groups = groups
+        self._trees = Trees(groups)
+        self._holding = Holding(self.files, confiner or Confiner(Sharing(), None), self._trees, device_files)
 
     # Launching.
 
@@ -68,49 +78,48 @@ class ProcessLauncher:
         except (OSError, ValueError) as error:
             if isinstance(error, OSError) and error.errno in records.PASSING:
                 return  # no trace is left, so the order is given again
-            self._refuse(order.key, f"cannot start a runner: {error}")
+            self._refuse(order.key, Failed(CANNOT_START, f"cannot start a runner: {error}"))
         except CarmaError as error:
-            self._refuse(order.key, f"{error}. {error.hint}")
+            self._refuse(order.key, Failed(CANNOT_START, f"{error}. {error.hint}"))
 
     def _launch(self, order: LaunchOrder) -> None:
         if not self._run_as_submitter and order.owner.uid != os.geteuid():
             message = f"this server runs tasks of its own user only, not of {order.owner.name} (uid {order.owner.uid})"
-            self._refuse(order.key, message)
+            self._refuse(order.key, Failed(CANNOT_START, message))
             return
-        if self._files.exists(order.key, records.EXIT) or self._files.exists(order.key, records.STARTED):
+        if self.files.exists(order.key, records.EXIT) or self.files.exists(order.key, records.STARTED):
             return
-        if self._claimed(order.key) or order.key in self._children.values():
+        if order.key in self._children.values() or self._claimed(order.key):
             return
         self._refused.pop(order.key, None)
-        os.makedirs(self._files.directory, mode=self._mode, exist_ok=True)
+        os.makedirs(self.files.directory, mode=self._mode, exist_ok=True)
         with contextlib.suppress(FileExistsError):
-            os.mkdir(self._files.path(order.key), self._mode)
+            os.mkdir(self.files.path(order.key), self._mode)
         arranged = self._holding.arrange(order)
-        record = self._order_record(order, arranged.environment)
-        records.write(self._files.path(order.key, records.ORDER), record, durable=False)
-        self._children[self._spawn(order.key, arranged.cgroup)] = order.key
+        record = records.encode(self._order_record(order, arranged.environment))
+        self._children[self._spawn(order.key, record)] = order.key
 
-    def _refuse(self, key: AttemptKey, message: str) -> Failed:
+    def _refuse(self, key: AttemptKey, outcome: Failed | LaunchFailed) -> Failed | LaunchFailed:
         self._holding.forget(key)
-        self._refused[key] = Failed(CANNOT_START, message)
-        return self._refused[key]
+        self._refused[key] = outcome
+        return outcome
 
     def _claimed(self, key: AttemptKey) -> bool:
         """Whether a runner has it. A claim whose runner is dead is set aside: without a start on record nothing ran."""
-        claim = self._files.claim(key)
+        claim = self.files.claim(key)
         if claim is None:
             return False
-        if self._alive(claim) or self._takeovers(key) >= TAKEOVERS or self._files.exists(key, records.STARTED):
+        if self._alive(claim) or self._takeovers(key) >= TAKEOVERS or self.files.exists(key, records.STARTED):
             return True
-        os.rename(self._files.path(key, records.CLAIM), self._files.path(key, f"dead-claim-{self._takeovers(key) + 1}"))
+        os.rename(self.files.path(key, records.CLAIM), self.files.path(key, f"dead-claim-{self._takeovers(key) + 1}"))
         return False
 
     def _takeovers(self, key: AttemptKey) -> int:
-        return sum(self._files.exists(key, f"dead-claim-{number}") for number in range(1, TAKEOVERS + 1))
+        return sum(self.files.exists(key, f"dead-claim-{number}") for number in range(1, TAKEOVERS + 1))
 
     def _order_record(self, order: LaunchOrder, variables: Mapping[str, str]) -> dict[str, object]:
         spec = order.spec
-        stdout, stderr = logs.paths_for(order, *self._files.own_logs(order.key))
+        stdout, stderr = logs.named_outputs(order.key, order.owner, spec)
         token = uuid.uuid4().hex
         identity = {"uid": order.owner.uid, "gid": order.owner.gid, "name": order.owner.name}
         return {
@@ -122,22 +131,35 @@ class ProcessLauncher:
             "stdout": stdout,
             "stderr": stderr,
             "grace_s": spec.grace_s if spec.grace_s is not None else GRACE_S,
+            "start_timeout_s": self._start_timeout_s,
+            "max_output_bytes": self._max_output_mib * 2**20,
+            "cgroup_procs": self._cgroup_procs(order.key),
             "token": token,
         }
 
-    def _spawn(self, key: AttemptKey, cgroup: str | None) -> int:
-        """The runner joins its cgroup before it is a runner, so that nothing it starts is ever outside."""
+    def _cgroup_procs(self, key: AttemptKey) -> list[str]:
+        """The files through which the runner joins the attempt's cgroup; none where it cannot be created."""
+        try:
+            return self._groups.create(key).procs_files if self._groups is not None else []
+        except OSError:
+            return []
+
+    def _spawn(self, key: AttemptKey, order: bytes) -> int:
+        """The runner gets its order as a file in memory."""
         assert runner.__file__ is not None
-        arguments = [sys.executable, "-I", "-S", "-X", "utf8", runner.__file__, self._files.path(key)]
-        if cgroup is not None:
-            arguments = ["/bin/sh", "-c", 'echo 0 > "$0/cgroup.procs" && exec "$@"', cgroup, *arguments]
+        arguments = [sys.executable, "-I", "-S", "-X", "utf8", runner.__file__, self.files.path(key)]
         write = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-        files = [
-            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, self._files.path(key, records.RUNNER_LOG), write, 0o600),
-            (os.POSIX_SPAWN_DUP2, 1, 2),
-        ]
-        return os.posix_spawn(arguments[0], arguments, os.environ, file_actions=files, setsid=True)
+        memory = os.memfd_create("carma-order", os.MFD_CLOEXEC)
+        try:
+            records.write_all(memory, order)
+            files = [
+                (os.POSIX_SPAWN_DUP2, memory, 0),
+                (os.POSIX_SPAWN_OPEN, 1, self.files.path(key, records.RUNNER_LOG), write, 0o600),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ]
+            return os.posix_spawn(arguments[0], arguments, os.environ, file_actions=files, setsid=True)
+        finally:
+            os.close(memory)
 
     # Looking.
 
@@ -161,37 +183,39 @@ class ProcessLauncher:
 
     def _look(self, key: AttemptKey, ended: Mapping[AttemptKey, int]) -> Found:
         started = self._started.get(key)
-        if started is not None and (started.runner.pid in self._children or self._alive(started.runner)):
+        if started is not None and self._runner_lives(started) and not self.files.exists(key, records.EXIT):
             return self._found_running(key, started)
         if key in self._refused:
             return Found(key=key, outcome=self._refused[key])
         return self._look_at_files(key) or self._unclaimed(key, ended)
 
+    def _runner_lives(self, started: Started) -> bool:
+        """A runner that has written its exit record may hang in its end, on a file system that does not answer."""
+        return started.runner.pid in self._children or self._alive(started.runner)
+
     def _unclaimed(self, key: AttemptKey, ended: Mapping[AttemptKey, int]) -> Found:
-        """Nobody took the order: it is on its way, or may be given again; unless a runner of ours cannot run at all."""
-        if ended.get(key, NO_SPACE) == NO_SPACE or not self._files.exists(key, records.ORDER):
+        """No runner has claimed it: our runner is on its way, has failed, or the order may be given again."""
+        if (pid := self._runner_on_its_way(key)) is not None:
+            return self._look_at_runner(key, pid)
+        status = ended.get(key, NO_SPACE)
+        if status == NO_SPACE or status < 0 or not self.files.exists(key):  # negative: a signal killed it
             return Found(key=key)
-        said = logs.read_tail(self._files.path(key, records.RUNNER_LOG), None, 400).strip().rpartition("\n")[2]
-        refused = self._refuse(key, f"the runner could not start: {said or 'it said nothing'}")
+        said = logs.read_tail(self.files.path(key, records.RUNNER_LOG), 400).strip().rpartition("\n")[2]
+        refused = self._refuse(key, Failed(CANNOT_START, f"the runner could not start: {said or 'it said nothing'}"))
         return Found(key=key, outcome=refused)
 
     def _look_at_files(self, key: AttemptKey) -> Found | None:
-        """None when no runner has claimed it. The order of the looks matters: a runner writes, then ends."""
-        claim = self._files.claim(key)
+        """None when no runner has claimed it. The order of the checks matters: a runner writes, then ends."""
+        claim = self.files.claim(key)
         alive = claim is not None and self._alive(claim)
-        ending = self._files.ending(key)
-        started = self._files.started(key)
+        ending = self.files.ending(key)
+        started = self.files.started(key)
         if ending is not None:
             return self._found_ended(key, started, ending)
         if claim is None:
             return None
         if started is None:
-            lost = not alive and self._takeovers(key) >= TAKEOVERS
-            return (
-                self._lost(key, None, "its runner died again and again before it could start")
-                if lost
-                else Found(key=key)
-            )
+            return self._look_at_start(key, claim, alive)
         if alive or self._runs(started):
             self._started[key] = started
             return self._found_running(key, started)
@@ -199,6 +223,29 @@ class ProcessLauncher:
             return self._lost(key, started, "the machine restarted")
         self._trees.signal(key, started, signals.SIGKILL)  # what it left holds GPU memory that nobody books
         return self._lost(key, started, "its runner was killed, so nobody saw how it ended")
+
+    def _look_at_start(self, key: AttemptKey, claim: Claim, alive: bool) -> Found:
+        """Claimed and not started yet. The runner enforces the start-up timeout; one that hangs itself is killed."""
+        if not alive:
+            lost = self._takeovers(key) >= TAKEOVERS
+            reason = f"its runner died {TAKEOVERS + 1} times before it could start the command"
+            return self._lost(key, None, reason) if lost else Found(key=key)
+        return self._look_at_runner(key, claim.pid)
+
+    def _look_at_runner(self, key: AttemptKey, pid: int) -> Found:
+        """A living runner that has not started the command."""
+        limit_s = self._start_timeout_s + RUNNER_MARGIN_S
+        runner = procfs.process(pid)
+        if runner is None or procfs.age_s(runner) <= limit_s:
+            return Found(key=key, claimed=True)
+        procfs.send(pid, runner.start_ticks, signals.SIGKILL)
+        if self.files.started(key) is not None:
+            return Found(key=key, claimed=True)  # at the last moment: the next poll sees it
+        outcome = self._refuse(key, LaunchFailed(f"its runner did not start it within {limit_s:g} s"))
+        return Found(key=key, outcome=outcome)
+
+    def _runner_on_its_way(self, key: AttemptKey) -> int | None:
+        return next((pid for pid, other in self._children.items() if other == key), None)
 
     def _found_running(self, key: AttemptKey, started: Started) -> Found:
         return Found(
@@ -212,7 +259,7 @@ class ProcessLauncher:
     def _found_ended(self, key: AttemptKey, started: Started | None, ending: ExitRecord) -> Found:
         lost = started is not None and self._holding.server_lost(key, started.started_at, ending.ended_at)
         under = Under(mps=self._holding.under_mps(key), lost=lost)
-        outcome = judge_exit(ending, self._files.last_words(key, started), self._files.told(key), under)
+        outcome = judge_exit(ending, self.files.last_words(key, ending), self.files.told(key), under)
         return self._over(key, started, outcome, ending.ended_at)
 
     def _lost(self, key: AttemptKey, started: Started | None, reason: str) -> Found:
@@ -243,21 +290,38 @@ class ProcessLauncher:
     # Signals and trees.
 
     def signal(self, key: AttemptKey, signal: int, *, whole_tree: bool = True) -> None:
-        """Before the command has started, a stop is left for the runner instead: it looks for it after it has written
-        down the start, and we look for the start after we have left it, so one of the two sees the other."""
+        """Before the command has started, a request to stop is left for the runner: it looks for the request after it
+        has recorded the start, and this method looks for the start after it has left the request, so that one of the
+        two sees the other. A further SIGKILL ends a runner that does not answer, and wakes one that was stopped."""
         started = self._known(key)
-        if signal in STOPPING and self._files.exists(key):
+        requested = self.files.exists(key, records.STOP)
+        if signal in STOPPING and self.files.exists(key):
             with contextlib.suppress(OSError):
                 self._note(key, signal)
                 if started is None:
-                    records.write(self._files.path(key, records.STOP), {"signal": int(signal)}, durable=False)
-            started = started or self._files.started(key)
-        if started is None or started.runner.boot_id != self._boot_id:
+                    records.write(self.files.path(key, records.STOP), {"signal": int(signal)}, durable=False)
+            started = started or self.files.started(key)
+        if started is None:
+            if signal == signals.SIGKILL and requested:
+                self._end_runner(key)
+            return
+        if started.runner.boot_id != self._boot_id:
             return
         if whole_tree:
             self._trees.signal(key, started, signal)
         else:
             procfs.send(started.pid, started.start_ticks, signal)
+        if signal == signals.SIGKILL:
+            procfs.send(started.runner.pid, started.runner.start_ticks, signals.SIGCONT)
+
+    def _end_runner(self, key: AttemptKey) -> None:
+        """A runner that has not started the command: without it the command never starts. The order is given again,
+        and the next runner finds the request to stop."""
+        claim = self.files.claim(key)
+        if claim is not None and claim.boot_id == self._boot_id and not self.files.exists(key, records.EXIT):
+            procfs.send(claim.pid, claim.start_ticks, signals.SIGKILL)
+        elif claim is None and (pid := self._runner_on_its_way(key)) is not None:
+            os.kill(pid, signals.SIGKILL)  # our own child, not reaped yet
 
     def ask(self, key: AttemptKey, signal: int, asked_at: float) -> bool:
         """Written down first: whoever ends by the signal was told, also if we are killed right after it. If we are
@@ -272,32 +336,32 @@ class ProcessLauncher:
             return False
         try:
             asked = {"asked_at": asked_at, "signal": int(signal)}
-            records.write(self._files.path(key, records.ASKED), asked, durable=False)
+            records.write(self.files.path(key, records.ASKED), asked, durable=False)
         except OSError:
             return False  # a full disk: later
         reached = [procfs.send(pid, start_ticks, signal) for pid, start_ticks in listeners]
         return any(reached)
 
     def _told_at(self, key: AttemptKey) -> float | None:
-        return (records.read(self._files.path(key, records.ASKED)) or {}).get("asked_at")
+        return (records.read(self.files.path(key, records.ASKED)) or {}).get("asked_at")
 
     def _note(self, key: AttemptKey, signal: int) -> None:
         """The first signal counts, and when SIGKILL had to follow it: the outcome tells."""
-        before = self._files.told(key)
+        before = self.files.told(key)
         if before is None:
             record: dict[str, object] = {"signal": int(signal), "at": time.time()}
         elif signal == signals.SIGKILL != before.signal and before.killed_at is None:
             record = {"signal": before.signal, "at": before.at, "killed_at": time.time()}
         else:
             return
-        records.write(self._files.path(key, records.TOLD), record, durable=False)
+        records.write(self.files.path(key, records.TOLD), record, durable=False)
 
     def pids(self, keys: Iterable[AttemptKey]) -> dict[int, AttemptKey]:
         known = {key: self._known(key) for key in keys}
         return self._trees.members({k: s for k, s in known.items() if s and s.runner.boot_id == self._boot_id})
 
     def _known(self, key: AttemptKey) -> Started | None:
-        return self._started.get(key) or self._files.started(key)
+        return self._started.get(key) or self.files.started(key)
 
     # What they run under.
 
@@ -306,33 +370,24 @@ class ProcessLauncher:
         return self._holding.pids()
 
     def tend(self) -> None:
-        """Now and then, also when nothing runs: MPS servers that nobody needs any more are stopped."""
+        """Called every few seconds: stops MPS servers and removes cgroups that are no longer needed."""
         self._holding.tend()
+        if self._groups is not None:
+            in_use = self._holding.attempts()
+            for key in self._groups.existing():
+                if key not in in_use:
+                    self._groups.remove(key)  # stays while a process is in it
 
     def close(self) -> None:
         """Stop what nothing runs under; the attempts go on."""
         self._holding.close()
 
-    # Logs.
+    # Files.
 
-    def log_paths(self, key: AttemptKey) -> tuple[str, str]:
-        """Standard output and standard error; the same path twice when they go to one file."""
-        return self._files.log_paths(key)
-
-    def open_log(self, key: AttemptKey, which: Literal["stdout", "stderr"]) -> int | None:
-        """A descriptor for reading, of the very file that the attempt writes; None when there is none (yet).
-
-        For a daemon that is root this is the only safe way: the path may lie in a directory of the user's.
-        """
-        started = self._known(key)
-        if started is None:
-            return None
-        place = 0 if which == "stdout" else 1
-        return logs.open_log(self._files.log_paths(key)[place], started.logs[place])
-
-    def remove(self, key: AttemptKey) -> None:
-        """Forget an attempt that has ended: its records and those of its logs that lie with them."""
-        self._started.pop(key, None)
+    def release(self, key: AttemptKey) -> None:
+        """The outcome is in the database: drop the records that are no longer needed."""
         self._refused.pop(key, None)
-        self._holding.forget(key)
-        self._files.remove(key)
+        if self._groups is not None:
+            self._groups.remove(key)
+        with contextlib.suppress(OSError):  # housekeeping tries again
+            self.files.drop_records(key)

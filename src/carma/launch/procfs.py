@@ -1,16 +1,22 @@
-"""What /proc tells of processes: identity, parents, sessions. Standard library only, and light: the runner imports it.
+"""Processes as /proc shows them: identity, parents, sessions. Standard library only: the runner imports it.
 
-A process is named by pid *and* start time (in clock ticks since the boot): a pid alone comes back for another process.
+A process is identified by pid *and* start time (in clock ticks since the boot), because pids are reused. When
+descriptors or memory run out, the functions raise OSError: a process that cannot be looked at is not a process that
+has ended.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+_EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 
 
 class Process:
@@ -30,19 +36,20 @@ class Process:
 
 
 def read_bytes(path: str, limit: int = 65536) -> bytes:
-    """The start of a file; empty when it is not there or not ours to read."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
+    """The start of a file; empty if it does not exist or may not be read. Raises OSError when descriptors or memory
+    run out."""
     data = b""
     try:
-        while len(data) < limit and (more := os.read(fd, limit - len(data))):  # /proc answers a page at a time
-            data += more
-    except OSError:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            while len(data) < limit and (more := os.read(fd, limit - len(data))):  # /proc answers a page at a time
+                data += more
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if error.errno in _EXHAUSTED:
+            raise
         return b""
-    finally:
-        os.close(fd)
     return data
 
 
@@ -82,6 +89,12 @@ def rooted(table: dict[int, Process], roots: Iterable[int]) -> dict[int, int]:
     return {pid: root for pid, root in known.items() if root}
 
 
+def age_s(process: Process) -> float:
+    """Seconds since the process started, by the time since the boot."""
+    uptime_s = float(read_bytes("/proc/uptime", 64).split()[0])
+    return uptime_s - process.start_ticks / os.sysconf("SC_CLK_TCK")
+
+
 def boot_id() -> str:
     """Changes with each start of the machine; start times of processes compare only within one."""
     return read_bytes("/proc/sys/kernel/random/boot_id", 64).decode("ascii", "replace").strip()
@@ -104,8 +117,8 @@ def send(pid: int, start_ticks: int, number: int) -> bool:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
         return False
-    except OSError:  # a kernel without pidfd: the gap between look and signal cannot be closed
-        return alive(pid, start_ticks) and _kill(pid, number)
+    except OSError:  # a kernel without pidfd, or no descriptor left: the gap before the signal cannot be closed
+        return _alive_or_unknown(pid, start_ticks) and _kill(pid, number)
     try:
         if not alive(pid, start_ticks):
             return False
@@ -115,6 +128,14 @@ def send(pid: int, start_ticks: int, number: int) -> bool:
         return False
     finally:
         os.close(fd)
+
+
+def _alive_or_unknown(pid: int, start_ticks: int) -> bool:
+    """False if that process has ended or cannot be looked at."""
+    try:
+        return alive(pid, start_ticks)
+    except OSError:
+        return False
 
 
 def listens(pid: int, number: int) -> bool:

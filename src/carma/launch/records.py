@@ -1,14 +1,15 @@
-"""The files of an attempt's directory, through which the runner and the launcher speak.
+"""The files of an attempt's directory: the records that the runner and the launcher exchange.
 
-    order.json    what to start (launcher)          stop          do not start any more (launcher)
-    claim.json    who carries it out (runner)       started.json  which process it became (runner)
-    exit.json     how it ended (runner)             told.json     which signals it was sent to end it (launcher)
-    held.json     how it shares its GPUs (launcher) trouble.json  what it runs under is gone (launcher)
-    asked.json    that it was told to save and leave (launcher)
+    claim.json    which runner has the attempt (runner)  stop          do not start the command (launcher)
+    started.json  which process was started (runner)     told.json     signals sent to end it (launcher)
+    exit.json     how it ended (runner)                  held.json     how it shares its GPUs (launcher)
+    asked.json    it was asked to save (launcher)        trouble.json  its MPS server is gone (launcher)
     stdout.log, stderr.log, runner.log
 
-Each is written beside its name and renamed, so that a reader meets all of it or nothing. Standard library only, and
-light: the runner imports this. It must not know what the records mean.
+The order itself, which holds the submitter's environment, is never a file: the runner gets it through a descriptor.
+Each record is written under a temporary name and renamed, so that a reader sees all of it or nothing. Once the outcome
+is in the database, only exit.json and the logs stay (see `ENDED`). Standard library only: the runner imports this
+module. It must not know what the records mean.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-ORDER, CLAIM, STARTED, EXIT = "order.json", "claim.json", "started.json", "exit.json"
+CLAIM, STARTED, EXIT = "claim.json", "started.json", "exit.json"
 STOP, TOLD = "stop", "told.json"
 HELD, TROUBLE, ASKED = "held.json", "trouble.json", "asked.json"
 STDOUT, STDERR, RUNNER_LOG = "stdout.log", "stderr.log", "runner.log"
+ENDED = frozenset((EXIT, STDOUT, STDERR))  # what stays of an attempt whose outcome is in the database
 
 RESERVED_BYTES = 4096  # more than an exit record ever takes; see `reserve`
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 10.0
@@ -34,12 +36,22 @@ PASSING = frozenset(  # errors that go away by themselves: no space, no memory, 
 )
 
 
-def read(path: str) -> dict[str, Any] | None:
-    """The record, or None when there is none (or none that can be read)."""
+def read_bytes(path: str) -> bytes | None:
+    """A record as it was written; None if there is none. Raises OSError for anything else: a record that cannot be
+    read at the moment (too many open files) is not a record that does not exist."""
     try:
         with open(path, "rb") as file:
-            value = json.loads(file.read())
-    except (OSError, ValueError):
+            return file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def read(path: str) -> dict[str, Any] | None:
+    """The record, or None if there is none or its content is not a record. Raises OSError as `read_bytes` does."""
+    data = read_bytes(path)
+    try:
+        value = json.loads(data) if data is not None else None
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None
 

@@ -1,17 +1,20 @@
 """All processes of an attempt, and signals to them.
 
-Three ways to belong, because programs leave their parents: being a descendant of the runner, to which the kernel gives
-orphans (it is a subreaper); being in the session that the command began; and, once the runner is dead, having started
-with the attempt's token in the environment. The runner itself is never a member: signals are not for it.
+Programs leave their parents. A process belongs to the attempt
+1. if it descends from the runner, to which the kernel gives orphans (the runner is a subreaper);
+2. if it is in the session that the command began;
+3. once the runner is dead: if it is in the attempt's cgroup, or has the attempt's token in its environment.
+The runner itself is never a member: signals are not for it.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from carma.core.model import AttemptKey
 from carma.launch import procfs
+from carma.launch.attempt_cgroups import AttemptCgroups
 from carma.launch.environment import TOKEN_VARIABLE
 from carma.launch.files import Started
 
@@ -21,8 +24,9 @@ Identity = tuple[int, int]  # pid and start time
 
 
 class Trees:
-    def __init__(self) -> None:
-        self._tokens: dict[Identity, str] = {}  # what was read of processes that belong to nobody by descent
+    def __init__(self, groups: AttemptCgroups | None = None) -> None:
+        self._groups = groups
+        self._tokens: dict[Identity, str] = {}  # of processes that belong to no attempt by descent
 
     def members(self, known: Mapping[AttemptKey, Started]) -> dict[int, AttemptKey]:
         """The living processes of those attempts; /proc is read once for all of them."""
@@ -32,8 +36,14 @@ class Trees:
         found = by_descent(table, known)
         orphaned = {s.token: key for key, s in known.items() if not lives(table, s.runner.pid, s.runner.start_ticks)}
         if orphaned:
+            found |= self._by_cgroup(table, orphaned.values())
             found |= self._by_token(table, found, orphaned)
         return {pid: key for pid, key in found.items() if not table[pid].ended}
+
+    def _by_cgroup(self, table: Mapping[int, procfs.Process], keys: Iterable[AttemptKey]) -> dict[int, AttemptKey]:
+        if self._groups is None:
+            return {}
+        return {pid: key for key in keys for pid in self._groups.members(key) if pid in table}
 
     def _by_token(
         self, table: dict[int, procfs.Process], found: Mapping[int, AttemptKey], orphaned: Mapping[str, AttemptKey]
@@ -55,6 +65,8 @@ class Trees:
         """From the top down, so that a shell does not go on to its next command. SIGKILL is repeated until nobody new
         appears. Other signals are sent once: a program may answer them by starting something that cleans up."""
         signalled: set[Identity] = set()
+        if number == signal.SIGKILL and self._groups is not None and not procfs.alive(*_runner_of(started)):
+            self._groups.kill(key)
         for _ in range(KILL_ROUNDS if number == signal.SIGKILL else 1):
             table = procfs.processes()
             members = [table[pid] for pid in self._members(table, {key: started})]
@@ -73,6 +85,10 @@ class Trees:
         listening = {pid for pid in members if procfs.listens(pid, number)}
         first = [pid for pid in listening if not any(up in listening for up in ancestors(table, pid))]
         return [(pid, table[pid].start_ticks) for pid in first]
+
+
+def _runner_of(started: Started) -> Identity:
+    return started.runner.pid, started.runner.start_ticks
 
 
 def by_descent(table: dict[int, procfs.Process], known: Mapping[AttemptKey, Started]) -> dict[int, AttemptKey]:

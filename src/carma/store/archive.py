@@ -1,68 +1,118 @@
-"""The questions about the past: finished tasks, their stories, and the runs that history estimates from."""
+"""What is asked about the past: finished tasks, their stories, and the runs that history estimates from."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import cache
+
+import msgspec
+from msgspec.structs import replace
 
 from carma.core.events import Durable
 from carma.core.model import GpuId, GpuUsage, TaskId
 from carma.core.pattern import pattern
-from carma.core.ports import PastRun
+from carma.core.ports import End, PastRun, TaskPage
 from carma.core.task import Task
 from carma.store import codec
 from carma.store.database import Database
+from carma.store.parts import Parts, ReadPart, Value
 
 HOUR_S = 3600
 SUMS = tuple(name for name in GpuUsage.__struct_fields__ if name not in ("gpu", "hour"))  # columns have these names
+PAGE_BYTES = 8 << 20  # of rows and commands; a page ends early when it has more
 RUNS_KEPT = 50  # of each command; more would not change an estimate, and a sweep must not grow the file without end
 
 
 class SqliteArchive:
-    """Implements core.ports.Archive, and `story`."""
+    """Implements core.ports.Archive, `prune` and `shrink`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._parts = Parts()
+        self._knows_all_parts = False  # whether the registry has those of all unfinished tasks
 
     def task(self, task: TaskId) -> Task | None:
         with self._database.reading(f"read task {task} from") as connection:
             row = connection.execute("SELECT body FROM finished WHERE id = ? AND NOT restored", (task,)).fetchone()
-            return codec.read_task(row[0]) if row else None
+            return self._parts.unpack_task(codec.read_task(row[0]), part_reader(connection)) if row else None
 
-    def tasks(self, *, uid: int | None = None, since: float | None = None, limit: int = 100) -> Sequence[Task]:
-        """Newest end first. `since` includes that very moment."""
-        conditions = ["NOT restored"]
-        values: list[float] = []
-        if uid is not None:
-            conditions.append("uid = ?")
-            values.append(uid)
-        if since is not None:
-            conditions.append("ended_at >= ?")
-            values.append(since)
-        where = " AND ".join(conditions)
-        statement = f"SELECT body FROM finished WHERE {where} ORDER BY ended_at DESC, id DESC LIMIT ?"
+    def tasks(self, ids: Collection[TaskId]) -> Sequence[Task]:
+        found: list[Task] = []
         with self._database.reading("read finished tasks from") as connection:
-            rows = connection.execute(statement, (*values, max(0, limit))).fetchall()
-            return [codec.read_task(body) for (body,) in rows]
+            read = part_reader(connection)
+            for task in ids:
+                row = connection.execute("SELECT body FROM finished WHERE id = ? AND NOT restored", (task,)).fetchone()
+                if row is not None:
+                    found.append(self._listed(codec.read_task(row[0]), read))
+        return found
+
+    def page(
+        self,
+        *,
+        uid: int | None = None,
+        since: float | None = None,
+        kinds: Collection[str] | None = None,
+        before: End | None = None,
+        limit: int = 100,
+    ) -> TaskPage:
+        where, values = _conditions(uid, since, kinds, before)
+        statement = f"SELECT body FROM finished WHERE {where} ORDER BY ended_at DESC, id DESC LIMIT ?"
+        tasks: list[Task] = []
+        room = PAGE_BYTES
+        with self._database.reading("read finished tasks from") as connection:
+            read = part_reader(connection)
+            rows = connection.execute(statement, (*values, max(0, limit) + 1))
+            for (body,) in rows:
+                if len(tasks) >= limit or room <= 0:
+                    return TaskPage(tasks, more=len(tasks) > 0)
+                tasks.append(self._listed(codec.read_task(body), read))
+                room -= len(body) + sum(map(len, tasks[-1].spec.command))
+        return TaskPage(tasks, more=False)
+
+    def _listed(self, task: Task, read: ReadPart) -> Task:
+        """Without the environment, which no list shows and which can have megabytes."""
+        spec = self._parts.unpack(replace(task.spec, environment={}), read)
+        return replace(task, spec=spec)
 
     def story(self, task: TaskId) -> Sequence[Durable]:
         """All that happened to a task, in order, whether it is live or finished."""
         with self._database.reading(f"read the story of task {task} from") as connection:
+            read = part_reader(connection)
             row = connection.execute("SELECT story FROM finished WHERE id = ?", (task,)).fetchone()
             told = codec.read_events(row[0]) if row else ()
             rows = connection.execute("SELECT body FROM events WHERE task = ? ORDER BY sequence", (task,)).fetchall()
-            return [*told, *(codec.read_event(body) for (body,) in rows)]
+            events = (*told, *(codec.read_event(body) for (body,) in rows))
+            return [self._parts.unpack_event(event, read) for event in events]
 
-    def prune(self, ended_before: float) -> Sequence[TaskId]:
-        """Forget finished tasks that ended before this time; returns which, so that their logs can go too.
+    def prune(self, ended_before: float, limit: int = 1_000) -> Sequence[TaskId]:
+        """Remove at most `limit` finished tasks that ended before this time, the oldest first; returns their ids.
 
         Past runs stay: they are few for each command, and estimates rest on them.
         """
         with self._database.writing("remove old tasks from") as connection:
             rows = connection.execute(
-                "DELETE FROM finished WHERE ended_at < ? AND NOT restored RETURNING id", (ended_before,)
+                """DELETE FROM finished WHERE id IN (SELECT id FROM finished WHERE ended_at < ? AND NOT restored
+                   ORDER BY ended_at, id LIMIT ?) RETURNING id, environment, command""",
+                (ended_before, limit),
             ).fetchall()
-            return [TaskId(task) for (task,) in sorted(rows)]
+            self._drop_unused(connection, {part for _, *parts in rows for part in parts if part is not None})
+            return [TaskId(task) for task, *_ in sorted(rows)]
+
+    def _drop_unused(self, connection: sqlite3.Connection, digests: Collection[str]) -> None:
+        """Those of the parts that no other task uses. Parts of unfinished tasks are in the registry."""
+        if not self._knows_all_parts:
+            return
+        connection.executemany(
+            """DELETE FROM parts WHERE digest = :digest
+               AND NOT EXISTS (SELECT 1 FROM finished WHERE environment = :digest)
+               AND NOT EXISTS (SELECT 1 FROM finished WHERE command = :digest)""",
+            [{"digest": digest} for digest in digests if digest not in self._parts],
+        )
+
+    def shrink(self, pages: int = 250) -> int:
+        """Give some of the pages that `prune` has freed back to the file system; returns how many are left."""
+        return self._database.shrink(pages)
 
     def remember(self, run: PastRun) -> None:
         """Idempotent by key: the first report of an attempt stays."""
@@ -109,3 +159,37 @@ def add_usage(connection: sqlite3.Connection, rows: Sequence[GpuUsage]) -> None:
     statement = f"""INSERT INTO gpu_usage (gpu, hour, {", ".join(SUMS)}) VALUES (?, ?{", ?" * len(SUMS)})
                     ON CONFLICT (hour, gpu) DO UPDATE SET {added}"""
     connection.executemany(statement, [(row.gpu, row.hour, *(getattr(row, name) for name in SUMS)) for row in rows])
+
+
+def _conditions(
+    uid: int | None, since: float | None, kinds: Collection[str] | None, before: End | None
+) -> tuple[str, list[float | str]]:
+    """The WHERE clause of a page and its values."""
+    conditions = ["NOT restored"]
+    values: list[float | str] = []
+    if uid is not None:
+        conditions.append("uid = ?")
+        values.append(uid)
+    if since is not None:
+        conditions.append("ended_at >= ?")
+        values.append(since)
+    if kinds is not None:
+        conditions.append(f"kind IN ({', '.join('?' * len(kinds))})")
+        values.extend(kinds)
+    if before is not None:
+        conditions.append("(ended_at, id) < (?, ?)")
+        values.extend(before)
+    return " AND ".join(conditions), values
+
+
+def part_reader(connection: sqlite3.Connection) -> ReadPart:
+    """Reads rows of `parts`, each once."""
+
+    @cache
+    def read(digest: str) -> Value:
+        row = connection.execute("SELECT body FROM parts WHERE digest = ?", (digest,)).fetchone()
+        if row is None:
+            raise msgspec.DecodeError(f"its part {digest} is missing")
+        return codec.read_part(row[0])
+
+    return read

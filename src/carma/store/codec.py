@@ -21,10 +21,11 @@ _events: msgspec.json.Decoder[tuple[Durable, ...]] = msgspec.json.Decoder(tuple[
 _task = msgspec.json.Decoder(Task)
 _checkpoint = msgspec.json.Decoder(Checkpoint)
 _run = msgspec.json.Decoder(PastRun)
+_part: msgspec.json.Decoder[dict[str, str] | tuple[str, ...]] = msgspec.json.Decoder(dict[str, str] | tuple[str, ...])
 
 
-def write(value: msgspec.Struct | tuple[Durable, ...]) -> str:
-    """JSON text; lone surrogates have no JSON and are a StoreError."""
+def write(value: msgspec.Struct | dict[str, str] | tuple[str, ...]) -> str:
+    """JSON text. Raises StoreError for lone surrogates, which JSON does not have."""
     try:
         return _encode(value).decode()
     except (UnicodeError, TypeError, ValueError) as error:
@@ -61,6 +62,11 @@ def read_run(body: str | bytes) -> PastRun:
     return _run.decode(body)
 
 
+def read_part(body: str | bytes) -> dict[str, str] | tuple[str, ...]:
+    """An environment or a command, as the table `parts` has it."""
+    return _part.decode(body)
+
+
 def task_of(event: Durable) -> TaskId | None:
     """The task an event belongs to; None for events of GPUs, and of all tasks together."""
     match event:
@@ -78,7 +84,8 @@ def digest(command: tuple[str, ...], directory: str) -> bytes:
 
 
 def _unstorable(value: object, error: Exception) -> StoreError:
+    names: dict[type, str] = {dict: "the environment", tuple: "the command"}
     return StoreError(
-        f"{type(value).__name__} holds a value that cannot be stored: {error}",
+        f"{names.get(type(value), type(value).__name__)} holds a value that cannot be stored: {error}",
         "Only UTF-8 text and finite numbers can be stored.",
     )

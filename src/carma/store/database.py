@@ -1,11 +1,15 @@
-"""One connection to the SQLite file: opened with care, one writer, every error turned into a StoreError.
+"""The connections to the SQLite file: one that writes, some that read. Every error becomes a StoreError.
 
 Durability: WAL with synchronous=FULL, so a commit returns after its fsync. `relaxed` transactions survive a killed
 process but may be lost, with everything after them, in a power cut; the next full commit makes them durable too.
+
+Readers have connections of their own, so that a long read does not delay a commit, and the other way round.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import sqlite3
 import threading
@@ -16,52 +20,116 @@ from pathlib import Path
 import msgspec
 
 from carma.errors import StoreError
+from carma.store import files
 from carma.store.lock import HomeLock
-from carma.store.problems import damaged, from_os, from_sqlite, removed
-from carma.store.schema import check, migrate
+from carma.store.problems import damaged, from_os, from_sqlite, identity, removed
+from carma.store.schema import migrate
+
+log = logging.getLogger("carma.store")
+
+READERS = 4  # connections that are kept open for reading
+LOG_BYTES = 16 << 20  # the write-ahead log is cut to this when SQLite starts it again
+BUSY_S = 5.0  # to wait for a lock of another program
+_INCREMENTAL = 2  # of PRAGMA auto_vacuum
 
 
 class Database:
-    """Threads may share it: the daemon's loop writes while an estimator reads. They take turns."""
+    """Threads may share it. Writers take turns; readers see the last commit and never wait."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, new: bool = False) -> None:
+        """`new`: set the files of an existing database aside and start with an empty one."""
         self.path = path
         self._turn = threading.RLock()
-        self._closed = False
-        _make_private_file(path)
+        self._closed = self._lost = False
+        self._idle: list[sqlite3.Connection] = []  # for reading
+        with self._explained("open"):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = HomeLock(path.with_name(path.name + ".lock"))
         try:
-            self._connection = self._open()
-            self._file = _identity(path)
+            self._connection = self._open(new=new)
+            self._files = self._identities()
         except BaseException:
             self._lock.release()
             raise
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self, *, new: bool) -> sqlite3.Connection:
         with self._explained("open"):
-            _refuse_emptied(self.path)
-            connection = sqlite3.connect(self.path, timeout=5.0, isolation_level=None, check_same_thread=False)
+            if new and (kept := files.set_aside(self.path)) is not None:
+                log.warning("starting with an empty database; the old one is %s", kept)
+            files.prepare(self.path)
+            connection = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
             try:
-                check(connection, self.path)
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = FULL")
+                connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
                 migrate(connection)
+                self._allow_shrinking(connection)
             except BaseException:
                 connection.close()
                 raise
             return connection
 
+    def _allow_shrinking(self, connection: sqlite3.Connection) -> None:
+        """Databases of format 4 and older get incremental vacuum; that needs a VACUUM, and room for a copy."""
+        if connection.execute("PRAGMA auto_vacuum").fetchone()[0] == _INCREMENTAL:
+            return
+        pages, free, size = (
+            connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+        )
+        disk = os.statvfs(self.path.parent)
+        if disk.f_bavail * disk.f_frsize < 3 * (pages - free) * size + LOG_BYTES:
+            log.warning("%s cannot be made smaller: there is no room on the disk for a copy of it", self.path)
+            return
+        try:
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            connection.execute("VACUUM")
+        except sqlite3.Error as error:  # rolled back; the next start tries again
+            log.warning("%s cannot be made smaller: %s", self.path, error)
+
+    def in_place(self) -> bool:
+        """Whether the files that were opened are still the ones under their names."""
+        try:
+            return not self._lost and self._identities() == self._files
+        except OSError:  # a disk that does not answer tells nothing
+            return True
+
+    def _identities(self) -> tuple[object, object]:
+        return identity(self.path), identity(files.log_of(self.path))
+
     @contextmanager
     def reading(self, doing: str) -> Iterator[sqlite3.Connection]:
-        with self._turn, self._explained(doing):
-            yield self._living()
+        """A connection that sees one state of the database, the newest, until the block ends."""
+        with self._explained(doing):
+            connection = self._reader(doing)
+            try:
+                connection.execute("BEGIN")
+                yield connection
+            finally:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.execute("COMMIT")
+                self._give_back(connection)
+
+    def _reader(self, doing: str) -> sqlite3.Connection:
+        with contextlib.suppress(IndexError):
+            return self._idle.pop()  # atomic; so is append
+        self._living()
+        if not self.in_place():
+            raise removed(self.path, doing)
+        address = f"{self.path.absolute().as_uri()}?mode=ro"
+        return sqlite3.connect(address, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        if self._closed or len(self._idle) >= READERS:
+            connection.close()
+        else:
+            self._idle.append(connection)
 
     @contextmanager
     def writing(self, doing: str, *, relaxed: bool = False) -> Iterator[sqlite3.Connection]:
         """A transaction: committed when the block ends well, rolled back when it raises."""
         with self._turn, self._explained(doing):
             connection = self._living()
-            if _identity(self.path) != self._file:
+            if not self.in_place():
                 raise removed(self.path, doing)
             if relaxed:
                 connection.execute("PRAGMA synchronous = NORMAL")
@@ -76,14 +144,38 @@ class Database:
             finally:
                 if relaxed:
                     connection.execute("PRAGMA synchronous = FULL")
+            if not self.in_place():  # committed to a file that is gone: it cannot be acknowledged, nor be undone
+                self._lost = True
+                raise removed(self.path, doing)
+
+    def shrink(self, pages: int) -> int:
+        """Return at most `pages` free pages to the file system; returns how many are left. Relaxed."""
+        with self._turn, self._explained("shrink"):
+            connection = self._living()
+            if not self.in_place():
+                raise removed(self.path, "shrink")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            try:
+                connection.executescript(f"PRAGMA incremental_vacuum({pages})")  # `execute` stops after one page
+                left = int(connection.execute("PRAGMA freelist_count").fetchone()[0])
+                if left == 0:
+                    connection.execute("PRAGMA busy_timeout = 0")  # commits must not wait behind a long read
+                    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            finally:
+                connection.execute(f"PRAGMA busy_timeout = {int(BUSY_S * 1000)}")
+                connection.execute("PRAGMA synchronous = FULL")
+            can = connection.execute("PRAGMA auto_vacuum").fetchone()[0] == _INCREMENTAL
+            return left if can else 0
 
     def close(self) -> None:
-        """Twice does no harm."""
+        """Calling it again has no effect."""
         with self._turn:
             if self._closed:
                 return
             self._closed = True
             try:
+                while self._idle:
+                    self._idle.pop().close()
                 self._connection.close()
             finally:
                 self._lock.release()
@@ -103,34 +195,3 @@ class Database:
             raise damaged(self.path, doing, f"a row cannot be read: {error}") from error
         except OSError as error:
             raise from_os(error, self.path, doing) from error
-
-
-def _make_private_file(path: Path) -> None:
-    """Rows hold the environments of all users: only the daemon's user may read the file. SQLite gives the same mode
-    to the files it puts beside it."""
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            if os.fstat(descriptor).st_mode & 0o077:
-                os.fchmod(descriptor, 0o600)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise from_os(error, path, "open") from error
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Which file has that name now. SQLite goes on writing to one that was removed, for nobody to read again."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino
-
-
-def _refuse_emptied(path: Path) -> None:
-    """SQLite takes an empty file for a new database and drops the log beside it, with all that was acknowledged."""
-    log = path.with_name(path.name + "-wal")
-    if path.stat().st_size == 0 and log.exists() and log.stat().st_size > 0:
-        raise damaged(path, "open", f"it is empty although {log.name} is not")

@@ -1,55 +1,89 @@
-"""One daemon for one database: a lock file beside it, held as long as the store is open.
+"""One daemon for one database: two locks, held while the store is open. The kernel drops both with the process.
 
-The kernel drops the lock with the process, however that ends, so there is no stale lock to clean up. The file itself
-stays; removing it would let two processes lock two different files of the same name.
+1. A lock on a file beside the database. The file itself stays; removing it would let two processes lock two different
+   files of the same name.
+2. A name in the kernel (an abstract Unix socket) that stands for the path of the database. It is still held when the
+   directory was deleted and made again: the new directory's daemon waits until the old one has noticed and ended.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
 import socket
+import struct
 import time
+from hashlib import blake2b
 from pathlib import Path
 
 from carma.errors import AlreadyRunning
 from carma.store.problems import from_os
 
+_PEERCRED = struct.Struct("3i")
+_PAUSE_S = 0.02
+_NAME_PAUSE_S = 0.2
+_BACKLOG = 128  # each look at the holder's credentials leaves a connection that is never accepted
+
 
 class HomeLock:
     """Held from construction until `release`. Waits a moment first: a daemon that was just killed may still be
-    closing its files."""
+    closing its files, and one whose directory was deleted takes some seconds to notice it."""
 
-    def __init__(self, path: Path, patience_s: float = 1.0) -> None:
+    def __init__(self, path: Path, patience_s: float = 1.0, name_patience_s: float = 15.0) -> None:
         self.path = path
         try:
             # O_CLOEXEC is Python's default: a task that outlives the daemon must not inherit the lock.
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise from_os(error, path, "lock") from error
+        self._name: socket.socket | None = None
         try:
-            self._acquire(time.monotonic() + patience_s)
+            self._lock_file(time.monotonic() + patience_s)
+            self._take_name(time.monotonic() + name_patience_s)
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
         except OSError as error:
-            os.close(self._descriptor)
+            self.release()
             raise from_os(error, path, "lock") from error
-        except AlreadyRunning:
-            os.close(self._descriptor)
+        except BaseException:
+            self.release()
             raise
 
-    def _acquire(self, deadline: float) -> None:
+    def _lock_file(self, deadline_s: float) -> None:
         while True:
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise self._taken() from None
-            time.sleep(0.02)
+                if time.monotonic() >= deadline_s:
+                    raise self._already_running(*self._holder()) from None
+            time.sleep(_PAUSE_S)
 
-    def _taken(self) -> AlreadyRunning:
+    def _take_name(self, deadline_s: float) -> None:
+        name = b"\0carma-" + blake2b(os.fsencode(os.path.realpath(self.path)), digest_size=16).hexdigest().encode()
+        self._name = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        while True:
+            try:
+                self._name.bind(name)
+                self._name.listen(_BACKLOG)
+                return
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    return  # no such names here: the file's lock has to do
+            pid = _holder_of_name(name)
+            if pid == 0:
+                return  # another user took the name to keep this daemon from starting
+            if time.monotonic() >= deadline_s:
+                raise self._already_running("" if pid is None else str(pid), "")
+            time.sleep(_NAME_PAUSE_S)
+
+    def _holder(self) -> tuple[str, str]:
         pid, _, host = os.pread(self._descriptor, 300, 0).decode(errors="replace").strip().partition(" ")
+        return pid, host
+
+    def _already_running(self, pid: str, host: str) -> AlreadyRunning:
         where = f" on {host}" if host and host != socket.gethostname() else ""
         who = f"process {pid}{where}" if pid else "another process"
         return AlreadyRunning(
@@ -58,7 +92,24 @@ class HomeLock:
         )
 
     def release(self) -> None:
-        """Twice does no harm."""
+        """Calling it again has no effect."""
+        if self._name is not None:
+            self._name.close()
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _holder_of_name(name: bytes) -> int | None:
+    """The process that listens under that name; None if it has gone meanwhile, 0 if it is not known to be ours."""
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as client:
+        client.setblocking(False)
+        try:
+            client.connect(name)
+            raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
+        except BlockingIOError:  # its backlog is full
+            return 0
+        except OSError:
+            return None
+    pid, uid, _ = _PEERCRED.unpack(raw)
+    return pid if uid in (0, os.geteuid()) else 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+
+from msgspec.structs import replace
 
 from carma.core.events import Durable, TaskRestored, UseNoted
-from carma.core.model import AttemptKey, GpuId, GpuUsage, TaskId
+from carma.core.model import AttemptKey, GpuId, GpuUsage, TaskId, TaskSpec
 from carma.core.pattern import pattern
-from carma.core.ports import Checkpoint, Loaded, PastRun
+from carma.core.ports import Checkpoint, End, Loaded, PastRun, TaskPage
 from carma.core.status import Finished
 from carma.core.task import Task
 from carma.core.usage import add_up
@@ -66,6 +68,12 @@ class MemoryStore:
         del self._events[: checkpoint.sequence - before]
         self._checkpoint = checkpoint
 
+    def in_place(self) -> bool:
+        return True
+
+    def shared(self, spec: TaskSpec) -> TaskSpec:
+        return spec
+
     def new_task_ids(self, count: int) -> TaskId:
         self._must_be_open()
         if count < 1:
@@ -84,27 +92,49 @@ class MemoryStore:
         self._must_be_open()
         return None if task in self._restored else self._finished.get(task)
 
-    def tasks(self, *, uid: int | None = None, since: float | None = None, limit: int = 100) -> Sequence[Task]:
+    def tasks(self, ids: Collection[TaskId]) -> Sequence[Task]:
+        return [_listed(task) for task_id in ids if (task := self.task(task_id)) is not None]
+
+    def page(
+        self,
+        *,
+        uid: int | None = None,
+        since: float | None = None,
+        kinds: Collection[str] | None = None,
+        before: End | None = None,
+        limit: int = 100,
+    ) -> TaskPage:
         self._must_be_open()
         found = [
-            (_ended_at(task), task.id, task)
-            for task in self._finished.values()
-            if task.id not in self._restored and (uid is None or task.owner.uid == uid)
+            task
+            for task in self._archived()
+            if (uid is None or task.owner.uid == uid)
+            and (since is None or _end(task)[0] >= since)
+            and (kinds is None or _kind(task) in kinds)
+            and (before is None or _end(task) < before)
         ]
-        found.sort(key=lambda entry: entry[:2], reverse=True)
-        return [task for at, _, task in found if since is None or at >= since][: max(0, limit)]
+        listed = [_listed(task) for task in found[: max(0, limit)]]
+        return TaskPage(listed, more=len(found) > len(listed) > 0)
+
+    def _archived(self) -> list[Task]:
+        """Newest end first."""
+        found = [task for task in self._finished.values() if task.id not in self._restored]
+        return sorted(found, key=_end, reverse=True)
 
     def story(self, task: TaskId) -> Sequence[Durable]:
         self._must_be_open()
         return list(self._stories.get(task, ()))
 
-    def prune(self, ended_before: float) -> Sequence[TaskId]:
+    def prune(self, ended_before: float, limit: int = 1_000) -> Sequence[TaskId]:
         self._must_be_open()
-        old = sorted(task.id for task in self.tasks(limit=len(self._finished)) if _ended_at(task) < ended_before)
+        old = [task.id for task in reversed(self._archived()) if _end(task)[0] < ended_before][:limit]
         for task in old:
             del self._finished[task]
             self._stories.pop(task, None)
-        return old
+        return sorted(old)
+
+    def shrink(self, pages: int = 250) -> int:  # noqa: ARG002
+        return 0
 
     def remember(self, run: PastRun) -> None:
         self._must_be_open()
@@ -141,6 +171,15 @@ class MemoryStore:
             raise StoreError("the store in memory has been closed", "Open it again before it is used.")
 
 
-def _ended_at(task: Task) -> float:
+def _listed(task: Task) -> Task:
+    return replace(task, spec=replace(task.spec, environment={}))
+
+
+def _end(task: Task) -> End:
     assert isinstance(task.status, Finished)
-    return task.status.at
+    return task.status.at, task.id
+
+
+def _kind(task: Task) -> str:
+    assert isinstance(task.status, Finished)
+    return str(task.status.outcome.__struct_config__.tag)

@@ -1,4 +1,4 @@
-"""The tables and how they came to be: an ordered list of migrations, each taking the file one format further.
+"""The tables: an ordered list of migrations, each of which takes the file one format further.
 
 `PRAGMA application_id` says that the file is ours, `PRAGMA user_version` which format it has. A migration runs in one
 transaction with its version number, so that a crash leaves the older format whole. Never edit a released migration;
@@ -8,12 +8,16 @@ add one.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from carma.core.pattern import pattern
 from carma.store import codec
-from carma.store.problems import damaged, foreign, too_new
+from carma.store.parts import digest_of, is_short
+from carma.store.problems import damaged, empty, foreign, too_new
 
 APPLICATION_ID = 0x4341524D  # "CARM"
 Migration = Callable[[sqlite3.Connection], None]
@@ -68,14 +72,87 @@ def _near(connection: sqlite3.Connection) -> None:
     connection.execute("CREATE INDEX past_runs_by_pattern ON past_runs (uid, pattern, ended_at)")
 
 
-MIGRATIONS: tuple[Migration, ...] = (_first, _usage, _guessed, _near)
+def _shared(connection: sqlite3.Connection) -> None:
+    """Format 5: environments and long commands are rows of `parts` (parts.py); `finished` has the kind of its outcome.
+
+    Works on JSON and not on the structs of today, which later versions may change.
+    """
+    for statement in (
+        "CREATE TABLE parts (digest TEXT PRIMARY KEY, body TEXT NOT NULL)",
+        "ALTER TABLE finished RENAME TO finished_4",
+        "DROP INDEX finished_by_end",
+        "DROP INDEX finished_by_owner",
+        # The long columns come last: SQLite reads a row up to the last column that a statement needs.
+        """CREATE TABLE finished (id INTEGER PRIMARY KEY, uid INTEGER NOT NULL, ended_at REAL NOT NULL,
+           kind TEXT NOT NULL, restored INTEGER NOT NULL DEFAULT 0, environment TEXT, command TEXT,
+           body TEXT NOT NULL, story TEXT NOT NULL)""",
+    ):
+        connection.execute(statement)
+    for table, column, key in (("events", "body", "sequence"), ("live", "body", "id")):
+        for number, body in _rows(connection, f"SELECT {key}, {column} FROM {table} WHERE {key} > ?"):
+            if (packed := _packed(connection, msgspec.json.decode(body))) is not None:
+                connection.execute(f"UPDATE {table} SET {column} = ? WHERE {key} = ?", (packed, number))
+    rows = "SELECT id, uid, ended_at, restored, body, story FROM finished_4 WHERE id > ?"
+    for number, uid, ended_at, restored, body, story in _rows(connection, rows):
+        task, told = msgspec.json.decode(body), msgspec.json.decode(story)
+        kind = task["status"]["outcome"]["kind"]
+        body, story = _packed(connection, task) or body, _packed(connection, told) or story
+        environment, command = _references(task["spec"])
+        row = (number, uid, ended_at, kind, restored, environment, command, body, story)
+        connection.execute("INSERT INTO finished VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+    for statement in (
+        "DROP TABLE finished_4",
+        "CREATE INDEX finished_by_end ON finished (ended_at, id, kind)",
+        "CREATE INDEX finished_by_owner ON finished (uid, ended_at, id, kind)",
+        "CREATE INDEX finished_by_environment ON finished (environment) WHERE environment IS NOT NULL",
+        "CREATE INDEX finished_by_command ON finished (command) WHERE command IS NOT NULL",
+    ):
+        connection.execute(statement)
+
+
+_BATCH = 200  # rows in memory at a time: a row of format 4 can have megabytes
+
+
+def _rows(connection: sqlite3.Connection, statement: str) -> Iterator[tuple[Any, ...]]:
+    """All rows in the order of the first column, which is the key; the caller may change them meanwhile."""
+    last = -1
+    while rows := connection.execute(f"{statement} ORDER BY 1 LIMIT {_BATCH}", (last,)).fetchall():
+        yield from rows
+        last = rows[-1][0]
+
+
+def _packed(connection: sqlite3.Connection, value: Any) -> str | None:
+    """A task, an event or a list of events as format 5 has it; None if it stays as it is. Changes `value`."""
+    changed = False
+    for one in value if isinstance(value, list) else [value]:
+        spec = one.get("spec") or (one["task"]["spec"] if one.get("event") == "task_restored" else None)
+        if spec is None:
+            continue
+        for field in ("environment", "command"):
+            found = spec.get(field) or {}
+            if not is_short(found if isinstance(found, dict) else tuple(found)):
+                body = msgspec.json.encode(found).decode()
+                digest = digest_of(body)
+                connection.execute("INSERT OR IGNORE INTO parts VALUES (?, ?)", (digest, body))
+                spec[field] = {"": digest} if field == "environment" else ["", digest]
+                changed = True
+    return msgspec.json.encode(value).decode() if changed else None
+
+
+def _references(spec: dict[str, Any]) -> tuple[str | None, str | None]:
+    environment, command = spec.get("environment", {}), spec["command"]
+    return environment.get(""), command[1] if len(command) == 2 and command[0] == "" else None
+
+
+MIGRATIONS: tuple[Migration, ...] = (_first, _usage, _guessed, _near, _shared)
 
 
 def check(connection: sqlite3.Connection, path: Path, known: int = len(MIGRATIONS)) -> None:
     """Refuse what is not ours, too new or damaged. Only reads: nothing may touch such a file."""
     application, version = _pragma(connection, "application_id"), _pragma(connection, "user_version")
-    empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
-    if application != APPLICATION_ID and not (empty and application == 0 and version == 0):
+    if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
+        raise empty(path)
+    if application != APPLICATION_ID:
         raise foreign(path)
     if version > known:
         raise too_new(path, version, known)

@@ -16,14 +16,16 @@ from pathlib import Path
 import msgspec
 
 from carma.core.events import Durable, TaskRestored, UseNoted
-from carma.core.model import TaskId
+from carma.core.model import TaskId, TaskSpec
 from carma.core.ports import Checkpoint, Loaded
 from carma.core.status import Finished
 from carma.core.task import Task
 from carma.errors import StoreError
 from carma.store import codec
-from carma.store.archive import SqliteArchive, add_usage
+from carma.store.archive import SqliteArchive, add_usage, part_reader
 from carma.store.database import Database
+from carma.store.files import LastEventRecord, ends
+from carma.store.parts import Part, ReadPart, Value, reference
 from carma.store.problems import damaged
 
 ID_BLOCK = 32
@@ -32,16 +34,21 @@ ID_BLOCK = 32
 class SqliteStore(SqliteArchive):
     """Implements core.ports.Store and Archive. Opening it locks the directory: there is one writer, this one."""
 
-    def __init__(self, path: Path | str) -> None:
-        super().__init__(Database(Path(path)))
+    def __init__(self, path: Path | str, *, new: bool = False) -> None:
+        """`new`: set an existing database aside and start with an empty one."""
+        super().__init__(Database(Path(path), new=new))
         self._ids = threading.Lock()
         self._next_id = self._reserved_to = 0
         self._written: dict[TaskId, Task] = {}  # what `live` holds, so that only changed tasks are written again
         try:
-            self._checkpointed, self._sequence = self._ends()
+            with self._database.reading("open") as connection:
+                self._checkpointed, self._sequence = ends(connection)
         except BaseException:
             self._database.close()
             raise
+        self._record = LastEventRecord(self.path)
+        self._record.write(self._sequence)
+        self._knows_all_parts = self._sequence == 0
 
     @property
     def path(self) -> Path:
@@ -50,8 +57,10 @@ class SqliteStore(SqliteArchive):
     def append(self, events: Sequence[Durable]) -> int:
         if not events:
             return self._sequence
-        bodies = [codec.write_event(event) for event in events]
+        used: dict[str, Part] = {}
+        bodies = [codec.write_event(self._parts.pack_event(event, used)) for event in events]
         with self._database.writing(f"store {len(events)} event{'s' * (len(events) > 1)} in") as connection:
+            _store_parts(connection, used.values())
             rows = [
                 (self._sequence + place, event.at, codec.task_of(event), body)
                 for place, (event, body) in enumerate(zip(events, bodies, strict=True), start=1)
@@ -63,11 +72,15 @@ class SqliteStore(SqliteArchive):
                 elif isinstance(event, UseNoted):
                     add_usage(connection, event.gpus)
         self._sequence = rows[-1][0]
-        return rows[-1][0]
+        self._record.write(self._sequence)
+        for part in used.values():
+            part.stored, part.sequence = True, self._sequence
+        return self._sequence
 
     def load(self) -> Loaded:
         with self._database.reading("load") as connection:
-            checkpoint = self._read_checkpoint(connection)
+            read = self._registering(part_reader(connection))
+            checkpoint = self._read_checkpoint(connection, read)
             after = checkpoint.sequence if checkpoint else 0
             rows = connection.execute(
                 "SELECT sequence, body FROM events WHERE sequence > ? ORDER BY sequence", (after,)
@@ -75,16 +88,30 @@ class SqliteStore(SqliteArchive):
             if [sequence for sequence, _ in rows] != list(range(after + 1, after + 1 + len(rows))):
                 raise damaged(self.path, "load", f"events after number {after} are missing")
             self._written = {task.id: task for task in checkpoint.tasks} if checkpoint else {}
-            return Loaded(checkpoint, tuple(codec.read_event(body) for _, body in rows), after + len(rows))
+            events = tuple(self._parts.unpack_event(codec.read_event(body), read) for _, body in rows)
+            self._knows_all_parts = True
+            return Loaded(checkpoint, events, after + len(rows))
+
+    def _registering(self, read: ReadPart) -> ReadPart:
+        """Reads a part of an unfinished task: all of them hold one object."""
+
+        def register(digest: str) -> Value:
+            value = read(digest)
+            self._parts.add_stored(digest, value, self._sequence)
+            return value
+
+        return register
 
     def save(self, checkpoint: Checkpoint, finished: Sequence[Task]) -> None:
         if not self._checkpointed <= checkpoint.sequence <= self._sequence:
             bounds = f"{self._checkpointed} and {self._sequence}"
             raise ValueError(f"a checkpoint at {checkpoint.sequence} is not between {bounds}")
+        used: dict[str, Part] = {}
         with self._database.writing("store a checkpoint in") as connection:
             for task in finished:
-                _archive(connection, task, checkpoint.sequence)
-            self._write_live(connection, checkpoint.tasks)
+                _archive(connection, task, self._parts.pack_task(task, used), checkpoint.sequence)
+            self._write_live(connection, checkpoint.tasks, used)
+            _store_parts(connection, used.values())
             connection.execute(
                 "DELETE FROM events WHERE sequence <= ? AND (task IS NULL OR task NOT IN (SELECT id FROM live))",
                 (checkpoint.sequence,),
@@ -97,8 +124,17 @@ class SqliteStore(SqliteArchive):
                     msgspec.json.encode([task.id for task in checkpoint.tasks]).decode(),
                 ),
             )
+        for part in used.values():
+            part.stored = True
+        self._parts.keep_only(checkpoint.tasks, checkpoint.sequence)
         self._written = {task.id: task for task in checkpoint.tasks}
         self._checkpointed = checkpoint.sequence
+
+    def in_place(self) -> bool:
+        return self._database.in_place()
+
+    def shared(self, spec: TaskSpec) -> TaskSpec:
+        return self._parts.shared(spec)
 
     def new_task_ids(self, count: int) -> TaskId:
         """Ids are reserved in blocks, so that most calls do not wait for the disk behind an `append`.
@@ -120,6 +156,7 @@ class SqliteStore(SqliteArchive):
                     connection.execute("UPDATE meta SET value = ? WHERE name = 'next_task_id'", (self._next_id,))
                 self._reserved_to = self._next_id
         self._database.close()
+        self._record.close()
 
     def _reserve(self, count: int) -> None:
         """Without its own fsync: the append that uses an id makes both durable, and if neither survives, nobody was
@@ -132,14 +169,7 @@ class SqliteStore(SqliteArchive):
             self._next_id = row[0] - count
         self._reserved_to = row[0]
 
-    def _ends(self) -> tuple[int, int]:
-        """The checkpoint's sequence number, and that of the last event there is."""
-        with self._database.reading("open") as connection:
-            checkpointed = connection.execute("SELECT coalesce(max(sequence), 0) FROM checkpoint").fetchone()[0]
-            last = connection.execute("SELECT coalesce(max(sequence), 0) FROM events").fetchone()[0]
-            return int(checkpointed), max(int(checkpointed), int(last))
-
-    def _read_checkpoint(self, connection: sqlite3.Connection) -> Checkpoint | None:
+    def _read_checkpoint(self, connection: sqlite3.Connection, read: ReadPart) -> Checkpoint | None:
         row = connection.execute("SELECT body, task_order FROM checkpoint").fetchone()
         if row is None:
             return None
@@ -147,10 +177,10 @@ class SqliteStore(SqliteArchive):
         order = msgspec.json.decode(row[1], type=list[int])
         if bodies.keys() != set(order):
             raise damaged(self.path, "load", "tasks of the checkpoint are missing")
-        tasks = tuple(codec.read_task(bodies[task]) for task in order)
+        tasks = tuple(self._parts.unpack_task(codec.read_task(bodies[task]), read) for task in order)
         return msgspec.structs.replace(codec.read_checkpoint(row[0]), tasks=tasks)
 
-    def _write_live(self, connection: sqlite3.Connection, tasks: Iterable[Task]) -> None:
+    def _write_live(self, connection: sqlite3.Connection, tasks: Iterable[Task], used: dict[str, Part]) -> None:
         """Values are frozen, so the same object is the same row: ten thousand waiting tasks cost nothing again."""
         now = {task.id: task for task in tasks}
         changed = [task for task in now.values() if self._written.get(task.id) is not task]
@@ -159,12 +189,16 @@ class SqliteStore(SqliteArchive):
             connection.executemany("DELETE FROM live WHERE id = ?", gone)
         else:
             connection.execute("DELETE FROM live")
-        connection.executemany(
-            "INSERT OR REPLACE INTO live VALUES (?, ?)", [(task.id, codec.write(task)) for task in changed]
-        )
+        rows = [(task.id, codec.write(self._parts.pack_task(task, used))) for task in changed]
+        connection.executemany("INSERT OR REPLACE INTO live VALUES (?, ?)", rows)
 
 
-def _archive(connection: sqlite3.Connection, task: Task, sequence: int) -> None:
+def _store_parts(connection: sqlite3.Connection, parts: Iterable[Part]) -> None:
+    rows = [(part.digest, codec.write(part.value)) for part in parts if not part.stored]
+    connection.executemany("INSERT OR IGNORE INTO parts VALUES (?, ?)", rows)
+
+
+def _archive(connection: sqlite3.Connection, task: Task, packed: Task, sequence: int) -> None:
     """Move one task, and its events up to the checkpoint behind those it had when it was archived before."""
     if not isinstance(task.status, Finished):
         raise ValueError(f"task {task.id} goes to the archive but has not finished")
@@ -172,8 +206,11 @@ def _archive(connection: sqlite3.Connection, task: Task, sequence: int) -> None:
     rows = connection.execute(
         "DELETE FROM events WHERE task = ? AND sequence <= ? RETURNING sequence, body", (task.id, sequence)
     ).fetchall()
-    story = (*(codec.read_events(earlier[0]) if earlier else ()), *(codec.read_event(body) for _, body in sorted(rows)))
-    connection.execute(
-        "INSERT OR REPLACE INTO finished VALUES (?, ?, ?, 0, ?, ?)",
-        (task.id, task.owner.uid, task.status.at, codec.write(task), codec.write(story)),
-    )
+    bodies = [body for _, body in sorted(rows)]
+    if earlier and earlier[0] != "[]":
+        bodies.insert(0, earlier[0][1:-1])  # the events of a JSON list, without its brackets
+    kind = str(task.status.outcome.__struct_config__.tag)
+    environment, command = reference(packed.spec.environment), reference(packed.spec.command)
+    story = f"[{','.join(bodies)}]"
+    row = (task.id, task.owner.uid, task.status.at, kind, 0, environment, command, codec.write(packed), story)
+    connection.execute("INSERT OR REPLACE INTO finished VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)

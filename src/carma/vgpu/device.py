@@ -118,9 +118,12 @@ class Device:
 
 
 def share_lock(directory: str) -> None:
-    """Let every user take the lock (a world for all users of the machine)."""
+    """A new lock that every user can take. Not the file that is there: a user may have linked another one to that
+    name, whose mode would be changed."""
     path = os.path.join(directory, _LOCK)
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         os.fchmod(lock, 0o666)
     finally:

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 
 import carma
+from carma.core.model import LARGEST_ID
 from carma.errors import every
 from carma.wire import types as t
 from carma.wire.routes import API, ROUTES, Query, Route
 
 _REF = "#/components/schemas/{name}"
-_KINDS: dict[type, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
 _STREAMS = {"logs": "application/octet-stream", "events": "text/event-stream"}
 _WHO = {
     "anyone": "Anyone whom the daemon serves; what somebody else's task runs is left out.",
@@ -85,12 +85,24 @@ def _answer(route: Route, schemas: dict[str, dict[str, Any]]) -> dict[str, Any]:
     if route.name in _STREAMS:
         schema = schemas["event"] if route.name == "events" else {"type": "string", "format": "binary"}
         return {"description": route.summary, "content": {_STREAMS[route.name]: {"schema": schema}}}
-    return {"description": route.summary, "content": {"application/json": {"schema": schemas[f"{route.name}.answer"]}}}
+    answer = {
+        "description": route.summary,
+        "content": {"application/json": {"schema": schemas[f"{route.name}.answer"]}},
+    }
+    if route.header is not None:
+        header = {"description": route.header.description, "schema": {"type": "string"}}
+        return {**answer, "headers": {route.header.name: header}}
+    return answer
 
 
 def _path_parameters(route: Route) -> list[dict[str, Any]]:
     return [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "integer", "minimum": 1}}
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "schema": {"type": "integer", "minimum": 1, "maximum": LARGEST_ID},
+        }
         for name in re.findall(r"{(\w+)}", route.path)
     ]
 
@@ -101,5 +113,5 @@ def _query_parameter(query: Query) -> dict[str, Any]:
         "in": "query",
         "required": False,
         "description": query.description,
-        "schema": {"type": _KINDS[query.kind]},
+        "schema": msgspec.json.schema(query.kind),
     }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from msgspec import Meta
 
 from carma.wire import types as t
 from carma.wire.report import Report
@@ -10,12 +12,25 @@ from carma.wire.users import UserView
 
 API = "/v1"
 OFFSET_HEADER = "carma-offset"  # of an answer with output: at which byte of it the answer begins
+CURSOR_HEADER = "carma-next"  # of a page of the history: the cursor of the next one; absent on the last page
+LIST_LIMIT, HISTORY_LIMIT = 100_000, 1_000
 Who = Literal["anyone", "owner", "admin"]
+
+# Bounds keep every number within what SQLite and the clock can hold. A bound also refuses NaN.
+Time = Annotated[float, Meta(ge=-1e12, le=1e12)]
+Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Lines = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class Query(NamedTuple):
     name: str
-    kind: type
+    kind: Any  # str, bool, or a number with its bounds
+    description: str
+
+
+class Header(NamedTuple):
+    name: str
     description: str
 
 
@@ -29,24 +44,33 @@ class Route(NamedTuple):
     answer: Any = None  # a type, list[type], or None for a stream
     query: tuple[Query, ...] = ()
     status: int = 200
+    header: Header | None = None  # of the answer
 
 
 _LOG_QUERY = (
     Query("stream", str, "stdout (default) or stderr"),
-    Query("attempt", int, "which attempt; the newest if not given"),
-    Query("tail", int, "start so many lines before the end"),
+    Query("attempt", Count, "number of the attempt (default: the newest)"),
+    Query("tail", Lines, "start this many lines before the end"),
     Query("follow", bool, "go on until the task has ended"),
 )
-_LIST_QUERY = (
+_FILTERS = (
     Query("user", str, "only this user's; 'all' for everybody's (default: your own)"),
     Query("state", str, "only this state"),
-    Query("limit", int, "at most so many"),
 )
 
 ROUTES: tuple[Route, ...] = (
     Route("server", "GET", "/server", "anyone", "The daemon itself.", answer=t.ServerView),
     Route("submit", "POST", "/tasks", "anyone", "Submit a task or an array.", t.SubmitRequest, t.SubmitAnswer, (), 201),
-    Route("tasks", "GET", "/tasks", "anyone", "Tasks that are not finished.", None, list[t.TaskView], _LIST_QUERY),
+    Route(
+        "tasks",
+        "GET",
+        "/tasks",
+        "anyone",
+        "Tasks that are not finished.",
+        None,
+        list[t.TaskView],
+        (*_FILTERS, Query("limit", Annotated[int, Meta(ge=1, le=LIST_LIMIT)], "maximum number (default 1000)")),
+    ),
     Route(
         "task",
         "GET",
@@ -55,7 +79,7 @@ ROUTES: tuple[Route, ...] = (
         "One task; waits for a change first if asked to.",
         None,
         t.TaskView,
-        (Query("wait_s", float, "answer when it has finished, or after so many seconds"),),
+        (Query("wait_s", Seconds, "answer when it has finished, or after this many seconds (at most 60)"),),
     ),
     Route("story", "GET", "/tasks/{id}/story", "anyone", "What happened to it.", None, list[t.StoryLine]),
     Route("explain", "GET", "/tasks/{id}/explain", "anyone", "Why it is where it is.", None, t.Explanation),
@@ -83,10 +107,19 @@ ROUTES: tuple[Route, ...] = (
         "GET",
         "/history",
         "anyone",
-        "Finished tasks, newest first.",
+        "Finished tasks, newest first, in pages.",
         None,
         list[t.TaskView],
-        (*_LIST_QUERY, Query("since", float, "ended after this time")),
+        (
+            *_FILTERS,
+            Query("limit", Annotated[int, Meta(ge=1, le=HISTORY_LIMIT)], "maximum number on this page (default 100)"),
+            Query("since", Time, "ended at this time or later"),
+            Query("cursor", str, f"the page after the one whose answer had this value in the header {CURSOR_HEADER}"),
+        ),
+        header=Header(
+            CURSOR_HEADER,
+            "cursor of the next page; absent if there is none. A page can be shorter than its limit and have a next.",
+        ),
     ),
     Route(
         "report",
@@ -96,7 +129,7 @@ ROUTES: tuple[Route, ...] = (
         "What the server did over a span: tasks, GPU time and energy, by user and by GPU.",
         None,
         Report,
-        (Query("since", float, "from this time on, rounded down to the hour (default: 24 hours ago)"),),
+        (Query("since", Time, "from this time on, rounded down to the hour (default: 24 hours ago)"),),
     ),
     Route("events", "GET", "/events", "anyone", "Server-sent events: what happens, as it happens.", None, None),
     Route("settings", "GET", "/settings", "anyone", "The daemon's settings and origins.", None, list[t.SettingView]),

@@ -27,6 +27,7 @@ CHECKS: tuple[Check, ...] = (
     cards.persistence,
     sharing.caps,
     sharing.cgroup,
+    sharing.trials,
     sharing.permissions,
 )
 

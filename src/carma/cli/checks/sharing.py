@@ -1,4 +1,7 @@
-"""The checks of how tasks share GPUs and what holds them: MPS, caps, cgroups, permissions. Nothing is started."""
+"""Checks of how tasks share GPUs and what limits them and their trial runs: MPS, caps, cgroups, permissions.
+
+Nothing is started or changed.
+"""
 
 from __future__ import annotations
 
@@ -89,6 +92,25 @@ def _gpu_limits(look: Look) -> str:
     if int(major) < FIRST_DRIVER:
         return f"the GPU memory of a cgroup is limited by drivers from {FIRST_DRIVER} on (this is {major})"
     return "this driver can limit the GPU memory of a cgroup"
+
+
+def trials(look: Look) -> Finding | None:
+    """Which limits of a trial run the kernel enforces."""
+    from carma.estimate.trace.confinement import survey
+
+    if look.virtual or look.elsewhere is not None or "trace" not in look.setting("memory.sources", ["trace"]):
+        return None
+    server = look.server
+    found = survey(os.environ, None if server is None else server.pid)
+    if found.complete:
+        by = "systemd (systemd-run --scope)" if found.groups is None else f"cgroups version {found.groups.version}"
+        return Finding("trials", "ok", f"processes and memory of trial runs are limited by {by}")
+    as_root = (os.geteuid() if server is None else server.uid) == 0
+    counted = "RLIMIT_NPROC, except for tasks of root" if as_root else "RLIMIT_NPROC"
+    if found.groups is not None and found.groups.limits_pids:
+        counted = f"cgroups version {found.groups.version}"
+    text = f"trial runs: processes are limited by {counted}; memory is only checked every 50 ms"
+    return Finding("trials", "warn", text, found.problem)
 
 
 def permissions(look: Look) -> Finding:

@@ -1,25 +1,27 @@
-"""The outer half: who the program is to be, the namespaces, and a first process in them that stands over the rest.
+"""The first half of the sandbox: who the command runs as, which paths can be shown, and the namespaces.
 
-Names and groups are looked up out here, where the network still is. As root the namespaces are made outright; anybody
-else gets them through a user namespace in which they are nobody but themselves.
+Names and groups are looked up here, while the network is still there. Root makes the namespaces directly; another user
+gets them through a user namespace in which only their own uid and gid exist.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pwd
 import signal
 import sys
 
+from carma import cgroups
 from carma.estimate.box import kernel, watch
+from carma.estimate.box.answering import answers
+from carma.estimate.box.mounts import is_within, mount_points
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-NICENESS = 10
+_KERNELS = ("/proc", "/sys", "/dev")  # never shown from outside
 _HOST_NAME = "localhost"  # one that resolves without a network
 
 
@@ -27,24 +29,27 @@ def main() -> int:
     order = json.loads(read_line(0))
     for fd in (order["status_fd"], *(entry[0] for entry in order["files"].values())):
         os.set_inheritable(fd, False)
+    report = watch.Reporter(order["status_fd"])
     try:
-        be_modest()
+        kernel.die_with_parent(signal.SIGKILL)
+        open_cgroup(order)
+        report.at("the user database")
         learn_identity(order)
-        look_at(order["wanted"])
+        report.at("a mounted file system")
+        ended = check_paths(order)
+        if ended is not None:
+            report.end(ended)
+            os._exit(0)
         namespaces(order)
-        first = os.fork()
     except OSError as error:
-        watch.tell(order["status_fd"], {"ended": "refused", "why": error.strerror or str(error)})
+        report.end({"ended": "refused", "why": error.strerror or str(error)})
         return 1
-    if first == 0:
-        watch.stand_over(order)
-    os.close(order["status_fd"])
-    os.waitpid(first, 0)
-    return 0
+    watch.run(order, report)
+    os._exit(0)  # a process that cannot end is left behind
 
 
 def read_line(fd: int) -> bytes:
-    """Not through a buffered file: what stays open behind the line is only waited on."""
+    """Not through a buffered file: after the line, standard input is only watched for its end."""
     pieces: list[bytes] = []
     while not pieces or not pieces[-1].endswith(b"\n"):
         piece = os.read(fd, 1 << 16)
@@ -54,12 +59,18 @@ def read_line(fd: int) -> bytes:
     return b"".join(pieces)
 
 
-def be_modest() -> None:
-    """Last in line for the processors, first to go when the machine runs out of memory."""
-    kernel.die_with_parent(signal.SIGKILL)
-    os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # some containers forbid it
-        file.write("1000")
+def open_cgroup(order: dict[str, Any]) -> None:
+    """`order["join"]`: descriptors through which the command joins its cgroup. If it cannot join, the watcher counts
+    processes and memory instead."""
+    order["join"] = []
+    if order["scope"]:  # systemd-run has put this process into a cgroup with limits
+        order["cgroup"] = list(cgroups.current().directories)
+        return
+    try:
+        for directory in order["cgroup"]:
+            order["join"].append(os.open(f"{directory}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
+    except OSError:
+        order["cgroup"], order["join"], order["limited_by_kernel"] = [], [], False
 
 
 def learn_identity(order: dict[str, Any]) -> None:
@@ -80,11 +91,27 @@ def learn_identity(order: dict[str, Any]) -> None:
     order["wanted"].append(home)
 
 
-def look_at(paths: list[str]) -> None:
-    """Directories that are mounted when somebody looks at them are mounted out here, not in the box."""
-    for path in paths:
-        with contextlib.suppress(OSError, ValueError):
-            os.stat(path)
+def check_paths(order: dict[str, Any]) -> dict[str, Any] | None:
+    """Leaves out mounts and paths that hang or are broken. Returns how the run ends if the working directory is one of
+    them."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        points = [point for point in mount_points(file.read()) if not any(is_within(point, own) for own in _KERNELS)]
+    known: list[str] = order["unanswered"]  # they did not answer a short time ago
+    directory: str = order["directory"]
+    wanted = list(dict.fromkeys([directory, *order["wanted"]]))
+    asked = [path for path in dict.fromkeys([*points, *wanted]) if not any(is_within(path, bad) for bad in known)]
+    found = answers(asked, order["limits"]["answer_s"])
+    order["points"] = [point for point in points if found.get(point) == 0]
+    order["left_out"] = [point for point in points if found.get(point) != 0]
+    order["wanted"] = [path for path in wanted if found.get(path) == 0]
+    order["unanswered"] = [point for point in points if point not in found]
+    if directory not in found:
+        waited = {"limit_s": order["limits"]["answer_s"], "unanswered": order["unanswered"]}
+        return {"ended": "unanswered", "why": directory, **waited}
+    if found[directory]:
+        why = os.strerror(found[directory])
+        return {"ended": "not_started", "why": f"cannot enter the working directory {directory}: {why}"}
+    return None
 
 
 def namespaces(order: dict[str, Any]) -> None:

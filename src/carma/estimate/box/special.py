@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 
-from carma.estimate.box import kernel
+from carma.estimate.box import kernel, results
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ _LINKS = {"fd": "fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
 # Files through which root changes the machine, capabilities or not.
 _MACHINES = ("sys", "sysrq-trigger", "irq", "bus", "fs")
 OUT, INSIDE, KEEP = "/run/carma/out", "/run/carma/inside", "/run/carma/keep"
+_KEEP_INODES = 1024
 _PLAIN = kernel.MS_NOSUID | kernel.MS_NODEV
 
 
@@ -40,14 +41,20 @@ def make_devices(tree: Tree, shared_memory_bytes: int) -> None:
         os.symlink("pts/ptmx", f"{dev}/ptmx")
 
 
-def make_proc(tree: Tree) -> None:
-    """Of the namespace's own processes; must be called from within it."""
+def mount_proc(tree: Tree) -> None:
+    """Must be called by a process of the box's pid namespace."""
+    kernel.mount("proc", tree.path("/proc"), "proc", _PLAIN | kernel.MS_NOEXEC)
+
+
+def protect_proc(tree: Tree) -> int:
+    """Returns a descriptor of /proc/sys that can still be written to."""
     proc = tree.path("/proc")
-    kernel.mount("proc", proc, "proc", _PLAIN | kernel.MS_NOEXEC)
+    sysctl = os.open(f"{proc}/sys", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     for name in _MACHINES:
         if os.path.exists(f"{proc}/{name}"):
             kernel.bind(f"{proc}/{name}", f"{proc}/{name}", recursive=True)
             kernel.make_read_only(f"{proc}/{name}")
+    return sysctl
 
 
 def make_sys(tree: Tree) -> None:
@@ -64,10 +71,14 @@ def empty_run(tree: Tree, size_bytes: int) -> None:
     tree.place_wanted_in_run()
 
 
-def make_own(tree: Tree, order: dict[str, Any]) -> None:
-    """Where results are written, the files that go into the interpreter, and what is kept for next time."""
+def make_own(tree: Tree, order: dict[str, Any]) -> int | None:
+    """Where results are written, the files that go into the interpreter, and a copy of what is kept between runs.
+    Returns a descriptor of the directory on the host that is kept; None if nothing is kept."""
     for path in (OUT, KEEP):
         os.makedirs(tree.path(path), 0o755)
+    size = order["limits"]["keep_bytes"]
+    kernel.mount("tmpfs", tree.path(KEEP), "tmpfs", _PLAIN, f"size={size},nr_inodes={_KEEP_INODES}")
+    for path in (OUT, KEEP):
         os.chmod(tree.path(path), 0o700)
         os.chown(tree.path(path), order["uid"], order["gid"])
     # A copy: the original may lie where the owner cannot look.
@@ -76,6 +87,14 @@ def make_own(tree: Tree, order: dict[str, Any]) -> None:
         os.chmod(folder, 0o755)
         for name in names:
             os.chmod(os.path.join(folder, name), 0o644)
-    if order["keep"] is not None:
-        kernel.bind("/old" + order["keep"], tree.path(KEEP))
-        kernel.restrict(tree.path(KEEP), _PLAIN)
+    return None if order["keep"] is None else _copy_kept(tree, order["keep"], size)
+
+
+def _copy_kept(tree: Tree, keep: str, size: int) -> int:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    with tree.as_owner():
+        host = os.open("/old" + keep, flags)
+        inside = os.open(tree.path(KEEP), flags)
+        results.copy_kept(host, inside, size)
+    os.close(inside)
+    return host

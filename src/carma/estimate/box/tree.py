@@ -15,11 +15,11 @@ import os
 import stat
 
 from carma.estimate.box import kernel
-from carma.estimate.box.mounts import is_below, is_within, mount_points, nearest_below
+from carma.estimate.box.mounts import is_below, is_within, nearest_below
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 ENTRIES_LIMIT = 256  # of a folder that is made anew; of a larger one only what is wanted
@@ -32,12 +32,15 @@ _STORES = ("/var/lib/docker", "/var/lib/containerd", "/var/lib/containers", "/va
 class Tree:
     """Call `build`, then mount what is special onto `path(...)`, then `enter`."""
 
-    def __init__(self, order: dict[str, Any]) -> None:
+    def __init__(self, order: dict[str, Any], report: Callable[[str], None]) -> None:
+        """`report` is called with each path before a call on it that may hang."""
+        self._report = report
         self._uid, self._gid = order["uid"], order["gid"]
         self._own_users = order["own_users"]
         self._wanted: list[str] = [os.path.realpath(path) for path in order["wanted"]] + order["wanted"]
         self._scratch_bytes = order["limits"]["scratch_bytes"]
-        self._points: list[str] = []
+        self._points = [point for point in order["points"] if self._shows(point)]
+        self._left_out: list[str] = order["left_out"]  # mounts that hang or are broken: empty in the box
         self._overlays = 0
         self.read_only: list[str] = []  # what could not be laid over, and is not read-only by nature
 
@@ -45,8 +48,6 @@ class Tree:
         return _NEW + name
 
     def build(self) -> None:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            self._points = [point for point in mount_points(file.read()) if self._shows(point)]
         kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_SLAVE)
         kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, f"size={self._scratch_bytes}")
         os.chdir("/tmp")
@@ -85,6 +86,7 @@ class Tree:
     def _place(self, path: str) -> None:
         """Whatever is at that path outside appears in the box; something to mount on is there already."""
         source = _OLD + path
+        self._report(path)
         try:
             status = os.stat(source, follow_symlinks=False)
             if not stat.S_ISDIR(status.st_mode):
@@ -93,12 +95,14 @@ class Tree:
                 for point in nearest_below(path, self._points):
                     if os.path.lexists(_NEW + point):
                         self._place(point)
-            elif any(is_below(point, path) for point in self._points) or path == "/":
+            elif any(is_below(point, path) for point in (*self._points, *self._left_out)) or path == "/":
                 self._make_anew(path, status)
             else:
                 self._read_only(path)
-        except PermissionError:  # nothing that the program could have read
-            return
+        except OSError:
+            # The command could not have read it either: no permission, or a mount whose server has gone meanwhile.
+            if path == "/":
+                raise
 
     def _lay_over(self, path: str, status: os.stat_result) -> bool:
         self._overlays += 1
@@ -109,7 +113,7 @@ class Tree:
         if self._own_users:
             self._prepare_way(path, changes + "/upper")
         try:
-            with self._as_owner():
+            with self.as_owner():
                 lower = os.open(_OLD + path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
                     # By descriptor: commas and colons in a path would end the option.
@@ -147,8 +151,17 @@ class Tree:
         self._like(_NEW + path, status)
         for name in self._names(path):
             inner = ("" if path == "/" else path) + "/" + name
+            if inner in self._left_out:
+                os.mkdir(_NEW + inner, 0o755)
+                continue
+            if inner in self._points:
+                self._report(inner)
+            try:
+                status = os.stat(_OLD + inner, follow_symlinks=False)
+            except OSError:  # as in _place
+                continue
             with contextlib.suppress(FileNotFoundError, PermissionError):
-                self._add(inner, os.stat(_OLD + inner, follow_symlinks=False))
+                self._add(inner, status)
 
     def _add(self, path: str, status: os.stat_result) -> None:
         if stat.S_ISLNK(status.st_mode):
@@ -183,8 +196,9 @@ class Tree:
         os.chmod(folder, stat.S_IMODE(status.st_mode))
 
     @contextlib.contextmanager
-    def _as_owner(self) -> Iterator[None]:
-        """An overlay reads its lower layer with the rights of who made it."""
+    def as_owner(self) -> Iterator[None]:
+        """File system calls are made as the owner of the task. An overlay reads its lower layer with the rights of the
+        process that mounted it."""
         if self._own_users:
             yield
             return

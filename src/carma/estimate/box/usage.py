@@ -1,40 +1,111 @@
-"""How much host memory the box holds: what its processes wrote to, and what lies in its file systems in memory.
+"""How many threads the box has and how much memory of the host it holds, counted by reading /proc.
 
-Pages of files are not counted, the kernel takes those back when it needs them. Forked processes share pages, so the
-cheap sum is too large; only when it passes the limit are shares asked for, which takes milliseconds for each process.
+Counted: anonymous pages, file systems in memory (`stores`), and shared memory outside of them: memfd, MAP_SHARED, SysV.
+Pages of files on disk are not counted: the kernel takes them back when it needs memory. Where there is a cgroup, the
+kernel counts instead, and exactly: a memfd that is only in the queue of a socket is not found here.
+
+Forked processes share pages, so the sum over processes is too large. Only if it exceeds the limit the exact sum is
+made, which takes milliseconds for each process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+EXACT_PART, DESCRIPTORS_PART = 0.2, 0.05  # of the time at most, for exact sums and for looking through descriptors
+_STATUS = re.compile(rb"^(Threads|RssAnon|RssShmem):\s+(\d+)", re.MULTILINE)
+_PSS_ANON = re.compile(rb"^Pss_Anon:\s+(\d+)", re.MULTILINE)
+_PSS = re.compile(rb"^Pss:\s+(\d+)", re.MULTILINE)
+# Objects in the kernel's internal file system for shared memory: `/memfd:name (deleted)`, `/dev/zero (deleted)`.
+_SHARED_MAPPING = re.compile(rb"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ (\S+) (\d+) +(?:/memfd:|/dev/zero \(deleted\))")
+_HEADING = re.compile(rb"^(?=[0-9a-f]+-[0-9a-f]+ )", re.MULTILINE)
+_SYSV_RSS = 14  # column of /proc/sysvipc/shm
+
 
 class Meter:
     def __init__(self, stores: Sequence[int], proc: str = "/proc") -> None:
-        """`stores`: descriptors on the file systems that lie in memory."""
+        """`stores`: descriptors of the file systems that are in memory."""
         self._stores = stores
         self._proc = proc
-        self.peak_bytes = 0  # of what was looked at, by the sum that decided
+        self._memfds: dict[int, int] = {}  # bytes by inode
+        self._next_exact = self._next_descriptors = 0.0
+        self._pids: list[str] = []
+        self._figures: list[dict[bytes, bytes]] = []  # of each process
 
-    def processes(self) -> int:
-        return len(self._pids())
+    def exceeds_threads(self, limit: int) -> bool:
+        """Reads /proc; `exceeds_memory` judges what this has read."""
+        self._pids = [name for name in os.listdir(self._proc) if name.isdigit() and name != "1"]
+        if len(self._pids) >= limit:
+            return True
+        self._figures = [dict(_STATUS.findall(self._read(f"{pid}/status"))) for pid in self._pids]
+        return sum(int(found.get(b"Threads", 0)) for found in self._figures) >= limit
 
-    def exceeds(self, limit_bytes: int) -> bool:
-        stored = sum(used_bytes(fd) for fd in self._stores)
-        pids = self._pids()
-        held = stored + sum(figure_bytes(f"{self._proc}/{pid}/status", b"RssAnon:") for pid in pids)
-        if held > limit_bytes:
-            held = stored + sum(figure_bytes(f"{self._proc}/{pid}/smaps_rollup", b"Pss_Anon:") for pid in pids)
-        self.peak_bytes = max(self.peak_bytes, held)
+    def exceeds_memory(self, limit_bytes: int) -> bool:
+        pids = self._pids
+        mapped_kb = sum(int(found.get(b"RssAnon", 0)) + int(found.get(b"RssShmem", 0)) for found in self._figures)
+        stored = sum(used_bytes(fd) for fd in self._stores) + self._sysv_bytes()
+        if stored + mapped_kb * 1024 + self._memfd_bytes(pids) <= limit_bytes or time.monotonic() < self._next_exact:
+            return False
+        began = time.monotonic()
+        held = stored + sum(self._memfds.values()) + sum(self._exact_bytes(pid) for pid in pids)
+        self._next_exact = _after(began, EXACT_PART)
         return held > limit_bytes
 
-    def _pids(self) -> list[str]:
-        return [name for name in os.listdir(self._proc) if name.isdigit() and name != "1"]
+    def _exact_bytes(self, pid: str) -> int:
+        """This process's share of anonymous pages, and of shared memory that is not counted elsewhere."""
+        anonymous = sum(int(kb) for kb in _PSS_ANON.findall(self._read(f"{pid}/smaps_rollup")))
+        return anonymous * 1024 + (self._shared_bytes(pid) if self._maps_shared(pid) else 0)
+
+    def _maps_shared(self, pid: str) -> bool:
+        return any(self._uncounted(line) for line in self._read(f"{pid}/maps").splitlines())
+
+    def _shared_bytes(self, pid: str) -> int:
+        total = 0
+        for mapping in _HEADING.split(self._read(f"{pid}/smaps")):
+            if self._uncounted(mapping) and (share := _PSS.search(mapping)):
+                total += int(share[1]) * 1024
+        return total
+
+    def _uncounted(self, mapping: bytes) -> bool:
+        found = _SHARED_MAPPING.match(mapping)
+        return found is not None and int(found[2]) not in self._memfds
+
+    def _memfd_bytes(self, pids: Sequence[str]) -> int:
+        """Of all memfds that a process has open: their pages need not be mapped."""
+        began = time.monotonic()
+        if began >= self._next_descriptors:
+            self._memfds = dict(entry for pid in pids for entry in self._memfds_of(pid))
+            self._next_descriptors = _after(began, DESCRIPTORS_PART)
+        return sum(self._memfds.values())
+
+    def _memfds_of(self, pid: str) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        folder = f"{self._proc}/{pid}/fd"
+        with contextlib.suppress(OSError):
+            for name in os.listdir(folder):
+                with contextlib.suppress(OSError):
+                    # Not os.stat for each: a file on a network drive that hangs would hang the watcher.
+                    if os.readlink(f"{folder}/{name}").startswith("/memfd:"):
+                        status = os.stat(f"{folder}/{name}")
+                        found.append((status.st_ino, status.st_blocks * 512))
+        return found
+
+    def _sysv_bytes(self) -> int:
+        rows = [line.split() for line in self._read("sysvipc/shm").splitlines()[1:]]
+        return sum(int(row[_SYSV_RSS]) for row in rows if len(row) > _SYSV_RSS)
+
+    def _read(self, name: str) -> bytes:
+        """Empty for a process that has ended."""
+        with contextlib.suppress(OSError), open(f"{self._proc}/{name}", "rb") as file:
+            return file.read()
+        return b""
 
 
 def used_bytes(fd: int) -> int:
@@ -42,10 +113,7 @@ def used_bytes(fd: int) -> int:
     return (status.f_blocks - status.f_bfree) * status.f_frsize
 
 
-def figure_bytes(path: str, key: bytes) -> int:
-    """A line `Key:   123 kB`; 0 for a process that has gone."""
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        for line in file:
-            if line.startswith(key):
-                return int(line.split()[1]) * 1024
-    return 0
+def _after(began: float, part: float) -> float:
+    """When to do it again, so that it takes at most this part of the time."""
+    now = time.monotonic()
+    return now + (now - began) * (1 / part - 1)

@@ -1,7 +1,12 @@
-"""One word for a command in the state of its files: where two are equal, the same trial would come out."""
+"""A digest of a command and its files: two commands with the same digest give the same trial.
+
+The files are read by a process of their owner (box/look.py). A process inside a file system that hangs cannot be killed
+and is left behind, up to STUCK_LIMIT for each user.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -9,6 +14,8 @@ import os
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from carma.core.model import Owner
@@ -16,6 +23,7 @@ from carma.core.ports import EstimateRequest
 from carma.estimate.box import look
 
 LIMIT_S = 20.0
+STUCK_LIMIT = 4
 # What differs from one login, job or container to the next and no training looks at. A place in a job array or among
 # ranks is no noise: scripts choose by it what they train.
 _NOISE = re.compile(
@@ -26,8 +34,12 @@ _NOISE = re.compile(
 )
 
 
+class Unanswered(Exception):
+    """A file system hangs; the text is the path."""
+
+
 def fingerprint(request: EstimateRequest) -> str | None:
-    """None when it cannot be told in time: then nothing is remembered."""
+    """None if it cannot be made; then the trial is not remembered. Raises Unanswered after LIMIT_S at the latest."""
     spec = request.spec
     order = {
         "command": list(spec.command),
@@ -36,21 +48,52 @@ def fingerprint(request: EstimateRequest) -> str | None:
         "owner": request.owner.uid,
         "identity": identity_for(request.owner),
     }
-    try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", "-X", "utf8", look.__file__],
-            input=json.dumps(order).encode("ascii"),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=LIMIT_S,
-            cwd="/",
-            env={"PATH": os.defpath},
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    text = done.stdout.decode("ascii", "replace")
-    return text if done.returncode == 0 and re.fullmatch(r"[0-9a-f]{64}", text) else None
+    text = _looked_at(order, request.owner.uid, spec.directory)
+    return text if re.fullmatch(r"[0-9a-f]{64}", text) else None
+
+
+_lock = threading.Lock()
+_stuck: dict[int, list[subprocess.Popen[bytes]]] = {}  # by uid: processes inside a file system that hangs
+
+
+def _looked_at(order: Mapping[str, object], uid: int, directory: str) -> str:
+    """What box/look.py prints; empty if it failed. Memory files, not pipes: nothing waits for the other side."""
+    if _stuck_of(uid) >= STUCK_LIMIT:
+        raise Unanswered(directory)
+    with contextlib.ExitStack() as stack:
+        given, printed, path = (stack.enter_context(os.fdopen(os.memfd_create("carma-look"), "w+b")) for _ in range(3))
+        given.write(json.dumps(order).encode("ascii"))
+        given.seek(0)
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-X", "utf8", look.__file__],
+                stdin=given,
+                stdout=printed,
+                stderr=path,
+                cwd="/",
+                env={"PATH": os.defpath},
+                start_new_session=True,
+            )
+        except OSError:
+            return ""
+        try:
+            code = process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            with _lock:
+                _stuck.setdefault(uid, []).append(process)
+            path.seek(0)
+            raise Unanswered(path.read().decode("utf-8", "surrogateescape") or directory) from None
+        printed.seek(0)
+        return printed.read().decode("ascii", "replace") if code == 0 else ""
+
+
+def _stuck_of(uid: int) -> int:
+    with _lock:
+        left = [process for process in _stuck.pop(uid, ()) if process.poll() is None]
+        if left:
+            _stuck[uid] = left
+        return len(left)
 
 
 def identity_for(owner: Owner) -> dict[str, object] | None:

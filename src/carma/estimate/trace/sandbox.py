@@ -1,7 +1,8 @@
-"""Runs a command in a box (estimate/box) and tells how it ended. The daemon's side: starts, waits, reads.
+"""Runs a command in the sandbox (estimate/box) and says how it ended. The daemon's side: starts, waits, reads.
 
-The box is a process of its own with its own view of the machine; nothing that the command does outlasts it, apart from
-what it writes into `keep`. Where the kernel does not allow boxes, nothing is run: there is no second, laxer way.
+The sandbox is a process of its own. Nothing that the command does outlasts it, except files that it writes into `keep`.
+Where the kernel does not allow sandboxes nothing is run. A run takes at most its time limit and GRACE_S: a sandbox that
+does not end, because a file system hangs, is left behind.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -20,27 +22,34 @@ from typing import Literal
 
 import msgspec
 
+from carma.cgroups import Cgroup
 from carma.core.model import Owner
 from carma.estimate.box import run as box_program
+from carma.estimate.trace.confinement import Confinement, confinement
 
 OUT, INSIDE, KEEP = "/run/carma/out", "/run/carma/inside", "/run/carma/keep"
-_GRACE_S = 30.0  # beyond its own time limit, for a box that does not answer
-_END_S = 10.0  # for the box to be gone once it has told
+GRACE_S = 5.0  # beyond the time limit, for the sandbox to end and to report
+ANSWER_LIMIT_S = 10.0  # for the mounts of the machine and the paths that the command names
+READY_LIMIT_S = 30.0  # from the start until the command runs
+_END_S = 1.0  # for the sandbox to be gone once it has reported
+_UNANSWERED_S = 300.0  # a mount that did not answer is not asked again for this time
 _WANTED = 200
 _MIB = 2**20
+_SYSTEMD_VARIABLES = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
 
 
 @dataclass(frozen=True)
 class Limits:
     seconds: float = 120.0
-    memory_mib: int = 16_384  # of the host, what is written to files included
+    memory_mib: int = 16_384  # of the host, including files that the command writes
     scratch_mib: int = 4_096  # of that: files that the command writes
-    processes: int = 1_024
+    processes: int = 4_096  # threads count too
+    keep_mib: int = 256  # of files in KEEP
 
 
 @dataclass(frozen=True)
 class Boxed:
-    """What is to be run. `files` are taken out of OUT with their limits in bytes; `notes` are small files there."""
+    """What is to be run. `files` are copied out of OUT, with their limits in bytes; `notes` are small files there."""
 
     command: Sequence[str]
     directory: str
@@ -55,21 +64,46 @@ class Boxed:
     limits: Limits = Limits()
 
 
-Ending = Literal["awaited", "exit", "time", "memory", "processes", "not_started", "refused", "abandoned", "lost"]
+Ending = Literal[
+    "awaited",
+    "exit",
+    "time",
+    "memory",
+    "processes",
+    "not_started",
+    "refused",
+    "failed",
+    "unanswered",
+    "abandoned",
+    "lost",
+]
 
 
 class Status(msgspec.Struct):
-    """How it ended, as the box tells it. `lost`: it did not tell."""
+    """How it ended, as the sandbox reports it.
+
+    `refused`: the kernel does not allow sandboxes. `failed`: it could not be built for another reason. `unanswered`: a
+    file system hangs; `why` is the path. `lost`: it reported nothing.
+    """
 
     ended: Ending
     code: int = 0  # for `exit`: negative for a signal
     why: str = ""
-    stdout: str = ""  # the last of it
+    stdout: str = ""  # the end of it
     stderr: str = ""
     notes: dict[str, str | None] = {}
     files: dict[str, int] = {}  # bytes; -1 where there is none, -2 where it is too large
     read_only: list[str] = []
-    peak_bytes: int = 0
+    unanswered: list[str] = []  # mounts that hang; they are empty in the sandbox
+    limit_s: float = 0.0  # for `unanswered`: how long was waited
+
+
+class _Line(msgspec.Struct):
+    """What the sandbox reports while it runs (box/watch.py, Reporter)."""
+
+    at: str | None = None
+    first: int = 0
+    ended: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,36 +115,37 @@ class Ended:
 
 @dataclass
 class Sandbox:
-    """Runs boxes from any thread. `close` ends all that are running; none starts after it."""
+    """Runs commands from any thread. `close` ends all that are running; none starts after it."""
 
     launcher: Sequence[str] = (sys.executable, "-I", "-S", "-X", "utf8", box_program.__file__)
+    confinement: Confinement | None = None  # None: what this machine has
     _running: set[subprocess.Popen[bytes]] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
 
     def run(self, what: Boxed) -> Ended:
+        means = confinement() if self.confinement is None else self.confinement
         begun = time.monotonic()
+        limits = (what.limits.processes, what.limits.memory_mib * _MIB)
         with contextlib.ExitStack() as stack:
             memories = {name: _memory(stack, name) for name in what.files}
             complaints = _memory(stack, "complaints")
             reading, writing = os.pipe()
             stack.callback(os.close, reading)
+            group = stack.enter_context(means.cgroup(*limits))
             try:
-                process = self._start(writing, memories, complaints)
+                process = self._start(means.prefix(*limits), writing, memories, complaints)
             finally:
                 os.close(writing)
             if process is None:
                 return Ended(Status(ended="abandoned"), {}, 0.0)
+            order = _order(what, writing, memories, begun) | _confined(means, group)
+            talk = _Talk(process, reading)
             try:
-                order = json.dumps(_order(what, writing, memories)).encode("ascii") + b"\n"
-                told = _exchange(process, order, reading, what.limits.seconds + _GRACE_S)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_END_S if told else 0)  # until the kernel has cleared the box
+                talk.hold(json.dumps(order).encode("ascii") + b"\n", begun, what.limits.seconds)
             finally:
-                self._end(process)
-            status = _status(told, complaints)
-            if status.ended == "lost" and self._closed:
-                status = Status(ended="abandoned")
+                self._end(process, talk)
+            status = self._status(talk, complaints)
             files = {name: _contents(fd) for name, fd in memories.items() if status.files.get(name, -1) >= 0}
         return Ended(status, files, time.monotonic() - begun)
 
@@ -118,34 +153,133 @@ class Sandbox:
         with self._lock:
             self._closed = True
             for process in self._running:
-                process.kill()  # the box's first process goes with it, and everything in the box with that
+                process.kill()  # the kernel then kills pid 1 of the sandbox, and with it everything in the sandbox
 
-    def _start(self, status_fd: int, memories: Mapping[str, int], complaints: int) -> subprocess.Popen[bytes] | None:
+    def _start(
+        self, prefix: Sequence[str], status_fd: int, memories: Mapping[str, int], complaints: int
+    ) -> subprocess.Popen[bytes] | None:
+        kept = {name: os.environ[name] for name in _SYSTEMD_VARIABLES if prefix and name in os.environ}
         with self._lock:
             if self._closed:
                 return None
             process = subprocess.Popen(
-                self.launcher,
+                [*prefix, *self.launcher],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=complaints,
                 pass_fds=(status_fd, *memories.values()),
                 cwd="/",
-                env={"PATH": os.defpath},
+                env={"PATH": os.defpath, **kept},
                 start_new_session=True,
             )
             self._running.add(process)
             return process
 
-    def _end(self, process: subprocess.Popen[bytes]) -> None:
+    def _end(self, process: subprocess.Popen[bytes], talk: _Talk) -> None:
+        """Pid 1 of the sandbox ends with its parent. A parent inside a file system that hangs does not end, so that
+        pid 1 is killed directly."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.0 if talk.status is None else _END_S)
         with self._lock:
             self._running.discard(process)
-        process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in a file system that hangs: left behind
-            process.wait(_END_S)
-        if process.stdin is not None:
+        if process.poll() is None and talk.first and _parent_of(talk.first) == process.pid:
             with contextlib.suppress(OSError):
-                process.stdin.close()
+                os.kill(talk.first, signal.SIGKILL)
+        process.kill()
+        _leave_behind(process)
+
+    def _status(self, talk: _Talk, complaints: int) -> Status:
+        if talk.status is not None:
+            with _left_lock:
+                _unanswered.update(dict.fromkeys(talk.status.unanswered, time.monotonic() + _UNANSWERED_S))
+            return talk.status
+        if self._closed:
+            return Status(ended="abandoned")
+        if talk.late:
+            stuck = Status(ended="unanswered", why=talk.at, limit_s=talk.limit_s)
+            return stuck if talk.at else Status(ended="time")
+        last = _contents(complaints)[-2000:].decode("utf-8", "replace").strip().rpartition("\n")[2]
+        return Status(ended="lost", why=last)
+
+
+_left_lock = threading.Lock()
+_left: list[subprocess.Popen[bytes]] = []  # processes that did not end in time
+_unanswered: dict[str, float] = {}  # mounts that hang, and when they may be asked again
+
+
+def _leave_behind(process: subprocess.Popen[bytes]) -> None:
+    """Waits briefly; a process that cannot end now is reaped by a later call."""
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_END_S)
+    with _left_lock:
+        _left[:] = [other for other in (*_left, process) if other.poll() is None]
+
+
+def _parent_of(pid: int) -> int:
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/stat", "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[1])
+    return 0
+
+
+def _known_unanswered() -> list[str]:
+    now = time.monotonic()
+    with _left_lock:
+        return [path for path, until in _unanswered.items() if now < until]
+
+
+class _Talk:
+    """What goes to the sandbox and what it reports."""
+
+    def __init__(self, process: subprocess.Popen[bytes], reading: int) -> None:
+        self._process = process
+        self._reading = reading
+        self.at = "the start of the sandbox"  # empty once the command runs
+        self.first = 0  # pid 1 of the sandbox, as it is called out here
+        self.status: Status | None = None
+        self.limit_s = 0.0
+        self.late = False
+
+    def hold(self, order: bytes, begun: float, limit_s: float) -> None:
+        """Gives the order and reads until the sandbox has reported its end, or is late. Standard input stays open for
+        as long: when it closes, the sandbox ends."""
+        self._send(order)
+        rest = b""
+        poller = select.poll()
+        poller.register(self._reading, select.POLLIN)
+        while self.status is None:
+            self.limit_s = limit_s + GRACE_S
+            if self.at:
+                self.limit_s = min(self.limit_s, READY_LIMIT_S)
+            left_s = begun + self.limit_s - time.monotonic()
+            if left_s <= 0:
+                self.late = True
+                return
+            if not poller.poll(left_s * 1000):
+                continue
+            piece = os.read(self._reading, 1 << 16)
+            if not piece:
+                return
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                self._take(line)
+
+    def _send(self, order: bytes) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it was killed, and reports nothing
+            self._process.stdin.write(order)
+            self._process.stdin.flush()
+
+    def _take(self, line: bytes) -> None:
+        with contextlib.suppress(msgspec.MsgspecError):
+            told = msgspec.json.decode(line, type=_Line)
+            if told.at is not None:
+                self.at = told.at
+            self.first = told.first or self.first
+            if told.ended:
+                self.status = msgspec.json.decode(line, type=Status)
 
 
 def _memory(stack: contextlib.ExitStack, name: str) -> int:
@@ -155,7 +289,15 @@ def _memory(stack: contextlib.ExitStack, name: str) -> int:
     return fd
 
 
-def _order(what: Boxed, status_fd: int, memories: Mapping[str, int]) -> dict[str, object]:
+def _confined(means: Confinement, group: Cgroup | None) -> dict[str, object]:
+    return {
+        "cgroup": [] if group is None else list(group.directories),
+        "scope": means.scope is not None,
+        "limited_by_kernel": means.complete and (means.scope is not None or group is not None),
+    }
+
+
+def _order(what: Boxed, status_fd: int, memories: Mapping[str, int], begun: float) -> dict[str, object]:
     owner = what.owner if what.owner is not None and os.geteuid() == 0 else None
     environment = dict(what.environment)
     return {
@@ -171,11 +313,14 @@ def _order(what: Boxed, status_fd: int, memories: Mapping[str, int]) -> dict[str
         "notes": list(what.notes),
         "files": {name: [fd, what.files[name]] for name, fd in memories.items()},
         "status_fd": status_fd,
+        "unanswered": _known_unanswered(),
+        "deadline": begun + what.limits.seconds,  # by CLOCK_MONOTONIC, which all processes share
         "limits": {
-            "seconds": what.limits.seconds,
             "memory_bytes": what.limits.memory_mib * _MIB,
             "scratch_bytes": what.limits.scratch_mib * _MIB,
             "processes": what.limits.processes,
+            "keep_bytes": what.limits.keep_mib * _MIB,
+            "answer_s": ANSWER_LIMIT_S,
         },
     }
 
@@ -186,35 +331,6 @@ def _wanted(what: Boxed) -> list[str]:
     paths = [what.directory, what.environment.get("HOME", ""), "/tmp", "/var/tmp", *what.environment.values(), *given]
     joined = (os.path.normpath(os.path.join(what.directory, path)) for path in paths if "/" in path and ":" not in path)
     return list(dict.fromkeys(path for path in joined if "\0" not in path and len(path) < 4096))[:_WANTED]
-
-
-def _exchange(process: subprocess.Popen[bytes], order: bytes, reading: int, limit_s: float) -> bytes:
-    """Gives the order and reads until the box has closed its end; standard input stays open for as long."""
-    assert process.stdin is not None
-    try:
-        process.stdin.write(order)
-        process.stdin.flush()
-    except BrokenPipeError:  # it was killed; the status will be empty
-        pass
-    deadline = time.monotonic() + limit_s
-    pieces = []
-    poller = select.poll()
-    poller.register(reading, select.POLLIN)
-    while (left_s := deadline - time.monotonic()) > 0:
-        if poller.poll(left_s * 1000):
-            piece = os.read(reading, 1 << 16)
-            if not piece:
-                break
-            pieces.append(piece)
-    return b"".join(pieces)
-
-
-def _status(told: bytes, complaints: int) -> Status:
-    try:
-        return msgspec.json.decode(told, type=Status)
-    except msgspec.MsgspecError:
-        last = _contents(complaints)[-2000:].decode("utf-8", "replace").strip().rpartition("\n")[2]
-        return Status(ended="lost", why=last)
 
 
 def _contents(fd: int) -> bytes:

@@ -19,15 +19,14 @@ from carma.estimate.described import Described
 from carma.estimate.protocol import Trial
 from carma.estimate.trace.attention import with_attention
 from carma.estimate.trace.cache import TrialCache
-from carma.estimate.trace.fingerprint import fingerprint, folder_digest
+from carma.estimate.trace.fingerprint import LIMIT_S, Unanswered, fingerprint, folder_digest
 from carma.estimate.trace.report import EVENTS, FORMAT, REPORT, Report
 from carma.estimate.trace.sandbox import Boxed, Ended, Limits, Sandbox
 from carma.estimate.trace.trial_environment import gpu_description, trial_environment
-from carma.estimate.trace.trial_reasons import STEPS_NOTE, reason_for
+from carma.estimate.trace.trial_reasons import STEPS_NOTE, hangs, reason_for
 
 SOURCE = "trace"
 REPORT_BYTES, EVENTS_BYTES = 64 * 2**20, 512 * 2**20
-KEEP_BYTES = 256 * 2**20  # of compiled parts, for each user
 _FINAL = r'"stop":\s*"steps"'  # other reports count when the command has ended: a helper process may leave one
 _INSIDE = Path(carma.estimate.__file__).parent / "inside"
 
@@ -56,7 +55,10 @@ class TrialRuns:
         self._under_way: dict[str, threading.Lock] = {}
 
     def run(self, request: EstimateRequest) -> Trial | NoEstimate:
-        mark = fingerprint(request)
+        try:
+            mark = fingerprint(request)
+        except Unanswered as path:
+            return NoEstimate(source=SOURCE, reason=hangs(str(path), LIMIT_S))
         if mark is None:
             return self._run(request)
         key = self._key(mark, request)
@@ -126,12 +128,12 @@ class TrialRuns:
         return NoEstimate(source=SOURCE, reason=reason_for(status, request.spec.command, self._limits))
 
     def _keep_for(self, owner: Owner) -> str | None:
-        """A folder of the owner's own: what one user compiled is never loaded for another."""
+        """The owner's directory of compiled parts: what one user compiled is never loaded for another."""
         if self._builds is None:
             return None
         folder = self._builds / str(owner.uid)
         with contextlib.suppress(OSError):  # without it, it is compiled each time
-            if folder.is_dir() and _size(folder) > KEEP_BYTES:
+            if folder.is_dir() and _exceeds(folder, self._limits.keep_mib * 2**20):
                 shutil.rmtree(folder)
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if os.geteuid() == 0:
@@ -140,9 +142,9 @@ class TrialRuns:
         return None
 
 
-def _size(folder: Path) -> int:
-    """Of the files directly in it, which is where they belong; anything deeper counts as too much."""
-    total = 0
-    for entry in os.scandir(folder):
-        total += KEEP_BYTES + 1 if entry.is_dir(follow_symlinks=False) else entry.stat(follow_symlinks=False).st_size
-    return total
+def _exceeds(folder: Path, limit_bytes: int) -> bool:
+    """Only regular files directly in it belong there."""
+    entries = list(os.scandir(folder))
+    if any(entry.is_dir(follow_symlinks=False) for entry in entries):
+        return True
+    return sum(entry.stat(follow_symlinks=False).st_size for entry in entries) > limit_bytes

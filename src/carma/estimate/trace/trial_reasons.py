@@ -1,4 +1,4 @@
-"""Why a trial run gave no report, in a sentence that says what to do where something can be done."""
+"""Why a trial run gave no report, in a sentence that says what to do if something can be done."""
 
 from __future__ import annotations
 
@@ -28,20 +28,37 @@ _SWITCHES = Path("/proc/sys")
 
 
 def reason_for(status: Status, command: Sequence[str], limits: Limits) -> str:
-    """`status` of a run that left no report, or was ended before the one that counts."""
+    """`status` of a run that left no report, or was ended before the report that counts."""
+    reason = _ending(status, command, limits)
+    if status.ended != "unanswered" and status.unanswered and status.ended not in ("refused", "failed"):
+        reason += f"; {hangs(', '.join(status.unanswered[:3]))}, and was left out of the trial run"
+    return reason
+
+
+def hangs(path: str, limit_s: float | None = None) -> str:
+    """The sentence for a file system that hangs."""
+    within = "" if limit_s is None else f" within {limit_s:g} s"
+    return f"{path} did not answer{within}; it may be on a network drive that hangs"
+
+
+def _ending(status: Status, command: Sequence[str], limits: Limits) -> str:
     match status.ended:
         case "time":
             return f"{_AT_LIMIT} of {limits.seconds:g} s, {_how_far(status)}"
         case "memory":
             return f"{_TOO_LARGE} {limits.memory_mib} MiB of the host's memory, {_how_far(status)}"
         case "processes":
-            return f"the trial run had more than {limits.processes} processes at a time, {_how_far(status)}"
+            return f"the trial run reached its limit of {limits.processes} processes and threads, {_how_far(status)}"
         case "not_started":
             return f"{_NOT_STARTED}: {status.why}"
         case "exit" | "awaited":
             return _left_early(status, command)
         case "refused":
-            return f"trial runs need a box that keeps them apart, and it cannot be made here ({status.why}). {advice()}"
+            return f"trial runs need a sandbox, and the kernel does not allow one here ({status.why}). {advice()}"
+        case "failed":
+            return f"the sandbox of the trial run could not be built: {status.why}"
+        case "unanswered":
+            return hangs(status.why, status.limit_s)
         case "abandoned":
             return "the trial run was given up because CARMA is ending"
         case "lost":

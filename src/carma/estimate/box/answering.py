@@ -1,0 +1,82 @@
+"""Which paths answer: a network drive or a FUSE mount that hangs must not hang the sandbox.
+
+A `stat` on such a path may never return, and the process that called it cannot be killed. So another process calls it,
+with one thread for each path, and is left behind if it does not end.
+"""
+
+from __future__ import annotations
+
+import _thread
+import errno
+import os
+import select
+import signal
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+_STACK_BYTES = 256 * 1024
+
+
+def answers(paths: Sequence[str], limit_s: float) -> dict[str, int]:
+    """From a path to 0, or to the error number of its file system. A path that hangs is missing. A path that does not
+    exist, or that this user may not reach, has 0. `limit_s` is for all paths together. Raises OSError."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _stat_all(paths, writing)
+    os.close(writing)
+    try:
+        found = _read_answers(reading, len(paths), time.monotonic() + limit_s)
+    except OSError:
+        os.waitpid(child, 0)  # it has ended
+        raise
+    finally:
+        os.close(reading)
+    os.kill(child, signal.SIGKILL)
+    if len(found) == len(paths):
+        os.waitpid(child, 0)
+    return {paths[index]: error for index, error in found.items()}
+
+
+def _stat_all(paths: Sequence[str], writing: int) -> NoReturn:
+    """Never returns."""
+    _thread.stack_size(_STACK_BYTES)
+    try:
+        for index, path in enumerate(paths):
+            _thread.start_new_thread(_stat, (index, path, writing))
+        while True:
+            time.sleep(3600)
+    finally:
+        os._exit(1)
+
+
+def _stat(index: int, path: str, writing: int) -> None:
+    number = 0
+    try:
+        os.stat(path)  # also mounts a directory that is mounted on demand, while the network is still there
+    except (FileNotFoundError, PermissionError, NotADirectoryError, ValueError):
+        pass
+    except OSError as error:
+        number = error.errno or errno.EIO
+    os.write(writing, b"%d %d\n" % (index, number))
+
+
+def _read_answers(reading: int, count: int, deadline: float) -> dict[int, int]:
+    """From the index of a path to its answer."""
+    found: dict[int, int] = {}
+    rest = b""
+    poller = select.poll()
+    poller.register(reading, select.POLLIN)
+    while len(found) < count and poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        piece = os.read(reading, 1 << 16)
+        if not piece:
+            raise OSError(errno.EAGAIN, "no thread can be started to check which paths answer")
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            index, _, number = line.partition(b" ")
+            found[int(index)] = int(number)
+    return found

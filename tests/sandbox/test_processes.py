@@ -1,0 +1,84 @@
+"""Fork bombs, the time limit, and processes that try to outlive the sandbox or to end it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from carma.cgroups import Cgroup
+from carma.estimate.trace.sandbox import GRACE_S, Limits
+from tests.boxes import PATIENCE_S, Way, processes_with, wait_until
+from tests.sandbox.programs import FORK_BOMB, ORPHANS, THREAD_BOMB, Python
+
+LIMIT = 200
+OWN = 16  # processes and threads of the test and of the sandbox itself
+RLIMIT = LIMIT * 5 // 4 + 16  # RLIMIT_NPROC is above the limit (box/command.py)
+LATE_S = 10.0  # beyond what is guaranteed, for a machine that is busy
+
+
+def peak(guard: Cgroup) -> int | None:
+    """Of processes and threads in the guard; None before Linux 6.6."""
+    file = Path(guard.directories[0], "pids.peak")
+    return int(file.read_text()) if file.exists() else None
+
+
+def marker() -> str:
+    """A number of seconds to sleep by which a process is found again."""
+    return f"{random.SystemRandom().randrange(10**8, 10**9)}"
+
+
+@pytest.mark.parametrize("bomb", [FORK_BOMB, THREAD_BOMB], ids=["fork", "threads"])
+def test_a_bomb_is_ended_and_never_exceeds_the_limit(
+    way: Way, folder: Path, python: Python, guard: Cgroup, bomb: str
+) -> None:
+    limits = Limits(seconds=PATIENCE_S, processes=LIMIT)
+    ended = way.run("", folder, command=python.command(bomb), limits=limits)
+    assert ended.status.ended == "processes", ended.status
+    assert ended.seconds < PATIENCE_S
+    counted = peak(guard)
+    assert way.sandbox.confinement is not None
+    if way.sandbox.confinement.complete:
+        assert counted is None or counted <= LIMIT + OWN
+    elif way.owner.uid != 0:  # RLIMIT_NPROC does not apply to root: there only the watcher counts
+        assert counted is None or counted <= RLIMIT + OWN
+    wait_until(lambda: len(guard.members()) == 1, "a process outlived the sandbox")
+
+
+@pytest.mark.parametrize("bomb", [FORK_BOMB, ORPHANS], ids=["fork", "orphans"])
+def test_a_bomb_does_not_delay_the_time_limit(way: Way, folder: Path, python: Python, guard: Cgroup, bomb: str) -> None:
+    limits = Limits(seconds=3, processes=100_000)  # only the guard limits processes
+    ended = way.run("", folder, command=python.command(bomb), limits=limits)
+    assert ended.status.ended in ("time", "processes"), ended.status
+    assert ended.seconds < limits.seconds + GRACE_S + LATE_S
+    wait_until(lambda: len(guard.members()) == 1, "a process outlived the sandbox")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "(setsid sh -c 'trap \"\" TERM HUP INT; sleep {}' &) & exit 0",
+        "sleep {} & kill -STOP $!; exit 0",
+        "sh -c 'sh -c \"sleep {} &\" &' & exit 0",
+    ],
+    ids=["own session", "stopped", "orphan"],
+)
+def test_no_process_outlives_the_sandbox(way: Way, folder: Path, script: str) -> None:
+    word = marker()
+    assert way.run(script.format(word), folder).status.ended == "exit"
+    wait_until(lambda: not processes_with(word), "a process outlived the sandbox")
+
+
+@pytest.mark.parametrize("name", ["INT", "TERM", "KILL", "STOP", "HUP"])
+def test_the_command_cannot_signal_the_first_process(way: Way, folder: Path, name: str) -> None:
+    ended = way.run(f"kill -{name} 1; sleep 0.2; kill -{name} 1; echo end; exit 7", folder)
+    assert (ended.status.ended, ended.status.code) == ("exit", 7)
+    assert ended.status.stdout == "end\n"
+
+
+def test_the_command_is_niced_and_the_first_to_be_killed_for_memory(way: Way, folder: Path) -> None:
+    ended = way.run("cut -d' ' -f19 /proc/self/stat; cat /proc/self/oom_score_adj", folder)
+    niceness, score = ended.status.stdout.split()
+    assert int(niceness) >= 10
+    assert int(score) == 1000
