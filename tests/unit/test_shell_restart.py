@@ -153,7 +153,8 @@ async def one_life(store: MortalStore, launcher: MortalLauncher, fate: Fate) -> 
         task.cancel()
     await asyncio.gather(ending, running, dead, return_exceptions=True)
     await loop.close()
-    shell._writer.close()  # a killed process has no threads left; one that still wrote would meddle with the next life
+    for worker in (shell._writer, *shell._readers):
+        worker.close()  # a killed process has no threads; one that still wrote would disturb the next life
     return alive
 
 
