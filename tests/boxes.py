@@ -15,9 +15,9 @@ import pytest
 
 import carma
 from carma.cgroups import Cgroup, Cgroups
-from carma.core.model import Owner
-from carma.estimate.trace.confinement import Confinement
-from carma.estimate.trace.sandbox import Boxed, Ended, Limits, Sandbox
+from carma.core.model.values import Owner
+from carma.trial.confinement import Confinement
+from carma.trial.sandbox import Boxed, Ended, Limits, Sandbox
 
 NOBODY = Owner(65534, 65534, "nobody")
 PATIENCE_S = 180.0
@@ -26,7 +26,7 @@ PATIENCE_S = 180.0
 _LAUNCHER = """
 import ctypes, os, sys
 sys.path.insert(0, {source!r})
-from carma.estimate.box import enter
+from carma.trial.box import enter
 {change}
 if {ordinary}:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)

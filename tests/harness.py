@@ -21,11 +21,11 @@ from typing import Any
 
 from carma import cgroups
 from carma.client import Client
-from carma.core.model import TaskSpec
+from carma.core.model.values import TaskSpec
 from carma.errors import Unreachable
 from carma.launch.attempt_cgroups import AttemptCgroups
 from carma.paths import Paths, find_paths
-from carma.wire.types import SubmitRequest, TaskView
+from carma.wire.api_types import SubmitRequest, TaskView
 
 LIMIT_S = 180.0
 SOMEBODY = 65534  # a uid that is neither root nor ours
@@ -171,7 +171,7 @@ def request(*command: str, directory: str, **spec: Any) -> SubmitRequest:
 def virtual(memory_mib: int, seconds: float, *more: str, sm: float = 0.2) -> tuple[str, ...]:
     """The command of a virtual task."""
     arguments = ("--memory-mib", str(memory_mib), "--sm", str(sm), "--dram", "0.1", "--seconds", str(seconds))
-    return (sys.executable, "-m", "carma.vgpu.task", *arguments, *more)
+    return (sys.executable, "-m", "carma.vgpu.virtual_task", *arguments, *more)
 
 
 def processes_of(home: Path) -> list[int]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from carma.core.model import NoEstimate
+from carma.core.model.values import NoEstimate
 from carma.core.ports import EstimateRequest
-from carma.estimate.described import Described, Layer
-from carma.estimate.protocol import Trial
-from carma.estimate.trace.report import ALLOC, CALL, FORMAT, FREE, MARK, Call, Event, Report, write_events
+from carma.trial.layers.description import Described, Layer
+from carma.trial.protocol import Trial
+from carma.trial.report import ALLOC, CALL, FORMAT, FREE, MARK, Call, Event, Report, write_events
 
 MIB = 1 << 20
 MARKS = ("forward", "backward", "step", "step_end")

@@ -8,7 +8,7 @@ import click
 
 from carma.cli import ALIASES, VERBS, carma
 from carma.cli.columns import FIELDS
-from carma.cli.flags import IGNORED, Parsed
+from carma.cli.task_flags import IGNORED, Parsed
 from tools.markdown import MADE, code, paragraphs, table
 
 INTRODUCTION = """\

@@ -6,7 +6,7 @@ import typing
 
 import msgspec
 
-from carma.core.outcome import Outcome
+from carma.core.model.outcome import Outcome
 from carma.errors import every
 from tools.markdown import MADE, code, paragraphs, table
 

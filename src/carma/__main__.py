@@ -2,7 +2,7 @@
 
 import sys
 
-INTERRUPTED = 130  # as carma.cli.failures has it, which may not be imported yet
+INTERRUPTED = 130  # as carma.cli.error_output has it, which may not be imported yet
 
 
 def main() -> int:

@@ -134,6 +134,11 @@ class PluginError(CarmaError):
     about = "A policy or an estimator from another package cannot be loaded or raised an exception."
 
 
+class NotInstalled(Usage):
+    code = "not_installed"
+    about = "The verb or the option belongs to a distribution of CARMA that is not installed."
+
+
 def every() -> tuple[type[CarmaError], ...]:
     """All of them, for the reference page and for turning an answer back into an error."""
     found: list[type[CarmaError]] = []

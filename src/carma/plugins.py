@@ -1,4 +1,4 @@
-"""Policies and estimators by name, from entry points. The built-in ones are registered in the same way.
+"""Policies, estimators, verbs and extensions by name, from entry points. Built-in ones are registered in the same way.
 
 A plugin is imported when it is asked for, not before: listing names must not run anybody's code.
 """
@@ -10,13 +10,18 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Literal
 
-from carma.core.placement import Policy
-from carma.errors import BadSettings, PluginError
+from carma.core.scheduling.placement import Policy
+from carma.errors import BadSettings, NotInstalled, PluginError
 
-Group = Literal["carma.policies", "carma.estimators"]
+Group = Literal["carma.policies", "carma.estimators", "carma.commands", "carma.extensions"]
 POLICIES: Group = "carma.policies"
 ESTIMATORS: Group = "carma.estimators"
-_WORD: dict[str, str] = {POLICIES: "policy", ESTIMATORS: "estimator"}
+COMMANDS: Group = "carma.commands"
+EXTENSIONS: Group = "carma.extensions"
+_WORD: dict[str, str] = {POLICIES: "policy", ESTIMATORS: "estimator", COMMANDS: "verb", EXTENSIONS: "extension"}
+
+# Directory in the repository, and name of the distribution.
+PACKAGES = {"gpumemnet": "carma-gpumemnet", "lab": "carma-lab"}
 
 # The paper's names and their long forms.
 _ALIASES = {
@@ -69,6 +74,22 @@ def load_one(group: Group, name: str) -> object:
     return plugins[name]
 
 
+def extension(name: str, distribution: str, purpose: str) -> object:
+    """A part of a verb that another distribution provides."""
+    found = load(EXTENSIONS)
+    if name not in found:
+        raise not_installed(purpose, distribution)
+    return found[name]
+
+
+def not_installed(purpose: str, distribution: str) -> NotInstalled:
+    package = PACKAGES[distribution]
+    return NotInstalled(
+        f"`{purpose}` needs the distribution {package}, which is not installed",
+        f"Run `pip install {package}`; in a checkout: `pip install ./{distribution}`.",
+    )
+
+
 def policy_name(text: str) -> str:
     """`MAGM`, `rr`, `Best_Fit`: the registered name. Never a silent default (an unknown name once meant exclusive)."""
     known = names(POLICIES)
@@ -93,7 +114,7 @@ def load_policy(text: str) -> Policy:
     policy = load_one(POLICIES, name)
     if not isinstance(policy, Policy):
         raise PluginError(
-            f"the policy {name!r} is a {type(policy).__name__}, not a carma.core.placement.Policy",
+            f"the policy {name!r} is a {type(policy).__name__}, not a carma.core.scheduling.placement.Policy",
             "Tell its author, or choose another policy.",
         )
     return policy

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from carma.core.model import TaskSpec
-from carma.core.outcome import Failed, Succeeded
+from carma.core.model.values import TaskSpec
+from carma.core.model.outcome import Failed, Succeeded
 from carma.core.ports import Found, Launcher, LaunchOrder
-from carma.launch.fake import AT_ONCE, FOREVER, FakeLauncher, Plan
+from carma.testing.fake_launcher import AT_ONCE, FOREVER, FakeLauncher, Plan
 from carma.launch.process import ProcessLauncher
 from tests.launch_orders import key, look, order_of, shell, spec_of, tidy, until, until_ended, until_running
 

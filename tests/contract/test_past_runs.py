@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from carma.core.model import AttemptKey, TaskId
+from carma.core.model.values import AttemptKey, TaskId
 from carma.core.ports import PastRun
 from carma.store.memory import MemoryStore
 from carma.store.sqlite import SqliteStore

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 from pynvml import NVML_ERROR_GPU_IS_LOST
 
-from carma.core.model import Gpu, GpuId, GpuSample
+from carma.core.model.values import Gpu, GpuId, GpuSample
 from carma.core.ports import Sampler
 from carma.monitor.dcgm import HostEngine
-from carma.monitor.feed import DcgmFeed
+from carma.monitor.dcgm_thread import DcgmFeed
 from carma.monitor.nvml import NvmlSampler
-from carma.vgpu import faults, world
+from carma.vgpu import fault_injection as faults, virtual_server as world
 from carma.vgpu.sampler import VirtualSampler
 from tests import scripted_dcgm
 from tests.scripted_dcgm import ScriptedDcgm

@@ -21,7 +21,7 @@ class Block(NamedTuple):
 def documents() -> list[Path]:
     """Every page that is written for people, the made ones and those of results included."""
     top = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
-    return [*top, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "results").glob("*/README.md"))]
+    return [*top, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "lab" / "results").glob("*/README.md"))]
 
 
 def name_of(file: Path) -> str:

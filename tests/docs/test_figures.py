@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from carma.core.model import Demand
-from carma.core.sharing import progress_rates
+from carma.core.model.values import Demand
+from carma.core.scheduling.sharing_model import progress_rates
 from tests.docs.markdown import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-H200_PAGE = (ROOT / "results" / "h200" / "README.md").read_text(encoding="utf-8")
+H200_PAGE = (ROOT / "lab" / "results" / "h200" / "README.md").read_text(encoding="utf-8")
 SHARING_PAGE = (ROOT / "docs" / "sharing.md").read_text(encoding="utf-8")
 SCALE = {"h": 3600.0, "MJ": 1e6, "": 1.0, "%": 1.0}
 
 
 def _json(name: str) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads((ROOT / "results" / name).read_text(encoding="utf-8"))
+    read: dict[str, Any] = json.loads((ROOT / "lab" / "results" / name).read_text(encoding="utf-8"))
     return read
 
 
@@ -57,7 +57,7 @@ SUMS: dict[str, Callable[[list[float]], float]] = {"max": max, "min": min, "coun
 
 
 def h200_figure(name: str) -> float:
-    """`oom.rounds.mps.grower_stopped_s`: a file in results/h200, then down its members. A list is narrowed by a name of
+    """`oom.rounds.mps.grower_stopped_s`: a file in lab/results/h200, then down its members. A list is narrowed by a name of
     its members, asked for a field of each, or summed up."""
     file, *words = name.strip("`").split(".")
     value: Any = _json(f"h200/{file}.json")

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from carma.core.decision import Ask
-from carma.core.model import ProcessUse, TaskId
-from carma.core.placement import Policy, decide
-from carma.core.settings import Rules
-from carma.core.view import GpuView
-from carma.core.window import Metric, Summary
+from carma.core.scheduling.decision import Ask
+from carma.core.model.values import ProcessUse, TaskId
+from carma.core.scheduling.placement import Policy, decide
+from carma.core.model.settings import Rules
+from carma.core.scheduling.gpu_view import GpuView
+from carma.core.telemetry.window import Metric, Summary
 from carma.plugins import load_policy
-from tests.builders import gpu
+from carma.testing.builders import gpu
 from tests.docs.markdown import ROOT, blocks
 
 PAGE = ROOT / "docs" / "architecture.md"

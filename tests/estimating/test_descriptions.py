@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from carma.core.model import NoEstimate
-from carma.estimate.described import Described
-from carma.estimate.trace.attention import with_attention
+from carma.core.model.values import NoEstimate
+from carma.trial.layers.description import Described
+from carma.trial.replay.attention_scores import with_attention
 from tests.estimating.trying import Trying, stepped
 
 HEAD = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from carma.estimate.trace.report import ALLOC, read_events
+from carma.trial.report import ALLOC, read_events
 from tests.estimating.trying import Trying, stepped
 
 SCRIPT = """

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from carma.estimate.protocol import Trial
+from carma.trial.protocol import Trial
 from tests.estimating.trying import Trying, peak_bytes, stepped
 
 

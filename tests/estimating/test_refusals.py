@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from carma.estimate.protocol import Trial
+from carma.trial.protocol import Trial
 from tests.estimating.trying import Trying, stopped
 
 _STEP = """

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from carma.core.model import NoEstimate, Owner, TaskId, TaskSpec
+from carma.core.model.values import NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest
-from carma.estimate.cards import as_gpu, find_card
-from carma.estimate.protocol import Trial
-from carma.estimate.trace.report import ALLOC, FREE, read_events
-from carma.estimate.trace.trial import TrialRuns
+from carma.trial.cards import as_gpu, find_card
+from carma.trial.protocol import Trial
+from carma.trial.report import ALLOC, FREE, read_events
+from carma.trial.trial_run import TrialRuns
 
 SCRIPTS = Path(__file__).parent / "scripts"
 LIMIT_S = 300.0  # of a busy machine; a trial takes a few seconds

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from carma.core.model import GpuSample
+from carma.core.model.values import GpuSample
 from carma.errors import NoGpus
 from carma.monitor.nvml import open_nvml
 from tests.contract.test_sampler import *  # noqa: F403

@@ -17,16 +17,16 @@ from pathlib import Path
 
 import pytest
 
-from carma.core.events import StopRequested
-from carma.core.model import Estimate, NoEstimate, TaskId, TaskSpec
-from carma.core.outcome import TimedOut
+from carma.core.model.events import StopRequested
+from carma.core.model.values import Estimate, NoEstimate, TaskId, TaskSpec
+from carma.core.model.outcome import TimedOut
 from carma.core.ports import EstimateRequest
 from carma.daemon.auth import Identity, require_owner
 from carma.daemon.clock import SteadyClock
 from carma.errors import NotAllowed, NotRunnable, StoreError, TooLarge, Usage
-from carma.estimate.combine import first_answer
-from carma.wire.types import SubmitRequest, UpdateRequest
-from tests.builders import ALICE, BOB, World
+from carma.estimate.combination import first_answer
+from carma.wire.api_types import SubmitRequest, UpdateRequest
+from carma.testing.builders import ALICE, BOB, World
 from tests.harness import LIMIT_S, Daemon, daemon_at_rest, python_path, request, serving, somebody_else, until
 
 MIB = 1 << 20
@@ -343,7 +343,7 @@ def test_a_policy_that_raises_is_a_reason_to_wait_and_not_a_crash(tmp_path: Path
     """As another package brings it: an entry point, found by its name."""
     (tmp_path / "moody.py").write_text(
         "import os\n"
-        "from carma.core.placement import Policy\n"
+        "from carma.core.scheduling.placement import Policy\n"
         "from carma.core.policies.magm import rank\n"
         "def moody(ask, views, last):\n"
         "    return rank(ask, views, last) if os.path.exists(os.environ['MOOD']) else 1 // 0\n"

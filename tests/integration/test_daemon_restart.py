@@ -7,9 +7,9 @@ import signal
 import time
 from pathlib import Path
 
-from carma.core.events import Durable, StopRequested, TaskEstimated, TaskPlaced, TaskSubmitted
-from carma.core.model import AttemptKey, Booking, GpuId, Owner, Placement, TaskId, TaskSpec
-from carma.core.outcome import Cancelled
+from carma.core.model.events import Durable, StopRequested, TaskEstimated, TaskPlaced, TaskSubmitted
+from carma.core.model.values import AttemptKey, Booking, GpuId, Owner, Placement, TaskId, TaskSpec
+from carma.core.model.outcome import Cancelled
 from carma.store.sqlite import SqliteStore
 from tests.harness import LIMIT_S, Daemon, daemon_at_rest, serving, until
 

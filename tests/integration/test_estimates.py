@@ -17,7 +17,7 @@ SLOW = """
 import time
 from pathlib import Path
 
-from carma.core.model import Estimate
+from carma.core.model.values import Estimate
 
 class Slow:
     name = "slow"

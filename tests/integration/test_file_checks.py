@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from carma.core.model import Owner, TaskSpec
+from carma.core.model.values import Owner, TaskSpec
 from carma.daemon.probes import PROBES_PER_USER, Probes
 from carma.errors import Busy, NotRunnable
 from carma.launch.procfs import processes

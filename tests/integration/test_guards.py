@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from carma.wire.types import TaskView
+from carma.wire.api_types import TaskView
 from tests.harness import Daemon, serving, until, virtual
 
 CAPACITY_MIB = 16_384

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from carma.core.model import SaveSignal
+from carma.core.model.values import SaveSignal
 from tests.harness import Daemon, daemon_at_rest, serving, until, virtual
 
 # Counts up to a number; USR1 makes it save and end. Each start is noted, with what it found in its environment.

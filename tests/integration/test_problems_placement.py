@@ -10,16 +10,16 @@ import os
 
 import pytest
 
-from carma.core.decision import Decision
-from carma.core.events import GpusSampled, TaskEstimated, TaskSubmitted
-from carma.core.model import AttemptKey, Estimate, GpuId, GpuSample, ProcessUse, TaskId, TaskSpec
+from carma.core.scheduling.decision import Decision
+from carma.core.model.events import GpusSampled, TaskEstimated, TaskSubmitted
+from carma.core.model.values import AttemptKey, Estimate, GpuId, GpuSample, ProcessUse, TaskId, TaskSpec
 from carma.core.policies.exclusive import POLICY as EXCLUSIVE
-from carma.core.queue import explain, waiting
-from carma.core.settings import Gate, Rules, WarmUp, WindowRules
-from carma.core.snapshot import views
+from carma.core.scheduling.queue_order import explain, waiting
+from carma.core.model.settings import Gate, Rules, WarmUp, WindowRules
+from carma.core.scheduling.snapshot import views
 from carma.launch import procfs
 from carma.monitor.processes import attribute
-from tests.builders import ALICE, World
+from carma.testing.builders import ALICE, World
 from tests.harness import serving
 
 GPU = GpuId("GPU-0")

@@ -22,7 +22,7 @@ import pytest
 
 from carma.daemon.auth import Door, Names, Peer
 from carma.errors import NotAllowed
-from carma.wire.types import TaskView
+from carma.wire.api_types import TaskView
 from tests.harness import LIMIT_S, SOMEBODY, Daemon, daemon_at_rest, request, somebody_else
 
 REPOSITORY = Path(__file__).parents[2]

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 import carma as package
-from carma.core.model import GpuId
-from carma.core.settings import Gate, Rules, WarmUp, WindowRules
+from carma.core.model.values import GpuId
+from carma.core.model.settings import Gate, Rules, WarmUp, WindowRules
 from carma.launch import procfs
 from carma.traces import SHIPPED, find
-from tests.builders import World
+from carma.testing.builders import World
 from tests.harness import LIMIT_S, Daemon, daemon_at_rest, serving, until
 
 GPU = GpuId("GPU-0")
@@ -246,7 +246,7 @@ def test_problem_22_a_record_is_what_was_measured_and_not_what_a_label_says() ->
     estimate comes from that, for the same words only.
     """
     script = (
-        f"{sys.executable} -m carma.vgpu.task --memory-mib $1 --seconds 900 --ramp-s 0 & "
+        f"{sys.executable} -m carma.vgpu.virtual_task --memory-mib $1 --seconds 900 --ramp-s 0 & "
         "while ! [ -e go-$1 ]; do sleep 0.02; done; kill $!; exit 0"
     )
     with serving(gpus=1, memory_mib=40_960, memory__sources="history", monitor__period_s=0.1) as daemon:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from carma.errors import CarmaError
-from carma.wire.types import TaskView
+from carma.wire.api_types import TaskView
 from tests.harness import LIMIT_S, Daemon, daemon_at_rest, python_path, until
 from tests.multiuser.people import PATH, Person
 

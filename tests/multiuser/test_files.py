@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from carma.client import Client
-from carma.core.model import TaskSpec
+from carma.core.model.values import TaskSpec
 from carma.errors import BadSettings, NotAllowed
-from carma.wire.types import SubmitRequest
+from carma.wire.api_types import SubmitRequest
 from tests.harness import LIMIT_S, Daemon, until
 from tests.multiuser.people import PATH, ROOT, Person, run_cli
 from tests.multiuser.serving import (

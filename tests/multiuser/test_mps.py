@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from carma.core.model import Owner
+from carma.core.model.values import Owner
 from carma.launch import mps_control
 from carma.launch.mps import MpsServers
 from carma.launch.mps_control import CONTROL, MpsFailed

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from carma.core.model import Owner, TaskId, TaskSpec
+from carma.core.model.values import Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest
-from carma.estimate.trace.cache import TrialCache
-from carma.estimate.trace.trial import TrialRuns
+from carma.trial.trial_cache import TrialCache
+from carma.trial.trial_run import TrialRuns
 from tests.boxes import Way, way_or_skip
 from tests.harness import Daemon
 from tests.multiuser.keys import keyring_calls, with_a_session_key

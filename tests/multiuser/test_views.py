@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from carma.core.outcome import Disrupted, describe
-from carma.daemon.story import without_words
-from carma.launch.outcome import ExitRecord, LastWords, Under, judge_exit
+from carma.core.model.outcome import Disrupted, describe
+from carma.daemon.task_story import without_words
+from carma.launch.exit_outcome import ExitRecord, LastWords, Under, judge_exit
 from tests.harness import LIMIT_S, Daemon, until
 from tests.multiuser.hanging import hanging_directory
 from tests.multiuser.people import PATH, Person, run_cli

@@ -12,7 +12,7 @@ import pytest
 
 from carma import cgroups
 from carma.cgroups import Cgroup, Cgroups
-from carma.estimate.trace.confinement import Confinement
+from carma.trial.confinement import Confinement
 from tests.boxes import NOBODY, WAYS, OpenedCgroups, Way, folder_for_all, way_or_skip
 from tests.sandbox.programs import Python
 

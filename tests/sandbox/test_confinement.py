@@ -11,11 +11,11 @@ import pytest
 
 from carma import cgroups
 from carma.cgroups import Cgroup, Cgroups
-from carma.cli.checks import sharing
-from carma.cli.checks.look import Look
-from carma.estimate.trace import confinement
-from carma.estimate.trace.confinement import Confinement, find, systemd_scope
-from carma.estimate.trace.sandbox import Limits
+from carma.cli.checks import sharing_checks as sharing
+from carma.cli.checks.machine_facts import Look
+from carma.trial import confinement
+from carma.trial.confinement import Confinement, find, systemd_scope
+from carma.trial.sandbox import Limits
 from tests.boxes import PATIENCE_S, way_or_skip
 from tests.sandbox.programs import FORK_BOMB, Python
 

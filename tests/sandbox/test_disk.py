@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from carma.estimate.trace.sandbox import KEEP, Limits
+from carma.trial.sandbox import KEEP, Limits
 from tests.boxes import PATIENCE_S, Way, own
 
 LIMITS = Limits(seconds=PATIENCE_S, memory_mib=512, scratch_mib=64, keep_mib=16)

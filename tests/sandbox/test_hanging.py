@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from carma.core.model import NoEstimate, Owner, TaskId, TaskSpec
+from carma.core.model.values import NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest
-from carma.estimate.trace import fingerprint as looking
-from carma.estimate.trace import sandbox
-from carma.estimate.trace.confinement import Confinement
-from carma.estimate.trace.fingerprint import Unanswered, fingerprint
-from carma.estimate.trace.sandbox import GRACE_S, Ended, Limits
-from carma.estimate.trace.trial import TrialRuns
+from carma.trial import fingerprint as looking
+from carma.trial import sandbox
+from carma.trial.confinement import Confinement
+from carma.trial.fingerprint import Unanswered, fingerprint
+from carma.trial.sandbox import GRACE_S, Ended, Limits
+from carma.trial.trial_run import TrialRuns
 from tests.boxes import PATIENCE_S, WAYS, Way, wait_until, way_or_skip
 from tests.hanging_fs import HangingMount, hanging_mount
 
@@ -38,7 +38,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[Way]:
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "ANSWER_LIMIT_S", ANSWER_S)
     monkeypatch.setattr(looking, "LIMIT_S", ANSWER_S)
-    monkeypatch.setattr("carma.estimate.trace.trial.LIMIT_S", ANSWER_S)
+    monkeypatch.setattr("carma.trial.trial_run.LIMIT_S", ANSWER_S)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from carma.estimate.trace.sandbox import Limits
+from carma.trial.sandbox import Limits
 from tests.boxes import PATIENCE_S, Way
 from tests.sandbox.programs import MEMORY, Python
 

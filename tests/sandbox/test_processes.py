@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from carma.cgroups import Cgroup
-from carma.estimate.trace.sandbox import GRACE_S, Limits
+from carma.trial.sandbox import GRACE_S, Limits
 from tests.boxes import PATIENCE_S, Way, processes_with, wait_until
 from tests.sandbox.programs import FORK_BOMB, ORPHANS, THREAD_BOMB, Python
 

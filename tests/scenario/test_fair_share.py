@@ -8,10 +8,10 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carma.core.model import Owner, TaskId
+from carma.core.model.values import Owner, TaskId
 from carma.core.policies import exclusive
-from carma.core.settings import FairnessRules, Rules, WarmUp
-from tests.builders import ALICE, BOB, World
+from carma.core.model.settings import FairnessRules, Rules, WarmUp
+from carma.testing.builders import ALICE, BOB, World
 
 HOUR_S = 3600.0
 FOR_EVER = 1e12  # a half-life in which nothing fades

@@ -9,13 +9,13 @@ from typing import Literal
 
 import pytest
 
-from carma.core.events import AttemptStarted, StopRequested
-from carma.core.model import AttemptKey, Confinement, Guard, TaskId
-from carma.core.observe import to_watch
-from carma.core.outcome import OutOfMemory, Succeeded
-from carma.core.settings import Gate, Rules, WarmUp
-from carma.core.status import Running
-from tests.builders import World
+from carma.core.model.events import AttemptStarted, StopRequested
+from carma.core.model.values import AttemptKey, Confinement, Guard, TaskId
+from carma.core.telemetry.observation import to_watch
+from carma.core.model.outcome import OutOfMemory, Succeeded
+from carma.core.model.settings import Gate, Rules, WarmUp
+from carma.core.model.status import Running
+from carma.testing.builders import World
 
 OPEN = Rules(gate=Gate(enabled=False), warmup=WarmUp(enabled=False))
 BLOCK_MIB = 512

@@ -13,13 +13,13 @@ from collections.abc import Callable
 
 import pytest
 
-from carma.core.events import GpuDrained, GpuResumed, PreemptionRequested
-from carma.core.model import Dependency, GpuId, SaveSignal, TaskId
-from carma.core.outcome import Failed, Outcome, OutOfMemory, Succeeded
-from carma.core.placement import Policy
+from carma.core.model.events import GpuDrained, GpuResumed, PreemptionRequested
+from carma.core.model.values import Dependency, GpuId, SaveSignal, TaskId
+from carma.core.model.outcome import Failed, Outcome, OutOfMemory, Succeeded
+from carma.core.scheduling.placement import Policy
 from carma.core.policies import best_fit, exclusive, first_fit, lug, magm, round_robin
-from carma.core.settings import Gate, Preemption, QueueRules, Rules
-from tests.builders import World
+from carma.core.model.settings import Gate, Preemption, QueueRules, Rules
+from carma.testing.builders import World
 
 POLICIES: dict[str, Policy] = {
     policy.POLICY.name: policy.POLICY for policy in (best_fit, exclusive, first_fit, lug, magm, round_robin)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from carma.core.model import GpuId, GpuUsage, TaskId
-from carma.core.seen import Track
-from carma.core.settings import Gate, Rules, WarmUp
-from carma.core.usage import note
-from tests.builders import World
+from carma.core.model.values import GpuId, GpuUsage, TaskId
+from carma.core.telemetry.measurements import Track
+from carma.core.model.settings import Gate, Rules, WarmUp
+from carma.core.telemetry.usage import note
+from carma.testing.builders import World
 
 G0 = GpuId("GPU-0")
 

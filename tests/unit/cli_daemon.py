@@ -20,7 +20,7 @@ import msgspec
 
 from carma import __version__
 from carma.errors import CarmaError, NotFound
-from carma.wire import types as t
+from carma.wire import api_types as t
 from carma.wire.routes import API, ROUTES, Route
 
 NOW = 1_800_000_000.0

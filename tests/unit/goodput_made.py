@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from carma.core import outlook as outlooks
-from carma.core.decision import Ask
-from carma.core.model import AttemptKey, Demand, TaskId
-from carma.core.outlook import Outlook, Terms, goes_on
+from carma.core.scheduling import forecast as outlooks
+from carma.core.scheduling.decision import Ask
+from carma.core.model.values import AttemptKey, Demand, TaskId
+from carma.core.scheduling.forecast import Outlook, Terms, goes_on
 from carma.core.policies import goodput
-from carma.core.policy import Policy
-from carma.core.settings import PlacementRules, Rules, Sharing
-from carma.core.view import Holder, Progress
+from carma.core.scheduling.policy import Policy
+from carma.core.model.settings import PlacementRules, Rules, Sharing
+from carma.core.scheduling.gpu_view import Holder, Progress
 
 NOW = 5_000.0
 MPS = Terms(1.25, "mps")

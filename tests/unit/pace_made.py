@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from carma.core.attribution import Member
-from carma.core.events import TaskEstimated, TaskSubmitted
-from carma.core.model import Demand, Estimate, GpuId, GpuSample, TaskId, TaskSpec
-from carma.core.pace import belief
+from carma.core.telemetry.attribution import Member
+from carma.core.model.events import TaskEstimated, TaskSubmitted
+from carma.core.model.values import Demand, Estimate, GpuId, GpuSample, TaskId, TaskSpec
+from carma.core.telemetry.pace import belief
 from carma.core.policies import first_fit
-from carma.core.seen import Seen, Track
-from carma.core.settings import Gate, Rules, WarmUp
-from tests.builders import ALICE, World
+from carma.core.telemetry.measurements import Seen, Track
+from carma.core.model.settings import Gate, Rules, WarmUp
+from carma.testing.builders import ALICE, World
 
 OPEN = Rules(gate=Gate(enabled=False), warmup=WarmUp(enabled=False))
 GPU0, GPU1 = GpuId("GPU-0"), GpuId("GPU-1")

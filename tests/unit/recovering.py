@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from carma.core.model import TaskId
-from carma.core.outcome import OutOfMemory
-from carma.core.status import Recovering
-from carma.core.task import Plan
-from tests.builders import World
+from carma.core.model.values import TaskId
+from carma.core.model.outcome import OutOfMemory
+from carma.core.model.status import Recovering
+from carma.core.model.task import Plan
+from carma.testing.builders import World
 
 
 def plan(world: World, task: TaskId) -> Plan:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from carma.core.admission import by_size, never_fits
-from carma.core.model import TaskSpec
-from carma.core.settings import PlacementRules, Rules
-from tests.builders import World
+from carma.core.scheduling.feasibility import by_size, never_fits
+from carma.core.model.values import TaskSpec
+from carma.core.model.settings import PlacementRules, Rules
+from carma.testing.builders import World
 
 
 def spec(gpus: int = 1, mib: int | None = None) -> TaskSpec:

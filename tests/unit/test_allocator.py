@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from carma.estimate.trace.allocator import CachingAllocator, OutOfMemory, round_request
-from carma.estimate.trace.allocator_options import MIB, AllocatorOptions, parse
+from carma.trial.replay.allocator import CachingAllocator, OutOfMemory, round_request
+from carma.trial.replay.allocator_options import MIB, AllocatorOptions, parse
 
 KIB = 1 << 10
 PLAIN = AllocatorOptions()

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from carma.estimate.trace.allocator import CachingAllocator, OutOfMemory
-from carma.estimate.trace.allocator_options import MIB, parse
+from carma.trial.replay.allocator import CachingAllocator, OutOfMemory
+from carma.trial.replay.allocator_options import MIB, parse
 
 EXPANDABLE = parse("expandable_segments:True")
 

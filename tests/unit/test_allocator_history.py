@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from carma.estimate.trace.allocator_history import Difference, follow
-from carma.estimate.trace.allocator_options import MIB, AllocatorOptions, parse
+from carma.trial.replay.allocator_history import Difference, follow
+from carma.trial.replay.allocator_options import MIB, AllocatorOptions, parse
 
 PLAIN = AllocatorOptions()
 HIGH, LOW, LOWEST = 900 * MIB, 500 * MIB, 100 * MIB

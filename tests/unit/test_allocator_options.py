@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from carma.estimate.trace.allocator_options import MIB, AllocatorOptions, from_environment, parse
+from carma.trial.replay.allocator_options import MIB, AllocatorOptions, from_environment, parse
 
 
 def test_nothing_set_means_torchs_defaults() -> None:

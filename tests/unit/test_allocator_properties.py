@@ -8,8 +8,8 @@ from itertools import pairwise
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from carma.estimate.trace.allocator import CachingAllocator, OutOfMemory
-from carma.estimate.trace.allocator_options import MIB, AllocatorOptions, parse
+from carma.trial.replay.allocator import CachingAllocator, OutOfMemory
+from carma.trial.replay.allocator_options import MIB, AllocatorOptions, parse
 
 SIZES = st.one_of(
     st.integers(0, 4096), st.integers(0, 3 * MIB), st.sampled_from([MIB, 10 * MIB, 20 * MIB]), st.integers(0, 80 * MIB)

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carma import errors
-from carma.core.events import RecoveryDue, RecoveryPlanned
-from carma.core.model import AttemptKey, TaskId
-from carma.core.outcome import OutOfMemory
-from carma.core.task import Plan
-from carma.daemon.logs import tail_offset
+from carma.core.model.events import RecoveryDue, RecoveryPlanned
+from carma.core.model.values import AttemptKey, TaskId
+from carma.core.model.outcome import OutOfMemory
+from carma.core.model.task import Plan
+from carma.daemon.log_reader import tail_offset
 from carma.launch import output_limit
-from carma.launch.files import AttemptFiles
+from carma.launch.attempt_files import AttemptFiles
 from carma.launch.output_limit import OutputLimit
 from tests.unit.api_server import LIMIT_S, Served, serving, until
 

@@ -8,8 +8,8 @@ import pytest
 
 from carma import errors
 from carma.config import Daemon, Settings
-from carma.core.events import PreemptionMissed, PreemptionRequested
-from carma.core.model import SaveSignal, TaskId
+from carma.core.model.events import PreemptionMissed, PreemptionRequested
+from carma.core.model.values import SaveSignal, TaskId
 from tests.unit.api_server import ALICE, BOB, Served, serving
 
 CAROL = 1003

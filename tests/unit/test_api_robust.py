@@ -15,7 +15,7 @@ import pytest
 
 from carma import errors
 from carma.config import Daemon, Settings
-from carma.core.outcome import Succeeded
+from carma.core.model.outcome import Succeeded
 from carma.daemon.http import Limits, bind, fitting_limits
 from tests.unit.api_server import ALICE, BOB, Served, serving, until
 

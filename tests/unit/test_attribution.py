@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from carma.core.attribution import weight
-from carma.core.events import GpusSampled
-from carma.core.model import GpuId, GpuSample, ProcessUse, TaskId
-from carma.core.settings import Gate, Memory, Rules, WarmUp
-from tests.builders import World
+from carma.core.telemetry.attribution import weight
+from carma.core.model.events import GpusSampled
+from carma.core.model.values import GpuId, GpuSample, ProcessUse, TaskId
+from carma.core.model.settings import Gate, Memory, Rules, WarmUp
+from carma.testing.builders import World
 from tests.unit.attributing import OPEN, energy, idle_world, spent, track
 
 G0 = GpuId("GPU-0")

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from carma.core.events import GpusSampled, MemoryObserved
+from carma.core.model.events import GpusSampled, MemoryObserved
 from carma.core.machine import step
-from carma.core.model import AttemptKey, GpuId, GpuSample, ProcessUse
-from carma.core.settings import Gate, Memory, Rules, WarmUp
+from carma.core.model.values import AttemptKey, GpuId, GpuSample, ProcessUse
+from carma.core.model.settings import Gate, Memory, Rules, WarmUp
 from carma.core.state import checkpoint, new_state, restore
-from carma.core.usage import note
-from tests.builders import World
+from carma.core.telemetry.usage import note
+from carma.testing.builders import World
 from tests.unit.attributing import OPEN, energy, idle_world, spent, taken, track
 
 G0 = GpuId("GPU-0")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from carma.core.model import Gpu, GpuId
+from carma.core.model.values import Gpu, GpuId
 from carma.core.ports import LaunchOrder
-from carma.launch.caps import Capped, framework_caps
+from carma.launch.memory_caps import Capped, framework_caps
 from carma.launch.torch_options import Options, has_fraction
 from tests.launch_orders import order_of, spec_of
 

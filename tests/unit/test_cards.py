@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from carma.estimate.cards import CARDS, DEFAULT, as_gpu, card_for, find_card, unknown_card
+from carma.trial.cards import CARDS, DEFAULT, as_gpu, card_for, find_card, unknown_card
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pynvml
 import pytest
 
 from carma import cgroups
-from carma.core.model import Gpu, GpuId
+from carma.core.model.values import Gpu, GpuId
 from carma.core.ports import LaunchOrder
 from carma.launch.attempt_cgroups import AttemptCgroups
 from carma.launch.cgroup_limits import CgroupLimits, LimitFailed, NvmlLimiter

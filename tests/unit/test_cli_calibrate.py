@@ -13,8 +13,8 @@ import pytest
 
 from carma.cli import main
 from carma.errors import NotRunnable, Refused
-from carma.estimate import calibrate
-from carma.estimate.trace.constants import load, rows_file
+from carma.trial import calibrate
+from carma.trial.replay.card_constants import load, rows_file
 from carma.monitor import nvml
 from carma.monitor.nvml import NvmlSampler
 from tests.harness import python_path

@@ -14,12 +14,12 @@ import msgspec
 import pytest
 
 from carma import __version__
-from carma.cli.checks import run_all, sharing
-from carma.cli.checks.look import Finding, Found, Look
-from carma.core.model import Capabilities, Gpu, GpuId
+from carma.cli.checks import run_all, sharing_checks as sharing
+from carma.cli.checks.machine_facts import Finding, Found, Look
+from carma.core.model.values import Capabilities, Gpu, GpuId
 from carma.errors import NoGpus
-from carma.monitor.facts import CardFacts, MachineFacts
-from carma.wire.types import SettingView
+from carma.monitor.card_modes import CardFacts, MachineFacts
+from carma.wire.api_types import SettingView
 from tests.unit.cli_daemon import SERVER, FakeDaemon, gpu_view
 
 FINE = Capabilities(sm_active=True, sm_occupancy=True, dram_active=True, energy=True, processes=True, source="gpm")

@@ -11,12 +11,12 @@ import pytest
 from msgspec.structs import replace
 
 from carma.cli import main
-from carma.config.tree import Settings
-from carma.core.model import Demand, Estimate
+from carma.config.settings_tree import Settings
+from carma.core.model.values import Demand, Estimate
 from carma.core.ports import EstimateRequest
-from carma.core.settings import Memory
-from carma.estimate.protocol import Context, Trial
-from carma.estimate.trace.report import Report
+from carma.core.model.settings import Memory
+from carma.trial.protocol import Context, Trial
+from carma.trial.report import Report
 from tests.unit.asked_estimates import ANSWER, LOCAL, NAMES, SECOND, World, figures, printed
 
 

@@ -15,14 +15,14 @@ import msgspec
 import pytest
 
 import carma.estimate
-from carma.core.model import Estimate, NoEstimate
+from carma.core.model.values import Estimate, NoEstimate
 from carma.core.ports import EstimateRequest
-from carma.estimate.described import Described
-from carma.estimate.protocol import Context, Trial
-from carma.estimate.trace.estimator import why_not
-from carma.estimate.trace.report import Report
-from carma.estimate.trace.sandbox import Boxed, Ending, Limits, Sandbox, Status
-from carma.estimate.trace.trial_reasons import NEVER, reason_for
+from carma.trial.layers.description import Described
+from carma.trial.protocol import Context, Trial
+from carma.trial.estimator import why_not
+from carma.trial.report import Report
+from carma.trial.sandbox import Boxed, Ending, Limits, Sandbox, Status
+from carma.trial.trial_reasons import NEVER, reason_for
 from tests.unit.asked_estimates import ANSWER, LIMIT_S, World, complained, figures, printed
 
 LIMITS = Limits(seconds=9, memory_mib=100)

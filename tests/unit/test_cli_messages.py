@@ -10,12 +10,12 @@ import pytest
 from click.testing import CliRunner
 
 from carma.cli import carma
-from carma.cli.checks import cards
-from carma.cli.checks.look import Look
-from carma.cli.failures import complain
+from carma.cli.checks import gpu_checks as cards
+from carma.cli.checks.machine_facts import Look
+from carma.cli.error_output import complain
 from carma.cli.up import _kind
 from carma.errors import NoGpus
-from carma.wire import types as t
+from carma.wire import api_types as t
 from tests.unit.cli_daemon import FakeDaemon, finished, gpu_view, task_view
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 import pytest
 
-from carma.bench import report
-from carma.bench.figures import Ran, TaskRun, summarise
+from carma.demo import report
+from carma.demo.figures import Ran, TaskRun, summarise
 from carma.cli import carma
 from carma.cli.verb import Renamed
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carma.cli import parse
-from carma.core.model import Dependency, TaskId, WarnSignal
+from carma.cli import parsers as parse
+from carma.core.model.values import Dependency, TaskId, WarnSignal
 
 
 @pytest.mark.parametrize(("text", "gpus"), [("gpu:2", 2), ("gpu", 1), ("gpu:a100:4", 4), ("gpu:h200", 1)])

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from carma.cli import carma
-from carma.wire import types as t
+from carma.wire import api_types as t
 from tests.unit.cli_daemon import FakeDaemon, running
 
 

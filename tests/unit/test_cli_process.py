@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from carma.cli.failures import INTERRUPTED
+from carma.cli.error_output import INTERRUPTED
 from tests.unit.cli_daemon import FakeDaemon, finished, running, stale_socket, task_view
 
 LIMIT_S = 180.0
@@ -68,7 +68,7 @@ def imported(home: Path, *words: str) -> set[str]:
 def test_help_imports_no_verb_and_nothing_heavy(tmp_path: Path) -> None:
     modules = imported(tmp_path, "--help")
     assert not modules & {"rich", "msgspec", "starlette", "uvicorn", "asyncio", "sqlite3", "carma.client", "carma.core"}
-    assert {name for name in modules if name.startswith("carma.cli.")} == {"carma.cli.failures"}
+    assert {name for name in modules if name.startswith("carma.cli.")} == {"carma.cli.error_output"}
 
 
 @pytest.mark.parametrize(

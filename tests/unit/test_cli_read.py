@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from carma.cli import ALIASES, VERBS, carma
 from carma.errors import NotAllowed, WrongState
-from carma.wire import types as t
+from carma.wire import api_types as t
 from tests.unit.cli_daemon import NOW, SERVER, FakeDaemon, finished, gpu_view, running, task_view
 
 EXPLANATION = t.Explanation(

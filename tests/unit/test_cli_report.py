@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from carma.cli import carma
-from carma.wire.report import GpuWork, Report, UserWork, Work
+from carma.wire.report_types import GpuWork, Report, UserWork, Work
 from tests.unit.cli_daemon import NOW, FakeDaemon
 
 ADA = Work(

@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 
 from carma.cli import carma
 from carma.cli.wording import gpu_hours, short_ending
-from carma.core.units import show_j
-from carma.wire import types as t
-from carma.wire.sharing import held
+from carma.core.model.units import show_j
+from carma.wire import api_types as t
+from carma.wire.sharing_text import held
 from tests.unit.cli_daemon import FakeDaemon, finished, gpu_view, running
 
 MPS = t.GuardView(rung="mps", limit_mib=8_192, how="MPS's memory limit")

@@ -40,7 +40,7 @@ class Restarted(FakeDaemon):
 
 @pytest.fixture
 def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[Restarted]:
-    monkeypatch.setattr("carma.cli.steady.LOOK_S", 0.01)
+    monkeypatch.setattr("carma.cli.reconnect.LOOK_S", 0.01)
     with Restarted() as fake:
         monkeypatch.setenv("CARMA_HOME", str(fake.home))
         yield fake

@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from carma.cli import carma
-from carma.core.model import Dependency, SaveSignal, TaskId, WarnSignal
+from carma.core.model.values import Dependency, SaveSignal, TaskId, WarnSignal
 from carma.errors import NeverFitsError, NoCapacity
-from carma.wire.types import SubmitRequest
+from carma.wire.api_types import SubmitRequest
 from tests.unit.cli_daemon import NOW, FakeDaemon, finished
 
 

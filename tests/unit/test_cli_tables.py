@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from carma.cli import carma
 from carma.cli.output import Column, print_table
 from carma.cli.wording import figure, short_ending
-from carma.wire import types as t
+from carma.wire import api_types as t
 from tests.unit.cli_daemon import NOW, FakeDaemon, finished, gpu_view, running, task_view
 
 BUSY = "is too busy: sm_active 0.93 (cap 0.80), dram_active 0.51 (cap 0.40)"

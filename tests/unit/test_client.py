@@ -17,8 +17,8 @@ import pytest
 
 from carma import errors
 from carma.client import Client
-from carma.core.model import TaskSpec
-from carma.wire.types import Done, Problem, SubmitRequest
+from carma.core.model.values import TaskSpec
+from carma.wire.api_types import Done, Problem, SubmitRequest
 from tests.unit.api_server import LIMIT_S, until
 
 DONE = msgspec.json.encode(Done(note="done"))

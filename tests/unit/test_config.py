@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from carma.config import Settings, catalogue, describe, load_settings
-from carma.core.settings import Rules
+from carma.core.model.settings import Rules
 from carma.errors import BadSettings
 from carma.paths import Paths
 
@@ -203,7 +203,7 @@ def test_every_default_is_itself_allowed(paths: Paths) -> None:
 
 
 def test_windows_hold_the_samples_wanted_of_them_however_rarely_they_come() -> None:
-    from carma.core.settings import Rules, sampled_every
+    from carma.core.model.settings import Rules, sampled_every
 
     usual = Rules()
     assert sampled_every(usual, 1.0) == usual

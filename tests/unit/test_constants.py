@@ -7,20 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from carma.estimate.trace.constants import (
-    SHIPPED,
-    SYSTEM,
-    Constants,
-    Context,
-    Found,
-    Row,
-    file_name,
-    folders,
-    load,
-    own_folder,
-    rows_file,
-    save,
-)
+from carma.trial.replay.card_constants import (SHIPPED, SYSTEM, Constants, Context, Found, Row, file_name, folders, load, own_folder, rows_file, save,)
 from carma.paths import find_paths
 
 MIB = 1 << 20

@@ -8,22 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from carma.estimate.trace import constants
-from carma.estimate.trace.conv_formulas import NAMES, OTHER, formula_bytes
-from carma.estimate.trace.conv_shapes import FORWARD, INPUT_GRAD, ConvShape, Row, features, of_call, of_row
-from carma.estimate.trace.conv_workspaces import (
-    SHIPPED,
-    ConvModel,
-    ConvWorkspaces,
-    Learnt,
-    Tree,
-    shipped_convolutions,
-    shipped_model,
-    tensor_bytes,
-)
-from carma.estimate.trace.replay import NO_SCRATCH
-from carma.estimate.trace.report import Call
-from carma.estimate.trace.workspaces import CardWorkspaces
+from carma.trial.replay import card_constants as constants
+from carma.trial.replay.conv_formulas import NAMES, OTHER, formula_bytes
+from carma.trial.replay.conv_shapes import FORWARD, INPUT_GRAD, ConvShape, Row, features, of_call, of_row
+from carma.trial.replay.conv_workspaces import (SHIPPED, ConvModel, ConvWorkspaces, Learnt, Tree, shipped_convolutions, shipped_model, tensor_bytes,)
+from carma.trial.replay.replay import NO_SCRATCH
+from carma.trial.report import Call
+from carma.trial.replay.workspaces import CardWorkspaces
 
 MIB = 1 << 20
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from carma.core.model import NoEstimate, Owner, TaskId, TaskSpec
+from carma.core.model.values import NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest
-from carma.core.settings import Memory
+from carma.core.model.settings import Memory
 from carma.daemon.trials import CalledOff, DaemonTrials
-from carma.estimate.trace.trial import TrialRuns
+from carma.trial.trial_run import TrialRuns
 
 LIMIT_S = 180.0
 

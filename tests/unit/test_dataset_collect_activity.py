@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-MODULE = "carma.dataset.inside.activity"
+MODULE = "gpumemnet.dataset.inside.activity"
 
 
 class Nvml:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-MODULE = "carma.dataset.inside.crew"
+MODULE = "gpumemnet.dataset.inside.workers"
 MIB = 1 << 20
 
 
@@ -170,8 +170,8 @@ class Nvml:
 def measure(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     pytest.importorskip("torch")
     monkeypatch.setitem(sys.modules, "loop", SimpleNamespace())
-    monkeypatch.delitem(sys.modules, "carma.dataset.inside.measure", raising=False)
-    return importlib.import_module("carma.dataset.inside.measure")
+    monkeypatch.delitem(sys.modules, "gpumemnet.dataset.inside.measure", raising=False)
+    return importlib.import_module("gpumemnet.dataset.inside.measure")
 
 
 @pytest.mark.parametrize(("failures", "held"), [(0, {7: 5 * MIB}), (2, {7: 5 * MIB}), (3, {})])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from carma.core.model import Activity, GpuId
+from carma.core.model.values import Activity, GpuId
 from carma.monitor.dcgm import STALE_S, HostEngine
 from carma.monitor.dcgmlib import DcgmError, Entity, Library
 from carma.monitor.devices import Place

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from carma.core.model import Activity, GpuId
+from carma.core.model.values import Activity, GpuId
 from carma.monitor.dcgm import HostEngine
 from carma.monitor.dcgmlib import GPU, DcgmError, Entity, Libdcgm, open_library
 from carma.monitor.devices import Place

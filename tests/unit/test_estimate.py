@@ -11,16 +11,16 @@ import pytest
 from msgspec.structs import replace
 
 from carma import plugins
-from carma.core.model import Alone, AttemptKey, Demand, Estimate, Gpu, GpuId, NoEstimate, Owner, TaskId, TaskSpec
+from carma.core.model.values import (Alone, AttemptKey, Demand, Estimate, Gpu, GpuId, NoEstimate, Owner, TaskId, TaskSpec,)
 from carma.core.ports import EstimateRequest, Estimator, PastRun
-from carma.core.settings import Memory, Rules
+from carma.core.model.settings import Memory, Rules
 from carma.errors import BadSettings, PluginError
 from carma.estimate import registry
-from carma.estimate.combine import first_answer
+from carma.estimate.combination import first_answer
 from carma.estimate.declared import Declared
-from carma.estimate.fixed import Fixed
+from carma.testing.fixed_estimator import Fixed
 from carma.estimate.history import SURVIVED_S, History
-from carma.estimate.protocol import Context
+from carma.trial.protocol import Context
 from carma.store.memory import MemoryStore
 
 A100 = Gpu(id=GpuId("GPU-0"), index=0, name="A100", memory_mib=40_960)
@@ -205,7 +205,7 @@ def test_a_figure_that_is_not_a_number_is_absent() -> None:
 
 def test_the_time_is_measured_here_whatever_the_plugin_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([100.0, 100.25])
-    monkeypatch.setattr("carma.estimate.combine.time.monotonic", lambda: next(ticks))
+    monkeypatch.setattr("carma.estimate.combination.time.monotonic", lambda: next(ticks))
     estimate, _ = first_answer([Fixed(msgspec.structs.replace(GOOD, seconds=999.0))], REQUEST)
     assert estimate is not None
     assert estimate.seconds == 0.25

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from carma.core.model import Estimate, NoEstimate, Owner, TaskId, TaskSpec
+from carma.core.model.values import Estimate, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest, Estimator
-from carma.core.settings import Memory
-from carma.daemon import estimating, looking
-from carma.daemon.estimating import Estimates
+from carma.core.model.settings import Memory
+from carma.daemon import estimation as estimating, file_digests as looking
+from carma.daemon.estimation import Estimates
 from carma.estimate.declared import Declared
-from carma.estimate.fixed import Fixed
+from carma.testing.fixed_estimator import Fixed
 
 ALICE, BOB = Owner(1001, 1001, "alice"), Owner(1002, 1002, "bob")
 SPEC = TaskSpec(command=("python", "train.py", "--batch", "64"), directory="/home/alice")

@@ -8,7 +8,7 @@ import pynvml
 import pytest
 
 from carma.errors import NoGpus
-from carma.monitor.facts import machine_facts
+from carma.monitor.card_modes import machine_facts
 from tests.scripted_nvml import Card, ScriptedNvml
 
 

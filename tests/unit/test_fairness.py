@@ -5,17 +5,17 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from carma.core.events import GpusFound
-from carma.core.fairness import CARD
+from carma.core.model.events import GpusFound
+from carma.core.scheduling.fairness import CARD
 from carma.core.machine import step
-from carma.core.model import GpuId, Owner, TaskId
+from carma.core.model.values import GpuId, Owner, TaskId
 from carma.core.policies import exclusive, magm
 from carma.core.ports import Checkpoint
-from carma.core.queue import explain, in_order, try_now
-from carma.core.settings import FairnessRules, QueueRules, Rules, WarmUp
+from carma.core.scheduling.queue_order import explain, in_order, try_now
+from carma.core.model.settings import FairnessRules, QueueRules, Rules, WarmUp
 from carma.core.state import checkpoint, new_state, restore
 from carma.core.validate import validate
-from tests.builders import ALICE, BOB, World, gpu
+from carma.testing.builders import ALICE, BOB, World, gpu
 
 CAROL = Owner(1003, 1003, "carol")
 HOUR_S, DAY_S = 3600.0, 86_400.0

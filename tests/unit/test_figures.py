@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from carma.bench.demo import fast_settings
-from carma.bench.figures import Ran, TaskRun, change_percent, mean, percentile, summarise, time_average
-from carma.bench.replay import Progress, counter_between
-from carma.bench.report import Row, changes, plain_table, rows
-from carma.bench.view import line_of
-from carma.core.settings import WarmUp, WindowRules
-from carma.wire.types import GpuView
+from carma.demo.demo import fast_settings
+from carma.demo.figures import Ran, TaskRun, change_percent, mean, percentile, summarise, time_average
+from carma.demo.replay import Progress, counter_between
+from carma.demo.report import Row, changes, plain_table, rows
+from carma.demo.live_view import line_of
+from carma.core.model.settings import WarmUp, WindowRules
+from carma.wire.api_types import GpuView
 
 
 def run(submitted: float, *attempts: Ran, alone_s: float = 10.0, succeeded: bool = True) -> TaskRun:

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from carma.core.model import Owner, TaskId, TaskSpec
+from carma.core.model.values import Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest
-from carma.estimate.trace.fingerprint import fingerprint
+from carma.trial.fingerprint import fingerprint
 from tests.boxes import NOBODY, folder_for_all, own
 
 open_folder = pytest.fixture(folder_for_all)

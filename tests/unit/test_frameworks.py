@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from carma.core.model import Frameworks
+from carma.core.model.values import Frameworks
 from carma.launch.frameworks import find
-from carma.launch.packages import ENTRIES_LIMIT, READ_LIMIT_BYTES, read_start
+from carma.launch.imported_packages import ENTRIES_LIMIT, READ_LIMIT_BYTES, read_start
 
 PYTHON = f"python3.{sys.version_info.minor}"
 

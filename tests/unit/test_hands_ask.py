@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from carma.core.events import PreemptionRequested
-from carma.core.model import AttemptKey, SaveSignal
-from carma.daemon.hands import may_be_told
-from tests.builders import World
+from carma.core.model.events import PreemptionRequested
+from carma.core.model.values import AttemptKey, SaveSignal
+from carma.daemon.executor import may_be_told
+from carma.testing.builders import World
 
 
 @pytest.mark.parametrize(("after_s", "told"), [(0.0, True), (15.0, True), (15.1, False), (40.0, False)])

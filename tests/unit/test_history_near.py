@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from carma.core.model import Alone, AttemptKey, Demand, Estimate, Gpu, GpuId, NoEstimate, Owner, TaskId, TaskSpec
+from carma.core.model.values import (Alone, AttemptKey, Demand, Estimate, Gpu, GpuId, NoEstimate, Owner, TaskId, TaskSpec,)
 from carma.core.ports import EstimateRequest, PastRun
-from carma.estimate.combine import first_answer
+from carma.estimate.combination import first_answer
 from carma.estimate.declared import Declared
-from carma.estimate.fixed import Fixed
+from carma.testing.fixed_estimator import Fixed
 from carma.estimate.history import History
 from carma.store.memory import MemoryStore
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from carma.core.events import AttemptEnded, Durable, GpuDrained, GpuResumed, StopRequested, TaskFinished
-from carma.core.model import AttemptKey, GpuId, GpuSample, TaskId
-from carma.core.outcome import Cancelled, Disrupted, Failed, Lost, OutOfMemory, Succeeded
-from carma.daemon.journal import Journal, LoopErrors, Seldom
-from tests.builders import World
+from carma.core.model.events import AttemptEnded, Durable, GpuDrained, GpuResumed, StopRequested, TaskFinished
+from carma.core.model.values import AttemptKey, GpuId, GpuSample, TaskId
+from carma.core.model.outcome import Cancelled, Disrupted, Failed, Lost, OutOfMemory, Succeeded
+from carma.daemon.daemon_log import Journal, LoopErrors, Seldom
+from carma.testing.builders import World
 
 G1 = GpuId("GPU-1")
 TASK = TaskId(7)

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from carma.core.decision import Ask, Part, Refusal
-from carma.core.events import GpusFound, GpusSampled, StopRequested, TaskReleased, TaskRestored
+from carma.core.scheduling.decision import Ask, Part, Refusal
+from carma.core.model.events import GpusFound, GpusSampled, StopRequested, TaskReleased, TaskRestored
 from carma.core.machine import step
-from carma.core.model import Dependency, GpuId, TaskId
-from carma.core.placement import Policy, Ranked
+from carma.core.model.values import Dependency, GpuId, TaskId
+from carma.core.scheduling.placement import Policy, Ranked
 from carma.core.policies import magm
 from carma.core.propose import propose
-from carma.core.settings import Gate, Rules, WarmUp, WindowRules
+from carma.core.model.settings import Gate, Rules, WarmUp, WindowRules
 from carma.core.state import checkpoint, forget
-from carma.core.view import GpuView, Holder
-from tests.builders import World, gpu
+from carma.core.scheduling.gpu_view import GpuView, Holder
+from carma.testing.builders import World, gpu
 from tests.plainly import propose_plainly
 
 UNWATCHED = Rules(gate=Gate(enabled=False), warmup=WarmUp(enabled=False), window=WindowRules(stale_s=1e9))

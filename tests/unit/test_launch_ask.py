@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from carma.core.outcome import Succeeded
+from carma.core.model.outcome import Succeeded
 from carma.launch.process import ProcessLauncher
 from tests.launch_orders import key, look, order_of, shell, spec_of, tidy, until, until_ended, until_running
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from carma.core.model import ArrayPlace, Owner, TaskId
+from carma.core.model.values import ArrayPlace, Owner, TaskId
 from carma.core.ports import LaunchOrder
 from carma.launch.environment import task_environment
-from carma.launch.logs import named_outputs
-from carma.launch.naming import before_places, unknown_place
+from carma.launch.attempt_logs import named_outputs
+from carma.launch.program_names import before_places, unknown_place
 from tests.launch_orders import order_of, spec_of
 
 

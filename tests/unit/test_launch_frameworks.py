@@ -11,23 +11,23 @@ from typing import Any
 
 import pytest
 
-from carma.core.events import StopRequested, TaskSubmitted
-from carma.core.model import AttemptKey, Confinement, Frameworks, Interpreter, Owner, TaskId, TaskSpec
-from carma.core.outcome import Cancelled, Succeeded
+from carma.core.model.events import StopRequested, TaskSubmitted
+from carma.core.model.values import AttemptKey, Confinement, Frameworks, Interpreter, Owner, TaskId, TaskSpec
+from carma.core.model.outcome import Cancelled, Succeeded
 from carma.core.policies import magm
 from carma.core.ports import Launcher, LaunchOrder
-from carma.core.settings import Sharing
+from carma.core.model.settings import Sharing
 from carma.core.state import State, new_state
-from carma.core.status import Finished, Running, Starting
+from carma.core.model.status import Finished, Running, Starting
 from carma.daemon import probes as probes_module
-from carma.daemon.hands import FindFrameworks, Hands
+from carma.daemon.executor import FindFrameworks, Hands
 from carma.daemon.loop import Loop
 from carma.daemon.probes import Probes
-from carma.daemon.restore import Replayed, reconcile
+from carma.daemon.recovery_on_start import Replayed, reconcile
 from carma.daemon.shell import Shell
-from carma.launch.confine import Confiner
-from carma.launch.fake import AT_ONCE, FOREVER, FakeLauncher
-from carma.launch.files import AttemptFiles
+from carma.launch.confinement_plan import Confiner
+from carma.testing.fake_launcher import AT_ONCE, FOREVER, FakeLauncher
+from carma.launch.attempt_files import AttemptFiles
 from carma.launch.process import ProcessLauncher
 from carma.store.memory import MemoryStore
 from tests.hanging_fs import hanging_mount

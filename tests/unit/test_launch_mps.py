@@ -12,14 +12,14 @@ import msgspec
 import pytest
 
 from carma.cgroups import Cgroups
-from carma.core.model import Booking, Confinement, Gpu, GpuId, Guard, Placement, TaskSpec
-from carma.core.outcome import Disrupted, Failed, OutOfMemory, Succeeded
+from carma.core.model.values import Booking, Confinement, Gpu, GpuId, Guard, Placement, TaskSpec
+from carma.core.model.outcome import Disrupted, Failed, OutOfMemory, Succeeded
 from carma.core.ports import LaunchOrder
-from carma.core.settings import Sharing
-from carma.launch import records
+from carma.core.model.settings import Sharing
+from carma.launch import attempt_records as records
 from carma.launch.attempt_cgroups import AttemptCgroups
 from carma.launch.cgroup_limits import CgroupLimits
-from carma.launch.confine import Confiner
+from carma.launch.confinement_plan import Confiner
 from carma.launch.mps import MpsServers
 from carma.launch.process import ProcessLauncher
 from tests.launch_orders import (

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from carma.core.model import TaskSpec
-from carma.daemon.runnable import check_runnable
+from carma.core.model.values import TaskSpec
+from carma.daemon.command_check import check_runnable
 from carma.errors import NotRunnable
 
 

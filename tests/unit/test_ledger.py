@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from carma.core.events import GpusSampled
-from carma.core.model import AttemptKey, GpuId, GpuSample, ProcessUse, TaskId
-from carma.core.settings import Gate, Rules, WarmUp
-from carma.core.view import Holder, room_mib
-from tests.builders import World
+from carma.core.model.events import GpusSampled
+from carma.core.model.values import AttemptKey, GpuId, GpuSample, ProcessUse, TaskId
+from carma.core.model.settings import Gate, Rules, WarmUp
+from carma.core.scheduling.gpu_view import Holder, room_mib
+from carma.testing.builders import World
 
 G0 = GpuId("GPU-0")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from carma.estimate.inside import measure
-from carma.estimate.inside.measure import conv_layers, conv_plan, plan
+from carma.trial.inside import measure
+from carma.trial.inside.measure import conv_layers, conv_plan, plan
 
 OTHERS = [{"op": "operator", "name": str(number)} for number in range(40)]
 
@@ -95,7 +95,7 @@ def test_the_package_needs_nothing_but_the_standard_library_and_torch() -> None:
 
 def test_rows_of_an_earlier_run_name_their_cases_once(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from carma.estimate.inside.measure.command import cases_in
+    from carma.trial.inside.measure.command import cases_in
 
     case = {"op": "convolution", "n": 8, "mode": "default"}
     found = {"direction": "forward", "peak_bytes": 5, "kept_bytes": 1, "out_bytes": 1, "backend": "Cudnn"}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from carma.core.model import Owner
+from carma.core.model.values import Owner
 from carma.launch import mps, mps_control, procfs
 from carma.launch.mps import MpsServers, Serving
 from carma.launch.mps_control import Control, Identity, MpsFailed, server_environment

@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
-from carma.core.outcome import Disrupted, Failed, OutOfMemory, Succeeded
+from carma.core.model.outcome import Disrupted, Failed, OutOfMemory, Succeeded
 from carma.launch.mps_signs import find_mps_failure
-from carma.launch.outcome import ExitRecord, LastWords, Told, Under, judge_exit
+from carma.launch.exit_outcome import ExitRecord, LastWords, Told, Under, judge_exit
 from tests.unit.test_oom_signs import FRAMES, TORCH
 
 UNDER = Under(mps=True)

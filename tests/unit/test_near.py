@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carma.estimate.near import Fit, Point, fit
+from carma.estimate.interpolation import Fit, Point, fit
 
 
 def points(*pairs: tuple[float, int]) -> list[Point]:

@@ -7,7 +7,7 @@ import os
 import pynvml
 import pytest
 
-from carma.core.model import GpuSample, ProcessUse
+from carma.core.model.values import GpuSample, ProcessUse
 from carma.monitor.energy import HOLD_S
 from carma.monitor.gpm import ENGINE_S
 from carma.monitor.nvml import NvmlSampler

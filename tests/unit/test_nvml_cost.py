@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from carma.core.model import GpuId
+from carma.core.model.values import GpuId
 from carma.monitor.nvml import NvmlSampler
 from tests.scripted_nvml import MIB, Card, ScriptedNvml
 

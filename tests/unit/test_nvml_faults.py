@@ -6,7 +6,7 @@ import pynvml
 import pytest
 
 from carma import errors
-from carma.core.model import GpuId
+from carma.core.model.values import GpuId
 from carma.errors import NoGpus
 from carma.monitor.backoff import BackOff
 from carma.monitor.nvml import NvmlSampler

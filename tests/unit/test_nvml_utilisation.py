@@ -5,7 +5,7 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from carma.core.model import GpuSample
+from carma.core.model.values import GpuSample
 from carma.monitor.nvml import NvmlSampler
 from carma.monitor.utilisation import QUIET_S
 from tests.scripted_nvml import Card, ScriptedNvml

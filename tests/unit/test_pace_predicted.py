@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from carma.core.pace import CALM_S
+from carma.core.telemetry.pace import CALM_S
 from tests.unit.pace_made import FULL, GPU0, HALF, begin, believed, world
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from carma.core.decision import Ask
-from carma.core.model import Demand, TaskId
-from carma.core.pace import BELIEVED_S, CALM_S
+from carma.core.scheduling.decision import Ask
+from carma.core.model.values import Demand, TaskId
+from carma.core.telemetry.pace import BELIEVED_S, CALM_S
 from carma.core.policies import goodput
-from carma.core.sharing import progress_rates
+from carma.core.scheduling.sharing_model import progress_rates
 from tests.unit.pace_made import FULL, GPU0, GPU1, HALF, OPEN, begin, track_of, world
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from carma.core import ending
-from carma.core.events import TaskEstimated, TaskSubmitted
-from carma.core.model import Booking, Estimate, NoEstimate, TaskId, TaskSpec
-from carma.core.outcome import Failed, Outcome, OutOfMemory
+from carma.core import attempt_end as ending
+from carma.core.model.events import TaskEstimated, TaskSubmitted
+from carma.core.model.values import Booking, Estimate, NoEstimate, TaskId, TaskSpec
+from carma.core.model.outcome import Failed, Outcome, OutOfMemory
 from carma.core.ports import PastRun
-from carma.core.queue import ask_of
-from carma.daemon import finder
-from tests.builders import ALICE, World
+from carma.core.scheduling.queue_order import ask_of
+from carma.daemon import found_attempts as finder
+from carma.testing.builders import ALICE, World
 
 SPEC = TaskSpec(command=("python", "train.py"), directory="/")
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from carma.core.events import GpuDrained, GpuResumed, GpusSampled
-from carma.core.model import AttemptKey, GpuId, GpuSample, ProcessUse
+from carma.core.model.events import GpuDrained, GpuResumed, GpusSampled
+from carma.core.model.values import AttemptKey, GpuId, GpuSample, ProcessUse
 from carma.core.policies import exclusive
-from carma.core.settings import Gate, Memory, PlacementRules, Rules
-from carma.core.window import METRICS
-from tests.builders import World
+from carma.core.model.settings import Gate, Memory, PlacementRules, Rules
+from carma.core.telemetry.window import METRICS
+from carma.testing.builders import World
 
 G0 = GpuId("GPU-0")
 Activity = tuple[float | None, float | None, float | None]

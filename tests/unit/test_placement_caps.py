@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from carma.core.admission import never_fits
-from carma.core.events import GpusFound
-from carma.core.model import GpuId, TaskId, TaskSpec
-from carma.core.settings import Gate, Rules, Sharing, WarmUp
-from tests.builders import World, gpu
+from carma.core.scheduling.feasibility import never_fits
+from carma.core.model.events import GpusFound
+from carma.core.model.values import GpuId, TaskId, TaskSpec
+from carma.core.model.settings import Gate, Rules, Sharing, WarmUp
+from carma.testing.builders import World, gpu
 
 G0 = GpuId("GPU-0")
 Activity = tuple[float | None, float | None, float | None]

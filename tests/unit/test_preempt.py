@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from carma.core.events import Durable, GpuDrained, PreemptionMissed, PreemptionRequested
-from carma.core.model import GpuId, SaveSignal, TaskId
-from carma.core.outcome import Failed
-from carma.core.placement import Policy
+from carma.core.model.events import Durable, GpuDrained, PreemptionMissed, PreemptionRequested
+from carma.core.model.values import GpuId, SaveSignal, TaskId
+from carma.core.model.outcome import Failed
+from carma.core.scheduling.placement import Policy
 from carma.core.policies import exclusive, magm
-from carma.core.policy import Move
-from carma.core.preempt import asked_to_move
-from carma.core.queue import explain
-from carma.core.settings import Preemption, Rules
-from carma.core.status import Running
-from carma.core.view import GpuView
-from tests.builders import World
+from carma.core.scheduling.policy import Move
+from carma.core.preemption import asked_to_move
+from carma.core.scheduling.queue_order import explain
+from carma.core.model.settings import Preemption, Rules
+from carma.core.model.status import Running
+from carma.core.scheduling.gpu_view import GpuView
+from carma.testing.builders import World
 
 SAVES = SaveSignal(10, 30.0)
 ON = Rules(preemption=Preemption(enabled=True, after_s=60.0, least_run_s=100.0, again_s=500.0))

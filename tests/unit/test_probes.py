@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from carma.core.model import Owner, TaskSpec
+from carma.core.model.values import Owner, TaskSpec
 from carma.daemon import probes as module
-from carma.daemon.probe import CheckRunnable, take_identity
+from carma.daemon.probe_program import CheckRunnable, take_identity
 from carma.daemon.probes import PROBES_PER_USER, WAITING_PER_USER, Probes
 from carma.errors import Busy, CarmaError, NotRunnable
 from carma.launch.procfs import processes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from carma.core.model import AttemptKey, Booking, GpuId, GpuSample, Placement, ProcessUse, TaskId
+from carma.core.model.values import AttemptKey, Booking, GpuId, GpuSample, Placement, ProcessUse, TaskId
 from carma.monitor.processes import Stray, attribute, strays
 
 A, B = GpuId("GPU-a"), GpuId("GPU-b")

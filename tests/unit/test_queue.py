@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from carma.core.events import GpuDrained, GpuResumed, TaskChanged, TaskHeld, TaskReleased
-from carma.core.model import ArrayPlace, Dependency, Estimate, GpuId, TaskId, TaskSpec
-from carma.core.outcome import Cancelled, Failed, Outcome, Succeeded
+from carma.core.model.events import GpuDrained, GpuResumed, TaskChanged, TaskHeld, TaskReleased
+from carma.core.model.values import ArrayPlace, Dependency, Estimate, GpuId, TaskId, TaskSpec
+from carma.core.model.outcome import Cancelled, Failed, Outcome, Succeeded
 from carma.core.policies import exclusive
-from carma.core.queue import KEPT_VERDICTS, PLACED_AT_ONCE, ask_of, explain, schedule, try_now, waiting
-from carma.core.settings import Gate, PlacementRules, QueueRules, Rules, WarmUp
-from carma.core.status import Queued
-from carma.core.task import Task
-from carma.core.walk import Waiting
-from tests.builders import ALICE, World
+from carma.core.scheduling.queue_order import (KEPT_VERDICTS, PLACED_AT_ONCE, ask_of, explain, schedule, try_now, waiting,)
+from carma.core.model.settings import Gate, PlacementRules, QueueRules, Rules, WarmUp
+from carma.core.model.status import Queued
+from carma.core.model.task import Task
+from carma.core.scheduling.scheduling_pass import Waiting
+from carma.testing.builders import ALICE, World
 
 OPEN = Rules(gate=Gate(enabled=False), warmup=WarmUp(enabled=False), placement=PlacementRules(tasks_per_gpu=100))
 

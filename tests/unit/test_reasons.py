@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from carma.core.events import GpuDrained
-from carma.core.model import GpuId, TaskId
-from carma.core.outcome import NeverFits
+from carma.core.model.events import GpuDrained
+from carma.core.model.values import GpuId, TaskId
+from carma.core.model.outcome import NeverFits
 from carma.core.policies import exclusive
-from carma.core.queue import explain
-from carma.core.settings import Memory, QueueRules, Rules
-from carma.core.walk import Waiting
-from tests.builders import World
+from carma.core.scheduling.queue_order import explain
+from carma.core.model.settings import Memory, QueueRules, Rules
+from carma.core.scheduling.scheduling_pass import Waiting
+from carma.testing.builders import World
 
 
 def full(*rooms_mib: int, margin_mib: int = 0) -> World:

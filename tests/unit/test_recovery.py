@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from carma.core.events import RecoveryPlanned, TaskRetried
-from carma.core.outcome import Failed, Lost, Outcome, OutOfMemory, Succeeded
-from carma.core.settings import PlacementRules, RecoveryRules, Rules
-from carma.core.status import Finished, Queued, Recovering
-from tests.builders import World
+from carma.core.model.events import RecoveryPlanned, TaskRetried
+from carma.core.model.outcome import Failed, Lost, Outcome, OutOfMemory, Succeeded
+from carma.core.model.settings import PlacementRules, RecoveryRules, Rules
+from carma.core.model.status import Finished, Queued, Recovering
+from carma.testing.builders import World
 from tests.unit.recovering import back, given_up, plan
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from carma.estimate.box.mounts import mount_points, nearest_below
-from carma.estimate.trace.sandbox import INSIDE, KEEP, OUT, Limits
+from carma.trial.box.mounts import mount_points, nearest_below
+from carma.trial.sandbox import INSIDE, KEEP, OUT, Limits
 from tests.boxes import PATIENCE_S, WAYS, Way, folder_for_all, own, processes_with, wait_until, way_or_skip
 from tests.harness import python_path
 

@@ -12,9 +12,9 @@ from typing import TypeVar
 
 import pytest
 
-from carma.core.model import AttemptKey, TaskId
-from carma.daemon import housekeeping, unit
-from carma.daemon.worker import Worker
+from carma.core.model.values import AttemptKey, TaskId
+from carma.daemon import housekeeping, systemd_unit as unit
+from carma.daemon.background_thread import Worker
 
 T = TypeVar("T")
 OLD, NEW = 1_000.0, 2_000.0

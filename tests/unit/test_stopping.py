@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from carma.core.commands import StopAttempt, WarnAttempt
-from carma.core.events import (
-    AttemptStarted,
-    StopRequested,
-    TaskChanged,
-    TaskEstimated,
-    TaskSubmitted,
-    TaskWarned,
-)
-from carma.core.model import (
-    TaskId,
-    TaskSpec,
-    WarnSignal,
-)
-from carma.core.outcome import Cancelled, Failed, Succeeded, TimedOut
-from carma.core.status import Recovering
-from tests.builders import ALICE, World
+from carma.core.model.commands import StopAttempt, WarnAttempt
+from carma.core.model.events import (AttemptStarted, StopRequested, TaskChanged, TaskEstimated, TaskSubmitted, TaskWarned,)
+from carma.core.model.values import TaskId, TaskSpec, WarnSignal
+from carma.core.model.outcome import Cancelled, Failed, Succeeded, TimedOut
+from carma.core.model.status import Recovering
+from carma.testing.builders import ALICE, World
 
 ONE = TaskId(1)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from carma.core.events import GpuDrained
+from carma.core.model.events import GpuDrained
 from carma.errors import AlreadyRunning, StoreError
-from carma.store import files, lock
+from carma.store import database_files as files, lock
 from carma.store.lock import HomeLock
 from carma.store.sqlite import SqliteStore
 

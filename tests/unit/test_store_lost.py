@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from carma.core.events import GpuDrained
-from carma.core.model import TaskId
+from carma.core.model.events import GpuDrained
+from carma.core.model.values import TaskId
 from carma.core.ports import Checkpoint
 from carma.errors import StoreError
-from carma.store import files
+from carma.store import database_files as files
 from carma.store.sqlite import SqliteStore
 
 ROOT = Path(__file__).parents[2]

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from carma.core.events import TaskSubmitted
-from carma.core.model import Owner, TaskId, TaskSpec
+from carma.core.model.events import TaskSubmitted
+from carma.core.model.values import Owner, TaskId, TaskSpec
 from carma.core.ports import Checkpoint
-from carma.core.status import Queued
-from carma.core.task import Task
+from carma.core.model.status import Queued
+from carma.core.model.task import Task
 from carma.errors import AlreadyRunning, StoreError
-from carma.store.problems import from_os
+from carma.store.store_errors import from_os
 from carma.store.schema import APPLICATION_ID, MIGRATIONS, check, migrate
 from carma.store.sqlite import SqliteStore
 

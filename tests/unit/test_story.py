@@ -6,24 +6,13 @@ from typing import get_args
 
 import pytest
 
-from carma.core import events as e
-from carma.core.model import (
-    AttemptKey,
-    Booking,
-    Confinement,
-    Estimate,
-    GpuId,
-    Guard,
-    NoEstimate,
-    Placement,
-    TaskId,
-    TaskSpec,
-)
-from carma.core.outcome import Cancelled, Disrupted, Failed, OutOfMemory, Succeeded, TimedOut
-from carma.core.status import Ending, Finished
-from carma.core.task import Plan, Task
-from carma.daemon.story import as_on_record, event_name, sentence, story, task_of
-from tests.builders import ALICE, World, gpu
+from carma.core.model import events as e
+from carma.core.model.values import (AttemptKey, Booking, Confinement, Estimate, GpuId, Guard, NoEstimate, Placement, TaskId, TaskSpec,)
+from carma.core.model.outcome import Cancelled, Disrupted, Failed, OutOfMemory, Succeeded, TimedOut
+from carma.core.model.status import Ending, Finished
+from carma.core.model.task import Plan, Task
+from carma.daemon.task_story import as_on_record, event_name, sentence, story, task_of
+from carma.testing.builders import ALICE, World, gpu
 
 TASK = TaskId(7)
 KEY = AttemptKey(TASK, 2)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from carma.estimate.described import Described, Layer
-from carma.estimate.protocol import Trial
-from carma.estimate.trace.attention import with_attention
-from carma.estimate.trace.report import ALLOC, FREE, Event, write_events
+from carma.trial.layers.description import Described, Layer
+from carma.trial.protocol import Trial
+from carma.trial.replay.attention_scores import with_attention
+from carma.trial.report import ALLOC, FREE, Event, write_events
 from tests.trials import report
 
 OPS = ("", "aten::addmm", "aten::_softmax", "aten::_log_softmax", "aten::_softmax_backward_data")

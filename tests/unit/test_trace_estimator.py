@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from carma.core.model import Estimate, Gpu, GpuId, NoEstimate, Owner, TaskId, TaskSpec
+from carma.core.model.values import Estimate, Gpu, GpuId, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest
-from carma.estimate.demand.predict import demand_of
-from carma.estimate.described import Described, Layer
-from carma.estimate.protocol import Trial
-from carma.estimate.trace import constants
-from carma.estimate.trace.bound import LEAST, SCALE, STRETCH, Bound, Score, Scores, bound_for, group_of
-from carma.estimate.trace.estimator import Trace
-from carma.estimate.trace.figure import figure
-from carma.estimate.trace.report import ALLOC, CALL, FREE, Call, Event, Report, write_events
+from carma.trial.demand.prediction import demand_of
+from carma.trial.layers.description import Described, Layer
+from carma.trial.protocol import Trial
+from carma.trial.replay import card_constants as constants
+from carma.trial.replay.bound import LEAST, SCALE, STRETCH, Bound, Score, Scores, bound_for, group_of
+from carma.trial.estimator import Trace
+from carma.trial.replay.footprint import figure
+from carma.trial.report import ALLOC, CALL, FREE, Call, Event, Report, write_events
 from tests.trials import MIB, ScriptedTrials, events, report
 
 H200 = Gpu(id=GpuId("GPU-0"), index=0, name="NVIDIA H200", memory_mib=143_771)

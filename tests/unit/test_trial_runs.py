@@ -10,16 +10,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from carma.core.model import ArrayPlace, NoEstimate, Owner, TaskId, TaskSpec
+from carma.core.model.values import ArrayPlace, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest
-from carma.estimate.cards import as_gpu, find_card
-from carma.estimate.protocol import Trial
-from carma.estimate.trace.cache import REFUSAL_S, TrialCache
-from carma.estimate.trace.report import Report
-from carma.estimate.trace.sandbox import Limits, Status
-from carma.estimate.trace.trial import TrialRuns
-from carma.estimate.trace.trial_environment import trial_environment
-from carma.estimate.trace.trial_reasons import advice, isolating_flag, reason_for
+from carma.trial.cards import as_gpu, find_card
+from carma.trial.protocol import Trial
+from carma.trial.trial_cache import REFUSAL_S, TrialCache
+from carma.trial.report import Report
+from carma.trial.sandbox import Limits, Status
+from carma.trial.trial_run import TrialRuns
+from carma.trial.trial_environment import trial_environment
+from carma.trial.trial_reasons import advice, isolating_flag, reason_for
 from tests.boxes import PATIENCE_S, way_or_skip
 
 # What ours does: a report when the script asks for it. `warnings` tells one run from another.
@@ -219,8 +219,8 @@ def test_a_damaged_file_is_no_trial_and_goes(tmp_path: Path) -> None:
 
 
 def test_the_longest_unused_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carma.estimate.trace.cache.DISK_ENTRIES", 2)
-    monkeypatch.setattr("carma.estimate.trace.cache.ENTRIES", 1)
+    monkeypatch.setattr("carma.trial.trial_cache.DISK_ENTRIES", 2)
+    monkeypatch.setattr("carma.trial.trial_cache.ENTRIES", 1)
     cache = TrialCache(tmp_path)
     for number, name in enumerate("abc"):
         cache.put(name, _trial(number))

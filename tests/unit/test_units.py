@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from carma.core.units import parse_duration_s, parse_mib, show_mib, show_pair_mib, show_s
+from carma.core.model.units import parse_duration_s, parse_mib, show_mib, show_pair_mib, show_s
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from carma.core.model import TaskId
+from carma.core.model.values import TaskId
 from carma.core.policies import exclusive
-from carma.core.policy import Waits
-from carma.core.queue import explain, in_order, waiting
-from carma.core.settings import QueueRules, Rules
-from tests.builders import World
+from carma.core.scheduling.policy import Waits
+from carma.core.scheduling.queue_order import explain, in_order, waiting
+from carma.core.model.settings import QueueRules, Rules
+from carma.testing.builders import World
 
 RUNS, OLDEST, LONG, NEWEST = (TaskId(number) for number in (1, 2, 3, 4))
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from carma.core.model import Demand
-from carma.core.sharing import activity, engine_share
-from carma.vgpu import faults, world
+from carma.core.model.values import Demand
+from carma.core.scheduling.sharing_model import activity, engine_share
+from carma.vgpu import fault_injection as faults, virtual_server as world
 from carma.vgpu.device import Device, allocate, join, start_ticks
 from carma.vgpu.sampler import VirtualSampler
-from carma.vgpu.state import VirtualProcess
+from carma.vgpu.device_state import VirtualProcess
 
 A, B = Demand(0.6, 0.3, 0.3), Demand(0.5, 0.2, 0.2)
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carma.core.model import Demand
-from carma.core.sharing import progress_rates
+from carma.core.model.values import Demand
+from carma.core.scheduling.sharing_model import progress_rates
 from carma.vgpu.cuda_errors import out_of_memory
 from carma.vgpu.device import OutOfDeviceMemory, allocate
-from carma.vgpu.state import VirtualGpu, VirtualProcess, World, advance, power_w, rates, until_change_s
+from carma.vgpu.device_state import VirtualGpu, VirtualProcess, World, advance, power_w, rates, until_change_s
 
 A, B, C = Demand(0.6, 0.3, 0.3), Demand(0.5, 0.2, 0.2), Demand(0.9, 0.4, 0.5)
 

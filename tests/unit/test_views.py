@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from carma.core.decision import Refusal, Verdict
-from carma.core.events import AttemptStarted, GpuDrained, GpusSampled, StopRequested
-from carma.core.model import Confinement, GpuId, GpuSample, Guard, Owner
-from carma.core.outcome import Cancelled, Disrupted, Failed, Lost, NeverFits, Outcome, OutOfMemory, Succeeded, TimedOut
+from carma.core.scheduling.decision import Refusal, Verdict
+from carma.core.model.events import AttemptStarted, GpuDrained, GpusSampled, StopRequested
+from carma.core.model.values import Confinement, GpuId, GpuSample, Guard, Owner
+from carma.core.model.outcome import (Cancelled, Disrupted, Failed, Lost, NeverFits, Outcome, OutOfMemory, Succeeded, TimedOut,)
 from carma.core.policies.exclusive import POLICY as EXCLUSIVE
-from carma.core.settings import PlacementRules, Rules
-from carma.core.status import Estimating, Finished, Queued, Recovering, Status
+from carma.core.model.settings import PlacementRules, Rules
+from carma.core.model.status import Estimating, Finished, Queued, Recovering, Status
 from carma.daemon.auth import Identity
 from carma.daemon.explaining import explanation
-from carma.daemon.views import Lens, code_of, gpu_views, task_views
-from carma.launch.naming import called
-from carma.wire.types import GpuView, TaskView
-from tests.builders import ALICE, BOB, World
+from carma.daemon.api_views import Lens, code_of, gpu_views, task_views
+from carma.launch.program_names import called
+from carma.wire.api_types import GpuView, TaskView
+from carma.testing.builders import ALICE, BOB, World
 
 
 def lens(world: World, owner: Owner = ALICE, *, admin: bool = False) -> Lens:
@@ -228,7 +228,7 @@ def test_what_was_thought_of_each_gpu_then_is_kept_with_the_attempt() -> None:
     ("command", "name"),
     [
         (("/opt/conda/bin/python3.11", "src/train.py", "--lr", "1"), "train.py"),
-        (("python", "-m", "carma.vgpu.task"), "carma.vgpu.task"),
+        (("python", "-m", "carma.vgpu.virtual_task"), "carma.vgpu.virtual_task"),
         (("python", "-c", "print()"), "python"),
         (("python", "-m"), "python"),
         (("python",), "python"),

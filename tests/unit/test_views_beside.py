@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from carma.core.snapshot import views
-from carma.core.view import MOST_BESIDE
+from carma.core.scheduling.snapshot import views
+from carma.core.scheduling.gpu_view import MOST_BESIDE
 from carma.plugins import load_policy
-from tests.builders import World
+from carma.testing.builders import World
 
 
 @pytest.mark.parametrize(("policy", "others"), [("goodput", 1), ("magm", 0)])

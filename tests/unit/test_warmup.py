@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from carma.core.model import AttemptKey, GpuId
-from carma.core.settings import Gate, Rules, WarmUp
-from tests.builders import World
+from carma.core.model.values import AttemptKey, GpuId
+from carma.core.model.settings import Gate, Rules, WarmUp
+from carma.testing.builders import World
 
 G0 = GpuId("GPU-0")
 

@@ -7,15 +7,15 @@ from typing import Literal
 import pytest
 from msgspec.structs import replace
 
-from carma.core.commands import StopAttempt
-from carma.core.events import AttemptStarted, GpusSampled, MemoryGlanced, StopRequested
-from carma.core.model import AttemptKey, Confinement, GpuId, GpuSample, Guard, ProcessUse, TaskId
-from carma.core.observe import to_watch
-from carma.core.outcome import Cancelled, Failed, OutOfMemory
-from carma.core.settings import Gate, Rules, Sharing, WarmUp
-from carma.core.status import Finished, Recovering
+from carma.core.model.commands import StopAttempt
+from carma.core.model.events import AttemptStarted, GpusSampled, MemoryGlanced, StopRequested
+from carma.core.model.values import AttemptKey, Confinement, GpuId, GpuSample, Guard, ProcessUse, TaskId
+from carma.core.telemetry.observation import to_watch
+from carma.core.model.outcome import Cancelled, Failed, OutOfMemory
+from carma.core.model.settings import Gate, Rules, Sharing, WarmUp
+from carma.core.model.status import Finished, Recovering
 from carma.daemon.loop import watch_pause_s
-from tests.builders import World
+from carma.testing.builders import World
 
 G0 = GpuId("GPU-0")
 OPEN = Rules(gate=Gate(enabled=False), warmup=WarmUp(enabled=False))

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from carma.core.model import GpuId, GpuSample
-from carma.core.window import Window, quantile, summarise
+from carma.core.model.values import GpuId, GpuSample
+from carma.core.telemetry.window import Window, quantile, summarise
 
 
 def sample(at: float, sm: float | None, **more: float | None) -> GpuSample:

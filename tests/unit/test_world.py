@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from carma.daemon.world import check_listed
+from carma.daemon.gpu_source import check_listed
 from carma.errors import BadSettings
-from tests.builders import gpu
+from carma.testing.builders import gpu
 
 
 def test_gpus_are_named_by_index_or_uuid() -> None:

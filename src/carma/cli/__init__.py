@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import click
@@ -38,7 +38,7 @@ VERBS: dict[str, Entry] = {
     "gpus": Entry("Looking", "The GPUs, what they do and who is on them (alias: info)."),
     "users": Entry("Looking", "What users had of the GPUs, have now, and may have."),
     "history": Entry("Looking", "Tasks that have ended."),
-    "report": Entry("Looking", "What the server did, or a run that was written down: tables, plots, a page."),
+    "report": Entry("Looking", "What the server did over a period, by user and by GPU."),
     "events": Entry("Looking", "What happens, as it happens."),
     "up": Entry("Server", "Start the daemon."),
     "down": Entry("Server", "End the daemon; running tasks go on."),
@@ -47,15 +47,19 @@ VERBS: dict[str, Entry] = {
     "config": Entry("Server", "Show or check the settings."),
     "doctor": Entry("Server", "Check this machine and the daemon."),
     "calibrate": Entry("Server", "Measure what libraries take on this machine's GPU, for estimates."),
-    "dataset": Entry("More", "Make and look at the data that estimators learn from."),
-    "train": Entry("More", "Learn how much memory models take, from measured runs."),
-    "simulate": Entry("More", "Run a trace on simulated GPUs, policies side by side."),
-    "compare": Entry("More", "Runs side by side, the first as 1."),
-    "trace": Entry("More", "Look at traces, cut and scale them, make new ones."),
     "demo": Entry("More", "See it work on virtual GPUs; needs no GPU."),
-    "bench": Entry("More", "Measure the daemon, GPUs, memory estimates and policies."),
     "completion": Entry("More", "Print the completion script of a shell."),
     "version": Entry("More", "Print the version."),
+}
+# Verbs of the other distributions of this repository: help, and what to install where one is missing.
+OPTIONAL: dict[str, tuple[str, Entry]] = {
+    "simulate": ("lab", Entry("Research", "Run a trace on simulated GPUs, policies side by side.")),
+    "compare": ("lab", Entry("Research", "Compare runs, simulated or real, with the first as 1.")),
+    "run-report": ("lab", Entry("Research", "Tables, plots and a page of one run, simulated or real.")),
+    "trace": ("lab", Entry("Research", "Describe, cut and scale traces, or make new ones.")),
+    "bench": ("lab", Entry("Research", "Measure the daemon, GPUs, memory estimates and policies.")),
+    "dataset": ("gpumemnet", Entry("Research", "Make and describe the data that estimators learn from.")),
+    "train": ("gpumemnet", Entry("Research", "Train the learned memory estimators from measured runs.")),
 }
 ALIASES = {"add": "submit", "ls": "queue", "info": "gpus"}
 START = """\
@@ -66,17 +70,31 @@ Start here:
 """
 
 
+def _installed() -> Mapping[str, object]:
+    """The verbs of other distributions. A built-in verb cannot be replaced."""
+    from carma.plugins import COMMANDS, load
+
+    return load(COMMANDS)
+
+
 class Verbs(click.Group):
     """Imports a verb when it is asked for, and turns every error into one line and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return list(VERBS)
+        return [*VERBS, *_installed()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         name = ALIASES.get(cmd_name, cmd_name)
-        if name not in VERBS:
+        if name in VERBS:
+            command = importlib.import_module(f"carma.cli.{name}").command
+        elif name in (installed := _installed()):
+            command = installed[name]
+        elif name in OPTIONAL:
+            from carma.plugins import not_installed
+
+            raise not_installed(f"carma {name}", OPTIONAL[name][0])
+        else:
             return None
-        command = importlib.import_module(f"carma.cli.{name}").command
         assert isinstance(command, click.Command)
         return command
 
@@ -86,15 +104,18 @@ class Verbs(click.Group):
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             import difflib
 
-            near = difflib.get_close_matches(args[0], [*VERBS, *ALIASES], n=1)
+            near = difflib.get_close_matches(args[0], [*VERBS, *ALIASES, *_installed()], n=1)
             wanted = f"did you mean `carma {near[0]}`? " if near else ""
             raise click.UsageError(f"there is no verb {args[0]!r}; {wanted}`carma --help` lists them all", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        for section in dict.fromkeys(entry.section for entry in VERBS.values()):
+        entries = dict(VERBS)
+        for name in _installed():
+            entries[name] = OPTIONAL[name][1] if name in OPTIONAL else Entry("Plugins", "")
+        for section in dict.fromkeys(entry.section for entry in entries.values()):
             with formatter.section(section):
-                formatter.write_dl([(name, entry.help) for name, entry in VERBS.items() if entry.section == section])
+                formatter.write_dl([(name, entry.help) for name, entry in entries.items() if entry.section == section])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         formatter.write_paragraph()
@@ -104,7 +125,8 @@ class Verbs(click.Group):
         """Verb names come from the table, so that a press of the tab key imports nothing."""
         from click.shell_completion import CompletionItem
 
-        names = [CompletionItem(name, help=VERBS[name].help) for name in VERBS if name.startswith(incomplete)]
+        helps = {name: entry.help for name, entry in VERBS.items()} | dict.fromkeys(_installed(), "")
+        names = [CompletionItem(name, help=text) for name, text in helps.items() if name.startswith(incomplete)]
         return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def main(
@@ -115,7 +137,7 @@ class Verbs(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        from carma.cli.failures import guarded
+        from carma.cli.error_output import guarded
 
         def call() -> Any:
             return super(Verbs, self).main(args, prog_name or "carma", complete_var, standalone_mode=False, **extra)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from carma.cli.flags import Parsed
-from carma.cli.parse import parse_grace
+from carma.cli.task_flags import Parsed
+from carma.cli.parsers import parse_grace
 from carma.cli.verb import verb
 
 if TYPE_CHECKING:
-    from carma.core.model import Gpu
-    from carma.estimate.calibrate import Measured
+    from carma.core.model.values import Gpu
+    from carma.trial.calibrate import Measured
 
 EXAMPLES = """
 carma calibrate
@@ -46,8 +46,8 @@ def command(gpu: str | None, limit_s: float, python: str | None, out: str | None
     CUDA's context, the workspaces of cuBLAS and cuDNN, and what other calls take for a moment, for this card, this
     driver and this version of torch. It wants the GPU for itself.
     """
-    from carma.estimate import calibrate
-    from carma.estimate.trace import constants
+    from carma.trial import calibrate
+    from carma.trial.replay import card_constants as constants
     from carma.paths import find_paths
 
     card = _chosen(gpu)
@@ -69,7 +69,7 @@ def _chosen(wanted: str | None) -> Gpu:
     """The GPU to measure on. Raises NoGpus where the driver does not answer."""
     import time
 
-    from carma.cli.failures import note
+    from carma.cli.error_output import note
     from carma.errors import NoGpus, NotFound
     from carma.monitor.nvml import open_nvml
 
@@ -96,8 +96,8 @@ def _chosen(wanted: str | None) -> Gpu:
 @contextlib.contextmanager
 def _progress(gpu: Gpu, limit_s: float) -> Iterator[Callable[[int], None]]:
     """A line on a terminal's stderr that counts; elsewhere one line at the start."""
-    from carma.cli.failures import note
-    from carma.estimate.calibrate import nobody
+    from carma.cli.error_output import note
+    from carma.trial.calibrate import nobody
 
     what = f"measuring on GPU {gpu.index} ({gpu.name})"
     if not sys.stderr.isatty():
@@ -116,7 +116,7 @@ def _progress(gpu: Gpu, limit_s: float) -> Iterator[Callable[[int], None]]:
 def _print(measured: Measured, file: Path) -> None:
     """What was found, and where it is now."""
     from carma.cli.output import heading, print_facts
-    from carma.core.units import show_mib
+    from carma.core.model.units import show_mib
 
     known = measured.constants
     mib = 1 << 20

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from carma.cli.flags import Parsed
-from carma.cli.parse import parse_signal
+from carma.cli.task_flags import Parsed
+from carma.cli.parsers import parse_signal
 from carma.cli.verb import chosen_tasks, verb
 
 WHICH = "that wait or run"
@@ -27,7 +27,7 @@ def command(ids: list[int], everything: bool, name: str | None, number: int, rea
 
     A running task gets the signal, and SIGKILL after its grace time.
     """
-    from carma.cli.each import for_chosen
+    from carma.cli.bulk import for_chosen
 
     return for_chosen(
         WHICH, ids, everything, name, lambda client, task: client.cancel(task, signal=number, reason=reason)

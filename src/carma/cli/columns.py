@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from carma.cli.output import Column, Remark, moment, print_remarked, print_table
 from carma.cli.wording import WAITING, percent, ran_s, short_ending
-from carma.core.units import show_j, show_mib, show_s
+from carma.core.model.units import show_j, show_mib, show_s
 from carma.errors import Usage
-from carma.wire.types import TaskView
+from carma.wire.api_types import TaskView
 
 _SHORTER = (  # in a column the beginning must tell the most: it may be all that is seen
     (re.compile(r"^(GPU \d+): is "), r"\1 is "),

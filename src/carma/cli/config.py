@@ -10,7 +10,7 @@ import click
 
 from carma.cli.verb import Verb, json_flag
 from carma.errors import NotFound, Unreachable, Usage
-from carma.wire.types import SettingView
+from carma.wire.api_types import SettingView
 
 if TYPE_CHECKING:
     from carma.config import Settings
@@ -54,8 +54,8 @@ def show(part: str | None, local: bool, verbose: bool, origin: bool, as_json: bo
 
 
 def _of_daemon() -> list[SettingView]:
-    from carma.cli.connect import connect
-    from carma.cli.failures import note
+    from carma.cli.connection import connect
+    from carma.cli.error_output import note
 
     try:
         with connect() as client:

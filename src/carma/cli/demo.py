@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from carma.cli.flags import Parsed
-from carma.cli.parse import parse_factor
+from carma.cli.task_flags import Parsed
+from carma.cli.parsers import parse_factor
 from carma.cli.verb import verb, whole
-from carma.core.units import parse_mib
+from carma.core.model.units import parse_mib
 
 EXAMPLES = """
 carma demo
@@ -36,7 +36,7 @@ def command(keep: bool, as_json: bool, **given: str | float | int | None) -> int
     """
     import msgspec
 
-    from carma.bench import demo
+    from carma.demo import demo
 
     chosen = {name: value for name, value in given.items() if value is not None}
     return demo.run(msgspec.convert({**chosen, "keep": keep, "json": as_json}, demo.Options))

@@ -23,7 +23,7 @@ carma down --cancel   stop them first
 @click.option("--cancel", is_flag=True, help="Stop running tasks first.")
 def command(cancel: bool) -> None:
     """End the daemon. Without --cancel running tasks go on, and the next daemon adopts them."""
-    from carma.cli.connect import connect
+    from carma.cli.connection import connect
     from carma.cli.wording import many
 
     with connect() as client:
@@ -42,7 +42,7 @@ def command(cancel: bool) -> None:
 
 def _alive(pid: int) -> bool:
     """Whether it serves or is still there; a zombie whose parent does not look is gone."""
-    from carma.cli.connect import connect
+    from carma.cli.connection import connect
 
     try:
         with connect() as client:

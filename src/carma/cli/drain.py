@@ -10,7 +10,7 @@ from carma.cli.verb import verb
 
 if TYPE_CHECKING:
     from carma.client import Client
-    from carma.wire.types import TaskView
+    from carma.wire.api_types import TaskView
 
 EXAMPLES = """
 carma drain 2 --reason "fan replaced on Monday"
@@ -30,8 +30,8 @@ def command(gpus: tuple[str, ...], reason: str, preempt: bool) -> int:
     Running tasks go on; with --preempt those that were submitted with --checkpoint-signal are asked to
     save and wait in the queue.
     """
-    from carma.cli.connect import connect
-    from carma.cli.each import for_each
+    from carma.cli.connection import connect
+    from carma.cli.bulk import for_each
 
     with connect() as client:
         for gpu in gpus or (None,):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from carma.cli import parse
-from carma.cli.flags import AFTER_DASHES, Parsed, SubmitVerb
+from carma.cli import parsers as parse
+from carma.cli.task_flags import AFTER_DASHES, Parsed, SubmitVerb
 from carma.cli.verb import Renamed, number, verb, whole
 
-# As carma.estimate.summaries.told has them, which is not imported for help.
+# As gpumemnet.summaries.training_options has them, which is not imported for help.
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad", "nadam", "radam", "adamax", "adadelta")
 PRECISIONS = ("fp32", "tf32", "bf16-amp", "fp16-amp", "bf16")
 ATTENTIONS = ("sdpa", "eager")
@@ -77,7 +77,7 @@ def command(
     import msgspec
 
     from carma.cli import estimate_view as view
-    from carma.cli.estimating import Options, question
+    from carma.cli.estimate_request import Options, question
 
     after: tuple[str, ...] | None = ctx.meta.get(AFTER_DASHES)
     given = (*words, "--", *after) if words and after is not None else words or after or ()

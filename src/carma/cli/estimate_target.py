@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from carma.cli.checks.look import Look
-from carma.cli.failures import note
-from carma.core.model import Gpu, GpuId
+from carma.cli.checks.machine_facts import Look
+from carma.cli.error_output import note
+from carma.core.model.values import Gpu, GpuId
 from carma.errors import NotFound
-from carma.estimate.cards import DEFAULT, Card, as_gpu, find_card, unknown_card
+from carma.trial.cards import DEFAULT, Card, as_gpu, find_card, unknown_card
 
 
 def target_gpus(wanted: str | None, count: int) -> tuple[Gpu, ...]:

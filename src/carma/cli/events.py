@@ -19,7 +19,7 @@ def command(as_json: bool, task: int | None) -> None:
     """What happens, as it happens, until Ctrl-C."""
     import msgspec
 
-    from carma.cli.connect import connect
+    from carma.cli.connection import connect
 
     with connect() as client:
         for event in client.events():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carma.cli.verb import json_flag, task_id, verb
-from carma.wire.types import ExplainEntry, Explanation
+from carma.wire.api_types import ExplainEntry, Explanation
 
 EXAMPLES = """
 carma explain 12          why it waits, or why it runs where it runs
@@ -16,7 +16,7 @@ carma explain 12 --json   one entry a GPU
 @json_flag
 def command(task: int, as_json: bool) -> None:
     """Why a task is where it is: what it needs, and each GPU with its score or the reason why not."""
-    from carma.cli.connect import connect
+    from carma.cli.connection import connect
 
     with connect() as client:
         explanation = client.explain(task)
@@ -30,7 +30,7 @@ def command(task: int, as_json: bool) -> None:
 def _card(explanation: Explanation) -> None:
     from carma.cli.output import heading, moment, print_facts
     from carma.cli.wording import by
-    from carma.core.units import show_mib
+    from carma.core.model.units import show_mib
 
     heading(f"task {explanation.task}  {explanation.state}")
     over = explanation.state == "finished"

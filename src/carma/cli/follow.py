@@ -11,11 +11,11 @@ from typing import BinaryIO
 
 import click
 
-from carma.cli.failures import INTERRUPTED, complain
-from carma.cli.steady import Steady, output_of
+from carma.cli.error_output import INTERRUPTED, complain
+from carma.cli.reconnect import Steady, output_of
 from carma.cli.wording import ending, exit_code_of, spans
 from carma.errors import CarmaError
-from carma.wire.types import AttemptView, TaskView
+from carma.wire.api_types import AttemptView, TaskView
 
 LOOK_S = 1.0
 _BEFORE = ("estimating", "queued", "recovering", "starting")

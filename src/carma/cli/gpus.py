@@ -8,7 +8,7 @@ import click
 
 from carma.cli.verb import table_flags, verb
 from carma.cli.wording import percent
-from carma.wire.types import GpuView
+from carma.wire.api_types import GpuView
 
 if TYPE_CHECKING:
     from carma.cli.output import Remark
@@ -36,7 +36,7 @@ def command(as_json: bool, no_header: bool, wide: bool) -> None:
     kernel ran), TENSOR (tensor cores) and METRICS: where activity comes from (gpm, dcgm, processes, nvml).
     SM, OCC and DRAM are means over the window, in percent; a dash is a metric that the GPU does not give.
     """
-    from carma.cli.connect import connect
+    from carma.cli.connection import connect
 
     with connect() as client:
         gpus = client.gpus()

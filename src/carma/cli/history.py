@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import click
 
-from carma.cli.flags import filled
-from carma.cli.since import since_at, since_flag
+from carma.cli.task_flags import filled
+from carma.cli.time_span import since_at, since_flag
 from carma.cli.verb import table_flags, verb, whole
-from carma.wire.types import TaskView
+from carma.wire.api_types import TaskView
 
 USUAL = ("id", "name", "st", "exit", "time", "waited", "tries", "peak", "energy", "ended")
 EXAMPLES = """
@@ -48,7 +48,7 @@ def command(
     memory seen on a GPU, ENERGY that of all attempts above what idle GPUs take. Why a task failed stands at the end
     of its row, or below it. `carma report` sums up a span.
     """
-    from carma.cli.connect import connect
+    from carma.cli.connection import connect
 
     with connect() as client:
         asked = since_at(client, since)
@@ -76,7 +76,7 @@ def command(
 def totals(tasks: Sequence[TaskView]) -> str:
     """`12 tasks, 3.1 GPU-hours, 412 Wh`: of what is listed above."""
     from carma.cli.wording import gpu_hours, many
-    from carma.core.units import show_j
+    from carma.core.model.units import show_j
 
     ran = [attempt for task in tasks for attempt in task.attempts]
     gpu_s = sum(

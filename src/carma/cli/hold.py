@@ -15,7 +15,7 @@ carma hold --all
 @chosen_tasks(WHICH)
 def command(ids: list[int], everything: bool, name: str | None) -> int:
     """Keep waiting tasks from starting, until `carma release`."""
-    from carma.cli.each import for_chosen
+    from carma.cli.bulk import for_chosen
     from carma.cli.wording import WAITING
 
     return for_chosen(

@@ -7,7 +7,7 @@ import sys
 import click
 
 from carma.cli.verb import task_id, verb, whole
-from carma.wire.types import TaskView
+from carma.wire.api_types import TaskView
 
 EXAMPLES = """
 carma logs 12
@@ -25,10 +25,10 @@ carma logs --attempt 1 12   of the first attempt
 @click.option("--attempt", type=whole(1), metavar="N", help="Which attempt (the newest).")
 def command(task: int, follow: bool, tail: int | None, errors: bool, attempt: int | None) -> int | None:
     """A task's output, as it was written."""
-    from carma.cli.connect import connect
+    from carma.cli.connection import connect
     from carma.cli.follow import copy, detached
-    from carma.cli.local import open_output
-    from carma.cli.steady import output_of, whole_output
+    from carma.cli.owned_output import open_output
+    from carma.cli.reconnect import output_of, whole_output
 
     stream = "stderr" if errors else "stdout"
     try:
@@ -51,7 +51,7 @@ def command(task: int, follow: bool, tail: int | None, errors: bool, attempt: in
 
 def _say_why(view: TaskView, errors: bool) -> None:
     """Nothing came: because it has not started, or never did, or wrote to the other stream."""
-    from carma.cli.failures import note
+    from carma.cli.error_output import note
     from carma.cli.wording import ending
 
     if view.attempts:

@@ -24,7 +24,7 @@ def command(ids: list[int], everything: bool, name: str | None, hold: bool, reas
     Only for tasks that were submitted with --checkpoint-signal. One that does not end within its
     --checkpoint-grace goes on running; nothing is ever stopped by this.
     """
-    from carma.cli.each import for_chosen
+    from carma.cli.bulk import for_chosen
 
     return for_chosen(
         WHICH,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from carma.cli.flags import filled
+from carma.cli.task_flags import filled
 from carma.cli.verb import table_flags, verb, whole
 
 USUAL = ("id", "name", "st", "time", "asks", "where")
@@ -41,8 +41,8 @@ def command(
     and the memory on each. Columns: id array name user st state time waited asks want gpus mem peak energy sm
     mechanism guard prio tries exit submitted ended where reason code command directory comment.
     """
-    from carma.cli.connect import connect
-    from carma.cli.failures import note
+    from carma.cli.connection import connect
+    from carma.cli.error_output import note
     from carma.client import MOST_LISTED
 
     with connect() as client:

@@ -15,6 +15,6 @@ carma release --all
 @chosen_tasks(WHICH)
 def command(ids: list[int], everything: bool, name: str | None) -> int:
     """Let held tasks start."""
-    from carma.cli.each import for_chosen
+    from carma.cli.bulk import for_chosen
 
     return for_chosen(WHICH, ids, everything, name, lambda client, task: client.release(task), lambda task: task.held)

@@ -1,134 +1,36 @@
-"""`carma report`: what the server did over a span, by user and by GPU; or a run that was written down."""
+"""`carma report`: what the server did over a period, by user and by GPU."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-import click
-
-from carma.cli.outfile import (
-    STDOUT,
-    check_page,
-    check_pictures,
-    check_run_file,
-    file_flag,
-    folder_flag,
-    force_flag,
-    say_written,
-)
-from carma.cli.since import since_at, since_flag
+from carma.cli.time_span import since_at, since_flag
 from carma.cli.verb import json_flag, verb
 from carma.cli.wording import gpu_hours, many, percent
-from carma.wire.report import GpuWork, Report, UserWork, Work
-
-if TYPE_CHECKING:
-    from carma.sim.record import Run
+from carma.wire.report_types import GpuWork, Report, UserWork, Work
 
 EXAMPLES = """
 carma report                 the server's last 24 hours
 carma report --since 7d      the last week
 carma report --json          for programs: seconds and joules
-carma simulate --trace t1 --policy magm --out run.json && carma report run.json
-carma report run.json --out pictures --html run.html
-carma report --since 7d --save week.json    the server's tasks as such a run
 """
 
 
 @verb("report", examples=EXAMPLES)
-@click.argument("run", type=click.Path(path_type=Path), required=False, metavar="[RUN]")
 @since_flag("From: 24h (default), 7d, today, 2026-01-31.")
-@file_flag("--save", "Write the server's tasks as a run.")
-@click.option("--trace", metavar="NAME", help="With --save: run times alone are this trace's, by task name.")
-@folder_flag("Draw the run there, as PNG and SVG.")
-@file_flag("--html", "Write one page with all of it.")
-@force_flag
 @json_flag
-def command(
-    run: Path | None,
-    since: str | None,
-    save: str | None,
-    trace: str | None,
-    out: Path | None,
-    html: str | None,
-    force: bool,
-    as_json: bool,
-) -> None:
+def command(since: str | None, as_json: bool) -> None:
     """What this server did: tasks, waiting, GPU time and energy, by user and by GPU.
 
-    The span begins on a full hour. Attempts that reach beyond it count with the part that lies within. HELD and
-    SHARED are the share of the watched time with a task, and with two or more, on the GPU. Energy is that of the
-    GPU; IDLE of it is what the GPU takes with nobody on it, TASKS what is above that and was given to tasks.
+    The period begins on a full hour. Attempts that reach beyond it count with the part that lies within. HELD and
+    SHARED are the shares of the observed time with a task, and with two or more, on the GPU. Energy is that of the
+    GPU; IDLE is what the GPU takes with no task on it, TASKS is what is above that and was attributed to tasks.
 
-    With RUN, a file of carma simulate --out or of --save: the figures of that run, and how they are spread. --out
-    and --html work for the server's tasks, too. docs/reports.md says how each figure is computed.
+    `carma run-report` (distribution carma-lab) makes tables, plots and an HTML page of the same period.
     """
-    _check(out, html, force, as_json)
-    if run is not None:
-        if since is not None or save is not None or trace is not None:
-            raise click.UsageError("--since, --save and --trace are for the server's tasks, not for a run's file")
-        from carma.sim.record import read
-
-        return _run(read(run), out, html, as_json)
-    if save is not None:
-        check_run_file(save, force, simulated=False)
-    if save is not None or out is not None or html is not None:
-        _run(_of_server(since, trace, save), out, html, as_json)
-        return say_written(save)
-    if trace is not None:
-        raise click.UsageError("--trace goes with --save, --out or --html")
-    return _server(since, as_json)
-
-
-def _check(out: Path | None, html: str | None, force: bool, as_json: bool) -> None:
-    check_page(html, force, as_json)
-    if out is not None:
-        from carma.report.drawing import files_of
-        from carma.report.pictures import NAMES
-
-        check_pictures(out, files_of(NAMES), force)
-
-
-def _of_server(since: str | None, trace: str | None, save: str | None) -> Run:
-    from carma.cli.connect import connect
-    from carma.report.real import recorded
-    from carma.sim.record import write
-    from carma.traces import find
-
-    known = None if trace is None else find(trace)
-    with connect() as client:
-        made = recorded(client, since_at(client, since), known)
-    if save is not None:
-        write(made, save)
-    return made
-
-
-def _run(run: Run, out: Path | None, html: str | None, as_json: bool) -> None:
-    from carma.cli.output import print_json
-    from carma.report.summary import summary
-
-    told = summary(run)
-    written = []
-    if out is not None:
-        from carma.report.pictures import draw
-
-        written += draw(run, out)
-    if html is not None:
-        from carma.report.page import write
-
-        written.append(write(run, told, html))
-    if as_json:
-        print_json(told)
-    elif html != STDOUT:
-        from carma.cli.report_run import show
-
-        show(told, run.course)
-    for path in written:
-        say_written(str(path))
+    _server(since, as_json)
 
 
 def _server(since: str | None, as_json: bool) -> None:
-    from carma.cli.connect import connect
+    from carma.cli.connection import connect
 
     with connect() as client:
         asked = since_at(client, since)
@@ -142,7 +44,7 @@ def _server(since: str | None, as_json: bool) -> None:
 
 def _page(report: Report, asked: float | None) -> None:
     from carma.cli.output import heading, moment, print_facts
-    from carma.core.units import show_s
+    from carma.core.model.units import show_s
 
     total = report.total
     widened = "" if asked is None or report.since >= asked else ", begun at the full hour"
@@ -175,7 +77,7 @@ def _tasks(work: Work) -> str:
 
 
 def _waited(work: Work) -> str:
-    from carma.core.units import show_s
+    from carma.core.model.units import show_s
 
     if not work.started:
         return ""
@@ -185,7 +87,7 @@ def _waited(work: Work) -> str:
 
 def _energy(report: Report) -> str:
     """All of it, and what became of it; the parts add up."""
-    from carma.core.units import show_j
+    from carma.core.model.units import show_j
 
     known = [gpu for gpu in report.gpus if gpu.energy_j is not None]
     if not known:
@@ -200,7 +102,7 @@ def _energy(report: Report) -> str:
 
 def _users(users: tuple[UserWork, ...]) -> None:
     from carma.cli.output import Column, print_table
-    from carma.core.units import show_j, show_s
+    from carma.core.model.units import show_j, show_s
 
     columns = [
         Column("USER", flexible=True, most=16),
@@ -223,7 +125,7 @@ def _users(users: tuple[UserWork, ...]) -> None:
 
 def _gpus(gpus: tuple[GpuWork, ...]) -> None:
     from carma.cli.output import Column, print_table
-    from carma.core.units import show_j, show_s
+    from carma.core.model.units import show_j, show_s
 
     titles = ("WATCHED", "HELD", "SHARED", "SM", "W", "ENERGY", "IDLE", "TASKS")
     rows = [

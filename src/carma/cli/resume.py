@@ -16,7 +16,7 @@ carma resume     the whole server
 @click.argument("gpus", nargs=-1, metavar="[GPU...]")
 def command(gpus: tuple[str, ...]) -> None:
     """Take new tasks again on these GPUs (index or UUID), or on the whole server."""
-    from carma.cli.connect import connect
+    from carma.cli.connection import connect
 
     with connect() as client:
         for gpu in gpus or (None,):

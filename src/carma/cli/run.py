@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from carma.cli.flags import SubmitVerb, submit_flags
+from carma.cli.task_flags import SubmitVerb, submit_flags
 from carma.cli.verb import verb
 from carma.errors import Usage
 
@@ -25,7 +25,7 @@ def command(ctx: click.Context, /, words: tuple[str, ...], quiet: bool, **flags:
 
     Ctrl-C detaches: the task goes on, and you are told how to return.
     """
-    from carma.cli.ask import requests
+    from carma.cli.submission import requests
     from carma.cli.follow import follow
     from carma.cli.submit import send
 

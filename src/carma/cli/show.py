@@ -8,7 +8,7 @@ from itertools import groupby
 
 from carma.cli.verb import json_flag, task_id, verb
 from carma.cli.wording import BUSY, WAITING, level_text, many, parts_text, ran_s
-from carma.wire.types import AttemptView, StoryLine, TaskView
+from carma.wire.api_types import AttemptView, StoryLine, TaskView
 
 BLAME = {
     "own": "own: it wanted more than it had booked",
@@ -26,7 +26,7 @@ carma show 12 --json
 @json_flag
 def command(task: int, as_json: bool) -> None:
     """Everything about one task: what it is, where it runs, its memory, its attempts, what happened."""
-    from carma.cli.connect import connect
+    from carma.cli.connection import connect
 
     with connect() as client:
         view = client.task(task)
@@ -88,7 +88,7 @@ def _signal_name(number: int) -> str:
 
 def _when(task: TaskView, now: float) -> list[tuple[str, str]]:
     from carma.cli.output import moment
-    from carma.core.units import show_s
+    from carma.core.model.units import show_s
 
     started = task.started_at if task.state not in WAITING else None
     ran = "" if started is None else f" (for {show_s(ran_s(task, now))})"
@@ -106,7 +106,7 @@ def _when(task: TaskView, now: float) -> list[tuple[str, str]]:
 
 def _memory(task: TaskView) -> str:
     """Declared, estimate, booking, observed: in the order in which they come about."""
-    from carma.core.units import show_mib
+    from carma.core.model.units import show_mib
 
     found: list[tuple[str, str]] = []
     if task.gpu_memory_mib is not None:
@@ -129,7 +129,7 @@ def _memory(task: TaskView) -> str:
 
 def _estimate(task: TaskView) -> list[tuple[str, str]]:
     """How the estimate came about: what it is made of, what it rests on, and what to know about it."""
-    from carma.core.units import show_mib, show_s
+    from carma.core.model.units import show_mib, show_s
 
     estimate = task.estimate
     if estimate is None or estimate.source == "declared":
@@ -150,7 +150,7 @@ def _estimate(task: TaskView) -> list[tuple[str, str]]:
 
 def _shares(attempt: AttemptView) -> str:
     """How, and what holds it: `under MPS; held at 8.0 GiB by MPS's memory limit; the watchdog behind it`."""
-    from carma.wire.sharing import held, shared
+    from carma.wire.sharing_text import held, shared
 
     if attempt.mechanism is None:
         return ""
@@ -172,7 +172,7 @@ def _shares_of(told: Callable[[str], float | None]) -> list[str]:
 
 def _alone(task: TaskView) -> str:
     """How busy it is thought to keep a GPU that it has alone, and for how long: what policies that predict go by."""
-    from carma.core.units import show_s
+    from carma.core.model.units import show_s
 
     if task.estimate is None:
         return ""
@@ -184,7 +184,7 @@ def _alone(task: TaskView) -> str:
 def _attempt(attempt: AttemptView, now: float) -> list[tuple[str, str]]:
     from carma.cli.output import moment
     from carma.cli.wording import by, outcome_text
-    from carma.core.units import show_j, show_mib, show_s
+    from carma.core.model.units import show_j, show_mib, show_s
 
     outcome = outcome_text(attempt.outcome) if attempt.outcome else "runs" if attempt.started_at else "starting"
     began = attempt.started_at or attempt.placed_at

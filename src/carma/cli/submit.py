@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from carma.cli.failures import complain, is_closed, note
-from carma.cli.flags import SubmitVerb, submit_flags
+from carma.cli.error_output import complain, is_closed, note
+from carma.cli.task_flags import SubmitVerb, submit_flags
 from carma.cli.verb import verb
 from carma.cli.wording import which_tasks
-from carma.wire.types import SubmitAnswer, SubmitRequest
+from carma.wire.api_types import SubmitAnswer, SubmitRequest
 
 EXAMPLES = """
 carma submit -- python train.py --lr 1e-3
@@ -38,7 +38,7 @@ def command(
     Everything after `--` is the command, word by word; it never goes through a shell. Environment, directory
     and umask are those of this moment. Slurm's spellings of the common flags work.
     """
-    from carma.cli.ask import requests
+    from carma.cli.submission import requests
 
     made = requests(ctx, flags, words)
     answers = send(made)
@@ -62,7 +62,7 @@ def command(
 
 def send(made: list[SubmitRequest]) -> list[SubmitAnswer]:
     """One after the other. When one is refused, those before it stay, and the message says which."""
-    from carma.cli.connect import connect
+    from carma.cli.connection import connect
     from carma.errors import CarmaError
 
     answers: list[SubmitAnswer] = []

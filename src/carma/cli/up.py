@@ -9,11 +9,11 @@ from pathlib import Path
 
 import click
 
-from carma.cli.flags import Parsed
-from carma.cli.parse import parse_factor
-from carma.cli.settings import pairs as read_pairs
+from carma.cli.task_flags import Parsed
+from carma.cli.parsers import parse_factor
+from carma.cli.setting_flag import pairs as read_pairs
 from carma.cli.verb import verb, whole
-from carma.core.units import parse_mib
+from carma.core.model.units import parse_mib
 from carma.errors import Usage
 
 EXAMPLES = """
@@ -90,7 +90,7 @@ def command(
 
 
 def _print_unit(user: bool) -> int:
-    from carma.daemon import unit
+    from carma.daemon import systemd_unit as unit
 
     click.echo(unit.text(user=user), nl=False)
     return 0
@@ -98,14 +98,14 @@ def _print_unit(user: bool) -> int:
 
 def _kind(name: str, memory_mib: int) -> str:
     """A name that tells the size says it well enough."""
-    from carma.core.units import show_mib
+    from carma.core.model.units import show_mib
 
     told = f"{memory_mib / 1024:.0f}"
     return name if f"{told} GiB" in name or f"{told}GB" in name else f"{name}, {show_mib(memory_mib)}"
 
 
 def _say_hello(detached: bool) -> None:
-    from carma.cli.connect import connect
+    from carma.cli.connection import connect
     from carma.paths import find_paths
 
     with connect() as client:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from carma.cli.flags import Parsed, filled
+from carma.cli.task_flags import Parsed, filled
 from carma.cli.verb import task_ids, verb, whole
-from carma.core.units import parse_duration_s, parse_mib
+from carma.core.model.units import parse_duration_s, parse_mib
 from carma.errors import Usage
 
 EXAMPLES = """
@@ -31,10 +31,10 @@ def command(
     comment: str | None,
 ) -> int:
     """Change tasks that have not started. Only what is given changes."""
-    from carma.cli.connect import connect
-    from carma.cli.each import for_each
+    from carma.cli.connection import connect
+    from carma.cli.bulk import for_each
     from carma.client import Client
-    from carma.wire.types import Done, UpdateRequest
+    from carma.wire.api_types import Done, UpdateRequest
 
     request = UpdateRequest(name=name, priority=priority, gpu_memory_mib=gpu_mem, time_limit_s=limit, comment=comment)
     if request == UpdateRequest():

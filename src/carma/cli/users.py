@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carma.cli.verb import table_flags, verb
-from carma.wire.users import UserView
+from carma.wire.user_types import UserView
 
 EXAMPLES = """
 carma users
@@ -19,7 +19,7 @@ def command(as_json: bool, no_header: bool, wide: bool) -> None:
     Whose turn is next stands first, where users take turns (fairness.enabled). MEM h and SM h are whole cards' memory
     booked and SM activity, in hours; both fade with fairness.half_life_s. 2/8 is 2 of the 8 that the quota allows.
     """
-    from carma.cli.connect import connect
+    from carma.cli.connection import connect
 
     with connect() as client:
         users = client.users()

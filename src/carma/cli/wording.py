@@ -7,9 +7,9 @@ from typing import assert_never
 
 import msgspec
 
-from carma.core import outcome as outcomes
-from carma.core.units import show_mib, show_s
-from carma.wire.types import Outcome, TaskView
+from carma.core.model import outcome as outcomes
+from carma.core.model.units import show_mib, show_s
+from carma.wire.api_types import Outcome, TaskView
 
 BUSY = {
     "sm_active": "SM activity",

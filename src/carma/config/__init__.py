@@ -2,7 +2,7 @@
 
 from carma.config.catalogue import Setting, catalogue
 from carma.config.load import Line, Loaded, Origin, describe, load_settings, settings_of
-from carma.config.tree import Daemon, Launch, Monitor, Settings, Virtual
+from carma.config.settings_tree import Daemon, Launch, Monitor, Settings, Virtual
 
 __all__ = [
     "Daemon",

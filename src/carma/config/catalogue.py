@@ -9,8 +9,8 @@ from typing import NamedTuple
 import msgspec
 from msgspec import inspect
 
-from carma.config.tree import Settings
-from carma.core.units import parse_duration_s, parse_mib
+from carma.config.settings_tree import Settings
+from carma.core.model.units import parse_duration_s, parse_mib
 
 DEFAULT_USER = "default"  # who is not named
 _YES = frozenset({"true", "yes", "on", "1"})

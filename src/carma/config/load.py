@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from carma.config.catalogue import Setting, catalogue, read, sections
-from carma.config.tree import Settings
+from carma.config.settings_tree import Settings
 from carma.errors import BadSettings
 from carma.paths import Paths
 

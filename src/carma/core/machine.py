@@ -10,17 +10,18 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from carma.core import events as e
-from carma.core import observe, saving, usage
-from carma.core.commands import Command, EstimateTask, LaunchAttempt, StopAttempt, WarnAttempt
-from carma.core.model import AttemptKey, GpuId, TaskId
-from carma.core.outcome import Outcome, OutOfMemory
-from carma.core.pace import regroup
+from carma.core.model import events as e
+from carma.core.telemetry import observation as observe, usage
+from carma.core import checkpoint_request as saving
+from carma.core.model.commands import Command, EstimateTask, LaunchAttempt, StopAttempt, WarnAttempt
+from carma.core.model.values import AttemptKey, GpuId, TaskId
+from carma.core.model.outcome import Outcome, OutOfMemory
+from carma.core.telemetry.pace import regroup
 from carma.core.recovery import blame
-from carma.core.seen import Track
+from carma.core.telemetry.measurements import Track
 from carma.core.state import SERVER, InvalidEvent, State
-from carma.core.status import Estimating, Finished, Queued, Recovering, Running, Starting, that_counts
-from carma.core.task import Attempt, Task
+from carma.core.model.status import Estimating, Finished, Queued, Recovering, Running, Starting, that_counts
+from carma.core.model.task import Attempt, Task
 
 
 def step(state: State, event: e.AnyEvent) -> list[Command]:

@@ -5,28 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from carma.core.events import Durable
-from carma.core.fairness import UserUsage
-from carma.core.model import (
-    Activity,
-    Alone,
-    AttemptKey,
-    Confinement,
-    Estimate,
-    Frameworks,
-    Gpu,
-    GpuId,
-    GpuSample,
-    GpuUsage,
-    NoEstimate,
-    Owner,
-    Placement,
-    Record,
-    TaskId,
-    TaskSpec,
-)
-from carma.core.outcome import Outcome
-from carma.core.task import Task
+from carma.core.model.events import Durable
+from carma.core.scheduling.fairness import UserUsage
+from carma.core.model.values import (Activity, Alone, AttemptKey, Confinement, Estimate, Frameworks, Gpu, GpuId, GpuSample, GpuUsage, NoEstimate, Owner, Placement, Record, TaskId, TaskSpec,)
+from carma.core.model.outcome import Outcome
+from carma.core.model.task import Task
 
 
 class Clock(Protocol):
@@ -234,7 +217,7 @@ class Archive(Protocol):
         ...
 
     def near_runs(self, *, uid: int, command: tuple[str, ...], directory: str, limit: int = 200) -> Sequence[PastRun]:
-        """As `past_runs`, of all commands that differ from it only in numbers (core/pattern.py), itself included."""
+        """As `past_runs`, of all commands that differ from it only in numbers (core/model/command_pattern.py), itself included."""
         ...
 
 

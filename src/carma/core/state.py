@@ -11,18 +11,18 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
-from carma.core.fairness import Accounts
-from carma.core.kept import Doors
-from carma.core.lanes import Lanes
-from carma.core.model import AttemptKey, Gpu, GpuId, Placement, TaskId
-from carma.core.news import News
-from carma.core.pace import regroup
-from carma.core.placement import Policy
+from carma.core.scheduling.fairness import Accounts
+from carma.core.scheduling.kept import Doors
+from carma.core.scheduling.fair_order import Lanes
+from carma.core.model.values import AttemptKey, Gpu, GpuId, Placement, TaskId
+from carma.core.scheduling.news import News
+from carma.core.telemetry.pace import regroup
+from carma.core.scheduling.placement import Policy
 from carma.core.ports import Checkpoint
-from carma.core.seen import Hour, Live, Track
-from carma.core.settings import Rules
-from carma.core.status import Finished, Queued, Recovering, Running, Starting
-from carma.core.task import Task
+from carma.core.telemetry.measurements import Hour, Live, Track
+from carma.core.model.settings import Rules
+from carma.core.model.status import Finished, Queued, Recovering, Running, Starting
+from carma.core.model.task import Task
 
 SERVER = ""  # the key in `drained` that stands for the whole server
 

@@ -21,29 +21,29 @@ from starlette.types import Send
 
 import carma
 from carma.config import describe
-from carma.core.admission import by_size
-from carma.core.model import TaskId
-from carma.core.outcome import Outcome
-from carma.core.queue import in_order
+from carma.core.scheduling.feasibility import by_size
+from carma.core.model.values import TaskId
+from carma.core.model.outcome import Outcome
+from carma.core.scheduling.queue_order import in_order
 from carma.core.state import SERVER, State, turn
-from carma.core.status import Finished, Status, state_name
-from carma.core.task import Task
+from carma.core.model.status import Finished, Status, state_name
+from carma.core.model.task import Task
 from carma.daemon.auth import Door, Identity, uid_of
 from carma.daemon.engine import Engine, find, look_up, look_up_own
 from carma.daemon.explaining import explanation
-from carma.daemon.history import History
-from carma.daemon.logs import Output
+from carma.daemon.history_routes import History
+from carma.daemon.log_reader import Output
 from carma.daemon.request import MIB, Call, Handler, endpoint, problem
 from carma.daemon.stream import sse
-from carma.daemon.users import user_views
-from carma.daemon.verbs import FileCheck, Verbs, check_in_process
-from carma.daemon.views import Lens, code_of, gpu_views, reasons_of, task_view, task_views
+from carma.daemon.user_views import user_views
+from carma.daemon.actions import FileCheck, Verbs, check_in_process
+from carma.daemon.api_views import Lens, code_of, gpu_views, reasons_of, task_view, task_views
 from carma.errors import CarmaError, NotFound, Usage
-from carma.launch.files import AttemptFiles
-from carma.wire import types as t
+from carma.launch.attempt_files import AttemptFiles
+from carma.wire import api_types as t
 from carma.wire.openapi import document
 from carma.wire.routes import API, OFFSET_HEADER, ROUTES
-from carma.wire.users import UserView
+from carma.wire.user_types import UserView
 
 _PIECE = 200  # views that are made without a pause
 _LISTED = 1_000

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from carma.core.model import Record
+from carma.core.model.values import Record
 from carma.errors import CarmaError, Unreachable, from_code
 
 START_LIMIT_S = 60.0

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from carma.core.decision import Decision, Refusal, Verdict
-from carma.core.model import Gpu, GpuId
-from carma.core.queue import ask_of, explain
+from carma.core.scheduling.decision import Decision, Refusal, Verdict
+from carma.core.model.values import Gpu, GpuId
+from carma.core.scheduling.queue_order import ask_of, explain
 from carma.core.state import State
-from carma.core.status import Finished, Running, Starting
-from carma.core.task import Attempt, Task
-from carma.daemon.views import Lens, task_views
-from carma.wire import types as t
+from carma.core.model.status import Finished, Running, Starting
+from carma.core.model.task import Attempt, Task
+from carma.daemon.api_views import Lens, task_views
+from carma.wire import api_types as t
 
 _NOT_CHOSEN = Refusal("NotChosen", "another GPU was chosen")
 _NEVER_PLACED = Refusal("Finished", "the task ended before a GPU was chosen")

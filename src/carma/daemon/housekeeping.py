@@ -17,12 +17,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
-from carma.core.model import AttemptKey, TaskId
-from carma.core.units import show_count
-from carma.daemon.home import task_of
+from carma.core.model.values import AttemptKey, TaskId
+from carma.core.model.units import show_count
+from carma.daemon.home_directory import task_of
 from carma.daemon.shell import Shell
-from carma.daemon.worker import Worker
-from carma.launch.files import AttemptFiles
+from carma.daemon.background_thread import Worker
+from carma.launch.attempt_files import AttemptFiles
 
 log = logging.getLogger("carma.daemon")
 

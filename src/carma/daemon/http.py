@@ -24,12 +24,12 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from carma.core.model import Record
+from carma.core.model.values import Record
 from carma.daemon.auth import ROOT_UID, Peer, PeerReader, read_peer
 from carma.errors import AlreadyRunning, BadSettings, Busy, CarmaError, TooLarge, Usage
-from carma.store.problems import hint_of, reason_of
+from carma.store.store_errors import hint_of, reason_of
 from carma.transport import somebody_listens
-from carma.wire.types import Problem
+from carma.wire.api_types import Problem
 
 _PATH_LIMIT = 107  # sockaddr_un.sun_path, less its NUL
 _REASONS = {400: "Bad Request", 403: "Forbidden", 413: "Content Too Large", 503: "Service Unavailable"}

@@ -14,30 +14,21 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from carma.core.commands import StopAttempt
-from carma.core.events import (
-    AttemptEnded,
-    Durable,
-    GpusFound,
-    GpusSampled,
-    MemoryGlanced,
-    StopRequested,
-    TaskPlaced,
-    Ticked,
-)
-from carma.core.model import AttemptKey, Gpu, GpuId, GpuSample, TaskId
-from carma.core.observe import to_watch
-from carma.core.outcome import Cancelled
+from carma.core.model.commands import StopAttempt
+from carma.core.model.events import (AttemptEnded, Durable, GpusFound, GpusSampled, MemoryGlanced, StopRequested, TaskPlaced, Ticked,)
+from carma.core.model.values import AttemptKey, Gpu, GpuId, GpuSample, TaskId
+from carma.core.telemetry.observation import to_watch
+from carma.core.model.outcome import Cancelled
 from carma.core.ports import Launcher, Sampler
 from carma.core.state import State
-from carma.core.status import Running, Starting
-from carma.core.units import show_count
-from carma.daemon import finder
-from carma.daemon.hands import Hands
-from carma.daemon.journal import SAME_ERROR_S, Journal
+from carma.core.model.status import Running, Starting
+from carma.core.model.units import show_count
+from carma.daemon import found_attempts as finder
+from carma.daemon.executor import Hands
+from carma.daemon.daemon_log import SAME_ERROR_S, Journal
 from carma.daemon.shell import Shell
-from carma.daemon.whose import Whose
-from carma.daemon.worker import Worker
+from carma.daemon.process_owners import Whose
+from carma.daemon.background_thread import Worker
 from carma.errors import CarmaError, StoreError
 from carma.monitor.processes import strays
 

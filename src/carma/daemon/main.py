@@ -18,23 +18,23 @@ from msgspec.structs import replace
 
 from carma import __version__
 from carma.config import Loaded, load_settings
-from carma.core.settings import sampled_every
-from carma.core.units import show_count
-from carma.daemon import home
+from carma.core.model.settings import sampled_every
+from carma.core.model.units import show_count
+from carma.daemon import home_directory as home
 from carma.errors import BadSettings, CarmaError
 from carma.paths import Paths, find_paths
 
 if TYPE_CHECKING:
-    from carma.core.model import Gpu
+    from carma.core.model.values import Gpu
     from carma.core.ports import Archive
-    from carma.daemon.estimating import CallOff
-    from carma.daemon.looking import Fingerprint
+    from carma.daemon.estimation import CallOff
+    from carma.daemon.file_digests import Fingerprint
     from carma.daemon.loop import Loop
     from carma.daemon.probes import Probes
-    from carma.daemon.restore import Replayed
+    from carma.daemon.recovery_on_start import Replayed
     from carma.daemon.shell import Shell
-    from carma.daemon.world import World
-    from carma.estimate.protocol import Context, Trials
+    from carma.daemon.gpu_source import World
+    from carma.trial.protocol import Context, Trials
     from carma.launch.attempt_cgroups import AttemptCgroups
     from carma.launch.cgroup_limits import CgroupLimits
     from carma.launch.process import ProcessLauncher
@@ -96,13 +96,13 @@ def _serve(paths: Paths, loaded: Loaded, ready: Ready, *, new_database: bool) ->
 
 async def _live(paths: Paths, loaded: Loaded, store: SqliteStore, ready: Ready) -> int:
     """Build, restore, serve, stop."""
-    from carma.daemon.address import Address, keep_reachable
+    from carma.daemon.socket_address import Address, keep_reachable
     from carma.daemon.api import make_app
     from carma.daemon.housekeeping import keep_tidy
     from carma.daemon.http import HttpServer, fitting_limits
-    from carma.daemon.journal import LoopErrors
+    from carma.daemon.daemon_log import LoopErrors
     from carma.daemon.probes import Probes
-    from carma.daemon.restore import reconcile
+    from carma.daemon.recovery_on_start import reconcile
 
     probes = Probes()
     asyncio.get_running_loop().set_exception_handler(LoopErrors())
@@ -157,14 +157,14 @@ def _build(
     paths: Paths, loaded: Loaded, store: SqliteStore, probes: Probes
 ) -> tuple[Shell, Loop, Replayed, ProcessLauncher]:
     from carma.daemon.clock import SteadyClock
-    from carma.daemon.hands import Hands
+    from carma.daemon.executor import Hands
     from carma.daemon.loop import Loop
-    from carma.daemon.restore import last_time, replay, skip_used_ids
+    from carma.daemon.recovery_on_start import last_time, replay, skip_used_ids
     from carma.daemon.shell import Shell
-    from carma.daemon.world import check_listed, open_world
+    from carma.daemon.gpu_source import check_listed, open_world
     from carma.estimate.registry import make_estimators
-    from carma.launch.confine import Confiner
-    from carma.launch.files import AttemptFiles
+    from carma.launch.confinement_plan import Confiner
+    from carma.launch.attempt_files import AttemptFiles
     from carma.launch.mps import MpsServers
     from carma.launch.process import ProcessLauncher
     from carma.plugins import load_policy
@@ -215,7 +215,7 @@ def _build(
 
 def make_context(paths: Paths, loaded: Loaded, world: World, archive: Archive) -> Context:
     """What the estimators are made with. Without trial runs nobody is asked for one: it would only refuse."""
-    from carma.estimate.protocol import Context
+    from carma.trial.protocol import Context
 
     rules = loaded.settings.rules
     sources = tuple(name for name in rules.memory.sources if world.trials or name != TRACE)
@@ -226,7 +226,7 @@ def make_context(paths: Paths, loaded: Loaded, world: World, archive: Archive) -
 def make_trials(paths: Paths, loaded: Loaded, world: World) -> Trials:
     """Where tasks are stand-ins, a trial run could tell nothing."""
     if not world.trials:
-        from carma.estimate.protocol import NoTrials
+        from carma.trial.protocol import NoTrials
 
         return NoTrials()
     from carma.daemon.trials import DaemonTrials
@@ -245,7 +245,7 @@ def make_fingerprint(world: World) -> Fingerprint | None:
     """Who looks at what a command would run; stand-ins for tasks run nothing of their own."""
     if not world.trials:
         return None
-    from carma.estimate.trace.fingerprint import fingerprint
+    from carma.trial.fingerprint import fingerprint
 
     return lambda request: fingerprint(request) or ""
 

@@ -19,10 +19,10 @@ import time
 
 import msgspec
 
-from carma.core.model import Frameworks, Owner, TaskSpec
+from carma.core.model.values import Frameworks, Owner, TaskSpec
 from carma.core.ports import LaunchOrder
-from carma.daemon.probe import Answer, CheckRunnable, FindFrameworks, Found, Passed, Problem, Refusal, Request, Start
-from carma.daemon.runnable import needed_fields
+from carma.daemon.probe_program import (Answer, CheckRunnable, FindFrameworks, Found, Passed, Problem, Refusal, Request, Start,)
+from carma.daemon.command_check import needed_fields
 from carma.errors import Busy, CarmaError, NotRunnable
 
 SUBMIT_LIMIT_S = 20.0
@@ -35,7 +35,7 @@ REAP_S = 0.2  # between checks whether killed probes have ended
 CLOSE_LIMIT_S = 1.0
 ANSWER_LIMIT_BYTES = 256 * 1024
 
-_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from carma.daemon.probe import main; main()"
+_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from carma.daemon.probe_program import main; main()"
 _ANSWERS: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 
 

@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from carma.core.attribution import measured_idle_w
-from carma.core.model import Gpu, GpuId, GpuUsage
+from carma.core.telemetry.attribution import measured_idle_w
+from carma.core.model.values import Gpu, GpuId, GpuUsage
 from carma.core.state import State
-from carma.core.status import Finished
-from carma.core.task import Attempt, Task
-from carma.core.units import show_count, show_s
-from carma.core.usage import not_noted
-from carma.wire.report import GpuWork, Report, UserWork, Work
+from carma.core.model.status import Finished
+from carma.core.model.task import Attempt, Task
+from carma.core.model.units import show_count, show_s
+from carma.core.telemetry.usage import not_noted
+from carma.wire.report_types import GpuWork, Report, UserWork, Work
 
 HOUR_S = 3600.0
 USUAL_S = 24 * HOUR_S

@@ -10,11 +10,11 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from carma.core.model import LARGEST_ID, TaskId
+from carma.core.model.values import LARGEST_ID, TaskId
 from carma.daemon.auth import Door, Identity, Peer, require_admin
 from carma.errors import CarmaError, NotAllowed, NotFound, TooLarge, Usage
 from carma.wire.routes import Query, Route
-from carma.wire.types import Problem
+from carma.wire.api_types import Problem
 
 log = logging.getLogger("carma.http")
 MIB = 1024 * 1024

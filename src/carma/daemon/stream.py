@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from carma.core.events import Durable
+from carma.core.model.events import Durable
 from carma.core.state import State
 from carma.daemon.engine import Subscription
-from carma.daemon.story import as_on_record, event_name, sentence, task_of
-from carma.wire.types import StreamEvent
+from carma.daemon.task_story import as_on_record, event_name, sentence, task_of
+from carma.wire.api_types import StreamEvent
 
 HEARTBEAT_S = 15.0
 _HEARTBEAT = b": still here\n\n"

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from carma.core.model import NoEstimate, TaskId
+from carma.core.model.values import NoEstimate, TaskId
 from carma.core.ports import EstimateRequest
-from carma.core.settings import Memory
-from carma.estimate.described import Described
-from carma.estimate.protocol import Trial
-from carma.estimate.trace.sandbox import Boxed, Ended, Sandbox
-from carma.estimate.trace.trial import TrialRuns
+from carma.core.model.settings import Memory
+from carma.trial.layers.description import Described
+from carma.trial.protocol import Trial
+from carma.trial.sandbox import Boxed, Ended, Sandbox
+from carma.trial.trial_run import TrialRuns
 
 T = TypeVar("T")
 

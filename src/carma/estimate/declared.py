@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from carma.core.model import Estimate, NoEstimate
+from carma.core.model.values import Estimate, NoEstimate
 from carma.core.ports import EstimateRequest
-from carma.estimate.protocol import Context
+from carma.trial.protocol import Context
 
 
 class Declared:

@@ -12,14 +12,14 @@ from statistics import median
 
 from msgspec.structs import replace
 
-from carma.core.model import Demand, Estimate, NoEstimate
-from carma.core.pattern import Number, numbers
+from carma.core.model.values import Demand, Estimate, NoEstimate
+from carma.core.model.command_pattern import Number, numbers
 from carma.core.ports import Archive, EstimateRequest, PastRun
-from carma.core.shrink import with_margin
-from carma.core.units import show_mib
-from carma.estimate.combine import above
-from carma.estimate.near import Fit, Point, fit
-from carma.estimate.protocol import Context
+from carma.core.telemetry.booking_shrink import with_margin
+from carma.core.model.units import show_mib
+from carma.estimate.combination import above
+from carma.estimate.interpolation import Fit, Point, fit
+from carma.trial.protocol import Context
 
 SURVIVED_S = 60.0  # an unfinished run shorter than this may have ended before its memory had grown
 GROWS = ("batch", "bs", "size", "len", "seq")  # options with such a word in them: the more, the more memory

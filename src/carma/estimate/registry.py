@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from carma.core.ports import Estimator
 from carma.errors import CarmaError, PluginError
-from carma.estimate.protocol import Context
+from carma.trial.protocol import Context
 from carma.plugins import ESTIMATORS, load_one
 
 

@@ -12,7 +12,7 @@ import os
 import re
 
 from carma.cgroups import Cgroup, Cgroups
-from carma.core.model import AttemptKey, TaskId
+from carma.core.model.values import AttemptKey, TaskId
 
 KILL_LIMIT_S = 0.5  # a process that is stuck in the kernel must not hold up the launcher
 

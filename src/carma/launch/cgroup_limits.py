@@ -23,7 +23,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from carma.core.model import Gpu, GpuId, Guard
+from carma.core.model.values import Gpu, GpuId, Guard
 from carma.core.ports import LaunchOrder
 from carma.launch.attempt_cgroups import AttemptCgroups
 from carma.launch.procfs import read_bytes

@@ -6,7 +6,7 @@ of a script, `env` and similar wrappers, to the packages that it would import. I
 may activate any environment), the result lists all interpreters that the environment names, with `certain` False.
 
 Files are read with the credentials of the calling process. The daemon calls this in a process of the task's owner
-(daemon/probe.py), never in one of its own threads.
+(daemon/probe_program.py), never in one of its own threads.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
-from carma.core.model import Frameworks, Interpreter
-from carma.launch.packages import is_program, read_start, versions_in
+from carma.core.model.values import Frameworks, Interpreter
+from carma.launch.imported_packages import is_program, read_start, versions_in
 
 PATH_LIMIT = 64  # directories of PATH that are searched
 _HOPS = 8  # from script to interpreter to interpreter

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from carma.core.model import Owner
+from carma.core.model.values import Owner
 from carma.launch import procfs
 from carma.launch.child import leave_keyring
 

@@ -10,6 +10,6 @@ import sys
 
 if __name__ == "__main__":
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    from carma.launch.supervise import main
+    from carma.launch.supervisor import main
 
     sys.exit(main(sys.argv[1]))

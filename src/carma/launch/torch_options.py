@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 
-from carma.core.model import Record
+from carma.core.model.values import Record
 
 FRACTION = "per_process_memory_fraction"
 _FIRST = (2, 10)  # the release that took it in; its own pre-releases may be older than the option

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 
-from carma.core.model import Activity, GpuId
+from carma.core.model.values import Activity, GpuId
 from carma.monitor.backoff import BackOff
 from carma.monitor.dcgmlib import UUID_FIELD, DcgmError, Entity, Library, Value, open_library
 from carma.monitor.devices import Place

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from carma.core.model import Activity, Capabilities, Gpu, GpuId
-from carma.monitor import gpm, listing, utilisation
+from carma.core.model.values import Activity, Capabilities, Gpu, GpuId
+from carma.monitor import gpm, process_listing as listing, utilisation
 from carma.monitor.energy import EnergyCounter
-from carma.monitor.faults import GpuLost, Nvml, ask, offers
-from carma.monitor.held import Held
-from carma.monitor.listing import MIB, NOT_GIVEN_64
+from carma.monitor.gpu_faults import GpuLost, Nvml, ask, offers
+from carma.monitor.memory_query import Held
+from carma.monitor.process_listing import MIB, NOT_GIVEN_64
 
 UTILISATION_S = 5.0  # the coarse figure is only shown where a finer one is there
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from carma.monitor.faults import Nvml, ask
+from carma.monitor.gpu_faults import Nvml, ask
 
 HOLD_S = 30.0
 _NOT_GIVEN = (1 << 64) - 1

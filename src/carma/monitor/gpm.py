@@ -14,8 +14,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from carma.core.model import Activity, Capabilities
-from carma.monitor.faults import DriverGone, GpuLost, Nvml, ask, offers
+from carma.core.model.values import Activity, Capabilities
+from carma.monitor.gpu_faults import DriverGone, GpuLost, Nvml, ask, offers
 
 MIN_SPACING_S = 0.1
 ENGINE_S = 5.0  # between two questions for engine activity

@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from carma.core.model import Gpu, GpuId, GpuSample
+from carma.core.model.values import Gpu, GpuId, GpuSample
 from carma.errors import NoGpus
-from carma.monitor import listing, namespaces, reading
+from carma.monitor import process_listing as listing, namespaces, readings as reading
 from carma.monitor.backoff import BackOff
 from carma.monitor.devices import Device, Devices, Means, find
-from carma.monitor.faults import Code, DriverGone, GpuLost, Nvml, ask, code_of
-from carma.monitor.feed import DcgmFeed, DcgmReader
+from carma.monitor.gpu_faults import Code, DriverGone, GpuLost, Nvml, ask, code_of
+from carma.monitor.dcgm_thread import DcgmFeed, DcgmReader
 from carma.monitor.gpm import ENGINE_S
 
 _WORSE_THAN_DCGM = ("processes", "nvml")

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from carma.core.model import AttemptKey, GpuId, GpuSample, Placement, ProcessUse, Record
+from carma.core.model.values import AttemptKey, GpuId, GpuSample, Placement, ProcessUse, Record
 
 
 class Stray(Record, frozen=True, kw_only=True):

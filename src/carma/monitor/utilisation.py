@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from carma.core.model import Activity, Capabilities
-from carma.monitor.faults import Nvml, ask, offers
+from carma.core.model.values import Activity, Capabilities
+from carma.monitor.gpu_faults import Nvml, ask, offers
 from carma.monitor.gpm import NO_ACTIVITY
 
 FUNCTION = "nvmlDeviceGetProcessUtilization"

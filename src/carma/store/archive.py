@@ -9,14 +9,14 @@ from functools import cache
 import msgspec
 from msgspec.structs import replace
 
-from carma.core.events import Durable
-from carma.core.model import GpuId, GpuUsage, TaskId
-from carma.core.pattern import pattern
+from carma.core.model.events import Durable
+from carma.core.model.values import GpuId, GpuUsage, TaskId
+from carma.core.model.command_pattern import pattern
 from carma.core.ports import End, PastRun, TaskPage
-from carma.core.task import Task
+from carma.core.model.task import Task
 from carma.store import codec
 from carma.store.database import Database
-from carma.store.parts import Parts, ReadPart, Value
+from carma.store.shared_values import Parts, ReadPart, Value
 
 HOUR_S = 3600
 SUMS = tuple(name for name in GpuUsage.__struct_fields__ if name not in ("gpu", "hour"))  # columns have these names

@@ -20,9 +20,9 @@ from pathlib import Path
 import msgspec
 
 from carma.errors import StoreError
-from carma.store import files
+from carma.store import database_files as files
 from carma.store.lock import HomeLock
-from carma.store.problems import damaged, from_os, from_sqlite, identity, removed
+from carma.store.store_errors import damaged, from_os, from_sqlite, identity, removed
 from carma.store.schema import migrate
 
 log = logging.getLogger("carma.store")

@@ -19,7 +19,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from carma.errors import AlreadyRunning
-from carma.store.problems import from_os
+from carma.store.store_errors import from_os
 
 _PEERCRED = struct.Struct("3i")
 _PAUSE_S = 0.02

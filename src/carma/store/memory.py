@@ -6,13 +6,13 @@ from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
 
-from carma.core.events import Durable, TaskRestored, UseNoted
-from carma.core.model import AttemptKey, GpuId, GpuUsage, TaskId, TaskSpec
-from carma.core.pattern import pattern
+from carma.core.model.events import Durable, TaskRestored, UseNoted
+from carma.core.model.values import AttemptKey, GpuId, GpuUsage, TaskId, TaskSpec
+from carma.core.model.command_pattern import pattern
 from carma.core.ports import Checkpoint, End, Loaded, PastRun, TaskPage
-from carma.core.status import Finished
-from carma.core.task import Task
-from carma.core.usage import add_up
+from carma.core.model.status import Finished
+from carma.core.model.task import Task
+from carma.core.telemetry.usage import add_up
 from carma.errors import StoreError
 from carma.store.archive import HOUR_S, RUNS_KEPT
 from carma.store.codec import task_of, write_event

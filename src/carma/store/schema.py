@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from carma.core.pattern import pattern
+from carma.core.model.command_pattern import pattern
 from carma.store import codec
-from carma.store.parts import digest_of, is_short
-from carma.store.problems import damaged, empty, foreign, too_new
+from carma.store.shared_values import digest_of, is_short
+from carma.store.store_errors import damaged, empty, foreign, too_new
 
 APPLICATION_ID = 0x4341524D  # "CARM"
 Migration = Callable[[sqlite3.Connection], None]

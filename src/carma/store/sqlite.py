@@ -15,18 +15,18 @@ from pathlib import Path
 
 import msgspec
 
-from carma.core.events import Durable, TaskRestored, UseNoted
-from carma.core.model import TaskId, TaskSpec
+from carma.core.model.events import Durable, TaskRestored, UseNoted
+from carma.core.model.values import TaskId, TaskSpec
 from carma.core.ports import Checkpoint, Loaded
-from carma.core.status import Finished
-from carma.core.task import Task
+from carma.core.model.status import Finished
+from carma.core.model.task import Task
 from carma.errors import StoreError
 from carma.store import codec
 from carma.store.archive import SqliteArchive, add_usage, part_reader
 from carma.store.database import Database
-from carma.store.files import LastEventRecord, ends
-from carma.store.parts import Part, ReadPart, Value, reference
-from carma.store.problems import damaged
+from carma.store.database_files import LastEventRecord, ends
+from carma.store.shared_values import Part, ReadPart, Value, reference
+from carma.store.store_errors import damaged
 
 ID_BLOCK = 32
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from carma.core.model import Demand, Record
+from carma.core.model.values import Demand, Record
 
 # seconds: a number of 0 or more, to MOST_S; share: 0 to 1; count: a whole number of 0 or more; whole: of any sign.
 Kind = Literal["seconds", "share", "count", "whole", "text"]

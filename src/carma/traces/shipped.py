@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from carma.errors import BadTrace
-from carma.traces.read import parse_rows, read
+from carma.traces.reader import parse_rows, read
 from carma.traces.schema import COLUMNS, Column, Trace
 from carma.traces.table import shipped_table, shipped_text
 

@@ -1,7 +1,7 @@
 """The table of tasks: what is known of each one that the shipped traces run, and that made traces draw from.
 
 A file of a trace's columns without `arrival_s`, one row for each name. Every shipped trace refers to it, so that a
-figure stands in one place: new demands are put into all of them by writing this one file (`write_table`).
+figure stands in one place: new demands are put into all of them by writing this one file (`carma_lab.traces.writer.write_table`).
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-from carma.core.model import Record
+from carma.core.model.values import Record
 from carma.errors import BadTrace
-from carma.traces.read import build, lines_of, parse_rows
+from carma.traces.reader import build, lines_of, parse_rows
 from carma.traces.schema import COLUMNS, TraceTask
-from carma.traces.write import spell
 
 TABLE_COLUMNS = tuple(column for column in COLUMNS if column.name != "arrival_s")
 
@@ -49,8 +48,3 @@ def parse_table(lines: list[str], name: str) -> Table:
             raise BadTrace(f"{name} line {number}: name: {task.name} is there twice")
         tasks[task.name] = task
     return Table(name=name, tasks=tasks, source=source)
-
-
-def write_table(table: Table, path: Path) -> None:
-    """The same table gives the same bytes; read again it is equal, but for its name."""
-    path.write_text(spell(table.source, tuple(table.tasks.values()), TABLE_COLUMNS), encoding="utf-8", newline="\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from carma.vgpu.device import OutOfDeviceMemory
 
 _TRACEBACK = """Traceback (most recent call last):
-  File "carma/vgpu/task.py", line 1, in <module>
+  File "carma/vgpu/virtual_task.py", line 1, in <module>
     step()
 """
 

@@ -18,9 +18,9 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
-from carma.core.model import Demand
+from carma.core.model.values import Demand
 from carma.errors import StoreError, Usage
-from carma.vgpu.state import VERSION, VirtualGpu, VirtualProcess, World, advance
+from carma.vgpu.device_state import VERSION, VirtualGpu, VirtualProcess, World, advance
 
 DIRECTORY_VARIABLE = "CARMA_VGPU_DIR"
 _STATE, _NEXT, _LOCK = "state.json", "state.next", "lock"

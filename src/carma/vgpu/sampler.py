@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from carma.core.model import Capabilities, Gpu, GpuId, GpuSample, ProcessUse
-from carma.core.sharing import engine_shown
+from carma.core.model.values import Capabilities, Gpu, GpuId, GpuSample, ProcessUse
+from carma.core.scheduling.sharing_model import engine_shown
 from carma.errors import CarmaError
 from carma.vgpu.device import Device, reap
-from carma.vgpu.state import VirtualGpu, VirtualProcess, World, load_now, power_w, rates
+from carma.vgpu.device_state import VirtualGpu, VirtualProcess, World, load_now, power_w, rates
 
 _CAPABILITIES = Capabilities(
     sm_active=True,

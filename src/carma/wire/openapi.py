@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 import carma
-from carma.core.model import LARGEST_ID
+from carma.core.model.values import LARGEST_ID
 from carma.errors import every
-from carma.wire import types as t
+from carma.wire import api_types as t
 from carma.wire.routes import API, ROUTES, Query, Route
 
 _REF = "#/components/schemas/{name}"

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
 
-from carma.wire import types as t
-from carma.wire.report import Report
-from carma.wire.users import UserView
+from carma.wire import api_types as t
+from carma.wire.report_types import Report
+from carma.wire.user_types import UserView
 
 API = "/v1"
 OFFSET_HEADER = "carma-offset"  # of an answer with output: at which byte of it the answer begins

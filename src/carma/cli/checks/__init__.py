@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from carma.cli.checks import cards, ours, sharing
-from carma.cli.checks.look import Finding, Look
+from carma.cli.checks import gpu_checks as cards, installation as ours, sharing_checks as sharing
+from carma.cli.checks.machine_facts import Finding, Look
 from carma.errors import CarmaError
 
 Check = Callable[[Look], Finding | None]

@@ -1,0 +1,1 @@
+"""The verbs `carma dataset` and `carma train`."""

@@ -1,0 +1,49 @@
+"""`carma dataset describe`: what a data set covers, in figures and pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from carma.cli.output_file_option import check_pictures, folder_flag, force_flag
+from carma.cli.verb import json_flag, verb, whole
+
+EXAMPLES = """
+carma dataset describe gpumemnet/datasets/h200/mlp.parquet
+carma dataset describe gpumemnet/datasets/h200/*.parquet --out pictures
+"""
+
+
+@verb("describe", examples=EXAMPLES)
+@click.argument("files", metavar="FILES...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@folder_flag("Pictures go there, as PNG and SVG.")
+@click.option("--seed", type=whole(0), default=0, help="Of t-SNE (0).")
+@force_flag
+@json_flag
+def command(files: tuple[Path, ...], out: Path | None, seed: int, force: bool, as_json: bool) -> None:
+    """What a data set covers, in figures and pictures.
+
+    Counts, ranges, classes and settings. With --out also: coverage of the features, the staircase of reserved memory,
+    PCA and t-SNE coloured by memory class, activity against size.
+    """
+    from gpumemnet.dataset.describe import describe, text
+    from gpumemnet.dataset.table import read
+
+    tables = [read(file) for file in files]
+    if out is not None:
+        from gpumemnet.dataset.plots import files_of
+
+        check_pictures(out, files_of(tables), force)
+    families = [describe(table) for table in tables]
+    if as_json:
+        from carma.cli.output import print_json
+
+        print_json(families)
+    else:
+        click.echo(text(families))
+    if out is not None:
+        from gpumemnet.dataset.plots import draw
+
+        for name in draw(tables, out, seed):
+            click.echo(str(name), err=True)

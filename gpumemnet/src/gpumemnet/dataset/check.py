@@ -1,0 +1,118 @@
+"""Whether a data-set file can be true: what is wrong is refused with its row and its column, never mended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpumemnet.dataset.schema import ACTIVITY, CONFIG_COLUMNS, MEMORY
+from gpumemnet.dataset.table import HINT, Edges, Layers, Table
+from carma.errors import Usage
+
+LARGEST_MIB = 2.0**21  # 2 TiB: no card comes near it, so the figure would be in bytes
+_SHARES = tuple(column.name for column in ACTIVITY if column.unit == "0 to 1")
+_FIGURES = tuple(column.name for column in MEMORY if column.unit == "MiB")
+
+
+def check(table: Table, path: Path) -> None:
+    _Checking(table, path).everything()
+
+
+class _Checking:
+    def __init__(self, table: Table, path: Path) -> None:
+        self.table = table
+        self.path = path
+
+    def everything(self) -> None:
+        self._ids()
+        self._settings()
+        self._memory()
+        self._activity()
+        self._layers(self.table.layers)
+        self._edges(self.table.edges)
+
+    def _refuse(self, row: int, column: str, why: str) -> NoReturn:
+        raise Usage(f"{self.path}: row {self.table.ids[row]}, column {column}: {why}", HINT)
+
+    def _none(self, wrong: NDArray[np.bool_], column: str, why: str) -> None:
+        """The first row that is wrong is named; `{}` in the sentence is its value."""
+        if wrong.any():
+            row = int(wrong.argmax())
+            self._refuse(row, column, why.format(self.table[column][row] if column in self.table.columns else ""))
+
+    def _ids(self) -> None:
+        known: set[str] = set()
+        for row, each in enumerate(self.table.ids):
+            if each in known:
+                self._refuse(row, "id", "it is there twice")
+            known.add(each)
+
+    def _settings(self) -> None:
+        """Each column beside the field of the config that it repeats; id and family among them."""
+        for name in CONFIG_COLUMNS:
+            column = self.table.columns.get(name, self.table.settings.get(name, ()))
+            for row, (told, config) in enumerate(zip(column, self.table.configs, strict=True)):
+                if told != getattr(config, name):
+                    self._refuse(row, name, f"{told} is not what the config says, {getattr(config, name)}")
+
+    def _memory(self) -> None:
+        table = self.table
+        measured = table["oom"] == 0
+        for name in _FIGURES:
+            known = ~np.isnan(table[name])
+            self._none(measured & ~known, name, "it is missing, though the run did not run out of memory")
+            self._none(known & ~((table[name] >= 0) & (table[name] < LARGEST_MIB)), name, "{} is no figure in MiB")
+        self._none(measured & ~(table["allocated_mib"] > 0), "allocated_mib", "{} is not above 0")
+        self._none(measured & ~(table["reserved_mib"] >= table["allocated_mib"]), "reserved_mib",
+                   "{} is less than what was allocated")  # fmt: skip
+        self._none(measured & ~(table["footprint_mib"] >= table["reserved_mib"]), "footprint_mib",
+                   "{} is less than what was reserved")  # fmt: skip
+        self._none(measured & ~(table["requested_mib"] <= table["allocated_mib"]), "requested_mib",
+                   "{} is more than what was allocated")  # fmt: skip
+
+    def _activity(self) -> None:
+        for name in _SHARES:
+            column = self.table[name]
+            self._none(~np.isnan(column) & ~((column >= 0) & (column <= 1)), name, "{} is no share between 0 and 1")
+        for name in ("step_ms", "power_w"):
+            column = self.table[name]
+            self._none(~np.isnan(column) & ~((column > 0) & np.isfinite(column)), name, "{} is not possible")
+
+    def _layers(self, layers: Layers) -> None:
+        count = len(layers.parameters)
+        for name, length in {
+            "layer_kind": len(layers.kind),
+            "layer_output": len(layers.output.offsets) - 1,
+            "layer_input": len(layers.input.offsets) - 1,
+            "layer_attributes": len(layers.attributes),
+            "layer_inplace": len(layers.inplace),
+        }.items():
+            if length != count:
+                raise Usage(f"{self.path}: column {name} has {length} layers, layer_parameters has {count}", HINT)
+        self._none(np.diff(layers.offsets) == 0, "layer_kind", "there is no layer")
+        sums = _sums(layers.parameters, layers.offsets)
+        wanted = self.table["parameters"] + self.table["tied_parameters"] - self.table["inside_parameters"]
+        self._none(sums != wanted, "layer_parameters", "their sum is not the model's, with what is tied and inside")
+
+    def _edges(self, edges: Edges) -> None:
+        """An edge leads from a layer to a later one; both are the row's."""
+        if len(edges.source) != len(edges.target):
+            raise Usage(f"{self.path}: columns edge_from and edge_to are not equally long", HINT)
+        rows = np.repeat(np.arange(len(self.table)), np.diff(edges.offsets))
+        layers = np.diff(self.table.layers.offsets)[rows]
+        bad = (edges.source < 0) | (edges.source >= edges.target) | (edges.target >= layers)
+        if bad.any():
+            first = int(bad.argmax())
+            edge = f"{edges.source[first]} to {edges.target[first]}"
+            self._refuse(
+                int(rows[first]), "edge_to", f"an edge from {edge} is not possible with {layers[first]} layers"
+            )
+
+
+def _sums(values: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    running = np.concatenate([[0], np.cumsum(values)])
+    found: NDArray[np.int64] = running[offsets[1:]] - running[offsets[:-1]]
+    return found

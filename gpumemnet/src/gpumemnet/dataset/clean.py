@@ -1,0 +1,177 @@
+"""Which measured rows go into the data set. What is left out is counted by its reason, so that nothing goes quietly."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from carma.core.model.values import Record
+from gpumemnet.dataset.config import Config, encode
+from gpumemnet.dataset.inside.rows import digest
+from gpumemnet.dataset.schema import ACTIVITY
+from carma.errors import Usage
+
+LEAST_STEPS = 2  # the optimizer makes its tensors in the first: the second is the first at full size
+# Two runs of one config differ by what libraries load when; by more than this they contradict one another.
+APART_SHARE, APART_MIB = 0.05, 128.0
+_MIB = 2.0**20
+_FIGURES = ("allocated_peak", "requested_peak", "reserved_peak", "footprint", "context")
+_NAMES = ("allocated_mib", "requested_mib", "reserved_mib", "footprint_mib", "context_mib")
+_ACTIVITY = tuple(column.name for column in ACTIVITY)
+
+FAILED = "the run failed"
+UNKNOWN = "no config has its id"
+MISSING = "a figure is missing or not finite"
+SHORT = f"fewer than {LEAST_STEPS} steps"
+CROWDED = "memory was short because of others beside it"
+AGAIN = "two runs of it contradict one another"
+TWIN = "the same run under another id is there"
+OTHER = "the model that was measured is not the config's"
+CHANGED = "another config had its id when it was measured"
+NO_LAYERS = "its layers could not be listed"
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of `carma dataset collect`, in bytes; what else it says is not asked for here."""
+
+    id: str
+    of: str | None = None  # the digest of its config's line
+    allocated_peak: float | None = None
+    requested_peak: float | None = None
+    reserved_peak: float | None = None
+    footprint: float | None = None
+    context: float | None = None
+    steps: int = 0
+    stepped: int | None = None  # steps that the optimizer made; a gradient scaler skips some
+    retries: int | None = 0
+    oom: bool = False
+    error: str | None = None
+    alone: bool = False
+    parameters: int | None = None
+    step_ms: float | None = None
+    sm_active: float | None = None
+    sm_occupancy: float | None = None
+    gr_active: float | None = None
+    dram_active: float | None = None
+    tensor_active: float | None = None
+    power_w: float | None = None
+
+    @property
+    def columns(self) -> dict[str, object]:
+        figures = {name: _mib(getattr(self, field)) for name, field in zip(_NAMES, _FIGURES, strict=True)}
+        plain = {"steps": self.steps, "retries": self.retries or 0, "oom": self.oom, "alone": self.alone}
+        return {**figures, **plain, **{name: getattr(self, name) for name in _ACTIVITY}}
+
+
+class Report(Record, frozen=True, kw_only=True):
+    rows: int  # measured
+    kept: int
+    oom: int  # of those kept
+    dropped: dict[str, int]  # by reason
+    examples: dict[str, str]  # one id for each reason
+
+
+class Cleaning:
+    def __init__(self) -> None:
+        self.dropped: dict[str, list[str]] = {}
+
+    def drop(self, why: str, id: str) -> None:
+        self.dropped.setdefault(why, []).append(id)
+
+    def clean(
+        self, rows: Iterable[Measured], configs: Mapping[str, Config], digests: Mapping[str, str] | None = None
+    ) -> dict[str, Measured]:
+        """One row an id, in the order of the configs. `digests`: of the configs' lines, by id."""
+        good: dict[str, list[Measured]] = {}
+        for row in rows:
+            is_changed = row.of is not None and digests is not None and row.of != digests.get(row.id)
+            if (why := unusable(row, row.id in configs, is_changed)) is None:
+                good.setdefault(row.id, []).append(row)
+            else:
+                self.drop(why, row.id)
+        merged: dict[str, Measured] = {}
+        met: set[bytes] = set()
+        for id, config in configs.items():
+            if id not in good:
+                continue
+            what = encode(msgspec.structs.replace(config, id="", guess_mib=0, shape=""))
+            if contradict(good[id]):
+                self.dropped.setdefault(AGAIN, []).extend([id] * len(good[id]))
+            elif what in met:  # one copy to learn from and one to be judged by would be a leak
+                self.drop(TWIN, id)
+            else:
+                met.add(what)
+                merged[id] = merge(good[id])
+        return merged
+
+    def report(self, rows: int, kept: Sequence[Measured]) -> Report:
+        return Report(
+            rows=rows,
+            kept=len(kept),
+            oom=sum(row.oom for row in kept),
+            dropped={why: len(ids) for why, ids in sorted(self.dropped.items())},
+            examples={why: ids[0] for why, ids in sorted(self.dropped.items())},
+        )
+
+
+def unusable(row: Measured, is_known: bool, is_changed: bool) -> str | None:
+    if not is_known:
+        return UNKNOWN
+    if is_changed:
+        return CHANGED
+    if row.error:
+        return FAILED
+    if not row.alone and (row.oom or row.retries):
+        return CROWDED
+    figures = [getattr(row, name) for name in _FIGURES]
+    activity = [value for name in _ACTIVITY if (value := getattr(row, name)) is not None]
+    if not all(math.isfinite(value) for value in (*activity, *(each for each in figures if each is not None))):
+        return MISSING
+    if not row.oom and None in figures:
+        return MISSING
+    stepped = row.steps if row.stepped is None else row.stepped
+    return SHORT if not row.oom and stepped < LEAST_STEPS else None
+
+
+def contradict(rows: Sequence[Measured]) -> bool:
+    if len({row.oom for row in rows}) > 1:
+        return True
+    figures = [_mib(row.footprint) or 0.0 for row in rows]
+    return not rows[0].oom and max(figures) - min(figures) > max(APART_MIB, APART_SHARE * max(figures))
+
+
+def merge(rows: Sequence[Measured]) -> Measured:
+    """Memory of the first run, as all configs have one; activity of the last that has any."""
+    busy = next((row for row in reversed(rows) if row.step_ms is not None), None)
+    if busy is None:
+        return rows[0]
+    return msgspec.structs.replace(rows[0], **{name: getattr(busy, name) for name in _ACTIVITY})
+
+
+def read_measured(path: Path) -> Iterator[Measured | dict[str, Any]]:
+    """Rows, and the heads between them: lines without an id. A last line that is not whole is no line."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise Usage(f"{path} cannot be read: {error.strerror}", "`carma dataset collect` makes one.") from error
+    for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), 1):
+        try:
+            said = json.loads(line)  # takes NaN, which is no JSON: such a row is to be counted, not to stop us
+            yield msgspec.convert(said, Measured) if "id" in said else said
+        except (ValueError, TypeError) as error:
+            raise Usage(f"{path}, line {number}: {error}", "`carma dataset collect` makes such lines.") from error
+
+
+def read_digests(path: Path) -> dict[str, str]:
+    """Of each config's line as it stands in the file, by id. A row has that of the line that it was measured from."""
+    lines = [line for line in path.read_bytes().splitlines() if line.strip()]
+    return {str(json.loads(line)["id"]): digest(line) for line in lines}
+
+
+def _mib(size: float | None) -> float | None:
+    return None if size is None else size / _MIB

@@ -1,0 +1,242 @@
+"""The outer half of `carma dataset collect`: runs `inside/collect.py` where torch is, and counts its rows as they come.
+
+The measuring is done by an interpreter that has torch and perhaps no CARMA. What both sides share is the file of rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from carma.core.model.values import Record
+from gpumemnet.dataset.clean import read_digests
+from gpumemnet.dataset.config import read_configs
+from gpumemnet.dataset.inside import rows
+from carma.errors import Refused, Usage
+from carma.directories import HINT, make_folder
+
+MAIN = Path(__file__).parent / "inside" / "collect.py"
+ROWS = rows.NAME
+LOOK_S = 0.25
+END_S = 10.0  # for its processes, after Ctrl-C
+COMMONEST = 3
+ERROR_CHARS = 100
+
+
+class Options(Record, frozen=True, kw_only=True):
+    configs: Path
+    out: Path
+    parallel: int | None = None  # the inner half knows what is good
+    limit_s: float = 3600.0  # no run begins after it
+    run_limit_s: float = 60.0  # one that takes longer has failed
+    activity: bool = False
+    resume: bool = True
+    seed: int = 0
+    device: str = "cuda"
+
+
+class Row(msgspec.Struct, frozen=True):
+    """Of a row only what is counted; a line without an id is a head."""
+
+    id: str = ""
+    of: str | None = None
+    oom: bool = False
+    error: str | None = None
+    step_ms: float | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class Tally(Record, frozen=True, kw_only=True):
+    measured: int
+    oom: int
+    failed: int
+    left: int
+    seconds: float
+    per_s: float
+    errors: dict[str, int]  # the commonest; such as differ in numbers only are one, by its first
+
+    @property
+    def done(self) -> int:
+        return self.measured + self.oom + self.failed
+
+
+class Count:
+    """Reads rows as the file grows, and knows how many configs are done: now, and since it was made."""
+
+    def __init__(self, rows: Path, wanted: Mapping[str, str], activity: bool) -> None:
+        """`wanted`: the configs' digests by their ids."""
+        self._rows, self._wanted, self._activity = rows, wanted, activity
+        self._read_to = 0
+        self._states: dict[str, Row] = {}
+        self.update()
+        self.already = len(self._states)
+
+    @property
+    def done(self) -> int:
+        return len(self._states)
+
+    def update(self) -> int:
+        """How many are done by now. A line that is not whole yet is left for next time."""
+        with contextlib.suppress(FileNotFoundError), self._rows.open("rb") as file:
+            file.seek(self._read_to)
+            whole, newline, _ = file.read().rpartition(b"\n")
+            self._read_to += len(whole) + len(newline)
+            for line in whole.splitlines():
+                self._take(line)
+        return self.done
+
+    def _take(self, line: bytes) -> None:
+        try:
+            row = msgspec.json.decode(line, type=Row)
+        except msgspec.DecodeError:
+            return
+        is_wanted = row.id in self._wanted and row.of in (None, self._wanted[row.id])
+        if is_wanted and not (self._activity and row.step_ms is msgspec.UNSET):
+            self._states[row.id] = row
+
+    def tally(self, seconds: float) -> Tally:
+        rows = self._states.values()
+        errors = [row.error for row in rows if row.error]
+        oom, failed = sum(row.oom for row in rows), len(errors)
+        return Tally(
+            measured=self.done - oom - failed,
+            oom=oom,
+            failed=failed,
+            left=len(self._wanted) - self.done,
+            seconds=round(seconds, 1),
+            per_s=round((self.done - self.already) / max(seconds, 1e-9), 2),
+            errors=commonest(errors),
+        )
+
+
+def commonest(errors: Iterable[str]) -> dict[str, int]:
+    """How often each came, by the first of those that differ in numbers only: one mistake in different shapes."""
+    times: Counter[str] = Counter()
+    first: dict[str, str] = {}
+    for error in errors:
+        text = error.partition(" [")[0][:ERROR_CHARS]
+        alike = re.sub(r"[0-9]+", "0", text)
+        first.setdefault(alike, text)
+        times[alike] += 1
+    return {first[alike]: count for alike, count in times.most_common(COMMONEST)}
+
+
+def nobody(done: int, total: int) -> None:
+    """Is told, and says nothing."""
+
+
+class Stopped(KeyboardInterrupt):
+    """SIGTERM, taken as Ctrl-C is."""
+
+
+def collect(options: Options, python: str, progress: Callable[[int, int], None] = nobody) -> Tally:
+    """Until all is measured or the time is over. Ctrl-C and SIGTERM end the processes, and the rows so far stay."""
+    check_configs(options.configs)
+    wanted = read_digests(options.configs)
+    began_s = time.monotonic()
+    with locked(options.out) as lock, stoppable():
+        if not options.resume:
+            keep_aside(options.out / ROWS)
+        count = Count(options.out / ROWS, wanted, options.activity)
+        measure(command(options, python), lock, lambda: progress(count.update(), len(wanted)))
+    return count.tally(time.monotonic() - began_s)
+
+
+def check_configs(configs: Path) -> None:
+    """All of them, so that a bad one is told now."""
+    if not list(read_configs(configs)):
+        raise Usage(f"{configs} has no configs", "`carma dataset generate` makes some.")
+
+
+def measure(words: Sequence[str], lock: int, look: Callable[[], None]) -> None:
+    """The lock is the inner process's too: were we killed, nobody else may write until it is gone."""
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, pass_fds=(lock,)
+        )
+        try:
+            while process.poll() is None:
+                look()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(LOOK_S)
+        finally:
+            end(process)
+        look()
+        if process.returncode:
+            raise Refused(f"the measuring failed: {last_words(log.fileno())}", "Rows so far are kept; run it again.")
+
+
+def command(options: Options, python: str) -> Sequence[str]:
+    words = [python, str(MAIN), str(options.configs), str(options.out), "--parent", str(os.getpid())]
+    words += ["--limit-s", f"{options.limit_s:g}", "--seed", str(options.seed), "--device", options.device]
+    words += ["--config-limit-s", f"{options.run_limit_s:g}"]
+    words += ["--parallel", str(options.parallel)] if options.parallel else []
+    return words + ["--activity"] * options.activity
+
+
+@contextlib.contextmanager
+def locked(out: Path) -> Iterator[int]:
+    """The directory is made and is ours alone: two that write to one file would measure each other."""
+    make_folder(out)
+    try:
+        lock = rows.lock(out)
+    except OSError as error:
+        raise Usage(f"{out / rows.LOCK} cannot be written: {error.strerror}", HINT) from error
+    except rows.InUse as error:
+        raise Refused(f"{out} is in use: {error}", "Wait for it, end it, or name another directory.") from error
+    try:
+        yield lock
+    finally:
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """SIGTERM as an exception, so that the processes are ended and waited for; only a main thread can have that."""
+
+    def stop(*_: object) -> None:
+        raise Stopped
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def keep_aside(rows: Path) -> None:
+    """Hours of a GPU are not thrown away."""
+    with contextlib.suppress(FileNotFoundError):
+        rows.replace(rows.with_name(f"{ROWS}.old"))
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """It ends its own processes, which live no longer than it does; one that does not listen is killed with them."""
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def last_words(log: int) -> str:
+    text = os.pread(log, 1 << 20, max(0, os.fstat(log).st_size - (1 << 20))).decode(errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][-400:] if lines else "it said nothing"

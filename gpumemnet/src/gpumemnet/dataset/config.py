@@ -1,0 +1,96 @@
+"""One training run as one line of JSON: whoever reads the line can build the very same model again.
+
+`model` is a small program, read from top to bottom; `inside/build.py` runs it and lists what each op takes. Everything
+that was drawn by chance is written out, so that neither a seed nor the generator's version is needed to build it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import msgspec
+
+from carma.core.model.values import Record
+from carma.errors import Usage
+from gpumemnet.serving.model_facts import FAMILIES as FAMILIES
+from gpumemnet.serving.features import Family as Family
+
+Optimizer = Literal["sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad"]
+Precision = Literal["fp32", "tf32", "bf16-amp", "fp16-amp", "bf16"]
+Loss = Literal["classes", "tokens", "values", "pixels"]
+
+Op = Mapping[str, object]
+
+
+class Config(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    id: str  # "cnn-7-000123": family, seed, number
+    family: Family
+    shape: str  # pyramid, residual, encoder …: what the generator meant
+    batch: int
+    input: tuple[int, ...]  # of one sample: (features,), (3, height, width); (tokens,) where `vocabulary` is not 0
+    vocabulary: int = 0  # of the tokens that go in; 0: real numbers go in
+    outputs: int  # classes, or values
+    loss: Loss = "classes"  # one class a sample, a token or a pixel; or values
+    target: int = 0  # tokens of the target sequence of an encoder-decoder; 0: no second input
+    optimizer: Optimizer = "adam"
+    precision: Precision = "fp32"
+    checkpointing: bool = False  # of each op "block"
+    channels_last: bool = False
+    guess_mib: int = 0  # the generator's rough figure: how much room the collector keeps for it
+    model: tuple[dict[str, object], ...]
+
+
+def read_configs(path: Path) -> Iterator[Config]:
+    """One a line; an empty line is none. A bad one is named by its number."""
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield _read(line, path, number)
+    except OSError as error:
+        raise Usage(f"{path} cannot be read: {error.strerror}", "`carma dataset generate` makes one.") from error
+
+
+def _read(line: bytes, path: Path, number: int) -> Config:
+    try:
+        return msgspec.json.decode(line, type=Config)
+    except msgspec.MsgspecError as error:
+        raise Usage(f"{path}, line {number}: {error}", "`carma dataset generate` makes such lines.") from error
+
+
+def write_configs(configs: Iterable[Config], path: Path) -> int:
+    with path.open("wb") as file:
+        return put_configs(configs, file)
+
+
+def put_configs(configs: Iterable[Config], file: BinaryIO) -> int:
+    count = 0
+    for config in configs:
+        file.write(encode(config) + b"\n")
+        count += 1
+    return count
+
+
+def encode(config: Config) -> bytes:
+    """With the fields that differ from their defaults, in their order: equal configs are equal bytes."""
+    return msgspec.json.encode(config)
+
+
+def ops_of(model: Sequence[Op]) -> Iterator[Op]:
+    """Every op of a program, those inside others too; one that stands for several is given once."""
+    for op in model:
+        yield op
+        for bodies in (op.get("body"), *_bodies(op)):
+            if isinstance(bodies, list | tuple):
+                yield from ops_of(bodies)
+
+
+def _bodies(op: Op) -> Iterator[object]:
+    for name in ("bodies", "encoder", "decoder"):
+        value = op.get(name)
+        if name == "bodies" and isinstance(value, list | tuple):
+            yield from value
+        else:
+            yield value

@@ -1,0 +1,164 @@
+"""Draws training runs so that what they take is spread over its range, and not heaped where chance would put it.
+
+For each run a footprint and a batch are wanted first. Models are drawn until one takes that footprint with about that
+batch; the batch is the last knob, and set to what reaches the footprint. Each run has chance of its own, made of seed,
+family and number: the first runs of a longer list are those of a shorter one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from gpumemnet.dataset.config import Config, Family
+from gpumemnet.dataset.random_draws import Dice
+from gpumemnet.dataset.draw_cnn import draw_cnn
+from gpumemnet.dataset.draw_mlp import draw_mlp
+from gpumemnet.dataset.draw_transformer import draw_transformer
+from gpumemnet.dataset.rough_memory import Guess
+from gpumemnet.dataset.program import Drawn
+from gpumemnet.dataset.ranges import Cnn, Footprint, Mlp, Ranges, Transformer
+from gpumemnet.dataset.program_memory import Unfit
+from carma.errors import Usage
+
+NEAR = 0.5  # how far, in doublings, a model may be from what was wanted to be taken at once
+PATIENCE = 40  # times `tries`, until at least one can be trained at all
+REACHED = 0.5  # doublings: what a batch that is rounded to a power of two may be off by
+
+
+class _Found(NamedTuple):
+    distance: float
+    config: Config
+
+
+class Aimed(NamedTuple):
+    """A config, and the footprint that it was drawn for."""
+
+    config: Config
+    wanted_mib: float
+
+    @property
+    def is_reached(self) -> bool:
+        """By the guess. Ranges that hold nothing so small or so large give the nearest they have."""
+        return abs(math.log2(self.config.guess_mib / self.wanted_mib)) <= REACHED
+
+
+def generate(family: Family, count: int, seed: int, ranges: Ranges) -> Iterator[Config]:
+    return (aimed.config for aimed in aim(family, count, seed, ranges))
+
+
+def aim(family: Family, count: int, seed: int, ranges: Ranges) -> Iterator[Aimed]:
+    for number in range(count):
+        yield _one(family, seed, number, ranges)
+
+
+def name(family: Family, seed: int, number: int) -> str:
+    return f"{family}-{seed}-{number:06}"
+
+
+def _one(family: Family, seed: int, number: int, ranges: Ranges) -> Aimed:
+    dice = Dice(f"{seed}/{family}/{number}")
+    of_family = _section(family, ranges)
+    wanted_mib = wanted_footprint(dice, of_family.footprint)
+    wanted_batch = dice.log(of_family.batch)
+    shape = _shape(dice, of_family)
+    settings = {
+        "id": name(family, seed, number),
+        "family": family,
+        "optimizer": dice.word(ranges.common.optimizers),
+        "precision": dice.word(ranges.common.precisions),
+    }
+    best: _Found | None = None
+    for tried in range(ranges.common.tries * PATIENCE):
+        if best is not None and (tried >= ranges.common.tries or best.distance < NEAR):
+            break
+        found = _fitted(dice, ranges, _config(_drawn(family, dice, ranges, shape), settings), wanted_mib, wanted_batch)
+        if found is not None and (best is None or found.distance < best.distance):
+            best = found
+    if best is None:
+        raise Usage(f"no {family} model of these ranges can be trained", "Allow smaller models, images or batches.")
+    return Aimed(best.config, wanted_mib)
+
+
+def _section(family: Family, ranges: Ranges) -> Mlp | Cnn | Transformer:
+    match family:
+        case "mlp":
+            return ranges.mlp
+        case "cnn":
+            return ranges.cnn
+        case "transformer":
+            return ranges.transformer
+
+
+def _shape(dice: Dice, section: Mlp | Cnn | Transformer) -> str:
+    match section:
+        case Mlp():
+            return dice.word(section.shapes)
+        case Cnn():
+            return dice.word(section.shapes)
+        case Transformer():
+            return dice.word(section.shapes)
+
+
+def wanted_footprint(dice: Dice, footprint: Footprint) -> float:
+    kind = dice.uniform((0, 1))
+    if kind < footprint.log:
+        low, high = footprint.span_mib
+        return math.exp(dice.uniform((math.log(low), math.log(high))))
+    if kind < footprint.log + footprint.low:
+        return dice.uniform(footprint.low_mib)
+    if kind < footprint.log + footprint.low + footprint.high:
+        return dice.uniform(footprint.high_mib)
+    return dice.uniform(footprint.span_mib)
+
+
+def _drawn(family: Family, dice: Dice, ranges: Ranges, shape: str) -> Drawn:
+    match family:
+        case "mlp":
+            return draw_mlp(dice, ranges.mlp, shape)
+        case "cnn":
+            return draw_cnn(dice, ranges.cnn, shape)
+        case "transformer":
+            return draw_transformer(dice, ranges.transformer, shape)
+
+
+def _config(drawn: Drawn, settings: dict[str, str]) -> Config:
+    """Through the type's own check: nothing that could not be read again is written."""
+    tree = {**msgspec.structs.asdict(drawn), **settings, "batch": 1}
+    return msgspec.convert(tree, Config)
+
+
+def _fitted(dice: Dice, ranges: Ranges, config: Config, wanted_mib: float, wanted_batch: int) -> _Found | None:
+    """With the batch that reaches the footprint, as far as the limits allow; None: it cannot be trained."""
+    of_family = _section(config.family, ranges)
+    low, high = of_family.batch
+    try:
+        guess = Guess(config, ranges.common)
+    except Unfit:
+        return None
+    least = max(low, 2) if guess.walk.lonely else low
+    most = min(high, guess.most())
+    if most < least:
+        return None
+    found = []
+    for batch in (guess.batch_for(wanted_mib), wanted_batch):  # weights may take the footprint at any small batch
+        written = min(most, max(least, _written(dice, ranges, min(most, max(least, batch)))))
+        mib = guess.mib(written)
+        distance = 4 * abs(math.log2(mib / wanted_mib)) + abs(math.log2(written / wanted_batch)) / 2
+        distance += guess.step_s(written) / 2  # of two that fit, the one that is measured sooner
+        if mib <= of_family.footprint.high_mib[1]:
+            found.append(_Found(distance, msgspec.structs.replace(config, batch=written, guess_mib=mib)))
+    return min(found, key=lambda one: one.distance, default=None)
+
+
+def _written(dice: Dice, ranges: Ranges, batch: float) -> int:
+    """People like powers of two."""
+    match dice.word(ranges.common.batches):
+        case "power":
+            return int(2 ** round(math.log2(batch)))
+        case "eights" if batch >= 8:
+            return 8 * round(batch / 8)
+    return round(batch)

@@ -1,0 +1,103 @@
+"""The layers of configs' models, by inside/layers.py in an interpreter that has torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gpumemnet.dataset.config import Config, write_configs
+from carma.errors import Refused, Usage
+from carma.directories import make_folder
+
+LISTER = Path(__file__).parent / "inside" / "layers.py"
+UNWRITTEN = 3  # as in inside/layers.py
+FILE_HINT = "--layers names the file; what it holds is kept, and the same command goes on."
+_HINT = "--python names one that has torch; a CPU build will do."
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of inside/layers.py."""
+
+    id: str
+    error: str | None = None
+    parameters: int = 0
+    tied: int = 0
+    inside: int = 0
+    layers: tuple[dict[str, Any], ...] = ()
+    edges: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def columns(self) -> dict[str, object]:
+        return {
+            "parameters": self.parameters,
+            "tied_parameters": self.tied,
+            "inside_parameters": self.inside,
+            "layer_kind": [layer["kind"] for layer in self.layers],
+            "layer_output": [layer["output"] for layer in self.layers],
+            "layer_input": [layer["inputs"][0] if layer["inputs"] else [] for layer in self.layers],
+            "layer_parameters": [layer["parameters"] for layer in self.layers],
+            "layer_attributes": [_attributes(layer["attributes"]) for layer in self.layers],
+            "layer_inplace": [layer["inplace"] for layer in self.layers],
+            "edge_from": [source for source, _ in self.edges],
+            "edge_to": [target for _, target in self.edges],
+        }
+
+
+class Lister(NamedTuple):
+    """Which interpreter, and where its lines are kept: listing thousands takes minutes."""
+
+    python: str
+    layers_file: Path
+    processes: int = 2
+
+    def list(self, configs: Iterable[Config]) -> dict[str, Listed]:
+        wanted = {config.id: config for config in configs}
+        make_folder(self.layers_file.parent, FILE_HINT)
+        with tempfile.TemporaryDirectory(prefix="carma-layers-") as folder:
+            file = Path(folder) / "configs.jsonl"
+            write_configs(wanted.values(), file)
+            command = [self.python, str(LISTER), str(file), str(self.layers_file), "--processes", str(self.processes)]
+            _run([*command, "--parent", str(os.getpid())])
+        return _read(self.layers_file, wanted)
+
+
+def _run(command: Sequence[str]) -> None:
+    """Its last line says what went wrong, if anything did."""
+    try:
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            last = "it said nothing"
+            for line in process.stderr:
+                last = line.strip() or last
+    except OSError as error:
+        raise Usage(f"{command[0]} cannot be run: {error.strerror}", _HINT) from error
+    if process.returncode == UNWRITTEN:
+        raise Refused(last, FILE_HINT)
+    if process.returncode:
+        raise Refused(f"{command[0]} cannot list layers: {last}", _HINT)
+
+
+def _read(path: Path, wanted: Mapping[str, object]) -> dict[str, Listed]:
+    """Of an id that is there twice, the last: its config was another before."""
+    decoder = msgspec.json.Decoder(Listed)
+    found: dict[str, Listed] = {}
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                said = decoder.decode(line)
+            except msgspec.MsgspecError as error:
+                raise Usage(f"{path}, line {number}: {error}", "Delete the file: it is made again.") from error
+            if said.id in wanted:
+                found[said.id] = said
+    return found
+
+
+def _attributes(attributes: dict[str, str]) -> str:
+    return json.dumps(attributes, separators=(",", ":"), sort_keys=True)

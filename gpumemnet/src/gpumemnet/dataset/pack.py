@@ -1,0 +1,139 @@
+"""Puts configs, what was measured and their layers together: one Parquet file a family.
+
+Where a file is there already, it is extended: a row whose id is there replaces it, but a row without activity does not
+take the activity of an earlier one of the same config away.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from carma.core.model.values import Record
+from gpumemnet.dataset.clean import NO_LAYERS, OTHER, Cleaning, Measured, Report, read_digests, read_measured
+from gpumemnet.dataset.config import FAMILIES, Config, encode, read_configs
+from gpumemnet.dataset.layer_lists import Listed, Lister
+from gpumemnet.dataset.schema import ACTIVITY, CONFIG_COLUMNS
+from gpumemnet.dataset.table import Head, read, read_rows, write
+from carma.errors import Refused, Usage
+from carma.directories import make_folder
+
+MOST_BYTES = 8_000_000  # of a file that is to be kept in a repository
+
+
+class Packed(Record, frozen=True, kw_only=True):
+    files: dict[str, int]  # rows of each
+    file_bytes: dict[str, int]
+    untied: int  # rows that were measured with weights apart that their configs had tied: they say so now
+    report: Report
+
+
+def pack(configs_file: Path, rows_files: Sequence[Path], out: Path, lister: Lister) -> Packed:
+    configs = {config.id: config for config in read_configs(configs_file)}
+    if not configs:
+        raise Usage(f"{configs_file} has no configs", "`carma dataset generate` makes some.")
+    make_folder(out)
+    lines = [line for path in rows_files for line in read_measured(path)]
+    rows = [line for line in lines if isinstance(line, Measured)]
+    cleaning = Cleaning()
+    kept = cleaning.clean(rows, configs, read_digests(configs_file))
+    listed = lister.list(configs[id] for id in kept)
+    untied = _untied(configs, kept, listed, lister)
+    made = [row for id in list(kept) if (row := _row(configs[id], kept, listed.get(id), cleaning)) is not None]
+    heads = [line for line in lines if not isinstance(line, Measured)]
+    files = {
+        str(out / f"{family}.parquet"): extend(out / f"{family}.parquet", own, heads)
+        for family in FAMILIES
+        if (own := [row for row in made if row["family"] == family])
+    }
+    return Packed(
+        files=files,
+        file_bytes={name: Path(name).stat().st_size for name in files},
+        untied=untied,
+        report=cleaning.report(len(rows), list(kept.values())),
+    )
+
+
+def extend(path: Path, rows: Sequence[Mapping[str, object]], heads: Sequence[Head]) -> int:
+    """How many rows it then has. What was written is read again, so that no file is left that cannot be."""
+    old, old_heads = read_rows(path) if path.exists() else ([], [])
+    merged: dict[object, Mapping[str, object]] = {row["id"]: row for row in old}
+    for row in rows:
+        merged[row["id"]] = _over(merged.get(row["id"]), row)
+    all_heads = {json.dumps(head, sort_keys=True): head for head in (*old_heads, *heads)}
+    unchecked = path.with_name(path.name + ".unchecked")
+    write(unchecked, list(merged.values()), list(all_heads.values()))
+    try:
+        read(unchecked)
+        size = unchecked.stat().st_size
+        if size > MOST_BYTES:
+            raise Refused(f"{path} would have {size:,} bytes, more than {MOST_BYTES:,}", "Pack fewer rows.")
+        unchecked.replace(path)
+    finally:
+        unchecked.unlink(missing_ok=True)
+    return len(merged)
+
+
+def _over(old: Mapping[str, object] | None, new: Mapping[str, object]) -> Mapping[str, object]:
+    if old is None or new["step_ms"] is not None or new["config"] != old["config"]:
+        return new
+    return {**new, **{column.name: old[column.name] for column in ACTIVITY}}
+
+
+def _untied(configs: dict[str, Config], kept: Mapping[str, Measured], listed: dict[str, Listed], lister: Lister) -> int:
+    """Some collectors lost the tie between an embedding and the output layer when they moved a model to the GPU.
+
+    Such a run is a true one, of the config without the tie. It counts where that config has exactly as many parameters
+    as were measured.
+    """
+    wanted = {
+        id: untie(configs[id])
+        for id, row in kept.items()
+        if row.parameters is not None and id in listed and row.parameters > listed[id].parameters
+    }
+    changed = [config for id, config in wanted.items() if config != configs[id]]
+    if not changed:
+        return 0
+    file = lister.layers_file
+    again = lister._replace(layers_file=file.with_name(f"{file.stem}-untied{file.suffix}")).list(changed)
+    true = [config for config in changed if again[config.id].parameters == kept[config.id].parameters]
+    for config in true:
+        configs[config.id], listed[config.id] = config, again[config.id]
+    return len(true)
+
+
+def untie(config: Config) -> Config:
+    """Output layers with weights of their own. A tied embedding stays: it is one module that is called twice."""
+    return msgspec.structs.replace(config, model=tuple(_untie(op) for op in config.model))
+
+
+def _untie(value: object) -> dict[str, object]:
+    assert isinstance(value, dict)
+    kept = {name: _deep(field) for name, field in value.items()}
+    if value.get("op") == "linear":
+        kept.pop("tied", None)
+    return kept
+
+
+def _deep(field: object) -> object:
+    if isinstance(field, list | tuple):
+        return [_deep(each) for each in field]
+    return _untie(field) if isinstance(field, dict) else field
+
+
+def _row(
+    config: Config, kept: dict[str, Measured], layers: Listed | None, cleaning: Cleaning
+) -> dict[str, object] | None:
+    measured = kept[config.id]
+    if layers is None or layers.error or not layers.layers:
+        cleaning.drop(NO_LAYERS, config.id)
+    elif measured.parameters not in (None, layers.parameters):
+        cleaning.drop(OTHER, config.id)
+    else:
+        settings = {name: getattr(config, name) for name in CONFIG_COLUMNS}
+        return {**settings, "config": encode(config).decode(), **layers.columns, **measured.columns}
+    del kept[config.id]
+    return None

@@ -1,0 +1,272 @@
+"""Pictures of a data set: what its features cover, how memory climbs with size, what activity goes with.
+
+One colour a memory class in every picture. matplotlib is imported only here, in maps.py, and only when drawing.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpumemnet.dataset.config import Config
+from gpumemnet.dataset.describe import coloured, sizes
+from gpumemnet.dataset.schema import ACTIVITY
+from gpumemnet.dataset.table import Numbers, Table
+from carma.errors import Refused
+from carma.directories import make_folder, write_whole
+from carma.output_file import MARK
+
+COLOURS = {"mlp": "#0b6e4f", "cnn": "#1d4ed8", "transformer": "#b45309"}
+LABELS = {
+    "layers": "layers",
+    "batch": "batch size (samples)",
+    "parameters": "parameters",
+    "activations": "activations (elements a sample)",
+    "activations_batch": "activations × batch (elements)",
+    "footprint_mib": "footprint (MiB)",
+}
+STEP_MIB = 2  # torch asks the driver for multiples of it
+ZOOM_MIB = 20 * STEP_MIB  # more steps cannot be told apart
+ENOUGH = 20  # runs, to show them
+LEAST_BATCHES = 6  # of one model, for a staircase
+MOST_LINES = 6
+LEAST_ACTIVE = 30  # runs, for a correlation that means anything
+_GREY = "#9aa0a6"
+
+
+def draw(tables: Sequence[Table], out: Path, seed: int) -> Iterator[Path]:
+    """Each picture as PNG and SVG; their paths as they come. What there is no data for is not drawn."""
+    pyplot = _pyplot()
+    from gpumemnet.dataset.embedding_plots import maps
+
+    make_folder(out)
+    for table in tables:
+        yield from _save(pyplot, _coverage(pyplot, table), out / f"{table.family}-coverage")
+        yield from _save(pyplot, maps(pyplot, table, seed), out / f"{table.family}-map")
+    if (figure := _staircase(pyplot, tables)) is not None:
+        yield from _save(pyplot, figure, out / "staircase")
+    if (figure := _activity(pyplot, tables)) is not None:
+        yield from _save(pyplot, figure, out / "activity")
+
+
+def files_of(tables: Sequence[Table]) -> list[str]:
+    """All that may be drawn of them."""
+    names = [f"{table.family}-{what}" for table in tables for what in ("coverage", "map")]
+    return [f"{name}{suffix}" for name in (*names, "staircase", "activity") for suffix in (".png", ".svg")]
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+        import sklearn  # noqa: F401  # maps.py will want it: better to say so before anything is drawn
+    except ImportError as error:
+        hint = "pip install matplotlib scikit-learn"
+        raise Refused(f"{error.name} is not installed, so no picture can be drawn", hint) from error
+    matplotlib.use("Agg")
+    matplotlib.rcParams.update({"svg.hashsalt": "carma", "font.size": 9, "axes.titlesize": 10})
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def _save(pyplot: Any, figure: Any, path: Path) -> Iterator[Path]:
+    for suffix, metadata in ((".png", {"Software": MARK}), (".svg", {"Creator": MARK, "Date": None})):
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format=suffix[1:], dpi=150, metadata=metadata)
+        write_whole(path.with_suffix(suffix), drawn.getvalue())
+        yield path.with_suffix(suffix)
+    pyplot.close(figure)
+
+
+def class_colours(pyplot: Any, count: int) -> list[Any]:
+    """From few to much memory, dark to light; the same for a class wherever it is drawn."""
+    return [pyplot.get_cmap("viridis")(place) for place in np.linspace(0.0, 0.95, max(count, 2))][:count]
+
+
+def plain(axes: Any) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#e5e7eb", linewidth=0.7)
+    axes.set_axisbelow(True)
+
+
+def said(table: Table) -> str:
+    gpus = sorted({str(head["gpu"]) for head in table.heads if head.get("gpu")})
+    return f"{table.family}: {len(table):,} training runs" + (f" on {', '.join(gpus)}" if gpus else "")
+
+
+def _coverage(pyplot: Any, table: Table) -> Any:
+    """How often each size was drawn; of memory, each class in its colour, once over a plain axis."""
+    figure, panels = pyplot.subplots(2, 3, figsize=(11, 5.6), layout="constrained")
+    found = sizes(table)
+    for axes, name in zip(panels.flat, ("layers", "batch", "parameters", "activations"), strict=False):
+        axes.hist(found[name], bins=_log_bins(found[name]), color=COLOURS[table.family])
+        axes.set_xscale("log")
+        axes.set_xlabel(LABELS[name])
+    fits = table["footprint_mib"][table["oom"] == 0]
+    _by_class(pyplot, panels.flat[4], table, fits, _log_bins(fits))
+    panels.flat[4].set_xscale("log")
+    _by_class(pyplot, panels.flat[5], table, fits, np.linspace(0, fits.max(initial=1.0), 49))
+    panels.flat[5].xaxis.set_major_formatter("{x:,.0f}")
+    panels.flat[5].locator_params(axis="x", nbins=5)
+    panels.flat[5].legend(frameon=False, fontsize=7, title="memory class", title_fontsize=7)
+    for axes in panels.flat:
+        axes.set_ylabel("runs")
+        plain(axes)
+    figure.suptitle(f"What the data covers. {said(table)}", fontsize=11)
+    return figure
+
+
+def _by_class(pyplot: Any, axes: Any, table: Table, footprints: Numbers, bins: Numbers) -> None:
+    found, labels = coloured(table.family, footprints)
+    parts = [footprints[found == each] for each in range(len(labels))]
+    axes.hist(parts, bins=bins, stacked=True, color=class_colours(pyplot, len(labels)), label=labels)
+    axes.set_xlabel(LABELS["footprint_mib"])
+
+
+def _log_bins(values: Numbers, count: int = 40) -> Numbers:
+    least, most = max(float(values.min(initial=np.inf)), 1e-9), float(values.max(initial=1.0))
+    if not np.isfinite(least) or most <= least:
+        return np.linspace(0.5, 1.5, 3) * max(most, 1e-9)
+    bins: Numbers = np.geomspace(least, most * 1.0001, count)
+    return bins
+
+
+def _staircase(pyplot: Any, tables: Sequence[Table]) -> Any | None:
+    """What is asked for is of any size; what the allocator gets from the driver for it comes in pieces of 2 MiB."""
+    zooms = [(table, zoom) for table in tables if (zoom := densest(_fitting(table, "reserved_mib"))) is not None]
+    models = [line for table in tables for line in _same_model(table)][:MOST_LINES]
+    count = len(zooms) + bool(models)
+    if not count:
+        return None
+    figure, panels = pyplot.subplots(1, count, figsize=(1 + 4.4 * count, 4.4), layout="constrained", squeeze=False)
+    for axes, (table, least_mib) in zip(panels.flat, zooms, strict=False):
+        _in_order(axes, table, least_mib)
+    if models:
+        _footprint_over_batch(pyplot, panels[0, -1], models)
+    for axes in panels.flat:
+        plain(axes)
+    figure.suptitle("The staircase: what is requested is of any size, what is reserved is not", fontsize=11)
+    return figure
+
+
+def _fitting(table: Table, name: str) -> Numbers:
+    found: Numbers = table[name][table["oom"] == 0]
+    return found
+
+
+def densest(values_mib: Numbers) -> float | None:
+    """Where the stretch of ZOOM_MIB begins that has most runs; None where no stretch has enough to show steps."""
+    ordered = np.sort(values_mib)
+    until = np.searchsorted(ordered, ordered + ZOOM_MIB)
+    counts = until - np.arange(len(ordered))
+    if not len(counts) or counts.max() < ENOUGH:
+        return None
+    return float(ordered[counts.argmax()])
+
+
+def _in_order(axes: Any, table: Table, least_mib: float) -> None:
+    """Each kind of figure in its own order, so that both rise: runs that share a value are a step, a dot each."""
+    most_mib = least_mib + ZOOM_MIB
+    for name, style in (
+        ("requested_mib", {"color": _GREY, "linewidth": 0.8, "markersize": 2.5}),
+        ("reserved_mib", {"color": COLOURS[table.family], "linewidth": 0.8, "markersize": 4.5}),
+    ):
+        values = _fitting(table, name)
+        shown = np.sort(values[(values >= least_mib) & (values <= most_mib)])
+        axes.plot(np.arange(1, len(shown) + 1), shown, "o-", label=f"{name.removesuffix('_mib')} at the peak", **style)
+    axes.set_ylim(least_mib - 1, most_mib + 1)
+    axes.yaxis.set_major_locator(_multiples(STEP_MIB * 5))
+    axes.yaxis.set_minor_locator(_multiples(STEP_MIB))
+    axes.grid(which="minor", axis="y", color="#e5e7eb", linewidth=0.5)
+    axes.set_xlabel("runs, each figure in its own order")
+    axes.set_ylabel("memory (MiB)")
+    axes.set_title(f"{table.family}: reserved in pieces of {STEP_MIB} MiB", loc="left")
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _multiples(base: float) -> Any:
+    from matplotlib.ticker import MultipleLocator
+
+    return MultipleLocator(base)
+
+
+Line = tuple[str, list[int], list[float]]
+
+
+def _same_model(table: Table) -> list[Line]:
+    """Runs that differ in nothing but the batch, where there are enough of them."""
+    groups: dict[str, list[int]] = {}
+    for row, config in enumerate(table.configs):
+        if not table["oom"][row]:
+            groups.setdefault(_but_batch(config), []).append(row)
+    found: list[Line] = []
+    for rows in groups.values():
+        ordered = sorted(rows, key=lambda row: table.configs[row].batch)
+        if len(ordered) >= LEAST_BATCHES:
+            first = table.configs[ordered[0]]
+            batches = [table.configs[row].batch for row in ordered]
+            name = f"{table.family}, {first.shape}, {first.optimizer}, {first.precision}"
+            found.append((name, batches, table["footprint_mib"][ordered].tolist()))
+    return sorted(found, key=lambda line: -len(line[1]))
+
+
+def _but_batch(config: Config) -> str:
+    kept = (config.input, config.optimizer, config.precision, config.checkpointing, config.channels_last, config.model)
+    return json.dumps(kept, sort_keys=True)
+
+
+def _footprint_over_batch(pyplot: Any, axes: Any, lines: Sequence[Line]) -> None:
+    for (name, batches, footprints), colour in zip(lines, class_colours(pyplot, len(lines)), strict=True):
+        axes.step(batches, footprints, where="post", color=colour, linewidth=1.2)
+        axes.plot(batches, footprints, "o", color=colour, markersize=2.5, label=name)
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xlabel(LABELS["batch"])
+    axes.set_ylabel(LABELS["footprint_mib"])
+    axes.set_title("One model, a growing batch", loc="left")
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _activity(pyplot: Any, tables: Sequence[Table]) -> Any | None:
+    """Rank correlation: activity saturates, so no straight line is to be expected."""
+    active = [table for table in tables if np.isfinite(table["step_ms"]).sum() >= LEAST_ACTIVE]
+    if not active:
+        return None
+    figure, panels = pyplot.subplots(1, len(active), figsize=(1.6 + 3.8 * len(active), 4.6), layout="constrained",
+                                     squeeze=False)  # fmt: skip
+    image = None
+    for axes, table in zip(panels.flat, active, strict=True):
+        image = _heat(axes, table)
+    figure.colorbar(image, ax=panels, label="rank correlation (Spearman)", shrink=0.85)
+    figure.suptitle("What a GPU does, against the size of the run", fontsize=11)
+    return figure
+
+
+def _heat(axes: Any, table: Table) -> Any:
+    rows = np.isfinite(table["step_ms"])
+    across = sizes(table)
+    down = [column.name for column in ACTIVITY]
+    grid = np.array([[rank_correlation(table[name][rows], size[rows]) for size in across.values()] for name in down])
+    image = axes.imshow(grid, cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto")
+    for (y, x), value in np.ndenumerate(grid):
+        word = "–" if np.isnan(value) else f"{value:+.2f}"
+        axes.text(x, y, word, ha="center", va="center", fontsize=7.5, color="white" if abs(value) > 0.6 else "black")
+    names = [name.removesuffix("_mib").replace("activations_batch", "activations × batch") for name in across]
+    axes.set_xticks(range(len(names)), names, rotation=35, ha="right")
+    axes.set_yticks(range(len(down)), [name.replace("_", " ") for name in down])
+    axes.set_title(f"{table.family}, {int(rows.sum()):,} runs", loc="left")
+    return image
+
+
+def rank_correlation(left: Numbers, right: Numbers) -> float:
+    """NaN where too few runs have both, or either is always the same."""
+    known = np.isfinite(left) & np.isfinite(right)
+    if known.sum() < LEAST_ACTIVE or np.ptp(left[known]) == 0 or np.ptp(right[known]) == 0:
+        return float("nan")
+    from scipy.stats import spearmanr  # type: ignore[import-untyped]  # scikit-learn brings it
+
+    return float(spearmanr(left[known], right[known]).statistic)

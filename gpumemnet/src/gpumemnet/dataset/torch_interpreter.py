@@ -1,0 +1,64 @@
+"""The Python that has torch: CARMA's own rarely does. It is asked before minutes are spent on it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from carma.core.model.values import Record
+from carma.errors import NoGpus, Refused, Usage
+
+LIMIT_S = 300.0  # importing torch from a slow disk
+_HINT = "--python names one that has torch."
+_ASK = """
+import json, platform, torch
+print(json.dumps({"python": platform.python_version(), "torch": torch.__version__, "gpu": torch.cuda.is_available()}))
+"""
+
+
+class TorchPython(Record, frozen=True, kw_only=True):
+    path: str
+    python: str
+    torch: str
+    gpu: bool
+
+
+def find_torch(wanted: str | None, *, with_gpu: bool) -> TorchPython:
+    """`python3` where none is named."""
+    path, said = ask_interpreter(wanted, _ASK, (), _HINT)
+    found = msgspec.convert({**said, "path": path}, TorchPython)
+    if with_gpu and not found.gpu:
+        raise no_gpu(found.torch, path)
+    return found
+
+
+def ask_interpreter(
+    wanted: str | None, program: str, words: Sequence[str], hint: str
+) -> tuple[str, dict[str, str | bool]]:
+    """Its path and what `program`, run by it, prints as JSON.
+
+    The path stays as it is found: a virtual environment is known by its link.
+    """
+    path = shutil.which(wanted or "python3")
+    if path is None:
+        raise Usage(f"there is no program {wanted or 'python3'}", hint)
+    command = [path, "-c", program, *words]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Refused(f"{path} does not answer: {error}", hint) from error
+    if asked.returncode:
+        last = (asked.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise Refused(f"{path} cannot run the training scripts: {last}", hint)
+    return str(Path(path).absolute()), msgspec.json.decode(asked.stdout.splitlines()[-1], type=dict[str, str | bool])
+
+
+def no_gpu(torch: str, path: str) -> NoGpus:
+    return NoGpus(
+        f"torch {torch} of {path} finds no GPU",
+        "This measures a real NVIDIA GPU: run it where one is, with a CUDA build of torch.",
+    )

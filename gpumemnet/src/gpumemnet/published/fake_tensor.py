@@ -1,0 +1,70 @@
+"""Fake tensors as the authors of CARMA ran them (arXiv 2508.19073, their baseline "FakeTensor").
+
+They make the weights first, then count the bytes of the storages that one forward and backward pass makes, and take the
+peak. No weights, no optimizer step, no rounding, no segments, no context: it is under the truth by design. Here the
+same window of the trial run is taken: from the first forward pass to the first optimizer step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from carma.core.model.values import Estimate, NoEstimate
+from carma.core.ports import EstimateRequest
+from carma.trial.protocol import Context, Trial, Trials
+from gpumemnet.published.common import answer, under
+from carma.trial.report import ALLOC, FREE, MARK, Event, read_events
+
+_WARNINGS = (
+    "leaves out the weights, the optimizer's state, the CUDA context, workspaces and the allocator's rounding; "
+    "it is below what the command will take",
+)
+
+
+class FakeTensor:
+    name = "fake-tensor"
+
+    def __init__(self, trials: Trials) -> None:
+        self._trials = trials
+
+    def estimate(self, request: EstimateRequest) -> Estimate | NoEstimate:
+        trial = self._trials.run(request)
+        if isinstance(trial, NoEstimate):
+            return under(self.name, trial)
+        peak = _peak_of_first_pass(trial)
+        if peak is None:
+            reason = trial.report.reason or "no optimizer step was seen after a forward pass"
+            return NoEstimate(source=self.name, reason=reason)
+        return answer(self.name, {"activations": peak}, warnings=_WARNINGS, steps_seen=trial.report.steps)
+
+
+def _peak_of_first_pass(trial: Trial) -> int | None:
+    marks = trial.report.marks
+    window: list[Event] = []
+    started = False
+    for event in read_events(trial.events):
+        if event.kind == MARK and event.what < len(marks):
+            started = started or marks[event.what] == "forward"
+            if started and marks[event.what] == "step":
+                return peak_bytes(window)
+        elif started:
+            window.append(event)
+    return None
+
+
+def peak_bytes(events: Iterable[Event]) -> int:
+    """The most bytes alive at once of what these events make; what was there before is not counted."""
+    alive: dict[int, int] = {}
+    now = peak = 0
+    for event in events:
+        if event.kind == ALLOC:
+            alive[event.id] = event.bytes
+            now += event.bytes
+            peak = max(peak, now)
+        elif event.kind == FREE:
+            now -= alive.pop(event.id, 0)
+    return peak
+
+
+def make(context: Context) -> FakeTensor:
+    return FakeTensor(context.trials)

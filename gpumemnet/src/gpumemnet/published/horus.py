@@ -1,0 +1,58 @@
+"""The memory formula of Horus (Yeung et al., TPDS 2022, doi 10.1109/tpds.2021.3079202), as CARMA's authors used it.
+
+With A activations of one sample, P parameters and a batch of B: 4 · (A·B + P + B·P) bytes, and 800 MiB that all their
+published figures contain (their scripts do not). Gradients are counted once for each sample, which is why models with
+many parameters explode. A is what their reader of summaries counts: it does not know pooling layers that are not
+adaptive, and leaves blocks out. With both, their figures come out to the MiB (ResNet-50 at 32: 7,904; VGG-16 lies
+2 MiB off, because their reader takes "4096" for 4 behind the linear layers).
+"""
+
+from __future__ import annotations
+
+from carma.core.model.values import Estimate, NoEstimate
+from carma.trial.layers.description import Described, Layer
+from carma.trial.protocol import Context
+from gpumemnet.published.common import OfModel, answer, cut_off, no_outputs, numel, parameters_of
+
+CONSTANT_MIB = 800
+_VALUE_BYTES = 4
+_WARNINGS = (
+    "counts the gradients of the weights once for each sample; far too much for models with many parameters",
+    "leaves out optimizer state, workspaces and precision other than float32",
+)
+_NOT_COUNTED = ("MaxPool", "AvgPool", "LPPool", "FractionalMaxPool", "Flatten", "Unflatten", "Identity")
+
+
+class Horus(OfModel):
+    name = "horus"
+
+    def of(self, described: Described, gpus: int) -> Estimate | NoEstimate:  # noqa: ARG002 (as the others have it)
+        if described.batch is None:
+            return NoEstimate(source=self.name, reason="the batch size is not known; the formula needs it")
+        if reason := no_outputs(described):
+            return NoEstimate(source=self.name, reason=reason)
+        batch, parameters = described.batch, parameters_of(described)
+        parts = {
+            "activations": _VALUE_BYTES * batch * activations(described),
+            "weights": _VALUE_BYTES * parameters,
+            "gradients": _VALUE_BYTES * batch * parameters,
+        }
+        warnings = _WARNINGS + cut_off(described)
+        return answer(self.name, parts, fixed_mib={"constant": CONSTANT_MIB}, warnings=warnings)
+
+
+def activations(described: Described) -> int:
+    """Values of one sample, in the layers that the authors count."""
+    batch = described.batch or 1
+    return sum(_of_sample(layer, batch) for layer in described.layers if not layer.kind.startswith(_NOT_COUNTED))
+
+
+def _of_sample(layer: Layer, batch: int) -> int:
+    if layer.kind.startswith("AdaptiveAvgPool") and len(layer.output) > 1:
+        return layer.output[1]  # their reader takes the channels only, whatever the size of the output
+    count = numel(layer.output)
+    return count // batch if layer.output and layer.output[0] == batch else count
+
+
+def make(context: Context) -> Horus:
+    return Horus(context.trials)

@@ -1,0 +1,86 @@
+"""DeepSpeed's `estimate_zero{2,3}_model_states_mem_needs` (ZeRO: Rajbhandari et al., SC 2020, arXiv 1910.02054).
+
+The library's own functions are called, in a process of their own: importing DeepSpeed imports torch, which the daemon
+never does. Nothing is offloaded to the host, and the GPUs are those that the task asks for, on one node.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from typing import Literal
+
+import msgspec
+
+from carma.core.model.values import Estimate, NoEstimate
+from carma.core.ports import EstimateRequest
+from carma.trial.layers.description import Described
+from carma.trial.protocol import Context, Trials
+from gpumemnet.published.common import answer, parameters_of, under
+
+IMPORT_LIMIT_S = 120.0  # importing DeepSpeed takes seconds; a hung import must not hold the estimator for ever
+_STATES_ONLY = "counts weights, gradients and optimizer state only: no activations, no workspaces, no CUDA context"
+_MIXED = "takes 16-bit training with Adam under ZeRO for granted, whatever the script does"
+
+# DeepSpeed writes to stdout when it is imported, so the answer is marked.
+_MARK = "carma-answer:"
+_PROGRAM = {
+    2: """
+import sys
+from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs as needs
+parameters, _, gpus = map(int, sys.argv[1:])
+print("\\ncarma-answer:%d" % needs(parameters, gpus, 1, cpu_offload=False)[1])
+""",
+    3: """
+import sys
+from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs as needs
+parameters, largest, gpus = map(int, sys.argv[1:])
+print("\\ncarma-answer:%d" % needs(parameters, largest, gpus, 1, cpu_offload=False, cpu_offload_params=False)[1])
+""",
+}
+
+
+class Zero:
+    def __init__(self, stage: Literal[2, 3], trials: Trials) -> None:
+        self.name = f"zero{stage}"
+        self._stage = stage
+        self._trials = trials
+
+    def estimate(self, request: EstimateRequest) -> Estimate | NoEstimate:
+        if importlib.util.find_spec("deepspeed") is None:
+            install = f"install it with: {sys.executable} -m pip install deepspeed"
+            return self._refuse(f"DeepSpeed is not installed beside CARMA; {install}")
+        described = self._trials.describe(request)
+        if isinstance(described, NoEstimate):
+            return under(self.name, described)
+        needed = self._ask_library(described, max(request.spec.gpus, 1))
+        if isinstance(needed, str):
+            return self._refuse(needed)
+        return answer(self.name, {"model states": needed}, warnings=(_STATES_ONLY, _MIXED))
+
+    def _ask_library(self, described: Described, gpus: int) -> int | str:
+        """Bytes for each GPU, or why there is no figure."""
+        largest = max((layer.parameters for layer in described.layers), default=0)
+        numbers = [str(parameters_of(described)), str(largest), str(gpus)]
+        command = [sys.executable, "-c", _PROGRAM[self._stage], *numbers]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_LIMIT_S, check=False)
+        except subprocess.TimeoutExpired:
+            return f"DeepSpeed could not be imported within {IMPORT_LIMIT_S:g} s"
+        answers = [line.removeprefix(_MARK) for line in done.stdout.splitlines() if line.startswith(_MARK)]
+        if done.returncode != 0 or not answers:
+            told = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+            return f"DeepSpeed cannot be used: {told[-1]}"
+        return msgspec.convert(answers[-1], int, strict=False)
+
+    def _refuse(self, reason: str) -> NoEstimate:
+        return NoEstimate(source=self.name, reason=reason)
+
+
+def make_zero2(context: Context) -> Zero:
+    return Zero(2, context.trials)
+
+
+def make_zero3(context: Context) -> Zero:
+    return Zero(3, context.trials)

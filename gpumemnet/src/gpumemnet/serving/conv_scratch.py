@@ -1,0 +1,139 @@
+"""What cuDNN takes for each convolution while it runs, by the model that trial runs are replayed with.
+
+A summary seldom tells kernels and strides; weights and sizes do, for the usual ones. Where they do not, nothing is
+said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from functools import lru_cache
+from math import isqrt, prod
+
+from carma.trial.layers.description import Described
+from carma.trial.replay.conv_shapes import BF16, FORWARD, FP16, INPUT_GRAD, TF32, WEIGHT_GRAD, ConvShape
+from carma.trial.replay.conv_workspaces import shipped_convolutions
+
+_CONVOLUTION = re.compile(r"Conv(Transpose)?[123]d")
+_WRITTEN = ("groups", "kernel_size", "stride", "padding", "dilation")
+_UNWRITTEN = (None,) * len(_WRITTEN)
+_NUMBERS = re.compile(r"\d+")
+NONE = (0, 0, 0)
+_NEAR = 14  # layers in which a shortcut begins and ends
+
+Scratch = tuple[int, int, int]  # bytes forward, for the gradient of the input, and of the weights
+
+
+def scratch_of(described: Described) -> list[Scratch]:
+    """Of each layer. A loss that is a module is no layer."""
+    layers = [layer for layer in described.layers if not layer.kind.endswith("Loss")] or described.layers
+    if not any(map(_is_convolution, {layer.kind for layer in layers})):
+        return [NONE] * len(layers)
+    how = (*_precision(described), described.channels_last)
+    found: list[Scratch] = []
+    before: deque[Sizes] = deque([described.input] if described.input else [], maxlen=_NEAR)
+    for layer in layers:
+        scratch = NONE
+        if layer.output and _is_convolution(layer.kind):
+            # Without a word of what it takes: the last thing that fits to its weights; a shortcut reaches back.
+            turned = "Transpose" in layer.kind
+            written = tuple(map(layer.attributes.get, _WRITTEN)) if layer.attributes else _UNWRITTEN
+            for taken in layer.inputs[:1] or reversed(before):
+                asked = _asked(*how, turned, layer.parameters, layer.output, taken, written)
+                if asked is not None:
+                    scratch = asked
+                    break
+        found.append(scratch)
+        if layer.output:
+            before.append(layer.output)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _is_convolution(kind: str) -> bool:
+    return _CONVOLUTION.fullmatch(kind) is not None
+
+
+def _precision(described: Described) -> tuple[int, int]:
+    kind = described.autocast or described.dtype
+    if kind == "bfloat16":
+        return BF16, 2
+    return (FP16, 2) if kind == "float16" else (TF32, 4)
+
+
+Sizes = tuple[int, ...]
+
+
+def _sizes(
+    parameters: int,
+    given: Sizes,
+    taken: Sizes,
+    turned: bool,
+    in_groups: str | None,
+    kernel_size: str | None,
+    strides: str | None,
+    paddings: str | None,
+    dilations: str | None,
+) -> tuple[Sizes, Sizes, Sizes, Sizes, Sizes, Sizes, int] | None:
+    """Image, weight, output, stride, padding, dilation, groups; one dimension is run as two. A transposed convolution
+    (`turned`) is the other direction of a plain one: what it gives is the image."""
+    image, output = (given, taken) if turned else (taken, given)
+    rank = len(output) - 2
+    if rank < 1 or len(image) != len(output) or not prod(image):
+        return None
+    groups = int(in_groups or 1)
+    numbers = (parameters, parameters - given[1])  # of weights, without a bias and with one
+    kernel = _numbers(kernel_size, rank) or _kernel(numbers, image[1] * output[1], groups, rank)
+    if kernel is None or image[1] % groups:
+        return None
+    stride = _numbers(strides, rank) or tuple(
+        max(1, round(one / two)) for one, two in zip(image[2:], output[2:], strict=True)
+    )
+    padding = _numbers(paddings, rank) or tuple(side // 2 for side in kernel)
+    dilation = _numbers(dilations, rank) or (1,) * rank
+    weight = (output[1], image[1] // groups, *kernel)
+    if prod(weight) not in numbers:
+        return None
+    if rank > 1:
+        return image, weight, output, stride, padding, dilation, groups
+    flat = [(*shape[:2], 1, shape[2]) for shape in (image, weight, output)]
+    return flat[0], flat[1], flat[2], (1, *stride), (0, *padding), (1, *dilation), groups
+
+
+def _numbers(text: str | None, rank: int) -> Sizes | None:
+    found = tuple(map(int, _NUMBERS.findall(text or "")))
+    return found if len(found) == rank else found * rank if len(found) == 1 else None
+
+
+def _kernel(numbers: Sizes, channels: int, groups: int, rank: int) -> Sizes | None:
+    """A square one of so many weights."""
+    for weights in numbers:
+        if weights <= 0:  # a layer that is called again has none of its own
+            continue
+        area, rest = divmod(weights * groups, channels)
+        side = isqrt(area) if rank == 2 else round(area ** (1 / rank))
+        if not rest and area and side**rank == area:
+            return (side,) * rank
+    return None
+
+
+@lru_cache(maxsize=4096)  # networks repeat themselves
+def _asked(
+    precision: int,
+    item: int,
+    channels_last: bool,
+    turned: bool,
+    parameters: int,
+    given: Sizes,
+    taken: Sizes,
+    written: tuple[str | None, ...],
+) -> Scratch | None:
+    """None: it does not fit to what is taken."""
+    sizes = _sizes(parameters, given, taken, turned, *written)
+    if sizes is None:
+        return None
+    ask = shipped_convolutions().scratch_bytes
+    shape = ConvShape(FORWARD, precision, item, channels_last, False, False, *sizes)
+    forward, back, weights = (ask(shape._replace(direction=one)) for one in (FORWARD, INPUT_GRAD, WEIGHT_GRAD))
+    return (back, forward, weights) if turned else (forward, back, weights)

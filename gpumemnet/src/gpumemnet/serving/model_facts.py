@@ -1,0 +1,118 @@
+"""What stands beside each learned model: what it was learned from, where it holds, how well. `carma train` writes it.
+
+A model is two files, `FAMILY-KIND.onnx` and `FAMILY-KIND.json` (Facts). The ONNX graph takes features as they are and
+gives memory in MiB; all scaling is inside. Whoever serves it refuses what lies outside the ranges that stand here.
+
+MLP-based: `scalars` float32 [n, S] -> `quantiles` float32 [n, Q].
+Transformer-based: `scalars`, `kinds` int64 [n, L, 3], `tokens` float32 [n, L, 3, T], `weights` float32 [n, L] (how many
+layers are equal; 0: padding) -> the same. A layer stands there between its two neighbours (`merged`).
+
+S, T and the numbers of the kinds are those of `features`; they stand here too, by name, so that a model that was
+learned from other features is noticed and not fed with the wrong ones.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from carma.core.model.values import Record
+from carma.errors import PluginError
+from gpumemnet.serving.features import FEATURES, TOKEN, Family
+from carma.trial.layers.kinds import KINDS
+
+FORMAT = 1
+Kind = Literal["mlp", "transformer"]
+FAMILIES: tuple[Family, ...] = ("mlp", "cnn", "transformer")
+SHIPPED = Path(__file__).parent / "data"
+GB_MIB = 1_000  # a GB of the class widths, as published
+
+
+class Learned(Record, frozen=True, kw_only=True):
+    """The measurements that the model comes from. `gpu` is the driver's name of the card."""
+
+    data_sha256: dict[str, str]  # by the file's name
+    rows: int
+    gpu: str
+    driver: str = ""
+    torch: str = ""
+    cuda: str = ""
+    date: str = ""
+    seed: int = 0
+
+
+class Bound(Record, frozen=True, kw_only=True):
+    """What holds with a stated probability on held-out data: one of the quantiles, times a factor."""
+
+    quantile: float  # one of Facts.quantiles
+    factor: float
+
+
+class Facts(Record, frozen=True, kw_only=True):
+    format: int = FORMAT
+    name: str  # of the files: "cnn-mlp", "transformer-transformer" …
+    family: Family  # the networks that it knows
+    kind: Kind  # MLP-based or Transformer-based
+    features: tuple[str, ...] = FEATURES  # the columns of `scalars`
+    tokens: tuple[str, ...] = TOKEN  # of `tokens`; unused by MLP-based ones
+    kinds: tuple[str, ...] = KINDS  # what the numbers in `kinds` stand for
+    quantiles: tuple[float, ...]  # the columns of the output, ascending; 0.5 is one of them
+    operating_point: float  # the quantile, between those of `quantiles` too, whose class is the answer
+    class_widths_gb: tuple[int, ...]  # 1 GB is 1,000 MiB; class k of width w holds [k·w, (k+1)·w)
+    base_mib: float  # what a process holds without tensors, as it was learned
+    ranges: dict[str, tuple[float, float]]  # of each feature, on its own scale: least and most in the data
+    ways: tuple[str, ...] = ()  # optimizers and number formats that are in the data together (`way_of`); (): not known
+    kinds_seen: dict[str, int]  # in how many models of the data each kind of layer is
+    most_layers: int
+    bounds: dict[str, Bound] = {}  # by level: "0.9", "0.95", "0.99"
+    learned: Learned
+    graph_sha256: str = ""  # of the ONNX file beside it; "": not told
+    scores: dict[str, dict[str, float]] = {}  # on held-out folds, by class width ("8GB"): accuracy, under, over …
+
+    def place(self, quantile: float) -> int:
+        """The column of that quantile, or of the nearest."""
+        return min(range(len(self.quantiles)), key=lambda place: abs(self.quantiles[place] - quantile))
+
+    @property
+    def width_gb(self) -> int:
+        """The class width that is shown: the published one, which comes first."""
+        return self.class_widths_gb[0]
+
+
+def stem(family: Family, kind: Kind) -> str:
+    return f"{family}-{kind}"
+
+
+def read_facts(file: Path) -> Facts:
+    try:
+        facts = msgspec.json.decode(file.read_bytes(), type=Facts)
+    except OSError as error:
+        raise PluginError(f"{file} cannot be read: {error.strerror}", "Reinstall carma, or run carma train.") from error
+    except msgspec.DecodeError as error:
+        raise PluginError(
+            f"{file} does not describe a learned model: {error}", "Make it again with carma train."
+        ) from error
+    if reason := _why_not(facts):
+        raise PluginError(f"{file} cannot be used: {reason}", "Make it again with this version's carma train.")
+    return facts
+
+
+def _why_not(facts: Facts) -> str | None:
+    """What would be fed or read wrongly, and not be noticed."""
+    if facts.format != FORMAT or (facts.features, facts.tokens, facts.kinds) != (FEATURES, TOKEN, KINDS):
+        return "its model was learned from other features than this version computes"
+    if set(facts.ranges) != set(FEATURES):
+        return "it does not tell the range of each feature"
+    if 0.5 not in facts.quantiles or list(facts.quantiles) != sorted(facts.quantiles):
+        return "its quantiles do not ascend, or the median is not among them"
+    return None
+
+
+def write_facts(facts: Facts, file: Path) -> None:
+    file.write_bytes(encode_facts(facts))
+
+
+def encode_facts(facts: Facts) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(facts), indent=1) + b"\n"

@@ -1,0 +1,148 @@
+"""The layers of a model as sizes in bytes, as the allocator is asked for them: what comes, what stays, what goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from carma.trial.layers.description import Described
+from carma.trial.layers.recomputed import spans_of
+from gpumemnet.serving.caching_allocator import SMALL
+from carma.trial.layers.columns import Columns, shifted
+from carma.trial.layers.saved_tensors import (BACK_MORE, CAST, HALF, IS_VIEW, KEEPS_OUTPUT, KEPT_MORE, Basis, arriving_bytes, slots_of, temporaries_of,)
+from carma.trial.layers.kinds import INDEX
+from gpumemnet.serving.conv_scratch import scratch_of
+from carma.trial.layers.tied_weights import find_tied
+from carma.trial.layers.functions import Unseen, find_next, find_scores, find_skips, find_sums
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_COPIES_OF_A_VIEW = 2  # of its gradient, where a function wrote over it
+
+
+def _whole(*columns: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Bytes, in the allocator's steps; 0 for what goes to the pool of small ones."""
+    found = _rounded(np.array(columns)).astype(np.int64)
+    found[found < SMALL] = 0
+    return found
+
+
+def _rounded(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = np.ceil(sizes / 512) * 512
+    return found
+
+
+def _of_names(names: list[str], counts: Mapping[str, int]) -> list[int]:
+    """Few networks have any of them."""
+    if counts.keys().isdisjoint(names):
+        return [0] * len(names)
+    return [counts.get(name, 0) for name in names]
+
+
+class Sizes:
+    """Lists have an entry for each layer. `heads`: of attention that writes its scores out, else 0."""
+
+    def __init__(self, described: Described, columns: Columns, unseen: Unseen, basis: Basis, heads: float) -> None:
+        self.count = columns.count
+        self.amp = bool(described.autocast)
+        before, each = basis.before.copy(), basis.each
+        came = arriving_bytes(described, columns, basis)
+        for place in np.flatnonzero(unseen.no_input & (unseen.pairs == 0)).tolist():
+            came[place] = came[place - 1]  # it takes what its neighbour took, and casts it once more
+        before[0] = True
+        met = ~before & (columns.inputs > shifted(columns.outputs, 0.0))
+        size = 2.0 if described.dtype in HALF else 4.0
+        self.half, self.half_loss = self.amp or size == 2.0, self.amp and each[-1] == 2.0
+        first = prod(described.input) * 4 if described.input else _whole(columns.inputs[:1] * came[:1])[0, 0]
+        self.first = int(first)
+        self.last = int(columns.outputs[-1] * size)
+        self.slots, self.temporaries = slots_of(described), int(temporaries_of(described))
+        self.scratch = scratch_of(described)
+        self._weights(described, columns, size)
+        names = [layer.kind for layer in described.layers]
+        self.kept_more, self.back_more = _of_names(names, KEPT_MORE), _of_names(names, BACK_MORE)
+        self._kept(columns, unseen, basis, before, came, met)
+        self._branches(described, columns, unseen, before, met, heads)
+
+    def _weights(self, described: Described, columns: Columns, size: float) -> None:
+        """Weights that layers share are one tensor; the sum of their gradients is made where the last of them is."""
+        kinds = columns.kinds
+        biases = np.where(columns.parameters > 2 * columns.channels, columns.channels * size, 0.0)
+        whole = columns.parameters * size - biases
+        tied = find_tied(columns, described.parameters)
+        once = np.where(tied >= 0, 0.0, whole)
+        halves = columns.parameters * 2.0 * self.amp * CAST[kinds]
+        found = _whole(whole, once, biases, halves)
+        self.gradients, self.weights, self.biases, self.halves = found.tolist()
+        self.weighs: list[bool] = np.any(found, axis=0).tolist()  # whether there is a gradient of any
+        self.passing = [0] * self.count
+        for place in np.flatnonzero(tied >= 0).tolist():
+            owner = int(tied[place])
+            kept_at = max(owner, *(np.flatnonzero(tied == owner).tolist()))
+            for one in (owner, place):
+                if one != kept_at and self.gradients[one]:
+                    self.passing[one], self.gradients[one] = self.gradients[one], 0
+        sizes = np.concatenate((once, biases))
+        self.small = int(_rounded(sizes[sizes + 511 < SMALL]).sum())
+
+    def _kept(
+        self,
+        columns: Columns,
+        unseen: Unseen,
+        basis: Basis,
+        before: NDArray[np.bool_],
+        came: NDArray[np.float64],
+        met: NDArray[np.bool_],
+    ) -> None:
+        """`came`: bytes of an element that comes in."""
+        kinds, elements = columns.kinds, columns.inputs
+        takes = (basis.takes & ~unseen.no_input) | unseen.new_input
+        copied = self.amp * (CAST[kinds] * (came > 2.0) * 2.0 + (kinds == INDEX["norm"]) * (came < 4.0) * 4.0)
+        new = takes & (~before | unseen.new_input) & (copied == 0)
+        found = _whole(
+            columns.outputs * basis.each,
+            elements * came,
+            elements * copied * (takes | CAST[kinds]),
+            np.where(new, elements * came, 0.0),
+            (columns.outputs * basis.inside + unseen.elements) * basis.each,
+            columns.outputs * basis.masks,
+            np.where(met & (copied > 0) & CAST[kinds], elements * came, 0.0),
+        )
+        self.outputs, self.inputs, self.copies, extras, inside, self.masks, self.joined = found.tolist()
+        beside = zip(self.halves, self.copies, extras, inside, strict=True)
+        self.beside = [tuple(filter(None, sizes)) if any(sizes) else () for sizes in beside]
+        self.keeps_output = KEEPS_OUTPUT[kinds].tolist()
+        self.keeps_now = (takes & before & ~unseen.new_input & (copied == 0)).tolist()
+        over_view = shifted(np.char.startswith(columns.names, "InstanceNorm"), False) & columns.inplace
+        for place in np.flatnonzero(over_view).tolist():
+            self.back_more[place] += _COPIES_OF_A_VIEW
+
+    def _branches(
+        self,
+        described: Described,
+        columns: Columns,
+        unseen: Unseen,
+        before: NDArray[np.bool_],
+        met: NDArray[np.bool_],
+        heads: float,
+    ) -> None:
+        kinds = columns.kinds
+        is_view = IS_VIEW[kinds] | find_scores(columns, unseen.pairs * heads)
+        is_sum = find_sums(kinds, before)
+        self.is_view, self.is_sum = is_view.tolist(), is_sum.tolist()
+        self.before_sum = find_next(is_sum, is_view).tolist()
+        self.is_norm = (kinds == INDEX["norm"]).tolist()
+        self.is_over = (columns.inplace & (kinds == INDEX["rectifier"])).tolist()
+        self.is_met = met.tolist()
+        self.spans = spans_of(columns) if described.checkpointing else [(0, self.count, False)]
+        begins = {begin for begin, _, again in self.spans if again}
+        self.adds = self.is_sum
+        if begins:
+            self.adds = [is_sum and place not in begins for place, is_sum in enumerate(self.is_sum)]
+        self.pairs = (unseen.pairs * heads).astype(np.int64).tolist()
+        self.drops = bool((kinds == INDEX["dropout"]).any())
+        self.fans, self.skips = unseen.fans, find_skips(columns, before)

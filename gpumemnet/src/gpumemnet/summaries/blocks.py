@@ -1,0 +1,290 @@
+"""What the walk over a printed model knows of blocks: where branches begin and end, and what some are known to do.
+
+The names are those of torchvision, timm and Hugging Face; a block that is called otherwise is walked as it is printed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import isqrt, prod
+
+from gpumemnet.summaries.module_parameters import KINDS_KEPT, integers
+from gpumemnet.summaries.shapes import (Shape, changes_shape, channels_taken, features_taken, is_convolution, is_whole_pool, keeps_channels, places_of,)
+from gpumemnet.summaries.module_tree import Node
+
+TRANSPARENT = ("ModuleList", "ModuleDict")  # never called themselves: their modules belong to the block around
+OF_HEADS = ("pool_q", "pool_k", "pool_v")  # each head's queries, keys and values by themselves
+Wanted = tuple[int | None, int | None]  # channels, features; None where any will do
+_ASIDE = re.compile(
+    r"\w*Rotary\w*Embedding|\w*Loss|\w*Rel(ative)?Pos\w*|\w*Pos\w*(Rel|Bias)\w*"
+)  # what they make is not handed on
+_WORDS = re.compile(r"\w*Embedding")
+_GATES = ("Sigmoid", "Hardsigmoid")
+_SCALES = re.compile(r"SqueezeExcit\w*|(Effective)?SE(Module|Layer|Block|Unit)?")
+_BRANCH = re.compile(r"branch\w*|downsample\w*|shortcut\w*|skip\w*|conv_(1x1|kxk|scale)|pool_[qkv]|sr")
+_CHOOSES = re.compile(r"SelectiveKernelAttn")
+_ATTENDS = re.compile(r"\w*(Attention|Attn)\w*")
+_ATTENTION_DROPOUT = re.compile(r"attn_drop\w*|attention_dropout")
+_SIDE_HEAD = "InceptionAux"  # of torchvision: it takes what a block before it made, and is trained beside the last
+_DISTANCES = "relative_attention_bias"
+_OF_T5 = re.compile(r"\w*T5Dense(Gated)?ActDense")
+_QUERIES = 4  # of Hiera, two by two, become one
+_CANNOT = (KeyError, ValueError, IndexError)
+
+
+@dataclass(slots=True)
+class Block:
+    """A module that is being called: with what, what its modules have made so far, and where its branches ended."""
+
+    kind: str
+    entered: Shape
+    made: list[Shape] = field(default_factory=list)
+    ends: list[Shape] = field(default_factory=list)
+    is_split: bool = False  # some of its modules take a part of the channels
+    is_last: bool = False  # it was called with channels in the last place
+    queries: Shape = ()  # of attention, where they are fewer than what it is called with
+    width: int = 0  # of what attention makes
+
+
+@lru_cache(KINDS_KEPT)
+def is_branch(name: str) -> bool:
+    return _BRANCH.fullmatch(name) is not None
+
+
+def begins_branch(node: Node) -> bool:
+    return is_branch(node.names[0]) or node.kind.endswith(_SIDE_HEAD)
+
+
+def goes_round(node: Node, before: Shape, made: Shape, wanted: int | None) -> bool:
+    """The branch is printed before the layers that it goes round: they take what it was called with. A head beside the
+    model's own hands nothing on."""
+    name = node.names[0]
+    if name.startswith("shortcut") or node.kind.endswith(_SIDE_HEAD):
+        return True
+    return name.startswith("downsample") and wanted == before[0] != made[0] and len(before) == len(made)
+
+
+@lru_cache(KINDS_KEPT)
+def looks_up(kind: str) -> bool:
+    return _WORDS.fullmatch(kind) is not None
+
+
+def is_aside(node: Node, block: Block) -> bool:
+    """It makes nothing that is kept: a table of places, or the dropout of attention weights, which fused attention does
+    without."""
+    name = node.names[0]
+    if not node.is_called or (looks_up(node.kind) and name == _DISTANCES):
+        return True
+    if node.kind == "Dropout":
+        # Around the whole attention of T5 stands a `...LayerSelfAttention`, whose dropout is that of its output.
+        is_inside = name == "dropout" and block.kind.endswith("SelfAttention")
+        is_inside = is_inside and not block.kind.endswith("LayerSelfAttention")
+        return is_inside or _ATTENTION_DROPOUT.fullmatch(name) is not None
+    return _hands_nothing_on(node.kind)
+
+
+@lru_cache(KINDS_KEPT)
+def _hands_nothing_on(kind: str) -> bool:
+    return _ASIDE.fullmatch(kind) is not None
+
+
+def inner_activation(name: str, block: Block, now: Shape) -> Shape | None:
+    """Transformers print the activation of two linear layers behind both; it is called between them. So is T5's
+    dropout."""
+    is_inner = name.startswith("act") or (name == "dropout" and _OF_T5.fullmatch(block.kind) is not None)
+    if not is_inner or len(now) != 2 or block.kind == "Sequential":
+        return None
+    wider = [shape for shape in block.made if shape[:-1] == now[:-1] and shape[-1] > now[-1]]
+    return wider[-1] if wider else None
+
+
+@lru_cache(KINDS_KEPT)
+def attends(kind: str) -> bool:
+    return _ATTENDS.fullmatch(kind) is not None
+
+
+def last_of_maps(node: Node) -> int:
+    """The line of the last module that wants images; what comes behind it may be rows. -1 where there is none."""
+    for child in reversed(node.children):
+        found = last_of_maps(child)
+        if found >= 0:
+            return found if len(child.names) == 1 else _last_line(child)
+    is_map = places_of(node.kind) == 2 or is_whole_pool(node.kind) or node.kind.endswith(("PatchMerging", "Unfold"))
+    return node.line if is_map else -1
+
+
+def _last_line(node: Node) -> int:
+    while node.children:
+        node = node.children[-1]
+    return node.line
+
+
+def entering(node: Node, now: Shape) -> Shape:
+    """Some blocks begin with something that is no module."""
+    kind = node.kind
+    if kind.endswith("Pooler") and len(now) == 2:
+        return now[1:]  # of a language model: it takes the first word only
+    if kind.endswith(_SIDE_HEAD) and len(now) == 3:
+        return _pooled_aside(node, now)
+    if kind.endswith("PatchMerging") and len(now) == 3:
+        return (-(-now[0] // 2), -(-now[1] // 2), 4 * now[2])  # four neighbours become one
+    return (now[0], *(1 for _ in now[1:])) if _takes_means(node, now) else now
+
+
+def _pooled_aside(node: Node, now: Shape) -> Shape:
+    """Of torchvision's GoogLeNet: means of as many places as its first linear layer takes. Of Inception v3: of five by
+    five, in steps of three."""
+    inside = {child.names[0]: child for child in node.children}
+    if "conv0" in inside:
+        return (now[0], *(max(1, (size - 5) // 3 + 1) for size in now[1:]))
+    products = [leaf.printed.get("1", "") for leaf in leaves(node) if is_convolution(leaf.kind)]
+    taken = inside["fc1"].printed.get("in_features", "") if "fc1" in inside else ""
+    if not (products and products[-1].isdecimal() and taken.isdecimal()):
+        return now
+    side = isqrt(int(taken) // int(products[-1]))
+    return (now[0], side, side)
+
+
+def _takes_means(node: Node, now: Shape) -> bool:
+    """Squeeze and excitation without a module that pools: as many channels come out of its gate as go in."""
+    if len(now) > 2 and _CHOOSES.fullmatch(node.kind):
+        return True
+    if len(now) < 3 or node.kind == "Sequential" or node.children[-1].kind not in _GATES:
+        return False
+    inside = list(leaves(node))
+    if any(changes_shape(leaf.kind) and leaf.kind != "Conv2d" for leaf in inside):
+        return False
+    products = [leaf.printed for leaf in inside if leaf.kind == "Conv2d"]
+    if not products or any(integers(one.get("kernel_size", "")) != [1, 1] for one in products):
+        return False
+    ends, channels = (products[0].get("0"), products[-1].get("1")), str(now[0])
+    is_squeezed = products[0].get("1") != channels
+    return ends == (channels, channels) and (is_squeezed or _SCALES.fullmatch(node.kind) is not None)
+
+
+def side_by_side(node: Node, now: Shape, wanted: int | None) -> bool:
+    """All its modules take what it is called with: the next layer takes just as many channels as they make together."""
+    if wanted is None or len(now) < 3 or wanted <= now[0] or node.kind == "Sequential" or len(node.children) < 2:
+        return False
+    total = 0
+    for child in node.children:
+        products = [leaf.printed for leaf in leaves(child) if is_convolution(leaf.kind)]
+        if (products and products[0].get("0") != str(now[0])) or (not products and not keeps_channels(child.kind)):
+            return False
+        made = products[-1].get("1", "") if products else str(now[0])
+        total += int(made) if made.isdecimal() else 0
+    return total == wanted
+
+
+def leaving(node: Node, block: Block, now: Shape) -> Shape:
+    """What a block is known to hand on where that is not what its last printed module made."""
+    if node.kind.endswith("PatchMerging") and block.made and node.children[-1].kind.endswith("Norm"):
+        return block.made[0]  # its norm is printed last and called first
+    if node.kind == "Pooling" and block.made and node.children[-1].kind == "Linear":
+        return block.made[0]  # the linear layer is for the class token
+    if node.kind.endswith("MaskUnitAttention") and len(now) == 2 and _widens(node):
+        return (max(1, now[0] // _QUERIES), now[1])
+    if node.names[0] == "global_block" or _CHOOSES.fullmatch(node.kind):
+        return block.entered  # what it makes goes to the blocks behind it on another way
+    if block.is_last and len(now) == len(block.entered) > 2 and block.width and attends(node.kind):
+        return (*(block.queries or block.entered)[:-1], block.width)
+    return block.entered if _is_gate(node, block.entered, now) else now
+
+
+def _widens(node: Node) -> bool:
+    """Queries, keys and values are wider than what they are made of: a new stage begins, with fewer queries."""
+    first = node.children[0].printed
+    return integers(first.get("out_features", "")) != [3 * one for one in integers(first.get("in_features", ""))]
+
+
+def _is_gate(node: Node, entered: Shape, made: Shape) -> bool:
+    """It makes one number a channel and scales its input with them (squeeze and excitation)."""
+    if len(made) < 2 or made[0] != entered[0] or prod(made[1:]) != 1 or prod(entered[1:]) == 1:
+        return False
+    return bool(_SCALES.fullmatch(node.kind)) or (node.kind != "Sequential" and node.children[-1].kind in _GATES)
+
+
+def joined(block: Block, now: Shape, after: Wanted) -> Shape | None:
+    """What the block hands on where the next layer takes its branches side by side; its input may be one of them. Of
+    two places the first may be a length, which features say nothing of: only who wants channels tells."""
+    if not block.ends or len(now) < 2:
+        return None
+    wanted = after if len(now) > 2 else after[:1]
+    channels = sum(shape[0] for shape in block.ends if shape[1:] == now[1:]) + now[0]
+    for whole in (channels, channels + block.entered[0]):
+        if whole in wanted and whole != now[0]:
+            return (whole, *now[1:])
+    return None
+
+
+def made_channels(shapes: Iterable[Shape | None], sizes: int) -> Counter[Shape]:
+    """For each size of images or signals, of shapes that have so many sizes: no more can be joined."""
+    made: Counter[Shape] = Counter()
+    for shape in shapes:
+        if shape and len(shape) == sizes:
+            made[shape[1:]] += shape[0]
+    return made
+
+
+def is_shortcut(open_blocks: Sequence[Block], found: Shape) -> bool:
+    """What came last was made of this by one module, which goes round what comes now."""
+    made = 0
+    for block in reversed(open_blocks):
+        made += len(block.made)
+        if block.entered is found and block.kind != "Sequential":
+            return made < 2
+    return False
+
+
+def next_part(open_blocks: Sequence[Block], channels: int, sizes: int) -> Shape | None:
+    """The other half of what a block was called with that has been split."""
+    for block in reversed(open_blocks):
+        if block.is_split and block.made and len(block.entered) == sizes and block.entered[0] == 2 * channels:
+            return (channels, *block.entered[1:])
+    return None
+
+
+def wanted_by(nodes: Sequence[Node]) -> Wanted:
+    """By the first of these that wants something."""
+    for node in nodes:
+        for leaf in leaves(node):
+            try:
+                channels, features = channels_taken(leaf.kind, leaf.printed), features_taken(leaf.kind, leaf.printed)
+            except _CANNOT:
+                return (None, None)
+            if channels is not None or features:
+                return (channels, prod(features) if features else None)
+    return (None, None)
+
+
+def wanted_behind(children: Sequence[Node], after: Wanted) -> list[Wanted]:
+    """What is wanted behind each of them: by the next that wants something, or behind all."""
+    found: list[Wanted] = []
+    for child in reversed(children):
+        found.append(after)
+        own = (
+            wanted_by((child,)) if not child.kind.endswith(_SIDE_HEAD) else (None, None)
+        )  # it takes what was made earlier
+        after = own if own != (None, None) else after
+    return found[::-1]
+
+
+def is_layer_itself(node: Node) -> bool:
+    """Beside the modules inside it: a norm that holds its activation."""
+    return bool(node.own and node.printed)
+
+
+def leaves(node: Node) -> Iterator[Node]:
+    if not node.children or is_layer_itself(node):
+        yield node
+    for child in node.children:
+        yield from leaves(child)
+
+
+def modules(node: Node) -> int:
+    """As many as it stands for, itself and its names counted."""
+    return len(node.names) * (1 + sum(modules(child) for child in node.children))

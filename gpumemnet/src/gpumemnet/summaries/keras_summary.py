@@ -1,0 +1,230 @@
+"""What `model.summary()` of Keras shows, of version 3 and 2.
+
+Made like what PyTorch's summaries tell, so that nobody behind has to know: images and signals with their channels
+first, moving averages of a batch norm not among its parameters, the optimizer's variables not among the model's.
+Classes keep Keras' names, but for Conv1D: with Hugging Face that is a linear layer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from carma.trial.layers.description import Described, Layer
+from gpumemnet.summaries.totals import Figures, check_total, input_of, read_figures
+from gpumemnet.summaries.keras_classes import attributes_of, full_name, of_signals
+from gpumemnet.summaries.keras_table import Row, box_rows, is_box, plain_rows
+from gpumemnet.summaries.text import MOST_LAYERS, bad, counted, read_count, too_many
+from carma.trial.layers.summary import ReadSummary
+from gpumemnet.summaries.shapes import Shape
+
+_NAME = re.compile(r"(?P<name>[^(]*?)\s*\((?P<kind>\w{1,200})(?P<cut>…?)(?P<closed>\)?)", re.ASCII)
+_SHAPES = re.compile(r"\(([^()]*)\)")
+_SIZE = re.compile(r"\s*(None|\d{1,12})\s*", re.ASCII)
+_CONNECTED = re.compile(r"([^\[,…]*)(.?)", re.DOTALL)
+_UNTOLD = -1  # a size that is None
+_MODELS = ("Sequential", "Functional", "Model")
+_RESIZE = ("Conv1D", "SeparableConv1D", "DepthwiseConv1D", "MaxPooling1D", "AveragePooling1D", "UpSampling1D",
+           "ZeroPadding1D", "Cropping1D", "Conv1DTranspose")  # fmt: skip
+_NONE = "sizes that are None leave all outputs unknown"
+IN_TORCH = "it is what the same layers take in PyTorch; TensorFlow, by default, takes the whole card at its start"
+_OPEN = f"{_NONE}; --input tells the length of a sequence, like --input 128"
+_FIX = f"{_NONE}; give the model an input of fixed sizes before summary(): keras.Input(shape=(224, 224, 3))"
+
+
+def is_keras(lines: Sequence[str], header: int) -> bool:
+    """A box; or a head between lines of `_` and of `=`, as only Keras has it; or a first row like Keras'."""
+    if is_box(lines[header]):
+        return True
+    if header and set(lines[header - 1].strip()) == {"_"}:
+        return True
+    rows = (line for line in lines[header + 1 : header + 4] if line.strip(" =_-"))
+    return re.match(r"\s*\S+ \([^)]*\)?\s+\[?\((None|\d+),", next(rows, "")) is not None
+
+
+def read_keras(lines: Sequence[str], header: int, batch: int | None, sample: Shape) -> ReadSummary:
+    rows, end = box_rows(lines, header) if is_box(lines[header]) else plain_rows(lines, header)
+    if not rows:
+        raise bad(header, lines[header], "no layers follow the head of the table")
+    if len(rows) > MOST_LAYERS:
+        raise too_many(header, lines[header])
+    found = [_Found(row, lines) for row in rows]
+    _check_built(found, lines)
+    _complete(found)
+    leaves, hidden = _leaves(found)
+    figures = read_figures(lines[end : end + 12])
+    total = None if figures.total is None else figures.total - figures.optimizer
+    remarks = check_total(sum(one.parameters for one in leaves), total, header, lines[header])
+    return _read(leaves, _gaps(leaves, hidden, sample), figures, batch, sample, remarks)
+
+
+class _Found:
+    """A row, understood."""
+
+    def __init__(self, row: Row, lines: Sequence[str]) -> None:
+        text = lines[row.line]
+        name = _NAME.match(row.name)
+        if name is None:
+            raise bad(row.line, text, "not a row of a Keras summary (a name, and the class in brackets)")
+        self.row = row
+        self.name = name["name"]
+        self.kind = name["kind"]
+        self.is_cut = bool(name["cut"]) or not name["closed"]
+        self.shape = _shape(row, text)
+        self.fed: Shape = ()
+        self.of_signals = False
+        count = read_count(row.parameters.removesuffix("(unbuilt)"))
+        if count is None:
+            raise bad(row.line, text, f"{row.parameters!r} is not a number of parameters")
+        self.parameters = count
+
+
+def _shape(row: Row, text: str) -> Shape:
+    """The first of several. `multiple` and `?` tell nothing."""
+    if row.shape in ("multiple", "?", "", "-"):
+        return ()
+    first = _SHAPES.search(row.shape)
+    sizes = [_SIZE.fullmatch(size) for size in first[1].split(",") if size.strip()] if first else [None]
+    told = [size[1] for size in sizes if size]
+    if len(told) != len(sizes):
+        raise bad(row.line, text, f"{row.shape!r} is not the shape of an output")
+    return tuple(_UNTOLD if size == "None" else int(size) for size in told)
+
+
+def _check_built(found: Sequence[_Found], lines: Sequence[str]) -> None:
+    unbuilt = next((one for one in found if one.row.parameters.endswith("(unbuilt)")), None)
+    if unbuilt is not None:
+        why = (
+            "the model is not built, so it has neither shapes nor parameters; call it once on a batch before summary()"
+        )
+        raise bad(unbuilt.row.line, lines[unbuilt.row.line], why)
+
+
+def _complete(found: Sequence[_Found]) -> None:
+    """What each is fed with, by name or by what stands above; classes that were cut; channels first."""
+    above: dict[str, Shape] = {}
+    last: Shape = ()
+    for one in found:
+        one.fed = last if one.row.connected is None else _source(one.row.connected, above)
+        if one.is_cut:
+            one.kind = full_name(one.kind, max(len(one.fed), len(one.shape)) - 2)
+        above[one.name] = last = one.shape
+    signals = of_signals(one.kind for one in found)
+    for one, one.of_signals in zip(found, signals, strict=True):
+        one.shape, one.fed = _channels_first(one.shape), _channels_first(one.fed)
+
+
+def _source(connected: str, above: dict[str, Shape]) -> Shape:
+    """Of the first that it is connected to. Names may be cut off there and in their own row."""
+    name, mark = _CONNECTED.match(connected.lstrip("['")).groups()  # type: ignore[union-attr]  # it matches anything
+    if name in above:
+        return above[name]
+    if mark != "…" and not any(other.endswith("…") for other in above):
+        return ()
+    starts = (other for other in reversed(above) if other.startswith(name) or name.startswith(other.removesuffix("…")))
+    return next((above[other] for other in starts if name), ())
+
+
+def _channels_first(shape: Shape) -> Shape:
+    """Images and volumes. Of a sequence only the layers around tell what it is; in PyTorch, too, words have their width
+    at the end."""
+    return (shape[0], shape[-1], *shape[1:-1]) if len(shape) in (4, 5) else shape
+
+
+def _leaves(found: Sequence[_Found]) -> tuple[list[_Found], int]:
+    """Without models whose layers follow; and how many nested models do not show theirs."""
+    leaves, hidden = [], 0
+    depths = [one.row.depth for one in found[1:]] + [0]
+    for one, below in zip(found, depths, strict=True):
+        if below > one.row.depth:
+            continue
+        hidden += one.kind in _MODELS
+        leaves.append(one)
+    return leaves, hidden
+
+
+def _gaps(leaves: Sequence[_Found], hidden: int, sample: Shape) -> tuple[str, ...]:
+    found: list[str] = []
+    if _length(leaves, sample) is None:  # for any length, where --input helps not
+        found.append(_FIX if _length(leaves, (1,)) is None else _OPEN)
+    if hidden:
+        stops = f"the summary stops above the layers of {counted(hidden, 'nested model')}"
+        found.append(f"{stops}; summary(expand_nested=True) shows them")
+    return tuple(found)
+
+
+def _read(
+    leaves: Sequence[_Found],
+    gaps: tuple[str, ...],
+    figures: Figures,
+    batch: int | None,
+    sample: Shape,
+    remarks: tuple[str, ...],
+) -> ReadSummary:
+    layers = [one for one in leaves if one.kind != "InputLayer"]
+    first = next((one.shape for one in leaves if one.shape), ())
+    told = batch or (first[0] if first and first[0] > 0 else None)
+    length = _length(leaves, sample)
+    made = tuple(_layer(one, _Filling(told or 1, length)) for one in layers)
+    moving = sum(_moving(one) for one in layers)
+    others = figures.optimizer + moving
+    given = next((one.shape for one in leaves if one.kind == "InputLayer"), ())
+    filled = _Filling(told or 1, length).fill(given)
+    entered, said = input_of(filled, _as_told(sample, filled), told or 1, None)
+    described = Described(
+        layers=made,
+        batch=told,
+        parameters=sum(one.parameters for one in made) if figures.total is None else max(figures.total - others, 0),
+        input=entered,
+        optimizer_slots=figures.optimizer // figures.trained if figures.optimizer and figures.trained else None,
+    )
+    frozen = max(figures.frozen - moving, 0)
+    return ReadSummary(described=described, remarks=(*remarks, *said, IN_TORCH), gaps=gaps, frozen=frozen)
+
+
+def _as_told(sample: Shape, given: Shape) -> Shape:
+    """--input as the input has it, where it was said with the channels at the end."""
+    turned = (*sample[-1:], *sample[:-1])
+    return turned if turned == given[1:] else sample
+
+
+class _Filling:
+    """The batch, and the length of a sequence, in the place of None; None for the length leaves all shapes unknown."""
+
+    def __init__(self, batch: int, length: int | None) -> None:
+        self.batch = batch
+        self.length = length
+
+    def fill(self, shape: Shape) -> Shape:
+        if self.length is None or not shape:
+            return ()
+        return (self.batch, *(self.length if size == _UNTOLD else size for size in shape[1:]))
+
+
+def _length(leaves: Sequence[_Found], sample: Shape) -> int | None:
+    """Of the sequences, where it is None in the table: the first size of the input, if no layer makes it another. 0
+    where there is no such size; None where it cannot be told."""
+    unknown = [one for one in leaves if _UNTOLD in one.shape[1:]]
+    if not unknown:
+        return 0
+    changes = any(one.kind in _RESIZE or one.shape[2:].count(_UNTOLD) for one in unknown)
+    return None if changes or not sample else sample[0]
+
+
+def _layer(one: _Found, filling: _Filling) -> Layer:
+    fed, made = filling.fill(one.fed), filling.fill(one.shape)
+    if one.of_signals:
+        fed, made = (shape if len(shape) != 3 else (shape[0], shape[2], shape[1]) for shape in (fed, made))
+    return Layer(
+        name=one.name,
+        kind="Conv1d" if one.kind == "Conv1D" else one.kind,
+        output=made,
+        parameters=one.parameters - _moving(one),
+        inputs=(fed,) if fed else (),
+        attributes=attributes_of(one.kind, one.parameters, one.fed, one.shape),
+    )
+
+
+def _moving(one: _Found) -> int:
+    """Moving averages of a batch norm: as many as its weights, which PyTorch does not count as parameters."""
+    return one.parameters // 2 if one.kind == "BatchNormalization" else 0

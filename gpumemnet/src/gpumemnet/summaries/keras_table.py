@@ -1,0 +1,136 @@
+"""The rows of a Keras summary's table, whichever version drew it: cells that were broken over lines are joined again.
+
+Keras 3 draws a box (`│ conv1 (Conv2D) │ …`), one row between two rules. Keras 2 has columns at fixed places and blank
+lines between rows, which may have got lost; before 2.6 rules instead, and what was too long was cut off. Nested models
+are indented (3) or between bars (2)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from gpumemnet.summaries.text import bad, cut_off, is_rule
+
+_BARS = re.compile("[│┃|]")
+_BOX_RULE = re.compile(r"\s*[┏┡├└┗┢╞╘+|][━─┳╇┼┴┻═+|\-]+\s*.?\s*")
+_NAME = re.compile(r"\S+(?: \S+)*")
+_BRANCH = re.compile(r"(\s*)└\s*")
+_HEAD = ("Layer (type)", "Output Shape", "Param #")
+_CUT = "the summary is cut at the width of the terminal; print it with a smaller line_length"
+
+
+class Row(NamedTuple):
+    line: int
+    depth: int  # of models in one another
+    name: str  # with the class in brackets
+    shape: str
+    parameters: str
+    connected: str | None  # None: there is no such column
+
+
+def is_box(header: str) -> bool:
+    return _BARS.search(header) is not None
+
+
+def box_rows(lines: Sequence[str], header: int) -> tuple[list[Row], int]:
+    """And the line where the table ends."""
+    names = [cell.strip() for cell in _BARS.split(lines[header])[1:-1]]
+    columns = _columns(names, lines, header)
+    rows: list[Row] = []
+    cells: list[list[str]] = []
+    begun = number = header
+    for number in range(header + 1, len(lines)):
+        line = lines[number]
+        if _BOX_RULE.fullmatch(line):
+            if cells:
+                rows.append(_row(begun, cells, columns))
+            cells = []
+            if line.lstrip()[:1] in ("└", "┗", "╘") or (line.lstrip()[:1] == "+" and rows):
+                return rows, number + 1
+            continue
+        parts = _BARS.split(line)[1:-1]
+        if len(parts) != len(names):
+            raise bad(number, line, _CUT if parts else "not a row of the table that begins above")
+        begun = begun if cells else number
+        cells.append(parts)
+    raise cut_off(header, lines[header], "the table that begins here")
+
+
+def _row(line: int, cells: list[list[str]], columns: dict[str, int]) -> Row:
+    first = cells[0][columns["Layer (type)"]]
+    branch = _BRANCH.match(first)
+    depth = 1 + len(branch[1]) // 3 if branch else 0
+
+    def joined(name: str) -> str:
+        return "".join(parts[columns[name]].strip() for parts in cells)
+
+    name = joined("Layer (type)")
+    connected = joined("Connected to") if "Connected to" in columns else None
+    return Row(line, depth, name.lstrip("└ "), joined("Output Shape"), joined("Param #"), connected)
+
+
+def plain_rows(lines: Sequence[str], header: int) -> tuple[list[Row], int]:
+    """Of Keras 2; and the line where the table ends."""
+    found = list(_NAME.finditer(lines[header]))
+    columns = _columns([name[0] for name in found], lines, header)
+    starts = [name.start() for name in found]
+    ends = [*starts[1:], 10**9]
+    rows: list[Row] = []
+    cells: list[list[str]] = []
+    begun = header
+    for number, text in _body(lines, header):
+        if text is None:
+            if cells:
+                rows.append(_plain_row(begun, lines[begun], cells, columns))
+            cells = []
+            continue
+        parts = [text[start:end] for start, end in zip(starts, ends, strict=True)]
+        if cells and parts[columns["Param #"]].strip():  # where blank lines were lost
+            rows.append(_plain_row(begun, lines[begun], cells, columns))
+            cells = []
+        begun = begun if cells else number
+        cells.append(parts)
+    last = _end(lines, header)
+    if cells:
+        rows.append(_plain_row(begun, lines[begun], cells, columns))
+    return rows, last
+
+
+def _body(lines: Sequence[str], header: int) -> Iterator[tuple[int, str | None]]:
+    """Lines with their number; None where a row ends: a blank line or a rule. Its count stands in its first line."""
+    for number in range(header + 1, _end(lines, header)):
+        line = lines[number]
+        text = line.rstrip().rstrip("|¯")
+        if not text.strip(" |¯") or is_rule(line):
+            yield number, None
+        else:
+            yield number, text
+
+
+def _end(lines: Sequence[str], header: int) -> int:
+    """The second rule of `=`."""
+    doubles = (number for number in range(header + 1, len(lines)) if is_rule(lines[number]) and "=" in lines[number])
+    next(doubles, None)
+    end = next(doubles, None)
+    if end is None:
+        raise cut_off(header, lines[header], "the table that begins here")
+    return end
+
+
+def _plain_row(line: int, text: str, cells: list[list[str]], columns: dict[str, int]) -> Row:
+    depth = len(text) - len(text.lstrip("|"))
+
+    def joined(name: str) -> str:
+        return "".join(parts[columns[name]].strip() for parts in cells)
+
+    name = "".join(parts[columns["Layer (type)"]].strip(" |") for parts in cells)
+    connected = joined("Connected to") if "Connected to" in columns else None
+    return Row(line, depth, name, joined("Output Shape"), joined("Param #"), connected)
+
+
+def _columns(names: Sequence[str], lines: Sequence[str], header: int) -> dict[str, int]:
+    columns = {name: place for place, name in enumerate(names)}
+    if any(name not in columns for name in _HEAD):
+        raise bad(header, lines[header], _CUT)
+    return columns

@@ -1,0 +1,385 @@
+"""The shapes of the outputs of a printed model, which print(model) does not show, from the shape of one input.
+
+The modules are taken to be called in the order of the text. Where what a module wants does not fit what came last, it
+is fed by what its surrounding blocks have at hand: what they were called with, or what their modules before it made. So
+the shortcut of a residual block gets the block's input. What lies inside a block that is closed is out of sight. Where
+nothing has as many channels as a module wants, branches were joined that the text does not show: then it is fed with as
+many, at the size of what came last, if that many have been made. Where nothing fits, that is an error.
+
+Rows of words are (length, width). A length may be any number, also one that is a width or a half of one, so nothing is
+concluded from it: what is found for one length is found for all.
+
+What cannot be known from the text: a module that is called several times, or never, counts once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from math import isqrt, prod
+
+from carma.errors import Usage
+from gpumemnet.summaries import blocks
+from gpumemnet.summaries.blocks import Block
+from gpumemnet.summaries.text import SHAPES, bad, counted
+from gpumemnet.summaries.shapes import (Last, Shape, changes_shape, channels_taken, features_taken, has_channels, is_pool, keeps_channels, made_of, places_of, show, steps_of, turned_first,)
+from gpumemnet.summaries.module_tree import Node
+
+_LARGEST = 1 << 60
+_CANNOT = (KeyError, ValueError, IndexError, ArithmeticError)
+
+
+class Walk:
+    """One walk over the modules; `sample` is the input of one sample, without the batch."""
+
+    def __init__(self, root: Node, sample: Shape) -> None:
+        self._root = root
+        self._sample = sample
+        self._now = sample
+        self._blocks: list[Block] = [Block("", sample)]
+        self._outputs: list[Shape | None] = []
+        self._joined = 0
+        self._channels_last = False  # an image's, moved there for norms and linear layers
+        self._in_rows = False  # of words, or of the places of an image
+        self._places = 0  # of an image, where these are rows
+        self._last_of_maps = blocks.last_of_maps(root)
+
+    def outputs(self) -> list[Shape | None]:
+        """Of each module in the order of the text; None of those that only hold others. Images whose channels are in
+        the last place are rows: one for each place, as linear layers see them."""
+        self._visit(self._root, (None, None))
+        return [(prod(made[:-1]), made[-1]) if type(made) is Last else made for made in self._outputs]
+
+    def remarks(self) -> tuple[str, ...]:
+        found = [
+            "the shapes of the outputs were worked out: each printed module is taken to be called once, in their order"
+        ]
+        if self._joined:
+            found.append(
+                f"branches are joined in {counted(self._joined, 'place')} that the text does not show; "
+                "the sizes there are what the next layer takes"
+            )
+        return tuple(found)
+
+    def _visit(self, node: Node, after: blocks.Wanted) -> None:
+        """`after` is what the next module behind it wants."""
+        if len(node.names) > 1:
+            self._visit_again(node, after)
+            return
+        output = len(self._outputs)
+        self._outputs.append(None)
+        if node.kind == "MultiheadAttention":
+            self._attend(node, output)
+        elif node.children:
+            if blocks.is_layer_itself(node):
+                self._outputs[output] = self._call_leaf(node)
+            self._call_block(node, after)
+        elif node.kind not in blocks.TRANSPARENT:
+            self._outputs[output] = self._call_leaf(node, after[0])
+
+    def _visit_again(self, node: Node, after: blocks.Wanted) -> None:
+        """`(0-47): 48 x`: one after the other; what was fed like the one before it makes the same."""
+        each = blocks.wanted_by((node,))
+        before: tuple[Shape, blocks.Wanted] | None = None
+        made: list[Shape | None] = []
+        joined = 0
+        for name in node.names:
+            now = (self._now, after if name is node.names[-1] else each)
+            if now == before and node.children and node.kind not in blocks.TRANSPARENT:
+                self._outputs += made
+                self._joined += joined
+                self._now = self._blocks[-1].made[-1]
+                self._blocks[-1].made.append(self._now)
+                continue
+            start, joined = len(self._outputs), -self._joined
+            self._visit(replace(node, names=(name,)), now[1])
+            before, made, joined = now, self._outputs[start:], joined + self._joined
+
+    def _visit_children(self, node: Node, after: blocks.Wanted) -> None:
+        wants = blocks.wanted_behind(node.children, after)
+        for child, behind in zip(node.children, wants, strict=True):
+            self._visit(child, behind)
+
+    def _call_block(self, node: Node, after: blocks.Wanted) -> None:
+        branches, before = blocks.begins_branch(node), self._now
+        if node.kind in blocks.TRANSPARENT:
+            wants = blocks.wanted_behind(node.children, after)
+            for child, behind in zip(node.children, wants, strict=True):
+                if branches and child.children:
+                    self._feed(self._begin_chain(child, branches))
+                self._visit(child, behind)
+            return
+        if branches or node.kind == "Sequential":
+            self._feed(self._begin_chain(node, branches))
+        given, self._now = self._now, self._marked(blocks.entering(node, self._now))
+        is_mean = len(given) > 2 and prod(self._now[1:]) == 1
+        block = Block(node.kind, given if is_mean else self._now, is_last=self._channels_last)
+        self._blocks.append(block)
+        if not self._channels_last and blocks.side_by_side(node, self._now, after[0]):
+            for child in node.children:
+                self._feed(block.entered)
+                self._visit(child, (None, None))
+        else:
+            self._visit_children(node, after)
+        self._blocks.pop()
+        self._now = self._marked(blocks.leaving(node, block, self._now))
+        has_channels_first = not self._channels_last and not (self._in_rows and len(self._now) == 2)
+        if has_channels_first and (joined := blocks.joined(block, self._now, after)):
+            self._now = joined
+            self._joined += 1
+        self._blocks[-1].made.append(self._now)
+        if branches and blocks.goes_round(node, before, self._now, after[0]):
+            self._now, self._channels_last = before, block.is_last
+
+    def _begin_chain(self, node: Node, branches: bool) -> Shape:
+        """What the first layer with a wish takes, also where a pool or a dropout comes before that."""
+        pooled = False
+        for leaf in blocks.leaves(node):
+            try:
+                channels = channels_taken(leaf.kind, leaf.printed)
+                features = features_taken(leaf.kind, leaf.printed)
+            except _CANNOT:
+                break
+            if channels is not None:
+                places = places_of(leaf.kind)
+                at_hand = self._at_hand(branches)
+                fitting = (shape for shape in at_hand if has_channels(turned_first(shape), channels, places))
+                found = next(fitting, self._now)
+                return self._now if not branches and self._is_part(found, channels, leaf) else found
+            if features:
+                return (not pooled and self._find_features(leaf, features)) or self._now
+            if changes_shape(leaf.kind):
+                if not keeps_channels(leaf.kind):
+                    break
+                pooled = True
+        return self._now
+
+    def _feed(self, shape: Shape) -> Shape:
+        """Where that is not what came last, a branch ended with what came last."""
+        if shape is not self._now:
+            self._blocks[-1].ends.append(self._now)
+            self._now = shape
+            self._channels_last = type(shape) is Last if len(shape) > 2 else self._channels_last
+        return shape
+
+    def _call_leaf(self, node: Node, wanted: int | None = None) -> Shape | None:
+        """`wanted` are the channels that the next module wants."""
+        block = self._blocks[-1]
+        if blocks.is_aside(node, block):
+            return None
+        before, was_last = self._now, self._channels_last
+        goes_round = node.names[0].startswith("shortcut")
+        if blocks.is_branch(node.names[0]) and changes_shape(node.kind) and len(block.entered) > 1:
+            self._feed(block.entered)
+            self._channels_last = block.is_last
+        if inner := blocks.inner_activation(node.names[0], self._blocks[-1], self._now):
+            return inner
+        try:
+            out = self._words(node) if blocks.looks_up(node.kind) else self._made(node, wanted)
+        except _CANNOT:
+            raise bad(node.line, node.text, "what is printed of it does not tell what it makes", SHAPES) from None
+        if not (out and min(out) > 0 and prod(out) < _LARGEST):
+            raise bad(node.line, node.text, f"it makes nothing of {show(self._now)}; give another --input", SHAPES)
+        self._channels_last = self._channels_last and not places_of(node.kind)
+        self._now = out = self._marked(out)
+        block.made.append(out)
+        if block.is_last and blocks.attends(block.kind):
+            block.queries = (*out[1:], out[0]) if node.names[0] == "pool_q" else block.queries
+            block.width = out[-1] if node.names[0] == "proj" else block.width
+        if goes_round:
+            self._now, self._channels_last = before, was_last
+        return out
+
+    def _marked(self, shape: Shape) -> Shape:
+        return Last(shape) if self._channels_last and len(shape) > 2 else shape
+
+    def _made(self, node: Node, wanted: int | None) -> Shape:
+        if node.kind == "SpaceToDepth":
+            times = isqrt((wanted or 0) // self._now[0])  # it does not print its side
+            return (self._now[0] * times**2, *(size // times for size in self._now[1:]))
+        if self._channels_last and len(self._now) > 2 and is_pool(node.kind):
+            self._now = (self._now[-1], *self._now[:-1])
+            self._channels_last = False
+        return made_of(node.kind, node.printed, self._fed(node))
+
+    def _words(self, node: Node) -> Shape:
+        """Every table of words or places is looked up with the input itself."""
+        if len(self._sample) != 1:
+            raise self._misfit(node, "it looks up words: for such a model --input is the number of words, like 128")
+        self._in_rows = True
+        return (*self._sample, int(node.printed["1"]))
+
+    def _attend(self, node: Node, output: int) -> None:
+        """Its projections are called inside it; what is printed below it is never called."""
+        width = (node.children[0].printed if node.children else node.printed).get("in_features", "")
+        shape = self._find_features(node, (int(width),)) if width.isdecimal() else None
+        if shape is None:
+            raise self._misfit(node, f"it takes {width or 'an unknown number of'} features")
+        self._now = self._outputs[output] = shape
+        self._blocks[-1].made.append(shape)
+        self._outputs += [None] * sum(blocks.modules(child) for child in node.children)
+
+    def _fed(self, node: Node) -> Shape:
+        """What the module is called with."""
+        channels = channels_taken(node.kind, node.printed)
+        if channels is not None:
+            return self._feed(self._with_channels(node, channels))
+        features = features_taken(node.kind, node.printed)
+        if features:
+            return self._feed(self._with_features(node, features))
+        places = places_of(node.kind)
+        if places is not None and len(self._now) != places + 1:
+            raise self._misfit(node, f"it takes channels and {places} sizes")
+        return self._now
+
+    def _with_channels(self, node: Node, channels: int) -> Shape:
+        places = places_of(node.kind)
+        if self._channels_last and places == len(self._now) - 1:
+            self._now = (self._now[-1], *self._now[:-1])
+            self._channels_last = self._in_rows = False
+        now = self._now
+        if node.names[0] in blocks.OF_HEADS and now[0] % channels == 0:
+            return (channels, *now[1:])
+        if now[0] != channels and (part := blocks.next_part(self._blocks, channels, len(now))):
+            return part
+        for shape in self._at_hand():
+            if has_channels(shape, channels, places):
+                return self._part(channels) if self._is_part(shape, channels, node) else shape
+        for shape in self._at_hand():
+            is_last = places == 1 or type(shape) is Last
+            if is_last and places == len(shape) - 1 and shape[-1] == channels:
+                self._channels_last = self._in_rows = False
+                return (channels, *shape[:-1])
+        if (
+            1 < len(now) == (len(now) if places is None else places + 1)
+            and now[0] < channels <= self._made_channels().total()
+        ):
+            return self._join((channels, *now[1:]))
+        if self._may_split(places) and now[0] > channels == -(-now[0] // round(now[0] / channels)):
+            return self._part(channels)
+        raise self._misfit(node, f"it takes {channels} channels")
+
+    def _may_split(self, places: int | None) -> bool:
+        """A chain hands on all it makes, and so do the blocks of the model itself."""
+        fits = 1 < len(self._now) == (len(self._now) if places is None else places + 1)
+        return fits and len(self._blocks) > 2 and self._blocks[-1].kind != "Sequential"
+
+    def _part(self, channels: int) -> Shape:
+        """What came last was split, and this is one of the parts; or the parts are put together again."""
+        if channels > self._now[0]:
+            self._joined += 1
+        for block in reversed(self._blocks):
+            block.is_split = True
+            if block.made:
+                break
+        return (channels, *self._now[1:])
+
+    def _is_part(self, found: Shape, channels: int, node: Node) -> bool:
+        """Rather than what was found, which is larger and would stay so: half of what came last, or its parts."""
+        now, steps = self._now, steps_of(node.printed)
+        if found is now or len(found) != len(now) or len(now) < 3 or self._channels_last:
+            return False
+        if prod(found[1:]) <= prod(now[1:]):
+            return False
+        if now[0] == 2 * channels:
+            just_begun = not any(block.made for block in self._blocks[-2:])
+            return (just_begun or steps == 1) and not blocks.is_shortcut(self._blocks, found)
+        if steps > 1:
+            return False
+        return self._blocks[-1].is_split and now[0] < channels <= self._made_channels()[now[1:]]
+
+    def _made_channels(self) -> Counter[Shape]:
+        return blocks.made_channels((self._sample, *self._outputs), len(self._now))
+
+    def _with_features(self, node: Node, features: Shape) -> Shape:
+        found = self._find_features(node, features)
+        can_join = found is None and len(self._now) > 2 and node.kind == "Linear"
+        if can_join and self._now[0] < features[0] <= max(self._made_channels().values(), default=0):
+            return self._join(features)  # one number a channel
+        if found is None and self._may_split(None) and self._has_part(features):
+            heads = node.names[0] in ("proj_l", "proj_w") and len(self._now) == 2  # they mix the scores of heads
+            return (*self._now[:-1], *self._now[: int(heads)], *features)
+        if found is None:
+            raise self._misfit(node, f"it takes {show(features)} features")
+        return found
+
+    def _has_part(self, features: Shape) -> bool:
+        """Of rows: halves that are multiplied by one another, or queries, keys and values of different widths."""
+        is_rows = self._channels_last or (self._in_rows and len(self._now) == 2)
+        if not is_rows or len(features) != 1:
+            return False
+        return self._now[-1] == 2 * features[0] or (
+            blocks.attends(self._blocks[-1].kind) and features[0] < self._now[-1]
+        )
+
+    def _join(self, shape: Shape) -> Shape:
+        """Blocks that have just begun were called with what was joined."""
+        self._joined += 1
+        self._now = shape
+        for block in reversed(self._blocks):
+            if block.made:
+                break
+            block.entered = shape
+        return shape
+
+    def _find_features(self, node: Node, features: Shape) -> Shape | None:
+        """Rows are flattened only where nothing else has as many: their length may be any number."""
+        count = len(features)
+        for shape in self._at_hand():
+            if count == 1 and len(shape) == 2 and shape == (features[0], self._places):
+                return shape[::-1]
+            is_image = len(shape) > 2 and shape[:1] == features and not self._channels_last
+            if shape[-count:] == features and not is_image:
+                return shape
+            if count == 1 and len(shape) > 2 and (fitted := self._as_features(shape, features[0], node)):
+                self._channels_last = self._channels_last or len(fitted) > 2
+                return self._marked(fitted)
+        if count == 1 and len(self._blocks) > 2 and (turned := self._turned(features[0])):
+            return turned
+        rows = (shape for shape in self._at_hand() if len(shape) == 2)
+        return features if any((prod(shape),) == features for shape in rows) else None
+
+    def _turned(self, places: int) -> Shape | None:
+        """Rows the other way round, for layers that mix the places of an image."""
+        for shape in self._at_hand():
+            if len(shape) == 2 and shape[0] == self._places == places:
+                return shape[::-1]
+            if len(shape) == 3 and self._channels_last and prod(shape[:-1]) == places:
+                return (shape[-1], places)
+            if len(shape) == 3 and not self._channels_last and prod(shape[1:]) == places:
+                self._in_rows, self._places = True, places
+                return (shape[0], places)
+        return None
+
+    def _as_features(self, shape: Shape, features: int, node: Node) -> Shape | None:
+        """Of an image: flattened; or, where it has as many channels, one number a channel. Norms and attention want the
+        channels at the end."""
+        block = self._blocks[-1]
+        if prod(shape) == features:
+            return (features,)
+        if shape[0] != features or (self._channels_last and shape is self._now):
+            return None
+        is_mixed = self._places == prod(shape[1:])
+        if is_mixed or node.kind.endswith(("Norm", "Attention")) or blocks.attends(block.kind) or block.is_last:
+            if node.line < self._last_of_maps:
+                return (*shape[1:], features)
+            self._in_rows, self._places = True, prod(shape[1:])
+            return (self._places, features)
+        return None if shape is self._sample else (features,)
+
+    def _at_hand(self, branches: bool = False) -> Iterator[Shape]:
+        """What came last; then of each block, from the innermost on, its input and what its modules made, the latest
+        first. A branch begins with the input of its block."""
+        words = self._sample if self._in_rows else None  # are numbers of words: only tables take them
+        if branches and self._blocks[-1].entered is not words:
+            yield self._blocks[-1].entered
+        if self._now is not words:
+            yield self._now
+        for block in reversed(self._blocks):
+            if block.entered is not words:
+                yield block.entered
+            yield from reversed(block.made)
+
+    def _misfit(self, node: Node, why: str) -> Usage:
+        return bad(node.line, node.text, f"nothing before it fits, the last output is {show(self._now)}: {why}", SHAPES)

@@ -1,0 +1,282 @@
+"""What a module makes of a shape, by what is printed of it (after torch.nn's documentation). Shapes are of one sample,
+without the batch: channels first for images, (length, width) for sequences."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from math import floor, prod
+
+from gpumemnet.summaries.module_parameters import KINDS_KEPT, Printed, integers
+
+Shape = tuple[int, ...]
+_CONVOLUTION = re.compile(r"(?:Deform|(?:Scaled)?Std)?Conv[123]d(?:Same)?|Conv3D(?:Simple|NoTemporal)")
+_TRANSPOSED = re.compile(r"ConvTranspose([123])d")
+_BY_CHANNELS = re.compile(
+    r"(?:Sync|Frozen)?(?:BatchNorm|InstanceNorm)([123]d)?\w*|(?:Layer|Rms|Simple)Norm(?:Act)?2d(?:Fp32)?"
+)
+_GROUPS = re.compile(r"GroupNorm1?(?:Act)?")
+_POOL = re.compile(r"(?:Max|Avg|LP)Pool([123])d(?:Same)?")
+_WHOLE = re.compile(r"(?:Global|Fast|SelectAdaptive)\w*Pool\w*|GeM\w*")  # of a whole image
+_ADAPTIVE = re.compile(r"Adaptive(?:Max|Avg)Pool([123])d")
+_PLACES = re.compile(
+    r"(?:(?:Deform|(?:Scaled)?Std)?Conv|ConvTranspose|(?:Adaptive)?(?:Max|Avg|LP)Pool|BatchNorm(?:Act)?(?!1)"
+    r"|InstanceNorm(?!1)|(?:Layer|Rms|Simple)Norm(?:Act)?)([123])d(?:Same|Fp32)?|Conv(3)D(?:Simple|NoTemporal)"
+)
+_ROW_NORMS = ("LayerNorm", "RMSNorm", "LayerNormFp32", "LayerNormAct", "RmsNorm", "RmsNormFp32", "SimpleNorm")
+_RECURRENT = re.compile(r"LSTM|GRU|RNN")
+_WIDE = re.compile(r"\w*Linear|Conv1D|Bilinear")
+
+
+@lru_cache(KINDS_KEPT)
+def _sizes(text: str) -> Shape:
+    return tuple(integers(text))
+
+
+def channels_taken(kind: str, printed: Printed) -> int | None:
+    """How many the module wants in the first place of its input; None where it takes any."""
+    key = _channels_key(kind)
+    return None if key is None else _sizes(printed[key])[0]
+
+
+@lru_cache(KINDS_KEPT)
+def _channels_key(kind: str) -> str | None:
+    if _GROUPS.fullmatch(kind):
+        return "1"
+    wants = (_CONVOLUTION, _TRANSPOSED, _BY_CHANNELS)
+    return "0" if any(pattern.fullmatch(kind) for pattern in wants) else None
+
+
+def features_taken(kind: str, printed: Printed) -> Shape | None:
+    """What the module wants in the last places of its input; None where it takes any."""
+    key = _features_key(kind)
+    return None if key is None else _sizes(printed[key])
+
+
+@lru_cache(KINDS_KEPT)
+def _features_key(kind: str) -> str | None:
+    named = {"Conv1D": "nx", "Bilinear": "in1_features"}
+    if kind in named:
+        return named[kind]
+    if _RECURRENT.fullmatch(kind) or kind.endswith(_ROW_NORMS):
+        return "0"
+    return "in_features" if _WIDE.fullmatch(kind) else None
+
+
+@lru_cache(KINDS_KEPT)
+def places_of(kind: str) -> int | None:
+    """Sizes that it wants besides the channels (2 of an image); None where it takes any."""
+    found = _PLACES.fullmatch(kind)
+    return int(found[1] or found[2]) if found else None
+
+
+def changes_shape(kind: str) -> bool:
+    return _rule(kind) is not None
+
+
+def keeps_channels(kind: str) -> bool:
+    return _POOL.fullmatch(kind) is not None
+
+
+class Last(tuple[int, ...]):
+    """The shape of an image whose channels are in the last place."""
+
+    __slots__ = ()
+
+
+def turned_first(shape: Shape) -> Shape:
+    return (shape[-1], *shape[:-1]) if type(shape) is Last else shape
+
+
+def has_channels(shape: Shape, channels: int, places: int | None) -> bool:
+    return type(shape) is not Last and shape[0] == channels and (places is None or len(shape) == places + 1)
+
+
+@lru_cache(KINDS_KEPT)
+def is_convolution(kind: str) -> bool:
+    return _CONVOLUTION.fullmatch(kind) is not None
+
+
+@lru_cache(KINDS_KEPT)
+def is_whole_pool(kind: str) -> bool:
+    return _WHOLE.fullmatch(kind) is not None
+
+
+@lru_cache(KINDS_KEPT)
+def is_pool(kind: str) -> bool:
+    return any(pattern.fullmatch(kind) for pattern in (_POOL, _ADAPTIVE, _WHOLE))
+
+
+def steps_of(printed: Printed) -> int:
+    """The largest stride that is printed."""
+    return max(integers(printed.get("stride", "1")), default=1)
+
+
+def show(shape: Shape) -> str:
+    return "x".join(map(str, shape))
+
+
+def made_of(kind: str, printed: Printed, shape: Shape) -> Shape:
+    """The output. Raises KeyError, ValueError or IndexError where what is printed does not tell."""
+    rule = _rule(kind)
+    return shape if rule is None else rule(printed, shape)
+
+
+def _each(printed: Printed, name: str, count: int, default: str) -> Shape:
+    """`(3, 3)`, `3` or `(3,)`: one for each place."""
+    found = _sizes(printed.get(name, default))
+    return found * count if len(found) == 1 else found[:count]
+
+
+def _same(printed: Printed, shape: Shape) -> Shape:
+    """Padded so that only the stride counts, as TensorFlow does it."""
+    stride = _each(printed, "stride", len(shape) - 1, printed.get("kernel_size", "1"))
+    made = int(printed["1"]) if "1" in printed else shape[0]
+    return (made, *(-(-size // step) for size, step in zip(shape[1:], stride, strict=True)))
+
+
+def _blurred(printed: Printed, shape: Shape) -> Shape:
+    """Its stride is mostly not printed; it is there for steps of two."""
+    stride = _each(printed, "stride", len(shape) - 1, "2")
+    return (shape[0], *(-(-size // step) for size, step in zip(shape[1:], stride, strict=True)))
+
+
+def _whole(printed: Printed, shape: Shape) -> Shape:
+    """One number a channel, two where mean and maximum stand side by side."""
+    channels = shape[0] * (2 if printed.get("pool_type", "").startswith("cat") else 1)
+    is_flat = "Flatten" in printed.get("flatten", "") or printed.get("flatten") == "True"
+    return (channels,) if is_flat else (channels, *(1 for _ in shape[1:]))
+
+
+def _convolved(printed: Printed, shape: Shape) -> Shape:
+    places = len(shape) - 1
+    kernel = _each(printed, "kernel_size", places, "")
+    stride = _each(printed, "stride", places, "1")
+    dilation = _each(printed, "dilation", places, "1")
+    padding = printed.get("padding", "0").strip("'\"")
+    if padding == "same":
+        return (int(printed["1"]), *shape[1:])
+    around = (0,) * places if padding == "valid" else _each(printed, "padding", places, "0")
+    sizes = (
+        (size + 2 * around[place] - dilation[place] * (kernel[place] - 1) - 1) // stride[place] + 1
+        for place, size in enumerate(shape[1:])
+    )
+    return (int(printed["1"]), *sizes)
+
+
+def _transposed(printed: Printed, shape: Shape) -> Shape:
+    places = len(shape) - 1
+    kernel = _each(printed, "kernel_size", places, "")
+    stride, dilation = _each(printed, "stride", places, "1"), _each(printed, "dilation", places, "1")
+    padding, more = _each(printed, "padding", places, "0"), _each(printed, "output_padding", places, "0")
+    sizes = (
+        (size - 1) * stride[place] - 2 * padding[place] + dilation[place] * (kernel[place] - 1) + more[place] + 1
+        for place, size in enumerate(shape[1:])
+    )
+    return (int(printed["1"]), *sizes)
+
+
+def _pooled(printed: Printed, shape: Shape) -> Shape:
+    places = len(shape) - 1
+    kernel = _each(printed, "kernel_size", places, printed.get("1", ""))
+    stride = _each(printed, "stride", places, str(tuple(kernel)))
+    padding, dilation = _each(printed, "padding", places, "0"), _each(printed, "dilation", places, "1")
+    up = printed.get("ceil_mode") == "True"
+    sizes = []
+    for place, size in enumerate(shape[1:]):
+        room = size + 2 * padding[place] - dilation[place] * (kernel[place] - 1) - 1
+        count = (-(-room // stride[place]) if up else room // stride[place]) + 1
+        if up and (count - 1) * stride[place] >= size + padding[place]:
+            count -= 1  # a window may not begin beyond the input and its left padding
+        sizes.append(count)
+    return (shape[0], *sizes)
+
+
+def _adapted(printed: Printed, shape: Shape) -> Shape:
+    wanted = re.findall(r"\d+|None", printed["output_size"])
+    wanted = wanted * (len(shape) - 1) if len(wanted) == 1 else wanted
+    return (shape[0], *(size if want == "None" else int(want) for want, size in zip(wanted, shape[1:], strict=True)))
+
+
+def _last(name: str) -> Callable[[Printed, Shape], Shape]:
+    return lambda printed, shape: (*shape[:-1], int(printed[name]))
+
+
+def _recurrent(printed: Printed, shape: Shape) -> Shape:
+    width = int(printed.get("proj_size", "0")) or int(printed["1"])
+    return (*shape[:-1], width * (2 if printed.get("bidirectional") == "True" else 1))
+
+
+def _flattened(printed: Printed, shape: Shape) -> Shape:
+    """Counted with the batch, as it is printed: `start_dim=1` is the first place of a sample."""
+    start = max(int(printed.get("start_dim", "1")) - 1, 0)
+    last = int(printed.get("end_dim", "-1"))
+    end = len(shape) + last + 1 if last < 0 else last
+    return (*shape[:start], prod(shape[start:end]), *shape[end:])
+
+
+def _unflattened(printed: Printed, shape: Shape) -> Shape:
+    place = int(printed.get("dim", "1")) - 1
+    return (*shape[:place], *integers(printed["unflattened_size"]), *shape[place + 1 :])
+
+
+def _upsampled(printed: Printed, shape: Shape) -> Shape:
+    places = len(shape) - 1
+    if printed.get("size", "None") != "None":
+        return (shape[0], *_each(printed, "size", places, ""))
+    factors = [float(number) for number in printed["scale_factor"].strip("()").split(",") if number.strip()]
+    factors = factors * places if len(factors) == 1 else factors
+    return (shape[0], *(floor(size * factor) for size, factor in zip(shape[1:], factors, strict=True)))
+
+
+def _shuffled(printed: Printed, shape: Shape) -> Shape:
+    factor = int(printed["upscale_factor"])
+    return (shape[0] // factor**2, *(size * factor for size in shape[1:]))
+
+
+def _padded(printed: Printed, shape: Shape) -> Shape:
+    """From the last place on, before and behind: `(left, right, top, bottom)`."""
+    around = integers(printed.get("padding") or printed["0"])
+    around = around * 2 * (len(shape) - 1) if len(around) == 1 else around
+    sizes = list(shape)
+    for place in range(len(around) // 2):
+        sizes[-1 - place] += around[2 * place] + around[2 * place + 1]
+    return tuple(sizes)
+
+
+def _halved(printed: Printed, shape: Shape) -> Shape:
+    place = int(printed.get("dim", "-1"))
+    place = place if place < 0 else place - 1
+    sizes = list(shape)
+    sizes[place] //= 2
+    return tuple(sizes)
+
+
+_Make = Callable[[Printed, Shape], Shape]
+_RULES: tuple[tuple[re.Pattern[str], _Make], ...] = tuple(
+    (re.compile(pattern), make)
+    for pattern, make in (
+        (r"\w*(Conv|Pool)2dSame", _same),
+        (_CONVOLUTION.pattern, _convolved),
+        (_TRANSPOSED.pattern, _transposed),
+        (_POOL.pattern, _pooled),
+        (_ADAPTIVE.pattern, _adapted),
+        (_WHOLE.pattern, _whole),
+        (r"BlurPool\w*", _blurred),
+        ("Conv1D", _last("nf")),
+        (_WIDE.pattern, _last("out_features")),
+        (_RECURRENT.pattern, _recurrent),
+        ("Flatten", _flattened),
+        ("Unflatten", _unflattened),
+        (r"Upsampl\w*", _upsampled),
+        ("PixelShuffle", _shuffled),
+        (r"\w*Pad[123]d", _padded),
+        ("GLU", _halved),
+    )
+)
+
+
+@lru_cache(KINDS_KEPT)
+def _rule(kind: str) -> _Make | None:
+    return next((make for pattern, make in _RULES if pattern.fullmatch(kind)), None)

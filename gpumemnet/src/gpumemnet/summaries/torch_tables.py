@@ -1,0 +1,274 @@
+"""Tables of torchsummary (`Conv2d-1   [-1, 64, 112, 112]   9,408`) and of torchinfo (a tree, columns of many kinds)."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from carma.trial.layers.description import Described, Layer
+from gpumemnet.summaries.totals import Figures, check_total, input_of, read_figures
+from gpumemnet.summaries.input_size import square_image
+from gpumemnet.summaries.module_parameters import (has_activation, holds_weights, is_container, is_plain, is_recurrent, uncounted,)
+from gpumemnet.summaries.sequence_lengths import at_length, words_of
+from gpumemnet.summaries.text import (MOST_LAYERS, bad, counted, cut_off, is_header, is_rule, read_count, read_shape, too_many,)
+from carma.trial.layers.summary import ReadSummary
+from gpumemnet.summaries.shapes import Shape
+
+_FLAT_ROW = re.compile(r"\s*(?P<kind>\w{1,200})-\d+\s+(?P<shape>\[.*\])\s+(?P<count>[\d,]+)\s*", re.ASCII)
+_TREE_ROW = re.compile(r"([\s│├└─|+-]*)(\w{1,200})(?: \(([^)]*)\))?(?:: \d+-\d+)?", re.ASCII)
+_NAME = re.compile(r"\S+(?: \S+)*")
+_NO_COUNT = ("--", "(recursive)", "")
+_LINEAR = "Conv1D"  # of Hugging Face, which is none
+_CUT_SHARE = 0.01  # of the parameters: a layer of a class that nobody knows has fewer, mostly
+_UNCALLED_SHARE = 0.05  # of the parameters: class tokens and tables of places are fewer
+_NO_SHAPES = "the table has no shapes: torchinfo.summary(model, input_size=(32, 3, 224, 224), depth=10) prints them"
+
+
+class _Row(NamedTuple):
+    """A line of a table. `depth` 0 is the model; the flat table has no depths and prints a block after its layers."""
+
+    kind: str
+    depth: int = 1
+    name: str = ""
+    output: Shape = ()
+    taken: Shape = ()
+    parameters: int = 0
+    kernel: str = ""
+
+
+def read_table(lines: Sequence[str], header: int, batch: int | None, sample: Shape) -> ReadSummary:
+    first, end = _body(lines, header)
+    figures = read_figures(_below(lines, end))
+    # torchinfo without its settings for rows has torchsummary's head, so the first row decides.
+    if _FLAT_ROW.fullmatch(next(line for line in lines[first:end] if line.strip())) is None:
+        rows = _tree_rows(lines, first, end, _columns(lines[header]))
+        leaves = _leaves(rows)
+        remarks = check_total(sum(row.parameters for _, row, _ in leaves), figures.total, header, lines[header])
+        return _read(leaves, rows[0].taken, figures, batch, sample, remarks, _gaps(rows, leaves))
+    rows = [_flat_row(lines[number], number) for number in range(first, end) if lines[number].strip()]
+    count, total = sum(row.parameters for row in rows), figures.total
+    if total is not None and count != total:
+        raise bad(header, lines[header], f"the rows below have {count:,} parameters, the total says {total:,}")
+    rows, said = _completed(rows)
+    figures = figures._replace(total=sum(row.parameters for row in rows))
+    return _read([("", row, row.output) for row in rows if not _is_block(row)], (), figures, batch, sample, said, ())
+
+
+def _completed(rows: list[_Row]) -> tuple[list[_Row], tuple[str, ...]]:
+    """torchsummary counts weights of modules that are called, and no others: those of attention are added."""
+    added = Counter[str]()
+    found: list[_Row] = []
+    for row in rows:
+        more = 0 if row.parameters else uncounted(row.kind, row.output)
+        added.update({row.kind: more} if more else {})
+        found.append(row._replace(parameters=row.parameters + more))
+    if not added:
+        return found, ()
+    kinds = ", ".join(added)
+    return found, (f"torchsummary leaves out the weights of {kinds}: the {added.total():,} of projections are added",)
+
+
+def _body(lines: Sequence[str], header: int) -> tuple[int, int]:
+    """Where the rows begin and end: between the rule below the head and the next one."""
+    rules = [number for number in range(header + 1, len(lines)) if is_rule(lines[number])][:2]
+    if len(rules) < 2:
+        raise cut_off(header, lines[header], "the table that begins here")
+    if not any(line.strip() for line in lines[rules[0] + 1 : rules[1]]):
+        raise bad(header, lines[header], "no layers follow the head of the table")
+    if rules[1] - rules[0] > MOST_LAYERS:
+        raise too_many(header, lines[header])
+    return rules[0] + 1, rules[1]
+
+
+def _below(lines: Sequence[str], end: int) -> Sequence[str]:
+    """Up to the next table."""
+    following = (number for number in range(end, len(lines)) if is_header(lines[number]))
+    return lines[end : next(following, len(lines))]
+
+
+def _columns(head: str) -> dict[str, tuple[int, int]]:
+    """Where each column of a torchinfo table begins and ends; names are at least two spaces apart."""
+    names = list(_NAME.finditer(head))
+    ends = [following.start() for following in names[1:]] + [10**9]
+    return {found[0]: (found.start(), end) for found, end in zip(names, ends, strict=True)}
+
+
+def _flat_row(line: str, number: int) -> _Row:
+    found = _FLAT_ROW.fullmatch(line)
+    shape = read_shape(found["shape"]) if found else None
+    count = read_count(found["count"]) if found else None
+    if found is None or shape is None or count is None:
+        raise bad(number, line, "not a row of a torchsummary table (layer, output shape, parameters)")
+    _check_sizes(shape, line, number)
+    return _Row(kind=found["kind"], output=shape, parameters=count)
+
+
+def _is_block(row: _Row) -> bool:
+    """A module of modules: torchsummary prints it like a layer. Only its class tells; those of torch are known."""
+    return row.parameters == 0 and not is_plain(row.kind) and not is_recurrent(row.kind)
+
+
+def _tree_rows(lines: Sequence[str], first: int, end: int, columns: dict[str, tuple[int, int]]) -> list[_Row]:
+    """Cells by where their column begins. Most shapes and counts come again and again, so each is read once."""
+    nowhere = (0, 0)
+    head, head_end = next((span for name, span in columns.items() if name.startswith("Layer (type")), nowhere)
+    out, out_end = columns.get("Output Shape", nowhere)
+    fed, fed_end = columns.get("Input Shape", nowhere)
+    own, own_end = columns.get("Param #", nowhere)
+    shaped, shaped_end = columns.get("Kernel Shape", nowhere)
+    shapes: dict[str, Shape] = {}
+    counts: dict[str, int] = dict.fromkeys(_NO_COUNT, 0)
+    rows: list[_Row] = []
+    for number in range(first, end):
+        line = lines[number]
+        if not line.strip():
+            continue
+        found = _TREE_ROW.fullmatch(line[head:head_end].strip())
+        if found is None:
+            raise bad(number, line, "not a row of a torchsummary or torchinfo table (layer, shapes, parameters)")
+        branch, kind, name = found.groups()
+        count = line[own:own_end].strip()
+        if count not in counts:
+            counts[count] = _count(count, line, number)
+        output, taken = line[out:out_end], line[fed:fed_end]
+        if output not in shapes:
+            shapes[output] = _shape(output, line, number)
+        if taken not in shapes:
+            shapes[taken] = _shape(taken, line, number)
+        kernel = line[shaped:shaped_end].strip()
+        rows.append(_Row(kind, _depth(branch), name or "", shapes[output], shapes[taken], counts[count], kernel))
+    return rows
+
+
+def _shape(text: str, line: str, number: int) -> Shape:
+    found = read_shape(text) or ()
+    _check_sizes(found, line, number)
+    return found
+
+
+def _check_sizes(shape: Shape, line: str, number: int) -> None:
+    """-1 in the first place is a batch that nobody told."""
+    if shape and (min(shape) < -1 or -1 in shape[1:]):
+        raise bad(number, line, f"{list(shape)} is not the shape of an output: a size is negative")
+
+
+def _count(text: str, line: str, number: int) -> int:
+    found = read_count(text)
+    if found is None:
+        raise bad(number, line, f"{text!r} is not a number of parameters")
+    return found
+
+
+@lru_cache(256)
+def _depth(branch: str) -> int:
+    """`├─` is a child of the model; each `│` before it one more. Terminals without these signs get `+` and `|`."""
+    return 1 + branch.count("│") + branch.count("|") if branch.strip() else 0
+
+
+_Leaf = tuple[str, _Row, Shape]  # path, row, output
+
+
+def _leaves(rows: Sequence[_Row]) -> list[_Leaf]:
+    """Modules without children, with their path; blocks only where they own parameters, without their output, which
+    their last layer made. A norm that holds its activation makes an output besides the one below it."""
+    found: list[_Leaf] = []
+    path: list[str] = []
+    depths = [row.depth for row in rows[1:]] + [0]
+    is_named = any(row.name for row in rows)
+    for row, below in zip(rows, depths, strict=True):
+        if is_named:
+            path[row.depth :] = [row.name]
+        holds = below > row.depth and not has_activation(row.kind)
+        if not row.parameters and (holds or is_container(row.kind)):
+            continue
+        name = ".".join(path[1:]) if is_named and all(path[1:]) else ""
+        found.append((name, row, () if holds else row.output))
+    return found
+
+
+def _gaps(rows: Sequence[_Row], leaves: Sequence[_Leaf]) -> tuple[str, ...]:
+    """Blocks whose layers are not shown have all their parameters in one row: torchinfo stops at a depth of 3 unless
+    told. A class that nobody knows may be a layer of its own, so below the deepest rows only."""
+    found = [] if any(row.output for row in rows) else [_NO_SHAPES]
+    deepest = max(row.depth for row in rows)
+    unknown = {row.kind for row in rows if row.parameters and not holds_weights(row.kind)}
+    ends = [row for _, row, _ in leaves if row.kind in unknown] if unknown else []
+    cut = [row for row in ends if row.parameters and (row.depth == deepest or is_container(row.kind))]
+    if sum(row.parameters for row in cut) > _CUT_SHARE * sum(row.parameters for _, row, _ in leaves):
+        kinds = ", ".join(list(dict.fromkeys(row.kind for row in cut))[:3])
+        stops = f"the table stops above the layers of {counted(len(cut), 'block')} ({kinds})"
+        found.append(f"{stops}: print it with depth=10 (torchinfo.summary(model, ..., depth=10))")
+    return (*found, *_uncalled(rows, leaves))
+
+
+def _uncalled(rows: Sequence[_Row], leaves: Sequence[_Leaf]) -> tuple[str, ...]:
+    """A block has parameters itself, or modules that were not called when it was printed: those for training only."""
+    depths = [row.depth for row in rows[1:]] + [0]
+    own = [row for row, below in zip(rows, depths, strict=True) if below > row.depth and row.parameters]
+    own = [row for row in own if not holds_weights(row.kind)]
+    count = sum(row.parameters for row in own)
+    if count <= _UNCALLED_SHARE * sum(row.parameters for _, row, _ in leaves):
+        return ()
+    kinds = ", ".join(list(dict.fromkeys(row.kind for row in own))[:3])
+    said = f"{count:,} parameters of {kinds} are of no layer in the table: their modules may not have been called"
+    return (f'{said}; torchinfo.summary(model, ..., mode="train") shows those of training',)
+
+
+def _read(
+    leaves: Sequence[_Leaf],
+    taken: Shape,
+    figures: Figures,
+    batch: int | None,
+    sample: Shape,
+    remarks: tuple[str, ...],
+    gaps: tuple[str, ...],
+) -> ReadSummary:
+    """With the batch asked for in place of the one that the table was printed with (-1: none was told), and of a
+    language model with the length asked for."""
+    firsts = Counter(output[0] for _, _, output in leaves if output)
+    printed = firsts.most_common(1)[0][0] if firsts else -1
+    told = batch or (printed if printed > 0 else None)
+    layers = tuple(_layer(*leaf) for leaf in leaves)
+    words = words_of(layers)
+    if words and sample:
+        layers, said = at_length(layers, printed, words, sample)
+        given = (printed, *sample)
+    else:
+        given, said = input_of(taken, sample, max(printed, 1), figures.input_mb)
+        first = next((layer for layer in layers if layer.output), None)
+        given = given or (square_image(first, max(printed, 1), figures.input_mb) if first else ())
+    length = sample[0] if words and sample else words
+
+    def rebatched(shape: Shape) -> Shape:
+        if length and shape and shape[0] == printed * length and printed > 0:
+            return ((told or 1) * length, *shape[1:])  # all words of the batch in a row
+        return (told or 1, *shape[1:]) if shape and shape[0] == printed else shape
+
+    described = Described(
+        layers=tuple(
+            replace(one, output=rebatched(one.output), inputs=tuple(map(rebatched, one.inputs))) for one in layers
+        ),
+        batch=told,
+        parameters=sum(row.parameters for _, row, _ in leaves) if figures.total is None else figures.total,
+        input=rebatched(given) if taken or not given else (told or 1, *given[1:]),
+    )
+    return ReadSummary(described=described, remarks=(*remarks, *said), gaps=gaps, frozen=figures.frozen)
+
+
+def _layer(name: str, row: _Row, output: Shape) -> Layer:
+    inputs = (row.taken,) if row.taken else ()
+    return Layer(
+        name=name, kind=row.kind, output=output, parameters=row.parameters, inputs=inputs, attributes=_attributes(row)
+    )
+
+
+def _attributes(row: _Row) -> dict[str, str]:
+    found = {"kernel_size": row.kernel} if row.kernel not in ("", "--") else {}
+    if row.kind.startswith("Conv") and row.kind != _LINEAR and len(row.taken) > 1:
+        found["in_channels"] = str(row.taken[1])
+    return found

@@ -1,0 +1,84 @@
+"""What no summary tells of a training run: optimizer, precision, attention and the like. Said by whoever asks."""
+
+from __future__ import annotations
+
+import re
+from msgspec.structs import replace
+
+from carma.trial.layers.description import Described, Layer
+from carma.trial.layers.summary import Precision, ReadSummary, TrainingOptions
+
+# The class in torch.optim, and the tensors of a parameter's size that it keeps for each.
+OPTIMIZERS: dict[str, tuple[str, int]] = {
+    "sgd": ("SGD", 0),
+    "momentum": ("SGD", 1),
+    "adam": ("Adam", 2),
+    "adamw": ("AdamW", 2),
+    "rmsprop": ("RMSprop", 1),
+    "adagrad": ("Adagrad", 1),
+    "nadam": ("NAdam", 2),
+    "radam": ("RAdam", 2),
+    "adamax": ("Adamax", 2),
+    "adadelta": ("Adadelta", 2),
+}
+_USUAL = "adam"
+_MIB = 1 << 20
+_FEW = 0.01  # of the parameters: so few frozen ones are not worth a word
+_ATTENDS = re.compile(r"attn|attention", re.IGNORECASE)
+_OF_ROWS = re.compile(r"\w*Linear|Conv1D|Dense|EinsumDense|MatMul|Gemm")
+# The parameters' type, and autocast's. TF32 is a way to multiply: its numbers lie in memory like those of fp32.
+_TYPES: dict[Precision, tuple[str, str]] = {
+    "fp32": ("float32", ""),
+    "tf32": ("float32", ""),
+    "bf16-amp": ("float32", "bfloat16"),
+    "fp16-amp": ("float32", "float16"),
+    "bf16": ("bfloat16", ""),
+}
+
+
+def completed(read: ReadSummary, told: TrainingOptions) -> ReadSummary:
+    """The model as it will be trained. What nobody said is taken as it most often is, and a remark says so."""
+    described, remarks = read.described, list(read.remarks)
+    if told.optimizer is not None or described.optimizer_slots is None:
+        name, slots = OPTIMIZERS[told.optimizer or _USUAL]
+        described = replace(described, optimizer=name, optimizer_slots=slots)
+        if told.optimizer is None:
+            remarks.append("no summary tells the optimizer: taken to be Adam (--optimizer names another)")
+    dtype, autocast = _TYPES[told.precision] if told.precision else (described.dtype, "")
+    trained = replace(
+        described,
+        dtype=dtype,
+        autocast=autocast,
+        checkpointing=told.checkpointing,
+        channels_last=told.channels_last,
+        attention=told.attention or described.attention,
+        heads=told.heads or described.heads,
+    )
+    if (told.attention or told.heads) and not _may_attend(described):
+        trained = replace(trained, attention="", heads=None)
+        remarks.append("the model has no attention: --attention and --heads change nothing")
+    remarks += _frozen(trained, read.frozen)
+    return replace(read, described=trained, remarks=tuple(remarks))
+
+
+def _may_attend(described: Described) -> bool:
+    """Attention is between places: of products that have none but the batch's, there is none."""
+    if not any(layer.output for layer in described.layers):
+        return True
+    return any(_is_between(layer) for layer in described.layers)
+
+
+def _is_between(layer: Layer) -> bool:
+    if _ATTENDS.search(layer.kind) or _ATTENDS.search(layer.name):
+        return True
+    return len(layer.output) > 2 and _OF_ROWS.fullmatch(layer.kind) is not None
+
+
+def _frozen(described: Described, frozen: int) -> list[str]:
+    """Nobody who reads a description knows of weights that are not trained."""
+    if frozen <= _FEW * (described.parameters or 0):
+        return []
+    each = 2 if described.dtype in ("bfloat16", "float16") else 4
+    mib = round(frozen * each * (1 + (described.optimizer_slots or 0)) / _MIB)
+    said = f"{frozen:,} parameters are frozen and are counted as trained"
+    return [f"{said}: about {mib:,} MiB of gradients and optimizer state are too much"]

@@ -1,0 +1,187 @@
+"""The folds: every learner on every split, two at a time, each in a process with one thread.
+
+Two threads on small matrices wait for one another more than they compute; two processes do not. What a job answers
+depends on its rows and the seed alone, so the order in which jobs end does not matter.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import active_children, get_context
+from typing import Protocol as Shape
+
+import numpy as np
+
+from gpumemnet.dataset.inside.parent import end_with
+from carma.errors import Refused
+from gpumemnet.training.folds import Protocol, Split
+from gpumemnet.training.names import PUBLISHED, PUBLISHED_WIDTHS_GB, WIDTHS_GB
+from gpumemnet.training.samples import Numbers, Samples, Wholes
+
+PROCESSES = 2
+LESS = "If the machine was short of memory: --families and --only do less at a time."
+
+
+@dataclass(frozen=True)
+class Job:
+    data: str  # which samples: "mlp", "public-mlp" …
+    learner: str
+    protocol: Protocol
+    split: Split
+    seed: int
+
+
+@dataclass(frozen=True)
+class Answers:
+    """On the rows that were left out. Quantiles in MiB, or of a classifier the classes for each width."""
+
+    job: Job
+    quantiles_mib: Numbers | None
+    operating_mib: Numbers | None
+    careful_mib: Numbers | None
+    bounds_mib: Mapping[float, Numbers]
+    classes: Mapping[int, Wholes]
+    took_s: float
+
+
+class Tell(Shape):
+    def __call__(self, text: str, /) -> None: ...
+
+
+_held: dict[str, Samples] = {}
+
+
+@contextmanager
+def workers(samples: Mapping[str, Samples]) -> Iterator[ProcessPoolExecutor]:
+    """Processes that hold the samples: sent once to each, not with each job. They end with us, however we end."""
+    before = set(active_children())
+    with _quiet_tracker():
+        pool = ProcessPoolExecutor(PROCESSES, get_context("spawn"), _hold, (os.getpid(), dict(samples)))
+    try:
+        with _deaf():
+            for _ in range(PROCESSES):
+                pool.submit(_begin)
+        yield pool
+    except BaseException as error:
+        for child in set(active_children()) - before:
+            child.kill()  # nobody waits for what it learns
+        if isinstance(error, BrokenProcessPool):
+            raise Refused("a process that was learning was killed", LESS) from error
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _quiet_tracker() -> Iterator[None]:
+    """multiprocessing's tracker, started meanwhile, takes back what killed processes held, and need not tell."""
+    name, before = "PYTHONWARNINGS", os.environ.get("PYTHONWARNINGS")
+    os.environ[name] = ",".join(filter(None, (before, "ignore:resource_tracker")))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """What is started meanwhile does not hear Ctrl-C, which reaches all; we end it. Only a main thread can do that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _begin() -> None:
+    """So that there is a process to do it."""
+
+
+def held(data: str) -> Samples:
+    """In such a process: the samples of that name."""
+    return _held[data]
+
+
+def compete(samples: Mapping[str, Samples], jobs: Sequence[Job], tell: Tell) -> Iterator[Answers]:
+    """The dearest first, so that the end is not one process waiting for another."""
+    with workers(samples) as pool:
+        waiting: list[Future[Answers]] = [pool.submit(answer_held, job) for job in jobs]
+        for done, future in enumerate(as_completed(waiting), 1):
+            answers = future.result()
+            job = answers.job
+            tell(f"{done}/{len(jobs)}  {job.data}: {job.learner}, {job.split.name}, {answers.took_s:.0f} s")
+            yield answers
+
+
+def _hold(parent: int, samples: dict[str, Samples]) -> None:
+    end_with(parent, signal.SIGKILL)
+    steady()
+    _held.update(samples)
+
+
+def answer_held(job: Job) -> Answers:
+    return answer(job, held(job.data))
+
+
+def steady() -> None:
+    """One thread, and no kernel whose result depends on chance: the same seed gives the same numbers."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+
+
+def answer(job: Job, samples: Samples) -> Answers:
+    """Learns from the split's rows alone; of the others only what is known before a run goes in."""
+    began = time.monotonic()
+    learned, judged = samples.take(job.split.learned), without_labels(samples.take(job.split.judged))
+    make: Callable[[Job, Samples, Samples], Answers] = _classified if job.learner == PUBLISHED else _measured
+    found = make(job, learned, judged)
+    return Answers(**{**vars(found), "took_s": time.monotonic() - began})
+
+
+def without_labels(samples: Samples) -> Samples:
+    return Samples(**{**vars(samples), "footprint_mib": np.full(len(samples), np.nan)})
+
+
+def _measured(job: Job, learned: Samples, judged: Samples) -> Answers:
+    from gpumemnet.training.ensemble import at_level, learn
+    from gpumemnet.training.learners import LEARNERS
+
+    learner = LEARNERS[job.learner]
+    members = learner.members if job.protocol == "folds" else learner.fewer
+    made = learn(learner.fit, learned, members, job.seed, WIDTHS_GB[learned.family][0])
+    quantiles = made.quantiles_mib(judged)
+    return Answers(
+        job=job,
+        quantiles_mib=quantiles,
+        operating_mib=at_level(quantiles, made.operating_point),
+        careful_mib=at_level(quantiles, made.careful_point),
+        bounds_mib={level: at_level(quantiles, level) * factor for level, factor in made.factors.items()},
+        classes={},
+        took_s=0.0,
+    )
+
+
+def _classified(job: Job, learned: Samples, judged: Samples) -> Answers:
+    from gpumemnet.training.published_recipe import learn_published
+
+    widths = PUBLISHED_WIDTHS_GB[learned.family]
+    made = learn_published(learned, widths, job.seed)
+    classes = {width: made.classes(judged, width) for width in widths}
+    return Answers(job=job, quantiles_mib=None, operating_mib=None, careful_mib=None, bounds_mib={}, classes=classes,
+                   took_s=0.0)  # fmt: skip

@@ -1,0 +1,138 @@
+"""What every learner has in common: members that leave out a part of the rows each, and what follows from that.
+
+The rows that a member has not seen tell how far its quantiles are off, whether the plain arithmetic is the better
+median, which operating point costs least, and what factor makes a bound hold. All of it comes from the rows that were
+given for learning; no other row is ever looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from gpumemnet.serving.model_facts import GB_MIB
+from gpumemnet.training.samples import Numbers, Samples, Wholes
+from gpumemnet.training.target_scale import MEDIAN, QUANTILES, Scale
+
+LEVELS = (0.9, 0.95, 0.99)  # for which a bound is kept
+UNDER_COSTS = 10.0  # times what an over-estimate costs: a task that dies against room that stays empty
+UNDER_ALLOWED = 0.008  # of the rows, at the operating point
+PLAIN_RANGE = (QUANTILES.index(0.05), QUANTILES.index(0.95))  # where the arithmetic lies between them, it is believed
+PLAIN_MIB = 1500.0  # within which the arithmetic was right: what lies between is what a process holds without tensors
+POINTS = tuple(round(float(point), 3) for point in np.arange(0.5, 0.9901, 0.01))
+
+
+class Members(Protocol):
+    def z(self, samples: Samples) -> Numbers:
+        """[members, rows, quantiles], on the scale that is learned on."""
+        ...
+
+
+# From samples, their z, the rows of each member and a seed.
+Fit = Callable[[Samples, Numbers, Sequence[Wholes], Scale, int], Members]
+
+
+@dataclass(frozen=True)
+class Learned:
+    members: Members
+    scale: Scale
+    shifts: Numbers  # of each quantile, so that as many unseen rows lie below it as should
+    operating_point: float
+    careful_point: float  # where every under-estimate costs ten over-estimates
+    context_mib: float | None  # beside the arithmetic, where that is the better median; None: it is not
+    factors: Mapping[float, float]  # by level: its quantile times that is the bound
+    unseen_mib: Numbers  # of every row that was learned from, by the member that had left it out
+
+    def quantiles_mib(self, samples: Samples) -> Numbers:
+        mib = self.scale.to_mib(shifted(self.members.z(samples).mean(0), self.shifts), samples)
+        return mib if self.context_mib is None else believed(mib, samples.guess_mib + self.context_mib)
+
+    def at(self, samples: Samples, point: float | None = None) -> Numbers:
+        return at_level(self.quantiles_mib(samples), self.operating_point if point is None else point)
+
+
+def learn(fit: Fit, samples: Samples, members: int, seed: int, width_gb: int) -> Learned:
+    scale = Scale.of(samples)
+    part = np.random.default_rng(seed).permutation(len(samples)) % members
+    fitted = fit(samples, scale.to_z(samples), [np.flatnonzero(part != one) for one in range(members)], scale, seed)
+    every = fitted.z(samples)
+    unseen = every[part, np.arange(len(samples))]
+    shifts = _shifts(unseen, scale.to_z(samples))
+    mib = scale.to_mib(shifted(unseen, shifts), samples)
+    context_mib = _context_mib(mib, samples, width_gb)
+    mib = mib if context_mib is None else believed(mib, samples.guess_mib + context_mib)
+    return Learned(
+        members=fitted,
+        scale=scale,
+        shifts=shifts,
+        operating_point=cheapest(mib, samples.footprint_mib, width_gb, UNDER_ALLOWED),
+        careful_point=cheapest(mib, samples.footprint_mib, width_gb, 0.0),
+        context_mib=context_mib,
+        factors={level: conformal(at_level(mib, level), samples.footprint_mib, level) for level in LEVELS},
+        unseen_mib=mib,
+    )
+
+
+def shifted(z: Numbers, shifts: Numbers) -> Numbers:
+    moved: Numbers = np.maximum.accumulate(z + shifts, axis=-1)
+    return moved
+
+
+def believed(mib: Numbers, plain_mib: Numbers) -> Numbers:
+    """With the arithmetic for a median where the quantiles allow it: it is often exact."""
+    low, high = PLAIN_RANGE
+    allowed = (plain_mib >= mib[:, low]) & (plain_mib <= mib[:, high])
+    middle = np.where(allowed, plain_mib, mib[:, MEDIAN])[:, None]
+    below, above = mib[:, :MEDIAN], mib[:, MEDIAN + 1 :]
+    return np.hstack([np.minimum(below, middle), middle, np.maximum(above, middle)])
+
+
+def _context_mib(unseen_mib: Numbers, samples: Samples, width_gb: int) -> float | None:
+    off = samples.footprint_mib - samples.guess_mib
+    near = off[np.abs(off) < PLAIN_MIB]
+    if not len(near):
+        return None
+    context_mib = float(np.median(near))
+    width_mib = width_gb * GB_MIB
+
+    def right(mib: Numbers) -> float:
+        return float((mib[:, MEDIAN] // width_mib == samples.footprint_mib // width_mib).mean())
+
+    return context_mib if right(believed(unseen_mib, samples.guess_mib + context_mib)) > right(unseen_mib) else None
+
+
+def _shifts(unseen: Numbers, truth: Numbers) -> Numbers:
+    """Conformal: the level's quantile of by how much each quantile was missed."""
+    return np.array([np.quantile(truth - unseen[:, place], level) for place, level in enumerate(QUANTILES)])
+
+
+def at_level(mib: Numbers, level: float) -> Numbers:
+    """Between two quantiles along a straight line."""
+    place = int(np.clip(np.searchsorted(QUANTILES, level) - 1, 0, len(QUANTILES) - 2))
+    low, high = QUANTILES[place], QUANTILES[place + 1]
+    share = min(max((level - low) / (high - low), 0.0), 1.0)
+    between: Numbers = mib[:, place] * (1 - share) + mib[:, place + 1] * share
+    return between
+
+
+def cheapest(mib: Numbers, truth_mib: Numbers, width_gb: int, allowed: float) -> float:
+    """The point with the least cost at a class width, of equal ones the lowest.
+
+    So many under-estimates are allowed: they cost as much as over-estimates. Those beyond cost ten times that."""
+
+    def cost(point: float) -> float:
+        off = at_level(mib, point) // (width_gb * GB_MIB) - truth_mib // (width_gb * GB_MIB)
+        under, over = float((off < 0).mean()), float((off > 0).mean())
+        return over + under + (UNDER_COSTS - 1) * max(0.0, under - allowed)
+
+    return min(POINTS, key=cost)
+
+
+def conformal(found_mib: Numbers, truth_mib: Numbers, level: float) -> float:
+    """The factor that makes it hold: of the sorted ratios the (n + 1) · level-th, the last where there are too few."""
+    ratios = np.sort(truth_mib / found_mib)
+    rank = min(int(np.ceil((len(ratios) + 1) * level)), len(ratios))
+    return float(ratios[rank - 1])

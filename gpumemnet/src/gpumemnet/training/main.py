@@ -1,0 +1,170 @@
+"""`carma train`: reads the data, judges the learners on folds, makes the models that ship."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import as_completed
+from pathlib import Path
+
+from carma import __version__
+from carma.core.model.values import Record
+from carma.errors import Usage
+from carma.directories import HINT as OUT_HINT
+from carma.directories import check_folder
+from gpumemnet.training.cross_validation import Job, Tell, compete, workers
+from gpumemnet.training.folds import by_chance, by_shape
+from gpumemnet.training.shipped_models import make_held, scores_of
+from gpumemnet.training.names import NAMES, PUBLISHED, SERVED
+from gpumemnet.training.plots import draw
+from gpumemnet.training.public_data import read_public
+from gpumemnet.training.accuracy_report import HINT as REPORT_HINT
+from gpumemnet.training.accuracy_report import Entry, Report, about, entries, write
+from gpumemnet.training.samples import Samples, read_tables
+
+PUBLIC = "public-mlp"
+LEAST_RUNS = 30  # with fewer no fold, and no member of an ensemble, sees a thing
+# The dearest first; what is cheap fills the gaps at the end.
+COSTLY = ("graph", PUBLISHED, "transformer-based", "boosted", "mlp-based", "extra-trees")
+
+OF_SHAPES = ("mlp-based", "extra-trees")  # there are many shapes: who answers unless told, and the quickest beside it
+
+
+class Options(Record, frozen=True, kw_only=True):
+    data: tuple[str, ...] = ()
+    out: str = ""
+    install: bool = False  # `out` is the user's own place
+    families: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    seed: int = 0
+    evaluate: bool = False
+    shapes: bool = True
+    public_mlp: str = ""
+    report: str = "lab/results/gpumemnet"
+
+
+class Done(Record, frozen=True, kw_only=True):
+    models: tuple[str, ...]
+    entries: tuple[Entry, ...]
+    report: str = ""
+
+
+def run(options: Options, tell: Tell) -> Done:
+    check(options)
+    own, public = _read(options, tell)
+    learners = options.only or NAMES
+    found: tuple[Entry, ...] = ()
+    if options.evaluate:
+        found = _evaluate(options, {**own, **public}, learners, tell)
+    models = _make(options, own, learners, found, tell) if options.out and own else ()
+    return Done(models=models, entries=found, report=str(_report(options)) if options.evaluate else "")
+
+
+def check(options: Options) -> None:
+    """What would make no model, or have no place to go to, is told before an hour is spent."""
+    if options.out and options.only and not set(options.only) & set(SERVED):
+        named = f"of {', '.join(options.only)} there are no models to write to {options.out}"
+        raise Usage(named, f"--out makes those of {' and '.join(SERVED)}; --evaluate judges any learner.")
+    if options.out and not options.data:
+        raise Usage(f"there is no data to make models for {options.out} from", "Name files of `carma dataset pack`.")
+    if options.out:
+        hint = "--install writes there; --out DIR names another place." if options.install else OUT_HINT
+        check_folder(Path(options.out), hint)
+    if options.evaluate:
+        check_folder(_report(options).parent, REPORT_HINT)
+
+
+def _make(
+    options: Options, own: Mapping[str, Samples], learners: Sequence[str], found: Sequence[Entry], tell: Tell
+) -> tuple[str, ...]:
+    wanted = [(data, learner) for learner in reversed(tuple(SERVED)) if learner in learners for data in own]
+    models = []
+    with workers(own) as pool:
+        waiting = [
+            pool.submit(make_held, data, learner, options.out, options.seed, scores_of(found, data, learner))
+            for data, learner in wanted
+        ]
+        for future in as_completed(waiting):
+            models.append(future.result())
+            tell(f"{len(models)}/{len(wanted)}  {models[-1]}")
+    return tuple(sorted(models))
+
+
+def _report(options: Options) -> Path:
+    return Path(options.report) / "accuracy.json"
+
+
+def _read(options: Options, tell: Tell) -> tuple[dict[str, Samples], dict[str, Samples]]:
+    tables = read_tables([Path(path) for path in options.data])
+    own: dict[str, Samples] = {
+        family: samples for family, samples in tables.items() if not options.families or family in options.families
+    }
+    if tables and not own:
+        there = f"there are no runs of {', '.join(options.families)} in {', '.join(options.data)}"
+        raise Usage(there, f"--families: there are some of {', '.join(tables)}.")
+    public = {PUBLIC: read_public(Path(options.public_mlp))} if options.public_mlp else {}
+    if not own and not public:
+        raise Usage("there is no data to learn from", "Name files of `carma dataset pack`, or --public-mlp FILE.")
+    for name, samples in {**own, **public}.items():
+        if len(samples) < LEAST_RUNS:
+            few = f"{name}: {len(samples):,} runs are too few to learn from"
+            raise Usage(few, f"{LEAST_RUNS} are needed, hundreds to be of use; carma dataset collect adds some.")
+        tell(f"{name}: {len(samples):,} runs on {samples.origin.gpu}")
+    return own, public
+
+
+def _evaluate(
+    options: Options, samples: Mapping[str, Samples], learners: Sequence[str], tell: Tell
+) -> tuple[Entry, ...]:
+    jobs = _jobs(options, samples, learners)
+    found = entries(samples, list(compete(samples, jobs, tell)))
+    report = Report(
+        command=_command(options),
+        seed=options.seed,
+        date=time.strftime("%Y-%m-%d", time.gmtime()),
+        versions=_versions(),
+        cores=len(os.sched_getaffinity(0)),
+        data={name: about(one) for name, one in samples.items()},
+        entries=found,
+    )
+    write(report, _report(options))
+    for path in draw(found, _report(options).parent):
+        tell(f"{path}")
+    return found
+
+
+def _jobs(options: Options, samples: Mapping[str, Samples], learners: Sequence[str]) -> list[Job]:
+    jobs = []
+    for learner in (name for name in COSTLY if name in learners):
+        for data, one in samples.items():
+            chance = by_chance(len(one), options.seed)
+            jobs += [Job(data, learner, "folds", split, options.seed) for split in chance]
+            if options.shapes and learner in OF_SHAPES:
+                jobs += [Job(data, learner, "shapes", split, options.seed) for split in by_shape(one.shapes)]
+    return jobs
+
+
+def _command(options: Options) -> str:
+    words = ["carma", "train", *options.data]
+    named = {
+        "--out": "" if options.install else options.out,
+        "--public-mlp": options.public_mlp and Path(options.public_mlp).name,
+        "--families": ",".join(options.families),
+        "--only": ",".join(options.only),
+        "--seed": str(options.seed),
+    }
+    words += [word for flag, value in named.items() if value for word in (flag, value)]
+    words += ["--install"] if options.install else []
+    words += ["--evaluate"] if options.evaluate else []
+    words += [] if options.shapes else ["--no-shapes"]
+    return shlex.join(words)
+
+
+def _versions() -> dict[str, str]:
+    wanted = ("torch", "scikit-learn", "numpy", "onnxruntime")
+    found = {name: importlib.metadata.version(name) for name in wanted}
+    return {"carma": __version__, "python": platform.python_version(), **found}

@@ -1,0 +1,90 @@
+"""Confusion matrices as pictures: one figure for each data set and class width, one panel for each learner."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from carma.directories import write_whole
+from gpumemnet.training.names import NAMES
+from gpumemnet.training.accuracy_report import Entry
+from gpumemnet.training.scores import Classes
+
+MOST_CLASSES = 24  # more would be a grey field
+Panel = tuple[str, Classes]
+
+
+def draw(entries: Sequence[Entry], folder: Path) -> list[Path]:
+    written: list[Path] = []
+    for (data, width, merged), panels in _figures(entries).items():
+        if max(len(classes.by_class) for _, classes in panels) <= MOST_CLASSES:
+            name = f"confusion-{data}-{width}gb" + ("-40gb-and-more-merged" if merged else "")
+            written += _draw(panels, data, folder / name)
+    return written
+
+
+def _figures(entries: Sequence[Entry]) -> dict[tuple[str, int, bool], list[Panel]]:
+    """Those of the folds, at the operating point; a classifier has no other."""
+    found: dict[tuple[str, int, bool], list[Panel]] = {}
+    for entry in sorted(entries, key=lambda one: NAMES.index(one.learner)):
+        for judged in entry.judged:
+            if entry.protocol == "folds" and judged.point in ("operating", "class"):
+                key = (entry.data, judged.classes.width_gb, judged.classes.top_merged)
+                found.setdefault(key, []).append((entry.learner, judged.classes))
+    return found
+
+
+def _draw(panels: Sequence[Panel], data: str, path: Path) -> list[Path]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    side = 3.0 + 0.12 * max(len(classes.by_class) for _, classes in panels)
+    figure, axes = plt.subplots(rows, columns, figsize=(side * columns, (side + 0.6) * rows), squeeze=False)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis, (learner, classes) in zip(axes.flat, panels, strict=False):
+        _panel(axis, learner, classes)
+    width = panels[0][1].width_gb
+    figure.suptitle(f"{data}, classes of {width} GB: measured against answered, in runs", fontsize=11)
+    figure.tight_layout()
+    paths = [path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg")]
+    for one in paths:
+        # Without a date in it, equal figures are equal files.
+        drawn = io.BytesIO()
+        kind = one.suffix[1:]
+        figure.savefig(drawn, format=kind, dpi=130, metadata={"Date": None} if kind == "svg" else None)
+        write_whole(one, drawn.getvalue())
+    plt.close(figure)
+    return paths
+
+
+def _panel(axis: Any, learner: str, classes: Classes) -> None:
+    counts = np.array(classes.confusion, float)
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    labels = [_label(one.from_gb, classes, place) for place, one in enumerate(classes.by_class)]
+    axis.set_xticks(range(len(labels)), labels, rotation=90, fontsize=7)
+    axis.set_yticks(range(len(labels)), labels, fontsize=7)
+    size = 8 if len(labels) <= 10 else 5
+    for (row, column), count in np.ndenumerate(counts):
+        if count:
+            ink = "white" if shares[row, column] > 0.6 else "black"
+            axis.text(column, row, f"{int(count)}", ha="center", va="center", fontsize=size, color=ink)
+    under, over = 100 * classes.under, 100 * classes.over
+    said = f"{100 * classes.accuracy:.1f} % right, {under:.1f} % under, {over:.1f} % over"
+    axis.set_title(f"{learner}\n{said}", fontsize=9)
+    axis.set_xlabel("answered, GB", fontsize=8)
+    axis.set_ylabel("measured, GB", fontsize=8)
+
+
+def _label(from_gb: int, classes: Classes, place: int) -> str:
+    last = classes.top_merged and place == len(classes.by_class) - 1
+    return f"≥ {from_gb}" if last else f"{from_gb}–{from_gb + classes.width_gb}"

@@ -1,0 +1,99 @@
+"""The models that ship: learned from all rows of a family, written as ONNX with their facts beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gpumemnet.serving.model_facts import Bound, Facts, Kind, stem
+from gpumemnet.serving.model_facts import Learned as From
+from gpumemnet.serving.features import FEATURES
+from carma.trial.layers.kinds import KINDS
+from gpumemnet.serving.model_files import GRAPH
+from carma.directories import make_folder
+from gpumemnet.training.cross_validation import held, steady
+from gpumemnet.training.ensemble import Learned, at_level, learn
+from gpumemnet.training.export import export
+from gpumemnet.training.learners import LEARNERS
+from gpumemnet.training.names import SERVED, WIDTHS_GB
+from gpumemnet.training.accuracy_report import Entry
+from gpumemnet.training.samples import Samples
+from gpumemnet.training.target_scale import QUANTILES
+from gpumemnet.training.scores import point
+from gpumemnet.training.model_output import write_pair
+
+Scores = Mapping[str, dict[str, float]]
+
+
+def make_held(data: str, learner: str, out: str, seed: int, scores: Scores | None) -> str:
+    """In one of the contest's processes."""
+    return str(make(held(data), learner, Path(out), seed, scores))
+
+
+def make(samples: Samples, learner: str, out: Path, seed: int, scores: Scores | None = None) -> Path:
+    """Scores come from the folds where these were run; else each row is judged by the member that left it out."""
+    steady()
+    kind = SERVED[learner]
+    learned = learn(LEARNERS[learner].fit, samples, LEARNERS[learner].members, seed, WIDTHS_GB[samples.family][0])
+    found = scores or _unseen(learned, samples)
+    file = out / f"{stem(samples.family, kind)}.json"
+    make_folder(out)
+    write_pair(facts(samples, kind, learned, seed, found), export(learned), file)
+    return file.with_suffix(GRAPH)
+
+
+def facts(samples: Samples, kind: Kind, learned: Learned, seed: int, scores: Scores) -> Facts:
+    origin = samples.origin
+    seen = [sum(bool((kinds == number).any()) for kinds in samples.kinds) for number in range(len(KINDS))]
+    return Facts(
+        name=stem(samples.family, kind),
+        family=samples.family,
+        kind=kind,
+        quantiles=QUANTILES,
+        operating_point=learned.operating_point,
+        class_widths_gb=WIDTHS_GB[samples.family],
+        base_mib=round(learned.scale.base_mib, 1),
+        ranges=_ranges(samples),
+        ways=tuple(sorted(set(samples.ways))),
+        kinds_seen={name: count for name, count in zip(KINDS, seen, strict=True) if count},
+        most_layers=int(samples.layer_counts.max()),
+        bounds={str(level): Bound(quantile=level, factor=round(one, 5)) for level, one in learned.factors.items()},
+        learned=From(
+            data_sha256=dict(origin.data_sha256),
+            rows=len(samples),
+            gpu=origin.gpu,
+            driver=origin.driver,
+            torch=origin.torch,
+            cuda=origin.cuda,
+            date=origin.date,
+            seed=seed,
+        ),
+        scores=dict(scores),
+    )
+
+
+def _ranges(samples: Samples) -> dict[str, tuple[float, float]]:
+    least, most = samples.scalars.min(axis=0).astype(np.float64), samples.scalars.max(axis=0).astype(np.float64)
+    return {name: (float(least[place]), float(most[place])) for place, name in enumerate(FEATURES)}
+
+
+def _unseen(learned: Learned, samples: Samples) -> Scores:
+    found = at_level(learned.unseen_mib, learned.operating_point)
+    scores = {}
+    for width in WIDTHS_GB[samples.family]:
+        one = point(learned.operating_point, found, samples.footprint_mib, width)
+        scores[f"{width}GB"] = {"accuracy": one.accuracy, "under": one.under, "over": one.over}
+    return scores
+
+
+def scores_of(entries: Sequence[Entry], data: str, learner: str) -> Scores | None:
+    """Of the folds, by class width, at the operating point; None where the learner was not judged."""
+    for entry in entries:
+        if (entry.data, entry.learner, entry.protocol) == (data, learner, "folds"):
+            wanted = [one.classes for one in entry.judged if one.point == "operating" and not one.classes.top_merged]
+            return {
+                f"{one.width_gb}GB": {"accuracy": one.accuracy, "under": one.under, "over": one.over} for one in wanted
+            }
+    return None

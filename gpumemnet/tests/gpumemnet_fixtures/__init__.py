@@ -1,0 +1,1 @@
+"""Fixtures that several tests of this distribution share."""

@@ -1,0 +1,84 @@
+"""The plain arithmetic is the median where the learned quantiles allow it, and where that has shown to be better."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gpumemnet.serving.model import runtime
+from gpumemnet.training import export
+from gpumemnet.training.ensemble import believed, learn
+from gpumemnet.training.learners import fit_dense
+from gpumemnet.training.samples import Numbers, Samples, Wholes
+from gpumemnet.training.target_scale import MEDIAN, QUANTILES, Scale
+from gpumemnet_fixtures.training_data import made, threads_as_they_were  # noqa: F401
+
+ROW = [1_000.0, 2_000.0, 3_000.0, 4_000.0, 5_000.0, 6_000.0, 7_000.0]  # of 5, 25, 50, 75, 90, 95 and 99 %
+
+
+@pytest.mark.parametrize(
+    ("plain_mib", "expected"),
+    [
+        (3_100.0, [1_000.0, 2_000.0, 3_100.0, 4_000.0, 5_000.0, 6_000.0, 7_000.0]),
+        (1_500.0, [1_000.0, 1_500.0, 1_500.0, 4_000.0, 5_000.0, 6_000.0, 7_000.0]),
+        (5_500.0, [1_000.0, 2_000.0, 5_500.0, 5_500.0, 5_500.0, 6_000.0, 7_000.0]),
+        (900.0, ROW),  # below what is believable
+        (6_500.0, ROW),  # above
+    ],
+)
+def test_the_arithmetic_is_the_median_where_it_can_be(plain_mib: float, expected: list[float]) -> None:
+    np.testing.assert_array_equal(believed(np.array([ROW]), np.array([plain_mib])), [expected])
+    found = export.believed(torch.tensor([ROW]), torch.tensor([[plain_mib]]))
+    np.testing.assert_array_equal(found.numpy(), np.array([expected], np.float32))
+
+
+class Blurred:
+    """Knows the truth within some noise, and how large the noise is."""
+
+    def __init__(self, z: Numbers, spread: float) -> None:
+        self._z, self._spread = z, spread
+
+    def z(self, samples: Samples) -> Numbers:
+        rng = np.random.default_rng(1)
+        width = self._spread * np.linspace(-2, 3, len(QUANTILES))
+        return (self._z + rng.normal(0, self._spread, len(samples)))[None, :, None].repeat(2, 0) + width
+
+
+def blurred(spread: float, samples: Samples) -> float | None:
+    def fit(_samples: Samples, z: Numbers, _rows: Sequence[Wholes], _scale: Scale, _seed: int) -> Blurred:
+        return Blurred(z, spread)
+
+    return learn(fit, samples, 2, 0, 1).context_mib
+
+
+def labelled(footprint_mib: Numbers) -> Samples:
+    return Samples(**{**vars(made(400)), "footprint_mib": footprint_mib})
+
+
+def test_it_is_believed_where_it_is_exact_and_learners_are_not() -> None:
+    exact = labelled(made(400).guess_mib + 700.0)
+    assert blurred(0.3, exact) == pytest.approx(700.0)
+
+
+def test_it_is_not_believed_where_learners_know_better() -> None:
+    rng = np.random.default_rng(0)
+    wrong = labelled(700.0 + made(400).guess_mib * rng.uniform(0.7, 1.4, 400))
+    assert blurred(0.002, wrong) is None
+
+
+@pytest.mark.parametrize("is_believed", [False, True])
+def test_the_file_does_the_same(is_believed: bool, tmp_path: Path) -> None:
+    samples = made(60)
+    learned = learn(fit_dense, samples, 2, 0, 1)
+    bare = type(learned)(**{**vars(learned), "context_mib": None})
+    near_mib = float(bare.quantiles_mib(samples)[0, MEDIAN] - samples.guess_mib[0]) + 1.0  # of the first row it is so
+    learned = type(learned)(**{**vars(learned), "context_mib": near_mib if is_believed else None})
+    (tmp_path / "m.onnx").write_bytes(export.export(learned))
+    session = runtime().InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
+    found = session.run(["quantiles"], {"scalars": samples.scalars})[0]
+    np.testing.assert_allclose(found, learned.quantiles_mib(samples), rtol=1e-4)
+    assert (abs(found[0, MEDIAN] - samples.guess_mib[0] - near_mib) < 0.5) == is_believed

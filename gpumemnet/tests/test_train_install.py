@@ -1,0 +1,35 @@
+"""`carma train --install`: models go to where estimates look first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from carma.cli import main
+from gpumemnet.serving.model import folders
+
+pytest.importorskip("sklearn")
+pytest.importorskip("torch")
+from gpumemnet.training import main as run
+
+
+def test_models_go_to_the_users_own_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given: list[run.Options] = []
+
+    def learn(options: run.Options, _tell: object) -> run.Done:
+        given.append(options)
+        return run.Done(models=(), entries=())
+
+    monkeypatch.setattr(run, "run", learn)
+    environ = {"HOME": str(tmp_path)}
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("CARMA_HOME", raising=False)
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    main(["train", "x.parquet", "--install"])
+    assert Path(given[0].out) == folders(environ)[0] == tmp_path / ".local/share/carma/gpumemnet"
+
+
+def test_two_places_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "x.parquet", "--install", "--out", "models"]) == 2
+    assert "--out has no meaning beside it" in capsys.readouterr().err

@@ -1,0 +1,205 @@
+"""`carma bench crash`: kills at random moments beside a stream of submissions, and copies of the database.
+
+It prints the figures and exits with 1 where an acknowledged task was lost, run twice, stuck or given a wrong outcome,
+or where the daemon ended by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from carma_lab.bench.crash.copies import METHODS, PROBLEMS, Copier, Finding
+from carma_lab.bench.crash.kills import ALL, MISSED, Killer
+from carma_lab.bench.crash.server import CrashServer, crash_server
+from carma_lab.bench.crash.stream import SubmissionStream
+from carma_lab.bench.crash.verdict import Excused, Verdict, judge
+from carma.demo.figures import percentile
+from carma_lab.bench.machine import Figure, FigureLog, Machine, write
+from carma.testing.private_daemon import ending_in_order
+from carma.core.model.values import Record
+
+SHOWN_PROBLEMS = 20
+
+
+class Options(Record, frozen=True, kw_only=True):
+    """`json` is a file to write, or "-" for standard output. `restores`: how often a copy replaces the database."""
+
+    kills: int = 1000
+    seed: int = 1
+    restores: int = 20
+    json: str | None = None
+
+
+class CrashReport(Record, frozen=True, kw_only=True):
+    """What the JSON file holds."""
+
+    command: str
+    seed: int
+    machine: Machine
+    took_s: float
+    figures: tuple[Figure, ...]
+    outcomes: dict[str, int]
+    problems: tuple[str, ...]
+
+
+class CrashResult(Record, frozen=True, kw_only=True):
+    """What one study found. Times in seconds."""
+
+    kills: dict[str, int]
+    verdict: Verdict
+    problems: tuple[str, ...]  # of daemon, client and study; empty in a good run
+    restart_s: tuple[float, ...]
+    cold_restart_s: tuple[float, ...]
+    ended_s: tuple[float, ...]
+    copies: tuple[Finding, ...]
+    restores: int
+
+
+class Study:
+    """One run: the daemon, its client, the copier and the killer."""
+
+    def __init__(self, server: CrashServer, seed: int, weights: dict[str, int], *, copies: bool) -> None:
+        self._server = server
+        self._stream = SubmissionStream(server, seed)
+        self._killer = Killer(server, seed + 1, weights)
+        self._copier = Copier(server, self._stream, seed + 2) if copies else None
+        self._rolled_back: set[int] = set()
+        self._replayed: set[int] = set()
+        self._restores = 0
+
+    def run(self, kills: int, restores: int) -> CrashResult:
+        threads: list[SubmissionStream | Copier] = [self._stream, *filter(None, [self._copier])]
+        for thread in threads:
+            thread.start()
+        try:
+            every = kills // max(1, restores)
+            while self._killer.done < kills:
+                if self._copier is not None and self._killer.done >= every * (self._restores + 1) - 1:
+                    self._restore(self._copier)
+                else:
+                    self._killer.strike()
+        finally:
+            for thread in threads:
+                thread.finish()
+        self._killer.serve()
+        excused = Excused(frozenset(self._killer.hit), frozenset(self._rolled_back), frozenset(self._replayed))
+        return self._result(judge(self._server, self._stream, excused))
+
+    def _restore(self, copier: Copier) -> None:
+        """A copy takes the place of the database, and the daemon goes on in the same home, with the same logs."""
+        copy = copier.take()
+        try:
+            if copy is None:
+                self._killer.strike()
+                return
+            with self._stream.lock:
+                self._killer.replace_database(copy.folder)
+                acknowledged = self._stream.acknowledged
+                for task in [task for task in acknowledged if task not in copy.acknowledged]:
+                    del acknowledged[task]
+                    self._rolled_back.add(task)
+            self._rolled_back |= {int(file.name) for file in (self._server.work / "runs").iterdir()}
+            self._replayed |= copy.unfinished
+            self._restores += 1
+        finally:
+            copier.release()
+
+    def _result(self, verdict: Verdict) -> CrashResult:
+        killer, copier = self._killer, self._copier
+        errors = (*killer.errors, *self._stream.errors, *self._server.unexpected_ends)
+        return CrashResult(
+            kills={kind: count for kind, count in sorted(killer.counts.items()) if kind != MISSED},
+            verdict=verdict,
+            problems=(*verdict.problems, *errors),
+            restart_s=tuple(killer.restart_s),
+            cold_restart_s=tuple(killer.cold_restart_s),
+            ended_s=tuple(killer.ended_s),
+            copies=tuple(copier.findings) if copier is not None else (),
+            restores=self._restores,
+        )
+
+
+def study(kills: int, seed: int, *, weights: dict[str, int] = ALL, restores: int = 0) -> CrashResult:
+    """Runs `kills` kills on a private daemon with virtual GPUs, which is removed afterwards."""
+    with ending_in_order(), crash_server() as server:
+        return Study(server, seed, weights, copies=restores > 0).run(kills, restores)
+
+
+def run(options: Options) -> int:
+    log = FigureLog(options.json)
+    began_s = time.monotonic()
+    result = study(options.kills, options.seed, restores=options.restores)
+    for figure in figures(result):
+        log.add(figure)
+    report = CrashReport(
+        command=f"carma bench crash --kills {options.kills} --seed {options.seed} --out lab/results/daemon/crash.json",
+        seed=options.seed,
+        machine=log.machine,
+        took_s=round(time.monotonic() - began_s, 1),
+        figures=tuple(log.figures),
+        outcomes=result.verdict.outcomes,
+        problems=result.problems,
+    )
+    write(report, options.json)
+    for problem in result.problems[:SHOWN_PROBLEMS]:
+        log.say(problem)
+    return 1 if result.problems else 0
+
+
+def figures(result: CrashResult) -> Iterator[Figure]:
+    yield _count("kills", sum(result.kills.values()), "signals that reached their process, by kind below")
+    for kind, count in result.kills.items():
+        yield _count(f"kills.{kind}", count, KINDS[kind])
+    verdict = result.verdict
+    yield _count("tasks.acknowledged", verdict.acknowledged, "submissions that were answered")
+    yield _count("tasks.started", verdict.started, "tasks whose command ran, also those without an answer")
+    yield _count("tasks.lost", len(verdict.lost), "acknowledged, and unknown afterwards")
+    yield _count("tasks.run_twice", len(verdict.run_twice), "an attempt started twice or without a reason")
+    yield _count("tasks.stuck", len(verdict.stuck), "not finished after everything was continued")
+    yield _count("tasks.wrong_outcome", len(verdict.wrong_outcome), "not killed, and on record with another outcome")
+    yield _count("survivors", verdict.survivors, "processes of finished tasks that still ran at the end")
+    yield Figure(name="booked", value=verdict.still_booked_mib, unit="MiB", how="booked on all GPUs at the end")
+    yield from _times("restart", result.restart_s, "start of a daemon (modules loaded) to its first answer")
+    yield from _times("restart.cold", result.cold_restart_s, "the same for `carma up`")
+    yield from _times("ended", result.ended_s, "SIGKILL of a command to the end of its task on record")
+    yield from _copies(result.copies)
+    yield _count("restores", result.restores, "a whole copy took the database's place and the daemon went on")
+
+
+KINDS = {
+    "daemon": "SIGKILL, half of them while it starts",
+    "daemon_stop_continue": "SIGSTOP, then SIGCONT",
+    "daemon_stop_kill": "SIGSTOP, then SIGKILL",
+    "daemon_database_replaced": "SIGKILL, then a copy of the database in its place",
+    "runner": "SIGKILL",
+    "runner_stop_continue": "SIGSTOP, then SIGCONT",
+    "runner_stop_kill": "SIGSTOP, then SIGKILL",
+    "command": "SIGKILL",
+    "command_stop_continue": "SIGSTOP, then SIGCONT",
+    "command_stop_kill": "SIGSTOP, then SIGKILL",
+    "runner_and_command": "SIGKILL to both",
+    "daemon_runner_and_command": "SIGKILL to all three",
+}
+
+
+def _copies(findings: Sequence[Finding]) -> Iterator[Figure]:
+    for method in METHODS:
+        of_method = [finding for finding in findings if finding.method == method]
+        torn = [finding.problem for finding in of_method if finding.problem]
+        yield _count(f"copies.{method}", len(of_method), "copies that were opened again")
+        yield _count(f"copies.{method}.torn", len(torn), "damaged, or without a task that was acknowledged before")
+        for problem, how in PROBLEMS.items():
+            if method != "backup":
+                yield _count(f"copies.{method}.{problem}", torn.count(problem), how)
+
+
+def _count(name: str, value: int, how: str) -> Figure:
+    return Figure(name=name, value=value, unit="", how=how)
+
+
+def _times(name: str, values_s: Sequence[float], how: str) -> Iterator[Figure]:
+    if values_s:
+        how = f"{how}; {len(values_s)} times"
+        yield Figure(name=f"{name}.p50", value=1000 * percentile(values_s, 50), unit="ms", how=how)
+        yield Figure(name=f"{name}.p99", value=1000 * percentile(values_s, 99), unit="ms", how=how)

@@ -1,0 +1,85 @@
+"""What a daemon costs, and how long it takes to start something: CPU at rest and with 100 tasks, submit to running."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+from carma.demo.figures import percentile
+from carma_lab.bench.machine import Figure, cpu_s
+from carma.testing.private_daemon import PrivateDaemon, PrivateSettings, wait_until
+from carma.core.model.values import TaskSpec
+from carma.wire.api_types import SubmitRequest
+
+RUNNING = 100
+PER_GPU = 4
+
+
+def submit_to_running(count: int) -> Iterator[Figure]:
+    """One task after the other on an idle server, by the daemon's own times."""
+    spans_ms = []
+    with PrivateDaemon(PrivateSettings(policy="exclusive")) as daemon:
+        spec = TaskSpec(
+            command=("true",), directory=str(daemon.work), environment=daemon.environment, gpu_memory_mib=1024
+        )
+        for _ in range(count):
+            task = daemon.client.submit(SubmitRequest(spec=spec)).ids[0]
+            view = daemon.client.wait(task, 60.0)
+            if view.started_at is not None:
+                spans_ms.append(1000 * (view.started_at - view.submitted_at))
+    how = f"{count} tasks of `true`, one after the other, idle server, from acceptance to the process's start"
+    yield Figure(name="start.p50", value=percentile(spans_ms, 50), unit="ms", how=how)
+    yield Figure(name="start.p99", value=percentile(spans_ms, 99), unit="ms", how=how)
+
+
+def cpu(span_s: float) -> Iterator[Figure]:
+    """Share of one core that the daemon takes, idle and with 100 virtual tasks; the default sampling period."""
+    with PrivateDaemon(PrivateSettings(gpus=4)) as daemon:
+        yield _share("cpu.at_rest", daemon, span_s, "4 virtual GPUs, nothing queued or running")
+    with PrivateDaemon(_crowded()) as daemon:
+        task = SubmitRequest(spec=_long_task(daemon))
+        for _ in range(RUNNING):
+            daemon.client.submit(task)
+        wait_until(
+            lambda: len(daemon.client.tasks(state="running")) == RUNNING, 300.0, f"{RUNNING} tasks did not all start"
+        )
+        yield _share("cpu.with_100_running", daemon, span_s, f"{RUNNING} virtual tasks on {RUNNING // PER_GPU} GPUs")
+
+
+def _crowded() -> PrivateSettings:
+    """Gate and warm-up would spread a hundred starts over minutes; they cost the same when they let a task through."""
+    settings: dict[str, dict[str, object]] = {"gate": {"enabled": False}, "warmup": {"enabled": False}}
+    return PrivateSettings(gpus=RUNNING // PER_GPU, settings=settings)
+
+
+def _long_task(daemon: PrivateDaemon) -> TaskSpec:
+    command = (sys.executable, "-m", "carma.vgpu.virtual_task", "--memory-mib", "2048", "--sm", "0.1", "--dram", "0.05")
+    return TaskSpec(
+        command=(*command, "--seconds", "100000"),
+        directory=str(daemon.work),
+        environment=daemon.environment,
+        gpu_memory_mib=2048,
+    )
+
+
+def _share(name: str, daemon: PrivateDaemon, span_s: float, what: str) -> Figure:
+    time.sleep(2.0)  # past what starting up costs
+    before_s, began = cpu_s(daemon.pid), time.perf_counter()
+    time.sleep(span_s)
+    used_s, took_s = cpu_s(daemon.pid) - before_s, time.perf_counter() - began
+    how = f"{what}; processor time of the daemon over {span_s:g} s"
+    return Figure(name=name, value=100 * used_s / took_s, unit="% of a core", how=how)
+
+
+def help_time(count: int) -> Iterator[Figure]:
+    """`carma --help` as a shell runs it."""
+    spans_ms = []
+    for _ in range(count):
+        before = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "carma", "--help"], check=True, stdout=subprocess.DEVNULL)
+        spans_ms.append(1000 * (time.perf_counter() - before))
+    how = f"carma --help, {count} times, the interpreter's own start included"
+    yield Figure(name="help.p50", value=percentile(spans_ms, 50), unit="ms", how=how)
+    yield Figure(name="help.best", value=min(spans_ms), unit="ms", how=how)

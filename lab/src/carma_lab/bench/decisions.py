@@ -1,0 +1,198 @@
+"""How long a decision takes with 10,000 tasks in the queue: the core alone, in process, on 64 GPUs and as they become
+more.
+
+Three cases. *plain*: every GPU has its four tasks, so one look tells that nobody can start. *placing*: every GPU has
+room for one more, so one pass places 64 tasks. *dearest*: every GPU has room and is quiet, so each task that is looked
+at goes through every filter of every GPU and is stopped by the last one only: the first of the queue wants all GPUs and
+was overtaken so often that they are kept for it. No two tasks ask for the same memory, so nothing that was worked out
+for one serves another. The state is made by stepping events, as a daemon would make it.
+
+*propose* is a pass with nothing kept of the one before, as after a restart; *again* one as they come all day: one GPU
+was sampled since the last.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import cycle
+
+from carma.demo.figures import percentile
+from carma_lab.bench.machine import Figure
+from carma.core.model import events as e
+from carma.core.scheduling.kept import Doors
+from carma.core.machine import step
+from carma.core.model.values import (AttemptKey, Booking, Capabilities, Estimate, Gpu, GpuId, GpuSample, Owner, Placement, ProcessUse, TaskId, TaskSpec,)
+from carma.core.policies.magm import POLICY
+from carma.core.propose import propose
+from carma.core.scheduling.queue_order import explain, waiting
+from carma.core.model.settings import FairnessRules, QuotaRules, Rules
+from carma.core.state import State, new_state
+
+GPUS = 64
+QUEUED = 10_000
+USERS = 1_000
+START = 1_000_000.0
+GPU_MIB = 40_960
+HOLDER_MIB = 6_000
+SAMPLES = 120  # seconds, so that every task has settled and every window is full
+GROWTH = (8, 64, 512, 4_096, 8_192)  # GPUs
+FEW_SAMPLES = 10  # of each of very many GPUs: enough for tasks to settle
+FEW_EVERY_S = 3.0
+MANY = 20  # repeats, from which on the largest servers are measured too
+
+
+def measure(repeats: int) -> Iterator[Figure]:
+    yield from _case("plain", repeats, holders=4, gang=False)
+    yield from _case("placing", repeats, holders=3, gang=False)
+    yield from _case("dearest", repeats, holders=3, gang=True)
+    yield from turns(repeats)
+    yield from growth(min(repeats, 9), GROWTH if repeats >= MANY else GROWTH[:3])
+
+
+def turns(repeats: int) -> Iterator[Figure]:
+    """What it costs that users take turns, and that they have quotas: the line is walked again, the GPUs are not."""
+    limit = QuotaRules(running={"default": QUEUED})
+    for name, rules in (
+        ("by_age", Rules()),
+        ("by_share", Rules(fairness=FairnessRules(enabled=True))),
+        ("by_share_with_quotas", Rules(fairness=FairnessRules(enabled=True), quota=limit)),
+    ):
+        for case, gang in (("placing", False), ("dearest", True)):
+            state, now = loaded_state(holders=3, gang=gang, rules=rules, users=USERS)
+
+            how = f"{QUEUED:,} queued of {USERS:,} users, {GPUS} GPUs, median of {repeats}, in process"
+            yield _timed(
+                f"decision.{case}.{name}", partial(propose, state, now), repeats, how, partial(_walk_again, state)
+            )
+
+
+def _walk_again(state: State) -> None:
+    state.doors.nobody = None
+
+
+def growth(repeats: int, sizes: Sequence[int]) -> Iterator[Figure]:
+    """Decision time as the server grows."""
+    for gpus in sizes:
+        for case, holders in (("plain", 4), ("placing", 3)):
+            sampled = (FEW_SAMPLES, FEW_EVERY_S)
+            state, now = loaded_state(holders=holders, gang=False, gpus=gpus, sampled=sampled)
+            how = f"{QUEUED:,} queued, {gpus:,} GPUs with {holders} tasks each, median of {repeats}, in process"
+            name = f"decision.{case}.gpus_{gpus}"
+            yield from _passes(state, now, name, repeats, how)
+
+
+def _case(case: str, repeats: int, *, holders: int, gang: bool) -> Iterator[Figure]:
+    state, now = loaded_state(holders=holders, gang=gang)
+    last = TaskId(max(state.tasks))
+    how = f"{QUEUED:,} queued, {GPUS} GPUs with {holders} tasks each, median of {repeats}, in process"
+    yield _timed(f"decision.{case}.explain", lambda: explain(state, last, now), repeats, "the last task: " + how)
+    yield _timed(f"decision.{case}.waiting", lambda: waiting(state, now), repeats, "the reasons of all: " + how)
+    yield from _passes(state, now, f"decision.{case}", repeats, how)
+
+
+def _passes(state: State, now: float, name: str, repeats: int, how: str) -> Iterator[Figure]:
+    """Who may start is asked and not done, so each repeat does the same work."""
+
+    def forget() -> None:
+        state.doors = Doors()
+
+    anew = "one pass over the queue: " + how
+    yield _timed(f"{name}.propose", lambda: propose(state, now), repeats, anew, forget)
+    clock = [now]
+    gpus = cycle(state.gpus.values())
+
+    def sample() -> None:
+        clock[0] += 0.001
+        gpu = next(gpus)
+        step(state, e.GpusSampled(clock[0], (_sample(gpu, clock[0], list(state.on_gpu[gpu.id])),)))
+
+    yield _timed(f"{name}.again", lambda: propose(state, clock[0]), repeats, "after one sample: " + how, sample)
+
+
+def _timed(
+    name: str, call: Callable[[], object], repeats: int, how: str, before_each: Callable[[], None] | None = None
+) -> Figure:
+    """The median."""
+    spans_ms = []
+    for _ in range(repeats):
+        if before_each is not None:
+            before_each()
+        before = time.perf_counter()
+        call()
+        spans_ms.append(1000 * (time.perf_counter() - before))
+    return Figure(name=name, value=percentile(spans_ms, 50), unit="ms", how=how)
+
+
+def loaded_state(
+    *,
+    holders: int,
+    gang: bool,
+    gpus: int = GPUS,
+    sampled: tuple[int, float] = (SAMPLES, 1.0),
+    rules: Rules = Rules(),
+    users: int = 1,
+) -> tuple[State, float]:
+    """A server in the middle of its day, and the time at which it is asked; only placements may be due. `sampled` is
+    how often, and how many seconds apart."""
+    state = new_state(rules, POLICY)
+    found = tuple(_gpu(index) for index in range(gpus))
+    step(state, e.GpusFound(START, found))
+    first = _queue(state, START, gpus=gpus, memory_mib=GPU_MIB, user=users) if gang else None
+    keys = {gpu.id: [_run(state, gpu, first, users) for _ in range(holders)] for gpu in found}
+    at = START
+    for _ in range(sampled[0]):
+        at += sampled[1]
+        step(state, e.GpusSampled(at, tuple(_sample(gpu, at, keys[gpu.id]) for gpu in found)))
+    while len(state.line) < QUEUED:
+        _queue(state, at, gpus=1, memory_mib=1024 + len(state.line), user=len(state.line) % users)
+    for event in propose(state, at):  # the peaks of the running tasks, once
+        step(state, event)
+    return state, at
+
+
+def _gpu(index: int) -> Gpu:
+    every = Capabilities(
+        sm_active=True, sm_occupancy=True, dram_active=True, power=True, energy=True, processes=True, source="virtual"
+    )
+    return Gpu(
+        id=GpuId(f"GPU-{index:04}"),
+        index=index,
+        name="virtual",
+        memory_mib=GPU_MIB,
+        kind="virtual",
+        capabilities=every,
+    )
+
+
+def _queue(state: State, at: float, *, gpus: int, memory_mib: int, user: int = 0) -> TaskId:
+    task = TaskId(len(state.tasks) + 1)
+    spec = TaskSpec(command=("python", "train.py"), directory="/", gpus=gpus, gpu_memory_mib=memory_mib)
+    owner = Owner(1000 + user, 1000 + user, f"user{user}")
+    step(state, e.TaskSubmitted(at, task, owner, spec))
+    estimate = Estimate(footprint_mib=memory_mib, upper_mib=memory_mib, source="declared")
+    step(state, e.TaskEstimated(at, task, estimate))
+    return task
+
+
+def _run(state: State, gpu: Gpu, overtook: TaskId | None, users: int) -> AttemptKey:
+    key = AttemptKey(_queue(state, START, gpus=1, memory_mib=HOLDER_MIB, user=len(state.tasks) % users), 1)
+    placement = Placement(gpus=(gpu.id,), booking=Booking(memory_mib=HOLDER_MIB, source="declared"))
+    step(state, e.TaskPlaced(START, key, placement, "", overtook))
+    step(state, e.AttemptStarted(START + 1, key, pid=1000 + key.task))
+    return key
+
+
+def _sample(gpu: Gpu, at: float, keys: list[AttemptKey]) -> GpuSample:
+    return GpuSample(
+        gpu=gpu.id,
+        at=at,
+        memory_used_mib=HOLDER_MIB * len(keys),
+        sm_active=0.2,
+        sm_occupancy=0.1,
+        dram_active=0.1,
+        power_w=200.0,
+        energy_j=at,
+        processes=tuple(ProcessUse(pid=1000 + key.task, memory_mib=HOLDER_MIB, attempt=key) for key in keys),
+    )

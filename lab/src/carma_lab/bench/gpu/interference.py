@@ -1,0 +1,243 @@
+"""`carma bench interference`: how tasks slow each other down, each alone, then in pairs, triples and quadruples.
+
+Every workload has a process of its own that stays (hands.py), so a group costs its seconds and no start-up. While a
+group runs, the GPU's activity is read over the same span. core/scheduling/sharing_model.py is fitted on the table that comes out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from carma_lab.bench.gpu import study_file as written
+from carma_lab.bench.gpu.groups import Group, draw
+from carma_lab.bench.gpu.workers import Died, Hand, Span, close_all
+from carma_lab.bench.gpu.environment import Lab, open_lab, those_ready
+from carma_lab.bench.gpu.progress import Guarding, Row, Sharing, by_percent, by_size, with_solo_rates
+from carma_lab.bench.gpu.worker import TAIL_S
+from carma_lab.bench.gpu.workloads import WORKLOADS
+from carma.core.model.values import Gpu
+from carma.errors import Refused, Usage
+
+WARM_S = 0.4
+START_S = 20.0  # what starting a few more workers is reckoned to take
+HEAVY = ("resnet50-224-b64-bf16", "vgg16-224-b32", "mlp-8192x4-b1024-bf16", "encoder-768x12-b16-bf16")
+LIGHT = ("resnet18-cifar-b32", "mlp-512x4-b256", "encoder-256x4-b32")
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """`percent`: MPS thread percentages that heavy tasks are held to beside light ones; each needs about a minute."""
+
+    mechanism: str = "mps"  # or timeslice
+    pairs: int = 70
+    triples: int = 45
+    quadruples: int = 35
+    percent: tuple[int, ...] = ()
+    seed: int = 1
+    seconds: float = 1.6
+    gpu: str | None = None
+    limit_s: float = 900.0  # groups that would go beyond it are left out
+    json: str = "interference.json"
+
+
+def run(options: Options, lab: Lab | None = None) -> int:
+    """Measure and write; what was measured so far is on disk at any moment."""
+    _check(options)
+    with lab or open_lab() as there:
+        if options.mechanism == "mps" and not there.has_mps:
+            raise Refused("There is no nvidia-cuda-mps-control here.", "Measure without MPS: --mechanism timeslice.")
+        study = Study(options, there)
+        try:
+            study.measure()
+        finally:
+            study.write()
+    study.summarise()
+    return 0
+
+
+def _check(options: Options) -> None:
+    written.check_place(options.json)
+    if options.percent and options.mechanism != "mps":
+        raise Usage("--percent is a matter of MPS; use --mechanism mps with it.")
+    if not all(0 < percent < 100 for percent in options.percent):
+        raise Usage("--percent takes whole numbers between 1 and 99, as in 25,50,75.")
+    if not (options.percent or options.pairs or options.triples or options.quadruples):
+        raise Usage("Nothing to measure: no groups and no percentages.")
+
+
+class Study:
+    """One run: what was measured so far, and who is left to be measured."""
+
+    def __init__(self, options: Options, lab: Lab) -> None:
+        self.rows: list[Row] = []
+        self.left_out: list[str] = []
+        self._options, self._lab = options, lab
+        self._gpu: Gpu = lab.gpu(options.gpu)
+        self._span = Span(WARM_S if options.seconds >= WARM_S else options.seconds, options.seconds)
+        self._began = time.monotonic()
+        self._ready: dict[str, Any] = {}
+        self._dead: set[Hand] = set()
+
+    def measure(self) -> None:
+        """Alone, half the groups, alone, the other half, percentages, alone: so drift can be taken out."""
+        groups = _groups(self._options)
+        names = _who(groups, self._options)
+        with self._lab.share(self._options.mechanism) as environment, contextlib.ExitStack() as stack:
+            hands = self._start(names, environment, stack)
+            written.say(f"{len(hands)} workers ready after {self._elapsed_s:.0f} s")
+            alone = [[hand] for hand in hands.values()]
+            self._each("alone", alone)
+            shared = [[hands[name] for name in group] for group in groups if all(name in hands for name in group)]
+            shared = shared[: self._affordable(len(hands))]
+            self._each("groups", shared[: len(shared) // 2])
+            self._each("alone", alone)
+            self._each("groups", shared[len(shared) // 2 :])
+            self._percentages(hands, environment)
+            self._each("alone", alone)
+
+    def write(self) -> None:
+        """With all that is needed to run it again."""
+        options = self._options
+        torch = next((answer["torch"] for answer in self._ready.values()), "")
+        command = written.command_of("interference", options)
+        rows = with_solo_rates(self.rows)
+        head = {
+            "mechanism": options.mechanism,
+            **written.about(self._gpu, self._lab.sampler, torch, command),
+            "seed": options.seed,
+            "warm_s": self._span.warm_s,
+            "measure_s": self._span.measure_s,
+            "energy_from": self._lab.energy_from(self._gpu),
+            "reserved_mib": {name: int(answer["reserved_mib"]) for name, answer in self._ready.items()},
+            "left_out": self.left_out,
+            "sharing": msgspec.to_builtins(by_size(rows)),
+            "percentages": msgspec.to_builtins(by_percent(rows)),
+        }
+        written.write(options.json, head, "rows", rows)
+
+    def summarise(self) -> None:
+        rows = with_solo_rates(self.rows)
+        title = f"{self._gpu.name}, {self._options.mechanism}: progress against running alone"
+        columns = ("tasks", "groups", "least", "median", "most", "worst-off slowed", "at most")
+        written.print_table(title, columns, [_sharing_cells(line) for line in by_size(rows)])
+        guarded = by_percent(rows)
+        if guarded:
+            title = "Light tasks beside heavy ones that are held to a share of the threads: speed against alone"
+            held = ("heavy held to", "pairs", "light: before", "after", "heavy: before", "after", "alone", "total")
+            written.print_table(title, held, [_guarding_cells(line) for line in guarded])
+        written.say(f"{len(rows)} rows in {self._options.json}, {self._elapsed_s:.0f} s")
+
+    @property
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._began
+
+    @property
+    def _cost_s(self) -> float:
+        return self._span.warm_s + self._span.measure_s + TAIL_S + 0.05
+
+    def _start(
+        self, names: Iterable[str], environment: dict[str, str], stack: contextlib.ExitStack, percent: int = 100
+    ) -> dict[str, Hand]:
+        hands = [self._lab.hand(name, self._gpu, environment, percent) for name in names]
+        stack.callback(close_all, hands)
+        ready = those_ready(hands, self._tell)
+        for hand, answer in ready:
+            self._ready.setdefault(hand.name, answer)
+        return {hand.name: hand for hand, _ in ready}
+
+    def _tell(self, what: str) -> None:
+        self.left_out.append(what)
+        written.say(what)
+
+    def _affordable(self, alone: int) -> int:
+        """How many groups the limit leaves room for, beside the tasks alone twice more and the percentages."""
+        rest = 2 * alone + _guarded_count(self._options)
+        left_s = self._options.limit_s - self._elapsed_s - START_S * len(self._options.percent)
+        return max(0, int(left_s / self._cost_s) - rest)
+
+    def _each(self, what: str, plan: Sequence[Sequence[Hand]]) -> None:
+        for count, members in enumerate(plan, 1):
+            if self._dead & set(members):
+                continue
+            try:
+                self._one(members)
+            except Died as death:
+                self._bury(members, death)
+            if count % 10 == 0 or count == len(plan):
+                written.say(f"{what}: {count} of {len(plan)} after {self._elapsed_s:.0f} s")
+
+    def _one(self, members: Sequence[Hand]) -> None:
+        at_s = self._elapsed_s
+        answers, reading = self._lab.together(members, [self._gpu], self._span)
+        shown = {
+            name: value for name, value in msgspec.structs.asdict(reading).items() if name in Row.__struct_fields__
+        }
+        row = Row(
+            tasks=tuple(hand.name for hand in members),
+            percent=tuple(hand.percent for hand in members),
+            rates=tuple(float(answer["rate"]) for answer in answers),
+            cpu=tuple(answer.get("cpu") for answer in answers),
+            at_s=at_s,
+            **shown,
+        )
+        self.rows.append(row)
+        self.write()
+
+    def _bury(self, members: Sequence[Hand], death: Died) -> None:
+        """The group's row is lost; the tasks that still live go on in others."""
+        self._tell(f"left out from {self._elapsed_s:.0f} s on: {death}")
+        self._dead |= {hand for hand in members if not hand.lives}
+
+    def _percentages(self, hands: dict[str, Hand], environment: dict[str, str]) -> None:
+        """One percentage after the other: workers for all of them at once would not fit beside the rest."""
+        if not self._options.percent:
+            return
+        light = [hands[name] for name in LIGHT if name in hands]
+        heavy = [name for name in HEAVY if name in hands]
+        self._each("beside heavy tasks", [[small, hands[name]] for name in heavy for small in light])
+        for percent in self._options.percent:
+            with contextlib.ExitStack() as stack:
+                held = self._start(heavy, environment, stack, percent)
+                plan = [[hand] for hand in held.values()]
+                plan += [[small, hand] for hand in held.values() for small in light]
+                self._each(f"heavy tasks held to {percent} %", plan)
+
+
+def _groups(options: Options) -> list[Group]:
+    """In an order of no meaning, so that a run that is cut short has some of every size."""
+    names = [workload.name for workload in WORKLOADS]
+    groups = draw(names, {2: options.pairs, 3: options.triples, 4: options.quadruples}, options.seed)
+    random.Random(options.seed).shuffle(groups)
+    return groups
+
+
+def _who(groups: Sequence[Group], options: Options) -> list[str]:
+    """Workers are started for those that take part only."""
+    wanted = {name for group in groups for name in group} | set((*LIGHT, *HEAVY) if options.percent else ())
+    return [workload.name for workload in WORKLOADS if workload.name in wanted]
+
+
+def _guarded_count(options: Options) -> int:
+    pairs = len(LIGHT) * len(HEAVY)
+    return pairs + len(options.percent) * (pairs + len(HEAVY)) if options.percent else 0
+
+
+def _times(value: float) -> str:
+    return f"{value:.2f} x"
+
+
+def _sharing_cells(line: Sharing) -> list[str]:
+    progress = (line.progress_least, line.progress_median, line.progress_most)
+    slowed = (line.worst_slowdown_median, line.worst_slowdown_most)
+    return [str(line.size), str(line.groups), *map(_times, progress), *map(_times, slowed)]
+
+
+def _guarding_cells(line: Guarding) -> list[str]:
+    speeds = (line.light_before, line.light_after, line.heavy_before, line.heavy_after, line.heavy_alone)
+    total = f"{_times(line.total_before)} > {_times(line.total_after)}"
+    return [f"{line.percent} %", str(line.pairs), *(written.shown(value) for value in speeds), total]

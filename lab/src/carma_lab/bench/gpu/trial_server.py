@@ -1,0 +1,190 @@
+"""A private daemon as the trial uses it: through the command line, as a user would, each call a process of its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import msgspec
+
+from carma_lab.bench.gpu import trial_task
+from carma.testing.private_daemon import PrivateDaemon, PrivateSettings
+from carma.core.model.values import Record
+from carma.errors import CarmaError
+from carma.wire.api_types import GpuView, TaskView
+
+T = TypeVar("T")
+CALL_LIMIT_S = 60.0
+LOOK_S = 0.25
+TROUBLE_S = 3.0  # so often, while waiting for words in a log, it is asked whether a task has ended instead
+VIRTUAL_MEMORY_MIB = 40_960
+
+Line = dict[str, Any]  # of a task's own log
+Tables = dict[str, dict[str, object]]
+
+
+class Work(Record, frozen=True, kw_only=True):
+    """One task to submit: its name, what it tells about its memory, and the arguments of trial_task.py."""
+
+    name: str
+    arguments: tuple[str, ...]
+    gpu_memory_mib: int | None = None
+
+
+class Server:
+    """A context manager around PrivateDaemon; what is submitted is a copy of trial_task.py in the work directory."""
+
+    def __init__(self, *, virtual: bool, settings: Tables, policy: str = "magm") -> None:
+        quick: Tables = {"monitor": {"period_s": 0.2}} if virtual else {}  # virtual tasks of the trial are short
+        wanted = PrivateSettings(
+            policy=policy,
+            gpus=1 if virtual else 0,
+            gpu_memory_mib=VIRTUAL_MEMORY_MIB,
+            settings={**settings, **quick},
+        )
+        self.virtual = virtual
+        self.daemon = PrivateDaemon(wanted)
+
+    def __enter__(self) -> Server:
+        self.daemon.__enter__()
+        self.program = self.daemon.work / "trial_task.py"
+        shutil.copy(trial_task.__file__, self.program)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.daemon.close()
+
+    def call(self, *words: str) -> str:
+        """`carma ...`; its standard output. What it complains of becomes the error's message."""
+        done = subprocess.run(
+            [sys.executable, "-m", "carma", *words],
+            env={**self.daemon.environment, "COLUMNS": "300"},  # sentences in one line
+            cwd=self.daemon.work,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=CALL_LIMIT_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise CarmaError(f"carma {words[0]} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+        return done.stdout
+
+    def ask(self, kind: type[T], *words: str) -> T:
+        return msgspec.json.decode(self.call(*words, "--json").encode(), type=kind)
+
+    def submit(self, work: Work) -> int:
+        memory = () if work.gpu_memory_mib is None else ("--gpu-mem", f"{work.gpu_memory_mib}MiB")
+        virtual = ("--virtual",) if self.virtual else ()
+        command = (sys.executable, str(self.program), *work.arguments, *virtual, "--log", str(self._log_of(work.name)))
+        return int(self.call("submit", "--parsable", "--name", work.name, *memory, "--", *command))
+
+    def show(self, task: int) -> TaskView:
+        return self.ask(TaskView, "show", str(task))
+
+    def queue(self) -> list[TaskView]:
+        return self.ask(list[TaskView], "queue")
+
+    def history(self) -> list[TaskView]:
+        return self.ask(list[TaskView], "history", "-n", "1000")
+
+    def gpus(self) -> list[GpuView]:
+        return self.ask(list[GpuView], "gpus")
+
+    def rest(self, seconds: float) -> None:
+        """Nobody on the GPUs for so long: only then can the tasks' energy be told from what the GPUs take idle."""
+        time.sleep(seconds)
+
+    def wait(self, tasks: Sequence[int], until: float) -> bool:
+        """Whether all of them had ended by `until` (monotonic)."""
+        while unfinished(self.queue(), tasks):
+            if time.monotonic() > until:
+                return False
+            time.sleep(LOOK_S)
+        return True
+
+    def wait_for_line(self, names: Sequence[str], what: str, until: float) -> None:
+        """Until each of those tasks has said `what` in its log; an error when one has ended or time is over."""
+        looked_at = time.monotonic()
+        while missing := [name for name in names if not said(self.log(name), what)]:
+            over = time.monotonic() > until
+            if over or time.monotonic() - looked_at > TROUBLE_S:
+                looked_at = time.monotonic()
+                ended = {view.name for view in self.history()}.intersection(missing)
+                if over or (ended and not all(said(self.log(name), what) for name in ended)):
+                    raise CarmaError(f"{', '.join(missing)} did not come to {what!r}: {self._troubles(missing)}")
+            time.sleep(0.05)
+
+    def log(self, name: str, attempt: int = 1) -> list[Line]:
+        """What the task itself wrote in that attempt; a last line that is cut short is left out."""
+        path = Path(f"{self._log_of(name)}.{attempt}")
+        lines: list[Line] = []
+        for text in path.read_text().splitlines() if path.exists() else ():
+            try:
+                lines.append(json.loads(text))
+            except ValueError:
+                break
+        return lines
+
+    def _log_of(self, name: str) -> Path:
+        return self.daemon.work / f"{name}.log"
+
+    def _troubles(self, names: Sequence[str]) -> str:
+        found = {view.name: view for view in (*self.queue(), *self.history())}
+        told = (f"{name} is {found[name].state} {found[name].reason}".strip() for name in names if name in found)
+        return "; ".join(told) or "they are not known"
+
+
+def unfinished(queue: Sequence[TaskView], tasks: Sequence[int]) -> list[int]:
+    """`carma queue` lists all that have not ended."""
+    waiting = {view.id for view in queue}
+    return [task for task in tasks if task in waiting]
+
+
+def said(lines: Sequence[Line], what: str) -> Line | None:
+    """The first line of that kind."""
+    return next((line for line in lines if line["what"] == what), None)
+
+
+def last(lines: Sequence[Line], *what: str) -> Line | None:
+    return next((line for line in reversed(lines) if line["what"] in what), None)
+
+
+def summary(view: TaskView) -> dict[str, Any]:
+    """A task's record as the JSON files keep it: every attempt, nothing that is only of this machine."""
+    return {
+        "name": view.name,
+        "outcome": (view.outcome or {}).get("kind"),
+        "declared_mib": view.gpu_memory_mib,
+        "energy_j": view.energy_j,
+        "attempts": [
+            {
+                "number": attempt.number,
+                "booking_mib": attempt.booking_mib,
+                "booking_source": attempt.booking_source,
+                "alone": attempt.alone,
+                "cap_mib": attempt.cap_mib,
+                "mechanism": attempt.mechanism,
+                "guards": msgspec.to_builtins(attempt.guards),
+                "note": attempt.note,
+                "observed_mib": attempt.observed_mib,
+                "activity": msgspec.to_builtins(attempt.activity),
+                "energy_j": attempt.energy_j,
+                "ran_s": _span(attempt.started_at, attempt.ended_at),
+                "outcome": attempt.outcome,
+                "blame": attempt.blame,
+            }
+            for attempt in view.attempts
+        ],
+    }
+
+
+def _span(begin: float | None, end: float | None) -> float | None:
+    return None if begin is None or end is None else round(end - begin, 3)

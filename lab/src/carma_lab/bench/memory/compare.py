@@ -1,0 +1,199 @@
+"""`carma bench estimators`: estimators against what training runs really took, asked as `carma estimate` asks them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from carma_lab.bench.gpu.study_file import check_place, say
+from carma_lab.bench.machine import Machine, facts
+from carma_lab.bench.memory import published18, comparison_file as written
+from carma_lab.bench.memory.queries import BEST, Asker, ClosingTrials, chosen_estimators, own_trials
+from carma_lab.bench.memory.figures import Row, Summary, by_estimator, by_family, by_network, refusals, summarise
+from carma_lab.bench.memory.folds import Folds
+from carma_lab.bench.memory.interpreter import Interpreter, find_interpreter
+from carma_lab.bench.memory.left_out import left_out_bounds
+from carma_lab.bench.memory.measured import Head, Measured, drawn, read_truth
+from carma.config import load_settings
+from carma.core.model.values import Gpu, Record
+from carma.core.model.settings import Rules
+from carma.errors import Usage
+from carma.trial.cards import DEFAULT, as_gpu, find_card, unknown_card
+from carma.paths import find_paths
+
+SAVED_EVERY_S = 20.0
+
+
+class Options(Record, frozen=True, kw_only=True):
+    truth: str | None = None
+    python: str | None = None
+    estimators: tuple[str, ...] = ("all",)
+    first: int = 0
+    seed: int = 0
+    out: str = "estimators.json"
+    gpu: str | None = None
+    published18: bool = False
+    folds: str | None = None
+    redraw: str | None = None
+
+
+def run(options: Options, *, interpreter: Interpreter | None = None, trials: ClosingTrials | None = None) -> int:
+    if options.redraw is not None:
+        return _redraw(options.redraw)
+    if options.published18 == (options.truth is not None):
+        raise Usage(
+            "either a file of measured runs is needed, or --published18",
+            "try: carma bench estimators lab/results/h200/memory/truth.jsonl --first 20",
+        )
+    check_place(options.out)
+    comparison = Study(options, interpreter, trials).compare()
+    _show(comparison)
+    return 0 if any(row.refused is None for row in comparison.rows) else 1
+
+
+class Study:
+    """One comparison. All that the user got wrong is said before anything is run."""
+
+    def __init__(self, options: Options, interpreter: Interpreter | None, trials: ClosingTrials | None) -> None:
+        self._options = options
+        self._head, self._runs, self._source = _truth(options)
+        self._names = chosen_estimators(options.estimators)
+        self._gpu = _gpu(options.gpu or (published18.GPU if options.published18 else DEFAULT))
+        self._rules: Rules = load_settings(find_paths(os.environ), os.environ).settings
+        self._interpreter = interpreter or find_interpreter(options.python)
+        self._trials = trials or own_trials(self._rules, os.environ)
+        self._folds = None if options.folds is None else Folds(Path(options.folds))
+        self._machine: Machine = facts()
+
+    def compare(self) -> written.Comparison:
+        """Asks about every run. What was found so far is in the file at any time; Ctrl-C ends it in good order."""
+        asker = Asker(
+            self._trials,
+            self._rules,
+            self._gpu,
+            self._names,
+            python=self._interpreter.path,
+            script=published18.SCRIPT if self._options.published18 else "case.py",
+            folds=self._folds,
+        )
+        rows: list[Row] = []
+        saved_s = time.monotonic()
+        try:
+            for number, found in enumerate(asker.ask_all(self._runs), 1):
+                rows += found
+                _tell(number, len(self._runs), found)
+                if time.monotonic() - saved_s > SAVED_EVERY_S:
+                    written.write(self._options.out, self._comparison(rows))
+                    saved_s = time.monotonic()
+        except KeyboardInterrupt:
+            say("broken off; what was found so far is kept")
+        comparison = self._comparison(rows)
+        written.write(self._options.out, comparison)
+        return comparison
+
+    def _comparison(self, rows: Sequence[Row]) -> written.Comparison:
+        level = self._rules.memory.level
+        ours = [row for row in rows if row.estimator == BEST]
+        # Bounds rest on runs that we measured, and the published ones are others: nothing is to be left out.
+        judged = () if self._options.published18 else left_out_bounds(ours, level)
+        shown = [*(judged or ours), *(row for row in rows if row.estimator != BEST)]
+        return written.Comparison(
+            command=_command(self._options),
+            source=self._source,
+            gpu=self._gpu.name,
+            measured_on={"gpu": self._head.gpu or "", "torch": self._head.torch, "date": self._head.date},
+            seed=self._options.seed,
+            level=level,
+            caution=caution(judged),
+            whole=len({row.case for row in rows}) == len(self._runs),
+            versions=self._interpreter.versions,
+            machine=self._machine,
+            estimators=(*_parts(judged), *by_estimator(shown)),
+            families=by_family(judged),
+            networks=by_network(shown),
+            refusals=refusals(shown),
+            published=_published(rows) if self._options.published18 else (),
+            rows=tuple(rows),
+            judged=judged,
+        )
+
+
+def caution(judged: Sequence[Row]) -> str:
+    """Said wherever the figures are shown: an error on what was learnt from is no error on what is new."""
+    known = sum(row.is_known for row in judged)
+    if not known:
+        return ""
+    return (
+        f"{known} of {len(judged)} runs have convolutions and were replayed with the shipped model of cuDNN's "
+        "workspaces, which has learnt from these very runs; --folds judges them by models that have not"
+    )
+
+
+def _published(rows: Sequence[Row]) -> tuple[published18.Off, ...]:
+    found: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        found.setdefault(row.estimator, {})[row.case] = row
+    return published18.errors(found.pop(BEST, {}), found)
+
+
+def _parts(judged: Sequence[Row]) -> tuple[Summary, ...]:
+    """The main estimator on what it has learnt from and on what it has not, where there is both."""
+    known = [row for row in judged if row.is_known]
+    new = [row for row in judged if not row.is_known and row.refused is None]
+    if not known or not new:
+        return ()
+    return (summarise(f"{BEST}, unseen", new), summarise(f"{BEST}, learnt from", known))
+
+
+def _truth(options: Options) -> tuple[Head, tuple[Measured, ...], str]:
+    if options.truth is None:
+        runs = tuple(one.run for one in published18.PUBLISHED)
+        head = Head(gpu="NVIDIA A100, 40 GiB", torch="not published", date="not published")
+        return head, runs[: options.first] if options.first else runs, published18.SOURCE
+    head, measured = read_truth(Path(options.truth))
+    return head, drawn(measured, options.first, options.seed), options.truth
+
+
+def _gpu(wanted: str) -> Gpu:
+    card = find_card(wanted)
+    if card is None:
+        raise unknown_card(wanted)
+    return as_gpu(card)
+
+
+def _tell(number: int, total: int, found: Sequence[Row]) -> None:
+    """One line a run: the main estimator's error, or why there is none."""
+    row = found[0]
+    said = f"{100 * row.error:+.1f} %" if row.error is not None else f"refused: {row.refused}"
+    print(f"{number}/{total} {row.case} {said} ({row.took_s:.1f} s)", file=sys.stderr, flush=True)
+
+
+def _show(comparison: written.Comparison) -> None:
+    if comparison.published:
+        written.print_published(comparison, BEST)
+    else:
+        written.print_comparison(comparison, BEST)
+
+
+def _redraw(path: str) -> int:
+    """The tables of an earlier comparison; nothing is run."""
+    try:
+        _show(written.read(Path(path)))
+    except (OSError, ValueError) as error:
+        raise Usage(f"{path} is no file of a comparison: {error}", "`carma bench estimators` makes one.") from error
+    return 0
+
+
+def _command(options: Options) -> str:
+    words = ["carma", "bench", "estimators"]
+    words += ["--published18"] if options.published18 else [str(options.truth)]
+    words += ["--estimators", ",".join(options.estimators)] if options.estimators != ("all",) else []
+    words += ["--first", str(options.first)] if options.first else []
+    words += ["--seed", str(options.seed)] if options.seed else []
+    words += ["--gpu", options.gpu] if options.gpu else []
+    words += ["--folds", "FOLDS"] if options.folds else []
+    return shlex.join([*words, "--python", "PYTHON"])

@@ -1,0 +1,153 @@
+"""How a comparison of estimators is written down, and shown to people."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from carma_lab.bench.gpu.study_file import print_table, rounded, say, shown
+from carma_lab.bench.machine import Machine
+from carma_lab.bench.memory.figures import Refusal, Row, Summary
+from carma_lab.bench.memory.published18 import PUBLISHED, Off
+from carma.core.model.values import Record
+
+HEAD = ("answered", "refused", "median", "p90", "worst", "under > 5 %", "under", "bound holds", "over-booked", "time")
+
+
+class Comparison(Record, frozen=True, kw_only=True):
+    """What the file holds. `judged` are the main estimator's rows on families that were left out."""
+
+    command: str
+    source: str  # where the measured values are from
+    gpu: str
+    measured_on: dict[str, str]
+    seed: int
+    level: float
+    caution: str = ""  # what the figures do not show
+    whole: bool  # every case that was wanted was asked about
+    versions: dict[str, str]
+    machine: Machine
+    estimators: tuple[Summary, ...]
+    families: tuple[Summary, ...]
+    networks: tuple[Summary, ...] = ()  # each estimator on each kind of network
+    refusals: tuple[Refusal, ...] = ()
+    published: tuple[Off, ...] = ()
+    rows: tuple[Row, ...]
+    judged: tuple[Row, ...]
+
+
+def write(path: str, comparison: Comparison) -> None:
+    """A row a line, so that two files can be compared; the old file stays until the new one is whole."""
+    parts = []
+    for field in comparison.__struct_fields__:
+        value = rounded(msgspec.to_builtins(getattr(comparison, field)))
+        if isinstance(value, list):
+            lines = ",\n".join("  " + msgspec.json.encode(one).decode() for one in value)
+            parts.append(f' "{field}": [\n{lines}\n ]' if value else f' "{field}": []')
+        else:
+            parts.append(f' "{field}": {msgspec.json.encode(value).decode()}')
+    beside = Path(f"{path}.part")
+    beside.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+    os.replace(beside, path)
+
+
+def read(path: Path) -> Comparison:
+    return msgspec.json.decode(path.read_bytes(), type=Comparison)
+
+
+def print_comparison(comparison: Comparison, main: str) -> None:
+    title = f"Footprint on an {comparison.gpu}, {_count(comparison)} measured runs; errors against the measured value"
+    print_table(title, ("estimator", *HEAD), map(_line, comparison.estimators))
+    if comparison.families:
+        say("")
+        title = f"{main} by family, each judged by the errors of all others; bounds at {100 * comparison.level:g} %"
+        print_table(title, ("family", *HEAD), map(_line, comparison.families))
+    if comparison.networks:
+        say("")
+        print_table("By the kind of network", ("network: estimator", *HEAD), map(_line, comparison.networks))
+    print_refusals(comparison.refusals)
+    if comparison.caution:
+        say(f"\nBeware: {comparison.caution}.")
+
+
+def print_refusals(refusals: Sequence[Refusal]) -> None:
+    """Why, in the words of the first of each kind; all of them are in the file."""
+    if not refusals:
+        return
+    say("\nRefusals")
+    for one in refusals:
+        runs = "1 run" if one.runs == 1 else f"{one.runs} runs, as"
+        say(f"  {one.estimator}, {runs}: {one.reason}")
+
+
+def print_published(comparison: Comparison, main: str) -> None:
+    rows = {row.case: row for row in comparison.rows if row.estimator == main}
+    columns = (
+        "model, batch",
+        "measured",
+        "later",
+        "GPUMemNet",
+        "Fake Tensor",
+        "Horus",
+        "ours",
+        "bound",
+        "off by",
+        "off later",
+    )
+    lines = [_published_line(place, rows) for place in range(len(PUBLISHED))]
+    print_table(f"The 18 published models, MiB; ours for an {comparison.gpu}", columns, lines)
+    say("")
+    lines = [
+        (off.name, off.against, str(off.models), f"{off.mean_mib:,.0f} MiB", _percent(off.median), str(off.under))
+        for off in comparison.published
+    ]
+    print_table("Errors", ("estimator", "against", "models", "mean", "median", "under"), lines)
+    for row in rows.values():
+        if row.refused:
+            say(f"{row.case}: no estimate: {row.refused}")
+
+
+def _published_line(place: int, rows: Mapping[str, Row]) -> Sequence[str]:
+    one = PUBLISHED[place]
+    row = rows.get(one.run.id)
+    estimated = None if row is None else row.estimated_mib
+    later = one.measured_later_mib
+    return (
+        f"{one.name}, {one.batch}",
+        f"{one.measured_mib:,}",
+        shown(later, ",.0f"),
+        f"{one.gpumemnet_mib:,}",
+        shown(one.fake_tensor_mib, ",.0f"),
+        f"{one.horus_mib:,}",
+        shown(estimated, ",.0f"),
+        shown(None if row is None else row.bound_mib, ",.0f"),
+        _percent(None if row is None else row.error, "+"),
+        _percent(None if estimated is None or later is None else estimated / later - 1, "+"),
+    )
+
+
+def _line(summary: Summary) -> Sequence[str]:
+    return (
+        summary.name,
+        str(summary.answered),
+        str(summary.refused),
+        _percent(summary.error_median),
+        _percent(summary.error_p90),
+        _percent(summary.error_worst, "+"),
+        _percent(summary.under_by_5_percent_share),
+        _percent(summary.under_share),
+        _percent(summary.bound_holds_share),
+        _percent(summary.overbooked_median, "+"),
+        f"{shown(summary.took_median_s, '.1f')} s",
+    )
+
+
+def _percent(part: float | None, sign: str = "") -> str:
+    return "-" if part is None else f"{100 * part:{sign}.1f} %"
+
+
+def _count(comparison: Comparison) -> int:
+    return len({row.case for row in comparison.rows})

@@ -1,0 +1,151 @@
+"""How far estimates are off, summed up. Pure: answers in, figures out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+from carma.demo.figures import percentile
+from carma.core.model.values import Record
+
+_NUMBER = re.compile(r"\d[\d,.]*")
+UNDER_BY = 0.05  # an estimate that is too small by more than this is the mistake that hurts others
+
+
+class Row(Record, frozen=True, kw_only=True):
+    """What one estimator said of one measured run, in MiB: an estimate, or why there is none."""
+
+    case: str
+    family: str
+    estimator: str
+    measured_mib: float
+    took_s: float
+    estimated_mib: float | None = None
+    bound_mib: float | None = None  # None where nobody stands for one
+    measured_reserved_mib: float | None = None
+    reserved_mib: float | None = None
+    measured_allocated_mib: float | None = None
+    allocated_mib: float | None = None
+    replayed_mib: float | None = None  # a trial run's figure, by `fold`'s model
+    spread: float = 0.0  # of its replays
+    fold: str = ""  # the model of cuDNN's workspaces that it was replayed with; "": the shipped one
+    group: str = ""  # the kind of run whose past errors its bound rests on
+    refused: str | None = None
+    network: str = ""  # what the model is made of: "cnn", "transformer", "mlp"; "": nothing of these, or nobody knows
+
+    @property
+    def is_known(self) -> bool:
+        """The shipped model of cuDNN's workspaces has learnt from runs like this one: no case of an unseen family."""
+        return not self.fold and self.group.startswith(("conv", "benchmark"))
+
+    @property
+    def error(self) -> float | None:
+        """Of the footprint, as a part of the measured one; below zero where it is too small."""
+        return None if self.estimated_mib is None else self.estimated_mib / self.measured_mib - 1.0
+
+
+class Summary(Record, frozen=True, kw_only=True):
+    """Shares and errors as parts of one. None where there is nothing to sum up."""
+
+    name: str
+    cases: int
+    answered: int
+    refused: int
+    error_median: float | None = None  # without its sign, as the next
+    error_p90: float | None = None
+    error_worst: float | None = None  # with its sign
+    under_share: float | None = None
+    under_by_5_percent_share: float | None = None
+    bound_holds_share: float | None = None
+    overbooked_median: float | None = None  # by the bound, or by the estimate where there is none
+    took_median_s: float | None = None
+
+
+class Refusal(Record, frozen=True, kw_only=True):
+    """Runs that an estimator refused for the same reason, but for the numbers in it."""
+
+    estimator: str
+    runs: int
+    reason: str  # of the first of them
+    families: tuple[str, ...]
+
+
+def summarise(name: str, rows: Sequence[Row]) -> Summary:
+    errors = [row.error for row in rows if row.error is not None]
+    took_median_s = median(row.took_s for row in rows) if rows else None
+    if not errors:
+        return Summary(name=name, cases=len(rows), answered=0, refused=len(rows), took_median_s=took_median_s)
+    sizes = [abs(error) for error in errors]
+    held = [row.bound_mib >= row.measured_mib for row in rows if row.bound_mib is not None]
+    return Summary(
+        name=name,
+        cases=len(rows),
+        answered=len(errors),
+        refused=len(rows) - len(errors),
+        error_median=median(sizes),
+        error_p90=percentile(sizes, 90),
+        error_worst=max(errors, key=abs),
+        under_share=_share(error < 0 for error in errors),
+        under_by_5_percent_share=_share(error < -UNDER_BY for error in errors),
+        bound_holds_share=_share(held) if held else None,
+        overbooked_median=median(over for row in rows if (over := _overbooked(row)) is not None),
+        took_median_s=took_median_s,
+    )
+
+
+def by_estimator(rows: Sequence[Row]) -> tuple[Summary, ...]:
+    """In the order in which they were asked."""
+    return _parted(rows, [row.estimator for row in rows])
+
+
+def by_family(rows: Sequence[Row]) -> tuple[Summary, ...]:
+    """The families in the order of their names."""
+    ordered = sorted(rows, key=lambda row: row.family)
+    return _parted(ordered, [row.family for row in ordered])
+
+
+def by_network(rows: Sequence[Row]) -> tuple[Summary, ...]:
+    """Each estimator on each kind of network; nothing where no run's is known."""
+    known = sorted((row for row in rows if row.network), key=lambda row: row.network)
+    return _parted(known, [f"{row.network}: {row.estimator}" for row in known])
+
+
+def refusals(rows: Sequence[Row]) -> tuple[Refusal, ...]:
+    """The most frequent first, by estimator."""
+    parts: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row.refused is not None:
+            parts.setdefault((row.estimator, _plain(row.refused)), []).append(row)
+    found = [
+        Refusal(
+            estimator=estimator,
+            runs=len(part),
+            reason=part[0].refused or "",
+            families=tuple(sorted({row.family for row in part})),
+        )
+        for (estimator, _), part in parts.items()
+    ]
+    return tuple(sorted(found, key=lambda one: (one.estimator, -one.runs, one.reason)))
+
+
+def _plain(reason: str) -> str:
+    """The first of several reasons, without its numbers."""
+    return _NUMBER.sub("#", reason.partition(";")[0])
+
+
+def _parted(rows: Sequence[Row], names: Sequence[str]) -> tuple[Summary, ...]:
+    parts: dict[str, list[Row]] = {}
+    for name, row in zip(names, rows, strict=True):
+        parts.setdefault(name, []).append(row)
+    return tuple(summarise(name, part) for name, part in parts.items())
+
+
+def _overbooked(row: Row) -> float | None:
+    booked = row.estimated_mib if row.bound_mib is None else row.bound_mib
+    return None if booked is None else booked / row.measured_mib - 1.0
+
+
+def _share(truths: Iterable[bool]) -> float:
+    counted = list(truths)
+    return sum(counted) / len(counted)

@@ -1,0 +1,170 @@
+"""Asks estimators about measured runs: the script itself is tried once for all of them, two scripts side by side."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from carma_lab.bench.memory.figures import Row
+from carma_lab.bench.memory.folds import Folds
+from carma_lab.bench.memory.measured import MIB, Measured
+from carma.core.model.values import Estimate, Gpu, NoEstimate, Owner, TaskId, TaskSpec
+from carma.core.ports import EstimateRequest
+from carma.core.model.settings import Rules
+from carma.errors import Usage
+from carma.trial.layers.description import Described
+from carma.trial.local import STEPS, Answer, SharedTrial, answers, cache_directory
+from carma.trial.protocol import Context, Trial, Trials
+from carma.estimate.registry import make_estimator
+from carma.trial.replay import card_constants as constants
+from carma.trial.replay.footprint import figure
+from carma.trial.trial_run import TrialRuns
+from carma.plugins import ESTIMATORS, names
+from carma.store.memory import MemoryStore
+
+AT_ONCE = 2  # trial runs, as on the smallest machine that the promise about their time is for
+BEST = "trace"
+# The user's word and the server's memory: neither says anything of a command that nobody submitted.
+OF_SUBMISSIONS = ("declared", "history")
+ZOO = Path(__file__).parent / "zoo"
+
+
+class ClosingTrials(Trials, Protocol):
+    def close(self) -> None: ...
+
+
+def chosen_estimators(wanted: Sequence[str]) -> tuple[str, ...]:
+    """By name, `all` for every one; the main one first."""
+    known = sorted((name for name in names(ESTIMATORS) if name not in OF_SUBMISSIONS), key=lambda n: (n != BEST, n))
+    if "all" in wanted:
+        return tuple(known)
+    for name in wanted:
+        if name not in known:
+            raise Usage(f"there is no estimator {name!r} to compare", f"There are {', '.join(known)}, or all.")
+    return tuple(dict.fromkeys(wanted))
+
+
+def own_trials(rules: Rules, environ: Mapping[str, str]) -> TrialRuns:
+    """In the caller's own cache, so that a comparison that was broken off goes on where it was."""
+    memory = rules.memory
+    return TrialRuns(
+        cache_dir=cache_directory(environ),
+        limit_s=memory.trial_limit_s,
+        memory_mib=memory.trial_memory_mib,
+        steps=STEPS,
+    )
+
+
+class Asker:
+    """`script` is the file in the zoo whose arguments the runs have; `python` the interpreter that has torch."""
+
+    def __init__(
+        self,
+        trials: ClosingTrials,
+        rules: Rules,
+        gpu: Gpu,
+        estimators: Sequence[str],
+        *,
+        python: str,
+        script: str = "case.py",
+        folds: Folds | None = None,
+    ) -> None:
+        self._trials, self._rules, self._gpu = trials, rules, gpu
+        self._estimators = tuple(estimators)
+        self._python, self._script, self._folds = python, script, folds
+
+    def ask_all(self, runs: Sequence[Measured]) -> Iterator[list[Row]]:
+        """The answers about each run, in their order. Broken off, it ends the trials that are under way."""
+        pool = ThreadPoolExecutor(AT_ONCE)
+        try:
+            yield from pool.map(self.ask, runs)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            self._trials.close()
+            pool.shutdown()
+
+    def ask(self, run: Measured) -> list[Row]:
+        shared = SharedTrial(self._trials)
+        context = Context(archive=MemoryStore(), gpus=(self._gpu,), rules=self._rules, trials=shared)
+        estimators = [make_estimator(name, context) for name in self._estimators]
+        request = self._request(run)
+        began_s = time.monotonic()
+        ran = shared.run(request)
+        ran_s = time.monotonic() - began_s
+        # One from the cache took no time now; what counts is what it took when it was run.
+        remembered_s = max(0.0, ran.seconds - ran_s) if isinstance(ran, Trial) else 0.0
+        rows = [row_of(run, answer, remembered_s) for answer in answers(estimators, request, shared)]
+        network = network_of(shared.describe(request))
+        return [replace(self._replayed(row, ran, request), network=network) for row in rows]
+
+    def _replayed(self, row: Row, ran: Trial | NoEstimate, request: EstimateRequest) -> Row:
+        """What its bound is judged by: the figure, by a model that does not know its family where there is one."""
+        if row.estimator != BEST or row.refused is not None or isinstance(ran, NoEstimate):
+            return row
+        other = self._folds.workspaces(row.family) if self._folds is not None else None
+        found = figure(ran, request, constants.folders(os.environ), other)
+        return replace(
+            row,
+            replayed_mib=found.footprint_bytes / MIB,
+            spread=found.spread,
+            group=found.group,
+            fold="" if self._folds is None or other is None else self._folds.name(row.family),
+        )
+
+    def _request(self, run: Measured) -> EstimateRequest:
+        command = (self._python, str(ZOO / self._script), *run.argv)
+        spec = TaskSpec(command=command, directory=str(ZOO), environment=dict(os.environ))
+        return EstimateRequest(task=TaskId(0), owner=_owner(), spec=spec, gpus=(self._gpu,))
+
+
+def network_of(described: Described | NoEstimate) -> str:
+    """What GPUMemNet takes it for; "" for what it knows nothing of."""
+    from carma.trial.layers.column_reading import CannotTell
+    from gpumemnet.serving.features import features
+
+    if isinstance(described, NoEstimate):
+        return ""
+    try:
+        return features(described).family
+    except CannotTell:
+        return ""
+
+
+def row_of(run: Measured, answer: Answer, remembered_s: float) -> Row:
+    said = answer.said
+    row = Row(
+        case=run.id,
+        family=run.family,
+        estimator=answer.estimator,
+        measured_mib=run.footprint_mib,
+        took_s=answer.took_s + remembered_s,
+        measured_reserved_mib=run.reserved_peak / MIB,
+        measured_allocated_mib=run.allocated_peak / MIB,
+        refused=said.reason if isinstance(said, NoEstimate) else None,
+    )
+    return row if isinstance(said, NoEstimate) else _with_figures(row, said)
+
+
+def _with_figures(row: Row, said: Estimate) -> Row:
+    return replace(
+        row,
+        estimated_mib=float(said.footprint_mib),
+        bound_mib=None if said.level is None else float(said.upper_mib),
+        reserved_mib=None if said.reserved_mib is None else float(said.reserved_mib),
+        allocated_mib=None if said.allocated_mib is None else float(said.allocated_mib),
+    )
+
+
+def _owner() -> Owner:
+    uid = os.getuid()
+    try:
+        return Owner(uid, os.getgid(), pwd.getpwuid(uid).pw_name)
+    except KeyError:
+        return Owner(uid, os.getgid(), str(uid))

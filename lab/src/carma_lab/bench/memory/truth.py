@@ -1,0 +1,70 @@
+"""`carma bench memory-truth`: what the zoo's training runs really take on this machine's GPU.
+
+The measuring itself is `zoo/truth.py`, run by the interpreter that has torch. This half finds that interpreter, writes
+down the cases and counts what came of them.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import msgspec
+
+from carma_lab.bench.memory.cases import all_cases
+from carma_lab.bench.memory.interpreter import ZOO, Interpreter, find_interpreter
+from carma.core.model.values import Record
+from carma.errors import Refused, Usage
+
+ROWS = "truth.jsonl"
+CASES = "cases.jsonl"
+
+
+class Options(Record, frozen=True, kw_only=True):
+    out: str
+    python: str | None = None
+    parallel: int = 5
+    limit_s: float = 540.0
+    first: int = 0
+    seed: int = 0
+
+
+class _Row(msgspec.Struct, frozen=True):
+    id: str = ""
+    error: str | None = None
+
+
+def run(options: Options, interpreter: Interpreter | None = None) -> int:
+    """Rows are added to OUT/truth.jsonl as they come; runs that it already has are not made again."""
+    out = Path(options.out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Usage(f"{out} cannot be made: {error.strerror}", "Name a directory that you may write to.") from error
+    found = interpreter or find_interpreter(options.python, with_gpu=True)
+    cases = out / CASES
+    cases.write_bytes(b"\n".join(map(msgspec.json.encode, all_cases())) + b"\n")
+    ended = subprocess.run(_command(options, found, cases, out), check=False)
+    measured, failed = count(out / ROWS)
+    print(f"{out / ROWS}: {measured} runs measured, {failed} failed")
+    if ended.returncode:
+        raise Refused(f"the measuring ended with status {ended.returncode}", "What it printed above says why.")
+    return 0 if measured else 1
+
+
+def _command(options: Options, found: Interpreter, cases: Path, out: Path) -> list[str]:
+    words = [found.path, str(ZOO / "truth.py"), str(cases), str(out)]
+    words += ["--parallel", str(options.parallel), "--limit-s", f"{options.limit_s:g}", "--seed", str(options.seed)]
+    words += ["--first", str(options.first)] if options.first else []
+    if (out / ROWS).exists():
+        words += ["--skip", str(out / ROWS)]
+    return words
+
+
+def count(rows: Path) -> tuple[int, int]:
+    """Runs that were measured, and those that only failed."""
+    if not rows.exists():
+        return 0, 0
+    lines = [msgspec.json.decode(line, type=_Row) for line in rows.read_bytes().splitlines()]
+    measured = {row.id for row in lines if row.id and not row.error}
+    return len(measured), len({row.id for row in lines if row.id} - measured)

@@ -1,0 +1,188 @@
+"""Cases are simulated, in several processes; a case that several parts ask for is simulated once."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import multiprocessing
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import NamedTuple
+
+from carma_lab.bench.paper.variants import Variant
+from carma.core.model.values import Record
+from carma_lab.simulator import simulated_cards as cards
+from carma_lab.simulator.bound import Bound, bound
+from carma_lab.simulator.progress import Tell
+from carma_lab.simulator.request import simulation
+from carma.traces import Trace
+
+GPU = "a100-40"
+Say = Callable[[str], None]
+Follow = Callable[[str, int, int, float], None]  # a case, its tasks that have ended, all of them, simulated seconds
+
+
+class Case(NamedTuple):
+    variant: Variant
+    trace: str
+    gpus: int
+    seed: int = 0
+    noise: float = 0.0
+
+    def __str__(self) -> str:
+        chance = f", seed {self.seed}" if self.noise else ""
+        return f"{self.trace}, {self.gpus} GPUs{chance}: {self.variant.name}"
+
+
+class Limit(NamedTuple):
+    """The clairvoyant bound of a trace; with a cap on slowdown, that of runs which keep to it."""
+
+    trace: str
+    gpus: int
+    cap: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.trace}, {self.gpus} GPUs: the limit" + (f" at cap {self.cap:g}" if self.cap is not None else "")
+
+
+class Row(Record, frozen=True, kw_only=True):
+    """What came of a case. Energy in J, times in seconds."""
+
+    variant: str
+    trace: str
+    gpus: int
+    seed: int
+    noise: float
+    tasks: int
+    makespan_s: float
+    completion_mean_s: float
+    completion_p95_s: float
+    wait_mean_s: float
+    wait_p95_s: float
+    run_mean_s: float
+    slowdown_mean: float | None
+    slowdown_p95: float | None
+    slowdown_max: float | None
+    energy_j: float | None
+    sm_active_mean: float | None
+    memory_mib_mean: float | None
+    ooms: int
+    failed: int
+    took_s: float
+
+
+Ask = Case | Limit
+Answer = Row | Bound
+_FROM_FIGURES = (
+    "tasks", "makespan_s", "completion_mean_s", "completion_p95_s", "wait_mean_s", "wait_p95_s", "run_mean_s",
+    "slowdown_mean", "slowdown_p95", "slowdown_max", "energy_j", "sm_active_mean", "memory_mib_mean", "ooms", "failed",
+)  # fmt: skip
+_known: dict[str, Trace] = {}  # in a worker: the traces by name
+
+
+def simulate(case: Case, trace: Trace, tell: Tell | None = None) -> Row:
+    request = case.variant.request(case.trace, case.gpus, case.seed, case.noise)
+    began = time.process_time()  # others may work on the same cores
+    figures = simulation(request, trace).run(tell)
+    took_s = time.process_time() - began
+    taken = {name: getattr(figures, name) for name in _FROM_FIGURES}
+    return Row(
+        variant=case.variant.name, trace=case.trace, gpus=case.gpus, seed=case.seed, noise=case.noise, took_s=took_s,
+        **taken,
+    )  # fmt: skip
+
+
+class Results:
+    """What was found so far, over all parts."""
+
+    def __init__(self, jobs: int, say: Say, follow: Follow | None = None) -> None:
+        self._jobs = jobs
+        self._say = say
+        self._follow = follow
+        self._found: dict[Ask, Answer] = {}
+        self._traces: dict[str, Trace] = {}
+
+    def find(self, asks: Sequence[Ask], traces: Mapping[str, Trace]) -> None:
+        """Works out those that are not known yet."""
+        for name, trace in traces.items():
+            assert self._traces.setdefault(name, trace) == trace  # one name, one trace: answers are kept by it
+        missing = [ask for ask in dict.fromkeys(asks) if ask not in self._found]
+        for count, (ask, answer, took_s) in enumerate(self._worked(missing, traces), 1):
+            self._found[ask] = answer
+            self._say(f"{count}/{len(missing)} {ask}" + (f" ({took_s:.1f} s)" if isinstance(ask, Limit) else ""))
+
+    def row(self, case: Case) -> Row:
+        found = self._found[case]
+        assert isinstance(found, Row)
+        return found
+
+    def limit(self, limit: Limit) -> Bound:
+        found = self._found[limit]
+        assert isinstance(found, Bound)
+        return found
+
+    def makespan_limit_s(self, limit: Limit) -> float:
+        """Without a cap it is a limit, too, and may come out larger by as much as the solver left open."""
+        found = {limit, limit._replace(cap=None)} & self._found.keys()
+        return max(self.limit(each).makespan_s for each in found if isinstance(each, Limit))
+
+    def rows(self, cases: Sequence[Case]) -> list[Row]:
+        return [self.row(case) for case in dict.fromkeys(cases)]
+
+    def _worked(self, asks: Sequence[Ask], traces: Mapping[str, Trace]) -> Iterator[tuple[Ask, Answer, float]]:
+        if self._jobs <= 1 or len(asks) <= 1:
+            _know(dict(traces))
+            for ask in asks:
+                tell = None if self._follow is None else functools.partial(self._follow, str(ask))
+                yield ask, *_work(ask, tell)
+            return
+        # Spawned, not forked: a fork of a process with threads (numpy's) may hang.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(self._jobs, context, initializer=_begin, initargs=(dict(traces),)) as pool:
+            with _uninterrupted():
+                asked = {pool.submit(_work, ask): ask for ask in asks}
+            try:
+                yield from ((asked[done], *done.result()) for done in as_completed(asked))
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)  # nobody waits for those that have not begun
+                raise
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C goes to all processes of a terminal. One that begins now comes to the world without hearing it, since it
+    would print where it was in its imports; `_begin` lets it hear again."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin(traces: dict[str, Trace]) -> None:
+    """In a worker: Ctrl-C ends it without a word, as the one who waits for it says what there is to say."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    _know(traces)
+
+
+def _know(traces: dict[str, Trace]) -> None:
+    _known.clear()
+    _known.update(traces)
+
+
+def _work(ask: Ask, tell: Tell | None = None) -> tuple[Answer, float]:
+    """And the seconds of processor time that it took."""
+    trace, began = _known[ask.trace], time.process_time()
+    if isinstance(ask, Limit):
+        answer: Answer = bound(trace, cards.find(GPU), ask.gpus, slowdown_cap=ask.cap)
+    else:
+        answer = simulate(ask, trace, tell)
+    return answer, time.process_time() - began
+
+
+def to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,82 @@
+"""The limit beside each policy: what a makespan and a mean completion are at least, whatever is known beforehand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from carma_lab.bench.paper import workloads
+from carma_lab.bench.paper.cases import Case, Limit, Results, Row
+from carma_lab.bench.paper.ratios import ratio
+from carma_lab.bench.paper.scope import LARGE, Scope, generated_name
+from carma_lab.bench.paper.variants import DEFAULT_CAP, EXCLUSIVE, NO_CAP, Variant, capped
+from carma.traces import Trace
+
+
+def policies(scope: Scope) -> tuple[Variant, ...]:
+    return (*scope.baselines, *scope.ours[:2], capped(NO_CAP))
+
+
+def work(scope: Scope, results: Results) -> dict[str, Any]:
+    shipped = workloads.shipped(scope.traces)
+    places = [(trace, gpus) for gpus in scope.gpus for trace in scope.traces]
+    traces = dict(shipped)
+    if not scope.quick:
+        name = generated_name(LARGE)
+        traces[name] = workloads.generated(scope.large_tasks, LARGE, scope.seed)
+        places.append((name, LARGE))
+    return {"rows": beside(places, policies(scope), traces, scope.seed, results)}
+
+
+def beside(
+    places: list[tuple[str, int]],
+    compared: tuple[Variant, ...],
+    traces: dict[str, Trace],
+    seed: int,
+    results: Results,
+) -> list[dict[str, Any]]:
+    """Each policy on each trace and number of GPUs, with the limit; and with the limit at its cap for goodput."""
+    cases = [Case(variant, trace, gpus, seed) for trace, gpus in places for variant in (EXCLUSIVE, *compared)]
+    results.find([*cases, *(Limit(*place, cap) for place in places for cap in (None, DEFAULT_CAP))], traces)
+    return [_row(trace, gpus, compared, seed, results) for trace, gpus in places]
+
+
+def _row(trace: str, gpus: int, compared: tuple[Variant, ...], seed: int, results: Results) -> dict[str, Any]:
+    alone = results.row(Case(EXCLUSIVE, trace, gpus, seed))
+    limit = results.limit(Limit(trace, gpus))
+    found = {variant.name: results.row(Case(variant, trace, gpus, seed)) for variant in compared}
+    return {
+        "trace": trace,
+        "gpus": gpus,
+        "tasks": alone.tasks,
+        "exclusive_s": alone.makespan_s,
+        "exclusive_completion_s": alone.completion_mean_s,
+        "bound_s": msgspec.to_builtins(limit),
+        "bound": limit.makespan_s / alone.makespan_s,
+        "arrivals": limit.arrivals_s / alone.makespan_s,
+        "completion_bound": limit.completion_mean_s / alone.completion_mean_s,
+        "capped": _capped(alone, Limit(trace, gpus, DEFAULT_CAP), seed, results),
+        "policies": {
+            name: {
+                **msgspec.to_builtins(ratio(row, alone)),
+                "over_bound": row.makespan_s / limit.makespan_s,
+                "completion_over_bound": row.completion_mean_s / limit.completion_mean_s,
+            }
+            for name, row in found.items()
+        },
+    }
+
+
+def _capped(alone: Row, limit: Limit, seed: int, results: Results) -> dict[str, Any]:
+    """goodput beside the limit of runs that keep to its cap. Where it did not (`slowdown_max`), that is no limit."""
+    row, limit_s = (
+        results.row(Case(capped(DEFAULT_CAP), limit.trace, limit.gpus, seed)),
+        results.makespan_limit_s(limit),
+    )
+    return {
+        "cap": limit.cap,
+        "bound": limit_s / alone.makespan_s,
+        "over_bound": row.makespan_s / limit_s,
+        "slowdown_max": row.slowdown_max,
+    }

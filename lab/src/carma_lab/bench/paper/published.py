@@ -1,0 +1,58 @@
+"""What was published of CARMA's policies, policy by policy: all that this study puts beside its own figures.
+
+Source: GitHub ehsanyousefzadehasl/AEGIS, its reports final_representative_evaluation_analysis,
+estimator_sensitivity_analysis, or_placement_sensitivity, runtime_pressure_threshold_ablation and
+dcgmi_resource_energy_evidence. Three traces of 60 tasks each (Philly, Saturn, Venus), 4 x A100 40 GB, one run of each;
+exclusive GPUs = 1, geometric means over the traces, OOMs of all 180 tasks. None: not published.
+"""
+
+from __future__ import annotations
+
+from carma.core.model.values import Record
+
+SOURCE = (
+    "GitHub ehsanyousefzadehasl/AEGIS, evaluation reports: Philly, Saturn and Venus, 60 tasks each, 4 x A100 40 GB, "
+    "one run of each; exclusive GPUs = 1, geometric means, OOMs of 180 tasks"
+)
+TASKS = 180
+ENERGY = (0.85, 0.88)  # 12 to 15 % less than with exclusive GPUs
+RUN = (1.45, 1.79)  # mean run time of the MAGM variants
+ARRIVALS = {"t1": 0.59, "t2": 0.63, "mix": 0.37, "heavy": 0.33}  # the bound by arrivals alone, derived from the traces
+
+
+class Published(Record, frozen=True, kw_only=True):
+    makespan: float
+    completion: float | None = None
+    completion_p95: float | None = None
+    wait: float | None = None
+    run: float | None = None
+    energy: float | None = None
+    ooms: int | None = None
+
+
+# By the names of variants.py.
+PUBLISHED = {
+    "MAGM, memory measured": Published(
+        makespan=0.712, completion=0.594, completion_p95=0.607, wait=0.442, run=1.785, energy=0.865, ooms=0
+    ),
+    "MAGM, no estimate": Published(
+        makespan=0.730, completion=0.613, completion_p95=0.598, wait=0.494, run=1.55, energy=0.878, ooms=12
+    ),
+    "MAGM, Horus's memory": Published(
+        makespan=0.733, completion=0.624, completion_p95=0.638, wait=0.520, run=1.453, ooms=3
+    ),
+    "MAGM, GPUMemNet's memory": Published(makespan=0.737, completion=0.629, completion_p95=0.636, wait=0.510, ooms=1),
+    "MAGM, Fake Tensor's memory": Published(makespan=0.794, completion=0.648, completion_p95=0.679, wait=0.543, ooms=0),
+    "LUG, no estimate": Published(
+        makespan=0.755, completion=0.587, completion_p95=0.619, wait=0.449, run=1.68, ooms=13
+    ),
+    "RR, no estimate": Published(makespan=0.776, completion=0.635, wait=0.501, run=1.69, ooms=28),
+    "Horus": Published(
+        makespan=0.924, completion=0.872, completion_p95=0.878, wait=0.852, run=1.028, energy=0.981, ooms=1
+    ),
+    "Lucid": Published(
+        makespan=0.865, completion=0.783, completion_p95=0.786, wait=0.745, run=1.093, energy=0.958, ooms=0
+    ),
+    "MAGM, no estimate, gate off": Published(makespan=0.732, completion=0.622, completion_p95=0.646, run=1.82, ooms=18),
+    "LUG, no estimate, gate off": Published(makespan=0.770, completion=0.616, completion_p95=0.626, run=1.74, ooms=19),
+}

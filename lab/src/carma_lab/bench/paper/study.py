@@ -1,0 +1,117 @@
+"""`carma bench paper`: the parts, one after the other; after each of them its place in the file is written."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from carma_lab.bench.paper import curves, limits, page, philly, seeds, speed, tables, workloads, paper_file as writing
+from carma_lab.bench.paper.cases import Follow, Results, to_stderr
+from carma_lab.bench.paper.plots import Sketch, sketches
+from carma_lab.bench.paper.scope import LARGE, PARTS, QUICK, Scope
+from carma.core.model.values import Record
+from carma.errors import Usage
+from carma.directories import make_folder
+
+Draw = Callable[[Sequence[Sketch], Path], list[Path]]
+
+
+class Options(Record, frozen=True, kw_only=True):
+    out: Path = Path("lab/results/simulation")
+    quick: bool = False
+    only: tuple[str, ...] = ()
+    jobs: int = 1
+    seeds: int | None = None
+    windows: int | None = None
+    philly: Path | None = None
+    redraw: bool = False
+
+    def spelled(self) -> str:
+        """The command that makes it again, without paths of this machine."""
+        words = [
+            "carma bench paper",
+            "--quick" if self.quick else "",
+            f"--parallel {self.jobs}" if self.jobs > 1 else "",
+        ]
+        words += [f"--only {','.join(self.only)}"] if self.only else []
+        words += [f"--seeds {self.seeds}"] if self.seeds is not None else []
+        words += [f"--windows {self.windows}"] if self.windows is not None else []
+        words += [f"--philly {self.philly.name}"] if self.philly is not None else []
+        return " ".join(word for word in words if word)
+
+
+def run(options: Options, draw: Draw, follow: Follow | None = None) -> int:
+    """`draw` makes pictures of sketches, as PNG and SVG: reports have their own hand, which is above this package.
+    `follow` is told how far a case is."""
+    scope = scope_of(options)
+    parts = () if options.redraw else wanted(options)
+    found = writing.read(options.out)
+    if options.redraw and not found:
+        raise Usage(f"{options.out / writing.NAME}: no such file", "--redraw shows what an earlier run has written.")
+    if parts and scope.quick and found.get("quick") is False:
+        there = f"{options.out / writing.NAME} holds the whole study, and a quick one would take its place"
+        raise Usage(there, "Give --out another directory, as in --quick --out quick.")
+    if parts and options.philly is not None:
+        workloads.philly(options.philly, seed=scope.seed)  # that it can be read, before an hour is spent on the others
+    make_folder(options.out)
+    results = Results(options.jobs, to_stderr, follow)
+    found = writing.judged(found) if options.redraw else found
+    for part in parts:
+        to_stderr(f"{part}:")
+        before, began = writing.code(), time.perf_counter()
+        made = _made(part, scope, results, options.philly)
+        took_s = time.perf_counter() - began
+        made = {"about": writing.about(scope, options.spelled(), took_s, before), **made}
+        found = writing.merged(found, part, made, scope)
+        writing.write(options.out, found)
+        to_stderr(f"{part}: {took_s:.0f} s")
+    if options.redraw:
+        writing.write(options.out, found)
+    written = [options.out / writing.NAME, page.write(options.out, found), *draw(sketches(found["parts"]), options.out)]
+    _tell(found, written)
+    return 0
+
+
+def scope_of(options: Options) -> Scope:
+    scope = QUICK if options.quick else Scope()
+    seeds, windows = options.seeds or scope.seeds, options.windows or scope.windows
+    return replace(scope, seeds=seeds, windows=windows)
+
+
+def wanted(options: Options) -> tuple[str, ...]:
+    """Those that were named; else all, without Philly's where its file was not given."""
+    if "philly" in options.only and options.philly is None:
+        raise Usage("the part philly needs the public trace", "--philly FILE; docs/traces.md says where it is found")
+    left_out = () if options.philly is not None else ("philly",)
+    return tuple(part for part in PARTS if (part in options.only if options.only else part not in left_out))
+
+
+def _made(part: str, scope: Scope, results: Results, file: Path | None) -> dict[str, Any]:
+    match part:
+        case "tables":
+            return tables.work(scope, results)
+        case "curves":
+            return curves.work(scope, results)
+        case "limits":
+            return limits.work(scope, results)
+        case "seeds":
+            return seeds.work(scope, results)
+        case "philly":
+            assert file is not None  # wanted() has seen to it
+            return philly.work(scope, results, workloads.philly(file, seed=scope.seed))
+        case _:
+            whole = None if file is None else workloads.philly(file, LARGE, scope.seed)
+            return speed.work(scope, whole, to_stderr)
+
+
+def _tell(found: dict[str, Any], written: Sequence[Path]) -> None:
+    for claim in found["claims"]:
+        verdict = {True: "met", False: "not met", None: "not run"}[claim["met"]]
+        print(f"{verdict:8} {claim['aim']}: {claim['found']}")
+    for path in written:
+        print(str(path), file=sys.stderr)

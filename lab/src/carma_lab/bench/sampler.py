@@ -1,0 +1,266 @@
+"""`carma bench sampler`: what looking at the GPUs costs, in processor time. Figures only: nothing passes or fails.
+
+Samples are taken at the pace of a daemon (once a second; glances five times a second), because a pace of its own would
+hide what is asked only now and then, and GPM's counters cannot be read faster. A machine with fewer cards than asked
+for reads each of them several times, each time with everything that a card takes. What each call into NVML costs is
+measured in a run of its own, since measuring costs something too.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from carma.demo.figures import percentile
+from carma_lab.bench.machine import WANTS_A_GPU, Machine, facts, write
+from carma.demo.report import aligned
+from carma.core.model.values import Record
+from carma.errors import NoGpus, Usage
+from carma.monitor.dcgm_thread import DcgmFeed
+from carma.monitor.nvml import NvmlSampler, load_nvml
+
+SAMPLE_HZ = 1.0
+GLANCE_HZ = 5.0
+PART = 3.0  # glances and the calls get this part of the time that samples get
+
+
+class Options(Record, frozen=True, kw_only=True):
+    """`json` is a file to write, or "-" for standard output instead of the table."""
+
+    json: str | None = None
+    seconds: float = 60.0
+    gpus: int = 8
+
+
+class Cost(Record, frozen=True, kw_only=True):
+    """One kind of look at all of the GPUs, `hz` times a second."""
+
+    look: str
+    hz: float
+    rounds: int
+    mean_ms: float  # processor time of the thread that looks, for each round
+    p50_ms: float
+    p95_ms: float
+    core_percent: float
+    process_percent: float  # the whole process meanwhile, its other threads and the benchmark itself included
+
+
+class CallCost(Record, frozen=True, kw_only=True):
+    """One function of NVML, as often as samples at 1 Hz and glances at 5 Hz call it."""
+
+    function: str
+    look: str
+    calls_per_gpu: float  # for each look
+    mean_ms: float
+    core_percent: float
+
+
+class Report(Record, frozen=True, kw_only=True):
+    """What the JSON file holds."""
+
+    command: str
+    gpus: int
+    cards: tuple[str, ...]
+    sources: tuple[str, ...]
+    processes: int  # seen on the cards, each of which is listed at every look
+    driver: str
+    nvidia_ml_py: str
+    machine: Machine
+    costs: tuple[Cost, ...]
+    calls: tuple[CallCost, ...]
+
+
+def run(options: Options, nvml: Any = None) -> int:
+    """Measures, prints a table, writes the file. Raises NoGpus where there is none. `nvml` is pynvml or one like it."""
+    if options.json not in (None, "-") and not Path(str(options.json)).absolute().parent.is_dir():
+        raise Usage(f"{options.json}: its directory does not exist")
+    if options.gpus < 1 or options.seconds <= 0:
+        raise Usage("There is nothing to measure.", "Give at least one GPU and a time above zero.")
+    try:
+        report = measure(options, load_nvml() if nvml is None else nvml)
+    except NoGpus as error:
+        raise NoGpus(str(error), WANTS_A_GPU) from error
+    _print(report, sys.stderr if options.json == "-" else sys.stdout)
+    write(report, options.json)
+    return 0
+
+
+def measure(options: Options, nvml: Any) -> Report:
+    machine = facts()
+    meter = Meter(nvml)
+    plain, metered = Eyes(nvml, options.gpus), Eyes(meter, options.gpus)
+    try:
+        looks = (
+            (_sample, "sample", SAMPLE_HZ, options.seconds),
+            (_glance, "glance", GLANCE_HZ, options.seconds / PART),
+        )
+        costs = tuple(plain.cost(look, name, hz, seconds) for look, name, hz, seconds in looks)
+        calls = tuple(
+            call for look, name, hz, _ in looks for call in metered.calls(meter, look, name, hz, options.seconds / PART)
+        )
+        return Report(
+            command=f"carma bench sampler --gpus {options.gpus} --seconds {options.seconds:g}",
+            gpus=options.gpus,
+            cards=plain.cards(),
+            sources=plain.sources(),
+            processes=plain.processes(),
+            driver=plain.driver(),
+            nvidia_ml_py=version("nvidia-ml-py"),
+            machine=machine,
+            costs=costs,
+            calls=calls,
+        )
+    finally:
+        plain.close()
+        metered.close()
+
+
+class Meter:
+    """NVML with a stopwatch at every function: calls and processor seconds by name."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self.calls: dict[str, int] = defaultdict(int)
+        self.spent_s: dict[str, float] = defaultdict(float)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._nvml, name)
+        if not name.startswith("nvml") or not callable(found):
+            return found
+
+        def timed(*arguments: object) -> Any:
+            began = time.thread_time()
+            try:
+                return found(*arguments)
+            finally:
+                self.calls[name] += 1
+                self.spent_s[name] += time.thread_time() - began
+
+        return timed
+
+    def clear(self) -> None:
+        self.calls.clear()
+        self.spent_s.clear()
+
+
+class Eyes:
+    """So many samplers that together they read a GPU at least `gpus` times."""
+
+    def __init__(self, nvml: Any, gpus: int) -> None:
+        self._gpus = gpus
+        self._feed = DcgmFeed()  # one for all, as a daemon has one
+        self.samplers = [NvmlSampler(nvml, dcgm=self._feed)]
+        while self._reads < gpus:
+            self.samplers.append(NvmlSampler(nvml, dcgm=self._feed))
+
+    @property
+    def _reads(self) -> int:
+        return sum(len(sampler.gpus()) for sampler in self.samplers)
+
+    def cost(self, look: Callable[[NvmlSampler], None], name: str, hz: float, seconds: float) -> Cost:
+        self._round(look)  # the first round asks what is later held; it is not counted
+        began, used_s = time.monotonic(), _process_s()
+        spans_s = self._pace(look, hz, seconds)
+        process = (_process_s() - used_s) / (time.monotonic() - began)
+        scale = self._gpus / self._reads
+        spans_ms = [1000 * scale * span for span in spans_s]
+        mean_ms = sum(spans_ms) / len(spans_ms)
+        return Cost(
+            look=name,
+            hz=hz,
+            rounds=len(spans_ms),
+            mean_ms=mean_ms,
+            p50_ms=percentile(spans_ms, 50),
+            p95_ms=percentile(spans_ms, 95),
+            core_percent=100 * hz * mean_ms / 1000,
+            process_percent=100 * scale * process,
+        )
+
+    def calls(
+        self, meter: Meter, look: Callable[[NvmlSampler], None], name: str, hz: float, seconds: float
+    ) -> list[CallCost]:
+        """The dearest first."""
+        self._round(look)
+        meter.clear()
+        looks = len(self._pace(look, hz, seconds)) * self._reads
+        return [
+            CallCost(
+                function=function,
+                look=name,
+                calls_per_gpu=meter.calls[function] / looks,
+                mean_ms=1000 * spent_s / meter.calls[function],
+                core_percent=100 * hz * self._gpus * spent_s / looks,
+            )
+            for function, spent_s in sorted(meter.spent_s.items(), key=lambda item: -item[1])
+        ]
+
+    def cards(self) -> tuple[str, ...]:
+        return tuple(gpu.name for gpu in self.samplers[0].gpus())
+
+    def sources(self) -> tuple[str, ...]:
+        return tuple(gpu.capabilities.source for gpu in self.samplers[0].gpus())
+
+    def processes(self) -> int:
+        return sum(len(sample.processes or ()) for sample in self.samplers[0].sample(time.time()))
+
+    def driver(self) -> str:
+        return self.samplers[0].driver()
+
+    def close(self) -> None:
+        for sampler in self.samplers:
+            sampler.close()
+
+    def _pace(self, look: Callable[[NvmlSampler], None], hz: float, seconds: float) -> list[float]:
+        """Processor seconds of each round."""
+        due = time.monotonic()
+        spans: list[float] = []
+        for _ in range(max(1, round(seconds * hz))):
+            due += 1 / hz
+            time.sleep(max(0.0, due - time.monotonic()))
+            spans.append(self._round(look))
+        return spans
+
+    def _round(self, look: Callable[[NvmlSampler], None]) -> float:
+        began = time.thread_time()
+        for sampler in self.samplers:
+            look(sampler)
+        return time.thread_time() - began
+
+
+def _sample(sampler: NvmlSampler) -> None:
+    sampler.sample(time.time())
+
+
+def _glance(sampler: NvmlSampler) -> None:
+    sampler.glance([gpu.id for gpu in sampler.gpus()], time.time())
+
+
+def _process_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _print(report: Report, to: Any) -> None:
+    print(f"{', '.join(report.cards)}; driver {report.driver}; activity from {', '.join(report.sources)}", file=to)
+    print(f"As {report.gpus} GPUs would cost; {report.processes} processes on the cards", file=to)
+    rows = [("look", "a second", "mean ms", "p95 ms", "% of a core")]
+    rows += [
+        (c.look, f"{c.hz:g}", f"{c.mean_ms:.2f}", f"{c.p95_ms:.2f}", f"{c.core_percent:.2f}") for c in report.costs
+    ]
+    _table(rows, to)
+    rows = [("call", "look", "a GPU's look", "mean ms", "% of a core")]
+    rows += [
+        (c.function, c.look, f"{c.calls_per_gpu:.2f}", f"{c.mean_ms:.3f}", f"{c.core_percent:.3f}")
+        for c in report.calls
+    ]
+    _table(rows, to)
+
+
+def _table(rows: Sequence[tuple[str, ...]], to: Any) -> None:
+    print("", *aligned(rows), sep="\n", file=to)

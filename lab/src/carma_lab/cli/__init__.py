@@ -1,0 +1,1 @@
+"""The verbs of the lab: bench, compare, run-report, simulate and trace."""

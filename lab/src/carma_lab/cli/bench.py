@@ -1,0 +1,352 @@
+"""`carma bench`: the experiments of carma_lab.bench."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from carma.cli import parsers as parse
+from carma_lab.cli.bench_paper import PARTS as PAPER_PARTS
+from carma.cli.task_flags import Parsed
+from carma.cli.verb import Function, Renamed, Verb, number, whole
+
+# As in bench/gpu/trial*.py, which are imported only when they are used.
+PARTS = ("tasks", "oom", "restart", "exclusive")
+RUNGS = ("mps", "framework", "watchdog", "nothing", "watchdog-jump", "mps-jump")
+LONGEST_S = 604_800.0  # a week
+
+
+class Benches(click.Group):
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        formatter.write_paragraph()
+        formatter.write("Examples:\n  carma bench daemon --quick\n  carma bench collocation\n")
+
+
+class Percentages(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+    """`25,50,75`."""
+
+    name = "percent"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        words = [word.strip() for word in str(value).split(",") if word.strip()]
+        if not all(word.isascii() and word.isdigit() and 0 < int(word) < 100 for word in words):
+            self.fail(f"{str(value)!r} is not a list of whole numbers between 1 and 99, as in 25,50,75", param, ctx)
+        return tuple(dict.fromkeys(int(word) for word in words))
+
+
+class Words(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+    """`trace,horus`: names that the study itself knows."""
+
+    name = "names"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        words = tuple(dict.fromkeys(word.strip() for word in str(value).split(",") if word.strip()))
+        if not words:
+            self.fail("no name was given", param, ctx)
+        return words
+
+
+class Names(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+    """`tasks,oom`: some of these names."""
+
+    name = "names"
+
+    def __init__(self, known: tuple[str, ...]) -> None:
+        self.known = known
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        words = [word.strip() for word in str(value).split(",") if word.strip()]
+        if not words:
+            self.fail(f"no name was given; there are {', '.join(self.known)}", param, ctx)
+        for word in words:
+            if word not in self.known:
+                self.fail(f"there is no {word!r}; there are {', '.join(self.known)}", param, ctx)
+        return tuple(dict.fromkeys(words))
+
+
+def _figures(text: str, **more: Any) -> Callable[[Function], Function]:
+    return click.option("--out", "json", cls=Renamed, was=("--json",), metavar="FILE", help=text, **more)
+
+
+def _all_of_it(text: str) -> float:
+    limit_s = parse.parse_grace(text)
+    if not 1 <= limit_s <= LONGEST_S:
+        raise ValueError(f"{text!r} is not possible; it must be between a second and a week")
+    return limit_s
+
+
+def _limit(function: Function) -> Function:
+    kind = Parsed("TIME", _all_of_it)
+    return click.option("--limit", "limit_s", type=kind, default="900s", help="For all of it: 120s, 5m (900s).")(
+        function
+    )
+
+
+@click.group("bench", cls=Benches)
+def command() -> None:
+    """Measure. Figures only, except `crash` and `gpu`, which fail where CARMA does not keep a promise."""
+
+
+@command.command("daemon", cls=Verb, examples="carma bench daemon --quick\ncarma bench daemon --out figures.json")
+@_figures("Write the figures there; - for standard output.")
+@click.option("--quick", is_flag=True, help="Fewer repeats.")
+def daemon(**flags: Any) -> int:
+    """The daemon: submissions, latency, decisions, CPU."""
+    from carma_lab.bench import daemon as daemonbench
+
+    return daemonbench.run(daemonbench.Options(**flags))
+
+
+@command.command(
+    "crash", cls=Verb, examples="carma bench crash\ncarma bench crash --kills 50 --seed 7 --out crash.json"
+)
+@click.option("--out", "json", metavar="FILE", help="File for the figures (JSON); - for standard output.")
+@click.option("--kills", type=whole(1, 100_000), default=1000, help="Number of kills (1000).")
+@click.option("--restores", type=whole(0, 10_000), default=20, help="Times that a copy replaces the database (20).")
+@click.option("--seed", type=whole(0), default=1, help="Seed of the choice of kills and moments (1).")
+def crash(**flags: Any) -> int:
+    """Kill daemon, runners and tasks at random moments.
+
+    A private daemon on virtual GPUs, with a stream of submissions and copies of its database. Fails where an
+    acknowledged task is lost, run twice or stuck.
+    """
+    from carma_lab.bench.crash import study
+
+    return study.run(study.Options(**flags))
+
+
+@command.command("soak", cls=Verb, examples="carma bench soak\ncarma bench soak --tasks 1500 --out soak.json")
+@click.option("--out", "json", metavar="FILE", help="File for the figures (JSON); - for standard output.")
+@click.option("--tasks", type=whole(100, 1_000_000), default=10_000, help="Number of tasks (10000).")
+@click.option(
+    "--retention", "retention_s", type=number(0, 86_400), default=240.0,
+    help="Time for the removal of old tasks, in seconds (240).",
+)  # fmt: skip
+def soak(**flags: Any) -> int:
+    """Many tasks through one daemon: memory, files, latency.
+
+    Figures at the beginning, at the end, and after the removal of all finished tasks. A private daemon on virtual GPUs;
+    as root with several users.
+    """
+    from carma_lab.bench import soak as study
+
+    return study.run(study.Options(**flags))
+
+
+@command.command("sampler", cls=Verb, examples="carma bench sampler --seconds 20\ncarma bench sampler --out cost.json")
+@_figures("Write the figures there; - for standard output.")
+@click.option("--seconds", type=number(1, 3600), default=60.0, help="For how long samples are taken (60).")
+@click.option("--gpus", type=whole(1, 64), default=8, help="As many as that; fewer cards are read several times (8).")
+def sampler(**flags: Any) -> int:
+    """What looking at the GPUs costs.
+
+    Processor time of samples and glances, and of each call into NVML. Wants a GPU.
+    """
+    from carma_lab.bench import sampler as samplerbench
+
+    return samplerbench.run(samplerbench.Options(**flags))
+
+
+@command.command(
+    "interference",
+    cls=Verb,
+    examples=(
+        "carma bench interference\n"
+        "carma bench interference --mechanism timeslice --pairs 50 --triples 0 --quadruples 0\n"
+        "carma bench interference --percent 25,50,75 --pairs 0 --triples 0 --quadruples 0"
+    ),
+)
+@click.option(
+    "--mechanism", type=click.Choice(["mps", "timeslice"]), default="mps", help="How tasks share the GPU (mps)."
+)
+@click.option("--pairs", type=whole(0), default=70, help="How many groups of two (70).")
+@click.option("--triples", type=whole(0), default=45, help="How many groups of three (45).")
+@click.option("--quadruples", type=whole(0), default=35, help="How many groups of four (35).")
+@click.option("--percent", type=Percentages(), default=(), help="Thread percentages of heavy tasks beside light ones.")
+@click.option("--seed", type=whole(0), default=1, help="Which groups are drawn (1).")
+@click.option("--seconds", type=number(0.2, 600), default=1.6, help="Measured span of a group (1.6).")
+@click.option("--gpu", metavar="GPU", help="Index or UUID; the first one otherwise.")
+@_limit
+@_figures("The table (interference.json).", default="interference.json")
+def interference(**flags: Any) -> int:
+    """How tasks on one GPU slow each other down.
+
+    25 training tasks, each alone, and in pairs, triples and quadruples. Wants a GPU for itself, and torch.
+    """
+    from carma_lab.bench.gpu import interference as study
+
+    return study.run(study.Options(**flags))
+
+
+@command.command(
+    "collocation",
+    cls=Verb,
+    examples="carma bench collocation\ncarma bench collocation --redraw lab/results/h200/collocation.json",
+)
+@click.option("--copies", type=whole(1, 64), default=8, help="From one to so many at the same time (8).")
+@click.option("--task", type=click.Choice(["small", "large"]), multiple=True, help="One of the two tasks only.")
+@click.option(
+    "--mechanism",
+    type=click.Choice(["timeslice", "mps", "mig"]),
+    multiple=True,
+    help="Not all that are here, but this.",
+)
+@click.option("--seconds", type=number(0.2, 600), default=4.0, help="Measured span of a point (4).")
+@click.option("--gpu", metavar="GPU", help="Index or UUID; the first one otherwise.")
+@_limit
+@_figures("The figures (collocation.json).", default="collocation.json")
+@click.option("--plot", metavar="FILE", help="The picture; beside the figures otherwise, as PNG.")
+@click.option("--redraw", metavar="FILE", help="Table and picture of an earlier run; measure nothing.")
+def collocation(**flags: Any) -> int:
+    """What sharing a GPU gains: 1 to 8 copies of a task.
+
+    A small and a large training task, time-sliced, under MPS and on MIG instances: throughput, activity, energy, beside
+    what was published. Wants a GPU for itself, and torch.
+    """
+    from carma_lab.bench.gpu import collocation as study
+
+    flags["task"] = flags["task"] or ("small", "large")
+    return study.run(study.Options(**flags))
+
+
+@command.command(
+    "gpu",
+    cls=Verb,
+    examples="carma bench gpu --out lab/results/h200\ncarma bench gpu --virtual --only oom --limit 2m",
+)
+@click.option("--out", metavar="DIR", default=".", help="Where each part's JSON file goes (here).")
+@click.option(
+    "--only", "parts", cls=Renamed, was=("--parts",), type=Names(PARTS), default=PARTS,
+    help=f"Not all of {', '.join(PARTS)}, but these.",
+)  # fmt: skip
+@_limit
+@click.option("--tasks", type=whole(1, 200), default=20, help="How many tasks share the GPUs (20).")
+@click.option("--scale", type=number(0.01, 100), default=1.0, help="Shorter or longer tasks (1).")
+@click.option("--rungs", type=Names(RUNGS), default=(), help=f"Of the part oom not all of {', '.join(RUNGS)}.")
+@click.option("--virtual", is_flag=True, help="On virtual GPUs: needs neither a card nor torch.")
+def gpu(**flags: Any) -> int:
+    """A daemon on real GPUs: tasks, OOMs, restarts.
+
+    A private one, driven by the command line as a user would. Fails where something is not as promised, and where there
+    was no time to show it.
+    """
+    from carma_lab.bench.gpu import trial
+
+    return trial.run(trial.Options(**flags))
+
+
+@command.command(
+    "memory-truth",
+    cls=Verb,
+    examples="carma bench memory-truth truth\ncarma bench memory-truth truth --python .venv/bin/python --first 50",
+)
+@click.argument("out", metavar="OUT")
+@click.option("--python", metavar="PATH", help="The interpreter that has torch (python3).")
+@click.option("--parallel", type=whole(1, 64), default=5, help="So many runs side by side (5).")
+@click.option(
+    "--limit", "limit_s", type=Parsed("TIME", parse.parse_grace), default="540s", help="No run after it (540s)."
+)
+@click.option("--first", type=whole(1), default=None, help="At most so many runs (all).")
+@click.option("--seed", type=whole(0), default=0, help="The order of the runs (0).")
+def memory_truth(first: int | None, **flags: Any) -> int:
+    """What training runs really take: some 680 cases.
+
+    Each in a process of its own, with peak allocated, reserved and footprint. Rows go to OUT/truth.jsonl; run again, it
+    goes on with what is missing. Wants a GPU for itself, and torch, torchvision and transformers.
+    """
+    from carma_lab.bench.memory import truth
+
+    return truth.run(truth.Options(first=first or 0, **flags))
+
+
+@command.command(
+    "estimators",
+    cls=Verb,
+    examples=(
+        "carma bench estimators lab/results/h200/memory/truth.jsonl --python .venv/bin/python --first 40\n"
+        "carma bench estimators truth/truth.jsonl --estimators trace,horus --out mine.json\n"
+        "carma bench estimators --published18\n"
+        "carma bench estimators --redraw lab/results/h200/memory/estimators.json"
+    ),
+)
+@click.argument("truth", metavar="[TRUTH]", required=False)
+@click.option("--python", metavar="PATH", help="The interpreter that has torch; a CPU build will do (python3).")
+@click.option("--estimators", type=Words(), default=("all",), help="Not all, but these: trace,horus.")
+@click.option("--first", type=whole(1), default=None, help="At most so many runs (all).")
+@click.option("--seed", type=whole(0), default=0, help="Which runs come first (0).")
+@click.option("--out", metavar="FILE", default="estimators.json", help="Every answer as JSON (estimators.json).")
+@click.option("--gpu", metavar="GPU", help="Estimates for it: h200, a100-40gb (h200; a100-40gb for the published).")
+@click.option("--published18", is_flag=True, help="The paper's 18 models beside the figures that it has.")
+@click.option("--folds", metavar="DIR", help="Models of workspaces that know other families each, to judge by.")
+@click.option("--redraw", metavar="FILE", help="Tables of an earlier comparison; run nothing.")
+def estimators(first: int | None, **flags: Any) -> int:
+    """Estimators against measured runs: errors, bounds, time.
+
+    TRUTH is a file of `carma bench memory-truth`. Each run's script is tried once for all estimators, two scripts side
+    by side. A family's bounds rest on the errors of all others. Needs no GPU.
+    """
+    from carma_lab.bench.memory import compare
+
+    return compare.run(compare.Options(first=first or 0, **flags))
+
+
+@command.command("gpumemnet", cls=Verb, examples="carma bench gpumemnet\ncarma bench gpumemnet --out speed.json")
+@click.option("--out", metavar="FILE", help="Write the figures there as JSON; - for standard output.")
+@click.option("--runs", type=whole(1), default=400, help="So many of each, after twenty that do not count (400).")
+@click.option("--models", metavar="DIR", help="Other models than those that come with CARMA: what carma train wrote.")
+def gpumemnet(**flags: Any) -> int:
+    """How long GPUMemNet takes: reading a summary, asking a model.
+
+    Median and p95 of one sample at a time, beside the published times. Needs neither a GPU nor torch.
+    """
+    from carma_lab.bench import gpumemnet as study
+
+    return study.run(study.Options(**flags))
+
+
+@command.command(
+    "paper",
+    cls=Verb,
+    examples=(
+        "carma bench paper --quick --out quick\n"
+        "carma bench paper --parallel 8 --philly philly.csv\n"
+        "carma bench paper --only seeds,speed"
+    ),
+)
+@click.option("--quick", is_flag=True, help="One trace and few cases, to see that it works: half a minute.")
+@click.option("--only", type=Names(PAPER_PARTS), default=(), help=f"Not all of {', '.join(PAPER_PARTS)}, but these.")
+@click.option(
+    "--parallel", "jobs", cls=Renamed, was=("--jobs",), type=whole(1, 256), default=1,
+    help="So many simulations side by side (1).",
+)  # fmt: skip
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="DIR", default="lab/results/simulation",
+    help="Where paper.json, README.md and the pictures go (lab/results/simulation).",
+)  # fmt: skip
+@click.option("--seeds", type=whole(1, 10_000), default=None, help="So many seeds for the bands (20).")
+@click.option("--windows", type=whole(1, 1000), default=None, help="So many windows of the Philly trace (10).")
+@click.option(
+    "--philly", type=click.Path(path_type=Path), metavar="FILE",
+    help="The public Philly trace, as it is or imported; without it its part is left out.",
+)  # fmt: skip
+@click.option("--redraw", is_flag=True, help="Page and pictures of what is in DIR; simulate nothing.")
+def paper(**flags: Any) -> int:
+    """The published experiments, simulated.
+
+    The published tables with ours beside them, goodput's curve over the slowdown cap, the limit that no policy beats,
+    bands over seeds, windows of the Philly trace, and how fast the simulator is; each aim with what was found. A part
+    that is named with --only takes the place of the old one in DIR/paper.json, and the others stay. Needs the extra
+    report, and no GPU.
+    """
+    from carma_lab.cli.bench_paper import run
+
+    return run(**flags)

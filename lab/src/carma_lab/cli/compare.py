@@ -1,0 +1,101 @@
+"""`carma compare`: runs side by side, the first as 1."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from carma.cli.output_file_option import (STDOUT, check_page, check_pictures, file_flag, folder_flag, force_flag, say_written,)
+from carma.cli.verb import verb
+
+if TYPE_CHECKING:
+    from carma_lab.reports.compare import Comparison
+
+EXAMPLES = """
+carma compare exclusive.json magm.json
+carma compare t1-exclusive.json t1-magm.json mix-exclusive.json mix-magm.json    two traces
+carma compare real.json simulated.json --json
+carma compare exclusive.json magm.json lug.json --out pictures
+"""
+NAMED = 14  # columns for the name of a task and of a trace, at least
+
+
+@verb("compare", examples=EXAMPLES)
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN RUN...")
+@folder_flag("Draw it there, as PNG and SVG.")
+@file_flag("--html", "Write one page with all of it.")
+@force_flag
+@click.option("--json", "as_json", is_flag=True, help="The figures and ratios as JSON.")
+def command(files: tuple[Path, ...], out: Path | None, html: str | None, force: bool, as_json: bool) -> None:
+    """Runs side by side: what carma simulate --out or carma report --save has written.
+
+    The first run is 1, for each trace; of each other one the ratio to it stands beside its figure. With several traces
+    the last table has the geometric means over them. Then come the tasks whose completion differs most.
+    """
+    from carma_lab.reports.compare import compare
+    from carma_lab.runs.record import read
+
+    if len(files) < 2:
+        raise click.UsageError("two runs at least are wanted; carma report RUN tells of one")
+    _check(out, html, force, as_json)
+    found = compare([read(file) for file in files])
+    written = []
+    if out is not None:
+        from carma_lab.reports.compare_pictures import draw
+
+        written += draw(found, out)
+    if html is not None:
+        from carma_lab.reports.compare_page import write
+
+        written.append(write(found, html))
+    if as_json:
+        from carma.cli.output import print_json
+
+        print_json(found)
+    elif html != STDOUT:
+        _show(found)
+    for path in written:
+        say_written(str(path))
+
+
+def _check(out: Path | None, html: str | None, force: bool, as_json: bool) -> None:
+    check_page(html, force, as_json)
+    if out is not None:
+        from carma_lab.reports.compare_pictures import NAMES
+        from carma_lab.reports.drawing import files_of
+
+        check_pictures(out, files_of(NAMES), force)
+
+
+def _show(found: Comparison) -> None:
+    from carma.cli.output import Column, print_facts, print_table
+    from carma_lab.reports.compare_tables import CHANGES, changes, overall, side_by_side
+
+    tables = [side_by_side(found, trace) for trace in found.traces]
+    if len(found.traces) > 1:
+        tables.append(overall(found))
+    tables.append(changes(found))
+    named = 2 if len(found.traces) > 1 else 1  # of the last table: a task's name and its trace may be cut
+    if not all(map(_fits, tables[:-1])) or not _fits(
+        tables[-1], named
+    ):  # names that leave no room for figures stand above, by their numbers
+        numbered = {label: f"run {place}" for place, label in enumerate(found.variants, 1)}
+        print_facts([(number, label) for label, number in numbered.items()])
+        print()
+        tables = [[[numbered.get(cell, cell) for cell in row] for row in table] for table in tables]
+    for head, *rows in tables:
+        cut = named if head[0] == CHANGES else 0
+        columns = [Column(title, right=place >= max(1, cut), flexible=place < cut) for place, title in enumerate(head)]
+        print_table(columns, rows)
+        print()
+
+
+def _fits(table: Sequence[Sequence[str]], flexible: int = 0) -> bool:
+    """`flexible`: so many columns at its beginning may be cut."""
+    widths = [max(map(len, column)) + 2 for column in zip(*table, strict=True)]
+    widths = [min(width, NAMED) if place < flexible else width for place, width in enumerate(widths)]
+    return sum(widths) - 2 <= shutil.get_terminal_size((80, 24)).columns

@@ -1,0 +1,146 @@
+"""`carma simulate`: a trace on simulated GPUs, through the same core as the daemon's."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from carma.cli.output_file_option import STDOUT, file_flag, force_flag, say_written
+from carma_lab.cli.run_file import check_run_file
+from carma.cli.progress_line import simulating
+from carma.cli.setting_flag import pairs
+from carma.cli.verb import number, verb, whole
+from carma.errors import Usage
+
+EXAMPLES = """
+carma simulate --trace t1 --policy magm
+carma simulate --trace mix --policy exclusive,magm,lug
+carma simulate --trace heavy --policy lug --memory none --set gate.enabled=no --json
+carma simulate --trace ./my-trace.csv --gpus 8 --gpu h200 --out run.json
+carma simulate --fidelity real.json --solo exclusive.json
+"""
+DEMANDS = ("measured", "history", "estimate", "none")  # as in carma_lab.simulator.simulation, which is slow to import
+BESIDE_FIDELITY = ("fidelity", "solo", "noise", "seed", "out", "force", "as_json")
+
+
+@verb("simulate", examples=EXAMPLES)
+@click.option("--trace", metavar="NAME", default="t1", help="t1, t2, mix, heavy, or a file (t1).")
+@click.option("--policy", metavar="NAMES", default="magm", help="One, or several with commas, side by side (magm).")
+@click.option("--gpus", type=whole(1, 65_536), default=4, metavar="N", help="How many GPUs (4).")
+@click.option("--gpu", metavar="CARD", default="a100-40", help="a100-40, a100-80 or h200 (a100-40).")
+@click.option(
+    "--memory",
+    metavar="SOURCE",
+    default="measured",
+    help="Who says what a task takes: measured, none, horus, faketensor, gpumemnet, trace (measured).",
+)
+@click.option(
+    "--demand",
+    type=click.Choice(DEMANDS),
+    default="measured",
+    help="What predicting policies know of a task before it runs (measured).",
+)
+@click.option("--mechanism", type=click.Choice(["mps", "timeslice"]), default="mps", help="How tasks share (mps).")
+@click.option("--seed", type=whole(0), default=0, metavar="N", help="Of all that chance decides (0).")
+@click.option(
+    "--noise",
+    type=number(0.0, 1.0),
+    default=0.0,
+    metavar="X",
+    help="Spread of true rates about the model's; 1: as measured (0).",
+)
+@click.option("--set", "settings", multiple=True, callback=pairs, metavar="NAME=VALUE", help="A setting; repeat it.")
+@file_flag("--out", "The whole run, as carma report reads it; - for standard output.")
+@force_flag
+@click.option(
+    "--fidelity",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="Play a recorded run again, and print how far off the simulator is.",
+)
+@click.option(
+    "--solo",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="With --fidelity: what tasks are alone, by name; a table of tasks, or a run in which they were alone.",
+)
+@click.option("--json", "as_json", is_flag=True, help="The figures as JSON; a list where there are several policies.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    policy: str,
+    settings: dict[str, object],
+    out: str | None,
+    force: bool,
+    fidelity: Path | None,
+    solo: Path | None,
+    as_json: bool,
+    **given: Any,
+) -> int:
+    """What would become of a trace under a policy: makespan, waiting, slowdown, OOMs, energy.
+
+    Nothing is run and no GPU is needed: a virtual clock drives the same decisions as the daemon's.
+
+    With --fidelity, a run that was recorded (carma report --save) is simulated with its own arrivals, policy, settings
+    and GPUs, and both are put side by side. docs/simulation.md says what is worked out, and how far to trust it.
+    """
+    if out is not None:
+        _check_out(out, force, as_json)
+    if fidelity is not None:
+        return _fidelity(ctx, fidelity, solo, out, given["noise"], given["seed"], as_json)
+    if solo is not None:
+        raise Usage("--solo goes with --fidelity", "as in --fidelity real.json --solo exclusive.json")
+    import msgspec
+
+    from carma_lab.cli.simulate_view import show
+    from carma_lab.simulator.simulated_cards import find
+    from carma_lab.runs.record import write
+    from carma_lab.simulator.request import Request, recorded, simulation
+
+    names = tuple(dict.fromkeys(word.strip() for word in policy.split(",") if word.strip()))
+    if not names:
+        raise Usage("no policy was named", "as in --policy magm; carma up --help names them")
+    if out is not None and len(names) > 1:
+        raise Usage("--out takes one run, and several policies were named", "name one, or call it once for each")
+    found = {}
+    with simulating(quiet=as_json or out == STDOUT) as follow:
+        for name in names:
+            request = msgspec.convert({**given, "policy": name, "settings": settings}, Request)
+            tell = None if follow is None else functools.partial(follow, f"{Path(request.trace).name} {name}")
+            if out is None:
+                found[name] = simulation(request).run(tell)
+            else:
+                run = recorded(request, tell=tell)
+                write(run, out)
+                found[name] = run.figures
+    if out != STDOUT:
+        on = f"{given['gpus']} x {find(given['gpu']).name}, {given['mechanism']}"
+        show(str(given["trace"]), on, found, as_json=as_json)
+    say_written(out)
+    return 0
+
+
+def _check_out(out: str, force: bool, as_json: bool) -> None:
+    if out == STDOUT and as_json:
+        raise Usage("--out - and --json both write to standard output", "Leave out one of them; a run has its figures.")
+    check_run_file(out, force, simulated=True)
+
+
+def _fidelity(
+    ctx: click.Context, run: Path, solo: Path | None, out: str | None, noise: float, seed: int, as_json: bool
+) -> int:
+    from carma_lab.cli.simulate_fidelity import compare
+
+    typed = tuple(
+        option.opts[0]
+        for option in ctx.command.params
+        if option.name not in BESIDE_FIDELITY
+        and ctx.get_parameter_source(option.name or "") is not ParameterSource.DEFAULT
+    )
+    compare(run, solo, out, noise=noise, seed=seed, typed=typed, as_json=as_json)
+    return 0

@@ -1,0 +1,248 @@
+"""`carma trace`: looks at traces, cuts and scales them, makes new ones. What works is in carma_lab.traces."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from carma.cli.task_flags import Parsed
+from carma.cli.output_file_option import STDOUT, check_pictures, file_flag, folder_flag, force_flag
+from carma.cli.parsers import parse_grace
+from carma.cli.verb import Function, Renamed, Verb, number, whole
+
+if TYPE_CHECKING:
+    from carma.traces import Trace
+    from carma.traces.table import Table
+
+MOST_TASKS = 10_000_000
+SHARES = "65,27,8"
+
+
+def parse_shares(text: str) -> tuple[float, float, float]:
+    """`65,27,8`: light, medium and heavy."""
+    parts = [part.strip() for part in text.split(",")]
+    wrong = ValueError(f"{text!r} are not three shares; write light, medium and heavy, for example {SHARES}")
+    if len(parts) != 3 or not all(re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", part) for part in parts):
+        raise wrong
+    light, medium, heavy = map(float, parts)
+    if light + medium + heavy <= 0:
+        raise wrong
+    return light, medium, heavy
+
+
+def parse_day(text: str) -> datetime.datetime:
+    """`2017-10-09`, or with the time of day."""
+    with contextlib.suppress(ValueError):
+        day = datetime.datetime.fromisoformat(text.strip())
+        if day.tzinfo is None:
+            return day
+    raise ValueError(f"{text!r} is not a date; write 2017-10-09 or 2017-10-09T06:00")
+
+
+class Traces(click.Group):
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        formatter.write_paragraph()
+        formatter.write("Examples:\n  carma trace describe t1\n  carma trace generate --tasks 200 --out mine.csv\n")
+
+
+@click.group("trace", cls=Traces)
+def command() -> None:
+    """Look at traces, cut and scale them, make new ones.
+
+    TRACE is a shipped one's name (t1, t2, mix, heavy) or a CSV file. docs/traces.md has its columns.
+    """
+
+
+def _output(function: Function) -> Function:
+    return file_flag("--out", "Write the trace there, not to standard output.")(force_flag(function))
+
+
+def _drawing(function: Function) -> Function:
+    """The flags of what is drawn by chance."""
+    seed = click.option("--seed", type=whole(0), default=0, help="The same seed gives the same bytes (0).")
+    shares = click.option(
+        "--shares",
+        type=Parsed("L,M,H", parse_shares),
+        default=SHARES,
+        help=f"Light, medium and heavy tasks, in percent or parts ({SHARES}).",
+    )
+    table = click.option("--map", "table", metavar="FILE", help="Draw from these tasks: a trace without arrival_s.")
+    return seed(shares(table(function)))
+
+
+def _subcommand(name: str, examples: str) -> Callable[[Callable[..., Any]], click.Command]:
+    return command.command(name, cls=Verb, examples=examples)
+
+
+@_subcommand("describe", "carma trace describe t1\ncarma trace describe mine.csv --out pictures --json")
+@click.argument("trace", metavar="TRACE")
+@folder_flag("Draw arrivals, run times and memory there, as PNG.", cls=Renamed, was=("--plots",))
+@force_flag
+@click.option("--json", "as_json", is_flag=True, help="The figures as JSON.")
+def describe(trace: str, out: Path | None, force: bool, as_json: bool) -> None:
+    """Tasks, arrivals, run times and memory, in figures.
+
+    Classes go by what a task holds over its GPUs for how long: light below 1 GiB-hour, heavy from 14 on.
+    """
+    from carma_lab.traces import describe as described
+    from carma.traces import find
+
+    if out is not None:
+        from carma_lab.traces.plots import FILES
+
+        check_pictures(out, FILES, force)
+    found = find(trace)
+    figures = described.describe(found)
+    paths = []
+    if out is not None:
+        from carma_lab.traces.plots import draw
+
+        paths = draw(found, out)
+    from carma.cli import output
+
+    if as_json:
+        output.print_json(figures)
+    else:
+        output.print_facts(described.facts(figures))
+    for path in paths:
+        click.echo(str(path), err=True)
+
+
+@_subcommand(
+    "import",
+    "carma trace import philly philly.csv --start 2017-10-09 --days 7 --out week.csv\n"
+    "carma trace import philly philly.csv --tasks 1000 --cluster 6214e9 --durations task --out tasks.csv",
+)
+@click.argument("kind", type=click.Choice(["philly"]), metavar="philly")
+@click.argument("file", metavar="FILE")
+@click.option("--start", type=Parsed("DATE", parse_day), help="Jobs from then on (the first one).")
+@click.option("--days", type=number(0.001, 10_000), help="So many days of it.")
+@click.option("--tasks", type=whole(1, MOST_TASKS), help="So many tasks, not days.")
+@click.option("--cluster", metavar="HASH", help="Jobs of this virtual cluster only.")
+@click.option("--gpus-most", type=whole(1, 100_000), default=4, help="Leave out jobs with more GPUs (4).")
+@click.option(
+    "--durations",
+    type=click.Choice(["philly", "task"]),
+    default="philly",
+    help="Run times: the jobs' own (philly), or those of the tasks that they become.",
+)
+@_drawing
+@_output
+def import_(file: str, out: str | None, force: bool, table: str | None, **given: Any) -> None:
+    """Make a trace of a window of the public Philly trace.
+
+    The file has arrivals, run times, GPUs and clusters, not what was trained. So the shortest jobs become light tasks,
+    the longest heavy ones, drawn from a table of tasks. A task's user is its cluster.
+    """
+    from carma_lab.traces.task_classes import Shares
+    from carma_lab.traces.philly import MapRules, Window, import_philly
+
+    if given["days"] is not None and given["tasks"] is not None:
+        raise click.UsageError("--days and --tasks do not go together: each says where the window ends")
+    window = Window(**{name: given[name] for name in ("start", "days", "tasks", "cluster", "gpus_most")})
+    rules = MapRules(shares=Shares(*given["shares"]), durations=given["durations"], seed=given["seed"])
+    imported = import_philly(Path(file), window, rules, _table(table))
+    _write(imported.trace, out, force)
+    if imported.dropped:
+        from carma.cli.error_output import note
+        from carma.cli.wording import many
+
+        gpus = many(window.gpus_most, "GPU")
+        were = "was" if imported.dropped == 1 else "were"
+        note(f"{many(imported.dropped, 'job')} with more than {gpus} {were} left out (--gpus-most)")
+
+
+@_subcommand("cut", "carma trace cut t1 --from 1h --to 2h --out hour.csv\ncarma trace cut week.csv --to 86400")
+@click.argument("trace", metavar="TRACE")
+@click.option("--from", "from_s", type=Parsed("TIME", parse_grace), default=0.0, help="Tasks from then on (0).")
+@click.option("--to", "to_s", type=Parsed("TIME", parse_grace), help="Tasks before then (the end).")
+@_output
+def cut(trace: str, from_s: float, to_s: float | None, out: str | None, force: bool) -> None:
+    """The tasks that arrive in a window of a trace. The first of them arrives at 0.
+
+    Times are counted from the start of the trace: 90, 90s, 15m, 2h.
+    """
+    from carma.traces import find
+    from carma_lab.traces.transform import cut
+
+    _write(cut(find(trace), from_s, float("inf") if to_s is None else to_s), out, force)
+
+
+@_subcommand("scale", "carma trace scale t1 --rate 2 --out fast.csv\ncarma trace scale mix --length 0.5 --tasks 1000")
+@click.argument("trace", metavar="TRACE")
+@click.option("--rate", type=number(1e-6, 1e6), default=1.0, help="Arrivals so many times as fast (1).")
+@click.option("--length", type=number(1e-6, 1e6), default=1.0, help="Run times so many times as long (1).")
+@click.option("--tasks", type=whole(1, MOST_TASKS), help="The first so many; the trace begins again where it is short.")
+@_output
+def scale(trace: str, rate: float, length: float, tasks: int | None, out: str | None, force: bool) -> None:
+    """The same trace, faster, longer or with more tasks.
+
+    Where more tasks are wanted than there are, it begins again a mean gap after the last arrival: the rate stays.
+    """
+    from carma.traces import find
+    from carma_lab.traces.transform import scale
+
+    _write(scale(find(trace), rate, length, tasks), out, force)
+
+
+@_subcommand(
+    "generate",
+    "carma trace generate --tasks 200 --rate 30 --seed 1 --out mine.csv\n"
+    "carma trace generate --tasks 100000 --rate 3000 --burst --users 20 --out large.csv",
+)
+@click.option("--tasks", type=whole(1, MOST_TASKS), required=True, help="How many.")
+@click.option("--rate", type=number(1e-6, 1e9), default=30.0, help="Arrivals an hour, on average (30).")
+@click.option("--burst", is_flag=True, help="In bursts, as in the Philly trace; else one by one (Poisson).")
+@click.option("--users", type=whole(1, 100_000), default=None, help="Submitted by so many users (none is named).")
+@_drawing
+@_output
+def generate(table: str | None, out: str | None, force: bool, **given: Any) -> None:
+    """Make a trace by chance.
+
+    Arrivals at a rate, tasks drawn by class: as many of each as the shares say, in an order that is drawn.
+    """
+    from carma_lab.traces.task_classes import Shares
+    from carma_lab.traces.generate import Recipe, generate
+
+    recipe = Recipe(
+        tasks=given["tasks"],
+        rate_per_hour=given["rate"],
+        seed=given["seed"],
+        shares=Shares(*given["shares"]),
+        burst=given["burst"],
+        users=given["users"] or 0,
+    )
+    _write(generate(recipe, _table(table)), out, force)
+
+
+def _table(file: str | None) -> Table:
+    from carma.traces.table import read_table, shipped_table
+
+    return shipped_table() if file is None else read_table(Path(file))
+
+
+def _write(trace: Trace, out: str | None, force: bool) -> None:
+    """To the file, or to standard output; then what it is on standard error, so that a pipe holds the trace only."""
+    from carma.errors import Usage
+    from carma.output_file import holds_something, write_file
+    from carma_lab.traces.writer import text
+    from carma.traces.schema import unreadable
+
+    for place, task in enumerate(trace.tasks, 1):
+        if why := unreadable(task):
+            raise Usage(f"task {place} {why}", "It would be a trace that cannot be read: ask for less.")
+    spelled = text(trace)
+    if out is None or out == STDOUT:
+        click.echo(spelled, nl=False)
+    else:
+        if not force and holds_something(out) and Path(out).read_bytes() != spelled.encode():
+            raise Usage(f"{out} is there and holds something else", "Name another file, or add --force.")
+        write_file(out, spelled.encode())
+    said = f"{len(trace.tasks):,} tasks, {trace.gpu_seconds / 3600:,.1f} GPU-hours, last arrival after "
+    click.echo(f"{said}{trace.tasks[-1].arrival_s:,.0f} s", err=True)

@@ -1,0 +1,188 @@
+"""Runs side by side, the first as 1. Pure.
+
+Runs are told apart by what differs between them (the policy, then memory source, mechanism, settings, …), and belong
+together by trace. Over several traces a variant's figure is the geometric mean of its ratios, as in published tables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from carma.core.model.values import Record
+from carma.errors import Usage
+from carma_lab.reports.figure_list import LINES, Line, value_of
+from carma_lab.runs.record import About, Run
+from carma_lab.runs.figures import TaskRun
+
+MOST_TASKS = 5  # that differ most
+_ASIDE = ("trace", "policy", "settings", "version", "gpu", "simulated", "tasks")  # not by their value alone, or never
+
+
+class TaskChange(Record, frozen=True, kw_only=True):
+    """One task under the first variant and under another."""
+
+    trace: str
+    variant: str
+    task: int  # its number in the first one's run
+    name: str
+    completion_s: float
+    other_completion_s: float
+    wait_s: float
+    other_wait_s: float
+
+
+class Comparison(Record, frozen=True, kw_only=True):
+    """`values[trace][variant][figure]`, and the same as ratios to the first variant. None: not known, or not there."""
+
+    variants: tuple[str, ...]  # the first one is 1
+    traces: tuple[str, ...]
+    values: dict[str, dict[str, dict[str, float | None]]]
+    ratios: dict[str, dict[str, dict[str, float | None]]]
+    overall: dict[str, dict[str, float | None]]  # over all traces: the mean ratio of a figure, the sum of a count
+    tasks: tuple[TaskChange, ...]  # whose completion changed most
+
+
+def compare(runs: Sequence[Run]) -> Comparison:
+    """In the order in which they are given."""
+    labels = variants([run.about for run in runs])
+    traces = tuple(dict.fromkeys(run.about.trace for run in runs))
+    found: dict[str, dict[str, Run]] = {trace: {} for trace in traces}
+    for run, label in zip(runs, labels, strict=True):
+        if label in found[run.about.trace]:
+            raise Usage(
+                f"two runs of {run.about.trace} have the same settings ({label})",
+                "Give each run once; runs of one kind differ in their seed at least.",
+            )
+        found[run.about.trace][label] = run
+    _check_traces(runs)
+    every = tuple(dict.fromkeys(labels))
+    if len(every) == 1:
+        raise Usage(
+            f"these runs are of {len(traces)} traces, and all under {every[0]}: there is nothing to stand beside one",
+            "Simulate a trace under another policy, too; carma report RUN tells of one run.",
+        )
+    lacking = [trace for trace in traces if every[0] not in found[trace]]
+    if lacking:
+        raise Usage(
+            f"there is no run of {lacking[0]} under {every[0]}, which the others would be compared with",
+            f"The first run is 1, for each trace: simulate {lacking[0]} under {every[0]}, too.",
+        )
+    values = {trace: {label: _values(run) for label, run in ran.items()} for trace, ran in found.items()}
+    ratios = {
+        trace: {label: _ratios(ran[every[0]], own) for label, own in ran.items()} for trace, ran in values.items()
+    }
+    return Comparison(
+        variants=every,
+        traces=traces,
+        values=values,
+        ratios=ratios,
+        overall={label: _overall(label, values, ratios) for label in every},
+        tasks=_changes(found, every),
+    )
+
+
+def _check_traces(runs: Sequence[Run]) -> None:
+    """Two traces of one name would be compared as one."""
+    seen: dict[str, str] = {}
+    for about in (run.about for run in runs if run.about.tasks):
+        if seen.setdefault(about.trace, about.tasks) != about.tasks:
+            raise Usage(
+                f"the runs of {about.trace} are of different traces: their tasks are not the same",
+                "Give traces names of their own, or simulate one of them under both policies.",
+            )
+
+
+def variants(abouts: Sequence[About]) -> list[str]:
+    """The policy, and whatever else differs between these runs: `magm, memory none, gate.enabled no`."""
+    fields = [name for name in About.__struct_fields__ if name not in _ASIDE]
+    differing = [name for name in fields if len({getattr(about, name) for about in abouts}) > 1]
+    named = sorted({name for about in abouts for name in about.settings})
+    set_apart = [name for name in named if len({about.settings.get(name) for about in abouts}) > 1]
+    real = len({about.simulated for about in abouts}) > 1
+    labels = []
+    for about in abouts:
+        parts = [about.policy]
+        if real:
+            parts.append("simulated" if about.simulated else "real")
+        parts += [f"{name} {value}" for name in differing if (value := getattr(about, name)) != ""]
+        parts += [f"{name} {about.settings[name]}" for name in set_apart if name in about.settings]
+        labels.append(", ".join(parts))
+    return labels
+
+
+def _values(run: Run) -> dict[str, float | None]:
+    return {line.field: value_of(run.figures, line) for line in LINES}
+
+
+def _ratios(first: Mapping[str, float | None], own: Mapping[str, float | None]) -> dict[str, float | None]:
+    return {line.field: ratio(first[line.field], own[line.field]) for line in LINES if not line.counted}
+
+
+def ratio(first: float | None, own: float | None) -> float | None:
+    return own / first if first and own is not None else None
+
+
+def geo_mean(values: Sequence[float | None]) -> float | None:
+    """None where one is not known: a mean over other traces than the neighbour's compares nothing."""
+    known = [value for value in values if value is not None and value > 0.0]
+    if not known or len(known) < len(values):
+        return None
+    return math.exp(math.fsum(math.log(value) for value in known) / len(known))
+
+
+def _overall(
+    label: str,
+    values: Mapping[str, Mapping[str, Mapping[str, float | None]]],
+    ratios: Mapping[str, Mapping[str, Mapping[str, float | None]]],
+) -> dict[str, float | None]:
+    def of(line: Line) -> float | None:
+        if not line.counted:
+            return geo_mean([ran[label][line.field] if label in ran else None for ran in ratios.values()])
+        counts = [ran[label][line.field] if label in ran else None for ran in values.values()]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
+
+    return {line.field: of(line) for line in LINES}
+
+
+def _changes(found: Mapping[str, Mapping[str, Run]], every: Sequence[str]) -> tuple[TaskChange, ...]:
+    changes = []
+    for label in every[1:]:
+        of_variant = [
+            change
+            for trace, ran in found.items()
+            if label in ran
+            for change in _between(trace, label, ran[every[0]].tasks, ran[label].tasks)
+        ]
+        of_variant.sort(key=lambda change: (-abs(change.other_completion_s - change.completion_s), change.task))
+        changes += of_variant[:MOST_TASKS]
+    return tuple(changes)
+
+
+def _between(trace: str, label: str, first: Sequence[TaskRun], other: Sequence[TaskRun]) -> list[TaskChange]:
+    """Matched by name, and those of one name by their order of arrival: so a real run meets a simulated one."""
+    found = _numbered(other)
+    return [
+        TaskChange(
+            trace=trace,
+            variant=label,
+            task=task.task,
+            name=task.name,
+            completion_s=task.ended_s - task.arrival_s,
+            other_completion_s=found[key].ended_s - found[key].arrival_s,
+            wait_s=task.wait_s,
+            other_wait_s=found[key].wait_s,
+        )
+        for key, task in _numbered(first).items()
+        if key in found
+    ]
+
+
+def _numbered(tasks: Sequence[TaskRun]) -> dict[tuple[str, int], TaskRun]:
+    seen: dict[str, int] = {}
+    found = {}
+    for task in sorted(tasks, key=lambda task: (task.arrival_s, task.task)):
+        seen[task.name] = seen.get(task.name, 0) + 1
+        found[task.name, seen[task.name]] = task
+    return found

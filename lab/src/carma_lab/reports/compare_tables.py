@@ -1,0 +1,70 @@
+"""A comparison as tables of words: the first row is the head. For the terminal and for the page."""
+
+from __future__ import annotations
+
+from carma.core.model.units import show_s
+from carma_lab.reports.compare import Comparison
+from carma_lab.reports.figure_list import LINES, shown
+
+Table = list[list[str]]
+CHANGES = "most different"
+
+
+def side_by_side(found: Comparison, trace: str) -> Table:
+    """Figures of one trace; of all but the first variant with the ratio to it."""
+    ran = [label for label in found.variants if label in found.values[trace]]
+    head = [trace, *(cell for place, label in enumerate(ran) for cell in ([label, "ratio"] if place else [label]))]
+    rows = []
+    for line in LINES:
+        values = [found.values[trace][label][line.field] for label in ran]
+        if all(value is None for value in values):
+            continue
+        cells = [line.label]
+        for place, (label, value) in enumerate(zip(ran, values, strict=True)):
+            cells.append(shown(line, value))
+            if place:
+                cells.append("" if line.counted else _ratio(found.ratios[trace][label][line.field]))
+        rows.append(cells)
+    return [head, *rows]
+
+
+def overall(found: Comparison) -> Table:
+    """Over all traces: the geometric mean of ratios; counts are summed up."""
+    rows = []
+    for line in LINES:
+        values = [found.overall[label][line.field] for label in found.variants]
+        if any(value is not None for value in values):
+            show = (lambda value, line=line: shown(line, value)) if line.counted else _ratio
+            rows.append([line.label, *(show(value) for value in values)])
+    return [[f"{len(found.traces)} traces", *found.variants], *rows]
+
+
+def changes(found: Comparison) -> Table:
+    """Tasks whose completion differs most from the first variant's."""
+    several = len(found.traces) > 1
+    head = [
+        CHANGES,
+        *(["trace"] if several else []),
+        "under",
+        "completion",
+        "first run",
+        "waited",
+        "first run",
+    ]
+    rows = [
+        [
+            f"{one.task} {one.name}",
+            *([one.trace] if several else []),
+            one.variant,
+            show_s(one.other_completion_s),
+            show_s(one.completion_s),
+            show_s(one.other_wait_s),
+            show_s(one.wait_s),
+        ]
+        for one in found.tasks
+    ]
+    return [head, *rows]
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -1,0 +1,94 @@
+"""The figures of a run with their names and units, for tables and pictures. One list, so that all say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from carma.core.model.units import show_j, show_mib, show_s
+from carma.errors import CarmaError
+from carma.plugins import load_policy
+from carma_lab.runs.record import About
+from carma_lab.runs.figures import Figures
+
+
+class Line(NamedTuple):
+    field: str  # of Figures
+    label: str
+    show: Callable[[Any], str]
+    counted: bool = False  # a count, which may be 0: compared as it is, not as a ratio
+
+
+def times(value: float) -> str:
+    return f"{value:.2f} x"
+
+
+def share(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+def gpu_time(gpu_s: float) -> str:
+    return show_s(gpu_s)
+
+
+def _watts(value: float) -> str:
+    return f"{value:.0f} W"
+
+
+LINES = (
+    Line("makespan_s", "makespan", show_s),
+    Line("wait_mean_s", "mean wait", show_s),
+    Line("wait_p95_s", "p95 wait", show_s),
+    Line("completion_mean_s", "mean completion", show_s),
+    Line("completion_p95_s", "p95 completion", show_s),
+    Line("run_mean_s", "mean run", show_s),
+    Line("slowdown_mean", "mean slowdown", times),
+    Line("slowdown_p95", "p95 slowdown", times),
+    Line("slowdown_max", "worst slowdown", times),
+    Line("failed", "not succeeded", str, counted=True),
+    Line("ooms", "out of memory", str, counted=True),
+    Line("innocent_ooms", "of them innocent", str, counted=True),
+    Line("wasted_gpu_s", "wasted GPU time", gpu_time, counted=True),
+    Line("sm_active_mean", "SM activity", share),
+    Line("sm_occupancy_mean", "SM occupancy", share),
+    Line("dram_active_mean", "DRAM activity", share),
+    Line("memory_mib_mean", "memory on a GPU", show_mib),
+    Line("power_w_mean", "power of a GPU", _watts),
+    Line("energy_j", "energy", show_j),
+)
+
+
+def value_of(figures: Figures, line: Line) -> float | None:
+    value: float | None = getattr(figures, line.field)
+    return value
+
+
+def shown(line: Line, value: float | None) -> str:
+    return "-" if value is None else line.show(value)
+
+
+def title(about: About) -> str:
+    """`t1 under magm: 4 x NVIDIA A100-SXM4-40GB, simulated`."""
+    how = "simulated" if about.simulated else "real"
+    return f"{about.trace} under {about.policy}: {about.gpus} x {about.gpu}, {how}"
+
+
+def conditions(about: About) -> str:
+    """What else belongs to the run: memory source, what was known of demands, mechanism, chance, settings."""
+    parts = [f"memory: {about.memory}" if about.memory else ""]
+    parts.append(f"demand: {about.demand}" if about.demand and _predicts(about.policy) else "")
+    parts.append(f"mechanism: {about.mechanism}")
+    if about.noise:
+        parts.append(f"noise {about.noise:g}")
+    if about.noise or about.seed:
+        parts.append(f"seed {about.seed}")
+    parts += [f"{name} = {value}" for name, value in about.settings.items()]
+    return ", ".join(part for part in parts if part)
+
+
+def _predicts(policy: str) -> bool:
+    """Whether it goes by what is known of demands. One that is not installed here might."""
+    try:
+        return not load_policy(policy).gated
+    except CarmaError:
+        return True

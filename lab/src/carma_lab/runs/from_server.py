@@ -1,0 +1,221 @@
+"""A server's tasks as a run: what its history tells, in the form of a simulated one. What nobody measured is None.
+
+Activity, energy and memory are known of attempts, as means, sums and peaks since their first use of a GPU; over time
+they are worked out from these, evenly. So a course shows who was there, and not the ups and downs within an attempt.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from carma.client import MOST_LISTED, Client
+from carma.errors import NotFound
+from carma_lab.runs.replay_notes import (Stories, asked_of, ran_of, server_of, settings_that_count, stories_of, unseen, used_s_of,)
+from carma_lab.runs.record import About, Point, Run, Server
+from carma_lab.runs.figures import TaskRun, figures, mean
+from carma.traces import Trace
+from carma.wire.report_types import Report
+from carma.wire.api_types import GpuView, StoryLine, TaskView
+
+DAY_S = 86400.0
+POINTS = 500
+UNMEASURED = 0.05  # of attempts' time that may be without a figure, which then counts as 0; with more, it is not known
+
+
+class Piece(NamedTuple):
+    """A value that holds over a span."""
+
+    begin_s: float
+    end_s: float
+    value: float | None
+
+
+def recorded(client: Client, since: float | None, trace: Trace | None = None) -> Run:
+    """All users' tasks that ended since then (within a day). `trace` says how long they take alone, by name."""
+    server = client.server()
+    since = server.now - DAY_S if since is None else since
+    views = [view for view in client.history(user="all", since=since, limit=MOST_LISTED) if view.ended_at is not None]
+    if not views:
+        raise NotFound("no task has ended since then", "--since 7d goes back further; carma queue shows what runs")
+    gpus, settings = client.gpus(), client.settings()
+    about = About(
+        simulated=False,
+        trace="server" if trace is None else trace.name.removesuffix(".csv"),
+        policy=server.policy,
+        memory="",
+        mechanism=mechanism_of(views, server.mechanism),
+        gpu=", ".join(dict.fromkeys(gpu.name for gpu in gpus)),
+        gpus=len(_indices(views, gpus)),
+        settings=settings_that_count(settings),
+        version=server.version,
+    )
+    idle_w = idle_w_of(client.report(since=since))
+    noted = server_of(client, gpus, server.speed, settings)
+    return real_run(views, gpus, about, alone_by_name(trace), idle_w, noted, stories_of(client, views))
+
+
+def mechanism_of(views: Iterable[TaskView], wanted: str) -> str:
+    """How tasks really shared; `auto` where that is what the server's settings say and no task tells."""
+    seen = Counter(one.mechanism for view in views for one in view.attempts if one.mechanism is not None)
+    return seen.most_common(1)[0][0] if wanted == "auto" and seen else wanted
+
+
+def alone_by_name(trace: Trace | None) -> dict[str, float]:
+    """Names that stand for runs of different lengths are left out: nobody could say which one it was."""
+    found: dict[str, set[float]] = {}
+    for task in trace.tasks if trace is not None else ():
+        found.setdefault(task.name, set()).add(task.seconds)
+    return {name: min(seconds) for name, seconds in found.items() if len(seconds) == 1}
+
+
+def real_run(
+    views: Sequence[TaskView],
+    gpus: Sequence[GpuView],
+    about: About,
+    alone: Mapping[str, float],
+    idle_w: float | None = None,
+    server: Server | None = None,
+    stories: Stories | None = None,
+) -> Run:
+    """Pure. Times are counted from the first submission. `idle_w`: of a GPU with nobody on it. `stories`: of tasks."""
+    views = sorted(views, key=lambda view: (view.submitted_at, view.id))
+    start = views[0].submitted_at
+    index = _indices(views, gpus)
+    told, period_s = stories or {}, 0.0 if server is None else server.period_s
+    tasks = tuple(_task(view, start, index, alone.get(view.name), told.get(view.id, ()), period_s) for view in views)
+    course = _course(tasks, _measured(views, start), about.gpus, idle_w)
+    means = {name: _over(course, name) for name in ("sm_active", "sm_occupancy", "dram_active", "memory_mib")}
+    power_w = _over(course, "power_w")
+    made = figures(
+        tasks,
+        took_s=None,
+        energy_j=None if power_w is None else power_w * course[-1].at_s * about.gpus,
+        power_w_mean=power_w,
+        **{f"{name}_mean": value for name, value in means.items()},
+    )
+    return Run(about=about, figures=made, tasks=tasks, course=course, server=server)
+
+
+def _indices(views: Iterable[TaskView], gpus: Iterable[GpuView]) -> dict[str, int]:
+    """Of those that are here; then of those that were."""
+    found = {gpu.gpu: gpu.index for gpu in gpus}
+    gone = sorted({gpu for view in views for one in view.attempts for gpu in one.gpus} - set(found))
+    first = 1 + max(found.values(), default=-1)
+    return {**found, **{gpu: first + place for place, gpu in enumerate(gone)}}
+
+
+def _task(
+    view: TaskView,
+    start: float,
+    index: Mapping[str, int],
+    alone_s: float | None,
+    story: Sequence[StoryLine],
+    period_s: float,
+) -> TaskRun:
+    assert view.ended_at is not None
+    return TaskRun(
+        task=view.id,
+        name=view.name,
+        user=view.user,
+        gpus=view.gpus_wanted,
+        arrival_s=view.submitted_at - start,
+        ended_s=view.ended_at - start,
+        alone_s=alone_s,
+        outcome=str((view.outcome or {}).get("kind", "")),
+        attempts=tuple(ran_of(one, start, index, story, period_s) for one in view.attempts if one.ended_at is not None),
+        asked=asked_of(view, story),
+    )
+
+
+def _measured(views: Iterable[TaskView], start: float) -> dict[str, list[Piece]]:
+    """What was seen of attempts, summed over the GPUs of each. Power is above what the idle GPUs would draw.
+
+    Where the server sees who is on its GPUs, an attempt that it never saw there had nothing of them: it failed before
+    it came so far, or needs no GPU. That is known, however long it took. Where nobody was ever seen, nothing is known.
+    """
+    views = list(views)
+    sees = any(one.observed_mib is not None for view in views for one in view.attempts)
+    found: dict[str, list[Piece]] = {
+        name: [] for name in ("sm_active", "sm_occupancy", "dram_active", "memory_mib", "power_w")
+    }
+    for view in views:
+        for one in view.attempts:
+            if one.ended_at is None or one.ended_at <= one.placed_at or (sees and unseen(one)):
+                continue
+            values: dict[str, float | None] = {
+                **{name: getattr(one.activity, name, None) for name in ("sm_active", "sm_occupancy", "dram_active")},
+                "memory_mib": one.observed_mib,
+            }
+            summed = {name: None if value is None else value * len(one.gpus) for name, value in values.items()}
+            used_s = used_s_of(one) or one.ended_at - one.placed_at
+            begin = max(one.placed_at, one.ended_at - used_s)
+            power_w = None if one.energy_j is None else one.energy_j / (one.ended_at - begin)
+            for name, value in {**summed, "power_w": power_w}.items():
+                found[name].append(Piece(begin - start, one.ended_at - start, value))
+    return found
+
+
+def idle_w_of(report: Report) -> float | None:
+    """What a GPU draws with nobody on it, on average, by the hourly records; None where a GPU's are without energy."""
+    watched_s = sum(gpu.watched_s for gpu in report.gpus if gpu.energy_j is not None)
+    if not watched_s or any(gpu.energy_j is None for gpu in report.gpus if gpu.watched_s or gpu.index is not None):
+        return None
+    return sum(gpu.idle_j for gpu in report.gpus) / watched_s
+
+
+def _course(
+    tasks: Sequence[TaskRun], measured: Mapping[str, Sequence[Piece]], gpus: int, idle_w: float | None
+) -> tuple[Point, ...]:
+    end_s = max(max(task.ended_s for task in tasks), 1e-6)
+    edges = [end_s * place / POINTS for place in range(POINTS + 1)]
+    there = binned([Piece(task.arrival_s, task.ended_s, 1.0) for task in tasks], edges)
+    ran = binned([Piece(one.placed_at, one.ended_at, 1.0) for task in tasks for one in task.attempts], edges)
+    assert there is not None
+    assert ran is not None
+    seen = {name: binned(pieces, edges) for name, pieces in measured.items()}
+    above = {"power_w": idle_w or 0.0}
+    if idle_w is None:
+        seen["power_w"] = None
+    return tuple(
+        Point(
+            at_s=edges[place + 1],
+            running=ran[place],
+            waiting=max(0.0, there[place] - ran[place]),
+            **{
+                name: None if values is None else values[place] / gpus + above.get(name, 0.0)
+                for name, values in seen.items()
+            },
+        )
+        for place in range(POINTS)
+    )
+
+
+def binned(pieces: Sequence[Piece], edges: Sequence[float]) -> list[float] | None:
+    """The mean of their sum between each two edges. None where too much of it is not known."""
+    whole_s = sum(piece.end_s - piece.begin_s for piece in pieces)
+    unknown_s = sum(piece.end_s - piece.begin_s for piece in pieces if piece.value is None)
+    if unknown_s > UNMEASURED * whole_s:
+        return None
+    known = [piece for piece in pieces if piece.value is not None]
+    changes = sorted(
+        [(piece.begin_s, piece.value or 0.0) for piece in known]
+        + [(piece.end_s, -(piece.value or 0.0)) for piece in known]
+    )
+    means, place, level, now = [], 0, 0.0, edges[0]
+    for begin_s, end_s in itertools.pairwise(edges):
+        area, now = 0.0, begin_s
+        while place < len(changes) and changes[place][0] <= end_s:
+            at_s, change = changes[place]
+            area += level * (at_s - now)
+            now, level, place = max(now, at_s), level + change, place + 1
+        means.append(max(0.0, area + level * (end_s - now)) / (end_s - begin_s))
+    return means
+
+
+def _over(course: Sequence[Point], name: str) -> float | None:
+    """Over the whole run; all steps are of one length."""
+    values = [value for point in course if (value := getattr(point, name)) is not None]
+    return mean(values) if values else None

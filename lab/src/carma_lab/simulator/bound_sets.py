@@ -1,0 +1,176 @@
+"""What the bound reckons with: kinds of tasks, the work of each task, and the sets of tasks that a GPU can hold.
+
+A kind is what the sharing model and the card can tell apart: memory and demand. How long a task runs and on how many
+GPUs does not matter to its neighbours, so that a long trace has few kinds.
+
+Only the work of a task from its peak of memory on is counted. While it warms up it may share a GPU on which there is
+no room for its peak, if a neighbour ends in time. To leave that work out is optimistic, which a bound may be: those
+that are left go no slower without it. GPUs that a task asks for and leaves idle are left out for the same reason.
+
+A cap on slowdown is a promise for each task's whole run: cap times its run alone at most. Its start and its way to the
+peak of memory take at least their time alone, since a task never goes faster. So from the peak on it is on its GPUs
+for at most what it would be alone, and (cap - 1) times its WHOLE run alone. Slowed down before the peak it has less
+than that, never more. Summed over the tasks of a kind, that is all the member-seconds that the kind can spend in sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import comb
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from carma.core.model.values import Demand
+from carma.core.scheduling.sharing_model import progress_rates
+from carma_lab.simulator.simulated_server import plan_of
+from carma.traces import Trace
+
+Floats = NDArray[np.float64]
+Places = NDArray[np.intp]
+Mechanism = Literal["mps", "timeslice"]
+
+MOST_SETS = 400_000  # 53 kinds, four on a GPU: seconds to list, seconds to solve
+
+
+class Kind(NamedTuple):
+    memory_mib: int
+    demand: Demand
+    tasks: int  # there are so many of it
+
+
+class Work(NamedTuple):
+    """One entry for each task, in the order of `release_s`. Times are counted from the first arrival."""
+
+    kinds: tuple[Kind, ...]
+    kind: Places  # its place in `kinds`
+    release_s: Floats  # before that it cannot be at its peak of memory
+    seconds: Floats  # alone, from there to its end
+    whole_s: Floats  # alone, from its start to its end
+    gpus: Floats
+    counted: float  # the share of all work that this is; the rest is of kinds that were too many
+
+    @property
+    def gpu_s(self) -> Floats:
+        return self.seconds * self.gpus
+
+    def by_kind(self, start: int = 0) -> Floats:
+        """GPU-seconds of each kind, of the tasks from that place on."""
+        made: Floats = np.zeros(len(self.kinds))
+        np.add.at(made, self.kind[start:], self.gpu_s[start:])
+        return made
+
+    def most_gpu_s(self, cap: float) -> Floats:
+        """GPU-seconds for which each task may be there from its peak on, if it keeps to that cap on slowdown."""
+        return self.gpu_s + (cap - 1.0) * self.whole_s * self.gpus
+
+    def most_by_kind(self, cap: float | None, start: int = 0) -> Floats | None:
+        """The same of each kind, of the tasks from that place on. None: however long."""
+        if cap is None:
+            return None
+        made: Floats = np.zeros(len(self.kinds))
+        np.add.at(made, self.kind[start:], self.most_gpu_s(cap)[start:])
+        return made
+
+
+def work_of(trace: Trace, tasks_per_gpu: int, launch_s: float) -> Work:
+    first = trace.tasks[0].arrival_s
+    rows: dict[tuple[int, Demand], list[tuple[float, float, int, float]]] = {}
+    for task in trace.tasks:
+        plan = plan_of(task)
+        done_s, peak_s = plan[0][0], plan[1][0]
+        release_s = task.arrival_s - first + launch_s + task.start_s + peak_s
+        entry = (release_s, done_s - peak_s, task.working_gpus, task.seconds)
+        rows.setdefault((task.memory_mib, task.demand), []).append(entry)
+    weights = {key: sum(seconds * gpus for _, seconds, gpus, _ in of_kind) for key, of_kind in rows.items()}
+    kept = sorted(rows, key=weights.__getitem__, reverse=True)[: _most_kinds(tasks_per_gpu)]
+    entries = sorted((*entry[:3], place, entry[3]) for place, key in enumerate(kept) for entry in rows[key])
+    release, seconds, gpus, kind, whole = (np.array(column) for column in zip(*entries, strict=True))
+    return Work(
+        kinds=tuple(Kind(*key, len(rows[key])) for key in kept),
+        kind=kind.astype(np.intp),
+        release_s=release.astype(np.float64),
+        seconds=seconds.astype(np.float64),
+        whole_s=whole.astype(np.float64),
+        gpus=gpus.astype(np.float64),
+        counted=sum(weights[key] for key in kept) / sum(weights.values()),
+    )
+
+
+def _most_kinds(tasks_per_gpu: int) -> int:
+    """So many that their sets can be listed, however small they are."""
+    kinds = 1
+    while comb(kinds + 1 + tasks_per_gpu, tasks_per_gpu) <= MOST_SETS and kinds < MOST_SETS:
+        kinds += 1
+    return kinds
+
+
+class Sets(NamedTuple):
+    """One row for each set. `members` are places of kinds; a set that is not full is padded with one that is none."""
+
+    members: Places
+    rates: Floats
+    ranks: Places  # the first of a kind in a set is 0, the next is 1, …
+
+    def worth(self, prices: Floats, fees: Floats | None = None) -> Floats:
+        """What a second of each set earns: a price for each kind's progress, less a fee for each member."""
+        earned: Floats = (_padded(prices)[self.members] * self.rates).sum(axis=1)
+        return earned if fees is None else earned - _padded(fees)[self.members].sum(axis=1)
+
+    def possible(self, tasks: Floats) -> NDArray[np.bool_]:
+        """Those that can be put together from so many tasks of each kind."""
+        return np.asarray((self.ranks < np.append(tasks, np.inf)[self.members]).all(axis=1))
+
+    def progress(self, places: Any, kinds: int) -> Floats:
+        """Of each kind (rows) in a second of each of those sets (columns)."""
+        return self._by_kind(places, kinds, self.rates[places])
+
+    def heads(self, places: Any, kinds: int) -> Floats:
+        """So many of each kind (rows) are in each of those sets (columns)."""
+        return self._by_kind(places, kinds, 1.0)
+
+    def _by_kind(self, places: Any, kinds: int, of_members: Floats | float) -> Floats:
+        members = self.members[places]
+        made = np.zeros((kinds + 1, len(members)))
+        np.add.at(made, (members, np.arange(len(members))[:, None]), of_members)
+        return made[:-1]
+
+
+def _padded(values: Floats) -> Floats:
+    return np.append(values, 0.0)
+
+
+def sets_of(kinds: Sequence[Kind], room_mib: int, tasks_per_gpu: int, mechanism: Mechanism) -> Sets:
+    found = list(_listed(kinds, room_mib, tasks_per_gpu, mechanism))
+    shape = (len(found), tasks_per_gpu)
+    sets = Sets(np.full(shape, len(kinds), np.intp), np.zeros(shape), np.zeros(shape, np.intp))
+    for place, (members, rates) in enumerate(found):
+        size = len(members)
+        sets.members[place, :size] = members
+        sets.rates[place, :size] = rates
+        sets.ranks[place, :size] = [members[:end].count(kind) for end, kind in enumerate(members)]
+    return sets
+
+
+def _listed(
+    kinds: Sequence[Kind], room_mib: int, most: int, mechanism: Mechanism
+) -> Iterator[tuple[tuple[int, ...], tuple[float, ...]]]:
+    """All sets that are worth a look. One in which less is done than by a task alone is not: its members could take
+    turns, with as much done and fewer seconds for each."""
+    order = sorted(range(len(kinds)), key=lambda place: kinds[place].memory_mib)
+    stack: list[tuple[tuple[int, ...], int, int]] = [((), 0, room_mib)]
+    while stack:
+        smaller, start, left_mib = stack.pop()
+        for at in range(start, len(order)):
+            place = order[at]
+            if kinds[place].memory_mib > left_mib:
+                break
+            if smaller.count(place) == kinds[place].tasks:
+                continue
+            members = (*smaller, place)
+            rates = progress_rates([kinds[each].demand for each in members], mechanism)
+            if len(members) == 1 or sum(rates) > 1.0:
+                yield members, rates
+            if len(members) < most:
+                stack.append((members, at, left_mib - kinds[place].memory_mib))

@@ -1,0 +1,234 @@
+"""How true the simulator is: a run that was recorded, played again, and held against what really happened."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from carma import __version__
+from carma.core.model.values import Record
+from carma.core.model.units import show_count
+from carma.errors import Usage
+from carma_lab.simulator.fidelity_replay import Replay
+from carma_lab.simulator.fidelity_solo import ALONE, How, Known, Solo
+from carma_lab.simulator.progress import Tell
+from carma_lab.runs.record import About, Run, read
+from carma_lab.runs.figures import Figures, TaskRun, figures, mean, quantile
+from carma.traces.table import Table, read_table
+
+FIGURES = (
+    "makespan_s", "completion_mean_s", "completion_p95_s", "wait_mean_s", "run_mean_s", "ooms", "sm_active_mean",
+    "sm_occupancy_mean", "dram_active_mean", "memory_mib_mean", "energy_j",
+)  # fmt: skip
+AIMS = {"makespan_s": 0.05, "completion_mean_s": 0.05, "task_median": 0.10}
+MEANS = ("sm_active_mean", "sm_occupancy_mean", "dram_active_mean", "memory_mib_mean")
+SPREAD = 1.10  # runs of one name that differ by more than this are not of one length
+
+
+class Gap(Record, frozen=True, kw_only=True):
+    """One figure. `error`: simulated / real - 1; of counts, and where the real one is 0, None."""
+
+    figure: str
+    real: float | None
+    simulated: float | None
+    error: float | None
+    aim: float | None = None
+
+
+class TaskGap(Record, frozen=True, kw_only=True):
+    task: int
+    name: str
+    real_s: float  # completion
+    simulated_s: float
+    error: float
+    solo_s: float
+    solo: How
+    rate: float  # its mean speed in the recorded run, by the sharing model
+    seen: float | None = None  # the same, by how long it really took; None: how long it takes alone is not given
+
+
+class Fidelity(Record, frozen=True, kw_only=True):
+    about: About
+    figures: tuple[Gap, ...]
+    task_median: float  # of the errors of tasks' completion, without their sign
+    task_p90: float
+    task_signed: float  # the mean, with it
+    speed_error: float | None  # of the sharing model beside whoever was there, mean size; None: no solo time is given
+    solo: dict[How, int]  # how many tasks' solo seconds were found how
+    met: bool | None  # all aims
+    tasks: tuple[TaskGap, ...]
+    notes: tuple[str, ...]
+    version: str = __version__
+
+
+def fidelity(run: Run, known: Mapping[str, Known] | None = None) -> Fidelity:
+    return played(run, known)[0]
+
+
+def played(
+    run: Run, known: Mapping[str, Known] | None = None, *, noise: float = 0.0, seed: int = 0, tell: Tell | None = None
+) -> tuple[Fidelity, Run]:
+    """Both sides compared, and the run as the simulator has it."""
+    replay = Replay(run, known, noise=noise, seed=seed)
+    made = replay.simulation.run(tell)
+    return _compared(run, replay, made), replay.written(run.about, made)
+
+
+def _compared(run: Run, replay: Replay, made: Figures) -> Fidelity:
+    again = {task.task: task for task in replay.simulation.runs}
+    tasks = tuple(
+        _task_gap(task, again[place + 1], solo)
+        for place, (task, solo) in enumerate(zip(replay.tasks, replay.solos, strict=True))
+    )
+    errors = [abs(task.error) for task in tasks]
+    speeds = [abs(task.rate - task.seen) for task in tasks if task.seen is not None]
+    real, simulated = _of_the_same(run, replay, made)
+    gaps = tuple(_gap(name, real, simulated, replay.power_known) for name in FIGURES)
+    median = quantile(errors, 0.5)
+    return Fidelity(
+        about=run.about,
+        figures=gaps,
+        task_median=median,
+        task_p90=quantile(errors, 0.9),
+        task_signed=sum(task.error for task in tasks) / len(tasks),
+        speed_error=mean(speeds) if speeds else None,
+        solo=dict(Counter(task.solo for task in tasks)),
+        met=median <= AIMS["task_median"]
+        and all(gap.error is not None and abs(gap.error) <= gap.aim for gap in gaps if gap.aim is not None),
+        tasks=tasks,
+        notes=tuple(_notes(run, replay, tasks)),
+    )
+
+
+def _of_the_same(run: Run, replay: Replay, made: Figures) -> tuple[Figures, Figures]:
+    """Both sides over the same tasks: those that were played, and of runs those that succeeded on both."""
+    again = {task.task: task for task in replay.simulation.runs}
+    pairs = [(task, again[place]) for place, task in enumerate(replay.tasks, 1)]
+    good = [pair for pair in pairs if all(one.outcome == "succeeded" for one in pair)]
+    real = run.figures if not replay.left_out else _without_left_out(run, replay)
+    return (
+        replace(real, run_mean_s=mean([was.ran_s for was, _ in good])),
+        replace(made, run_mean_s=mean([now.ran_s for _, now in good])),
+    )
+
+
+def _without_left_out(run: Run, replay: Replay) -> Figures:
+    """Of the played tasks. Those left out kept no GPU busy, so that means over a shorter span are that much higher, and
+    the energy is less what the idle GPUs drew."""
+    old = run.figures
+    span_s = max(task.ended_s for task in replay.tasks) - min(task.arrival_s for task in replay.tasks)
+    longer = old.makespan_s / span_s if span_s > 0.0 else 1.0
+    means = {name: None if (value := getattr(old, name)) is None else value * longer for name in MEANS}
+    energy_j, more_s = old.energy_j, old.makespan_s - span_s
+    if energy_j is not None and more_s > 0.0:
+        idle_w = [gpu.idle_w for gpu in replay.server.gpus]
+        known = [watts for watts in idle_w if watts is not None]
+        energy_j = energy_j - sum(known) * more_s if len(known) == len(idle_w) else None
+    power_w = None if energy_j is None or span_s <= 0.0 else energy_j / span_s / len(replay.server.gpus)
+    return figures(replay.tasks, took_s=old.took_s, energy_j=energy_j, power_w_mean=power_w, **means)
+
+
+def _gap(name: str, real: Figures, simulated: Figures, power_known: bool) -> Gap:
+    was: float | None = getattr(real, name)
+    now: float | None = getattr(simulated, name)
+    if name == "energy_j" and not power_known:
+        now = None
+    comparable = was and now is not None and name != "ooms"
+    return Gap(
+        figure=name,
+        real=was,
+        simulated=now,
+        error=now / was - 1.0 if comparable and was and now is not None else None,
+        aim=AIMS.get(name),
+    )
+
+
+def _task_gap(real: TaskRun, simulated: TaskRun, solo: Solo) -> TaskGap:
+    was, now = (max(1e-9, one.ended_s - one.arrival_s) for one in (real, simulated))
+    return TaskGap(
+        task=real.task,
+        name=real.name,
+        real_s=was,
+        simulated_s=now,
+        error=now / was - 1.0,
+        solo_s=solo.seconds,
+        solo=solo.how,
+        rate=solo.rate,
+        seen=_seen(real, solo),
+    )
+
+
+def _seen(real: TaskRun, solo: Solo) -> float | None:
+    """Whatever the replay decided: its work, over the time that it took from its first use of a GPU on."""
+    last = real.attempts[-1]
+    took_s = last.ended_at - last.first_use
+    known = solo.how == "given" and real.outcome == "succeeded" and took_s > 0.0
+    return (solo.seconds - solo.start_s) / took_s if known else None
+
+
+def _notes(run: Run, replay: Replay, tasks: Sequence[TaskGap]) -> list[str]:
+    notes = []
+    inferred = sum(task.solo == "inferred" for task in tasks)
+    if run.about.simulated:
+        notes.append("this run was simulated itself: only what is worked out from its file is put to the test")
+    if inferred:
+        notes.append(
+            f"how long {show_count(inferred, 'task')} of {len(tasks)} would take alone was worked out from this very "
+            "run by the sharing model, so that part of the agreement is circular; --solo FILE gives it from elsewhere"
+        )
+    alone = sum(task.solo == "alone" for task in tasks)
+    if alone:
+        notes.append(
+            f"{show_count(alone, 'task')} of {len(tasks)} ran alone, so that their own run is what is known of them"
+        )
+    if replay.left_out:
+        notes.append(
+            f"{show_count(replay.left_out, 'task')} that never ran {'is' if replay.left_out == 1 else 'are'} left out"
+        )
+    if replay.server.unfinished:
+        are = "is" if replay.server.unfinished == 1 else "are"
+        count = show_count(replay.server.unfinished, "task")
+        notes.append(f"{count} had not ended when the run was saved, and so {are} not in it")
+    if run.about.version != __version__:
+        notes.append(f"the run is of version {run.about.version}, this is {__version__}: defaults may differ")
+    return notes
+
+
+# What is known from elsewhere.
+
+
+def known_from(path: Path) -> dict[str, Known]:
+    """Solo seconds and demands by name: of a table of tasks, or of another run's tasks that ran alone."""
+    if path.suffix != ".json":
+        return _of_table(read_table(path))
+    run = read(path)
+    replay = Replay(run)
+    found: dict[str, list[Solo]] = {}
+    for task, solo in zip(replay.tasks, replay.solos, strict=True):
+        if task.outcome == "succeeded" and solo.rate >= ALONE and solo.seconds > solo.start_s:
+            found.setdefault(task.name, []).append(solo)
+    known = {name: _middle(several) for name, several in found.items() if _alike(several)}
+    if not known:
+        raise Usage(
+            f"no task of {path} ran alone, so it tells of no task how long it takes alone",
+            "Record the same tasks under --policy exclusive, or give a table of tasks.",
+        )
+    return known
+
+
+def _of_table(table: Table) -> dict[str, Known]:
+    return {name: Known(seconds=row.seconds, demand=row.demand) for name, row in table.tasks.items()}
+
+
+def _alike(several: Sequence[Solo]) -> bool:
+    seconds = [one.seconds for one in several]
+    return max(seconds) <= SPREAD * min(seconds)
+
+
+def _middle(several: Sequence[Solo]) -> Known:
+    ordered = sorted(several, key=lambda one: one.seconds)
+    middle = ordered[len(ordered) // 2]
+    return Known(seconds=middle.seconds, demand=middle.demand)

@@ -1,0 +1,250 @@
+"""What tasks of a recorded run would be alone: worked out from how they ran together.
+
+Who was on which GPU is known at every moment, so the time is cut wherever somebody came or left. In each piece the
+sharing model says how fast each went; summed up, that is the work it did, which is how long it would have taken alone.
+What it showed on the GPU was its demand times that speed. Demands give speeds, and speeds give demands: both are worked
+out in turns until they agree.
+
+Solo times that are found this way rest on the very model that is put to the test. So each says how it was found.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from carma.core.model.values import Activity, Demand, Record
+from carma.core.scheduling.sharing_model import progress_rates
+from carma_lab.runs.figures import Ran, TaskRun
+
+ALONE = 0.995  # a mean speed from which on a task had its GPUs for itself
+CLOSE = 1e-6
+MOST_TURNS = 200
+RAMP_LOSS = 0.5  # of the demand during the ramp is not shown by a simulated task (world.py), on average
+LONGEST_RAMP = 0.5  # of the work, in the simulator
+IDLE = Demand(0.0, 0.0, 0.0, 0.0, 0.0)
+
+How = Literal["given", "alone", "inferred"]
+Mechanism = Literal["mps", "timeslice"]
+
+
+class Known(Record, frozen=True, kw_only=True):
+    """What is known of tasks of a name from elsewhere: their whole run alone."""
+
+    seconds: float
+    demand: Demand | None = None
+
+
+class Solo(Record, frozen=True, kw_only=True):
+    """One task as it would be alone. `how`: its seconds are given from elsewhere; or it was alone in this run; or they
+    were worked out by the sharing model."""
+
+    seconds: float  # the whole run
+    start_s: float  # of that, before its first use of a GPU
+    ramp_s: float
+    demand: Demand
+    how: How
+    rate: float  # its mean speed in the recorded run
+
+
+class Meters(NamedTuple):
+    """What the figures of attempts mean."""
+
+    above_idle_w: float | None  # what a card can draw; None: a demand's power is not worked out
+    ramp_is_idle: bool  # whether a task shows less of its demand while its memory grows
+    engine: Literal["own", "alone", "never"]  # whose engine activity counts: everybody's, only of those alone, nobody's
+
+
+class Stay(NamedTuple):
+    """One attempt on its GPUs."""
+
+    task: int  # its place
+    ran: Ran
+    working: tuple[int, ...]  # those of its GPUs that it works on
+
+    @property
+    def begin(self) -> float:
+        return self.ran.first_use
+
+    @property
+    def last(self) -> float:
+        return self.ran.ended_at
+
+
+class Piece(NamedTuple):
+    """A span in which nobody came or left; who was on each GPU, as places in the list of stays."""
+
+    begin: float
+    end: float
+    on: tuple[tuple[int, ...], ...]
+
+
+def solos(
+    tasks: Sequence[TaskRun], mechanism: Mechanism, meters: Meters, known: Mapping[str, Known] | None = None
+) -> list[Solo]:
+    """Of each task, by its place; of one that never ran, all is nothing."""
+    known = known or {}
+    stays = [
+        Stay(place, ran, ran.gpus[: task.busy_gpus or None])
+        for place, task in enumerate(tasks)
+        for ran in task.attempts
+        if ran.used_s is None or ran.used_s > 0.0
+    ]
+    pieces = pieces_of(stays)
+    lone = [_lone_pieces(number, pieces) for number in range(len(stays))]
+    fixed = [_told(tasks[stay.task], known) for stay in stays]
+
+    def found_at(speeds: Sequence[Mapping[int, float]]) -> list[Demand]:
+        return [
+            own or _demand(stay, pieces, speeds[number], meters, lone[number])
+            for number, (own, stay) in enumerate(zip(fixed, stays, strict=True))
+        ]
+
+    # From full speed downwards: where tasks press hard on each other, several sets of demands explain what was seen,
+    # and the least one is taken.
+    demands = found_at(speeds_in(stays, pieces, [IDLE] * len(stays), mechanism))
+    speeds = speeds_in(stays, pieces, demands, mechanism)
+    for _ in range(MOST_TURNS):
+        found = found_at(speeds)
+        moved = max((_distance(new, old) for new, old in zip(found, demands, strict=True)), default=0.0)
+        # Half of the way: a task that is thought to press harder makes its neighbours look harder too, and back.
+        demands = [_between(old, new) for old, new in zip(demands, found, strict=True)]
+        speeds = speeds_in(stays, pieces, demands, mechanism)
+        if moved < CLOSE:
+            break
+    last = {stay.task: number for number, stay in enumerate(stays)}
+    return [
+        _solo(task, known.get(task.name), stays, pieces, demands, speeds, last.get(place))
+        for place, task in enumerate(tasks)
+    ]
+
+
+def pieces_of(stays: Sequence[Stay]) -> list[Piece]:
+    edges = sorted({edge for stay in stays for edge in (stay.begin, stay.last)})
+    gpus = 1 + max((gpu for stay in stays for gpu in stay.ran.gpus), default=-1)
+    coming = sorted(range(len(stays)), key=lambda number: stays[number].begin)
+    there: list[int] = []
+    pieces = []
+    place = 0
+    for begin, end in itertools.pairwise(edges):
+        while place < len(coming) and stays[coming[place]].begin <= begin:
+            there.append(coming[place])
+            place += 1
+        there = [number for number in there if stays[number].last > begin]
+        on = tuple(tuple(number for number in there if gpu in stays[number].ran.gpus) for gpu in range(gpus))
+        pieces.append(Piece(begin, end, on))
+    return pieces
+
+
+def _told(task: TaskRun, known: Mapping[str, Known]) -> Demand | None:
+    """What it is known to keep busy alone."""
+    return known[task.name].demand if task.name in known else task.demand
+
+
+def speeds_in(
+    stays: Sequence[Stay], pieces: Sequence[Piece], demands: Sequence[Demand], mechanism: Mechanism
+) -> list[dict[int, float]]:
+    """Of each stay in each piece that it was there: at the slowest of its GPUs."""
+    speeds: list[dict[int, float]] = [{} for _ in demands]
+    for number, piece in enumerate(pieces):
+        for gpu, who in enumerate(piece.on):
+            rates = progress_rates([demands[one] if gpu in stays[one].working else IDLE for one in who], mechanism)
+            for one, rate in zip(who, rates, strict=True):
+                speeds[one][number] = min(rate, speeds[one].get(number, 1.0))
+    return speeds
+
+
+def work_s(pieces: Sequence[Piece], speeds: Mapping[int, float], until: float = float("inf")) -> float:
+    return sum(
+        speed * max(0.0, min(pieces[number].end, until) - pieces[number].begin) for number, speed in speeds.items()
+    )
+
+
+def _lone_pieces(number: int, pieces: Sequence[Piece]) -> bool:
+    return all(len(who) == 1 for piece in pieces for who in piece.on if number in who)
+
+
+def _shown(activity: Activity | None) -> Demand:
+    seen = activity or Activity()
+    return Demand(seen.sm_active or 0.0, seen.sm_occupancy or 0.0, seen.dram_active or 0.0)
+
+
+def _demand(stay: Stay, pieces: Sequence[Piece], speeds: Mapping[int, float], meters: Meters, lone: bool) -> Demand:
+    """What it showed, divided by the part of its demand that it could show."""
+    done_s = work_s(pieces, speeds)
+    if meters.ramp_is_idle:
+        done_s -= RAMP_LOSS * _ramp_s(stay, pieces, speeds)
+    times = (stay.last - stay.begin) / done_s if done_s > 0.0 else 1.0
+    seen = stay.ran.activity or Activity()
+    plain = _shown(seen)
+    # Engine activity of tasks on one GPU overlaps, so that a share of it says little: only of one that was alone.
+    engine = seen.gr_active if meters.engine == "own" or (lone and meters.engine == "alone") else None
+    power = None
+    if meters.above_idle_w and stay.ran.energy_j is not None and stay.ran.used_s:
+        power = stay.ran.energy_j / len(stay.ran.gpus) / stay.ran.used_s / meters.above_idle_w
+    return Demand(
+        min(1.0, plain.sm_active * times),
+        min(1.0, plain.sm_occupancy * times),
+        min(1.0, plain.dram_active * times),
+        None if engine is None else min(1.0, engine * times),
+        None if power is None else min(1.0, power * times),
+    )
+
+
+def _ramp_s(stay: Stay, pieces: Sequence[Piece], speeds: Mapping[int, float]) -> float:
+    """In seconds alone."""
+    ramp_s = work_s(pieces, speeds, stay.begin + (stay.ran.ramp_s or 0.0))
+    return min(ramp_s, LONGEST_RAMP * work_s(pieces, speeds))
+
+
+def _distance(one: Demand, other: Demand) -> float:
+    return max(abs(a - b) for a, b in zip(_values(one), _values(other), strict=True))
+
+
+def _values(demand: Demand) -> tuple[float, ...]:
+    return (demand.sm_active, demand.sm_occupancy, demand.dram_active, demand.gr_active or 0.0, demand.power or 0.0)
+
+
+def _between(old: Demand, new: Demand) -> Demand:
+    def half(name: str) -> float | None:
+        before: float | None = getattr(old, name)
+        after: float | None = getattr(new, name)
+        return after if before is None or after is None else (before + after) / 2
+
+    return Demand(**{name: half(name) for name in Demand.__struct_fields__})  # type: ignore[arg-type]
+
+
+def _solo(
+    task: TaskRun,
+    known: Known | None,
+    stays: Sequence[Stay],
+    pieces: Sequence[Piece],
+    demands: Sequence[Demand],
+    speeds: Sequence[Mapping[int, float]],
+    last: int | None,
+) -> Solo:
+    """By its last attempt: what earlier ones did was lost."""
+    if last is None or not task.attempts or stays[last].ran is not task.attempts[-1]:
+        ran_s = _since_start_s(task.attempts[-1], task.attempts[-1].ended_at) if task.attempts else 0.0
+        return Solo(seconds=ran_s, start_s=ran_s, ramp_s=0.0, demand=IDLE, how="alone", rate=1.0)
+    stay, own = stays[last], speeds[last]
+    start_s = _since_start_s(stay.ran, stay.begin)
+    done_s = work_s(pieces, own)
+    rate = done_s / max(1e-9, stay.last - stay.begin)
+    how: How = "alone" if rate >= ALONE else "inferred"
+    given_s = known.seconds if known is not None else task.alone_s if task.outcome == "succeeded" else None
+    if given_s is not None:
+        how, start_s, done_s = "given", min(start_s, given_s), max(0.0, given_s - start_s)
+    return Solo(
+        seconds=start_s + done_s,
+        start_s=start_s,
+        ramp_s=_ramp_s(stay, pieces, own),
+        demand=demands[last],
+        how=how,
+        rate=rate,
+    )
+
+
+def _since_start_s(ran: Ran, at: float) -> float:
+    return max(0.0, at - (ran.placed_at if ran.started_at is None else ran.started_at))

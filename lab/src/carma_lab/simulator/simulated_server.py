@@ -1,0 +1,283 @@
+"""The truth of a simulated server: who is on which GPU, how fast each goes, what it holds, what the card draws.
+
+Nothing happens between two calls but what can be worked out: progress, energy and activity are integrated in closed
+form whenever the tasks on a GPU change. Memory is taken in steps; a step that finds no room, on the card or under the
+task's cap, is the end of whoever wanted it. The manager never looks in here: it is shown samples (eyes.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
+
+from msgspec.structs import replace
+
+from carma.core.model.values import AttemptKey, Demand, Gpu, GpuId, ProcessUse
+from carma.core.model.outcome import Outcome, OutOfMemory, Succeeded
+from carma.core.scheduling.sharing_model import engine_shown, progress_rates
+from carma_lab.simulator.simulated_cards import Card, server
+from carma.traces import TraceTask
+
+STEPS = 5  # in which memory is taken
+IDLE = Demand(0.0, 0.0, 0.0, 0.0, 0.0)
+Shares = Callable[[Sequence["Runner"]], Sequence[float]]
+
+
+class Runner:
+    """One attempt from its first use of a GPU on."""
+
+    __slots__ = (
+        "began",
+        "boards",
+        "busy_s",
+        "cap_mib",
+        "demand",
+        "done_s",
+        "grown_at",
+        "held_mib",
+        "key",
+        "name",
+        "plan",
+        "progress_s",
+        "rate",
+        "saving",
+        "since",
+        "version",
+        "working",
+    )
+
+    def __init__(
+        self,
+        key: AttemptKey,
+        row: TraceTask,
+        boards: tuple[Board, ...],
+        cap_mib: int | None,
+        at: float,
+        done_s: float = 0.0,
+    ) -> None:
+        self.key, self.name, self.boards, self.cap_mib, self.demand = key, row.name, boards, cap_mib, row.demand
+        self.working = boards[: row.working_gpus]
+        self.done_s = done_s  # of its work, before this attempt
+        self.saving = False  # it holds its memory, and does nothing else on the GPU
+        self.plan = plan_of(row, done_s)  # what is to come: (progress, MiB more), the last with nothing more is the end
+        self.progress_s = 0.0
+        self.held_mib = 0
+        self.rate = 1.0
+        self.began = self.grown_at = at
+        self.busy_s = 0.0  # its demand times this is what it showed, integrated
+        self.since = at  # progress is as of then
+        self.version = 0  # of the moment that was worked out for it
+
+    @property
+    def share(self) -> float:
+        """Of its demand, while it warms up."""
+        return 1.0 - (len(self.plan) - 1) / STEPS
+
+    def on(self, board: Board) -> Demand:
+        """What it wants of that GPU: nothing of one that it asked for and does not use."""
+        return self.demand if board in self.working and not self.saving else IDLE
+
+    def move(self, now: float) -> None:
+        done_s = 0.0 if self.saving else self.rate * (now - self.since)
+        self.progress_s += done_s
+        self.busy_s += done_s * self.share
+        self.since = now
+
+    @property
+    def next_at(self) -> float:
+        return self.since + max(0.0, self.plan[-1][0] - self.progress_s) / self.rate
+
+
+def plan_of(row: TraceTask, done_s: float = 0.0) -> list[tuple[float, int]]:
+    """The steps from the last to the first. They lie within the ramp; the end is when all the work is done, of which
+    `done_s` need not be done again."""
+    work_s = max(1e-3, row.work_s - done_s)
+    ramp_s = min(row.ramp_s, 0.5 * work_s)
+    steps = [
+        (ramp_s * place / (STEPS - 1), row.memory_mib * (place + 1) // STEPS - row.memory_mib * place // STEPS)
+        for place in range(STEPS)
+    ]
+    return [(work_s, 0), *reversed(steps)]
+
+
+class Board:
+    """One GPU. The `*_s` are integrals over time: their difference over a span is an exact mean."""
+
+    __slots__ = (
+        "card",
+        "dram_s",
+        "energy_j",
+        "engine_s",
+        "index",
+        "load",
+        "memory_mib_s",
+        "occupancy_s",
+        "rates",
+        "runners",
+        "since",
+        "sm_s",
+        "used_mib",
+        "uses",
+        "watts",
+    )
+
+    def __init__(self, index: int, card: Card) -> None:
+        self.index, self.card = index, card
+        self.runners: list[Runner] = []
+        self.rates: list[float] = []
+        self.used_mib = 0
+        self.load = IDLE
+        self.uses: tuple[ProcessUse, ...] | None = None  # what a sampler tells of the runners, once it has looked
+        self.watts = card.idle_w
+        self.since = 0.0
+        self.energy_j = self.sm_s = self.occupancy_s = self.dram_s = self.engine_s = self.memory_mib_s = 0.0
+
+    def move(self, now: float) -> None:
+        span_s = now - self.since
+        if span_s > 0.0:
+            load = self.load
+            self.energy_j += self.watts * span_s
+            self.sm_s += load.sm_active * span_s
+            self.occupancy_s += load.sm_occupancy * span_s
+            self.dram_s += load.dram_active * span_s
+            self.engine_s += (load.gr_active or 0.0) * span_s
+            self.memory_mib_s += self.used_mib * span_s
+            self.since = now
+
+    def totals(self, now: float) -> tuple[float, float, float, float, float]:
+        """SM, occupancy, DRAM, memory and energy as they would be if it were moved; it is not."""
+        span_s, load = now - self.since, self.load
+        return (
+            self.sm_s + load.sm_active * span_s,
+            self.occupancy_s + load.sm_occupancy * span_s,
+            self.dram_s + load.dram_active * span_s,
+            self.memory_mib_s + self.used_mib * span_s,
+            self.energy_j + self.watts * span_s,
+        )
+
+    def show(self) -> None:
+        """The load as it is now. Called whenever anything has changed for those on it."""
+        self.uses = None
+        sm = occupancy = dram = 0.0
+        demands = [runner.on(self) for runner in self.runners]
+        parts = [runner.rate * runner.share for runner in self.runners]
+        for demand, part in zip(demands, parts, strict=True):
+            sm += demand.sm_active * part
+            occupancy += demand.sm_occupancy * part
+            dram += demand.dram_active * part
+        self.load = Demand(min(1.0, sm), min(1.0, occupancy), min(1.0, dram), engine_shown(demands, parts))
+        self.watts = self.card.power_w(self.load)
+
+
+class World:
+    """`soon` is told when a runner is next due; it asks `due` then."""
+
+    def __init__(
+        self,
+        boards: Sequence[Board],
+        mechanism: Literal["mps", "timeslice"],
+        noise: Callable[[Sequence[str], Sequence[float]], Sequence[float]],
+        soon: Callable[[float, Runner, int], None],
+    ) -> None:
+        self.boards = boards
+        self._mechanism: Literal["mps", "timeslice"] = mechanism
+        self._noise = noise
+        self._soon = soon
+
+    def begin(self, runner: Runner, now: float) -> Outcome | None:
+        for board in runner.boards:
+            board.move(now)
+            board.runners.append(runner)
+        ended = self._take(runner, now)
+        if ended is None:
+            self._changed(runner.boards, now)
+        return ended
+
+    def due(self, runner: Runner, now: float) -> Outcome | None:
+        """A step of memory, or the end. None: it goes on."""
+        runner.move(now)
+        if len(runner.plan) == 1:
+            self.leave(runner, now)
+            return Succeeded()
+        ended = self._take(runner, now)
+        if ended is None:
+            for board in runner.boards:
+                board.move(now)
+                board.show()
+            self._foresee(runner)
+        return ended
+
+    def save(self, runner: Runner, now: float) -> None:
+        """From now on it makes no progress and keeps no GPU busy, until it leaves."""
+        runner.move(now)
+        runner.saving = True
+        self._changed(runner.boards, now)
+
+    def leave(self, runner: Runner, now: float) -> None:
+        runner.move(now)
+        runner.version += 1
+        for board in runner.boards:
+            board.move(now)
+            board.runners.remove(runner)
+            board.used_mib -= runner.held_mib
+        self._changed(runner.boards, now)
+
+    def _take(self, runner: Runner, now: float) -> Outcome | None:
+        """All steps that are due by now, on each of its GPUs."""
+        while len(runner.plan) > 1 and runner.plan[-1][0] <= runner.progress_s + 1e-9:
+            _, more_mib = runner.plan[-1]
+            over = runner.cap_mib is not None and runner.held_mib + more_mib > runner.cap_mib
+            if over or any(board.used_mib + more_mib > board.card.memory_mib for board in runner.boards):
+                self.leave(runner, now)
+                return OutOfMemory("gpu", 1, more_mib, runner.held_mib)
+            runner.plan.pop()
+            runner.held_mib += more_mib
+            runner.grown_at = now
+            for board in runner.boards:
+                board.move(now)
+                board.used_mib += more_mib
+        return None
+
+    def _changed(self, boards: Iterable[Board], now: float) -> None:
+        """Those on these GPUs go at other rates from now on; the GPUs that they are also on show another load."""
+        touched: dict[int, Board] = {}
+        moved: dict[AttemptKey, Runner] = {}
+        for board in boards:
+            touched[board.index] = board
+            for runner in board.runners:
+                moved[runner.key] = runner
+                for other in runner.boards:
+                    touched[other.index] = other
+        for board in touched.values():
+            board.move(now)
+        for runner in moved.values():
+            runner.move(now)
+        for board in boards:
+            board.rates = self._rates(board)
+        for runner in moved.values():
+            runner.rate = min(board.rates[board.runners.index(runner)] for board in runner.boards)
+            self._foresee(runner)
+        for board in touched.values():
+            board.show()
+
+    def _rates(self, board: Board) -> list[float]:
+        runners = board.runners
+        if len(runners) < 2:
+            return [1.0] * len(runners)
+        rates = progress_rates([runner.on(board) for runner in runners], self._mechanism)
+        factors = self._noise([runner.name for runner in runners], rates)
+        return [min(1.0, max(1e-3, rate * factor)) for rate, factor in zip(rates, factors, strict=True)]
+
+    def _foresee(self, runner: Runner) -> None:
+        runner.version += 1
+        if not runner.saving:
+            self._soon(runner.next_at, runner, runner.version)
+
+
+def equipped(card: Card, count: int, named: Sequence[tuple[GpuId, Card]]) -> tuple[tuple[Gpu, ...], list[Board]]:
+    """The GPUs of a server, and the truth of each: so many alike, or those that are given by their own names."""
+    if not named:
+        gpus = server(card, count)
+        return gpus, [Board(gpu.index, card) for gpu in gpus]
+    gpus = tuple(replace(server(own, 1)[0], id=gpu, index=index) for index, (gpu, own) in enumerate(named))
+    return gpus, [Board(index, own) for index, (_, own) in enumerate(named)]

@@ -1,0 +1,382 @@
+"""One simulated run: events out of the heap, through the core's one door, and its commands onto the simulated GPUs.
+
+The core is driven as the daemon drives it: an event is stepped, its commands are carried out, and what `propose` finds
+due is stepped in turn until nothing is. Time passes only from one entry of the heap to the next.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from carma.core.model import events as e
+from carma.core.model.commands import Command, EstimateTask, LaunchAttempt, PreemptAttempt, StopAttempt, WarnAttempt
+from carma.core.attempt_end import ended
+from carma.core.machine import step
+from carma.core.model.values import Alone, AttemptKey, Confinement, Estimate, Guard, TaskId
+from carma.core.model.outcome import Outcome, Succeeded
+from carma.core.propose import propose
+from carma.core.state import State, forget, new_state
+from carma.core.model.status import Finished, Recovering
+from carma.core.model.task import Task
+from carma_lab.runs import figures as result
+from carma_lab.simulator import checkpoints as saving
+from carma_lab.simulator.arrivals import owner_of, spec_of
+from carma_lab.simulator.sampling import Eyes
+from carma_lab.simulator.predicted_demand import foretold
+from carma_lab.simulator.occurrences import Arrival, Begun, Ending, Happening, Look, Saved, Started, Thought, Wake
+from carma_lab.simulator.event_heap import Heap
+from carma_lab.simulator.sample_filter import heeded
+from carma_lab.simulator.noise import Noise
+from carma_lab.simulator.progress import Tell, followed
+from carma_lab.simulator.past_runs import run_of
+from carma_lab.runs.record import Course, GpuOf, Point, Server
+from carma_lab.simulator.setup import Demands as Demands
+from carma_lab.simulator.setup import Setup as Setup
+from carma_lab.simulator.setup import rules_for as rules_for
+from carma_lab.simulator.stalled import stalled
+from carma_lab.simulator.simulated_server import Runner, World, equipped
+from carma.traces import Trace, TraceTask
+
+PATIENCE = 100  # heartbeats
+HEARTBEAT_S = 60.0  # what only time brings about is noticed so often, while somebody waits
+
+
+class Simulation:
+    def __init__(self, trace: Trace, setup: Setup) -> None:
+        self.trace, self.setup = trace, setup
+        self.rules = rules_for(setup)
+        self.state: State = new_state(self.rules, setup.policy)
+        self.now = 0.0
+        self._gpus, boards = equipped(setup.card, setup.gpus, setup.server)
+        self._index = {gpu.id: gpu.index for gpu in self._gpus}
+        self._heap: Heap[Happening] = Heap()
+        noise = Noise(setup.noise, setup.seed, setup.mechanism)
+        self.world = World(boards, setup.mechanism, noise.factors, self._soon)
+        quiet_s = max(self.rules.window.length_s, self.rules.warmup.settle_s) + 2 * setup.period_s
+        self._eyes = Eyes(
+            self._gpus,
+            boards,
+            setup.period_s,
+            quiet_s,
+            wake=lambda at: self._heap.push(at, Look()),
+            heeded=lambda gpu, used: setup.every_sample or heeded(self.state, gpu, used),
+        )
+        # Where samples end or move tasks, and where there are time limits, something may be due though nobody waits.
+        self._patient = not (setup.every_sample or setup.asked or setup.watchdog or self.rules.preemption.enabled)
+        self._runners: dict[AttemptKey, Runner] = {}
+        self._orders: dict[AttemptKey, LaunchAttempt] = {}
+        self._rows: dict[TaskId, TraceTask] = {}
+        self._left: dict[AttemptKey, Runner] = {}  # as they were when they ended
+        self._saved: dict[TaskId, float] = {}  # seconds of its work that a task need not do again
+        self._known: dict[str, tuple[Alone, float]] = {}  # what the last run of that name has shown
+        self._gone: list[tuple[float, Task]] = []  # finished, when, and not yet forgotten
+        self._awake = False
+        self._arrived = 0  # tasks
+        self._idle = 0  # heartbeats in which nobody ran and nobody was to come
+        self.runs: list[result.TaskRun] = []
+        self._course = Course(boards, lambda: (len(self.state.active), len(self.state.line))) if setup.watched else None
+
+    @property
+    def course(self) -> tuple[Point, ...]:
+        return tuple(self._course.points) if self._course is not None else ()
+
+    @property
+    def server(self) -> Server:
+        gpus = (
+            GpuOf(gpu=gpu.id, index=gpu.index, name=gpu.name, memory_mib=gpu.memory_mib, idle_w=board.card.idle_w)
+            for gpu, board in zip(self._gpus, self.world.boards, strict=True)
+        )
+        return Server(gpus=tuple(gpus), period_s=self.setup.period_s)
+
+    def run(self, tell: Tell | None = None) -> result.Figures:
+        began = time.perf_counter()
+        for _ in self.events() if tell is None else followed(self, tell):
+            pass
+        return self.figures(time.perf_counter() - began)
+
+    def events(self) -> Iterator[e.AnyEvent]:
+        """All that the core is told, in order: the log of the run."""
+        yield from self._tell(e.GpusFound(0.0, self._gpus))
+        self._eyes.changed(self.world.boards, 0.0)
+        if self.trace.tasks:
+            self._heap.push(self.trace.tasks[0].arrival_s, Arrival(0))
+        while len(self._heap):
+            at, what = self._heap.pop()
+            self._note(at)
+            self.now = at
+            told = self._happened(what)
+            if told is not None:
+                if not isinstance(told, e.AttemptStarted):  # which changes nothing of what samples tell
+                    yield from self._seen()
+                yield from self._tell(self._end_of(told) if isinstance(told, Ending) else told)
+            elif self._nobody_waits:
+                continue  # nothing has happened that the core would know of
+            yield from self._decided()
+            if self.state.line or self.state.undecided:
+                self._wake_later()
+        yield from self._seen()
+        if self._course is not None:
+            self._note(self.now + self._course.step_s)
+
+    def _decided(self) -> Iterator[e.AnyEvent]:
+        while due := propose(self.state, self.now):
+            for event in due:
+                yield from self._tell(event)
+
+    @property
+    def _nobody_waits(self) -> bool:
+        """Then samples bring nothing about, and are kept until the core is told of something else."""
+        return self._patient and not self.state.line and not self.state.undecided
+
+    def _seen(self) -> Iterator[e.AnyEvent]:
+        """What was seen while nobody waited, before anything else is told."""
+        if self._eyes.unseen:
+            yield from self._tell(self._eyes.shown(self.now))
+            self._forget()
+            yield from self._decided()
+
+    def figures(self, took_s: float) -> result.Figures:
+        end = max((run.ended_s for run in self.runs), default=0.0)
+        boards = self.world.boards
+        first = self.trace.tasks[0].arrival_s
+        span_s = max(1e-9, (end - first) * len(boards))
+        # Nobody is on a GPU before the first arrival and after the last end: what it drew then is not counted.
+        energy_j = sum(board.energy_j + board.watts * (end - board.since) for board in boards)
+        energy_j -= sum(board.card.idle_w * first for board in boards)
+        return result.figures(
+            self.runs,
+            took_s=took_s,
+            energy_j=energy_j,
+            sm_active_mean=sum(board.sm_s for board in boards) / span_s,
+            sm_occupancy_mean=sum(board.occupancy_s for board in boards) / span_s,
+            dram_active_mean=sum(board.dram_s for board in boards) / span_s,
+            memory_mib_mean=sum(board.memory_mib_s for board in boards) / span_s,
+            power_w_mean=energy_j / span_s,
+        )
+
+    # What happens.
+
+    def _happened(self, what: Happening) -> e.AnyEvent | Ending | None:
+        match what:
+            case (runner, version):
+                return self._due(runner) if runner.version == version else None
+            case Look():
+                return self._looked()
+            case Arrival(place=place):
+                return self._arrival(place)
+            case Started(key=key):
+                return self._started(key)
+            case Begun(key=key):
+                return self._begun(key)
+            case Saved(key=key):
+                return self._saved_and_left(key)
+            case Thought(task=task):
+                return self._estimated(task)
+            case Wake():
+                self._awake = False
+                self._check_alive()
+                return None
+
+    def _looked(self) -> e.GpusSampled | None:
+        self._eyes.look(self.now)
+        if self._nobody_waits or not self._eyes.unseen:
+            return None
+        shown = self._eyes.shown(self.now)
+        self._forget()
+        return shown
+
+    def _note(self, until: float) -> None:
+        """The steps of the course that end by then, up to the one in which the last task ended. Between two entries of
+        the heap nothing changes, so a step needs no entry of its own: a run decides alike, watched or not."""
+        course = self._course
+        while course is not None and course.next_at <= until:
+            if len(self.runs) == len(self.trace.tasks) and course.since >= self.runs[-1].ended_s:
+                return
+            course.look(course.next_at)
+
+    def _arrival(self, place: int) -> e.TaskSubmitted:
+        row = self.trace.tasks[place]
+        if place + 1 < len(self.trace.tasks):
+            self._heap.push(self.trace.tasks[place + 1].arrival_s, Arrival(place + 1))
+        self._arrived = place + 1
+        task = TaskId(self._arrived)
+        self._rows[task] = row
+        asked = self.setup.asked[place] if self.setup.asked else result.Asked(priority=row.priority)
+        return e.TaskSubmitted(self.now, task, owner_of(row.user), spec_of(row, asked))
+
+    def _started(self, key: AttemptKey) -> e.AttemptStarted | None:
+        if self.state.active.get(key.task) != key:
+            return None  # stopped before it began
+        cap_mib = self._orders[key].placement.booking.cap_mib
+        guards = () if cap_mib is None else (Guard(rung="framework", limit_mib=cap_mib),)
+        confinement = Confinement(mechanism=self.setup.mechanism, guards=guards)
+        self._heap.push(self.now + self._rows[key.task].start_s, Begun(key))
+        return e.AttemptStarted(self.now, key, pid=key.task, confinement=confinement)
+
+    def _begun(self, key: AttemptKey) -> Ending | None:
+        if self.state.active.get(key.task) != key:
+            return None
+        placement = self._orders[key].placement
+        boards = tuple(self.world.boards[self._index[gpu]] for gpu in placement.gpus)
+        done_s = self._saved.get(key.task, 0.0)
+        runner = Runner(key, self._rows[key.task], boards, placement.booking.cap_mib, self.now, done_s)
+        self._runners[key] = runner
+        self._eyes.changed(boards, self.now)
+        return self._ending(runner, self.world.begin(runner, self.now))
+
+    def _due(self, runner: Runner) -> Ending | None:
+        self._eyes.changed(runner.boards, self.now)
+        return self._ending(runner, self.world.due(runner, self.now))
+
+    def _ending(self, runner: Runner, outcome: Outcome | None) -> Ending | None:
+        if outcome is None:
+            return None
+        self._left[runner.key] = self._runners.pop(runner.key)
+        self._keep(runner)
+        return Ending(runner.key, outcome)
+
+    def _end_of(self, ending: Ending) -> e.AttemptEnded:
+        return ended(self.state, ending.key, ending.outcome, self.now)
+
+    # Those that save.
+
+    def _ask_to_save(self, key: AttemptKey) -> None:
+        """It stops its work, writes for so long, and leaves."""
+        runner = self._runners.get(key)
+        if runner is not None:
+            self._eyes.changed(runner.boards, self.now)
+            self.world.save(runner, self.now)
+        save_s = 0.0 if runner is None else self._rows[key.task].save_s
+        self._heap.push(self.now + (save_s or 0.0), Saved(key))
+
+    def _saved_and_left(self, key: AttemptKey) -> Ending | None:
+        if self.state.active.get(key.task) != key:
+            return None  # stopped meanwhile
+        runner = self._runners.get(key)
+        if runner is None:  # it had not come to its work yet
+            return Ending(key, Succeeded())
+        self._eyes.changed(runner.boards, self.now)
+        self.world.leave(runner, self.now)
+        return self._ending(runner, Succeeded())
+
+    def _keep(self, runner: Runner) -> None:
+        """What its next attempt, if there is one, begins with."""
+        kept_s = saving.kept_s(self._rows[runner.key.task], runner)
+        if kept_s > 0.0:
+            self._saved[runner.key.task] = kept_s
+
+    def _soon(self, at: float, runner: Runner, version: int) -> None:
+        self._heap.push(at, (runner, version))
+
+    # The core.
+
+    def _tell(self, event: e.AnyEvent) -> Iterator[e.AnyEvent]:
+        commands = step(self.state, event)
+        yield event
+        if isinstance(event, e.TaskFinished | e.StopRequested):
+            self._over(event.task)
+        for command in commands:
+            yield from self._do(command)
+
+    def _do(self, command: Command) -> Iterator[e.AnyEvent]:
+        match command:
+            case EstimateTask(task=task):
+                later_s = self.setup.asked[task - 1].estimated_s if self.setup.asked else 0.0
+                if later_s > 0.0:
+                    self._heap.push(self.now + later_s, Thought(task))
+                else:
+                    yield from self._tell(self._estimated(task))
+            case LaunchAttempt(key=key):
+                self._orders[key] = command
+                self._heap.push(self.now + self.setup.launch_s, Started(key))
+            case StopAttempt(key=key):
+                yield from self._stopped(key)
+            case PreemptAttempt(key=key):
+                self._ask_to_save(key)
+            case WarnAttempt():
+                pass
+
+    def _estimated(self, task: TaskId) -> e.TaskEstimated:
+        if self.setup.asked:
+            return e.TaskEstimated(self.now, task, self.setup.asked[task - 1].estimate)
+        row = self._rows[task]
+        found = self.setup.source(row)
+        if isinstance(found, Estimate):
+            found = self._with_demand(found, row)
+            return e.TaskEstimated(self.now, task, found)
+        return e.TaskEstimated(self.now, task, None, (found,))
+
+    def _with_demand(self, found: Estimate, row: TraceTask) -> Estimate:
+        if self.state.policy.against is None:
+            return found  # it judges by what is observed, as published; a run time would change who overtakes whom
+        match self.setup.demand:
+            case "measured":
+                return replace(found, demand=row.demand, runtime_s=row.seconds)
+            case "history" | "estimate" if (known := self._known.get(row.name)) is not None:
+                alone, runtime_s = known
+                return replace(found, demand=alone.demand, runtime_s=runtime_s)
+            case "estimate":
+                return replace(found, demand=foretold(self.setup.seed, row), demand_predicted=True)
+            case _:
+                return found
+
+    def _stopped(self, key: AttemptKey) -> Iterator[e.AnyEvent]:
+        """At once: a process that is told to stop does."""
+        runner = self._runners.pop(key, None)
+        status = self.state.tasks[key.task].status
+        outcome = getattr(status, "ending", None)
+        assert outcome is not None
+        if runner is not None:
+            self._eyes.changed(runner.boards, self.now)
+            self.world.leave(runner, self.now)
+            self._left[key] = runner
+            self._keep(runner)
+        yield from self._tell(ended(self.state, key, outcome, self.now))
+
+    def _check_alive(self) -> None:
+        """A policy that starts nobody on idle GPUs would let the simulation go on for ever."""
+        alive = (
+            self.state.active or self.state.undecided or len(self._heap) > 1 or self._arrived < len(self.trace.tasks)
+        )
+        self._idle = 0 if alive else self._idle + 1
+        if self._idle > PATIENCE:
+            raise stalled(self.state, self.now)
+
+    def _over(self, task_id: TaskId) -> None:
+        task = self.state.tasks[task_id]
+        if not isinstance(task.status, Finished):
+            return
+        row = self._rows.pop(task_id)
+        resumed = self._saved.pop(task_id, 0.0) > 0.0
+        last = task.attempts[-1] if task.attempts else None
+        whole = isinstance(task.status.outcome, Succeeded) and not resumed
+        if last is not None and last.alone is not None and whole:
+            began = last.placed_at if last.started_at is None else last.started_at
+            self._known[row.name] = (last.alone, last.alone.pace * (task.status.at - began))
+        keys = [AttemptKey(task_id, attempt.number) for attempt in task.attempts]
+        self.runs.append(run_of(task, row, self._index, [self._left.pop(key, None) for key in keys]))
+        for key in keys:
+            self._orders.pop(key, None)
+        self._gone.append((task.status.at, task))
+
+    def _forget(self) -> None:
+        """Until the next look the last sample shows their processes, which would be taken for somebody else's."""
+        then = self._eyes.looked_at
+        if self._gone:
+            forget(self.state, [task for at, task in self._gone if at < then])
+            self._gone = [entry for entry in self._gone if entry[0] >= then]
+
+    def _wake_later(self) -> None:
+        waits = [
+            task.status.until
+            for task in (self.state.tasks[task_id] for task_id in self.state.undecided)
+            if isinstance(task.status, Recovering) and task.status.until is not None
+        ]
+        for until in waits:
+            self._heap.push(max(until, self.now), Wake())
+        if not self._awake:
+            self._awake = True
+            self._heap.push(self.now + HEARTBEAT_S, Wake())

@@ -1,0 +1,1 @@
+"""Tools for traces: generate, import, transform, describe and plot them."""

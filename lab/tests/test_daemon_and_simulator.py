@@ -1,0 +1,198 @@
+"""The daemon decides as the simulator does. What a simulated world tells its core (tasks, estimates, starts, ends and
+samples) is told to the daemon's own shell, with its store and its clock; whatever the shell then commits by itself must
+be what the simulator's core decided, one by one. And the stored log replays to the same state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from carma.core.model import events as e
+from carma.core.model.commands import Command, LaunchAttempt
+from carma.core.model.events import AnyEvent, Durable, Passing
+from carma.core.model.values import AttemptKey, Placement, Record
+from carma.core.ports import Loaded
+from carma.core.model.settings import FairnessRules, Rules
+from carma.core.state import State, new_state
+from carma.daemon import shell as shell_module
+from carma.daemon.clock import SteadyClock
+from carma.daemon.recovery_on_start import replay
+from carma.daemon.shell import Shell
+from carma.plugins import load_policy
+from carma_lab.simulator import estimate_sources as sources
+from carma_lab.simulator.simulation import Demands, Setup, Simulation
+from carma.store.memory import MemoryStore
+from carma.store.sqlite import SqliteStore
+from carma.traces import Trace, find
+from tests.scenario.test_properties import logged
+from lab_fixtures.random_simulations import CARD, EVERY_POLICY
+from tests.unit.shells import make_shell
+
+# What the world tells; all else is the core's own to decide.
+TOLD = e.GpusFound | e.TaskSubmitted | e.TaskEstimated | e.AttemptStarted | e.AttemptEnded
+LIMIT_S = 300.0
+
+
+class Scripted:
+    """Time, set by the test."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Daemon:
+    """A shell that is told what happens, and left alone with it until it has nothing more to propose."""
+
+    def __init__(self, shell: Shell, time: Scripted) -> None:
+        self.shell, self._time = shell, time
+        self.by_itself: list[Durable] = []  # what it has committed, and nobody told it
+        self.launched: list[tuple[AttemptKey, Placement]] = []
+        shell.connect(self._execute, self._stepped)
+
+    def _stepped(self, event: Durable) -> None:
+        if not isinstance(event, TOLD | e.UseNoted):
+            self.by_itself.append(event)
+
+    def _execute(self, commands: Sequence[Command], _event: Durable) -> None:
+        orders = (command for command in commands if isinstance(command, LaunchAttempt))
+        self.launched.extend((order.key, order.placement) for order in orders)
+
+    async def told(self, event: AnyEvent) -> None:
+        self._time.now = max(self._time.now, event.at)
+        if isinstance(event, Passing):
+            self.shell.observe(event)
+        else:
+            await self.shell.commit([event])
+
+    async def settled(self) -> None:
+        """A change that changes nothing is answered before its turn thinks: two, and one thought lies between."""
+        while True:
+            before = self.shell.sequence
+            for _ in range(2):
+                await self.shell.change(lambda _state: ())
+            if self.shell.sequence == before:
+                return
+
+
+@contextlib.asynccontextmanager
+async def daemon(store: MemoryStore | SqliteStore, state: State) -> AsyncIterator[Daemon]:
+    time = Scripted()
+    shell = make_shell(store, state)
+    shell.clock = SteadyClock(wall=lambda: 0.0, steady=time)
+    shell.proposing = True
+    writer = asyncio.create_task(shell.run())
+    try:
+        yield Daemon(shell, time)
+    finally:
+        writer.cancel()
+        await asyncio.gather(writer, return_exceptions=True)
+        await shell.close()
+
+
+def turns(log: Sequence[AnyEvent]) -> list[tuple[list[AnyEvent], list[Durable]]]:
+    """What was told, and what the core made of it. Between two tellings it had time to decide; what only time has
+    brought about is told as a tick."""
+    found: list[tuple[list[AnyEvent], list[Durable]]] = []
+    for event in log:
+        if isinstance(event, TOLD | Passing):
+            if found and isinstance(event, e.TaskEstimated) and isinstance(found[-1][0][-1], e.TaskSubmitted):
+                found[-1][0].append(event)
+            else:
+                found.append(([event], []))
+            continue
+        if not found or found[-1][0][-1].at < event.at:
+            found.append(([e.Ticked(event.at)], []))
+        found[-1][1].append(event)
+    return found
+
+
+def plainly(events: Sequence[Durable]) -> list[Durable]:
+    """Energy is added up in the order in which tasks stand on a GPU; its last digit decides nothing."""
+    return [
+        replace(event, energy_j=round(event.energy_j, 6))
+        if isinstance(event, e.MemoryObserved) and event.energy_j is not None
+        else event
+        for event in events
+    ]
+
+
+class Followed(Record, frozen=True):
+    placements: int  # that were compared
+    state: bytes  # as the daemon had it in the end
+    loaded: Loaded  # the whole log, as it was stored
+
+
+async def follow(log: Sequence[AnyEvent], store: MemoryStore | SqliteStore, state: State) -> Followed:
+    placements, loaded = 0, []
+    async with asyncio.timeout(LIMIT_S), daemon(store, state) as world:
+        for told, decided in turns(log):
+            for event in told:
+                await world.told(event)
+            await world.settled()
+            assert plainly(world.by_itself) == plainly(decided), f"after {told}"
+            placed = [(event.key, event.placement) for event in decided if isinstance(event, e.TaskPlaced)]
+            assert world.launched == placed
+            placements += len(placed)
+            world.by_itself, world.launched = [], []
+        await world.shell.in_store(lambda: loaded.append(store.load()))
+        return Followed(placements, logged(state), loaded[0])
+
+
+def simulated(policy: str, memory: str, demand: Demands, rules: Rules) -> Simulation:
+    """Thirty tasks of a published trace, ten times as fast, on three GPUs."""
+    rows = tuple(
+        replace(row, arrival_s=row.arrival_s / 10, priority=int(place % 7 == 3))
+        for place, row in enumerate(find("mix").tasks[:30])
+    )
+    setup = Setup(
+        card=CARD,
+        gpus=3,
+        rules=rules,
+        policy=load_policy(policy),
+        source=sources.find(memory, 1),
+        demand=demand,
+        seed=1,
+        noise=1.0,
+    )
+    return Simulation(Trace(name="part of mix", tasks=rows), setup)
+
+
+WAYS: tuple[tuple[str, Demands, Rules], ...] = (
+    ("measured", "measured", Rules()),
+    ("none", "history", Rules(fairness=FairnessRules(enabled=True))),
+)
+
+
+@pytest.mark.parametrize(("memory", "demand", "rules"), WAYS, ids=["known", "unknown"])
+@pytest.mark.parametrize("policy", EVERY_POLICY)
+def test_the_daemon_decides_as_the_simulator_does(
+    policy: str, memory: str, demand: Demands, rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell_module, "THINKING_SHARE", 0.0)  # it need not leave the loop to others here
+    made = simulated(policy, memory, demand, rules)
+    log = list(made.events())
+    found = asyncio.run(follow(log, MemoryStore(), new_state(made.rules, load_policy(policy))))
+    assert found.placements >= 30
+    assert logged(replay(found.loaded, made.rules, load_policy(policy)).state) == found.state
+
+
+def test_so_it_does_with_a_database_which_a_restart_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a checkpoint was saved, and finished tasks were forgotten, in the middle of it."""
+    monkeypatch.setattr(shell_module, "THINKING_SHARE", 0.0)
+    monkeypatch.setattr(shell_module, "CHECKPOINT_EVERY", 60)
+    made = simulated("goodput", "trace", "measured", Rules())
+    log = list(made.events())
+    state = new_state(made.rules, load_policy("goodput"))
+    found = asyncio.run(follow(log, SqliteStore(tmp_path / "carma.db"), state))
+    assert found.placements >= 30
+    assert found.loaded.checkpoint is not None
+    assert logged(replay(found.loaded, made.rules, load_policy("goodput")).state) == found.state

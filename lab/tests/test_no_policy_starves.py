@@ -1,0 +1,159 @@
+"""Whatever the policy, nobody waits for ever: every task of a trace comes to its end, and a task that is hard to place
+starts after a bounded number of others although small ones never stop coming.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from carma.core.model.events import TaskEstimated, TaskSubmitted
+from carma.core.model.values import Demand, Estimate, Owner, TaskId, TaskSpec
+from carma.core.model.settings import FairnessRules, QueueRules, Rules, WarmUp
+from carma.plugins import load_policy
+from carma_lab.simulator import estimate_sources as sources
+from carma_lab.simulator.simulation import Setup, Simulation
+from carma.testing.builders import ALICE, World
+from lab_fixtures.random_simulations import CARD, EVERY_POLICY, rules, traces
+
+SOME = settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+OVERTAKES = 3
+
+
+@pytest.mark.parametrize("policy", EVERY_POLICY)
+@SOME
+@given(data=st.data())
+def test_every_task_that_fits_comes_to_its_end_and_the_others_are_told(policy: str, data: st.DataObject) -> None:
+    gpus = data.draw(st.integers(1, 3))
+    trace = data.draw(traces(gpus + 1, 12))  # some want a GPU more than there is
+    told = data.draw(st.sampled_from(("measured", "none", "trace", "gpumemnet")))
+    setup = Setup(
+        card=CARD,
+        gpus=gpus,
+        rules=data.draw(rules()),
+        policy=load_policy(policy),
+        source=sources.find(told),
+        demand=data.draw(st.sampled_from(("measured", "history", "none"))),
+        noise=1.0,
+    )
+    made = Simulation(trace, setup)
+    made.run()
+    ends = {run.task: run.outcome for run in made.runs}
+    assert len(made.runs) == len(ends) == len(trace.tasks)
+    for place, row in enumerate(trace.tasks, 1):
+        assert (ends[place] == "never_fits") == (row.gpus > gpus), ends
+    if told == "measured":
+        assert set(ends.values()) <= {"never_fits", "succeeded"}
+
+
+# -- an endless stream ----------------------------------------------------------------------------------------------
+LIGHT = Demand(0.05, 0.02, 0.02, 0.1, 0.05)
+HEAVY = Demand(0.95, 0.5, 0.6, 1.0, 0.9)
+
+
+class Stream:
+    """A server of two GPUs on which small tasks run for `lasts_s` each, and three more wait at any time."""
+
+    def __init__(self, policy: str, *, told_s: float | None, fair: bool = False, demand: Demand | None = LIGHT) -> None:
+        in_force = Rules(
+            queue=QueueRules(overtakes=OVERTAKES),
+            fairness=FairnessRules(enabled=fair),
+            warmup=WarmUp(enabled=False),
+        )
+        self.world = World(2, rules=in_force, policy=load_policy(policy))
+        self.told_s, self.demand = told_s, demand
+        self.ends_at: dict[TaskId, float] = {}
+        self.lengths = self._lengths()
+        self.owners = 0
+
+    @staticmethod
+    def _lengths() -> Iterator[float]:
+        """Never all at the same time."""
+        while True:
+            yield from (90.0, 50.0, 130.0, 70.0, 110.0)
+
+    def submit(self, mib: int, demand: Demand | None, runtime_s: float | None, owner: Owner, **spec: object) -> TaskId:
+        number = TaskId(max(self.world.state.tasks, default=0) + 1)
+        whole = TaskSpec(command=("x",), directory="/", gpu_memory_mib=mib, **spec)  # type: ignore[arg-type]
+        estimate = Estimate(footprint_mib=mib, upper_mib=mib, source="declared", demand=demand, runtime_s=runtime_s)
+        self.world.emit(TaskSubmitted(self.world.now, number, owner, whole))
+        self.world.emit(TaskEstimated(self.world.now, number, estimate))
+        return number
+
+    def go_on(self) -> set[TaskId]:
+        """Ten seconds more. Who has started."""
+        world, before = self.world, set(self.world.state.active)
+        while len(world.state.line) < 4:
+            self.owners += 1  # each of another user, who has had nothing: fairness puts them first, if it may
+            self.submit(2_000, self.demand, self.told_s, Owner(2_000 + self.owners, 100, f"user{self.owners}"))
+        world.now += 10.0
+        world.sample()
+        for task in [task for task, at in self.ends_at.items() if at <= world.now]:
+            del self.ends_at[task]
+            world.end(task)
+        world.sample()
+        world.settle()
+        started = set(world.state.active) - before
+        world.start(*started)
+        self.ends_at.update({task: world.now + next(self.lengths) for task in sorted(started)})
+        return started
+
+    def until(self, large: TaskId) -> int:
+        """How many of the others have started before it."""
+        others = 0
+        for _ in range(300):
+            started = self.go_on()
+            if large in started:
+                return others
+            others += len(started)
+        raise AssertionError(f"it waits after {others} others: {self.world.why(large)}")
+
+
+LARGE: dict[str, dict[str, object]] = {
+    "two GPUs": {"mib": 20_000, "gpus": 2},
+    "most of a card": {"mib": 38_000},
+    "a GPU alone": {"mib": 2_000, "exclusive": True},
+    "two GPUs alone": {"mib": 20_000, "gpus": 2, "exclusive": True},
+}
+# What is said of how long the small ones take: nothing; the truth; seconds, so that each may go before a large one and
+# is not gone by its start; or a day, so that a policy that looks at it takes each for the one that outlasts all others.
+TOLD = {"nothing": None, "the truth": 90.0, "seconds": 5.0, "a day": 86_400.0}
+
+
+@pytest.mark.parametrize("told", TOLD)
+@pytest.mark.parametrize("kind", LARGE)
+@pytest.mark.parametrize("policy", EVERY_POLICY)
+def test_a_large_task_starts_although_small_ones_never_stop_coming(policy: str, kind: str, told: str) -> None:
+    stream = Stream(policy, told_s=TOLD[told])
+    for _ in range(12):
+        stream.go_on()
+    large = stream.submit(demand=HEAVY, runtime_s=600.0, owner=ALICE, **LARGE[kind])  # type: ignore[arg-type]
+    assert stream.until(large) <= _bound(stream.world)
+
+
+def _bound(world: World) -> int:
+    """So many may overtake; those that were before it in the line; and, of a GPU that it could not have used, one."""
+    return 2 * OVERTAKES + 4 + len(world.state.gpus)
+
+
+@pytest.mark.parametrize("kind", LARGE)
+@pytest.mark.parametrize("policy", EVERY_POLICY)
+def test_nor_do_new_users_keep_it_out_where_users_take_turns(policy: str, kind: str) -> None:
+    stream = Stream(policy, told_s=90.0, fair=True)
+    for _ in range(12):
+        stream.go_on()
+    large = stream.submit(demand=HEAVY, runtime_s=600.0, owner=ALICE, **LARGE[kind])  # type: ignore[arg-type]
+    assert stream.until(large) <= _bound(stream.world)
+
+
+@pytest.mark.parametrize("policy", EVERY_POLICY)
+def test_one_of_whom_nothing_is_known_starts_too(policy: str) -> None:
+    """Policies that predict take it for the most demanding one."""
+    stream = Stream(policy, told_s=90.0)
+    for _ in range(12):
+        stream.go_on()
+    unknown = stream.submit(9_000, None, None, ALICE)
+    assert stream.until(unknown) <= _bound(stream.world)

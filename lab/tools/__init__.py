@@ -1,0 +1,1 @@
+"""Programs that fit models and write the tables of the documentation. Run from the checkout: `python -m lab.tools.NAME`."""

@@ -1,0 +1,85 @@
+"""Puts the figures of the data set into its card, gpumemnet/datasets/README.md: `python -m lab.tools.dataset_card`.
+
+`--check` writes nothing and says whether it is up to date. Figures stand between two remarks of the page; where a file
+of the data set is not there, nothing is said of it: no figure without a measurement.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpumemnet.dataset.config import FAMILIES
+from gpumemnet.dataset.describe import Family, Range, describe, figure
+from gpumemnet.dataset.schema import COLUMNS
+from gpumemnet.dataset.table import read
+from tools.markdown import table
+from tools.pages import filled, renew
+
+ROOT = Path(__file__).parents[2]
+CARD = ROOT / "gpumemnet" / "datasets" / "README.md"
+RANGES = ("layers", "batch", "parameters", "activations", "allocated_mib", "footprint_mib", "context_mib", "step_ms")
+TYPES = {
+    "word": "string", "whole": "int32", "big": "int64", "number": "float64", "switch": "bool",
+    "wholes": "list of int32", "bigs": "list of int64", "words": "list of string", "switches": "list of bool",
+    "shapes": "list of lists of int32",
+}  # fmt: skip
+
+
+def columns() -> str:
+    rows = [
+        (f"`{one.name}`", TYPES[one.kind] + (", may be null" if one.optional else ""), one.unit, one.about)
+        for one in COLUMNS
+    ]
+    return table(("column", "type", "unit", "what it is"), rows)
+
+
+def figures(families: Sequence[Family]) -> str:
+    counts = [
+        (one.family, f"{one.rows:,}", f"{one.oom:,}", f"{one.active:,}", ", ".join(one.dates), _measured_on(one))
+        for one in families
+    ]
+    ranges = [(one.family, each) for one in families for each in one.ranges if each.name in RANGES]
+    classes = [
+        (one.family, width, " ".join(f"{count:,}" for count in counted))
+        for one in families
+        for width, counted in one.classes.items()
+    ]
+    lines = [_range(*one) for one in ranges]
+    shares = [
+        (one.family, name, ", ".join(f"{word} {100 * share:.0f} %" for word, share in of.items()))
+        for one in families
+        for name, of in one.shares.items()
+    ]
+    return "\n".join((
+        table(("family", "runs", "out of memory", "with activity", "measured", "on"), counts),
+        table(("family", "quantity", "least", "p10", "median", "p90", "most", "unit"), lines),
+        table(("family", "class width", "runs in each class, from 0 on"), classes),
+        table(("family", "setting", "share of the runs"), shares),
+    ))  # fmt: skip
+
+
+def _range(family: str, one: Range) -> tuple[str, ...]:
+    values = (one.least, one.p10, one.median, one.p90, one.most)
+    return (family, one.name, *(figure(value) for value in values), one.unit)
+
+
+def _measured_on(one: Family) -> str:
+    return "; ".join(", ".join(f"{name} {value}" for name, value in place.items()) for place in one.measured_on)
+
+
+def page(card: Path = CARD, folder: str = "h200") -> str:
+    """The card as it should be."""
+    files = [card.parent / folder / f"{family}.parquet" for family in FAMILIES]
+    families = [describe(read(file)) for file in files if file.exists()]
+    text = filled(card.read_text(encoding="utf-8"), "columns", f"\n{columns()}\n")
+    return filled(text, "figures", f"\n{figures(families)}\n" if families else "")
+
+
+def main(arguments: list[str]) -> int:
+    return renew("lab.tools.dataset_card", __doc__, arguments, lambda: {CARD: page()})
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

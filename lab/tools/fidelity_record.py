@@ -1,0 +1,111 @@
+"""Records runs of a private daemon and judges the simulator by them, for `fidelity_virtual` and `fidelity_gpu`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from carma_lab.bench.machine import facts
+from carma.testing.private_daemon import PrivateDaemon, PrivateSettings
+from carma_lab.cli.simulate_fidelity import show
+from carma.core.model.values import TaskSpec
+from carma.errors import CarmaError
+from carma_lab.runs.from_server import recorded
+from carma_lab.simulator.fidelity import Fidelity, played
+from carma_lab.simulator.fidelity_solo import Known
+from carma_lab.runs.record import Run, write
+from carma.wire.api_types import SubmitRequest
+
+POLL_S = 0.5
+REST_S = 4.0  # with nobody on the GPUs: only then can tasks' energy be told from what the GPUs take idle
+
+
+class Job(NamedTuple):
+    """A task to submit, so many seconds of the daemon's clock after the start."""
+
+    at_s: float
+    name: str
+    command: tuple[str, ...]
+    memory_mib: int
+    gpus: int = 1
+
+
+def record(settings: PrivateSettings, jobs: Sequence[Job], limit_s: float, say: Callable[[str], None]) -> Run:
+    """Through a daemon of its own."""
+    with PrivateDaemon(settings) as daemon:
+        return record_in(daemon, jobs, limit_s, say)
+
+
+def record_in(daemon: PrivateDaemon, jobs: Sequence[Job], limit_s: float, say: Callable[[str], None]) -> Run:
+    """What has not ended after `limit_s` real seconds is cancelled."""
+    client = daemon.client
+    time.sleep(REST_S)
+    server = client.server()
+    began, start_at = time.monotonic(), server.now
+    waiting, ids = sorted(jobs), list[int]()
+    while True:
+        elapsed_s = time.monotonic() - began
+        while waiting and waiting[0].at_s <= elapsed_s * server.speed:
+            ids += _submit(daemon, waiting.pop(0))
+        daemon.check_alive()
+        left = client.tasks(user="all")
+        running = sum(task.state in ("starting", "running") for task in left)
+        say(f"{elapsed_s:4.0f} s: {len(ids)} of {len(jobs)} submitted, {running} run, {len(ids) - len(left)} done")
+        if not waiting and not left:
+            break
+        if elapsed_s > limit_s:
+            _give_up(daemon, [task.id for task in left], say)
+            break
+        time.sleep(POLL_S)
+    return recorded(client, start_at - 1.0)
+
+
+def _submit(daemon: PrivateDaemon, job: Job) -> tuple[int, ...]:
+    spec = TaskSpec(
+        command=job.command,
+        directory=str(daemon.work),
+        environment=daemon.environment,
+        name=job.name,
+        gpus=job.gpus,
+        gpu_memory_mib=job.memory_mib,
+    )
+    return daemon.client.submit(SubmitRequest(spec=spec)).ids
+
+
+def _give_up(daemon: PrivateDaemon, left: Sequence[int], say: Callable[[str], None]) -> None:
+    say(f"out of time: {len(left)} tasks are cancelled; they count with what they did")
+    for task in left:
+        daemon.client.cancel(task, reason="the recording is over")
+    for task in left:
+        daemon.client.wait(task, timeout_s=60.0)
+
+
+def judge(run: Run, name: str, out: Path, known: Mapping[str, Known] | None = None) -> Fidelity | None:
+    """Printed, and written beside the run; None where the run cannot be played again."""
+    try:
+        found, _ = played(run, known)
+    except CarmaError as error:
+        print(f"{name}: {error}. {error.hint}")
+        return None
+    show(name, found)
+    print(flush=True)
+    (out / f"{name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    return found
+
+
+def keep(run: Run, path: Path) -> None:
+    """Without the course, which says nothing that is not in the attempts."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(msgspec.structs.replace(run, course=()), path)
+
+
+def write_about(out: Path, tool: str, more: Mapping[str, object]) -> None:
+    """What the runs there were recorded on, and by which command."""
+    words = " ".join(sys.argv[1:])
+    about = {"command": f"python -m {tool} {words}".strip(), "machine": facts(), **more}
+    (out / "about.json").write_bytes(msgspec.json.format(msgspec.json.encode(about), indent=1) + b"\n")

@@ -1,0 +1,119 @@
+"""How true the simulator is on virtual GPUs: real processes through a real daemon, recorded and simulated again.
+
+    python -m lab.tools.fidelity_virtual --out lab/results/simulation/fidelity
+
+24 tasks on two virtual GPUs whose clock runs ten times as fast: under `exclusive`, under `magm`, and under `magm` with
+smaller cards and nobody who says what a task takes; three to five minutes each. The simulator is asked for each run by
+itself, and for the others once more with solo times from the exclusive one. The virtual GPUs share by the same model as
+the simulator, so what is seen here is all else: launching, sampling, the order of decisions, what is worked out from a
+run's file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from carma.testing.private_daemon import PrivateSettings, ending_in_order
+from carma.demo.replay import command_of
+from carma_lab.simulator.fidelity import known_from
+from carma_lab.runs.record import read
+from carma.traces import Trace, TraceTask
+from carma_lab.traces.writer import write
+from lab.tools.fidelity_record import Job, judge, keep, record, write_about
+
+KINDS = (  # name, MiB, seconds, SM, occupancy, DRAM, start, ramp: like the small and the larger tasks of the traces
+    ("cifar", 2_200, 150.0, 0.16, 0.07, 0.05, 8.0, 10.0),
+    ("mobilenet", 4_000, 210.0, 0.35, 0.16, 0.22, 9.0, 20.0),
+    ("resnet", 7_100, 260.0, 0.45, 0.20, 0.24, 9.0, 20.0),
+    ("vgg", 9_800, 240.0, 0.62, 0.27, 0.31, 9.0, 20.0),
+    ("bert", 12_600, 300.0, 0.72, 0.29, 0.35, 16.0, 20.0),
+)
+TASKS, GAP_S, SPEED, GPUS = 24, 45.0, 10.0, 2
+LIMIT_S = 600.0
+
+
+def trace(seed: int = 6, tasks: int = TASKS) -> Trace:
+    dice = random.Random(seed)
+    rows, at = [], 0.0
+    for number in range(tasks):
+        name, mib, seconds, sm, occupancy, dram, start_s, ramp_s = KINDS[number % len(KINDS)]
+        rows.append(
+            TraceTask(
+                arrival_s=round(at, 1),
+                name=name,
+                gpus=1,
+                memory_mib=mib,
+                seconds=seconds,
+                sm_active=sm,
+                sm_occupancy=occupancy,
+                dram_active=dram,
+                start_s=start_s,
+                ramp_s=ramp_s,
+            )
+        )
+        at += dice.expovariate(1 / GAP_S)
+    return Trace(name="virtual.csv", tasks=tuple(rows), source=f"Made by lab/tools/fidelity_virtual.py, seed {seed}.")
+
+
+VARIANTS = {
+    "exclusive": PrivateSettings(policy="exclusive"),
+    "magm": PrivateSettings(policy="magm"),
+    # Nobody says what a task takes, on cards that are small for them: tasks run out of memory and come back.
+    "unknown": PrivateSettings(policy="magm", gpu_memory_mib=16_384, settings={"memory": {"sources": []}}),
+}
+
+
+def settings_of(variant: str, speed: float, period_s: float) -> PrivateSettings:
+    wanted = VARIANTS[variant]
+    return replace(wanted, gpus=GPUS, speed=speed, settings={**wanted.settings, "monitor": {"period_s": period_s}})
+
+
+def tell(line: str) -> None:
+    print(f"\r{line}", end="", file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    asked = _parser().parse_args()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    variants = asked.variants.split(",")
+    runs = {variant: asked.out / f"run-{variant}.json" for variant in variants}
+    if not asked.judge:
+        with ending_in_order():
+            _record(asked, runs)
+    for variant, path in runs.items():
+        judge(read(path), f"fidelity-{variant}", asked.out)
+    known = known_from(runs[variants[0]])
+    for variant in variants[1:]:
+        judge(read(runs[variant]), f"fidelity-{variant}-solo", asked.out, known)
+    return 0
+
+
+def _record(asked: argparse.Namespace, runs: dict[str, Path]) -> None:
+    wanted = trace(tasks=asked.tasks)
+    write(wanted, asked.out / "virtual.csv")
+    jobs = [Job(row.arrival_s, row.name, command_of(row), row.memory_mib, row.gpus) for row in wanted.tasks]
+    write_about(asked.out, "lab.tools.fidelity_virtual", {"speed": asked.speed, "period_s": asked.period})
+    for variant, path in runs.items():
+        settings = settings_of(variant, asked.speed, asked.period)
+        keep(record(settings, jobs, LIMIT_S, tell), path)
+        print(file=sys.stderr)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="How true the simulator is on virtual GPUs.")
+    parser.add_argument("--out", type=Path, required=True, help="where runs and judgements are written")
+    parser.add_argument("--variants", default=",".join(VARIANTS), help="with commas; the first tells solo times")
+    parser.add_argument("--tasks", type=int, default=TASKS)
+    parser.add_argument("--speed", type=float, default=SPEED)
+    parser.add_argument("--period", type=float, default=0.2, help="real seconds between samples")
+    parser.add_argument("--judge", action="store_true", help="record nothing: judge by the runs that are there")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

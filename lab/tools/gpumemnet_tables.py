@@ -1,0 +1,246 @@
+"""Puts the figures of GPUMemNet into the pages: `python -m lab.tools.gpumemnet_tables`.
+
+`--check` writes nothing and says whether they are up to date. A figure comes from a file of results, from the facts
+beside the models that ship, or from the program itself, asked here. It stands between two remarks of a page; where its
+file is not there, nothing may stand between them: no figure without a measurement.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from carma_lab.bench import gpumemnet as speedbench
+from carma_lab.bench.machine import Machine
+from carma_lab.bench.memory.figures import Summary
+from carma_lab.bench.memory.comparison_file import read as read_comparison
+from gpumemnet.serving.model_facts import FAMILIES, SHIPPED, Facts, read_facts
+from gpumemnet.training.names import SERVED
+from gpumemnet.training.accuracy_report import Report
+from gpumemnet.training.accuracy_report import read as read_report
+from lab.tools import gpumemnet_accuracy as accuracy
+from tools.markdown import table
+from tools.pages import filled, renew
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "lab" / "results" / "gpumemnet"
+PAGE = "docs/gpumemnet.md"
+SHOWN = {
+    "batch": "batch",
+    "layers": "layers",
+    "parameters": "parameters",
+    "activations_batch": "outputs of all layers, elements",
+}
+QUIET = 0.5  # the load of a machine on which times can be trusted
+ZOO = ("answered", "median error", "p90", "worst", "too small", "by more than 5 %", "bound holds", "over-booked")
+
+
+def _of_report(make: Callable[[Report], str], *, with_head: bool = False) -> Callable[[Path], str]:
+    def made(results: Path) -> str:
+        file = results / "accuracy.json"
+        if not file.exists():
+            return ""
+        report = _report(file, file.stat().st_mtime_ns)
+        text = make(report)
+        return f"{_head(report)}\n\n{text}" if with_head and text else text
+
+    return made
+
+
+@lru_cache(maxsize=4)
+def _report(file: Path, _changed_ns: int) -> Report:
+    return read_report(file)
+
+
+def _head(report: Report) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    said = f"Made on {report.date} with {versions}, on {report.cores} cores, seed {report.seed}, by"
+    return f"{_folded(said)}\n\n    {report.command}"
+
+
+def pictures(results: Path) -> str:
+    """Links to the confusion matrices that are there; from the page of the results beside them."""
+    files = sorted(results.glob("confusion-*.png"))
+    return "".join(f"- [{file.stem.removeprefix('confusion-').replace('-', ' ')}]({file.name})\n" for file in files)
+
+
+def speed(results: Path) -> str:
+    file = results / "speed.json"
+    if not file.exists():
+        return ""
+    report = msgspec.json.decode(file.read_bytes(), type=speedbench.Report)
+    lines = [
+        (
+            timing.part,
+            timing.of,
+            str(timing.layers),
+            f"{timing.median_ms:.2f} ms",
+            f"{timing.p95_ms:.2f} ms",
+            accuracy.ABSENT if timing.published_ms is None else _span(*timing.published_ms),
+        )
+        for timing in report.timings
+    ]
+    said = (
+        f"On one core of {report.machine.cpu}, {report.runs} times each, one sample at a time; "
+        f"{report.limit_ms:g} ms is the aim{_busy(report.machine)}:"
+    )
+    missed = "; ".join(f"{one.part} of {one.of}" for one in report.timings if one.median_ms > report.limit_ms)
+    ends = _folded(f"Not within the aim: {missed}." if missed else "All are within the aim.")
+    return f"{_folded(said)}\n\n{table(('part', 'of', 'layers', 'median', 'p95', 'published'), lines)}\n{ends}\n"
+
+
+def zoo(results: Path) -> str:
+    """Every estimator on models that no generator made."""
+    file = results / "zoo.json"
+    if not file.exists():
+        return ""
+    comparison = read_comparison(file)
+    runs = len({row.case for row in comparison.rows})
+    said = (
+        f"{runs} training runs of models that people use, measured on an {comparison.gpu}, none of the generator's "
+        f"making. Bounds are at {100 * comparison.level:g} %; a formula has none, and is booked as it is:"
+    )
+    text = f"{_folded(said)}\n\n{table(('estimator', *ZOO), map(_summed, comparison.estimators))}"
+    if comparison.networks:
+        text += "\n" + table(("networks: estimator", *ZOO), map(_summed, comparison.networks))
+    return text
+
+
+def blind(results: Path) -> str:
+    """On rows that nobody had seen when the arithmetic and the models were made."""
+    file = results / "blind.json"
+    if not file.exists():
+        return ""
+    lines = []
+    for family, found in msgspec.json.decode(file.read_bytes())["families"].items():
+        for width, answers in found["classes"].items():
+            for name, shares in answers.items():
+                shown = (shares["right"], shares["too_low"], found["median_error"][name])
+                lines.append((accuracy.DATA[family], str(found["rows"]), width, name, *map(accuracy.percent, shown)))
+    return table(("networks", "runs", "class", "answer", "right", "too low", "median error"), lines)
+
+
+def _summed(one: Summary) -> tuple[str, ...]:
+    errors = (one.error_median, one.error_p90, one.error_worst)
+    shares = (one.under_share, one.under_by_5_percent_share, one.bound_holds_share, one.overbooked_median)
+    return (one.name, f"{one.answered} of {one.cases}", *map(accuracy.percent, (*errors, *shares)))
+
+
+def ranges(_results: Path, models: Path = SHIPPED) -> str:
+    """Outside of these there is a refusal."""
+    lines = [(accuracy.DATA[facts.family], *(_range(facts, name) for name in SHOWN)) for facts in _facts(models)]
+    return table(("networks", *SHOWN.values()), lines) if lines else ""
+
+
+def _facts(models: Path) -> Iterator[Facts]:
+    """Of one model a family: both have seen the same runs."""
+    for family in FAMILIES:
+        files = (models / f"{family}-{kind}.json" for kind in SERVED.values())
+        if file := next((file for file in files if file.exists()), None):
+            yield read_facts(file)
+
+
+def _range(facts: Facts, name: str) -> str:
+    least, most = (2.0**value - 1 for value in facts.ranges[name])
+    return f"{least:,.0f} to {most:,.0f}"
+
+
+def example(_results: Path, models: Path = SHIPPED) -> str:
+    """The page's own commands and what they print, with the models that ship."""
+    if not list(_facts(models)):
+        return ""
+    page = (ROOT / PAGE).read_text(encoding="utf-8")
+    summary = re.search(r"^```text (\S+)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    if summary is None:
+        raise ValueError(f"{PAGE} has no summary to ask about")
+    with tempfile.TemporaryDirectory() as home:
+        (Path(home) / summary[1]).write_text(summary[2], encoding="utf-8")
+        asked = (f"{ASKED} {summary[1]} {more}".strip() for more in MORE)
+        return "```console\n" + "".join(f"$ {command}\n{_printed(command, home)}" for command in asked) + "```\n"
+
+
+ASKED = "carma estimate --gpu h200 --estimator gpumemnet --summary"
+MORE = ("--input 784 --batch 4096 --optimizer adamw", "--input 784 --batch 200000", "--batch 4096")
+
+
+def _printed(command: str, home: str) -> str:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("CARMA_")}
+    done = subprocess.run(
+        [sys.executable, "-m", *command.split()],
+        cwd=home,
+        env={**environ, "CARMA_HOME": home, "COLUMNS": "100", "NO_COLOR": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    text = re.sub(r"it took [\d.]+ s", "it took …", done.stdout)
+    return "".join(textwrap.fill(line, 118, break_on_hyphens=False) + "\n" for line in text.splitlines())
+
+
+class Place(NamedTuple):
+    page: str
+    mark: str
+    make: Callable[[Path], str]
+
+
+PLACES = (
+    Place(PAGE, "example", example),
+    Place(PAGE, "short", _of_report(accuracy.short)),
+    Place(PAGE, "ranges", ranges),
+    Place(PAGE, "published", _of_report(accuracy.published, with_head=True)),
+    Place(PAGE, "learners", _of_report(accuracy.learners)),
+    Place(PAGE, "points", _of_report(accuracy.points)),
+    Place(PAGE, "shapes", _of_report(accuracy.shapes)),
+    Place(PAGE, "bounds", _of_report(accuracy.bounds)),
+    Place(PAGE, "blind", blind),
+    Place(PAGE, "zoo", zoo),
+    Place(PAGE, "speed", speed),
+    Place("lab/results/gpumemnet/README.md", "data", _of_report(accuracy.data, with_head=True)),
+    Place("lab/results/gpumemnet/README.md", "classes", _of_report(accuracy.classes)),
+    Place("lab/results/gpumemnet/README.md", "pictures", pictures),
+)
+
+
+def pages(root: Path = ROOT, results: Path = RESULTS, places: tuple[Place, ...] = PLACES) -> dict[Path, str]:
+    """Every page that has such figures, as it should be."""
+    made: dict[Path, str] = {}
+    for place in places:
+        page = root / place.page
+        text = made.get(page) or page.read_text(encoding="utf-8")
+        inside = place.make(results)
+        made[page] = filled(text, place.mark, f"\n{inside}\n" if inside else "")
+    return made
+
+
+def main(arguments: list[str]) -> int:
+    return renew("lab.tools.gpumemnet_tables", __doc__, arguments, pages)
+
+
+def _busy(machine: Machine) -> str:
+    """What must be known to read a time."""
+    load, cores = machine.load_before, machine.cores
+    return f". The machine had other work: a load of {load:g} on {cores} cores" if load > QUIET else ""
+
+
+def _span(least: float, most: float) -> str:
+    return f"{least:g} ms" if least == most else f"{least:g}–{most:g} ms"
+
+
+def _folded(text: str) -> str:
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

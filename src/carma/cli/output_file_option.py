@@ -1,0 +1,78 @@
+"""Flags that name a file for results: looked at when they are read, long before there is anything to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from carma.cli.verb import Function
+from carma.errors import Usage
+
+STDOUT = "-"  # as in carma.output_file
+FORCE = "Write over a file that holds something else."
+
+
+def _checked(_ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is not None:
+        from carma.output_file import check_file
+
+        check_file(value, param.opts[0])
+    return value
+
+
+def file_flag(flag: str, text: str) -> Callable[[Function], Function]:
+    return click.option(flag, metavar="FILE", callback=_checked, help=text)
+
+
+class Folder(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+    """A directory by its name; click's own takes an empty one for the directory that one is in."""
+
+    name = "dir"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if not str(value):
+            self.fail("it is an empty name", param, ctx)
+        return Path(value)
+
+
+def folder_flag(text: str, **more: Any) -> Callable[[Function], Function]:
+    return click.option("--out", type=Folder(), metavar="DIR", help=text, **more)
+
+
+def force_flag(function: Function) -> Function:
+    return click.option("--force", is_flag=True, help=FORCE)(function)
+
+
+def check_made(typed: str, force: bool) -> None:
+    """A page or a picture of ours may be made again; anything else is somebody's work."""
+    from carma.output_file import check_file, holds_something, made_here
+
+    check_file(typed)
+    if not force and holds_something(typed) and not made_here(typed):
+        raise Usage(f"{typed} is there and was not made by CARMA", "Name another place, or add --force.")
+
+
+def check_pictures(out: Path, files: Iterable[str], force: bool) -> None:
+    """Before anything is worked out: that the directory takes files, and that nothing of somebody else's is in the way
+    of those that may be drawn."""
+    from carma.directories import check_folder
+
+    check_folder(out)
+    for file in files if out.is_dir() else ():
+        check_made(str(out / file), force)
+
+
+def check_page(html: str | None, force: bool, as_json: bool) -> None:
+    if html == STDOUT and as_json:
+        raise Usage("--html - and --json both write to standard output", "Leave out one of them.")
+    if html is not None and html != STDOUT:
+        check_made(html, force)
+
+
+def say_written(typed: str | None) -> None:
+    """Last of all, on standard error; nothing where it went to standard output."""
+    if typed is not None and typed != STDOUT:
+        click.echo(typed, err=True)

@@ -1,0 +1,82 @@
+"""A line on a terminal's standard error that tells how far a simulation is. Nothing where nobody looks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from carma.core.model.units import show_s
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+AFTER_S = 1.0  # most simulations are done by then, and nothing flickers
+BETWEEN_S = 0.2
+BAR = 10
+
+Follow = Callable[[str, int, int, float], None]  # what is simulated, tasks that have ended, all, simulated seconds
+
+
+@contextlib.contextmanager
+def simulating(*, quiet: bool = False) -> Iterator[Follow | None]:
+    """None: nobody is to be told. What is printed meanwhile to standard error stands above the line."""
+    if quiet or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield None
+        return
+    shown = Shown()
+    try:
+        yield shown
+    finally:
+        shown.clear()
+
+
+class Shown:
+    """Drawn when it is told something new, at most so often: no thread of its own takes time from the simulation."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._what = ""
+        self._began = self._next = clock()
+        self._progress: Progress | None = None
+
+    def __call__(self, what: str, done: int, total: int, at_s: float) -> None:
+        now = self._clock()
+        if what != self._what:
+            self.clear()
+            self._what, self._began, self._next = what, now, now + AFTER_S
+        if done >= total:
+            self.clear()
+        elif now >= self._next:
+            self._next = now + BETWEEN_S
+            self._draw(done, total, at_s, done / max(1e-9, now - self._began))
+
+    def clear(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+        self._progress, self._what = None, ""
+
+    def _draw(self, done: int, total: int, at_s: float, rate: float) -> None:
+        if self._progress is None:
+            self._progress = _line(self._what, total)
+            self._progress.start()
+        text = f"{done:,} of {total:,} tasks, {show_s(at_s)} simulated, {rate:,.0f}/s"
+        self._progress.update(self._progress.task_ids[0], completed=done, text=text, refresh=True)
+
+
+def _line(what: str, total: int) -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(BAR),
+        TextColumn("{task.fields[text]}", markup=False),
+    )
+    console = Console(stderr=True, highlight=False)
+    made = Progress(*columns, console=console, transient=True, auto_refresh=False, redirect_stdout=False)
+    made.add_task(what, total=total, text="")
+    return made

@@ -1,0 +1,278 @@
+"""From flags, files and words to submit requests. The command is a list of words from beginning to end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from carma.cli import parsers as parse, rad_file as rad, script, sweep, task_file as taskfile
+from carma.cli.error_output import note
+from carma.cli.task_flags import AFTER_DASHES, IGNORED
+from carma.cli.wording import many
+from carma.core.model.values import SaveSignal, TaskSpec
+from carma.errors import BadTaskFile, NotRunnable, Usage
+from carma.wire.api_types import ArrayAsk, SubmitRequest
+
+Flags = dict[str, Any]
+NOT_IN_FILES = ("file", "stdin", "parsable", "as_json", "wait", "help", "words")
+EXAMPLE = "try: carma submit --gpu-mem 8GiB -- python train.py"
+
+
+class Asked(NamedTuple):
+    """What is to be submitted: merged flags, the commands (one task each), variables a task file adds."""
+
+    flags: Flags
+    commands: tuple[tuple[str, ...], ...]
+    environment: dict[str, str]
+    places: tuple[str, ...] = ()  # of each command, where they came from a list
+
+
+def requests(ctx: click.Context, flags: Flags, words: tuple[str, ...]) -> list[SubmitRequest]:
+    """Everything is read and checked before the first task is submitted."""
+    asked = _asked(ctx, flags, words)
+    for key, (names, why) in IGNORED.items():
+        if asked.flags.get(key) is not None:
+            note(f"{names[-1]} {why}")
+    params = sweep.read_params(asked.flags.get("param") or ())
+    if "begin" in asked.flags:
+        asked.flags["begin"] = _begin_at(asked.flags["begin"])
+    made = []
+    for place, command in enumerate(asked.commands):
+        for filled, chosen in sweep.combinations(command, params) if params else [(command, {})]:
+            request = _request(asked, filled, chosen)
+            if asked.places:
+                _check_runnable(request.spec, asked.places[place])
+            made.append(request)
+    return made
+
+
+def _begin_at(text: str) -> float:
+    """By the daemon's clock, which is not this one's where virtual GPUs run faster than real time."""
+    from carma.cli.connection import connect
+
+    with connect() as client:
+        return parse.parse_begin(text, client.server().now)
+
+
+def _check_runnable(spec: TaskSpec, place: str) -> None:
+    """What the daemon will ask of each: asked here of all of a list, before the first is submitted."""
+    from carma.daemon.command_check import check_runnable
+
+    try:
+        check_runnable(spec)
+    except NotRunnable as error:
+        hint = "; ".join(part for part in ("nothing was submitted", error.hint) if part)
+        raise NotRunnable(f"{place}: {error}", hint) from None
+
+
+def _asked(ctx: click.Context, flags: Flags, words: tuple[str, ...]) -> Asked:
+    given = {key: value for key, value in flags.items() if value is not None and value != ()}
+    after: tuple[str, ...] | None = ctx.meta.get(AFTER_DASHES)
+    if words and after is not None:
+        words, after = (*words, "--", *after), None  # a second "--" is the command's own
+    sources = [bool(words or after), "file" in given, "wrap" in given, "stdin" in given]
+    if sum(sources) == 0:
+        raise Usage("no command was given", EXAMPLE)
+    if sum(sources) > 1:
+        raise Usage("a command, --file, --wrap and --stdin exclude one another", EXAMPLE)
+    if "stdin" in given:
+        lines = sweep.read_commands(sys.stdin)
+        places = tuple(f"standard input, line {number}" for number in lines)
+        return Asked(given, tuple(lines.values()), {}, places)
+    if "wrap" in given:
+        return Asked(given, (("/bin/sh", "-c", given["wrap"]),), {})
+    if after:
+        return Asked(given, (after,), {})
+    return _from_words(ctx, given, words)
+
+
+def _from_words(ctx: click.Context, given: Flags, words: tuple[str, ...]) -> Asked:
+    """A file by its kind, else the words are the command."""
+    path = Path(given["file"] if "file" in given else words[0])
+    is_named = "file" in given or path.suffix in (".rad", ".toml", ".sh")
+    if is_named and not path.is_file() and shutil.which(str(path)) is None:
+        kind = "is a directory" if path.is_dir() else "is not a regular file" if os.path.lexists(path) else ""
+        raise BadTaskFile(f"{path} {kind}, not a task file" if kind else f"there is no file {path}", EXAMPLE)
+    if path.suffix == ".rad":
+        return _from_rad(given, path)
+    if path.suffix == ".toml":
+        return _from_toml(ctx, given, path)
+    if "file" in given or script.is_script(path):
+        flags = _from_directives(ctx, path)
+        return Asked({"name": path.stem, **flags, **given}, (script.script_command(path, words[1:]),), {})
+    return Asked(given, (words,), {})
+
+
+def _from_rad(given: Flags, path: Path) -> Asked:
+    task = rad.read_rad(path)
+    flags: Flags = {"name": path.stem, "gpus": task.gpus}
+    if task.exclusive:
+        flags["exclusive"] = True
+    if task.memory_mib is not None:
+        flags["gpu_mem"] = task.memory_mib
+    else:
+        note(f"{path} has no measured memory (line 8); how much it takes is estimated or found out")
+    return Asked({**flags, **given}, (rad.in_environment(task),), {})
+
+
+def _from_toml(ctx: click.Context, given: Flags, path: Path) -> Asked:
+    names = [
+        option.removeprefix("--")
+        for param in ctx.command.params
+        if param.name not in NOT_IN_FILES
+        for option in (*param.opts, *param.secondary_opts)
+        if option.startswith("--")
+    ]
+    read = taskfile.read_task_file(path, names)
+    if not read.command:
+        raise BadTaskFile(f"{path} has no command", 'write command = ["python", "train.py"]')
+    flags = _parsed(ctx, read.words, str(path))
+    return Asked({"name": path.stem, **flags, **given}, (read.command,), read.environment)
+
+
+def _from_directives(ctx: click.Context, path: Path) -> Flags:
+    flags: Flags = {}
+    skipped: list[str] = []
+    for directive in script.read_directives(path):
+        where = f"{path}, line {directive.line} (#{directive.dialect})"
+        try:
+            flags.update(_parsed(ctx, directive.words, where))
+        except _UnknownFlag as unknown:
+            if directive.dialect == "CARMA":
+                raise
+            skipped.append(unknown.flag)
+    if skipped:
+        note(f"{path}: #SBATCH lines with {', '.join(skipped)} were skipped")
+    return flags
+
+
+class _UnknownFlag(BadTaskFile):
+    flag = ""
+
+
+def _parsed(ctx: click.Context, words: tuple[str, ...], where: str) -> Flags:
+    """A file's flags, read by the same parser as the command line."""
+    try:
+        inner = ctx.command.make_context(ctx.info_name, list(words))
+    except click.NoSuchOption as error:
+        unknown = _UnknownFlag(f"{where}: {error.format_message()}", "carma submit --help has the flags")
+        unknown.flag = error.option_name
+        raise unknown from None
+    except (click.UsageError, click.exceptions.Exit) as error:
+        said = error.format_message() if isinstance(error, click.UsageError) else "only flags can stand there"
+        raise BadTaskFile(f"{where}: {said}", "carma submit --help has the flags") from None
+    with inner:
+        if inner.params.get("words") or AFTER_DASHES in inner.meta:
+            raise BadTaskFile(f"{where}: only flags can stand there", "the command goes elsewhere")
+        return {
+            key: value
+            for key, value in inner.params.items()
+            if key not in NOT_IN_FILES and value is not None and value != ()
+        }
+
+
+def _request(asked: Asked, command: tuple[str, ...], chosen: dict[str, str]) -> SubmitRequest:
+    flags = asked.flags
+    array = flags.get("array")
+    return SubmitRequest(
+        spec=_spec(flags, command, chosen, asked.environment),
+        array=ArrayAsk(array.indices, array.at_once) if array else None,
+        held=bool(flags.get("hold")),
+        nonblock=bool(flags.get("nonblock")),
+        dry_run=bool(flags.get("dry_run")),
+    )
+
+
+def _spec(flags: Flags, command: tuple[str, ...], chosen: dict[str, str], added: dict[str, str]) -> TaskSpec:
+    if flags.get("signal") and not flags.get("time"):
+        raise Usage("--signal needs --time: the signal comes before the time limit", "add for example --time 02:00:00")
+    if flags.get("threads_percent") is not None and flags.get("mechanism") == "timeslice":
+        raise Usage("--threads-percent is MPS's; with --mechanism timeslice it means nothing", "leave one of them out")
+    return TaskSpec(
+        command=_clean(command),
+        directory=_directory(flags.get("chdir")),
+        environment=_environment(flags.get("export"), added),
+        umask=_umask(),
+        name=sweep.fill(flags.get("name", ""), chosen),
+        gpus=flags.get("gpus") or flags.get("gres") or 1,
+        gpu_memory_mib=flags.get("gpu_mem"),
+        exclusive=bool(flags.get("exclusive")),
+        time_limit_s=flags.get("time"),
+        priority=flags["priority"] if "priority" in flags else -flags.get("nice", 0),
+        after=flags.get("dependency", ()),
+        begin_at=flags.get("begin"),
+        max_oom_retries=flags.get("max_oom_retries", 0 if flags.get("requeue") is False else None),
+        grace_s=flags.get("grace"),
+        warn=flags.get("signal"),
+        checkpoint=_checkpoint(flags),
+        output=_filled(flags.get("output"), chosen),
+        error=_filled(flags.get("error"), chosen),
+        comment=flags.get("comment", ""),
+        mechanism=flags.get("mechanism"),
+        threads_percent=flags.get("threads_percent"),
+    )
+
+
+def _checkpoint(flags: dict[str, Any]) -> SaveSignal | None:
+    number, grace_s = flags.get("checkpoint_signal"), flags.get("checkpoint_grace")
+    if number is None:
+        if grace_s is not None:
+            raise Usage("--checkpoint-grace without --checkpoint-signal", "give the signal on which it saves: USR1")
+        return None
+    return SaveSignal(number) if grace_s is None else SaveSignal(number, grace_s)
+
+
+def _filled(text: str | None, chosen: dict[str, str]) -> str | None:
+    return None if text is None else sweep.fill(text, chosen)
+
+
+def _clean(command: tuple[str, ...]) -> tuple[str, ...]:
+    for place, word in enumerate(command):
+        if "\0" in word:
+            raise Usage(f"word {place + 1} of the command has a NUL in it; no program can be given that")
+        if not _is_text(word):
+            raise Usage(f"word {place + 1} of the command is not UTF-8 text", "rename the file, or wrap it in a script")
+    if not command[0]:
+        raise Usage("the command's name is empty", EXAMPLE)
+    return command
+
+
+def _is_text(word: str) -> bool:
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _directory(chdir: str | None) -> str:
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        raise NotRunnable(
+            "the current directory does not exist any more", "cd somewhere else, or give --chdir DIR"
+        ) from None
+    path = os.path.abspath(os.path.join(here, os.path.expanduser(chdir))) if chdir else here
+    if "\0" in path or not _is_text(path) or not os.path.isdir(path):
+        raise NotRunnable(f"the working directory {path!r} does not exist", "give one that does: --chdir DIR")
+    return path
+
+
+def _environment(export: str | None, added: dict[str, str]) -> dict[str, str]:
+    """The submitter's. A variable that is not text cannot travel, and is left out with a note."""
+    own = {name: value for name, value in os.environ.items() if _is_text(name) and _is_text(value)}
+    if left_out := len(os.environ) - len(own):
+        were = "is not UTF-8 text and was" if left_out == 1 else "are not UTF-8 text and were"
+        note(f"{many(left_out, 'environment variable')} {were} left out")
+    return {**parse.parse_export(export or "ALL", own), **added}
+
+
+def _umask() -> int:
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask

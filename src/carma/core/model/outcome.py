@@ -1,0 +1,147 @@
+"""How an attempt, or a task, ended. Typed, because what happens next depends on it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from carma.core.model.values import Record
+from carma.core.model.units import show_mib
+
+
+class Succeeded(Record, frozen=True, tag="succeeded", tag_field="kind"):
+    pass
+
+
+class Failed(Record, frozen=True, tag="failed", tag_field="kind"):
+    """An ordinary failure: the user's program ended with this code. Never retried by CARMA."""
+
+    code: int  # the exit code; 128 + N for a signal
+    message: str = ""
+
+
+class OutOfMemory(Record, frozen=True, tag="out_of_memory", tag_field="kind"):
+    """Memory ran out. `asked_mib` is the allocation that failed, `peak_mib` the most seen before it."""
+
+    where: Literal["gpu", "host"]
+    code: int = 1
+    asked_mib: int | None = None
+    peak_mib: int | None = None
+    message: str = ""
+
+
+class Cancelled(Record, frozen=True, tag="cancelled", tag_field="kind"):
+    by: str
+    reason: str = ""
+
+
+class TimedOut(Record, frozen=True, tag="timed_out", tag_field="kind"):
+    limit_s: float
+
+
+class LaunchFailed(Record, frozen=True, tag="launch_failed", tag_field="kind"):
+    """The command was not started within the start-up timeout, for example because its directory does not answer."""
+
+    reason: str
+
+
+class Lost(Record, frozen=True, tag="lost", tag_field="kind"):
+    """The process is gone and nobody knows how it ended (the machine restarted, the runner was killed)."""
+
+    reason: str
+
+
+class Disrupted(Record, frozen=True, tag="disrupted", tag_field="kind"):
+    """What it ran under failed (the MPS server ended): not the task's doing, so it is brought back."""
+
+    reason: str
+
+
+class Preempted(Record, frozen=True, tag="preempted", tag_field="kind"):
+    """It was asked to save and left in time: back into the line with it. The end of an attempt, never of a task."""
+
+    by: str
+    reason: str = ""
+    code: int | None = None  # what it ended with, where that is known; nothing depends on it
+
+
+class NeverFits(Record, frozen=True, tag="never_fits", tag_field="kind"):
+    reason: str
+
+
+Outcome = (
+    Succeeded | Failed | OutOfMemory | Cancelled | TimedOut | LaunchFailed | Lost | Disrupted | Preempted | NeverFits
+)
+
+
+def exit_code(outcome: Outcome) -> int:
+    """What `carma wait` returns for it."""
+    match outcome:
+        case Succeeded():
+            return 0
+        case Failed(code=code) | OutOfMemory(code=code):
+            return code or 1
+        case Cancelled():
+            return 130
+        case TimedOut():
+            return 124
+        case LaunchFailed():
+            return 126
+        case Lost() | Disrupted() | Preempted() | NeverFits():
+            return 1
+
+
+def describe(outcome: Outcome) -> str:
+    """One line for people."""
+    match outcome:
+        case Succeeded():
+            return "succeeded"
+        case Failed(code=code, message=message):
+            return f"failed with exit code {code}" + (f": {message}" if message else "")
+        case OutOfMemory(where=where, asked_mib=asked, peak_mib=peak):
+            parts = ["out of GPU memory" if where == "gpu" else "out of host memory"]
+            if asked is not None:
+                parts.append(f"asked for {show_mib(asked)} {'at once' if peak == 0 else 'more'}")
+            if peak:
+                parts.append(f"held {show_mib(peak)}")
+            return ", ".join(parts)
+        case Cancelled(by=by, reason=reason):
+            return f"cancelled by {by}" + (f": {reason}" if reason else "")
+        case TimedOut(limit_s=limit_s):
+            return f"reached its time limit of {limit_s:g} s"
+        case LaunchFailed(reason=reason):
+            return f"could not be started: {reason}"
+        case Lost(reason=reason):
+            return f"lost: {reason}"
+        case Disrupted(reason=reason):
+            return f"disrupted: {reason}"
+        case Preempted(by=by, reason=reason, code=code):
+            ended = f" (it ended with exit code {code})" if code else ""
+            return f"saved and left, as {by} asked" + (f": {reason}" if reason else "") + ended
+        case NeverFits(reason=reason):
+            return f"can never fit: {reason}"
+
+
+def told_to_others(outcome: Outcome) -> str:
+    """The kind and the exit code, for those who only wait for the task: its own words may tell what it does.
+
+    Neither its story: a chain of broken dependencies would tell all of them in its last link.
+    """
+    match outcome:
+        case Succeeded() | TimedOut():
+            return describe(outcome)
+        case Failed(code=code):
+            return f"failed with exit code {code}"
+        case OutOfMemory(where=where):
+            return f"ran out of {'GPU' if where == 'gpu' else 'host'} memory"
+        case Cancelled(by=by):
+            return f"was cancelled by {by}"
+        case LaunchFailed():
+            return "could not be started"
+        case Lost():
+            return "was lost"
+        case Disrupted():
+            return "was disrupted"
+        case Preempted():
+            return "was preempted"
+        case NeverFits():
+            return "can never fit"

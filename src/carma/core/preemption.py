@@ -1,0 +1,212 @@
+"""Who is asked to save and leave: for the first in line that cannot start, or because the policy wants it elsewhere.
+
+Only running tasks that declare a signal for it are asked, and never two for the same room. Asking is all that happens:
+whoever does not leave goes on (saving.py). Of those who could make room, the fewest are asked; of as many, those of the
+lowest priority; of the same, those that have run the shortest, because each repeats its start-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from itertools import combinations
+
+from carma.core.scheduling.decision import Ask
+from carma.core.model.events import PreemptionMissed, PreemptionRequested
+from carma.core.scheduling.verdicts import Door, takes_tasks
+from carma.core.model.values import AttemptKey, Record, TaskId
+from carma.core.model.outcome import Preempted
+from carma.core.scheduling.policy import Move
+from carma.core.scheduling.reservation import fits
+from carma.core.checkpoint_request import is_over
+from carma.core.scheduling.snapshot import views
+from carma.core.state import State
+from carma.core.model.status import Queued, Running
+from carma.core.model.task import Task
+from carma.core.model.units import show_s
+from carma.core.scheduling.scheduling_pass import Pass, turns
+
+CARMA = "carma"  # who asks, where no user does
+COMPARED = 6  # tasks of a GPU of which every combination is looked at
+
+
+class Leaving(Record, frozen=True, order=True):
+    """Those who would leave one GPU, as it compares with others: the least is the best."""
+
+    count: int
+    priority: int  # the highest among them
+    run_s: float  # of all of them together
+    place: int  # the GPU's index
+    tasks: tuple[TaskId, ...]
+
+
+def stayed(state: State, now: float) -> list[PreemptionMissed]:
+    """Those whose grace is over and who still run."""
+    due: list[PreemptionMissed] = []
+    for task_id in sorted(state.asked):
+        status = state.tasks[task_id].status
+        assert isinstance(status, Running)
+        assert status.preempting is not None
+        if status.ending is None and is_over(status.preempting, now):
+            due.append(PreemptionMissed(now, task_id))
+    return due
+
+
+def asks(state: State, now: float) -> list[PreemptionRequested]:
+    """What CARMA asks by itself, where it may."""
+    if not state.rules.preemption.enabled:
+        return []
+    return asked_to_move(state, now) or room_for_the_first(state, now)
+
+
+def may_be_asked(state: State, task: Task, now: float) -> bool:
+    """By CARMA itself; a user may ask earlier, and again."""
+    status, rules = task.status, state.rules.preemption
+    if task.spec.checkpoint is None or not isinstance(status, Running):
+        return False
+    if status.ending is not None or status.preempting is not None:
+        return False
+    if status.stayed_at is not None and now < status.stayed_at + rules.again_s:
+        return False
+    return now >= status.since + rules.least_run_s
+
+
+def request(task: Task, now: float, by: str, reason: str, room_for: TaskId | None = None) -> PreemptionRequested:
+    saves = task.spec.checkpoint
+    assert saves is not None
+    return PreemptionRequested(now, task.id, by, saves.signal, saves.grace_s, reason, room_for=room_for)
+
+
+# -- what a policy wants ----------------------------------------------------------------------------------------------
+def asked_to_move(state: State, now: float) -> list[PreemptionRequested]:
+    """Those that the policy wants elsewhere and that can be asked."""
+    if state.policy.moves is None:
+        return []
+    able = {task_id for task_id in state.active if _may_be_moved(state, state.tasks[task_id], now)}
+    if not able:
+        return []
+    wanted = {move.task: move.reason for move in _moves(state, now) if move.task in able}
+    return [request(state.tasks[task_id], now, CARMA, reason) for task_id, reason in wanted.items()]
+
+
+def _may_be_moved(state: State, task: Task, now: float) -> bool:
+    """Once at most: who left for CARMA before may have come back to the same company, and would be asked for ever."""
+    left = (isinstance(one.outcome, Preempted) and one.outcome.by == CARMA for one in task.attempts)
+    return may_be_asked(state, task, now) and not any(left)
+
+
+def _moves(state: State, now: float) -> list[Move]:
+    """A policy of another package that raises, or answers nonsense, moves nobody."""
+    assert state.policy.moves is not None
+    try:
+        return [move for move in state.policy.moves(views(state, now)) if isinstance(move, Move)]
+    except Exception:
+        return []
+
+
+# -- room for the first in line ---------------------------------------------------------------------------------------
+def room_for_the_first(state: State, now: float) -> list[PreemptionRequested]:
+    """Those whose leaving lets the first in line start, if it has waited long enough and nothing else will."""
+    if not state.line or not state.gpus:
+        return []
+    able = {task_id: one for task_id in state.active if may_be_asked(state, one := state.tasks[task_id], now)}
+    if not able:
+        return []
+    walk = Pass(state, now)
+    task = next(turns(state, now, walk), None)
+    if task is None or _asked_for(state, task.id) or not _waited(state, task, now):
+        return []
+    choice = walk.consider(task)
+    start_at = walk.fence.start_at if walk.fence is not None else None
+    if choice.chosen or (start_at is not None and start_at <= now + state.rules.preemption.after_s):
+        return []
+    lower = {task_id: one for task_id, one in able.items() if one.spec.priority < task.spec.priority}
+    reason = f"task {task.id}, of priority {task.spec.priority}, waits for its place"
+    chosen = leaving(state, choice.ask, walk.doors, lower, now)
+    return [request(lower[task_id], now, CARMA, reason, task.id) for task_id in chosen]
+
+
+def _waited(state: State, task: Task, now: float) -> bool:
+    assert isinstance(task.status, Queued)
+    since = max(task.status.since, task.spec.begin_at or 0.0)
+    return now >= since + state.rules.preemption.after_s
+
+
+def _asked_for(state: State, task_id: TaskId) -> list[Task]:
+    """Those that were asked to leave for it and have not left yet."""
+    asked = (state.tasks[one] for one in sorted(state.asked))
+    return [
+        one
+        for one in asked
+        if isinstance(one.status, Running)
+        and one.status.preempting is not None
+        and one.status.preempting.room_for == task_id
+    ]
+
+
+def asked_for(state: State, task_id: TaskId, now: float) -> str:
+    """A phrase for whoever reads why that task waits; "" where nobody was asked to make room for it."""
+    asked = _asked_for(state, task_id)
+    if not asked:
+        return ""
+    status = asked[0].status
+    assert isinstance(status, Running)
+    assert status.preempting is not None
+    names = ", ".join(str(one.id) for one in asked)
+    tasks = f"task {names} was" if len(asked) == 1 else f"tasks {names} were"
+    return f"{tasks} asked {show_s(now - status.preempting.at)} ago to save and make room"
+
+
+def leaving(
+    state: State, ask: Ask, doors: Collection[Door], able: Mapping[TaskId, Task], now: float
+) -> tuple[TaskId, ...]:
+    """The tasks to ask; none if no room comes of it, or if it needs none of them."""
+    found = sorted(option for door in doors if (option := _cheapest(state, ask, door, able, now)) is not None)
+    if len(found) < ask.gpus:
+        return ()
+    return tuple(sorted({task_id for option in found[: ask.gpus] for task_id in option.tasks}))
+
+
+def _cheapest(state: State, ask: Ask, door: Door, able: Mapping[TaskId, Task], now: float) -> Leaving | None:
+    """The best of those sets of tasks without which the GPU takes it; an empty one where nobody need leave."""
+    here = [holder.key for holder in door.view.holders if holder.key.task in able]
+    here.sort(key=lambda key: _option(door, (key,), able, now))
+    for count in range(len(here[:COMPARED]) + 1):
+        sets = (keys for keys in combinations(here[:COMPARED], count) if _lets_in(state, ask, door, keys))
+        options = [_option(door, keys, able, now) for keys in sets]
+        if options:
+            return min(options)
+    return None
+
+
+def _option(door: Door, keys: Collection[AttemptKey], able: Mapping[TaskId, Task], now: float) -> Leaving:
+    tasks = [able[key.task] for key in keys]
+    return Leaving(
+        count=len(tasks),
+        priority=max((task.spec.priority for task in tasks), default=0),
+        run_s=sum(now - task.status.since for task in tasks if isinstance(task.status, Running)),
+        place=door.view.gpu.index,
+        tasks=tuple(task.id for task in tasks),
+    )
+
+
+def _lets_in(state: State, ask: Ask, door: Door, keys: Collection[AttemptKey]) -> bool:
+    """Whether the GPU would take it without those. How busy the others keep it is not known before they are gone: one
+    that is too busy must be left by all."""
+    view, rules, policy = door.view, state.rules, state.policy
+    if view.fault is not None or view.drained is not None or not takes_tasks(view.gpu, rules):
+        return False
+    staying, room_mib = view.without(keys)
+    if not keys and not _passes(door, ask):
+        return False
+    too_busy = door.busy is not None and door.busy.code == "Utilisation"
+    if too_busy and (staying or view.foreign or view.foreign_mib):
+        return False
+    return fits(ask, staying, room_mib, rules, policy)
+
+
+def _passes(door: Door, ask: Ask) -> bool:
+    """Whether all that is against it ends by itself within seconds: a newcomer that settles, a sample that is due."""
+    refusal = door.refuse(ask)
+    if refusal is None or refusal.code == "WarmUp":
+        return True
+    return refusal.code == "Metrics" and door.view.blind is not None

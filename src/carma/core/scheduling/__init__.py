@@ -1,0 +1,1 @@
+"""The scheduling pass: queue order, verdicts of GPUs, placement, reservation, fairness, quotas and forecasts."""

@@ -1,0 +1,58 @@
+"""A decision as it was taken: every GPU, each with its refusal or its score. `carma explain` prints this as it is.
+
+A server with thousands of GPUs makes very many of these for each placement. None can hold itself, so Python's collector
+of cycles need not look at them (`gc=False`).
+"""
+
+from __future__ import annotations
+
+from carma.core.model.values import Demand, GpuId, Placement, Record, TaskId
+
+
+class Ask(Record, frozen=True, gc=False):
+    """What a task needs on each of its GPUs, and who says so."""
+
+    task: TaskId
+    gpus: int
+    memory_mib: int
+    source: str
+    alone: bool = False
+    demand: Demand | None = None  # what it would keep busy alone; None: nobody knows
+    alone_s: float | None = None  # what it would take alone; None: nobody knows
+    at: float = 0.0  # when it is asked
+
+
+class Part(Record, frozen=True, gc=False):
+    """One named figure of a score."""
+
+    name: str
+    value: float
+    unit: str = ""
+
+
+class Refusal(Record, frozen=True, gc=False):
+    """Why not: a stable code and a sentence with the numbers in it."""
+
+    # Memory, Utilisation, WarmUp, TasksPerGpu, Exclusive, Drained, Fault, Metrics, Reserved, Policy, Slowdown,
+    # NotListed, Mechanism
+    code: str
+    sentence: str
+
+
+class Verdict(Record, frozen=True, gc=False):
+    """One GPU's entry: refused, or ranked by `parts` (the first part decides, larger is better)."""
+
+    gpu: GpuId
+    refusal: Refusal | None = None
+    parts: tuple[Part, ...] = ()
+    chosen: bool = False
+
+
+class Decision(Record, frozen=True):
+    task: TaskId
+    at: float
+    policy: str
+    verdicts: tuple[Verdict, ...]
+    placement: Placement | None
+    reason: str  # the whole in one sentence: why there, or why it waits
+    code: str = ""  # the waiting reason's short name, as in a queue's REASON column

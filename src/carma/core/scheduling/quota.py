@@ -1,0 +1,110 @@
+"""The most that a user may have at once. A task that would go beyond it waits, and holds up nobody else's.
+
+Of the user's own, those behind it wait too: else small tasks would keep a large one of the same user out for ever. One
+that asks for more than the user may ever have holds up nobody at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeVar
+
+from carma.core.scheduling.fairness import NONE_HELD, Accounts, Held
+from carma.core.model.values import Owner, TaskId
+from carma.core.model.settings import WAITING_LIMIT, QuotaRules
+from carma.core.model.units import show_count, show_mib
+
+Number = TypeVar("Number", int, float)
+
+
+class Limits(NamedTuple):
+    """Of one user; None: no limit."""
+
+    running: int | None = None
+    gpus: int | None = None
+    memory_share: float | None = None
+    waiting: int | None = None
+
+
+_NOT_LIMITED = (None, None, None)  # in what it may start
+
+
+def limits_of(rules: QuotaRules, name: str) -> Limits:
+    waiting = _of(rules.waiting, name)
+    return Limits(
+        running=_of(rules.running, name),
+        gpus=_of(rules.gpus, name),
+        memory_share=_of(rules.memory_share, name),
+        waiting=WAITING_LIMIT if waiting is None else waiting,
+    )
+
+
+def _of(by_name: Mapping[str, Number], name: str) -> Number | None:
+    return by_name.get(name, by_name.get("default")) if by_name else None
+
+
+class Stop(NamedTuple):
+    sentence: str
+    for_good: bool = False  # it alone is more than the user may have, but another task may not be
+
+
+def reached(limits: Limits, name: str, held: Held, wanted: Held, total_mib: int) -> Stop | None:
+    """What keeps a user who holds so much from having that on top."""
+    if limits.running is not None and held.tasks + wanted.tasks > limits.running:
+        return Stop(f"user {name} runs {held.tasks} of {show_count(limits.running, 'task')}")
+    if limits.gpus is not None and held.gpus + wanted.gpus > limits.gpus:
+        if wanted.gpus > limits.gpus:
+            told = f"asks for {show_count(wanted.gpus, 'GPU')}, and user {name} may hold {limits.gpus}"
+            return Stop(told, for_good=limits.gpus > 0)
+        more = f", and this asks for {wanted.gpus}" if held.gpus < limits.gpus else ""
+        return Stop(f"user {name} holds {held.gpus} of {show_count(limits.gpus, 'GPU')}{more}")
+    if limits.memory_share is None or not held.tasks:
+        return None
+    most_mib = int(limits.memory_share * total_mib)
+    if held.booked_mib + wanted.booked_mib <= most_mib:
+        return None
+    booked, most = show_mib(held.booked_mib), show_mib(most_mib)
+    return Stop(
+        f"user {name} has {booked} of {most} of GPU memory booked, and this asks for {show_mib(wanted.booked_mib)}"
+    )
+
+
+class Tally:
+    """One walk along the line: what it has given to users on top of what they hold, and whom it has stopped."""
+
+    def __init__(self, rules: QuotaRules, accounts: Accounts, total_mib: int) -> None:
+        self._rules = rules
+        self._accounts = accounts
+        self._total_mib = total_mib
+        self._given: dict[int, Held] = {}
+        self._stopped: dict[int, TaskId] = {}  # by user: the task that came up against a limit
+        self._limits: dict[int, Limits] = {}
+
+    def limits(self, owner: Owner) -> Limits:
+        known = self._limits.get(owner.uid)
+        if known is None:
+            known = self._limits[owner.uid] = limits_of(self._rules, owner.name)
+        return known
+
+    def stops(self, task: TaskId, owner: Owner, wanted: Callable[[], Held]) -> str | None:
+        """Why the task cannot have its turn; a sentence."""
+        first = self._stopped.get(owner.uid)
+        if first is not None:
+            return f"task {first} of user {owner.name} is before it, and at a quota"
+        limits = self.limits(owner)
+        if limits[:3] == _NOT_LIMITED:
+            return None
+        held = self._accounts.held(owner.uid).plus(self._given.get(owner.uid, NONE_HELD))
+        stop = reached(limits, owner.name, held, wanted(), self._total_mib)
+        if stop is None:
+            return None
+        if not stop.for_good:
+            self._stopped[owner.uid] = task
+        return stop.sentence
+
+    def has_stopped(self, owner: Owner) -> bool:
+        """Then it stops all of the user's that are still to come."""
+        return owner.uid in self._stopped
+
+    def gave(self, owner: Owner, held: Held) -> None:
+        self._given[owner.uid] = self._given.get(owner.uid, NONE_HELD).plus(held)

@@ -1,0 +1,200 @@
+"""How fast tasks progress when they share a GPU, and what the GPU then shows. Pure arithmetic, no state.
+
+A task alone runs at rate 1. It keeps the GPU's engine busy for a share g of the time (engine activity); the rest is
+its own slack: data loading, launching, waiting for the host.
+
+Under MPS kernels of all tasks run at once. What slows a task is how hard the others press, and the best single measure
+of that is the power they draw, as a share o of what the card can draw above idle: it sums up SMs, memory and clocks,
+and the card's power limit is a limit that they share. The GPU's part of a step is stretched by
+
+    1 + A * o + B * exp(-C * s) * o ** 2
+
+where s is the task's own SM activity: narrow kernels wait for a place between wide ones, wide ones hold their own. The
+stretched part hides in the slack as long as there is any, so the rate is (1 - g**3 + (g * stretch)**3) ** (-1/3), and
+never below taking turns.
+
+Time slices are simpler: tasks get max-min fair parts of the GPU's time, of which switching takes 13 %.
+
+What follows: alone the rate is 1; a neighbour never makes a task faster, nor does one that asks for more; a rate lies
+in (0, 1]. Time slices can lose outright (two tasks that keep the GPU busy: 0.87 in total; measured 0.91 for a large
+pair), MPS cannot here. Of one thing more helps, but only the task itself: wide kernels (SM activity) hold their own.
+
+**What is not known.** The model is off, by more the more it slows a task down. `cautious` gives the rate that nine in
+ten tasks keep to or beat, of tasks with which it was not fitted: what a policy promises should rest on that. A demand
+that is None stands for a task of which nothing is known and counts as UNKNOWN, cautious or not. Where engine activity
+or power is not told it is guessed from SM and DRAM activity, and the caution is larger.
+
+Constants and errors come from tables measured on an H200 (lab/results/simulation/sharing.json, by `python -m
+lab.tools.sharing_fit`): a task's rate, with every group that holds it left out of the fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import exp
+from typing import Literal
+
+from carma.core.model.values import Demand
+
+Mechanism = Literal["mps", "timeslice"]
+
+PRESS, CROWD, WIDTH = 0.587, 2.65, 2.331  # A, B, C
+SLICES = 0.875  # of the GPU's time, where tasks take turns in slices
+SLACK = 3.0  # the sharpness of the corner between slack and slow-down; 2 to 4 fit alike
+# Of those who do not tell: engine activity over SM activity, and power from SM and DRAM activity (25 tasks, H200).
+ENGINE_ABOVE_SM = 0.136
+POWER_OF_SM, POWER_OF_DRAM = 0.78, 0.295
+# Of whom nothing is known: as much engine activity and power as nine in ten of the 25 tasks have at most, and SM
+# activity with which a task fares as the worst tenth of them do.
+UNKNOWN = Demand(sm_active=0.73, sm_occupancy=0.36, dram_active=0.27, gr_active=1.0, power=0.77)
+# Where at least the memory that it takes is known, what nine in ten tasks below so many MiB have at most: small ones
+# keep less of a GPU busy (1,252 runs, H200; lab/results/simulation/prior.json, by `python -m lab.tools.fit_prior`).
+BY_SIZE = (
+    (1_500, Demand(sm_active=0.35, sm_occupancy=0.12, dram_active=0.12, gr_active=0.54, power=0.35)),
+    (3_000, Demand(sm_active=0.61, sm_occupancy=0.23, dram_active=0.24, gr_active=0.82, power=0.63)),
+)
+# A cautious rate is rate * exp(-(a + b * (1 - rate))): one in ten of the tasks measured is slower. One (a, b) for any
+# number of tasks, or a newcomer could make its neighbours look faster; the second where engine activity or power is
+# guessed.
+CAUTION: dict[Mechanism, tuple[tuple[float, float], tuple[float, float]]] = {
+    "mps": ((0.123, 0.36), (0.131, 0.764)),
+    "timeslice": ((0.137, 0.0), (0.156, 0.0)),
+}
+# The truth is spread about the rate, as the log of a normal: by c + d * (1 - rate), for so many tasks on a GPU.
+SPREAD: dict[Mechanism, dict[int, tuple[float, float]]] = {
+    "mps": {2: (0.082, 0.305), 3: (0.083, 0.277), 4: (0.053, 0.304)},
+    "timeslice": {2: (0.089, 0.0), 3: (0.092, 0.0), 4: (0.093, 0.0)},
+}
+MEASURED = 4  # tasks on a GPU at most; caution grows in proportion beyond
+KEPT = 16_384  # groups whose rates are remembered: the same few kinds of tasks meet again and again
+
+
+def progress_rates(
+    demands: Sequence[Demand | None], mechanism: Mechanism = "mps", cautious: bool = False
+) -> tuple[float, ...]:
+    """Each task's speed relative to running alone, in (0, 1], for tasks that share one GPU.
+
+    `cautious`: what nine in ten keep to or beat, instead of what is expected.
+    """
+    if len(demands) < 2:
+        return (1.0,) * len(demands)
+    known = tuple([UNKNOWN if demand is None else demand for demand in demands])
+    rates = _rates(known, mechanism)
+    return _lowered(rates, known, mechanism) if cautious else rates
+
+
+@lru_cache(KEPT)
+def _rates(demands: tuple[Demand, ...], mechanism: Mechanism) -> tuple[float, ...]:
+    return _at_once(demands) if mechanism == "mps" else _in_slices(demands)
+
+
+def by_size(memory_mib: int) -> Demand:
+    """What a task counts as of which nothing is known but the memory that it takes."""
+    for below_mib, demand in BY_SIZE:
+        if memory_mib < below_mib:
+            return demand
+    return UNKNOWN
+
+
+def _lowered(rates: Sequence[float], demands: Sequence[Demand], mechanism: Mechanism) -> tuple[float, ...]:
+    told, guessed = CAUTION[mechanism]
+    least, slope = told
+    for demand in demands:
+        if demand is UNKNOWN or demand.power is None or demand.gr_active is None:
+            least, slope = guessed
+            break
+    if len(demands) > MEASURED:
+        wider = len(demands) / MEASURED
+        least, slope = wider * least, wider * slope
+    return tuple([rate * exp(slope * (rate - 1.0) - least) for rate in rates])
+
+
+def spread(rate: float, tasks: int, mechanism: Mechanism = "mps") -> float:
+    """Of the log of a task's true rate, as measured; alone there is none."""
+    if tasks < 2:
+        return 0.0
+    least, slope = SPREAD[mechanism][min(tasks, MEASURED)]
+    return least + slope * (1.0 - rate)
+
+
+def _at_once(demands: Sequence[Demand]) -> tuple[float, ...]:
+    powers = [_power(demand) for demand in demands]
+    total, turns = sum(powers), 1.0 / len(demands)
+    rates = []
+    for demand, own in zip(demands, powers, strict=True):
+        pressed, engine, width = total - own, engine_share(demand), demand.sm_active
+        if pressed <= 0.0:
+            rates.append(1.0)
+            continue
+        if not 0.0 <= width <= 1.0:
+            width = 1.0 if width > 1.0 else 0.0  # unknown (NaN): as narrow as can be
+        stretch = 1.0 + (PRESS + CROWD * exp(-WIDTH * width) * pressed) * pressed
+        rate = (1.0 + engine**SLACK * (stretch**SLACK - 1.0)) ** (-1.0 / SLACK)
+        rates.append(rate if rate > turns else turns)
+    return tuple(rates)
+
+
+def _in_slices(demands: Sequence[Demand]) -> tuple[float, ...]:
+    """Max-min fair: who wants less than an equal part gets it, and the others share what that leaves."""
+    wanted = [engine_share(demand) for demand in demands]
+    rates = [1.0] * len(wanted)
+    left, waiting = SLICES, len(wanted)
+    for place in sorted(range(len(wanted)), key=wanted.__getitem__):
+        got = min(wanted[place], left / waiting)
+        rates[place] = got / wanted[place] if wanted[place] > 0 else 1.0
+        left, waiting = left - got, waiting - 1
+    return tuple(rates)
+
+
+def activity(demands: Sequence[Demand]) -> Demand:
+    """What the GPU shows while those tasks share it."""
+    return shown(demands, progress_rates(demands))
+
+
+def shown(demands: Sequence[Demand], rates: Sequence[float]) -> Demand:
+    """What a GPU shows when those tasks run at those rates: a slowed task keeps it busy in proportion.
+
+    AEGIS saw SM activity grow by 40 % while work was done 37 % faster: in proportion, within the noise.
+    """
+    sm = occupancy = dram = 0.0
+    for demand, rate in zip(demands, rates, strict=True):
+        sm += demand.sm_active * rate
+        occupancy += demand.sm_occupancy * rate
+        dram += demand.dram_active * rate
+    return Demand(sm_active=min(1.0, sm), sm_occupancy=min(1.0, occupancy), dram_active=min(1.0, dram))
+
+
+def engine_shown(demands: Sequence[Demand], rates: Sequence[float]) -> float:
+    """The share of time with any kernel on a GPU that they share, as if each ran its own at any time."""
+    idle = 1.0
+    for demand, rate in zip(demands, rates, strict=True):
+        idle *= 1.0 - engine_share(demand) * rate
+    return 1.0 - idle
+
+
+def engine_share(demand: Demand) -> float:
+    """The share of time with any kernel: never less than SM activity; not nothing, for a task that uses the GPU."""
+    sm, engine = demand.sm_active, demand.gr_active
+    if not 0.0 <= sm <= 1.0:
+        sm = _part(sm)
+    if engine is None:
+        return min(1.0, sm + ENGINE_ABOVE_SM)
+    if not 0.0 <= engine <= 1.0:
+        engine = _part(engine)
+    return engine if engine > sm else sm
+
+
+def _power(demand: Demand) -> float:
+    power = demand.power
+    if power is None:
+        sm, dram = demand.sm_active, demand.dram_active
+        if not (0.0 <= sm <= 1.0 and 0.0 <= dram <= 1.0):
+            sm, dram = _part(sm), _part(dram)
+        power = POWER_OF_SM * sm + POWER_OF_DRAM * dram
+    return power if 0.0 <= power <= 1.0 else _part(power)
+
+
+def _part(value: float) -> float:
+    """Into 0..1; what is unknown (NaN) counts as the worst case."""
+    return min(1.0, max(0.0, value)) if value == value else 1.0

@@ -1,0 +1,295 @@
+"""Builds the views of the GPUs from the state. Never kept: each pass looks anew.
+
+The ledger: a GPU's room is the least of (capacity - bookings - foreign use) and (observed free - what booked tasks may
+still grow). An attempt counts with its booking or with the most it was seen to hold, whichever is larger.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from carma.core.model.values import AttemptKey, Gpu, GpuId, GpuSample, ProcessUse
+from carma.core.scheduling.news import EARLY_S
+from carma.core.telemetry.pace import belief
+from carma.core.telemetry.measurements import Live, Seen, Track
+from carma.core.model.settings import Rules
+from carma.core.state import SERVER, State
+from carma.core.model.status import Running, Starting
+from carma.core.model.task import Task
+from carma.core.model.units import show_s
+from carma.core.scheduling.gpu_view import MOST_BESIDE, Beside, GpuView, Holder, Progress, room_mib
+
+HIDDEN_MIB = 1024  # so much the driver may use for itself; what is beyond it belongs to processes that are not shown
+
+
+def views(state: State, now: float) -> tuple[GpuView, ...]:
+    """Every GPU, in index order."""
+    ordered = sorted(state.gpus.values(), key=lambda gpu: gpu.index)
+    return tuple(view_of(state, gpu, now) for gpu in ordered)
+
+
+def view_of(state: State, gpu: Gpu, now: float) -> GpuView:
+    live = state.live_of(gpu.id)
+    newest = fresh_sample(state, live, now)
+    look = live.look if newest is not None else None  # of memory, which is looked at more often than the rest
+    holders = tuple([_holder(state, gpu, key, now) for key in state.on_gpu.get(gpu.id, ())])
+    gone_mib = left_mib(state, look)
+    outdated = look is not None and look.processes is None and look.at <= live.left_at
+    used = None
+    if look is not None and look.memory_used_mib is not None and not outdated:
+        used = max(0, look.memory_used_mib - gone_mib)
+    foreign, foreign_mib = _foreign(state, look, holders, used)
+    return GpuView(
+        gpu=gpu,
+        holders=holders,
+        newest=newest,
+        foreign=foreign,
+        foreign_mib=foreign_mib,
+        used_mib=used,
+        booked_mib=sum([holder.counted_mib for holder in holders]),
+        room_mib=room_mib(gpu.memory_mib, used, foreign_mib, holders),
+        summaries=live.window.gauges(live.since),
+        blind="no sample since a task left" if outdated else blind_to(state, live, newest),
+        outdated=outdated,
+        fault=newest.fault if newest is not None else None,
+        drained=state.drained.get(gpu.id) or state.drained.get(SERVER, state.drained.get(gpu.id)),
+    )
+
+
+def fresh_sample(state: State, live: Live, now: float) -> GpuSample | None:
+    """The newest sample, unless it is too old to tell anything."""
+    newest = live.window.newest
+    return None if newest is None or newest.at < now - state.rules.window.stale_s else newest
+
+
+def _left_since(state: State, key: AttemptKey, sample_at: float) -> bool:
+    """Whether an attempt that the sample shows has ended since: its process is gone, and its memory with it."""
+    task = state.tasks.get(key.task)
+    if task is None or not 0 < key.attempt <= len(task.attempts):
+        return False
+    ended_at = task.attempts[key.attempt - 1].ended_at
+    return ended_at is not None and ended_at >= sample_at
+
+
+def left_mib(state: State, newest: GpuSample | None) -> int:
+    """What the sample shows of attempts that have ended since."""
+    gone_mib = 0
+    if newest is not None:
+        for use in newest.processes or ():
+            if use.attempt is not None and _left_since(state, use.attempt, newest.at):
+                gone_mib += use.memory_mib or 0
+    return gone_mib
+
+
+def _foreign(
+    state: State, newest: GpuSample | None, holders: tuple[Holder, ...], used_mib: int | None
+) -> tuple[tuple[ProcessUse, ...], int]:
+    """Processes that CARMA did not start, and the memory that none of its attempts accounts for.
+
+    Memory beyond what the listed processes hold is somebody's too: an empty process list does not make a GPU idle.
+    """
+    if newest is None or used_mib is None:
+        return (), 0
+    held = {holder.key for holder in holders}
+    foreign: list[ProcessUse] = []
+    listed_mib = 0
+    for use in newest.processes or ():
+        if use.attempt is not None and (use.attempt in held or _left_since(state, use.attempt, newest.at)):
+            listed_mib += (use.memory_mib or 0) if use.attempt in held else 0
+        else:
+            foreign.append(use)
+    foreign_mib = sum([use.memory_mib or 0 for use in foreign])
+    unseen_mib = sum([holder.counted_mib for holder in holders if holder.observed_mib is None])
+    hidden_mib = used_mib - listed_mib - foreign_mib - unseen_mib
+    return tuple(foreign), foreign_mib + (hidden_mib if hidden_mib > HIDDEN_MIB else 0)
+
+
+def blind_to(state: State, live: Live, newest: GpuSample | None) -> str | None:
+    """Why the window of a GPU cannot be judged; `newest` is its sample that is fresh."""
+    if newest is None:
+        return f"no sample in the last {show_s(state.rules.window.stale_s)}"
+    samples = live.window.count_since(live.since)
+    if samples < state.rules.window.min_samples:
+        return f"{samples} of {state.rules.window.min_samples} samples since a task came or left"
+    return None
+
+
+def _holder(state: State, gpu: Gpu, key: AttemptKey, now: float) -> Holder:
+    task = state.tasks[key.task]
+    placement = state.on_gpu[gpu.id][key]
+    track = state.tracks.get(key)
+    seen = track.on.get(gpu.id) if track is not None else None
+    warm_up = warming_up(seen, task, state.rules, now)
+    return Holder(
+        key=key,
+        booking_mib=placement.booking.memory_mib,
+        observed_mib=seen.now_mib if seen is not None else None,
+        peak_mib=track.peak_mib if track is not None else task.attempts[-1].observed_mib,
+        alone=placement.booking.alone,
+        warming=warm_up.phrase if warm_up is not None else None,
+        settles_at=warm_up.until if warm_up is not None else None,
+        ends_at=expected_end(task, track, state.rules, now),
+        demand=belief(task, seen),
+        progress=_progress(task, track, gpu.id, state.live_of(gpu.id).truth),
+        beside=_beside(state, key, gpu.id),
+    )
+
+
+def _beside(state: State, key: AttemptKey, gpu: GpuId) -> tuple[Beside, ...]:
+    """The attempt's other GPUs, with those who share them: what it takes to tell how they go on, and no more. Nothing
+    for a policy that has no say about company, and of a task so wide that it would take too long."""
+    gpus = state.on_gpu[gpu][key].gpus
+    if not 1 < len(gpus) <= MOST_BESIDE or state.policy.against is None:
+        return ()
+    task, track = state.tasks[key.task], state.tracks.get(key)
+    found: list[Beside] = []
+    for other in gpus:
+        if other != gpu:
+            seen = track.on.get(other) if track is not None else None
+            sharing = [_sharer(state, one, other) for one in state.on_gpu.get(other, ()) if one != key]
+            found.append(Beside(other, belief(task, seen), tuple(sharing)))
+    return tuple(found)
+
+
+def _sharer(state: State, key: AttemptKey, gpu: GpuId) -> Holder:
+    task, track = state.tasks[key.task], state.tracks.get(key)
+    return Holder(
+        key=key,
+        booking_mib=state.on_gpu[gpu][key].booking.memory_mib,
+        ends_at=inf,
+        demand=belief(task, track.on.get(gpu) if track is not None else None),
+        progress=_progress(task, track, gpu, 1.0),
+    )
+
+
+def _progress(task: Task, track: Track | None, gpu: GpuId, truth: float) -> Progress | None:
+    alone_s = task.estimate.runtime_s if task.estimate is not None else None
+    if track is None:
+        return None
+    if track.began_at is None:
+        return not_begun(task.attempts[-1].placed_at, alone_s)
+    elsewhere = min((rate for other, rate in track.rates.items() if other != gpu), default=1.0)
+    rate = min(1.0, track.rate * truth)
+    return Progress(track.began_at, track.done_s, track.paced_at, rate, alone_s, elsewhere)
+
+
+def not_begun(at: float, alone_s: float | None) -> Progress:
+    return Progress(at, 0.0, at, 1.0, alone_s)
+
+
+class WarmingUp(NamedTuple):
+    """That an attempt has not settled on a GPU: as a phrase, and when it should no longer close it."""
+
+    phrase: str
+    until: float
+
+
+def warming_up(seen: Seen | None, task: Task, rules: Rules, now: float) -> WarmingUp | None:
+    """None once the attempt has settled on the GPU (see observe.py for what settles it)."""
+    until = warm_until(seen, task, rules)
+    if now >= until:
+        return None
+    status = task.status
+    if isinstance(status, Starting):
+        phrase = f"was sent there {show_s(now - status.since)} ago and has not started yet"
+        return WarmingUp(phrase, now + rules.warmup.idle_s)
+    assert isinstance(status, Running)
+    if seen is None or seen.first_at is None:
+        started, left = show_s(now - status.since), show_s(until - now)
+        return WarmingUp(
+            f"started {started} ago and has not used the GPU yet; if it does not, that ends in {left}", until
+        )
+    return _settling(max(seen.first_at, seen.grown_at or seen.first_at), seen, rules, now, until)
+
+
+def warm_until(seen: Seen | None, task: Task, rules: Rules) -> float:
+    """When it no longer counts as warming up, if nothing is seen of it until then."""
+    if seen is not None and seen.settled_at is not None:
+        return -inf
+    status = task.status
+    if isinstance(status, Starting):
+        return inf
+    assert isinstance(status, Running)
+    until = status.since + rules.warmup.limit_s
+    if seen is None or seen.first_at is None:
+        until = min(until, status.since + rules.warmup.idle_s)
+    return until
+
+
+def _settling(calm_since: float, seen: Seen, rules: Rules, now: float, until: float) -> WarmingUp:
+    calm_s, wanted_s = now - calm_since, rules.warmup.settle_s
+    if calm_s >= wanted_s:
+        # Both halves of the span must be alike: if nothing changes from now on, they are when it is twice as long.
+        return WarmingUp("is warming up: its activity still changes", min(until, now + calm_s))
+    until = min(until, calm_since + wanted_s)
+    left = f"{show_s(wanted_s)} of calm are wanted, {show_s(until - now)} more"
+    return WarmingUp(f"is warming up: {_since(seen, calm_s)}, and {left}", until)
+
+
+def _since(seen: Seen, calm_s: float) -> str:
+    if seen.grown_at is not None:
+        return f"its memory grew {show_s(calm_s)} ago"
+    if seen.adopted:
+        return f"since the daemon's restart it has been seen on the GPU for {show_s(calm_s)}"
+    return f"it first used the GPU {show_s(calm_s)} ago"
+
+
+def _should_end(task: Task, track: Track | None, rules: Rules) -> float:
+    """By the estimate's or the assumed run time; by its progress, where its run time alone is known."""
+    attempt = task.attempts[-1]
+    alone_s = task.estimate.runtime_s if task.estimate is not None else None
+    if alone_s is not None and track is not None and track.began_at is not None:
+        return track.paced_at + max(0.0, alone_s - track.done_s) / track.rate
+    start = attempt.started_at if attempt.started_at is not None else attempt.placed_at
+    return start + expected_runtime_s(task, rules)
+
+
+def expected_end(task: Task, track: Track | None, rules: Rules, now: float) -> float:
+    """Never beyond the time limit; one that overran what was expected gets half again."""
+    attempt = task.attempts[-1]
+    start = attempt.started_at if attempt.started_at is not None else attempt.placed_at
+    end = _should_end(task, track, rules)
+    if end <= now:
+        end = now + max(1.0, 0.5 * (now - start))
+    if task.spec.time_limit_s is not None:
+        end = min(end, start + task.spec.time_limit_s)
+    return max(min(end, _leaves_at(task)), now)
+
+
+def _leaves_at(task: Task) -> float:
+    """By then one that was asked to save should have left."""
+    asked = task.status.preempting if isinstance(task.status, Running) else None
+    return inf if asked is None else asked.until
+
+
+def later_view(state: State, view: GpuView, now: float) -> GpuView:
+    """The same GPU after a while in which nothing happened to it, and its last sample did not become too old."""
+    return replace(view, holders=tuple([_holder(state, view.gpu, holder.key, now) for holder in view.holders]))
+
+
+def same_until(state: State, view: GpuView, now: float) -> float:
+    """Until when the view is the same if nothing happens; `now` where it changes with every second."""
+    until = stale_at(state, view.newest)
+    for holder in view.holders:
+        if holder.warming is not None:
+            return now
+        task, track = state.tasks[holder.key.task], state.tracks.get(holder.key)
+        until = min(until, _should_end(task, track, state.rules), _leaves_at(task))
+    return max(now, until)
+
+
+def stale_at(state: State, newest: GpuSample | None) -> float:
+    """From then on the sample may count as none; `newest` is None where it already does."""
+    return inf if newest is None else newest.at + state.rules.window.stale_s - EARLY_S
+
+
+def expected_runtime_s(task: Task, rules: Rules) -> float:
+    """As the estimate says, else as assumed; its time limit bounds either."""
+    guess = task.estimate.runtime_s if task.estimate is not None else None
+    limit_s = task.spec.time_limit_s
+    if limit_s is not None:
+        return limit_s if guess is None else min(guess, limit_s)
+    return rules.queue.assumed_runtime_s if guess is None else guess

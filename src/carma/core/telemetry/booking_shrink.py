@@ -1,0 +1,102 @@
+"""When an attempt has settled, its booking shrinks to what it was seen to take, and a margin: the rest is for others.
+
+The limit that it was launched under stays where it was. Should it grow again, the ledger counts what it holds as long
+as there is room (view.py), and where there is none the watchdog protects its neighbours. So nothing shrinks where the
+watchdog is off, nor for a task that must not be run twice.
+
+To have settled is not enough here: a task that loads its data for a minute after its weights has settled as well. It
+must have worked, and its memory must not have grown since. Where nobody tells the GPU's SM activity, nothing shrinks.
+"""
+
+from __future__ import annotations
+
+from carma.core.model.events import BookingShrunk
+from carma.core.model.values import Booking, GpuId, TaskId
+from carma.core.scheduling.news import in_order
+from carma.core.scheduling.placement import RECOVERY
+from carma.core.telemetry.measurements import Seen, Track
+from carma.core.state import State
+from carma.core.model.status import Running
+from carma.core.model.task import Task
+from carma.core.telemetry.window import given
+
+MARGIN_SHARE = 0.05  # above what was seen: an evaluation now and then, fragmentation
+MARGIN_MIB = 256
+WORKING = 0.01  # SM activity, from which on a GPU is said to do something
+KEPT = ("declared", RECOVERY)  # the user's own word; and one that memory has stopped before gets what it then asked for
+HISTORY = "history"
+
+
+def with_margin(mib: int) -> int:
+    return mib + max(MARGIN_MIB, round(mib * MARGIN_SHARE))
+
+
+def shrinks(state: State, now: float) -> list[BookingShrunk]:
+    """Those that are due. One for each attempt: a peak never falls, so what follows would be no less."""
+    settled = state.news.settled
+    if not settled:
+        return []
+    if not (state.rules.memory.shrink and state.rules.sharing.watchdog):
+        settled.clear()
+        return []
+    looked_at = (shrink_of(state, task_id, now) for task_id in in_order(settled, state.active))
+    due = [event for event in looked_at if event is not None]
+    state.news.settled = {event.key.task for event in due}  # until that is done
+    return due
+
+
+def shrink_of(state: State, task_id: TaskId, now: float) -> BookingShrunk | None:
+    """Of an active task."""
+    task, key = state.tasks[task_id], state.active[task_id]
+    track = state.tracks[key]
+    if not track.shrinks or track.peak_mib is None or not isinstance(task.status, Running):
+        return None
+    booking = task.attempts[-1].placement.booking
+    enough_mib = max(with_margin(track.peak_mib), known_mib(task))
+    if not _may_shrink(state, task, booking) or enough_mib + state.rules.warmup.growth_mib > booking.memory_mib:
+        track.shrinks = False  # for good: peaks do not fall, and the rest of it is not taken back
+        return None
+    return (
+        BookingShrunk(now, key, booking.memory_mib, enough_mib, track.peak_mib)
+        if settled_everywhere(state, track)
+        else None
+    )
+
+
+def _may_shrink(state: State, task: Task, booking: Booking) -> bool:
+    stopping = isinstance(task.status, Running) and task.status.ending is not None
+    return not stopping and not booking.alone and booking.source not in KEPT and not _only_once(state, task)
+
+
+def settled_everywhere(state: State, track: Track) -> bool:
+    """On all of its GPUs."""
+    return all(_calm(state, gpu, seen) and _works(state, gpu, seen) for gpu, seen in track.on.items())
+
+
+def _calm(state: State, gpu: GpuId, seen: Seen) -> bool:
+    """It has settled there and holds memory, which has not grown since."""
+    newest = state.live_of(gpu).window.newest
+    if newest is None or seen.settled_at is None or seen.first_at is None or not seen.now_mib:
+        return False
+    return newest.at - max(seen.first_at, seen.grown_at or seen.first_at) >= state.rules.warmup.settle_s
+
+
+def _works(state: State, gpu: GpuId, seen: Seen) -> bool:
+    """The GPU was at work for most of the settling time, and some of that is thought to be this attempt's."""
+    window = state.live_of(gpu).window
+    since = 0.0 if window.newest is None else window.newest.at - state.rules.warmup.settle_s
+    active = [given(sample, "sm_active") or 0.0 for sample in window.samples if sample.at >= since]
+    working = sum(value >= WORKING for value in active)
+    return 2 * working > len(active) and seen.own.pressure >= WORKING
+
+
+def _only_once(state: State, task: Task) -> bool:
+    """Whether nobody would bring it back, should the watchdog have to stop it."""
+    retries = state.rules.recovery.retries if task.spec.max_oom_retries is None else task.spec.max_oom_retries
+    return retries == 0
+
+
+def known_mib(task: Task) -> int:
+    """Earlier runs were seen to their end: what they came to is known better than by the first steps of this one."""
+    estimate = task.estimate
+    return with_margin(estimate.footprint_mib) if estimate is not None and estimate.source == HISTORY else 0

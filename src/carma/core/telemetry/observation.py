@@ -1,0 +1,272 @@
+"""What samples tell: memory peaks, and when a newcomer has settled. Called by `machine.step` alone. Whose activity and
+energy it was is in attribution.py.
+
+An attempt settles on a GPU when, counted from the first time it held memory there, its memory has not grown for
+`settle_s` and the GPU's SM activity is about the same in both halves of that span (published: 30 s from first activity
+predict the rest of a run to .0055; a fixed wait from launch does not, because start-up takes 8 to 55 s).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from carma.core.telemetry import attribution
+from carma.core.telemetry.attribution import Member
+from carma.core.model.events import MemoryObserved
+from carma.core.model.values import Activity, Alone, AttemptKey, GpuId, GpuSample, Record, TaskId
+from carma.core.scheduling.news import in_order
+from carma.core.telemetry.pace import alone_of
+from carma.core.telemetry.measurements import Live, Seen
+from carma.core.state import State
+from carma.core.model.status import Running
+from carma.core.model.task import Attempt
+from carma.core.telemetry.window import given
+
+
+def take(state: State, sample: GpuSample) -> None:
+    """One sample of one GPU. One that is not newer than the last tells nothing."""
+    gpu, at = sample.gpu, sample.at
+    if gpu not in state.gpus:
+        return
+    live = state.live_of(gpu)
+    before = live.window.newest
+    if before is not None and at <= before.at:
+        return
+    live.window.add(sample)
+    newest = live.look is None or at > live.look.at  # a glance may have come before a sample that is older
+    again = live.look is before and before is not None and _shows_the_same(live, before, sample)
+    if newest:
+        state.news.looked(live, sample)
+    state.touch(gpu)
+    if sample.processes is not live.held_of:  # the very same list says the same
+        live.held, live.held_of = memory_by_attempt(sample), sample.processes
+    holders = _tracked(state, live, gpu)
+    if not again:
+        live.company = None
+        _notice_all(state, live, holders, before, sample, newest)
+    for member in holders:
+        seen = member.seen
+        if seen.settled_at is None and seen.first_at is not None and _settled(state, seen, live, sample):
+            seen.settled_at = at
+        if seen.settled_at is not None and member.track.shrinks:
+            state.news.settled.add(member.key.task)
+    if sample.fault is not None:
+        return
+    members = live.company or attribution.members_of(state, holders, live.held, sample)
+    if newest and sample.processes is not None:
+        live.company = members
+    attribution.share_out(state, live, members, before, sample)
+
+
+def _shows_the_same(live: Live, before: GpuSample, sample: GpuSample) -> bool:
+    """Whether the sample tells nothing new of who is there and what they hold: the very list of processes as the one
+    before, which was the last look, and nobody was placed there, left or moved since then (state.py: `_moved`)."""
+    return (
+        live.members is not None
+        and sample.processes is not None
+        and sample.processes is before.processes
+        and sample.memory_used_mib == before.memory_used_mib
+    )
+
+
+def _notice_all(
+    state: State, live: Live, holders: list[Member], before: GpuSample | None, sample: GpuSample, newest: bool
+) -> None:
+    at, held = sample.at, live.held
+    for member in holders:
+        key, seen = member.key, member.seen
+        memory_mib = None if sample.processes is None else held.get(key, 0)
+        if seen.first_at is None and key in held and memory_mib != 0:
+            seen.first_at = at
+            live.since = before.at if before is not None else 0.0  # this sample is the first that tells of it
+        _notice(state, member, at, memory_mib, newest)
+
+
+def glance(state: State, look: GpuSample) -> None:
+    """A quick look at the memory of one GPU. It says nothing of activity, so it does not enter the window."""
+    live = state.live.get(look.gpu)
+    if live is None or look.fault is not None or look.processes is None or look.memory_used_mib is None:
+        return
+    if live.look is not None and look.at <= live.look.at:
+        return
+    state.news.looked(live, look)
+    state.touch(look.gpu)
+    held = memory_by_attempt(look)
+    for member in _tracked(state, live, look.gpu):
+        _notice(state, member, look.at, held.get(member.key, 0), True)
+        if member.seen.settled_at is not None and member.track.shrinks:
+            state.news.settled.add(member.key.task)
+
+
+def _tracked(state: State, live: Live, gpu: GpuId) -> list[Member]:
+    if live.members is not None:
+        return live.members
+    found: list[Member] = []
+    for key in state.on_gpu.get(gpu, ()):
+        track = state.tracks.get(key)
+        seen = track.on.get(gpu) if track is not None else None
+        if track is not None and seen is not None:
+            found.append(Member(key, track, seen))
+    live.members = found
+    return found
+
+
+def memory_by_attempt(sample: GpuSample) -> dict[AttemptKey, int | None]:
+    """MiB of each attempt on that GPU; None where the driver does not tell how much one of its processes has."""
+    held: dict[AttemptKey, int | None] = {}
+    for use in sample.processes or ():
+        if use.attempt is not None:
+            before = held.get(use.attempt, 0)
+            held[use.attempt] = None if before is None or use.memory_mib is None else before + use.memory_mib
+    return held
+
+
+def _notice(state: State, member: Member, at: float, memory_mib: int | None, newest: bool) -> None:
+    track, seen = member.track, member.seen
+    if newest:
+        seen.now_mib = memory_mib
+    if not memory_mib:
+        return
+    if track.peak_mib is None or memory_mib > track.peak_mib:
+        track.peak_mib = memory_mib
+        state.news.grown.add(member.key.task)
+    if seen.first_at == at:
+        seen.level_mib = memory_mib
+    elif seen.first_at is not None and memory_mib > seen.level_mib + state.rules.warmup.growth_mib:
+        seen.level_mib = memory_mib
+        seen.grown_at = at
+
+
+def _settled(state: State, seen: Seen, live: Live, sample: GpuSample) -> bool:
+    assert seen.first_at is not None
+    rules = state.rules.warmup
+    calm_since = max(seen.first_at, seen.grown_at or seen.first_at)
+    if sample.at - calm_since < rules.settle_s:
+        return False
+    return _steady(live, calm_since, sample.at, rules.activity_change)
+
+
+def _steady(live: Live, since: float, until: float, change: float) -> bool:
+    """SM activity of both halves of the span alike; where the GPU does not give it, the gate judges, not this."""
+    middle = (since + until) / 2
+    early: list[float] = []
+    late: list[float] = []
+    for sample in live.window.samples:
+        active = given(sample, "sm_active")
+        if sample.at >= since and active is not None:
+            (early if sample.at < middle else late).append(active)
+    if not early or not late:
+        return True
+    return abs(sum(early) / len(early) - sum(late) / len(late)) <= change
+
+
+class Facts(Record, frozen=True, kw_only=True):
+    """What was seen of an attempt that has just ended, for its AttemptEnded."""
+
+    peak_mib: int | None = None
+    energy_j: float | None = None
+    activity: Activity | None = None
+    used_s: float = 0.0
+    alone: Alone | None = None
+    over: tuple[AttemptKey, ...] = ()  # neighbours above their booking
+
+
+def ending_facts(state: State, key: AttemptKey, at: float) -> Facts:
+    track = state.tracks.get(key)
+    if track is None:
+        return Facts()
+    over: dict[AttemptKey, None] = {}
+    for gpu in track.on:
+        over.update(dict.fromkeys(other for other in state.on_gpu.get(gpu, {}) if over_booking(state, gpu, other)))
+        over.update(dict.fromkeys(_left_over(state, gpu, key)))
+    over.pop(key, None)
+    return Facts(
+        peak_mib=track.peak_mib,
+        energy_j=track.energy_j,
+        activity=track.activity,
+        used_s=track.used_s,
+        alone=alone_of(track, at),
+        over=tuple(over),
+    )
+
+
+def over_booking(state: State, gpu: GpuId, key: AttemptKey) -> bool:
+    track = state.tracks.get(key)
+    seen = track.on.get(gpu) if track is not None else None
+    held = seen.now_mib if seen is not None else None
+    return held is not None and held > state.on_gpu[gpu][key].booking.memory_mib
+
+
+def _left_over(state: State, gpu: GpuId, key: AttemptKey) -> list[AttemptKey]:
+    """Those that left just now while they were above their booking, and had been there with `key`: who ran out of
+    memory because of them may be noticed after their own end. Its own earlier attempts are no neighbours."""
+    live = state.live.get(gpu)
+    began = state.tasks[key.task].attempts[-1].placed_at
+    since = max(began, state.now - state.rules.window.stale_s)
+    left_over = {} if live is None else live.left_over
+    return [other for other, at in left_over.items() if at >= since and other.task != key.task]
+
+
+def left(state: State, attempt: Attempt, key: AttemptKey, at: float, guilty: bool) -> None:
+    """An attempt has ended, `guilty` of its own OOM or not; before it is taken off its GPUs."""
+    recent = at - state.rules.window.stale_s
+    for gpu in attempt.placement.gpus:
+        live = state.live_of(gpu)
+        live.left_over = {other: then for other, then in live.left_over.items() if then >= recent}
+        if guilty or (key in state.on_gpu.get(gpu, {}) and over_booking(state, gpu, key)):
+            live.left_over[key] = at
+        live.left_at = at
+
+
+def to_watch(state: State) -> tuple[GpuId, ...]:
+    """GPUs whose tasks could together take more than there is, because no limit holds them: their memory is looked at
+    several times a second."""
+    if not state.rules.sharing.watchdog:
+        return ()
+    return tuple(gpu for gpu, held in state.on_gpu.items() if len(held) > 1 and _may_overflow(state, gpu))
+
+
+def _may_overflow(state: State, gpu: GpuId) -> bool:
+    most_mib = 0
+    look = state.live_of(gpu).look
+    processes = Counter(use.attempt for use in (look.processes or ())) if look is not None else Counter()
+    for key in state.on_gpu[gpu]:
+        limit_mib = _limit_mib(state.tasks[key.task].attempts[-1], max(1, processes[key]))
+        if limit_mib is None:
+            return True
+        most_mib += limit_mib
+    return gpu in state.gpus and most_mib > state.gpus[gpu].memory_mib
+
+
+def _limit_mib(attempt: Attempt, processes: int) -> int | None:
+    """Where the attempt is stopped by something harder than the watchdog; None: nowhere, or not known yet. Only a
+    cgroup's limit is for all of its processes together."""
+    guards = attempt.confinement.guards if attempt.confinement is not None else ()
+    limits = (
+        guard.limit_mib * (1 if guard.rung == "cgroup" else processes) for guard in guards if guard.rung != "watchdog"
+    )
+    return min(limits, default=None)
+
+
+def to_store(state: State, now: float) -> list[MemoryObserved]:
+    """Attempts whose memory grew by 64 MiB or 5 %: news, and nothing that a restart should forget. What else is seen of
+    them is noted together with what their GPUs did (usage.py)."""
+    found: list[MemoryObserved] = []
+    for task_id in in_order(state.news.grown, state.active):
+        news = memory_news(state, task_id, now)
+        if news is not None:
+            found.append(news)
+    state.news.grown = {news.key.task for news in found}  # until they are stored
+    return found
+
+
+def memory_news(state: State, task_id: TaskId, now: float) -> MemoryObserved | None:
+    """Of an active task."""
+    task, key = state.tasks[task_id], state.active[task_id]
+    track = state.tracks.get(key)
+    if track is None or track.peak_mib is None or not isinstance(task.status, Running):
+        return None
+    known_mib = task.attempts[-1].observed_mib
+    if known_mib is not None and track.peak_mib <= known_mib + max(64, known_mib // 20):
+        return None
+    return MemoryObserved(now, key, track.peak_mib, track.energy_j, track.activity, track.used_s)

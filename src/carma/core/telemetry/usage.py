@@ -1,0 +1,86 @@
+"""What each GPU did, hour by hour: sums that are seen, and noted now and then for the archive, together with what was
+seen of the attempts that run.
+
+What was not watched is in no row, so sums never claim more than was seen. A span counts in the hour in which it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from carma.core.model.events import AttemptUse, UseNoted
+from carma.core.model.values import AttemptKey, GpuUsage
+from carma.core.telemetry.pace import alone_of
+from carma.core.telemetry.measurements import Hour
+from carma.core.state import State
+from carma.core.model.status import Running
+
+HOUR_S = 3600.0
+
+
+def add_up(one: GpuUsage, other: GpuUsage) -> GpuUsage:
+    """Two rows of the same GPU and hour."""
+    return replace(
+        one,
+        watched_s=one.watched_s + other.watched_s,
+        held_s=one.held_s + other.held_s,
+        shared_s=one.shared_s + other.shared_s,
+        sm_s=one.sm_s + other.sm_s,
+        energy_j=one.energy_j + other.energy_j,
+        idle_j=one.idle_j + other.idle_j,
+        tasks_j=one.tasks_j + other.tasks_j,
+        guessed_s=one.guessed_s + other.guessed_s,
+    )
+
+
+def count(state: State, rows: Iterable[GpuUsage]) -> None:
+    """Add rows to what was seen since the last note."""
+    for row in rows:
+        sums = state.usage.setdefault((row.hour, row.gpu), Hour())
+        for name in Hour.__slots__:
+            setattr(sums, name, getattr(sums, name) + getattr(row, name))
+
+
+def not_noted(state: State) -> tuple[GpuUsage, ...]:
+    """What was seen since the last note, as rows."""
+    return tuple(
+        GpuUsage(gpu=gpu, hour=hour, **{name: getattr(sums, name) for name in Hour.__slots__})
+        for (hour, gpu), sums in state.usage.items()
+    )
+
+
+def note(state: State) -> UseNoted:
+    """All that was seen since the last one that was stored. It changes nothing before it is stepped."""
+    uses = (_use(state, key) for key in state.active.values())
+    return UseNoted(
+        state.now,
+        attempts=tuple(use for use in uses if use is not None),
+        gpus=not_noted(state),
+        idle_w=dict(state.idle_w),
+        empty_w=state.empty_w(),
+    )
+
+
+def _use(state: State, key: AttemptKey) -> AttemptUse | None:
+    track = state.tracks.get(key)
+    if track is None or not isinstance(state.tasks[key.task].status, Running):
+        return None
+    if track.peak_mib is None and track.used_s <= 0.0:
+        return None
+    return AttemptUse(
+        key=key,
+        peak_mib=track.peak_mib,
+        energy_j=track.energy_j,
+        activity=track.activity,
+        used_s=track.used_s,
+        alone=alone_of(track, state.now),
+        settled=all(seen.settled_at is not None for seen in track.on.values()),
+    )
+
+
+def noted(state: State, rows: Iterable[GpuUsage]) -> None:
+    """Those are in the archive now."""
+    for row in rows:
+        state.usage.pop((row.hour, row.gpu), None)

@@ -1,0 +1,159 @@
+"""The last samples of a GPU, and what they say. Pure: the newest sample's time is the only clock.
+
+The risk formula is the published one (CARMA v2, active mode): .20 mean + .20 median + .30 p95 + .10 p50 + .20 EMA with
+factor 2/(W+1). Median and p50 are the same figure, so the median weighs .30.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
+from typing import Literal
+
+from carma.core.model.values import GpuSample, Record
+
+Metric = Literal["sm_active", "sm_occupancy", "dram_active"]
+METRICS: tuple[Metric, ...] = ("sm_active", "sm_occupancy", "dram_active")
+
+
+class Summary(Record, frozen=True):
+    """One metric over a window. `trend` is the least-squares slope per second."""
+
+    count: int
+    mean: float
+    median: float
+    p95: float
+    ema: float
+    trend: float
+    risk: float
+
+    def by(self, name: Literal["risk", "p95", "mean"]) -> float:
+        match name:
+            case "risk":
+                return self.risk
+            case "p95":
+                return self.p95
+            case "mean":
+                return self.mean
+
+
+def given(sample: GpuSample, metric: Metric) -> float | None:
+    """The figure, or None: what is not a number, or below zero, was not given."""
+    value: float | None = getattr(sample, metric)
+    return value if value is not None and 0.0 <= value < inf else None
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Linear interpolation between the neighbours, as numpy does it."""
+    position = (len(ordered) - 1) * share
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def summarise(values: Sequence[float], times: Sequence[float]) -> Summary:
+    """At least one value."""
+    ordered = sorted(values)
+    mean = sum(values) / len(values)
+    median = quantile(ordered, 0.5)
+    p95 = quantile(ordered, 0.95)
+    factor = 2.0 / (len(values) + 1)
+    ema = values[0]
+    for value in values[1:]:
+        ema += factor * (value - ema)
+    risk = 0.20 * mean + 0.30 * median + 0.30 * p95 + 0.20 * ema
+    return Summary(len(values), mean, median, p95, ema, _slope(values, times, mean), risk)
+
+
+def _slope(values: Sequence[float], times: Sequence[float], mean: float) -> float:
+    middle = sum(times) / len(times)
+    spread = sum([(time - middle) ** 2 for time in times])
+    if spread == 0:
+        return 0.0
+    return sum([(time - middle) * (value - mean) for time, value in zip(times, values, strict=True)]) / spread
+
+
+class Gauges(Mapping[Metric, Summary]):
+    """What the samples after `since` say, metric by metric, worked out when somebody asks. A metric that the newest
+    sample does not give is not in it."""
+
+    __slots__ = ("_known", "_samples", "_since")
+
+    def __init__(self, samples: tuple[GpuSample, ...], since: float) -> None:
+        self._samples = samples
+        self._since = since
+        self._known: dict[Metric, Summary | None] = {}
+
+    def __getitem__(self, metric: Metric) -> Summary:
+        if metric not in self._known:
+            self._known[metric] = self._summary(metric)
+        found = self._known[metric]
+        if found is None:
+            raise KeyError(metric)
+        return found
+
+    def __iter__(self) -> Iterator[Metric]:
+        return (metric for metric in METRICS if metric in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return f"Gauges({dict(self)!r})"
+
+    def _summary(self, metric: Metric) -> Summary | None:
+        if not self._samples or given(self._samples[-1], metric) is None:
+            return None
+        values: list[float] = []
+        times: list[float] = []
+        for sample in self._samples:
+            value = given(sample, metric)
+            if value is not None and sample.at > self._since:
+                values.append(value)
+                times.append(sample.at)
+        return summarise(values, times) if values else None
+
+
+class Window:
+    """The samples of one GPU over the last `length_s` seconds."""
+
+    __slots__ = ("_gauges", "length_s", "samples")
+
+    def __init__(self, length_s: float) -> None:
+        self.length_s = length_s
+        self.samples: deque[GpuSample] = deque()
+        self._gauges: dict[float, Gauges] = {}  # by `since`
+
+    def add(self, sample: GpuSample) -> None:
+        samples = self.samples
+        if samples and sample.at <= samples[-1].at:
+            return
+        samples.append(sample)
+        oldest = sample.at - self.length_s
+        while samples[0].at < oldest:
+            samples.popleft()
+        self._gauges.clear()
+
+    @property
+    def newest(self) -> GpuSample | None:
+        return self.samples[-1] if self.samples else None
+
+    def count_since(self, since: float) -> int:
+        count = 0
+        for sample in reversed(self.samples):
+            if sample.at <= since:
+                break
+            count += 1
+        return count
+
+    def gauges(self, since: float = 0.0) -> Gauges:
+        """Of the samples after `since`, as they are now."""
+        found = self._gauges.get(since)
+        if found is None:
+            found = self._gauges[since] = Gauges(tuple(self.samples), since)
+        return found
+
+    def summary(self, metric: Metric, since: float = 0.0) -> Summary | None:
+        """None when the newest sample does not give the metric."""
+        return self.gauges(since).get(metric)

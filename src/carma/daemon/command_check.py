@@ -1,0 +1,123 @@
+"""Checks whether a command can be started: its working directory, its program and the directories of its output exist
+and may be used.
+
+The checks use the credentials of the calling process, so the kernel decides, with access lists and network file systems
+included. The daemon calls this in a process of the submitter (probe.py), never in one of its own threads: a directory
+may hang, and root would reveal what the submitter may not see. Nothing is opened or created.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+
+from carma.core.model.values import TaskSpec
+from carma.errors import NotRunnable
+from carma.launch.program_names import PLACES, before_places, unknown_place
+
+
+def check_runnable(spec: TaskSpec) -> None:
+    """Raises NotRunnable. Uses only the fields that `needed_fields` keeps."""
+    _check_directory(spec.directory)
+    _check_program(spec)
+    for flag, template in (("output", spec.output), ("error", spec.error)):
+        if template:
+            _check_output(flag, template, spec.directory)
+
+
+def needed_fields(spec: TaskSpec) -> TaskSpec:
+    """The spec without what the checks do not read: most of the environment, the arguments of the command."""
+    environment = {name: value for name, value in spec.environment.items() if name == "PATH"}
+    return TaskSpec(
+        command=spec.command[:1],
+        directory=spec.directory,
+        environment=environment,
+        output=spec.output,
+        error=spec.error,
+    )
+
+
+def _check_directory(directory: str) -> None:
+    denied = NotRunnable(
+        f"you may not enter the working directory {directory}", "submit from another directory, or use --chdir"
+    )
+    try:
+        mode = os.stat(directory).st_mode
+    except PermissionError as error:
+        raise denied from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotRunnable(
+            f"the working directory {directory} does not exist", "submit from another directory, or use --chdir"
+        ) from error
+    except OSError as error:
+        raise NotRunnable(f"the working directory {directory} cannot be used: {error.strerror}") from error
+    if not stat.S_ISDIR(mode):
+        raise NotRunnable(f"the working directory {directory} is not a directory")
+    if not os.access(directory, os.X_OK):
+        raise denied
+
+
+def _check_program(spec: TaskSpec) -> None:
+    program = spec.command[0]
+    denied = ""
+    for path in candidates(spec):
+        try:
+            is_directory = stat.S_ISDIR(os.stat(path).st_mode)
+        except PermissionError:
+            denied = denied or (path if "/" in program else "")
+            continue
+        except OSError:
+            continue
+        if is_directory:
+            continue
+        if os.access(path, os.X_OK):
+            return
+        denied = denied or path
+    raise _refusal(program, spec.directory, denied)
+
+
+def _refusal(program: str, directory: str, denied: str) -> NotRunnable:
+    """`denied`: the first file of that name that the user may not execute."""
+    if denied:
+        return NotRunnable(f"{denied} is not executable for you", f"chmod +x {denied}, or name its interpreter first")
+    if program.startswith("/"):
+        return NotRunnable(f"the program {program} does not exist")
+    if "/" in program:
+        return NotRunnable(f"the program {program} does not exist in {directory}")
+    return NotRunnable(
+        f"the program {program!r} is not in any directory of PATH",
+        "give its full path, or activate the environment that has it before you submit",
+    )
+
+
+def candidates(spec: TaskSpec) -> Iterator[str]:
+    """The paths at which the launch looks for the program, in that order."""
+    program = spec.command[0]
+    if "/" in program:
+        yield os.path.join(spec.directory, program)
+        return
+    for entry in spec.environment.get("PATH", os.defpath).split(":"):
+        yield os.path.join(spec.directory, entry, program)
+
+
+def _check_output(flag: str, template: str, directory: str) -> None:
+    """Checks the part of the path that is the same for every task and attempt. Whether the file can be written shows at
+    the start."""
+    if (place := unknown_place(template)) is not None:
+        known = ", ".join(f"%{letter} {meaning}" for letter, meaning in PLACES.items())
+        raise NotRunnable(f"{place!r} in --{flag} {template} stands for nothing", f"known are {known}")
+    fixed = before_places(template)
+    path = os.path.join(directory, fixed)
+    folder = os.path.dirname(path) or "/"
+    try:
+        if not stat.S_ISDIR(os.stat(folder).st_mode):
+            raise NotRunnable(f"--{flag} {template}: {folder} is not a directory")
+    except PermissionError:
+        return
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotRunnable(f"--{flag} {template}: there is no directory {folder}", f"mkdir -p {folder}") from error
+    except OSError as error:
+        raise NotRunnable(f"--{flag} {template} cannot be used: {error.strerror}") from error
+    if fixed == template.replace("%%", "%") and os.path.isdir(path):
+        raise NotRunnable(f"--{flag}: {path} is a directory", f"name a file, for example {path.rstrip('/')}/%j.out")

@@ -1,0 +1,155 @@
+"""What the launcher found, as events; what an ended attempt leaves for history. Pure: looks, and changes nothing.
+
+Called at the moment of the commit, on the state as it is then, so a stale answer (the attempt was already seen to end,
+the task was placed again) is dropped here and never reaches the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from carma.core.attempt_end import ended
+from carma.core.model.events import AttemptStarted, Durable, StopRequested, TaskPlaced
+from carma.core.model.values import AttemptKey
+from carma.core.model.outcome import Disrupted, Failed, Lost, OutOfMemory, Preempted, Succeeded
+from carma.core.ports import Found, PastRun
+from carma.core.recovery import not_enough_mib
+from carma.core.state import State
+from carma.core.model.status import Running, Starting
+from carma.core.model.task import Attempt
+
+DISRUPTED_GRACE_S = 2.0  # what it ran under is gone, so it cannot save what is on the GPU; its files it can close
+
+
+def events_of(state: State, found: Iterable[Found], now: float) -> list[Durable]:
+    """AttemptStarted and AttemptEnded for all that the state does not know yet, in the order in which they ended; and
+    StopRequested for those that live but have nothing to run under any more."""
+    found = sorted(found, key=lambda entry: entry.ended_at or now)
+    guilty = [entry.key for entry in found if _above_booking(state, entry)]
+    events: list[Durable] = []
+    for entry in found:
+        events.extend(_events_of(state, entry, now, guilty))
+    return events
+
+
+def _events_of(state: State, entry: Found, now: float, guilty: Sequence[AttemptKey]) -> list[Durable]:
+    if state.active.get(entry.key.task) != entry.key:
+        return []
+    status = state.tasks[entry.key.task].status
+    assert isinstance(status, Starting | Running)
+    events: list[Durable] = []
+    started_at = _between(state.now, entry.started_at, now)
+    if isinstance(status, Starting) and entry.pid is not None:
+        events.append(AttemptStarted(started_at, entry.key, entry.pid, entry.confinement))
+    if entry.outcome is not None:
+        ended_at = max(started_at, _between(state.now, entry.ended_at, now))
+        outcome = entry.outcome
+        if entry.trouble is not None and isinstance(outcome, Failed):
+            outcome = Disrupted(entry.trouble)  # it was not quick enough to be stopped
+        event = ended(state, entry.key, outcome, ended_at, guilty)
+        events.append(replace(event, untold=True) if _untold(status, entry) else event)
+    elif isinstance(status, Running) and entry.pid is None:
+        reason = "its record is gone: the attempt's directory was removed while it ran"
+        events.append(ended(state, entry.key, Lost(reason), now))
+    elif entry.trouble is not None and status.ending is None:
+        events.append(StopRequested(now, entry.key.task, Disrupted(entry.trouble), DISRUPTED_GRACE_S))
+    return events
+
+
+def _untold(status: Starting | Running, entry: Found) -> bool:
+    """Whether it was asked to save and ended before it could be told."""
+    asked = status.preempting if isinstance(status, Running) else None
+    return asked is not None and entry.told_at != asked.at
+
+
+def _above_booking(state: State, entry: Found) -> bool:
+    """Whether it ran out of GPU memory with more than it had booked, by its own words."""
+    outcome, task = entry.outcome, state.tasks.get(entry.key.task)
+    if task is None or state.active.get(task.id) != entry.key or not isinstance(outcome, OutOfMemory):
+        return False
+    wanted_mib = (outcome.peak_mib or 0) + (outcome.asked_mib or 0)
+    return outcome.where == "gpu" and wanted_mib > task.attempts[-1].placement.booking.memory_mib
+
+
+def never_launched(state: State, found: Iterable[Found]) -> list[AttemptKey]:
+    """Attempts that are placed but of which no process was ever made."""
+    return [
+        entry.key
+        for entry in found
+        if entry.pid is None
+        and entry.outcome is None
+        and not entry.claimed
+        and state.active.get(entry.key.task) == entry.key
+        and isinstance(state.tasks[entry.key.task].status, Starting)
+    ]
+
+
+def called_off(state: State, keys: Sequence[AttemptKey], now: float) -> list[Durable]:
+    """The end of those among `keys` that were told to stop before there was anything to stop."""
+    events: list[Durable] = []
+    for key in keys:
+        if state.active.get(key.task) != key:
+            continue
+        status = state.tasks[key.task].status
+        if isinstance(status, Starting) and status.ending is not None:
+            events.append(ended(state, key, status.ending, max(now, state.now)))
+    return events
+
+
+def past_run(state: State, key: AttemptKey, collocated: bool) -> PastRun | None:
+    """An ended attempt as history remembers it; None for one that never ran."""
+    task = state.tasks.get(key.task)
+    attempt = _attempt(task.attempts, key.attempt) if task is not None else None
+    if task is None or attempt is None or attempt.started_at is None or attempt.ended_at is None:
+        return None
+    gpu = state.gpus.get(attempt.placement.gpus[0]) if attempt.placement.gpus else None
+    return PastRun(
+        key=key,
+        uid=task.owner.uid,
+        command=task.spec.command,
+        directory=task.spec.directory,
+        gpus=task.spec.gpus,
+        gpu_model=gpu.name if gpu is not None else "",
+        peak_mib=attempt.observed_mib,
+        runtime_s=_run_s(attempt) + sum(_run_s(one) for one in task.attempts if _went_on(one, attempt)),
+        succeeded=isinstance(attempt.outcome, Succeeded),
+        collocated=collocated,
+        ended_at=attempt.ended_at,
+        energy_j=attempt.own_energy_j,
+        activity=attempt.activity,
+        alone=attempt.alone,
+        fingerprint=task.fingerprint,
+        more_than_mib=not_enough_mib(attempt),
+    )
+
+
+def _run_s(attempt: Attempt) -> float:
+    if attempt.started_at is None or attempt.ended_at is None:
+        return 0.0
+    return max(0.0, attempt.ended_at - attempt.started_at)
+
+
+def _went_on(before: Attempt, attempt: Attempt) -> bool:
+    """Whether the later one began with what the earlier one had saved: its run is a part of the same."""
+    return before.number < attempt.number and isinstance(before.outcome, Preempted)
+
+
+def neighbours(state: State, placed: TaskPlaced) -> set[AttemptKey]:
+    """The attempts that share a GPU since this placement, itself included; empty when it has its GPUs alone."""
+    shared: set[AttemptKey] = set()
+    for gpu in placed.placement.gpus:
+        holders = state.on_gpu.get(gpu, {})
+        if len(holders) > 1:
+            shared.update(holders)
+    return shared
+
+
+def _attempt(attempts: Sequence[Attempt], number: int) -> Attempt | None:
+    return next((attempt for attempt in attempts if attempt.number == number), None)
+
+
+def _between(earliest: float, at: float | None, latest: float) -> float:
+    """A time that a runner wrote, on the daemon's own clock: never before the last event, never in the future."""
+    return latest if at is None else max(min(at, latest), min(earliest, latest))

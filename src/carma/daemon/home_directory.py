@@ -1,0 +1,113 @@
+"""The daemon's directories, its pid file and its log. (The database locks itself; the socket is bound by http.py.)
+
+Also: whether the database that belongs here is still here, at the start and while the daemon runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+from carma.config import Settings
+from carma.core.model.values import TaskId
+from carma.errors import CarmaError, StoreError
+from carma.paths import Paths, make_directories
+
+log = logging.getLogger("carma.daemon")
+
+LOG_LIMIT_BYTES = 16 << 20
+LOOK_S = 1.0  # between two looks at the files of the database
+
+
+def prepare(paths: Paths) -> None:
+    """Directories with their modes. Raises BadSettings."""
+    os.umask(os.umask(0o077) | 0o022)  # whatever the shell had: no file of the daemon can be written by others
+    make_directories(paths)
+    shorten(paths.daemon_log)
+
+
+def shorten(log_file: Path) -> None:
+    """One older log is kept, so that a daemon that complains for years does not fill the disk."""
+    with contextlib.suppress(OSError):
+        if log_file.stat().st_size > LOG_LIMIT_BYTES:
+            os.replace(log_file, log_file.with_suffix(".log.1"))
+
+
+def start_logging(settings: Settings) -> None:
+    """To standard error: a terminal, systemd's journal, or the file that detach.py put there."""
+    handler = logging.StreamHandler(sys.stderr)
+    under_systemd = "JOURNAL_STREAM" in os.environ  # which adds the time itself
+    form = "%(levelname)s %(message)s" if under_systemd else "%(asctime)s %(levelname)s %(message)s"
+    handler.setFormatter(logging.Formatter(form))
+    root = logging.getLogger("carma")
+    root.handlers = [handler]
+    root.propagate = False
+    root.setLevel(settings.daemon.log_level.upper())
+
+
+@contextlib.contextmanager
+def pid_file(path: Path) -> Iterator[None]:
+    """For people and their scripts; nothing in CARMA relies on it."""
+    path.write_text(f"{os.getpid()}\n")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            if int(path.read_text()) == os.getpid():
+                path.unlink()
+
+
+@contextlib.contextmanager
+def explained(paths: Paths) -> Iterator[None]:
+    """An error of the operating system while the daemon starts names the file, the reason and what to do."""
+    try:
+        yield
+    except OSError as error:
+        from carma.store.store_errors import hint_of, reason_of
+
+        place = error.filename if isinstance(error.filename, str | os.PathLike) else paths.state_dir
+        message = f"the daemon could not start: {os.fspath(place)}: {reason_of(error)}"
+        raise StoreError(message, hint_of(error)) from error
+
+
+def refuse_lost_database(paths: Paths) -> None:
+    """Attempts have directories, but there is no database that knows them: it was lost, or is elsewhere.
+
+    A daemon that started all the same would not know the tasks that may still run.
+    """
+    if os.path.lexists(paths.database):
+        return
+    known = next((name for name in os.listdir(paths.log_dir) if task_of(name) is not None), None)
+    if known is None:
+        return
+    from carma.store.store_errors import missing
+
+    raise missing(paths.database, paths.log_dir / known)
+
+
+def task_of(name: str) -> TaskId | None:
+    """The task of an attempt's directory, which is named `<task>.<attempt>`."""
+    task, dot, attempt = name.partition(".")
+    good = dot and task.isascii() and task.isdigit() and attempt.isascii() and attempt.isdigit()
+    return TaskId(int(task)) if good else None
+
+
+async def watch_database(
+    in_place: Callable[[], Awaitable[bool]], give_up: Callable[[CarmaError], None], file: Path
+) -> None:
+    """Until the database was removed or replaced. Then this daemon must end: another one may serve the same GPUs.
+
+    Nothing is stored or started meanwhile either (store/database.py, hands.py). Two looks in a row have to agree.
+    """
+    missed = 0
+    while missed < 2:
+        await asyncio.sleep(LOOK_S)
+        missed = 0 if await in_place() else missed + 1
+    from carma.store.store_errors import removed
+
+    give_up(removed(file, "go on with"))

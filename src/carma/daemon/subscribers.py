@@ -1,0 +1,108 @@
+"""Those who wait for something to happen: streams of events, and requests that wait for a task to end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import NamedTuple
+
+from carma.core.model.events import Durable
+from carma.core.state import State
+
+BUFFER = 1_000  # events a subscriber may lag behind before it is cut off
+
+
+class Subscription:
+    """An async iterator over (sequence, event). It ends when the subscriber falls too far behind, or at shutdown."""
+
+    def __init__(self, leave: Callable[[Subscription], None], buffer: int = BUFFER) -> None:
+        self._events: deque[tuple[int, Durable]] = deque()
+        self._buffer = buffer
+        self._more = asyncio.Event()
+        self._leave = leave
+        self._ended = False
+
+    def put(self, sequence: int, event: Durable) -> None:
+        if len(self._events) >= self._buffer:
+            self.close()
+            return
+        self._events.append((sequence, event))
+        self._more.set()
+
+    def close(self) -> None:
+        self._ended = True
+        self._more.set()
+        self._leave(self)
+
+    def __aiter__(self) -> AsyncIterator[tuple[int, Durable]]:
+        return self
+
+    async def __anext__(self) -> tuple[int, Durable]:
+        while not self._events:
+            if self._ended:
+                raise StopAsyncIteration
+            self._more.clear()
+            await self._more.wait()
+        return self._events.popleft()
+
+
+class _Waiter(NamedTuple):
+    predicate: Callable[[State], bool]
+    done: asyncio.Future[bool]
+
+
+class Listeners:
+    def __init__(self) -> None:
+        self._subscriptions: list[Subscription] = []
+        self._waiters: list[_Waiter] = []
+
+    def subscribe(self) -> Subscription:
+        subscription = Subscription(self._leave)
+        self._subscriptions.append(subscription)
+        return subscription
+
+    def _leave(self, subscription: Subscription) -> None:
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
+
+    async def wait_for(self, predicate: Callable[[State], bool], timeout_s: float) -> bool:
+        """Until `answer` finds that it holds (True), or so many real seconds passed or all are let go (False)."""
+        waiter = _Waiter(predicate, asyncio.get_running_loop().create_future())
+        self._waiters.append(waiter)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await waiter.done
+        except TimeoutError:
+            return False
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    def tell(self, sequence: int, event: Durable) -> None:
+        for subscription in list(self._subscriptions):
+            subscription.put(sequence, event)
+
+    def answer(self, state: State) -> None:
+        """Look whether anybody's wait is over."""
+        still: list[_Waiter] = []
+        for waiter in self._waiters:
+            if waiter.done.done():
+                continue
+            try:
+                if waiter.predicate(state):
+                    waiter.done.set_result(True)
+                else:
+                    still.append(waiter)
+            except Exception as error:  # its own, and nobody else's business
+                waiter.done.set_exception(error)
+        self._waiters[:] = still
+
+    def release(self) -> None:
+        """Let everybody go, because the daemon stops."""
+        for subscription in list(self._subscriptions):
+            subscription.close()
+        for waiter in self._waiters:
+            if not waiter.done.done():
+                waiter.done.set_result(False)
+        self._waiters.clear()

@@ -1,0 +1,296 @@
+"""What happened, as sentences: one for each durable event. The stream tells them as they happen, a story in order.
+
+What only an owner may read (a program's own words, the reason somebody gave) is told only where `whole` is set. An
+attempt that was told to stop is told to have ended by that, and not by the signal that its process died of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from carma.core.model import events as e
+from carma.core import checkpoint_request as saving
+from carma.core.model.values import AttemptKey, Booking, Confinement, Gpu, GpuId, Placement, TaskId
+from carma.core.model.outcome import (Cancelled, Disrupted, Failed, LaunchFailed, Outcome, OutOfMemory, Preempted, TimedOut, describe,)
+from carma.core.model.status import Ending, Preempting, that_counts
+from carma.core.model.task import Task
+from carma.core.model.units import show_count, show_mib, show_s
+from carma.wire.sharing_text import held, shared
+from carma.wire.api_types import StoryLine
+
+Gpus = dict[GpuId, Gpu]
+# What follows in a reason that launch/exit_outcome.py gives is the program's own words, or the path that did not answer.
+_QUOTE = re.compile(r": | \(")
+GpuEvent = e.GpusFound | e.GpuDrained | e.GpuResumed | e.UseNoted
+AttemptEvent = e.TaskPlaced | e.AttemptStarted | e.MemoryObserved | e.BookingShrunk | e.AttemptEnded
+TaskEvent = (
+    e.TaskSubmitted
+    | e.TaskEstimated
+    | e.RecoveryPlanned
+    | e.RecoveryDue
+    | e.TaskFinished
+    | e.StopRequested
+    | e.TaskWarned
+    | e.PreemptionRequested
+    | e.PreemptionMissed
+    | e.TaskHeld
+    | e.TaskReleased
+    | e.TaskRetried
+    | e.TaskRestored
+    | e.TaskChanged
+)
+
+
+def event_name(event: e.Durable) -> str:
+    return str(event.__struct_config__.tag)
+
+
+def task_of(event: e.Durable) -> TaskId | None:
+    """The task that an event is about; None for one about GPUs."""
+    key: AttemptKey | None = getattr(event, "key", None)
+    if key is not None:
+        return key.task
+    if isinstance(event, e.TaskRestored):
+        return event.task.id
+    task: TaskId | None = getattr(event, "task", None)
+    return task
+
+
+def story(events: Iterable[e.Durable], gpus: Gpus, *, whole: bool) -> list[StoryLine]:
+    """The lines of one task's story. What was seen of an attempt is stored more often than there is news of it: a run
+    of such events is one line."""
+    lines: list[StoryLine] = []
+    seen: list[e.MemoryObserved] = []
+    for event in _with_endings(events):
+        if seen and not (isinstance(event, e.MemoryObserved) and event.key == seen[0].key):
+            lines.append(_grown(seen, gpus, whole))
+            seen = []
+        if isinstance(event, e.MemoryObserved):
+            seen.append(event)
+        else:
+            lines.append(StoryLine(at=event.at, event=event_name(event), text=told(event, gpus, whole=whole)))
+    return [*lines, _grown(seen, gpus, whole)] if seen else lines
+
+
+def _with_endings(events: Iterable[e.Durable]) -> Iterable[e.Durable]:
+    """The same, with the ends of attempts as they are on record."""
+    ending: Ending | None = None
+    asked: Preempting | None = None
+    for event in events:
+        match event:
+            case e.TaskPlaced() | e.PreemptionMissed():
+                ending = asked = None
+            case e.PreemptionRequested():
+                asked = asked or saving.asked_by(event)
+            case e.StopRequested():
+                ending = that_counts(ending, event.ending)
+            case e.AttemptEnded() if ending is not None:
+                event = replace(event, outcome=ending)
+                ending = None
+            case e.AttemptEnded() if asked is not None:
+                event = replace(event, outcome=saving.left(asked, event))
+            case _:
+                pass
+        yield event
+
+
+def _grown(seen: Sequence[e.MemoryObserved], gpus: Gpus, whole: bool) -> StoryLine:
+    """A run of them, as one line: how the peak grew, and when it was reached."""
+    first, most = seen[0], max(seen, key=lambda event: event.peak_mib)  # the first of those that are alike
+    begun, reached = show_mib(first.peak_mib), show_mib(most.peak_mib)
+    if begun == reached:
+        return StoryLine(at=first.at, event=event_name(first), text=told(first, gpus, whole=whole))
+    text = f"attempt {first.key.attempt}: grew from {begun} to {reached} in {show_s(max(1.0, most.at - first.at))}"
+    return StoryLine(at=most.at, event=event_name(most), text=text)
+
+
+def as_on_record(event: e.Durable, tasks: Mapping[TaskId, Task]) -> e.Durable:
+    """One event that was just stepped; an attempt's end with the outcome that the state has of it."""
+    task = tasks.get(event.key.task) if isinstance(event, e.AttemptEnded) else None
+    if not isinstance(event, e.AttemptEnded) or task is None:
+        return event
+    found = next((one.outcome for one in task.attempts if one.number == event.key.attempt), None)
+    return event if found is None else replace(event, outcome=found)
+
+
+def sentence(event: e.Durable, gpus: Gpus) -> str:
+    """One line that stands alone and that everybody may read."""
+    task = task_of(event)
+    said = told(event, gpus, whole=False)
+    return said if task is None else f"task {task}: {said}"
+
+
+def told(event: e.Durable, gpus: Gpus, *, whole: bool) -> str:
+    if isinstance(event, GpuEvent):
+        return _of_gpus(event, gpus)
+    if isinstance(event, AttemptEvent):
+        return f"attempt {event.key.attempt}: {_of_attempt(event, gpus, whole)}"
+    return _of_task(event, whole)
+
+
+def _of_gpus(event: GpuEvent, gpus: Gpus) -> str:
+    match event:
+        case e.GpusFound(gpus=found):
+            return f"{len(found)} GPU{'' if len(found) == 1 else 's'} found"
+        case e.GpuDrained(gpu=gpu, reason=reason):
+            return f"{_place(gpu, gpus)} drained" + (f": {reason}" if reason else "")
+        case e.GpuResumed(gpu=gpu):
+            return f"{_place(gpu, gpus)} takes new tasks again"
+        case e.UseNoted(attempts=attempts):
+            return f"noted what the GPUs and {show_count(len(attempts), 'running task')} on them did"
+        case _:
+            assert_never(event)
+
+
+def _of_attempt(event: AttemptEvent, gpus: Gpus, whole: bool) -> str:
+    match event:
+        case e.TaskPlaced(placement=placement, why=why):
+            return _placed(placement, gpus) + (_because(why) if why and whole else "")
+        case e.AttemptStarted(pid=pid, confinement=confinement):
+            return f"started as process {pid}" + ("" if confinement is None else _confined(confinement, whole))
+        case e.MemoryObserved(peak_mib=peak_mib):
+            return f"holds {show_mib(peak_mib)}"
+        case e.BookingShrunk(from_mib=from_mib, to_mib=to_mib, peak_mib=peak_mib):
+            return f"booking {show_mib(from_mib)} → {show_mib(to_mib)}: it had settled at {show_mib(peak_mib)}"
+        case e.AttemptEnded(outcome=outcome, peak_mib=peak_mib, over_booking=over):
+            parts = [_ended(outcome, whole)]
+            if peak_mib is not None:
+                parts.append(f"most memory seen {show_mib(peak_mib)}")
+            if over:
+                parts.append("over the booking at that moment: task " + ", ".join(str(key.task) for key in over))
+            return "; ".join(parts)
+        case _:
+            assert_never(event)
+
+
+def _of_task(event: TaskEvent, whole: bool) -> str:
+    match event:
+        case e.TaskSubmitted(owner=owner, held=held):
+            return f"submitted by {owner.name}" + (", held" if held else "")
+        case e.TaskEstimated():
+            return _estimated(event, whole)
+        case e.RecoveryPlanned(plan=plan, until=until, at=at):
+            return f"{plan.reason}; back in the queue in {show_s(until - at)}"
+        case e.RecoveryDue():
+            return "back in the queue"
+        case e.TaskFinished(outcome=outcome):
+            return f"finished: {_ended(outcome, whole)}"
+        case e.StopRequested(ending=ending, signal=signal):
+            return f"{_stopped(ending)} with signal {signal}: {_ended(ending, whole)}"
+        case e.TaskWarned(signal=signal):
+            return f"warned with signal {signal}: its time is nearly over"
+        case e.PreemptionRequested():
+            return _asked_to_save(event, whole)
+        case e.PreemptionMissed():
+            return "did not leave in time, and goes on running"
+        case e.TaskHeld():
+            return "held"
+        case e.TaskReleased():
+            return "released"
+        case e.TaskRetried(fresh=fresh):
+            return "queued again by hand" + (", forgetting what recovery had learnt" if fresh else "")
+        case e.TaskRestored():
+            return "taken out of the archive"
+        case e.TaskChanged():
+            return _changed(event, whole)
+        case _:
+            assert_never(event)
+
+
+def _asked_to_save(event: e.PreemptionRequested, whole: bool) -> str:
+    reason = f" ({event.reason})" if event.reason and (whole or event.room_for is not None) else ""
+    held = "; it is held then" if event.hold else ""
+    return f"asked by {event.by} to save and leave within {show_s(event.grace_s)}, signal {event.signal}{reason}{held}"
+
+
+def _estimated(event: e.TaskEstimated, whole: bool) -> str:
+    if event.estimate is not None:
+        return f"expected to take {show_mib(event.estimate.upper_mib)} on each GPU ({event.estimate.source})"
+    if not whole or not event.refusals:
+        return "how much memory it takes is not known"
+    reasons = "; ".join(f"{refusal.source}: {refusal.reason}" for refusal in event.refusals)
+    return f"how much memory it takes is not known ({reasons})"
+
+
+def _changed(event: e.TaskChanged, whole: bool) -> str:
+    changes: list[str] = []
+    if event.name is not None:
+        changes.append(f"name {event.name}")
+    if event.priority is not None:
+        changes.append(f"priority {event.priority}")
+    if event.gpu_memory_mib is not None:
+        changes.append(f"GPU memory {show_mib(event.gpu_memory_mib)}")
+    if event.time_limit_s is not None:
+        changes.append(f"time limit {show_s(event.time_limit_s)}")
+    if event.comment is not None:
+        changes.append(f"comment {event.comment!r}" if whole else "comment")
+    return "changed: " + ", ".join(changes)
+
+
+def _confined(confinement: Confinement, whole: bool) -> str:
+    note = f" ({confinement.note})" if confinement.note and whole else ""
+    return f" {shared(confinement.mechanism)}{note}, {held(confinement.guards)}"
+
+
+def _stopped(ending: Ending) -> str:
+    match ending:
+        case OutOfMemory():
+            return "stopped by the watchdog, before it takes what others have booked,"
+        case Disrupted():
+            return "stopped, because what it ran under failed,"
+        case Cancelled() | TimedOut():
+            return "told to stop"
+        case _:
+            assert_never(ending)
+
+
+def _ended(outcome: Outcome, whole: bool) -> str:
+    return describe(outcome if whole else without_words(outcome))
+
+
+def without_words(outcome: Outcome) -> Outcome:
+    """Without the program's last words, which may tell what it does, and without the reason somebody gave."""
+    match outcome:
+        case Failed(code=code):
+            return Failed(code)
+        case OutOfMemory(where=where, code=code, asked_mib=asked, peak_mib=peak):
+            return OutOfMemory(where, code, asked, peak)
+        case Cancelled(by=by):
+            return Cancelled(by)
+        case Preempted(by=by, code=code):
+            return Preempted(by, "", code)
+        case Disrupted(reason=reason):
+            return Disrupted(_QUOTE.split(reason, maxsplit=1)[0])
+        case LaunchFailed(reason=reason):
+            return LaunchFailed(_QUOTE.split(reason, maxsplit=1)[0])
+        case _:
+            return outcome
+
+
+def _placed(placement: Placement, gpus: Gpus) -> str:
+    booking = placement.booking
+    return f"placed on {_names(placement.gpus, gpus)}, {booked(booking)}"
+
+
+def booked(booking: Booking) -> str:
+    """`12.4 GiB booked (history), alone`."""
+    source = "its size is not known" if booking.source == "unknown" else booking.source
+    return f"{show_mib(booking.memory_mib)} booked ({source})" + (", alone" if booking.alone else "")
+
+
+def _because(why: str) -> str:
+    """The decision's sentence, without the place that was just named."""
+    place, colon, reason = why.partition(": ")
+    return f"; {reason if colon and place.startswith('placed on GPU') else why}"
+
+
+def _names(ids: Sequence[GpuId], gpus: Gpus) -> str:
+    return "GPU " + ", ".join(str(gpus[gpu].index) if gpu in gpus else gpu for gpu in ids)
+
+
+def _place(gpu: GpuId | None, gpus: Gpus) -> str:
+    return "the server" if gpu is None else _names((gpu,), gpus)

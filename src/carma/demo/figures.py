@@ -1,0 +1,112 @@
+"""What a replay comes to: waits, slowdown, makespan, energy. Pure: records in, figures out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from carma.core.model.values import Record
+
+
+class Ran(Record, frozen=True, kw_only=True):
+    """One attempt that had a process."""
+
+    started_at: float
+    ended_at: float
+    out_of_memory: bool = False
+
+
+class TaskRun(Record, frozen=True, kw_only=True):
+    """One task of a replay, as history tells it; times in virtual seconds on the daemon's clock."""
+
+    name: str
+    submitted_at: float
+    ended_at: float
+    alone_s: float
+    succeeded: bool
+    attempts: tuple[Ran, ...]
+
+    @property
+    def wait_s(self) -> float:
+        """Everything that was not running: in the queue, and between attempts."""
+        running_s = sum(attempt.ended_at - attempt.started_at for attempt in self.attempts)
+        return max(0.0, self.ended_at - self.submitted_at - running_s)
+
+    @property
+    def slowdown(self) -> float | None:
+        """The run that succeeded against the run alone; None when none did."""
+        if not self.succeeded or not self.attempts:
+            return None
+        last = self.attempts[-1]
+        return (last.ended_at - last.started_at) / self.alone_s
+
+
+class Figures(Record, frozen=True, kw_only=True):
+    """The table's column. None: not given (a GPU without the metric), never 0."""
+
+    tasks: int
+    succeeded: int
+    makespan_s: float
+    wait_mean_s: float
+    wait_p95_s: float
+    completion_mean_s: float
+    slowdown_mean: float | None
+    slowdown_p95: float | None
+    ooms: int
+    sm_active_mean: float | None = None
+    energy_j: float | None = None
+
+
+def summarise(
+    runs: Sequence[TaskRun], *, sm_active_mean: float | None = None, energy_j: float | None = None
+) -> Figures:
+    """All figures of one replay; `sm_active_mean` is that over all GPUs and the whole makespan."""
+    if not runs:
+        raise ValueError("no task was run, so there is nothing to summarise")
+    waits = [run.wait_s for run in runs]
+    slowdowns = [run.slowdown for run in runs if run.slowdown is not None]
+    return Figures(
+        tasks=len(runs),
+        succeeded=sum(run.succeeded for run in runs),
+        makespan_s=max(run.ended_at for run in runs) - min(run.submitted_at for run in runs),
+        wait_mean_s=mean(waits),
+        wait_p95_s=percentile(waits, 95),
+        completion_mean_s=mean([run.ended_at - run.submitted_at for run in runs]),
+        slowdown_mean=mean(slowdowns) if slowdowns else None,
+        slowdown_p95=percentile(slowdowns, 95) if slowdowns else None,
+        ooms=sum(attempt.out_of_memory for run in runs for attempt in run.attempts),
+        sm_active_mean=sm_active_mean,
+        energy_j=energy_j,
+    )
+
+
+def mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Between the two nearest values, in proportion (numpy's default rule)."""
+    if not values:
+        raise ValueError("a percentile needs at least one value")
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def time_average(points: Sequence[tuple[float, float]], until: float) -> float | None:
+    """The mean over time of a value that holds from each (time, value) to the next one, and at last to `until`."""
+    if not points or until <= points[0][0]:
+        return None
+    total = 0.0
+    for (at, value), (following, _) in zip(points, [*points[1:], (until, 0.0)], strict=True):
+        total += value * max(0.0, min(following, until) - at)
+    return total / (until - points[0][0])
+
+
+def change_percent(before: float | None, after: float | None) -> float | None:
+    """-35.0 for a third less; None where either is unknown or the first is 0."""
+    if before is None or after is None or before == 0:
+        return None
+    return 100.0 * (after - before) / before

@@ -1,0 +1,117 @@
+"""Asks the estimators in order and takes the first answer; the refusals before it are kept for `carma explain`.
+
+This is where plugins end and CARMA begins: whatever an estimator does (raise, answer nonsense) becomes a refusal that
+names it. What passes can be stored and booked. A refusal may know what was not enough; then the answer says more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from carma.core.model.values import Estimate, NoEstimate
+from carma.core.ports import EstimateRequest, Estimator
+from carma.core.telemetry.booking_shrink import with_margin
+from carma.core.model.units import show_mib
+
+_answers = msgspec.json.Decoder(Estimate)
+_MOST_MIB = 1 << 40  # no memory is that large; SQLite and JSON hold it
+
+Answer = tuple[Estimate | None, tuple[NoEstimate, ...]]
+
+
+def first_answer(
+    estimators: Sequence[Estimator], request: EstimateRequest, refused: Sequence[NoEstimate] = ()
+) -> Answer:
+    """`refused` are those who were asked before."""
+    refusals = list(refused)
+    for place, estimator in enumerate(estimators):
+        answer = _ask(estimator, request)
+        if isinstance(answer, Estimate):
+            whole = _with_habits(answer, estimators[place + 1 :], request)
+            return _lifted(whole, refusals), tuple(refusals)
+        refusals.append(answer)
+    return None, tuple(refusals)
+
+
+def _with_habits(estimate: Estimate, others: Sequence[Estimator], request: EstimateRequest) -> Estimate:
+    """How busy it keeps a GPU and how long it takes, from a quick source behind, where the first does not tell, or has
+    only predicted it: who declares memory does not hide what history knows."""
+    seen = estimate.demand is not None and not estimate.demand_predicted
+    if seen and estimate.runtime_s is not None:
+        return estimate
+    for other in others:
+        known = _ask(other, request) if is_quick(other) else None
+        if isinstance(known, Estimate) and (known.demand is not None or known.runtime_s is not None):
+            better = known.demand is not None and not seen
+            return msgspec.structs.replace(
+                estimate,
+                demand=known.demand if better else estimate.demand,
+                demand_predicted=known.demand_predicted if better else estimate.demand_predicted,
+                runtime_s=known.runtime_s if estimate.runtime_s is None else estimate.runtime_s,
+            )
+    return estimate
+
+
+def split(estimators: Sequence[Estimator]) -> tuple[tuple[Estimator, ...], tuple[Estimator, ...]]:
+    """Those that answer at once and say so (`quick = True`), up to the first that may take its time; and the rest."""
+    at = next((place for place, one in enumerate(estimators) if not is_quick(one)), len(estimators))
+    return tuple(estimators[:at]), tuple(estimators[at:])
+
+
+def is_quick(estimator: Estimator) -> bool:
+    return getattr(estimator, "quick", False) is True
+
+
+def above(estimate: Estimate, more_than_mib: int, why: str) -> Estimate:
+    """The estimate, where need be raised above what was not enough. What it was made up of no longer adds up then."""
+    if estimate.footprint_mib > more_than_mib and estimate.upper_mib >= with_margin(more_than_mib):
+        return estimate
+    footprint_mib = max(estimate.footprint_mib, more_than_mib + 1)
+    return msgspec.structs.replace(
+        estimate,
+        footprint_mib=footprint_mib,
+        upper_mib=max(estimate.upper_mib, with_margin(footprint_mib)),
+        parts_mib=estimate.parts_mib if footprint_mib == estimate.footprint_mib else {},
+        warnings=(*estimate.warnings, f"raised from {show_mib(estimate.footprint_mib)}: {why}"),
+    )
+
+
+def _lifted(estimate: Estimate, refusals: Sequence[NoEstimate]) -> Estimate:
+    """What the user declared stays: it is their word, and recovery corrects it."""
+    known = [refusal for refusal in refusals if refusal.more_than_mib is not None]
+    if not known or estimate.source == "declared":
+        return estimate
+    most = max(known, key=lambda refusal: refusal.more_than_mib or 0)
+    return above(estimate, most.more_than_mib or 0, f"{most.source} knows that it needs more ({most.reason})")
+
+
+def _ask(estimator: Estimator, request: EstimateRequest) -> Estimate | NoEstimate:
+    name = str(getattr(estimator, "name", type(estimator).__name__))
+    started_s = time.monotonic()
+    try:
+        answer: object = estimator.estimate(request)
+        seconds = time.monotonic() - started_s
+        if isinstance(answer, NoEstimate):
+            return NoEstimate(source=name, reason=str(answer.reason), more_than_mib=_floor(answer.more_than_mib))
+        return _checked(answer, seconds)
+    except Exception as error:
+        return NoEstimate(source=name, reason=f"it raised {type(error).__name__}: {error}")
+
+
+def _floor(more_than_mib: object) -> int | None:
+    known = isinstance(more_than_mib, int) and 0 < more_than_mib <= _MOST_MIB
+    return more_than_mib if known and isinstance(more_than_mib, int) else None
+
+
+def _checked(answer: object, seconds: float) -> Estimate:
+    """The answer as it will be read from the store; raises ValueError for what cannot be booked."""
+    if not isinstance(answer, Estimate):
+        raise TypeError(f"its answer is a {type(answer).__name__}, not an Estimate")
+    # Through JSON and back: types are checked, and an optional figure that is not a number becomes absent.
+    estimate = _answers.decode(msgspec.json.encode(msgspec.structs.replace(answer, seconds=seconds)))
+    if not 0 < estimate.footprint_mib <= estimate.upper_mib <= _MOST_MIB:
+        raise ValueError(f"{estimate.footprint_mib} MiB, at most {estimate.upper_mib} MiB, cannot be booked")
+    return estimate

@@ -1,0 +1,127 @@
+"""An attempt's directory as the launcher reads it: the runner's records, typed, and CARMA's own log files.
+
+Unknown fields are ignored, because a runner of another version may outlive an upgrade of the daemon. A record that
+cannot be read at the moment (too many open files) raises OSError: it must not be taken for one that does not exist.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from typing import Literal, TypeVar
+
+import msgspec
+
+from carma.core.model.values import AttemptKey, Confinement, TaskId
+from carma.launch import attempt_logs as logs, attempt_records as records
+from carma.launch.exit_outcome import ExitRecord, LastWords, Told
+from carma.launch.output_tails import TAIL_BYTES
+
+_DIRECTORY = re.compile(r"([0-9]+)\.([0-9]+)")
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """A process's identity: a pid alone comes back for another one."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+
+
+class Started(msgspec.Struct, frozen=True):
+    pid: int
+    start_ticks: int
+    runner: Claim
+    started_at: float
+    token: str
+
+
+class Held(msgspec.Struct, frozen=True):
+    """How it shares its GPUs; `server` is the name of the MPS server that it runs under."""
+
+    confinement: Confinement
+    server: str | None = None
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    reason: str
+
+
+T = TypeVar("T", Claim, Started, ExitRecord, Told, Held, Trouble)
+
+
+class AttemptFiles:
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.directory = os.path.abspath(directory)
+
+    def path(self, key: AttemptKey, name: str = "") -> str:
+        """Without a name: the attempt's own directory, with a slash at its end."""
+        return os.path.join(self.directory, str(key), name)
+
+    def keys(self) -> Iterator[AttemptKey]:
+        """All attempts that have a directory."""
+        for name in os.listdir(self.directory):
+            if match := _DIRECTORY.fullmatch(name):
+                yield AttemptKey(TaskId(int(match[1])), int(match[2]))
+
+    def exists(self, key: AttemptKey, name: str = "") -> bool:
+        return os.path.lexists(self.path(key, name))
+
+    def claim(self, key: AttemptKey) -> Claim | None:
+        return self._read(key, records.CLAIM, Claim)
+
+    def started(self, key: AttemptKey) -> Started | None:
+        return self._read(key, records.STARTED, Started)
+
+    def ending(self, key: AttemptKey) -> ExitRecord | None:
+        return self._read(key, records.EXIT, ExitRecord)
+
+    def told(self, key: AttemptKey) -> Told | None:
+        return self._read(key, records.TOLD, Told)
+
+    def held(self, key: AttemptKey) -> Held | None:
+        return self._read(key, records.HELD, Held)
+
+    def trouble(self, key: AttemptKey) -> Trouble | None:
+        return self._read(key, records.TROUBLE, Trouble)
+
+    def _read(self, key: AttemptKey, name: str, kind: type[T]) -> T | None:
+        data = records.read_bytes(self.path(key, name))
+        try:
+            return msgspec.json.decode(data, type=kind) if data is not None else None
+        except msgspec.DecodeError:
+            return None
+
+    def open_log(self, key: AttemptKey, which: Literal["stdout", "stderr"]) -> int | None:
+        """A descriptor for reading CARMA's own log file of this attempt; None if there is none (yet)."""
+        return logs.open_own(self.log_path(key, which))
+
+    def log_path(self, key: AttemptKey, which: Literal["stdout", "stderr"]) -> str:
+        return self.path(key, records.STDOUT if which == "stdout" else records.STDERR)
+
+    def last_words(self, key: AttemptKey, ending: ExitRecord) -> LastWords:
+        """The ends of both outputs: as the runner recorded them, else from CARMA's own log files."""
+        stderr, stdout = ending.stderr_tail, ending.stdout_tail
+        if stderr is None:
+            stderr = logs.read_tail(self.log_path(key, "stderr"), TAIL_BYTES)
+        if stdout is None:
+            stdout = logs.read_tail(self.log_path(key, "stdout"), TAIL_BYTES)
+        return LastWords(stderr, stdout)
+
+    def drop_records(self, key: AttemptKey) -> None:
+        """The outcome is in the database: only exit.json, without the tails, and logs that are not empty stay. With
+        exit.json an attempt is never started again, not even by a daemon on an older copy of the database."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path(key, "order.json"))  # of an older version; it holds the submitter's environment
+        ending = self.ending(key)
+        if ending is None:
+            return
+        if ending.stdout_tail is not None or ending.stderr_tail is not None:
+            short = msgspec.structs.replace(ending, stdout_tail=None, stderr_tail=None)
+            records.write(self.path(key, records.EXIT), msgspec.to_builtins(short), durable=False)
+        with os.scandir(self.path(key)) as entries:
+            for entry in entries:
+                if entry.name not in records.ENDED or entry.stat(follow_symlinks=False).st_size == 0:
+                    os.unlink(entry.path)

@@ -1,0 +1,237 @@
+"""Holds a task to its cap by its framework's own limit, set through the environment before it starts.
+
+Such a limit binds one allocator in one process, which is also free to lift it: two processes of a task on one GPU have
+one each, and what CUDA and its libraries take comes on top (`context_mib`, taken off first). It makes an
+honest task fail early, in its own name and with its framework's usual error; it is no fence against a wilful one.
+
+PyTorch: `per_process_memory_fraction` came with pull request 161035 and is in the notes of 2.10. Releases before it
+refuse an unknown option, and the program dies of it. The limit is the fraction times the device's totalGlobalMem, asked
+before each new segment (c10/cuda/CUDACachingAllocator.cpp). Which variable: the CUDA allocator of 2.13 reads
+PYTORCH_CUDA_ALLOC_CONF, and PYTORCH_ALLOC_CONF only without it (c10/cuda/CUDAAllocatorConfig.h); the part common to all
+devices reads them the other way round and, up to 2.11, warns of the first one when it stands alone
+(c10/core/AllocatorConfig.cpp). So both are set, alike.
+JAX: takes 75 % of a card at once unless told otherwise. Both spellings of its fraction together are an error, after
+which it runs on the CPU (jaxlib, xla_client.py). The fraction bounds the default allocator, in advance or not.
+CuPy: CUPY_GPU_MEMORY_LIMIT in bytes or per cent, 0 for none, for each device (cupy/cuda/memory.pyx).
+TensorFlow: no variable limits it; growth on demand is all that can be had.
+Under MPS's memory limit the driver shows less *free* memory and the whole card as its total, so a fraction means the
+same there. Under a limit of its cgroup the total is the limit: no fraction may be given then (cgroup_limits.py).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from carma.core.model.values import Frameworks, Gpu, Guard, Record
+from carma.core.ports import LaunchOrder
+from carma.launch.frameworks import find
+from carma.launch.torch_options import FRACTION, Options, has_fraction
+
+TORCH_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+JAX_FRACTIONS = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")  # the first is known to all versions
+JAX_DEFAULT = 0.75
+JAX_PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
+TENSORFLOW_GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
+CUPY_LIMIT = "CUPY_GPU_MEMORY_LIMIT"
+
+MIB = 2**20
+_ALIKE = 0.02  # GPUs whose memory differs by less count as equal: one fraction serves them all
+
+
+class Capped(Record, frozen=True, kw_only=True):
+    """What to set, what of it is sure to hold, and in words what is not."""
+
+    environment: dict[str, str] = {}
+    guards: tuple[Guard, ...] = ()
+    note: str = ""
+
+
+def framework_caps(order: LaunchOrder, cap_mib: int, context_mib: int) -> Capped:
+    """The limits for an attempt that may hold `cap_mib` on each of its GPUs. `context_mib` of it are not held by the
+    framework's allocator."""
+    if not order.gpus:
+        return Capped()
+    spec = order.spec
+    found = order.frameworks
+    if found is None:
+        found = find(spec.command, spec.environment, spec.directory)
+    if found.problem:
+        note = f"its framework is not limited: {found.problem}"
+        return Capped(environment=without_hoarding(spec.environment), note=note)
+    share = Share.of(order.gpus, cap_mib, context_mib)
+    if share is None:
+        note = f"{cap_mib} MiB is no more than a bare process takes, so its framework is not limited"
+        return Capped(environment=without_hoarding(spec.environment), note=note)
+    parts = (
+        _torch(spec.environment, found, share),
+        _jax(spec.environment, found, share),
+        _tensorflow(found),
+        _cupy(spec.environment, found, share),
+    )
+    environment = without_hoarding(spec.environment)
+    for part in parts:
+        environment |= part.environment
+    notes = [part.note for part in parts if part.note]
+    if not any(found.versions(name) for name in ("torch", "jax", "tensorflow", "cupy")):
+        notes.append("no framework that has a limit of its own was found for its command")
+    return Capped(
+        environment=environment, guards=tuple(guard for part in parts for guard in part.guards), note="; ".join(notes)
+    )
+
+
+class Share(Record, frozen=True, kw_only=True):
+    """The cap as frameworks want it: what their allocator may hold, in MiB and as a fraction of the device.
+
+    A fraction is one number for all GPUs of a task. Where these differ in size, it is that of the smallest, so that no
+    GPU stops the task below what is booked there; on the larger ones it then lets more through, and nothing is claimed.
+    """
+
+    room_mib: int
+    total_mib: int  # of the smallest
+    context_mib: int
+    uniform: bool
+
+    @classmethod
+    def of(cls, gpus: tuple[Gpu, ...], cap_mib: int, context_mib: int) -> Share | None:
+        smallest, largest = min(gpu.memory_mib for gpu in gpus), max(gpu.memory_mib for gpu in gpus)
+        room_mib = min(cap_mib - context_mib, smallest)
+        if room_mib <= 0 or smallest <= 0:
+            return None
+        # What is left of a difference in size is taken off, so that the largest keeps within the cap too.
+        uniform = largest <= smallest * (1 + _ALIKE)
+        return cls(
+            room_mib=room_mib,
+            total_mib=largest if uniform else smallest,
+            context_mib=context_mib,
+            uniform=uniform,
+        )
+
+    @property
+    def fraction(self) -> float:
+        """Rounded down to what six digits hold: 0.14 MiB on the largest cards of today."""
+        return math.floor(self.room_mib / self.total_mib * 1e6) / 1e6
+
+    def written(self) -> str:
+        return f"{self.fraction:.6f}"
+
+    def guard(self, how: str, fraction: float | None = None) -> Guard:
+        """`fraction` when the submitter's own is stricter."""
+        room_mib = self.room_mib if fraction is None else min(self.room_mib, math.ceil(fraction * self.total_mib))
+        return Guard(rung="framework", limit_mib=room_mib + self.context_mib, how=how)
+
+
+def without_hoarding(own: dict[str, str]) -> dict[str, str]:
+    """JAX and TensorFlow take most of a card at once by default: no GPU could be shared, and nothing learnt of what
+    the task needs. JAX keeps what its user says; TensorFlow's own "false" would take the whole card."""
+    jax = {} if own.get(JAX_PREALLOCATE) else {JAX_PREALLOCATE: "false"}
+    return {**jax, TENSORFLOW_GROWTH: "true"}
+
+
+def _torch(own: dict[str, str], found: Frameworks, share: Share) -> Capped:
+    versions = found.versions("torch")
+    if not versions or all("+cpu" in version for version in versions):
+        return Capped()
+    named = _named("PyTorch", versions)
+    if not all(has_fraction(version) for version in versions):
+        return Capped(note=f"{named} takes no memory limit from its environment (2.10 and newer do)")
+    if own.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+        return Capped(note=f"{named} runs without its allocator (PYTORCH_NO_CUDA_MEMORY_CACHING), so it has no limit")
+    if note := _set_by_command(found, TORCH_VARIABLES):
+        return Capped(note=note)
+    options = {name: Options.read(own.get(name) or _other(own, name)) for name in TORCH_VARIABLES}
+    if any(option.value("backend") not in (None, "native") for option in options.values()):
+        return Capped(note=f"{named} runs on an allocator of its user's choice, which takes no limit")
+    theirs = options[TORCH_VARIABLES[0]].number(FRACTION)  # the one that counts
+    environment = {name: option.limited(share.fraction) for name, option in options.items()}
+    return _claimed(found, share, environment, named, theirs)
+
+
+def _other(own: dict[str, str], name: str) -> str:
+    return next((own[other] for other in TORCH_VARIABLES if other != name and own.get(other)), "")
+
+
+def _jax(own: dict[str, str], found: Frameworks, share: Share) -> Capped:
+    versions = found.versions("jax")
+    if note := _set_by_command(found, JAX_FRACTIONS):
+        return Capped(note=note if versions else "")
+    spelled = [name for name in JAX_FRACTIONS if own.get(name)]
+    if len(spelled) > 1:
+        return Capped(note="both spellings of JAX's memory fraction are set, so it is left alone" if versions else "")
+    name = spelled[0] if spelled else JAX_FRACTIONS[0]
+    theirs = _number(own.get(name, ""))
+    limit = theirs if theirs is not None and theirs > 0 else JAX_DEFAULT
+    stricter = limit <= share.fraction
+    environment = {} if stricter else {name: share.written()}
+    if not versions:
+        return Capped(environment=environment)
+    if own.get("XLA_PYTHON_CLIENT_ALLOCATOR", "default").lower() not in ("", "default", "bfc"):
+        return Capped(environment=environment, note="JAX runs on an allocator of its user's choice, without a limit")
+    if own.get("TF_FORCE_UNIFIED_MEMORY"):
+        return Capped(environment=environment, note="JAX runs on unified memory, which its fraction does not bound")
+    return _claimed(found, share, environment, _named("JAX", versions), limit if stricter else None)
+
+
+def _tensorflow(found: Frameworks) -> Capped:
+    if not found.versions("tensorflow"):
+        return Capped()
+    return Capped(note="TensorFlow takes no memory limit from its environment; it grows as it needs")
+
+
+def _cupy(own: dict[str, str], found: Frameworks, share: Share) -> Capped:
+    versions = found.versions("cupy")
+    if note := _set_by_command(found, (CUPY_LIMIT,)):
+        return Capped(note=note if versions else "")
+    theirs = own.get(CUPY_LIMIT, "").strip()
+    their_mib = _cupy_mib(theirs, share.total_mib)
+    stricter = their_mib is not None and 0 < their_mib <= share.room_mib
+    environment = {} if stricter else {CUPY_LIMIT: str(share.room_mib * MIB)}
+    if not versions:
+        return Capped(environment=environment)
+    fraction = their_mib / share.total_mib if stricter and their_mib is not None else None
+    # In bytes it is the same on each GPU, whatever its size.
+    share = Share(room_mib=share.room_mib, total_mib=share.total_mib, context_mib=share.context_mib, uniform=True)
+    return _claimed(found, share, environment, _named("CuPy", versions), fraction)
+
+
+def _cupy_mib(text: str, total_mib: int) -> float | None:
+    if text.endswith("%"):
+        percent = _number(text[:-1])
+        return None if percent is None else percent / 100 * total_mib
+    return int(text) / MIB if re.fullmatch(r"[0-9]+", text) else None
+
+
+def _claimed(
+    found: Frameworks,
+    share: Share,
+    environment: dict[str, str],
+    named: str,
+    theirs: float | None,
+) -> Capped:
+    """With its guard, where it is sure to hold."""
+    if not share.uniform:
+        return Capped(environment=environment, note=f"its GPUs differ in size, so a fraction does not bound {named}")
+    if not found.certain:
+        return Capped(
+            environment=environment, note=f"which Python runs is a guess, so {named} is not sure to be limited"
+        )
+    return Capped(environment=environment, guards=(share.guard(f"{named}, each process", theirs),))
+
+
+def _set_by_command(found: Frameworks, names: tuple[str, ...]) -> str:
+    """A sentence where the command line sets one of them itself (`env A=b python`), or keeps ours out (`env -i`): then
+    it is left alone, for two settings of one thing may be an error."""
+    theirs = [name for name in names if not found.reaches(name)]
+    return f"its command line decides on {' and '.join(theirs)} itself" if theirs else ""
+
+
+def _named(framework: str, versions: tuple[str, ...]) -> str:
+    return f"{framework} {' or '.join(version or 'of unknown version' for version in versions)}"
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

@@ -1,0 +1,371 @@
+"""The runner: one process per attempt, in its own session, which outlives the daemon.
+
+1. It claims the attempt and starts the command, within the start-up timeout.
+2. It keeps CARMA's own log files below their size limit while the command runs.
+3. It ends what is left of the command's process tree, and records how the command ended.
+
+It stays the daemon's user (root on a shared server): only the command changes identity, so that no user can kill the
+runner or write another outcome. It must not lose an exit record to a signal. Standard library only.
+"""
+
+from __future__ import annotations
+
+import _socket
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import time
+
+from carma.launch import child, procfs, attempt_records as records
+from carma.launch.cgroup import oom_kills
+from carma.launch.output_limit import OutputLimit
+from carma.launch.output_tails import read_tails
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+RECORD_START_LIMIT_S = 10.0  # for recording the start, on a full disk
+EXIT_LIMIT_S = 1800.0  # for recording the end
+KILL_LIMIT_S = 60.0  # for processes that not even SIGKILL ends (stuck in the driver)
+REAP_S = 2.0  # for a command that was killed before it started; it may be stuck in a file system
+LOOK_S = 1.0  # between looks at the size of the logs
+HASTY_LOOK_S = 0.1  # while they grow fast
+STOP_LOOK_S = 0.2  # between looks for a request to stop, before the command has started
+PAUSE_S = 0.02
+NO_SPACE = 75  # exit status: nothing was done, the order may be given again
+MESSAGE_LIMIT = 400  # characters; keeps the exit record within the reserved space
+_REPORT_BYTES = 1 << 16
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class NotStarted(Exception):
+    """Why the command was not started, as fields of the exit record."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(fields.get("message", ""))
+        self.fields = fields
+
+
+def main(directory: str) -> int:
+    order = read_order()
+    settle()
+    path = os.path.join(directory, "")
+    try:
+        for procs in order["cgroup_procs"] if order is not None else ():
+            join_cgroup(procs)
+    except OSError as error:
+        print(f"cannot join the cgroup of the attempt: {error}", file=sys.stderr)
+        return 1
+    try:
+        if order is None or not records.create_once(path + records.CLAIM, own_identity()):
+            return 0
+        records.reserve(path + records.EXIT)
+    except OSError as error:
+        print(f"cannot claim {directory}: {error}", file=sys.stderr)
+        return NO_SPACE
+    return 0 if Attempt(path, order).run() else 1
+
+
+def read_order() -> dict[str, Any] | None:
+    """From standard input, a file in memory: the order holds the submitter's environment and is never on a disk."""
+    data = b""
+    while piece := os.pread(0, 1 << 20, len(data)):
+        data += piece
+    order = json.loads(data) if data else None
+    return order if isinstance(order, dict) else None
+
+
+def settle() -> None:
+    """Become independent of the starting process: no shared files, no signals; orphans of the tree become our
+    children. SIGCHLD stays pending until `wait` asks for it."""
+    nothing = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(nothing, 0)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            try:
+                os.close(int(name))
+            except OSError:  # the listing's own
+                continue
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    os.chdir("/")
+    os.umask(0o077)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def join_cgroup(procs: str) -> None:
+    """Before anything is started, so that every process of the attempt is in it."""
+    fd = os.open(procs, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, b"0")
+    finally:
+        os.close(fd)
+
+
+def own_identity() -> dict[str, Any]:
+    return {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid()), "boot_id": procfs.boot_id()}
+
+
+def start_ticks(pid: int) -> int:
+    found = procfs.process(pid)
+    return found.start_ticks if found is not None else 0
+
+
+class Attempt:
+    def __init__(self, path: str, order: dict[str, Any]) -> None:
+        self.path = path
+        self.order = order
+        self.oom_kills_before = count_oom_kills()
+        self.started_s = time.monotonic()
+        self.started_at: float | None = None
+        self.pid = 0
+        self.limits: list[OutputLimit] = []
+        self.readers: dict[str, tuple[int, int]] = {}  # stream -> descriptor, size at the start
+
+    def run(self) -> bool:
+        """Returns whether the exit record was written."""
+        problem: dict[str, Any] | None = None
+        try:
+            self.start()
+        except NotStarted as error:
+            problem = error.fields
+        except OSError as error:
+            problem = {"code": child.CANNOT_START, "message": f"cannot start the command: {child.why(error)}"}
+            if error.errno in records.PASSING:  # the machine's limits, not the command
+                problem["start_timeout_s"] = 0.0
+        if problem is not None:
+            self.abandon()
+            return self.record_exit({**problem, "message": problem["message"][:MESSAGE_LIMIT]}, {})
+        status = self.wait()
+        signalled = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGTERM, signal.SIGINT)
+        self.end_leftovers(signalled)
+        ending = {"signal": os.WTERMSIG(status)} if os.WIFSIGNALED(status) else {"code": os.WEXITSTATUS(status)}
+        try:
+            tails = read_tails(self.readers) if status else {}
+        except OSError:  # no process or descriptor is left: the exit record is worth more than the tails
+            tails = {}
+        return self.record_exit(ending, tails)
+
+    # Starting.
+
+    def start(self) -> None:
+        """Fork, prepare, record, exec. Raises NotStarted."""
+        self.check_stop()
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        go_in, go_out = os.pipe()
+        logs = self.own_logs()
+        self.pid = os.fork()
+        if self.pid == 0:
+            ours.close()
+            os.close(go_out)  # the runner must be its only holder: its death is the end of the file
+            child.become(self.order, logs, child.Channel(theirs), go_in)
+        theirs.close()
+        os.close(go_in)
+        try:
+            starting = Starting(self, ours)
+            ready = starting.until_ready()
+            self.limits = [] if ready is None else self.output_limits(logs)
+            if ready is not None:
+                self.readers = ready
+                self.record_start()
+                os.write(go_out, b"g")
+            os.close(go_out)
+            go_out = -1
+            starting.until_executed()
+        except BrokenPipeError:  # the child was killed; `wait` tells by which signal
+            return
+        finally:
+            ours.close()
+            if go_out >= 0:
+                os.close(go_out)
+
+    def check_stop(self) -> None:
+        stop = records.read(self.path + records.STOP)
+        if stop is not None:
+            raise NotStarted(signal=stop["signal"], message="stopped before it started")
+
+    def own_logs(self) -> tuple[int | None, int | None]:
+        """Files in the attempt's directory, which only the daemon's user can change. None: the submitter named the
+        file, so the child opens it with the submitter's rights."""
+        fds: list[int | None] = []
+        identity = self.order.get("identity")
+        for named, own in ((self.order["stdout"], records.STDOUT), (self.order["stderr"], records.STDERR)):
+            if named is not None:
+                fds.append(None)
+                continue
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = os.open(self.path + own, flags, 0o600)
+            if identity is not None:
+                os.fchown(fd, identity["uid"], identity["gid"])
+            fds.append(fd)
+        return fds[0], fds[1]
+
+    def output_limits(self, logs: tuple[int | None, int | None]) -> list[OutputLimit]:
+        limit_bytes = self.order["max_output_bytes"]
+        names = [name for fd, name in zip(logs, (records.STDOUT, records.STDERR), strict=True) if fd is not None]
+        for fd in logs:
+            if fd is not None:
+                os.close(fd)
+        return [OutputLimit(self.path + name, limit_bytes) for name in names if limit_bytes]
+
+    def record_start(self) -> None:
+        """Before the permission to execute: whatever runs is on record. The request to stop is looked for after that;
+        ProcessLauncher.signal writes it before it looks for this record. One of the two sees the other."""
+        self.started_at = time.time()
+        record = {
+            "pid": self.pid,
+            "start_ticks": start_ticks(self.pid),
+            "runner": own_identity(),
+            "started_at": self.started_at,
+            "token": self.order["token"],
+        }
+        if not records.write_patiently(self.path + records.STARTED, record, RECORD_START_LIMIT_S):
+            message = "cannot record that the task starts: is the disk full?"
+            raise NotStarted(code=child.CANNOT_START, message=message)
+        self.check_stop()
+
+    def abandon(self) -> None:
+        """A command that was not started: kill its process. One that is stuck in a file system is left behind; it
+        holds no GPU memory, and the signal ends it as soon as the file system answers."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)  # our own child, not reaped yet: the pid is still its own
+            self.wait(REAP_S)
+
+    # Running.
+
+    def wait(self, limit_s: float = float("inf")) -> int:
+        """Wait status of the command; orphans of its tree that end meanwhile are reaped too. 0 after `limit_s`."""
+        deadline_s = time.monotonic() + limit_s
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == self.pid:
+                return status
+            if pid:
+                continue
+            if time.monotonic() >= deadline_s:
+                return 0
+            signal.sigtimedwait([signal.SIGCHLD], min(self.look(), limit_s))
+
+    def look(self) -> float:
+        """Seconds until the next look at the size of the logs."""
+        for limit in self.limits:
+            try:
+                limit.shorten()
+            except OSError:  # a full disk: the next look tries again
+                continue
+        if not self.limits:
+            return 3600.0
+        return HASTY_LOOK_S if any(limit.grows_fast for limit in self.limits) else LOOK_S
+
+    # Ending.
+
+    def end_leftovers(self, signalled: bool) -> None:
+        """Processes that outlive their command hold GPU memory that no booking covers. They get the grace period,
+        then SIGKILL.
+
+        `signalled`: the command died of a SIGTERM that went to the whole tree; a second one could break the clean-up
+        of the others.
+        """
+        grace_end_s = time.monotonic() + self.order["grace_s"]
+        give_up_s = grace_end_s + KILL_LIMIT_S
+        done: set[int] = set()
+        while time.monotonic() < give_up_s:
+            try:
+                left = leftovers()
+            except OSError:  # too many open files on the machine: try again
+                time.sleep(PAUSE_S)
+                continue
+            if not left:
+                return
+            overdue = time.monotonic() >= grace_end_s
+            for one in left:
+                if overdue:
+                    procfs.send(one.pid, one.start_ticks, signal.SIGKILL)
+                elif not signalled and one.pid not in done:
+                    done.add(one.pid)
+                    procfs.send(one.pid, one.start_ticks, signal.SIGTERM)
+            time.sleep(PAUSE_S)
+
+    def record_exit(self, ending: dict[str, Any], tails: dict[str, str]) -> bool:
+        self.look()
+        before, after = self.oom_kills_before, count_oom_kills()
+        record: dict[str, Any] = {
+            "ended_at": time.time(),
+            "duration_s": time.monotonic() - self.started_s,
+            "oom_kills": after - before if after is not None and before is not None else None,
+            "pid": self.pid if self.started_at is not None else None,
+            "started_at": self.started_at,
+            **ending,
+        }
+        if tails and records.write_patiently(self.path + records.EXIT, {**record, **tails}, 0.0):
+            return True
+        return records.write_patiently(self.path + records.EXIT, record, EXIT_LIMIT_S)
+
+
+class Starting:
+    """Receives the reports of a command that starts, until the start-up deadline."""
+
+    def __init__(self, attempt: Attempt, end: _socket.socket) -> None:
+        self._attempt = attempt
+        self._end = end
+        self._limit_s: float = attempt.order["start_timeout_s"]
+        self._deadline_s = time.monotonic() + self._limit_s
+        self._doing = "forking"
+
+    def until_ready(self) -> dict[str, tuple[int, int]] | None:
+        """Descriptors that read the output files that the submitter named, with their sizes; None if the child died.
+        Raises NotStarted."""
+        while True:
+            report, fds = self._next()
+            if "readers" in report:
+                sizes: dict[str, int] = report["readers"]
+                return {name: (fd, size) for (name, size), fd in zip(sizes.items(), fds, strict=True)}
+            if not report:
+                return None
+
+    def until_executed(self) -> None:
+        """Until the command has replaced the child, or the child has died. Raises NotStarted."""
+        while self._next()[0]:
+            continue
+
+    def _next(self) -> tuple[dict[str, Any], list[int]]:
+        """The next report; empty when the child has closed its end: it became the command, or it died."""
+        poller = select.poll()
+        poller.register(self._end.fileno(), select.POLLIN)
+        while not poller.poll(STOP_LOOK_S * 1000):
+            self._attempt.check_stop()
+            if time.monotonic() >= self._deadline_s:
+                message = f"it did not start within {self._limit_s:g} s: {self._doing} did not finish"
+                raise NotStarted(code=child.CANNOT_START, start_timeout_s=self._limit_s, message=message)
+        data, control, _, _ = self._end.recvmsg(_REPORT_BYTES, 64)
+        report: dict[str, Any] = json.loads(data) if data else {}
+        if "error" in report:
+            raise NotStarted(code=report["code"], message=report["error"])
+        self._doing = report.get("doing", self._doing)
+        packed = b"".join(part for level, _, part in control if level == _socket.SOL_SOCKET)
+        return report, [int.from_bytes(packed[at : at + 4], sys.byteorder) for at in range(0, len(packed), 4)]
+
+
+def count_oom_kills() -> int | None:
+    try:
+        return oom_kills()
+    except OSError:  # too many open files on the machine
+        return None
+
+
+def leftovers() -> list[procfs.Process]:
+    """Living processes of the tree. Orphans become our children (subreaper): no child means that nothing is left."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return []
+    table = procfs.processes()
+    found = procfs.rooted(table, [os.getpid()])
+    return [table[pid] for pid in found if pid != os.getpid() and not table[pid].ended]

@@ -1,0 +1,103 @@
+"""DCGM's figures on a thread of their own. A host engine that hangs then holds up nobody who watches memory.
+
+A call into libdcgm can block for a minute while the host engine is stopped or swapped out. The sampler only takes what
+was read last, and nothing that is old. The thread exists only where some GPU has no better source.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from carma.core.model.values import Activity, Capabilities
+from carma.monitor.dcgm import PERIOD_S, HostEngine
+from carma.monitor.devices import Place
+from carma.monitor.gpm import NO_ACTIVITY
+
+FRESH_S = 3.0
+FIRST_S = 3.0  # how long the start waits: the host engine's first values come one period after it is asked
+
+
+class DcgmFeed:
+    """`want` says which GPUs; `offers` and `latest` tell what came. All of them return at once but the first `want`."""
+
+    def __init__(
+        self,
+        engine: HostEngine | None = None,
+        *,
+        period_s: float = PERIOD_S,
+        first_s: float = FIRST_S,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine or HostEngine()
+        self._period_s, self._first_s, self._monotonic = period_s, first_s, monotonic
+        self._wanted: frozenset[Place] = frozenset()
+        self._seen: set[Place] = set()  # those that gave a figure at least once
+        self._latest: dict[Place, tuple[float, Activity]] = {}
+        self._settled = threading.Event()  # it is known whether DCGM gives anything
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """Why DCGM does not give everything that is wanted; None as long as nothing is."""
+        return self._engine.problem if self._wanted else None
+
+    def want(self, places: Iterable[Place]) -> None:
+        self._wanted = frozenset(places)
+        if self._wanted and self._thread is None and not self._closing.is_set():
+            self._thread = threading.Thread(target=self._run, name="dcgm", daemon=True)
+            self._thread.start()
+            self._settled.wait(self._first_s)
+
+    def offers(self, place: Place) -> bool:
+        return place in self._seen
+
+    def latest(self, place: Place) -> Activity:
+        at, activity = self._latest.get(place, (0.0, NO_ACTIVITY))
+        return activity if self._monotonic() - at < FRESH_S else NO_ACTIVITY
+
+    def close(self) -> None:
+        """A thread that hangs in the library is left to the end of the process."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join(timeout=2.0)
+
+    def _run(self) -> None:
+        while True:
+            figures = self._read()
+            now = self._monotonic()
+            given = {place: activity for place, activity in figures.items() if activity != NO_ACTIVITY}
+            self._latest = {place: (now, activity) for place, activity in given.items()}
+            self._seen |= set(given)
+            if self._seen or not figures:
+                self._settled.set()
+            if self._closing.wait(self._period_s):
+                self._engine.close()
+                return
+
+    def _read(self) -> dict[Place, Activity]:
+        try:
+            return self._engine.read(self._wanted)
+        except Exception as error:  # a thread that ends would leave "absent" without a reason
+            self._engine.problem = f"reading DCGM failed: {type(error).__name__}: {error}"
+            return {}
+
+
+class DcgmReader:
+    """One GPU's share of the feed: the ActivityReader of a GPU that DCGM watches."""
+
+    capabilities = Capabilities(
+        sm_active=True, sm_occupancy=True, dram_active=True, gr_active=True, tensor_active=True, source="dcgm"
+    )
+
+    def __init__(self, feed: DcgmFeed, place: Place) -> None:
+        self._feed, self._place = feed, place
+
+    def read(self) -> Activity:
+        """None for every figure while the host engine is away."""
+        return self._feed.latest(self._place)
+
+    def close(self) -> None:
+        """The feed outlives its readers."""

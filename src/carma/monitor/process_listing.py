@@ -1,0 +1,96 @@
+"""The processes on one GPU, as the driver lists them. Whose they are is not asked here.
+
+A process's own SM activity is left out: NVML's per-process utilisation names one of two time-sliced processes, and
+under MPS the server in place of its clients (both seen on an H200, driver 580).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from carma.core.model.values import ProcessUse
+from carma.monitor.gpu_faults import Nvml, ask, offers
+from carma.monitor.memory_query import Held
+
+MIB = 1 << 20
+NOT_GIVEN_64 = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE for 64-bit figures
+# Versions of the same question, newest first; the driver knows one of them (R510, R470). MPS clients are on this list,
+# each with its own memory, beside the MPS server (seen on an H200, driver 580), so NVML's list of MPS clients is not
+# asked for.
+COMPUTE = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")
+GRAPHICS = ("nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2")
+GRAPHICS_S = 10.0  # who draws (an X server) hardly changes, and draws little memory
+
+
+def is_offered(nvml: Nvml, handle: Any) -> bool:
+    return any(offers(nvml, version, handle) for version in COMPUTE)
+
+
+class ProcessList:
+    """One GPU's list. `own_pid` turns a pid of the driver's into one of this machine's (see `namespaces`)."""
+
+    def __init__(
+        self,
+        nvml: Nvml,
+        handle: Any,
+        monotonic: Callable[[], float],
+        *,
+        name: Callable[[int], str],
+        own_pid: Callable[[int], int],
+    ) -> None:
+        self._nvml, self._handle = nvml, handle
+        self._name, self._own_pid = name, own_pid
+        self._graphics = Held(lambda: _sums(_list(nvml, GRAPHICS, handle) or ()), GRAPHICS_S, monotonic)
+        self._known: dict[int, tuple[int, str]] = {}  # the driver's pid -> ours, and the name, of those last seen
+
+    def read(self) -> tuple[ProcessUse, ...] | None:
+        """Every process once. None when the list did not come: what draws is not asked for alone.
+
+        A process that computes and draws is on both lists, with all of its memory on each.
+        """
+        entries = _list(self._nvml, COMPUTE, self._handle)
+        if entries is None:
+            return None
+        memory_mib = _sums(entries)
+        for pid, used_mib in self._graphics.get().items():
+            if memory_mib.get(pid) is None:
+                memory_mib[pid] = used_mib
+        self._known = {pid: self._known.get(pid) or self._look_up(pid) for pid in memory_mib}
+        return tuple(
+            ProcessUse(pid=self._known[pid][0], memory_mib=memory_mib[pid], name=self._known[pid][1])
+            for pid in sorted(memory_mib)
+        )
+
+    def _look_up(self, pid: int) -> tuple[int, str]:
+        own = self._own_pid(pid)
+        return own, self._name(own)
+
+
+def process_name(pid: int) -> str:
+    """The kernel's short name of a process; empty when it is gone or hidden from us."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _list(nvml: Nvml, versions: tuple[str, ...], handle: Any) -> Any:
+    for version in versions:
+        if (entries := ask(nvml, version, handle)) is not None:
+            return entries
+    return None
+
+
+def _sums(entries: Any) -> dict[int, int | None]:
+    """MiB by process; a process with several contexts has several entries. Not available stays None."""
+    sums: dict[int, int | None] = {}
+    for entry in entries:
+        used = entry.usedGpuMemory
+        before = sums.get(entry.pid)
+        if used is None or used == NOT_GIVEN_64:
+            sums[entry.pid] = before
+        else:
+            sums[entry.pid] = (before or 0) + -(-used // MIB)
+    return sums

@@ -1,0 +1,238 @@
+"""A daemon of our own, in a temporary directory, with everything that belongs to it taken away afterwards.
+
+Nothing of the user's is read or touched: no settings file, no socket, no running daemon. Whatever happens (an
+error, Ctrl-C, a daemon that died) the daemon, its tasks and the directory go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from carma.client import Client
+from carma.core.model.values import Record
+from carma.errors import CarmaError, Unreachable
+from carma.paths import find_paths
+
+START_LIMIT_S = 60.0
+STOP_LIMIT_S = 15.0
+_ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class PrivateSettings(Record, frozen=True, kw_only=True):
+    """What such a daemon is like. `settings` is merged into its settings file as it is."""
+
+    policy: str = "magm"
+    gpus: int = 4  # virtual ones; 0: the machine's own
+    gpu_memory_mib: int = 40_960
+    speed: float = 1.0
+    settings: dict[str, dict[str, object]] = {}
+
+
+class PrivateDaemon:
+    """A context manager; `client` talks to it, `work` is a directory for tasks, `environment` what they need."""
+
+    def __init__(self, settings: PrivateSettings, *, keep: bool = False) -> None:
+        self._settings = settings
+        self._keep = keep
+        self._process: subprocess.Popen[bytes] | None = None
+        self._client: Client | None = None
+
+    def __enter__(self) -> PrivateDaemon:
+        # Under /tmp and short, whatever TMPDIR says: a Unix socket's path may not be longer than 107 bytes.
+        self.home = Path(tempfile.mkdtemp(prefix="carma-", dir="/tmp" if os.path.isdir("/tmp") else None))
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def client(self) -> Client:
+        """For one thread at a time."""
+        assert self._client is not None
+        return self._client
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def _start(self) -> None:
+        self.work = self.home / "work"
+        self.work.mkdir()
+        self.environment = private_environment(self.home)
+        self.socket = find_paths(self.environment).socket
+        self.start()
+
+    def start(self) -> None:
+        """The daemon itself; once more after `kill`, in the same home, where it finds what it left."""
+        find_paths(self.environment).config_file.write_text(toml(self._settings.settings))
+        with (self.home / "daemon.out").open("ab") as output:
+            self._process = subprocess.Popen(
+                self._command(),
+                env=self.environment,
+                cwd=self.home,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches us, and we end the daemon in order
+            )
+        self._client = Client(self.socket)
+        wait_until(self._answers, START_LIMIT_S, "the private daemon did not answer within a minute")
+
+    def again(self, settings: PrivateSettings) -> None:
+        """Ends the daemon, whose tasks are cancelled, and starts another one in the same home, with its history."""
+        self._end()
+        self._settings = settings
+        self.start()
+
+    def kill(self) -> None:
+        """SIGKILL, to the daemon alone: it says nothing to anybody, and its tasks go on."""
+        assert self._process is not None
+        self.client.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _command(self) -> list[str]:
+        wanted = self._settings
+        made_up = (
+            *("--virtual-gpus", str(wanted.gpus)),
+            *("--gpu-memory", f"{wanted.gpu_memory_mib}MiB"),
+            *("--speed", f"{wanted.speed:g}"),
+        )
+        return [
+            *(sys.executable, "-m", "carma", "up"),
+            *(made_up if wanted.gpus else ()),
+            *("--policy", wanted.policy),
+        ]
+
+    def _answers(self) -> bool:
+        self.check_alive()
+        try:
+            self.client.server()
+        except Unreachable:
+            return False
+        return True
+
+    def check_alive(self) -> None:
+        """Raises, with the end of its output, when the daemon is gone."""
+        assert self._process is not None
+        code = self._process.poll()
+        if code is not None:
+            said = (self.home / "daemon.out").read_text(errors="replace").strip()[-2000:]
+            raise CarmaError(f"the private daemon ended with code {code}: {said or 'it said nothing'}")
+
+    def close(self) -> None:
+        """Ends the daemon and its tasks, removes the directory; may be called twice. Ctrl-C cannot cut it short."""
+        with undisturbed():
+            self._close()
+
+    def _end(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            with contextlib.suppress(CarmaError, OSError), Client(self.socket, timeout_s=STOP_LIMIT_S) as client:
+                client.shutdown(cancel_running=True)
+            end(self._process)
+        if self._client is not None:
+            self._client.close()
+
+    def _close(self) -> None:
+        self._end()
+        kill_strays(self.home)
+        if not self._keep:
+            shutil.rmtree(self.home, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ctrl-C and its like are ignored meanwhile; only the main thread can ask for that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _ENDINGS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def ending_in_order() -> Iterator[None]:
+    """A closed terminal or a plain `kill` is taken as Ctrl-C, so that private daemons are ended on the way out."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in _ENDINGS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def toml(tables: dict[str, dict[str, object]]) -> str:
+    """Tables of plain values as TOML; for such values JSON's spelling is TOML's too."""
+    lines: list[str] = []
+    for name, table in tables.items():
+        lines += [f"[{name}]", *(f"{key} = {msgspec.json.encode(value).decode()}" for key, value in table.items())]
+    return "\n".join([*lines, ""])
+
+
+def private_environment(home: Path) -> dict[str, str]:
+    """Ours without any CARMA setting, and with the private home."""
+    own = {key: value for key, value in os.environ.items() if not key.startswith("CARMA_")}
+    return {**own, "CARMA_HOME": str(home)}
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Waits for an end that was asked for, then insists."""
+    for insist in (None, signal.SIGTERM, signal.SIGKILL):
+        if insist is not None:
+            process.send_signal(insist)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_LIMIT_S)
+            return
+
+
+def kill_strays(home: Path) -> None:
+    """SIGKILL to what still runs with this private home in its environment; nobody else has that path.
+
+    MPS daemons know it as the place of their pipes.
+    """
+    marks = tuple(f"{name}={home}".encode() for name in ("CARMA_HOME", "CUDA_MPS_PIPE_DIRECTORY"))
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if any(pair.startswith(marks) for pair in (entry / "environ").read_bytes().split(b"\0")):
+                os.kill(int(entry.name), signal.SIGKILL)
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float, otherwise: str) -> None:
+    """Asks again and again; CarmaError with `otherwise` when the time is over."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise CarmaError(otherwise)
+        time.sleep(0.02)

@@ -1,0 +1,133 @@
+"""`trace`: the main estimator. A trial run with the GPU made up, its events replayed through the allocator's model, and
+what lies outside added: workspaces, the context. What the task keeps busy is predicted from the layers that were seen.
+
+It refuses rather than guess: no figure without two optimizer steps, none where the allocator is not the one it models.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from carma.core.model.values import Demand, Estimate, Gpu, NoEstimate
+from carma.core.ports import EstimateRequest
+from carma.core.model.units import show_mib
+from carma.trial.protocol import Context, Trial, Trials
+from carma.trial.replay import card_constants as constants
+from carma.trial.replay.attention_scores import with_attention
+from carma.trial.replay.bound import Bound, bound_for
+from carma.trial.replay.footprint import MIB, Figure, NotFigured, figure
+from carma.trial.replay.outside_tensors import nccl_bytes
+from carma.trial.report import Report
+
+LEAST_STEPS = 2  # the first one makes the optimizer's state, the second one meets it
+MANY_READS = 50  # made-up values per step, from which on the script's own way may have been another
+
+
+class Trace:
+    name = "trace"
+
+    def __init__(self, trials: Trials, level: float, folders: Sequence[Path]) -> None:
+        self._trials, self._level, self._folders = trials, level, tuple(folders)
+
+    def estimate(self, request: EstimateRequest) -> Estimate | NoEstimate:
+        trial = self._trials.run(request)
+        if isinstance(trial, NoEstimate):
+            return NoEstimate(source=self.name, reason=trial.reason)
+        if not request.gpus:
+            return self._refuse("there is no GPU to estimate for")
+        reason = why_not(trial.report)
+        if reason is not None:
+            return self._refuse(reason)
+        try:
+            found = figure(trial, request, self._folders)
+        except NotFigured as why:
+            return self._refuse(str(why))
+        bound = bound_for(found.footprint_bytes, found.spread, found.group, self._level)
+        return _answer(trial, found, bound, request.gpus[0])
+
+    def _refuse(self, reason: str) -> NoEstimate:
+        return NoEstimate(source=self.name, reason=reason)
+
+
+def why_not(report: Report) -> str | None:
+    """Why a report is worth no figure, as a sentence."""
+    if report.stop != "steps":
+        return report.reason or "the trial run did not get as far as its optimizer steps"
+    if report.steps < LEAST_STEPS:
+        return f"only {report.steps} optimizer step was seen, and memory settles in the second"
+    if not report.parameters_bytes:
+        return "what the optimizer steps is not on a GPU"
+    return None
+
+
+def _doubts(report: Report, found: Figure) -> list[str]:
+    doubts: list[str] = []
+    if found.replayed.grows:
+        doubts.append("its memory still grew in the last step of the trial; it may take more")
+    if report.made_up_reads > MANY_READS * max(1, report.steps):
+        doubts.append(f"the script read {report.made_up_reads} values from the GPU, which were made up")
+    if found.group == "guessed":
+        doubts.append("some sizes depend on values that only a GPU knows; the largest possible were taken")
+    if found.group == "benchmark":
+        doubts.append("cudnn.benchmark is on: what its first step takes depends on how empty the card is")
+    if nccl := nccl_bytes(report):
+        doubts.append(f"NCCL was not measured: {_mib(nccl)} MiB are added for it, as reported on an A100")
+    return doubts
+
+
+def _answer(trial: Trial, found: Figure, bound: Bound, gpu: Gpu) -> Estimate:
+    report, peaks = trial.report, found.replayed.peaks
+    warnings = [*_doubts(report, found), *report.warnings, *bound.warnings, *found.warnings]
+    footprint = _mib(found.footprint_bytes)
+    demand = _demand(trial, gpu)
+    if footprint > gpu.memory_mib:
+        warnings.insert(0, f"it does not fit: {gpu.name} has {show_mib(gpu.memory_mib)}")
+    return Estimate(
+        footprint_mib=footprint,
+        upper_mib=max(footprint, _mib(bound.upper_bytes)),
+        source=Trace.name,
+        level=bound.level,
+        allocated_mib=_mib(peaks.allocated_bytes),
+        reserved_mib=_mib(found.footprint_bytes - found.outside_bytes),
+        demand=demand,
+        demand_predicted=demand is not None,
+        gpu_model=gpu.name,
+        steps_seen=report.steps,
+        parts_mib=_parts(report, found),
+        warnings=tuple(dict.fromkeys(warnings)),
+    )
+
+
+def _demand(trial: Trial, gpu: Gpu) -> Demand | None:
+    from carma.trial.demand.prediction import demand_of  # numpy is imported when somebody asks
+
+    described = trial.report.described
+    return None if described is None else demand_of(with_attention(described, trial), gpu.name)
+
+
+def _parts(report: Report, found: Figure) -> dict[str, int]:
+    """What the footprint is made of; they add up to it but for rounding."""
+    replayed = found.replayed
+    allocated = replayed.peaks.allocated_bytes
+    known = report.parameters_bytes + report.gradients_bytes + report.optimizer_bytes + replayed.scratch_bytes
+    nccl = nccl_bytes(report)
+    parts = {
+        "weights": _mib(report.parameters_bytes),
+        "gradients": _mib(report.gradients_bytes),
+        "optimizer_state": _mib(report.optimizer_bytes),
+        "workspaces": _mib(replayed.scratch_bytes),
+        "activations": max(0, _mib(allocated - known)),
+        "fragmentation": _mib(found.footprint_bytes - found.outside_bytes - allocated),
+        "context": _mib(found.outside_bytes - nccl),
+    }
+    return {**parts, "nccl": _mib(nccl)} if nccl else parts
+
+
+def _mib(size: float) -> int:
+    return round(size / MIB)
+
+
+def make(context: Context) -> Trace:
+    return Trace(context.trials, context.rules.memory.level, constants.folders(os.environ))

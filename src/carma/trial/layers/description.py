@@ -1,0 +1,42 @@
+"""A model as the published estimators see it: layers, parameters, batch. From a trial run or a summary's text."""
+
+from __future__ import annotations
+
+from carma.core.model.values import Record
+
+
+class Layer(Record, frozen=True, kw_only=True):
+    """One module without children, or one that owns parameters itself, in the order of the forward pass."""
+
+    name: str = ""  # its path in the model; "" where a summary does not tell
+    kind: str  # the class's name: "Conv2d", "Linear", ...
+    output: tuple[int, ...] = ()  # of one call, the batch included; empty where a summary does not tell
+    parameters: int = 0
+    inputs: tuple[tuple[int, ...], ...] = ()
+    attributes: dict[str, str] = {}  # kernel_size, groups, in_features …, as `repr` prints them
+    inplace: bool = False
+
+
+class Described(Record, frozen=True, kw_only=True):
+    layers: tuple[Layer, ...]
+    batch: int | None = None
+    parameters: int | None = None
+    input: tuple[int, ...] = ()  # the first tensor that the model was called with
+    dtype: str = "float32"  # of the parameters
+    autocast: str = ""  # "bfloat16", "float16"; "" without
+    optimizer: str = ""  # the class's name; "" where unknown
+    optimizer_slots: int | None = None  # tensors of the size of a parameter that it keeps for each
+    checkpointing: bool = False
+    channels_last: bool = False
+    attention: str = ""  # "sdpa": torch's fused function, "eager": scores written out, "" where nobody tells
+    heads: int | None = None  # of its attention layers
+    passes: int = 1  # calls whose outputs a step holds at once, or networks that it trains; described is the first
+    config: dict[str, str] = {}  # of a Hugging Face model: model_type, hidden_size, num_hidden_layers, vocab_size …
+
+
+_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def bytes_each(dtype: str) -> int | None:
+    """Bytes of one element of a torch data type; None for a type that is not known."""
+    return _BYTES.get(dtype.removeprefix("torch."))

@@ -1,0 +1,291 @@
+"""A model of PyTorch's caching allocator for one GPU: which blocks and segments a row of mallocs and frees leads to.
+
+It follows the rules of c10's CUDACachingAllocator (torch 2.5 to 2.13) in their order: round, best fit among the free
+blocks of the stream, garbage collection, a new segment, release of what is cached, out of memory. It is pure.
+
+What it cannot know, and what it assumes instead:
+- Addresses of new segments. Between free blocks of one size the lower address wins (from torch 2.14 on the older
+  segment). `address_of` tells them (addresses.py knows the driver's way); without it they ascend, as if by age.
+- When another stream is done with a block (`record_stream`). torch asks that at each malloc. A training loop runs ahead
+  of its GPU, so the answer is taken to be no until `synchronize`, `empty_cache` or pressure: the larger figure.
+Not modelled: pools of CUDA graphs, and settings that the script changes while it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from carma.trial.replay.allocator_blocks import Block, Pool
+from carma.trial.replay.allocator_expandable import ExpandableSegments
+from carma.trial.replay.allocator_options import MIB, AllocatorOptions
+
+SMALLEST_BLOCK_BYTES = 512
+SMALL_BYTES = 1 * MIB  # the largest request of the small pool; also the largest rest that the large pool does not split
+SMALL_SEGMENT_BYTES = 2 * MIB
+LARGE_FROM_BYTES = 10 * MIB  # from here on a request has a segment of its own size
+ROUND_LARGE_BYTES = 2 * MIB
+_ANY_CARD_BYTES = 1 << 40  # stands for the card's memory where nobody said it: only the length of a virtual range
+
+
+class OutOfMemory(Exception):
+    """The request did not fit, even after everything cached was released. `replay` turns it into a value."""
+
+    def __init__(self, wanted_bytes: int, allocated_bytes: int, reserved_bytes: int, limit_bytes: int) -> None:
+        super().__init__(f"{wanted_bytes} B did not fit: {reserved_bytes} of {limit_bytes} B are reserved")
+        self.wanted_bytes, self.limit_bytes = wanted_bytes, limit_bytes
+        self.allocated_bytes, self.reserved_bytes = allocated_bytes, reserved_bytes
+
+
+def round_request(size: int, options: AllocatorOptions) -> int:
+    if size < SMALLEST_BLOCK_BYTES:
+        return SMALLEST_BLOCK_BYTES
+    divisions = options.roundup_power2_divisions
+    steps = divisions[min(max(size.bit_length() - 21, 0), len(divisions) - 1)]  # the first class is 1 MiB and less
+    if steps > 1 and size > SMALLEST_BLOCK_BYTES * steps:
+        step = (1 << (size.bit_length() - 1)) // steps
+        return -(-size // step) * step
+    return -(-size // SMALLEST_BLOCK_BYTES) * SMALLEST_BLOCK_BYTES
+
+
+def segment_for(rounded: int, options: AllocatorOptions) -> int:
+    if rounded <= SMALL_BYTES:
+        return SMALL_SEGMENT_BYTES
+    if rounded < LARGE_FROM_BYTES:
+        return options.large_segment_bytes
+    return -(-rounded // ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES
+
+
+def _allowed(options: AllocatorOptions, card_bytes: int | None) -> int | None:
+    if options.memory_fraction >= 1 or card_bytes is None:
+        return None
+    return int(options.memory_fraction * card_bytes)
+
+
+class CachingAllocator:
+    """Figures in bytes, as `torch.cuda.memory_stats` has them.
+
+    `allocated` counts whole blocks until they are freed, `active` until they can be used again, `requested` what was
+    asked for. `capacity_bytes` is what the driver has for this process. `device_bytes` is the card's memory, which
+    `per_process_memory_fraction` is a fraction of (without it: of the capacity).
+    """
+
+    def __init__(
+        self,
+        options: AllocatorOptions,
+        capacity_bytes: int | None = None,
+        *,
+        device_bytes: int | None = None,
+        address_of: Callable[[int], int] | None = None,
+    ) -> None:
+        self._options, self._capacity = options, capacity_bytes
+        self._limit = _allowed(options, device_bytes or capacity_bytes)
+        self._collects = self._limit is not None and options.garbage_collection_threshold > 0
+        self._max_split = options.max_split_bytes
+        self._small, self._large = Pool(small=True), Pool(small=False)
+        self._live: dict[int, Block | None] = {}  # None: zero bytes, which take no block
+        self._awaited: dict[int, Block] = {}  # freed, but another stream may still use it
+        self._address_of = address_of or self._ascending
+        self._next_address = MIB
+        self._expandable = ExpandableSegments(
+            small_page_bytes=SMALL_SEGMENT_BYTES,
+            large_page_bytes=options.large_segment_bytes,
+            card_bytes=device_bytes or _ANY_CARD_BYTES,
+            address_of=self._address_of,
+            reserve=self._reserve,
+            release=self._give_back,
+        )
+        self.allocated = self.reserved = self.active = self.requested = 0
+        self.reset_peaks()
+
+    def reset_peaks(self) -> None:
+        self.peak_allocated, self.peak_reserved = self.allocated, self.reserved
+        self.peak_active, self.peak_requested = self.active, self.requested
+
+    def __contains__(self, identity: int) -> bool:
+        return identity in self._live
+
+    def awaits(self, identity: int) -> bool:
+        """Whether it was freed and cannot be used again yet."""
+        return identity in self._awaited
+
+    def malloc(self, identity: int, size: int, stream: int = 0) -> None:
+        if size <= 0:
+            self._live[identity] = None
+            return
+        rounded = round_request(size, self._options)
+        pool = self._small if rounded <= SMALL_BYTES else self._large
+        block = self._from_pool(pool, rounded, stream) or self._from_device(pool, rounded, stream)
+        if self._splits(block, rounded):
+            block = self._front_of(block, rounded)
+        block.in_use, block.requested = True, size
+        self._live[identity] = block
+        self.allocated += block.bytes
+        self.active += block.bytes
+        self.requested += size
+        self.peak_allocated = max(self.peak_allocated, self.allocated)
+        self.peak_active = max(self.peak_active, self.active)
+        self.peak_requested = max(self.peak_requested, self.requested)
+
+    def record_stream(self, identity: int, stream: int) -> None:
+        block = self._live[identity]
+        if block is not None and block.stream != stream:
+            block.other_streams = True
+
+    def free(self, identity: int) -> None:
+        self.request_free(identity)
+        block = self._awaited.get(identity)
+        if block is not None and not block.other_streams:
+            self.complete_free(identity)
+
+    def request_free(self, identity: int) -> None:
+        """The first half of a free: the block is no longer the program's, but cannot be used again yet."""
+        block = self._live.pop(identity)
+        if block is None:
+            return
+        if identity in self._awaited:  # the id was given out again meanwhile
+            self.complete_free(identity)
+        self.allocated -= block.bytes
+        self._awaited[identity] = block
+
+    def complete_free(self, identity: int) -> None:
+        block = self._awaited.pop(identity)
+        self.active -= block.bytes
+        self.requested -= block.requested
+        block.in_use = block.other_streams = False
+        block.pool.merge(block)
+        block.pool.add(block)
+
+    def synchronize(self) -> None:
+        """All streams are done: the blocks that waited for them come back."""
+        for identity in list(self._awaited):
+            self.complete_free(identity)
+
+    def empty_cache(self) -> None:
+        self.synchronize()
+        for pool in (self._large, self._small):
+            for block in pool:
+                if block.segment is not None:
+                    self._expandable.unmap(block)
+                elif block.is_whole:
+                    self._release(block)
+
+    def release_segment(self, address: int) -> bool:
+        """Gives back the segment at that address, if it is one and wholly free."""
+        for pool in (self._large, self._small):
+            for block in pool:
+                if block.address == address and block.is_whole and block.segment is None:
+                    self._release(block)
+                    return True
+        return False
+
+    def live_blocks(self) -> list[tuple[int, int]]:
+        """(address, bytes) of all that is not free, for whoever wants to check."""
+        held = [*self._live.values(), *self._awaited.values()]
+        return [(block.address, block.bytes) for block in held if block is not None]
+
+    def _ascending(self, size: int) -> int:
+        address = self._next_address
+        self._next_address += size
+        return address
+
+    def _from_pool(self, pool: Pool, rounded: int, stream: int) -> Block | None:
+        pool.searches += 1
+        block = pool.best_fit(rounded, stream, by_growth=self._options.expandable_segments)
+        if block is None or not self._may_take(block, rounded):
+            return None
+        pool.remove(block)
+        return block
+
+    def _may_take(self, block: Block, rounded: int) -> bool:
+        """With max_split_size: small requests keep off oversize blocks, large ones off those that are far too large."""
+        if self._max_split is None:
+            return True
+        if rounded < self._max_split:
+            return block.bytes < self._max_split
+        return block.bytes < rounded + self._options.max_non_split_rounding_bytes
+
+    def _splits(self, block: Block, rounded: int) -> bool:
+        rest = block.bytes - rounded
+        if block.pool.small or self._options.expandable_segments:
+            return rest >= SMALLEST_BLOCK_BYTES
+        return rest > SMALL_BYTES and (self._max_split is None or rounded < self._max_split)
+
+    def _front_of(self, block: Block, rounded: int) -> Block:
+        front = Block(block.address, rounded, block.stream, block.pool, block.segment)
+        front.put_before(block)
+        block.address += rounded
+        block.bytes -= rounded
+        block.pool.add(block)
+        return front
+
+    def _from_device(self, pool: Pool, rounded: int, stream: int) -> Block:
+        if self._collects:
+            self._collect_garbage()
+        block = self._new_block(pool, rounded, stream)
+        if block is None and self._release_oversize(pool, rounded, stream):
+            block = self._new_block(pool, rounded, stream)
+        if block is None:
+            self.empty_cache()
+            block = self._new_block(pool, rounded, stream)
+        if block is None:
+            limit = min(bound for bound in (self._limit, self._capacity) if bound is not None)
+            raise OutOfMemory(segment_for(rounded, self._options), self.allocated, self.reserved, limit)
+        return block
+
+    def _new_block(self, pool: Pool, rounded: int, stream: int) -> Block | None:
+        size = segment_for(rounded, self._options)
+        if self._limit is not None and self.reserved + size > self._limit:
+            return None
+        if self._options.expandable_segments:
+            return self._expandable.grow(pool, rounded, stream)
+        if not self._reserve(size):
+            return None
+        return Block(self._address_of(size), size, stream, pool, None)
+
+    def _reserve(self, size: int) -> bool:
+        if self._capacity is not None and self.reserved + size > self._capacity:
+            return False
+        self.reserved += size
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+        return True
+
+    def _release(self, block: Block) -> None:
+        block.pool.remove(block)
+        self._give_back(block.bytes)
+
+    def _give_back(self, size: int) -> None:
+        self.reserved -= size
+
+    def _collect_garbage(self) -> None:
+        """Releases whole large blocks of average age and more, until reserved is at the threshold or none is left."""
+        if self._limit is None or self._options.expandable_segments:
+            return
+        too_much = self.reserved - int(self._options.garbage_collection_threshold * self._limit)
+        candidates = [block for block in self._large if block.is_whole]
+        while too_much > 0 and candidates:
+            ages = [self._large.searches - block.inserted_at for block in candidates]
+            average = sum(ages) / len(ages)
+            younger: list[Block] = []
+            for block, age in zip(candidates, ages, strict=True):
+                if age < average:
+                    younger.append(block)
+                    continue
+                too_much -= block.bytes
+                self._release(block)
+            candidates = younger
+
+    def _release_oversize(self, pool: Pool, rounded: int, stream: int) -> bool:
+        """With max_split_size: releases one block that is large enough, or the largest ones until they add up."""
+        if self._max_split is None or self._options.expandable_segments:
+            return False
+        wanted = max(rounded, self._max_split)
+        if enough := pool.at_least(wanted, stream):
+            self._release(enough[0])
+            return True
+        released = 0
+        for block in reversed(pool.at_least(self._max_split, stream)):
+            if released >= wanted:
+                break
+            released += block.bytes
+            self._release(block)
+        return released >= wanted

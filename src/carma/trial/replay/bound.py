@@ -1,0 +1,115 @@
+"""From a figure to one that can be booked: a bound that holds with a stated probability.
+
+The score of a measured case is log(measured / estimated footprint), divided by its scale: how far apart the replays lay
+that the estimate comes from. One-sided split conformal prediction: of n scores of cases like this one, the
+ceil((n + 1) · level)-th smallest, times this case's scale, is the margin; then a new case of the same kind stays under
+the bound with at least that probability. "Like this one" is a group: whether convolutions work, with which arithmetic.
+A group with too few scores for the level goes by the larger one that it belongs to.
+
+The scores are shipped (data/trace-scores.json; `python -m lab.tools.fit_bounds` makes them). They come from families that
+the model of workspaces did not know when it was asked.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+
+from carma.core.model.values import Record
+from carma.trial.report import Call, Report
+
+SCORES = Path(__file__).parent.parent / "data" / "trace-scores.json"
+SCALE = 0.05  # of a case whose replays agree
+STRETCH = 1.25  # cases of one family err together, so a new family strays further than a new case of a known one
+LEAST = 0.02  # margin: three steps do not show all that a week may bring
+NO_SCORES = 0.25  # margin where nothing was measured
+PARENTS = {
+    "conv-half": "conv",
+    "conv-tf32": "conv",
+    "conv-strict": "conv",
+    "conv-mixed": "conv",
+    "guessed": "conv",
+    "recurrent": "plain",
+}
+# What cudnn.benchmark tries depends on how empty the card is; under a limit it tries less. More is not promised.
+MOST_LEVEL = {"benchmark": 0.9}
+
+
+class Score(Record, frozen=True, array_like=True):
+    """Of one measured case: log(measured / estimated), and the spread of its replays."""
+
+    family: str
+    group: str
+    score: float
+    spread: float = 0.0
+
+
+class Scores(Record, frozen=True, kw_only=True):
+    format: int = 2
+    source: str = ""
+    cases: tuple[Score, ...]
+
+    def of(self, group: str) -> list[float]:
+        """In scales, ascending; those of the groups within it too."""
+        found = [case for case in self.cases if group in (case.group, PARENTS.get(case.group))]
+        return sorted(case.score / (SCALE + case.spread) for case in found)
+
+    def without(self, family: str) -> Scores:
+        """For judging: a case is never measured against its own family."""
+        kept = tuple(case for case in self.cases if case.family != family)
+        return Scores(format=self.format, source=self.source, cases=kept)
+
+
+class Bound(Record, frozen=True, kw_only=True):
+    upper_bytes: float
+    level: float
+    warnings: tuple[str, ...] = ()
+
+
+def group_of(report: Report) -> str:
+    """The kind of case, most telling mark first."""
+    convolutions = [call for call in report.calls if call.op.startswith("conv")]
+    if any("benchmark" in call.flags for call in convolutions):
+        return "benchmark"
+    if "guessed_sizes" in report.flags:
+        return "guessed"
+    if not convolutions:
+        return "recurrent" if any(call.op.startswith("rnn") for call in report.calls) else "plain"
+    kinds = {_arithmetic(call) for call in convolutions}
+    return f"conv-{'strict' if 'strict' in kinds else 'mixed' if len(kinds) > 1 else kinds.pop()}"
+
+
+def _arithmetic(call: Call) -> str:
+    if call.dtype in ("float16", "bfloat16"):
+        return "half"
+    return "tf32" if "tf32" in call.flags else "strict"
+
+
+def bound_for(footprint_bytes: float, spread: float, group: str, level: float, scores: Scores | None = None) -> Bound:
+    known = scores if scores is not None else _shipped()
+    margin, reached, warnings = _margin(known, group, spread, min(level, MOST_LEVEL.get(group, 1.0)))
+    return Bound(upper_bytes=footprint_bytes * math.exp(max(LEAST, margin)), level=reached, warnings=warnings)
+
+
+def _margin(scores: Scores, group: str, spread: float, level: float) -> tuple[float, float, tuple[str, ...]]:
+    """The margin, the level that it stands for, and what is to be said about it."""
+    largest = None
+    for name in (group, PARENTS.get(group)):
+        found = scores.of(name) if name is not None else []
+        rank = math.ceil((len(found) + 1) * level)
+        if 0 < rank <= len(found):
+            return STRETCH * found[rank - 1] * (SCALE + spread), level, ()
+        if found:
+            largest = STRETCH * found[-1] * (SCALE + spread), round(len(found) / (len(found) + 1), 3)
+    if largest is None:
+        return NO_SCORES, level, (f"nothing of this kind ({group}) was measured: a quarter is added",)
+    told = f"the bound rests on too few measured cases of its kind ({group}) for {100 * level:g} %"
+    return *largest, (f"{told}: it is for {100 * largest[1]:g} %",)
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> Scores:
+    return msgspec.json.decode(SCORES.read_bytes(), type=Scores)

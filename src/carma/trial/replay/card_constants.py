@@ -1,0 +1,199 @@
+"""What a card and a framework take beside tensors, as it was measured: the context, workspaces, the table of calls.
+
+A card has two files: `NAME.json` (Constants) and `NAME.rows.jsonl.gz` (what was measured, one call a line, as
+`inside/measure` wrote it). `carma calibrate` makes them for a card of this machine; some come with CARMA. Those of this
+machine go first, and a card that nobody measured gets the nearest one's, with a warning.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from carma.core.model.values import Record
+from carma.trial.cards import card_for
+from carma.paths import Paths, find_paths
+
+FORMAT = 1
+SHIPPED = Path(__file__).parent.parent / "data"
+SYSTEM = Path("/var/lib/carma/cards")  # what root calibrated serves every user of the machine
+MIB = 1 << 20
+MINORS_APART = 4  # of torch; nearer versions take nearly the same, and the bound covers that
+
+Row = dict[str, object]
+
+
+class Context(Record, frozen=True, kw_only=True):
+    """What a process held outside its allocator once it had used something."""
+
+    after: str  # "init", "matmul_fp32", "conv_bf16", "attention" …: `inside/measure/constants.py` has them all
+    alone: bool = False  # in a process that used nothing else; otherwise after all those that are listed before it
+    outside_bytes: int
+
+
+class Constants(Record, frozen=True, kw_only=True):
+    """Of one card under one framework version."""
+
+    format: int = FORMAT
+    gpu: str  # as its driver names it
+    capability: tuple[int, int] | None = None
+    driver: str = ""
+    torch: str = ""
+    cuda: str = ""
+    cudnn: str = ""
+    python: str = ""
+    date: str = ""
+    contexts: tuple[Context, ...] = ()
+    kept_once: dict[str, int] = {}  # "mm_fp32_forward": bytes of a workspace that the first call makes and keeps
+    rows: int = 0  # how many lines the other file has
+
+    def context_mib(self, used: Collection[str]) -> int:
+        """Of a process that used these libraries.
+
+        Each adds what it added to a process that had used others before; code that several of them share is then
+        counted with the first. So the sum may miss some, and is never less than any of them took by itself.
+        """
+        added: dict[str, int] = {}
+        start = last = 0
+        for reading in (reading for reading in self.contexts if not reading.alone):
+            if reading.after == "init":
+                start = reading.outside_bytes
+            added[reading.after] = max(0, reading.outside_bytes - last)
+            last = reading.outside_bytes
+        together = start + sum(added.get(name, 0) for name in set(used) - {"init"})
+        alone = [reading.outside_bytes for reading in self.contexts if reading.alone and reading.after in used]
+        return -(-max([together, *alone]) // MIB)
+
+    def blas_workspace_bytes(self, direction: str = "forward") -> int | None:
+        """What the first matrix product of a thread keeps; None where it was not measured."""
+        kinds = ("mm", "linear", "bmm")
+        found = [
+            size
+            for name, size in self.kept_once.items()
+            if name.split("_")[0] in kinds and name.endswith(f"_{direction}")
+        ]
+        return max(found, default=None)
+
+
+class Found(NamedTuple):
+    """Constants to use, the file they lie in, and what is not as one would want it."""
+
+    constants: Constants
+    file: Path
+    warnings: tuple[str, ...]
+
+    def rows(self) -> Iterator[Row]:
+        """What was measured, call by call; nothing where only the constants are there."""
+        file = rows_file(self.file)
+        if file.is_file():
+            yield from read_rows(file)
+
+
+def load(gpu: str, torch: str, folders: Sequence[Path]) -> Found | None:
+    """The best there is for a card (by its driver's name) and a torch version; None where there is nothing at all."""
+    best: tuple[tuple[int, ...], Constants, Path] | None = None
+    for place, folder in enumerate(folders):
+        for file, constants in _in(folder):
+            rank = (*_distance(gpu, constants.gpu), *_apart(torch, constants.torch), place)
+            if best is None or rank < best[0]:
+                best = (rank, constants, file)
+    if best is None:
+        return None
+    _, constants, file = best
+    return Found(constants, file, tuple(_warnings(gpu, torch, constants)))
+
+
+def folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """Where cards' files lie for this user, nearest first."""
+    return tuple(dict.fromkeys((own_folder(find_paths(environ)), SYSTEM, SHIPPED)))
+
+
+def own_folder(paths: Paths) -> Path:
+    """A user's data directory, or the state directory of a server or of CARMA_HOME."""
+    return (paths.log_dir.parent if paths.layout == "user" else paths.state_dir) / "cards"
+
+
+def save(constants: Constants, rows: Sequence[Row], file: Path) -> None:
+    """Both files, each whole or not at all; the constants last, since it is they that are looked for."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+    _write(rows_file(file), gzip.compress(lines, mtime=0))
+    _write(file, msgspec.json.format(msgspec.json.encode(constants), indent=1) + b"\n")
+
+
+def rows_file(file: Path) -> Path:
+    return file.with_name(f"{file.name.removesuffix('.json')}.rows.jsonl.gz")
+
+
+def file_name(constants: Constants) -> str:
+    """`nvidia-h200_torch-2.11.json`: one file for a card and a minor version of torch."""
+    gpu = re.sub(r"[^a-z0-9.]+", "-", constants.gpu.lower()).strip("-")
+    return f"{gpu}_torch-{'.'.join(str(part) for part in _version(constants.torch))}.json"
+
+
+def read_rows(file: Path) -> Iterator[Row]:
+    decoder = msgspec.json.Decoder(Row)
+    with gzip.open(file) as lines:
+        for line in lines:
+            yield decoder.decode(line)
+
+
+def _write(file: Path, data: bytes) -> None:
+    part = file.with_name(f".{file.name}.part")
+    part.write_bytes(data)
+    part.replace(file)
+
+
+def _in(folder: Path) -> Iterator[tuple[Path, Constants]]:
+    """Those that can be read; a file of another format, or a broken one, is as good as none."""
+    try:
+        files = sorted(folder.glob("*.json"))
+    except OSError:
+        return
+    for file in files:
+        try:
+            constants = msgspec.json.decode(file.read_bytes(), type=Constants)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            continue
+        if constants.format == FORMAT and constants.contexts:
+            yield file, constants
+
+
+def _distance(wanted: str, measured: str) -> tuple[int, ...]:
+    """The same name, the same model, then by generation and size; unknown ones come last."""
+    if wanted.casefold() == measured.casefold():
+        return (0, 0, 0)
+    one, other = card_for(wanted), card_for(measured)
+    if one is None or other is None:
+        return (9, 0, 0)
+    if one is other:
+        return (1, 0, 0)
+    generations = abs(10 * (one.capability[0] - other.capability[0]) + one.capability[1] - other.capability[1])
+    return (2, generations, abs(one.multiprocessors - other.multiprocessors))
+
+
+def _version(text: str) -> tuple[int, int]:
+    match = re.match(r"(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def _apart(wanted: str, measured: str) -> tuple[int, int, int]:
+    """How many versions lie between, then the exact one first."""
+    (major, minor), (other_major, other_minor) = _version(wanted), _version(measured)
+    return (abs(major - other_major), abs(minor - other_minor), int(wanted != measured))
+
+
+def _warnings(gpu: str, torch: str, constants: Constants) -> Iterator[str]:
+    if _distance(gpu, constants.gpu)[0] > 1:
+        yield (
+            f"what libraries take was measured on {constants.gpu}, not on {gpu}; `carma calibrate` measures it "
+            "where there is one"
+        )
+    majors, minors, _ = _apart(torch, constants.torch)
+    if torch and (majors or minors > MINORS_APART):
+        yield f"what libraries take was measured with torch {constants.torch}, and the script has {torch}"

@@ -1,0 +1,150 @@
+"""Trial runs: the command itself, in a box, with the GPU made up; each once for each state of its files."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+import carma.estimate
+from carma.core.model.values import NoEstimate, Owner
+from carma.core.ports import EstimateRequest
+from carma.trial.layers.description import Described
+from carma.trial.protocol import Trial
+from carma.trial.replay.attention_scores import with_attention
+from carma.trial.trial_cache import TrialCache
+from carma.trial.fingerprint import LIMIT_S, Unanswered, fingerprint, folder_digest
+from carma.trial.report import EVENTS, FORMAT, REPORT, Report
+from carma.trial.sandbox import Boxed, Ended, Limits, Sandbox
+from carma.trial.trial_environment import gpu_description, trial_environment
+from carma.trial.trial_reasons import STEPS_NOTE, hangs, reason_for
+
+SOURCE = "trace"
+REPORT_BYTES, EVENTS_BYTES = 64 * 2**20, 512 * 2**20
+_FINAL = r'"stop":\s*"steps"'  # other reports count when the command has ended: a helper process may leave one
+_INSIDE = Path(carma.estimate.__file__).parent / "inside"
+
+
+class TrialRuns:
+    """Safe to call from several threads; `close` ends what is running."""
+
+    def __init__(
+        self,
+        cache_dir: Path | None,
+        limit_s: float = Limits.seconds,
+        memory_mib: int = Limits.memory_mib,
+        steps: int = 3,
+        *,
+        inside: Path = _INSIDE,
+        sandbox: Sandbox | None = None,
+    ) -> None:
+        """`cache_dir`: where trials and compiled parts are kept; None: only while this lives."""
+        self._limits = Limits(seconds=limit_s, memory_mib=memory_mib, scratch_mib=max(256, memory_mib // 4))
+        self._steps = steps
+        self._inside = inside
+        self._sandbox = sandbox or Sandbox()
+        self._builds = None if cache_dir is None else cache_dir / "builds"
+        self._cache = TrialCache(None if cache_dir is None else cache_dir / "trials")
+        self._lock = threading.Lock()
+        self._under_way: dict[str, threading.Lock] = {}
+
+    def run(self, request: EstimateRequest) -> Trial | NoEstimate:
+        try:
+            mark = fingerprint(request)
+        except Unanswered as path:
+            return NoEstimate(source=SOURCE, reason=hangs(str(path), LIMIT_S))
+        if mark is None:
+            return self._run(request)
+        key = self._key(mark, request)
+        with self._alone(key):
+            known = self._cache.get(key)
+            if known is None:
+                known = self._run(request)
+                self._cache.put(key, known)
+            return known
+
+    def describe(self, request: EstimateRequest) -> Described | NoEstimate:
+        ran = self.run(request)
+        if isinstance(ran, NoEstimate):
+            return ran
+        if ran.report.described is None:
+            return NoEstimate(source=SOURCE, reason=ran.report.reason or "the trial run saw no model at work")
+        return with_attention(ran.report.described, ran)
+
+    def close(self) -> None:
+        self._sandbox.close()
+
+    def _key(self, mark: str, request: EstimateRequest) -> str:
+        parts = (mark, gpu_description(request), str(self._steps), str(FORMAT), folder_digest(self._inside))
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    @contextlib.contextmanager
+    def _alone(self, key: str) -> Iterator[None]:
+        """Whoever asks the same meanwhile waits for the answer."""
+        with self._lock:
+            own = self._under_way.setdefault(key, threading.Lock())
+        try:
+            with own:
+                yield
+        finally:
+            with self._lock:
+                self._under_way.pop(key, None)
+
+    def _run(self, request: EstimateRequest) -> Trial | NoEstimate:
+        spec = request.spec
+        if not spec.command or not spec.command[0]:
+            return NoEstimate(source=SOURCE, reason="there is no command to run")
+        boxed = Boxed(
+            command=spec.command,
+            directory=spec.directory,
+            environment=trial_environment(request, self._steps),
+            owner=request.owner,
+            inside=str(self._inside.resolve()),
+            awaited=(REPORT, _FINAL),
+            files={REPORT: REPORT_BYTES, EVENTS: EVENTS_BYTES},
+            notes=(STEPS_NOTE,),
+            umask=spec.umask,
+            keep=self._keep_for(request.owner),
+            limits=self._limits,
+        )
+        return self._judge(self._sandbox.run(boxed), request)
+
+    def _judge(self, ended: Ended, request: EstimateRequest) -> Trial | NoEstimate:
+        status = ended.status
+        if status.ended in ("awaited", "exit") and REPORT in ended.files:
+            if status.files.get(EVENTS) == -2:
+                return NoEstimate(source=SOURCE, reason=f"the trial run has more than {EVENTS_BYTES} bytes of events")
+            try:
+                report = msgspec.json.decode(ended.files[REPORT], type=Report)
+            except msgspec.MsgspecError as error:
+                return NoEstimate(source=SOURCE, reason=f"the trial run's report cannot be read: {error}")
+            return Trial(report=report, events=ended.files.get(EVENTS, b""), seconds=ended.seconds)
+        return NoEstimate(source=SOURCE, reason=reason_for(status, request.spec.command, self._limits))
+
+    def _keep_for(self, owner: Owner) -> str | None:
+        """The owner's directory of compiled parts: what one user compiled is never loaded for another."""
+        if self._builds is None:
+            return None
+        folder = self._builds / str(owner.uid)
+        with contextlib.suppress(OSError):  # without it, it is compiled each time
+            if folder.is_dir() and _exceeds(folder, self._limits.keep_mib * 2**20):
+                shutil.rmtree(folder)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if os.geteuid() == 0:
+                os.chown(folder, owner.uid, owner.gid)
+            return str(folder.resolve())
+        return None
+
+
+def _exceeds(folder: Path, limit_bytes: int) -> bool:
+    """Only regular files directly in it belong there."""
+    entries = list(os.scandir(folder))
+    if any(entry.is_dir(follow_symlinks=False) for entry in entries):
+        return True
+    return sum(entry.stat(follow_symlinks=False).st_size for entry in entries) > limit_bytes

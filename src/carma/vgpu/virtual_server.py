@@ -1,0 +1,118 @@
+"""Making a world of virtual GPUs, or coming back to one: a restarted daemon finds its GPUs and running tasks."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+
+from carma.core.model.units import show_count
+from carma.errors import BadSettings, StoreError
+from carma.vgpu.device import Device, reap, share_lock
+from carma.vgpu.device_state import VirtualGpu, World, advance
+
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+
+def create(
+    directory: str,
+    gpus: int,
+    memory_mib: int,
+    speed: float = 1.0,
+    name: str | None = None,
+    *,
+    shared: bool | None = None,
+) -> Device:
+    """A new world; what was in the directory is replaced. Open to every user when made by root, unless told."""
+    if gpus < 1 or memory_mib < 1 or not 0.0 < speed < 1e6:
+        raise BadSettings(
+            f"virtual GPUs cannot be {gpus} of {memory_mib} MiB at speed {speed:g}",
+            "Give at least one GPU, at least 1 MiB and a speed above 0.",
+        )
+    shared = os.geteuid() == 0 if shared is None else shared
+    world = World(
+        boot=_boot_id(),
+        origin_s=time.monotonic(),
+        epoch_s=time.time(),
+        speed=speed,
+        shared=shared,
+        gpus=[
+            VirtualGpu(id=gpu_uuid(index), index=index, name=name or default_name(memory_mib), memory_mib=memory_mib)
+            for index in range(gpus)
+        ],
+    )
+    _make_directory(directory, shared)
+    device = Device(directory)
+    device.start(world)
+    return device
+
+
+def reopen(directory: str, speed: float | None = None) -> Device:
+    """An existing world; time goes on from where it was, after a reboot or at another speed too."""
+    device = Device(directory)
+    with device.changing() as world:
+        if world.boot != _boot_id():
+            world.processes = []
+            world.boot = _boot_id()
+            world.epoch_s = max(world.epoch_s, time.time() - world.at_s)
+            _rebase(world, speed or world.speed)
+        elif speed is not None and speed != world.speed:
+            _rebase(world, speed)
+    return device
+
+
+def ensure(directory: str, gpus: int, memory_mib: int, speed: float = 1.0, name: str | None = None) -> Device:
+    """The world of that shape: the one in the directory where it fits, otherwise a new one.
+
+    A world of another shape is replaced only when nobody runs on it.
+    """
+    device = Device(directory)
+    if not device.exists():
+        return create(directory, gpus, memory_mib, speed, name)
+    try:
+        world = device.look()
+    except StoreError:  # cut short by a power failure: nobody can run on it
+        return create(directory, gpus, memory_mib, speed, name)
+    wanted = [(gpu_uuid(index), memory_mib) for index in range(gpus)]
+    if [(gpu.id, gpu.memory_mib) for gpu in world.gpus] == wanted:
+        return reopen(directory, speed)
+    reap(world)
+    if world.processes and world.boot == _boot_id():
+        raise BadSettings(
+            f"{directory} holds {show_count(len(world.gpus), 'virtual GPU')} of another shape, with "
+            f"{len(world.processes)} running {'process' if len(world.processes) == 1 else 'processes'}",
+            "Start with the shape they were made with, or stop those processes first.",
+        )
+    return create(directory, gpus, memory_mib, speed, name)
+
+
+def gpu_uuid(index: int) -> str:
+    """The same for the same index everywhere, so that a world made again has the same GPUs."""
+    return f"VGPU-{uuid.uuid5(uuid.NAMESPACE_OID, f'carma virtual GPU {index}')}"
+
+
+def default_name(memory_mib: int) -> str:
+    return f"Virtual GPU {memory_mib / 1024:g} GiB" if memory_mib >= 1024 else f"Virtual GPU {memory_mib} MiB"
+
+
+def _rebase(world: World, speed: float) -> None:
+    """From now on at that speed, without a jump."""
+    if world.boot == _boot_id():
+        advance(world, world.virtual_s(time.monotonic()))
+    world.speed = speed
+    world.origin_s = time.monotonic() - world.at_s / speed
+
+
+def _make_directory(directory: str, shared: bool) -> None:
+    os.makedirs(directory, exist_ok=True)
+    os.chmod(directory, 0o777 if shared else 0o700)
+    if shared:
+        share_lock(directory)
+
+
+def _boot_id() -> str:
+    try:
+        with open(_BOOT_ID, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,83 @@
+"""How an attempt shares its GPUs, and what holds it, in words: the same in a story and on a card."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from carma.core.model.units import show_mib
+
+_MECHANISMS = {"timeslice": "in time slices", "mps": "under MPS", "mig": "on a MIG instance"}
+_RUNGS = {
+    "mps": "MPS's memory limit",
+    "cgroup": "the cgroup's GPU memory limit",
+    "framework": "its framework's own limit",
+    "watchdog": "the watchdog",
+}
+_EACH = re.compile(r", (?:for )?each process$")
+
+
+class Rung(Protocol):
+    """What both the core's Guard and the API's GuardView have."""
+
+    @property
+    def rung(self) -> str: ...
+
+    @property
+    def limit_mib(self) -> int: ...
+
+    @property
+    def how(self) -> str: ...
+
+
+class _Limit(NamedTuple):
+    at: str  # `8.0 GiB a process`
+    by: str
+
+
+def shared(mechanism: str) -> str:
+    """`under MPS`."""
+    return _MECHANISMS.get(mechanism, f"by {mechanism}")
+
+
+def held(guards: Sequence[Rung]) -> str:
+    """`held at 8.0 GiB a process by MPS's memory limit, and by PyTorch's own where it uses that; the watchdog behind
+    them`."""
+    firm = [guard for guard in guards if guard.rung != "watchdog"]
+    watched = [guard for guard in guards if guard.rung == "watchdog"]
+    if not firm:
+        if not watched:
+            return "nothing holds it"
+        return f"no limit holds it; the watchdog stops it above {show_mib(watched[0].limit_mib)} if others need that"
+    limits = _limits(firm)
+    parts: list[str] = []
+    known = ""
+    for limit in limits:
+        parts.append(f"by {limit.by}" if limit.at == known else f"at {limit.at} by {limit.by}")
+        known = limit.at
+    behind = f"; the watchdog behind {'it' if len(limits) == 1 else 'them'}" if watched else ""
+    return f"held {', and '.join(parts)}{behind}"
+
+
+def _limits(firm: Sequence[Rung]) -> list[_Limit]:
+    """One for each rung. Limits of frameworks are set for all that are installed, and hold in those that the task
+    uses, which nobody knows before: those of one size are told together."""
+    names: dict[str, list[str]] = {}
+    found: list[_Limit] = []
+    for guard in firm:
+        how = guard.how or _RUNGS.get(guard.rung, guard.rung)
+        by, at = _EACH.sub("", how), show_mib(guard.limit_mib)
+        if by == how:
+            found.append(_Limit(at, how))
+        elif guard.rung != "framework":
+            found.append(_Limit(f"{at} a process", by))
+        else:
+            names.setdefault(f"{at} a process", []).append(f"{by.split()[0]}'s")  # without its version
+    return [*found, *(_Limit(at, _own(of_size)) for at, of_size in names.items())]
+
+
+def _own(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return f"{names[0]} own where it uses that"
+    return f"{', '.join(names[:-1])} and {names[-1]} own where it uses them"
