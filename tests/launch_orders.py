@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from carma.core.model.values import AttemptKey, Booking, GpuId, Owner, Placement, TaskId, TaskSpec
 from carma.core.model.outcome import Outcome
+from carma.core.model.values import AttemptKey, Booking, GpuId, Owner, Placement, TaskId, TaskSpec
 from carma.core.ports import Found, Launcher, LaunchOrder
 from carma.launch import procfs
 from carma.launch.attempt_files import AttemptFiles

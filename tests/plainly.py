@@ -4,20 +4,31 @@ something has changed, and must find the same at any time. Nothing here may use 
 
 from __future__ import annotations
 
-from carma.core.scheduling.feasibility import by_size, never_fits
-from carma.core.model.events import (BookingShrunk, Durable, MemoryObserved, PreemptionMissed, RecoveryDue, RecoveryPlanned, StopRequested, TaskFinished, TaskPlaced, TaskWarned,)
-from carma.core.model.values import AttemptKey
+from carma.core.checkpoint_request import LATE_S
+from carma.core.model.events import (
+    BookingShrunk,
+    Durable,
+    MemoryObserved,
+    PreemptionMissed,
+    RecoveryDue,
+    RecoveryPlanned,
+    StopRequested,
+    TaskFinished,
+    TaskPlaced,
+    TaskWarned,
+)
 from carma.core.model.outcome import Cancelled, NeverFits
-from carma.core.scheduling.placement import conclude, placement_of
+from carma.core.model.status import Estimating, Finished, Queued, Recovering, Running
+from carma.core.model.values import AttemptKey
 from carma.core.preemption import asks
 from carma.core.propose import broken, limit_reached
-from carma.core.scheduling.queue_order import KEPT_VERDICTS, PLACED_AT_ONCE
 from carma.core.recovery import GiveUp, next_step
-from carma.core.checkpoint_request import LATE_S
-from carma.core.telemetry.booking_shrink import KEPT, known_mib, settled_everywhere, with_margin
-from carma.core.state import State
-from carma.core.model.status import Estimating, Finished, Queued, Recovering, Running
+from carma.core.scheduling.feasibility import by_size, never_fits
+from carma.core.scheduling.placement import conclude, placement_of
+from carma.core.scheduling.queue_order import KEPT_VERDICTS, PLACED_AT_ONCE
 from carma.core.scheduling.scheduling_pass import Pass, turns
+from carma.core.state import State
+from carma.core.telemetry.booking_shrink import KEPT, known_mib, settled_everywhere, with_margin
 from carma.core.telemetry.watchdog import stops_on
 
 

@@ -10,8 +10,8 @@ import msgspec
 
 from carma.core.model.values import TaskSpec
 from carma.wire import openapi
-from carma.wire.routes import API, ROUTES, Route
 from carma.wire.api_types import Problem, StreamEvent
+from carma.wire.routes import API, ROUTES, Route
 from tools.markdown import MADE, code, paragraphs, table
 
 INTRODUCTION = f"""\

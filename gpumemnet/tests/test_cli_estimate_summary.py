@@ -7,15 +7,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from test_summaries_figures import CUT, SHAPELESS
 
-from carma.cli import estimate, estimate_request as estimating
+from carma.cli import estimate
+from carma.cli import estimate_request as estimating
 from carma.core.model.values import Estimate, NoEstimate
 from carma.core.ports import EstimateRequest
+from carma.trial.layers import summary
 from carma.trial.layers.description import Described
 from carma.trial.protocol import Context
 from gpumemnet.summaries import training_options as told
 from tests.unit.asked_estimates import World, complained, figures, printed
-from test_summaries_figures import CUT, SHAPELESS
 
 TREE = "Net(\n  (fc): Linear(in_features=10, out_features=5, bias=True)\n)\n"
 ADAM = "taken to be Adam"
@@ -253,9 +255,9 @@ def test_attention_where_there_is_none(
 
 
 def test_the_choices_of_the_flags_are_those_that_are_known() -> None:
-    assert tuple(told.OPTIMIZERS) == estimate.OPTIMIZERS
-    assert told.PRECISIONS == estimate.PRECISIONS
-    assert told.ATTENTIONS == estimate.ATTENTIONS
+    assert tuple(told.OPTIMIZERS) == summary.OPTIMIZERS == estimate.OPTIMIZERS
+    assert summary.PRECISIONS == estimate.PRECISIONS
+    assert summary.ATTENTIONS == estimate.ATTENTIONS
 
 
 def test_a_graph_for_inference_is_given_no_bound(
@@ -273,8 +275,8 @@ def test_a_graph_for_inference_is_given_no_bound(
     for norm, bound in ((True, 1200), (False, None)):
         raw = images(tmp_path / "net.onnx", norm=norm).read_bytes()
         monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(raw)))
-        for summary in ("net.onnx", "-"):
-            row = figures(capsys, "--gpu", "h200", "--summary", summary, "--batch", "4")
+        for source in ("net.onnx", "-"):
+            row = figures(capsys, "--gpu", "h200", "--summary", source, "--batch", "4")
             assert (row["bound_mib"], row["level"]) == (bound, bound and 0.99)
             assert any(warning.startswith(estimating.OF_BOUND) for warning in row["warnings"]) == (bound is not None)
             assert "another" in row["warnings"]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpumemnet.dataset.schema import COLUMNS
 from carma.errors import Usage
+from gpumemnet.dataset.schema import COLUMNS
 from lab.tools import dataset_card
 
 MARKED = "# Card\n\n<!-- columns: made -->\nold\n<!-- end -->\n\n<!-- figures: made -->\nold figures\n<!-- end -->\n"

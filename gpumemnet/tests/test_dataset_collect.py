@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 from carma.cli import main
+from carma.errors import NoGpus, Refused, Usage
 from gpumemnet.cli.collect import command
 from gpumemnet.dataset import collect
 from gpumemnet.dataset.config import Config, write_configs
 from gpumemnet.dataset.inside import rows
 from gpumemnet.dataset.torch_interpreter import find_torch
-from carma.errors import NoGpus, Refused, Usage
 
 SAID = {"python": "3.12.3", "torch": "2.13.0", "gpu": True}
 

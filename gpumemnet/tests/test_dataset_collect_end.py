@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from test_dataset_collect_inside import LIMIT_S, Place, is_alive, mlp, wait_for
 
 # `carma` with the tests' own driver in place of inside/collect.py.

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumemnet.dataset.inside import memory_reservation as room, rows
+from gpumemnet.dataset.inside import memory_reservation as room
+from gpumemnet.dataset.inside import rows
 
 CAPACITY_MIB = 100_000
 

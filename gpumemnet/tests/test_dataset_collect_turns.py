@@ -9,7 +9,6 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-
 from test_dataset_collect_inside import INSIDE, STRAW, Place, straw, wait_for
 
 # What a process holds follows from what it has said of itself: its guess once it has trained, a tenth of it at rest.

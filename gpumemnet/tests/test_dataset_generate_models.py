@@ -14,9 +14,9 @@ import pytest
 import gpumemnet.dataset
 from gpumemnet.dataset.config import FAMILIES, Config, Family, Precision, encode
 from gpumemnet.dataset.generate import generate
-from gpumemnet.dataset.rough_memory import Guess
 from gpumemnet.dataset.program import Ops, act, branches, op
 from gpumemnet.dataset.ranges import Ranges, load_ranges
+from gpumemnet.dataset.rough_memory import Guess
 
 pytest.importorskip("torch")
 

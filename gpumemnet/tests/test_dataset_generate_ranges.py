@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpumemnet.dataset.ranges import Ranges, load_ranges
 from carma.errors import Usage
+from gpumemnet.dataset.ranges import Ranges, load_ranges
 
 
 def loaded(tmp_path: Path, text: str) -> Ranges:

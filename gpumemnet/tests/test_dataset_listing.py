@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from gpumemnet.dataset.layer_lists import Lister
-from carma.errors import Refused, Usage
-from gpumemnet_fixtures.dataset_rows import RESIDUAL, config, write_configs
 from test_dataset_collect_inside import LIMIT_S, is_alive, wait_for
+
+from carma.errors import Refused, Usage
+from gpumemnet.dataset.layer_lists import Lister
+from gpumemnet_fixtures.dataset_rows import RESIDUAL, config, write_configs
 
 MANY = 400  # fewer than it tells of on the way: a word to nobody would end it
 DEEP = [*RESIDUAL[:1], *RESIDUAL[1:2] * 200, *RESIDUAL[2:]]

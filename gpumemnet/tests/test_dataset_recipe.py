@@ -11,8 +11,8 @@ from carma.cli import main
 from gpumemnet.dataset.config import read_configs
 from gpumemnet.dataset.generate import Aimed, generate
 from gpumemnet.dataset.ranges import load_ranges
-from tests.docs.markdown import blocks
 from gpumemnet_fixtures.dataset_rows import config
+from tests.docs.markdown import blocks
 
 PAGE = Path(__file__).parents[2] / "docs" / "gpumemnet.md"
 

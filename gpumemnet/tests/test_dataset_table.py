@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
+from carma.errors import Usage
 from gpumemnet.dataset import schema as columns
 from gpumemnet.dataset.config import Config, encode
 from gpumemnet.dataset.layer_lists import Lister
 from gpumemnet.dataset.pack import Packed, extend, pack
 from gpumemnet.dataset.table import Table, read, read_rows, write
-from carma.errors import Usage
 from gpumemnet_fixtures.dataset_rows import ACTIVE, HEAD, MIB, config, row, write_configs, write_rows
 
 CONFIGS = (

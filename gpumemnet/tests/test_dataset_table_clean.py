@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from carma.errors import Refused, Usage
 from gpumemnet.cli.pack import command
 from gpumemnet.dataset import clean
 from gpumemnet.dataset.clean import Cleaning, Measured, read_measured
 from gpumemnet.dataset.config import Config
 from gpumemnet.dataset.pack import untie
 from gpumemnet.dataset.table import read
-from carma.errors import Refused, Usage
 from gpumemnet_fixtures.dataset_rows import ACTIVE, MIB, config, row, write_configs, write_rows
 
 

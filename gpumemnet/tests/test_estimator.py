@@ -10,21 +10,21 @@ import msgspec
 import pytest
 
 from carma.core.model.events import TaskEstimated
+from carma.core.model.settings import Memory, Rules
 from carma.core.model.values import AttemptKey, Estimate, Gpu, GpuId, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest, Estimator, PastRun
-from carma.core.model.settings import Memory, Rules
-from carma.testing.fixed_estimator import Fixed
-from gpumemnet.serving.estimator import FOLDER
-from gpumemnet.serving.model_facts import Kind
-from carma.trial.protocol import Context
 from carma.estimate.registry import make_estimators
-from carma.trial.replay import card_constants as constants
 from carma.paths import find_paths
 from carma.plugins import ESTIMATORS
 from carma.store.codec import read_event, write_event
 from carma.store.memory import MemoryStore
-from tests.trials import ScriptedTrials
+from carma.testing.fixed_estimator import Fixed
+from carma.trial.protocol import Context
+from carma.trial.replay import card_constants as constants
+from gpumemnet.serving.estimator import FOLDER
+from gpumemnet.serving.model_facts import Kind
 from gpumemnet_fixtures import gpumemnet_models
+from tests.trials import ScriptedTrials
 
 GPU = Gpu(id=GpuId("GPU-0"), index=0, name="Test GPU", memory_mib=40_960)
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from carma.core.model.settings import Memory, Rules
 from carma.core.model.values import Estimate, Gpu, GpuId, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest
-from carma.core.model.settings import Memory, Rules
 from carma.errors import PluginError
+from carma.paths import find_paths
+from carma.store.memory import MemoryStore
 from carma.trial import protocol
 from carma.trial.layers.description import Described, Layer
-from gpumemnet.serving import estimator
-from gpumemnet.serving import model as models
-from gpumemnet.serving.estimator import GpuMemNet, class_of
-from gpumemnet.serving.model_facts import Bound, Facts, Kind, read_facts
-from gpumemnet.serving.features import PLACE, TOKEN, features
 from carma.trial.protocol import NoTrials
 from carma.trial.replay import card_constants as constants
 from carma.trial.replay.card_constants import Constants, Context
-from carma.paths import find_paths
-from carma.store.memory import MemoryStore
+from gpumemnet.serving import estimator
+from gpumemnet.serving import model as models
+from gpumemnet.serving.estimator import GpuMemNet, class_of
+from gpumemnet.serving.features import PLACE, TOKEN, features
+from gpumemnet.serving.model_facts import Bound, Facts, Kind, read_facts
 from gpumemnet_fixtures import gpumemnet_models as tiny
 
 MIB = 1 << 20

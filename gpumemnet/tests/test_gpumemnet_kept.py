@@ -11,8 +11,8 @@ from hypothesis import strategies as some
 from msgspec.structs import replace
 
 from carma.trial.layers.description import Described, Layer
-from gpumemnet.serving.features import FEATURES, PLACE, SETTINGS, TOKEN, features
 from carma.trial.layers.kinds import kind_of
+from gpumemnet.serving.features import FEATURES, PLACE, SETTINGS, TOKEN, features
 
 BATCH = 1024
 LEAST_MIB = 1e-3

@@ -11,14 +11,14 @@ import pytest
 from msgspec.structs import replace
 
 from carma.core.model.values import Estimate
-from gpumemnet.dataset.layer_lists import LISTER
 from carma.trial.layers.description import Described, Layer
+from carma.trial.layers.operators import layers_of
+from carma.trial.layers.summary import TrainingOptions
+from carma.trial.protocol import NoTrials
+from gpumemnet.dataset.layer_lists import LISTER
 from gpumemnet.serving.estimator import GpuMemNet, with_input
 from gpumemnet.serving.features import features
-from carma.trial.layers.operators import layers_of
-from carma.trial.protocol import NoTrials
 from gpumemnet.summaries import read_file, read_text
-from carma.trial.layers.summary import TrainingOptions
 from gpumemnet.summaries.training_options import completed
 
 BATCH = 64
@@ -93,7 +93,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Described]:
     }
     from carma.trial.layers.summary import ReadSummary
 
-    return {name: completed(ReadSummary(described=one), TrainingOptions(optimizer="adam")).described for name, one in found.items()}
+    return {
+        name: completed(ReadSummary(described=one), TrainingOptions(optimizer="adam")).described
+        for name, one in found.items()
+    }
 
 
 def _table(own: Described) -> str:

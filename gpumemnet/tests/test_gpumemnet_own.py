@@ -10,11 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from carma.core.model.values import Estimate, NoEstimate
+from carma.trial.protocol import NoTrials
+from carma.trial.replay import card_constants as constants
 from gpumemnet.serving import model as models
 from gpumemnet.serving.estimator import GpuMemNet
 from gpumemnet.serving.model_facts import SHIPPED, Facts
-from carma.trial.protocol import NoTrials
-from carma.trial.replay import card_constants as constants
 from gpumemnet_fixtures import gpumemnet_models as tiny
 
 CARDS = (constants.SHIPPED,)

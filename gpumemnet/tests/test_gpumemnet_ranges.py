@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from carma.trial.layers.description import Described, Layer
-from gpumemnet.serving.features import FEATURES, PLACE, features
 from carma.trial.layers.kinds import INDEX, KINDS
+from gpumemnet.serving.features import FEATURES, PLACE, features
 from gpumemnet.serving.limits import _NAMES, _SETTING, _WEIGHTY, _WORDS, INSTEAD, inside, offences, refusal
 from gpumemnet_fixtures import gpumemnet_models as tiny
 

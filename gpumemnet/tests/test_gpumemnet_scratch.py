@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from carma.trial.layers.description import Described, Layer
-from gpumemnet.serving.features import PLACE, features
-from gpumemnet.serving.conv_scratch import NONE, scratch_of
-from gpumemnet.summaries import read_text
 from carma.trial.replay.conv_shapes import TF32, ConvShape
 from carma.trial.replay.conv_workspaces import shipped_convolutions
+from gpumemnet.serving.conv_scratch import NONE, scratch_of
+from gpumemnet.serving.features import PLACE, features
+from gpumemnet.summaries import read_text
 
 BATCH, SIDE = 32, 112
 ATTRIBUTES = {"kernel_size": "(3, 3)", "stride": "(1, 1)", "padding": "(1, 1)"}

@@ -9,15 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from carma.core.model.settings import Memory, Rules
 from carma.core.model.values import Estimate, Gpu, GpuId, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest, Estimator
-from carma.core.model.settings import Memory, Rules
+from carma.estimate.registry import make_estimators
+from carma.store.memory import MemoryStore
 from carma.trial.layers.description import Described, Layer
 from carma.trial.protocol import Context, NoTrials, Trial, Trials
-from carma.estimate.registry import make_estimators
-from gpumemnet.summaries import read_text
 from carma.trial.report import ALLOC, FORMAT, FREE, MARK, Event, Report, write_events
-from carma.store.memory import MemoryStore
+from gpumemnet.summaries import read_text
 from tests.harness import python_path
 
 MIB = 1 << 20

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from test_summaries import COLUMNS, FLAT, NESTED
 
 from carma.errors import Usage
-from gpumemnet.summaries import read_text
 from carma.trial.layers.summary import TrainingOptions
+from gpumemnet.summaries import read_text
 from gpumemnet.summaries.training_options import completed
-from test_summaries import COLUMNS, FLAT, NESTED
 
 # As torchinfo 1.8.0 printed them, of a nn.TransformerEncoder and a head; the first with its depth of 3.
 CUT = """\

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from test_summaries import FLAT, NESTED, PRINTED
 
 from carma.errors import Usage
 from gpumemnet.summaries import read_bytes, read_text
-from test_summaries import FLAT, NESTED, PRINTED
 
 KERAS = """\
 Model: "sequential"

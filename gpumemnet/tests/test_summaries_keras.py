@@ -8,8 +8,8 @@ import pytest
 
 from carma.errors import Usage
 from carma.trial.layers.description import Described
-from gpumemnet.serving.features import PLACE, features
 from carma.trial.layers.kinds import KINDS
+from gpumemnet.serving.features import PLACE, features
 from gpumemnet.summaries import read_text
 from gpumemnet.summaries.keras_summary import IN_TORCH
 from tests.unit.keras_texts import (

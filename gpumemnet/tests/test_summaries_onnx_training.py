@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_summaries_onnx import INTEGER, images, node, onnx, value, weight, words, written
 
 from carma.errors import Usage
 from gpumemnet.summaries import read_bytes, read_file
-from test_summaries_onnx import INTEGER, images, node, onnx, value, weight, words, written
 
 ODD = "the node 'odd' (Odd) of the ONNX graph makes cannot be inferred"
 

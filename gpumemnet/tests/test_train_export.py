@@ -11,18 +11,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from gpumemnet.serving.model_facts import read_facts
 from gpumemnet.serving.features import FEATURES, PLACE
 from gpumemnet.serving.merged_layers import Merged, merge
 from gpumemnet.serving.model import runtime
-from gpumemnet.training import learners, shipped_models as make
+from gpumemnet.serving.model_facts import read_facts
+from gpumemnet.training import learners
+from gpumemnet.training import shipped_models as make
+from gpumemnet.training.accuracy_report import Entry, Judged
 from gpumemnet.training.ensemble import Fit, Learned, learn
 from gpumemnet.training.export import export, hushed, module_of
 from gpumemnet.training.learners import Learner, fit_attention, fit_dense
-from gpumemnet.training.accuracy_report import Entry, Judged
 from gpumemnet.training.samples import Numbers, Samples
-from gpumemnet.training.target_scale import QUANTILES
 from gpumemnet.training.scores import judge
+from gpumemnet.training.target_scale import QUANTILES
 from gpumemnet.training.trees import fit_forests
 from gpumemnet_fixtures.layer_lists import unmerged
 from gpumemnet_fixtures.training_data import made, threads_as_they_were  # noqa: F401

@@ -8,7 +8,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from gpumemnet.training import learners, published_recipe as published
+from gpumemnet.training import learners
+from gpumemnet.training import published_recipe as published
 from gpumemnet.training.cross_validation import Answers, Job, answer, compete
 from gpumemnet.training.ensemble import Fit, at_level, cheapest, conformal, learn
 from gpumemnet.training.folds import by_chance, by_shape

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from carma.cli import main
+from carma.errors import Usage
 from gpumemnet.dataset.layer_lists import Lister
 from gpumemnet.dataset.pack import pack
-from carma.errors import Usage
 from gpumemnet.training import accuracy_report as report
 from gpumemnet.training.public_data import read_public
 from gpumemnet.training.samples import read_table, read_tables

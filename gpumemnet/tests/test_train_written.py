@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from carma import directories as folders
 from carma.errors import PluginError, Refused
-from gpumemnet.serving.model_facts import Facts
 from gpumemnet.serving.model import candidates
+from gpumemnet.serving.model_facts import Facts
 from gpumemnet.serving.model_files import digest, read_pair
 from gpumemnet.training.model_output import write_pair
 from gpumemnet_fixtures import gpumemnet_models as tiny

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from carma.core.scheduling.decision import Ask
+from carma.core.model.settings import Gate, PlacementRules, Rules, WarmUp, WindowRules
 from carma.core.model.values import GpuId, TaskId
 from carma.core.policies import magm
+from carma.core.scheduling.decision import Ask
+from carma.core.scheduling.gpu_view import GpuView
 from carma.core.scheduling.policy import Policy, Ranked
 from carma.core.scheduling.queue_order import KEPT_VERDICTS
-from carma.core.model.settings import Gate, PlacementRules, Rules, WarmUp, WindowRules
 from carma.core.scheduling.snapshot import views
-from carma.core.scheduling.gpu_view import GpuView
 from carma.plugins import load_policy
 from carma.testing.builders import World
 from lab_fixtures.random_simulations import EVERY_POLICY

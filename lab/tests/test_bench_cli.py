@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from carma_lab.bench import sampler as samplerbench, soak
-from carma_lab.bench.crash import study as crash
-from carma_lab.bench.gpu import collocation, interference, environment as lab, trial, trial_oom
-from carma_lab.cli import bench
 from carma.cli import main
 from carma.errors import NoGpus
+from carma_lab.bench import sampler as samplerbench
+from carma_lab.bench import soak
+from carma_lab.bench.crash import study as crash
+from carma_lab.bench.gpu import collocation, interference, trial, trial_oom
+from carma_lab.bench.gpu import environment as lab
+from carma_lab.cli import bench
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import sys
 import msgspec
 import pytest
 
-from carma_lab.bench.gpu import demands
 from carma.trial.layers.description import Described
+from carma_lab.bench.gpu import demands
 
 torch = pytest.importorskip("torch")
 

@@ -13,15 +13,17 @@ from typing import Any
 
 import pytest
 
-from carma_lab.bench.gpu import collocation, interference, environment as lab, study_file as written
+from carma.core.model.values import Gpu, GpuId, GpuSample
+from carma.errors import NoGpus, Refused, Usage
+from carma_lab.bench.gpu import collocation, interference
+from carma_lab.bench.gpu import environment as lab
+from carma_lab.bench.gpu import study_file as written
 from carma_lab.bench.gpu.collocated import COLLOCATED, find, resnet26
-from carma_lab.bench.gpu.workers import Died, Hand, Span, all_answers, close_all
 from carma_lab.bench.gpu.environment import sharing
 from carma_lab.bench.gpu.meter import Gauges, Look, integrated, spent_j, summed_up
 from carma_lab.bench.gpu.worker import TAIL_S, measure
+from carma_lab.bench.gpu.workers import Died, Hand, Span, all_answers, close_all
 from carma_lab.bench.gpu.workloads import WORKLOADS
-from carma.core.model.values import Gpu, GpuId, GpuSample
-from carma.errors import NoGpus, Refused, Usage
 from tests.scripted_nvml import Card, ScriptedNvml
 
 SPAN = Span(0.0, 0.01)

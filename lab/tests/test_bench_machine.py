@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from carma_lab.bench.machine import Figure, cpu_s, write
 from carma.errors import Refused
+from carma_lab.bench.machine import Figure, cpu_s, write
 
 BUSY = "import time\nuntil = time.process_time() + 1.0\nwhile time.process_time() < until: pass"
 

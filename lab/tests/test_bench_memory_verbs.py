@@ -11,10 +11,6 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from carma_lab.bench.memory import compare, truth, comparison_file as written
-from carma_lab.bench.memory.queries import ZOO, chosen_estimators
-from carma_lab.bench.memory.folds import Folds
-from carma_lab.bench.memory.interpreter import Interpreter, find_interpreter
 from carma.cli import main
 from carma.core.model.values import NoEstimate
 from carma.core.ports import EstimateRequest
@@ -24,6 +20,11 @@ from carma.trial.protocol import Trial
 from carma.trial.replay.conv_formulas import NONE
 from carma.trial.replay.conv_workspaces import SHIPPED, Learnt, Tree, shipped_model
 from carma.trial.report import Call, write_events
+from carma_lab.bench.memory import compare, truth
+from carma_lab.bench.memory import comparison_file as written
+from carma_lab.bench.memory.folds import Folds
+from carma_lab.bench.memory.interpreter import Interpreter, find_interpreter
+from carma_lab.bench.memory.queries import ZOO, chosen_estimators
 from tests.trials import described, events, report
 
 MIB = 1 << 20

@@ -10,12 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from carma_lab.bench.paper import page, scope, study, paper_file as writing
+from carma.cli import main
+from carma.errors import CarmaError, Refused, Usage
+from carma_lab.bench.paper import page, scope, study
+from carma_lab.bench.paper import paper_file as writing
 from carma_lab.bench.paper.claims import Claim, claims
 from carma_lab.bench.paper.plots import Sketch, sketches
 from carma_lab.cli import bench_paper
-from carma.cli import main
-from carma.errors import CarmaError, Refused, Usage
 
 
 def nothing_drawn(_: Sequence[Sketch], __: Path) -> list[Path]:

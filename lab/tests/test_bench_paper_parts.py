@@ -10,17 +10,27 @@ from pathlib import Path
 
 import pytest
 
+from carma.config import settings_of
+from carma.errors import Usage
+from carma.plugins import POLICIES, names
+from carma.traces import Trace
 from carma_lab.bench.paper import cases, workloads
 from carma_lab.bench.paper.cases import Case, Limit, Results
 from carma_lab.bench.paper.curves import below
 from carma_lab.bench.paper.published import PUBLISHED
 from carma_lab.bench.paper.ratios import geo_mean
-from carma_lab.bench.paper.variants import (ABLATIONS, BASELINES, DEFAULT_CAP, EXCLUSIVE, MORE, NO_CAP, OURS, STRICT, capped,)
-from carma.config import settings_of
-from carma.errors import Usage
-from carma.plugins import POLICIES, names
+from carma_lab.bench.paper.variants import (
+    ABLATIONS,
+    BASELINES,
+    DEFAULT_CAP,
+    EXCLUSIVE,
+    MORE,
+    NO_CAP,
+    OURS,
+    STRICT,
+    capped,
+)
 from carma_lab.simulator import estimate_sources as sources
-from carma.traces import Trace
 from carma_lab.traces.writer import write
 
 EVERY = (EXCLUSIVE, *BASELINES, *ABLATIONS, *STRICT, *OURS, *MORE)

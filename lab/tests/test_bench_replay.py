@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from carma.demo.replay import command_of
-from carma_lab.simulator.simulated_server import plan_of
 from carma.traces import SHIPPED, find
 from carma.vgpu import virtual_task as vgpu
+from carma_lab.simulator.simulated_server import plan_of
 from lab_fixtures.small_simulations import row, simulation
 
 

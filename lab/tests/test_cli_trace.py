@@ -11,9 +11,9 @@ import click
 import pytest
 
 from carma.cli import main
-from carma_lab.cli.trace import command
 from carma.cli.verb import Verb
 from carma.traces import find, read
+from carma_lab.cli.trace import command
 
 PHILLY = """\
 timestamp,duration,num_gpus,gpu_time,cluster

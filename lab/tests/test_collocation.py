@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from carma.errors import NotFound, Refused, Usage
 from carma_lab.bench.gpu import collocation
 from carma_lab.bench.gpu.collocation import Options
 from carma_lab.bench.gpu.collocation_view import PUBLISHED, Point, points_of, relative_to_one
 from carma_lab.bench.gpu.meter import Reading
-from carma.errors import NotFound, Refused, Usage
 from lab_fixtures.scripted_environment import ScriptedLab
 from tests.scripted_nvml import Card
 

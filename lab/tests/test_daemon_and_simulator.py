@@ -16,22 +16,22 @@ from msgspec.structs import replace
 from carma.core.model import events as e
 from carma.core.model.commands import Command, LaunchAttempt
 from carma.core.model.events import AnyEvent, Durable, Passing
+from carma.core.model.settings import FairnessRules, Rules
 from carma.core.model.values import AttemptKey, Placement, Record
 from carma.core.ports import Loaded
-from carma.core.model.settings import FairnessRules, Rules
 from carma.core.state import State, new_state
 from carma.daemon import shell as shell_module
 from carma.daemon.clock import SteadyClock
 from carma.daemon.recovery_on_start import replay
 from carma.daemon.shell import Shell
 from carma.plugins import load_policy
-from carma_lab.simulator import estimate_sources as sources
-from carma_lab.simulator.simulation import Demands, Setup, Simulation
 from carma.store.memory import MemoryStore
 from carma.store.sqlite import SqliteStore
 from carma.traces import Trace, find
-from tests.scenario.test_properties import logged
+from carma_lab.simulator import estimate_sources as sources
+from carma_lab.simulator.simulation import Demands, Setup, Simulation
 from lab_fixtures.random_simulations import CARD, EVERY_POLICY
+from tests.scenario.test_properties import logged
 from tests.unit.shells import make_shell
 
 # What the world tells; all else is the core's own to decide.

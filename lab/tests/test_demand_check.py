@@ -8,11 +8,11 @@ from statistics import fmean
 
 import pytest
 
+from carma.traces import SHIPPED
 from carma_lab.simulator import power
 from carma_lab.simulator.simulated_cards import CARDS
-from carma.traces import SHIPPED
-from lab_fixtures.small_simulations import row, simulation
 from lab.tools import demand_check, fit_power, profile_tables, published
+from lab_fixtures.small_simulations import row, simulation
 
 ROOT = Path(__file__).parents[2]
 WRITTEN = ROOT / "lab" / "results" / "simulation" / "demands.json"

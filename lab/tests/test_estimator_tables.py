@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from carma_lab.bench.machine import facts
+from carma_lab.bench.memory.comparison_file import Comparison, write
 from carma_lab.bench.memory.figures import Row, by_estimator
 from carma_lab.bench.memory.published18 import PUBLISHED, errors
-from carma_lab.bench.memory.comparison_file import Comparison, write
 from lab.tools import estimator_tables
 from tools import pages
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.docs.markdown import ROOT
 from lab.tools.fairness_table import CASES, POLICIES, SEEDS, page
+from tests.docs.markdown import ROOT
 
 FOUND: dict[str, Any] = json.loads((ROOT / "lab/results/simulation/fairness.json").read_text(encoding="utf-8"))
 

@@ -6,8 +6,8 @@ import copy
 
 import pytest
 
-from carma_lab.simulator.fidelity import fidelity, known_from
 from carma_lab.runs.record import read
+from carma_lab.simulator.fidelity import fidelity, known_from
 from lab.tools import fidelity_tables
 from lab.tools.fidelity_tables import CARD, CARD_ROWS, VIRTUAL, VIRTUAL_ROWS
 

@@ -6,11 +6,11 @@ import argparse
 
 import pytest
 
-from carma_lab.bench.gpu.trial_shapes import SHAPES
 from carma.errors import Refused
-from tests.docs.markdown import ROOT
+from carma_lab.bench.gpu.trial_shapes import SHAPES
 from lab.tools import fidelity_gpu, fidelity_virtual
 from lab.tools.fidelity_gpu import Recorder, memory_mib
+from tests.docs.markdown import ROOT
 
 
 def recorder(*words: str) -> Recorder:

@@ -1,4 +1,5 @@
-"""What every policy decides on two small traces is kept in lab/tests/golden; another decision, or another word, shows."""
+"""What every policy decides on two small traces is kept in lab/tests/golden; another decision, or another word,
+shows."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lab_fixtures.random_simulations import EVERY_POLICY
 from lab.tools import golden
+from lab_fixtures.random_simulations import EVERY_POLICY
 
 MOST_BYTES = 40_000  # of all of them: somebody reads these when they change
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from carma_lab.bench import gpumemnet as bench
 from carma.cli import main
-from gpumemnet.serving.model_facts import FAMILIES
+from carma_lab.bench import gpumemnet as bench
 from gpumemnet.serving.features import features
+from gpumemnet.serving.model_facts import FAMILIES
 from gpumemnet.summaries import read_text
 from gpumemnet_fixtures import gpumemnet_models as tiny
 

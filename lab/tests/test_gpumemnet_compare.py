@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_bench_memory_verbs import FOUND, Trials, truth_file
 
-from carma_lab.bench.memory import compare, published18, comparison_file as written
-from carma_lab.bench.memory.queries import network_of
-from carma_lab.bench.memory.figures import Row, by_network, refusals
 from carma.cli import main
 from carma.core.model.values import NoEstimate
 from carma.trial.layers.description import Described, Layer
+from carma_lab.bench.memory import compare, published18
+from carma_lab.bench.memory import comparison_file as written
+from carma_lab.bench.memory.figures import Row, by_network, refusals
+from carma_lab.bench.memory.queries import network_of
 from gpumemnet_fixtures import gpumemnet_models as tiny
-from test_bench_memory_verbs import FOUND, Trials, truth_file
 
 
 def row(estimator: str, estimated: float | None, **more: Any) -> Row:

@@ -12,15 +12,15 @@ from msgspec.structs import replace
 
 from carma_lab.bench import gpumemnet as speedbench
 from carma_lab.bench.machine import facts as machine
-from carma_lab.bench.memory.figures import Row, by_estimator
 from carma_lab.bench.memory.comparison_file import Comparison
 from carma_lab.bench.memory.comparison_file import write as write_comparison
+from carma_lab.bench.memory.figures import Row, by_estimator
 from gpumemnet.dataset.config import Config
 from gpumemnet.training.accuracy_report import Bound, Data, Entry, Judged, Report, write
 from gpumemnet.training.scores import Errors, judge
-from tests.docs.markdown import ROOT, blocks
 from gpumemnet_fixtures import gpumemnet_models as tiny
 from lab.tools import gpumemnet_accuracy, gpumemnet_tables
+from tests.docs.markdown import ROOT, blocks
 
 MARKED = "before\n\n<!-- {mark}: made -->\nold figures\n<!-- end -->\n\nafter\n"
 TRUTH = np.array([0, 0, 0, 1, 1, 1, 2, 5, 6, 7])

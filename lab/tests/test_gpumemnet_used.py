@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from carma_lab.bench.memory.comparison_file import read as read_comparison
 from carma.cli import estimate_request as estimating
 from carma.core.model.values import Estimate
+from carma.trial.layers.summary import TrainingOptions
+from carma.trial.protocol import NoTrials
+from carma_lab.bench.memory.comparison_file import read as read_comparison
 from gpumemnet.serving import bound_record as used
 from gpumemnet.serving.estimator import GpuMemNet
 from gpumemnet.serving.model_facts import SHIPPED, Kind
-from carma.trial.protocol import NoTrials
 from gpumemnet.summaries import read_text
-from carma.trial.layers.summary import TrainingOptions
 from gpumemnet.summaries.training_options import completed
 from gpumemnet_fixtures import gpumemnet_models as tiny
 

@@ -14,15 +14,15 @@ import shutil
 import sqlite3
 from pathlib import Path
 
+from carma.core.model.events import TaskSubmitted
+from carma.core.model.values import Owner, TaskId, TaskSpec
+from carma.store.sqlite import SqliteStore
 from carma_lab.bench.crash.copies import examine, take_copy
 from carma_lab.bench.crash.kills import ALL
 from carma_lab.bench.crash.server import crash_server
 from carma_lab.bench.crash.stream import SubmissionStream
 from carma_lab.bench.crash.study import CrashResult, figures, study
 from carma_lab.bench.crash.verdict import Excused, judge
-from carma.core.model.events import TaskSubmitted
-from carma.core.model.values import Owner, TaskId, TaskSpec
-from carma.store.sqlite import SqliteStore
 from tests.harness import until
 
 KILLS = int(os.environ.get("CARMA_CRASH_KILLS", "150"))

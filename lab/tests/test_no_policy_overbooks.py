@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from carma.core.model import events as e
-from carma.core.model.values import AttemptKey, Booking, GpuId
-from carma.core.telemetry.pace import mechanism_of
-from carma.core.policies import goodput, horus, lucid
 from carma.core.model.settings import PlacementRules, Rules, WarmUp
+from carma.core.model.values import AttemptKey, Booking, GpuId
+from carma.core.policies import goodput, horus, lucid
+from carma.core.scheduling.gpu_view import Holder
 from carma.core.scheduling.sharing_model import engine_share, progress_rates
 from carma.core.scheduling.snapshot import view_of
-from carma.core.scheduling.gpu_view import Holder
+from carma.core.telemetry.pace import mechanism_of
 from carma_lab.simulator import estimate_sources as sources
 from carma_lab.simulator.simulation import Setup, Simulation
 from lab_fixtures.random_simulations import CARD, EVERY_POLICY, companions, simulations

@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from carma.core.model.events import TaskEstimated, TaskSubmitted
-from carma.core.model.values import Demand, Estimate, Owner, TaskId, TaskSpec
 from carma.core.model.settings import FairnessRules, QueueRules, Rules, WarmUp
+from carma.core.model.values import Demand, Estimate, Owner, TaskId, TaskSpec
 from carma.plugins import load_policy
+from carma.testing.builders import ALICE, World
 from carma_lab.simulator import estimate_sources as sources
 from carma_lab.simulator.simulation import Setup, Simulation
-from carma.testing.builders import ALICE, World
 from lab_fixtures.random_simulations import CARD, EVERY_POLICY, rules, traces
 
 SOME = settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -8,9 +8,9 @@ import msgspec
 import pynvml
 import pytest
 
+from carma.errors import NoGpus, Usage
 from carma_lab.bench import sampler as samplerbench
 from carma_lab.bench.sampler import Eyes, Meter, Options, Report
-from carma.errors import NoGpus, Usage
 from tests.scripted_nvml import MIB, Card, ScriptedNvml
 
 QUICK = Options(seconds=1.0, gpus=8)

@@ -17,9 +17,9 @@ from carma.config import catalogue, load_settings
 from carma.config.catalogue import sections
 from carma.paths import find_paths
 from carma.plugins import POLICIES, names
-from carma_lab.runs.figures import Figures
 from carma.traces import parse
 from carma.traces.reader import OPTIONAL, REQUIRED
+from carma_lab.runs.figures import Figures
 from tests.docs.markdown import ROOT, anchors, blocks, documents, links, name_of
 from tools.pages_settings import toml
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.docs.markdown import ROOT
 from lab.tools.preemption_table import POLICIES, RATE_PER_HOUR, SAVES, SEEDS, TASKS, URGENT_EVERY, page
+from tests.docs.markdown import ROOT
 
 FOUND: dict[str, Any] = json.loads((ROOT / "lab/results/simulation/preemption.json").read_text(encoding="utf-8"))
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from carma_lab.bench.gpu import profile_meter, profiles
-from carma_lab.bench.gpu.profile_tasks import TASKS
 from carma.traces.shipped import SHIPPED, find
 from carma.traces.table import read_table, shipped_table
+from carma_lab.bench.gpu import profile_meter, profiles
+from carma_lab.bench.gpu.profile_tasks import TASKS
 from carma_lab.traces.writer import write_table
 from lab.tools import profile_tables
 from lab.tools import published as publishing

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from carma.core.model.events import AnyEvent, AttemptEnded, GpusSampled, MemoryGlanced
 from carma.core.machine import step
+from carma.core.model.events import AnyEvent, AttemptEnded, GpusSampled, MemoryGlanced
 from carma.core.model.values import AttemptKey, GpuSample, ProcessUse
-from carma.core.telemetry.observation import ending_facts
-from carma.core.telemetry.measurements import Seen
 from carma.core.state import new_state
+from carma.core.telemetry.measurements import Seen
+from carma.core.telemetry.observation import ending_facts
 from carma.core.telemetry.usage import note
 from carma.testing.builders import World
 from lab_fixtures.random_simulations import simulations

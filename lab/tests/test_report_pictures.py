@@ -11,13 +11,14 @@ from xml.etree import ElementTree
 import pytest
 
 from carma.errors import Refused, Usage
-from carma_lab.reports import compare_page, compare_pictures, html_page as page, pictures
+from carma_lab.reports import compare_page, compare_pictures, pictures
+from carma_lab.reports import html_page as page
 from carma_lab.reports.compare import compare
 from carma_lab.reports.drawing import inline, span_unit, styled
 from carma_lab.reports.gantt import bars, gantt
 from carma_lab.reports.summary import summary
-from carma_lab.runs.record import Run
 from carma_lab.runs.figures import Ran
+from carma_lab.runs.record import Run
 from lab_fixtures.recorded_runs import about, point, run, task
 
 CRASH = Ran(gpus=(0,), placed_at=10.0, ended_at=12.0, outcome="out_of_memory")

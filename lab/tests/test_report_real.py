@@ -13,16 +13,16 @@ from click.testing import CliRunner
 from carma.cli import carma
 from carma.config import settings_of
 from carma.core.model.values import Demand
-from carma_lab.reports.compare import compare
-from carma_lab.runs.replay_notes import settings_that_count
-from carma_lab.runs.from_server import Piece, alone_by_name, binned, idle_w_of, mechanism_of, real_run
-from carma_lab.runs.record import Server, read
 from carma.wire import api_types as t
 from carma.wire.report_types import GpuWork, Report, Work
-from tests.harness import serving
-from tests.unit.cli_daemon import FakeDaemon, finished, gpu_view
+from carma_lab.reports.compare import compare
+from carma_lab.runs.from_server import Piece, alone_by_name, binned, idle_w_of, mechanism_of, real_run
+from carma_lab.runs.record import Server, read
+from carma_lab.runs.replay_notes import settings_that_count
 from lab_fixtures.recorded_runs import about
 from lab_fixtures.small_simulations import row, trace
+from tests.harness import serving
+from tests.unit.cli_daemon import FakeDaemon, finished, gpu_view
 
 GPUS = [gpu_view(0), gpu_view(1)]
 BUSY = t.ActivityView(sm_active=0.6, sm_occupancy=0.3, dram_active=0.2)

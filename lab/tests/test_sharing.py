@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carma.core.scheduling import sharing_model as sharing
 from carma.core.model.values import Demand
+from carma.core.scheduling import sharing_model as sharing
 from carma.core.scheduling.sharing_model import UNKNOWN, activity, progress_rates
 from lab.tools import fit_sharing
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from carma.core.scheduling import sharing_model as sharing
 from carma.core.model.values import Demand
+from carma.core.scheduling import sharing_model as sharing
 from carma.core.scheduling.sharing_model import Mechanism, progress_rates
 from lab.tools import fit_sharing, sharing_fit, sharing_forms, sharing_outside
 from lab.tools.fit_sharing import Group

@@ -7,14 +7,14 @@ import sys
 import msgspec
 import pytest
 
-from carma_lab import traces
 from carma.core.scheduling.sharing_model import progress_rates
 from carma.errors import Refused, Usage
-from carma_lab.simulator import bound_sets, simulated_cards as cards
+from carma.traces import TraceTask, find
+from carma_lab.simulator import bound_sets
+from carma_lab.simulator import simulated_cards as cards
 from carma_lab.simulator.bound import LAUNCH_S, Bound, bound, lower_completion
 from carma_lab.simulator.request import Request, simulation
 from carma_lab.simulator.simulation import Setup
-from carma.traces import TraceTask
 from lab_fixtures import small_simulations as sim_made
 from lab_fixtures.small_simulations import row
 
@@ -231,12 +231,12 @@ def test_without_scipy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_arrivals_of_the_published_traces(name: str, exclusive_h: float, share: float) -> None:
     """Over the makespan of strict FIFO on exclusive GPUs, as derived from the published arrivals and run times."""
-    found = bound(traces.find(name), CARD, 4, tasks_per_gpu=1)
+    found = bound(find(name), CARD, 4, tasks_per_gpu=1)
     assert found.arrivals_s / 3600 / exclusive_h == pytest.approx(share, abs=0.006)
 
 
 def test_the_published_heavy_trace_comes_near_its_bound() -> None:
-    trace = traces.find("heavy")
+    trace = find("heavy")
     found = bound(trace, CARD, 4)
     assert found.arrivals_s < found.work_s <= found.late_s * (1.0 + 1e-12) < found.stages_s == found.makespan_s
     assert found.completion_mean_s > 1.5 * found.alone_mean_s
@@ -250,7 +250,7 @@ def test_the_published_heavy_trace_comes_near_its_bound() -> None:
 @pytest.mark.parametrize("cap", [1.1, 1.25, 1.5, 2.0])
 def test_goodput_does_not_beat_the_bound_at_its_cap(cap: float) -> None:
     """Where a task took longer than the cap allows, the bound is that of what it took."""
-    trace = traces.find("heavy")
+    trace = find("heavy")
     figures = simulation(Request(trace="heavy", policy="goodput", settings={"placement.slowdown_cap": cap})).run()
     assert figures.slowdown_max is not None
     found = bound(trace, CARD, 4, slowdown_cap=max(cap, figures.slowdown_max))

@@ -14,13 +14,13 @@ from carma.core.model.values import Demand
 from carma.core.scheduling.placement import Policy
 from carma.core.scheduling.sharing_model import progress_rates
 from carma.plugins import POLICIES, load_one, names
+from carma.traces import TraceTask
 from carma_lab.simulator import simulated_cards as cards
 from carma_lab.simulator.bound import bound
 from carma_lab.simulator.bound_completion import mean_busy_s
 from carma_lab.simulator.bound_prices import prices
 from carma_lab.simulator.bound_sets import Sets, Work, sets_of, work_of
 from carma_lab.simulator.bound_stages import earliest_end_s, stages_of
-from carma.traces import TraceTask
 from lab_fixtures import small_simulations as sim_made
 from lab_fixtures.small_simulations import row
 

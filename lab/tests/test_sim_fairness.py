@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from carma.traces.schema import Trace
 from carma_lab.reports.fairness import Fairness, fairness
 from carma_lab.simulator.request import Request, simulation
-from carma.traces.schema import Trace
 from lab_fixtures.small_simulations import row
 
 

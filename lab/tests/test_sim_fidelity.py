@@ -12,13 +12,13 @@ from msgspec.structs import replace
 from carma.cli import carma
 from carma.core.model.values import Activity, Demand
 from carma.core.scheduling.sharing_model import progress_rates
+from carma.traces import Trace
+from carma_lab.runs.figures import Ran, TaskRun, figures
+from carma_lab.runs.record import GpuOf, Run, Server, write
 from carma_lab.simulator.fidelity import fidelity, known_from
 from carma_lab.simulator.fidelity_replay import Replay
 from carma_lab.simulator.fidelity_solo import Known, Meters, solos
-from carma_lab.runs.record import GpuOf, Run, Server, write
 from carma_lab.simulator.request import Request, recorded
-from carma_lab.runs.figures import Ran, TaskRun, figures
-from carma.traces import Trace
 from carma_lab.traces.writer import write as write_trace
 from lab_fixtures.small_simulations import row, trace
 

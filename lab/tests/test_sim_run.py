@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from carma.core.model import events as e
 from carma.core.machine import step
-from carma.core.scheduling.placement import Policy
-from carma.core.policies import exclusive, magm
+from carma.core.model import events as e
 from carma.core.model.settings import Rules
+from carma.core.policies import exclusive, magm
+from carma.core.scheduling.placement import Policy
 from carma.core.scheduling.sharing_model import engine_share
 from carma.core.state import new_state
 from carma.errors import CarmaError, Usage

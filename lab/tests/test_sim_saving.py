@@ -6,14 +6,14 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from carma.core.model import events as e
 from carma.core.machine import step
-from carma.core.policies import exclusive, magm
+from carma.core.model import events as e
 from carma.core.model.settings import Preemption, RecoveryRules, Rules
+from carma.core.policies import exclusive, magm
 from carma.core.state import new_state
+from carma.traces import TraceTask
 from carma_lab.runs.figures import TaskRun
 from carma_lab.simulator.simulation import Simulation
-from carma.traces import TraceTask
 from lab_fixtures import small_simulations as sim_made
 from lab_fixtures.small_simulations import OPEN, row
 

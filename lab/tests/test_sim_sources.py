@@ -11,17 +11,17 @@ import pytest
 from click.testing import CliRunner
 
 from carma.cli import carma
-from carma_lab.cli.simulate import DEMANDS
 from carma.core.model import events as e
 from carma.core.model.values import Demand, Estimate, NoEstimate
 from carma.errors import Usage
+from carma_lab.cli.simulate import DEMANDS
+from carma_lab.runs.figures import Figures
 from carma_lab.simulator import estimate_sources as sources
 from carma_lab.simulator.predicted_demand import foretold
 from carma_lab.simulator.request import Request, recorded, simulation
-from carma_lab.runs.figures import Figures
 from carma_lab.simulator.simulation import Demands
-from lab_fixtures.small_simulations import row
 from lab.tools import trial_ratios
+from lab_fixtures.small_simulations import row
 
 
 def estimate(source: str, seed: int = 0, **changes: object) -> Estimate:

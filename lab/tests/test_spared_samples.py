@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from carma.core.model import events as e
-from carma.core.policies import exclusive, magm
 from carma.core.model.settings import Rules
+from carma.core.policies import exclusive, magm
 from carma_lab.simulator.simulation import Simulation
-from lab_fixtures.random_simulations import EVERY_POLICY, simulations
 from lab_fixtures import small_simulations as sim_made
+from lab_fixtures.random_simulations import EVERY_POLICY, simulations
 from lab_fixtures.small_simulations import row
 
 DECIDED = (

@@ -14,11 +14,11 @@ from hypothesis import strategies as some
 
 from carma.errors import BadTrace
 from carma.traces import Trace, TraceTask, find, parse
-from carma_lab.traces.writer import text
-from carma_lab.traces.transform import cut, scale
-from carma_lab.traces.task_classes import CLASSES, Shares, Urn, class_of, split
-from carma_lab.traces.generate import Recipe, generate
 from carma.traces.table import Table, shipped_table
+from carma_lab.traces.generate import Recipe, generate
+from carma_lab.traces.task_classes import CLASSES, Shares, Urn, class_of, split
+from carma_lab.traces.transform import cut, scale
+from carma_lab.traces.writer import text
 
 NO_CLOCK = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 TASK = TraceTask(

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from carma.errors import BadTrace
-from carma_lab.traces.writer import text
-from carma_lab.traces.task_classes import Shares, class_of
-from carma_lab.traces.philly import MapRules, Window, import_philly, read_jobs
 from carma.traces.table import shipped_table
+from carma_lab.traces.philly import MapRules, Window, import_philly, read_jobs
+from carma_lab.traces.task_classes import Shares, class_of
+from carma_lab.traces.writer import text
 
 HEADER = "timestamp,duration,num_gpus,gpu_time,cluster"
 # Not in order, with an empty line at the end, as the public file.

@@ -13,13 +13,12 @@ import msgspec
 import pytest
 
 from carma.errors import BadTrace
-from carma_lab.simulator.power import A100_40
 from carma.traces import SHIPPED, Trace, find, read
-from carma_lab.traces.writer import write
-from carma_lab.traces.task_classes import CLASSES, class_of
 from carma.traces.schema import COLUMNS
 from carma.traces.table import parse_table, read_table, shipped_table
-from carma_lab.traces.writer import write_table
+from carma_lab.simulator.power import A100_40
+from carma_lab.traces.task_classes import CLASSES, class_of
+from carma_lab.traces.writer import write, write_table
 from lab.tools import published as publishing
 
 ROOT = Path(__file__).parents[2]

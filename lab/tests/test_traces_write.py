@@ -12,8 +12,8 @@ from hypothesis import strategies as some
 
 from carma.errors import BadTrace
 from carma.traces import Trace, TraceTask, parse, read
-from carma_lab.traces.writer import text, write
 from carma.traces.schema import COLUMNS
+from carma_lab.traces.writer import text, write
 
 NO_CLOCK = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 TASK = TraceTask(

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from carma.errors import Usage
+from carma.testing.private_daemon import wait_until
 from carma_lab.bench.gpu import trial, trial_oom, trial_restart, trial_task, trial_tasks, workloads
 from carma_lab.bench.gpu.trial_figures import expected_sm, held_against, side_by_side, steps_at
 from carma_lab.bench.gpu.trial_oom import RUNGS, Sizes
@@ -22,8 +24,6 @@ from carma_lab.bench.gpu.trial_restart import mps_of
 from carma_lab.bench.gpu.trial_shapes import SHAPES, Solo, solos, training
 from carma_lab.bench.gpu.trial_stage import NOT_VIRTUAL, PARTS, Stage
 from carma_lab.bench.gpu.workloads import BY_NAME
-from carma.testing.private_daemon import wait_until
-from carma.errors import Usage
 
 TABLE = Path(__file__).parents[2] / "lab" / "results" / "h200" / "interference-mps.json"
 CONTEXT_MIB = 760

@@ -1,1 +1,2 @@
-"""Programs that fit models and write the tables of the documentation. Run from the checkout: `python -m lab.tools.NAME`."""
+"""Programs that fit models and write the tables of the documentation. Run from the checkout: `python -m
+lab.tools.NAME`."""

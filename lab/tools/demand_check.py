@@ -20,15 +20,15 @@ from statistics import fmean, median
 from typing import Any
 
 from carma import __version__
+from carma.traces.shipped import SHIPPED, find
+from carma_lab.runs.figures import Figures, quantile
 from carma_lab.simulator import power
 from carma_lab.simulator.request import Request, simulation
-from carma_lab.runs.figures import Figures, quantile
 from carma_lab.simulator.simulation import Simulation
-from carma.traces.shipped import SHIPPED, find
 from lab.tools import fit_power
-from tools.markdown import table
 from lab.tools.profile_tables import Pair, figures_of, published_of
 from lab.tools.published import FIGURES, Solo
+from tools.markdown import table
 
 SHOWN = ("sm_active", "sm_occupancy", "dram_active", "power_w")
 # Exclusive runs on four A100s, means over active samples; and MAGM with the measured peak over exclusive, with energy,

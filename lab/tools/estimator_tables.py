@@ -1,4 +1,5 @@
-"""Puts the tables of estimators into the documentation, from the files of results: `python -m lab.tools.estimator_tables`.
+"""Puts the tables of estimators into the documentation, from the files of results: `python -m
+lab.tools.estimator_tables`.
 
 `--check` writes nothing and says whether they are up to date. A table stands between two remarks of a page,
 `<!-- estimators: … -->` and `<!-- end -->`. Where its file of results is not there, nothing may stand between them: no
@@ -13,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from carma_lab.bench.memory.comparison_file import Comparison, read
 from carma_lab.bench.memory.figures import Summary
 from carma_lab.bench.memory.published18 import PUBLISHED
-from carma_lab.bench.memory.comparison_file import Comparison, read
 from tools.markdown import table
 from tools.pages import filled, renew
 

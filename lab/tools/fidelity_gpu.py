@@ -20,13 +20,13 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from carma.errors import CarmaError, Refused
+from carma.testing.private_daemon import PrivateDaemon, PrivateSettings, ending_in_order
 from carma_lab.bench.gpu import trial_task
 from carma_lab.bench.gpu.trial_shapes import BY_WORKLOAD, Shape, drawn
 from carma_lab.bench.gpu.trial_task import VirtualCard
-from carma.testing.private_daemon import PrivateDaemon, PrivateSettings, ending_in_order
-from carma.errors import CarmaError, Refused
-from carma_lab.simulator.fidelity import known_from
 from carma_lab.runs.record import read
+from carma_lab.simulator.fidelity import known_from
 from lab.tools.fidelity_record import Job, judge, keep, record_in, write_about
 
 # Tasks of half a minute would spend their lives waiting for the one before to settle, or for the gate, and hardly meet.

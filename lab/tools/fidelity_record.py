@@ -10,16 +10,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from carma_lab.bench.machine import facts
-from carma.testing.private_daemon import PrivateDaemon, PrivateSettings
-from carma_lab.cli.simulate_fidelity import show
 from carma.core.model.values import TaskSpec
 from carma.errors import CarmaError
+from carma.testing.private_daemon import PrivateDaemon, PrivateSettings
+from carma.wire.api_types import SubmitRequest
+from carma_lab.bench.machine import facts
+from carma_lab.cli.simulate_fidelity import show
 from carma_lab.runs.from_server import recorded
+from carma_lab.runs.record import Run, write
 from carma_lab.simulator.fidelity import Fidelity, played
 from carma_lab.simulator.fidelity_solo import Known
-from carma_lab.runs.record import Run, write
-from carma.wire.api_types import SubmitRequest
 
 POLL_S = 0.5
 REST_S = 4.0  # with nobody on the GPUs: only then can tasks' energy be told from what the GPUs take idle

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from carma.testing.private_daemon import PrivateSettings, ending_in_order
 from carma.demo.replay import command_of
-from carma_lab.simulator.fidelity import known_from
-from carma_lab.runs.record import read
+from carma.testing.private_daemon import PrivateSettings, ending_in_order
 from carma.traces import Trace, TraceTask
+from carma_lab.runs.record import read
+from carma_lab.simulator.fidelity import known_from
 from carma_lab.traces.writer import write
 from lab.tools.fidelity_record import Job, judge, keep, record, write_about
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
+from carma.trial.replay.bound import SCORES
 from carma_lab.bench.memory import comparison_file as written
 from carma_lab.bench.memory.left_out import scores_of
-from carma.trial.replay.bound import SCORES
 
 
 def main(arguments: list[str]) -> int:

@@ -4,9 +4,11 @@
 
 Fitted on the runs of the data set with measured activity: least squares over step time and the five figures of a
 demand, from values that a data sheet suggests. Judged three ways: runs of shapes, and of families, that a fit has not
-seen; and models that people use (lab/results/h200/demands.jsonl.xz), on which nothing is fitted. Each time beside what a
+seen; and models that people use (lab/results/h200/demands.jsonl.xz), on which nothing is fitted. Each time beside
+what a
 task counts as of which only the memory is known, and beside the mean. Writes constants.json, the errors that the
-simulator draws from (lab/src/carma_lab/simulator/demand_errors.csv) and lab/results/gpumemnet/demand.json; then the table of docs/goodput.md.
+simulator draws from (lab/src/carma_lab/simulator/demand_errors.csv) and lab/results/gpumemnet/demand.json; then the
+table of docs/goodput.md.
 """
 
 from __future__ import annotations
@@ -25,18 +27,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carma import __version__
-from carma_lab.bench.gpu.profile_tasks import TASKS
 from carma.core.model.values import Demand
 from carma.core.scheduling.sharing_model import by_size, progress_rates
-from gpumemnet.dataset.table import read
-from carma.trial.demand.card_rates import H200, RATES
-from carma.trial.demand.roofline import FIGURES, Constants, batch_of, shown
-from carma.trial.demand.prediction import CONSTANTS, LEAST_KNOWN
-from carma.trial.demand.kernel_work import Work, copied_bytes, work_of
-from carma.trial.layers.description import Described
-from carma.trial.layers.column_reading import CannotTell
-from carma_lab.simulator import power
 from carma.traces.table import shipped_table
+from carma.trial.demand.card_rates import H200, RATES
+from carma.trial.demand.kernel_work import Work, copied_bytes, work_of
+from carma.trial.demand.prediction import CONSTANTS, LEAST_KNOWN
+from carma.trial.demand.roofline import FIGURES, Constants, batch_of, shown
+from carma.trial.layers.column_reading import CannotTell
+from carma.trial.layers.description import Described
+from carma_lab.bench.gpu.profile_tasks import TASKS
+from carma_lab.simulator import power
+from gpumemnet.dataset.table import read
 from lab.tools import demand_tables
 
 DATA, REAL = Path("gpumemnet/datasets/h200"), Path("lab/results/h200/demands.jsonl.xz")
@@ -264,7 +266,7 @@ def main() -> None:
         "carma": __version__,
         "python": platform.python_version(),
         "seed": 0,
-        "fitted_on": f"{len(runs)} runs with activity of gpumemnet/datasets/h200 (NVIDIA H200; gpumemnet/datasets/README.md)",
+        "fitted_on": f"{len(runs)} runs with activity of gpumemnet/datasets/h200 (NVIDIA H200)",
         "constants": len(flat(START)),
         "fitted": errors(runs, predicted(runs, constants)),
         "shapes_left_out": errors(runs, left_out(runs, [shapes[run.shape] for run in runs])),

@@ -1,10 +1,12 @@
-"""Fits the power curve of the A100 in lab/src/carma_lab/simulator/power.py, and says how far that and the H200's line are off.
+"""Fits the power curve of the A100 in lab/src/carma_lab/simulator/power.py, and says how far that and the H200's line
+are off.
 
     python -m lab.tools.fit_power
 
 The A100's is least squares over what was published of tasks alone on one (lab/results/a100/solo.csv: SM activity, DRAM
 activity and watts of each GPU that a task works on). Limit and idle are given, not fitted; why is said in the module.
-The H200's line comes from core/scheduling/sharing_model.py; here it is held against lab/results/h200/profiles.json. Needs scipy.
+The H200's line comes from core/scheduling/sharing_model.py; here it is held against lab/results/h200/profiles.json.
+Needs scipy.
 """
 
 from __future__ import annotations

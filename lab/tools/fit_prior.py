@@ -1,4 +1,5 @@
-"""What a task counts as of which nothing is known but its memory (carma/core/scheduling/sharing_model.py, BY_SIZE): fitted and checked.
+"""What a task counts as of which nothing is known but its memory (carma/core/scheduling/sharing_model.py, BY_SIZE):
+fitted and checked.
 
     python -m lab.tools.fit_prior > lab/results/simulation/prior.json
 
@@ -21,9 +22,9 @@ from msgspec.structs import replace
 
 from carma.core.model.values import Demand
 from carma.core.scheduling.sharing_model import BY_SIZE, UNKNOWN, by_size, progress_rates
-from gpumemnet.dataset.table import read
-from carma_lab.simulator.power import H200
 from carma.traces.table import shipped_table
+from carma_lab.simulator.power import H200
+from gpumemnet.dataset.table import read
 
 DATA = Path("gpumemnet/datasets/h200")
 EDGES_MIB = tuple(edge for edge, _ in BY_SIZE)
@@ -83,7 +84,7 @@ def main() -> None:
     told = {
         "date": datetime.now(UTC).date().isoformat(),
         "command": "python -m lab.tools.fit_prior",
-        "from": f"{len(runs)} runs with activity of gpumemnet/datasets/h200; checked on {len(published)} published tasks (A100)",
+        "from": f"{len(runs)} runs of gpumemnet/datasets/h200; checked on {len(published)} published tasks (A100)",
         "sizes": [
             {
                 "below_mib": edge,

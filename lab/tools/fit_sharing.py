@@ -1,4 +1,5 @@
-"""Fits core/scheduling/sharing_model.py on tables of `carma bench interference`, and says how wrong it is about tasks it has not seen.
+"""Fits core/scheduling/sharing_model.py on tables of `carma bench interference`, and says how wrong it is about tasks
+it has not seen.
 
     python -m lab.tools.fit_sharing --out lab/results/h200/sharing.json
 
@@ -16,8 +17,8 @@ from pathlib import Path
 from statistics import mean, median, quantiles
 from typing import Any, NamedTuple
 
-from carma.core.scheduling import sharing_model as sharing
 from carma.core.model.values import Demand
+from carma.core.scheduling import sharing_model as sharing
 
 FOLDER = Path("lab/results/h200")
 MPS, MPS_FIRST, SLICES = "interference-mps.json", "interference-mps-first.json", "interference-timeslice.json"

@@ -1,6 +1,7 @@
 """Decision logs that are kept: what every policy decides on two small traces, as text, in lab/tests/golden.
 
-`python -m lab.tools.golden` says whether they are as the program decides now, with the differences; `--write` writes them
+`python -m lab.tools.golden` says whether they are as the program decides now, with the differences; `--write` writes
+them
 again, which belongs to every change that is meant to change decisions. A line is one decision of the core:
 
     5.0 3.1 GPU 2: idle, room 40.0 GiB [40960] not 0 Memory, 1 WarmUp; before 2
@@ -18,14 +19,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from carma.core.model import events as e
-from carma.core.scheduling.decision import Verdict
-from carma.core.model.values import GpuId
 from carma.core.model.outcome import Succeeded
+from carma.core.model.values import GpuId
+from carma.core.scheduling.decision import Verdict
 from carma.plugins import POLICIES, names
-from carma_lab.simulator.request import Request, simulation
 from carma.traces import Trace, find
-from carma_lab.traces.generate import Recipe, generate
 from carma.traces.table import shipped_table
+from carma_lab.simulator.request import Request, simulation
+from carma_lab.traces.generate import Recipe, generate
 
 GOLDEN = Path(__file__).parents[2] / "lab" / "tests" / "golden"
 WRITE = "python -m lab.tools.golden --write"

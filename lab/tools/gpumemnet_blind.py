@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from gpumemnet.dataset.table import read
-from gpumemnet.serving.model_facts import GB_MIB, read_facts
 from gpumemnet.serving.model import runtime
+from gpumemnet.serving.model_facts import GB_MIB, read_facts
 from gpumemnet.training.ensemble import PLAIN_MIB, at_level
 from gpumemnet.training.names import PUBLISHED_WIDTHS_GB
 from gpumemnet.training.samples import Numbers, Samples, Wholes, read_table

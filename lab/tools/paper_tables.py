@@ -42,7 +42,8 @@ def short(parts: dict[str, Any]) -> str:
     tasks = sum(row["tasks"] for row in rows)
     said = (
         f"The published experiments, simulated: {tasks} tasks of {len(rows)} published traces on {FEW_GPUS} A100s, and "
-        f"{len(windows)} windows of the public Philly trace ([all of it, aim by aim](lab/results/simulation/README.md), "
+        f"{len(windows)} windows of the public Philly trace "
+        "([all of it, aim by aim](lab/results/simulation/README.md), "
         "[how](docs/simulation.md)). Exclusive GPUs are 1; policies that predict know how busy each task is:"
     )
     return f"{textwrap.fill(said, 120, break_long_words=False, break_on_hyphens=False)}\n\n{table(HEAD, lines)}"

@@ -23,11 +23,11 @@ from carma.core.model import events as e
 from carma.core.model.values import TaskId
 from carma.core.scheduling.queue_order import waiting
 from carma.core.state import State
-from carma_lab.simulator.request import Request, simulation
-from carma_lab.runs.figures import TaskRun, quantile
-from carma_lab.traces.generate import Recipe, generate
 from carma.traces.schema import Trace
 from carma.traces.table import shipped_table
+from carma_lab.runs.figures import TaskRun, quantile
+from carma_lab.simulator.request import Request, simulation
+from carma_lab.traces.generate import Recipe, generate
 from tools.markdown import table
 
 WRITTEN, PAGE = Path("lab/results/simulation/preemption.json"), Path("docs/preemption.md")

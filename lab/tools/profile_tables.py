@@ -5,7 +5,8 @@
     python -m lab.tools.profile_tables --check lab/results/simulation/demands.json
 
 Reads lab/results/h200/profiles.json (`python -m carma_lab.bench.gpu.profiles`). The scaling and what it assumes is in
-lab/src/carma_lab/simulator/card_scaling.py; how long a step takes on the A100, its loader included, in lab/src/carma_lab/bench/gpu/profile_tasks.py.
+lab/src/carma_lab/simulator/card_scaling.py; how long a step takes on the A100, its loader included, in
+lab/src/carma_lab/bench/gpu/profile_tasks.py.
 
 What was published of each task alone on an A100 is in lab/results/a100/solo.csv; `--published` takes another such file,
 with the columns name (as in the traces), sm_active, sm_occupancy, dram_active and, where known, gpu (a row for each
@@ -27,16 +28,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from carma_lab.bench.gpu.profile_tasks import TASKS, Task
-from carma_lab.simulator import power
-from carma_lab.simulator.card_scaling import A100_40, H200, Rates, Scaled, Shown, scale
 from carma.traces.schema import Trace, TraceTask
 from carma.traces.shipped import SHIPPED, find
 from carma.traces.table import read_table
+from carma_lab.bench.gpu.profile_tasks import TASKS, Task
+from carma_lab.simulator import power
+from carma_lab.simulator.card_scaling import A100_40, H200, Rates, Scaled, Shown, scale
 from carma_lab.traces.writer import write_table
 from lab.tools import published as publishing
-from tools.markdown import table
 from lab.tools.published import FIGURES, Solo
+from tools.markdown import table
 
 PROFILES = Path("lab/results/h200/profiles.json")
 RAMP_S = 20.0  # assumed. Published: what 50 such tasks hold 30 s after their first activity is what they hold at 200 s
@@ -215,7 +216,9 @@ def with_published(task: TraceTask, solo: Solo) -> TraceTask:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m lab.tools.profile_tables", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.tools.profile_tables", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("--profiles", type=Path, default=PROFILES)
     parser.add_argument("--published", type=Path, default=publishing.SOLO, help="what was published of each task")
     parser.add_argument("--write", type=Path, metavar="TABLE", help="put the demands into this table of tasks")

@@ -1,8 +1,10 @@
-"""Fits core/scheduling/sharing_model.py, compares it with other forms on tasks left out, and says how far it is off elsewhere.
+"""Fits core/scheduling/sharing_model.py, compares it with other forms on tasks left out, and says how far it is off
+elsewhere.
 
     python -m lab.tools.sharing_fit --data ../shared/data/interference
 
-Fitted on the tables of `carma bench interference` in lab/results/h200: pairs, triples and quadruples of 25 tasks, under MPS
+Fitted on the tables of `carma bench interference` in lab/results/h200: pairs, triples and quadruples of 25 tasks,
+under MPS
 (two tables) and in time slices. A form is judged on tasks whose every group was left out of its fit; the one that is
 best there is kept. From its errors on left-out tasks come the band (CAUTION) and the spread of the simulator's truth
 (SPREAD). Then it is held against measurements that had no part in the fit (sharing_outside.py). `--data` is the folder
@@ -24,8 +26,8 @@ import numpy as np
 from scipy.optimize import minimize  # type: ignore[import-untyped]
 from scipy.stats import norm  # type: ignore[import-untyped]
 
-from carma.core.scheduling import sharing_model as sharing
 from carma.core.model.values import Demand
+from carma.core.scheduling import sharing_model as sharing
 from lab.tools import sharing_forms as forms
 from lab.tools import sharing_outside as outside
 from lab.tools.fit_sharing import MPS, MPS_FIRST, SLICES, Group, load, proxies, without

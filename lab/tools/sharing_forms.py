@@ -1,7 +1,8 @@
 """Forms that a model of sharing could have, fitted and judged on the same tables: for lab/tools/sharing_fit.py.
 
 A form says each task's rate from what the task shows alone and what those beside it show, summed. Constants are tried
-as they come: `abs` keeps them above zero. The kept forms are those of core/scheduling/sharing_model.py, written again over arrays (a
+as they come: `abs` keeps them above zero. The kept forms are those of core/scheduling/sharing_model.py, written again
+over arrays (a
 fit asks for thousands of tables); a test holds the two together.
 """
 
@@ -14,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize  # type: ignore[import-untyped]
 
-from carma.core.scheduling import sharing_model as sharing
 from carma.core.model.values import Demand
+from carma.core.scheduling import sharing_model as sharing
 from lab.tools.fit_sharing import Group
 
 Array = npt.NDArray[np.float64]
@@ -131,7 +132,8 @@ def level(constants: Constants, rates: Rates) -> Array:
 
 
 def fair(constants: Constants, rates: Rates) -> Array:
-    """The form that is kept for time slices, `_in_slices` of core/scheduling/sharing_model.py: those who want least are served first."""
+    """The form that is kept for time slices, `_in_slices` of core/scheduling/sharing_model.py: those who want least
+    are served first."""
     left = np.full(len(rates.size), min(1.0, abs(float(constants[0]))))
     waiting, share = rates.size.copy(), np.zeros(len(rates.size))
     for wanted in np.sort(rates.engines, axis=1).T:

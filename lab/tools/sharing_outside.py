@@ -28,8 +28,8 @@ import numpy as np
 from scipy.optimize import least_squares  # type: ignore[import-untyped]
 from scipy.stats import spearmanr  # type: ignore[import-untyped]
 
-from carma.core.scheduling import sharing_model as sharing
 from carma.core.model.values import Demand
+from carma.core.scheduling import sharing_model as sharing
 from carma.core.scheduling.sharing_model import Mechanism, progress_rates
 from carma_lab.simulator.card_scaling import Rates, Shown, scale
 from lab.tools.fit_sharing import FOLDER, IDLE_W, LIMIT_W, MPS, load

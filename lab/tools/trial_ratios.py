@@ -1,9 +1,11 @@
-"""Writes lab/src/carma_lab/simulator/trial_ratios.csv: how far the trial run's estimate and bound lay from the truth, run by run.
+"""Writes lab/src/carma_lab/simulator/trial_ratios.csv: how far the trial run's estimate and bound lay from the truth,
+run by run.
 
     python -m lab.tools.trial_ratios
 
 From lab/results/h200/memory/estimators.json, `judged`: training runs on an H200, each estimated by a model that did not
-know its family. The simulator's memory source `trace` draws from it (lab/src/carma_lab/simulator/estimate_sources.py). One run was refused, for a
+know its family. The simulator's memory source `trace` draws from it
+(lab/src/carma_lab/simulator/estimate_sources.py). One run was refused, for a
 broken installation of torchvision, and is left out.
 """
 

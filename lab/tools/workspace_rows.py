@@ -19,9 +19,9 @@ from typing import Any
 
 import msgspec
 
-from carma_lab.bench.memory.zoo import history
 from carma.trial.replay.conv_shapes import DTYPES, OPS
 from carma.trial.report import ALLOC, CALL, EVENTS, REPORT, Call, Report, read_events
+from carma_lab.bench.memory.zoo import history
 
 Blocks = tuple[int, ...]
 SMALL_BYTES = 1 << 16

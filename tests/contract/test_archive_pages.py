@@ -9,11 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from carma.core.model.events import Durable, TaskRestored, TaskSubmitted
-from carma.core.model.values import ArrayPlace, Owner, TaskId, TaskSpec
 from carma.core.model.outcome import Failed, Outcome, Succeeded
-from carma.core.ports import Checkpoint, End
 from carma.core.model.status import Finished, Queued
 from carma.core.model.task import Task
+from carma.core.model.values import ArrayPlace, Owner, TaskId, TaskSpec
+from carma.core.ports import Checkpoint, End
 from carma.store.memory import MemoryStore
 from carma.store.sqlite import SqliteStore
 

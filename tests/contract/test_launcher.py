@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from carma.core.model.values import TaskSpec
 from carma.core.model.outcome import Failed, Succeeded
+from carma.core.model.values import TaskSpec
 from carma.core.ports import Found, Launcher, LaunchOrder
-from carma.testing.fake_launcher import AT_ONCE, FOREVER, FakeLauncher, Plan
 from carma.launch.process import ProcessLauncher
+from carma.testing.fake_launcher import AT_ONCE, FOREVER, FakeLauncher, Plan
 from tests.launch_orders import key, look, order_of, shell, spec_of, tidy, until, until_ended, until_running
 
 PLANS = {

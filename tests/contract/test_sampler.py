@@ -16,7 +16,8 @@ from carma.core.ports import Sampler
 from carma.monitor.dcgm import HostEngine
 from carma.monitor.dcgm_thread import DcgmFeed
 from carma.monitor.nvml import NvmlSampler
-from carma.vgpu import fault_injection as faults, virtual_server as world
+from carma.vgpu import fault_injection as faults
+from carma.vgpu import virtual_server as world
 from carma.vgpu.sampler import VirtualSampler
 from tests import scripted_dcgm
 from tests.scripted_dcgm import ScriptedDcgm

@@ -9,12 +9,53 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from carma.core.model.events import (AttemptEnded, AttemptStarted, AttemptUse, BookingShrunk, Durable, GpuDrained, GpuResumed, GpusFound, MemoryObserved, PreemptionMissed, PreemptionRequested, RecoveryDue, RecoveryPlanned, StopRequested, TaskChanged, TaskEstimated, TaskFinished, TaskHeld, TaskPlaced, TaskReleased, TaskRestored, TaskRetried, TaskSubmitted, TaskWarned, UseNoted,)
-from carma.core.model.values import (Activity, AttemptKey, Booking, Confinement, Estimate, Gpu, GpuId, GpuUsage, Guard, NoEstimate, Owner, Placement, TaskId, TaskSpec,)
+from carma.core.model.events import (
+    AttemptEnded,
+    AttemptStarted,
+    AttemptUse,
+    BookingShrunk,
+    Durable,
+    GpuDrained,
+    GpuResumed,
+    GpusFound,
+    MemoryObserved,
+    PreemptionMissed,
+    PreemptionRequested,
+    RecoveryDue,
+    RecoveryPlanned,
+    StopRequested,
+    TaskChanged,
+    TaskEstimated,
+    TaskFinished,
+    TaskHeld,
+    TaskPlaced,
+    TaskReleased,
+    TaskRestored,
+    TaskRetried,
+    TaskSubmitted,
+    TaskWarned,
+    UseNoted,
+)
 from carma.core.model.outcome import Cancelled, Disrupted, OutOfMemory, Succeeded
-from carma.core.ports import Checkpoint, PastRun
 from carma.core.model.status import Finished, Queued
 from carma.core.model.task import Plan, Task
+from carma.core.model.values import (
+    Activity,
+    AttemptKey,
+    Booking,
+    Confinement,
+    Estimate,
+    Gpu,
+    GpuId,
+    GpuUsage,
+    Guard,
+    NoEstimate,
+    Owner,
+    Placement,
+    TaskId,
+    TaskSpec,
+)
+from carma.core.ports import Checkpoint, PastRun
 from carma.errors import StoreError
 from carma.store.archive import RUNS_KEPT
 from carma.store.memory import MemoryStore

@@ -57,7 +57,8 @@ SUMS: dict[str, Callable[[list[float]], float]] = {"max": max, "min": min, "coun
 
 
 def h200_figure(name: str) -> float:
-    """`oom.rounds.mps.grower_stopped_s`: a file in lab/results/h200, then down its members. A list is narrowed by a name of
+    """`oom.rounds.mps.grower_stopped_s`: a file in lab/results/h200, then down its members. A list is narrowed by a
+    name of
     its members, asked for a field of each, or summed up."""
     file, *words = name.strip("`").split(".")
     value: Any = _json(f"h200/{file}.json")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from carma.core.scheduling.decision import Ask
-from carma.core.model.values import ProcessUse, TaskId
-from carma.core.scheduling.placement import Policy, decide
 from carma.core.model.settings import Rules
+from carma.core.model.values import ProcessUse, TaskId
+from carma.core.scheduling.decision import Ask
 from carma.core.scheduling.gpu_view import GpuView
+from carma.core.scheduling.placement import Policy, decide
 from carma.core.telemetry.window import Metric, Summary
 from carma.plugins import load_policy
 from carma.testing.builders import gpu

@@ -18,15 +18,15 @@ from pathlib import Path
 import pytest
 
 from carma.core.model.events import StopRequested
-from carma.core.model.values import Estimate, NoEstimate, TaskId, TaskSpec
 from carma.core.model.outcome import TimedOut
+from carma.core.model.values import Estimate, NoEstimate, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest
 from carma.daemon.auth import Identity, require_owner
 from carma.daemon.clock import SteadyClock
 from carma.errors import NotAllowed, NotRunnable, StoreError, TooLarge, Usage
 from carma.estimate.combination import first_answer
-from carma.wire.api_types import SubmitRequest, UpdateRequest
 from carma.testing.builders import ALICE, BOB, World
+from carma.wire.api_types import SubmitRequest, UpdateRequest
 from tests.harness import LIMIT_S, Daemon, daemon_at_rest, python_path, request, serving, somebody_else, until
 
 MIB = 1 << 20

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 from carma.core.model.events import Durable, StopRequested, TaskEstimated, TaskPlaced, TaskSubmitted
-from carma.core.model.values import AttemptKey, Booking, GpuId, Owner, Placement, TaskId, TaskSpec
 from carma.core.model.outcome import Cancelled
+from carma.core.model.values import AttemptKey, Booking, GpuId, Owner, Placement, TaskId, TaskSpec
 from carma.store.sqlite import SqliteStore
 from tests.harness import LIMIT_S, Daemon, daemon_at_rest, serving, until
 

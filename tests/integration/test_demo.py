@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from carma.core.model.values import TaskSpec
 from carma.demo import demo
 from carma.testing.private_daemon import PrivateDaemon, PrivateSettings, wait_until
-from carma.core.model.values import TaskSpec
 from carma.wire.api_types import SubmitRequest
 
 HEADER = "arrival_s,name,gpus,memory_mib,seconds,sm_active,sm_occupancy,dram_active"

@@ -10,12 +10,12 @@ import os
 
 import pytest
 
-from carma.core.scheduling.decision import Decision
 from carma.core.model.events import GpusSampled, TaskEstimated, TaskSubmitted
+from carma.core.model.settings import Gate, Rules, WarmUp, WindowRules
 from carma.core.model.values import AttemptKey, Estimate, GpuId, GpuSample, ProcessUse, TaskId, TaskSpec
 from carma.core.policies.exclusive import POLICY as EXCLUSIVE
+from carma.core.scheduling.decision import Decision
 from carma.core.scheduling.queue_order import explain, waiting
-from carma.core.model.settings import Gate, Rules, WarmUp, WindowRules
 from carma.core.scheduling.snapshot import views
 from carma.launch import procfs
 from carma.monitor.processes import attribute

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 import carma as package
-from carma.core.model.values import GpuId
 from carma.core.model.settings import Gate, Rules, WarmUp, WindowRules
+from carma.core.model.values import GpuId
 from carma.launch import procfs
-from carma.traces import SHIPPED, find
 from carma.testing.builders import World
+from carma.traces import SHIPPED, find
 from tests.harness import LIMIT_S, Daemon, daemon_at_rest, serving, until
 
 GPU = GpuId("GPU-0")

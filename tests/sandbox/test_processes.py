@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,14 @@ LIMIT = 200
 OWN = 16  # processes and threads of the sandbox itself
 RLIMIT = LIMIT * 5 // 4 + 16  # RLIMIT_NPROC is above the limit (box/command.py)
 LATE_S = 10.0  # beyond what is guaranteed, for a machine that is busy
+
+
+@pytest.fixture(autouse=True)
+def one_bomb_at_a_time() -> Iterator[None]:
+    """Several test processes run side by side; two bombs at once would keep a sandbox from starting."""
+    with open(Path(tempfile.gettempdir(), "carma-test-bomb.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def threads_here() -> int:

@@ -8,9 +8,9 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from carma.core.model.settings import FairnessRules, Rules, WarmUp
 from carma.core.model.values import Owner, TaskId
 from carma.core.policies import exclusive
-from carma.core.model.settings import FairnessRules, Rules, WarmUp
 from carma.testing.builders import ALICE, BOB, World
 
 HOUR_S = 3600.0

@@ -10,11 +10,11 @@ from typing import Literal
 import pytest
 
 from carma.core.model.events import AttemptStarted, StopRequested
-from carma.core.model.values import AttemptKey, Confinement, Guard, TaskId
-from carma.core.telemetry.observation import to_watch
 from carma.core.model.outcome import OutOfMemory, Succeeded
 from carma.core.model.settings import Gate, Rules, WarmUp
 from carma.core.model.status import Running
+from carma.core.model.values import AttemptKey, Confinement, Guard, TaskId
+from carma.core.telemetry.observation import to_watch
 from carma.testing.builders import World
 
 OPEN = Rules(gate=Gate(enabled=False), warmup=WarmUp(enabled=False))

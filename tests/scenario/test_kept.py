@@ -10,17 +10,49 @@ from random import Random
 
 import pytest
 
-from carma.core.scheduling.decision import Ask, Part
-from carma.core.model.events import (Durable, GpuDrained, GpuResumed, GpusFound, GpusSampled, TaskChanged, TaskEstimated, TaskHeld, TaskReleased, TaskRestored, TaskRetried, TaskSubmitted,)
-from carma.core.model.values import (ArrayPlace, Demand, Dependency, Estimate, GpuId, Owner, TaskId, TaskSpec, WarnSignal,)
+from carma.core.model.events import (
+    Durable,
+    GpuDrained,
+    GpuResumed,
+    GpusFound,
+    GpusSampled,
+    TaskChanged,
+    TaskEstimated,
+    TaskHeld,
+    TaskReleased,
+    TaskRestored,
+    TaskRetried,
+    TaskSubmitted,
+)
 from carma.core.model.outcome import Failed, OutOfMemory, Succeeded
-from carma.core.scheduling.placement import Policy, Ranked
+from carma.core.model.settings import (
+    FairnessRules,
+    Gate,
+    PlacementRules,
+    QueueRules,
+    QuotaRules,
+    Rules,
+    WarmUp,
+    WindowRules,
+)
+from carma.core.model.task import Task
+from carma.core.model.values import (
+    ArrayPlace,
+    Demand,
+    Dependency,
+    Estimate,
+    GpuId,
+    Owner,
+    TaskId,
+    TaskSpec,
+    WarnSignal,
+)
 from carma.core.policies import best_fit, exclusive, goodput, horus, lucid, lug, magm, round_robin
 from carma.core.propose import propose
-from carma.core.model.settings import (FairnessRules, Gate, PlacementRules, QueueRules, QuotaRules, Rules, WarmUp, WindowRules,)
-from carma.core.state import checkpoint, forget
-from carma.core.model.task import Task
+from carma.core.scheduling.decision import Ask, Part
 from carma.core.scheduling.gpu_view import GpuView
+from carma.core.scheduling.placement import Policy, Ranked
+from carma.core.state import checkpoint, forget
 from carma.testing.builders import ALICE, BOB, World, gpu
 from tests.plainly import propose_plainly
 

@@ -11,16 +11,31 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from carma.core.model.events import (AttemptEnded, BookingShrunk, Durable, GpuDrained, GpuResumed, PreemptionRequested, StopRequested, TaskChanged, TaskEstimated, TaskFinished, TaskHeld, TaskReleased, TaskRetried, TaskSubmitted,)
 from carma.core.machine import step
-from carma.core.model.values import ArrayPlace, Dependency, Estimate, GpuId, SaveSignal, TaskId, TaskSpec
+from carma.core.model.events import (
+    AttemptEnded,
+    BookingShrunk,
+    Durable,
+    GpuDrained,
+    GpuResumed,
+    PreemptionRequested,
+    StopRequested,
+    TaskChanged,
+    TaskEstimated,
+    TaskFinished,
+    TaskHeld,
+    TaskReleased,
+    TaskRetried,
+    TaskSubmitted,
+)
 from carma.core.model.outcome import Cancelled, Disrupted, Failed, Lost, Outcome, OutOfMemory, Preempted, Succeeded
-from carma.core.scheduling.placement import Policy
-from carma.core.policies import best_fit, exclusive, first_fit, horus, lucid, lug, magm, round_robin
-from carma.core.scheduling.queue_order import explain, waiting
 from carma.core.model.settings import Gate, Preemption, Rules, WarmUp
-from carma.core.state import State, checkpoint, forget, new_state, restore
 from carma.core.model.status import Finished, Running, Starting
+from carma.core.model.values import ArrayPlace, Dependency, Estimate, GpuId, SaveSignal, TaskId, TaskSpec
+from carma.core.policies import best_fit, exclusive, first_fit, horus, lucid, lug, magm, round_robin
+from carma.core.scheduling.placement import Policy
+from carma.core.scheduling.queue_order import explain, waiting
+from carma.core.state import State, checkpoint, forget, new_state, restore
 from carma.testing.builders import ALICE, World
 
 POLICIES: tuple[Policy, ...] = (

@@ -14,11 +14,11 @@ from collections.abc import Callable
 import pytest
 
 from carma.core.model.events import GpuDrained, GpuResumed, PreemptionRequested
-from carma.core.model.values import Dependency, GpuId, SaveSignal, TaskId
 from carma.core.model.outcome import Failed, Outcome, OutOfMemory, Succeeded
-from carma.core.scheduling.placement import Policy
-from carma.core.policies import best_fit, exclusive, first_fit, lug, magm, round_robin
 from carma.core.model.settings import Gate, Preemption, QueueRules, Rules
+from carma.core.model.values import Dependency, GpuId, SaveSignal, TaskId
+from carma.core.policies import best_fit, exclusive, first_fit, lug, magm, round_robin
+from carma.core.scheduling.placement import Policy
 from carma.testing.builders import World
 
 POLICIES: dict[str, Policy] = {

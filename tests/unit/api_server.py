@@ -19,9 +19,17 @@ from typing import Any, TypeVar
 
 from carma.client import Client
 from carma.config import Settings, catalogue
-from carma.core.model.events import (AttemptEnded, AttemptStarted, Durable, GpusFound, GpusSampled, TaskEstimated, TaskPlaced,)
-from carma.core.model.values import AttemptKey, Booking, GpuId, GpuSample, Placement, TaskId, TaskSpec
+from carma.core.model.events import (
+    AttemptEnded,
+    AttemptStarted,
+    Durable,
+    GpusFound,
+    GpusSampled,
+    TaskEstimated,
+    TaskPlaced,
+)
 from carma.core.model.outcome import Outcome, Succeeded
+from carma.core.model.values import AttemptKey, Booking, GpuId, GpuSample, Placement, TaskId, TaskSpec
 from carma.core.policies import magm
 from carma.core.propose import propose
 from carma.core.state import State, checkpoint, forget, new_state
@@ -29,12 +37,12 @@ from carma.daemon.api import make_app
 from carma.daemon.auth import Door, Names, Peer
 from carma.daemon.clock import SteadyClock
 from carma.daemon.http import HttpServer, Limits, bind
-from carma.daemon.subscribers import Subscription
 from carma.daemon.shell import Shell
+from carma.daemon.subscribers import Subscription
 from carma.paths import Paths
 from carma.store.memory import MemoryStore
-from carma.wire.api_types import SubmitRequest
 from carma.testing.builders import gpu
+from carma.wire.api_types import SubmitRequest
 
 T = TypeVar("T")
 LIMIT_S = 180.0

@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from carma.cli import estimate_target, estimate_request as estimating, main
+from carma.cli import estimate_request as estimating
+from carma.cli import estimate_target, main
 from carma.cli.checks.machine_facts import Found
+from carma.core.model.settings import Rules
 from carma.core.model.values import Estimate, Gpu, GpuId, NoEstimate
 from carma.core.ports import EstimateRequest, Estimator
-from carma.core.model.settings import Rules
 from carma.errors import NoGpus
+from carma.estimate.registry import make_estimator
 from carma.trial.layers.description import Described
 from carma.trial.protocol import Context, Trial, Trials
-from carma.estimate.registry import make_estimator
 from carma.trial.report import Report
 
 LIMIT_S = 180.0

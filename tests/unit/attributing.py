@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from carma.core.model.settings import Gate, Rules, WarmUp
 from carma.core.model.values import GpuId, GpuUsage, TaskId
 from carma.core.telemetry.measurements import Track
-from carma.core.model.settings import Gate, Rules, WarmUp
 from carma.core.telemetry.usage import note
 from carma.testing.builders import World
 

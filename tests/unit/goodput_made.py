@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 
+from carma.core.model.settings import PlacementRules, Rules, Sharing
+from carma.core.model.values import AttemptKey, Demand, TaskId
+from carma.core.policies import goodput
 from carma.core.scheduling import forecast as outlooks
 from carma.core.scheduling.decision import Ask
-from carma.core.model.values import AttemptKey, Demand, TaskId
 from carma.core.scheduling.forecast import Outlook, Terms, goes_on
-from carma.core.policies import goodput
-from carma.core.scheduling.policy import Policy
-from carma.core.model.settings import PlacementRules, Rules, Sharing
 from carma.core.scheduling.gpu_view import Holder, Progress
+from carma.core.scheduling.policy import Policy
 
 NOW = 5_000.0
 MPS = Terms(1.25, "mps")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from carma.core.model.values import TaskId
 from carma.core.model.outcome import OutOfMemory
 from carma.core.model.status import Recovering
 from carma.core.model.task import Plan
+from carma.core.model.values import TaskId
 from carma.testing.builders import World
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from carma.core.scheduling.feasibility import by_size, never_fits
-from carma.core.model.values import TaskSpec
 from carma.core.model.settings import PlacementRules, Rules
+from carma.core.model.values import TaskSpec
+from carma.core.scheduling.feasibility import by_size, never_fits
 from carma.testing.builders import World
 
 

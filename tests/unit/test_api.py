@@ -9,9 +9,9 @@ import pytest
 
 from carma import errors
 from carma.core.model.events import StopRequested, TaskChanged, TaskRestored, TaskSubmitted
-from carma.core.model.values import Dependency, TaskId
 from carma.core.model.outcome import Failed
 from carma.core.model.status import Finished
+from carma.core.model.values import Dependency, TaskId
 from carma.wire.api_types import ArrayAsk, UpdateRequest
 from tests.unit.api_server import LIMIT_S, Served, serving, until
 

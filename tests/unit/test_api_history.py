@@ -13,14 +13,14 @@ from msgspec.structs import replace
 
 from carma import errors
 from carma.client import Client
-from carma.core.model.values import Dependency, Owner, TaskId, TaskSpec
 from carma.core.model.outcome import Failed, Succeeded
-from carma.core.ports import Checkpoint
 from carma.core.model.status import Finished
 from carma.core.model.task import Task
+from carma.core.model.values import Dependency, Owner, TaskId, TaskSpec
+from carma.core.ports import Checkpoint
 from carma.daemon.history_routes import read_cursor, write_cursor
-from carma.wire.routes import API, CURSOR_HEADER, HISTORY_LIMIT, ROUTES, Route
 from carma.wire.api_types import ArrayAsk
+from carma.wire.routes import API, CURSOR_HEADER, HISTORY_LIMIT, ROUTES, Route
 from tests.unit.api_server import LIMIT_S, Served, serving, until
 
 OWNER = Owner(500, 500, "carmad")

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from carma import errors
 from carma.core.model.events import RecoveryDue, RecoveryPlanned
-from carma.core.model.values import AttemptKey, TaskId
 from carma.core.model.outcome import OutOfMemory
 from carma.core.model.task import Plan
+from carma.core.model.values import AttemptKey, TaskId
 from carma.daemon.log_reader import tail_offset
 from carma.launch import output_limit
 from carma.launch.attempt_files import AttemptFiles

@@ -9,15 +9,15 @@ from msgspec.structs import replace
 
 from carma import errors
 from carma.core.model.events import AttemptEnded, UseNoted
-from carma.core.model.values import Activity, Booking, GpuId, GpuUsage, Owner, Placement, TaskId, TaskSpec
 from carma.core.model.outcome import Disrupted, Outcome, Succeeded
-from carma.core.state import State, checkpoint
 from carma.core.model.status import Finished
 from carma.core.model.task import Attempt, Task
+from carma.core.model.values import Activity, Booking, GpuId, GpuUsage, Owner, Placement, TaskId, TaskSpec
+from carma.core.state import State, checkpoint
 from carma.core.telemetry.usage import count
 from carma.daemon.reporting import HOUR_S, Totals, full_hour, report
-from carma.wire.report_types import Report
 from carma.testing.builders import ALICE, BOB, World
+from carma.wire.report_types import Report
 from tests.unit.api_server import Served, serving
 
 SINCE = 100 * HOUR_S

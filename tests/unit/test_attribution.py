@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from carma.core.telemetry.attribution import weight
 from carma.core.model.events import GpusSampled
-from carma.core.model.values import GpuId, GpuSample, ProcessUse, TaskId
 from carma.core.model.settings import Gate, Memory, Rules, WarmUp
+from carma.core.model.values import GpuId, GpuSample, ProcessUse, TaskId
+from carma.core.telemetry.attribution import weight
 from carma.testing.builders import World
 from tests.unit.attributing import OPEN, energy, idle_world, spent, track
 

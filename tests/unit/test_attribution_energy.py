@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from carma.core.model.events import GpusSampled, MemoryObserved
 from carma.core.machine import step
-from carma.core.model.values import AttemptKey, GpuId, GpuSample, ProcessUse
+from carma.core.model.events import GpusSampled, MemoryObserved
 from carma.core.model.settings import Gate, Memory, Rules, WarmUp
+from carma.core.model.values import AttemptKey, GpuId, GpuSample, ProcessUse
 from carma.core.state import checkpoint, new_state, restore
 from carma.core.telemetry.usage import note
 from carma.testing.builders import World

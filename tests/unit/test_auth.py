@@ -12,8 +12,8 @@ import pytest
 from carma import errors
 from carma.config import Daemon, Settings
 from carma.core.model.events import StopRequested
-from carma.core.model.values import TaskId
 from carma.core.model.outcome import Failed
+from carma.core.model.values import TaskId
 from carma.daemon.auth import Door, Identity, Names, Peer, read_peer, require_admin, uid_of
 from carma.wire.api_types import UpdateRequest
 from tests.unit.api_server import ALICE, BOB, DAEMON, PEOPLE, Served, serving

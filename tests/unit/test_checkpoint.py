@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from carma.core.model.events import GpuDrained, GpusSampled
 from carma.core.machine import step
+from carma.core.model.events import GpuDrained, GpusSampled
+from carma.core.model.settings import Gate, Rules, WarmUp
 from carma.core.model.values import AttemptKey, Dependency, GpuId, TaskId
 from carma.core.ports import Checkpoint
 from carma.core.propose import propose
-from carma.core.model.settings import Gate, Rules, WarmUp
 from carma.core.scheduling.snapshot import views
 from carma.core.state import checkpoint, forget, restore
 from carma.core.validate import validate

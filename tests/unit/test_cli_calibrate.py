@@ -13,10 +13,10 @@ import pytest
 
 from carma.cli import main
 from carma.errors import NotRunnable, Refused
-from carma.trial import calibrate
-from carma.trial.replay.card_constants import load, rows_file
 from carma.monitor import nvml
 from carma.monitor.nvml import NvmlSampler
+from carma.trial import calibrate
+from carma.trial.replay.card_constants import load, rows_file
 from tests.harness import python_path
 from tests.scripted_nvml import Card, ScriptedNvml
 

@@ -14,7 +14,8 @@ import msgspec
 import pytest
 
 from carma import __version__
-from carma.cli.checks import run_all, sharing_checks as sharing
+from carma.cli.checks import run_all
+from carma.cli.checks import sharing_checks as sharing
 from carma.cli.checks.machine_facts import Finding, Found, Look
 from carma.core.model.values import Capabilities, Gpu, GpuId
 from carma.errors import NoGpus

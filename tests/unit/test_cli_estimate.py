@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from carma.cli import main
 from carma.config.settings_tree import Settings
+from carma.core.model.settings import Memory
 from carma.core.model.values import Demand, Estimate
 from carma.core.ports import EstimateRequest
-from carma.core.model.settings import Memory
 from carma.trial.protocol import Context, Trial
 from carma.trial.report import Report
 from tests.unit.asked_estimates import ANSWER, LOCAL, NAMES, SECOND, World, figures, printed

@@ -14,12 +14,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import carma.estimate
+import carma.trial
 from carma.core.model.values import Estimate, NoEstimate
 from carma.core.ports import EstimateRequest
+from carma.trial.estimator import why_not
 from carma.trial.layers.description import Described
 from carma.trial.protocol import Context, Trial
-from carma.trial.estimator import why_not
 from carma.trial.report import Report
 from carma.trial.sandbox import Boxed, Ending, Limits, Sandbox, Status
 from carma.trial.trial_reasons import NEVER, reason_for
@@ -79,7 +79,7 @@ def test_a_refusal_of_ones_own_gets_no_hint_about_the_trial(world: World, capsys
 
 
 def test_the_words_for_no_gpu_are_those_that_a_trial_writes() -> None:
-    assert f'NEVER = "{NEVER}"' in (Path(carma.estimate.__file__).parent / "inside/carma_trial/report.py").read_text()
+    assert f'NEVER = "{NEVER}"' in (Path(carma.trial.__file__).parent / "inside/carma_trial/report.py").read_text()
 
 
 def test_a_refusal_is_exit_code_1_with_the_reason(world: World, capsys: pytest.CaptureFixture[str]) -> None:

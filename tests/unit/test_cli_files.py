@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carma.cli import rad_file as rad, script, sweep, task_file as taskfile
+from carma.cli import rad_file as rad
+from carma.cli import script, sweep
+from carma.cli import task_file as taskfile
 from carma.errors import BadTaskFile, NotRunnable, Usage
 
 RAD = [

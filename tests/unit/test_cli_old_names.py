@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 import pytest
 
-from carma.demo import report
-from carma.demo.figures import Ran, TaskRun, summarise
 from carma.cli import carma
 from carma.cli.verb import Renamed
+from carma.demo import report
+from carma.demo.figures import Ran, TaskRun, summarise
 
 # verb: the flag, what it was called, a value
 OLD = {

@@ -9,15 +9,15 @@ import msgspec
 import pytest
 
 from carma.cgroups import Cgroups
+from carma.core.model.settings import Sharing
 from carma.core.model.values import Booking, Gpu, GpuId, Guard, Owner, Placement
 from carma.core.ports import LaunchOrder
-from carma.core.model.settings import Sharing
 from carma.errors import Refused
 from carma.launch import confinement_plan as confine
 from carma.launch.attempt_cgroups import AttemptCgroups
-from carma.launch.memory_caps import Capped, without_hoarding
 from carma.launch.cgroup_limits import CgroupLimits
 from carma.launch.confinement_plan import NO_MPS, Confiner
+from carma.launch.memory_caps import Capped, without_hoarding
 from carma.launch.mps import MpsServers, Serving
 from carma.launch.mps_control import Control, Identity, MpsFailed
 from carma.vgpu.virtual_task import LIMIT_VARIABLE

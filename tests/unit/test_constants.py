@@ -7,8 +7,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from carma.trial.replay.card_constants import (SHIPPED, SYSTEM, Constants, Context, Found, Row, file_name, folders, load, own_folder, rows_file, save,)
 from carma.paths import find_paths
+from carma.trial.replay.card_constants import (
+    SHIPPED,
+    SYSTEM,
+    Constants,
+    Context,
+    Found,
+    Row,
+    file_name,
+    folders,
+    load,
+    own_folder,
+    rows_file,
+    save,
+)
 
 MIB = 1 << 20
 

@@ -11,10 +11,19 @@ import pytest
 from carma.trial.replay import card_constants as constants
 from carma.trial.replay.conv_formulas import NAMES, OTHER, formula_bytes
 from carma.trial.replay.conv_shapes import FORWARD, INPUT_GRAD, ConvShape, Row, features, of_call, of_row
-from carma.trial.replay.conv_workspaces import (SHIPPED, ConvModel, ConvWorkspaces, Learnt, Tree, shipped_convolutions, shipped_model, tensor_bytes,)
+from carma.trial.replay.conv_workspaces import (
+    SHIPPED,
+    ConvModel,
+    ConvWorkspaces,
+    Learnt,
+    Tree,
+    shipped_convolutions,
+    shipped_model,
+    tensor_bytes,
+)
 from carma.trial.replay.replay import NO_SCRATCH
-from carma.trial.report import Call
 from carma.trial.replay.workspaces import CardWorkspaces
+from carma.trial.report import Call
 
 MIB = 1 << 20
 

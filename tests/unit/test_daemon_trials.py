@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from carma.core.model.settings import Memory
 from carma.core.model.values import NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest
-from carma.core.model.settings import Memory
 from carma.daemon.trials import CalledOff, DaemonTrials
 from carma.trial.trial_run import TrialRuns
 

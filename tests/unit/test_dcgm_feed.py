@@ -11,8 +11,8 @@ import pytest
 
 from carma.core.model.values import Activity, GpuId
 from carma.monitor.dcgm import HostEngine
-from carma.monitor.devices import Place
 from carma.monitor.dcgm_thread import FRESH_S, DcgmFeed
+from carma.monitor.devices import Place
 from carma.monitor.gpm import NO_ACTIVITY
 from carma.monitor.nvml import NvmlSampler
 from tests import scripted_dcgm

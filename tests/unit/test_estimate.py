@@ -11,17 +11,28 @@ import pytest
 from msgspec.structs import replace
 
 from carma import plugins
-from carma.core.model.values import (Alone, AttemptKey, Demand, Estimate, Gpu, GpuId, NoEstimate, Owner, TaskId, TaskSpec,)
-from carma.core.ports import EstimateRequest, Estimator, PastRun
 from carma.core.model.settings import Memory, Rules
+from carma.core.model.values import (
+    Alone,
+    AttemptKey,
+    Demand,
+    Estimate,
+    Gpu,
+    GpuId,
+    NoEstimate,
+    Owner,
+    TaskId,
+    TaskSpec,
+)
+from carma.core.ports import EstimateRequest, Estimator, PastRun
 from carma.errors import BadSettings, PluginError
 from carma.estimate import registry
 from carma.estimate.combination import first_answer
 from carma.estimate.declared import Declared
-from carma.testing.fixed_estimator import Fixed
 from carma.estimate.history import SURVIVED_S, History
-from carma.trial.protocol import Context
 from carma.store.memory import MemoryStore
+from carma.testing.fixed_estimator import Fixed
+from carma.trial.protocol import Context
 
 A100 = Gpu(id=GpuId("GPU-0"), index=0, name="A100", memory_mib=40_960)
 SPEC = TaskSpec(command=("python", "train.py", "--batch", "64"), directory="/home/alice")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from carma.core.model.events import GpusFound
-from carma.core.scheduling.fairness import CARD
 from carma.core.machine import step
+from carma.core.model.events import GpusFound
+from carma.core.model.settings import FairnessRules, QueueRules, Rules, WarmUp
 from carma.core.model.values import GpuId, Owner, TaskId
 from carma.core.policies import exclusive, magm
 from carma.core.ports import Checkpoint
+from carma.core.scheduling.fairness import CARD
 from carma.core.scheduling.queue_order import explain, in_order, try_now
-from carma.core.model.settings import FairnessRules, QueueRules, Rules, WarmUp
 from carma.core.state import checkpoint, new_state, restore
 from carma.core.validate import validate
 from carma.testing.builders import ALICE, BOB, World, gpu

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from msgspec.structs import replace
 
-from carma.core.scheduling.decision import Ask
 from carma.core.model.values import AttemptKey, Demand, GpuId, GpuSample, TaskId
-from carma.core.scheduling.forecast import Member, Outlook, Terms, slowdowns
 from carma.core.policies.goodput import LEAST_GAIN
-from carma.core.scheduling.policy import Waits
+from carma.core.scheduling.decision import Ask
+from carma.core.scheduling.forecast import Member, Outlook, Terms, slowdowns
 from carma.core.scheduling.gpu_view import Beside, GpuView, Holder
+from carma.core.scheduling.policy import Waits
 from carma.testing.builders import gpu
 from tests.unit.goodput_made import HEAVY, LIGHT, MPS, NOW, ask, bound, goes, holder, outlook, rates_by_hand, sentence
 

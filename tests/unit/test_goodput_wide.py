@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from carma.core.scheduling.decision import Ask, Refusal
-from carma.core.scheduling.kept import shape_of
 from carma.core.model.values import Demand, GpuId
-from carma.core.scheduling.forecast import goes_on, slowdowns
-from carma.core.scheduling.placement import rank
 from carma.core.policies import goodput
+from carma.core.scheduling.decision import Ask, Refusal
+from carma.core.scheduling.forecast import goes_on, slowdowns
+from carma.core.scheduling.gpu_view import Beside, GpuView
+from carma.core.scheduling.kept import shape_of
+from carma.core.scheduling.placement import rank
 from carma.core.scheduling.sharing_model import progress_rates
 from carma.core.scheduling.snapshot import views
-from carma.core.scheduling.gpu_view import Beside, GpuView
 from carma.testing.builders import World, gpu
 from tests.unit.goodput_made import HEAVY, LIGHT, MPS, NOW, ask, bound, holder, outlook, sentence
 

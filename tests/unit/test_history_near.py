@@ -5,13 +5,24 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from carma.core.model.values import (Alone, AttemptKey, Demand, Estimate, Gpu, GpuId, NoEstimate, Owner, TaskId, TaskSpec,)
+from carma.core.model.values import (
+    Alone,
+    AttemptKey,
+    Demand,
+    Estimate,
+    Gpu,
+    GpuId,
+    NoEstimate,
+    Owner,
+    TaskId,
+    TaskSpec,
+)
 from carma.core.ports import EstimateRequest, PastRun
 from carma.estimate.combination import first_answer
 from carma.estimate.declared import Declared
-from carma.testing.fixed_estimator import Fixed
 from carma.estimate.history import History
 from carma.store.memory import MemoryStore
+from carma.testing.fixed_estimator import Fixed
 
 A100 = Gpu(id=GpuId("GPU-0"), index=0, name="A100", memory_mib=40_960)
 ALICE = Owner(1001, 1001, "alice")

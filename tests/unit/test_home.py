@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from carma.core.model.events import GpusFound, TaskEstimated, TaskPlaced, TaskSubmitted
+from carma.core.model.settings import Rules
 from carma.core.model.values import AttemptKey, Booking, Owner, Placement, TaskId, TaskSpec
 from carma.core.policies import magm
-from carma.core.model.settings import Rules
 from carma.core.state import new_state
 from carma.daemon import home_directory as home
 from carma.daemon.executor import Hands
 from carma.errors import CarmaError, StoreError
-from carma.testing.fake_launcher import FakeLauncher, Plan
 from carma.paths import Paths, find_paths
 from carma.store.memory import MemoryStore
 from carma.testing.builders import gpu
+from carma.testing.fake_launcher import FakeLauncher, Plan
 from tests.unit.shells import make_shell
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from carma.core.model.events import AttemptEnded, Durable, GpuDrained, GpuResumed, StopRequested, TaskFinished
-from carma.core.model.values import AttemptKey, GpuId, GpuSample, TaskId
 from carma.core.model.outcome import Cancelled, Disrupted, Failed, Lost, OutOfMemory, Succeeded
+from carma.core.model.values import AttemptKey, GpuId, GpuSample, TaskId
 from carma.daemon.daemon_log import Journal, LoopErrors, Seldom
 from carma.testing.builders import World
 

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from carma.core.model.values import ArrayPlace, Owner, TaskId
 from carma.core.ports import LaunchOrder
-from carma.launch.environment import task_environment
 from carma.launch.attempt_logs import named_outputs
+from carma.launch.environment import task_environment
 from carma.launch.program_names import before_places, unknown_place
 from tests.launch_orders import order_of, spec_of
 

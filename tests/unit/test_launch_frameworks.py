@@ -12,24 +12,24 @@ from typing import Any
 import pytest
 
 from carma.core.model.events import StopRequested, TaskSubmitted
-from carma.core.model.values import AttemptKey, Confinement, Frameworks, Interpreter, Owner, TaskId, TaskSpec
 from carma.core.model.outcome import Cancelled, Succeeded
+from carma.core.model.settings import Sharing
+from carma.core.model.status import Finished, Running, Starting
+from carma.core.model.values import AttemptKey, Confinement, Frameworks, Interpreter, Owner, TaskId, TaskSpec
 from carma.core.policies import magm
 from carma.core.ports import Launcher, LaunchOrder
-from carma.core.model.settings import Sharing
 from carma.core.state import State, new_state
-from carma.core.model.status import Finished, Running, Starting
 from carma.daemon import probes as probes_module
 from carma.daemon.executor import FindFrameworks, Hands
 from carma.daemon.loop import Loop
 from carma.daemon.probes import Probes
 from carma.daemon.recovery_on_start import Replayed, reconcile
 from carma.daemon.shell import Shell
-from carma.launch.confinement_plan import Confiner
-from carma.testing.fake_launcher import AT_ONCE, FOREVER, FakeLauncher
 from carma.launch.attempt_files import AttemptFiles
+from carma.launch.confinement_plan import Confiner
 from carma.launch.process import ProcessLauncher
 from carma.store.memory import MemoryStore
+from carma.testing.fake_launcher import AT_ONCE, FOREVER, FakeLauncher
 from tests.hanging_fs import hanging_mount
 from tests.launch_orders import shell as script
 from tests.launch_orders import spec_of, tidy

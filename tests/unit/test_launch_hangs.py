@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from carma import cgroups
-from carma.core.model.values import AttemptKey
 from carma.core.model.outcome import Failed, LaunchFailed, Lost, Outcome, Succeeded
-from carma.launch import process, procfs, attempt_records as records, runner
+from carma.core.model.values import AttemptKey
+from carma.launch import attempt_records as records
+from carma.launch import process, procfs, runner
 from carma.launch.attempt_cgroups import AttemptCgroups
 from carma.launch.process import ProcessLauncher
 from tests.hanging_fs import HangingMount, hanging_mount

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from carma.cgroups import Cgroups
-from carma.core.model.values import Booking, Confinement, Gpu, GpuId, Guard, Placement, TaskSpec
 from carma.core.model.outcome import Disrupted, Failed, OutOfMemory, Succeeded
-from carma.core.ports import LaunchOrder
 from carma.core.model.settings import Sharing
+from carma.core.model.values import Booking, Confinement, Gpu, GpuId, Guard, Placement, TaskSpec
+from carma.core.ports import LaunchOrder
 from carma.launch import attempt_records as records
 from carma.launch.attempt_cgroups import AttemptCgroups
 from carma.launch.cgroup_limits import CgroupLimits

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from carma.core.model.values import Owner, TaskSpec
 from carma.core.model.outcome import Failed, Lost, OutOfMemory, Succeeded
+from carma.core.model.values import Owner, TaskSpec
 from carma.core.ports import Found
-from carma.launch import procfs, attempt_records as records, runner
+from carma.launch import attempt_records as records
+from carma.launch import procfs, runner
 from carma.launch.process import ProcessLauncher
 from tests.launch_orders import (
     gone,

@@ -15,9 +15,11 @@ from typing import Literal, NoReturn
 
 import pytest
 
-from carma.core.model.values import Owner
 from carma.core.model.outcome import Failed, Succeeded
-from carma.launch import cgroup, attempt_records as records, supervisor as supervise
+from carma.core.model.values import Owner
+from carma.launch import attempt_records as records
+from carma.launch import cgroup
+from carma.launch import supervisor as supervise
 from carma.launch.child import be_killable
 from carma.launch.process import ProcessLauncher
 from tests.launch_orders import key, order_of, shell, spec_of, tidy, until, until_ended, until_running

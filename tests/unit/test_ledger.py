@@ -7,8 +7,8 @@ import math
 import pytest
 
 from carma.core.model.events import GpusSampled
-from carma.core.model.values import AttemptKey, GpuId, GpuSample, ProcessUse, TaskId
 from carma.core.model.settings import Gate, Rules, WarmUp
+from carma.core.model.values import AttemptKey, GpuId, GpuSample, ProcessUse, TaskId
 from carma.core.scheduling.gpu_view import Holder, room_mib
 from carma.testing.builders import World
 

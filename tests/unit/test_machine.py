@@ -7,17 +7,46 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from carma.core.model.commands import EstimateTask, LaunchAttempt
-from carma.core.model.events import (AttemptEnded, AttemptStarted, Durable, GpusFound, MemoryObserved, RecoveryDue, StopRequested, TaskChanged, TaskEstimated, TaskFinished, TaskHeld, TaskPlaced, TaskReleased, TaskRestored, TaskRetried, TaskSubmitted, TaskWarned, Ticked,)
 from carma.core.machine import step
-from carma.core.model.values import (AttemptKey, Booking, Dependency, Estimate, GpuId, NoEstimate, Placement, TaskId, TaskSpec,)
+from carma.core.model.commands import EstimateTask, LaunchAttempt
+from carma.core.model.events import (
+    AttemptEnded,
+    AttemptStarted,
+    Durable,
+    GpusFound,
+    MemoryObserved,
+    RecoveryDue,
+    StopRequested,
+    TaskChanged,
+    TaskEstimated,
+    TaskFinished,
+    TaskHeld,
+    TaskPlaced,
+    TaskReleased,
+    TaskRestored,
+    TaskRetried,
+    TaskSubmitted,
+    TaskWarned,
+    Ticked,
+)
 from carma.core.model.outcome import Cancelled, Failed, NeverFits, OutOfMemory, Succeeded
+from carma.core.model.settings import PlacementRules, QueueRules, RecoveryRules, Rules
+from carma.core.model.status import Estimating, Finished, Queued, Recovering, Running, Starting
+from carma.core.model.values import (
+    AttemptKey,
+    Booking,
+    Dependency,
+    Estimate,
+    GpuId,
+    NoEstimate,
+    Placement,
+    TaskId,
+    TaskSpec,
+)
 from carma.core.policies import exclusive
 from carma.core.scheduling.queue_order import explain
-from carma.core.model.settings import PlacementRules, QueueRules, RecoveryRules, Rules
-from carma.core.state import InvalidEvent, checkpoint, new_state
-from carma.core.model.status import Estimating, Finished, Queued, Recovering, Running, Starting
 from carma.core.scheduling.scheduling_pass import Waiting
+from carma.core.state import InvalidEvent, checkpoint, new_state
 from carma.testing.builders import ALICE, World, gpu
 
 ONE = TaskId(1)

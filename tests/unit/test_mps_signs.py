@@ -7,8 +7,8 @@ import signal
 import pytest
 
 from carma.core.model.outcome import Disrupted, Failed, OutOfMemory, Succeeded
-from carma.launch.mps_signs import find_mps_failure
 from carma.launch.exit_outcome import ExitRecord, LastWords, Told, Under, judge_exit
+from carma.launch.mps_signs import find_mps_failure
 from tests.unit.test_oom_signs import FRAMES, TORCH
 
 UNDER = Under(mps=True)

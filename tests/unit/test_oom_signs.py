@@ -7,8 +7,8 @@ import signal
 import pytest
 
 from carma.core.model.outcome import Failed, OutOfMemory, Succeeded
-from carma.launch.oom_signs import TALK_LIMIT, find_oom, last_words
 from carma.launch.exit_outcome import ExitRecord, LastWords, judge_exit
+from carma.launch.oom_signs import TALK_LIMIT, find_oom, last_words
 
 FRAMES = 'Traceback (most recent call last):\n  File "/home/me/train.py", line 12, in <module>\n    loss.backward()\n'
 TORCH = (

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from carma.daemon.api import make_app
+from carma.wire.api_types import SubmitRequest, TaskView
 from carma.wire.openapi import document
 from carma.wire.routes import API, BY_NAME, ROUTES, path_of
-from carma.wire.api_types import SubmitRequest, TaskView
 from tests.unit.api_server import serving
 
 

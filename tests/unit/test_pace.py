@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from carma.core.telemetry import pace
-from carma.core.scheduling.decision import Ask
 from carma.core.model.events import AttemptEnded
-from carma.core.model.values import Alone, AttemptKey, Demand
-from carma.core.telemetry.observation import ending_facts
 from carma.core.model.outcome import Failed
-from carma.core.telemetry.pace import BELIEVED_S, CALM_S, MOST_S, NOTHING, alone_of, belief, follow, regroup
-from carma.core.policies import first_fit, goodput
-from carma.core.telemetry.measurements import FADES_S
 from carma.core.model.settings import Sharing
+from carma.core.model.values import Alone, AttemptKey, Demand
+from carma.core.policies import first_fit, goodput
+from carma.core.scheduling.decision import Ask
+from carma.core.scheduling.scheduling_pass import ask_of
 from carma.core.scheduling.sharing_model import progress_rates
 from carma.core.state import adopt, checkpoint, restore
+from carma.core.telemetry import pace
+from carma.core.telemetry.measurements import FADES_S
+from carma.core.telemetry.observation import ending_facts
+from carma.core.telemetry.pace import BELIEVED_S, CALM_S, MOST_S, NOTHING, alone_of, belief, follow, regroup
 from carma.core.telemetry.usage import note
-from carma.core.scheduling.scheduling_pass import ask_of
 from carma.testing.builders import World
 from tests.unit.pace_made import FULL, GPU0, GPU1, HALF, OPEN, begin, believed, members, seen_of, shows, track_of, world
 

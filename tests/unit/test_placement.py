@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from carma.core.model.events import GpuDrained, GpuResumed, GpusSampled
+from carma.core.model.settings import Gate, Memory, PlacementRules, Rules
 from carma.core.model.values import AttemptKey, GpuId, GpuSample, ProcessUse
 from carma.core.policies import exclusive
-from carma.core.model.settings import Gate, Memory, PlacementRules, Rules
 from carma.core.telemetry.window import METRICS
 from carma.testing.builders import World
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from carma.core.scheduling.feasibility import never_fits
 from carma.core.model.events import GpusFound
-from carma.core.model.values import GpuId, TaskId, TaskSpec
 from carma.core.model.settings import Gate, Rules, Sharing, WarmUp
+from carma.core.model.values import GpuId, TaskId, TaskSpec
+from carma.core.scheduling.feasibility import never_fits
 from carma.testing.builders import World, gpu
 
 G0 = GpuId("GPU-0")

@@ -77,7 +77,9 @@ def test_a_published_name_with_its_memory_source_leads_to_the_two_settings() -> 
 
 
 def test_a_policy_from_another_package_is_used_by_its_name(install: Install) -> None:
-    code = "from carma.core.scheduling.placement import Policy\nPOLICY = Policy('Newest', lambda ask, views, last: [])\n"
+    code = (
+        "from carma.core.scheduling.placement import Policy\nPOLICY = Policy('Newest', lambda ask, views, last: [])\n"
+    )
     install("carma_newest", "[carma.policies]\nNewest = carma_newest:POLICY\n", code)
     assert policy_name("newest") == "Newest"
     assert isinstance(load_policy("newest"), Policy)

@@ -8,16 +8,16 @@ import pytest
 from msgspec.structs import replace
 
 from carma.core.model.events import Durable, GpuDrained, PreemptionMissed, PreemptionRequested
-from carma.core.model.values import GpuId, SaveSignal, TaskId
 from carma.core.model.outcome import Failed
-from carma.core.scheduling.placement import Policy
-from carma.core.policies import exclusive, magm
-from carma.core.scheduling.policy import Move
-from carma.core.preemption import asked_to_move
-from carma.core.scheduling.queue_order import explain
 from carma.core.model.settings import Preemption, Rules
 from carma.core.model.status import Running
+from carma.core.model.values import GpuId, SaveSignal, TaskId
+from carma.core.policies import exclusive, magm
+from carma.core.preemption import asked_to_move
 from carma.core.scheduling.gpu_view import GpuView
+from carma.core.scheduling.placement import Policy
+from carma.core.scheduling.policy import Move
+from carma.core.scheduling.queue_order import explain
 from carma.testing.builders import World
 
 SAVES = SaveSignal(10, 30.0)

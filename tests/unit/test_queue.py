@@ -6,13 +6,21 @@ import pytest
 from msgspec.structs import replace
 
 from carma.core.model.events import GpuDrained, GpuResumed, TaskChanged, TaskHeld, TaskReleased
-from carma.core.model.values import ArrayPlace, Dependency, Estimate, GpuId, TaskId, TaskSpec
 from carma.core.model.outcome import Cancelled, Failed, Outcome, Succeeded
-from carma.core.policies import exclusive
-from carma.core.scheduling.queue_order import (KEPT_VERDICTS, PLACED_AT_ONCE, ask_of, explain, schedule, try_now, waiting,)
 from carma.core.model.settings import Gate, PlacementRules, QueueRules, Rules, WarmUp
 from carma.core.model.status import Queued
 from carma.core.model.task import Task
+from carma.core.model.values import ArrayPlace, Dependency, Estimate, GpuId, TaskId, TaskSpec
+from carma.core.policies import exclusive
+from carma.core.scheduling.queue_order import (
+    KEPT_VERDICTS,
+    PLACED_AT_ONCE,
+    ask_of,
+    explain,
+    schedule,
+    try_now,
+    waiting,
+)
 from carma.core.scheduling.scheduling_pass import Waiting
 from carma.testing.builders import ALICE, World
 

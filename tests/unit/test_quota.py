@@ -8,14 +8,14 @@ import pytest
 
 from carma import errors
 from carma.config import settings_of
-from carma.core.scheduling.fairness import Held
+from carma.core.model.settings import FairnessRules, QuotaRules, Rules, WarmUp
 from carma.core.model.values import TaskId
 from carma.core.policies import exclusive
+from carma.core.scheduling.fairness import Held
 from carma.core.scheduling.queue_order import explain
 from carma.core.scheduling.quota import Limits, limits_of, reached
-from carma.core.model.settings import FairnessRules, QuotaRules, Rules, WarmUp
-from carma.wire.api_types import ArrayAsk
 from carma.testing.builders import BOB, World
+from carma.wire.api_types import ArrayAsk
 from tests.unit.api_server import ALICE as ALICE_UID
 from tests.unit.api_server import BOB as BOB_UID
 from tests.unit.api_server import Served, serving

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from carma.core.model.events import GpuDrained
-from carma.core.model.values import GpuId, TaskId
 from carma.core.model.outcome import NeverFits
+from carma.core.model.settings import Memory, QueueRules, Rules
+from carma.core.model.values import GpuId, TaskId
 from carma.core.policies import exclusive
 from carma.core.scheduling.queue_order import explain
-from carma.core.model.settings import Memory, QueueRules, Rules
 from carma.core.scheduling.scheduling_pass import Waiting
 from carma.testing.builders import World
 

@@ -7,10 +7,10 @@ from typing import Literal
 import pytest
 
 from carma.core.model.events import AttemptStarted, StopRequested, TaskRetried
-from carma.core.model.values import Confinement, Guard, TaskId
 from carma.core.model.outcome import Disrupted, Failed, describe
 from carma.core.model.settings import RecoveryRules, Rules
 from carma.core.model.status import Queued, Recovering
+from carma.core.model.values import Confinement, Guard, TaskId
 from carma.testing.builders import World
 from tests.unit.recovering import back, given_up, plan
 

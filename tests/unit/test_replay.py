@@ -5,8 +5,28 @@ from __future__ import annotations
 import pytest
 
 from carma.trial.replay.allocator_options import MIB, AllocatorOptions, parse
-from carma.trial.replay.replay import (NO_SCRATCH, DidNotFit, Peaks, Replayed, Scratch, Workspaces, no_workspaces, replay,)
-from carma.trial.report import (ALLOC, CALL, EMPTY_CACHE, FREE, MARK, OTHER_STREAM, Call, Event, read_events, write_events,)
+from carma.trial.replay.replay import (
+    NO_SCRATCH,
+    DidNotFit,
+    Peaks,
+    Replayed,
+    Scratch,
+    Workspaces,
+    no_workspaces,
+    replay,
+)
+from carma.trial.report import (
+    ALLOC,
+    CALL,
+    EMPTY_CACHE,
+    FREE,
+    MARK,
+    OTHER_STREAM,
+    Call,
+    Event,
+    read_events,
+    write_events,
+)
 
 MARKS = ("forward", "step_end")
 CONV, LINEAR = Call(op="conv", dtype="float32"), Call(op="blas", dtype="float32")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from carma.core.model.events import GpuDrained, TaskPlaced
-from carma.core.scheduling.verdicts import door_of
+from carma.core.model.settings import Gate, PlacementRules, QueueRules, Rules, WarmUp
 from carma.core.model.values import GpuId, TaskId
 from carma.core.scheduling.queue_order import waiting
 from carma.core.scheduling.reservation import reserve
-from carma.core.model.settings import Gate, PlacementRules, QueueRules, Rules, WarmUp
-from carma.core.scheduling.snapshot import views
 from carma.core.scheduling.scheduling_pass import ask_of
+from carma.core.scheduling.snapshot import views
+from carma.core.scheduling.verdicts import door_of
 from carma.testing.builders import World
 
 BARE = Rules(gate=Gate(enabled=False), warmup=WarmUp(enabled=False))

@@ -5,15 +5,24 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from carma.core.model.commands import PreemptAttempt, StopAttempt
-from carma.core.model.events import (AttemptEnded, Durable, PreemptionMissed, PreemptionRequested, RecoveryDue, RecoveryPlanned, StopRequested, TaskReleased,)
-from carma.core.machine import step
-from carma.core.model.values import SaveSignal, TaskId
-from carma.core.model.outcome import Cancelled, Failed, Lost, Outcome, OutOfMemory, Preempted, Succeeded, TimedOut
 from carma.core.checkpoint_request import LATE_S
+from carma.core.machine import step
+from carma.core.model.commands import PreemptAttempt, StopAttempt
+from carma.core.model.events import (
+    AttemptEnded,
+    Durable,
+    PreemptionMissed,
+    PreemptionRequested,
+    RecoveryDue,
+    RecoveryPlanned,
+    StopRequested,
+    TaskReleased,
+)
+from carma.core.model.outcome import Cancelled, Failed, Lost, Outcome, OutOfMemory, Preempted, Succeeded, TimedOut
 from carma.core.model.settings import RecoveryRules, Rules
-from carma.core.state import checkpoint, new_state, restore
 from carma.core.model.status import Queued, Recovering, Running
+from carma.core.model.values import SaveSignal, TaskId
+from carma.core.state import checkpoint, new_state, restore
 from carma.testing.builders import World
 
 SAVES = SaveSignal(10, 30.0)

@@ -10,16 +10,24 @@ from typing import Any
 import pytest
 
 from carma.core.model.commands import Command, EstimateTask
-from carma.core.model.events import (Durable, StopRequested, TaskChanged, TaskEstimated, TaskHeld, TaskPlaced, TaskSubmitted,)
-from carma.core.model.values import AttemptKey, Booking, GpuId, Owner, Placement, TaskId, TaskSpec
+from carma.core.model.events import (
+    Durable,
+    StopRequested,
+    TaskChanged,
+    TaskEstimated,
+    TaskHeld,
+    TaskPlaced,
+    TaskSubmitted,
+)
 from carma.core.model.outcome import Cancelled
-from carma.core.policies import magm
 from carma.core.model.settings import Rules
-from carma.core.state import State, new_state
 from carma.core.model.status import Finished, Queued
+from carma.core.model.values import AttemptKey, Booking, GpuId, Owner, Placement, TaskId, TaskSpec
+from carma.core.policies import magm
+from carma.core.state import State, new_state
 from carma.daemon import shell as shell_module
-from carma.daemon.subscribers import Subscription
 from carma.daemon.shell import Fatal, Shell
+from carma.daemon.subscribers import Subscription
 from carma.errors import CarmaError, Refused, StoreError
 from carma.store.memory import MemoryStore
 from tests.unit.shells import make_shell

@@ -13,7 +13,8 @@ from typing import TypeVar
 import pytest
 
 from carma.core.model.values import AttemptKey, TaskId
-from carma.daemon import housekeeping, systemd_unit as unit
+from carma.daemon import housekeeping
+from carma.daemon import systemd_unit as unit
 from carma.daemon.background_thread import Worker
 
 T = TypeVar("T")

@@ -9,18 +9,39 @@ from pathlib import Path
 
 import pytest
 
-from carma.core.telemetry.attribution import measured_idle_w
 from carma.core.attempt_end import ended
-from carma.core.model.events import (AttemptStarted, Durable, GpusFound, GpusSampled, TaskEstimated, TaskPlaced, TaskSubmitted, UseNoted,)
-from carma.core.model.values import (AttemptKey, Booking, Capabilities, Gpu, GpuId, GpuSample, Owner, Placement, ProcessUse, TaskId, TaskSpec,)
+from carma.core.model.events import (
+    AttemptStarted,
+    Durable,
+    GpusFound,
+    GpusSampled,
+    TaskEstimated,
+    TaskPlaced,
+    TaskSubmitted,
+    UseNoted,
+)
 from carma.core.model.outcome import Succeeded
-from carma.core.policies import magm
 from carma.core.model.settings import Gate, Rules, WarmUp
+from carma.core.model.values import (
+    AttemptKey,
+    Booking,
+    Capabilities,
+    Gpu,
+    GpuId,
+    GpuSample,
+    Owner,
+    Placement,
+    ProcessUse,
+    TaskId,
+    TaskSpec,
+)
+from carma.core.policies import magm
 from carma.core.scheduling.snapshot import views
 from carma.core.state import State
+from carma.core.telemetry.attribution import measured_idle_w
 from carma.daemon import shell as shell_module
-from carma.daemon.reporting import HOUR_S, Totals, report
 from carma.daemon.recovery_on_start import replay
+from carma.daemon.reporting import HOUR_S, Totals, report
 from carma.store.memory import MemoryStore
 from carma.store.sqlite import SqliteStore
 from carma.wire.report_types import Report

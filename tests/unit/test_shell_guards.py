@@ -12,25 +12,39 @@ import pytest
 
 from carma.core.attempt_end import ended
 from carma.core.model.events import AttemptStarted, Durable, GpusFound, StopRequested, TaskSubmitted, UseNoted
-from carma.core.model.values import (AttemptKey, Capabilities, Confinement, Estimate, Gpu, GpuId, GpuSample, GpuUsage, Guard, Owner, ProcessUse, TaskId, TaskSpec,)
 from carma.core.model.outcome import Disrupted, Failed, Outcome, OutOfMemory
+from carma.core.model.settings import Gate, Rules, WarmUp, WindowRules
+from carma.core.model.status import Running
+from carma.core.model.values import (
+    AttemptKey,
+    Capabilities,
+    Confinement,
+    Estimate,
+    Gpu,
+    GpuId,
+    GpuSample,
+    GpuUsage,
+    Guard,
+    Owner,
+    ProcessUse,
+    TaskId,
+    TaskSpec,
+)
 from carma.core.policies import magm
 from carma.core.ports import Found
-from carma.core.model.settings import Gate, Rules, WarmUp, WindowRules
 from carma.core.state import State, new_state
-from carma.core.model.status import Running
 from carma.core.telemetry.usage import count
 from carma.daemon import found_attempts as finder
 from carma.daemon import shell as shell_module
 from carma.daemon.executor import Hands
 from carma.daemon.loop import Loop
+from carma.daemon.process_owners import Whose
 from carma.daemon.recovery_on_start import Replayed, reconcile
 from carma.daemon.shell import Shell
-from carma.daemon.process_owners import Whose
 from carma.errors import StoreError
-from carma.testing.fake_launcher import FakeLauncher, Plan
 from carma.store.memory import MemoryStore
 from carma.testing.builders import World
+from carma.testing.fake_launcher import FakeLauncher, Plan
 from tests.unit.shells import make_shell
 
 LIMIT_S = 180.0

@@ -15,22 +15,39 @@ from typing import Any, cast
 import pytest
 
 from carma.core.model.commands import StopAttempt
-from carma.core.model.events import (AttemptEnded, Durable, PreemptionRequested, StopRequested, TaskPlaced, TaskSubmitted,)
-from carma.core.model.values import (AttemptKey, Capabilities, Gpu, GpuId, GpuSample, Owner, SaveSignal, TaskId, TaskSpec,)
+from carma.core.model.events import (
+    AttemptEnded,
+    Durable,
+    PreemptionRequested,
+    StopRequested,
+    TaskPlaced,
+    TaskSubmitted,
+)
 from carma.core.model.outcome import Cancelled, Failed, Outcome, Preempted, Succeeded
+from carma.core.model.settings import Rules
+from carma.core.model.status import Finished, Running
+from carma.core.model.values import (
+    AttemptKey,
+    Capabilities,
+    Gpu,
+    GpuId,
+    GpuSample,
+    Owner,
+    SaveSignal,
+    TaskId,
+    TaskSpec,
+)
 from carma.core.policies import exclusive
 from carma.core.ports import LaunchOrder
-from carma.core.model.settings import Rules
 from carma.core.state import State, new_state
-from carma.core.model.status import Finished, Running
 from carma.daemon import loop as loop_module
 from carma.daemon.clock import SteadyClock
 from carma.daemon.executor import Hands
 from carma.daemon.loop import Loop
 from carma.daemon.recovery_on_start import last_time, reconcile, replay
 from carma.daemon.shell import Shell
-from carma.testing.fake_launcher import AT_ONCE, FOREVER, FakeLauncher, Plan
 from carma.store.memory import MemoryStore
+from carma.testing.fake_launcher import AT_ONCE, FOREVER, FakeLauncher, Plan
 
 OWNER = Owner(1000, 1000, "ada")
 LIMIT_S = 180.0

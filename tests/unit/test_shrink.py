@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from carma.core.model.events import BookingShrunk, Durable, StopRequested
 from carma.core.machine import step
-from carma.core.model.values import Booking, Estimate, GpuId, TaskId
+from carma.core.model.events import BookingShrunk, Durable, StopRequested
 from carma.core.model.outcome import OutOfMemory
 from carma.core.model.settings import Memory, RecoveryRules, Rules, Sharing
+from carma.core.model.values import Booking, Estimate, GpuId, TaskId
 from carma.core.state import adopt, checkpoint, new_state, restore
 from carma.testing.builders import World
 

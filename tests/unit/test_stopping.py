@@ -5,10 +5,17 @@ from __future__ import annotations
 import pytest
 
 from carma.core.model.commands import StopAttempt, WarnAttempt
-from carma.core.model.events import (AttemptStarted, StopRequested, TaskChanged, TaskEstimated, TaskSubmitted, TaskWarned,)
-from carma.core.model.values import TaskId, TaskSpec, WarnSignal
+from carma.core.model.events import (
+    AttemptStarted,
+    StopRequested,
+    TaskChanged,
+    TaskEstimated,
+    TaskSubmitted,
+    TaskWarned,
+)
 from carma.core.model.outcome import Cancelled, Failed, Succeeded, TimedOut
 from carma.core.model.status import Recovering
+from carma.core.model.values import TaskId, TaskSpec, WarnSignal
 from carma.testing.builders import ALICE, World
 
 ONE = TaskId(1)

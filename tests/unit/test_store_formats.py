@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from carma.core.model.events import TaskFinished, TaskRestored, TaskRetried, TaskSubmitted, UseNoted
-from carma.core.model.values import ArrayPlace, GpuId, GpuUsage, Owner, TaskId, TaskSpec
 from carma.core.model.outcome import Failed, Succeeded
 from carma.core.model.status import Finished, Queued
 from carma.core.model.task import Task
+from carma.core.model.values import ArrayPlace, GpuId, GpuUsage, Owner, TaskId, TaskSpec
 from carma.store import codec
 from carma.store.sqlite import SqliteStore
 from tests.unit.old_formats import make_old

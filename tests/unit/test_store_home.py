@@ -13,7 +13,8 @@ import pytest
 
 from carma.core.model.events import GpuDrained
 from carma.errors import AlreadyRunning, StoreError
-from carma.store import database_files as files, lock
+from carma.store import database_files as files
+from carma.store import lock
 from carma.store.lock import HomeLock
 from carma.store.sqlite import SqliteStore
 

@@ -9,11 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from carma.core.model.events import TaskRestored, TaskSubmitted
-from carma.core.model.values import ArrayPlace, Owner, TaskId, TaskSpec
 from carma.core.model.outcome import Succeeded
-from carma.core.ports import Checkpoint
 from carma.core.model.status import Finished, Queued
 from carma.core.model.task import Task
+from carma.core.model.values import ArrayPlace, Owner, TaskId, TaskSpec
+from carma.core.ports import Checkpoint
 from carma.errors import StoreError
 from carma.store.shared_values import INLINE_BYTES
 from carma.store.sqlite import SqliteStore

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from carma.core.model.events import TaskSubmitted
-from carma.core.model.values import Owner, TaskId, TaskSpec
-from carma.core.ports import Checkpoint
 from carma.core.model.status import Queued
 from carma.core.model.task import Task
+from carma.core.model.values import Owner, TaskId, TaskSpec
+from carma.core.ports import Checkpoint
 from carma.errors import AlreadyRunning, StoreError
-from carma.store.store_errors import from_os
 from carma.store.schema import APPLICATION_ID, MIGRATIONS, check, migrate
 from carma.store.sqlite import SqliteStore
+from carma.store.store_errors import from_os
 
 ALICE = Owner(1001, 1001, "alice")
 

@@ -7,10 +7,21 @@ from typing import get_args
 import pytest
 
 from carma.core.model import events as e
-from carma.core.model.values import (AttemptKey, Booking, Confinement, Estimate, GpuId, Guard, NoEstimate, Placement, TaskId, TaskSpec,)
 from carma.core.model.outcome import Cancelled, Disrupted, Failed, OutOfMemory, Succeeded, TimedOut
 from carma.core.model.status import Ending, Finished
 from carma.core.model.task import Plan, Task
+from carma.core.model.values import (
+    AttemptKey,
+    Booking,
+    Confinement,
+    Estimate,
+    GpuId,
+    Guard,
+    NoEstimate,
+    Placement,
+    TaskId,
+    TaskSpec,
+)
 from carma.daemon.task_story import as_on_record, event_name, sentence, story, task_of
 from carma.testing.builders import ALICE, World, gpu
 

@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from carma.core.model.values import Estimate, Gpu, GpuId, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest
 from carma.trial.demand.prediction import demand_of
+from carma.trial.estimator import Trace
 from carma.trial.layers.description import Described, Layer
 from carma.trial.protocol import Trial
 from carma.trial.replay import card_constants as constants
 from carma.trial.replay.bound import LEAST, SCALE, STRETCH, Bound, Score, Scores, bound_for, group_of
-from carma.trial.estimator import Trace
 from carma.trial.replay.footprint import figure
 from carma.trial.report import ALLOC, CALL, FREE, Call, Event, Report, write_events
 from tests.trials import MIB, ScriptedTrials, events, report

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from carma.cli import main
-from carma.errors import Refused, Usage
 from carma.directories import check_folder, make_folder, write_whole
+from carma.errors import Refused, Usage
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 

@@ -9,12 +9,12 @@ from types import ModuleType
 
 import pytest
 
-import carma.estimate
+import carma.trial
 
 
 def _load() -> ModuleType:
     """By its path: the folder is for the interpreters of users, no package of ours."""
-    path = Path(carma.estimate.__file__).parent / "inside" / "carma_trial" / "rnn_sizes.py"
+    path = Path(carma.trial.__file__).parent / "inside" / "carma_trial" / "rnn_sizes.py"
     spec = importlib.util.spec_from_file_location("rnn_sizes_under_test", path)
     assert spec is not None
     assert spec.loader is not None

@@ -14,12 +14,12 @@ from carma.core.model.values import ArrayPlace, NoEstimate, Owner, TaskId, TaskS
 from carma.core.ports import EstimateRequest
 from carma.trial.cards import as_gpu, find_card
 from carma.trial.protocol import Trial
-from carma.trial.trial_cache import REFUSAL_S, TrialCache
 from carma.trial.report import Report
 from carma.trial.sandbox import Limits, Status
-from carma.trial.trial_run import TrialRuns
+from carma.trial.trial_cache import REFUSAL_S, TrialCache
 from carma.trial.trial_environment import trial_environment
 from carma.trial.trial_reasons import advice, isolating_flag, reason_for
+from carma.trial.trial_run import TrialRuns
 from tests.boxes import PATIENCE_S, way_or_skip
 
 # What ours does: a report when the script asks for it. `warnings` tells one run from another.

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from carma.core.model.settings import QueueRules, Rules
 from carma.core.model.values import TaskId
 from carma.core.policies import exclusive
 from carma.core.scheduling.policy import Waits
 from carma.core.scheduling.queue_order import explain, in_order, waiting
-from carma.core.model.settings import QueueRules, Rules
 from carma.testing.builders import World
 
 RUNS, OLDEST, LONG, NEWEST = (TaskId(number) for number in (1, 2, 3, 4))

@@ -7,19 +7,29 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from carma.core.scheduling.decision import Refusal, Verdict
 from carma.core.model.events import AttemptStarted, GpuDrained, GpusSampled, StopRequested
-from carma.core.model.values import Confinement, GpuId, GpuSample, Guard, Owner
-from carma.core.model.outcome import (Cancelled, Disrupted, Failed, Lost, NeverFits, Outcome, OutOfMemory, Succeeded, TimedOut,)
-from carma.core.policies.exclusive import POLICY as EXCLUSIVE
+from carma.core.model.outcome import (
+    Cancelled,
+    Disrupted,
+    Failed,
+    Lost,
+    NeverFits,
+    Outcome,
+    OutOfMemory,
+    Succeeded,
+    TimedOut,
+)
 from carma.core.model.settings import PlacementRules, Rules
 from carma.core.model.status import Estimating, Finished, Queued, Recovering, Status
+from carma.core.model.values import Confinement, GpuId, GpuSample, Guard, Owner
+from carma.core.policies.exclusive import POLICY as EXCLUSIVE
+from carma.core.scheduling.decision import Refusal, Verdict
+from carma.daemon.api_views import Lens, code_of, gpu_views, task_views
 from carma.daemon.auth import Identity
 from carma.daemon.explaining import explanation
-from carma.daemon.api_views import Lens, code_of, gpu_views, task_views
 from carma.launch.program_names import called
-from carma.wire.api_types import GpuView, TaskView
 from carma.testing.builders import ALICE, BOB, World
+from carma.wire.api_types import GpuView, TaskView
 
 
 def lens(world: World, owner: Owner = ALICE, *, admin: bool = False) -> Lens:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from carma.core.scheduling.snapshot import views
 from carma.core.scheduling.gpu_view import MOST_BESIDE
+from carma.core.scheduling.snapshot import views
 from carma.plugins import load_policy
 from carma.testing.builders import World
 

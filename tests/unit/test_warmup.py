@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from carma.core.model.values import AttemptKey, GpuId
 from carma.core.model.settings import Gate, Rules, WarmUp
+from carma.core.model.values import AttemptKey, GpuId
 from carma.testing.builders import World
 
 G0 = GpuId("GPU-0")

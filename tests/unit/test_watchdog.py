@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from carma.core.model.commands import StopAttempt
 from carma.core.model.events import AttemptStarted, GpusSampled, MemoryGlanced, StopRequested
-from carma.core.model.values import AttemptKey, Confinement, GpuId, GpuSample, Guard, ProcessUse, TaskId
-from carma.core.telemetry.observation import to_watch
 from carma.core.model.outcome import Cancelled, Failed, OutOfMemory
 from carma.core.model.settings import Gate, Rules, Sharing, WarmUp
 from carma.core.model.status import Finished, Recovering
+from carma.core.model.values import AttemptKey, Confinement, GpuId, GpuSample, Guard, ProcessUse, TaskId
+from carma.core.telemetry.observation import to_watch
 from carma.daemon.loop import watch_pause_s
 from carma.testing.builders import World
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 import pytest
 from msgspec.structs import replace
 
+from carma.trial.layers.columns import Columns
 from carma.trial.layers.description import Described, Layer
+from carma.trial.layers.functions import Unseen
+from carma.trial.layers.saved_tensors import Basis
 from gpumemnet.serving import layer_chain as chain
 from gpumemnet.serving import tensor_sizes as sizing
 from gpumemnet.serving.caching_allocator import MIB, Block, Cache
-from carma.trial.layers.columns import Columns
-from gpumemnet.serving.features import features
-from carma.trial.layers.saved_tensors import Basis
 from gpumemnet.serving.conv_scratch import NONE
+from gpumemnet.serving.features import features
 from gpumemnet.serving.tensor_sizes import Sizes
-from carma.trial.layers.functions import Unseen
 
 WORKSPACE = chain.WORKSPACE / MIB
 

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from onnx import TensorProto, helper, numpy_helper
 
 from carma.trial.layers.description import Described, Layer
-from gpumemnet.serving.model_facts import Bound, Facts, Kind, Learned, stem, write_facts
-from gpumemnet.serving.features import FEATURES, PLACE, SETTINGS, TOKEN, Family
 from carma.trial.layers.kinds import INDEX, KINDS
+from gpumemnet.serving.features import FEATURES, PLACE, SETTINGS, TOKEN, Family
 from gpumemnet.serving.merged_layers import NEAR
+from gpumemnet.serving.model_facts import Bound, Facts, Kind, Learned, stem, write_facts
 
 BASE_MIB = 600.0
 QUANTILES = (0.1, 0.5, 0.9)

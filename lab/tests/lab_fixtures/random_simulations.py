@@ -5,13 +5,14 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from carma.core.model.values import Demand, Estimate
 from carma.core.model.settings import FairnessRules, Gate, Memory, PlacementRules, QueueRules, Rules, WarmUp
+from carma.core.model.values import Demand, Estimate
 from carma.plugins import POLICIES, load_policy, names
-from carma_lab.simulator import simulated_cards as cards, estimate_sources as sources
-from carma_lab.runs.figures import Asked
-from carma_lab.simulator.simulation import Setup, Simulation
 from carma.traces import Trace, TraceTask
+from carma_lab.runs.figures import Asked
+from carma_lab.simulator import estimate_sources as sources
+from carma_lab.simulator import simulated_cards as cards
+from carma_lab.simulator.simulation import Setup, Simulation
 
 EVERY_POLICY = tuple(sorted(names(POLICIES)))
 CARD = cards.find("a100-40")

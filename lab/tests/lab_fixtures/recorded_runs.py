@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from carma_lab.runs.record import About, Point, Run
 from carma_lab.runs.figures import Ran, TaskRun, figures
+from carma_lab.runs.record import About, Point, Run
 
 
 def task(

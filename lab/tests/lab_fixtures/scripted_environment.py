@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from carma_lab.bench.gpu.workers import Hand
-from carma_lab.bench.gpu.environment import Lab
-from carma_lab.bench.gpu.meter import Gauges
 from carma.core.model.values import Gpu, GpuSample
 from carma.monitor.nvml import NvmlSampler
+from carma_lab.bench.gpu.environment import Lab
+from carma_lab.bench.gpu.meter import Gauges
+from carma_lab.bench.gpu.workers import Hand
 from tests.scripted_nvml import MIB, Card, ScriptedNvml
 
 WORKER = """

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from carma.core.scheduling.placement import Policy
-from carma.core.policies import magm
 from carma.core.model.settings import Gate, Rules, WarmUp
-from carma_lab.simulator import simulated_cards as cards, estimate_sources as sources
-from carma_lab.simulator.simulation import Setup, Simulation
+from carma.core.policies import magm
+from carma.core.scheduling.placement import Policy
 from carma.traces import Trace, TraceTask
+from carma_lab.simulator import estimate_sources as sources
+from carma_lab.simulator import simulated_cards as cards
+from carma_lab.simulator.simulation import Setup, Simulation
 
 OPEN = Rules(gate=Gate(enabled=False), warmup=WarmUp(enabled=False))
 

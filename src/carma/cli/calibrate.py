@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from carma.cli.task_flags import Parsed
 from carma.cli.parsers import parse_grace
+from carma.cli.task_flags import Parsed
 from carma.cli.verb import verb
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ def command(gpu: str | None, limit_s: float, python: str | None, out: str | None
     CUDA's context, the workspaces of cuBLAS and cuDNN, and what other calls take for a moment, for this card, this
     driver and this version of torch. It wants the GPU for itself.
     """
+    from carma.paths import find_paths
     from carma.trial import calibrate
     from carma.trial.replay import card_constants as constants
-    from carma.paths import find_paths
 
     card = _chosen(gpu)
     found = calibrate.find_python(python, os.environ)

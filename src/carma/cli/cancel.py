@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from carma.cli.task_flags import Parsed
 from carma.cli.parsers import parse_signal
+from carma.cli.task_flags import Parsed
 from carma.cli.verb import chosen_tasks, verb
 
 WHICH = "that wait or run"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from carma.cli.task_flags import Parsed
 from carma.cli.parsers import parse_factor
+from carma.cli.task_flags import Parsed
 from carma.cli.verb import verb, whole
 from carma.core.model.units import parse_mib
 

@@ -30,8 +30,8 @@ def command(gpus: tuple[str, ...], reason: str, preempt: bool) -> int:
     Running tasks go on; with --preempt those that were submitted with --checkpoint-signal are asked to
     save and wait in the queue.
     """
-    from carma.cli.connection import connect
     from carma.cli.bulk import for_each
+    from carma.cli.connection import connect
 
     with connect() as client:
         for gpu in gpus or (None,):

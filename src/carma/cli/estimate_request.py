@@ -17,18 +17,18 @@ from msgspec.structs import replace
 
 from carma.cli.estimate_target import target_gpus
 from carma.config import load_settings
+from carma.core.model.settings import Rules
 from carma.core.model.values import Estimate, Gpu, NoEstimate, Owner, Record, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest, Estimator
-from carma.core.model.settings import Rules
 from carma.errors import Usage
-from carma.trial.layers.description import Described
-from carma.trial.local import Answer, SharedTrial, Summarised, answers, make_trials
-from carma.trial.protocol import Context, NoTrials, Trials
+from carma.estimate.local import Answer, SharedTrial, Summarised, answers, make_trials
 from carma.estimate.registry import make_estimator
-from carma.trial.layers.summary import Attention, Precision, ReadSummary, SummaryReader, TrainingOptions
 from carma.paths import find_paths
 from carma.plugins import ESTIMATORS, extension, names
 from carma.store.memory import MemoryStore
+from carma.trial.layers.description import Described
+from carma.trial.layers.summary import Attention, Precision, ReadSummary, SummaryReader, TrainingOptions
+from carma.trial.protocol import Context, NoTrials, Trials
 
 EXAMPLE = "try: carma estimate -- python train.py"
 BEST = "trace"

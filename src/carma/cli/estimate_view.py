@@ -10,15 +10,15 @@ from typing import Any
 
 import msgspec
 
-from carma.cli.estimate_request import NO_OUTPUTS
 from carma.cli.error_output import complain
+from carma.cli.estimate_request import NO_OUTPUTS
 from carma.cli.output import Column, Remark, heading, print_facts, print_json, print_remarked, safe
 from carma.cli.wording import BUSY, many
+from carma.core.model.units import show_mib, show_pair_mib
 from carma.core.model.values import Estimate, Gpu, NoEstimate
 from carma.core.ports import EstimateRequest
-from carma.core.model.units import show_mib, show_pair_mib
+from carma.estimate.local import Answer
 from carma.trial.cards import CARDS
-from carma.trial.local import Answer
 from carma.trial.trial_reasons import Kind
 
 COLUMNS = (

@@ -8,8 +8,8 @@ import signal
 import time
 from typing import NamedTuple
 
-from carma.core.model.values import Dependency, TaskId, WarnSignal
 from carma.core.model.units import parse_duration_s
+from carma.core.model.values import Dependency, TaskId, WarnSignal
 
 MOST_ARRAY_TASKS = 10_000
 MOST_INDEX = 999_999_999

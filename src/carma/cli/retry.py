@@ -17,8 +17,8 @@ carma retry --fresh 12   forget what recovery learnt about its memory
 @click.option("--fresh", is_flag=True, help="Forget the booking that recovery found.")
 def command(ids: list[int], fresh: bool) -> int:
     """Queue finished tasks again, each under its id, as they were submitted."""
-    from carma.cli.connection import connect
     from carma.cli.bulk import for_each
+    from carma.cli.connection import connect
 
     with connect() as client:
         return for_each(client, ids, lambda client, task: client.retry(task, fresh=fresh))

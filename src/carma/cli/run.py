@@ -25,8 +25,8 @@ def command(ctx: click.Context, /, words: tuple[str, ...], quiet: bool, **flags:
 
     Ctrl-C detaches: the task goes on, and you are told how to return.
     """
-    from carma.cli.submission import requests
     from carma.cli.follow import follow
+    from carma.cli.submission import requests
     from carma.cli.submit import send
 
     made = requests(ctx, flags, words)

@@ -10,7 +10,10 @@ from typing import Any, NamedTuple
 
 import click
 
-from carma.cli import parsers as parse, rad_file as rad, script, sweep, task_file as taskfile
+from carma.cli import parsers as parse
+from carma.cli import rad_file as rad
+from carma.cli import script, sweep
+from carma.cli import task_file as taskfile
 from carma.cli.error_output import note
 from carma.cli.task_flags import AFTER_DASHES, IGNORED
 from carma.cli.wording import many

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
-from carma.cli.task_flags import Parsed
 from carma.cli.parsers import parse_factor
 from carma.cli.setting_flag import pairs as read_pairs
+from carma.cli.task_flags import Parsed
 from carma.cli.verb import verb, whole
 from carma.core.model.units import parse_mib
 from carma.errors import Usage

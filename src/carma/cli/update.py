@@ -31,8 +31,8 @@ def command(
     comment: str | None,
 ) -> int:
     """Change tasks that have not started. Only what is given changes."""
-    from carma.cli.connection import connect
     from carma.cli.bulk import for_each
+    from carma.cli.connection import connect
     from carma.client import Client
     from carma.wire.api_types import Done, UpdateRequest
 

@@ -97,6 +97,26 @@ def number(least: float, most: float) -> Number:
     return Number(least, most)
 
 
+class Names(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+    """`tasks,oom`: some of these names."""
+
+    name = "names"
+
+    def __init__(self, known: tuple[str, ...]) -> None:
+        self.known = known
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        words = [word.strip() for word in str(value).split(",") if word.strip()]
+        if not words:
+            self.fail(f"no name was given; there are {', '.join(self.known)}", param, ctx)
+        for word in words:
+            if word not in self.known:
+                self.fail(f"there is no {word!r}; there are {', '.join(self.known)}", param, ctx)
+        return tuple(dict.fromkeys(words))
+
+
 class TaskIds(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
     """`12`, or `40-49` for a span of them."""
 

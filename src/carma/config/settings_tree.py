@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from carma.core.model.values import Record
 from carma.core.model.settings import Rules
+from carma.core.model.values import Record
 
 
 class Monitor(Record, frozen=True, kw_only=True):

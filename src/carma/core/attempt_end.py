@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from carma.core.model.events import AttemptEnded
-from carma.core.model.values import AttemptKey
-from carma.core.telemetry.observation import ending_facts
 from carma.core.model.outcome import Outcome, OutOfMemory
+from carma.core.model.values import AttemptKey
 from carma.core.state import State
+from carma.core.telemetry.observation import ending_facts
 
 
 def ended(

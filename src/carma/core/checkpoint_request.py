@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from carma.core.model.commands import Command, PreemptAttempt
 from carma.core.model.events import AttemptEnded, PreemptionMissed, PreemptionRequested
 from carma.core.model.outcome import Failed, Outcome, OutOfMemory, Preempted, Succeeded
-from carma.core.state import State
 from carma.core.model.status import Preempting, Running, Starting
 from carma.core.model.task import Task
+from carma.core.state import State
 
 LATE_S = 2.0  # an end is noticed, and written down, a little after it happened
 

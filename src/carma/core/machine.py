@@ -10,18 +10,19 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from carma.core.model import events as e
-from carma.core.telemetry import observation as observe, usage
 from carma.core import checkpoint_request as saving
+from carma.core.model import events as e
 from carma.core.model.commands import Command, EstimateTask, LaunchAttempt, StopAttempt, WarnAttempt
-from carma.core.model.values import AttemptKey, GpuId, TaskId
 from carma.core.model.outcome import Outcome, OutOfMemory
-from carma.core.telemetry.pace import regroup
-from carma.core.recovery import blame
-from carma.core.telemetry.measurements import Track
-from carma.core.state import SERVER, InvalidEvent, State
 from carma.core.model.status import Estimating, Finished, Queued, Recovering, Running, Starting, that_counts
 from carma.core.model.task import Attempt, Task
+from carma.core.model.values import AttemptKey, GpuId, TaskId
+from carma.core.recovery import blame
+from carma.core.state import SERVER, InvalidEvent, State
+from carma.core.telemetry import observation as observe
+from carma.core.telemetry import usage
+from carma.core.telemetry.measurements import Track
+from carma.core.telemetry.pace import regroup
 
 
 def step(state: State, event: e.AnyEvent) -> list[Command]:

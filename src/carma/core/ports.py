@@ -6,10 +6,27 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from carma.core.model.events import Durable
-from carma.core.scheduling.fairness import UserUsage
-from carma.core.model.values import (Activity, Alone, AttemptKey, Confinement, Estimate, Frameworks, Gpu, GpuId, GpuSample, GpuUsage, NoEstimate, Owner, Placement, Record, TaskId, TaskSpec,)
 from carma.core.model.outcome import Outcome
 from carma.core.model.task import Task
+from carma.core.model.values import (
+    Activity,
+    Alone,
+    AttemptKey,
+    Confinement,
+    Estimate,
+    Frameworks,
+    Gpu,
+    GpuId,
+    GpuSample,
+    GpuUsage,
+    NoEstimate,
+    Owner,
+    Placement,
+    Record,
+    TaskId,
+    TaskSpec,
+)
+from carma.core.scheduling.fairness import UserUsage
 
 
 class Clock(Protocol):
@@ -217,7 +234,8 @@ class Archive(Protocol):
         ...
 
     def near_runs(self, *, uid: int, command: tuple[str, ...], directory: str, limit: int = 200) -> Sequence[PastRun]:
-        """As `past_runs`, of all commands that differ from it only in numbers (core/model/command_pattern.py), itself included."""
+        """As `past_runs`, of all commands that differ from it only in numbers (core/model/command_pattern.py), itself
+        included."""
         ...
 
 

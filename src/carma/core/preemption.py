@@ -10,20 +10,20 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from itertools import combinations
 
-from carma.core.scheduling.decision import Ask
-from carma.core.model.events import PreemptionMissed, PreemptionRequested
-from carma.core.scheduling.verdicts import Door, takes_tasks
-from carma.core.model.values import AttemptKey, Record, TaskId
-from carma.core.model.outcome import Preempted
-from carma.core.scheduling.policy import Move
-from carma.core.scheduling.reservation import fits
 from carma.core.checkpoint_request import is_over
-from carma.core.scheduling.snapshot import views
-from carma.core.state import State
+from carma.core.model.events import PreemptionMissed, PreemptionRequested
+from carma.core.model.outcome import Preempted
 from carma.core.model.status import Queued, Running
 from carma.core.model.task import Task
 from carma.core.model.units import show_s
+from carma.core.model.values import AttemptKey, Record, TaskId
+from carma.core.scheduling.decision import Ask
+from carma.core.scheduling.policy import Move
+from carma.core.scheduling.reservation import fits
 from carma.core.scheduling.scheduling_pass import Pass, turns
+from carma.core.scheduling.snapshot import views
+from carma.core.scheduling.verdicts import Door, takes_tasks
+from carma.core.state import State
 
 CARMA = "carma"  # who asks, where no user does
 COMPARED = 6  # tasks of a GPU of which every combination is looked at

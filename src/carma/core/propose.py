@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from carma.core import preemption as preempt
-from carma.core.telemetry import watchdog
-from carma.core.scheduling.feasibility import by_size, never_fits
 from carma.core.model.events import Durable, RecoveryDue, RecoveryPlanned, StopRequested, TaskFinished, TaskWarned
-from carma.core.model.values import Dependency, TaskId
-from carma.core.scheduling.news import in_order
-from carma.core.telemetry.observation import to_store
 from carma.core.model.outcome import Cancelled, NeverFits, Outcome, Succeeded, TimedOut, told_to_others
-from carma.core.scheduling.queue_order import schedule
-from carma.core.recovery import GiveUp, next_step
-from carma.core.telemetry.booking_shrink import shrinks
-from carma.core.state import State
 from carma.core.model.status import Estimating, Finished, Queued, Recovering, Running
 from carma.core.model.task import Task
+from carma.core.model.values import Dependency, TaskId
+from carma.core.recovery import GiveUp, next_step
+from carma.core.scheduling.feasibility import by_size, never_fits
+from carma.core.scheduling.news import in_order
+from carma.core.scheduling.queue_order import schedule
+from carma.core.state import State
+from carma.core.telemetry import watchdog
+from carma.core.telemetry.booking_shrink import shrinks
+from carma.core.telemetry.observation import to_store
 
 
 def propose(state: State, now: float) -> list[Durable]:

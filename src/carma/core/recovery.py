@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from carma.core.model.values import Gpu, Record
 from carma.core.model.outcome import Disrupted, Outcome, OutOfMemory, Preempted, describe
 from carma.core.model.settings import Rules
 from carma.core.model.task import Attempt, Plan, Task
 from carma.core.model.units import show_mib
+from carma.core.model.values import Gpu, Record
 
 Blame = Literal["own", "neighbour", "unknown"]
 CONTEXT_MIB = 1024  # at most so much a process takes outside its framework's allocator (760 on an H200)

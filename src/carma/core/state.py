@@ -11,18 +11,18 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
-from carma.core.scheduling.fairness import Accounts
-from carma.core.scheduling.kept import Doors
-from carma.core.scheduling.fair_order import Lanes
-from carma.core.model.values import AttemptKey, Gpu, GpuId, Placement, TaskId
-from carma.core.scheduling.news import News
-from carma.core.telemetry.pace import regroup
-from carma.core.scheduling.placement import Policy
-from carma.core.ports import Checkpoint
-from carma.core.telemetry.measurements import Hour, Live, Track
 from carma.core.model.settings import Rules
 from carma.core.model.status import Finished, Queued, Recovering, Running, Starting
 from carma.core.model.task import Task
+from carma.core.model.values import AttemptKey, Gpu, GpuId, Placement, TaskId
+from carma.core.ports import Checkpoint
+from carma.core.scheduling.fair_order import Lanes
+from carma.core.scheduling.fairness import Accounts
+from carma.core.scheduling.kept import Doors
+from carma.core.scheduling.news import News
+from carma.core.scheduling.placement import Policy
+from carma.core.telemetry.measurements import Hour, Live, Track
+from carma.core.telemetry.pace import regroup
 
 SERVER = ""  # the key in `drained` that stands for the whole server
 

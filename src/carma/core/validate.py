@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from carma.core.scheduling.fairness import NONE_HELD, waits
-from carma.core.scheduling.fair_order import Lanes
 from carma.core.model.outcome import Preempted
-from carma.core.state import State, turn
 from carma.core.model.status import Finished, Queued, Recovering, Running, Starting
 from carma.core.model.task import Task
+from carma.core.scheduling.fair_order import Lanes
+from carma.core.scheduling.fairness import NONE_HELD, waits
+from carma.core.state import State, turn
 
 
 def validate(state: State) -> list[str]:

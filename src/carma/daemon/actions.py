@@ -11,20 +11,20 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from carma.core.model import events as e
 from carma.core import preemption as preempt
-from carma.core.model.values import Estimate, GpuId, Owner, TaskId, TaskSpec
+from carma.core.model import events as e
 from carma.core.model.outcome import Cancelled, describe
-from carma.core.state import SERVER, State
 from carma.core.model.status import Estimating, Finished, Queued, Recovering, Running, Starting, state_name
 from carma.core.model.task import Task
 from carma.core.model.units import show_s
+from carma.core.model.values import Estimate, GpuId, Owner, TaskId, TaskSpec
+from carma.core.state import SERVER, State
 from carma.daemon import submission_checks as admission
 from carma.daemon.auth import Identity
+from carma.daemon.command_check import check_runnable
 from carma.daemon.engine import Engine, find, look_up, look_up_own, no_such
 from carma.daemon.explaining import explain_entries
 from carma.daemon.request import Call
-from carma.daemon.command_check import check_runnable
 from carma.daemon.task_story import booked
 from carma.daemon.user_views import Submitting, check_quota
 from carma.errors import NotFound, Usage, WrongState

@@ -8,17 +8,31 @@ from typing import Literal, NamedTuple, TypedDict, assert_never
 
 import msgspec
 
-from carma.core.scheduling.decision import Ask, Refusal
+from carma.core.model.outcome import (
+    Cancelled,
+    Disrupted,
+    Failed,
+    LaunchFailed,
+    Lost,
+    NeverFits,
+    Outcome,
+    OutOfMemory,
+    Preempted,
+    Succeeded,
+    TimedOut,
+    describe,
+    exit_code,
+)
+from carma.core.model.status import Estimating, Finished, Queued, Recovering, Running, Starting, Status, state_name
+from carma.core.model.task import Attempt, Task
+from carma.core.model.units import show_s
 from carma.core.model.values import Activity, AttemptKey, Confinement, Estimate, Gpu, GpuId, TaskId
-from carma.core.model.outcome import (Cancelled, Disrupted, Failed, LaunchFailed, Lost, NeverFits, Outcome, OutOfMemory, Preempted, Succeeded, TimedOut, describe, exit_code,)
+from carma.core.scheduling.decision import Ask, Refusal
+from carma.core.scheduling.gpu_view import GpuView
 from carma.core.scheduling.placement import refuse
 from carma.core.scheduling.queue_order import Waiting, ask_of, waiting
 from carma.core.scheduling.snapshot import views
 from carma.core.state import SERVER, State
-from carma.core.model.status import Estimating, Finished, Queued, Recovering, Running, Starting, Status, state_name
-from carma.core.model.task import Attempt, Task
-from carma.core.model.units import show_s
-from carma.core.scheduling.gpu_view import GpuView
 from carma.core.telemetry.window import METRICS
 from carma.daemon.auth import Identity
 from carma.daemon.task_story import without_words

@@ -13,8 +13,8 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from carma.core.model.values import Owner, Record
 from carma.core.model.task import Task
+from carma.core.model.values import Owner, Record
 from carma.errors import NotAllowed
 
 ROOT_UID = 0

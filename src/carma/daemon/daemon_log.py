@@ -9,9 +9,20 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from carma.core.model.events import (AttemptEnded, Durable, GpuDrained, GpuResumed, GpusFound, PreemptionMissed, PreemptionRequested, RecoveryPlanned, StopRequested, TaskFinished,)
-from carma.core.model.values import GpuId, GpuSample
+from carma.core.model.events import (
+    AttemptEnded,
+    Durable,
+    GpuDrained,
+    GpuResumed,
+    GpusFound,
+    PreemptionMissed,
+    PreemptionRequested,
+    RecoveryPlanned,
+    StopRequested,
+    TaskFinished,
+)
 from carma.core.model.outcome import Disrupted, LaunchFailed, Lost, OutOfMemory
+from carma.core.model.values import GpuId, GpuSample
 from carma.core.state import State
 from carma.daemon.task_story import as_on_record, sentence
 

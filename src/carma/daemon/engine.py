@@ -8,10 +8,10 @@ from typing import Protocol, TypeVar
 
 from carma.config import Origin, Settings
 from carma.core.model.events import Durable
+from carma.core.model.task import Task
 from carma.core.model.values import Estimate, Owner, TaskId, TaskSpec
 from carma.core.ports import Archive
 from carma.core.state import State
-from carma.core.model.task import Task
 from carma.daemon.auth import Identity, require_owner
 from carma.errors import NotFound
 

@@ -17,16 +17,16 @@ from msgspec.structs import replace
 
 from carma.core.model.commands import Command, EstimateTask, LaunchAttempt, PreemptAttempt, StopAttempt, WarnAttempt
 from carma.core.model.events import Durable, StopRequested, TaskEstimated, TaskFinished
-from carma.core.model.values import AttemptKey, Estimate, Frameworks, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.model.outcome import Preempted
-from carma.core.ports import Estimator, Launcher, LaunchOrder
-from carma.core.state import State
 from carma.core.model.status import Estimating, Running, Starting
 from carma.core.model.task import Task
+from carma.core.model.values import AttemptKey, Estimate, Frameworks, NoEstimate, Owner, TaskId, TaskSpec
+from carma.core.ports import Estimator, Launcher, LaunchOrder
+from carma.core.state import State
+from carma.daemon.background_thread import Worker
 from carma.daemon.estimation import CallOff, Estimates
 from carma.daemon.file_digests import Fingerprint
 from carma.daemon.shell import Shell
-from carma.daemon.background_thread import Worker
 from carma.errors import CarmaError, StoreError
 from carma.launch.confinement_plan import needs_frameworks
 

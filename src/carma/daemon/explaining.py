@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from carma.core.scheduling.decision import Decision, Refusal, Verdict
-from carma.core.model.values import Gpu, GpuId
-from carma.core.scheduling.queue_order import ask_of, explain
-from carma.core.state import State
 from carma.core.model.status import Finished, Running, Starting
 from carma.core.model.task import Attempt, Task
+from carma.core.model.values import Gpu, GpuId
+from carma.core.scheduling.decision import Decision, Refusal, Verdict
+from carma.core.scheduling.queue_order import ask_of, explain
+from carma.core.state import State
 from carma.daemon.api_views import Lens, task_views
 from carma.wire import api_types as t
 

@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from carma.core.attempt_end import ended
 from carma.core.model.events import AttemptStarted, Durable, StopRequested, TaskPlaced
-from carma.core.model.values import AttemptKey
 from carma.core.model.outcome import Disrupted, Failed, Lost, OutOfMemory, Preempted, Succeeded
+from carma.core.model.status import Running, Starting
+from carma.core.model.task import Attempt
+from carma.core.model.values import AttemptKey
 from carma.core.ports import Found, PastRun
 from carma.core.recovery import not_enough_mib
 from carma.core.state import State
-from carma.core.model.status import Running, Starting
-from carma.core.model.task import Attempt
 
 DISRUPTED_GRACE_S = 2.0  # what it ran under is gone, so it cannot save what is on the GPU; its files it can close
 

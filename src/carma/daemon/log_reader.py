@@ -12,10 +12,10 @@ import os
 from collections.abc import AsyncIterator, Callable
 from typing import Literal, Protocol
 
-from carma.core.model.values import AttemptKey
-from carma.core.state import State
 from carma.core.model.status import Finished
 from carma.core.model.task import Task
+from carma.core.model.values import AttemptKey
+from carma.core.state import State
 from carma.errors import NotFound
 from carma.launch.attempt_files import AttemptFiles
 from carma.launch.attempt_logs import named_outputs

@@ -15,20 +15,29 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from carma.core.model.commands import StopAttempt
-from carma.core.model.events import (AttemptEnded, Durable, GpusFound, GpusSampled, MemoryGlanced, StopRequested, TaskPlaced, Ticked,)
-from carma.core.model.values import AttemptKey, Gpu, GpuId, GpuSample, TaskId
-from carma.core.telemetry.observation import to_watch
+from carma.core.model.events import (
+    AttemptEnded,
+    Durable,
+    GpusFound,
+    GpusSampled,
+    MemoryGlanced,
+    StopRequested,
+    TaskPlaced,
+    Ticked,
+)
 from carma.core.model.outcome import Cancelled
-from carma.core.ports import Launcher, Sampler
-from carma.core.state import State
 from carma.core.model.status import Running, Starting
 from carma.core.model.units import show_count
+from carma.core.model.values import AttemptKey, Gpu, GpuId, GpuSample, TaskId
+from carma.core.ports import Launcher, Sampler
+from carma.core.state import State
+from carma.core.telemetry.observation import to_watch
 from carma.daemon import found_attempts as finder
-from carma.daemon.executor import Hands
-from carma.daemon.daemon_log import SAME_ERROR_S, Journal
-from carma.daemon.shell import Shell
-from carma.daemon.process_owners import Whose
 from carma.daemon.background_thread import Worker
+from carma.daemon.daemon_log import SAME_ERROR_S, Journal
+from carma.daemon.executor import Hands
+from carma.daemon.process_owners import Whose
+from carma.daemon.shell import Shell
 from carma.errors import CarmaError, StoreError
 from carma.monitor.processes import strays
 

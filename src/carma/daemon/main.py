@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from carma.core.ports import Archive
     from carma.daemon.estimation import CallOff
     from carma.daemon.file_digests import Fingerprint
+    from carma.daemon.gpu_source import World
     from carma.daemon.loop import Loop
     from carma.daemon.probes import Probes
     from carma.daemon.recovery_on_start import Replayed
     from carma.daemon.shell import Shell
-    from carma.daemon.gpu_source import World
-    from carma.trial.protocol import Context, Trials
     from carma.launch.attempt_cgroups import AttemptCgroups
     from carma.launch.cgroup_limits import CgroupLimits
     from carma.launch.process import ProcessLauncher
     from carma.store.sqlite import SqliteStore
+    from carma.trial.protocol import Context, Trials
 
 log = logging.getLogger("carma.daemon")
 Ready = Callable[[], None]
@@ -96,13 +96,13 @@ def _serve(paths: Paths, loaded: Loaded, ready: Ready, *, new_database: bool) ->
 
 async def _live(paths: Paths, loaded: Loaded, store: SqliteStore, ready: Ready) -> int:
     """Build, restore, serve, stop."""
-    from carma.daemon.socket_address import Address, keep_reachable
     from carma.daemon.api import make_app
+    from carma.daemon.daemon_log import LoopErrors
     from carma.daemon.housekeeping import keep_tidy
     from carma.daemon.http import HttpServer, fitting_limits
-    from carma.daemon.daemon_log import LoopErrors
     from carma.daemon.probes import Probes
     from carma.daemon.recovery_on_start import reconcile
+    from carma.daemon.socket_address import Address, keep_reachable
 
     probes = Probes()
     asyncio.get_running_loop().set_exception_handler(LoopErrors())
@@ -158,13 +158,13 @@ def _build(
 ) -> tuple[Shell, Loop, Replayed, ProcessLauncher]:
     from carma.daemon.clock import SteadyClock
     from carma.daemon.executor import Hands
+    from carma.daemon.gpu_source import check_listed, open_world
     from carma.daemon.loop import Loop
     from carma.daemon.recovery_on_start import last_time, replay, skip_used_ids
     from carma.daemon.shell import Shell
-    from carma.daemon.gpu_source import check_listed, open_world
     from carma.estimate.registry import make_estimators
-    from carma.launch.confinement_plan import Confiner
     from carma.launch.attempt_files import AttemptFiles
+    from carma.launch.confinement_plan import Confiner
     from carma.launch.mps import MpsServers
     from carma.launch.process import ProcessLauncher
     from carma.plugins import load_policy

@@ -21,8 +21,18 @@ import msgspec
 
 from carma.core.model.values import Frameworks, Owner, TaskSpec
 from carma.core.ports import LaunchOrder
-from carma.daemon.probe_program import (Answer, CheckRunnable, FindFrameworks, Found, Passed, Problem, Refusal, Request, Start,)
 from carma.daemon.command_check import needed_fields
+from carma.daemon.probe_program import (
+    Answer,
+    CheckRunnable,
+    FindFrameworks,
+    Found,
+    Passed,
+    Problem,
+    Refusal,
+    Request,
+    Start,
+)
 from carma.errors import Busy, CarmaError, NotRunnable
 
 SUBMIT_LIMIT_S = 20.0

@@ -11,18 +11,18 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from carma.core.machine import step
 from carma.core.model.commands import EstimateTask, PreemptAttempt, StopAttempt
 from carma.core.model.events import AttemptEnded, Durable, StopRequested, TaskPlaced
-from carma.core.machine import step
-from carma.core.model.values import AttemptKey, Record, TaskId
-from carma.core.scheduling.placement import Policy
-from carma.core.ports import Archive, Loaded, PastRun, Store
 from carma.core.model.settings import Rules
-from carma.core.state import State, adopt
-from carma.core.state import restore as restore_state
 from carma.core.model.status import Estimating, Running, Starting
 from carma.core.model.task import Task
 from carma.core.model.units import show_count
+from carma.core.model.values import AttemptKey, Record, TaskId
+from carma.core.ports import Archive, Loaded, PastRun, Store
+from carma.core.scheduling.placement import Policy
+from carma.core.state import State, adopt
+from carma.core.state import restore as restore_state
 from carma.daemon import found_attempts as finder
 from carma.daemon.executor import Hands
 from carma.daemon.home_directory import task_of

@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from carma.core.telemetry.attribution import measured_idle_w
-from carma.core.model.values import Gpu, GpuId, GpuUsage
-from carma.core.state import State
 from carma.core.model.status import Finished
 from carma.core.model.task import Attempt, Task
 from carma.core.model.units import show_count, show_s
+from carma.core.model.values import Gpu, GpuId, GpuUsage
+from carma.core.state import State
+from carma.core.telemetry.attribution import measured_idle_w
 from carma.core.telemetry.usage import not_noted
 from carma.wire.report_types import GpuWork, Report, UserWork, Work
 

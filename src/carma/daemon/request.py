@@ -13,8 +13,8 @@ from starlette.responses import Response
 from carma.core.model.values import LARGEST_ID, TaskId
 from carma.daemon.auth import Door, Identity, Peer, require_admin
 from carma.errors import CarmaError, NotAllowed, NotFound, TooLarge, Usage
-from carma.wire.routes import Query, Route
 from carma.wire.api_types import Problem
+from carma.wire.routes import Query, Route
 
 log = logging.getLogger("carma.http")
 MIB = 1024 * 1024

@@ -14,19 +14,27 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from carma.core.telemetry import usage
-from carma.core.model.commands import Command
-from carma.core.model.events import (AttemptEnded, Durable, MemoryObserved, Passing, PreemptionRequested, TaskPlaced, UseNoted,)
 from carma.core.machine import step
+from carma.core.model.commands import Command
+from carma.core.model.events import (
+    AttemptEnded,
+    Durable,
+    MemoryObserved,
+    Passing,
+    PreemptionRequested,
+    TaskPlaced,
+    UseNoted,
+)
 from carma.core.model.values import Estimate, Owner, TaskId, TaskSpec
 from carma.core.ports import Archive, Store
 from carma.core.propose import propose
 from carma.core.state import State, checkpoint, forget
+from carma.core.telemetry import usage
+from carma.daemon.background_thread import Worker
 from carma.daemon.clock import SteadyClock
 from carma.daemon.daemon_log import Seldom
 from carma.daemon.subscribers import Listeners, Subscription
 from carma.daemon.task_story import task_of
-from carma.daemon.background_thread import Worker
 from carma.errors import CarmaError, StoreError
 
 if TYPE_CHECKING:

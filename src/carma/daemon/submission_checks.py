@@ -1,7 +1,8 @@
 """What is checked before a submission becomes an event, so that whoever submits learns at once what cannot work.
 
 Two parts. `check_spec` looks at the request alone; `resolve_dependencies` and `check_capacity` look at the state and
-run in the same step as the commit. Whether files exist is asked in daemon/command_check.py. Nothing here changes anything.
+run in the same step as the commit. Whether files exist is asked in daemon/command_check.py. Nothing here changes
+anything.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from carma.core.scheduling.feasibility import never_fits
-from carma.core.scheduling.decision import Decision
-from carma.core.model.values import ArrayPlace, Dependency, Estimate, SaveSignal, TaskId, TaskSpec
 from carma.core.model.outcome import Outcome, Succeeded, told_to_others
-from carma.core.scheduling.queue_order import not_yet, try_now
-from carma.core.state import State
 from carma.core.model.status import Finished, Queued
 from carma.core.model.task import Task
+from carma.core.model.values import ArrayPlace, Dependency, Estimate, SaveSignal, TaskId, TaskSpec
+from carma.core.scheduling.decision import Decision
+from carma.core.scheduling.feasibility import never_fits
+from carma.core.scheduling.queue_order import not_yet, try_now
+from carma.core.state import State
 from carma.daemon.auth import Identity
 from carma.errors import NeverFitsError, NoCapacity, NoGpus, NotAllowed, NotFound, Refused, TooLarge, Usage
 from carma.wire.api_types import ArrayAsk, SubmitRequest

@@ -12,18 +12,29 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from carma.core.model import events as e
 from carma.core import checkpoint_request as saving
-from carma.core.model.values import AttemptKey, Booking, Confinement, Gpu, GpuId, Placement, TaskId
-from carma.core.model.outcome import (Cancelled, Disrupted, Failed, LaunchFailed, Outcome, OutOfMemory, Preempted, TimedOut, describe,)
+from carma.core.model import events as e
+from carma.core.model.outcome import (
+    Cancelled,
+    Disrupted,
+    Failed,
+    LaunchFailed,
+    Outcome,
+    OutOfMemory,
+    Preempted,
+    TimedOut,
+    describe,
+)
 from carma.core.model.status import Ending, Preempting, that_counts
 from carma.core.model.task import Task
 from carma.core.model.units import show_count, show_mib, show_s
-from carma.wire.sharing_text import held, shared
+from carma.core.model.values import AttemptKey, Booking, Confinement, Gpu, GpuId, Placement, TaskId
 from carma.wire.api_types import StoryLine
+from carma.wire.sharing_text import held, shared
 
 Gpus = dict[GpuId, Gpu]
-# What follows in a reason that launch/exit_outcome.py gives is the program's own words, or the path that did not answer.
+# What follows in a reason that launch/exit_outcome.py gives is the program's own words, or the path that did not
+# answer.
 _QUOTE = re.compile(r": | \(")
 GpuEvent = e.GpusFound | e.GpuDrained | e.GpuResumed | e.UseNoted
 AttemptEvent = e.TaskPlaced | e.AttemptStarted | e.MemoryObserved | e.BookingShrunk | e.AttemptEnded

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from carma.core.model.settings import Memory
 from carma.core.model.values import NoEstimate, TaskId
 from carma.core.ports import EstimateRequest
-from carma.core.model.settings import Memory
 from carma.trial.layers.description import Described
 from carma.trial.protocol import Trial
 from carma.trial.sandbox import Boxed, Ended, Sandbox

@@ -5,12 +5,12 @@ An administrator sees all users, anybody else only themselves: what others had a
 
 from __future__ import annotations
 
-from carma.core.scheduling.feasibility import by_size
-from carma.core.scheduling.fairness import Account
+from carma.core.model.units import show_count
 from carma.core.model.values import Owner, TaskId, TaskSpec
+from carma.core.scheduling.fairness import Account
+from carma.core.scheduling.feasibility import by_size
 from carma.core.scheduling.quota import Limits, limits_of
 from carma.core.state import State
-from carma.core.model.units import show_count
 from carma.daemon.auth import Identity
 from carma.errors import QuotaReached
 from carma.wire.user_types import UserView

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import msgspec
 
-from carma.demo import report
-from carma.testing.private_daemon import PrivateDaemon, PrivateSettings, ending_in_order
-from carma.demo.replay import Progress, Replay, Replayed, Stopped
-from carma.demo.live_view import REFRESH_S, View, choose
 from carma.core.model.values import Record
+from carma.demo import report
+from carma.demo.live_view import REFRESH_S, View, choose
+from carma.demo.replay import Progress, Replay, Replayed, Stopped
+from carma.testing.private_daemon import PrivateDaemon, PrivateSettings, ending_in_order
 from carma.traces import Trace, find
 
 DEFAULT_SPEED = 480.0
@@ -160,8 +160,8 @@ def next_steps() -> str:
         (
             "Try next:",
             f"  {carma} up --virtual-gpus 4 --detach",
-            f"  {carma} submit --gpu-mem 4GiB -- {python} -m carma.vgpu.virtual_task --memory-mib 3934 --sm 0.45 --dram 0.2 "
-            "--seconds 30",
+            f"  {carma} submit --gpu-mem 4GiB -- {python} -m carma.vgpu.virtual_task --memory-mib 3934 --sm 0.45 "
+            "--dram 0.2 --seconds 30",
             f"  {carma} explain 1",
             "A daemon on virtual GPUs (without the flag: on your real ones), a task, and why the task is where it is.",
         )

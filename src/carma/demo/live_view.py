@@ -8,8 +8,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from carma.demo.replay import Progress
 from carma.core.model.units import show_s
+from carma.demo.replay import Progress
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

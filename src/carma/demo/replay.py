@@ -12,10 +12,10 @@ import time
 
 import msgspec
 
-from carma.demo.figures import Figures, Ran, TaskRun, mean, summarise, time_average
-from carma.testing.private_daemon import PrivateDaemon
 from carma.core.model.values import Record, TaskSpec
+from carma.demo.figures import Figures, Ran, TaskRun, mean, summarise, time_average
 from carma.errors import CarmaError
+from carma.testing.private_daemon import PrivateDaemon
 from carma.traces import Trace, TraceTask
 from carma.wire.api_types import GpuView, SubmitRequest, TaskView
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from carma.demo.figures import Figures, change_percent
 from carma.core.model.units import show_j, show_s
+from carma.demo.figures import Figures, change_percent
 
 # Abstract of arXiv 2508.19073 v2 and v3: the best collocation policy against exclusive GPUs, one workload.
 PUBLISHED_PERCENT = {"makespan_s": -35.0, "energy_j": -15.0, "sm_active_mean": 54.0}

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from carma.core.model.units import show_mib
 from carma.core.model.values import Estimate, NoEstimate
 from carma.core.ports import EstimateRequest, Estimator
 from carma.core.telemetry.booking_shrink import with_margin
-from carma.core.model.units import show_mib
 
 _answers = msgspec.json.Decoder(Estimate)
 _MOST_MIB = 1 << 40  # no memory is that large; SQLite and JSON hold it

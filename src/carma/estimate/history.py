@@ -12,11 +12,11 @@ from statistics import median
 
 from msgspec.structs import replace
 
-from carma.core.model.values import Demand, Estimate, NoEstimate
 from carma.core.model.command_pattern import Number, numbers
+from carma.core.model.units import show_mib
+from carma.core.model.values import Demand, Estimate, NoEstimate
 from carma.core.ports import Archive, EstimateRequest, PastRun
 from carma.core.telemetry.booking_shrink import with_margin
-from carma.core.model.units import show_mib
 from carma.estimate.combination import above
 from carma.estimate.interpolation import Fit, Point, fit
 from carma.trial.protocol import Context

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from carma.core.ports import Estimator
 from carma.errors import CarmaError, PluginError
-from carma.trial.protocol import Context
 from carma.plugins import ESTIMATORS, load_one
+from carma.trial.protocol import Context
 
 
 def make_estimators(context: Context) -> tuple[Estimator, ...]:

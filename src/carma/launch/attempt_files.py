@@ -15,7 +15,8 @@ from typing import Literal, TypeVar
 import msgspec
 
 from carma.core.model.values import AttemptKey, Confinement, TaskId
-from carma.launch import attempt_logs as logs, attempt_records as records
+from carma.launch import attempt_logs as logs
+from carma.launch import attempt_records as records
 from carma.launch.exit_outcome import ExitRecord, LastWords, Told
 from carma.launch.output_tails import TAIL_BYTES
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from carma.core.model.settings import Sharing
 from carma.core.model.values import Confinement, Guard, Mechanism
 from carma.core.ports import LaunchOrder
-from carma.core.model.settings import Sharing
 from carma.errors import Refused
-from carma.launch.memory_caps import framework_caps, without_hoarding
 from carma.launch.cgroup_limits import CgroupLimits
+from carma.launch.memory_caps import framework_caps, without_hoarding
 from carma.launch.mps import MpsServers
 from carma.launch.mps_control import PIPE_VARIABLE, MpsFailed
 

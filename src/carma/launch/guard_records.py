@@ -18,8 +18,8 @@ import msgspec
 from carma.core.model.values import AttemptKey, Confinement
 from carma.core.ports import LaunchOrder
 from carma.launch import attempt_records as records
-from carma.launch.confinement_plan import Arranged, Confiner
 from carma.launch.attempt_files import AttemptFiles, Held, Started
+from carma.launch.confinement_plan import Arranged, Confiner
 from carma.launch.process_tree import Trees
 
 DEVICE_FILES = "/dev/nvidia"  # what their paths begin with

@@ -23,7 +23,8 @@ from collections.abc import Collection
 import msgspec
 
 from carma.core.model.values import Owner
-from carma.launch import procfs, attempt_records as records
+from carma.launch import attempt_records as records
+from carma.launch import procfs
 from carma.launch.mps_control import CONTROL, Control, Identity, MpsFailed, find_program
 
 IDLE_S = 60.0  # without an attempt that needs it

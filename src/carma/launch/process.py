@@ -14,21 +14,23 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping
 
-from carma.core.model.values import AttemptKey
 from carma.core.model.outcome import Failed, LaunchFailed, Lost, Outcome
-from carma.core.ports import Found, LaunchOrder
 from carma.core.model.settings import Sharing
+from carma.core.model.values import AttemptKey
+from carma.core.ports import Found, LaunchOrder
 from carma.errors import CarmaError
-from carma.launch import attempt_logs as logs, procfs, attempt_records as records, runner
+from carma.launch import attempt_logs as logs
+from carma.launch import attempt_records as records
+from carma.launch import procfs, runner
 from carma.launch.attempt_cgroups import AttemptCgroups
+from carma.launch.attempt_files import AttemptFiles, Claim, Started
 from carma.launch.child import CANNOT_START
 from carma.launch.confinement_plan import Confiner
 from carma.launch.environment import TOKEN_VARIABLE, task_environment
-from carma.launch.attempt_files import AttemptFiles, Claim, Started
-from carma.launch.guard_records import DEVICE_FILES, Holding
 from carma.launch.exit_outcome import ExitRecord, Under, judge_exit
-from carma.launch.supervisor import NO_SPACE
+from carma.launch.guard_records import DEVICE_FILES, Holding
 from carma.launch.process_tree import Trees
+from carma.launch.supervisor import NO_SPACE
 
 GRACE_S = 10.0  # for what is left of a tree when its command has ended, unless the task says otherwise
 TAKEOVERS = 3  # how often an order is given again after a runner died before it started the command

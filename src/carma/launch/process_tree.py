@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from carma.core.model.values import AttemptKey
 from carma.launch import procfs
 from carma.launch.attempt_cgroups import AttemptCgroups
-from carma.launch.environment import TOKEN_VARIABLE
 from carma.launch.attempt_files import Started
+from carma.launch.environment import TOKEN_VARIABLE
 
 KILL_ROUNDS = 20  # enough for anything but a fork bomb; whoever wants it dead asks again
 

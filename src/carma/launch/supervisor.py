@@ -19,7 +19,8 @@ import signal
 import sys
 import time
 
-from carma.launch import child, procfs, attempt_records as records
+from carma.launch import attempt_records as records
+from carma.launch import child, procfs
 from carma.launch.cgroup import oom_kills
 from carma.launch.output_limit import OutputLimit
 from carma.launch.output_tails import read_tails

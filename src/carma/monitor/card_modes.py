@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from carma.core.model.values import Record
 from carma.errors import NoGpus
-from carma.monitor.gpu_faults import Code, DriverGone, GpuLost, Nvml, ask, code_of
 from carma.monitor.gpm import is_offered
+from carma.monitor.gpu_faults import Code, DriverGone, GpuLost, Nvml, ask, code_of
 from carma.monitor.nvml import load_nvml
 
 ComputeMode = Literal["default", "exclusive_thread", "prohibited", "exclusive_process"]

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from carma.core.model.values import Activity, Capabilities, Gpu, GpuId
-from carma.monitor import gpm, process_listing as listing, utilisation
+from carma.monitor import gpm, utilisation
+from carma.monitor import process_listing as listing
 from carma.monitor.energy import EnergyCounter
 from carma.monitor.gpu_faults import GpuLost, Nvml, ask, offers
 from carma.monitor.memory_query import Held

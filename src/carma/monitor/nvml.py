@@ -15,12 +15,14 @@ from typing import Any
 
 from carma.core.model.values import Gpu, GpuId, GpuSample
 from carma.errors import NoGpus
-from carma.monitor import process_listing as listing, namespaces, readings as reading
+from carma.monitor import namespaces
+from carma.monitor import process_listing as listing
+from carma.monitor import readings as reading
 from carma.monitor.backoff import BackOff
-from carma.monitor.devices import Device, Devices, Means, find
-from carma.monitor.gpu_faults import Code, DriverGone, GpuLost, Nvml, ask, code_of
 from carma.monitor.dcgm_thread import DcgmFeed, DcgmReader
+from carma.monitor.devices import Device, Devices, Means, find
 from carma.monitor.gpm import ENGINE_S
+from carma.monitor.gpu_faults import Code, DriverGone, GpuLost, Nvml, ask, code_of
 
 _WORSE_THAN_DCGM = ("processes", "nvml")
 _HINT = "Without a GPU, try virtual ones: carma up --virtual-gpus 4. With one, check that the NVIDIA driver is loaded."

@@ -6,8 +6,8 @@ from typing import Any
 
 from carma.core.model.values import GpuSample
 from carma.monitor.devices import Device, ask_memory
-from carma.monitor.gpu_faults import Nvml, ask
 from carma.monitor.gpm import NO_ACTIVITY
+from carma.monitor.gpu_faults import Nvml, ask
 
 NOT_GIVEN_32 = (1 << 32) - 1
 

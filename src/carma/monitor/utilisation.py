@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from carma.core.model.values import Activity, Capabilities
-from carma.monitor.gpu_faults import Nvml, ask, offers
 from carma.monitor.gpm import NO_ACTIVITY
+from carma.monitor.gpu_faults import Nvml, ask, offers
 
 FUNCTION = "nvmlDeviceGetProcessUtilization"
 # The driver makes entries up to once a second. No entry for longer than this means that nobody ran a kernel.

@@ -9,11 +9,11 @@ from functools import cache
 import msgspec
 from msgspec.structs import replace
 
-from carma.core.model.events import Durable
-from carma.core.model.values import GpuId, GpuUsage, TaskId
 from carma.core.model.command_pattern import pattern
-from carma.core.ports import End, PastRun, TaskPage
+from carma.core.model.events import Durable
 from carma.core.model.task import Task
+from carma.core.model.values import GpuId, GpuUsage, TaskId
+from carma.core.ports import End, PastRun, TaskPage
 from carma.store import codec
 from carma.store.database import Database
 from carma.store.shared_values import Parts, ReadPart, Value

@@ -10,9 +10,9 @@ from hashlib import blake2b
 import msgspec
 
 from carma.core.model.events import Durable, GpuDrained, GpuResumed, GpusFound, TaskRestored, UseNoted
+from carma.core.model.task import Task
 from carma.core.model.values import TaskId
 from carma.core.ports import Checkpoint, PastRun
-from carma.core.model.task import Task
 from carma.errors import StoreError
 
 _encode = msgspec.json.Encoder().encode

@@ -22,8 +22,8 @@ import msgspec
 from carma.errors import StoreError
 from carma.store import database_files as files
 from carma.store.lock import HomeLock
-from carma.store.store_errors import damaged, from_os, from_sqlite, identity, removed
 from carma.store.schema import migrate
+from carma.store.store_errors import damaged, from_os, from_sqlite, identity, removed
 
 log = logging.getLogger("carma.store")
 

@@ -22,8 +22,8 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
-from carma.store.store_errors import Identity, empty, identity, missing, outdated
 from carma.store.schema import check, migrate
+from carma.store.store_errors import Identity, empty, identity, missing, outdated
 
 _RECORD = "{:020d} {:020d} {:020d}\n"  # of a fixed length, so that each write replaces the one before
 

@@ -6,12 +6,12 @@ from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
 
-from carma.core.model.events import Durable, TaskRestored, UseNoted
-from carma.core.model.values import AttemptKey, GpuId, GpuUsage, TaskId, TaskSpec
 from carma.core.model.command_pattern import pattern
-from carma.core.ports import Checkpoint, End, Loaded, PastRun, TaskPage
+from carma.core.model.events import Durable, TaskRestored, UseNoted
 from carma.core.model.status import Finished
 from carma.core.model.task import Task
+from carma.core.model.values import AttemptKey, GpuId, GpuUsage, TaskId, TaskSpec
+from carma.core.ports import Checkpoint, End, Loaded, PastRun, TaskPage
 from carma.core.telemetry.usage import add_up
 from carma.errors import StoreError
 from carma.store.archive import HOUR_S, RUNS_KEPT

@@ -17,8 +17,8 @@ from typing import TypeVar, cast
 from msgspec.structs import replace
 
 from carma.core.model.events import Durable, TaskRestored, TaskSubmitted
-from carma.core.model.values import TaskSpec
 from carma.core.model.task import Task
+from carma.core.model.values import TaskSpec
 from carma.store import codec
 
 Value = dict[str, str] | tuple[str, ...]

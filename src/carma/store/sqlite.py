@@ -16,10 +16,10 @@ from pathlib import Path
 import msgspec
 
 from carma.core.model.events import Durable, TaskRestored, UseNoted
-from carma.core.model.values import TaskId, TaskSpec
-from carma.core.ports import Checkpoint, Loaded
 from carma.core.model.status import Finished
 from carma.core.model.task import Task
+from carma.core.model.values import TaskId, TaskSpec
+from carma.core.ports import Checkpoint, Loaded
 from carma.errors import StoreError
 from carma.store import codec
 from carma.store.archive import SqliteArchive, add_usage, part_reader

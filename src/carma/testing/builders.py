@@ -7,24 +7,47 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from carma.core.model.commands import Command
-from carma.core.scheduling.decision import Refusal
-from carma.core.model.events import (AnyEvent, AttemptEnded, AttemptStarted, Durable, GpusFound, GpusSampled, MemoryGlanced, StopRequested, TaskEstimated, TaskPlaced, TaskSubmitted,)
 from carma.core.machine import step
-from carma.core.model.values import (AttemptKey, Capabilities, Estimate, Gpu, GpuId, GpuSample, Owner, ProcessUse, TaskId, TaskSpec,)
-from carma.core.telemetry.observation import ending_facts
+from carma.core.model.commands import Command
+from carma.core.model.events import (
+    AnyEvent,
+    AttemptEnded,
+    AttemptStarted,
+    Durable,
+    GpusFound,
+    GpusSampled,
+    MemoryGlanced,
+    StopRequested,
+    TaskEstimated,
+    TaskPlaced,
+    TaskSubmitted,
+)
 from carma.core.model.outcome import Cancelled, Outcome, OutOfMemory, Succeeded
-from carma.core.scheduling.placement import Policy
-from carma.core.policies.magm import POLICY as MAGM
-from carma.core.propose import propose
-from carma.core.scheduling.queue_order import Waiting, explain, waiting
 from carma.core.model.settings import Rules
-from carma.core.scheduling.snapshot import views
-from carma.core.state import State, new_state
 from carma.core.model.status import Finished
 from carma.core.model.task import Task
-from carma.core.validate import validate
+from carma.core.model.values import (
+    AttemptKey,
+    Capabilities,
+    Estimate,
+    Gpu,
+    GpuId,
+    GpuSample,
+    Owner,
+    ProcessUse,
+    TaskId,
+    TaskSpec,
+)
+from carma.core.policies.magm import POLICY as MAGM
+from carma.core.propose import propose
+from carma.core.scheduling.decision import Refusal
 from carma.core.scheduling.gpu_view import GpuView
+from carma.core.scheduling.placement import Policy
+from carma.core.scheduling.queue_order import Waiting, explain, waiting
+from carma.core.scheduling.snapshot import views
+from carma.core.state import State, new_state
+from carma.core.telemetry.observation import ending_facts
+from carma.core.validate import validate
 from tests.plainly import propose_plainly
 
 ALL = Capabilities(

@@ -10,8 +10,8 @@ import signal as signals
 import time
 from collections.abc import Callable, Iterable
 
-from carma.core.model.values import AttemptKey, Confinement, Record
 from carma.core.model.outcome import Failed, Outcome, Succeeded
+from carma.core.model.values import AttemptKey, Confinement, Record
 from carma.core.ports import Found, LaunchOrder
 from carma.launch.exit_outcome import name_of
 

@@ -1,7 +1,8 @@
 """The table of tasks: what is known of each one that the shipped traces run, and that made traces draw from.
 
 A file of a trace's columns without `arrival_s`, one row for each name. Every shipped trace refers to it, so that a
-figure stands in one place: new demands are put into all of them by writing this one file (`carma_lab.traces.writer.write_table`).
+figure stands in one place: new demands are put into all of them by writing this one file
+(`carma_lab.traces.writer.write_table`).
 """
 
 from __future__ import annotations

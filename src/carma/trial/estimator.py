@@ -10,9 +10,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from carma.core.model.units import show_mib
 from carma.core.model.values import Demand, Estimate, Gpu, NoEstimate
 from carma.core.ports import EstimateRequest
-from carma.core.model.units import show_mib
 from carma.trial.protocol import Context, Trial, Trials
 from carma.trial.replay import card_constants as constants
 from carma.trial.replay.attention_scores import with_attention

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from carma.core.model.settings import Rules
 from carma.core.model.values import Gpu, NoEstimate
 from carma.core.ports import Archive, EstimateRequest, Estimator
-from carma.core.model.settings import Rules
 from carma.trial.layers.description import Described
 from carma.trial.report import Report
 

@@ -12,23 +12,23 @@ from pathlib import Path
 
 import msgspec
 
-import carma.estimate
+import carma.trial
 from carma.core.model.values import NoEstimate, Owner
 from carma.core.ports import EstimateRequest
+from carma.trial.fingerprint import LIMIT_S, Unanswered, fingerprint, folder_digest
 from carma.trial.layers.description import Described
 from carma.trial.protocol import Trial
 from carma.trial.replay.attention_scores import with_attention
-from carma.trial.trial_cache import TrialCache
-from carma.trial.fingerprint import LIMIT_S, Unanswered, fingerprint, folder_digest
 from carma.trial.report import EVENTS, FORMAT, REPORT, Report
 from carma.trial.sandbox import Boxed, Ended, Limits, Sandbox
+from carma.trial.trial_cache import TrialCache
 from carma.trial.trial_environment import gpu_description, trial_environment
 from carma.trial.trial_reasons import STEPS_NOTE, hangs, reason_for
 
 SOURCE = "trace"
 REPORT_BYTES, EVENTS_BYTES = 64 * 2**20, 512 * 2**20
 _FINAL = r'"stop":\s*"steps"'  # other reports count when the command has ended: a helper process may leave one
-_INSIDE = Path(carma.estimate.__file__).parent / "inside"
+_INSIDE = Path(carma.trial.__file__).parent / "inside"
 
 
 class TrialRuns:

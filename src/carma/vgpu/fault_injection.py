@@ -1,4 +1,5 @@
-"""Making virtual GPUs fail on purpose: `python -m carma.vgpu.fault_injection --dir D lost --gpu 1`, and `clear` to mend them.
+"""Making virtual GPUs fail on purpose: `python -m carma.vgpu.fault_injection --dir D lost --gpu 1`, and `clear` to
+mend them.
 
 - lost: the GPU falls off the bus; its sample carries a fault and the tasks on it die with a CUDA error.
 - metrics: activity, power and energy are no longer given (None).

@@ -1,4 +1,5 @@
-"""A stand-in for a training task: `python -m carma.vgpu.virtual_task --memory-mib 3934 --sm 0.45 --dram 0.2 --seconds 30`.
+"""A stand-in for a training task: `python -m carma.vgpu.virtual_task --memory-mib 3934 --sm 0.45 --dram 0.2 --seconds
+30`.
 
 It is a real process, on the virtual GPUs that CUDA_VISIBLE_DEVICES names. `--seconds` is its length when it runs alone;
 with neighbours it takes longer, by the sharing model. It sleeps until about the next change it can foresee. With

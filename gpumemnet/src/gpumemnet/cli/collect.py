@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from carma.cli.error_output import INTERRUPTED, note
-from carma.cli.task_flags import Parsed
 from carma.cli.parsers import parse_grace
+from carma.cli.task_flags import Parsed
 from carma.cli.verb import json_flag, verb, whole
 
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ def command(
     Exit status: 1 where no run was measured, or where more than half of those done failed for another reason than
     memory; one that is out of memory is a result.
     """
+    from carma.errors import Usage
     from gpumemnet.dataset import collect
     from gpumemnet.dataset.torch_interpreter import find_torch
-    from carma.errors import Usage
 
     if not run_limit_s:
         raise Usage("--run-limit 0 leaves a run no time", "Such as --run-limit 60s.")

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import click
 
-from carma_lab.cli.bench import Names
-from carma.cli.verb import Verb, whole
+from carma.cli.verb import Names, Verb, whole
 
 # As in gpumemnet/dataset/config.py, which is imported only when it is used.
 FAMILIES = ("mlp", "cnn", "transformer")
-# In files of their own, dataset_<verb>.py; one line of help each, so that none is imported to be listed.
+# In files of their own, <verb>.py; one line of help each, so that none is imported to be listed.
 OTHERS = {
     "collect": "Run configs on a GPU and record what they take.",
     "pack": "Make the data set's files of collected rows.",
@@ -27,7 +26,7 @@ class Datasets(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in OTHERS:
             return super().get_command(ctx, cmd_name)
-        command = importlib.import_module(f"carma.cli.dataset_{cmd_name}").command
+        command = importlib.import_module(f"gpumemnet.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
 

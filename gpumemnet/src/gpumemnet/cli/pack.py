@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
 carma dataset pack configs.jsonl measured/rows.jsonl --out gpumemnet/datasets/h200
-carma dataset pack configs.jsonl memory/rows.jsonl activity/rows.jsonl --layers layers.jsonl --out gpumemnet/datasets/h200
+carma dataset pack configs.jsonl m/rows.jsonl a/rows.jsonl --layers layers.jsonl --out gpumemnet/datasets/h200
 """
 
 

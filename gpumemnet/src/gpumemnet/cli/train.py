@@ -50,7 +50,10 @@ class Chosen(click.ParamType):  # type: ignore[type-arg]  # generic in newer ver
 @click.option("--install", is_flag=True, help="As --out, to where your estimates look for models first.")
 @click.option("--evaluate", is_flag=True, help="Judge all learners on rows that they have not seen.")
 @click.option(
-    "--report", metavar="DIR", default="lab/results/gpumemnet", help="For figures of --evaluate (lab/results/gpumemnet)."
+    "--report",
+    metavar="DIR",
+    default="lab/results/gpumemnet",
+    help="For figures of --evaluate (lab/results/gpumemnet).",
 )
 @click.option(
     "--families", cls=Renamed, was=("--family",), type=Chosen("FAMILIES"), default=(),

@@ -8,9 +8,9 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from carma.errors import Usage
 from gpumemnet.dataset.schema import ACTIVITY, CONFIG_COLUMNS, MEMORY
 from gpumemnet.dataset.table import HINT, Edges, Layers, Table
-from carma.errors import Usage
 
 LARGEST_MIB = 2.0**21  # 2 TiB: no card comes near it, so the figure would be in bytes
 _SHARES = tuple(column.name for column in ACTIVITY if column.unit == "0 to 1")

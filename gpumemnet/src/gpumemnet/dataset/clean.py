@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from carma.core.model.values import Record
+from carma.errors import Usage
 from gpumemnet.dataset.config import Config, encode
 from gpumemnet.dataset.inside.rows import digest
 from gpumemnet.dataset.schema import ACTIVITY
-from carma.errors import Usage
 
 LEAST_STEPS = 2  # the optimizer makes its tensors in the first: the second is the first at full size
 # Two runs of one config differ by what libraries load when; by more than this they contradict one another.

@@ -13,16 +13,16 @@ from typing import NamedTuple
 
 import msgspec
 
+from carma.errors import Usage
 from gpumemnet.dataset.config import Config, Family
-from gpumemnet.dataset.random_draws import Dice
 from gpumemnet.dataset.draw_cnn import draw_cnn
 from gpumemnet.dataset.draw_mlp import draw_mlp
 from gpumemnet.dataset.draw_transformer import draw_transformer
-from gpumemnet.dataset.rough_memory import Guess
 from gpumemnet.dataset.program import Drawn
-from gpumemnet.dataset.ranges import Cnn, Footprint, Mlp, Ranges, Transformer
 from gpumemnet.dataset.program_memory import Unfit
-from carma.errors import Usage
+from gpumemnet.dataset.random_draws import Dice
+from gpumemnet.dataset.ranges import Cnn, Footprint, Mlp, Ranges, Transformer
+from gpumemnet.dataset.rough_memory import Guess
 
 NEAR = 0.5  # how far, in doublings, a model may be from what was wanted to be taken at once
 PATIENCE = 40  # times `tries`, until at least one can be trained at all

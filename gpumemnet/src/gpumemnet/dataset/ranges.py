@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from gpumemnet.dataset.config import Optimizer, Precision
 from carma.errors import Usage
+from gpumemnet.dataset.config import Optimizer, Precision
 
 DEFAULTS = Path(__file__).with_name("ranges.toml")
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 
 from carma.core.model.values import Record
+from carma.errors import Refused, Usage
 from gpumemnet.dataset.config import Config, Family, encode, put_configs, read_configs, write_configs
 from gpumemnet.dataset.generate import aim, name
 from gpumemnet.dataset.ranges import Ranges
-from carma.errors import Refused, Usage
 
 STDOUT = Path("-")
 HINT = "--out names another file; --force writes over this one."

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 
 from gpumemnet.dataset.config import Config
-from gpumemnet.dataset.ranges import Common
 from gpumemnet.dataset.program_memory import Walk
 from gpumemnet.dataset.program_steps import STEPS
+from gpumemnet.dataset.ranges import Common
 
 MIB = 1 << 20
 SLOTS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "rmsprop": 1, "adagrad": 1}

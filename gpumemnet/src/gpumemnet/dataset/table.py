@@ -18,11 +18,21 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.dataset.config import Config, Op, ops_of
-from gpumemnet.dataset.schema import (COLUMNS, CONFIG_COLUMNS, DELTAS, DICTIONARIES, FORMAT, LICENCE, PLAIN, pyarrow, schema,)
+from carma.directories import write_whole
 from carma.errors import Usage
 from carma.trial.layers.description import Described, Layer
-from carma.directories import write_whole
+from gpumemnet.dataset.config import Config, Op, ops_of
+from gpumemnet.dataset.schema import (
+    COLUMNS,
+    CONFIG_COLUMNS,
+    DELTAS,
+    DICTIONARIES,
+    FORMAT,
+    LICENCE,
+    PLAIN,
+    pyarrow,
+    schema,
+)
 
 Wholes = NDArray[np.int64]
 Numbers = NDArray[np.float64]

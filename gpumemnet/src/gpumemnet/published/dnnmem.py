@@ -17,11 +17,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from carma.core.model.values import Estimate, NoEstimate
-from carma.trial.layers.description import Described, bytes_each, Layer
+from carma.trial.layers.description import Described, Layer, bytes_each
 from carma.trial.protocol import Context
-from gpumemnet.published.common import (CONTEXT_MIB, OfModel, answer, cut_off, no_outputs, numel, parameters_of,)
 from carma.trial.replay.allocator import CachingAllocator
 from carma.trial.replay.allocator_options import AllocatorOptions
+from gpumemnet.published.common import (
+    CONTEXT_MIB,
+    OfModel,
+    answer,
+    cut_off,
+    no_outputs,
+    numel,
+    parameters_of,
+)
 
 _STEPS = 2  # the optimizer's state is made in the first step, so the peak is in the second
 _VIEWS = ("Flatten", "Unflatten", "Identity", "ModuleList", "ModuleDict")

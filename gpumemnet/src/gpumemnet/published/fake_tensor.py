@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from carma.core.model.values import Estimate, NoEstimate
 from carma.core.ports import EstimateRequest
 from carma.trial.protocol import Context, Trial, Trials
-from gpumemnet.published.common import answer, under
 from carma.trial.report import ALLOC, FREE, MARK, Event, read_events
+from gpumemnet.published.common import answer, under
 
 _WARNINGS = (
     "leaves out the weights, the optimizer's state, the CUDA context, workspaces and the allocator's rounding; "

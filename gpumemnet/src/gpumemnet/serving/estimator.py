@@ -14,26 +14,25 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace
 
+from carma.core.model.units import show_mib
 from carma.core.model.values import Estimate, NoEstimate
 from carma.core.ports import EstimateRequest
-from carma.core.model.units import show_mib
 from carma.errors import PluginError
 from carma.trial.cards import card_for
 from carma.trial.demand.prediction import demand_of
-from carma.trial.layers.description import Described, Layer
-from gpumemnet.serving.model_facts import GB_MIB, SHIPPED, Facts, Kind
 from carma.trial.layers.column_reading import CannotTell
-from gpumemnet.serving.features import Family, Features, features
+from carma.trial.layers.description import Described, Layer, bytes_each
 from carma.trial.layers.kinds import kind_of
-from gpumemnet.serving.model import FOLDER as FOLDER
-from gpumemnet.serving.model import Model, candidates, check_runtime, folders
-from gpumemnet.serving.limits import inside, offences, refusal
-from gpumemnet.serving.bound_record import beware
 from carma.trial.protocol import Context, Trials
-from carma.trial.layers.description import bytes_each
-from gpumemnet.published.common import cut_off, parameters_of, under
 from carma.trial.replay import card_constants as constants
 from carma.trial.replay.outside_tensors import NCCL_BYTES, NCCL_PAIR_BYTES
+from gpumemnet.published.common import cut_off, parameters_of, under
+from gpumemnet.serving.bound_record import beware
+from gpumemnet.serving.features import Family, Features, features
+from gpumemnet.serving.limits import inside, offences, refusal
+from gpumemnet.serving.model import FOLDER as FOLDER
+from gpumemnet.serving.model import Model, candidates, check_runtime, folders
+from gpumemnet.serving.model_facts import GB_MIB, SHIPPED, Facts, Kind
 
 MIB = 1 << 20
 REST = "activations_and_the_rest"  # also workspaces and fragmentation, which a trial run tells apart

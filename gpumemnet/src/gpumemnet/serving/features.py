@@ -8,23 +8,29 @@ the batch, the optimizer, the number format. `guess` is what two steps reserve w
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from carma.trial.layers.description import Described, Layer
-from gpumemnet.serving.layer_chain import play
-from carma.trial.layers.columns import Columns, flags
 from carma.trial.layers.column_reading import attention_of, check_told, columns_of
-from carma.trial.layers.saved_tensors import (HALF, IS_VIEW, MIB, TORCH_ATTENTION, Held, basis_of, held, slots_of, temporaries_of,)
+from carma.trial.layers.columns import Columns, flags
+from carma.trial.layers.description import Described, Layer
+from carma.trial.layers.functions import find_unseen
 from carma.trial.layers.kinds import FUNCTIONS, INDEX, KINDS, function_of, kind_of
 from carma.trial.layers.operators import layers_of
-from carma.trial.layers.functions import Unseen, find_unseen
+from carma.trial.layers.saved_tensors import (
+    HALF,
+    IS_VIEW,
+    MIB,
+    Held,
+    basis_of,
+    held,
+    slots_of,
+    temporaries_of,
+)
+from gpumemnet.serving.layer_chain import play
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,12 +10,12 @@ from __future__ import annotations
 from itertools import chain as chained
 from typing import Any
 
-from carma.trial.layers.description import Described
-from gpumemnet.serving.caching_allocator import MIB, Block, Cache, Tape
 from carma.trial.layers.columns import Columns
-from carma.trial.layers.saved_tensors import Basis
-from gpumemnet.serving.tensor_sizes import Sizes
+from carma.trial.layers.description import Described
 from carma.trial.layers.functions import Unseen
+from carma.trial.layers.saved_tensors import Basis
+from gpumemnet.serving.caching_allocator import MIB, Block, Cache, Tape
+from gpumemnet.serving.tensor_sizes import Sizes
 
 # cuBLAS and cuBLASLt on Hopper; the thread of the backward pass has its own.
 WORKSPACE = 33 * MIB

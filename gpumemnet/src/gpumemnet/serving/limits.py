@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpumemnet.serving.model_facts import Facts
-from gpumemnet.serving.features import FEATURES, PLACE, SETTINGS, TOKEN, Features
-from carma.trial.layers.saved_tensors import IS_VIEW
 from carma.trial.layers.kinds import INDEX, KINDS
+from carma.trial.layers.saved_tensors import IS_VIEW
+from gpumemnet.serving.features import FEATURES, PLACE, SETTINGS, TOKEN, Features
+from gpumemnet.serving.model_facts import Facts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

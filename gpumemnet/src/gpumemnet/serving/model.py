@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from carma.errors import PluginError
+from carma.paths import find_paths
 from carma.trial.cards import card_for
-from gpumemnet.serving.model_facts import SHIPPED, Facts, Kind, stem
 from gpumemnet.serving.features import Family, Features
 from gpumemnet.serving.merged_layers import merge
+from gpumemnet.serving.model_facts import SHIPPED, Facts, Kind, stem
 from gpumemnet.serving.model_files import GRAPH, read_pair
-from carma.paths import find_paths
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -20,8 +20,8 @@ import msgspec
 
 from carma.core.model.values import Record
 from carma.errors import PluginError
-from gpumemnet.serving.features import FEATURES, TOKEN, Family
 from carma.trial.layers.kinds import KINDS
+from gpumemnet.serving.features import FEATURES, TOKEN, Family
 
 FORMAT = 1
 Kind = Literal["mlp", "transformer"]

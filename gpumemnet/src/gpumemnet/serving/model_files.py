@@ -2,7 +2,8 @@
 
 The facts name the graph by its digest. A new graph is first laid beside the old one, under the name NEXT; then the
 facts are replaced, which is the moment at which the new model holds; then the graph takes its place. However that is
-cut short, the graph that the facts name is under one of the two names. `carma train` writes so (gpumemnet/training/model_output.py).
+cut short, the graph that the facts name is under one of the two names. `carma train` writes so
+(gpumemnet/training/model_output.py).
 """
 
 from __future__ import annotations

@@ -8,15 +8,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from carma.trial.layers.description import Described
-from carma.trial.layers.recomputed import spans_of
-from gpumemnet.serving.caching_allocator import SMALL
 from carma.trial.layers.columns import Columns, shifted
-from carma.trial.layers.saved_tensors import (BACK_MORE, CAST, HALF, IS_VIEW, KEEPS_OUTPUT, KEPT_MORE, Basis, arriving_bytes, slots_of, temporaries_of,)
-from carma.trial.layers.kinds import INDEX
-from gpumemnet.serving.conv_scratch import scratch_of
-from carma.trial.layers.tied_weights import find_tied
+from carma.trial.layers.description import Described
 from carma.trial.layers.functions import Unseen, find_next, find_scores, find_skips, find_sums
+from carma.trial.layers.kinds import INDEX
+from carma.trial.layers.recomputed import spans_of
+from carma.trial.layers.saved_tensors import (
+    BACK_MORE,
+    CAST,
+    HALF,
+    IS_VIEW,
+    KEEPS_OUTPUT,
+    KEPT_MORE,
+    Basis,
+    arriving_bytes,
+    slots_of,
+    temporaries_of,
+)
+from carma.trial.layers.tied_weights import find_tied
+from gpumemnet.serving.caching_allocator import SMALL
+from gpumemnet.serving.conv_scratch import scratch_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -13,14 +13,14 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from carma.errors import Usage
+from carma.trial.layers.summary import ReadSummary
 from gpumemnet.summaries.keras_summary import is_keras, read_keras
-from gpumemnet.summaries.text import HINT, counted, is_header
+from gpumemnet.summaries.module_tree import opens_tree, starts_tree
 from gpumemnet.summaries.onnx_file import is_onnx, read_onnx, read_onnx_bytes
 from gpumemnet.summaries.printed import read_tree
-from carma.trial.layers.summary import ReadSummary
 from gpumemnet.summaries.shapes import Shape
+from gpumemnet.summaries.text import HINT, counted, is_header
 from gpumemnet.summaries.torch_tables import read_table
-from gpumemnet.summaries.module_tree import opens_tree, starts_tree
 
 _MOST_BYTES = 64 << 20
 _START = 4096

@@ -13,8 +13,17 @@ from functools import lru_cache
 from math import isqrt, prod
 
 from gpumemnet.summaries.module_parameters import KINDS_KEPT, integers
-from gpumemnet.summaries.shapes import (Shape, changes_shape, channels_taken, features_taken, is_convolution, is_whole_pool, keeps_channels, places_of,)
 from gpumemnet.summaries.module_tree import Node
+from gpumemnet.summaries.shapes import (
+    Shape,
+    changes_shape,
+    channels_taken,
+    features_taken,
+    is_convolution,
+    is_whole_pool,
+    keeps_channels,
+    places_of,
+)
 
 TRANSPARENT = ("ModuleList", "ModuleDict")  # never called themselves: their modules belong to the block around
 OF_HEADS = ("pool_q", "pool_k", "pool_v")  # each head's queries, keys and values by themselves

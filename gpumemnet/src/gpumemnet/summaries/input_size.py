@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from math import isqrt
 
 from carma.trial.layers.description import Layer
-from gpumemnet.summaries.totals import MEGABYTES
 from gpumemnet.summaries.shapes import Shape
+from gpumemnet.summaries.totals import MEGABYTES
 
 _CONVOLUTION = re.compile(r"\w*Conv2d\w*")
 _MOST_CHANNELS = 4  # colours and one more

@@ -11,12 +11,12 @@ import re
 from collections.abc import Sequence
 
 from carma.trial.layers.description import Described, Layer
-from gpumemnet.summaries.totals import Figures, check_total, input_of, read_figures
+from carma.trial.layers.summary import ReadSummary
 from gpumemnet.summaries.keras_classes import attributes_of, full_name, of_signals
 from gpumemnet.summaries.keras_table import Row, box_rows, is_box, plain_rows
-from gpumemnet.summaries.text import MOST_LAYERS, bad, counted, read_count, too_many
-from carma.trial.layers.summary import ReadSummary
 from gpumemnet.summaries.shapes import Shape
+from gpumemnet.summaries.text import MOST_LAYERS, bad, counted, read_count, too_many
+from gpumemnet.summaries.totals import Figures, check_total, input_of, read_figures
 
 _NAME = re.compile(r"(?P<name>[^(]*?)\s*\((?P<kind>\w{1,200})(?P<cut>…?)(?P<closed>\)?)", re.ASCII)
 _SHAPES = re.compile(r"\(([^()]*)\)")

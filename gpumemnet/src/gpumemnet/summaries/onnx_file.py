@@ -13,11 +13,11 @@ from typing import Any
 
 from carma.errors import Usage
 from carma.trial.layers.description import Described
-from gpumemnet.summaries.text import counted
+from carma.trial.layers.summary import ReadSummary
 from gpumemnet.summaries.onnx_nodes import Graph
 from gpumemnet.summaries.onnx_shapes import WHOLE, infer
-from carma.trial.layers.summary import ReadSummary
 from gpumemnet.summaries.shapes import Shape, show
+from gpumemnet.summaries.text import counted
 
 _MOST_BYTES = 2 << 30  # of a protocol buffer; larger models have their weights beside the file
 _SECOND = (0x12, 0x1A, 0x22, 0x28, 0x32, 0x3A, 0x42, 0x72)  # names, versions, the graph, what it imports

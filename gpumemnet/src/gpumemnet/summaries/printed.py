@@ -13,13 +13,21 @@ from dataclasses import dataclass, field
 from itertools import filterfalse
 
 from carma.trial.layers.description import Described, Layer
-from gpumemnet.summaries.blocks import looks_up, modules
-from gpumemnet.summaries.module_parameters import (count_parameters, impossible, is_bare_norm, is_container, may_be_small, scales, width_made,)
-from gpumemnet.summaries.text import MOST_LAYERS, bad, counted, too_many
 from carma.trial.layers.summary import ReadSummary
-from gpumemnet.summaries.shapes import Shape
+from gpumemnet.summaries.blocks import looks_up, modules
+from gpumemnet.summaries.module_parameters import (
+    count_parameters,
+    impossible,
+    is_bare_norm,
+    is_container,
+    may_be_small,
+    scales,
+    width_made,
+)
 from gpumemnet.summaries.module_tree import Node, parse_tree
 from gpumemnet.summaries.shape_inference import Walk
+from gpumemnet.summaries.shapes import Shape
+from gpumemnet.summaries.text import MOST_LAYERS, bad, counted, too_many
 
 _ADAPTER = re.compile(r"(?:^|\.)(?:lora_\w+|modules_to_save)(?:\.|$)")
 _UNTOLD = "what is printed of this module does not tell how many parameters it has"

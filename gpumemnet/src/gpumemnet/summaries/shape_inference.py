@@ -22,9 +22,23 @@ from math import isqrt, prod
 from carma.errors import Usage
 from gpumemnet.summaries import blocks
 from gpumemnet.summaries.blocks import Block
-from gpumemnet.summaries.text import SHAPES, bad, counted
-from gpumemnet.summaries.shapes import (Last, Shape, changes_shape, channels_taken, features_taken, has_channels, is_pool, keeps_channels, made_of, places_of, show, steps_of, turned_first,)
 from gpumemnet.summaries.module_tree import Node
+from gpumemnet.summaries.shapes import (
+    Last,
+    Shape,
+    changes_shape,
+    channels_taken,
+    features_taken,
+    has_channels,
+    is_pool,
+    keeps_channels,
+    made_of,
+    places_of,
+    show,
+    steps_of,
+    turned_first,
+)
+from gpumemnet.summaries.text import SHAPES, bad, counted
 
 _LARGEST = 1 << 60
 _CANNOT = (KeyError, ValueError, IndexError, ArithmeticError)

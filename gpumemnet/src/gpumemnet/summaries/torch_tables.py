@@ -11,13 +11,30 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from carma.trial.layers.description import Described, Layer
-from gpumemnet.summaries.totals import Figures, check_total, input_of, read_figures
-from gpumemnet.summaries.input_size import square_image
-from gpumemnet.summaries.module_parameters import (has_activation, holds_weights, is_container, is_plain, is_recurrent, uncounted,)
-from gpumemnet.summaries.sequence_lengths import at_length, words_of
-from gpumemnet.summaries.text import (MOST_LAYERS, bad, counted, cut_off, is_header, is_rule, read_count, read_shape, too_many,)
 from carma.trial.layers.summary import ReadSummary
+from gpumemnet.summaries.input_size import square_image
+from gpumemnet.summaries.module_parameters import (
+    has_activation,
+    holds_weights,
+    is_container,
+    is_plain,
+    is_recurrent,
+    uncounted,
+)
+from gpumemnet.summaries.sequence_lengths import at_length, words_of
 from gpumemnet.summaries.shapes import Shape
+from gpumemnet.summaries.text import (
+    MOST_LAYERS,
+    bad,
+    counted,
+    cut_off,
+    is_header,
+    is_rule,
+    read_count,
+    read_shape,
+    too_many,
+)
+from gpumemnet.summaries.totals import Figures, check_total, input_of, read_figures
 
 _FLAT_ROW = re.compile(r"\s*(?P<kind>\w{1,200})-\d+\s+(?P<shape>\[.*\])\s+(?P<count>[\d,]+)\s*", re.ASCII)
 _TREE_ROW = re.compile(r"([\s│├└─|+-]*)(\w{1,200})(?: \(([^)]*)\))?(?:: \d+-\d+)?", re.ASCII)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
-from gpumemnet.summaries.text import bad, read_count
 from gpumemnet.summaries.shapes import Shape, show
+from gpumemnet.summaries.text import bad, read_count
 
 _FIGURE = re.compile(r"\s*(Total|Trainable|Non-trainable|Optimizer) params:\s*([\d,]+)")
 _INPUT = re.compile(r"\s*Input size \(MB\):\s*(\d{1,12}\.\d\d)\s*", re.ASCII)

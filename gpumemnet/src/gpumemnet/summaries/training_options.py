@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+
 from msgspec.structs import replace
 
 from carma.trial.layers.description import Described, Layer

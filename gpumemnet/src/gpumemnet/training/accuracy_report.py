@@ -16,8 +16,8 @@ from gpumemnet.training.ensemble import POINTS, at_level
 from gpumemnet.training.folds import Protocol
 from gpumemnet.training.names import PUBLISHED_WIDTHS_GB, WIDTHS_GB
 from gpumemnet.training.samples import Numbers, Samples
-from gpumemnet.training.target_scale import MEDIAN, QUANTILES
 from gpumemnet.training.scores import Classes, Errors, Point, errors, judge, point, to_classes
+from gpumemnet.training.target_scale import MEDIAN, QUANTILES
 
 HINT = "--report names a directory that you may write to."
 

@@ -20,8 +20,8 @@ from typing import Protocol as Shape
 
 import numpy as np
 
-from gpumemnet.dataset.inside.parent import end_with
 from carma.errors import Refused
+from gpumemnet.dataset.inside.parent import end_with
 from gpumemnet.training.folds import Protocol, Split
 from gpumemnet.training.names import PUBLISHED, PUBLISHED_WIDTHS_GB, WIDTHS_GB
 from gpumemnet.training.samples import Numbers, Samples, Wholes

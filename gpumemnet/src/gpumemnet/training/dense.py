@@ -12,9 +12,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from gpumemnet.serving.features import PLACE
-from carma.trial.layers.saved_tensors import MIB
 from carma.trial.layers.kinds import KINDS
+from carma.trial.layers.saved_tensors import MIB
+from gpumemnet.serving.features import PLACE
 from gpumemnet.training.heads import Scaling, quantiles
 from gpumemnet.training.samples import Floats
 from gpumemnet.training.target_scale import QUANTILES

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gpumemnet.serving.features import FEATURES, TOKEN
 from carma.trial.layers.kinds import KINDS
+from gpumemnet.serving.features import FEATURES, TOKEN
 from gpumemnet.training.fit import Descent
 from gpumemnet.training.heads import Scaling, pinball, quantiles
 from gpumemnet.training.samples import Floats, Numbers, Samples, Wholes

@@ -13,18 +13,18 @@ from pathlib import Path
 
 from carma import __version__
 from carma.core.model.values import Record
-from carma.errors import Usage
 from carma.directories import HINT as OUT_HINT
 from carma.directories import check_folder
+from carma.errors import Usage
+from gpumemnet.training.accuracy_report import HINT as REPORT_HINT
+from gpumemnet.training.accuracy_report import Entry, Report, about, entries, write
 from gpumemnet.training.cross_validation import Job, Tell, compete, workers
 from gpumemnet.training.folds import by_chance, by_shape
-from gpumemnet.training.shipped_models import make_held, scores_of
 from gpumemnet.training.names import NAMES, PUBLISHED, SERVED
 from gpumemnet.training.plots import draw
 from gpumemnet.training.public_data import read_public
-from gpumemnet.training.accuracy_report import HINT as REPORT_HINT
-from gpumemnet.training.accuracy_report import Entry, Report, about, entries, write
 from gpumemnet.training.samples import Samples, read_tables
+from gpumemnet.training.shipped_models import make_held, scores_of
 
 PUBLIC = "public-mlp"
 LEAST_RUNS = 30  # with fewer no fold, and no member of an ensemble, sees a thing

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from carma.directories import cannot_write, sync_folder, write_whole
 from carma.errors import PluginError
 from gpumemnet.serving.model_facts import Facts, encode_facts, read_facts
 from gpumemnet.serving.model_files import GRAPH, NEXT, digest
-from carma.directories import cannot_write, sync_folder, write_whole
 
 
 def write_pair(facts: Facts, graph: bytes, file: Path) -> None:

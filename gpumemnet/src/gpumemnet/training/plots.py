@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from carma.directories import write_whole
-from gpumemnet.training.names import NAMES
 from gpumemnet.training.accuracy_report import Entry
+from gpumemnet.training.names import NAMES
 from gpumemnet.training.scores import Classes
 
 MOST_CLASSES = 24  # more would be a grey field

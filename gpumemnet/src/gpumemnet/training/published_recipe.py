@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gpumemnet.serving.model_facts import GB_MIB
 from gpumemnet.serving.features import PLACE, Family
+from gpumemnet.serving.model_facts import GB_MIB
 from gpumemnet.training.samples import Samples, Wholes
 
 # Of each family's published features the ones here; activation functions as an angle do not apply to transformers.

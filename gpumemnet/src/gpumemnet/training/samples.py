@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from carma.errors import Refused, Usage
-from carma.trial.layers.description import Described
 from carma.trial.layers.column_reading import CannotTell
+from carma.trial.layers.description import Described
 from gpumemnet.serving.features import PLACE, Family, Features, features
 
 Floats = NDArray[np.float32]

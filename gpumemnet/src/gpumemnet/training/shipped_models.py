@@ -7,22 +7,22 @@ from pathlib import Path
 
 import numpy as np
 
+from carma.directories import make_folder
+from carma.trial.layers.kinds import KINDS
+from gpumemnet.serving.features import FEATURES
 from gpumemnet.serving.model_facts import Bound, Facts, Kind, stem
 from gpumemnet.serving.model_facts import Learned as From
-from gpumemnet.serving.features import FEATURES
-from carma.trial.layers.kinds import KINDS
 from gpumemnet.serving.model_files import GRAPH
-from carma.directories import make_folder
+from gpumemnet.training.accuracy_report import Entry
 from gpumemnet.training.cross_validation import held, steady
 from gpumemnet.training.ensemble import Learned, at_level, learn
 from gpumemnet.training.export import export
 from gpumemnet.training.learners import LEARNERS
-from gpumemnet.training.names import SERVED, WIDTHS_GB
-from gpumemnet.training.accuracy_report import Entry
-from gpumemnet.training.samples import Samples
-from gpumemnet.training.target_scale import QUANTILES
-from gpumemnet.training.scores import point
 from gpumemnet.training.model_output import write_pair
+from gpumemnet.training.names import SERVED, WIDTHS_GB
+from gpumemnet.training.samples import Samples
+from gpumemnet.training.scores import point
+from gpumemnet.training.target_scale import QUANTILES
 
 Scores = Mapping[str, dict[str, float]]
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from carma_lab.bench import daemon_load as atwork, decisions, peers, submissions
-from carma_lab.bench.machine import Figure, FigureLog, Machine, write
 from carma.core.model.values import Record
+from carma_lab.bench import daemon_load as atwork
+from carma_lab.bench import decisions, peers, submissions
+from carma_lab.bench.machine import Figure, FigureLog, Machine, write
 
 COMMAND = "carma bench daemon --out lab/results/daemon/daemon.json"
 

@@ -7,11 +7,11 @@ import sys
 import time
 from collections.abc import Iterator
 
-from carma.demo.figures import percentile
-from carma_lab.bench.machine import Figure, cpu_s
-from carma.testing.private_daemon import PrivateDaemon, PrivateSettings, wait_until
 from carma.core.model.values import TaskSpec
+from carma.demo.figures import percentile
+from carma.testing.private_daemon import PrivateDaemon, PrivateSettings, wait_until
 from carma.wire.api_types import SubmitRequest
+from carma_lab.bench.machine import Figure, cpu_s
 
 RUNNING = 100
 PER_GPU = 4

@@ -18,17 +18,30 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import cycle
 
-from carma.demo.figures import percentile
-from carma_lab.bench.machine import Figure
-from carma.core.model import events as e
-from carma.core.scheduling.kept import Doors
 from carma.core.machine import step
-from carma.core.model.values import (AttemptKey, Booking, Capabilities, Estimate, Gpu, GpuId, GpuSample, Owner, Placement, ProcessUse, TaskId, TaskSpec,)
+from carma.core.model import events as e
+from carma.core.model.settings import FairnessRules, QuotaRules, Rules
+from carma.core.model.values import (
+    AttemptKey,
+    Booking,
+    Capabilities,
+    Estimate,
+    Gpu,
+    GpuId,
+    GpuSample,
+    Owner,
+    Placement,
+    ProcessUse,
+    TaskId,
+    TaskSpec,
+)
 from carma.core.policies.magm import POLICY
 from carma.core.propose import propose
+from carma.core.scheduling.kept import Doors
 from carma.core.scheduling.queue_order import explain, waiting
-from carma.core.model.settings import FairnessRules, QuotaRules, Rules
 from carma.core.state import State, new_state
+from carma.demo.figures import percentile
+from carma_lab.bench.machine import Figure
 
 GPUS = 64
 QUEUED = 10_000

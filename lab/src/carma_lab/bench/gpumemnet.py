@@ -19,16 +19,16 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from carma.demo.figures import percentile
-from carma_lab.bench.gpu.study_file import check_place, command_of, print_table, say
-from carma_lab.bench.machine import Machine, facts, write
 from carma.core.model.values import Record
+from carma.demo.figures import percentile
 from carma.errors import Usage
 from carma.trial.layers.description import Described, Layer
-from gpumemnet.serving.model_facts import FAMILIES, SHIPPED, Kind
+from carma_lab.bench.gpu.study_file import check_place, command_of, print_table, say
+from carma_lab.bench.machine import Machine, facts, write
 from gpumemnet.serving.features import Family, features
-from gpumemnet.serving.model import THREADS, Model, check_runtime, load
 from gpumemnet.serving.limits import inside, offences
+from gpumemnet.serving.model import THREADS, Model, check_runtime, load
+from gpumemnet.serving.model_facts import FAMILIES, SHIPPED, Kind
 from gpumemnet.summaries import read_text
 
 TEXTS = Path(__file__).parent / "texts"

@@ -17,12 +17,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from carma.demo.figures import percentile
-from carma_lab.bench.machine import Figure
-from carma.testing.private_daemon import PrivateDaemon, PrivateSettings, wait_until
-from carma_lab.bench.slurm import PROMPT, PrivateSlurm, why_not
 from carma.core.model.values import TaskSpec
+from carma.demo.figures import percentile
+from carma.testing.private_daemon import PrivateDaemon, PrivateSettings, wait_until
 from carma.wire.api_types import SubmitRequest
+from carma_lab.bench.machine import Figure
+from carma_lab.bench.slurm import PROMPT, PrivateSlurm, why_not
 
 SLOTS = 4
 LIMIT_S = 600.0

@@ -17,13 +17,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from carma.demo.figures import percentile
-from carma_lab.bench.machine import WANTS_A_GPU, Machine, facts, write
-from carma.demo.report import aligned
 from carma.core.model.values import Record
+from carma.demo.figures import percentile
+from carma.demo.report import aligned
 from carma.errors import NoGpus, Usage
 from carma.monitor.dcgm_thread import DcgmFeed
 from carma.monitor.nvml import NvmlSampler, load_nvml
+from carma_lab.bench.machine import WANTS_A_GPU, Machine, facts, write
 
 SAMPLE_HZ = 1.0
 GLANCE_HZ = 5.0

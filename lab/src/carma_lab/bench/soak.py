@@ -17,14 +17,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from carma.demo.figures import percentile
-from carma_lab.bench.machine import Figure, FigureLog, Machine, write
-from carma.testing.private_daemon import PrivateDaemon, PrivateSettings, ending_in_order
 from carma.client import Client
 from carma.core.model.values import Record, TaskSpec
+from carma.demo.figures import percentile
 from carma.errors import CarmaError
 from carma.paths import find_paths
+from carma.testing.private_daemon import PrivateDaemon, PrivateSettings, ending_in_order
 from carma.wire.api_types import SubmitRequest
+from carma_lab.bench.machine import Figure, FigureLog, Machine, write
 
 GPUS = 16
 USERS = (61001, 61002, 61003)  # where the daemon is root; no entry in the password file is needed

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 
 import msgspec
 
-from carma.demo.figures import percentile
-from carma_lab.bench.machine import Figure
-from carma.testing.private_daemon import PrivateDaemon, PrivateSettings, wait_until
 from carma.client import Client
 from carma.core.model.values import TaskSpec
+from carma.demo.figures import percentile
+from carma.testing.private_daemon import PrivateDaemon, PrivateSettings, wait_until
 from carma.wire.api_types import ArrayAsk, SubmitRequest
+from carma_lab.bench.machine import Figure
 
 QUEUED = 10_000
 GPUS = 4

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from carma.cli import parsers as parse
-from carma_lab.cli.bench_paper import PARTS as PAPER_PARTS
 from carma.cli.task_flags import Parsed
-from carma.cli.verb import Function, Renamed, Verb, number, whole
+from carma.cli.verb import Function, Names, Renamed, Verb, number, whole
+from carma_lab.cli.bench_paper import PARTS as PAPER_PARTS
 
 # As in bench/gpu/trial*.py, which are imported only when they are used.
 PARTS = ("tasks", "oom", "restart", "exclusive")
@@ -51,26 +51,6 @@ class Words(click.ParamType):  # type: ignore[type-arg]  # generic in newer vers
         if not words:
             self.fail("no name was given", param, ctx)
         return words
-
-
-class Names(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
-    """`tasks,oom`: some of these names."""
-
-    name = "names"
-
-    def __init__(self, known: tuple[str, ...]) -> None:
-        self.known = known
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        if isinstance(value, tuple):
-            return value
-        words = [word.strip() for word in str(value).split(",") if word.strip()]
-        if not words:
-            self.fail(f"no name was given; there are {', '.join(self.known)}", param, ctx)
-        for word in words:
-            if word not in self.known:
-                self.fail(f"there is no {word!r}; there are {', '.join(self.known)}", param, ctx)
-        return tuple(dict.fromkeys(words))
 
 
 def _figures(text: str, **more: Any) -> Callable[[Function], Function]:

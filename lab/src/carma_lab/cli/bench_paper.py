@@ -13,13 +13,20 @@ from carma.errors import Refused
 if TYPE_CHECKING:
     from carma_lab.bench.paper.plots import Sketch
 
-PARTS = ("tables", "curves", "limits", "seeds", "philly", "speed")  # as in carma_lab/bench/paper/scope.py, imported late
+PARTS = (
+    "tables",
+    "curves",
+    "limits",
+    "seeds",
+    "philly",
+    "speed",
+)  # as in carma_lab/bench/paper/scope.py, imported late
 LIMITED = ("curves", "limits", "philly")  # those that work out limits
 
 
 def run(**flags: Any) -> int:
-    from carma_lab.bench.paper import study
     from carma.cli.progress_line import simulating
+    from carma_lab.bench.paper import study
 
     options = study.Options(**flags)
     check_packages(() if options.redraw else study.wanted(options))

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from carma.cli.output_file_option import (STDOUT, check_page, check_pictures, file_flag, folder_flag, force_flag, say_written,)
+from carma.cli.output_file_option import (
+    STDOUT,
+    check_page,
+    check_pictures,
+    file_flag,
+    folder_flag,
+    force_flag,
+    say_written,
+)
 from carma.cli.verb import verb
 
 if TYPE_CHECKING:

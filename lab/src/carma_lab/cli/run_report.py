@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from carma.cli.output_file_option import STDOUT, check_page, check_pictures, file_flag, folder_flag, force_flag, say_written
+from carma.cli.output_file_option import (
+    STDOUT,
+    check_page,
+    check_pictures,
+    file_flag,
+    folder_flag,
+    force_flag,
+    say_written,
+)
 from carma.cli.time_span import since_at, since_flag
 from carma.cli.verb import json_flag, verb
 from carma_lab.cli.run_file import check_run_file
@@ -70,9 +78,9 @@ def _check(out: Path | None, html: str | None, force: bool, as_json: bool) -> No
 
 def _of_server(since: str | None, trace: str | None, save: str | None) -> Run:
     from carma.cli.connection import connect
+    from carma.traces import find
     from carma_lab.runs.from_server import recorded
     from carma_lab.runs.record import write
-    from carma.traces import find
 
     known = None if trace is None else find(trace)
     with connect() as client:

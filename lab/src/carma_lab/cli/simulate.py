@@ -10,11 +10,11 @@ import click
 from click.core import ParameterSource
 
 from carma.cli.output_file_option import STDOUT, file_flag, force_flag, say_written
-from carma_lab.cli.run_file import check_run_file
 from carma.cli.progress_line import simulating
 from carma.cli.setting_flag import pairs
 from carma.cli.verb import number, verb, whole
 from carma.errors import Usage
+from carma_lab.cli.run_file import check_run_file
 
 EXAMPLES = """
 carma simulate --trace t1 --policy magm
@@ -98,9 +98,9 @@ def command(
     import msgspec
 
     from carma_lab.cli.simulate_view import show
-    from carma_lab.simulator.simulated_cards import find
     from carma_lab.runs.record import write
     from carma_lab.simulator.request import Request, recorded, simulation
+    from carma_lab.simulator.simulated_cards import find
 
     names = tuple(dict.fromkeys(word.strip() for word in policy.split(",") if word.strip()))
     if not names:

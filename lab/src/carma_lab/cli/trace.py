@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from carma.cli.task_flags import Parsed
 from carma.cli.output_file_option import STDOUT, check_pictures, file_flag, folder_flag, force_flag
 from carma.cli.parsers import parse_grace
+from carma.cli.task_flags import Parsed
 from carma.cli.verb import Function, Renamed, Verb, number, whole
 
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ def describe(trace: str, out: Path | None, force: bool, as_json: bool) -> None:
 
     Classes go by what a task holds over its GPUs for how long: light below 1 GiB-hour, heavy from 14 on.
     """
-    from carma_lab.traces import describe as described
     from carma.traces import find
+    from carma_lab.traces import describe as described
 
     if out is not None:
         from carma_lab.traces.plots import FILES
@@ -140,8 +140,8 @@ def import_(file: str, out: str | None, force: bool, table: str | None, **given:
     The file has arrivals, run times, GPUs and clusters, not what was trained. So the shortest jobs become light tasks,
     the longest heavy ones, drawn from a table of tasks. A task's user is its cluster.
     """
-    from carma_lab.traces.task_classes import Shares
     from carma_lab.traces.philly import MapRules, Window, import_philly
+    from carma_lab.traces.task_classes import Shares
 
     if given["days"] is not None and given["tasks"] is not None:
         raise click.UsageError("--days and --tasks do not go together: each says where the window ends")
@@ -207,8 +207,8 @@ def generate(table: str | None, out: str | None, force: bool, **given: Any) -> N
 
     Arrivals at a rate, tasks drawn by class: as many of each as the shares say, in an order that is drawn.
     """
-    from carma_lab.traces.task_classes import Shares
     from carma_lab.traces.generate import Recipe, generate
+    from carma_lab.traces.task_classes import Shares
 
     recipe = Recipe(
         tasks=given["tasks"],
@@ -231,8 +231,8 @@ def _write(trace: Trace, out: str | None, force: bool) -> None:
     """To the file, or to standard output; then what it is on standard error, so that a pipe holds the trace only."""
     from carma.errors import Usage
     from carma.output_file import holds_something, write_file
-    from carma_lab.traces.writer import text
     from carma.traces.schema import unreadable
+    from carma_lab.traces.writer import text
 
     for place, task in enumerate(trace.tasks, 1):
         if why := unreadable(task):

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from carma.core.model.values import Record
 from carma.errors import Usage
 from carma_lab.reports.figure_list import LINES, Line, value_of
-from carma_lab.runs.record import About, Run
 from carma_lab.runs.figures import TaskRun
+from carma_lab.runs.record import About, Run
 
 MOST_TASKS = 5  # that differ most
 _ASIDE = ("trace", "policy", "settings", "version", "gpu", "simulated", "tasks")  # not by their value alone, or never

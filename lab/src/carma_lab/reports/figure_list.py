@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from carma.core.model.units import show_j, show_mib, show_s
 from carma.errors import CarmaError
 from carma.plugins import load_policy
-from carma_lab.runs.record import About
 from carma_lab.runs.figures import Figures
+from carma_lab.runs.record import About
 
 
 class Line(NamedTuple):

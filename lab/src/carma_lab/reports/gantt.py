@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from carma_lab.reports.drawing import BLUE, GREEN, INK, ORANGE, PURPLE, SHEET, SKY, VERMILION, figure, span_unit
 from carma_lab.reports.figure_list import title
-from carma_lab.runs.record import Run
 from carma_lab.runs.figures import TaskRun
+from carma_lab.runs.record import Run
 
 MOST_TASKS = 200  # more cannot be told apart
 WIDTH_IN = 9.0

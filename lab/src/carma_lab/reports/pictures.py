@@ -8,12 +8,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from carma_lab.reports.drawing import (BLUE, GREEN, INK, PURPLE, VERMILION, Picture, figure, legend_above, save, span_unit,)
-from carma_lab.reports.gantt import gantt
+from carma_lab.reports.drawing import (
+    BLUE,
+    GREEN,
+    INK,
+    PURPLE,
+    VERMILION,
+    Picture,
+    figure,
+    legend_above,
+    save,
+    span_unit,
+)
 from carma_lab.reports.figure_list import title
+from carma_lab.reports.gantt import gantt
 from carma_lab.reports.summary import completions, slowdowns, waits
-from carma_lab.runs.record import Point, Run
 from carma_lab.runs.figures import quantile
+from carma_lab.runs.record import Point, Run
 
 
 class Curve(NamedTuple):

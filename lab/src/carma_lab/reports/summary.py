@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from carma.core.model.values import Record
 from carma_lab.reports.fairness import Fairness, fairness
-from carma_lab.runs.record import About, Point, Run
 from carma_lab.runs.figures import Figures, TaskRun, mean, quantile
+from carma_lab.runs.record import About, Point, Run
 
 
 class Spread(Record, frozen=True, kw_only=True):

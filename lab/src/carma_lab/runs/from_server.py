@@ -13,12 +13,21 @@ from typing import NamedTuple
 
 from carma.client import MOST_LISTED, Client
 from carma.errors import NotFound
-from carma_lab.runs.replay_notes import (Stories, asked_of, ran_of, server_of, settings_that_count, stories_of, unseen, used_s_of,)
-from carma_lab.runs.record import About, Point, Run, Server
-from carma_lab.runs.figures import TaskRun, figures, mean
 from carma.traces import Trace
-from carma.wire.report_types import Report
 from carma.wire.api_types import GpuView, StoryLine, TaskView
+from carma.wire.report_types import Report
+from carma_lab.runs.figures import TaskRun, figures, mean
+from carma_lab.runs.record import About, Point, Run, Server
+from carma_lab.runs.replay_notes import (
+    Stories,
+    asked_of,
+    ran_of,
+    server_of,
+    settings_that_count,
+    stories_of,
+    unseen,
+    used_s_of,
+)
 
 DAY_S = 86400.0
 POINTS = 500

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from carma.client import Client
-from carma.core.model.values import Activity, Demand, Estimate
 from carma.core.model.settings import Rules
+from carma.core.model.values import Activity, Demand, Estimate
 from carma.errors import CarmaError
-from carma_lab.runs.record import GpuOf, Server
-from carma_lab.runs.figures import Asked, Ran
 from carma.wire import api_types as t
+from carma_lab.runs.figures import Asked, Ran
+from carma_lab.runs.record import GpuOf, Server
 
 MOST_STORIES = 5_000  # each is a question of its own; of more tasks than that, how their memory grew is left out
 Stories = Mapping[int, Sequence[t.StoryLine]]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from carma.core.model.values import Owner, TaskSpec
-from carma_lab.simulator import checkpoints as saving
-from carma_lab.runs.figures import Asked
 from carma.traces import TraceTask
+from carma_lab.runs.figures import Asked
+from carma_lab.simulator import checkpoints as saving
 
 
 def spec_of(row: TraceTask, asked: Asked) -> TaskSpec:

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from carma.core.model.values import Demand
 from carma.core.scheduling.sharing_model import progress_rates
-from carma_lab.simulator.simulated_server import plan_of
 from carma.traces import Trace
+from carma_lab.simulator.simulated_server import plan_of
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.intp]

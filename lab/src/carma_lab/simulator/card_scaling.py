@@ -12,7 +12,8 @@ What an SM or a part of it does is conserved, and takes as long as the other car
 
 From the parts follow the step on the other card and what it shows. Warps on an SM that has work stay as many (both
 kinds hold 64). Bytes of a step stay as many. Power comes from the other card's own curve over SM and DRAM activity, if
-it has one; else it is in proportion to them (weights of core/scheduling/sharing_model.py), each task with the factor by which it is off
+it has one; else it is in proportion to them (weights of core/scheduling/sharing_model.py), each task with the factor
+by which it is off
 that on the first card.
 
 **Loader.** `known_ms` says how long a step really takes on the other card, where that is known. Where it is longer than

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from carma.core.model.values import SaveSignal
-from carma_lab.simulator.simulated_server import Runner
 from carma.traces import TraceTask
+from carma_lab.simulator.simulated_server import Runner
 
 SIGNAL = 10
 GRACE_S = 120.0  # or twice what a save takes: none is too late here

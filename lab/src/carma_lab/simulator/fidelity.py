@@ -9,15 +9,15 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from carma import __version__
-from carma.core.model.values import Record
 from carma.core.model.units import show_count
+from carma.core.model.values import Record
 from carma.errors import Usage
+from carma.traces.table import Table, read_table
+from carma_lab.runs.figures import Figures, TaskRun, figures, mean, quantile
+from carma_lab.runs.record import About, Run, read
 from carma_lab.simulator.fidelity_replay import Replay
 from carma_lab.simulator.fidelity_solo import ALONE, How, Known, Solo
 from carma_lab.simulator.progress import Tell
-from carma_lab.runs.record import About, Run, read
-from carma_lab.runs.figures import Figures, TaskRun, figures, mean, quantile
-from carma.traces.table import Table, read_table
 
 FIGURES = (
     "makespan_s", "completion_mean_s", "completion_p95_s", "wait_mean_s", "run_mean_s", "ooms", "sm_active_mean",

@@ -9,21 +9,21 @@ from msgspec.structs import replace
 
 from carma import __version__
 from carma.config import settings_of
+from carma.core.model.settings import sampled_every
 from carma.core.model.values import Demand, GpuId
 from carma.core.scheduling.placement import Policy
-from carma.core.model.settings import sampled_every
 from carma.errors import Usage
 from carma.plugins import POLICIES, load_one, policy_name
-from carma_lab.simulator import simulated_cards as cards
-from carma_lab.simulator.simulated_cards import Card
-from carma_lab.simulator.fidelity_solo import Known, Mechanism, Meters, Solo, solos
-from carma_lab.simulator.power import Curve
-from carma_lab.runs.record import About, GpuOf, Run, Server
-from carma_lab.runs.figures import Asked, Figures, TaskRun
-from carma_lab.simulator.simulation import Setup, Simulation
-from carma_lab.simulator.estimate_sources import nobody
 from carma.traces import Trace, TraceTask
 from carma.vgpu.device_state import VirtualGpu, power_w
+from carma_lab.runs.figures import Asked, Figures, TaskRun
+from carma_lab.runs.record import About, GpuOf, Run, Server
+from carma_lab.simulator import simulated_cards as cards
+from carma_lab.simulator.estimate_sources import nobody
+from carma_lab.simulator.fidelity_solo import Known, Mechanism, Meters, Solo, solos
+from carma_lab.simulator.power import Curve
+from carma_lab.simulator.simulated_cards import Card
+from carma_lab.simulator.simulation import Setup, Simulation
 
 LEAD_S = 60.0  # of an idle server before the first task comes: its GPUs have been looked at
 NOTHING = Curve(idle_w=0.0, most_w=0.0, of_sm=0.0, of_dram=0.0)

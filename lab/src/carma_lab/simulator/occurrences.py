@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from carma.core.model.values import AttemptKey, Record, TaskId
 from carma.core.model.outcome import Outcome
+from carma.core.model.values import AttemptKey, Record, TaskId
 from carma_lab.simulator.simulated_server import Runner
 
 

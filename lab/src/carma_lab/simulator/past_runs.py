@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from carma.core.model.values import Activity, GpuId
 from carma.core.model.outcome import OutOfMemory
 from carma.core.model.status import Finished
 from carma.core.model.task import Attempt, Task
+from carma.core.model.values import Activity, GpuId
+from carma.traces import TraceTask
 from carma_lab.runs.figures import Asked, Ran, TaskRun
 from carma_lab.simulator.simulated_server import Runner
-from carma.traces import TraceTask
 
 
 def run_of(task: Task, row: TraceTask, index: Mapping[GpuId, int], runners: Sequence[Runner | None]) -> TaskRun:

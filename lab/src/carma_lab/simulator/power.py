@@ -4,7 +4,8 @@ With a sharpness s the curve levels off, as a card does that reaches its limit b
 
     idle + (most - idle) * (1 - exp(-(of_sm * SM + of_dram * DRAM) ** s))
 
-Without one it is a straight line up to the limit. `python -m lab.tools.fit_power` fits them again and says how far they are
+Without one it is a straight line up to the limit. `python -m lab.tools.fit_power` fits them again and says how far
+they are
 off; a test holds the constants here to what it finds.
 """
 
@@ -36,7 +37,8 @@ class Curve(Record, frozen=True, kw_only=True):
         return min(1.0, max(0.0, (watts - self.idle_w) / (self.most_w - self.idle_w)))
 
 
-# The A100s of a DGX Station, from 53 published means of tasks alone (lab/results/a100/solo.csv). 275 W is taken for their
+# The A100s of a DGX Station, from 53 published means of tasks alone (lab/results/a100/solo.csv). 275 W is taken for
+# their
 # limit, since the steadiest tasks settle there (GPT-2: median 276 W), and 52 W for idle: the most frequent value of the
 # first 200 s is 51.9 to 53.4 W in five of those profiles. The three others are least squares.
 A100_40 = Curve(idle_w=52.0, most_w=275.0, of_sm=1.785, of_dram=0.097, sharpness=1.997)

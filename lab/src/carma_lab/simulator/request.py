@@ -9,18 +9,18 @@ from typing import Literal
 import msgspec
 
 from carma import __version__
-from carma_lab import traces
 from carma.config import settings_of
 from carma.core.model.values import Record
 from carma.core.scheduling.placement import Policy
 from carma.errors import Usage
 from carma.plugins import POLICIES, load_one, policy_name
-from carma_lab.simulator import simulated_cards as cards, estimate_sources as sources
-from carma_lab.simulator.unused_options import check_memory, check_settings
-from carma_lab.simulator.progress import Tell
+from carma.traces import Trace, find
 from carma_lab.runs.record import About, Run
+from carma_lab.simulator import estimate_sources as sources
+from carma_lab.simulator import simulated_cards as cards
+from carma_lab.simulator.progress import Tell
 from carma_lab.simulator.simulation import Demands, Setup, Simulation
-from carma.traces import Trace
+from carma_lab.simulator.unused_options import check_memory, check_settings
 
 MOST_GPUS = 65_536
 
@@ -63,7 +63,7 @@ def recorded(request: Request, trace: Trace | None = None, tell: Tell | None = N
 def simulation(request: Request, trace: Trace | None = None, *, watched: bool = False) -> Simulation:
     """Ready to run. `trace`: one that was read already."""
     check_settings(request.settings)
-    trace = traces.find(request.trace) if trace is None else trace
+    trace = find(request.trace) if trace is None else trace
     settings = settings_of({**request.settings, "placement.policy": request.policy})
     policy = load_one(POLICIES, policy_name(request.policy))
     assert isinstance(policy, Policy)  # the registry holds nothing else

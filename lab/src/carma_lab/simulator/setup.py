@@ -6,12 +6,12 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from carma.core.model.settings import Rules
 from carma.core.model.values import GpuId, Record
 from carma.core.scheduling.placement import Policy
-from carma.core.model.settings import Rules
 from carma_lab.runs import figures as result
-from carma_lab.simulator.simulated_cards import Card
 from carma_lab.simulator.estimate_sources import Source
+from carma_lab.simulator.simulated_cards import Card
 
 QUIET = 1e12  # seconds: a sample that was left out because nothing changed is not stale
 

@@ -12,11 +12,11 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from carma.core.model.values import AttemptKey, Demand, Gpu, GpuId, ProcessUse
 from carma.core.model.outcome import Outcome, OutOfMemory, Succeeded
+from carma.core.model.values import AttemptKey, Demand, Gpu, GpuId, ProcessUse
 from carma.core.scheduling.sharing_model import engine_shown, progress_rates
-from carma_lab.simulator.simulated_cards import Card, server
 from carma.traces import TraceTask
+from carma_lab.simulator.simulated_cards import Card, server
 
 STEPS = 5  # in which memory is taken
 IDLE = Demand(0.0, 0.0, 0.0, 0.0, 0.0)

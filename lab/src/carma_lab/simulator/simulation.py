@@ -11,34 +11,34 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from carma.core.model import events as e
-from carma.core.model.commands import Command, EstimateTask, LaunchAttempt, PreemptAttempt, StopAttempt, WarnAttempt
 from carma.core.attempt_end import ended
 from carma.core.machine import step
-from carma.core.model.values import Alone, AttemptKey, Confinement, Estimate, Guard, TaskId
+from carma.core.model import events as e
+from carma.core.model.commands import Command, EstimateTask, LaunchAttempt, PreemptAttempt, StopAttempt, WarnAttempt
 from carma.core.model.outcome import Outcome, Succeeded
-from carma.core.propose import propose
-from carma.core.state import State, forget, new_state
 from carma.core.model.status import Finished, Recovering
 from carma.core.model.task import Task
+from carma.core.model.values import Alone, AttemptKey, Confinement, Estimate, Guard, TaskId
+from carma.core.propose import propose
+from carma.core.state import State, forget, new_state
+from carma.traces import Trace, TraceTask
 from carma_lab.runs import figures as result
+from carma_lab.runs.record import Course, GpuOf, Point, Server
 from carma_lab.simulator import checkpoints as saving
 from carma_lab.simulator.arrivals import owner_of, spec_of
-from carma_lab.simulator.sampling import Eyes
-from carma_lab.simulator.predicted_demand import foretold
-from carma_lab.simulator.occurrences import Arrival, Begun, Ending, Happening, Look, Saved, Started, Thought, Wake
 from carma_lab.simulator.event_heap import Heap
-from carma_lab.simulator.sample_filter import heeded
 from carma_lab.simulator.noise import Noise
-from carma_lab.simulator.progress import Tell, followed
+from carma_lab.simulator.occurrences import Arrival, Begun, Ending, Happening, Look, Saved, Started, Thought, Wake
 from carma_lab.simulator.past_runs import run_of
-from carma_lab.runs.record import Course, GpuOf, Point, Server
+from carma_lab.simulator.predicted_demand import foretold
+from carma_lab.simulator.progress import Tell, followed
+from carma_lab.simulator.sample_filter import heeded
+from carma_lab.simulator.sampling import Eyes
 from carma_lab.simulator.setup import Demands as Demands
 from carma_lab.simulator.setup import Setup as Setup
 from carma_lab.simulator.setup import rules_for as rules_for
-from carma_lab.simulator.stalled import stalled
 from carma_lab.simulator.simulated_server import Runner, World, equipped
-from carma.traces import Trace, TraceTask
+from carma_lab.simulator.stalled import stalled
 
 PATIENCE = 100  # heartbeats
 HEARTBEAT_S = 60.0  # what only time brings about is noticed so often, while somebody waits

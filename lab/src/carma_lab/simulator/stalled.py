@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from carma.core.model.units import show_count
 from carma.core.scheduling.queue_order import in_order, waiting
 from carma.core.state import State
-from carma.core.model.units import show_count
 from carma.errors import Refused
 
 NAMED = 5  # tasks

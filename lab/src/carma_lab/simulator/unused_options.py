@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from carma.errors import BadSettings, Usage
-from carma_lab.simulator.estimate_sources import COLUMN_OF
 from carma.traces import Trace
+from carma_lab.simulator.estimate_sources import COLUMN_OF
 
 _BOOKINGS = "no task is stopped above its booking there, and no booking shrinks"
 _SAMPLES = "a sample is left out there while nothing changes"

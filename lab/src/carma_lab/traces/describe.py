@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from carma.core.model.values import Record
 from carma.core.model.units import show_count, show_mib
-from carma_lab.traces.task_classes import CLASSES, class_of
+from carma.core.model.values import Record
 from carma.traces.schema import Trace
+from carma_lab.traces.task_classes import CLASSES, class_of
 
 MOST_USERS = 8  # that are named
 

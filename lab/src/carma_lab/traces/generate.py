@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import msgspec
 
 from carma.core.model.values import Record
-from carma_lab.traces.task_classes import CLASSES, Shares, Urn, split
 from carma.traces.schema import Trace
 from carma.traces.table import Table
+from carma_lab.traces.task_classes import CLASSES, Shares, Urn, split
 
 # Seven gaps of eight are short, a tenth of the mean; the eighth makes up for them. So the median gap is 8 % of the
 # mean; in the Philly trace it is 7 % (8 s of 114 s).

@@ -20,10 +20,10 @@ import msgspec
 
 from carma.core.model.values import Record
 from carma.errors import BadTrace
-from carma_lab.traces.task_classes import CLASSES, Class, Shares, Urn, split
 from carma.traces.reader import lines_of
 from carma.traces.schema import Trace, TraceTask, start_within
 from carma.traces.table import Table
+from carma_lab.traces.task_classes import CLASSES, Class, Shares, Urn, split
 
 WANTED = ("timestamp", "duration", "num_gpus", "cluster")
 USER_LETTERS = 6

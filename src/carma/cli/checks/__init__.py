@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from carma.cli.checks import gpu_checks as cards, installation as ours, sharing_checks as sharing
+from carma.cli.checks import gpu_checks as cards
+from carma.cli.checks import installation as ours
+from carma.cli.checks import sharing_checks as sharing
 from carma.cli.checks.machine_facts import Finding, Look
 from carma.errors import CarmaError
 

@@ -4,11 +4,27 @@ the state. Those at the end are not stored: what they lead to (a placement, a ti
 
 from __future__ import annotations
 
-from carma.core.scheduling.decision import Verdict
-from carma.core.model.values import (Activity, Alone, AttemptKey, Confinement, Estimate, Gpu, GpuId, GpuSample, GpuUsage, NoEstimate, Owner, Placement, Record, TaskId, TaskSpec,)
 from carma.core.model.outcome import Outcome
 from carma.core.model.status import Ending
 from carma.core.model.task import Plan, Task
+from carma.core.model.values import (
+    Activity,
+    Alone,
+    AttemptKey,
+    Confinement,
+    Estimate,
+    Gpu,
+    GpuId,
+    GpuSample,
+    GpuUsage,
+    NoEstimate,
+    Owner,
+    Placement,
+    Record,
+    TaskId,
+    TaskSpec,
+)
+from carma.core.scheduling.decision import Verdict
 
 
 class Event(Record, frozen=True, tag_field="event"):

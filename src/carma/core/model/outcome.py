@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from carma.core.model.values import Record
 from carma.core.model.units import show_mib
+from carma.core.model.values import Record
 
 
 class Succeeded(Record, frozen=True, tag="succeeded", tag_field="kind"):

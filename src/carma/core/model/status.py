@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from carma.core.model.values import Placement, Record, TaskId
 from carma.core.model.outcome import Cancelled, Disrupted, Outcome, OutOfMemory, TimedOut
+from carma.core.model.values import Placement, Record, TaskId
 
 # Why a running attempt was told to stop. OutOfMemory: the watchdog, before it took what others have booked.
 Ending = Cancelled | TimedOut | OutOfMemory | Disrupted

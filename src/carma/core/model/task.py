@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from typing import Literal
 
-from carma.core.scheduling.decision import Verdict
-from carma.core.model.values import (Activity, Alone, AttemptKey, Confinement, Estimate, NoEstimate, Owner, Placement, Record, TaskId, TaskSpec,)
 from carma.core.model.outcome import Outcome
 from carma.core.model.status import Status
+from carma.core.model.values import (
+    Activity,
+    Alone,
+    AttemptKey,
+    Confinement,
+    Estimate,
+    NoEstimate,
+    Owner,
+    Placement,
+    Record,
+    TaskId,
+    TaskSpec,
+)
+from carma.core.scheduling.decision import Verdict
 
 
 class Plan(Record, frozen=True, kw_only=True):

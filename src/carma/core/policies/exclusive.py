@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from carma.core.scheduling.decision import Ask, Part
 from carma.core.model.values import GpuId
-from carma.core.scheduling.policy import Policy, Ranked
+from carma.core.scheduling.decision import Ask, Part
 from carma.core.scheduling.gpu_view import GpuView
+from carma.core.scheduling.policy import Policy, Ranked
 
 
 def rank(_ask: Ask, views: Sequence[GpuView], _last_gpu: GpuId | None) -> list[Ranked]:

@@ -14,12 +14,25 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from carma.core.scheduling.decision import Ask, Part, Refusal
-from carma.core.model.values import Demand, GpuId
-from carma.core.scheduling.forecast import (ALONE, GoesOn, Outlook, Terms, asked_of, goes_on, member_of, missed_of, outlook, plainly, rates_of, slowdowns,)
-from carma.core.scheduling.policy import Move, Policy, Ranked, Waits
 from carma.core.model.settings import Rules
+from carma.core.model.values import Demand, GpuId
+from carma.core.scheduling.decision import Ask, Part, Refusal
+from carma.core.scheduling.forecast import (
+    ALONE,
+    GoesOn,
+    Outlook,
+    Terms,
+    asked_of,
+    goes_on,
+    member_of,
+    missed_of,
+    outlook,
+    plainly,
+    rates_of,
+    slowdowns,
+)
 from carma.core.scheduling.gpu_view import GpuView, Holder
+from carma.core.scheduling.policy import Move, Policy, Ranked, Waits
 
 LEAST_GAIN = 0.2  # of a GPU's work: less is not worth what it costs those who share
 THROUGHPUT = 1.3  # of a shared GPU, alone 1: to reckon how long it takes until all is done

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from carma.core.scheduling.decision import Ask, Part, Refusal
 from carma.core.model.values import Demand, GpuId
+from carma.core.scheduling.decision import Ask, Part, Refusal
+from carma.core.scheduling.gpu_view import GpuView, Holder
 from carma.core.scheduling.policy import Policy, Ranked
 from carma.core.scheduling.sharing_model import engine_share
-from carma.core.scheduling.gpu_view import GpuView, Holder
 
 BUDGET = 1.0
 ROUNDING = 1e-9

@@ -10,18 +10,28 @@ from math import inf
 
 from msgspec.structs import replace
 
-from carma.core.scheduling.feasibility import by_size, never_fits
-from carma.core.scheduling.decision import Ask
-from carma.core.scheduling.verdicts import Door, at_the_gate, door_of, tasks_allowed
-from carma.core.scheduling.kept import Asked, Doors, Kept, Nobody
+from carma.core.model.task import Task
 from carma.core.model.values import AttemptKey, GpuId, Placement
+from carma.core.scheduling.decision import Ask
+from carma.core.scheduling.feasibility import by_size, never_fits
+from carma.core.scheduling.kept import Asked, Doors, Kept, Nobody
 from carma.core.scheduling.news import EARLY_S
 from carma.core.scheduling.policy import as_of
 from carma.core.scheduling.reservation import Fence, degree_of, free_at
-from carma.core.scheduling.snapshot import (blind_to, expected_end, expected_runtime_s, fresh_sample, later_view, same_until, stale_at, view_of, warm_until,)
-from carma.core.state import SERVER, State
-from carma.core.model.task import Task
 from carma.core.scheduling.scheduling_pass import ask_of
+from carma.core.scheduling.snapshot import (
+    blind_to,
+    expected_end,
+    expected_runtime_s,
+    fresh_sample,
+    later_view,
+    same_until,
+    stale_at,
+    view_of,
+    warm_until,
+)
+from carma.core.scheduling.verdicts import Door, at_the_gate, door_of, tasks_allowed
+from carma.core.state import SERVER, State
 
 
 def refreshed(state: State, now: float) -> Doors:

@@ -13,8 +13,8 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush, heapreplace
 
-from carma.core.scheduling.kept import Turn
 from carma.core.model.values import TaskId
+from carma.core.scheduling.kept import Turn
 
 Rank = tuple[int, int]  # as a Turn begins
 Place = tuple[float, TaskId, int]  # a user's level, their first task, the user

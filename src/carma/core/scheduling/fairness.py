@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from math import floor, log
 from typing import NamedTuple
 
-from carma.core.scheduling.decision import Ask
-from carma.core.model.values import Gpu, GpuId, Placement, Record, TaskId
 from carma.core.model.settings import FairnessRules, QuotaRules, Rules
 from carma.core.model.status import Estimating, Queued, Recovering, Running, Starting
 from carma.core.model.task import Task
+from carma.core.model.values import Gpu, GpuId, Placement, Record, TaskId
+from carma.core.scheduling.decision import Ask
 
 HOUR_S = 3600.0
 MINUTE_S = 60.0  # so often all levels are worked out again; at full minutes, so that every replay does it then

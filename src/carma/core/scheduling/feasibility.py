@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from carma.core.scheduling.verdicts import takes_tasks
-from carma.core.model.values import Gpu, TaskSpec
-from carma.core.state import State
 from carma.core.model.units import show_count, show_pair_mib
+from carma.core.model.values import Gpu, TaskSpec
+from carma.core.scheduling.verdicts import takes_tasks
+from carma.core.state import State
 
 
 def by_size(state: State) -> tuple[Gpu, ...]:

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from carma.core.scheduling.decision import Ask
 from carma.core.model.values import AttemptKey, Demand, GpuId, Record
-from carma.core.scheduling.sharing_model import Mechanism, by_size, progress_rates
+from carma.core.scheduling.decision import Ask
 from carma.core.scheduling.gpu_view import Holder
+from carma.core.scheduling.sharing_model import Mechanism, by_size, progress_rates
 
 CLEARLY = 0.85  # less progress than this part of what was predicted: the prediction is off by that much now and then
 SURE = 1.0 + 1e-9  # beyond what rounding may do

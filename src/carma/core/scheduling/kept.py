@@ -10,11 +10,11 @@ from math import inf
 
 from msgspec.structs import replace
 
-from carma.core.scheduling.decision import Ask
-from carma.core.scheduling.verdicts import Door
-from carma.core.model.values import Demand, Gpu, GpuId, TaskId
-from carma.core.scheduling.reservation import Fence
 from carma.core.model.task import Task
+from carma.core.model.values import Demand, Gpu, GpuId, TaskId
+from carma.core.scheduling.decision import Ask
+from carma.core.scheduling.reservation import Fence
+from carma.core.scheduling.verdicts import Door
 
 Turn = tuple[int, int, TaskId]
 Shape = tuple[int, bool, float | None, Demand | None, int]  # memory, alone, run time alone, demand, GPUs

@@ -10,10 +10,10 @@ from collections.abc import Collection
 from heapq import heappop, heappush
 from typing import TypeVar
 
-from carma.core.model.values import GpuId, GpuSample, TaskId
-from carma.core.telemetry.measurements import Live
 from carma.core.model.status import Running
 from carma.core.model.task import Task
+from carma.core.model.values import GpuId, GpuSample, TaskId
+from carma.core.telemetry.measurements import Live
 
 EARLY_S = 0.001  # a time that is due may be computed in two ways that differ in their last bits
 

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from math import isnan
 
-from carma.core.scheduling.decision import Ask, Decision, Part, Refusal, Verdict
-from carma.core.scheduling.verdicts import Door, door_of
-from carma.core.scheduling.verdicts import refuse as refuse
+from carma.core.model.settings import Rules
 from carma.core.model.values import Booking, GpuId, Placement, Record
+from carma.core.scheduling.decision import Ask, Decision, Part, Refusal, Verdict
+from carma.core.scheduling.gpu_view import MOST_BESIDE, GpuView
 from carma.core.scheduling.policy import Policy as Policy
 from carma.core.scheduling.policy import Ranked as Ranked
 from carma.core.scheduling.reasons import short_sentence
-from carma.core.model.settings import Rules
-from carma.core.scheduling.gpu_view import MOST_BESIDE, GpuView
+from carma.core.scheduling.verdicts import Door, door_of
+from carma.core.scheduling.verdicts import refuse as refuse
 
 UNKNOWN = "unknown"  # the source of a booking that rests on nothing but memory.unknown_mib
 RECOVERY = "recovery"  # of one that an attempt that ran out of memory has led to

@@ -9,20 +9,29 @@ from collections.abc import Collection, Iterable, Mapping
 
 from msgspec.structs import replace
 
-from carma.core.scheduling.feasibility import by_size
-from carma.core.scheduling.decision import Decision, Refusal, Verdict
-from carma.core.model.values import Gpu, TaskId
 from carma.core.model.outcome import describe
-from carma.core.scheduling.placement import Choice, choose, conclude
-from carma.core.preemption import asked_for
-from carma.core.scheduling.quick import KEPT_VERDICTS, PLACED_AT_ONCE, schedule
-from carma.core.scheduling.reasons import short_sentence
-from carma.core.state import SERVER, State
 from carma.core.model.status import Estimating, Finished, Queued, Recovering, Running, Starting
 from carma.core.model.task import Task
 from carma.core.model.units import show_s
+from carma.core.model.values import Gpu, TaskId
+from carma.core.preemption import asked_for
+from carma.core.scheduling.decision import Decision, Refusal, Verdict
+from carma.core.scheduling.feasibility import by_size
+from carma.core.scheduling.placement import Choice, choose, conclude
+from carma.core.scheduling.quick import KEPT_VERDICTS, PLACED_AT_ONCE, schedule
+from carma.core.scheduling.reasons import short_sentence
+from carma.core.scheduling.scheduling_pass import (
+    Due,
+    Pass,
+    Waiting,
+    ask_of,
+    newcomer_turn,
+    not_yet,
+    turns,
+    whole_line,
+)
 from carma.core.scheduling.urgency import ordered, out_of_turn
-from carma.core.scheduling.scheduling_pass import (Due, Pass, Waiting, ask_of, newcomer_turn, not_yet, turns, whole_line,)
+from carma.core.state import SERVER, State
 
 __all__ = [
     "KEPT_VERDICTS",

@@ -14,21 +14,21 @@ from math import inf
 
 from msgspec.structs import replace
 
+from carma.core.model.events import TaskPlaced
+from carma.core.model.values import AttemptKey, Demand, GpuId, TaskId
 from carma.core.scheduling.decision import Ask, Refusal
 from carma.core.scheduling.doors import asked_by, door_at, door_told, fence_holds, refreshed, reserved, still_nobody
-from carma.core.model.events import TaskPlaced
-from carma.core.scheduling.fairness import wanted_by
-from carma.core.scheduling.verdicts import door_of
-from carma.core.scheduling.kept import Asked, Doors, Kept, Nobody, Turn, Unopposed, shape_of
 from carma.core.scheduling.fair_order import InTurn
-from carma.core.model.values import AttemptKey, Demand, GpuId, TaskId
+from carma.core.scheduling.fairness import wanted_by
+from carma.core.scheduling.gpu_view import GpuView, also_on
+from carma.core.scheduling.kept import Asked, Doors, Kept, Nobody, Turn, Unopposed, shape_of
 from carma.core.scheduling.placement import Choice, Ranked, conclude, opposes, rank
 from carma.core.scheduling.policy import as_of
 from carma.core.scheduling.reservation import Fence, free_at, in_the_way, spare_mib
-from carma.core.state import State
-from carma.core.scheduling.urgency import Order, ordered
-from carma.core.scheduling.gpu_view import GpuView, also_on
 from carma.core.scheduling.scheduling_pass import Due, newcomer, with_others
+from carma.core.scheduling.urgency import Order, ordered
+from carma.core.scheduling.verdicts import door_of
+from carma.core.state import State
 
 KEPT_VERDICTS = 16  # with each placement, so that `explain` can tell later; more would swell a large server's log
 PLACED_AT_ONCE = 64  # of one pass; the shell asks again at once, so this bounds a pass and delays nobody

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
-from carma.core.scheduling.fairness import NONE_HELD, Accounts, Held
-from carma.core.model.values import Owner, TaskId
 from carma.core.model.settings import WAITING_LIMIT, QuotaRules
 from carma.core.model.units import show_count, show_mib
+from carma.core.model.values import Owner, TaskId
+from carma.core.scheduling.fairness import NONE_HELD, Accounts, Held
 
 Number = TypeVar("Number", int, float)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from carma.core.model.units import show_mib, show_pair_mib
+from carma.core.model.values import GpuId
 from carma.core.scheduling.decision import Ask, Part, Refusal
 from carma.core.scheduling.verdicts import Door
-from carma.core.model.values import GpuId
-from carma.core.model.units import show_mib, show_pair_mib
 
 # Which refusal speaks for the whole when they differ: the one that is likely to pass first.
 _HOPE = (

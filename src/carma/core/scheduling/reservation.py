@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from carma.core.scheduling.decision import Ask, Refusal
-from carma.core.scheduling.verdicts import Door, takes_tasks, tasks_allowed
-from carma.core.model.values import GpuId, Record
-from carma.core.scheduling.policy import Policy
 from carma.core.model.settings import Rules
 from carma.core.model.units import show_s
+from carma.core.model.values import GpuId, Record
+from carma.core.scheduling.decision import Ask, Refusal
 from carma.core.scheduling.gpu_view import GpuView, Holder
+from carma.core.scheduling.policy import Policy
+from carma.core.scheduling.verdicts import Door, takes_tasks, tasks_allowed
 
 
 class Fence(Record, frozen=True, kw_only=True):

@@ -10,25 +10,25 @@ from math import inf
 
 from msgspec.structs import replace
 
-from carma.core.scheduling.feasibility import by_size, never_fits
-from carma.core.scheduling.decision import Ask, Refusal
-from carma.core.scheduling.fairness import Held, wanted_by
-from carma.core.scheduling.verdicts import door_of
-from carma.core.scheduling.fair_order import InTurn
+from carma.core.model.settings import Rules
+from carma.core.model.status import Finished, Queued
+from carma.core.model.task import Task
+from carma.core.model.units import show_s
 from carma.core.model.values import AttemptKey, Demand, Gpu, GpuId, Record, TaskId
-from carma.core.telemetry.pace import belief
+from carma.core.scheduling.decision import Ask, Refusal
+from carma.core.scheduling.fair_order import InTurn
+from carma.core.scheduling.fairness import Held, wanted_by
+from carma.core.scheduling.feasibility import by_size, never_fits
+from carma.core.scheduling.gpu_view import MOST_BESIDE, Beside, GpuView, Holder, also_on
 from carma.core.scheduling.placement import RECOVERY, UNKNOWN, Choice, Fenced, choose
 from carma.core.scheduling.policy import Policy, as_of
 from carma.core.scheduling.quota import Tally, limits_of, reached
 from carma.core.scheduling.reservation import Fence, free_at, in_the_way, reserve, spare_mib
-from carma.core.model.settings import Rules
 from carma.core.scheduling.snapshot import expected_runtime_s, not_begun, views
-from carma.core.state import State
-from carma.core.model.status import Finished, Queued
-from carma.core.model.task import Task
-from carma.core.model.units import show_s
 from carma.core.scheduling.urgency import ordered
-from carma.core.scheduling.gpu_view import MOST_BESIDE, Beside, GpuView, Holder, also_on
+from carma.core.scheduling.verdicts import door_of
+from carma.core.state import State
+from carma.core.telemetry.pace import belief
 
 DRIVER_MIB = 512
 

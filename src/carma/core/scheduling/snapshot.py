@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from carma.core.model.values import AttemptKey, Gpu, GpuId, GpuSample, ProcessUse
-from carma.core.scheduling.news import EARLY_S
-from carma.core.telemetry.pace import belief
-from carma.core.telemetry.measurements import Live, Seen, Track
 from carma.core.model.settings import Rules
-from carma.core.state import SERVER, State
 from carma.core.model.status import Running, Starting
 from carma.core.model.task import Task
 from carma.core.model.units import show_s
+from carma.core.model.values import AttemptKey, Gpu, GpuId, GpuSample, ProcessUse
 from carma.core.scheduling.gpu_view import MOST_BESIDE, Beside, GpuView, Holder, Progress, room_mib
+from carma.core.scheduling.news import EARLY_S
+from carma.core.state import SERVER, State
+from carma.core.telemetry.measurements import Live, Seen, Track
+from carma.core.telemetry.pace import belief
 
 HIDDEN_MIB = 1024  # so much the driver may use for itself; what is beyond it belongs to processes that are not shown
 

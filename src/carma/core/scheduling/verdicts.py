@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from carma.core.scheduling.decision import Ask, Refusal
-from carma.core.model.values import Gpu, Record
-from carma.core.scheduling.policy import Policy
 from carma.core.model.settings import Rules
 from carma.core.model.units import show_mib, show_pair_mib
+from carma.core.model.values import Gpu, Record
+from carma.core.scheduling.decision import Ask, Refusal
 from carma.core.scheduling.gpu_view import GpuView, Holder
+from carma.core.scheduling.policy import Policy
 from carma.core.telemetry.window import METRICS, Metric, Summary
 
 NO_INSTANCE = (

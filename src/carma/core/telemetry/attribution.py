@@ -25,13 +25,13 @@ from collections.abc import Collection, Mapping, Sequence
 from math import exp, inf, isfinite, log, sqrt
 from operator import attrgetter
 
-from carma.core.telemetry import pace
+from carma.core.model.status import Running
 from carma.core.model.values import AttemptKey, GpuId, GpuSample, ProcessUse
-from carma.core.telemetry.measurements import METRICS, NEW_VARIANCE, POWER_SAMPLES, Guess, Hour, Live, Members
-from carma.core.telemetry.measurements import Member as Member
 from carma.core.scheduling.snapshot import HIDDEN_MIB
 from carma.core.state import State
-from carma.core.model.status import Running
+from carma.core.telemetry import pace
+from carma.core.telemetry.measurements import METRICS, NEW_VARIANCE, POWER_SAMPLES, Guess, Hour, Live, Members
+from carma.core.telemetry.measurements import Member as Member
 from carma.core.telemetry.usage import HOUR_S
 from carma.core.telemetry.window import given
 

@@ -11,13 +11,13 @@ must have worked, and its memory must not have grown since. Where nobody tells t
 from __future__ import annotations
 
 from carma.core.model.events import BookingShrunk
+from carma.core.model.status import Running
+from carma.core.model.task import Task
 from carma.core.model.values import Booking, GpuId, TaskId
 from carma.core.scheduling.news import in_order
 from carma.core.scheduling.placement import RECOVERY
-from carma.core.telemetry.measurements import Seen, Track
 from carma.core.state import State
-from carma.core.model.status import Running
-from carma.core.model.task import Task
+from carma.core.telemetry.measurements import Seen, Track
 from carma.core.telemetry.window import given
 
 MARGIN_SHARE = 0.05  # above what was seen: an evaluation now and then, fragmentation

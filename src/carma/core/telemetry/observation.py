@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections import Counter
 
-from carma.core.telemetry import attribution
-from carma.core.telemetry.attribution import Member
 from carma.core.model.events import MemoryObserved
-from carma.core.model.values import Activity, Alone, AttemptKey, GpuId, GpuSample, Record, TaskId
-from carma.core.scheduling.news import in_order
-from carma.core.telemetry.pace import alone_of
-from carma.core.telemetry.measurements import Live, Seen
-from carma.core.state import State
 from carma.core.model.status import Running
 from carma.core.model.task import Attempt
+from carma.core.model.values import Activity, Alone, AttemptKey, GpuId, GpuSample, Record, TaskId
+from carma.core.scheduling.news import in_order
+from carma.core.state import State
+from carma.core.telemetry import attribution
+from carma.core.telemetry.attribution import Member
+from carma.core.telemetry.measurements import Live, Seen
+from carma.core.telemetry.pace import alone_of
 from carma.core.telemetry.window import given
 
 

@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from carma.core.model.values import Alone, Demand, GpuId, GpuSample
-from carma.core.telemetry.measurements import Live, Seen, Track
 from carma.core.model.settings import Rules
-from carma.core.scheduling.sharing_model import Mechanism, progress_rates
 from carma.core.model.task import Task
+from carma.core.model.values import Alone, Demand, GpuId, GpuSample
+from carma.core.scheduling.sharing_model import Mechanism, progress_rates
+from carma.core.telemetry.measurements import Live, Seen, Track
 from carma.core.telemetry.window import given
 
 if TYPE_CHECKING:  # attribution.py calls this one
-    from carma.core.telemetry.attribution import Member
     from carma.core.state import State
+    from carma.core.telemetry.attribution import Member
 
 CALM_S = 10.0  # its memory has not grown for so long: before that a task is starting up
 BELIEVED_S = 15.0  # so much must have been seen of one before it is believed

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from carma.core.model.events import AttemptUse, UseNoted
-from carma.core.model.values import AttemptKey, GpuUsage
-from carma.core.telemetry.pace import alone_of
-from carma.core.telemetry.measurements import Hour
-from carma.core.state import State
 from carma.core.model.status import Running
+from carma.core.model.values import AttemptKey, GpuUsage
+from carma.core.state import State
+from carma.core.telemetry.measurements import Hour
+from carma.core.telemetry.pace import alone_of
 
 HOUR_S = 3600.0
 

@@ -8,14 +8,14 @@ the ledger counts what is held.
 from __future__ import annotations
 
 from carma.core.model.events import StopRequested
-from carma.core.model.values import AttemptKey, Gpu, GpuId, Record, TaskId
-from carma.core.scheduling.news import in_order
-from carma.core.telemetry.observation import over_booking
 from carma.core.model.outcome import OutOfMemory
-from carma.core.scheduling.snapshot import left_mib
-from carma.core.state import State
 from carma.core.model.status import Running, Starting
 from carma.core.model.units import show_mib
+from carma.core.model.values import AttemptKey, Gpu, GpuId, Record, TaskId
+from carma.core.scheduling.news import in_order
+from carma.core.scheduling.snapshot import left_mib
+from carma.core.state import State
+from carma.core.telemetry.observation import over_booking
 
 # At once: a task that grows takes gigabytes in the second that a grace would give it, and what it would save then is
 # saved on a GPU that is about to be full.

@@ -13,9 +13,10 @@ import signal
 import sys
 
 from carma import cgroups
-from carma.trial.box import kernel, supervisor as watch
-from carma.trial.box.responsive_paths import answers
+from carma.trial.box import kernel
+from carma.trial.box import supervisor as watch
 from carma.trial.box.mounts import is_within, mount_points
+from carma.trial.box.responsive_paths import answers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ import signal
 import time
 
 from carma.cgroups import Cgroup
-from carma.trial.box import command, kernel, results, special_directories as special, usage
+from carma.trial.box import command, kernel, results, usage
+from carma.trial.box import special_directories as special
 from carma.trial.box.filesystem import Tree
 
 TYPE_CHECKING = False

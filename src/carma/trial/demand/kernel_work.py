@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from carma.trial.layers.description import Described, Layer
-from carma.trial.layers.columns import Columns
 from carma.trial.layers.column_reading import attention_of, check_told, columns_of
-from carma.trial.layers.saved_tensors import HALF, TORCH_ATTENTION, Basis, basis_of, slots_of
+from carma.trial.layers.columns import Columns
+from carma.trial.layers.description import Described, Layer
+from carma.trial.layers.functions import Unseen, find_sums, find_unseen
 from carma.trial.layers.kinds import INDEX, kind_of
 from carma.trial.layers.operators import layers_of
-from carma.trial.layers.functions import Unseen, find_sums, find_unseen
+from carma.trial.layers.saved_tensors import HALF, TORCH_ATTENTION, Basis, basis_of, slots_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,11 +14,10 @@ import msgspec
 
 from carma.core.model.values import Demand
 from carma.trial.demand.card_rates import rates_of
-from carma.trial.demand.roofline import FIGURES, Constants, batch_of, shown
 from carma.trial.demand.kernel_work import work_of
-from carma.trial.layers.description import Described
+from carma.trial.demand.roofline import FIGURES, Constants, batch_of, shown
 from carma.trial.layers.column_reading import CannotTell
-from carma.trial.layers.description import bytes_each
+from carma.trial.layers.description import Described, bytes_each
 
 CONSTANTS = Path(__file__).with_name("constants.json")
 LEAST_KNOWN = 0.8  # of weights and of outputs, what layers of known kinds must have

@@ -5,7 +5,8 @@ and a little to get going. A step takes as long as the GPU or as the processor n
 more. Activity is that time over the step; SM activity counts a kernel by the part of the card that it fills, occupancy
 by the warps of its kind, DRAM by the bytes that no cache catches, power by all of these.
 
-Constants come from `python -m lab.tools.fit_demand`, which calls this very function on all runs at once. Pure arithmetic.
+Constants come from `python -m lab.tools.fit_demand`, which calls this very function on all runs at once. Pure
+arithmetic.
 """
 
 from __future__ import annotations

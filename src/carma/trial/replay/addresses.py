@@ -1,6 +1,7 @@
 """Where the driver puts segments. It matters: among free blocks of one size torch takes the one at the lowest address.
 
-Read off the histories of 677 training runs on an H200 (lab/results/h200/memory): new ground is taken downwards in granules
+Read off the histories of 677 training runs on an H200 (lab/results/h200/memory): new ground is taken downwards in
+granules
 of 32 MiB; what a segment leaves of its last granule is used up by later ones that fit, upwards, newest granule first.
 With this order the allocator's model gives the recorded reserved memory exactly; with ascending addresses one run in
 nine is off, by up to 8 %.

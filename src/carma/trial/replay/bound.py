@@ -6,7 +6,8 @@ ceil((n + 1) · level)-th smallest, times this case's scale, is the margin; then
 the bound with at least that probability. "Like this one" is a group: whether convolutions work, with which arithmetic.
 A group with too few scores for the level goes by the larger one that it belongs to.
 
-The scores are shipped (data/trace-scores.json; `python -m lab.tools.fit_bounds` makes them). They come from families that
+The scores are shipped (data/trace-scores.json; `python -m lab.tools.fit_bounds` makes them). They come from families
+that
 the model of workspaces did not know when it was asked.
 """
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import msgspec
 
 from carma.core.model.values import Record
-from carma.trial.cards import card_for
 from carma.paths import Paths, find_paths
+from carma.trial.cards import card_for
 
 FORMAT = 1
 SHIPPED = Path(__file__).parent.parent / "data"

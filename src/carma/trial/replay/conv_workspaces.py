@@ -1,7 +1,8 @@
 """What cuDNN takes for a convolution: looked up where it was measured, otherwise learnt.
 
 cuDNN picks an engine by rules of its own, and the engine's workspace is then a formula (`conv_formulas.py`). So a
-forest of decision trees picks the formula, and others give what comes on top of it. `lab/tools/fit_workspaces.py` makes the
+forest of decision trees picks the formula, and others give what comes on top of it. `lab/tools/fit_workspaces.py`
+makes the
 file that is shipped; rows that `carma calibrate` measured on the card at hand go before it.
 
 With `cudnn.benchmark` torch tries all engines that fit into free memory when it meets a shape for the first time, gives

@@ -19,14 +19,14 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from carma_lab.bench.crash.server import LIMIT_S, CrashServer
-from carma_lab.bench.crash.stream import SubmissionStream
-from carma.core.model.values import Record, TaskId
 from carma.core.model.settings import Rules
+from carma.core.model.values import Record, TaskId
 from carma.daemon.recovery_on_start import replay
 from carma.errors import CarmaError
 from carma.plugins import load_policy
 from carma.store.sqlite import SqliteStore
+from carma_lab.bench.crash.server import LIMIT_S, CrashServer
+from carma_lab.bench.crash.stream import SubmissionStream
 
 METHODS = ("naive", "naive_slow", "backup")
 SLOW_LIMIT_S = 2.0

@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from carma_lab.bench.crash.server import CrashServer, LivingAttempt
 from carma.client import Client
 from carma.errors import CarmaError, NotFound
 from carma.launch import procfs
 from carma.launch.procfs import Process
+from carma_lab.bench.crash.server import CrashServer, LivingAttempt
 
 # How often each kind is drawn.
 DAEMON = {"daemon": 40, "daemon_stop_continue": 5, "daemon_stop_kill": 10}

@@ -22,12 +22,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from carma.testing.private_daemon import private_environment
 from carma.client import Client
 from carma.errors import CarmaError
 from carma.launch import procfs
 from carma.launch.procfs import Process
 from carma.paths import find_paths
+from carma.testing.private_daemon import private_environment
 
 GPUS = 16
 LIMIT_S = 120.0  # for what takes far less than a second unless something is broken

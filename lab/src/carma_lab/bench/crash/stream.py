@@ -14,11 +14,11 @@ import threading
 import time
 from pathlib import Path
 
-from carma_lab.bench.crash.server import LIMIT_S, MARK, CrashServer
 from carma.client import Client
 from carma.core.model.values import SaveSignal, TaskSpec
 from carma.errors import CarmaError, Unreachable, WrongState
 from carma.wire.api_types import SubmitRequest
+from carma_lab.bench.crash.server import LIMIT_S, MARK, CrashServer
 
 BACKLOG = 40  # submissions pause while more tasks than this are unfinished
 SURVIVOR_S = 3600  # of a child that outlives its task unless CARMA ends it

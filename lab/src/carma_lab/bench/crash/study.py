@@ -9,15 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
+from carma.core.model.values import Record
+from carma.demo.figures import percentile
+from carma.testing.private_daemon import ending_in_order
 from carma_lab.bench.crash.copies import METHODS, PROBLEMS, Copier, Finding
 from carma_lab.bench.crash.kills import ALL, MISSED, Killer
 from carma_lab.bench.crash.server import CrashServer, crash_server
 from carma_lab.bench.crash.stream import SubmissionStream
 from carma_lab.bench.crash.verdict import Excused, Verdict, judge
-from carma.demo.figures import percentile
 from carma_lab.bench.machine import Figure, FigureLog, Machine, write
-from carma.testing.private_daemon import ending_in_order
-from carma.core.model.values import Record
 
 SHOWN_PROBLEMS = 20
 

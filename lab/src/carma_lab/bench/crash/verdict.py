@@ -14,12 +14,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
-from carma_lab.bench.crash.server import CrashServer
-from carma_lab.bench.crash.stream import SubmissionStream, starts_of
 from carma.client import Client
 from carma.core.model.values import Record
 from carma.errors import NotFound
 from carma.wire.api_types import TaskView
+from carma_lab.bench.crash.server import CrashServer
+from carma_lab.bench.crash.stream import SubmissionStream, starts_of
 
 FINISH_LIMIT_S = 240.0
 

@@ -16,14 +16,14 @@ from typing import Any
 
 import msgspec
 
+from carma.core.model.values import Gpu
+from carma.errors import Refused, Usage
 from carma_lab.bench.gpu import study_file as written
 from carma_lab.bench.gpu.collocated import BATCH, COLLOCATED
 from carma_lab.bench.gpu.collocation_view import PUBLISHED, Point, draw, points_of, print_points, relative_to_one
-from carma_lab.bench.gpu.workers import Died, Hand, Span, close_all
 from carma_lab.bench.gpu.environment import Lab, open_lab, those_ready
 from carma_lab.bench.gpu.meter import Reading
-from carma.core.model.values import Gpu
-from carma.errors import Refused, Usage
+from carma_lab.bench.gpu.workers import Died, Hand, Span, close_all
 
 WARM_S = 1.0
 SLACK = 1.03  # copies are a little larger or smaller than the first one

@@ -4,7 +4,8 @@
     python -m carma_lab.bench.gpu.demands --cases cases.jsonl --out demands.jsonl
 
 The tasks of the interference study, those of the published traces, and cases of the memory bench, in one process one
-after the other. Predicted demands are judged by it (lab/tools/fit_demand.py): nothing is fitted on these rows. Needs torch,
+after the other. Predicted demands are judged by it (lab/tools/fit_demand.py): nothing is fitted on these rows. Needs
+torch,
 torchvision, transformers and NVML's binding, nothing else. Data lies on the card, so that no loader holds a step up.
 """
 

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from carma_lab.bench.gpu.workers import Died, Hand, Span, all_answers, close_all
-from carma_lab.bench.gpu.meter import FROM_COUNTER, FROM_POWER, Gauges, Reading, read
-from carma_lab.bench.machine import WANTS_A_GPU
 from carma.core.model.values import Gpu
 from carma.errors import NoGpus, NotFound, Refused
 from carma.monitor.nvml import NvmlSampler, load_nvml, open_nvml
+from carma_lab.bench.gpu.meter import FROM_COUNTER, FROM_POWER, Gauges, Reading, read
+from carma_lab.bench.gpu.workers import Died, Hand, Span, all_answers, close_all
+from carma_lab.bench.machine import WANTS_A_GPU
 
 WORKER = (sys.executable, "-m", "carma_lab.bench.gpu.worker")
 CONTROL = "nvidia-cuda-mps-control"

@@ -1,7 +1,8 @@
 """`carma bench interference`: how tasks slow each other down, each alone, then in pairs, triples and quadruples.
 
 Every workload has a process of its own that stays (hands.py), so a group costs its seconds and no start-up. While a
-group runs, the GPU's activity is read over the same span. core/scheduling/sharing_model.py is fitted on the table that comes out.
+group runs, the GPU's activity is read over the same span. core/scheduling/sharing_model.py is fitted on the table
+that comes out.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from typing import Any
 
 import msgspec
 
-from carma_lab.bench.gpu import study_file as written
-from carma_lab.bench.gpu.groups import Group, draw
-from carma_lab.bench.gpu.workers import Died, Hand, Span, close_all
-from carma_lab.bench.gpu.environment import Lab, open_lab, those_ready
-from carma_lab.bench.gpu.progress import Guarding, Row, Sharing, by_percent, by_size, with_solo_rates
-from carma_lab.bench.gpu.worker import TAIL_S
-from carma_lab.bench.gpu.workloads import WORKLOADS
 from carma.core.model.values import Gpu
 from carma.errors import Refused, Usage
+from carma_lab.bench.gpu import study_file as written
+from carma_lab.bench.gpu.environment import Lab, open_lab, those_ready
+from carma_lab.bench.gpu.groups import Group, draw
+from carma_lab.bench.gpu.progress import Guarding, Row, Sharing, by_percent, by_size, with_solo_rates
+from carma_lab.bench.gpu.worker import TAIL_S
+from carma_lab.bench.gpu.workers import Died, Hand, Span, close_all
+from carma_lab.bench.gpu.workloads import WORKLOADS
 
 WARM_S = 0.4
 START_S = 20.0  # what starting a few more workers is reckoned to take

@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from carma_lab.bench.machine import facts
 from carma.core.model.values import Gpu
 from carma.errors import Usage
 from carma.monitor.nvml import NvmlSampler
+from carma_lab.bench.machine import facts
 
 
 def about(gpu: Gpu, sampler: NvmlSampler, torch: str, command: str) -> dict[str, Any]:

@@ -18,14 +18,14 @@ from typing import Any
 
 import msgspec
 
+from carma.core.model.units import show_count
+from carma.errors import CarmaError, NoGpus, Refused, Usage
+from carma.monitor.nvml import open_nvml
+from carma.testing.private_daemon import ending_in_order
 from carma_lab.bench.gpu import trial_oom, trial_restart, trial_tasks
 from carma_lab.bench.gpu.trial_server import VIRTUAL_MEMORY_MIB
 from carma_lab.bench.gpu.trial_stage import PARTS, Options, Stage
 from carma_lab.bench.machine import WANTS_A_GPU, facts
-from carma.testing.private_daemon import ending_in_order
-from carma.core.model.units import show_count
-from carma.errors import CarmaError, NoGpus, Refused, Usage
-from carma.monitor.nvml import open_nvml
 
 __all__ = ["PARTS", "Options", "run"]
 

@@ -11,12 +11,12 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from carma.core.model.settings import Memory, Sharing
+from carma.wire.api_types import TaskView
 from carma_lab.bench.gpu.trial_figures import rounded
 from carma_lab.bench.gpu.trial_server import Line, Server, Tables, Work, summary
 from carma_lab.bench.gpu.trial_shapes import BY_WORKLOAD, drawn
 from carma_lab.bench.gpu.trial_stage import NOT_VIRTUAL, Stage
-from carma.core.model.settings import Memory, Sharing
-from carma.wire.api_types import TaskView
 
 INNOCENT = ("resnet18-cifar-b32", "mlp-512x4-b256")
 FILLER, GROWER = "filler", "grower"

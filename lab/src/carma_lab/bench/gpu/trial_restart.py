@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from carma.core.model.values import Record
+from carma.wire.api_types import TaskView
 from carma_lab.bench.gpu.trial_figures import rounded
 from carma_lab.bench.gpu.trial_server import Server, said, summary
 from carma_lab.bench.gpu.trial_shapes import BY_WORKLOAD, training
 from carma_lab.bench.gpu.trial_stage import NOT_VIRTUAL, Stage
 from carma_lab.bench.gpu.trial_tasks import EXACT, IDLE_S
-from carma.core.model.values import Record
-from carma.wire.api_types import TaskView
 
 # Tasks and how often they make their usual steps: the short ones outlast the restart, the long ones the short ones.
 SHORT = (("resnet18-cifar-b32", 0.9), ("lstm-512x2-b64", 0.8))

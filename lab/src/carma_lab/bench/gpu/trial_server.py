@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from carma_lab.bench.gpu import trial_task
-from carma.testing.private_daemon import PrivateDaemon, PrivateSettings
 from carma.core.model.values import Record
 from carma.errors import CarmaError
+from carma.testing.private_daemon import PrivateDaemon, PrivateSettings
 from carma.wire.api_types import GpuView, TaskView
+from carma_lab.bench.gpu import trial_task
 
 T = TypeVar("T")
 CALL_LIMIT_S = 60.0

@@ -14,13 +14,13 @@ from typing import Any
 
 import msgspec
 
+from carma.core.model.values import Record
+from carma.wire.api_types import GpuView, TaskView
 from carma_lab.bench.gpu.trial_figures import held_against, rounded, side_by_side
 from carma_lab.bench.gpu.trial_server import Line, Server, Tables, last, said, summary, unfinished
 from carma_lab.bench.gpu.trial_shapes import SHAPES, Solo, solos, training
 from carma_lab.bench.gpu.trial_stage import Stage
 from carma_lab.bench.machine import cpu_s
-from carma.core.model.values import Record
-from carma.wire.api_types import GpuView, TaskView
 
 POLL_S = 1.0
 IDLE_S = 6.0  # before the first task

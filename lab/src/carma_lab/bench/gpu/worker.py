@@ -1,4 +1,5 @@
-"""One workload, held ready on the GPU: `python -m carma_lab.bench.gpu.worker NAME`. Runs when it is told to, and counts.
+"""One workload, held ready on the GPU: `python -m carma_lab.bench.gpu.worker NAME`. Runs when it is told to, and
+counts.
 
 Orders come as JSON lines on standard input, `{"start": T, "warm_s": W, "measure_s": M}` with T on the machine's
 monotonic clock, which all processes share; answers go out as JSON lines. At most two steps are in flight, as in a

@@ -9,21 +9,22 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from carma.config import load_settings
+from carma.core.model.settings import Rules
+from carma.core.model.values import Gpu, Record
+from carma.errors import Usage
+from carma.paths import find_paths
+from carma.trial.cards import DEFAULT, as_gpu, find_card, unknown_card
 from carma_lab.bench.gpu.study_file import check_place, say
 from carma_lab.bench.machine import Machine, facts
-from carma_lab.bench.memory import published18, comparison_file as written
-from carma_lab.bench.memory.queries import BEST, Asker, ClosingTrials, chosen_estimators, own_trials
+from carma_lab.bench.memory import comparison_file as written
+from carma_lab.bench.memory import published18
 from carma_lab.bench.memory.figures import Row, Summary, by_estimator, by_family, by_network, refusals, summarise
 from carma_lab.bench.memory.folds import Folds
 from carma_lab.bench.memory.interpreter import Interpreter, find_interpreter
 from carma_lab.bench.memory.left_out import left_out_bounds
 from carma_lab.bench.memory.measured import Head, Measured, drawn, read_truth
-from carma.config import load_settings
-from carma.core.model.values import Gpu, Record
-from carma.core.model.settings import Rules
-from carma.errors import Usage
-from carma.trial.cards import DEFAULT, as_gpu, find_card, unknown_card
-from carma.paths import find_paths
+from carma_lab.bench.memory.queries import BEST, Asker, ClosingTrials, chosen_estimators, own_trials
 
 SAVED_EVERY_S = 20.0
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 
+from carma.core.model.values import Record
 from carma_lab.bench.gpu.study_file import print_table, rounded, say, shown
 from carma_lab.bench.machine import Machine
 from carma_lab.bench.memory.figures import Refusal, Row, Summary
 from carma_lab.bench.memory.published18 import PUBLISHED, Off
-from carma.core.model.values import Record
 
 HEAD = ("answered", "refused", "median", "p90", "worst", "under > 5 %", "under", "bound holds", "over-booked", "time")
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from carma.demo.figures import percentile
 from carma.core.model.values import Record
+from carma.demo.figures import percentile
 
 _NUMBER = re.compile(r"\d[\d,.]*")
 UNDER_BY = 0.05  # an estimate that is too small by more than this is the mistake that hurts others

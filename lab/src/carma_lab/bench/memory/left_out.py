@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from carma_lab.bench.memory.figures import Row
 from carma.trial.replay.bound import Score, Scores, bound_for
+from carma_lab.bench.memory.figures import Row
 
 
 def scores_of(rows: Iterable[Row], source: str = "") -> Scores:

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from statistics import median
 
+from carma.core.model.values import Record
 from carma_lab.bench.memory.figures import Row
 from carma_lab.bench.memory.measured import MIB, Measured
-from carma.core.model.values import Record
 
 SOURCE = "itu-rad/GPUMemNet, Results_plotter_for_paper/data.csv; arXiv 2508.19073"
 GPU = "a100-40gb"

@@ -12,22 +12,22 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from carma_lab.bench.memory.figures import Row
-from carma_lab.bench.memory.folds import Folds
-from carma_lab.bench.memory.measured import MIB, Measured
+from carma.core.model.settings import Rules
 from carma.core.model.values import Estimate, Gpu, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest
-from carma.core.model.settings import Rules
 from carma.errors import Usage
-from carma.trial.layers.description import Described
-from carma.trial.local import STEPS, Answer, SharedTrial, answers, cache_directory
-from carma.trial.protocol import Context, Trial, Trials
+from carma.estimate.local import STEPS, Answer, SharedTrial, answers, cache_directory
 from carma.estimate.registry import make_estimator
+from carma.plugins import ESTIMATORS, names
+from carma.store.memory import MemoryStore
+from carma.trial.layers.description import Described
+from carma.trial.protocol import Context, Trial, Trials
 from carma.trial.replay import card_constants as constants
 from carma.trial.replay.footprint import figure
 from carma.trial.trial_run import TrialRuns
-from carma.plugins import ESTIMATORS, names
-from carma.store.memory import MemoryStore
+from carma_lab.bench.memory.figures import Row
+from carma_lab.bench.memory.folds import Folds
+from carma_lab.bench.memory.measured import MIB, Measured
 
 AT_ONCE = 2  # trial runs, as on the smallest machine that the promise about their time is for
 BEST = "trace"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from carma_lab.bench.memory.cases import all_cases
-from carma_lab.bench.memory.interpreter import ZOO, Interpreter, find_interpreter
 from carma.core.model.values import Record
 from carma.errors import Refused, Usage
+from carma_lab.bench.memory.cases import all_cases
+from carma_lab.bench.memory.interpreter import ZOO, Interpreter, find_interpreter
 
 ROWS = "truth.jsonl"
 CASES = "cases.jsonl"

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import NamedTuple
 
-from carma_lab.bench.paper.variants import Variant
 from carma.core.model.values import Record
+from carma.traces import Trace
+from carma_lab.bench.paper.variants import Variant
 from carma_lab.simulator import simulated_cards as cards
 from carma_lab.simulator.bound import Bound, bound
 from carma_lab.simulator.progress import Tell
 from carma_lab.simulator.request import simulation
-from carma.traces import Trace
 
 GPU = "a100-40"
 Say = Callable[[str], None]

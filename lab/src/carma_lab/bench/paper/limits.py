@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
+from carma.traces import Trace
 from carma_lab.bench.paper import workloads
 from carma_lab.bench.paper.cases import Case, Limit, Results, Row
 from carma_lab.bench.paper.ratios import ratio
 from carma_lab.bench.paper.scope import LARGE, Scope, generated_name
 from carma_lab.bench.paper.variants import DEFAULT_CAP, EXCLUSIVE, NO_CAP, Variant, capped
-from carma.traces import Trace
 
 
 def policies(scope: Scope) -> tuple[Variant, ...]:

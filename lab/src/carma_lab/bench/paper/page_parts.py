@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from carma_lab.bench.paper.claims import kept
-from carma_lab.bench.paper.markdown import figure, table
 from carma_lab.bench.paper.explanations import OF_ALL
+from carma_lab.bench.paper.markdown import figure, table
 
 COLUMNS = ("makespan", "completion", "completion_p95", "wait", "run", "slowdown", "energy")
 TITLES = ("makespan", "completion", "p95", "wait", "run", "slowdown", "energy", "OOMs", "failed")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import exp, fsum, log
 
-from carma_lab.bench.paper.cases import Row
 from carma.core.model.values import Record
+from carma_lab.bench.paper.cases import Row
 
 
 class Ratio(Record, frozen=True, kw_only=True):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from carma_lab.bench.paper.variants import BASELINES, DEFAULT_CAP, NO_CAP, OURS, Variant
 from carma.core.model.values import Record
 from carma.traces import SHIPPED
+from carma_lab.bench.paper.variants import BASELINES, DEFAULT_CAP, NO_CAP, OURS, Variant
 
 PARTS = ("tables", "curves", "limits", "seeds", "philly", "speed")
 FEW_GPUS = 4  # of the published server

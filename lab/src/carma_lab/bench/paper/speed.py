@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
+from carma.traces import Trace
 from carma_lab.bench import decisions
 from carma_lab.bench.paper import workloads
 from carma_lab.bench.paper.cases import Say
 from carma_lab.bench.paper.scope import LARGE, Scope
 from carma_lab.bench.paper.variants import BASELINES, EXCLUSIVE, OURS, Variant
 from carma_lab.simulator.request import simulation
-from carma.traces import Trace
 
 LIGHT = 0.8  # of what the GPUs can do one task each: hardly a queue
 VARIANTS = (EXCLUSIVE, BASELINES[0], OURS[0], OURS[1])

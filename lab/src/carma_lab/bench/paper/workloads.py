@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from carma.errors import Usage
 from carma.traces import Trace, find, read
-from carma_lab.traces.transform import scale
-from carma_lab.traces.generate import Recipe, generate
-from carma_lab.traces.philly import MapRules, Window, import_philly
 from carma.traces.reader import lines_of
 from carma.traces.table import shipped_table
+from carma_lab.traces.generate import Recipe, generate
+from carma_lab.traces.philly import MapRules, Window, import_philly
+from carma_lab.traces.transform import scale
 
 LOAD = 2.0
 GPUS_MOST = 4  # of a Philly job that is taken

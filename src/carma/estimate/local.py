@@ -10,15 +10,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from carma.core.model.settings import Rules
 from carma.core.model.values import Estimate, NoEstimate, Record
 from carma.core.ports import EstimateRequest, Estimator
-from carma.core.model.settings import Rules
 from carma.estimate.combination import first_answer
+from carma.paths import find_paths
 from carma.trial.layers.description import Described
 from carma.trial.protocol import Trial, Trials
-from carma.trial.trial_run import TrialRuns
 from carma.trial.trial_reasons import Kind, kind_of
-from carma.paths import find_paths
+from carma.trial.trial_run import TrialRuns
 
 STEPS = 3  # the optimizer's state is there after the first, and the second shows the peak; the third that it stays
 
