@@ -21,7 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
-OWN_OPTIONS = ("CARMA_CRASH_SEED", "CARMA_CRASH_KILLS")  # of tests/crash
+OWN_OPTIONS = ("CARMA_CRASH_SEED", "CARMA_CRASH_KILLS", "CARMA_WRITE_WORDING")  # read by tests
 DROPPED_PREFIXES = ("CARMA_", "SLURM_", "SLURMD_", "SRUN_", "CUDA_MPS_", "XDG_", "LC_", "PYTORCH_")
 DROPPED = (
     *("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "TERM", "COLORTERM", "LANGUAGE"),
