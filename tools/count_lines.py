@@ -1,7 +1,7 @@
 """Lines of code for each distribution and package: `python -m tools.count_lines`.
 
-Blank lines, comments and docstrings do not count. Also printed: files above 400 lines, files below 60 lines, and functions
-above 30 lines, all of source code without tests.
+Blank lines, comments and docstrings do not count. Also printed: files above 400 lines, files below 60 lines, and
+functions above 30 lines, all of source code without tests.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def test_settings_files_that_are_shown_can_be_used(file: Path, tmp_path: Path) -
 def test_the_readmes_two_commands_are_those_of_the_ci_script() -> None:
     readme = _text(ROOT / "README.md").splitlines()
     demo = "    python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/carma demo"
-    tests = "    python3 -m venv .venv && .venv/bin/pip install '.[dev]' && .venv/bin/pytest"
+    tests = "    python3 -m venv .venv && .venv/bin/pip install '.[dev]' './gpumemnet[train]' ./lab && .venv/bin/pytest"
     assert demo in readme
     assert tests in readme
     script = _text(ROOT / ".ci" / "run").replace(" --quiet --disable-pip-version-check", "")

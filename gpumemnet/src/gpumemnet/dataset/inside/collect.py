@@ -73,16 +73,16 @@ def collect(args: argparse.Namespace, kept: Any, queue: list[dict[str, Any]], be
     capacity_mib = args.capacity_mib or head.get("free_bytes", 1 << 60) / (1 << 20) * FREE_SHARE
     args.uuid = head.pop("uuid", None)
     kept.write(head)
-    import course  # type: ignore[import-not-found]
+    import run_order  # type: ignore[import-not-found]
 
-    made = (course.Turns if args.activity else course.Course)(args, kept, queue, capacity_mib, numbers, began_s)
+    made = (run_order.Turns if args.activity else run_order.Course)(args, kept, queue, capacity_mib, numbers, began_s)
     signal.signal(signal.SIGTERM, interrupt)
     try:
         made.run()
     except KeyboardInterrupt:
         return INTERRUPTED
     finally:
-        made.crew.end(made.crew.children)
+        made.crew.end(made.workers.children)
         made.tell()
     return 0
 
@@ -116,8 +116,8 @@ def prepare(some: list[dict[str, Any]]) -> Any:
 
     torch.set_num_threads(1)  # a pool of threads would not live on in the forks
     import build
-    import course  # noqa: F401
     import loop
+    import run_order  # noqa: F401
     import torch.profiler
 
     for config in some:

@@ -6,8 +6,8 @@ import time
 from collections import deque
 from typing import Any
 
-import crew  # type: ignore[import-not-found]
-import room  # type: ignore[import-not-found]
+import memory_reservation  # type: ignore[import-not-found]
+import workers  # type: ignore[import-not-found]
 
 GRACE_S = 20.0  # after the limit, for runs that had begun
 ALONE_BATCH = 12  # so many wait to run alone before the others are let out for them
@@ -31,21 +31,21 @@ class Course:
     ) -> None:
         self.args, self.kept, self.capacity_mib, self.began_s = args, kept, capacity_mib, began_s
         self.parallel = int(args.parallel)
-        self.margins = room.Margins()
+        self.margins = memory_reservation.Margins()
         self.queue = self.arranged(queue)
         self.alone: list[dict[str, Any]] = []
         self.alone_goes_on = False
         self.total = len(queue)
         work = {name: getattr(args, name) for name in ("device", "steps", "activity", "window_s", "config_limit_s")}
         work["uuid"] = args.uuid
-        self.crew: Any = crew.Crew(work, numbers, self.take)
+        self.crew: Any = workers.Crew(work, numbers, self.take)
         self.first_s = time.monotonic()
         self.told_s = self.first_s
 
     def arranged(self, queue: list[dict[str, Any]]) -> Any:
-        by_memory = int(self.capacity_mib * BENCH_SHARE / room.CONTEXT_MIB)
+        by_memory = int(self.capacity_mib * BENCH_SHARE / memory_reservation.CONTEXT_MIB)
         self.bench = max(BENCH_LEAST, min(self.parallel // 2, by_memory))
-        return room.Lanes(queue, self.capacity_mib - self.bench * room.CONTEXT_MIB)
+        return memory_reservation.Lanes(queue, self.capacity_mib - self.bench * memory_reservation.CONTEXT_MIB)
 
     def run(self) -> None:
         while self.crew.children or ((self.queue or self.alone) and not self.is_late()):
@@ -70,7 +70,7 @@ class Course:
         while self.queue and self.has_place():
             lane, config = self.next_config()
             need_mib = self.margins.needed_mib(config)
-            if need_mib > self.room_mib * room.ALONE_SHARE:
+            if need_mib > self.room_mib * memory_reservation.ALONE_SHARE:
                 self.alone.append(config)
             else:
                 self.crew.start(config, need_mib, False).lane = lane
@@ -95,7 +95,7 @@ class Course:
 
     def begun(self) -> dict[str, int]:
         bench = self.crew.among("starting", "waiting")
-        return {lane: sum(child.lane == lane for child in bench) for lane in room.LANES}
+        return {lane: sum(child.lane == lane for child in bench) for lane in memory_reservation.LANES}
 
     def is_time_for_alone(self) -> bool:
         """Nothing else is left, enough of them have gathered, or the time is just enough for them."""
@@ -181,7 +181,7 @@ class Turns(Course):
         return not self.is_turning and len(self.crew.children) < self.parallel
 
     def next_config(self) -> tuple[str, dict[str, Any]]:
-        return room.LANES[0], self.queue.popleft()
+        return memory_reservation.LANES[0], self.queue.popleft()
 
     def leave(self, child: Any) -> None:
         if not self.is_turning:
@@ -199,7 +199,7 @@ class Turns(Course):
         if not self.is_turning:
             waiting, busy = self.crew.weighed("waiting"), among("running", "prepared", "settling", "over")
             if not self.is_late():
-                self.let_go(room.admit_to_turns(waiting, busy, among("resting"), self.free_mib()))
+                self.let_go(memory_reservation.admit_to_turns(waiting, busy, among("resting"), self.free_mib()))
             stands_still = all(child.is_weighed for child in self.crew.children)
             is_ready = stands_still and not among("starting", "running", "settling")
             self.is_turning = is_ready and bool(among("resting"))
@@ -227,4 +227,6 @@ def held_mib(child: Any) -> float:
     """As it was weighed when it last stood still; where that is not known, all that it may take."""
     if child.weight is not None:
         return float(child.weight / MIB)
-    return float(room.CONTEXT_MIB if child.state in ("starting", "waiting", "running") else child.need_mib)
+    return float(
+        memory_reservation.CONTEXT_MIB if child.state in ("starting", "waiting", "running") else child.need_mib
+    )

@@ -2,12 +2,12 @@
 
 import os
 
-from . import build, report, users
+from . import build, gpu_processes, report
 
 
 def before_torch(torch_folder):
     """Torch looks for its CUDA hooks when it is imported, so the shim has to be there first."""
-    users.begin()
+    gpu_processes.begin()
     try:
         build.load(torch_folder)
     except build.CannotBuild as error:

@@ -5,7 +5,7 @@ import os
 import re
 import warnings
 
-from . import build, cuda_api, data, kernels, parallel, report, rnn, storages, users, values, watch
+from . import build, cuda_api, finite_values, gpu_processes, kernels, parallel, report, rnn, shortcuts, storages, watch
 
 # Kernels of their own in shim.cpp: as_strided and the like only change how a storage is looked at.
 _IN_SHIM = frozenset((
@@ -21,7 +21,7 @@ _BLAS_LT = ("addmm", "_addmm_activation", "_scaled_mm", "_int_mm", "linear")
 def attach(torch):
     gpu = json.loads(os.environ.get("CARMA_TRACE_GPU") or "{}")
     lib = build.library
-    users.install(int(gpu.get("count", 1)))
+    gpu_processes.install(int(gpu.get("count", 1)))
     report.facts.update(
         torch=str(torch.__version__),
         cuda=str(torch.version.cuda or ""),
@@ -41,9 +41,9 @@ def attach(torch):
     cuda_api.install(torch, gpu)
     kernels.install(torch, own, gpu)
     rnn.install(torch)
-    data.install(torch)
+    shortcuts.install(torch)
     storages.install(torch)
-    values.install(torch)
+    finite_values.install(torch)
     parallel.install(torch)
     watch.install(torch)
     _follow_libraries(torch)

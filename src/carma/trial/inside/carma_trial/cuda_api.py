@@ -4,7 +4,7 @@ plausible, never exact: a script that steers by them is traced as if the card we
 import contextlib
 import types
 
-from . import build, report, users
+from . import build, gpu_processes, report
 
 GIB = 1 << 30
 
@@ -102,8 +102,8 @@ def _exchange(device):
 
 
 def _set_device(device):
-    users.want_cards(device + 1)
-    reason = users.too_many_cards()
+    gpu_processes.want_cards(device + 1)
+    reason = gpu_processes.too_many_cards()
     if reason:
         report.refuse("unsupported", reason)
     build.library.carma_set_device(device)

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 
-from . import evaluation, report, users
+from . import evaluation, gpu_processes, report
 
 _NETWORK = re.compile(
     r"name resolution|Name or service not known|Network is unreachable|Max retries exceeded|couldn't connect to"
@@ -74,8 +74,8 @@ def reason_of(kind, error, trace):
         return "unsupported", f"the script loads an extension that is compiled for CUDA, which a trial cannot: {reason}"
     if "No module named 'triton" in words:
         return "unsupported", f"the script has kernels in Triton, which a trial does not run: {reason}"
-    if users.too_many_cards():
-        return "unsupported", users.too_many_cards()
+    if gpu_processes.too_many_cards():
+        return "unsupported", gpu_processes.too_many_cards()
     unknown = _NO_SHAPES.search(words)
     if unknown:
         return "unsupported", f"a trial does not know the operator {unknown[1] or unknown[2]}{_place(trace)}"

@@ -4,7 +4,7 @@ import functools
 import multiprocessing
 import os
 
-from . import report, sync_norm, users
+from . import gpu_processes, report, sync_norm
 
 _kept = []
 
@@ -12,7 +12,7 @@ _kept = []
 def leave_unless_first():
     """The first rank's trial speaks for all; the others would only take time from it."""
     if int(report.facts.get("rank", 0)):
-        users.forget()
+        gpu_processes.forget()
         report.leave()
 
 
@@ -20,7 +20,7 @@ def _want_cards(size):
     """One for each process here; who has started the processes knows how many are on other machines."""
     local = os.environ.get("LOCAL_WORLD_SIZE")
     if local or multiprocessing.parent_process() is not None:
-        users.want_cards(int(local or size))
+        gpu_processes.want_cards(int(local or size))
 
 
 def install(torch):

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 
-from . import build, users
+from . import build, gpu_processes
 
 ALLOC, FREE, CALL, MARK, EMPTY_CACHE, OTHER_STREAM = 1, 2, 3, 4, 5, 6
 NEVER = "it never used a GPU"
@@ -52,16 +52,16 @@ def mark(name):
         _mark_index[name] = len(marks)
         marks.append(name)
     build.library.carma_note(MARK, _mark_index[name], 0, 0)
-    if not users.noted() and used_gpu():
+    if not gpu_processes.noted() and used_gpu():
         use_gpu()
 
 
 def use_gpu():
     """From here on this process counts as one that uses the GPU."""
-    reason = users.too_many_cards()
+    reason = gpu_processes.too_many_cards()
     if reason:
         refuse("unsupported", reason)
-    users.note()
+    gpu_processes.note()
 
 
 def running_s():
@@ -116,7 +116,7 @@ def write(stop, reason=""):
 
 def _write(stop, reason):
     """Of several processes the first rank's report counts, and the best of those."""
-    several = users.at_once()
+    several = gpu_processes.at_once()
     if several and stop in ("steps", "end"):
         stop, reason = "unsupported", several
     events = _events()
@@ -152,7 +152,7 @@ def _only_starts_others():
 
 
 def _worth(stop, reason):
-    if reason.startswith((users.SEVERAL_PROCESSES, users.SEVERAL_GPUS)):
+    if reason.startswith((gpu_processes.SEVERAL_PROCESSES, gpu_processes.SEVERAL_GPUS)):
         return _WORTH["all"]  # it is about all of them, whatever each has seen
     return _WORTH.get(stop, 1) if reason != NEVER else 0
 

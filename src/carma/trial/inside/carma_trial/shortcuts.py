@@ -3,7 +3,7 @@
 import functools
 import inspect
 
-from . import later, report
+from . import deferred_patches, report
 
 _LARGE = 1 << 16  # elements; small tensors are given their values, which cost nothing and may be looked at
 
@@ -86,4 +86,4 @@ def _no_extensions():
     def change(module):
         module.load = module.load_inline = refuse
 
-    later.when_imported("torch.utils.cpp_extension", change)
+    deferred_patches.when_imported("torch.utils.cpp_extension", change)

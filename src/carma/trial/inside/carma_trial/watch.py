@@ -5,7 +5,7 @@ import os
 import threading
 import weakref
 
-from . import describe, ending, evaluation, report, users
+from . import describe, ending, evaluation, gpu_processes, report
 
 STEPS = int(os.environ.get("CARMA_TRACE_STEPS") or 3)
 MORE_STEPS = 15  # of the busiest optimizer, while another one that the script made has not stepped as often
@@ -40,7 +40,7 @@ def _count_optimizers(torch):
             _optimizers.setdefault(self, 0)
         if _on_gpu(self):
             params = [p for group in self.param_groups for p in group["params"]]
-            users.want_cards(1 + max(p.device.index or 0 for p in params if p.is_cuda))
+            gpu_processes.want_cards(1 + max(p.device.index or 0 for p in params if p.is_cuda))
             report.use_gpu()
 
     torch.optim.Optimizer.__init__ = __init__
