@@ -8,10 +8,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from carma.core.scheduling.placement import Policy
 from carma.errors import BadSettings, NotInstalled, PluginError
+
+if TYPE_CHECKING:
+    from carma.core.scheduling.placement import Policy
 
 Group = Literal["carma.policies", "carma.estimators", "carma.commands", "carma.extensions"]
 POLICIES: Group = "carma.policies"
@@ -110,6 +112,8 @@ def policy_name(text: str) -> str:
 
 def load_policy(text: str) -> Policy:
     """The policy of that name or alias, checked to be one."""
+    from carma.core.scheduling.placement import Policy
+
     name = policy_name(text)
     policy = load_one(POLICIES, name)
     if not isinstance(policy, Policy):
