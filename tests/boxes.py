@@ -26,12 +26,12 @@ PATIENCE_S = 180.0
 _LAUNCHER = """
 import ctypes, os, sys
 sys.path.insert(0, {source!r})
-from carma.trial.box import enter
+from carma.trial.box import namespaces
 {change}
 if {ordinary}:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
     ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # as after an exec by that user
-sys.exit(enter.main())
+sys.exit(namespaces.main())
 """
 WAYS = ("self", "root-for-another", "ordinary")
 
@@ -48,7 +48,7 @@ class Way:
         self.owner = NOBODY if name != "self" else Owner(os.geteuid(), os.getegid(), "me")
 
     def change(self, statements: str) -> None:
-        """Lets the sandbox's own program execute these statements first; it has imported `enter`."""
+        """Lets the sandbox's own program execute these statements first; it has imported `namespaces`."""
         source = str(Path(carma.__file__).parents[1])
         program = _LAUNCHER.format(source=source, change=statements, ordinary=self.name == "ordinary")
         self.sandbox.launcher = (sys.executable, "-c", program)

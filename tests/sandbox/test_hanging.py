@@ -23,7 +23,7 @@ from tests.hanging_fs import HangingMount, hanging_mount
 
 ANSWER_S = 1.0
 # Mounts are not asked whether they answer: as if they began to hang just afterwards.
-NOT_ASKED = "enter.answers = lambda paths, limit_s: dict.fromkeys(paths, 0)"
+NOT_ASKED = "namespaces.answers = lambda paths, limit_s: dict.fromkeys(paths, 0)"
 LATE_S = 10.0  # beyond what is guaranteed, for a machine that is busy
 
 
