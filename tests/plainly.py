@@ -18,7 +18,7 @@ from carma.core.model.events import (
     TaskWarned,
 )
 from carma.core.model.outcome import Cancelled, NeverFits
-from carma.core.model.status import Estimating, Finished, Queued, Recovering, Running
+from carma.core.model.status import Ended, Finished, Pending, Recovering, Running
 from carma.core.model.values import AttemptKey
 from carma.core.preemption import asks
 from carma.core.propose import broken, limit_reached
@@ -66,9 +66,9 @@ def _stops(state: State, now: float) -> list[StopRequested]:
 def _ends_and_recoveries(state: State, now: float) -> list[Durable]:
     due: list[Durable] = []
     for task in sorted(state.tasks.values(), key=lambda task: task.id):
-        if not isinstance(task.status, Recovering):
+        if not isinstance(task.status, Ended | Recovering):
             continue
-        if task.status.until is not None:
+        if isinstance(task.status, Recovering):
             due.extend([RecoveryDue(now, task.id)] if task.status.until <= now else [])
             continue
         answer = next_step(task, state.rules, by_size(state))
@@ -101,7 +101,7 @@ def _impossible(state: State, now: float) -> list[TaskFinished]:
         misfit = never_fits(state, task.spec, by_size(state))
         # One that waits for its back-off is looked at when it comes back, or when the GPUs change.
         looked_at = task_id in state.unfitted or task_id in {event.task for event in _recovered(state, now)}
-        if misfit is not None and looked_at and isinstance(task.status, Estimating | Queued | Recovering):
+        if misfit is not None and looked_at and isinstance(task.status, Pending):
             due.append(TaskFinished(now, task_id, NeverFits(misfit)))
     return due
 

@@ -44,7 +44,11 @@ def test_a_checkpoint_goes_through_json_and_gives_the_same_state() -> None:
     assert validate(again) == []
     forget(world.state, leaving)
     assert again.tasks == world.state.tasks
-    assert (again.line, again.active, again.undecided) == (world.state.line, world.state.active, world.state.undecided)
+    assert (again.line, again.active, again.between_attempts) == (
+        world.state.line,
+        world.state.active,
+        world.state.between_attempts,
+    )
     assert (again.drained, again.last_gpu, again.overtaken) == (
         {"GPU-1": "fan"},
         world.state.last_gpu,

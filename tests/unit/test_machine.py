@@ -31,7 +31,7 @@ from carma.core.model.events import (
 )
 from carma.core.model.outcome import Cancelled, Failed, NeverFits, OutOfMemory, Succeeded
 from carma.core.model.settings import PlacementRules, QueueRules, RecoveryRules, Rules
-from carma.core.model.status import Estimating, Finished, Queued, Recovering, Running, Starting
+from carma.core.model.status import Ended, Estimating, Finished, Queued, Running, Starting
 from carma.core.model.values import (
     AttemptKey,
     Booking,
@@ -71,7 +71,7 @@ def test_the_way_of_a_task_with_the_commands_that_go_out() -> None:
     assert isinstance(running, Running)
     assert (running.pid, running.placement) == (77, status.placement)
     world.emit(AttemptEnded(world.now, key, Succeeded(), 1_234, 5.5, used_s=3.0))
-    assert isinstance(world.task(ONE).status, Recovering)
+    assert world.task(ONE).status == Ended(world.now, Succeeded())
     world.settle()
     assert world.outcome(ONE) == Succeeded()
     attempt = world.task(ONE).attempts[0]

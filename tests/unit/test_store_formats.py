@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from carma.core.model.events import TaskFinished, TaskRestored, TaskRetried, TaskSubmitted, UseNoted
 from carma.core.model.outcome import Failed, Succeeded
-from carma.core.model.status import Finished, Queued
+from carma.core.model.status import Ended, Finished, Queued, Recovering
 from carma.core.model.task import Task
 from carma.core.model.values import ArrayPlace, GpuId, GpuUsage, Owner, TaskId, TaskSpec
 from carma.store import codec
@@ -118,6 +119,40 @@ def test_a_file_of_the_fourth_format_keeps_everything_and_stores_environments_on
         assert not any("VARIABLE_1" in text for text in texts)
         assert connection.execute("PRAGMA auto_vacuum").fetchone() == (2,)  # INCREMENTAL
     connection.close()
+
+
+def test_a_task_of_the_fifth_format_whose_attempt_had_just_ended_has_ended(path: Path) -> None:
+    connection = make_old(path, 5)
+    recovering = {"state": "recovering", "since": 5.0, "until": 9.0, "held": True}
+    statuses = ({"state": "recovering", "since": 5.0}, recovering | {"until": None}, recovering)
+    for number, status in enumerate(statuses, 1):
+        body = {
+            "id": number,
+            "owner": {"uid": 1001, "gid": 1001, "name": "alice"},
+            "spec": {"command": ["true"], "directory": "/"},
+            "submitted_at": 1.0,
+            "status": status,
+            "attempts": [
+                {
+                    "number": 1,
+                    "placement": {"gpus": ["GPU-0"], "booking": {"memory_mib": 5, "source": "declared"}},
+                    "placed_at": 2.0,
+                    "outcome": {"kind": "failed", "code": 3},
+                }
+            ],
+        }
+        connection.execute("INSERT INTO live VALUES (?, ?)", (number, json.dumps(body)))
+    connection.execute("""INSERT INTO checkpoint VALUES (1, 7, '{"sequence":7,"at":1.0,"tasks":[]}', '[1,2,3]')""")
+    connection.close()
+    store = SqliteStore(path)
+    loaded = store.load().checkpoint
+    assert loaded is not None
+    assert [task.status for task in loaded.tasks] == [
+        Ended(5.0, Failed(3)),
+        Ended(5.0, Failed(3), held=True),
+        Recovering(5.0, 9.0, held=True),
+    ]
+    store.close()
 
 
 def test_a_fourth_format_that_cannot_be_vacuumed_for_lack_of_room_is_opened_all_the_same(

@@ -20,7 +20,7 @@ from carma.core.model.outcome import (
     TimedOut,
 )
 from carma.core.model.settings import PlacementRules, Rules
-from carma.core.model.status import Estimating, Finished, Queued, Recovering, Status
+from carma.core.model.status import Ended, Estimating, Finished, Queued, Recovering, Status
 from carma.core.model.values import Confinement, GpuId, GpuSample, Guard, Owner
 from carma.core.policies.exclusive import POLICY as EXCLUSIVE
 from carma.core.scheduling.decision import Refusal, Verdict
@@ -52,7 +52,8 @@ def gpus(world: World) -> list[GpuView]:
         (Queued(0.0), "PD"),
         (Queued(0.0, held=True), "H"),
         (Estimating(0.0, held=True), "H"),
-        (Recovering(0.0), "PD"),
+        (Ended(0.0, Succeeded()), "PD"),
+        (Recovering(0.0, 9.0), "PD"),
     ],
 )
 def test_waiting_tasks_have_the_codes_of_other_queues(status: Status, code: str) -> None:

@@ -14,7 +14,7 @@ from carma.core import checkpoint_request as saving
 from carma.core.model import events as e
 from carma.core.model.commands import Command, EstimateTask, LaunchAttempt, StopAttempt, WarnAttempt
 from carma.core.model.outcome import Outcome, OutOfMemory
-from carma.core.model.status import Estimating, Finished, Queued, Recovering, Running, Starting, that_counts
+from carma.core.model.status import Ended, Estimating, Finished, Queued, Recovering, Running, Starting, that_counts
 from carma.core.model.task import Attempt, Task
 from carma.core.model.values import AttemptKey, GpuId, TaskId
 from carma.core.recovery import blame
@@ -257,7 +257,7 @@ def _ended(state: State, event: e.AttemptEnded) -> list[Command]:
     if isinstance(outcome, OutOfMemory) and outcome.where == "gpu":
         attempt = replace(attempt, blame=blame(attempt, outcome, bool(event.over_booking)))
     observe.left(state, attempt, event.key, event.at, attempt.blame == "own")
-    status = Recovering(event.at, held=saving.held_after(task.status, outcome))
+    status = Ended(event.at, outcome, saving.held_after(task.status, outcome))
     state.put(replace(task, attempts=(*task.attempts[:-1], attempt), status=status))
     state.tracks.pop(event.key, None)
     _membership_changed(state, attempt.placement.gpus, event.at)
@@ -275,7 +275,7 @@ def _stop_requested(state: State, event: e.StopRequested) -> list[Command]:
             ending = that_counts(task.status.ending, event.ending)
             state.put(replace(task, status=replace(task.status, ending=ending)))
             return [StopAttempt(task.key, event.grace_s, event.signal)]
-        case Estimating() | Queued() | Recovering():
+        case Estimating() | Queued() | Ended() | Recovering():
             _finish(state, task, event.at, event.ending)
             return []
         case Finished():
@@ -317,13 +317,12 @@ def _moved(state: State, event: Move) -> list[Command]:
         return []
     task = _task(state, event.task)
     match (event, task.status):
-        case (e.RecoveryPlanned(plan=plan, until=until), Recovering(since=since, held=held)):
-            state.put(replace(task, plan=plan, status=Recovering(since, until, held)))
+        case (e.RecoveryPlanned(plan=plan, until=until), Ended(at=ended_at, held=held)):
+            state.put(replace(task, plan=plan, status=Recovering(ended_at, until, held)))
         case (e.RecoveryDue(), Recovering(since=since, held=held)):
             state.put(replace(task, status=Queued(since, held)))
-        case (e.TaskFinished(outcome=outcome), Recovering(until=None)):
-            # Its last attempt's end is its own, though nobody may have looked for hours after it.
-            _finish(state, task, task.attempts[-1].ended_at or event.at, outcome)
+        case (e.TaskFinished(outcome=outcome), Ended(at=ended_at)):
+            _finish(state, task, ended_at, outcome)  # the decision may come hours later, at a restart
         case (e.TaskFinished(outcome=outcome), Estimating() | Queued() | Recovering()):
             _finish(state, task, event.at, outcome)
         case (e.TaskHeld(), Queued() | Estimating()):
@@ -347,7 +346,7 @@ def _changed(state: State, task: Task, event: e.TaskChanged) -> list[Command]:
     if isinstance(task.status, Finished) or not changes:
         return []
     changed = replace(task, spec=replace(task.spec, **changes))
-    if event.gpu_memory_mib is None or isinstance(task.status, Starting | Running):
+    if event.gpu_memory_mib is None or isinstance(task.status, Starting | Running | Ended):
         state.put(changed)
         return []
     # What the user says now counts, not what recovery or an estimate under way makes of the old figure.

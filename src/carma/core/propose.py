@@ -5,7 +5,7 @@ from __future__ import annotations
 from carma.core import preemption as preempt
 from carma.core.model.events import Durable, RecoveryDue, RecoveryPlanned, StopRequested, TaskFinished, TaskWarned
 from carma.core.model.outcome import Cancelled, NeverFits, Outcome, Succeeded, TimedOut, told_to_others
-from carma.core.model.status import Estimating, Finished, Queued, Recovering, Running
+from carma.core.model.status import Estimating, Finished, Pending, Queued, Recovering, Running
 from carma.core.model.task import Task
 from carma.core.model.values import Dependency, TaskId
 from carma.core.recovery import GiveUp, next_step
@@ -23,7 +23,7 @@ def propose(state: State, now: float) -> list[Durable]:
     news = state.news
     due: list[Durable] = []
     due.extend(watchdog.stops(state, now))
-    if state.undecided:
+    if state.between_attempts:
         due.extend(_ends_and_recoveries(state, now))
     limits = _limits(state, now)
     if limits:
@@ -44,10 +44,9 @@ def propose(state: State, now: float) -> list[Durable]:
 
 def _ends_and_recoveries(state: State, now: float) -> list[Durable]:
     due: list[Durable] = []
-    for task_id in sorted(state.undecided):
+    for task_id in sorted(state.between_attempts):
         task = state.tasks[task_id]
-        assert isinstance(task.status, Recovering)
-        if task.status.until is not None:
+        if isinstance(task.status, Recovering):
             if task.status.until <= now:
                 state.unfitted.add(task_id)
                 due.append(RecoveryDue(now, task_id))
@@ -125,7 +124,7 @@ def _outgrown(state: State, now: float) -> list[TaskFinished]:
     for task_id in sorted(state.unfitted & state.tasks.keys()):
         task = state.tasks[task_id]
         reason = never_fits(state, task.spec, gpus)
-        if reason is not None and isinstance(task.status, Estimating | Queued | Recovering):
+        if reason is not None and isinstance(task.status, Pending):
             due.append(TaskFinished(now, task_id, NeverFits(reason)))
     return due
 

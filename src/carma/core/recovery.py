@@ -17,6 +17,7 @@ from typing import Literal
 
 from carma.core.model.outcome import Disrupted, Outcome, OutOfMemory, Preempted, describe
 from carma.core.model.settings import Rules
+from carma.core.model.status import Ended
 from carma.core.model.task import Attempt, Plan, Task
 from carma.core.model.units import show_mib
 from carma.core.model.values import Gpu, Record
@@ -74,9 +75,8 @@ def next_step(task: Task, rules: Rules, gpus: tuple[Gpu, ...]) -> Retry | GiveUp
 
     Pure, and bounded: every path to Retry counts an attempt, but for one that left because it was asked to.
     """
-    attempt = task.attempts[-1]
-    outcome = attempt.outcome
-    assert outcome is not None
+    assert isinstance(task.status, Ended)
+    attempt, outcome = task.attempts[-1], task.status.outcome
     if isinstance(outcome, Preempted):
         # Everyone reads a plan's reason. The reason that its owner gave, or the program's words, are not for everyone.
         return Retry(_back_in_line(task, describe(Preempted(outcome.by, code=outcome.code))), 0.0)

@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 
 from carma.core.model.settings import Rules
-from carma.core.model.status import Finished, Queued, Recovering, Running, Starting
+from carma.core.model.status import Ended, Finished, Queued, Recovering, Running, Starting
 from carma.core.model.task import Task
 from carma.core.model.values import AttemptKey, Gpu, GpuId, Placement, TaskId
 from carma.core.ports import Checkpoint
@@ -46,7 +46,7 @@ class State:
         self.line: list[tuple[int, int, TaskId]] = []  # queued and not held, in the order of their turn
         self.lanes = Lanes() if rules.fairness.enabled else None  # the same, with users taking turns
         self.active: dict[TaskId, AttemptKey] = {}  # starting or running
-        self.undecided: set[TaskId] = set()  # recovering
+        self.between_attempts: set[TaskId] = set()  # ended or recovering
         self.asked: set[TaskId] = set()  # running, and asked to save and leave
         self.on_gpu: dict[GpuId, dict[AttemptKey, Placement]] = {}
         self.waiting_for: dict[TaskId, set[TaskId]] = {}  # task -> those that depend on it
@@ -137,8 +137,8 @@ class State:
                 self.news.active(task)
                 if isinstance(task.status, Running) and task.status.preempting is not None:
                     self.asked.add(task.id)
-            case Recovering():
-                self.undecided.add(task.id)
+            case Ended() | Recovering():
+                self.between_attempts.add(task.id)
             case _:
                 pass
         if isinstance(task.status, Finished):
@@ -165,8 +165,8 @@ class State:
                     del self.on_gpu[gpu][task.key]
                     self._moved(gpu)
                 self._count_array(task, -1)
-            case Recovering():
-                self.undecided.discard(task.id)
+            case Ended() | Recovering():
+                self.between_attempts.discard(task.id)
             case _:
                 pass
         for dependency in task.spec.after:

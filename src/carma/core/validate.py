@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carma.core.model.outcome import Preempted
-from carma.core.model.status import Finished, Queued, Recovering, Running, Starting
+from carma.core.model.status import Ended, Finished, Queued, Recovering, Running, Starting
 from carma.core.model.task import Task
 from carma.core.scheduling.fair_order import Lanes
 from carma.core.scheduling.fairness import NONE_HELD, waits
@@ -22,9 +22,9 @@ def _indices(state: State) -> list[str]:
     active = {t.id: t.key for t in state.tasks.values() if isinstance(t.status, Starting | Running)}
     if active != state.active:
         broken.append(f"active is {state.active}, tasks say {active}")
-    undecided = {t.id for t in state.tasks.values() if isinstance(t.status, Recovering)}
-    if undecided != state.undecided:
-        broken.append(f"undecided is {state.undecided}, tasks say {undecided}")
+    between = {t.id for t in state.tasks.values() if isinstance(t.status, Ended | Recovering)}
+    if between != state.between_attempts:
+        broken.append(f"between attempts are {state.between_attempts}, tasks say {between}")
     asked = {t.id for t in state.tasks.values() if isinstance(t.status, Running) and t.status.preempting is not None}
     if asked != state.asked:
         broken.append(f"asked are {state.asked}, tasks say {asked}")
@@ -72,7 +72,7 @@ def _preempted(task: Task) -> list[str]:
     if isinstance(task.status, Finished) and isinstance(task.status.outcome, Preempted):
         broken.append(f"task {task.id} is finished by being preempted")
     if (
-        isinstance(task.status, Recovering)
+        isinstance(task.status, Ended | Recovering)
         and task.status.held
         and not isinstance(task.attempts[-1].outcome, Preempted)
     ):

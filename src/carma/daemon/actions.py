@@ -14,7 +14,17 @@ from msgspec.structs import replace
 from carma.core import preemption as preempt
 from carma.core.model import events as e
 from carma.core.model.outcome import Cancelled, describe
-from carma.core.model.status import Estimating, Finished, Queued, Recovering, Running, Starting, state_name
+from carma.core.model.status import (
+    Ended,
+    Estimating,
+    Finished,
+    Pending,
+    Queued,
+    Recovering,
+    Running,
+    Starting,
+    state_name,
+)
 from carma.core.model.task import Task
 from carma.core.model.units import show_s
 from carma.core.model.values import Estimate, GpuId, Owner, TaskId, TaskSpec
@@ -253,7 +263,7 @@ def _cancel_note(task: Task, signal: int) -> str:
     match task.status:
         case Starting() | Running():
             return f"task {task.id} is being stopped (signal {signal})"
-        case Estimating() | Queued() | Recovering():
+        case Estimating() | Queued() | Ended() | Recovering():
             return f"task {task.id} is cancelled"
         case Finished():
             return ""
@@ -281,7 +291,7 @@ def _preempt_note(task: Task, *, hold: bool) -> str:
 
 
 def _check_update(request: t.UpdateRequest, task: Task, state: State, who: Identity) -> None:
-    waiting = isinstance(task.status, Queued | Estimating | Recovering)
+    waiting = isinstance(task.status, Pending)
     if not waiting and (request.priority is not None or request.gpu_memory_mib is not None):
         raise WrongState(
             f"task {task.id} is {state_name(task.status)}: its priority and memory can no longer be changed",

@@ -23,7 +23,18 @@ from carma.core.model.outcome import (
     describe,
     exit_code,
 )
-from carma.core.model.status import Estimating, Finished, Queued, Recovering, Running, Starting, Status, state_name
+from carma.core.model.status import (
+    Ended,
+    Estimating,
+    Finished,
+    Pending,
+    Queued,
+    Recovering,
+    Running,
+    Starting,
+    Status,
+    state_name,
+)
 from carma.core.model.task import Attempt, Task
 from carma.core.model.units import show_s
 from carma.core.model.values import Activity, AttemptKey, Confinement, Estimate, Gpu, GpuId, TaskId
@@ -60,7 +71,7 @@ def code_of(status: Status) -> str:
     match status:
         case Estimating(held=True) | Queued(held=True):
             return "H"
-        case Estimating() | Queued() | Recovering():
+        case Estimating() | Queued() | Ended() | Recovering():
             return "PD"
         case Starting(ending=ending) | Running(ending=ending):
             return "R" if ending is None else "CG"
@@ -104,7 +115,7 @@ def task_views(tasks: Iterable[Task], lens: Lens) -> list[t.TaskView]:
 
 def reasons_of(tasks: Iterable[Task], lens: Lens) -> dict[TaskId, Waiting]:
     """Why those of them wait that do; all in one walk along the queue, which costs hardly more than one of them."""
-    waits = (task for task in tasks if isinstance(task.status, Estimating | Queued | Recovering))
+    waits = (task for task in tasks if isinstance(task.status, Pending))
     ids = [task.id for task in waits if task.id in lens.state.tasks]
     found = waiting(lens.state, lens.now, ids) if ids else {}
     for task_id, why in found.items():
@@ -143,7 +154,9 @@ def task_view(task: Task, lens: Lens, why: Waiting | None) -> t.TaskView:
         held=isinstance(status, Estimating | Queued) and status.held,
         estimate=_estimate_view(task.estimate, open_to_viewer),
         booking_mib=newest.booking_mib if newest is not None else None,
-        needs_mib=ask_of(task, lens.state, lens.sizes).memory_mib if isinstance(status, Queued | Recovering) else None,
+        needs_mib=ask_of(task, lens.state, lens.sizes).memory_mib
+        if isinstance(status, Pending) and not isinstance(status, Estimating)
+        else None,
         observed_mib=newest.observed_mib if newest is not None else None,
         attempts=attempts,
         submitted_at=task.submitted_at,
@@ -183,7 +196,7 @@ def _reason(task: Task, why: Waiting | None, open_to_viewer: bool, now: float) -
             if ending is None:
                 return _saving(task.status, open_to_viewer, now)
             return "Stopping", f"is being stopped: {describe(ending if open_to_viewer else without_words(ending))}"
-        case Estimating() | Queued() | Recovering():
+        case Estimating() | Queued() | Ended() | Recovering():
             return (why.code, why.sentence) if why is not None else ("", "")
         case _:
             assert_never(task.status)

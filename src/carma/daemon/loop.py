@@ -188,7 +188,7 @@ class Loop:
             self._hasty_s = min(POLL_S, self._hasty_s * 2)
             return self._hasty_s
         self._hasty_s = STARTING_S
-        if state.active or state.undecided:
+        if state.active or state.between_attempts:
             return max(STARTING_S, POLL_S / max(1.0, self.shell.clock.speed))
         return IDLE_S if not state.line else max(POLL_S, IDLE_S / max(1.0, self.shell.clock.speed))
 

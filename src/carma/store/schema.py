@@ -144,7 +144,19 @@ def _references(spec: dict[str, Any]) -> tuple[str | None, str | None]:
     return environment.get(""), command[1] if len(command) == 2 and command[0] == "" else None
 
 
-MIGRATIONS: tuple[Migration, ...] = (_first, _usage, _guessed, _near, _shared)
+def _ended(connection: sqlite3.Connection) -> None:
+    """Format 6: an ended attempt is the status `ended`; it was `recovering` without a time until then."""
+    for number, body in _rows(connection, "SELECT id, body FROM live WHERE id > ?"):
+        task = msgspec.json.decode(body)
+        status = task["status"]
+        if status["state"] == "recovering" and status.get("until") is None:
+            outcome = task["attempts"][-1]["outcome"]
+            held = status.get("held", False)
+            task["status"] = {"state": "ended", "at": status["since"], "outcome": outcome, "held": held}
+            connection.execute("UPDATE live SET body = ? WHERE id = ?", (msgspec.json.encode(task).decode(), number))
+
+
+MIGRATIONS: tuple[Migration, ...] = (_first, _usage, _guessed, _near, _shared, _ended)
 
 
 def check(connection: sqlite3.Connection, path: Path, known: int = len(MIGRATIONS)) -> None:

@@ -115,7 +115,7 @@ class Simulation:
             elif self._nobody_waits:
                 continue  # nothing has happened that the core would know of
             yield from self._decided()
-            if self.state.line or self.state.undecided:
+            if self.state.line or self.state.between_attempts:
                 self._wake_later()
         yield from self._seen()
         if self._course is not None:
@@ -129,7 +129,7 @@ class Simulation:
     @property
     def _nobody_waits(self) -> bool:
         """Then samples bring nothing about, and are kept until the core is told of something else."""
-        return self._patient and not self.state.line and not self.state.undecided
+        return self._patient and not self.state.line and not self.state.between_attempts
 
     def _seen(self) -> Iterator[e.AnyEvent]:
         """What was seen while nobody waited, before anything else is told."""
@@ -339,7 +339,10 @@ class Simulation:
     def _check_alive(self) -> None:
         """A policy that starts nobody on idle GPUs would let the simulation go on for ever."""
         alive = (
-            self.state.active or self.state.undecided or len(self._heap) > 1 or self._arrived < len(self.trace.tasks)
+            self.state.active
+            or self.state.between_attempts
+            or len(self._heap) > 1
+            or self._arrived < len(self.trace.tasks)
         )
         self._idle = 0 if alive else self._idle + 1
         if self._idle > PATIENCE:
@@ -372,8 +375,8 @@ class Simulation:
     def _wake_later(self) -> None:
         waits = [
             task.status.until
-            for task in (self.state.tasks[task_id] for task_id in self.state.undecided)
-            if isinstance(task.status, Recovering) and task.status.until is not None
+            for task in (self.state.tasks[task_id] for task_id in self.state.between_attempts)
+            if isinstance(task.status, Recovering)
         ]
         for until in waits:
             self._heap.push(max(until, self.now), Wake())

@@ -56,14 +56,19 @@ class Running(Record, frozen=True, tag="running", tag_field="state"):
     stayed_at: float | None = None  # when the time was over that it had to leave, the last time it was asked
 
 
+class Ended(Record, frozen=True, tag="ended", tag_field="state"):
+    """The newest attempt has ended; recovery has not decided yet between a retry and the end of the task."""
+
+    at: float
+    outcome: Outcome
+    held: bool = False  # whether the task is held if it goes back to the queue
+
+
 class Recovering(Record, frozen=True, tag="recovering", tag_field="state"):
-    """The attempt ended; goes back to the queue at `until` (back-off) with the task's plan.
+    """Waits for a retry: goes back to the queue at `until` with the task's plan."""
 
-    `until` is None for the moment between an attempt's end and the decision what becomes of the task.
-    """
-
-    since: float
-    until: float | None = None
+    since: float  # the end of the attempt
+    until: float
     held: bool = False
 
 
@@ -72,9 +77,13 @@ class Finished(Record, frozen=True, tag="finished", tag_field="state"):
     outcome: Outcome
 
 
-Status = Estimating | Queued | Starting | Running | Recovering | Finished
+Status = Estimating | Queued | Starting | Running | Ended | Recovering | Finished
 Active = Starting | Running
+Pending = Estimating | Queued | Ended | Recovering  # without a process, and not finished
 
 
 def state_name(status: Status) -> str:
+    """The name that users see. An attempt's end lasts a moment; to users the task recovers already."""
+    if isinstance(status, Ended):
+        return "recovering"
     return str(status.__struct_config__.tag)

@@ -224,10 +224,8 @@ class Accounts:
 def waits(task: Task | None) -> bool:
     """Whether it counts as waiting. Of one that has just ended nobody knows yet whether it comes back."""
     match task.status if task is not None else None:
-        case Estimating() | Queued():
+        case Estimating() | Queued() | Recovering():
             return True
-        case Recovering(until=until):
-            return until is not None
         case _:
             return False
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from msgspec.structs import replace
 
 from carma.core.model.outcome import describe
-from carma.core.model.status import Estimating, Finished, Queued, Recovering, Running, Starting
+from carma.core.model.status import Ended, Estimating, Finished, Queued, Recovering, Running, Starting
 from carma.core.model.task import Task
 from carma.core.model.units import show_s
 from carma.core.model.values import Gpu, TaskId
@@ -70,9 +70,11 @@ def _plain_reason(task: Task, state: State, now: float, sizes: tuple[Gpu, ...]) 
     match task.status:
         case Estimating():
             return Waiting("Estimating", "its memory is being estimated")
+        case Ended():
+            return Waiting("Recovery", "its attempt has just ended; whether it is retried is being decided")
         case Recovering(until=until):
-            reason = task.plan.reason if task.plan is not None else "its last attempt is being looked at"
-            return Waiting("Recovery", f"back in the queue in {show_s((until or now) - now)}: {reason}")
+            assert task.plan is not None
+            return Waiting("Recovery", f"back in the queue in {show_s(until - now)}: {task.plan.reason}")
         case Queued():
             return not_yet(task, state, now, sizes)
         case _:
