@@ -196,7 +196,7 @@ def test_problem_26_there_is_one_licence() -> None:
     assert "Version 2.0, January 2004" in text
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     assert project["license"] == "Apache-2.0"
-    assert metadata.metadata("carma")["License-Expression"] == "Apache-2.0"
+    assert metadata.metadata("carma-gpu")["License-Expression"] == "Apache-2.0"
     readme = (REPOSITORY / "README.md").read_text()
     assert re.search(r"Apache(-| License,? Version |,? )2\.0", readme), "the README names the licence"
     assert not re.search(r"non-?commercial|academic use|research (use|purposes) only", readme, re.IGNORECASE)

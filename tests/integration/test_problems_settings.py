@@ -6,6 +6,7 @@ Each test is named after its problem; its first line says what happened there, t
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 import subprocess
@@ -16,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-import carma as package
 from carma.core.model.settings import Gate, Rules, WarmUp, WindowRules
 from carma.core.model.values import GpuId
 from carma.launch import procfs
@@ -25,7 +25,7 @@ from carma.traces import SHIPPED, find
 from tests.harness import LIMIT_S, Daemon, daemon_at_rest, serving, until
 
 GPU = GpuId("GPU-0")
-SAMPLES = 10  # looks at the GPUs over which the daemon is watched
+SAMPLES = 10  # during which the daemon is observed
 LOG_BYTES = 64 << 20  # of a task whose log must not be read again and again
 
 
@@ -132,49 +132,54 @@ def test_problem_20_tasks_can_be_listed_cancelled_ordered_and_limited(daemon: Da
     assert {late, early, limited, unwanted} <= {task["id"] for task in done}
 
 
-def test_problem_20_everything_that_is_imported_is_declared() -> None:
+# What runs in the user's interpreter, or measures it, imports the torch that is there, whichever that is.
+WITH_USERS_TORCH = {
+    "carma": ("trial/inside",),
+    "gpumemnet": ("dataset/inside",),
+    "carma_lab": ("bench/gpu", "bench/memory/zoo"),
+}
+EXTRAS = {"gpumemnet": {"train", "onnx", "plots"}}
+OWN = {"carma": ["carma-gpu"], "gpumemnet": ["carma-gpumemnet"], "carma_lab": ["carma-lab"]}
+
+
+@pytest.mark.parametrize(
+    ("distribution", "name"), [("carma-gpu", "carma"), ("carma-gpumemnet", "gpumemnet"), ("carma-lab", "carma_lab")]
+)
+def test_problem_20_everything_that_is_imported_is_declared(distribution: str, name: str) -> None:
     """The requirements named two packages and left out three; a program that was not shipped was expected to be there.
 
-    Here every import is of the standard library, of CARMA or of a declared dependency, and the daemon needs no program.
+    Here every import is of the standard library or of a declared dependency.
     """
-    declared = {
-        re.split(r"[ ;<>=!~\[]", line)[0].lower() for line in metadata.requires("carma") or [] if "extra ==" not in line
-    }
-    offers = metadata.packages_distributions()
-    root = Path(package.__file__).parent
-    # What runs in the user's interpreter, or measures it, imports the torch that is there, whichever that is.
-    with_users_torch = (
-        root / "bench" / "gpu",
-        root / "bench" / "memory" / "zoo",
-        root / "estimate" / "inside",
-        root / "dataset" / "inside",
-    )
-    # For those who have installed an extra.
-    extras = {root / "train": "train", root / "dataset": "train"} | dict.fromkeys(
-        (root / "report", root / "traces", root / "sim"), "report"
-    )
+    required = required_by(distribution, EXTRAS.get(name, set()))
+    offers = {**metadata.packages_distributions(), **OWN}
+    root = Path(str(importlib.import_module(name).__file__)).parent
     unknown = {
-        f"{file.name}: {name}"
+        f"{file.name}: {found}"
         for file in root.rglob("*.py")
-        if not any(folder in file.parents for folder in with_users_torch)
-        for name in imported(file)
-        if name not in sys.stdlib_module_names
-        and name != "carma"
-        and not (declared | of_extra(next((extras[folder] for folder in file.parents if folder in extras), "")))
-        & {offered.lower() for offered in offers.get(name, [])}
+        if not any(root / folder in file.parents for folder in WITH_USERS_TORCH[name])
+        for found in imported(file)
+        if found not in sys.stdlib_module_names
+        and found != name
+        and not required & {offered.lower() for offered in offers.get(found, [])}
     }
     assert not unknown
+
+
+def test_problem_20_the_daemon_needs_no_program() -> None:
     with daemon_at_rest(gpus=1) as bare:
         bare.environ["PATH"] = "/nowhere"
         bare.start()
         assert bare.wait(bare.submit("true")).exit_code == 0
 
 
-def of_extra(name: str) -> set[str]:
-    """What the extra of that name installs."""
-    wanted = re.compile(rf"extra == ['\"]{name}['\"]")
-    lines = [line for line in metadata.requires("carma") or [] if name and wanted.search(line)]
-    return {re.split(r"[ ;<>=!~\[]", line)[0].lower() for line in lines}
+def required_by(distribution: str, extras: set[str]) -> set[str]:
+    """The distributions that this one depends on, with these extras."""
+    found: set[str] = set()
+    for line in metadata.requires(distribution) or []:
+        extra = re.search(r"extra == ['\"](\w+)['\"]", line)
+        if extra is None or extra[1] in extras:
+            found.add(re.split(r"[ ;<>=!~\[]", line)[0].lower())
+    return found
 
 
 def imported(file: Path) -> Iterator[str]:
@@ -205,35 +210,36 @@ def kept_bytes(daemon: Daemon) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def test_problem_21_watching_the_gpus_starts_no_program_reads_no_log_and_writes_nothing(daemon: Daemon) -> None:
+def test_problem_21_watching_the_gpus_starts_no_program_reads_no_log_and_writes_nothing() -> None:
     """Several tool processes a second, a `top` loop without a pause, all logs read each second, files without an end.
 
     Here the GPUs are asked through a library; while nothing happens nothing is started, read again or written.
     """
-    assert daemon.process is not None
-    pid = daemon.process.pid
     script = f"head -c {LOG_BYTES} /dev/zero >&2; echo ready; while ! [ -e enough ]; do sleep 0.02; done"
-    task = daemon.submit("sh", "-c", script)
-    daemon.until_state(task, "running")
-    until(lambda: b"ready" in b"".join(daemon.client.logs(task)), "its log is written")
-    until(lambda: len(children_of(pid)) == 1, "the runners of earlier tasks are gone")
+    with serving(gpus=1, memory_mib=40_960, monitor__period_s=0.1) as daemon:
+        assert daemon.process is not None
+        pid = daemon.process.pid
+        task = daemon.submit("sh", "-c", script)
+        daemon.until_state(task, "running")
+        until(lambda: b"ready" in b"".join(daemon.client.logs(task)), "its log is written")
 
-    before = faults_of_ended_children(pid), kept_bytes(daemon)
-    read_before = bytes_read(pid)
-    energies: set[float | None] = set()
+        before = children_of(pid), faults_of_ended_children(pid), kept_bytes(daemon)
+        read_before = bytes_read(pid)
+        energies: set[float | None] = set()
 
-    def looked_at() -> bool:
-        energies.add(daemon.client.gpus()[0].energy_j)  # a counter: another value is another look
-        return len(energies) > SAMPLES
+        def sampled() -> bool:
+            energies.add(daemon.client.gpus()[0].energy_j)  # a counter: another value is another sample
+            return len(energies) > SAMPLES
 
-    until(looked_at, "the GPUs are looked at")
-    assert (faults_of_ended_children(pid), kept_bytes(daemon)) == before
-    assert len(children_of(pid)) == 1, "the task's runner and nothing else"
-    assert bytes_read(pid) - read_before < LOG_BYTES
+        until(sampled, "the GPUs are sampled")
+        assert (children_of(pid), faults_of_ended_children(pid), kept_bytes(daemon)) == before
+        assert bytes_read(pid) - read_before < LOG_BYTES
 
-    (daemon.home / "enough").touch()
-    assert daemon.wait(task).exit_code == 0
+        (daemon.home / "enough").touch()
+        assert daemon.wait(task).exit_code == 0
 
+
+def test_problem_21_the_window_of_samples_is_bounded() -> None:
     world = World(1)
     world.wait(5_000)
     assert len(world.state.live[GPU].window.samples) <= world.state.rules.window.length_s + 1
