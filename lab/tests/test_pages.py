@@ -160,8 +160,7 @@ def test_the_trace_format_is_the_readers() -> None:
     assert [task.name for task in parse(example.splitlines(), "example.csv").tasks] == ["resnet", "bert", "gpt2"]
 
 
-def test_the_changelog_counts_the_verbs_right() -> None:
-    assert f"with {len(VERBS)} verbs" in _text(ROOT / "CHANGELOG.md")
+def test_every_alias_stands_for_a_verb_that_exists() -> None:
     assert set(ALIASES.values()) <= set(VERBS)
 
 

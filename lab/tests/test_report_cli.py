@@ -1,4 +1,4 @@
-"""`carma report RUN` and `carma compare` as they are typed."""
+"""`carma run-report RUN` and `carma compare` as they are typed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def told(*words: str) -> str:
 
 
 def test_a_run_is_told_in_tables() -> None:
-    page = told("report", "one.json").splitlines()
+    page = told("run-report", "one.json").splitlines()
     assert page[0] == "made under exclusive: 2 x card, simulated"
     assert "makespan       10:00" in page
     assert "energy         2.0 kWh" in page
@@ -49,15 +49,15 @@ def test_a_run_is_told_in_tables() -> None:
 
 
 def test_a_run_as_json_has_spreads_and_users() -> None:
-    found = json.loads(told("report", "one.json", "--json"))
+    found = json.loads(told("run-report", "one.json", "--json"))
     assert found["figures"]["makespan_s"] == 600.0
     assert found["completion_s"] == {"count": 2, "mean": 450.0, "p50": 450.0, "p95": 585.0, "max": 600.0}
     assert [user["user"] for user in found["fairness"]["users"]] == ["ana", "ben"]
-    assert json.loads(told("report", "two.json", "--json"))["fairness"] is None
+    assert json.loads(told("run-report", "two.json", "--json"))["fairness"] is None
 
 
 def test_pictures_and_the_page_are_named_on_standard_error() -> None:
-    result = typed("report", "two.json", "--out", "drawn", "--html", "two.html")
+    result = typed("run-report", "two.json", "--out", "drawn", "--html", "two.html")
     assert result.exit_code == 0, result.output
     written = result.stderr.split()
     assert written == ["drawn/spread.png", "drawn/spread.svg", "drawn/gantt.png", "drawn/gantt.svg", "two.html"]
@@ -70,7 +70,7 @@ def test_pictures_and_the_page_are_named_on_standard_error() -> None:
 )
 def test_of_a_policy_that_predicts_it_says_what_was_known(policy: str, demand: str, told_so: bool) -> None:
     write(run(task(1, 0.0, 0.0, 150.0), of=about(policy=policy, demand=demand)), Path("known.json"))
-    line = next(line for line in told("report", "known.json").splitlines() if line.startswith("with "))
+    line = next(line for line in told("run-report", "known.json").splitlines() if line.startswith("with "))
     known = f"demand: {demand}, " if told_so else ""
     assert line.split(maxsplit=1)[1] == f"memory: measured, {known}mechanism: mps"
 
@@ -127,10 +127,9 @@ def test_of_tasks_that_differ_most_the_name_is_cut_and_not_where_it_was(monkeypa
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["report", "missing.json"], "No such file"),
-        (["report", "bad.json"], "bad.json is not a run"),
-        (["report", "one.json", "--since", "1h"], "for the server's tasks"),
-        (["report", "--trace", "t1"], "--trace goes with --save"),
+        (["run-report", "missing.json"], "No such file"),
+        (["run-report", "bad.json"], "bad.json is not a run"),
+        (["run-report", "one.json", "--since", "1h"], "for the server's tasks"),
         (["compare", "one.json"], "two runs at least"),
         (["compare", "one.json", "one.json"], "same settings"),
     ],
@@ -156,7 +155,7 @@ def test_a_run_that_cannot_be_is_refused(change: dict[str, object], said: str) -
     figures = change.get("figures")
     change = {**change, "figures": {**kept["figures"], **figures}} if isinstance(figures, dict) else change
     Path("one.json").write_text(json.dumps({**kept, **change}))
-    for words in (["report", "one.json"], ["compare", "two.json", "one.json"]):
+    for words in (["run-report", "one.json"], ["compare", "two.json", "one.json"]):
         result = typed(*words)
         assert result.exit_code == 2
         assert said in result.stderr
@@ -166,4 +165,4 @@ def test_a_task_that_ends_before_it_begins_is_refused() -> None:
     kept = json.loads(Path("one.json").read_text())
     kept["tasks"][1]["ended_s"] = -1.0
     Path("one.json").write_text(json.dumps(kept))
-    assert "task 2 ends before it begins" in typed("report", "one.json").stderr
+    assert "task 2 ends before it begins" in typed("run-report", "one.json").stderr

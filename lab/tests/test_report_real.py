@@ -216,7 +216,7 @@ def test_how_tasks_shared_is_what_most_of_them_did() -> None:
 def test_a_daemon_that_finished_nothing_has_no_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with FakeDaemon() as fake:
         monkeypatch.setenv("CARMA_HOME", str(fake.home))
-        result = CliRunner().invoke(carma, ["report", "--save", str(tmp_path / "run.json")])
+        result = CliRunner().invoke(carma, ["run-report", "--save", str(tmp_path / "run.json")])
     assert result.exit_code == 4
     assert "no task has ended since then" in result.stderr
     assert not (tmp_path / "run.json").exists()
@@ -239,7 +239,7 @@ def test_a_real_daemons_tasks_are_a_run_that_report_and_compare_take(
         for number in done:
             daemon.wait(number)
         monkeypatch.setenv("CARMA_HOME", str(daemon.home))
-        result = CliRunner().invoke(carma, ["report", "--save", str(saved), "--trace", str(table), "--json"])
+        result = CliRunner().invoke(carma, ["run-report", "--save", str(saved), "--trace", str(table), "--json"])
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
     assert told["about"]["simulated"] is False

@@ -290,7 +290,7 @@ def test_json_has_every_task_and_out_writes_the_run_again(saved: Path, tmp_path:
     assert told["met"] is True
     assert len(told["tasks"]) == 6
     assert told["solo"] == {"inferred": 6}
-    again = CliRunner().invoke(carma, ["report", str(tmp_path / "again.json"), "--json"])
+    again = CliRunner().invoke(carma, ["run-report", str(tmp_path / "again.json"), "--json"])
     assert json.loads(again.stdout)["about"]["simulated"] is True
 
 

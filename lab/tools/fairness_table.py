@@ -3,7 +3,7 @@
     python -m lab.tools.fairness_table
 
 Each trace is made by chance from a seed: users whose tasks are drawn from the same table, each with a rate of their
-own. It is run with fairness.enabled off and on. Finish-time fairness and Jain's index are those of `carma report`
+own. It is run with fairness.enabled off and on. Finish-time fairness and Jain's index are those of `carma run-report`
 (carma_lab/reports/fairness.py).
 """
 

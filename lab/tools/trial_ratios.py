@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MEASURED = ROOT / "lab" / "results" / "h200" / "memory" / "estimators.json"
-TABLE = ROOT / "src" / "carma" / "sim" / "trial_ratios.csv"
+TABLE = ROOT / "lab" / "src" / "carma_lab" / "simulator" / "trial_ratios.csv"
 HEAD = """\
 # The trial run's estimate and bound, each divided by what the run took: {count} training runs on an H200, families
 # unknown to the model. Made by `python -m lab.tools.trial_ratios` from lab/results/h200/memory/estimators.json.

@@ -39,7 +39,7 @@ NAMED = 14  # columns for the name of a task and of a trace, at least
 @force_flag
 @click.option("--json", "as_json", is_flag=True, help="The figures and ratios as JSON.")
 def command(files: tuple[Path, ...], out: Path | None, html: str | None, force: bool, as_json: bool) -> None:
-    """Runs side by side: what carma simulate --out or carma report --save has written.
+    """Runs side by side: what carma simulate --out or carma run-report --save has written.
 
     The first run is 1, for each trace; of each other one the ratio to it stands beside its figure. With several traces
     the last table has the geometric means over them. Then come the tasks whose completion differs most.
@@ -48,7 +48,7 @@ def command(files: tuple[Path, ...], out: Path | None, html: str | None, force: 
     from carma_lab.runs.record import read
 
     if len(files) < 2:
-        raise click.UsageError("two runs at least are wanted; carma report RUN tells of one")
+        raise click.UsageError("two runs at least are wanted; carma run-report RUN tells of one")
     _check(out, html, force, as_json)
     found = compare([read(file) for file in files])
     written = []

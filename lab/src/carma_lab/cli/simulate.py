@@ -54,7 +54,7 @@ BESIDE_FIDELITY = ("fidelity", "solo", "noise", "seed", "out", "force", "as_json
     help="Spread of true rates about the model's; 1: as measured (0).",
 )
 @click.option("--set", "settings", multiple=True, callback=pairs, metavar="NAME=VALUE", help="A setting; repeat it.")
-@file_flag("--out", "The whole run, as carma report reads it; - for standard output.")
+@file_flag("--out", "The whole run, as carma run-report reads it; - for standard output.")
 @force_flag
 @click.option(
     "--fidelity",
@@ -86,8 +86,8 @@ def command(
 
     Nothing is run and no GPU is needed: a virtual clock drives the same decisions as the daemon's.
 
-    With --fidelity, a run that was recorded (carma report --save) is simulated with its own arrivals, policy, settings
-    and GPUs, and both are put side by side. docs/simulation.md says what is worked out, and how far to trust it.
+    With --fidelity, a recorded run (carma run-report --save) is simulated with its own arrivals, policy, settings and
+    GPUs, and both are put side by side. docs/simulation.md says what is computed, and how far to trust it.
     """
     if out is not None:
         _check_out(out, force, as_json)

@@ -16,7 +16,7 @@ from carma.errors import Usage
 from carma_lab.runs.record import read, write
 from carma_lab.simulator.fidelity import AIMS, Fidelity, Gap, known_from, played
 
-HINT = "carma report --save FILE writes such a file."
+HINT = "carma run-report --save FILE writes such a file."
 WORST = 5  # tasks that are shown
 
 

@@ -60,7 +60,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
     if len(every) == 1:
         raise Usage(
             f"these runs are of {len(traces)} traces, and all under {every[0]}: there is nothing to stand beside one",
-            "Simulate a trace under another policy, too; carma report RUN tells of one run.",
+            "Simulate a trace under another policy, too; carma run-report RUN tells of one run.",
         )
     lacking = [trace for trace in traces if every[0] not in found[trace]]
     if lacking:

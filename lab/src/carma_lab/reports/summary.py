@@ -22,7 +22,7 @@ class Spread(Record, frozen=True, kw_only=True):
 
 
 class Summary(Record, frozen=True, kw_only=True):
-    """What `carma report RUN --json` prints. None: not known."""
+    """What `carma run-report RUN --json` prints. None: not known."""
 
     about: About
     figures: Figures

@@ -109,7 +109,7 @@ def _earlier(task: TaskRun, number: int, lead_s: float) -> TaskRun:
 
 
 def _noted(run: Run) -> Server:
-    hint = "Record it again: carma report --save FILE, or carma simulate --out FILE."
+    hint = "Record it again: carma run-report --save FILE, or carma simulate --out FILE."
     if run.server is None:
         raise Usage("the run's file does not tell the GPUs that it was on, so it cannot be played again", hint)
     used = {gpu for task in run.tasks for one in task.attempts for gpu in one.gpus}

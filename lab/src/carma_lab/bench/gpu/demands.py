@@ -24,11 +24,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import carma.trial
 from carma_lab.bench.gpu.profile_meter import MIB, Meter
 from carma_lab.bench.gpu.profiles import versions
 
 HERE = Path(__file__)
-INSIDE = HERE.parents[2] / "estimate" / "inside"
+INSIDE = Path(carma.trial.__file__).parent / "inside"
 ZOO = HERE.parents[1] / "memory" / "zoo"
 WARM_S, MOST_WARM_S, SPAN_S, WARM_STEPS = 0.4, 2.0, 0.9, 3
 ERROR_CHARS = 300

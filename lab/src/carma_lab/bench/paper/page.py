@@ -17,7 +17,7 @@ HEAD = """# The published experiments, simulated
 <!-- Made by `carma bench paper`; changes here are lost. -->
 
 Every figure here is from [paper.json](paper.json), which says of each part when, where and by which command it came.
-GPUs are simulated ([how](../../docs/simulation.md)): A100s of 40 GB. Exclusive GPUs, in the order of arrival, are 1.
+GPUs are simulated ([how](../../../docs/simulation.md)): A100s of 40 GB. Exclusive GPUs, in the order of arrival, are 1.
 *Run* is mean run time of a task as a part of that with exclusive GPUs, *slowdown* the mean over tasks of the run that
 succeeded against the run alone. *Code* is a digest of what decides and simulates: only parts with the same one go
 together.
