@@ -1,7 +1,7 @@
 """Writes docs/reference from the program itself: `python -m tools.reference`. `--check` says whether it is up to date.
 
 Every page is made from the table that the program works by (verbs, settings, routes, errors), so that a page cannot
-say anything else than the program does.
+say anything else than the program does. The table of a task's states in docs/architecture.md is made here as well.
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ from pathlib import Path
 
 import msgspec
 
+from carma.core.model.transitions import TRANSITIONS
 from carma.wire import openapi
 from tools import pages_api, pages_cli, pages_errors, pages_settings
+from tools.markdown import table
+from tools.pages import filled
 
-REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
+DOCS = Path(__file__).parent.parent / "docs"
+REFERENCE = DOCS / "reference"
 SHOWN_LINES = 12  # of each page's difference
 
 
@@ -34,6 +38,21 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
+def _states() -> str:
+    rows = [
+        (row.before.__name__ if row.before else "(none)", row.event.__name__, row.after.__name__, row.meaning)
+        for row in TRANSITIONS
+    ]
+    return "\n" + table(("status", "event", "next status", "meaning"), rows) + "\n"
+
+
+def _architecture() -> tuple[Path, str, str]:
+    """The page with the table of states: its path, its text, and the text that it should have."""
+    path = DOCS / "architecture.md"
+    text = path.read_text(encoding="utf-8")
+    return path, text, filled(text, "states", _states())
+
+
 def stale(directory: Path = REFERENCE) -> list[str]:
     """A line for each page that is missing or differs, with the beginning of the difference."""
     found: list[str] = []
@@ -44,6 +63,8 @@ def stale(directory: Path = REFERENCE) -> list[str]:
             found.append(f"{name} is not up to date" if old else f"{name} is not there")
             differences = difflib.unified_diff(old.splitlines(), new.splitlines(), "as it is", "as it should be", n=0)
             found.extend(list(differences)[:SHOWN_LINES] if old else [])
+    path, text, wanted = _architecture()
+    found.extend([f"{path.name} is not up to date"] if text != wanted else [])
     extra = {file.name for file in directory.glob("*")} - set(PAGES)
     return [*found, *(f"{name} is not made by this program" for name in sorted(extra))]
 
@@ -52,6 +73,8 @@ def write(directory: Path = REFERENCE) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for name, make in PAGES.items():
         (directory / name).write_text(make(), encoding="utf-8")
+    path, _, wanted = _architecture()
+    path.write_text(wanted, encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> int:
