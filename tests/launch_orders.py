@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from carma.core.model.outcome import Outcome
+from carma.core.model.settings import Stopping
 from carma.core.model.values import AttemptKey, Booking, GpuId, Owner, Placement, TaskId, TaskSpec
 from carma.core.ports import Found, Launcher, LaunchOrder
 from carma.launch import procfs
@@ -29,7 +30,8 @@ def order_of(
 ) -> LaunchOrder:
     placement = Placement(gpus=tuple(GpuId(gpu) for gpu in gpus), booking=Booking(memory_mib=4096, source="declared"))
     whose = owner if owner is not None else Owner(os.geteuid(), os.getegid(), "me")
-    return LaunchOrder(key=key(task, attempt), owner=whose, spec=spec, placement=placement, gpus=())
+    grace_s = Stopping().grace_of(spec)
+    return LaunchOrder(key=key(task, attempt), owner=whose, spec=spec, placement=placement, gpus=(), grace_s=grace_s)
 
 
 def spec_of(*command: str, directory: str | Path = "/", **more: object) -> TaskSpec:

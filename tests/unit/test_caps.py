@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from carma.core.model.values import Gpu, GpuId
 from carma.core.ports import LaunchOrder
@@ -39,7 +40,7 @@ def ordered(
     )
     spec = spec_of(*(str(word) for word in command), environment={"PATH": "/nowhere", **(own or {})})
     order = order_of(spec, gpus=tuple(gpu.id for gpu in gpus))
-    return LaunchOrder(key=order.key, owner=order.owner, spec=spec, placement=order.placement, gpus=gpus)
+    return replace(order, gpus=gpus)
 
 
 def capped(

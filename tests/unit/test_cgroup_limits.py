@@ -11,6 +11,7 @@ from typing import Any
 
 import pynvml
 import pytest
+from msgspec.structs import replace
 
 from carma import cgroups
 from carma.core.model.values import Gpu, GpuId
@@ -111,7 +112,7 @@ def limits(tree: Path) -> CgroupLimits:
 
 def ordered(*gpus: Gpu) -> LaunchOrder:
     order = order_of(spec_of("true"), gpus=tuple(gpu.id for gpu in gpus))
-    return LaunchOrder(key=order.key, owner=order.owner, spec=order.spec, placement=order.placement, gpus=gpus)
+    return replace(order, gpus=gpus)
 
 
 def test_an_attempt_gets_a_cgroup_of_its_own_with_a_hard_limit_on_each_gpu(driver: Driver, tree: Path) -> None:

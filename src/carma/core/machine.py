@@ -166,7 +166,7 @@ def _started(state: State, event: e.AttemptStarted) -> list[Command]:
         state.tracks[event.key].begin(event.at)
     state.put(replace(task, attempts=(*task.attempts[:-1], attempt), status=running))
     if status.ending is not None:
-        return [StopAttempt(event.key, _grace_s(state, task))]
+        return [StopAttempt(event.key, state.rules.stopping.grace_of(task.spec))]
     return []
 
 
@@ -262,10 +262,6 @@ def _ended(state: State, event: e.AttemptEnded) -> list[Command]:
     state.tracks.pop(event.key, None)
     _membership_changed(state, attempt.placement.gpus, event.at)
     return []
-
-
-def _grace_s(state: State, task: Task) -> float:
-    return task.spec.grace_s if task.spec.grace_s is not None else state.rules.stopping.grace_s
 
 
 def _stop_requested(state: State, event: e.StopRequested) -> list[Command]:

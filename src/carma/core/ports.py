@@ -59,6 +59,7 @@ class LaunchOrder(Record, frozen=True, kw_only=True):
     spec: TaskSpec
     placement: Placement
     gpus: tuple[Gpu, ...]
+    grace_s: float  # between SIGTERM and SIGKILL
     preempted: bool = False  # an earlier attempt was asked to save: there may be something to go on from
     frameworks: Frameworks | None = None  # what the command would import; None: the launcher reads the files itself
 

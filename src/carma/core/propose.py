@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from carma.core import preemption as preempt
 from carma.core.model.events import Durable, RecoveryDue, RecoveryPlanned, StopRequested, TaskFinished, TaskWarned
-from carma.core.model.outcome import Cancelled, NeverFits, Outcome, Succeeded, TimedOut, told_to_others
+from carma.core.model.outcome import Cancelled, NeverFits, Outcome, TimedOut, satisfied, told_to_others
 from carma.core.model.status import Estimating, Finished, Pending, Queued, Recovering, Running
 from carma.core.model.task import Task
-from carma.core.model.values import Dependency, TaskId
+from carma.core.model.values import TaskId
 from carma.core.recovery import GiveUp, next_step
 from carma.core.scheduling.feasibility import by_size, never_fits
 from carma.core.scheduling.news import in_order
@@ -81,8 +81,7 @@ def limit_reached(state: State, task: Task, now: float) -> StopRequested | TaskW
     left_s = status.since + limit_s - now
     warn = task.spec.warn
     if left_s <= 0:
-        grace_s = task.spec.grace_s if task.spec.grace_s is not None else state.rules.stopping.grace_s
-        return StopRequested(now, task.id, TimedOut(limit_s), grace_s)
+        return StopRequested(now, task.id, TimedOut(limit_s), state.rules.stopping.grace_of(task.spec))
     if warn is not None and not status.warned and left_s <= warn.before_s:
         return TaskWarned(now, task.id, warn.signal)
     return None
@@ -136,10 +135,3 @@ def broken(task: Task, other: Task, outcome: Outcome) -> str | None:
         if dependency.task == other.id and not satisfied(dependency, outcome):
             return f"it waited for task {other.id} ({dependency.when}), which {told_to_others(outcome)}"
     return None
-
-
-def satisfied(dependency: Dependency, outcome: Outcome) -> bool:
-    """Of a dependency on a task that has ended."""
-    if dependency.when == "any":
-        return True
-    return isinstance(outcome, Succeeded) == (dependency.when == "ok")

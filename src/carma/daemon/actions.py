@@ -139,9 +139,7 @@ class Verbs:
             nonlocal note
             task = self._live(state, call.task)
             note = _cancel_note(task, request.signal)
-            grace_s = task.spec.grace_s if task.spec.grace_s is not None else state.rules.stopping.grace_s
-            if request.signal == _SIGKILL:
-                grace_s = 0.0
+            grace_s = 0.0 if request.signal == _SIGKILL else state.rules.stopping.grace_of(task.spec)
             ending = Cancelled(call.who.name, request.reason)
             return [e.StopRequested(self._engine.clock.now(), task.id, ending, grace_s, request.signal)]
 

@@ -138,6 +138,7 @@ class Hands:
             spec=command.spec,
             placement=command.placement,
             gpus=gpus,
+            grace_s=self.shell.state.rules.stopping.grace_of(command.spec),
             preempted=was_preempted(self.shell.state, command.key),
         )
         try:

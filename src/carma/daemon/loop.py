@@ -277,8 +277,7 @@ def watch_pause_s(state: State) -> float:
 
 
 def _grace_s(state: State, task_id: TaskId) -> float:
-    asked = state.tasks[task_id].spec.grace_s
-    return state.rules.stopping.grace_s if asked is None else asked
+    return state.rules.stopping.grace_of(state.tasks[task_id].spec)
 
 
 def _not_ending(state: State, task_id: TaskId) -> bool:

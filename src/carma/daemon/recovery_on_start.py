@@ -16,7 +16,6 @@ from carma.core.model.commands import EstimateTask, PreemptAttempt, StopAttempt
 from carma.core.model.events import AttemptEnded, Durable, StopRequested, TaskPlaced
 from carma.core.model.settings import Rules
 from carma.core.model.status import Estimating, Running, Starting
-from carma.core.model.task import Task
 from carma.core.model.units import show_count
 from carma.core.model.values import AttemptKey, Record, TaskId
 from carma.core.ports import Archive, Loaded, PastRun, Store
@@ -138,7 +137,8 @@ def _left_to_do(shell: Shell, replayed: Replayed) -> Iterator[tuple[Order, float
             case Estimating():
                 yield EstimateTask(task.id), shell.clock.now()
             case Starting(ending=ending) | Running(ending=ending) if ending is not None:
-                stop = replayed.stops.get(task.key) or Stop(shell.clock.now(), _grace_s(shell.state, task))
+                grace_s = shell.state.rules.stopping.grace_of(task.spec)
+                stop = replayed.stops.get(task.key) or Stop(shell.clock.now(), grace_s)
                 yield StopAttempt(task.key, stop.grace_s, stop.signal), stop.at
             case Running(preempting=asked) if asked is not None:  # the launcher knows whether it was told
                 yield PreemptAttempt(task.key, asked.signal, asked.at), asked.at
@@ -149,10 +149,6 @@ def _left_to_do(shell: Shell, replayed: Replayed) -> Iterator[tuple[Order, float
 def _remember(archive: Archive, runs: Sequence[PastRun]) -> None:
     for run in runs:
         archive.remember(run)
-
-
-def _grace_s(state: State, task: Task) -> float:
-    return state.rules.stopping.grace_s if task.spec.grace_s is None else task.spec.grace_s
 
 
 def skip_used_ids(store: Store, archive: Archive, state: State, attempts: Path) -> None:

@@ -12,11 +12,10 @@ import os
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from itertools import chain
-from typing import Literal
 
 from msgspec.structs import replace
 
-from carma.core.model.outcome import Outcome, Succeeded, told_to_others
+from carma.core.model.outcome import satisfied, told_to_others
 from carma.core.model.status import Finished, Queued
 from carma.core.model.task import Task
 from carma.core.model.values import ArrayPlace, Dependency, Estimate, SaveSignal, TaskId, TaskSpec
@@ -217,18 +216,13 @@ def resolve_dependencies(spec: TaskSpec, find: FindTask) -> TaskSpec:
             )
         if not isinstance(other.status, Finished):
             still.append(dependency)
-        elif not _fulfilled(dependency.when, other.status.outcome):
+        elif not satisfied(dependency, other.status.outcome):
             ended = told_to_others(other.status.outcome)
             raise Refused(
                 f"task {other.id} can no longer end as wanted ({dependency.when}): it {ended}",
                 "submit without that dependency, or retry that task first",
             )
     return replace(spec, after=tuple(still))
-
-
-def _fulfilled(when: Literal["ok", "any", "notok"], outcome: Outcome) -> bool:
-    succeeded = isinstance(outcome, Succeeded)
-    return when == "any" or (when == "ok") == succeeded
 
 
 def check_fits(state: State, spec: TaskSpec) -> None:

@@ -32,7 +32,6 @@ from carma.launch.guard_records import DEVICE_FILES, Holding
 from carma.launch.process_tree import Trees
 from carma.launch.supervisor import NO_SPACE
 
-GRACE_S = 10.0  # for what is left of a tree when its command has ended, unless the task says otherwise
 TAKEOVERS = 3  # how often an order is given again after a runner died before it started the command
 START_TIMEOUT_S = 60.0
 RUNNER_MARGIN_S = 30.0  # beyond the start-up timeout, which the runner itself enforces
@@ -132,7 +131,7 @@ class ProcessLauncher:
             "identity": identity if order.owner.uid != os.geteuid() else None,
             "stdout": stdout,
             "stderr": stderr,
-            "grace_s": spec.grace_s if spec.grace_s is not None else GRACE_S,
+            "grace_s": order.grace_s,
             "start_timeout_s": self._start_timeout_s,
             "max_output_bytes": self._max_output_mib * 2**20,
             "cgroup_procs": self._cgroup_procs(order.key),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from carma.core.model.units import show_mib
-from carma.core.model.values import Record
+from carma.core.model.values import Dependency, Record
 
 
 class Succeeded(Record, frozen=True, tag="succeeded", tag_field="kind"):
@@ -71,6 +71,11 @@ class NeverFits(Record, frozen=True, tag="never_fits", tag_field="kind"):
 Outcome = (
     Succeeded | Failed | OutOfMemory | Cancelled | TimedOut | LaunchFailed | Lost | Disrupted | Preempted | NeverFits
 )
+
+
+def satisfied(dependency: Dependency, outcome: Outcome) -> bool:
+    """Whether a dependency on a task is satisfied by how that task ended."""
+    return dependency.when == "any" or isinstance(outcome, Succeeded) == (dependency.when == "ok")
 
 
 def exit_code(outcome: Outcome) -> int:

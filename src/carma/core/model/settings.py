@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 from msgspec.structs import replace
 
-from carma.core.model.values import Record
+from carma.core.model.values import Record, TaskSpec
 
 # Two arrays of the largest size (measured: such a queue takes about 55 MB of memory and 45 MB of disk).
 WAITING_LIMIT = 20_000
@@ -272,6 +272,10 @@ class Stopping(Record, frozen=True, kw_only=True):
     grace_s: Annotated[
         float, Meta(ge=0.0, description="Between SIGTERM and SIGKILL, in seconds, unless the task says otherwise.")
     ] = 10.0
+
+    def grace_of(self, spec: TaskSpec) -> float:
+        """Seconds between SIGTERM and SIGKILL: as the task says, otherwise as set for the server."""
+        return self.grace_s if spec.grace_s is None else spec.grace_s
 
 
 class Rules(Record, frozen=True, kw_only=True):
