@@ -13,7 +13,7 @@ from carma.cli import estimate
 from carma.cli import estimate_request as estimating
 from carma.core.model.values import Estimate, NoEstimate
 from carma.core.ports import EstimateRequest
-from carma.trial.layers import summary
+from carma.trial.layers import description
 from carma.trial.layers.description import Described
 from carma.trial.protocol import Context
 from gpumemnet.summaries import training_options as told
@@ -255,9 +255,9 @@ def test_attention_where_there_is_none(
 
 
 def test_the_choices_of_the_flags_are_those_that_are_known() -> None:
-    assert tuple(told.OPTIMIZERS) == summary.OPTIMIZERS == estimate.OPTIMIZERS
-    assert summary.PRECISIONS == estimate.PRECISIONS
-    assert summary.ATTENTIONS == estimate.ATTENTIONS
+    assert tuple(told.OPTIMIZERS) == description.OPTIMIZERS == estimate.OPTIMIZERS
+    assert description.PRECISIONS == estimate.PRECISIONS
+    assert description.ATTENTIONS == estimate.ATTENTIONS
 
 
 def test_a_graph_for_inference_is_given_no_bound(

@@ -13,7 +13,7 @@ from carma.core.model.events import TaskEstimated
 from carma.core.model.settings import Memory, Rules
 from carma.core.model.values import AttemptKey, Estimate, Gpu, GpuId, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest, Estimator, PastRun
-from carma.estimate.registry import make_estimators
+from carma.estimate.combination import make_estimators
 from carma.paths import find_paths
 from carma.plugins import ESTIMATORS
 from carma.store.codec import read_event, write_event

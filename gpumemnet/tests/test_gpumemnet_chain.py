@@ -13,7 +13,7 @@ from carma.trial.layers.columns import Columns
 from carma.trial.layers.description import Described, Layer
 from carma.trial.layers.functions import find_unseen
 from carma.trial.layers.kinds import INDEX
-from carma.trial.layers.recomputed import spans_of
+from carma.trial.layers.repeated_layers import spans_of
 from carma.trial.replay.allocator import CachingAllocator
 from carma.trial.replay.allocator_options import AllocatorOptions
 from gpumemnet.serving.caching_allocator import MIB, Block, Cache

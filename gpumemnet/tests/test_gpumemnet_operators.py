@@ -11,9 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from carma.core.model.values import Estimate
-from carma.trial.layers.description import Described, Layer
+from carma.trial.layers.description import Described, Layer, TrainingOptions
 from carma.trial.layers.operators import layers_of
-from carma.trial.layers.summary import TrainingOptions
 from carma.trial.protocol import NoTrials
 from gpumemnet.dataset.layer_lists import LISTER
 from gpumemnet.serving.estimator import GpuMemNet, with_input
@@ -91,7 +90,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Described]:
         "torchinfo": read_text(_table(own), batch=BATCH).described,
         "print": read_text(printed, batch=BATCH, sample=(3, 112, 112)).described,
     }
-    from carma.trial.layers.summary import ReadSummary
+    from carma.trial.layers.description import ReadSummary
 
     return {
         name: completed(ReadSummary(described=one), TrainingOptions(optimizer="adam")).described

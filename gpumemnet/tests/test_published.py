@@ -12,7 +12,7 @@ import pytest
 from carma.core.model.settings import Memory, Rules
 from carma.core.model.values import Estimate, Gpu, GpuId, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest, Estimator
-from carma.estimate.registry import make_estimators
+from carma.estimate.combination import make_estimators
 from carma.store.memory import MemoryStore
 from carma.trial.layers.description import Described, Layer
 from carma.trial.protocol import Context, NoTrials, Trial, Trials

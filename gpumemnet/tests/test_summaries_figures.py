@@ -6,7 +6,7 @@ import pytest
 from test_summaries import COLUMNS, FLAT, NESTED
 
 from carma.errors import Usage
-from carma.trial.layers.summary import TrainingOptions
+from carma.trial.layers.description import TrainingOptions
 from gpumemnet.summaries import read_text
 from gpumemnet.summaries.training_options import completed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from carma.errors import Usage
-from carma.trial.layers.summary import ReadSummary
+from carma.trial.layers.description import ReadSummary
 from gpumemnet.summaries import read_text
 
 POOL = "(global_pool): SelectAdaptivePool2d(pool_type=avg, flatten=Flatten(start_dim=1, end_dim=-1))"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from carma.trial.replay.allocator_history import follow
 from carma.trial.replay.allocator_options import AllocatorOptions
 from carma_lab.bench.memory.zoo import history
+from lab_fixtures.allocator_history import follow
 
 RECORDED = Path(__file__).parents[2] / "lab" / "results" / "h200" / "memory"
 RUNS = dict(history.unpack(record) for record in history.records((RECORDED / "histories.bin").read_bytes()))

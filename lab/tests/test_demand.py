@@ -12,10 +12,20 @@ from msgspec.structs import replace
 
 from carma.core.model.values import Demand
 from carma.core.scheduling.sharing_model import progress_rates
-from carma.trial.demand.card_rates import A100_CURVE, H200, RATES, rates_of
 from carma.trial.demand.kernel_work import ATTENTION, COLUMNS, HALVES, OPTIMIZER, PRODUCT, TF32, copied_bytes, work_of
-from carma.trial.demand.prediction import CONSTANTS, constants, demand_of
-from carma.trial.demand.roofline import FIGURES, Constants, batch_of, shown
+from carma.trial.demand.prediction import (
+    A100_CURVE,
+    CONSTANTS,
+    FIGURES,
+    H200,
+    RATES,
+    Constants,
+    batch_of,
+    constants,
+    demand_of,
+    rates_of,
+    shown,
+)
 from carma.trial.layers.column_reading import CannotTell
 from carma.trial.layers.description import Described, Layer
 from carma_lab.simulator import power

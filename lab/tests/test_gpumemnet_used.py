@@ -8,7 +8,7 @@ import pytest
 
 from carma.cli import estimate_request as estimating
 from carma.core.model.values import Estimate
-from carma.trial.layers.summary import TrainingOptions
+from carma.trial.layers.description import TrainingOptions
 from carma.trial.protocol import NoTrials
 from carma_lab.bench.memory.comparison_file import read as read_comparison
 from gpumemnet.serving import bound_record as used

@@ -30,10 +30,8 @@ from carma import __version__
 from carma.core.model.values import Demand
 from carma.core.scheduling.sharing_model import by_size, progress_rates
 from carma.traces.table import shipped_table
-from carma.trial.demand.card_rates import H200, RATES
 from carma.trial.demand.kernel_work import Work, copied_bytes, work_of
-from carma.trial.demand.prediction import CONSTANTS, LEAST_KNOWN
-from carma.trial.demand.roofline import FIGURES, Constants, batch_of, shown
+from carma.trial.demand.prediction import CONSTANTS, FIGURES, H200, LEAST_KNOWN, RATES, Constants, batch_of, shown
 from carma.trial.layers.column_reading import CannotTell
 from carma.trial.layers.description import Described
 from carma_lab.bench.gpu.profile_tasks import TASKS

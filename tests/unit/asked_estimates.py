@@ -16,7 +16,7 @@ from carma.core.model.settings import Rules
 from carma.core.model.values import Estimate, Gpu, GpuId, NoEstimate
 from carma.core.ports import EstimateRequest, Estimator
 from carma.errors import NoGpus
-from carma.estimate.registry import make_estimator
+from carma.estimate.combination import make_estimator
 from carma.trial.layers.description import Described
 from carma.trial.protocol import Context, Trial, Trials
 from carma.trial.report import Report

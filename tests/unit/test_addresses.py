@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carma.trial.replay.addresses import GRANULE_BYTES, DriverAddresses
+from carma.trial.replay.replay import GRANULE_BYTES, DriverAddresses
 
 MIB = 1 << 20
 

@@ -26,7 +26,7 @@ from carma.core.model.values import (
 )
 from carma.core.ports import EstimateRequest, Estimator, PastRun
 from carma.errors import BadSettings, PluginError
-from carma.estimate import registry
+from carma.estimate import combination
 from carma.estimate.combination import first_answer
 from carma.estimate.declared import Declared
 from carma.estimate.history import SURVIVED_S, History
@@ -227,11 +227,11 @@ def context(*sources: str) -> Context:
 
 
 def test_the_settings_say_who_is_asked_and_in_which_order() -> None:
-    assert [estimator.name for estimator in registry.make_estimators(context("history", "declared"))] == [
+    assert [estimator.name for estimator in combination.make_estimators(context("history", "declared"))] == [
         "history",
         "declared",
     ]
-    assert registry.make_estimators(context()) == ()
+    assert combination.make_estimators(context()) == ()
 
 
 def test_what_history_saw_wins_over_what_was_predicted_and_a_prediction_over_nothing() -> None:
@@ -255,7 +255,7 @@ def test_what_history_saw_wins_over_what_was_predicted_and_a_prediction_over_not
 
 def test_an_unknown_source_stops_the_start() -> None:
     with pytest.raises(BadSettings, match="'histroy'"):
-        registry.make_estimators(context("declared", "histroy"))
+        combination.make_estimators(context("declared", "histroy"))
 
 
 @pytest.mark.parametrize(
@@ -267,9 +267,9 @@ def test_an_unknown_source_stops_the_start() -> None:
     ],
 )
 def test_a_factory_that_misbehaves_is_named(monkeypatch: pytest.MonkeyPatch, factory: object, finding: str) -> None:
-    monkeypatch.setattr(registry, "load_one", lambda _group, _name: factory)
+    monkeypatch.setattr(combination, "load_one", lambda _group, _name: factory)
     with pytest.raises(PluginError, match="'mine'") as caught:
-        registry.make_estimators(context("mine"))
+        combination.make_estimators(context("mine"))
     assert finding in str(caught.value)
 
 

@@ -43,8 +43,8 @@ def _limit(text: str) -> float:
 def command(gpu: str | None, limit_s: float, python: str | None, out: str | None, as_json: bool) -> int:
     """Measure what libraries take on this machine's GPU, for estimates.
 
-    CUDA's context, the workspaces of cuBLAS and cuDNN, and what other calls take for a moment, for this card, this
-    driver and this version of torch. It wants the GPU for itself.
+    CUDA's context and the workspaces of cuBLAS and cuDNN, for this card, this driver and this version of torch. It
+    wants the GPU for itself.
     """
     from carma.paths import find_paths
     from carma.trial import calibrate

@@ -8,7 +8,7 @@ from carma.cli import parsers as parse
 from carma.cli.task_flags import AFTER_DASHES, Parsed, SubmitVerb
 from carma.cli.verb import Renamed, number, verb, whole
 
-# As in carma.trial.layers.summary, which is not imported for help.
+# As in carma.trial.layers.description, which is not imported for help.
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad", "nadam", "radam", "adamax", "adadelta")
 PRECISIONS = ("fp32", "tf32", "bf16-amp", "fp16-amp", "bf16")
 ATTENTIONS = ("sdpa", "eager")

@@ -21,13 +21,12 @@ from carma.core.model.settings import Rules
 from carma.core.model.values import Estimate, Gpu, NoEstimate, Owner, Record, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest, Estimator
 from carma.errors import Usage
+from carma.estimate.combination import make_estimator
 from carma.estimate.local import Answer, SharedTrial, Summarised, answers, make_trials
-from carma.estimate.registry import make_estimator
 from carma.paths import find_paths
 from carma.plugins import ESTIMATORS, extension, names
 from carma.store.memory import MemoryStore
-from carma.trial.layers.description import Described
-from carma.trial.layers.summary import Attention, Precision, ReadSummary, SummaryReader, TrainingOptions
+from carma.trial.layers.description import Attention, Described, Precision, ReadSummary, SummaryReader, TrainingOptions
 from carma.trial.protocol import Context, NoTrials, Trials
 
 EXAMPLE = "try: carma estimate -- python train.py"

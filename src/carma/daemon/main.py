@@ -162,7 +162,7 @@ def _build(
     from carma.daemon.loop import Loop
     from carma.daemon.recovery_on_start import last_time, replay, skip_used_ids
     from carma.daemon.shell import Shell
-    from carma.estimate.registry import make_estimators
+    from carma.estimate.combination import make_estimators
     from carma.launch.attempt_files import AttemptFiles
     from carma.launch.confinement_plan import Confiner
     from carma.launch.mps import MpsServers

@@ -1,7 +1,9 @@
-"""Asks the estimators in order and takes the first answer; the refusals before it are kept for `carma explain`.
+"""Estimators: made from the settings, asked in order; the first answer counts.
 
-This is where plugins end and CARMA begins: whatever an estimator does (raise, answer nonsense) becomes a refusal that
-names it. What passes can be stored and booked. A refusal may know what was not enough; then the answer says more.
+1. `make_estimators` makes the estimators that `[memory] sources` names.
+2. `first_answer` asks them in order. Refusals before the answer are returned for `carma explain`. An exception or an
+   invalid answer of a plugin becomes a refusal that names the plugin. A refusal may know an amount of memory that was
+   not enough; the answer is then raised above it.
 """
 
 from __future__ import annotations
@@ -15,11 +17,40 @@ from carma.core.model.units import show_mib
 from carma.core.model.values import Estimate, NoEstimate
 from carma.core.ports import EstimateRequest, Estimator
 from carma.core.telemetry.booking_shrink import with_margin
+from carma.errors import CarmaError, PluginError
+from carma.plugins import ESTIMATORS, load_one
+from carma.trial.protocol import Context
 
 _answers = msgspec.json.Decoder(Estimate)
 _MOST_MIB = 1 << 40  # no memory is that large; SQLite and JSON hold it
 
 Answer = tuple[Estimate | None, tuple[NoEstimate, ...]]
+
+
+def make_estimators(context: Context) -> tuple[Estimator, ...]:
+    """The estimators of `[memory] sources`, in that order. Raises PluginError for an unknown name or a factory that
+    fails: a source that is silently missing would change every decision."""
+    return tuple(make_estimator(name, context) for name in context.rules.memory.sources)
+
+
+def make_estimator(name: str, context: Context) -> Estimator:
+    """One estimator by its name, whether or not the settings name it."""
+    factory = load_one(ESTIMATORS, name)
+    if not callable(factory):
+        raise PluginError(f"the estimator {name!r} is a {type(factory).__name__}, not a function of a Context")
+    try:
+        made = factory(context)
+    except CarmaError:
+        raise
+    except Exception as error:
+        raise PluginError(
+            f"the estimator {name!r} cannot be made: {type(error).__name__}: {error}",
+            "Take it out of sources in [memory], or correct what it complains about.",
+        ) from error
+    if not callable(getattr(made, "estimate", None)):
+        raise PluginError(f"the estimator {name!r} made a {type(made).__name__}, which has no method `estimate`")
+    estimator: Estimator = made
+    return estimator
 
 
 def first_answer(

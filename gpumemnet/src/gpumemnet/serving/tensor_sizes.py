@@ -12,7 +12,7 @@ from carma.trial.layers.columns import Columns, shifted
 from carma.trial.layers.description import Described
 from carma.trial.layers.functions import Unseen, find_next, find_scores, find_skips, find_sums
 from carma.trial.layers.kinds import INDEX
-from carma.trial.layers.recomputed import spans_of
+from carma.trial.layers.repeated_layers import find_tied, spans_of
 from carma.trial.layers.saved_tensors import (
     BACK_MORE,
     CAST,
@@ -25,7 +25,6 @@ from carma.trial.layers.saved_tensors import (
     slots_of,
     temporaries_of,
 )
-from carma.trial.layers.tied_weights import find_tied
 from gpumemnet.serving.caching_allocator import SMALL
 from gpumemnet.serving.conv_scratch import scratch_of
 

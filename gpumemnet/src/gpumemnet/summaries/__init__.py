@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from carma.errors import Usage
-from carma.trial.layers.summary import ReadSummary
+from carma.trial.layers.description import ReadSummary
 from gpumemnet.summaries.keras_summary import is_keras, read_keras
 from gpumemnet.summaries.module_tree import opens_tree, starts_tree
 from gpumemnet.summaries.onnx_file import is_onnx, read_onnx, read_onnx_bytes

@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from carma.trial.layers.description import Described, Layer
-from carma.trial.layers.summary import ReadSummary
+from carma.trial.layers.description import Described, Layer, ReadSummary
 from gpumemnet.summaries.keras_classes import attributes_of, full_name, of_signals
 from gpumemnet.summaries.keras_table import Row, box_rows, is_box, plain_rows
 from gpumemnet.summaries.shapes import Shape

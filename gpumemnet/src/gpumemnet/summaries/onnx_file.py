@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from carma.errors import Usage
-from carma.trial.layers.description import Described
-from carma.trial.layers.summary import ReadSummary
+from carma.trial.layers.description import Described, ReadSummary
 from gpumemnet.summaries.onnx_nodes import Graph
 from gpumemnet.summaries.onnx_shapes import WHOLE, infer
 from gpumemnet.summaries.shapes import Shape, show

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import filterfalse
 
-from carma.trial.layers.description import Described, Layer
-from carma.trial.layers.summary import ReadSummary
+from carma.trial.layers.description import Described, Layer, ReadSummary
 from gpumemnet.summaries.blocks import looks_up, modules
 from gpumemnet.summaries.module_parameters import (
     count_parameters,

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from carma.trial.layers.description import Described, Layer
-from carma.trial.layers.summary import ReadSummary
+from carma.trial.layers.description import Described, Layer, ReadSummary
 from gpumemnet.summaries.input_size import square_image
 from gpumemnet.summaries.module_parameters import (
     has_activation,

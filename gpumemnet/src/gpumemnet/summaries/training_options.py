@@ -6,8 +6,7 @@ import re
 
 from msgspec.structs import replace
 
-from carma.trial.layers.description import Described, Layer
-from carma.trial.layers.summary import Precision, ReadSummary, TrainingOptions
+from carma.trial.layers.description import Described, Layer, Precision, ReadSummary, TrainingOptions
 
 # The class in torch.optim, and the tensors of a parameter's size that it keeps for each.
 OPTIMIZERS: dict[str, tuple[str, int]] = {

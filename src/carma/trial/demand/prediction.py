@@ -1,26 +1,216 @@
-"""A demand from a description, for a task that never ran: what it would keep busy alone on that card.
+"""The demand of a task that has never run, predicted from its description: what it keeps busy alone on a GPU.
 
-What is told is the expected figure, not a cautious one: docs/goodput.md has what caution would cost. A loader that
-holds the GPU up is not in it: such a task shows less, which is the safe side. Nothing is told where the description
-does not carry it: recurrent layers, several networks, kinds of layers that nobody knows, cards without rates.
+1. A roofline with fitted constants (`shown`). A kernel takes as long as its arithmetic or its memory traffic, whichever
+   is more; longer if its blocks do not fill the GPU; plus a start time. A step takes as long as the GPU works, or as
+   the CPU needs to launch everything, whichever is more. Activity is GPU time over step time; SM activity weighs a
+   kernel by the part of the GPU that it fills, occupancy by the warps of its kind, DRAM activity by the bytes that no
+   cache holds, power by all of these.
+2. `demand_of`: the expected figures, not cautious ones (docs/goodput.md says what caution would cost). A data loader
+   that holds the GPU up is not included: such a task shows less, which is the safe side. There is no demand for
+   recurrent layers, several networks, unknown kinds of layers and GPUs without rates.
+
+The constants come from `python -m lab.tools.fit_demand`, which calls `shown` on all runs at once. They were fitted on
+an H200; on another GPU kernels take longer in proportion to its peaks. Pure arithmetic.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
-from carma.core.model.values import Demand
-from carma.trial.demand.card_rates import rates_of
-from carma.trial.demand.kernel_work import work_of
-from carma.trial.demand.roofline import FIGURES, Constants, batch_of, shown
+from carma.core.model.values import Demand, Record
+from carma.trial.cards import card_for
+from carma.trial.demand.kernel_work import ATTENTION, CAST, CONVOLUTION, KERNELS, OPTIMIZER, Work, work_of
 from carma.trial.layers.column_reading import CannotTell
 from carma.trial.layers.description import Described, bytes_each
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 CONSTANTS = Path(__file__).with_name("constants.json")
-LEAST_KNOWN = 0.8  # of weights and of outputs, what layers of known kinds must have
+LEAST_KNOWN = 0.8  # least share of weights and of outputs that must be in layers of known kinds
+Total = Callable[["NDArray[np.float64]"], "NDArray[np.float64]"]
+FIGURES = ("sm_active", "sm_occupancy", "dram_active", "gr_active", "power")
+# Classes of kernels by how they fill a GPU: products and attention, convolutions, all others.
+_CLASS = np.array([0, 1, 1, 0, 2, 2, 2, 2, 2])
+_CORNER = 4.0  # sharpness of the transition between two bounds
+
+
+class Rates(Record, frozen=True, kw_only=True):
+    """From data sheets: dense peaks in TFLOP/s, bandwidth in GB/s."""
+
+    sms: int
+    peaks: tuple[float, float, float]  # fp32, TF32, half precision
+    dram_gbs: float
+    # (a, b, c) of the power 1 - exp(-(a * SM + b * DRAM) ** c), with activities, if it is not that of an H200.
+    curve: tuple[float, float, float] | None = None
+
+
+A100_CURVE = (
+    1.785,
+    0.097,
+    1.997,
+)  # of carma_lab/simulator/power.py, from published means of tasks alone
+H200 = Rates(sms=132, peaks=(67.0, 495.0, 989.0), dram_gbs=4800.0)
+RATES = {
+    "h200": H200,
+    "gh200": Rates(sms=132, peaks=(67.0, 495.0, 989.0), dram_gbs=4000.0),
+    "h100": Rates(sms=132, peaks=(67.0, 495.0, 989.0), dram_gbs=3350.0),
+    "h100-pcie": Rates(sms=114, peaks=(51.0, 378.0, 756.0), dram_gbs=2000.0),
+    "a100-40gb": Rates(sms=108, peaks=(19.5, 156.0, 312.0), dram_gbs=1555.0, curve=A100_CURVE),
+    "a100-pcie-40gb": Rates(sms=108, peaks=(19.5, 156.0, 312.0), dram_gbs=1555.0, curve=A100_CURVE),
+    "a100-80gb": Rates(sms=108, peaks=(19.5, 156.0, 312.0), dram_gbs=2039.0, curve=A100_CURVE),
+    "a100-pcie-80gb": Rates(sms=108, peaks=(19.5, 156.0, 312.0), dram_gbs=1935.0, curve=A100_CURVE),
+}
+
+
+class Constants(Record, frozen=True, kw_only=True):
+    """All above 0. Lists with nine entries have one for each of KERNELS, lists with three one for each class."""
+
+    efficiency: tuple[tuple[float, float, float], ...]  # of peak arithmetic: product … attention, by number format
+    channels_last: float  # how much faster convolutions are with that memory format
+    bandwidth: tuple[float, ...]  # share of the GPU's
+    starting_s: tuple[float, ...]  # of each launch, on the GPU
+    blocks: tuple[float, ...]  # actual blocks for each counted block
+    slower: tuple[float, ...]  # exponent of the filled part
+    narrower: tuple[float, ...]
+    widest: tuple[float, ...]  # SM activity of a kernel that fills the GPU
+    starts_wide: tuple[float, ...]  # and while it starts
+    warps: tuple[float, ...]
+    moved: tuple[float, ...]  # share of the counted bytes that no cache holds
+    cached_bytes: float  # a kernel of this size has half of its bytes in the caches
+    launch_s: float  # CPU time of each launch
+    layer_s: float
+    tensor_s: float
+    optimizer_s: float
+    cast_s: float
+    step_s: float
+    scaled_s: float
+    copy_s: float  # of each byte copied from the host
+    corner: float
+    engine: float
+    power: tuple[float, ...]  # at rest, of engine, SM and DRAM activity, of arithmetic in each number format
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Several works. The kernels of work k start at `begins[k]`."""
+
+    kernels: NDArray[np.float64]
+    begins: NDArray[np.int64]
+    layers: NDArray[np.float64]
+    tensors: NDArray[np.float64]
+    scaled: NDArray[np.float64]
+    last: NDArray[np.bool_]  # of each kernel: whether the memory format is channels-last
+    copied: NDArray[np.float64]
+
+
+def batch_of(works: Sequence[Work], copied_bytes: Sequence[float] = ()) -> Batch:
+    """`copied_bytes`: what each copies from the host; 0 where a data loader does that in parallel."""
+    counts = [len(work.kernels) for work in works]
+    return Batch(
+        kernels=np.concatenate([work.kernels for work in works]),
+        begins=np.cumsum([0, *counts[:-1]]),
+        layers=np.array([work.layers for work in works], np.float64),
+        tensors=np.array([work.tensors for work in works], np.float64),
+        scaled=np.array([work.scaled for work in works], np.float64),
+        last=np.repeat([work.channels_last for work in works], counts),
+        copied=np.array(copied_bytes or [0.0] * len(works), np.float64),
+    )
+
+
+def shown(batch: Batch, constants: Constants, card: Rates) -> dict[str, NDArray[np.float64]]:
+    """FIGURES and `step_s` of each work."""
+    kernel, flops, size, blocks, launches, number, count = batch.kernels.T
+    kind, form = kernel.astype(np.int64), number.astype(np.int64)
+    like = _CLASS[kind]
+    peaks = np.array(card.peaks) * 1e12
+    bandwidth = card.dram_gbs * 1e9
+    waves = blocks * _of(constants.blocks, like) / card.sms
+    filled = np.maximum(waves / (1.0 + waves**_CORNER) ** (1.0 / _CORNER), 1e-4)
+    table = np.ones((len(KERNELS), 3))
+    table[: len(constants.efficiency)] = constants.efficiency
+    efficiency = table[kind, form] * np.where(batch.last & (kind == CONVOLUTION), constants.channels_last, 1.0)
+    slow = filled ** _of(constants.slower, like)
+    works = count * _either(
+        flops / (peaks[form] * efficiency), size / (bandwidth * _of(constants.bandwidth, kind)), _CORNER
+    ) / slow  # fmt: skip
+    starts = count * launches * _of(constants.starting_s, like)
+
+    def total(each: NDArray[np.float64]) -> NDArray[np.float64]:
+        summed: NDArray[np.float64] = np.add.reduceat(each, batch.begins)
+        return summed
+
+    gpu_s = total(works + starts)
+    step_s = _either(gpu_s, _processor_s(batch, constants, total), constants.corner) + constants.step_s
+    step_s = step_s + constants.scaled_s * batch.scaled + constants.copy_s * batch.copied
+    wide = filled ** _of(constants.narrower, like) * _of(constants.widest, like)
+    engine = _part(gpu_s / step_s * constants.engine)
+    sm = _part(total(works * wide + starts * _of(constants.starts_wide, like)) / step_s)
+    passes = size * count * _of(constants.moved, kind) * size / (size + constants.cached_bytes)
+    dram = _part(total(passes) / step_s / bandwidth)
+    arithmetic = [
+        total(np.where((form == place) & (kind <= ATTENTION), flops * count, 0.0)) / (peak * step_s)
+        for place, peak in enumerate(peaks)
+    ]
+    sm = np.minimum(sm, engine)
+    return {
+        "sm_active": sm,
+        "sm_occupancy": _part(total(works * wide * _of(constants.warps, kind)) / step_s),
+        "dram_active": dram,
+        "gr_active": engine,
+        "power": _power((engine, sm, dram, *arithmetic), constants, card),
+        "step_s": step_s,
+    }
+
+
+def _power(parts: Sequence[NDArray[np.float64]], constants: Constants, card: Rates) -> NDArray[np.float64]:
+    """Share of the power above idle. `parts`: engine, SM and DRAM activity, then arithmetic."""
+    if card.curve is not None:
+        of_sm, of_dram, sharpness = card.curve
+        found: NDArray[np.float64] = 1.0 - np.exp(-((of_sm * parts[1] + of_dram * parts[2]) ** sharpness))
+        return found
+    rest, *weights = constants.power
+    return _part(rest + np.tensordot(np.array(weights), np.array(parts), axes=1))
+
+
+def _processor_s(batch: Batch, constants: Constants, total: Total) -> NDArray[np.float64]:
+    kind, launches = batch.kernels[:, 0], batch.kernels[:, 4] * batch.kernels[:, 6]
+    of_step = np.where(kind == OPTIMIZER, constants.optimizer_s, constants.launch_s)
+    each = launches * (of_step + np.where(kind == CAST, constants.cast_s, 0.0))
+    return total(each) + constants.layer_s * batch.layers + constants.tensor_s * batch.tensors
+
+
+def _of(values: Sequence[float], places: NDArray[np.int64]) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = np.array(values)[places]
+    return found
+
+
+def _either(one: NDArray[np.float64], other: NDArray[np.float64], corner: float) -> NDArray[np.float64]:
+    """A smooth maximum: somewhat more than the larger value if both are close."""
+    most = np.maximum(np.maximum(one, other), 1e-12)
+    found: NDArray[np.float64] = most * ((one / most) ** corner + (other / most) ** corner) ** (1.0 / corner)
+    return found
+
+
+def _part(value: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Saturates at 1."""
+    found: NDArray[np.float64] = value / (1.0 + value**12) ** (1.0 / 12)
+    return found
+
+
+def rates_of(gpu: str) -> Rates | None:
+    """Rates of a GPU by its driver's name; None for an unknown GPU or a MIG instance."""
+    if "mig" in gpu.lower().split():
+        return None
+    card = card_for(gpu)
+    return None if card is None else RATES.get(card.alias)
 
 
 @cache
@@ -29,7 +219,7 @@ def constants() -> Constants:
 
 
 def demand_of(described: Described, gpu: str, *, tf32: bool = False) -> Demand | None:
-    """None where nothing can be told. Each figure with two digits: more would be a lie."""
+    """None if there is no prediction. Figures have two digits, which is their accuracy."""
     card = rates_of(gpu)
     if card is None or described.passes > 1 or bytes_each(described.dtype) not in (2, 4):
         return None

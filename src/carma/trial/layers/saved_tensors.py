@@ -18,7 +18,7 @@ from carma.trial.layers.columns import Columns, flags, shifted
 from carma.trial.layers.description import Described
 from carma.trial.layers.functions import Unseen
 from carma.trial.layers.kinds import INDEX, KINDS
-from carma.trial.layers.recomputed import spans_of
+from carma.trial.layers.repeated_layers import spans_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -18,12 +18,11 @@ from carma.trial.cards import card_for
 from carma.trial.protocol import Trial
 from carma.trial.replay import allocator_options
 from carma.trial.replay import card_constants as constants
-from carma.trial.replay.blas_workspaces import blas_rules
 from carma.trial.replay.bound import group_of
 from carma.trial.replay.conv_workspaces import ConvWorkspaces
 from carma.trial.replay.outside_tensors import outside_bytes
 from carma.trial.replay.replay import Replayed, Scratch, Workspaces, replay
-from carma.trial.replay.workspaces import CardWorkspaces
+from carma.trial.replay.workspaces import CardWorkspaces, blas_rules
 from carma.trial.report import Call, Event, Report, read_events
 
 MIB = 1 << 20

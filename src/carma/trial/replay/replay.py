@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from carma.core.model.values import Record
-from carma.trial.replay.addresses import DriverAddresses
 from carma.trial.replay.allocator import CachingAllocator, OutOfMemory
 from carma.trial.replay.allocator_options import AllocatorOptions
 from carma.trial.report import ALLOC, CALL, EMPTY_CACHE, FREE, MARK, OTHER_STREAM, Call, Event
 
 STEP_END = "step_end"
+GRANULE_BYTES = 32 << 20
+_TOP = 1 << 50
 GROWS_FROM = 1.01  # step 3 over step 2
 
 
@@ -92,6 +93,33 @@ def replay(
     except OutOfMemory as failed:
         return run.result(failed)
     return run.result(None)
+
+
+class DriverAddresses:
+    """The addresses at which the driver puts new segments, called with their sizes in order.
+
+    They matter because torch takes, among free blocks of one size, the one at the lowest address. Read off the
+    histories of 677 training runs on an H200 (lab/results/h200/memory): new memory is taken downwards in granules of 32
+    MiB; what a segment leaves of its last granule is used by later segments that fit, upwards, newest granule first.
+    With this order the model gives the recorded reserved memory exactly; with ascending addresses one run in nine is
+    off, by up to 8 %. Memory that was released is not used again, which is rare.
+    """
+
+    def __init__(self) -> None:
+        self._lowest = _TOP
+        self._left: list[tuple[int, int]] = []  # (address, bytes) behind segments, oldest first
+
+    def __call__(self, size: int) -> int:
+        for place in range(len(self._left) - 1, -1, -1):
+            address, room = self._left[place]
+            if room >= size:
+                self._left[place : place + 1] = [(address + size, room - size)] if room > size else []
+                return address
+        taken = -(-size // GRANULE_BYTES) * GRANULE_BYTES
+        self._lowest -= taken
+        if taken > size:
+            self._left.append((self._lowest + size, taken - size))
+        return self._lowest
 
 
 class _Run:

@@ -38,7 +38,7 @@ PAUSE_S = 0.002
 FORK_SERVER = """
 import os, sys
 import carma.daemon.main, carma.daemon.api, carma.daemon.http, carma.daemon.recovery_on_start, carma.daemon.housekeeping
-import carma.daemon.gpu_source, carma.estimate.registry, carma.launch.process, carma.store.sqlite
+import carma.daemon.gpu_source, carma.estimate.combination, carma.launch.process, carma.store.sqlite
 import carma.vgpu.virtual_server, carma.vgpu.sampler, carma.plugins
 print("loaded", flush=True)
 for line in sys.stdin:

@@ -16,8 +16,8 @@ from carma.core.model.settings import Rules
 from carma.core.model.values import Estimate, Gpu, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest
 from carma.errors import Usage
+from carma.estimate.combination import make_estimator
 from carma.estimate.local import STEPS, Answer, SharedTrial, answers, cache_directory
-from carma.estimate.registry import make_estimator
 from carma.plugins import ESTIMATORS, names
 from carma.store.memory import MemoryStore
 from carma.trial.layers.description import Described

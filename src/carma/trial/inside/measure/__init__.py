@@ -1,1 +1,1 @@
-"""Learns what libraries take on a GPU: run by the interpreter that has torch, never imported by CARMA."""
+"""What CUDA, cuBLAS and cuDNN allocate beside tensors, measured on one GPU. Runs in the user's interpreter."""

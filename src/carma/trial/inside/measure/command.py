@@ -1,4 +1,7 @@
-"""The command: deals the plan over processes that share one GPU and writes rows as they come.
+"""Measures the plan in several processes that share one GPU, and writes the rows as they come.
+
+1. ``constants.jsonl``: versions, memory outside the allocator after each library's first call, first calls.
+2. ``rows.jsonl``: what each convolution of the plan allocates.
 
 The parent never starts CUDA, so that every worker can be forked from it with torch already imported.
 """
@@ -16,23 +19,12 @@ from typing import Any
 
 import torch
 
-from . import constants, conv, operators, sequences, updates
-from .meter import DryMeter, Meter, Row, ShortOfMemory, warm_up
-from .plan import Params, Plan, make_plan
+from . import constants
+from .meter import DryMeter, Meter, Row, ShortOfMemory, convolution, warm_up
+from .plan import SEED, Params, Plan, flops, make_plan
 
-MEASURES: dict[str, Callable[[Row, Meter], list[Row]]] = {
-    "convolution": conv.measure,
-    "attention": sequences.attention,
-    "recurrent": sequences.recurrent,
-    "operator": operators.measure,
-    "optimizer": updates.optimizer,
-    "clip": updates.clip,
-    "scaler": updates.scaler,
-}
-FOUND = frozenset(
-    ("direction", "out_bytes", "peak_bytes", "kept_bytes", "backend", "grad_fn", "error", "short", "lost")
-)
-# A dry run goes through every kind of case, a few times each.
+# The columns that are measured; all others describe the case.
+MEASURED = frozenset(("direction", "out_bytes", "peak_bytes", "kept_bytes", "backend", "error", "short", "lost"))
 DRY_CASES = 6
 DRY_FLOPS_MAX = 2e8
 FRESH_LIMIT_S = 60.0
@@ -41,20 +33,20 @@ fork = multiprocessing.get_context("fork")
 
 
 class Sheet:
-    """A file of rows, one JSON object a line; one write a line, so that processes do not mix theirs."""
+    """A file with one JSON object a line. Each call writes once, so that lines of several processes do not mix."""
 
-    # A table is small enough to be shipped and to be fetched.
+    # The table of a GPU is shipped or copied between machines.
     BYTES_MAX = 14 << 20
 
     def __init__(self, path: str) -> None:
         self.path = path
 
     def full(self) -> bool:
-        """Whether no more rows should be added."""
+        """Whether the file has reached its maximum size."""
         return os.path.exists(self.path) and os.path.getsize(self.path) > self.BYTES_MAX
 
     def rows(self) -> list[Row]:
-        """The rows so far."""
+        """All rows written so far."""
         with open(self.path, encoding="utf-8") as file:
             return [json.loads(line) for line in file]
 
@@ -69,9 +61,9 @@ class Sheet:
 
 
 def rows_of(case: Params, meter: Meter) -> list[Row]:
-    """The rows of one case, or one row with the error: a refusal of the library is knowledge too."""
+    """The rows of one case, or one row with the error: that a library refuses a case is a result, too."""
     try:
-        rows = MEASURES[case["op"]](case, meter)
+        rows = convolution(case, meter)
         meter.settle()
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, NotImplementedError) as error:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -84,18 +76,18 @@ def rows_of(case: Params, meter: Meter) -> list[Row]:
 
 
 def is_short(error: BaseException) -> bool:
-    """Whether the card was full."""
+    """Whether the GPU was full."""
     return isinstance(error, ShortOfMemory) or "out of memory" in str(error)
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether CUDA is unusable in this process from now on."""
+    """Whether the error makes CUDA unusable in this process."""
     return "CUDA error" in str(error) and not is_short(error)
 
 
 def work(cases: list[Params], counter: Any, deadline: float, dry: bool, sheet: Sheet) -> None:
-    """One worker: takes the next case until none is left or time is up."""
-    # A dozen workers share the cores, and little is computed there.
+    """One worker: measures the next case until none is left or the time is over."""
+    # The workers share the CPU cores and compute little there.
     torch.set_num_threads(1)
     meter = DryMeter() if dry else Meter()
     warm_up(meter)
@@ -114,10 +106,10 @@ def work(cases: list[Params], counter: Any, deadline: float, dry: bool, sheet: S
 
 
 def run_workers(plan: Plan, parallel: int, deadline: float, dry: bool, sheet: Sheet) -> None:
-    """Keep ``parallel`` workers at it; one that died is replaced (its case is lost, the others are not).
+    """Run ``parallel`` workers. A worker that dies loses its case and is replaced.
 
-    The cases apart have one worker for themselves: cuDNN's choice for a shape is kept in a process, so a searched
-    choice would answer for the same shape later.
+    The cases ``apart`` have a worker of their own: cuDNN keeps its choice for a shape in the process, so a benchmarked
+    choice would be used for the same shape later.
     """
     lanes = [(plan.cases, fork.Value("q", 0))] * max(1, parallel - 1) + [(plan.apart, fork.Value("q", 0))]
 
@@ -132,7 +124,7 @@ def run_workers(plan: Plan, parallel: int, deadline: float, dry: bool, sheet: Sh
         for lane, process in list(running.items()):
             process.join(0.2 / len(lanes))
             if process.is_alive():
-                # A call that does not come back must not hold the run.
+                # A call that does not return must not block the run.
                 if time.monotonic() > deadline + 15:
                     process.kill()
                 continue
@@ -143,7 +135,7 @@ def run_workers(plan: Plan, parallel: int, deadline: float, dry: bool, sheet: Sh
 
 
 def fresh(call: Callable[[], list[Row]], sheet: Sheet, context: Row) -> Any:
-    """Start a process that runs ``call`` and writes its rows."""
+    """Start a new process that runs ``call`` and writes its rows."""
 
     def target() -> None:
         try:
@@ -158,7 +150,7 @@ def fresh(call: Callable[[], list[Row]], sheet: Sheet, context: Row) -> Any:
 
 
 def finish(processes: list[Any]) -> None:
-    """Wait for processes, each at most the limit."""
+    """Wait for processes, for each at most FRESH_LIMIT_S."""
     for process in processes:
         process.join(FRESH_LIMIT_S)
         if process.is_alive():
@@ -167,9 +159,9 @@ def finish(processes: list[Any]) -> None:
 
 
 def measure_constants(meter: Meter, broad: bool, sheet: Sheet) -> None:
-    """One process that does everything in order; in a broad run also one a step.
+    """All steps in one process; in a broad run also each step in a process of its own.
 
-    Side by side only where the driver tells processes apart; otherwise each reads the whole card.
+    Those run at the same time only if the driver reports memory by process; otherwise each reads the whole GPU.
     """
     names = [name for name, _ in constants.STEPS]
 
@@ -187,7 +179,7 @@ def measure_constants(meter: Meter, broad: bool, sheet: Sheet) -> None:
 
 
 def measure_first_calls(meter: Meter, parallel: int, sheet: Sheet) -> None:
-    """A process for each library call whose first time differs."""
+    """The first calls of each library, each in a new process."""
     names = constants.FIRST_CALLS
     for first in range(0, len(names), parallel):
         finish(
@@ -199,66 +191,41 @@ def measure_first_calls(meter: Meter, parallel: int, sheet: Sheet) -> None:
 
 
 def shorten(plan: Plan) -> Plan:
-    """A few cases of each kind, small enough for a processor."""
-    from .conv_plan import flops
+    """A few cases, small enough for a CPU."""
 
     def take(cases: list[Params]) -> list[Params]:
-        kept: dict[str, list[Params]] = {}
-        for case in cases:
-            if case["op"] == "convolution" and flops(case) > DRY_FLOPS_MAX:
-                continue
-            if case["op"] == "attention" and case["n"] * case["heads"] * case["length"] > 8192:
-                continue
-            if case["op"] == "recurrent" and case["n"] * case["length"] * case["hidden"] > 1 << 18:
-                continue
-            shape = case.get("shape", [])
-            if case["op"] == "operator" and shape not in (
-                operators.ROWS[0],
-                operators.IMAGES[0],
-                operators.SEQUENCES[0],
-            ):
-                continue
-            few = kept.setdefault(case["op"] + case.get("name", ""), [])
-            if len(few) < DRY_CASES:
-                few.append(case)
-        return [case for few in kept.values() for case in few]
+        return [case for case in cases if flops(case) <= DRY_FLOPS_MAX][:DRY_CASES]
 
     return Plan(take(plan.cases), take(plan.apart))
 
 
 def cases_in(path: str) -> list[Params]:
-    """The cases that a file's rows are about, each once."""
+    """The cases of an earlier run's rows, each once."""
     cases: dict[str, Params] = {}
     with open(path, encoding="utf-8") as lines:
         for line in lines:
             row = json.loads(line)
-            if row.get("op") in MEASURES:
-                case = {key: value for key, value in row.items() if key not in FOUND}
+            if row.get("op") == "convolution":
+                case = {key: value for key, value in row.items() if key not in MEASURED}
                 cases[json.dumps(case, sort_keys=True)] = case
     return list(cases.values())
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, write rows.jsonl, constants.jsonl and cuda_ops.txt, and say how many rows there are."""
-    parser = argparse.ArgumentParser(description="Measure what libraries take on the first visible GPU.")
-    parser.add_argument("--out", required=True, help="folder for the results")
-    parser.add_argument(
-        "--limit-s", type=float, default=90.0, help="stop taking cases after this time, all phases included"
-    )
-    parser.add_argument("--parallel", type=int, default=8, help="processes side by side")
-    parser.add_argument("--broad", action="store_true", help="the large plan, for a table that is shipped")
-    parser.add_argument("--dry", action="store_true", help="no GPU: a few small cases on the processor")
-    parser.add_argument("--seed", type=int, default=None, help="another draw of the plan")
-    parser.add_argument(
-        "--only", help="nothing but the cases in this file of JSON lines; rows of an earlier run will do"
-    )
+    """Measure, write rows.jsonl and constants.jsonl, and print the number of rows."""
+    parser = argparse.ArgumentParser(description="Measure the memory that libraries allocate on the first visible GPU.")
+    parser.add_argument("--out", required=True, help="directory of the results")
+    parser.add_argument("--limit-s", type=float, default=90.0, help="start no more cases after this time (default 90)")
+    parser.add_argument("--parallel", type=int, default=8, help="number of processes (default 8)")
+    parser.add_argument("--broad", action="store_true", help="measure the large plan, for a table that is shipped")
+    parser.add_argument("--dry", action="store_true", help="measure a few small cases on the CPU, without a GPU")
+    parser.add_argument("--seed", type=int, default=SEED, help="seed of the plan")
+    parser.add_argument("--only", help="measure only the cases of this file, such as rows.jsonl of an earlier run")
     options = parser.parse_args(arguments)
     began = time.monotonic()
     deadline = began + options.limit_s
     os.makedirs(options.out, exist_ok=True)
     rows, constant = (Sheet(os.path.join(options.out, name)) for name in ("rows.jsonl", "constants.jsonl"))
-    with open(os.path.join(options.out, "cuda_ops.txt"), "w", encoding="utf-8") as file:
-        file.write("\n".join(constants.ops_with_cuda_kernels()) + "\n")
     meter = DryMeter() if options.dry else Meter()
     for sheet in (rows, constant):
         finish([fresh(lambda: [constants.versions(meter)], sheet, {})])
@@ -272,9 +239,7 @@ def main(arguments: list[str] | None = None) -> int:
         measure_constants(meter, options.broad, constant)
         measure_first_calls(meter, options.parallel, constant)
         print(f"constants: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-        others = operators.cases(options.broad) + updates.cases(options.broad)
-        seed = {} if options.seed is None else {"seed": options.seed}
-        plan = make_plan(options.broad, others, **seed)
+        plan = make_plan(options.broad, options.seed)
     run_workers(shorten(plan) if options.dry else plan, options.parallel, deadline, options.dry, rows)
     found = rows.rows()[1:]
     errors = sum("error" in row for row in found)

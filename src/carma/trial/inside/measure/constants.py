@@ -1,6 +1,6 @@
-"""What a process takes beside its tensors: the context, and what each library adds at its first call.
+"""What a process allocates beside its tensors: the CUDA context, and what the first call of each library adds.
 
-Every function here runs in a process of its own that has not started CUDA yet.
+Each function here runs in a new process that has not started CUDA.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from .meter import Meter, Row, forward_backward
 
 
 def ones(meter: Meter, *shape: int, dtype: Any = torch.float32) -> Any:
-    """A tensor to differentiate for."""
+    """A tensor that requires a gradient."""
     return torch.ones(*shape, device=meter.device, dtype=dtype, requires_grad=True)
 
 
 def conv_step(meter: Meter, dtype: Any) -> None:
-    """A convolution in all directions."""
+    """A convolution, forward and backward."""
     x, weight = ones(meter, 8, 16, 32, 32, dtype=dtype), ones(meter, 32, 16, 3, 3, dtype=dtype)
     F.conv2d(x, weight, padding=1).sum().backward()
 
 
 def attention_step(meter: Meter) -> None:
-    """Fused attention in both directions."""
+    """Fused attention, forward and backward."""
     x = ones(meter, 2, 4, 128, 64, dtype=torch.bfloat16)
     F.scaled_dot_product_attention(x, x, x, is_causal=True).sum().backward()
 
 
 def adam_step(meter: Meter, way: str) -> None:
-    """One step over a few tensors."""
+    """One optimizer step over four tensors."""
     tensors = [torch.nn.Parameter(ones(meter, 64, 64).detach()) for _ in range(4)]
     for tensor in tensors:
         tensor.grad = torch.ones_like(tensor)
@@ -45,13 +45,13 @@ def adam_step(meter: Meter, way: str) -> None:
 
 
 def rnn_step(meter: Meter) -> None:
-    """A recurrent network in both directions."""
+    """A recurrent network, forward and backward."""
     lstm = torch.nn.LSTM(32, 32, 2, dropout=0.1).to(meter.device)
     lstm(ones(meter, 8, 4, 32))[0].sum().backward()
 
 
 def matmul_step(meter: Meter, dtype: Any, backward: bool = False) -> None:
-    """A product; its backward runs in autograd's own thread, with a handle of its own."""
+    """A matrix product. Its backward pass runs in autograd's thread, which has its own cuBLAS handle."""
     x = ones(meter, 512, 512, dtype=dtype)
     out = x @ x
     if backward:
@@ -77,7 +77,7 @@ STEPS: list[tuple[str, Callable[[Meter], Any]]] = [
 
 
 class Card:
-    """Reads the memory of one card from outside torch, in bytes."""
+    """Reads the memory of one GPU from outside torch, in bytes."""
 
     def __init__(self) -> None:
         self.nvml: Any = None
@@ -85,12 +85,12 @@ class Card:
             self.nvml = importlib.import_module("pynvml")
             self.nvml.nvmlInit()
             self.handle = self.nvml.nvmlDeviceGetHandleByIndex(0)
-        except Exception:  # no library or no driver: the tool answers instead
+        except Exception:  # without the library or the driver, nvidia-smi is used
             self.nvml = None
         self.before = self.used()
 
     def query(self, what: str) -> list[list[str]]:
-        """The cells that nvidia-smi prints for a query; none where it is missing."""
+        """The cells that nvidia-smi prints for a query; none if nvidia-smi is missing."""
         command = ["nvidia-smi", what, "--format=csv,noheader,nounits", "-i", "0"]
         try:
             text = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
@@ -99,14 +99,15 @@ class Card:
         return [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
 
     def used(self) -> int | None:
-        """What the whole card has in use."""
+        """Used memory of the whole GPU."""
         if self.nvml is not None:
             return int(self.nvml.nvmlDeviceGetMemoryInfo(self.handle).used)
         cells = self.query("--query-gpu=memory.used")
         return int(cells[0][0]) << 20 if cells and cells[0][0].isdigit() else None
 
     def of_process(self) -> tuple[int | None, str]:
-        """What this process has, and how it was found: a container may hide its number, then the only one there is."""
+        """Memory of this process, and how it was found: in a container, whose pids differ, the only listed process is
+        this one."""
         if self.nvml is not None:
             listed = self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle)
             found = [(p.pid, p.usedGpuMemory) for p in listed if p.usedGpuMemory]
@@ -119,7 +120,7 @@ class Card:
         return (int(found[0][1]), "only_process") if len(found) == 1 else (None, "")
 
     def reading(self) -> Row:
-        """Everything known now; outside = what lies beside the allocator's segments."""
+        """All figures now. ``outside_bytes`` is the memory of this process outside the allocator's segments."""
         torch.cuda.synchronize()
         free, total = torch.cuda.mem_get_info()
         reserved, used = torch.cuda.memory_reserved(), self.used()
@@ -139,7 +140,7 @@ class Card:
 
 
 def versions(meter: Meter) -> Row:
-    """Under what everything else was measured."""
+    """Versions of the GPU, the driver and the libraries."""
     row: Row = {
         "versions": 1,
         "torch": str(torch.__version__),
@@ -177,7 +178,8 @@ def one_constant(meter: Meter, names: list[str]) -> list[Row]:
 
 
 def first_calls(meter: Meter, name: str) -> list[Row]:
-    """What the first, second and third call keep, in this thread and in autograd's: workspaces are kept once."""
+    """What the first, second and third call keep, in this thread and in autograd's. A workspace is kept by the first
+    call."""
     kind, dtype_name = name.rsplit("_", 1)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype_name]
     x, weight, bias = (ones(meter, *shape, dtype=dtype) for shape in ((512, 512), (512, 512), (512,)))
@@ -204,10 +206,3 @@ FIRST_CALLS = [
     *(f"{kind}_{dtype}" for kind in ("mm", "linear", "bmm") for dtype in ("fp32", "bf16", "fp16")),
     *("rnn_fp32", "conv_fp32", "attention_bf16", "sort_fp32", "linalg_fp32"),
 ]
-
-
-def ops_with_cuda_kernels() -> list[str]:
-    """Names of all operators that have a kernel for CUDA of their own; no GPU is needed to ask."""
-    names = torch._C._dispatch_get_all_op_names()
-    own = [name for name in names if name.startswith("aten::")]
-    return sorted(name for name in own if torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA"))

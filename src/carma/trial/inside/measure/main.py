@@ -1,7 +1,7 @@
-"""The script to start: ``python main.py --out DIR``.
+"""Entry point of the measuring program: ``python main.py --out DIR``.
 
-The package is loaded under a name of its own, from its own folder: no folder of CARMA enters the module path of an
-interpreter that has other packages.
+It loads the package from this directory under the name ``carma_measure``, so that no directory of CARMA is on the
+module path of the user's interpreter.
 """
 
 from __future__ import annotations

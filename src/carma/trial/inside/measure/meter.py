@@ -1,4 +1,4 @@
-"""Reads how many bytes a call takes from torch's allocator: exact requests, not rounded blocks."""
+"""Bytes that a call requests from torch's allocator (exact, not rounded to blocks), and those of a convolution."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ import torch
 
 Row = dict[str, Any]
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
-ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class ShortOfMemory(RuntimeError):
-    """The card was full during a call: libraries then choose other algorithms, so the row would mislead."""
+    """The GPU was full during a call. Libraries then choose other algorithms, so the figure is not usable."""
 
 
 class Reading(NamedTuple):
-    """One call: what it returned, and bytes relative to the moment before it."""
+    """The result of one call, and bytes relative to the moment before the call."""
 
     result: Any
     out_bytes: int
@@ -26,7 +25,7 @@ class Reading(NamedTuple):
     kept_bytes: int
 
     def row(self, direction: str) -> Row:
-        """The measured part of a row."""
+        """The measured columns of a row."""
         return {
             "direction": direction,
             "out_bytes": self.out_bytes,
@@ -57,10 +56,10 @@ def storage_bytes(value: Any) -> int:
 
 
 class Meter:
-    """The allocator of one GPU."""
+    """Reads the allocator of one GPU."""
 
     device = "cuda"
-    # Above this the cache is handed back after a call, so that the workers beside this one find room.
+    # A larger cache is released after a call, so that the other workers on this GPU have memory.
     CACHE_BYTES = 3 << 30
 
     def read(self, call: Callable[[], Any]) -> Reading:
@@ -70,20 +69,20 @@ class Meter:
         result = call()
         after = torch.cuda.memory_stats_as_nested_dict()
         if after["num_ooms"] > before["num_ooms"]:
-            raise ShortOfMemory("the card was full")
+            raise ShortOfMemory("the GPU was full")
         base = before["requested_bytes"]["all"]["current"]
         asked = after["requested_bytes"]["all"]
         return Reading(result, storage_bytes(result), int(asked["peak"] - base), int(asked["current"] - base))
 
     def settle(self) -> None:
-        """Wait for the GPU, and hand back a large cache."""
+        """Wait for the GPU, and release a large cache."""
         torch.cuda.synchronize()
         if torch.cuda.memory_reserved() > self.CACHE_BYTES:
             torch.cuda.empty_cache()
 
 
 class DryMeter(Meter):
-    """The same on a machine without a GPU: the plumbing runs, the bytes are only those of the results."""
+    """For a machine without a GPU: bytes are only those of the results."""
 
     device = "cpu"
 
@@ -93,7 +92,7 @@ class DryMeter(Meter):
         return Reading(result, size, size, size)
 
     def settle(self) -> None:
-        """Nothing to wait for."""
+        """Nothing runs asynchronously."""
 
 
 def forward_backward(meter: Meter, call: Callable[[], Any], inputs: Sequence[Any]) -> list[Row]:
@@ -115,7 +114,7 @@ def forward_backward(meter: Meter, call: Callable[[], Any], inputs: Sequence[Any
 
 
 def warm_up(meter: Meter) -> None:
-    """Pay what libraries take once per process, in this thread and in autograd's, so that no row pays it."""
+    """Call each library once, in this thread and in autograd's, so that no row includes what a first call allocates."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         a = torch.ones(64, 64, device=meter.device, dtype=dtype, requires_grad=True)
         bias = torch.ones(64, device=meter.device, dtype=dtype, requires_grad=True)
@@ -123,3 +122,56 @@ def warm_up(meter: Meter) -> None:
     lstm = torch.nn.LSTM(8, 8, 2, dropout=0.1).to(meter.device)
     lstm(torch.ones(4, 2, 8, device=meter.device))[0].sum().backward()
     meter.settle()
+
+
+def backend_of(x: Any, weight: Any, params: Row) -> str:
+    """The implementation that torch selects, which tells whether cuDNN is called."""
+    zeros = [0] * len(params["size"])
+    try:
+        chosen = torch._C._select_conv_backend(
+            x,
+            weight,
+            None,
+            params["stride"],
+            params["padding"],
+            params["dilation"],
+            params["transposed"],
+            zeros,
+            params["groups"],
+        )
+    except (TypeError, RuntimeError, AttributeError):
+        return "unknown"
+    return str(chosen).rsplit(".", 1)[-1]
+
+
+def set_mode(params: Row) -> None:
+    """Set torch's switches for the case; all of them, because the previous case may have set others."""
+    torch.backends.cudnn.allow_tf32 = params["tf32"]
+    torch.backends.cudnn.benchmark = params["mode"] == "benchmark"
+    torch.backends.cudnn.deterministic = params["mode"] == "deterministic"
+
+
+def convolution(params: Row, meter: Meter) -> list[Row]:
+    """One row for each direction: forward, gradient of the input, gradient of the weight."""
+    set_mode(params)
+    rank = len(params["size"])
+    layout = torch.contiguous_format
+    if params["channels_last"]:
+        layout = torch.channels_last if rank == 2 else torch.channels_last_3d
+    where = {"device": meter.device, "dtype": DTYPES[params["dtype"]], "memory_format": layout}
+    cin, cout, groups = params["cin"], params["cout"], params["groups"]
+    shape = [cin, cout // groups] if params["transposed"] else [cout, cin // groups]
+    x = torch.empty([params["n"], cin, *params["size"]], **where)
+    weight = torch.empty([*shape, *params["kernel"]], **where)
+    zeros = [0] * rank
+    rest = (params["stride"], params["padding"], params["dilation"], params["transposed"], zeros, groups)
+    forward = meter.read(lambda: torch.ops.aten.convolution(x, weight, None, *rest))
+    grad = forward.result
+    rows = [forward.row("forward")]
+    for direction, mask in (("dgrad", [True, False, False]), ("wgrad", [False, True, False])):
+        reading = meter.read(
+            lambda mask=mask: torch.ops.aten.convolution_backward(grad, x, weight, None, *rest, mask)  # type: ignore[misc]
+        )
+        rows.append(reading.row(direction))
+    extra = {"backend": backend_of(x, weight, params)}
+    return [{**row, **extra} for row in rows]

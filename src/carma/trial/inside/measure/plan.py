@@ -1,90 +1,211 @@
-"""What is measured, in which order: pure, and the same for the same seed."""
+"""Which convolutions to measure, in which order. Pure: the same seed gives the same plan.
+
+60 % are layers of common networks (``conv_layers.json``) at random batch sizes and resolutions, 10 % are transposed,
+one-dimensional or volume convolutions of real networks, 30 % are random.
+
+``conv_layers.json`` holds one layer a line. ``families``: input channels, output channels, kernel, stride, padding,
+dilation, groups, input size; a pair is (height, width). ``transposed``: input channels, output channels, kernel,
+stride, padding, size. ``one_dimensional``: input channels, output channels, kernel, stride, dilation, groups, size.
+``volumes``: input channels, output channels, kernel, stride, size.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+import os
 import random
-from typing import Any
-
-from .conv_plan import convolutions
+from typing import Any, NamedTuple
 
 Params = dict[str, Any]
 
+with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "conv_layers.json"), encoding="utf-8") as _file:
+    LAYERS: dict[str, Any] = json.load(_file)
+FAMILIES: dict[str, list[Any]] = LAYERS["families"]
+
 SEED = 4
-# Cases, not rows: a convolution gives three rows.
-BROAD = {"convolution": 12_000, "mode": 500, "attention": 500, "recurrent": 300}
-QUICK = {"convolution": 2_500, "mode": 60, "attention": 120, "recurrent": 60}
-HEAD_DIMS = [32, 64, 64, 64, 80, 96, 128, 128, 256]
-LENGTHS = [64, 77, 128, 197, 256, 384, 512, 1000, 1024, 2048]
+# Cases, each of which gives three rows. `mode`: deterministic ones, and as many benchmarked ones.
+BROAD = {"convolution": 12_000, "mode": 500}
+QUICK = {"convolution": 2_500, "mode": 60}
+
+ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+# Workers share one GPU, and libraries choose other algorithms when the GPU is full.
+TENSOR_BYTES_MAX = 4 << 30
+# Keeps a case well under a second on a GPU shared by a dozen workers.
+FLOPS_MAX = 3e12
+BATCHES = [1, 2, 4, 8, 10, 16, 20, 24, 32, 48, 64, 96, 100, 128, 192, 256, 384, 512]
+BATCH_WEIGHTS = [2, 2, 2, 4, 1, 6, 1, 1, 8, 2, 8, 2, 1, 8, 1, 5, 1, 2]
+PRECISIONS = [("fp32", True), ("fp32", False), ("bf16", True), ("fp16", True)]
+PRECISION_WEIGHTS = [4, 3, 4, 2]
+SCALES = [0.5, 0.57, 0.75, 1.0, 1.0, 1.0, 1.0, 1.14, 1.29, 1.5]
 
 
-class Plan:
-    """Cases in the order to take them; those that would disturb others are apart."""
-
-    def __init__(self, cases: list[Params], apart: list[Params]) -> None:
-        self.cases = cases
-        self.apart = apart
-
-
-def attention(rng: random.Random) -> Params:
-    """One call of scaled dot product attention."""
-    heads = rng.choice([1, 4, 6, 8, 12, 16, 20, 32])
-    length = rng.choice(LENGTHS)
-    mask = rng.choice(["none", "none", "none", "bool", "float", "float_heads"])
-    batch = rng.choice([1, 2, 4, 8, 16, 32, 64])
-    # The unfused path keeps several matrices of length x length a head.
-    while batch > 1 and batch * heads * length * length * 4 > 1 << 30:
-        batch //= 2
-    return {
-        "op": "attention",
-        "n": batch,
-        "heads": heads,
-        "kv_heads": heads // 4 if heads % 4 == 0 and heads > 4 and rng.random() < 0.25 else heads,
-        "length": length,
-        "kv_length": length if rng.random() < 0.8 else rng.choice(LENGTHS[:8]),
-        "head_dim": rng.choice(HEAD_DIMS),
-        "dtype": rng.choice(["fp32", "bf16", "bf16", "fp16"]),
-        "causal": mask == "none" and rng.random() < 0.5,
-        "mask": mask,
-        "dropout": rng.choice([0.0, 0.0, 0.1]),
-        "transposed_input": rng.random() < 0.7,
-    }
+def out_size(params: Params) -> list[int]:
+    """Spatial size of the output."""
+    sides = []
+    for axis, size in enumerate(params["size"]):
+        kernel, stride = params["kernel"][axis], params["stride"][axis]
+        padding, dilation = params["padding"][axis], params["dilation"][axis]
+        if params["transposed"]:
+            sides.append((size - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1)
+        else:
+            sides.append((size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1)
+    return sides
 
 
-def recurrent(rng: random.Random) -> Params:
-    """One recurrent network, forward and backward."""
-    return {
-        "op": "recurrent",
-        "cell": rng.choice(["LSTM", "LSTM", "GRU", "RNN"]),
-        "n": rng.choice([1, 8, 16, 20, 32, 64, 128, 256]),
-        "length": rng.choice([5, 20, 35, 64, 100, 128, 256, 500]),
-        "inputs": rng.choice([1, 28, 64, 100, 128, 200, 256, 300, 512, 650]),
-        "hidden": rng.choice([10, 32, 64, 100, 128, 200, 256, 512, 650, 1024]),
-        "layers": rng.choice([1, 1, 2, 2, 3, 4]),
-        "bidirectional": rng.random() < 0.35,
-        "dropout": rng.choice([0.0, 0.0, 0.2]),
-        "batch_first": rng.random() < 0.5,
-        "packed": rng.random() < 0.2,
-        "projection": rng.random() < 0.05,
-        "dtype": rng.choice(["fp32", "fp32", "fp16", "bf16"]),
-        "tf32": rng.random() < 0.7,
-    }
+def tensor_bytes(params: Params) -> int:
+    """Bytes of input, output, weight and their gradients together."""
+    item = ITEM_BYTES[params["dtype"]]
+    moved = params["n"] * (
+        params["cin"] * math.prod(params["size"]) + params["cout"] * math.prod(map(abs, out_size(params)))
+    )
+    weight = params["cin"] * params["cout"] // params["groups"] * math.prod(params["kernel"])
+    return int(2 * item * (moved + weight))
 
 
-def make_plan(broad: bool, others: list[Params], seed: int = SEED) -> Plan:
-    """The plan; ``others`` are the cases that the tables of operators and optimizers list.
+def flops(params: Params) -> float:
+    """Multiplications and additions of the forward direction."""
+    sides = params["size"] if params["transposed"] else out_size(params)
+    taps = params["cin"] * params["cout"] / params["groups"] * math.prod(params["kernel"])
+    return float(2.0 * params["n"] * math.prod(sides) * taps)
 
-    The order is shuffled, so that an early stop leaves a fair sample. What is not a convolution is less and cheaper:
-    it comes in the first half.
-    """
+
+def fit(params: Params) -> Params | None:
+    """The case with a batch size within the limits, or None if the shape is impossible or too large."""
+    if min(out_size(params)) < 1 or min(params["size"]) < 1:
+        return None
+    while tensor_bytes(params) > TENSOR_BYTES_MAX or flops(params) > FLOPS_MAX:
+        if params["n"] == 1:
+            return None
+        params = {**params, "n": params["n"] // 2}
+    return params
+
+
+def conv(
+    rng: random.Random,
+    channels: tuple[int, int],
+    size: list[int],
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: int = 1,
+    groups: int = 1,
+    transposed: bool = False,
+    source: str = "random",
+) -> Params | None:
+    """A case of the given shape with a random batch size, precision and layout."""
+    dtype, tf32 = rng.choices(PRECISIONS, PRECISION_WEIGHTS)[0]
+    return fit(
+        {
+            "op": "convolution",
+            "source": source,
+            "n": rng.choices(BATCHES, BATCH_WEIGHTS)[0],
+            "cin": channels[0],
+            "cout": channels[1],
+            "size": size,
+            "kernel": kernel,
+            "stride": stride,
+            "padding": padding,
+            "dilation": [dilation] * len(size),
+            "groups": groups,
+            "transposed": transposed,
+            "dtype": dtype,
+            "tf32": tf32,
+            "channels_last": len(size) > 1 and rng.random() < 0.35,
+            "mode": "default",
+        }
+    )
+
+
+def pair(value: Any) -> list[int]:
+    """(height, width) of a size given as one number or as two."""
+    return [value, value] if isinstance(value, int) else list(value)
+
+
+def family_conv(rng: random.Random) -> Params | None:
+    """A layer of a real network at a scaled resolution."""
+    name = rng.choice(sorted(FAMILIES))
+    cin, cout, kernel, stride, padding, dilation, groups, base = rng.choice(FAMILIES[name])
+    size = max(1, round(base * rng.choice(SCALES)))
+    return conv(
+        rng, (cin, cout), [size, size], pair(kernel), pair(stride), pair(padding), dilation, groups, source=name
+    )
+
+
+def other_rank(rng: random.Random) -> Params | None:
+    """A transposed, a one-dimensional or a volume convolution of a real network."""
+    kind = rng.choice(["transposed", "transposed", "1d", "3d"])
+    if kind == "transposed":
+        cin, cout, kernel, stride, padding, base = rng.choice(LAYERS["transposed"])
+        size = max(1, round(base * rng.choice(SCALES)))
+        return conv(
+            rng, (cin, cout), pair(size), pair(kernel), pair(stride), pair(padding), transposed=True, source=kind
+        )
+    if kind == "1d":
+        cin, cout, width, step, dilation, groups, base = rng.choice(LAYERS["one_dimensional"])
+        size = max(width, round(base * rng.choice(SCALES)))
+        return conv(rng, (cin, cout), [size], [width], [step], [dilation * (width // 2)], dilation, groups, source=kind)
+    cin, cout, box, steps, volume = rng.choice(LAYERS["volumes"])
+    margin = [0, 0, 0] if box == steps else [side // 2 for side in box]
+    return conv(rng, (cin, cout), list(volume), list(box), list(steps), margin, source=kind)
+
+
+def random_channels(rng: random.Random) -> int:
+    """Log-uniform from 1 to 2048, mostly a multiple of something round."""
+    step = rng.choice([1, 4, 8, 8, 16, 16, 32, 32])
+    return max(1, round(math.exp(rng.uniform(0, math.log(2048))) / step)) * step
+
+
+def random_conv(rng: random.Random) -> Params | None:
+    """A random two-dimensional convolution."""
+    cin, cout = random_channels(rng), random_channels(rng)
+    kind = rng.choice(["plain", "plain", "plain", "grouped", "depthwise"])
+    groups = 1
+    if kind == "depthwise":
+        cout = groups = cin
+    elif kind == "grouped":
+        groups = rng.choice([2, 3, 4, 6, 8, 16, 32, 64])
+        cin, cout = (max(1, round(c / groups)) * groups for c in (cin, rng.choice([cin, cin, cout])))
+    side = rng.choice([1, 1, 2, 3, 3, 3, 3, 4, 5, 5, 7, 11])
+    kernel = [side, side]
+    if rng.random() < 0.1:
+        kernel = [side, 1] if rng.random() < 0.5 else [1, side]
+    height = max(1, round(math.exp(rng.uniform(0, math.log(512)))))
+    width = height if rng.random() < 0.8 else max(1, round(height * rng.uniform(0.5, 2)))
+    dilation = rng.choice([2, 3, 4, 6]) if side > 1 and rng.random() < 0.1 else 1
+    padding = [dilation * (k // 2) for k in kernel] if rng.random() < 0.8 else [0, 0]
+    stride = rng.choice([1, 1, 1, 1, 2, 2, 4])
+    return conv(rng, (cin, cout), [height, width], kernel, [stride, stride], padding, dilation, groups)
+
+
+def convolutions(rng: random.Random, count: int) -> list[Params]:
+    """``count`` different cases."""
+    cases: list[Params] = []
+    seen = set()
+    while len(cases) < count:
+        draw = rng.choices([family_conv, other_rank, random_conv], [6, 1, 3])[0]
+        case = draw(rng)
+        key = repr(sorted((case or {}).items()))
+        if case is None or key in seen:
+            continue
+        seen.add(key)
+        cases.append(case)
+    return cases
+
+
+class Plan(NamedTuple):
+    """Cases in the order in which to measure them; ``apart`` would change the results of the others (see command)."""
+
+    cases: list[Params]
+    apart: list[Params]
+
+
+def make_plan(broad: bool, seed: int = SEED) -> Plan:
+    """The plan, shuffled so that a run that stops early has measured a fair sample."""
     rng = random.Random(seed)
     counts = BROAD if broad else QUICK
     convs = convolutions(rng, counts["convolution"])
     modes = convolutions(rng, 2 * counts["mode"])
-    deterministic = [{**case, "mode": "deterministic"} for case in modes[::2]]
-    benchmark = [{**case, "mode": "benchmark"} for case in modes[1::2]]
-    small = [attention(rng) for _ in range(counts["attention"])]
-    small += [recurrent(rng) for _ in range(counts["recurrent"])]
-    small += others
-    keyed = [(rng.random(), number, case) for number, case in enumerate(convs + deterministic)]
-    keyed += [(rng.random() / 2, -1 - number, case) for number, case in enumerate(small)]
-    return Plan([case for _, _, case in sorted(keyed, key=lambda entry: entry[:2])], benchmark)
+    cases = convs + [{**case, "mode": "deterministic"} for case in modes[::2]]
+    rng.shuffle(cases)
+    return Plan(cases, [{**case, "mode": "benchmark"} for case in modes[1::2]])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from carma.trial.replay.allocator_history import Difference, follow
 from carma.trial.replay.allocator_options import MIB, AllocatorOptions, parse
+from lab_fixtures.allocator_history import Difference, follow
 
 PLAIN = AllocatorOptions()
 HIGH, LOW, LOWEST = 900 * MIB, 500 * MIB, 100 * MIB

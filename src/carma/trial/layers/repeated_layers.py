@@ -1,14 +1,24 @@
-"""Which layers are computed again in the backward pass, where checkpointing is on: a list of layers does not tell.
+"""Structure that a list of layers shows only by its sizes: repeated blocks, and weights that two layers share.
 
-Scripts checkpoint the blocks that a network is made of, and these repeat themselves. Stems, heads and what stands
-between stages are kept as ever.
+1. `spans_of`: which layers gradient checkpointing computes again. Scripts checkpoint the repeated blocks of a network;
+   stems, heads and layers between stages are kept.
+2. `find_tied`: a language model's last layer often uses the weights of its embedding. The list gives each layer its
+   weights, the total counts them once. What the total lacks is shared.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import numpy as np
+
 from carma.trial.layers.columns import Columns
 from carma.trial.layers.kinds import INDEX
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_MAY_SHARE = (INDEX["linear"], INDEX["embedding"])
 _LONGEST = 48  # layers of a block
 _CONVOLUTIONS = tuple(INDEX[kind] for kind in ("convolution", "grouped", "transposed"))
 _NORMS = (INDEX["norm"], INDEX["batch_norm"])
@@ -50,3 +60,21 @@ def _period(numbers: list[int], kinds: list[int], place: int) -> int:
         if numbers[place] == numbers[end] and numbers[place:end] == numbers[end : end + period]:
             return period
     return 0
+
+
+def find_tied(columns: Columns, total: int | None) -> NDArray[np.int64]:
+    """For each layer the place of the embedding whose weights it uses, else -1. A bias is its own in any case."""
+    found = np.full(columns.count, -1, np.int64)
+    lacks = 0.0 if total is None else float(columns.parameters.sum()) - total
+    if lacks <= 0:
+        return found
+    owners: dict[float, int] = {}
+    for place in np.flatnonzero(np.isin(columns.kinds, _MAY_SHARE)).tolist():
+        has = float(columns.parameters[place])
+        shared = next((size for size in (has, has - float(columns.channels[place])) if size in owners), 0.0)
+        if 0 < shared <= lacks:
+            found[place] = owners[shared]
+            lacks -= shared
+        elif columns.kinds[place] == INDEX["embedding"]:
+            owners.setdefault(has, place)
+    return found
