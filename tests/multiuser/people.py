@@ -14,6 +14,7 @@ import importlib
 import io
 import os
 import pickle
+import pkgutil
 import pwd
 import select
 import shutil
@@ -309,8 +310,8 @@ def _main(arguments: list[str]) -> int:
 
 def import_cli() -> None:
     """What the verbs load when they run."""
-    verbs = ("cancel", "explain", "logs", "queue", "show", "submit", "up")
-    parts = ("connect", "each", "failures", "follow", "local", "output", "steady", "wording")
-    others = ("carma.daemon.main", "rich.console", "rich.table")
-    for name in (*(f"carma.cli.{part}" for part in (*verbs, *parts)), *others):
+    import carma.cli
+
+    modules = (module.name for module in pkgutil.walk_packages(carma.cli.__path__, "carma.cli."))
+    for name in (*modules, "carma.daemon.main", "rich.console", "rich.table"):
         importlib.import_module(name)
