@@ -16,6 +16,7 @@ from carma.core.model import events as e
 from carma.core.model.settings import PlacementRules, Rules, WarmUp
 from carma.core.model.values import AttemptKey, Booking, GpuId
 from carma.core.policies import goodput, horus, lucid
+from carma.core.scheduling.forecast import demand_of
 from carma.core.scheduling.gpu_view import Holder
 from carma.core.scheduling.sharing_model import engine_share, progress_rates
 from carma.core.scheduling.snapshot import view_of
@@ -126,7 +127,7 @@ def whole_runs(made: Simulation, holders: tuple[Holder, ...], event: e.TaskPlace
     left_s = [inf if run.alone_s is None else max(1.0, run.alone_s - run.done_by(now)) for run in runs]
     found, at, there = [0.0] * len(runs), 0.0, list(range(len(runs)))
     while there:
-        rates = dict(zip(there, progress_rates([holders[one].demand for one in there], mechanism), strict=True))
+        rates = dict(zip(there, progress_rates([demand_of(holders[one]) for one in there], mechanism), strict=True))
         for one in there:
             if left_s[one] == inf and not found[one]:
                 found[one] = 1.0 / rates[one]

@@ -31,7 +31,7 @@ def test_every_task_comes_to_its_end(policy: str) -> None:
 
 def test_exclusive_gpus_in_turn_are_what_was_worked_out_from_the_published_trace() -> None:
     """Strict FIFO on four GPUs: 7.70 h, mean wait 123 min, mean completion 149 min."""
-    figures = simulation(Request(trace="t1", policy="exclusive")).run()
+    figures = simulation(Request(trace="t1", policy="exclusive", demand="none")).run()
     assert figures.makespan_s / 3600 == pytest.approx(7.70, rel=0.01)
     assert figures.wait_mean_s / 60 == pytest.approx(123, rel=0.02)
     assert figures.completion_mean_s / 60 == pytest.approx(149, rel=0.02)

@@ -14,6 +14,7 @@ from carma.cli import carma
 from carma.core.model import events as e
 from carma.core.model.values import Demand, Estimate, NoEstimate
 from carma.errors import Usage
+from carma.traces import Trace
 from carma_lab.cli.simulate import DEMANDS
 from carma_lab.runs.figures import Figures
 from carma_lab.simulator import estimate_sources as sources
@@ -21,6 +22,7 @@ from carma_lab.simulator.predicted_demand import foretold
 from carma_lab.simulator.request import Request, recorded, simulation
 from carma_lab.simulator.simulation import Demands
 from lab.tools import trial_ratios
+from lab_fixtures.random_simulations import EVERY_POLICY
 from lab_fixtures.small_simulations import row
 
 
@@ -115,7 +117,7 @@ def test_errors_that_were_none_leave_the_truth(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     ("policy", "demand", "known"),
-    [("horus", "measured", 60), ("horus", "none", 0), ("magm", "measured", 0)],  # the last does not predict
+    [("horus", "measured", 60), ("horus", "none", 0), ("magm", "measured", 60), ("magm", "none", 0)],
 )
 def test_what_is_told_of_a_task_before_it_runs(policy: str, demand: Demands, known: int) -> None:
     told = [
@@ -125,6 +127,16 @@ def test_what_is_told_of_a_task_before_it_runs(policy: str, demand: Demands, kno
     ]
     assert sum(one is not None and one.demand is not None for one in told) == known
     assert sum(one is not None and one.runtime_s is not None for one in told) == known
+
+
+@pytest.mark.parametrize("policy", EVERY_POLICY)
+def test_history_tells_every_policy_the_run_times_of_that_user_s_finished_tasks_of_that_name(policy: str) -> None:
+    rows = [row(900.0 * place, name="a", seconds=300.0, user=user) for place, user in enumerate(("ann", "ann", "bob"))]
+    made = simulation(Request(policy=policy, demand="history"), Trace(name="made.csv", tasks=tuple(rows)))
+    told = [event.estimate for event in made.events() if isinstance(event, e.TaskEstimated)]
+    first, second, of_another_user = (one.runtime_s if one is not None else None for one in told)
+    assert (first, of_another_user) == (None, None)
+    assert second == pytest.approx(300.0, abs=1.0)
 
 
 @pytest.mark.parametrize("policy", ["horus", "lucid"])

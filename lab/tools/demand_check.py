@@ -92,7 +92,7 @@ def _published_makespan() -> float:
 
 def _exclusive(name: str) -> dict[str, float]:
     """Active is a GPU from a task's first use of it on; the published rule (memory, activity, power) is about that."""
-    made = simulation(Request(trace=name, policy="exclusive"))
+    made = simulation(Request(trace=name, policy="exclusive", demand="none"))
     return _shown_while_active(made, made.run())
 
 
@@ -108,7 +108,8 @@ def _shown_while_active(made: Simulation, figures: Figures) -> dict[str, float]:
 
 def _ratios(name: str) -> dict[str, float]:
     trace = find(name)
-    alone, shared = (simulation(Request(trace=name, policy=policy), trace).run() for policy in ("exclusive", "magm"))
+    requests = [Request(trace=name, policy=policy, demand="none") for policy in ("exclusive", "magm")]
+    alone, shared = (simulation(request, trace).run() for request in requests)
     return {
         "makespan": round(shared.makespan_s / alone.makespan_s, 3),
         "run": round(shared.run_mean_s / alone.run_mean_s, 3),

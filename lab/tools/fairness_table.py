@@ -61,7 +61,9 @@ def trace_of(rates: dict[str, float], seed: int) -> Trace:
 
 def run(rates: dict[str, float], policy: str, seed: int, *, fair: bool) -> Seen:
     settings: dict[str, object] = {"fairness.enabled": "yes" if fair else "no"}
-    request = Request(trace="generated", policy=policy, gpus=GPUS, gpu=CARD, seed=seed, settings=settings)
+    request = Request(
+        trace="generated", policy=policy, gpus=GPUS, gpu=CARD, demand="history", seed=seed, settings=settings
+    )
     made = simulation(request, trace_of(rates, seed))
     figures = made.run()
     found = fairness(made.runs, GPUS)

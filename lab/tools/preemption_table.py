@@ -89,7 +89,9 @@ def trace_of(save_s: float | None, seed: int) -> Trace:
 
 def run(save_s: float | None, policy: str, seed: int) -> Seen:
     settings: dict[str, object] = {"preemption.enabled": "no" if save_s is None else "yes"}
-    request = Request(trace="generated", policy=policy, gpus=GPUS, gpu=CARD, seed=seed, settings=settings)
+    request = Request(
+        trace="generated", policy=policy, gpus=GPUS, gpu=CARD, demand="history", seed=seed, settings=settings
+    )
     made = simulation(request, trace_of(save_s, seed))
     asked = Asked(made.state)
     for event in made.events():

@@ -61,15 +61,18 @@ def first_answer(
     for place, estimator in enumerate(estimators):
         answer = _ask(estimator, request)
         if isinstance(answer, Estimate):
-            whole = _with_habits(answer, estimators[place + 1 :], request)
+            whole = with_past_runs(answer, estimators[place + 1 :], request)
             return _lifted(whole, refusals), tuple(refusals)
         refusals.append(answer)
     return None, tuple(refusals)
 
 
-def _with_habits(estimate: Estimate, others: Sequence[Estimator], request: EstimateRequest) -> Estimate:
-    """How busy it keeps a GPU and how long it takes, from a quick source behind, where the first does not tell, or has
-    only predicted it: who declares memory does not hide what history knows."""
+def with_past_runs(estimate: Estimate, others: Sequence[Estimator], request: EstimateRequest) -> Estimate:
+    """The estimate, with demand and run time from the first quick source among `others` that knows them.
+
+    A demand that the estimate only predicts is replaced; a demand or run time that it has from past runs stays. So a
+    declared amount of memory does not hide what history knows of the task.
+    """
     seen = estimate.demand is not None and not estimate.demand_predicted
     if seen and estimate.runtime_s is not None:
         return estimate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
@@ -17,6 +18,8 @@ from carma.errors import StoreError
 from carma.store.archive import HOUR_S, RUNS_KEPT
 from carma.store.codec import task_of, write_event
 
+Place = tuple[int, str, tuple[str, ...]]  # uid, directory, command without its numbers
+
 
 class MemoryStore:
     """Implements core.ports.Store and Archive, and `story`. What it holds survives `close`, so that a test can go on
@@ -30,7 +33,7 @@ class MemoryStore:
         self._stories: dict[TaskId, list[Durable]] = {}
         self._finished: dict[TaskId, Task] = {}
         self._restored: set[TaskId] = set()
-        self._runs: dict[AttemptKey, PastRun] = {}
+        self._runs: dict[Place, dict[AttemptKey, PastRun]] = {}
         self._usage: dict[tuple[int, GpuId], GpuUsage] = {}
         self._next = 1
 
@@ -138,10 +141,11 @@ class MemoryStore:
 
     def remember(self, run: PastRun) -> None:
         self._must_be_open()
-        self._runs.setdefault(run.key, run)
-        same = self.past_runs(uid=run.uid, command=run.command, directory=run.directory, limit=len(self._runs))
+        near = self._runs.setdefault((run.uid, run.directory, pattern(run.command)), {})
+        near.setdefault(run.key, run)
+        same = self.past_runs(uid=run.uid, command=run.command, directory=run.directory, limit=len(near))
         for old in same[RUNS_KEPT:]:
-            del self._runs[old.key]
+            del near[old.key]
 
     def _add_usage(self, rows: Sequence[GpuUsage]) -> None:
         for row in rows:
@@ -155,16 +159,14 @@ class MemoryStore:
 
     def past_runs(self, *, uid: int, command: tuple[str, ...], directory: str, limit: int = 20) -> Sequence[PastRun]:
         self._must_be_open()
-        near = self.near_runs(uid=uid, command=command, directory=directory, limit=len(self._runs))
+        near = self.near_runs(uid=uid, command=command, directory=directory, limit=sys.maxsize)
         return [run for run in near if run.command == command][: max(0, limit)]
 
     def near_runs(self, *, uid: int, command: tuple[str, ...], directory: str, limit: int = 200) -> Sequence[PastRun]:
         self._must_be_open()
-        wanted = pattern(command)
-        found = [run for run in self._runs.values() if run.uid == uid and run.directory == directory]
-        found = [run for run in found if pattern(run.command) == wanted]
-        found.sort(key=lambda run: (run.ended_at, run.key.task, run.key.attempt), reverse=True)
-        return found[: max(0, limit)]
+        near = self._runs.get((uid, directory, pattern(command)), {}).values()
+        newest_first = sorted(near, key=lambda run: (run.ended_at, run.key.task, run.key.attempt), reverse=True)
+        return newest_first[: max(0, limit)]
 
     def _must_be_open(self) -> None:
         if not self._open:

@@ -42,7 +42,7 @@ BESIDE_FIDELITY = ("fidelity", "solo", "noise", "seed", "out", "force", "as_json
     "--demand",
     type=click.Choice(DEMANDS),
     default="measured",
-    help="What predicting policies know of a task before it runs (measured).",
+    help="What is known of demand and run time before a task runs (measured).",
 )
 @click.option("--mechanism", type=click.Choice(["mps", "timeslice"]), default="mps", help="How tasks share (mps).")
 @click.option("--seed", type=whole(0), default=0, metavar="N", help="Of all that chance decides (0).")

@@ -15,8 +15,9 @@ from carma_lab.simulator.simulated_cards import Card
 
 QUIET = 1e12  # seconds: a sample that was left out because nothing changed is not stale
 
-# What policies that ask for it are told of a task's demand and run time before it runs: the truth; what its last run in
-# this trace has shown; that, and of a new command the demand that a trial run would predict; nothing.
+# What is known of a task's demand and run time before it runs. measured: the truth. history: what earlier runs of that
+# name by that user have shown in this simulation, as the daemon's history tells it. estimate: that, and for a new name
+# the demand that a trial run would predict. none: nothing.
 Demands = Literal["measured", "history", "estimate", "none"]
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from msgspec.structs import replace
-
 from carma.core.attempt_end import ended
 from carma.core.machine import step
 from carma.core.model import events as e
@@ -18,7 +16,7 @@ from carma.core.model.commands import Command, EstimateTask, LaunchAttempt, Pree
 from carma.core.model.outcome import Outcome, Succeeded
 from carma.core.model.status import Finished, Recovering
 from carma.core.model.task import Task
-from carma.core.model.values import Alone, AttemptKey, Confinement, Estimate, Guard, TaskId
+from carma.core.model.values import AttemptKey, Confinement, Guard, TaskId
 from carma.core.propose import propose
 from carma.core.state import State, forget, new_state
 from carma.traces import Trace, TraceTask
@@ -30,7 +28,6 @@ from carma_lab.simulator.event_heap import Heap
 from carma_lab.simulator.noise import Noise
 from carma_lab.simulator.occurrences import Arrival, Begun, Ending, Happening, Look, Saved, Started, Thought, Wake
 from carma_lab.simulator.past_runs import run_of
-from carma_lab.simulator.predicted_demand import foretold
 from carma_lab.simulator.progress import Tell, followed
 from carma_lab.simulator.sample_filter import heeded
 from carma_lab.simulator.sampling import Eyes
@@ -39,6 +36,7 @@ from carma_lab.simulator.setup import Setup as Setup
 from carma_lab.simulator.setup import rules_for as rules_for
 from carma_lab.simulator.simulated_server import Runner, World, equipped
 from carma_lab.simulator.stalled import stalled
+from carma_lab.simulator.task_knowledge import TaskKnowledge
 
 PATIENCE = 100  # heartbeats
 HEARTBEAT_S = 60.0  # what only time brings about is noticed so often, while somebody waits
@@ -71,7 +69,7 @@ class Simulation:
         self._rows: dict[TaskId, TraceTask] = {}
         self._left: dict[AttemptKey, Runner] = {}  # as they were when they ended
         self._saved: dict[TaskId, float] = {}  # seconds of its work that a task need not do again
-        self._known: dict[str, tuple[Alone, float]] = {}  # what the last run of that name has shown
+        self._knowledge = TaskKnowledge(setup, self._gpus)
         self._gone: list[tuple[float, Task]] = []  # finished, when, and not yet forgotten
         self._awake = False
         self._arrived = 0  # tasks
@@ -275,6 +273,7 @@ class Simulation:
 
     def _tell(self, event: e.AnyEvent) -> Iterator[e.AnyEvent]:
         commands = step(self.state, event)
+        self._knowledge.follow(self.state, event)
         yield event
         if isinstance(event, e.TaskFinished | e.StopRequested):
             self._over(event.task)
@@ -302,26 +301,7 @@ class Simulation:
     def _estimated(self, task: TaskId) -> e.TaskEstimated:
         if self.setup.asked:
             return e.TaskEstimated(self.now, task, self.setup.asked[task - 1].estimate)
-        row = self._rows[task]
-        found = self.setup.source(row)
-        if isinstance(found, Estimate):
-            found = self._with_demand(found, row)
-            return e.TaskEstimated(self.now, task, found)
-        return e.TaskEstimated(self.now, task, None, (found,))
-
-    def _with_demand(self, found: Estimate, row: TraceTask) -> Estimate:
-        if self.state.policy.against is None:
-            return found  # it judges by what is observed, as published; a run time would change who overtakes whom
-        match self.setup.demand:
-            case "measured":
-                return replace(found, demand=row.demand, runtime_s=row.seconds)
-            case "history" | "estimate" if (known := self._known.get(row.name)) is not None:
-                alone, runtime_s = known
-                return replace(found, demand=alone.demand, runtime_s=runtime_s)
-            case "estimate":
-                return replace(found, demand=foretold(self.setup.seed, row), demand_predicted=True)
-            case _:
-                return found
+        return self._knowledge.estimated(self.state.tasks[task], self._rows[task], self.now)
 
     def _stopped(self, key: AttemptKey) -> Iterator[e.AnyEvent]:
         """At once: a process that is told to stop does."""
@@ -353,12 +333,7 @@ class Simulation:
         if not isinstance(task.status, Finished):
             return
         row = self._rows.pop(task_id)
-        resumed = self._saved.pop(task_id, 0.0) > 0.0
-        last = task.attempts[-1] if task.attempts else None
-        whole = isinstance(task.status.outcome, Succeeded) and not resumed
-        if last is not None and last.alone is not None and whole:
-            began = last.placed_at if last.started_at is None else last.started_at
-            self._known[row.name] = (last.alone, last.alone.pace * (task.status.at - began))
+        self._saved.pop(task_id, None)
         keys = [AttemptKey(task_id, attempt.number) for attempt in task.attempts]
         self.runs.append(run_of(task, row, self._index, [self._left.pop(key, None) for key in keys]))
         for key in keys:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 import carma
+import carma_lab
 from carma.directories import write_whole
 from carma.errors import Usage
 from carma_lab.bench.machine import facts
@@ -25,17 +26,18 @@ from carma_lab.bench.paper.scope import PARTS, Scope
 NAME = "paper.json"
 FORMAT = 1
 DIGITS = 5
-DECIDES = ("core", "sim", "traces")  # packages
+DECIDES = ("carma/core", "carma/estimate", "carma/traces", "carma_lab/simulator", "carma_lab/traces")
 
 
 def code() -> str:
     """Of what decides and simulates, as it is on the disk now: parts of one file that differ in it do not go together,
     and one in which it changed while it was made is of no one version."""
-    root = Path(carma.__file__).parent
-    files = sorted(path for folder in DECIDES for path in (root / folder).rglob("*") if path.suffix in (".py", ".csv"))
+    roots = {"carma": Path(carma.__file__).parents[1], "carma_lab": Path(carma_lab.__file__).parents[1]}
     digest = hashlib.sha256()
-    for path in files:
-        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    for folder in DECIDES:
+        root = roots[folder.split("/")[0]]
+        for path in sorted(path for path in (root / folder).rglob("*") if path.suffix in (".py", ".csv")):
+            digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:12]
 
 

@@ -84,7 +84,9 @@ STRICT = tuple(
     for one in (*BASELINES, *ABLATIONS[:2])
 )
 OURS = (
-    Variant("MAGM, our defaults", "magm", "measured", "none", about="the server's default policy"),
+    Variant(
+        "MAGM, our defaults", "magm", demand="history", about="the server's default policy; run times from history"
+    ),
     Variant("goodput", "goodput", about="demands known beforehand"),
     Variant("goodput, history", "goodput", demand="history", about="demands only from earlier runs in the trace"),
     Variant(
