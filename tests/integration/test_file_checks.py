@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from carma.core.model.values import Owner, TaskSpec
-from carma.daemon.probes import PROBES_PER_USER, Probes
+from carma.daemon.probes.pool import PROBES_PER_USER, Probes
 from carma.errors import Busy, NotRunnable
 from carma.launch.procfs import processes
 from tests.hanging_fs import HangingMount, hanging_mount

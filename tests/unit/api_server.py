@@ -33,10 +33,10 @@ from carma.core.model.values import AttemptKey, Booking, GpuId, GpuSample, Place
 from carma.core.policies import magm
 from carma.core.propose import propose
 from carma.core.state import State, checkpoint, forget, new_state
-from carma.daemon.api import make_app
+from carma.daemon.api.application import make_app
 from carma.daemon.auth import Door, Names, Peer
 from carma.daemon.clock import SteadyClock
-from carma.daemon.http import HttpServer, Limits, bind
+from carma.daemon.http.server import HttpServer, Limits, bind
 from carma.daemon.shell import Shell
 from carma.daemon.subscribers import Subscription
 from carma.paths import Paths

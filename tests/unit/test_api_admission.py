@@ -14,7 +14,7 @@ from carma.core.model.settings import Rules, Sharing
 from carma.core.model.values import ArrayPlace, Dependency, GpuId, TaskId, TaskSpec, WarnSignal
 from carma.core.policies import magm
 from carma.core.state import new_state
-from carma.daemon.submission_checks import sharing_note
+from carma.daemon.api.submission_checks import sharing_note
 from carma.testing.builders import gpu
 from carma.wire.api_types import ArrayAsk, SubmitRequest
 from tests.unit.api_server import Served, serving

@@ -18,7 +18,7 @@ from carma.core.model.status import Finished
 from carma.core.model.task import Task
 from carma.core.model.values import Dependency, Owner, TaskId, TaskSpec
 from carma.core.ports import Checkpoint
-from carma.daemon.history_routes import read_cursor, write_cursor
+from carma.daemon.api.history_routes import read_cursor, write_cursor
 from carma.wire.api_types import ArrayAsk
 from carma.wire.routes import API, CURSOR_HEADER, HISTORY_LIMIT, ROUTES, Route
 from tests.unit.api_server import LIMIT_S, Served, serving, until

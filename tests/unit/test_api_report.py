@@ -15,7 +15,7 @@ from carma.core.model.task import Attempt, Task
 from carma.core.model.values import Activity, Booking, GpuId, GpuUsage, Owner, Placement, TaskId, TaskSpec
 from carma.core.state import State, checkpoint
 from carma.core.telemetry.usage import count
-from carma.daemon.reporting import HOUR_S, Totals, full_hour, report
+from carma.daemon.views.report import HOUR_S, Totals, full_hour, report
 from carma.testing.builders import ALICE, BOB, World
 from carma.wire.report_types import Report
 from tests.unit.api_server import Served, serving

@@ -16,7 +16,7 @@ import pytest
 from carma import errors
 from carma.config import Daemon, Settings
 from carma.core.model.outcome import Succeeded
-from carma.daemon.http import Limits, bind, fitting_limits
+from carma.daemon.http.server import Limits, bind, fitting_limits
 from tests.unit.api_server import ALICE, BOB, Served, serving, until
 
 
@@ -252,7 +252,7 @@ def test_a_defect_in_a_handler_is_an_answer_and_not_an_end(served: Served, monke
 
     client = served.client()
     with monkeypatch.context() as patched:
-        patched.setattr("carma.daemon.api.gpu_views", broken)
+        patched.setattr("carma.daemon.api.application.gpu_views", broken)
         with pytest.raises(errors.CarmaError, match="failed on gpus: ZeroDivisionError") as caught:
             client.gpus()
     assert "secret" not in str(caught.value)

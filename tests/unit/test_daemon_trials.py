@@ -14,7 +14,7 @@ import pytest
 from carma.core.model.settings import Memory
 from carma.core.model.values import NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest
-from carma.daemon.trials import CalledOff, DaemonTrials
+from carma.daemon.estimating.trials import CalledOff, DaemonTrials
 from carma.trial.trial_run import TrialRuns
 
 LIMIT_S = 180.0

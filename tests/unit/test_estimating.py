@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from carma.core.model.settings import Memory
 from carma.core.model.values import Estimate, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest, Estimator
-from carma.daemon import estimation as estimating
-from carma.daemon import file_digests as looking
-from carma.daemon.estimation import Estimates
+from carma.daemon.estimating import estimates as estimating
+from carma.daemon.estimating import fingerprints as looking
+from carma.daemon.estimating.estimates import Estimates
 from carma.estimate.declared import Declared
 from carma.testing.fixed_estimator import Fixed
 

@@ -13,8 +13,8 @@ from carma.core.model.settings import Rules
 from carma.core.model.values import AttemptKey, Booking, Owner, Placement, TaskId, TaskSpec
 from carma.core.policies import magm
 from carma.core.state import new_state
-from carma.daemon import home_directory as home
 from carma.daemon.executor import Hands
+from carma.daemon.startup import home_directory as home
 from carma.errors import CarmaError, StoreError
 from carma.paths import Paths, find_paths
 from carma.store.memory import MemoryStore

@@ -19,10 +19,10 @@ from carma.core.model.values import AttemptKey, Confinement, Frameworks, Interpr
 from carma.core.policies import magm
 from carma.core.ports import Launcher, LaunchOrder
 from carma.core.state import State, new_state
-from carma.daemon import probes as probes_module
 from carma.daemon.executor import FindFrameworks, Hands
 from carma.daemon.loop import Loop
-from carma.daemon.probes import Probes
+from carma.daemon.probes import pool as probes_module
+from carma.daemon.probes.pool import Probes
 from carma.daemon.recovery_on_start import Replayed, reconcile
 from carma.daemon.shell import Shell
 from carma.launch.attempt_files import AttemptFiles

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from carma.core.model.values import TaskSpec
-from carma.daemon.command_check import check_runnable
+from carma.daemon.probes.command_check import check_runnable
 from carma.errors import NotRunnable
 
 

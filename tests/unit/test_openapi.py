@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from carma.daemon.api import make_app
+from carma.daemon.api.application import make_app
 from carma.wire.api_types import SubmitRequest, TaskView
 from carma.wire.openapi import document
 from carma.wire.routes import API, BY_NAME, ROUTES, path_of

@@ -16,9 +16,9 @@ import msgspec
 import pytest
 
 from carma.core.model.values import Owner, TaskSpec
-from carma.daemon import probes as module
-from carma.daemon.probe_program import CheckRunnable, take_identity
-from carma.daemon.probes import PROBES_PER_USER, WAITING_PER_USER, Probes
+from carma.daemon.probes import pool as module
+from carma.daemon.probes.pool import PROBES_PER_USER, WAITING_PER_USER, Probes
+from carma.daemon.probes.program import CheckRunnable, take_identity
 from carma.errors import Busy, CarmaError, NotRunnable
 from carma.launch.procfs import processes
 from tests.launch_orders import gone, order_of, spec_of
@@ -271,7 +271,7 @@ def test_a_probe_ends_when_the_socket_of_the_daemon_is_closed() -> None:
 
 def test_a_probe_that_hangs_ends_itself_when_its_daemon_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     hang = "probe.SELF_DESTRUCT_S = 1; probe.answer = lambda _: time.sleep(1000); probe.main()"
-    program = f"import sys, time; sys.path[:] = sys.argv[1:]; from carma.daemon import probe; {hang}"
+    program = f"import sys, time; sys.path[:] = sys.argv[1:]; from carma.daemon.probes import program as probe; {hang}"
     monkeypatch.setattr(module, "_PROGRAM", program)
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -14,8 +14,8 @@ import pytest
 
 from carma.core.model.values import AttemptKey, TaskId
 from carma.daemon import housekeeping
-from carma.daemon import systemd_unit as unit
 from carma.daemon.background_thread import Worker
+from carma.daemon.startup import systemd_unit as unit
 
 T = TypeVar("T")
 OLD, NEW = 1_000.0, 2_000.0

@@ -41,7 +41,7 @@ from carma.core.state import State
 from carma.core.telemetry.attribution import measured_idle_w
 from carma.daemon import shell as shell_module
 from carma.daemon.recovery_on_start import replay
-from carma.daemon.reporting import HOUR_S, Totals, report
+from carma.daemon.views.report import HOUR_S, Totals, report
 from carma.store.memory import MemoryStore
 from carma.store.sqlite import SqliteStore
 from carma.wire.report_types import Report

@@ -22,7 +22,7 @@ from carma.core.model.values import (
     TaskId,
     TaskSpec,
 )
-from carma.daemon.task_story import as_on_record, event_name, sentence, story, task_of
+from carma.daemon.views.task_story import as_on_record, event_name, sentence, story, task_of
 from carma.testing.builders import ALICE, World, gpu
 
 TASK = TaskId(7)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from carma.daemon.user_rotation import Turns
+from carma.daemon.estimating.user_rotation import Turns
 
 ALICE, BOB, CAROL = 1, 2, 3
 

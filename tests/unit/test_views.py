@@ -24,9 +24,9 @@ from carma.core.model.status import Ended, Estimating, Finished, Queued, Recover
 from carma.core.model.values import Confinement, GpuId, GpuSample, Guard, Owner
 from carma.core.policies.exclusive import POLICY as EXCLUSIVE
 from carma.core.scheduling.decision import Refusal, Verdict
-from carma.daemon.api_views import Lens, code_of, gpu_views, task_views
 from carma.daemon.auth import Identity
-from carma.daemon.explaining import explanation
+from carma.daemon.views.explanation import explanation
+from carma.daemon.views.task_views import Lens, code_of, gpu_views, task_views
 from carma.launch.program_names import called
 from carma.testing.builders import ALICE, BOB, World
 from carma.wire.api_types import GpuView, TaskView

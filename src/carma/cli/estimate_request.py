@@ -213,6 +213,6 @@ def _user(uid: int) -> str:
 
 
 def _check_runnable(request: EstimateRequest) -> None:
-    from carma.daemon.command_check import check_runnable
+    from carma.daemon.probes.command_check import check_runnable
 
     check_runnable(request.spec)

@@ -64,7 +64,7 @@ def _begin_at(text: str) -> float:
 
 def _check_runnable(spec: TaskSpec, place: str) -> None:
     """What the daemon will ask of each: asked here of all of a list, before the first is submitted."""
-    from carma.daemon.command_check import check_runnable
+    from carma.daemon.probes.command_check import check_runnable
 
     try:
         check_runnable(spec)

@@ -90,7 +90,7 @@ def command(
 
 
 def _print_unit(user: bool) -> int:
-    from carma.daemon import systemd_unit as unit
+    from carma.daemon.startup import systemd_unit as unit
 
     click.echo(unit.text(user=user), nl=False)
     return 0

@@ -24,7 +24,7 @@ from carma.core.model.events import (
 from carma.core.model.outcome import Disrupted, LaunchFailed, Lost, OutOfMemory
 from carma.core.model.values import GpuId, GpuSample
 from carma.core.state import State
-from carma.daemon.task_story import as_on_record, sentence
+from carma.daemon.views.task_story import as_on_record, sentence
 
 log = logging.getLogger("carma.daemon")
 

@@ -24,8 +24,8 @@ from carma.core.model.values import AttemptKey, Estimate, Frameworks, NoEstimate
 from carma.core.ports import Estimator, Launcher, LaunchOrder
 from carma.core.state import State
 from carma.daemon.background_thread import Worker
-from carma.daemon.estimation import CallOff, Estimates
-from carma.daemon.file_digests import Fingerprint
+from carma.daemon.estimating.estimates import CallOff, Estimates
+from carma.daemon.estimating.fingerprints import Fingerprint
 from carma.daemon.shell import Shell
 from carma.errors import CarmaError, StoreError
 from carma.launch.confinement_plan import needs_frameworks

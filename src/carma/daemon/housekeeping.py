@@ -20,8 +20,8 @@ from typing import Protocol
 from carma.core.model.units import show_count
 from carma.core.model.values import AttemptKey, TaskId
 from carma.daemon.background_thread import Worker
-from carma.daemon.home_directory import task_of
 from carma.daemon.shell import Shell
+from carma.daemon.startup.home_directory import task_of
 from carma.launch.attempt_files import AttemptFiles
 
 log = logging.getLogger("carma.daemon")

@@ -20,20 +20,20 @@ from carma import __version__
 from carma.config import Loaded, load_settings
 from carma.core.model.settings import sampled_every
 from carma.core.model.units import show_count
-from carma.daemon import home_directory as home
+from carma.daemon.startup import home_directory as home
 from carma.errors import BadSettings, CarmaError
 from carma.paths import Paths, find_paths
 
 if TYPE_CHECKING:
     from carma.core.model.values import Gpu
     from carma.core.ports import Archive
-    from carma.daemon.estimation import CallOff
-    from carma.daemon.file_digests import Fingerprint
-    from carma.daemon.gpu_source import World
+    from carma.daemon.estimating.estimates import CallOff
+    from carma.daemon.estimating.fingerprints import Fingerprint
     from carma.daemon.loop import Loop
-    from carma.daemon.probes import Probes
+    from carma.daemon.probes.pool import Probes
     from carma.daemon.recovery_on_start import Replayed
     from carma.daemon.shell import Shell
+    from carma.daemon.startup.gpu_source import World
     from carma.launch.attempt_cgroups import AttemptCgroups
     from carma.launch.cgroup_limits import CgroupLimits
     from carma.launch.process import ProcessLauncher
@@ -72,7 +72,7 @@ def run(
     home.prepare(paths)
     if not detach:
         return _serve(paths, loaded, when_ready, new_database=new_database)
-    from carma.daemon.detach import in_background
+    from carma.daemon.startup.detach import in_background
 
     with home.explained(paths):
         in_background(lambda ready: _serve(paths, loaded, ready, new_database=new_database), paths.daemon_log)
@@ -96,13 +96,13 @@ def _serve(paths: Paths, loaded: Loaded, ready: Ready, *, new_database: bool) ->
 
 async def _live(paths: Paths, loaded: Loaded, store: SqliteStore, ready: Ready) -> int:
     """Build, restore, serve, stop."""
-    from carma.daemon.api import make_app
+    from carma.daemon.api.application import make_app
     from carma.daemon.daemon_log import LoopErrors
     from carma.daemon.housekeeping import keep_tidy
-    from carma.daemon.http import HttpServer, fitting_limits
-    from carma.daemon.probes import Probes
+    from carma.daemon.http.server import HttpServer, fitting_limits
+    from carma.daemon.http.socket_address import Address, keep_reachable
+    from carma.daemon.probes.pool import Probes
     from carma.daemon.recovery_on_start import reconcile
-    from carma.daemon.socket_address import Address, keep_reachable
 
     probes = Probes()
     asyncio.get_running_loop().set_exception_handler(LoopErrors())
@@ -158,10 +158,10 @@ def _build(
 ) -> tuple[Shell, Loop, Replayed, ProcessLauncher]:
     from carma.daemon.clock import SteadyClock
     from carma.daemon.executor import Hands
-    from carma.daemon.gpu_source import check_listed, open_world
     from carma.daemon.loop import Loop
     from carma.daemon.recovery_on_start import last_time, replay, skip_used_ids
     from carma.daemon.shell import Shell
+    from carma.daemon.startup.gpu_source import check_listed, open_world
     from carma.estimate.combination import make_estimators
     from carma.launch.attempt_files import AttemptFiles
     from carma.launch.confinement_plan import Confiner
@@ -229,14 +229,14 @@ def make_trials(paths: Paths, loaded: Loaded, world: World) -> Trials:
         from carma.trial.protocol import NoTrials
 
         return NoTrials()
-    from carma.daemon.trials import DaemonTrials
+    from carma.daemon.estimating.trials import DaemonTrials
 
     return DaemonTrials(paths.state_dir / "trials", loaded.settings.rules.memory)
 
 
 def call_off(trials: Trials) -> CallOff:
     """How a trial run is ended for which nobody waits any more, where there are any."""
-    from carma.daemon.trials import DaemonTrials
+    from carma.daemon.estimating.trials import DaemonTrials
 
     return trials.cancel if isinstance(trials, DaemonTrials) else lambda _task: None
 

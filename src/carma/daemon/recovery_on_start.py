@@ -24,9 +24,9 @@ from carma.core.state import State, adopt
 from carma.core.state import restore as restore_state
 from carma.daemon import found_attempts as finder
 from carma.daemon.executor import Hands
-from carma.daemon.home_directory import task_of
 from carma.daemon.loop import Loop
 from carma.daemon.shell import Shell
+from carma.daemon.startup.home_directory import task_of
 from carma.errors import StoreError
 
 log = logging.getLogger("carma.daemon")

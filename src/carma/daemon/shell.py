@@ -34,7 +34,7 @@ from carma.daemon.background_thread import Worker
 from carma.daemon.clock import SteadyClock
 from carma.daemon.daemon_log import Seldom
 from carma.daemon.subscribers import Listeners, Subscription
-from carma.daemon.task_story import task_of
+from carma.daemon.views.task_story import task_of
 from carma.errors import CarmaError, StoreError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ of a script, `env` and similar wrappers, to the packages that it would import. I
 may activate any environment), the result lists all interpreters that the environment names, with `certain` False.
 
 Files are read with the credentials of the calling process. The daemon calls this in a process of the task's owner
-(daemon/probe_program.py), never in one of its own threads.
+(daemon/probes/program.py), never in one of its own threads.
 """
 
 from __future__ import annotations

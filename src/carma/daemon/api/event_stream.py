@@ -11,7 +11,7 @@ import msgspec
 from carma.core.model.events import Durable
 from carma.core.state import State
 from carma.daemon.engine import Subscription
-from carma.daemon.task_story import as_on_record, event_name, sentence, task_of
+from carma.daemon.views.task_story import as_on_record, event_name, sentence, task_of
 from carma.wire.api_types import StreamEvent
 
 HEARTBEAT_S = 15.0

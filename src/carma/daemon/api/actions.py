@@ -29,14 +29,14 @@ from carma.core.model.task import Task
 from carma.core.model.units import show_s
 from carma.core.model.values import Estimate, GpuId, Owner, TaskId, TaskSpec
 from carma.core.state import SERVER, State
-from carma.daemon import submission_checks as admission
+from carma.daemon.api import submission_checks as admission
 from carma.daemon.auth import Identity
-from carma.daemon.command_check import check_runnable
 from carma.daemon.engine import Engine, find, look_up, look_up_own, no_such
-from carma.daemon.explaining import explain_entries
-from carma.daemon.request import Call
-from carma.daemon.task_story import booked
-from carma.daemon.user_views import Submitting, check_quota
+from carma.daemon.http.request import Call
+from carma.daemon.probes.command_check import check_runnable
+from carma.daemon.views.explanation import explain_entries
+from carma.daemon.views.task_story import booked
+from carma.daemon.views.user_views import Submitting, check_quota
 from carma.errors import NotFound, Usage, WrongState
 from carma.wire import api_types as t
 

@@ -19,12 +19,12 @@ from carma.core.model.status import Finished
 from carma.core.model.task import Task
 from carma.core.model.values import LARGEST_ID, TaskId
 from carma.core.ports import Archive, End
-from carma.daemon.api_views import Lens, task_view
 from carma.daemon.auth import Identity
 from carma.daemon.engine import Engine, look_up
-from carma.daemon.reporting import USUAL_S, Totals, full_hour, report
-from carma.daemon.request import Call
-from carma.daemon.task_story import story
+from carma.daemon.http.request import Call
+from carma.daemon.views.report import USUAL_S, Totals, full_hour, report
+from carma.daemon.views.task_story import story
+from carma.daemon.views.task_views import Lens, task_view
 from carma.errors import Usage
 from carma.wire import api_types as t
 from carma.wire.report_types import Report

@@ -28,16 +28,16 @@ from carma.core.model.values import TaskId
 from carma.core.scheduling.feasibility import by_size
 from carma.core.scheduling.queue_order import in_order
 from carma.core.state import SERVER, State, turn
-from carma.daemon.actions import FileCheck, Verbs, check_in_process
-from carma.daemon.api_views import Lens, code_of, gpu_views, reasons_of, task_view, task_views
+from carma.daemon.api.actions import FileCheck, Verbs, check_in_process
+from carma.daemon.api.event_stream import sse
+from carma.daemon.api.history_routes import History
+from carma.daemon.api.log_reader import Output
 from carma.daemon.auth import Door, Identity, uid_of
 from carma.daemon.engine import Engine, find, look_up, look_up_own
-from carma.daemon.explaining import explanation
-from carma.daemon.history_routes import History
-from carma.daemon.log_reader import Output
-from carma.daemon.request import MIB, Call, Handler, endpoint, problem
-from carma.daemon.stream import sse
-from carma.daemon.user_views import user_views
+from carma.daemon.http.request import MIB, Call, Handler, endpoint, problem
+from carma.daemon.views.explanation import explanation
+from carma.daemon.views.task_views import Lens, code_of, gpu_views, reasons_of, task_view, task_views
+from carma.daemon.views.user_views import user_views
 from carma.errors import CarmaError, NotFound, Usage
 from carma.launch.attempt_files import AttemptFiles
 from carma.wire import api_types as t

@@ -16,7 +16,7 @@ from typing import assert_never
 import msgspec
 
 from carma.core.model.values import Frameworks, Owner, Record, TaskSpec
-from carma.daemon.command_check import check_runnable
+from carma.daemon.probes.command_check import check_runnable
 from carma.errors import NotRunnable
 from carma.launch.frameworks import find
 

@@ -8,7 +8,7 @@ from carma.core.model.values import Gpu, GpuId
 from carma.core.scheduling.decision import Decision, Refusal, Verdict
 from carma.core.scheduling.queue_order import ask_of, explain
 from carma.core.state import State
-from carma.daemon.api_views import Lens, task_views
+from carma.daemon.views.task_views import Lens, task_views
 from carma.wire import api_types as t
 
 _NOT_CHOSEN = Refusal("NotChosen", "another GPU was chosen")

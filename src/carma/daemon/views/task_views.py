@@ -46,7 +46,7 @@ from carma.core.scheduling.snapshot import views
 from carma.core.state import SERVER, State
 from carma.core.telemetry.window import METRICS
 from carma.daemon.auth import Identity
-from carma.daemon.task_story import without_words
+from carma.daemon.views.task_story import without_words
 from carma.launch.attempt_files import AttemptFiles
 from carma.launch.attempt_logs import named_outputs
 from carma.launch.program_names import called

@@ -16,13 +16,15 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import msgspec
 
+import carma
 from carma.core.model.values import Frameworks, Owner, TaskSpec
 from carma.core.ports import LaunchOrder
-from carma.daemon.command_check import needed_fields
-from carma.daemon.probe_program import (
+from carma.daemon.probes.command_check import needed_fields
+from carma.daemon.probes.program import (
     Answer,
     CheckRunnable,
     FindFrameworks,
@@ -45,7 +47,7 @@ REAP_S = 0.2  # between checks whether killed probes have ended
 CLOSE_LIMIT_S = 1.0
 ANSWER_LIMIT_BYTES = 256 * 1024
 
-_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from carma.daemon.probe_program import main; main()"
+_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from carma.daemon.probes.program import main; main()"
 _ANSWERS: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
 
 
@@ -274,7 +276,7 @@ class _Probe:
 
 def _start(connection: socket.socket) -> subprocess.Popen[bytes]:
     """The probe imports the same code as the daemon. It inherits no other descriptor and no environment."""
-    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    package = str(Path(carma.__file__).parent.parent)
     path = [*(entry for entry in sys.path if os.path.isabs(entry)), package]
     return subprocess.Popen(
         [sys.executable, "-I", "-S", "-X", "utf8", "-c", _PROGRAM, *path],

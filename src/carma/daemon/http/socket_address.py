@@ -12,7 +12,7 @@ import os
 import socket
 from pathlib import Path
 
-from carma.daemon.http import HttpServer, bind
+from carma.daemon.http.server import HttpServer, bind
 from carma.errors import CarmaError
 
 log = logging.getLogger("carma.daemon")

@@ -20,8 +20,8 @@ from carma.core.model.units import show_s
 from carma.core.model.values import Estimate, Gpu, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest, Estimator
 from carma.daemon.background_thread import Worker
-from carma.daemon.file_digests import Fingerprint, Looks
-from carma.daemon.user_rotation import Turns
+from carma.daemon.estimating.fingerprints import Fingerprint, Looks
+from carma.daemon.estimating.user_rotation import Turns
 from carma.estimate.combination import Answer, first_answer, split
 
 log = logging.getLogger("carma.daemon")
