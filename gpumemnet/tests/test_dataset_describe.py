@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from carma.directories import PROBE
 from carma.errors import Refused, Usage
 from gpumemnet.cli.describe import command
 from gpumemnet.dataset import plots, schema
@@ -23,6 +22,7 @@ from gpumemnet.dataset.describe import classes, coloured, describe, figure, size
 from gpumemnet.dataset.plots import LEAST_ACTIVE, densest, rank_correlation
 from gpumemnet.dataset.schema import ACTIVITY, CONFIG_COLUMNS
 from gpumemnet.dataset.table import Table, read, write
+from gpumemnet.directories import PROBE
 from gpumemnet_fixtures.dataset_rows import ACTIVE, HEAD, config
 
 COUNT = 80

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from carma import directories as folders
 from carma.errors import PluginError, Refused
+from gpumemnet import directories as folders
 from gpumemnet.serving.model import candidates
 from gpumemnet.serving.model_facts import Facts
 from gpumemnet.serving.model_files import digest, read_pair

@@ -30,7 +30,7 @@ def test_figures_are_written_whole_and_through_a_link(tmp_path: Path, monkeypatc
     figure = Figure(name="a", value=1.0, unit="s", how="so")
     old = tmp_path / "old.json"
     old.write_text("before")
-    monkeypatch.setattr("carma.directories.secrets.token_hex", lambda _: "0000aaaa")
+    monkeypatch.setattr("gpumemnet.directories.secrets.token_hex", lambda _: "0000aaaa")
     (tmp_path / "old.json.0000aaaa.part").mkdir()  # in the way of what is written beside
     with pytest.raises(Refused, match=r"old\.json cannot be written"):
         write(figure, str(old))

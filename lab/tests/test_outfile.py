@@ -16,8 +16,8 @@ from click.testing import CliRunner, Result
 
 from carma.cli import carma
 from carma.errors import Refused, Usage
-from carma.output_file import check_file, write_file
 from carma_lab.runs.record import read
+from gpumemnet.output_file import check_file, write_file
 from tests.harness import LIMIT_S
 
 SMALL = "arrival_s,name,gpus,memory_mib,seconds,sm_active,sm_occupancy,dram_active\n0,short,1,2000,60,0.5,0.2,0.2\n"
@@ -68,7 +68,7 @@ def test_a_directory_that_takes_no_file_is_told_by_what_was_typed(monkeypatch: p
     def denied(**_given: Any) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr("carma.directories.tempfile.TemporaryFile", denied)
+    monkeypatch.setattr("gpumemnet.directories.tempfile.TemporaryFile", denied)
     with pytest.raises(Usage, match=r"^run\.json cannot be written: Permission denied$"):
         check_file("run.json")
 
@@ -219,9 +219,9 @@ def test_on_a_full_disk_the_old_file_stays(order: str, monkeypatch: pytest.Monke
     def full(_descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("carma.directories.check_folder", lambda *_: None)
-    monkeypatch.setattr("carma.output_file.check_folder", lambda *_: None)
-    monkeypatch.setattr("carma.directories.os.fsync", full)
+    monkeypatch.setattr("gpumemnet.directories.check_folder", lambda *_: None)
+    monkeypatch.setattr("gpumemnet.output_file.check_folder", lambda *_: None)
+    monkeypatch.setattr("gpumemnet.directories.os.fsync", full)
     result = typed(*order.split())
     assert result.exit_code == 1
     assert "carma: old cannot be written: No space left on device" in result.stderr
@@ -237,7 +237,7 @@ def test_a_disk_that_is_full_while_writing_to_a_device_is_told(monkeypatch: pyte
     def full(_descriptor: int, _data: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("carma.output_file.os.write", full)
+    monkeypatch.setattr("gpumemnet.output_file.os.write", full)
     with pytest.raises(Refused, match="pipe cannot be written: No space left on device"):
         write_file("pipe", b"data")
     os.close(reading)

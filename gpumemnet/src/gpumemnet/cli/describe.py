@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from carma.cli.output_file_option import check_pictures, folder_flag, force_flag
 from carma.cli.verb import json_flag, verb, whole
+from gpumemnet.cli.output_file_option import check_pictures, folder_flag, force_flag
 
 EXAMPLES = """
 carma dataset describe gpumemnet/datasets/h200/mlp.parquet

@@ -20,11 +20,11 @@ from pathlib import Path
 import msgspec
 
 from carma.core.model.values import Record
-from carma.directories import HINT, make_folder
 from carma.errors import Refused, Usage
 from gpumemnet.dataset.clean import read_digests
 from gpumemnet.dataset.config import read_configs
 from gpumemnet.dataset.inside import rows
+from gpumemnet.directories import HINT, make_folder
 
 MAIN = Path(__file__).parent / "inside" / "collect.py"
 ROWS = rows.NAME

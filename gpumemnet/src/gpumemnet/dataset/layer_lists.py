@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from carma.directories import make_folder
 from carma.errors import Refused, Usage
 from gpumemnet.dataset.config import Config, write_configs
+from gpumemnet.directories import make_folder
 
 LISTER = Path(__file__).parent / "inside" / "layers.py"
 UNWRITTEN = 3  # as in inside/layers.py

@@ -13,13 +13,13 @@ from pathlib import Path
 import msgspec
 
 from carma.core.model.values import Record
-from carma.directories import make_folder
 from carma.errors import Refused, Usage
 from gpumemnet.dataset.clean import NO_LAYERS, OTHER, Cleaning, Measured, Report, read_digests, read_measured
 from gpumemnet.dataset.config import FAMILIES, Config, encode, read_configs
 from gpumemnet.dataset.layer_lists import Listed, Lister
 from gpumemnet.dataset.schema import ACTIVITY, CONFIG_COLUMNS
 from gpumemnet.dataset.table import Head, read, read_rows, write
+from gpumemnet.directories import make_folder
 
 MOST_BYTES = 8_000_000  # of a file that is to be kept in a repository
 

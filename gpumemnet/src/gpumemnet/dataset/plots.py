@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from carma.directories import make_folder, write_whole
 from carma.errors import Refused
-from carma.output_file import MARK
 from gpumemnet.dataset.config import Config
 from gpumemnet.dataset.describe import coloured, sizes
 from gpumemnet.dataset.schema import ACTIVITY
 from gpumemnet.dataset.table import Numbers, Table
+from gpumemnet.directories import make_folder, write_whole
+from gpumemnet.output_file import MARK
 
 COLOURS = {"mlp": "#0b6e4f", "cnn": "#1d4ed8", "transformer": "#b45309"}
 LABELS = {

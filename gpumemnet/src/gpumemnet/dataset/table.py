@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from carma.directories import write_whole
 from carma.errors import Usage
 from carma.trial.layers.description import Described, Layer
 from gpumemnet.dataset.config import Config, Op, ops_of
@@ -33,6 +32,7 @@ from gpumemnet.dataset.schema import (
     pyarrow,
     schema,
 )
+from gpumemnet.directories import write_whole
 
 Wholes = NDArray[np.int64]
 Numbers = NDArray[np.float64]

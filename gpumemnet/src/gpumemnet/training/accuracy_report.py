@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from carma.core.model.values import Record
-from carma.directories import make_folder, write_whole
+from gpumemnet.directories import make_folder, write_whole
 from gpumemnet.training.cross_validation import Answers
 from gpumemnet.training.ensemble import POINTS, at_level
 from gpumemnet.training.folds import Protocol

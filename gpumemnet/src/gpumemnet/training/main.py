@@ -13,9 +13,9 @@ from pathlib import Path
 
 from carma import __version__
 from carma.core.model.values import Record
-from carma.directories import HINT as OUT_HINT
-from carma.directories import check_folder
 from carma.errors import Usage
+from gpumemnet.directories import HINT as OUT_HINT
+from gpumemnet.directories import check_folder
 from gpumemnet.training.accuracy_report import HINT as REPORT_HINT
 from gpumemnet.training.accuracy_report import Entry, Report, about, entries, write
 from gpumemnet.training.cross_validation import Job, Tell, compete, workers

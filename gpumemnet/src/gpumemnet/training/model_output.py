@@ -8,8 +8,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from carma.directories import cannot_write, sync_folder, write_whole
 from carma.errors import PluginError
+from gpumemnet.directories import cannot_write, sync_folder, write_whole
 from gpumemnet.serving.model_facts import Facts, encode_facts, read_facts
 from gpumemnet.serving.model_files import GRAPH, NEXT, digest
 

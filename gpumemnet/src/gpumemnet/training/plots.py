@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from carma.directories import write_whole
+from gpumemnet.directories import write_whole
 from gpumemnet.training.accuracy_report import Entry
 from gpumemnet.training.names import NAMES
 from gpumemnet.training.scores import Classes

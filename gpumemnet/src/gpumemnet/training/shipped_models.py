@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from carma.directories import make_folder
 from carma.trial.layers.kinds import KINDS
+from gpumemnet.directories import make_folder
 from gpumemnet.serving.features import FEATURES
 from gpumemnet.serving.model_facts import Bound, Facts, Kind, stem
 from gpumemnet.serving.model_facts import Learned as From

@@ -12,8 +12,8 @@ import msgspec
 
 from carma import __version__
 from carma.core.model.values import Record
-from carma.directories import write_whole
 from carma.errors import Usage
+from gpumemnet.directories import write_whole
 
 WANTS_A_GPU = "This measures a real NVIDIA GPU: run it where one is, with its driver."  # the hint where there is none
 

@@ -25,8 +25,8 @@ LIMITED = ("curves", "limits", "philly")  # those that work out limits
 
 
 def run(**flags: Any) -> int:
-    from carma.cli.progress_line import simulating
     from carma_lab.bench.paper import study
+    from carma_lab.cli.progress_line import simulating
 
     options = study.Options(**flags)
     check_packages(() if options.redraw else study.wanted(options))

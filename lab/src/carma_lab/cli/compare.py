@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from carma.cli.output_file_option import (
+from carma.cli.verb import verb
+from gpumemnet.cli.output_file_option import (
     STDOUT,
     check_page,
     check_pictures,
@@ -18,7 +19,6 @@ from carma.cli.output_file_option import (
     force_flag,
     say_written,
 )
-from carma.cli.verb import verb
 
 if TYPE_CHECKING:
     from carma_lab.reports.compare import Comparison

@@ -9,8 +9,8 @@ from carma.errors import CarmaError, Usage
 
 def check_run_file(typed: str, force: bool, *, simulated: bool) -> None:
     """An earlier run may be written over, but no real one by a simulated one; anything else is somebody's work."""
-    from carma.output_file import holds_something
     from carma_lab.runs.record import read
+    from gpumemnet.output_file import holds_something
 
     if force or not holds_something(typed):
         return

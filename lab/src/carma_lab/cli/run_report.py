@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from carma.cli.output_file_option import (
+from carma.cli.time_span import since_at, since_flag
+from carma.cli.verb import json_flag, verb
+from carma_lab.cli.run_file import check_run_file
+from gpumemnet.cli.output_file_option import (
     STDOUT,
     check_page,
     check_pictures,
@@ -16,9 +19,6 @@ from carma.cli.output_file_option import (
     force_flag,
     say_written,
 )
-from carma.cli.time_span import since_at, since_flag
-from carma.cli.verb import json_flag, verb
-from carma_lab.cli.run_file import check_run_file
 
 if TYPE_CHECKING:
     from carma_lab.runs.record import Run

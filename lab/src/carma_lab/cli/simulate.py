@@ -9,12 +9,12 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from carma.cli.output_file_option import STDOUT, file_flag, force_flag, say_written
-from carma.cli.progress_line import simulating
 from carma.cli.setting_flag import pairs
 from carma.cli.verb import number, verb, whole
 from carma.errors import Usage
+from carma_lab.cli.progress_line import simulating
 from carma_lab.cli.run_file import check_run_file
+from gpumemnet.cli.output_file_option import STDOUT, file_flag, force_flag, say_written
 
 EXAMPLES = """
 carma simulate --trace t1 --policy magm

@@ -9,12 +9,12 @@ from pathlib import Path
 import click
 
 from carma.cli.output import Column, heading, print_facts, print_json, print_table
-from carma.cli.output_file_option import STDOUT, say_written
-from carma.cli.progress_line import simulating
 from carma.core.model.units import show_count, show_j, show_mib, show_s
 from carma.errors import Usage
+from carma_lab.cli.progress_line import simulating
 from carma_lab.runs.record import read, write
 from carma_lab.simulator.fidelity import AIMS, Fidelity, Gap, known_from, played
+from gpumemnet.cli.output_file_option import STDOUT, say_written
 
 HINT = "carma run-report --save FILE writes such a file."
 WORST = 5  # tasks that are shown

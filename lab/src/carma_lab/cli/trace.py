@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from carma.cli.output_file_option import STDOUT, check_pictures, file_flag, folder_flag, force_flag
 from carma.cli.parsers import parse_grace
 from carma.cli.task_flags import Parsed
 from carma.cli.verb import Function, Renamed, Verb, number, whole
+from gpumemnet.cli.output_file_option import STDOUT, check_pictures, file_flag, folder_flag, force_flag
 
 if TYPE_CHECKING:
     from carma.traces import Trace
@@ -230,9 +230,9 @@ def _table(file: str | None) -> Table:
 def _write(trace: Trace, out: str | None, force: bool) -> None:
     """To the file, or to standard output; then what it is on standard error, so that a pipe holds the trace only."""
     from carma.errors import Usage
-    from carma.output_file import holds_something, write_file
     from carma.traces.schema import unreadable
     from carma_lab.traces.writer import text
+    from gpumemnet.output_file import holds_something, write_file
 
     for place, task in enumerate(trace.tasks, 1):
         if why := unreadable(task):

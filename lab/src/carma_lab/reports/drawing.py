@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from carma.directories import make_folder
 from carma.errors import Refused
-from carma.output_file import MARK, write_file
+from gpumemnet.directories import make_folder
+from gpumemnet.output_file import MARK, write_file
 
 BLUE, VERMILION, GREEN, PURPLE, SKY, ORANGE = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"
 PALETTE = (BLUE, VERMILION, GREEN, PURPLE, SKY, ORANGE)

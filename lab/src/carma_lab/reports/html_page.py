@@ -8,13 +8,13 @@ from html import escape
 from pathlib import Path
 
 from carma.core.model.units import show_s
-from carma.output_file import MARK, write_file
 from carma_lab.reports.drawing import Picture, inline
 from carma_lab.reports.fairness import Fairness
 from carma_lab.reports.figure_list import LINES, conditions, shown, title, value_of
 from carma_lab.reports.pictures import pictures
 from carma_lab.reports.summary import Spread, Summary
 from carma_lab.runs.record import Run
+from gpumemnet.output_file import MARK, write_file
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1f2937; --sheet: #fefefe; --grid: #d4d8de; }

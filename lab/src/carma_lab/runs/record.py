@@ -12,9 +12,9 @@ import msgspec
 
 from carma.core.model.values import Record
 from carma.errors import Usage
-from carma.output_file import write_file
 from carma_lab.runs.figures import Figures, TaskRun
 from carma_lab.simulator.simulated_server import Board
+from gpumemnet.output_file import write_file
 
 FORMAT = 1
 MOST_POINTS = 1000

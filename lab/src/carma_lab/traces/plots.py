@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from carma.directories import make_folder
 from carma.errors import Refused
-from carma.output_file import MARK, write_file
 from carma.traces.schema import Trace, TraceTask
 from carma_lab.traces.task_classes import CLASSES, Class, class_of
+from gpumemnet.directories import make_folder
+from gpumemnet.output_file import MARK, write_file
 
 COLOURS: dict[Class, str] = {"light": "#93c5fd", "medium": "#1d4ed8", "heavy": "#b45309"}
 MOST_BINS = 60

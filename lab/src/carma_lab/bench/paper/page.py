@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from carma.directories import write_whole
 from carma_lab.bench.paper import page_parts
 from carma_lab.bench.paper.markdown import table
 from carma_lab.bench.paper.scope import PARTS
+from gpumemnet.directories import write_whole
 
 NAME = "README.md"
 HEAD = """# The published experiments, simulated

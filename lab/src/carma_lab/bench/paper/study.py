@@ -11,13 +11,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from carma.core.model.values import Record
-from carma.directories import make_folder
 from carma.errors import Usage
 from carma_lab.bench.paper import curves, limits, page, philly, seeds, speed, tables, workloads
 from carma_lab.bench.paper import paper_file as writing
 from carma_lab.bench.paper.cases import Follow, Results, to_stderr
 from carma_lab.bench.paper.plots import Sketch, sketches
 from carma_lab.bench.paper.scope import LARGE, PARTS, QUICK, Scope
+from gpumemnet.directories import make_folder
 
 Draw = Callable[[Sequence[Sketch], Path], list[Path]]
 

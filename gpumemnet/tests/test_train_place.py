@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from carma.cli import main
-from carma.directories import check_folder, make_folder, write_whole
 from carma.errors import Refused, Usage
+from gpumemnet.directories import check_folder, make_folder, write_whole
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -95,7 +95,7 @@ def test_two_that_write_one_file_at_once_do_not_meet(tmp_path: Path, monkeypatch
             assert path.read_bytes() == b"second"
         os.rename(source, target)
 
-    monkeypatch.setattr("carma.directories.os.replace", both)
+    monkeypatch.setattr("gpumemnet.directories.os.replace", both)
     write_whole(path, b"first, and longer")
     assert path.read_bytes() == b"first, and longer"
     assert [each.name for each in tmp_path.iterdir()] == ["f"]

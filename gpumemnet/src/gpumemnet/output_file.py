@@ -11,8 +11,8 @@ import stat
 import sys
 from pathlib import Path
 
-from carma.directories import cannot_write, check_folder, write_whole
 from carma.errors import Refused, Usage
+from gpumemnet.directories import cannot_write, check_folder, write_whole
 
 STDOUT = "-"
 MARK = "made by CARMA"  # in the head of pages and pictures, so that they may be made again

@@ -11,13 +11,13 @@ import click
 from carma.cli.verb import Function
 from carma.errors import Usage
 
-STDOUT = "-"  # as in carma.output_file
+STDOUT = "-"  # as in gpumemnet.output_file
 FORCE = "Write over a file that holds something else."
 
 
 def _checked(_ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     if value is not None:
-        from carma.output_file import check_file
+        from gpumemnet.output_file import check_file
 
         check_file(value, param.opts[0])
     return value
@@ -48,7 +48,7 @@ def force_flag(function: Function) -> Function:
 
 def check_made(typed: str, force: bool) -> None:
     """A page or a picture of ours may be made again; anything else is somebody's work."""
-    from carma.output_file import check_file, holds_something, made_here
+    from gpumemnet.output_file import check_file, holds_something, made_here
 
     check_file(typed)
     if not force and holds_something(typed) and not made_here(typed):
@@ -58,7 +58,7 @@ def check_made(typed: str, force: bool) -> None:
 def check_pictures(out: Path, files: Iterable[str], force: bool) -> None:
     """Before anything is worked out: that the directory takes files, and that nothing of somebody else's is in the way
     of those that may be drawn."""
-    from carma.directories import check_folder
+    from gpumemnet.directories import check_folder
 
     check_folder(out)
     for file in files if out.is_dir() else ():
