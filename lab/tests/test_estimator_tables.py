@@ -94,7 +94,7 @@ def test_a_table_stands_between_its_remarks_and_only_where_there_is_a_file(tmp_p
         MARKED.format(mark=place.mark).replace("old figures\n", "") for place in estimator_tables.PLACES
     }
     write(str(tmp_path / "estimators.json"), _comparison(ROWS))
-    made = estimator_tables.pages(tmp_path, tmp_path)[tmp_path / "README.md"]
+    made = estimator_tables.pages(tmp_path, tmp_path)[tmp_path / "docs" / "results.md"]
     assert made.startswith("before\n\n<!-- estimators: made -->\n\nEstimates of")
     assert made.endswith(" 4.3 |\n\n<!-- end -->\n\nafter\n")
 

@@ -75,11 +75,3 @@ def test_the_counts_are_those_of_the_bench() -> None:
         if estimator.startswith("gpumemnet"):
             assert one.bound_holds_share is not None
             assert (round(one.bound_holds_share * one.answered), one.answered) == used.HELD[family]  # type: ignore[index]
-
-
-def test_the_readme_has_the_benchs_shares() -> None:
-    comparison = read_comparison(ROOT / "lab" / "results" / "gpumemnet" / "zoo.json")
-    found = {one.name: one.bound_holds_share or 0 for one in (*comparison.networks, *comparison.estimators)}
-    share, of_all = (round(100 * found[name]) for name in ("transformer: gpumemnet", "gpumemnet"))
-    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert f"people use {share} % kept to its 99 % bound, of all models {of_all} %" in text

@@ -1,4 +1,4 @@
-"""The README's table of the simulated experiments is made from the file of results, and says what is in it."""
+"""The table of the simulated experiments is made from the file of results, and says what is in it."""
 
 from __future__ import annotations
 

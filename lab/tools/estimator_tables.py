@@ -45,7 +45,7 @@ def estimators(comparison: Comparison) -> str:
     )
     said = (
         f"Estimates of {runs} training runs against the footprint that was measured on an {comparison.gpu} "
-        "([the runs](lab/results/h200/memory/README.md), [how it is done](docs/benches.md#memory)). Bounds are at "
+        "([the runs](../lab/results/h200/memory/README.md), [method](benches.md#memory)). Bounds are at "
         f"{100 * comparison.level:g} %; a formula has none, and is booked as it is. Seconds are those of one estimate "
         f"on {comparison.machine.cores} cores, with its trial run. {known}:"
     )
@@ -87,6 +87,19 @@ def published18(comparison: Comparison) -> str:
     return f"{_folded(said)}\n\n{table(MODELS, lines)}\n{table(OFF, off)}"
 
 
+def headline(comparison: Comparison) -> str:
+    """One sentence for the README."""
+    (best,) = [one for one in comparison.estimators if one.name == BEST]
+    return (
+        _folded(
+            f"**Memory.** Estimates of {best.answered} of {best.cases} training runs measured on an {comparison.gpu}: "
+            f"median error {_percent(best.error_median)}, 90th percentile {_percent(best.error_p90)}; the "
+            f"{100 * comparison.level:g} % bound held for {_percent(best.bound_holds_share)}."
+        )
+        + "\n"
+    )
+
+
 class Place(NamedTuple):
     page: str
     mark: str
@@ -95,7 +108,8 @@ class Place(NamedTuple):
 
 
 PLACES = (
-    Place("README.md", "estimators", "estimators.json", estimators),
+    Place("README.md", "estimate", "estimators.json", headline),
+    Place("docs/results.md", "estimators", "estimators.json", estimators),
     Place("docs/memory.md", "published18", "published18.json", published18),
 )
 

@@ -105,10 +105,10 @@ def recorded() -> dict[str, Any]:
 def pages() -> dict[Path, str]:
     page = filled(PAGE.read_text(encoding="utf-8"), "fidelity", judged(results(VIRTUAL, VIRTUAL_ROWS), VIRTUAL_ROWS))
     page = filled(page, "fidelity on a card", judged(results(CARD, CARD_ROWS), CARD_ROWS))
-    readme, gains = ROOT / "README.md", gained(recorded())
+    results_page, gains = ROOT / "docs" / "results.md", gained(recorded())
     return {
         PAGE: filled(page, "gains on a card", gains),
-        readme: filled(readme.read_text(encoding="utf-8"), "gains on a card", gains),
+        results_page: filled(results_page.read_text(encoding="utf-8"), "gains on a card", gains),
     }
 
 

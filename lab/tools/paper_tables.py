@@ -1,5 +1,6 @@
-"""Puts the short table of the simulated experiments into the README, from lab/results/simulation/paper.json:
-`python -m lab.tools.paper_tables`. `--check` writes nothing and says whether it is up to date.
+"""Writes the short tables of the simulated experiments into the README and docs/results.md:
+`python -m lab.tools.paper_tables`. They come from
+lab/results/simulation/paper.json. `--check` writes nothing and says whether it is up to date.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tools.pages import filled, renew
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "lab" / "results" / "simulation" / "paper.json"
-MARK = "paper"
+HEADLINE = ("MAGM, memory measured", "MAGM, our defaults", "goodput, no cap")
 HEAD = ("policy", "makespan", "published", "completion, mean", "slowdown, mean", "energy", "OOMs", "Philly: makespan")
 POLICIES = (
     ("MAGM, memory measured", "`magm` by the published rules in our queue, memory known"),
@@ -43,10 +44,22 @@ def short(parts: dict[str, Any]) -> str:
     said = (
         f"The published experiments, simulated: {tasks} tasks of {len(rows)} published traces on {FEW_GPUS} A100s, and "
         f"{len(windows)} windows of the public Philly trace "
-        "([all of it, aim by aim](lab/results/simulation/README.md), "
-        "[how](docs/simulation.md)). Exclusive GPUs are 1; policies that predict know how busy each task is:"
+        "([all of it, aim by aim](../lab/results/simulation/README.md), "
+        "[method](simulation.md)). Exclusive GPUs are 1; policies that predict know how busy each task is:"
     )
     return f"{textwrap.fill(said, 120, break_long_words=False, break_on_hyphens=False)}\n\n{table(HEAD, lines)}"
+
+
+def headline(parts: dict[str, Any]) -> str:
+    """The same for the README: three policies, makespan and energy."""
+    rows = [row for row in parts["limits"]["rows"] if row["gpus"] == FEW_GPUS]
+    lines = [_line(name, words, rows, ()) for name, words in POLICIES if name in HEADLINE]
+    said = (
+        f"**Makespan and energy.** {sum(row['tasks'] for row in rows)} tasks of {len(rows)} published traces on "
+        f"{FEW_GPUS} simulated A100s, relative to exclusive GPUs:"
+    )
+    picked = [(words, makespan, published or "-", energy) for words, makespan, published, *_, energy, _, _ in lines]
+    return f"{said}\n\n{table(('policy', 'makespan', 'published', 'energy'), picked)}"
 
 
 def _windows(parts: dict[str, Any]) -> Sequence[Any]:
@@ -73,9 +86,9 @@ def _mean(values: Sequence[float]) -> str:
 
 
 def pages(root: Path = ROOT, results: Path = RESULTS) -> dict[Path, str]:
-    page = root / "README.md"
     parts = json.loads(results.read_text(encoding="utf-8"))["parts"]
-    return {page: filled(page.read_text(encoding="utf-8"), MARK, f"\n{short(parts)}\n")}
+    places = ((root / "docs" / "results.md", "paper", short(parts)), (root / "README.md", "makespan", headline(parts)))
+    return {page: filled(page.read_text(encoding="utf-8"), mark, f"\n{text}\n") for page, mark, text in places}
 
 
 if __name__ == "__main__":
