@@ -18,6 +18,7 @@ def test_gpus_are_given_by_uuid_in_pci_order() -> None:
     environment = task_environment(order, {})
     assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-a"
     assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert environment["CUDA_MPS_PIPE_DIRECTORY"] == "/nonexistent/carma-mps", "no MPS server of the whole machine"
     assert environment["CARMA_GPUS"] == "GPU-b,GPU-a"
     assert environment["CARMA_GPU_MEMORY_MIB"] == "4096"
     assert (environment["CARMA_TASK_ID"], environment["CARMA_ATTEMPT"]) == ("7", "2")

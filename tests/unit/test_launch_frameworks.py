@@ -26,7 +26,7 @@ from carma.daemon.probes.pool import Probes
 from carma.daemon.recovery_on_start import Replayed, reconcile
 from carma.daemon.shell import Shell
 from carma.launch.attempt_files import AttemptFiles
-from carma.launch.confinement_plan import Confiner
+from carma.launch.confinement import GpuConfiner
 from carma.launch.process import ProcessLauncher
 from carma.store.memory import MemoryStore
 from carma.testing.fake_launcher import AT_ONCE, FOREVER, FakeLauncher
@@ -194,7 +194,7 @@ def test_a_hanging_environment_delays_only_its_own_launch_which_then_goes_on_wit
     async def work() -> None:
         probes = Probes()
         launcher = ProcessLauncher(
-            logs, run_as_submitter=False, confiner=Confiner(Sharing(mechanism="timeslice"), None)
+            logs, run_as_submitter=False, confiner=GpuConfiner(Sharing(mechanism="timeslice"), None)
         )
         async with serving(launcher, probes.find_frameworks, AttemptFiles(logs).exists) as server:
             await server.submit(SLOW, hanging)

@@ -19,7 +19,7 @@ from carma.core.ports import LaunchOrder
 from carma.launch import attempt_records as records
 from carma.launch.attempt_cgroups import AttemptCgroups
 from carma.launch.cgroup_limits import CgroupLimits
-from carma.launch.confinement_plan import Confiner
+from carma.launch.confinement import GpuConfiner
 from carma.launch.mps import MpsServers
 from carma.launch.process import ProcessLauncher
 from tests.launch_orders import (
@@ -54,7 +54,8 @@ class Place:
         return ProcessLauncher(
             self.attempts,
             run_as_submitter=False,
-            confiner=Confiner(Sharing(**sharing), servers),  # type: ignore[arg-type]
+            confiner=GpuConfiner(Sharing(**sharing), servers),  # type: ignore[arg-type]
+            servers=servers,
             device_files=str(self.device.parent / "nvidia"),
         )
 
@@ -318,7 +319,7 @@ def test_the_runner_joins_its_cgroup_before_it_starts_anything(place: Place) -> 
     groups = groups_in(place)
     (directory,) = groups.create(key()).directories
     Path(directory, "cgroup.procs").touch()
-    confiner = Confiner(Sharing(), None, CgroupLimits(_Driver(), groups))
+    confiner = GpuConfiner(Sharing(), None, CgroupLimits(_Driver(), groups))
     launcher = ProcessLauncher(place.attempts, run_as_submitter=False, confiner=confiner, groups=groups)
     launcher.launch(on_card(place.task(f"cat {directory}/cgroup.procs; echo"), cap_mib=4096))
     assert until_ended(launcher, key()) == Succeeded()
@@ -332,7 +333,7 @@ def test_a_cgroup_that_cannot_be_joined_is_a_failure_to_start(place: Place) -> N
     groups = groups_in(place)
     (directory,) = groups.create(key()).directories
     Path(directory, "cgroup.procs").mkdir()
-    confiner = Confiner(Sharing(), None, CgroupLimits(_Driver(), groups))
+    confiner = GpuConfiner(Sharing(), None, CgroupLimits(_Driver(), groups))
     launcher = ProcessLauncher(place.attempts, run_as_submitter=False, confiner=confiner, groups=groups)
     launcher.launch(on_card(place.task(": > ran"), cap_mib=4096))
     outcome = until_ended(launcher, key())
@@ -343,7 +344,7 @@ def test_a_cgroup_that_cannot_be_joined_is_a_failure_to_start(place: Place) -> N
 
 def test_the_cgroups_of_ended_attempts_go_and_the_others_stay(place: Place) -> None:
     groups = groups_in(place)
-    confiner = Confiner(Sharing(), None, CgroupLimits(_Driver(), groups))
+    confiner = GpuConfiner(Sharing(), None, CgroupLimits(_Driver(), groups))
     launcher = ProcessLauncher(place.attempts, run_as_submitter=False, confiner=confiner, groups=groups)
     (own,) = groups.create(key()).directories
     Path(own, "cgroup.procs").touch()

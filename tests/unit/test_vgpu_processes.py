@@ -36,7 +36,7 @@ def start(device: Device) -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
     def run(
-        line: str, *, gpus: str = world.gpu_uuid(0), module: str = "task", **variables: str
+        line: str, *, gpus: str = world.gpu_uuid(0), module: str = "virtual_task", **variables: str
     ) -> subprocess.Popen[str]:
         environment = {**os.environ, "CARMA_VGPU_DIR": device.directory, "CUDA_VISIBLE_DEVICES": gpus, **variables}
         process = subprocess.Popen(
@@ -189,7 +189,7 @@ def test_a_task_without_a_device_says_what_is_missing(
 
 
 def test_a_foreign_process_takes_memory_and_leaves(device: Device, start: Start) -> None:
-    foreign = start("--gpu 1 --memory-mib 7000 --seconds 50", module="foreign")
+    foreign = start("--gpu 1 --memory-mib 7000 --seconds 50", module="foreign_process")
     assert foreign.stdout is not None
     assert "holding 7000 MiB" in foreign.stdout.readline()
     assert end(foreign)[0] == 0

@@ -64,6 +64,22 @@ class LaunchOrder(Record, frozen=True, kw_only=True):
     frameworks: Frameworks | None = None  # what the command would import; None: the launcher reads the files itself
 
 
+class Arranged(Record, frozen=True, kw_only=True):
+    """How an attempt will share its GPUs."""
+
+    confinement: Confinement
+    environment: dict[str, str] = {}  # overrides the submitter's variables
+    mps_server: str | None = None  # name of the MPS server under which it runs
+
+
+class Confiner(Protocol):
+    """Decides how an attempt shares its GPUs and which memory limits hold it."""
+
+    def arrange(self, order: LaunchOrder) -> Arranged:
+        """Raises Refused if a demanded mechanism is not available."""
+        ...
+
+
 class Found(Record, frozen=True, kw_only=True):
     """What the launcher knows of an attempt.
 
@@ -103,6 +119,10 @@ class Launcher(Protocol):
 
     def pids(self, keys: Iterable[AttemptKey]) -> dict[int, AttemptKey]:
         """The living processes of those attempts, descendants included."""
+        ...
+
+    def sharing_pids(self) -> frozenset[int]:
+        """Processes through which attempts share GPUs and which belong to no attempt (MPS servers)."""
         ...
 
     def release(self, key: AttemptKey) -> None:

@@ -28,7 +28,7 @@ from carma.daemon.estimating.estimates import CallOff, Estimates
 from carma.daemon.estimating.fingerprints import Fingerprint
 from carma.daemon.shell import Shell
 from carma.errors import CarmaError, StoreError
-from carma.launch.confinement_plan import needs_frameworks
+from carma.launch.confinement import needs_frameworks
 
 log = logging.getLogger("carma.daemon")
 T = TypeVar("T")

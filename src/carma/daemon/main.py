@@ -25,6 +25,7 @@ from carma.errors import BadSettings, CarmaError
 from carma.paths import Paths, find_paths
 
 if TYPE_CHECKING:
+    from carma.core.model.settings import Sharing
     from carma.core.model.values import Gpu
     from carma.core.ports import Archive
     from carma.daemon.estimating.estimates import CallOff
@@ -164,7 +165,7 @@ def _build(
     from carma.daemon.startup.gpu_source import check_listed, open_world
     from carma.estimate.combination import make_estimators
     from carma.launch.attempt_files import AttemptFiles
-    from carma.launch.confinement_plan import Confiner
+    from carma.launch.confinement import GpuConfiner
     from carma.launch.mps import MpsServers
     from carma.launch.process import ProcessLauncher
     from carma.plugins import load_policy
@@ -185,7 +186,9 @@ def _build(
         paths.log_dir,
         extra_environment=world.environment,
         run_as_submitter=as_submitter,
-        confiner=Confiner(rules.sharing, servers, _cgroup_limits(loaded, world.sampler.gpus(), groups)),
+        confiner=world.confiner
+        or GpuConfiner(rules.sharing, servers, _cgroup_limits(rules.sharing, world.sampler.gpus(), groups)),
+        servers=servers,
         groups=None if isinstance(groups, str) else groups,
         start_timeout_s=settings.launch.start_timeout_s,
         max_output_mib=settings.launch.max_output_mib,
@@ -208,7 +211,7 @@ def _build(
         has_trace=AttemptFiles(paths.log_dir).exists,
         call_off=call_off(context.trials),
         fingerprint=make_fingerprint(world),
-        find_frameworks=probes.find_frameworks,
+        find_frameworks=probes.find_frameworks if world.trials else None,
     )
     return shell, Loop(shell, hands, world.sampler, period_s=settings.monitor.period_s), replayed, launcher
 
@@ -260,9 +263,9 @@ def _attempt_cgroups(paths: Paths) -> AttemptCgroups | str:
     return found if isinstance(found, str) else AttemptCgroups(found, paths.log_dir)
 
 
-def _cgroup_limits(loaded: Loaded, gpus: Sequence[Gpu], groups: AttemptCgroups | str) -> CgroupLimits | None:
+def _cgroup_limits(sharing: Sharing, gpus: Sequence[Gpu], groups: AttemptCgroups | str) -> CgroupLimits | None:
     """Where driver, kernel and the administrator give them; the sampler has opened NVML already."""
-    if loaded.settings.virtual.gpus > 0 or not loaded.settings.rules.sharing.caps:
+    if not sharing.caps:
         return None
     from carma.launch.cgroup_limits import CgroupLimits, NvmlLimiter
     from carma.monitor.nvml import load_nvml

@@ -6,7 +6,7 @@ process that the sample before it did not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from carma.core.model.values import AttemptKey, GpuSample
 from carma.daemon.executor import Hands
@@ -34,10 +34,7 @@ class Whose:
 
     def _ask(self, keys: Sequence[AttemptKey]) -> tuple[dict[int, AttemptKey], frozenset[int]]:
         launcher = self._hands.launcher
-        # Not every launcher has tasks share through a server of its own.
-        servers: Callable[[], frozenset[int]] | None = getattr(launcher, "sharing_pids", None)
-        pids = dict(launcher.pids(keys)) if keys else {}
-        return pids, frozenset() if servers is None else servers()
+        return launcher.pids(keys) if keys else {}, launcher.sharing_pids()
 
 
 def _listed(samples: Sequence[GpuSample]) -> frozenset[int]:

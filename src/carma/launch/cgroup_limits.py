@@ -103,7 +103,7 @@ class CgroupLimits:
     def find(cls, limiter: Limiter, gpus: Sequence[Gpu], groups: AttemptCgroups | str) -> CgroupLimits | str:
         """Or a sentence that says why there are none. `groups` is the answer to where cgroups can be created."""
         if not any(gpu.kind == "card" for gpu in gpus):
-            return "limits for cgroups need a whole card: MIG instances and virtual GPUs have none"
+            return "limits for cgroups need a whole card"
         missing = limiter.missing()
         if missing is not None:
             return f"no memory limits for cgroups: {missing}"

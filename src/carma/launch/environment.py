@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from carma.core.ports import LaunchOrder
+from carma.launch.mps_control import PIPE_VARIABLE
 
 TOKEN_VARIABLE = "CARMA_LAUNCH"
+# CUDA joins whatever MPS answers in the default directory. A task that shares its GPUs as a plain process must not run
+# under an MPS server of the whole machine, which CARMA neither watches nor limits: in this directory nothing answers.
+NO_MPS_DIRECTORY = "/nonexistent/carma-mps"
 
 # A submission from inside another task or a Slurm job carries that one's variables. Frameworks believe them (a library
 # that sees SLURM_NTASKS starts a process group of that size), so they do not reach a task that is neither. Those that
@@ -43,6 +47,7 @@ def gpu_variables(order: LaunchOrder) -> dict[str, str]:
     ids = ",".join(order.placement.gpus)
     return {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        PIPE_VARIABLE: NO_MPS_DIRECTORY,  # under MPS the confiner overrides it
         "CUDA_VISIBLE_DEVICES": ids,
         "CARMA_GPUS": ids,
         "CARMA_GPU_MEMORY_MIB": str(order.placement.booking.memory_mib),

@@ -16,10 +16,10 @@ from collections.abc import Iterable
 import msgspec
 
 from carma.core.model.values import AttemptKey, Confinement
-from carma.core.ports import LaunchOrder
+from carma.core.ports import Arranged, Confiner, LaunchOrder
 from carma.launch import attempt_records as records
 from carma.launch.attempt_files import AttemptFiles, Held, Started
-from carma.launch.confinement_plan import Arranged, Confiner
+from carma.launch.mps import MpsServers
 from carma.launch.process_tree import Trees
 
 DEVICE_FILES = "/dev/nvidia"  # what their paths begin with
@@ -28,10 +28,17 @@ CONTROL_GONE = "the MPS control daemon that it was to run under has ended"
 
 
 class Holding:
-    def __init__(self, files: AttemptFiles, confiner: Confiner, trees: Trees, device_files: str) -> None:
+    def __init__(
+        self,
+        files: AttemptFiles,
+        confiner: Confiner,
+        servers: MpsServers | None,
+        trees: Trees,
+        device_files: str,
+    ) -> None:
         self._files = files
         self._confiner = confiner
-        self._servers = confiner.servers
+        self._servers = servers
         self._trees = trees
         self._device_files = device_files
         self._held: dict[AttemptKey, Held | None] = {}  # of attempts that are launched or run
@@ -42,7 +49,7 @@ class Holding:
     def arrange(self, order: LaunchOrder) -> Arranged:
         """Decide and write down. Raises what `Confiner.arrange` raises."""
         arranged = self._confiner.arrange(order)
-        held = Held(arranged.confinement, arranged.server)
+        held = Held(arranged.confinement, arranged.mps_server)
         records.write(self._files.path(order.key, records.HELD), msgspec.to_builtins(held), durable=False)
         self._held[order.key] = held
         return arranged

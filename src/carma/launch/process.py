@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from carma.core.model.outcome import Failed, LaunchFailed, Lost, Outcome
 from carma.core.model.settings import Sharing
 from carma.core.model.values import AttemptKey
-from carma.core.ports import Found, LaunchOrder
+from carma.core.ports import Confiner, Found, LaunchOrder
 from carma.errors import CarmaError
 from carma.launch import attempt_logs as logs
 from carma.launch import attempt_records as records
@@ -25,10 +25,11 @@ from carma.launch import procfs, runner
 from carma.launch.attempt_cgroups import AttemptCgroups
 from carma.launch.attempt_files import AttemptFiles, Claim, Started
 from carma.launch.child import CANNOT_START
-from carma.launch.confinement_plan import Confiner
+from carma.launch.confinement import GpuConfiner
 from carma.launch.environment import TOKEN_VARIABLE, task_environment
 from carma.launch.exit_outcome import ExitRecord, Under, judge_exit
 from carma.launch.guard_records import DEVICE_FILES, Holding
+from carma.launch.mps import MpsServers
 from carma.launch.process_tree import Trees
 from carma.launch.supervisor import NO_SPACE
 
@@ -50,6 +51,7 @@ class ProcessLauncher:
         extra_environment: Mapping[str, str] | None = None,
         run_as_submitter: bool,
         confiner: Confiner | None = None,
+        servers: MpsServers | None = None,
         device_files: str = DEVICE_FILES,
         groups: AttemptCgroups | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
@@ -69,7 +71,9 @@ class ProcessLauncher:
         self._refused: dict[AttemptKey, Failed | LaunchFailed] = {}
         self._groups = groups
         self._trees = Trees(groups)
-        self._holding = Holding(self.files, confiner or Confiner(Sharing(), None), self._trees, device_files)
+        self._holding = Holding(
+            self.files, confiner or GpuConfiner(Sharing(), None), servers, self._trees, device_files
+        )
 
     # Launching.
 

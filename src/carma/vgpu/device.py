@@ -23,6 +23,7 @@ from carma.errors import StoreError, Usage
 from carma.vgpu.device_state import VERSION, VirtualGpu, VirtualProcess, World, advance
 
 DIRECTORY_VARIABLE = "CARMA_VGPU_DIR"
+LIMIT_VARIABLE = "CARMA_VGPU_LIMIT_MIB"  # memory limit of one process on each of its GPUs
 _STATE, _NEXT, _LOCK = "state.json", "state.next", "lock"
 _DECODER = msgspec.json.Decoder(World)
 _ENCODER = msgspec.json.Encoder()

@@ -6,9 +6,12 @@ import os
 import time
 import uuid
 
+from carma.core.model.settings import Sharing
 from carma.core.model.units import show_count
+from carma.core.model.values import Confinement, Guard
+from carma.core.ports import Arranged, LaunchOrder
 from carma.errors import BadSettings, StoreError
-from carma.vgpu.device import Device, reap, share_lock
+from carma.vgpu.device import LIMIT_VARIABLE, Device, reap, share_lock
 from carma.vgpu.device_state import VirtualGpu, World, advance
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -84,6 +87,36 @@ def ensure(directory: str, gpus: int, memory_mib: int, speed: float = 1.0, name:
             "Start with the shape they were made with, or stop those processes first.",
         )
     return create(directory, gpus, memory_mib, speed, name)
+
+
+class VirtualConfiner:
+    """core.ports.Confiner for virtual GPUs, which enforce the memory limit themselves and have no MPS."""
+
+    def __init__(self, sharing: Sharing) -> None:
+        self._sharing = sharing
+
+    def arrange(self, order: LaunchOrder) -> Arranged:
+        booking = order.placement.booking
+        if not order.placement.gpus:
+            return Arranged(confinement=Confinement(mechanism="timeslice"))
+        cap_mib = None if booking.alone else booking.cap_mib
+        guards = (
+            [] if cap_mib is None else [Guard(rung="framework", limit_mib=cap_mib, how="the virtual GPU's own limit")]
+        )
+        confinement = Confinement(
+            mechanism="timeslice",
+            guards=(*guards, *self._sharing.watchdog_guards(booking)),
+            note=self._note(order),
+        )
+        return Arranged(confinement=confinement, environment={} if cap_mib is None else {LIMIT_VARIABLE: str(cap_mib)})
+
+    def _note(self, order: LaunchOrder) -> str:
+        notes = []
+        if (order.spec.mechanism or self._sharing.mechanism) == "mps":
+            notes.append("virtual GPUs have no MPS")
+        if order.spec.threads_percent is not None:
+            notes.append("its share of the SMs is not limited: only MPS can do that")
+        return "; ".join(notes)
 
 
 def gpu_uuid(index: int) -> str:

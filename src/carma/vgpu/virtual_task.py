@@ -20,6 +20,7 @@ from carma.core.model.values import Demand
 from carma.errors import CarmaError, NotFound, Usage
 from carma.vgpu.cuda_errors import device_lost, out_of_memory
 from carma.vgpu.device import (
+    LIMIT_VARIABLE,
     Device,
     OutOfDeviceMemory,
     alive,
@@ -30,7 +31,6 @@ from carma.vgpu.device import (
 )
 from carma.vgpu.device_state import IDLE, VirtualProcess, World, until_change_s
 
-LIMIT_VARIABLE = "CARMA_VGPU_LIMIT_MIB"
 LEFT = 3  # what it returns when it was asked to save: its work is not done
 _STEPS = 5  # the memory is taken in so many parts over the ramp
 _GROW_STEPS = 20  # and what it grows by later in so many

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 from msgspec.structs import replace
 
-from carma.core.model.values import Record, TaskSpec
+from carma.core.model.values import Booking, Guard, Record, TaskSpec
 
 # Two arrays of the largest size (measured: such a queue takes about 55 MB of memory and 45 MB of disk).
 WAITING_LIMIT = 20_000
@@ -156,6 +156,13 @@ class Sharing(Record, frozen=True, kw_only=True):
         float,
         Meta(gt=0.0, le=60.0, description="Between two looks at the memory of tasks that no limit holds, in seconds."),
     ] = 0.2
+
+    def watchdog_guards(self, booking: Booking) -> tuple[Guard, ...]:
+        """The watchdog's guard on an attempt with this booking; none if the attempt has its GPUs alone."""
+        if not self.watchdog or booking.alone:
+            return ()
+        how = "stopped when it takes what its neighbours have booked"
+        return (Guard(rung="watchdog", limit_mib=booking.memory_mib, how=how),)
 
 
 class QueueRules(Record, frozen=True, kw_only=True):

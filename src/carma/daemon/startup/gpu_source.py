@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from carma.config import Settings
 from carma.core.model.values import Gpu
-from carma.core.ports import Sampler
+from carma.core.ports import Confiner, Sampler
 from carma.errors import BadSettings
 from carma.paths import Paths
 
@@ -16,6 +16,7 @@ class World(NamedTuple):
     sampler: Sampler
     speed: float  # of the daemon's clock
     environment: dict[str, str]  # what every task finds in its environment beside the submitter's
+    confiner: Confiner | None = None  # None: that of cards and MIG instances
     trials: bool = True  # whether a trial run of a command can tell anything: stand-ins for tasks have no tensors
 
 
@@ -48,4 +49,6 @@ def _virtual(settings: Settings, paths: Paths) -> World:
     virtual = settings.virtual
     directory = str(paths.vgpu_dir / "devices")  # open to the tasks of all users; what is around it is not
     device = world.ensure(directory, virtual.gpus, virtual.gpu_memory_mib, virtual.speed)
-    return World(VirtualSampler(device), virtual.speed, {DIRECTORY_VARIABLE: directory}, trials=False)
+    environment = {DIRECTORY_VARIABLE: directory}
+    confiner = world.VirtualConfiner(settings.rules.sharing)
+    return World(VirtualSampler(device), virtual.speed, environment, confiner, trials=False)

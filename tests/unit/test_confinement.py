@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import pytest
 
+from carma import launch
 from carma.cgroups import Cgroups
 from carma.core.model.settings import Sharing
 from carma.core.model.values import Booking, Gpu, GpuId, Guard, Owner, Placement
 from carma.core.ports import LaunchOrder
 from carma.errors import Refused
-from carma.launch import confinement_plan as confine
+from carma.launch import confinement
 from carma.launch.attempt_cgroups import AttemptCgroups
 from carma.launch.cgroup_limits import CgroupLimits
-from carma.launch.confinement_plan import NO_MPS, Confiner
+from carma.launch.confinement import GpuConfiner
 from carma.launch.memory_caps import Capped, without_hoarding
 from carma.launch.mps import MpsServers, Serving
 from carma.launch.mps_control import Control, Identity, MpsFailed
-from carma.vgpu.virtual_task import LIMIT_VARIABLE
 from tests.launch_orders import key, order_of, spec_of
 
 MODEST = without_hoarding({})  # what keeps a framework from taking the whole card at once
@@ -45,7 +46,7 @@ class Servers(MpsServers):
 def one_framework(monkeypatch: pytest.MonkeyPatch) -> None:
     """What frameworks do is tested with them."""
     monkeypatch.setattr(
-        confine,
+        confinement,
         "framework_caps",
         lambda _order, cap_mib, context_mib, **_more: Capped(
             environment={"CAP": f"{cap_mib}-{context_mib}"}, guards=(FRAMEWORK,), note="of the framework"
@@ -54,7 +55,7 @@ def one_framework(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def order(
-    kind: Literal["card", "mig", "virtual"] = "card",
+    kind: Literal["card", "mig"] = "card",
     *,
     gpus: int = 1,
     cap_mib: int | None = None,
@@ -68,15 +69,15 @@ def order(
     return msgspec.structs.replace(made, placement=placement, gpus=cards)
 
 
-def rungs(confiner: Confiner, given: LaunchOrder) -> list[str]:
+def rungs(confiner: GpuConfiner, given: LaunchOrder) -> list[str]:
     return [guard.rung for guard in confiner.arrange(given).confinement.guards]
 
 
 def test_mps_is_taken_where_it_can_be_had() -> None:
-    arranged = Confiner(Sharing(), Servers()).arrange(order())
+    arranged = GpuConfiner(Sharing(), Servers()).arrange(order())
     assert arranged.confinement.mechanism == "mps"
     assert arranged.confinement.note == ""
-    assert arranged.server == "7.1"
+    assert arranged.mps_server == "7.1"
     assert arranged.environment == {
         "CUDA_MPS_PIPE_DIRECTORY": "/run/mps/7.1",
         "CUDA_MPS_LOG_DIRECTORY": "/run/mps/7.1/log",
@@ -85,13 +86,13 @@ def test_mps_is_taken_where_it_can_be_had() -> None:
 
 
 def test_the_limits_of_mps_are_by_the_places_that_the_task_sees() -> None:
-    arranged = Confiner(Sharing(), Servers()).arrange(order(gpus=2, cap_mib=4096, threads_percent=30))
+    arranged = GpuConfiner(Sharing(), Servers()).arrange(order(gpus=2, cap_mib=4096, threads_percent=30))
     assert arranged.environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=4096M,1=4096M"
     assert arranged.environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "30"
 
 
 def test_the_rungs_are_listed_from_the_hardest_down() -> None:
-    arranged = Confiner(Sharing(context_mib=700), Servers()).arrange(order(cap_mib=4096))
+    arranged = GpuConfiner(Sharing(context_mib=700), Servers()).arrange(order(cap_mib=4096))
     assert [(g.rung, g.limit_mib) for g in arranged.confinement.guards] == [
         ("mps", 4096),
         ("framework", 4096),
@@ -102,27 +103,27 @@ def test_the_rungs_are_listed_from_the_hardest_down() -> None:
 
 
 def test_without_a_cap_only_the_watchdog_is_left() -> None:
-    assert rungs(Confiner(Sharing(), Servers()), order()) == ["watchdog"]
-    assert rungs(Confiner(Sharing(watchdog=False), Servers()), order()) == []
-    assert rungs(Confiner(Sharing(watchdog=False), Servers()), order(cap_mib=4096)) == ["mps", "framework"]
+    assert rungs(GpuConfiner(Sharing(), Servers()), order()) == ["watchdog"]
+    assert rungs(GpuConfiner(Sharing(watchdog=False), Servers()), order()) == []
+    assert rungs(GpuConfiner(Sharing(watchdog=False), Servers()), order(cap_mib=4096)) == ["mps", "framework"]
 
 
 def test_auto_falls_back_and_says_why() -> None:
-    arranged = Confiner(Sharing(), Servers("it is broken")).arrange(order(cap_mib=4096))
+    arranged = GpuConfiner(Sharing(), Servers("it is broken")).arrange(order(cap_mib=4096))
     assert arranged.confinement.mechanism == "timeslice"
     assert arranged.confinement.note == "MPS cannot be used: it is broken; of the framework"
     assert [guard.rung for guard in arranged.confinement.guards] == ["framework", "watchdog"]
-    assert arranged.server is None
-    assert arranged.environment == {**NO_MPS, "CAP": "4096-800"}
-    assert "MPS cannot be used" in Confiner(Sharing(), None).arrange(order()).confinement.note
+    assert arranged.mps_server is None
+    assert arranged.environment == {**MODEST, "CAP": "4096-800"}
+    assert "MPS cannot be used" in GpuConfiner(Sharing(), None).arrange(order()).confinement.note
 
 
 @pytest.mark.parametrize("servers", [Servers("it is broken"), None])
 def test_who_asks_for_mps_outright_is_told_when_it_cannot_be_had(servers: Servers | None) -> None:
     with pytest.raises(Refused, match="the task asks for MPS, and MPS cannot be used"):
-        Confiner(Sharing(), servers).arrange(order(mechanism="mps"))
+        GpuConfiner(Sharing(), servers).arrange(order(mechanism="mps"))
     with pytest.raises(Refused, match=r"sharing\.mechanism = mps"):
-        Confiner(Sharing(mechanism="mps"), servers).arrange(order())
+        GpuConfiner(Sharing(mechanism="mps"), servers).arrange(order())
 
 
 @pytest.mark.parametrize(
@@ -138,18 +139,13 @@ def test_who_asks_for_mps_outright_is_told_when_it_cannot_be_had(servers: Server
 )
 def test_the_tasks_wish_goes_before_the_setting(settings: Any, wish: str | None, mechanism: str) -> None:
     servers = Servers()
-    arranged = Confiner(Sharing(mechanism=settings), servers).arrange(order(mechanism=wish))
+    arranged = GpuConfiner(Sharing(mechanism=settings), servers).arrange(order(mechanism=wish))
     assert arranged.confinement.mechanism == mechanism
     assert bool(servers.asked) == (mechanism == "mps")
 
 
-def test_a_plain_process_joins_no_mps_of_the_machine() -> None:
-    arranged = Confiner(Sharing(mechanism="timeslice"), Servers()).arrange(order())
-    assert arranged.environment == {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent/carma-mps", **MODEST}
-
-
 def test_a_share_of_the_sms_that_cannot_be_given_is_said() -> None:
-    confiner = Confiner(Sharing(mechanism="timeslice"), None)
+    confiner = GpuConfiner(Sharing(mechanism="timeslice"), None)
     arranged = confiner.arrange(order(threads_percent=30))
     assert "only MPS" in arranged.confinement.note
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in arranged.environment
@@ -157,41 +153,29 @@ def test_a_share_of_the_sms_that_cannot_be_given_is_said() -> None:
 
 def test_what_has_its_gpus_to_itself_is_a_plain_process_without_guards() -> None:
     servers = Servers()
-    arranged = Confiner(Sharing(), servers).arrange(order(alone=True, cap_mib=4096))
+    arranged = GpuConfiner(Sharing(), servers).arrange(order(alone=True, cap_mib=4096))
     assert arranged.confinement.mechanism == "timeslice"
     assert arranged.confinement.guards == ()
     assert "to itself" in arranged.confinement.note
-    assert arranged.environment == NO_MPS
+    assert arranged.environment == {}
     assert servers.asked == []
-    assert Confiner(Sharing(), servers).arrange(order(alone=True, mechanism="mps")).server == "7.1"
+    assert GpuConfiner(Sharing(), servers).arrange(order(alone=True, mechanism="mps")).mps_server == "7.1"
 
 
 @pytest.mark.parametrize(("wish", "note"), [(None, ""), ("mps", "MPS is not used on MIG instances")])
 def test_mig_instances_never_use_mps(wish: str | None, note: str) -> None:
     servers = Servers()
-    confinement = Confiner(Sharing(), servers).arrange(order("mig", mechanism=wish)).confinement
-    assert (confinement.mechanism, confinement.note) == ("mig", note)
-    assert rungs(Confiner(Sharing(), servers), order("mig", cap_mib=4096)) == ["framework", "watchdog"]
+    found = GpuConfiner(Sharing(), servers).arrange(order("mig", mechanism=wish)).confinement
+    assert (found.mechanism, found.note) == ("mig", note)
+    assert rungs(GpuConfiner(Sharing(), servers), order("mig", cap_mib=4096)) == ["framework", "watchdog"]
     assert servers.asked == []
 
 
 def test_a_server_of_mig_instances_takes_no_whole_card() -> None:
-    confiner = Confiner(Sharing(mechanism="mig"), Servers())
+    confiner = GpuConfiner(Sharing(mechanism="mig"), Servers())
     assert confiner.arrange(order("mig")).confinement.mechanism == "mig"
     with pytest.raises(Refused, match="whole card"):
         confiner.arrange(order())
-
-
-def test_a_virtual_gpu_enforces_the_cap_itself() -> None:
-    servers = Servers()
-    arranged = Confiner(Sharing(), servers).arrange(order("virtual", cap_mib=4096))
-    assert arranged.confinement.mechanism == "timeslice"
-    assert arranged.environment == {**NO_MPS, LIMIT_VARIABLE: "4096"}
-    assert next((g.rung, g.how) for g in arranged.confinement.guards) == ("framework", "the virtual GPU's own limit")
-    assert LIMIT_VARIABLE not in Confiner(Sharing(), servers).arrange(order("virtual")).environment
-    note = Confiner(Sharing(), servers).arrange(order("virtual", mechanism="mps")).confinement.note
-    assert note == "virtual GPUs have no MPS"
-    assert servers.asked == []
 
 
 class Driver:
@@ -216,7 +200,7 @@ def groups_in(folder: Path) -> AttemptCgroups:
 
 
 def test_a_limit_of_the_cgroup_stands_in_place_of_the_frameworks(tmp_path: Path) -> None:
-    confiner = Confiner(Sharing(), Servers(), CgroupLimits(Driver(works=True), groups_in(tmp_path)))
+    confiner = GpuConfiner(Sharing(), Servers(), CgroupLimits(Driver(works=True), groups_in(tmp_path)))
     arranged = confiner.arrange(order(cap_mib=4096))
     assert [guard.rung for guard in arranged.confinement.guards] == ["mps", "cgroup", "watchdog"]
     assert groups_in(tmp_path).existing() == [key()]
@@ -225,7 +209,7 @@ def test_a_limit_of_the_cgroup_stands_in_place_of_the_frameworks(tmp_path: Path)
 
 
 def test_a_limit_that_the_driver_does_not_keep_is_not_claimed(tmp_path: Path) -> None:
-    confiner = Confiner(Sharing(), Servers(), CgroupLimits(Driver(works=False), groups_in(tmp_path)))
+    confiner = GpuConfiner(Sharing(), Servers(), CgroupLimits(Driver(works=False), groups_in(tmp_path)))
     arranged = confiner.arrange(order(cap_mib=4096))
     assert [guard.rung for guard in arranged.confinement.guards] == ["mps", "framework", "watchdog"]
     assert groups_in(tmp_path).existing() == []
@@ -233,7 +217,13 @@ def test_a_limit_that_the_driver_does_not_keep_is_not_claimed(tmp_path: Path) ->
 
 def test_a_task_without_gpus_needs_nothing() -> None:
     servers = Servers()
-    arranged = Confiner(Sharing(mechanism="mps"), servers).arrange(order(gpus=0))
+    arranged = GpuConfiner(Sharing(mechanism="mps"), servers).arrange(order(gpus=0))
     assert arranged.confinement.guards == ()
-    assert arranged.environment == NO_MPS
+    assert arranged.environment == {}
     assert servers.asked == []
+
+
+def test_launch_knows_nothing_of_virtual_gpus() -> None:
+    """They differ behind the seams only. A "virtual environment" of Python is another thing."""
+    for file in Path(launch.__file__).parent.glob("*.py"):
+        assert not re.findall(r"(?i)virtual(?!\s+environment|_env)|vgpu", file.read_text(encoding="utf-8")), file.name

@@ -1,0 +1,125 @@
+"""How an attempt shares cards and MIG instances, and which limits hold it. Decided for each order at its launch.
+
+The limits, strictest first: the memory limit of MPS, the driver's limit on the attempt's cgroup, the limit of its
+framework, and the watchdog. A guard is listed only where it holds. The note says why an expected one is missing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from carma.core.model.settings import Sharing
+from carma.core.model.values import Confinement, Guard, Mechanism
+from carma.core.ports import Arranged, LaunchOrder
+from carma.errors import Refused
+from carma.launch.cgroup_limits import CgroupLimits
+from carma.launch.memory_caps import framework_caps, without_hoarding
+from carma.launch.mps import MpsServers
+from carma.launch.mps_control import MpsFailed
+
+MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+THREADS_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+
+
+class _Shared(NamedTuple):
+    """The chosen mechanism. `server`: the name of the MPS server, under MPS."""
+
+    mechanism: Mechanism
+    note: str = ""
+    server: str | None = None
+    environment: dict[str, str] = {}
+
+
+class GpuConfiner:
+    """core.ports.Confiner for cards and MIG instances."""
+
+    def __init__(self, sharing: Sharing, servers: MpsServers | None, limits: CgroupLimits | None = None) -> None:
+        self._sharing = sharing
+        self._servers = servers
+        self._limits = limits
+
+    def arrange(self, order: LaunchOrder) -> Arranged:
+        """Starts an MPS server where one is needed. Raises Refused when the task or the settings demand MPS, or MIG,
+        and it is not available."""
+        if not order.placement.gpus:
+            return Arranged(confinement=Confinement(mechanism="timeslice"))
+        shared, booking = self._share(order), order.placement.booking
+        environment, guards, notes = dict(shared.environment), list[Guard](), [shared.note]
+        if shared.server is None and order.spec.threads_percent is not None:
+            notes.append("its share of the SMs is not limited: only MPS can do that")
+        if not booking.alone:
+            environment |= without_hoarding(order.spec.environment)
+            if booking.cap_mib is not None:
+                guards, note = self._limit(order, shared, booking.cap_mib, environment)
+                notes.append(note)
+        confinement = Confinement(
+            mechanism=shared.mechanism,
+            guards=(*guards, *self._sharing.watchdog_guards(booking)),
+            note="; ".join(note for note in notes if note),
+        )
+        return Arranged(confinement=confinement, environment=environment, mps_server=shared.server)
+
+    def _share(self, order: LaunchOrder) -> _Shared:
+        wanted = order.spec.mechanism or self._sharing.mechanism
+        if any(gpu.kind == "mig" for gpu in order.gpus):
+            return _Shared("mig", "MPS is not used on MIG instances" if wanted == "mps" else "")
+        if wanted == "mig":
+            raise Refused(
+                "tasks of this server share MIG instances only (sharing.mechanism = mig), and its GPU is a whole card",
+                "Ask the administrator for MIG instances, or for another sharing.mechanism.",
+            )
+        if wanted == "timeslice":
+            return _Shared("timeslice")
+        if wanted == "auto" and order.placement.booking.alone:
+            return _Shared("timeslice", "it has its GPUs to itself, so MPS has nothing to give")
+        try:
+            return self._under_mps(order)
+        except MpsFailed as error:
+            if wanted == "auto":
+                return _Shared("timeslice", f"MPS cannot be used: {error}")
+            raise _refusal(order, str(error)) from error
+
+    def _under_mps(self, order: LaunchOrder) -> _Shared:
+        if self._servers is None:
+            raise MpsFailed("this server starts none")
+        serving = self._servers.serve(order.owner)
+        environment = serving.control.client_variables()
+        if order.spec.threads_percent is not None:
+            environment[THREADS_VARIABLE] = str(order.spec.threads_percent)
+        return _Shared("mps", server=serving.name, environment=environment)
+
+    def _limit(
+        self, order: LaunchOrder, shared: _Shared, cap_mib: int, environment: dict[str, str]
+    ) -> tuple[list[Guard], str]:
+        """Adds the limits' variables to `environment`. Returns the guards, and a note about missing ones."""
+        guards: list[Guard] = []
+        if shared.server is not None:
+            # The list counts the client's visible GPUs: the first one is 0, whatever its index on the machine.
+            places = range(len(order.placement.gpus))
+            environment[MEMORY_VARIABLE] = ",".join(f"{place}={cap_mib}M" for place in places)
+            guards.append(Guard(rung="mps", limit_mib=cap_mib, how="MPS's memory limit, for each process"))
+        limited = self._limits.guard(order, cap_mib) if self._limits is not None else None
+        if limited is not None:
+            # The card then appears as small as the limit. A framework's fraction would be a fraction of the limit.
+            return [*guards, limited], ""
+        caps = framework_caps(order, cap_mib, self._sharing.context_mib)
+        environment |= caps.environment
+        return [*guards, *caps.guards], caps.note
+
+
+def needs_frameworks(order: LaunchOrder) -> bool:
+    """Whether the limits of this attempt depend on the frameworks that its command imports."""
+    booking = order.placement.booking
+    return bool(order.gpus) and booking.cap_mib is not None and not booking.alone
+
+
+def _refusal(order: LaunchOrder, why: str) -> Refused:
+    if order.spec.mechanism == "mps":
+        return Refused(
+            f"the task asks for MPS, and MPS cannot be used: {why}",
+            "Submit it without --mechanism mps; carma doctor says what MPS needs.",
+        )
+    return Refused(
+        f"this server runs tasks under MPS only (sharing.mechanism = mps), and MPS cannot be used: {why}",
+        "Ask the administrator; carma doctor says what MPS needs, and auto falls back to time slicing.",
+    )
