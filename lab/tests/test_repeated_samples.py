@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from carma.core.machine import step
 from carma.core.model.events import AnyEvent, AttemptEnded, GpusSampled, MemoryGlanced
-from carma.core.model.values import AttemptKey, GpuSample, ProcessUse
+from carma.core.model.values import Activity, AttemptKey, GpuSample, ProcessUse
 from carma.core.state import new_state
 from carma.core.telemetry.measurements import Seen
 from carma.core.telemetry.observation import ending_facts
@@ -68,7 +68,9 @@ def seen_of(world: World, key: AttemptKey) -> Seen:
 def shown(world: World, processes: tuple[ProcessUse, ...]) -> GpuSample:
     world.now += 1.0
     used_mib = sum(use.memory_mib or 0 for use in processes)
-    return GpuSample(gpu=G0, at=world.now, memory_used_mib=used_mib, processes=processes, sm_active=0.5)
+    return GpuSample(
+        gpu=G0, at=world.now, memory_used_mib=used_mib, processes=processes, activity=Activity(sm_active=0.5)
+    )
 
 
 def test_a_list_that_is_told_again_after_a_glance_counts_again() -> None:

@@ -42,7 +42,7 @@ def test_samples_show_the_share_of_time_with_any_kernel_as_the_sharing_model_tak
     task = row(seconds=300.0, ramp_s=0.0, gr_active=given)
     made = sim_made.simulation(task, row(200.0), gpus=1, policy=magm.POLICY)
     samples = [sample for event in made.events() if isinstance(event, e.GpusSampled) for sample in event.samples]
-    alone = [sample.gr_active for sample in samples if 20.0 < sample.at <= 200.0]
+    alone = [sample.activity.gr_active for sample in samples if 20.0 < sample.at <= 200.0]
     assert alone
     assert alone == pytest.approx([engine_share(task.demand)] * len(alone))
 
@@ -72,7 +72,7 @@ def test_what_is_shown_lags_behind_the_truth() -> None:
     """The first sample of a newcomer comes after it has begun, and its mean is of a part of the span."""
     made = sim_made.simulation(row(seconds=100.0, start_s=7.0), rules=Rules())
     seen = [
-        (sample.at, sample.memory_used_mib, sample.sm_active)
+        (sample.at, sample.memory_used_mib, sample.activity.sm_active)
         for event in made.events()
         if isinstance(event, e.GpusSampled)
         for sample in event.samples

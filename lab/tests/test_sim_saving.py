@@ -63,7 +63,7 @@ def test_while_it_saves_it_holds_its_memory_and_keeps_the_gpu_idle() -> None:
         if isinstance(event, e.AttemptEnded):
             break
         if isinstance(event, e.GpusSampled) and asked_at is not None and event.at > asked_at + 5.0:
-            shown.append((event.samples[0].memory_used_mib, event.samples[0].sm_active))
+            shown.append((event.samples[0].memory_used_mib, event.samples[0].activity.sm_active))
     assert shown
     assert set(shown) == {(4_000, 0.0)}
 

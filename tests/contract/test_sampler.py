@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import msgspec
 import pytest
+from msgspec.structs import asdict
 from pynvml import NVML_ERROR_GPU_IS_LOST
 
-from carma.core.model.values import Gpu, GpuId, GpuSample
+from carma.core.model.values import NO_ACTIVITY, Gpu, GpuId, GpuSample
 from carma.core.ports import Sampler
 from carma.monitor.dcgm import HostEngine
 from carma.monitor.dcgm_thread import DcgmFeed
@@ -102,8 +103,8 @@ def test_every_figure_is_in_its_range_or_absent(subject: Subject) -> None:
 
 
 def check_ranges(gpu: Gpu, sample: GpuSample) -> None:
-    shares = (sample.sm_active, sample.sm_occupancy, sample.dram_active, sample.gr_active, sample.tensor_active)
-    for share in (*shares, sample.gpu_util):
+    shares = asdict(sample.activity)
+    for share in (*shares.values(), sample.gpu_util):
         assert share is None or 0.0 <= share <= 1.0
     assert sample.memory_used_mib is None or sample.memory_used_mib >= 0
     assert sample.power_w is None or 0.0 <= sample.power_w < 5000.0
@@ -112,11 +113,7 @@ def check_ranges(gpu: Gpu, sample: GpuSample) -> None:
         assert process.attempt is None  # who it belongs to is not the sampler's to say
         assert process.memory_mib is None or process.memory_mib >= 0
     given = gpu.capabilities
-    assert given.sm_active or sample.sm_active is None
-    assert given.sm_occupancy or sample.sm_occupancy is None
-    assert given.dram_active or sample.dram_active is None
-    assert given.gr_active or sample.gr_active is None
-    assert given.tensor_active or sample.tensor_active is None
+    assert all(metric in given.metrics for metric, share in shares.items() if share is not None)
     assert given.power or sample.power_w is None
     assert given.energy or sample.energy_j is None
     assert given.processes or sample.processes is None
@@ -126,9 +123,9 @@ def test_every_gpu_names_the_source_of_its_activity(subject: Subject) -> None:
     for gpu in subject.sampler.gpus():
         can = gpu.capabilities
         assert can.source in ("gpm", "dcgm", "processes", "nvml", "virtual")
-        assert can.sm_active == (can.source != "nvml")  # the coarse figure never stands for SM activity
+        assert ("sm_active" in can.metrics) == (can.source != "nvml")  # coarse utilisation never stands for SM activity
         if can.source == "processes":
-            assert (can.sm_occupancy, can.dram_active, can.gr_active, can.tensor_active) == (False,) * 4
+            assert can.metrics == ("sm_active",)
 
 
 def test_a_glance_shows_memory_and_processes_of_the_gpus_that_it_is_asked_about(subject: Subject) -> None:
@@ -141,7 +138,7 @@ def test_a_glance_shows_memory_and_processes_of_the_gpus_that_it_is_asked_about(
         assert (sample.at, sample.fault) == (AT_S, None)
         assert sample.memory_used_mib is not None
         assert (sample.processes is not None) == gpu.capabilities.processes
-        assert (sample.sm_active, sample.gr_active, sample.gpu_util) == (None, None, None)
+        assert (sample.activity, sample.gpu_util) == (NO_ACTIVITY, None)
         assert (sample.power_w, sample.energy_j) == (None, None)
     assert subject.sampler.glance([], AT_S) == ()
 
@@ -183,7 +180,7 @@ def test_a_lost_gpu_is_a_fault_without_figures_and_the_others_still_answer(subje
     *others, lost = subject.sampler.sample(AT_S + 1)
     assert lost.gpu == gpus[-1].id
     assert lost.fault
-    assert (lost.sm_active, lost.dram_active, lost.memory_used_mib, lost.processes) == (None, None, None, None)
+    assert (lost.activity, lost.memory_used_mib, lost.processes) == (NO_ACTIVITY, None, None)
     assert all(other.fault is None and other.memory_used_mib is not None for other in others)
     assert subject.sampler.gpus() == gpus
     (glanced,) = subject.sampler.glance([lost.gpu], AT_S + 1)

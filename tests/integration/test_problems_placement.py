@@ -12,7 +12,7 @@ import pytest
 
 from carma.core.model.events import GpusSampled, TaskEstimated, TaskSubmitted
 from carma.core.model.settings import Gate, Rules, WarmUp, WindowRules
-from carma.core.model.values import AttemptKey, Estimate, GpuId, GpuSample, ProcessUse, TaskId, TaskSpec
+from carma.core.model.values import Activity, AttemptKey, Estimate, GpuId, GpuSample, ProcessUse, TaskId, TaskSpec
 from carma.core.policies.exclusive import POLICY as EXCLUSIVE
 from carma.core.scheduling.decision import Decision
 from carma.core.scheduling.queue_order import explain, waiting
@@ -121,9 +121,7 @@ def test_problem_11_a_process_list_that_tells_nothing_does_not_make_a_gpu_idle(l
             gpu=GPU,
             at=world.now,
             memory_used_mib=20_000,
-            sm_active=0.97,
-            sm_occupancy=0.6,
-            dram_active=0.7,
+            activity=Activity(sm_active=0.97, sm_occupancy=0.6, dram_active=0.7),
             processes=processes,
         )
         world.emit(GpusSampled(world.now, (busy,)))

@@ -29,7 +29,7 @@ from carma.core.model.events import (
     TaskPlaced,
 )
 from carma.core.model.outcome import Outcome, Succeeded
-from carma.core.model.values import AttemptKey, Booking, GpuId, GpuSample, Placement, TaskId, TaskSpec
+from carma.core.model.values import Activity, AttemptKey, Booking, GpuId, GpuSample, Placement, TaskId, TaskSpec
 from carma.core.policies import magm
 from carma.core.propose import propose
 from carma.core.state import State, checkpoint, forget, new_state
@@ -147,9 +147,7 @@ class Served:
                         gpu=found,
                         at=now,
                         memory_used_mib=0,
-                        sm_active=0.0,
-                        sm_occupancy=0.0,
-                        dram_active=0.0,
+                        activity=Activity(sm_active=0.0, sm_occupancy=0.0, dram_active=0.0),
                         processes=(),
                     )
                     for found in self.shell.state.gpus

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from carma.core.model.events import TaskEstimated, TaskSubmitted
 from carma.core.model.settings import Gate, Rules, WarmUp
-from carma.core.model.values import Demand, Estimate, GpuId, GpuSample, TaskId, TaskSpec
+from carma.core.model.values import Activity, Demand, Estimate, GpuId, GpuSample, TaskId, TaskSpec
 from carma.core.policies import first_fit
 from carma.core.telemetry.attribution import Member
 from carma.core.telemetry.measurements import Seen, Track
@@ -56,6 +56,5 @@ def members(made: World, *tasks: TaskId) -> list[Member]:
 
 def shows(at: float, active: float | None, gr_active: float | None = None) -> GpuSample:
     part = active or 0.0
-    return GpuSample(
-        gpu=GPU0, at=at, sm_active=active, sm_occupancy=part / 2, dram_active=part / 4, gr_active=gr_active
-    )
+    activity = Activity(sm_active=active, sm_occupancy=part / 2, dram_active=part / 4, gr_active=gr_active)
+    return GpuSample(gpu=GPU0, at=at, activity=activity)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from carma.core.machine import step
 from carma.core.model.events import GpusSampled, MemoryObserved
 from carma.core.model.settings import Gate, Memory, Rules, WarmUp
-from carma.core.model.values import AttemptKey, GpuId, GpuSample, ProcessUse
+from carma.core.model.values import Activity, AttemptKey, GpuId, GpuSample, ProcessUse
 from carma.core.state import checkpoint, new_state, restore
 from carma.core.telemetry.usage import note
 from carma.testing.builders import World
@@ -65,7 +65,7 @@ def taken_before_anybody_looked(power: float | None, seconds: int) -> float:
                         power_w=power,
                         energy_j=90.0 * second,
                         processes=(use,),
-                        sm_active=0.2,
+                        activity=Activity(sm_active=0.2),
                     ),
                 ),
             )

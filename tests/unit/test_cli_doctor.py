@@ -18,14 +18,15 @@ from carma.cli.checks import run_all
 from carma.cli.checks import sharing_checks as sharing
 from carma.cli.checks.machine_facts import Finding, Found, Look
 from carma.core.model.values import Capabilities, Gpu, GpuId
+from carma.core.telemetry.window import METRICS
 from carma.errors import NoGpus
 from carma.monitor.card_modes import CardFacts, MachineFacts
 from carma.wire.api_types import SettingView
 from tests.unit.cli_daemon import SERVER, FakeDaemon, gpu_view
 
-FINE = Capabilities(sm_active=True, sm_occupancy=True, dram_active=True, energy=True, processes=True, source="gpm")
+FINE = Capabilities(metrics=METRICS, energy=True, processes=True, source="gpm")
 COARSE = Capabilities(energy=True, processes=True, source="nvml")
-HALF = Capabilities(sm_active=True, processes=True, source="processes")
+HALF = Capabilities(metrics=("sm_active",), processes=True, source="processes")
 
 
 def gpu(index: int, capabilities: Capabilities = FINE, kind: Any = "card") -> Gpu:

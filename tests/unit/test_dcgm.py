@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from carma.core.model.values import Activity, GpuId
+from carma.core.model.values import NO_ACTIVITY, Activity, GpuId
 from carma.monitor.dcgm import STALE_S, HostEngine
 from carma.monitor.dcgmlib import DcgmError, Entity, Library
 from carma.monitor.devices import Place
-from carma.monitor.gpm import NO_ACTIVITY
 from tests.scripted_dcgm import BLANK, MODULE_NOT_LOADED, NO_DATA, NOT_SUPPORTED, Card, ScriptedDcgm
 
 A, B = Place(GpuId("GPU-a")), Place(GpuId("GPU-b"))

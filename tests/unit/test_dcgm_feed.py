@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 import pynvml
 import pytest
 
-from carma.core.model.values import Activity, GpuId
+from carma.core.model.values import ACTIVITY_METRICS, NO_ACTIVITY, Activity, GpuId
 from carma.monitor.dcgm import HostEngine
 from carma.monitor.dcgm_thread import FRESH_S, DcgmFeed
 from carma.monitor.devices import Place
-from carma.monitor.gpm import NO_ACTIVITY
 from carma.monitor.nvml import NvmlSampler
 from tests import scripted_dcgm
 from tests.scripted_dcgm import NO_DATA, ScriptedDcgm
@@ -60,11 +59,16 @@ def over(nvml: ScriptedNvml, feed: DcgmFeed) -> NvmlSampler:
 def test_a_card_without_gpm_takes_its_activity_from_dcgm(setup: Setup) -> None:
     sampler = over(ScriptedNvml(Card("GPU-a", gpm=None, process_util=[(7, 1, 50)])), setup.feed)
     can = sampler.gpus()[0].capabilities
-    assert (can.source, can.sm_active, can.sm_occupancy, can.dram_active) == ("dcgm", True, True, True)
-    assert (can.gr_active, can.tensor_active, can.power, can.processes) == (True, True, True, True)
+    assert (can.source, set(can.metrics)) == ("dcgm", set(ACTIVITY_METRICS))
+    assert (can.power, can.processes) == (True, True)
     (sample,) = sampler.sample(1.0)
-    assert (sample.sm_active, sample.sm_occupancy, sample.dram_active) == (0.25, 0.125, 0.06)
-    assert (sample.gr_active, sample.tensor_active, sample.gpu_util, sample.power_w) == (0.9, 0.03, 0.97, 120.5)
+    assert (sample.activity.sm_active, sample.activity.sm_occupancy, sample.activity.dram_active) == (0.25, 0.125, 0.06)
+    assert (sample.activity.gr_active, sample.activity.tensor_active, sample.gpu_util, sample.power_w) == (
+        0.9,
+        0.03,
+        0.97,
+        120.5,
+    )
 
 
 def test_where_gpm_answers_nobody_talks_to_dcgm(setup: Setup) -> None:
@@ -85,10 +89,10 @@ def test_a_host_engine_that_starts_later_becomes_the_source(setup: Setup) -> Non
     setup.dcgm.up = False
     sampler = over(ScriptedNvml(Card("GPU-a", gpm=None)), setup.feed)
     assert sampler.gpus()[0].capabilities.source == "nvml"
-    assert sampler.sample(0.0)[0].sm_active is None
+    assert sampler.sample(0.0)[0].activity.sm_active is None
     setup.dcgm.up = True
     eventually(lambda: setup.feed.offers(A))
-    assert sampler.sample(1.0)[0].sm_active == 0.25
+    assert sampler.sample(1.0)[0].activity.sm_active == 0.25
     assert sampler.gpus()[0].capabilities.source == "dcgm"
 
 
@@ -97,11 +101,11 @@ def test_while_the_host_engine_is_away_activity_is_absent_and_the_rest_is_not(se
     setup.dcgm.up = False
     eventually(lambda: setup.feed.latest(A) == NO_ACTIVITY)
     (sample,) = sampler.sample(1.0)
-    assert (sample.sm_active, sample.tensor_active, sample.fault) == (None, None, None)
+    assert (sample.activity.sm_active, sample.activity.tensor_active, sample.fault) == (None, None, None)
     assert (sample.memory_used_mib, sample.power_w) == (10, 120.5)
     assert sampler.gpus()[0].capabilities.source == "dcgm"  # it is to come back
     setup.dcgm.up = True
-    eventually(lambda: sampler.sample(2.0)[0].sm_active == 0.25)
+    eventually(lambda: sampler.sample(2.0)[0].activity.sm_active == 0.25)
 
 
 def test_dcgm_stays_the_source_when_the_driver_was_restarted(setup: Setup) -> None:
@@ -111,7 +115,7 @@ def test_dcgm_stays_the_source_when_the_driver_was_restarted(setup: Setup) -> No
     assert sampler.sample(0.0)[0].fault is not None
     nvml.pass_s(2.0)
     sampler.sample(2.0)
-    assert (sampler.gpus()[0].capabilities.source, sampler.sample(3.0)[0].sm_active) == ("dcgm", 0.25)
+    assert (sampler.gpus()[0].capabilities.source, sampler.sample(3.0)[0].activity.sm_active) == ("dcgm", 0.25)
 
 
 def test_a_lost_gpu_has_no_activity_even_if_dcgm_still_shows_some(setup: Setup) -> None:
@@ -119,7 +123,7 @@ def test_a_lost_gpu_has_no_activity_even_if_dcgm_still_shows_some(setup: Setup) 
     sampler = over(ScriptedNvml(card), setup.feed)
     card.errors["*"] = pynvml.NVML_ERROR_GPU_IS_LOST
     (sample,) = sampler.sample(1.0)
-    assert (sample.fault is not None, sample.sm_active) == (True, None)
+    assert (sample.fault is not None, sample.activity.sm_active) == (True, None)
 
 
 def test_the_instances_of_a_card_in_mig_mode_are_read_by_their_numbers() -> None:
@@ -128,7 +132,7 @@ def test_the_instances_of_a_card_in_mig_mode_are_read_by_their_numbers() -> None
     split = [Card("MIG-1", total_mib=5000, reserved_mib=0), Card("MIG-2", total_mib=5000, reserved_mib=0)]
     sampler = over(ScriptedNvml(Card("GPU-a", gpm=None, mig=split)), setup.feed)
     assert [gpu.capabilities.source for gpu in sampler.gpus()] == ["dcgm", "dcgm"]
-    assert [sample.sm_active for sample in sampler.sample(1.0)] == [0.2, 0.6]
+    assert [sample.activity.sm_active for sample in sampler.sample(1.0)] == [0.2, 0.6]
     sampler.close()
 
 
@@ -147,10 +151,10 @@ def test_a_value_that_nobody_renewed_is_soon_absent(setup: Setup) -> None:
     setup.feed = DcgmFeed(engine, period_s=0.002, first_s=LIMIT_S, monotonic=lambda: setup.monotonic)
     sampler = over(ScriptedNvml(Card("GPU-a", gpm=None, used_mib=10)), setup.feed)
     assert hung.wait(LIMIT_S)
-    assert sampler.sample(0.0)[0].sm_active == 0.25
+    assert sampler.sample(0.0)[0].activity.sm_active == 0.25
     setup.monotonic += FRESH_S
     (sample,) = sampler.sample(FRESH_S)
-    assert (sample.sm_active, sample.memory_used_mib) == (None, 10)
+    assert (sample.activity.sm_active, sample.memory_used_mib) == (None, 10)
     resume.set()
 
 

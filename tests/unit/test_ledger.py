@@ -8,7 +8,7 @@ import pytest
 
 from carma.core.model.events import GpusSampled
 from carma.core.model.settings import Gate, Rules, WarmUp
-from carma.core.model.values import AttemptKey, GpuId, GpuSample, ProcessUse, TaskId
+from carma.core.model.values import Activity, AttemptKey, GpuId, GpuSample, ProcessUse, TaskId
 from carma.core.scheduling.gpu_view import Holder, room_mib
 from carma.testing.builders import World
 
@@ -91,7 +91,7 @@ def test_an_empty_process_list_does_not_make_a_used_gpu_idle() -> None:
     """Problem 11: in a container the list may be empty while somebody holds 30 GB."""
     world = World(1)
     world.now += 1
-    hidden = GpuSample(gpu=G0, at=world.now, memory_used_mib=30_000, sm_active=0.9, processes=())
+    hidden = GpuSample(gpu=G0, at=world.now, memory_used_mib=30_000, activity=Activity(sm_active=0.9), processes=())
     world.emit(GpusSampled(world.now, (hidden,)))
     view = world.view(0)
     assert (view.idle, view.foreign_mib, view.room_mib) == (False, 30_000, 10_960)

@@ -7,7 +7,7 @@ import os
 import pynvml
 import pytest
 
-from carma.core.model.values import GpuSample, ProcessUse
+from carma.core.model.values import ACTIVITY_METRICS, Activity, GpuSample, ProcessUse
 from carma.monitor.energy import HOLD_S
 from carma.monitor.gpm import ENGINE_S
 from carma.monitor.nvml import NvmlSampler
@@ -29,19 +29,14 @@ def test_a_hopper_card_gives_everything() -> None:
     (gpu,) = sampler.gpus()
     assert (gpu.id, gpu.index, gpu.name, gpu.kind) == ("GPU-a", 0, "NVIDIA H200", "card")
     can = gpu.capabilities
-    assert (can.sm_active, can.sm_occupancy, can.dram_active, can.source) == (True, True, True, "gpm")
-    assert (can.gr_active, can.tensor_active) == (True, True)
+    assert (set(can.metrics), can.source) == (set(ACTIVITY_METRICS), "gpm")
     assert (can.power, can.energy, can.processes) == (True, True, True)
     nvml.pass_s(1.0)
     assert only(sampler.sample(77.0)) == GpuSample(
         gpu=gpu.id,
         at=77.0,
         memory_used_mib=5541,
-        sm_active=0.25,
-        sm_occupancy=0.125,
-        dram_active=0.06,
-        gr_active=0.9,
-        tensor_active=0.03,
+        activity=Activity(sm_active=0.25, sm_occupancy=0.125, dram_active=0.06, gr_active=0.9, tensor_active=0.03),
         gpu_util=0.97,
         power_w=120.5,
         energy_j=5000.25,
@@ -62,8 +57,8 @@ def test_engine_activity_is_dear_and_holds_for_a_while_unless_it_is_wanted_each_
     for pause_s in (1.0, ENGINE_S):
         nvml.pass_s(pause_s)
         found.append(only(sampler.sample(2.0)))
-    assert [sample.gr_active for sample in found] == seen
-    assert [sample.sm_active for sample in found] == [0.25, 0.5, 0.5], "what is decided by is always new"
+    assert [sample.activity.gr_active for sample in found] == seen
+    assert [sample.activity.sm_active for sample in found] == [0.25, 0.5, 0.5], "what is decided by is always new"
 
 
 def test_memory_that_the_driver_keeps_is_nobodys() -> None:
@@ -85,10 +80,10 @@ def test_a_reading_right_after_the_start_has_no_activity_and_the_next_has() -> N
     nvml = ScriptedNvml(Card("GPU-a"))
     sampler = sampler_over(nvml)
     first = only(sampler.sample(0.0))
-    assert (first.sm_active, first.sm_occupancy, first.dram_active) == (None, None, None)
+    assert (first.activity.sm_active, first.activity.sm_occupancy, first.activity.dram_active) == (None, None, None)
     assert first.fault is None
     nvml.pass_s(0.15)
-    assert only(sampler.sample(0.15)).sm_active == 0.25
+    assert only(sampler.sample(0.15)).activity.sm_active == 0.25
 
 
 def test_readings_too_close_together_repeat_the_last_values_and_never_read_zero() -> None:
@@ -96,24 +91,24 @@ def test_readings_too_close_together_repeat_the_last_values_and_never_read_zero(
     nvml = ScriptedNvml(card)
     sampler = sampler_over(nvml)
     nvml.pass_s(1.0)
-    assert only(sampler.sample(1.0)).sm_active == 0.8
+    assert only(sampler.sample(1.0)).activity.sm_active == 0.8
     card.gpm = (10.0, 5.0, 2.0)
     for _ in range(3):
         nvml.pass_s(0.03)
         close = only(sampler.sample(1.0))
-        assert (close.sm_active, close.sm_occupancy, close.dram_active) == (0.8, 0.4, 0.2)
+        assert (close.activity.sm_active, close.activity.sm_occupancy, close.activity.dram_active) == (0.8, 0.4, 0.2)
     nvml.pass_s(0.03)  # 120 ms since the snapshot: the close readings did not push it forward
-    assert only(sampler.sample(1.1)).sm_active == 0.1
+    assert only(sampler.sample(1.1)).activity.sm_active == 0.1
 
 
 def test_a_card_without_gpm_gives_the_coarse_figure_only() -> None:
     nvml = ScriptedNvml(Card("GPU-a", name="NVIDIA A100", gpm=None))
     sampler = sampler_over(nvml)
     can = sampler.gpus()[0].capabilities
-    assert (can.sm_active, can.sm_occupancy, can.dram_active, can.source) == (False, False, False, "nvml")
+    assert (can.metrics, can.source) == ((), "nvml")
     nvml.pass_s(1.0)
     sample = only(sampler.sample(1.0))
-    assert (sample.sm_active, sample.sm_occupancy, sample.dram_active) == (None, None, None)
+    assert (sample.activity.sm_active, sample.activity.sm_occupancy, sample.activity.dram_active) == (None, None, None)
     assert sample.gpu_util == 0.97
 
 
@@ -122,7 +117,7 @@ def test_gpm_that_this_user_may_not_read_is_no_capability() -> None:
     sampler = sampler_over(nvml)
     assert sampler.gpus()[0].capabilities.source == "nvml"
     nvml.pass_s(1.0)
-    assert only(sampler.sample(1.0)).sm_active is None
+    assert only(sampler.sample(1.0)).activity.sm_active is None
 
 
 def test_a_busy_counter_is_a_missing_figure_for_that_sample() -> None:
@@ -132,22 +127,22 @@ def test_a_busy_counter_is_a_missing_figure_for_that_sample() -> None:
     nvml.pass_s(1.0)
     card.errors["nvmlGpmSampleGet"] = pynvml.NVML_ERROR_IN_USE
     busy = only(sampler.sample(1.0))
-    assert (busy.sm_active, busy.fault, busy.power_w) == (None, None, 120.5)
+    assert (busy.activity.sm_active, busy.fault, busy.power_w) == (None, None, 120.5)
     card.errors.clear()
     nvml.pass_s(1.0)
-    assert only(sampler.sample(2.0)).sm_active == 0.25
+    assert only(sampler.sample(2.0)).activity.sm_active == 0.25
 
 
 def test_a_counter_that_is_busy_at_the_start_is_still_a_capability() -> None:
     card = Card("GPU-a", errors={"nvmlGpmSampleGet": pynvml.NVML_ERROR_IN_USE})
     nvml = ScriptedNvml(card)
     sampler = sampler_over(nvml)
-    assert sampler.gpus()[0].capabilities.sm_active
+    assert sampler.gpus()[0].capabilities.metrics
     card.errors.clear()
     nvml.pass_s(1.0)
-    assert only(sampler.sample(1.0)).sm_active is None  # the first snapshot has none before it
+    assert only(sampler.sample(1.0)).activity.sm_active is None  # the first snapshot has none before it
     nvml.pass_s(1.0)
-    assert only(sampler.sample(2.0)).sm_active == 0.25
+    assert only(sampler.sample(2.0)).activity.sm_active == 0.25
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 4.0e9])
@@ -156,7 +151,7 @@ def test_a_nonsense_metric_is_not_given(value: float) -> None:
     sampler = sampler_over(nvml)
     nvml.pass_s(1.0)
     sample = only(sampler.sample(1.0))
-    assert (sample.sm_active, sample.sm_occupancy, sample.dram_active) == (None, 0.5, 1.0)
+    assert (sample.activity.sm_active, sample.activity.sm_occupancy, sample.activity.dram_active) == (None, 0.5, 1.0)
 
 
 def test_one_metric_with_an_error_of_its_own_leaves_the_others() -> None:
@@ -164,7 +159,7 @@ def test_one_metric_with_an_error_of_its_own_leaves_the_others() -> None:
     sampler = sampler_over(nvml)
     nvml.pass_s(1.0)
     sample = only(sampler.sample(1.0))
-    assert (sample.sm_active, sample.sm_occupancy, sample.dram_active) == (0.25, None, 0.06)
+    assert (sample.activity.sm_active, sample.activity.sm_occupancy, sample.activity.dram_active) == (0.25, None, 0.06)
 
 
 def test_not_available_is_none_and_not_a_huge_number() -> None:

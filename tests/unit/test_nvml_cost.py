@@ -61,7 +61,7 @@ def test_glances_do_not_shorten_what_the_next_sample_averages_over() -> None:
     for _ in range(20):
         nvml.pass_s(0.05)
         sampler.glance([A], nvml.now)
-    assert sampler.sample(1.0)[0].sm_active == 0.25
+    assert sampler.sample(1.0)[0].activity.sm_active == 0.25
 
 
 def test_a_name_is_looked_up_once_for_as_long_as_its_process_is_there() -> None:

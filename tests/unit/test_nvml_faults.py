@@ -35,9 +35,9 @@ def test_a_lost_gpu_is_a_fault_and_the_other_goes_on(code: int) -> None:
     first, second = sampler.sample(1.0)
     assert first.fault is not None
     assert str(pynvml.NVMLError(code)) in first.fault
-    assert (first.memory_used_mib, first.sm_active, first.processes) == (None, None, None)
+    assert (first.memory_used_mib, first.activity.sm_active, first.processes) == (None, None, None)
     assert second.fault is None
-    assert second.sm_active == 0.25
+    assert second.activity.sm_active == 0.25
 
 
 def test_a_gpu_that_comes_back_after_a_reset_is_found_again() -> None:
@@ -52,12 +52,15 @@ def test_a_gpu_that_comes_back_after_a_reset_is_found_again() -> None:
     away = sampler.sample(32.0)
     assert [gpu.id for gpu in sampler.gpus()] == ["GPU-a", "GPU-b"]
     assert away[0].fault is not None
-    assert away[1].sm_active == 0.25
+    assert away[1].activity.sm_active == 0.25
     lost.errors.clear()
     nvml.pass_s(61.0)
     sampler.sample(93.0)
     nvml.pass_s(1.0)
-    assert [(sample.fault, sample.sm_active) for sample in sampler.sample(94.0)] == [(None, 0.25), (None, 0.25)]
+    assert [(sample.fault, sample.activity.sm_active) for sample in sampler.sample(94.0)] == [
+        (None, 0.25),
+        (None, 0.25),
+    ]
 
 
 def test_nvml_is_not_opened_afresh_for_every_sample_of_a_lost_gpu() -> None:
@@ -88,7 +91,7 @@ def test_a_driver_restart_is_a_fault_until_it_answers_again() -> None:
     assert all(sample.fault is None for sample in sampler.sample(70.0))
     nvml.pass_s(1.0)
     again = sampler.sample(71.0)
-    assert [(sample.fault, sample.sm_active) for sample in again] == [(None, 0.25), (None, 0.25)]
+    assert [(sample.fault, sample.activity.sm_active) for sample in again] == [(None, 0.25), (None, 0.25)]
     assert again[0].memory_used_mib == 10
 
 
@@ -165,8 +168,8 @@ def test_mig_instances_are_gpus_and_their_card_is_not() -> None:
     assert (instance.capabilities.source, instance.capabilities.power) == ("gpm", False)
     nvml.pass_s(1.0)
     _, first, second = sampler.sample(1.0)
-    assert (first.sm_active, first.memory_used_mib, first.processes) == (0.0, 0, ())
-    assert (second.sm_active, second.memory_used_mib, second.power_w) == (0.6, 900, None)
+    assert (first.activity.sm_active, first.memory_used_mib, first.processes) == (0.0, 0, ())
+    assert (second.activity.sm_active, second.memory_used_mib, second.power_w) == (0.6, 900, None)
     assert [process.pid for process in second.processes or ()] == [12]
 
 

@@ -32,12 +32,16 @@ def test_the_sum_over_the_processes_stands_for_sm_activity_and_for_nothing_else(
     nvml = ScriptedNvml(card)
     sampler = sampler_over(nvml)
     can = sampler.gpus()[0].capabilities
-    assert (can.source, can.sm_active) == ("processes", True)
-    assert (can.sm_occupancy, can.dram_active, can.gr_active, can.tensor_active) == (False,) * 4
+    assert (can.source, can.metrics) == ("processes", ("sm_active",))
     card.process_util += [(7, SECOND_US, 30), (8, SECOND_US, 20)]
     sample = next_sample(nvml, sampler)
-    assert sample.sm_active == pytest.approx(0.5)
-    assert (sample.sm_occupancy, sample.dram_active, sample.gr_active, sample.tensor_active) == (None,) * 4
+    assert sample.activity.sm_active == pytest.approx(0.5)
+    assert (
+        sample.activity.sm_occupancy,
+        sample.activity.dram_active,
+        sample.activity.gr_active,
+        sample.activity.tensor_active,
+    ) == (None,) * 4
     assert [process.sm_active for process in sample.processes or ()] == [None] * len(sample.processes or ())
 
 
@@ -46,14 +50,14 @@ def test_several_entries_of_a_process_are_averaged_and_the_sum_stops_at_one() ->
     nvml = ScriptedNvml(card)
     sampler = sampler_over(nvml)
     card.process_util += [(7, SECOND_US, 20), (7, SECOND_US + 1, 40)]
-    assert next_sample(nvml, sampler).sm_active == pytest.approx(0.3)
+    assert next_sample(nvml, sampler).activity.sm_active == pytest.approx(0.3)
     card.process_util += [(7, 2 * SECOND_US, 80), (8, 2 * SECOND_US, 90)]
-    assert next_sample(nvml, sampler).sm_active == 1.0
+    assert next_sample(nvml, sampler).activity.sm_active == 1.0
 
 
 def test_what_the_driver_kept_from_before_the_start_is_no_reading() -> None:
     nvml = ScriptedNvml(old_card((7, SECOND_US, 80)))
-    assert next_sample(nvml, sampler_over(nvml)).sm_active is None
+    assert next_sample(nvml, sampler_over(nvml)).activity.sm_active is None
 
 
 def test_without_new_entries_the_last_figure_holds_for_a_moment_and_is_then_zero() -> None:
@@ -61,9 +65,9 @@ def test_without_new_entries_the_last_figure_holds_for_a_moment_and_is_then_zero
     nvml = ScriptedNvml(card)
     sampler = sampler_over(nvml)
     card.process_util.append((7, SECOND_US, 80))
-    assert next_sample(nvml, sampler).sm_active == 0.8
-    assert next_sample(nvml, sampler, QUIET_S / 2).sm_active == 0.8
-    assert next_sample(nvml, sampler, QUIET_S / 2).sm_active == 0.0
+    assert next_sample(nvml, sampler).activity.sm_active == 0.8
+    assert next_sample(nvml, sampler, QUIET_S / 2).activity.sm_active == 0.8
+    assert next_sample(nvml, sampler, QUIET_S / 2).activity.sm_active == 0.0
 
 
 def test_a_driver_that_repeats_its_last_entry_does_not_keep_it_alive() -> None:
@@ -75,8 +79,8 @@ def test_a_driver_that_repeats_its_last_entry_does_not_keep_it_alive() -> None:
     nvml = Repeating(card)
     sampler = sampler_over(nvml)
     card.process_util.append((7, SECOND_US, 80))
-    assert next_sample(nvml, sampler).sm_active == 0.8
-    assert next_sample(nvml, sampler, QUIET_S).sm_active == 0.0
+    assert next_sample(nvml, sampler).activity.sm_active == 0.8
+    assert next_sample(nvml, sampler, QUIET_S).activity.sm_active == 0.0
 
 
 def test_entries_that_say_nothing_are_not_zero() -> None:
@@ -84,7 +88,7 @@ def test_entries_that_say_nothing_are_not_zero() -> None:
     nvml = ScriptedNvml(card)
     sampler = sampler_over(nvml)
     card.process_util.append((7, SECOND_US, 0xFFFFFFFF))
-    assert next_sample(nvml, sampler).sm_active is None
+    assert next_sample(nvml, sampler).activity.sm_active is None
 
 
 def test_a_counter_that_is_busy_is_a_gap() -> None:
@@ -94,9 +98,9 @@ def test_a_counter_that_is_busy_is_a_gap() -> None:
     card.process_util.append((7, SECOND_US, 80))
     card.errors["nvmlDeviceGetProcessUtilization"] = pynvml.NVML_ERROR_IN_USE
     busy = next_sample(nvml, sampler)
-    assert (busy.sm_active, busy.fault) == (None, None)
+    assert (busy.activity.sm_active, busy.fault) == (None, None)
     card.errors.clear()
-    assert next_sample(nvml, sampler).sm_active == 0.8
+    assert next_sample(nvml, sampler).activity.sm_active == 0.8
 
 
 def test_an_empty_answer_that_the_binding_raises_as_success_is_an_idle_gpu() -> None:
@@ -104,7 +108,7 @@ def test_an_empty_answer_that_the_binding_raises_as_success_is_an_idle_gpu() -> 
     nvml = ScriptedNvml(card)
     sampler = sampler_over(nvml)
     card.errors["nvmlDeviceGetProcessUtilization"] = pynvml.NVML_SUCCESS
-    assert next_sample(nvml, sampler, QUIET_S).sm_active == 0.0
+    assert next_sample(nvml, sampler, QUIET_S).activity.sm_active == 0.0
 
 
 def test_where_the_driver_keeps_it_from_this_user_only_the_coarse_figure_is_left() -> None:
@@ -114,7 +118,7 @@ def test_where_the_driver_keeps_it_from_this_user_only_the_coarse_figure_is_left
     sampler = sampler_over(nvml)
     assert sampler.gpus()[0].capabilities.source == "nvml"
     sample = next_sample(nvml, sampler)
-    assert (sample.sm_active, sample.gpu_util) == (None, 0.97)
+    assert (sample.activity.sm_active, sample.gpu_util) == (None, 0.97)
 
 
 def test_a_lost_gpu_is_a_fault_here_as_well() -> None:

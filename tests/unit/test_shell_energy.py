@@ -23,6 +23,7 @@ from carma.core.model.events import (
 from carma.core.model.outcome import Succeeded
 from carma.core.model.settings import Gate, Rules, WarmUp
 from carma.core.model.values import (
+    Activity,
     AttemptKey,
     Booking,
     Capabilities,
@@ -54,7 +55,7 @@ CARD = Gpu(
     index=0,
     name="Test",
     memory_mib=40_960,
-    capabilities=Capabilities(processes=True, power=True, energy=True, sm_active=True),
+    capabilities=Capabilities(processes=True, power=True, energy=True, metrics=("sm_active",)),
 )
 FIRST, SECOND = AttemptKey(TaskId(1), 1), AttemptKey(TaskId(2), 1)
 
@@ -96,7 +97,7 @@ class Server:
                 gpu=CARD.id,
                 at=self.now,
                 memory_used_mib=sum(self.memory.values()),
-                sm_active=0.3 * len(self.memory),
+                activity=Activity(sm_active=0.3 * len(self.memory)),
                 power_w=power_w,
                 energy_j=self.counter_j,
                 processes=uses,

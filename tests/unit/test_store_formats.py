@@ -7,12 +7,13 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from carma.core.model.events import TaskFinished, TaskRestored, TaskRetried, TaskSubmitted, UseNoted
+from carma.core.model.events import GpusFound, TaskFinished, TaskRestored, TaskRetried, TaskSubmitted, UseNoted
 from carma.core.model.outcome import Failed, Succeeded
 from carma.core.model.status import Ended, Finished, Queued, Recovering
 from carma.core.model.task import Task
-from carma.core.model.values import ArrayPlace, GpuId, GpuUsage, Owner, TaskId, TaskSpec
+from carma.core.model.values import ArrayPlace, Capabilities, Gpu, GpuId, GpuUsage, Owner, TaskId, TaskSpec
 from carma.store import codec
 from carma.store.sqlite import SqliteStore
 from tests.unit.old_formats import make_old
@@ -152,6 +153,32 @@ def test_a_task_of_the_fifth_format_whose_attempt_had_just_ended_has_ended(path:
         Ended(5.0, Failed(3), held=True),
         Recovering(5.0, 9.0, held=True),
     ]
+    store.close()
+
+
+def test_the_metrics_of_a_gpu_of_the_fifth_format_are_a_list_of_their_names(path: Path) -> None:
+    connection = make_old(path, 5)
+    gpu = {"id": "GPU-0", "index": 0, "name": "Test", "memory_mib": 5}
+    capabilities = {"sm_active": True, "dram_active": False, "gr_active": True, "power": True, "source": "gpm"}
+    known = json.dumps({"sequence": 7, "at": 1.0, "tasks": [], "gpus": [gpu, gpu | {"capabilities": capabilities}]})
+    connection.execute("INSERT INTO checkpoint VALUES (1, 7, ?, '[]')", (known,))
+    found = json.dumps({"event": "gpus_found", "at": 8.0, "gpus": [gpu | {"capabilities": capabilities}]})
+    noted = json.dumps({"event": "use_noted", "at": 9.0, "gpus": [{"gpu": "GPU-0", "hour": 1}]})
+    connection.executemany("INSERT INTO events VALUES (?, 8.0, NULL, ?)", [(8, found), (9, noted)])
+    connection.close()
+    store = SqliteStore(path)
+    loaded = store.load()
+    expected = Gpu(
+        id=GpuId("GPU-0"),
+        index=0,
+        name="Test",
+        memory_mib=5,
+        capabilities=Capabilities(metrics=("sm_active", "gr_active"), power=True, source="gpm"),
+    )
+    assert loaded.checkpoint is not None
+    assert loaded.checkpoint.gpus == (replace(expected, capabilities=Capabilities()), expected)
+    usage = GpuUsage(gpu=GpuId("GPU-0"), hour=1)
+    assert loaded.events == (GpusFound(8.0, (expected,)), UseNoted(9.0, gpus=(usage,)))
     store.close()
 
 

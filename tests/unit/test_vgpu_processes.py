@@ -164,7 +164,7 @@ def test_a_hanging_task_holds_memory_and_does_nothing(device: Device, start: Sta
     seen = until(device, lambda seen: any(process.wanted_s is None for process in seen.processes))
     assert seen.used_mib(0) == 100
     sampler = VirtualSampler(device)
-    assert sampler.sample(1.0)[0].sm_active == 0.0
+    assert sampler.sample(1.0)[0].activity.sm_active == 0.0
     assert task.poll() is None
 
 

@@ -21,7 +21,7 @@ from carma.core.model.outcome import (
 )
 from carma.core.model.settings import PlacementRules, Rules
 from carma.core.model.status import Ended, Estimating, Finished, Queued, Recovering, Status
-from carma.core.model.values import Confinement, GpuId, GpuSample, Guard, Owner
+from carma.core.model.values import Activity, Confinement, GpuId, GpuSample, Guard, Owner
 from carma.core.policies.exclusive import POLICY as EXCLUSIVE
 from carma.core.scheduling.decision import Refusal, Verdict
 from carma.daemon.auth import Identity
@@ -135,7 +135,9 @@ def test_a_gpu_tells_whether_any_kernel_ran_where_that_is_given() -> None:
     world = World(2)
     for gr_active in (0.9, 0.7):
         world.now += 1
-        given = GpuSample(gpu=GpuId("GPU-0"), at=world.now, memory_used_mib=0, gr_active=gr_active, processes=())
+        given = GpuSample(
+            gpu=GpuId("GPU-0"), at=world.now, memory_used_mib=0, activity=Activity(gr_active=gr_active), processes=()
+        )
         world.emit(GpusSampled(world.now, (given,)))
     first, second = gpus(world)
     assert first.gr_active == pytest.approx(0.8)

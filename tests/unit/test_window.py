@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from carma.core.model.values import GpuId, GpuSample
+from carma.core.model.values import Activity, GpuId, GpuSample
 from carma.core.telemetry.window import Window, quantile, summarise
 
 
 def sample(at: float, sm: float | None, **more: float | None) -> GpuSample:
-    return GpuSample(gpu=GpuId("GPU-0"), at=at, sm_active=sm, **more)  # type: ignore[arg-type]
+    return GpuSample(gpu=GpuId("GPU-0"), at=at, activity=Activity(sm_active=sm, **more))
 
 
 def window(*values: float | None, length_s: float = 30.0) -> Window:
@@ -68,7 +68,7 @@ def test_a_sample_that_is_not_newer_is_ignored() -> None:
     assert summary is not None
     assert summary.count == 2
     assert found.newest is not None
-    assert found.newest.sm_active == 0.2
+    assert found.newest.activity.sm_active == 0.2
 
 
 def test_samples_before_the_newcomer_do_not_count() -> None:

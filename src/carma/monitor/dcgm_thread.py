@@ -10,10 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from carma.core.model.values import Activity, Capabilities
-from carma.monitor.dcgm import PERIOD_S, HostEngine
+from carma.core.model.values import NO_ACTIVITY, Activity, Capabilities
+from carma.monitor.dcgm import FIELDS, PERIOD_S, HostEngine
 from carma.monitor.devices import Place
-from carma.monitor.gpm import NO_ACTIVITY
 
 FRESH_S = 3.0
 FIRST_S = 3.0  # how long the start waits: the host engine's first values come one period after it is asked
@@ -88,9 +87,7 @@ class DcgmFeed:
 class DcgmReader:
     """One GPU's share of the feed: the ActivityReader of a GPU that DCGM watches."""
 
-    capabilities = Capabilities(
-        sm_active=True, sm_occupancy=True, dram_active=True, gr_active=True, tensor_active=True, source="dcgm"
-    )
+    capabilities = Capabilities(metrics=tuple(FIELDS.values()), source="dcgm")
 
     def __init__(self, feed: DcgmFeed, place: Place) -> None:
         self._feed, self._place = feed, place

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from carma.core.model.values import Activity, Capabilities
+from carma.core.model.values import NO_ACTIVITY, Activity, Capabilities
 from carma.monitor.gpu_faults import DriverGone, GpuLost, Nvml, ask, offers
 
 MIN_SPACING_S = 0.1
@@ -30,7 +30,6 @@ METRICS = {
     "tensor_active": "NVML_GPM_METRIC_ANY_TENSOR_UTIL",
     "gr_active": "NVML_GPM_METRIC_GRAPHICS_UTIL",
 }
-NO_ACTIVITY = Activity()
 
 
 def is_offered(nvml: Nvml, card: Any) -> bool:
@@ -46,9 +45,7 @@ class GpmReader:
     where the driver turns snapshots down for good (no permission), whatever the card can do.
     """
 
-    capabilities = Capabilities(
-        sm_active=True, sm_occupancy=True, dram_active=True, gr_active=True, tensor_active=True, source="gpm"
-    )
+    capabilities = Capabilities(metrics=tuple(METRICS), source="gpm")
 
     def __init__(
         self,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from carma.core.model.values import GpuSample
+from carma.core.model.values import NO_ACTIVITY, GpuSample
 from carma.monitor.devices import Device, ask_memory
-from carma.monitor.gpm import NO_ACTIVITY
 from carma.monitor.gpu_faults import Nvml, ask
 
 NOT_GIVEN_32 = (1 << 32) - 1
@@ -21,11 +20,7 @@ def read(nvml: Nvml, device: Device, at: float) -> GpuSample:
         gpu=device.gpu.id,
         at=at,
         memory_used_mib=None if memory is None else memory.used_mib,
-        sm_active=activity.sm_active,
-        sm_occupancy=activity.sm_occupancy,
-        dram_active=activity.dram_active,
-        gr_active=activity.gr_active,
-        tensor_active=activity.tensor_active,
+        activity=activity,
         gpu_util=_gpu_util(device.utilisation.get()),
         power_w=power_w,
         energy_j=None if device.energy is None else device.energy.read(power_w),

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from carma.core.model.values import Activity, Capabilities
-from carma.monitor.gpm import NO_ACTIVITY
+from carma.core.model.values import NO_ACTIVITY, Activity, Capabilities
 from carma.monitor.gpu_faults import Nvml, ask, offers
 
 FUNCTION = "nvmlDeviceGetProcessUtilization"
@@ -29,7 +28,7 @@ def is_offered(nvml: Nvml, handle: Any) -> bool:
 class UtilisationReader:
     """One GPU. Entries are asked for since the newest one seen, so that none counts twice."""
 
-    capabilities = Capabilities(sm_active=True, source="processes")
+    capabilities = Capabilities(metrics=("sm_active",), source="processes")
 
     def __init__(self, nvml: Nvml, handle: Any, monotonic: Callable[[], float]) -> None:
         self._nvml, self._handle, self._monotonic = nvml, handle, monotonic

@@ -144,8 +144,9 @@ def _references(spec: dict[str, Any]) -> tuple[str | None, str | None]:
     return environment.get(""), command[1] if len(command) == 2 and command[0] == "" else None
 
 
-def _ended(connection: sqlite3.Connection) -> None:
-    """Format 6: an ended attempt is the status `ended`; it was `recovering` without a time until then."""
+def _ended_and_metrics(connection: sqlite3.Connection) -> None:
+    """Format 6: an ended attempt is the status `ended` (it was `recovering` without a time), and the metrics that a
+    GPU provides are a list of names (they were one truth value each)."""
     for number, body in _rows(connection, "SELECT id, body FROM live WHERE id > ?"):
         task = msgspec.json.decode(body)
         status = task["status"]
@@ -154,9 +155,23 @@ def _ended(connection: sqlite3.Connection) -> None:
             held = status.get("held", False)
             task["status"] = {"state": "ended", "at": status["since"], "outcome": outcome, "held": held}
             connection.execute("UPDATE live SET body = ? WHERE id = ?", (msgspec.json.encode(task).decode(), number))
+    _name_metrics(connection)
 
 
-MIGRATIONS: tuple[Migration, ...] = (_first, _usage, _guessed, _near, _shared, _ended)
+_METRICS_OF_FORMAT_5 = ("sm_active", "sm_occupancy", "dram_active", "gr_active", "tensor_active")
+
+
+def _name_metrics(connection: sqlite3.Connection) -> None:
+    for table, key, found in (("events", "sequence", "task IS NULL"), ("checkpoint", "id", "TRUE")):
+        for number, body in _rows(connection, f"SELECT {key}, body FROM {table} WHERE {found} AND {key} > ?"):
+            value = msgspec.json.decode(body)
+            for provided in (gpu["capabilities"] for gpu in value.get("gpus", ()) if "capabilities" in gpu):
+                provided["metrics"] = [name for name in _METRICS_OF_FORMAT_5 if provided.pop(name, False)]
+            text = msgspec.json.encode(value).decode()
+            connection.execute(f"UPDATE {table} SET body = ? WHERE {key} = ?", (text, number))
+
+
+MIGRATIONS: tuple[Migration, ...] = (_first, _usage, _guessed, _near, _shared, _ended_and_metrics)
 
 
 def check(connection: sqlite3.Connection, path: Path, known: int = len(MIGRATIONS)) -> None:

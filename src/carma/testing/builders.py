@@ -27,6 +27,7 @@ from carma.core.model.settings import Rules
 from carma.core.model.status import Finished
 from carma.core.model.task import Task
 from carma.core.model.values import (
+    Activity,
     AttemptKey,
     Capabilities,
     Estimate,
@@ -51,7 +52,7 @@ from carma.core.validate import validate
 from tests.plainly import propose_plainly
 
 ALL = Capabilities(
-    sm_active=True, sm_occupancy=True, dram_active=True, power=True, energy=True, processes=True, source="virtual"
+    metrics=("sm_active", "sm_occupancy", "dram_active"), power=True, energy=True, processes=True, source="virtual"
 )
 ALICE = Owner(1001, 1001, "alice")
 BOB = Owner(1002, 1002, "bob")
@@ -210,9 +211,7 @@ class World:
             gpu=found.id,
             at=self.now,
             memory_used_mib=sum(use.memory_mib or 0 for use in uses),
-            sm_active=sm,
-            sm_occupancy=occupancy,
-            dram_active=dram,
+            activity=Activity(sm_active=sm, sm_occupancy=occupancy, dram_active=dram),
             power_w=power_w,
             energy_j=self.counter_j[found.id],
             processes=None if found.id in self.no_processes else tuple(uses),

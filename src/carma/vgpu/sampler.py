@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from carma.core.model.values import Capabilities, Gpu, GpuId, GpuSample, ProcessUse
+from carma.core.model.values import Activity, Capabilities, Gpu, GpuId, GpuSample, ProcessUse
 from carma.core.scheduling.sharing_model import engine_shown
 from carma.errors import CarmaError
 from carma.vgpu.device import Device, reap
 from carma.vgpu.device_state import VirtualGpu, VirtualProcess, World, load_now, power_w, rates
 
 _CAPABILITIES = Capabilities(
-    sm_active=True,
-    sm_occupancy=True,
-    dram_active=True,
-    gr_active=True,
+    metrics=("sm_active", "sm_occupancy", "dram_active", "gr_active"),
     power=True,
     energy=True,
     processes=True,
@@ -77,15 +74,12 @@ class VirtualSampler:
         used_mib = world.used_mib(gpu.index)
         if "metrics" in gpu.faults:
             return GpuSample(gpu=GpuId(gpu.id), at=at, memory_used_mib=used_mib, processes=processes)
-        sm, occupancy, dram, util, watts = _activity(world, before, gpu, now_rates)
+        activity, util, watts = _load(world, before, gpu, now_rates)
         return GpuSample(
             gpu=GpuId(gpu.id),
             at=at,
             memory_used_mib=used_mib,
-            sm_active=sm,
-            sm_occupancy=occupancy,
-            dram_active=dram,
-            gr_active=_engine(world, gpu, now_rates),
+            activity=activity,
             gpu_util=util,
             power_w=watts,
             energy_j=gpu.energy_j,
@@ -119,19 +113,25 @@ def _glance(world: World, gpu_id: GpuId, at: float) -> GpuSample:
     )
 
 
-def _activity(
-    world: World, before: World | None, gpu: VirtualGpu, now_rates: list[float]
-) -> tuple[float, float, float, float, float]:
-    """SM activity, SM occupancy, DRAM activity, coarse utilisation, watts: means since `before`, or of the moment."""
+def _load(world: World, before: World | None, gpu: VirtualGpu, now_rates: list[float]) -> tuple[Activity, float, float]:
+    """Activity, coarse utilisation and watts: means since `before`, or of the moment."""
+    engine = _engine(world, gpu, now_rates)
     then = before.gpu(gpu.id) if before is not None else None
     span_s = world.at_s - before.at_s if before is not None else 0.0
     if then is None or then.lost or span_s <= 0.0:
         load, util = load_now(world, gpu, now_rates)
-        return load.sm_active, load.sm_occupancy, load.dram_active, util, power_w(gpu, load)
+        activity = Activity(
+            sm_active=load.sm_active, sm_occupancy=load.sm_occupancy, dram_active=load.dram_active, gr_active=engine
+        )
+        return activity, util, power_w(gpu, load)
+    activity = Activity(
+        sm_active=_part((gpu.sm_active_s - then.sm_active_s) / span_s),
+        sm_occupancy=_part((gpu.sm_occupancy_s - then.sm_occupancy_s) / span_s),
+        dram_active=_part((gpu.dram_active_s - then.dram_active_s) / span_s),
+        gr_active=engine,
+    )
     return (
-        _part((gpu.sm_active_s - then.sm_active_s) / span_s),
-        _part((gpu.sm_occupancy_s - then.sm_occupancy_s) / span_s),
-        _part((gpu.dram_active_s - then.dram_active_s) / span_s),
+        activity,
         _part((gpu.gpu_util_s - then.gpu_util_s) / span_s),
         max(0.0, (gpu.energy_j - then.energy_j) / span_s),
     )

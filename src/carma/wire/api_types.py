@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from carma.core.model.values import TaskSpec
+from carma.core.model.values import Activity, TaskSpec
 
 # Any appears once: an outcome travels as the tagged object that core/model/outcome.py defines, read by `kind`.
 Outcome = dict[str, Any]
@@ -88,14 +88,8 @@ class EstimateView(Answer, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
-class ActivityView(Answer, frozen=True, kw_only=True):
-    """How busy an attempt kept its GPUs, by its own share: 0 to 1; None where nobody tells."""
-
-    sm_active: float | None = None
-    sm_occupancy: float | None = None
-    dram_active: float | None = None
-    gr_active: float | None = None  # any kernel at all
-    tensor_active: float | None = None
+class ActivityView(Activity, Answer, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """How busy an attempt kept its GPUs, by its own share: 0 to 1; None where it is not measured."""
 
 
 class GuardView(Answer, frozen=True, kw_only=True):
@@ -211,7 +205,9 @@ class ForeignView(Answer, frozen=True, kw_only=True):
     memory_mib: int | None
 
 
-class GpuView(Answer, frozen=True, kw_only=True):
+class GpuView(ActivityView, frozen=True, kw_only=True):
+    """One GPU. The metrics of its activity are means over the window."""
+
     gpu: str  # UUID
     index: int
     name: str
@@ -224,11 +220,6 @@ class GpuView(Answer, frozen=True, kw_only=True):
     room_mib: int | None
     tasks: tuple[int, ...]
     foreign: tuple[ForeignView, ...] = ()
-    sm_active: float | None = None  # window means
-    sm_occupancy: float | None = None
-    dram_active: float | None = None
-    gr_active: float | None = None  # any kernel at all
-    tensor_active: float | None = None
     risk: dict[str, float] = {}  # the gate's summary of each metric
     gpu_util: float | None = None
     power_w: float | None = None

@@ -22,6 +22,7 @@ from carma.core.machine import step
 from carma.core.model import events as e
 from carma.core.model.settings import FairnessRules, QuotaRules, Rules
 from carma.core.model.values import (
+    Activity,
     AttemptKey,
     Booking,
     Capabilities,
@@ -167,7 +168,11 @@ def loaded_state(
 
 def _gpu(index: int) -> Gpu:
     every = Capabilities(
-        sm_active=True, sm_occupancy=True, dram_active=True, power=True, energy=True, processes=True, source="virtual"
+        metrics=("sm_active", "sm_occupancy", "dram_active"),
+        power=True,
+        energy=True,
+        processes=True,
+        source="virtual",
     )
     return Gpu(
         id=GpuId(f"GPU-{index:04}"),
@@ -202,9 +207,7 @@ def _sample(gpu: Gpu, at: float, keys: list[AttemptKey]) -> GpuSample:
         gpu=gpu.id,
         at=at,
         memory_used_mib=HOLDER_MIB * len(keys),
-        sm_active=0.2,
-        sm_occupancy=0.1,
-        dram_active=0.1,
+        activity=Activity(sm_active=0.2, sm_occupancy=0.1, dram_active=0.1),
         power_w=200.0,
         energy_j=at,
         processes=tuple(ProcessUse(pid=1000 + key.task, memory_mib=HOLDER_MIB, attempt=key) for key in keys),

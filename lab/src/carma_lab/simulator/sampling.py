@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import floor
 
 from carma.core.model.events import GpusSampled
-from carma.core.model.values import Gpu, GpuId, GpuSample, ProcessUse
+from carma.core.model.values import Activity, Gpu, GpuId, GpuSample, ProcessUse
 from carma_lab.simulator.simulated_server import Board, Runner
 
 Sums = tuple[float, float, float, float, float, float]  # as of when, and what a board had summed up by then
@@ -92,10 +92,12 @@ class Eyes:
             gpu=self._gpus[index].id,
             at=now,
             memory_used_mib=board.used_mib,
-            sm_active=(board.sm_s - sm_s) / span_s,
-            sm_occupancy=(board.occupancy_s - occupancy_s) / span_s,
-            dram_active=(board.dram_s - dram_s) / span_s,
-            gr_active=(board.engine_s - engine_s) / span_s,
+            activity=Activity(
+                sm_active=(board.sm_s - sm_s) / span_s,
+                sm_occupancy=(board.occupancy_s - occupancy_s) / span_s,
+                dram_active=(board.dram_s - dram_s) / span_s,
+                gr_active=(board.engine_s - engine_s) / span_s,
+            ),
             power_w=(board.energy_j - energy_j) / span_s,
             energy_j=board.energy_j,
             processes=board.uses,

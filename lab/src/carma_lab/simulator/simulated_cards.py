@@ -15,10 +15,7 @@ from carma_lab.simulator import power
 from carma_lab.simulator.power import Curve
 
 _EVERYTHING = Capabilities(
-    sm_active=True,
-    sm_occupancy=True,
-    dram_active=True,
-    gr_active=True,
+    metrics=("sm_active", "sm_occupancy", "dram_active", "gr_active"),
     power=True,
     energy=True,
     processes=True,

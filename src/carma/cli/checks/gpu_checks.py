@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from carma.cli.checks.machine_facts import Finding, Look
 from carma.core.model.values import Gpu
+from carma.core.telemetry.window import METRICS
 from carma.monitor.card_modes import CardFacts
 
 _SOURCES = {
@@ -67,8 +68,7 @@ def activity(look: Look) -> Finding | None:
 
 def blind_to(gpu: Gpu) -> bool:
     """Whether the gate misses something on it."""
-    can = gpu.capabilities
-    return not (can.sm_active and can.sm_occupancy and can.dram_active)
+    return not set(METRICS) <= set(gpu.capabilities.metrics)
 
 
 def _by_source(found: tuple[Gpu, ...]) -> list[tuple[str, list[int]]]:

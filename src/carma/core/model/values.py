@@ -145,18 +145,31 @@ class NoEstimate(Record, frozen=True, kw_only=True):
     more_than_mib: int | None = None  # all that it knows: so much was not enough. Whoever answers must say more
 
 
-class Capabilities(Record, frozen=True, kw_only=True):
-    """Which metrics a GPU gives at all. A metric that is not here is None in every sample."""
+class Activity(Record, frozen=True, kw_only=True):
+    """How busy a GPU is, or how busy one task keeps it: shares from 0 to 1. None means that it is not measured.
 
-    sm_active: bool = False
-    sm_occupancy: bool = False
-    dram_active: bool = False
-    gr_active: bool = False
-    tensor_active: bool = False
+    The only list of activity metrics. The sources of `monitor` map their own names to these fields.
+    """
+
+    sm_active: float | None = None
+    sm_occupancy: float | None = None
+    dram_active: float | None = None
+    gr_active: float | None = None  # share of time with any kernel
+    tensor_active: float | None = None
+
+
+ACTIVITY_METRICS = Activity.__struct_fields__
+NO_ACTIVITY = Activity()
+
+
+class Capabilities(Record, frozen=True, kw_only=True):
+    """Which figures a GPU provides. A figure that is not named here is None in every sample."""
+
+    metrics: tuple[str, ...] = ()  # names of fields of Activity
     power: bool = False
     energy: bool = False
     processes: bool = False
-    source: str = ""  # where activity comes from: "gpm", "dcgm", "processes", "nvml" (the coarse figure), "virtual"
+    source: str = ""  # source of activity: "gpm", "dcgm", "processes", "nvml" (coarse utilisation only), "virtual"
 
 
 class Gpu(Record, frozen=True, kw_only=True):
@@ -180,27 +193,13 @@ class ProcessUse(Record, frozen=True, kw_only=True):
     name: str = ""
 
 
-class Activity(Record, frozen=True, kw_only=True):
-    """How busy a GPU is, or one task keeps it: shares from 0 to 1; None where nobody tells."""
-
-    sm_active: float | None = None
-    sm_occupancy: float | None = None
-    dram_active: float | None = None
-    gr_active: float | None = None  # any kernel at all
-    tensor_active: float | None = None
-
-
 class GpuSample(Record, frozen=True, kw_only=True):
     """One look at one GPU. None means "not given", never 0. `fault` is a sentence when the GPU cannot be used."""
 
     gpu: GpuId
     at: float
     memory_used_mib: int | None = None
-    sm_active: float | None = None
-    sm_occupancy: float | None = None
-    dram_active: float | None = None
-    gr_active: float | None = None
-    tensor_active: float | None = None
+    activity: Activity = NO_ACTIVITY
     gpu_util: float | None = None  # the coarse figure; shown, never decided on
     power_w: float | None = None
     energy_j: float | None = None  # a counter

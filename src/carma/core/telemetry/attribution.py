@@ -26,16 +26,16 @@ from math import exp, inf, isfinite, log, sqrt
 from operator import attrgetter
 
 from carma.core.model.status import Running
-from carma.core.model.values import AttemptKey, GpuId, GpuSample, ProcessUse
+from carma.core.model.values import ACTIVITY_METRICS, AttemptKey, GpuId, GpuSample, ProcessUse
 from carma.core.scheduling.snapshot import HIDDEN_MIB
 from carma.core.state import State
 from carma.core.telemetry import pace
-from carma.core.telemetry.measurements import METRICS, NEW_VARIANCE, POWER_SAMPLES, Guess, Hour, Live, Members
+from carma.core.telemetry.measurements import NEW_VARIANCE, POWER_SAMPLES, Guess, Hour, Live, Members
 from carma.core.telemetry.measurements import Member as Member
 from carma.core.telemetry.usage import HOUR_S
 from carma.core.telemetry.window import given
 
-_figures = attrgetter(*METRICS)
+_figures = attrgetter(*ACTIVITY_METRICS)
 
 NOISE = 0.05  # the error of a reading, as a part of it: steps and samples do not keep time with each other
 SLACK = 0.02  # no GPU is taken to be fuller than all but this: the pressure of a full one would have no end
@@ -74,7 +74,7 @@ def _give_all(
     above_j = None if energy is None else energy[0] - energy[1]
     values = [
         (place, value)
-        for place, value in enumerate(_figures(sample))
+        for place, value in enumerate(_figures(sample.activity))
         if value is not None and 0.0 <= value < inf  # the metrics that it gives
     ]
     given_j = 0.0

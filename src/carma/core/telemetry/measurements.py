@@ -9,12 +9,22 @@ from collections.abc import Iterable
 
 from msgspec.structs import asdict
 
-from carma.core.model.values import Activity, Alone, AttemptKey, Demand, GpuId, GpuSample, ProcessUse, Record, TaskId
+from carma.core.model.values import (
+    ACTIVITY_METRICS,
+    Activity,
+    Alone,
+    AttemptKey,
+    Demand,
+    GpuId,
+    GpuSample,
+    ProcessUse,
+    Record,
+    TaskId,
+)
 from carma.core.telemetry.window import Window
 
 NEW_VARIANCE = 0.5  # of one that is new: it may do nothing yet, or fill the GPU
 FADES_S = 60.0  # what was seen of a demand longer ago than this fades
-METRICS = Activity.__struct_fields__
 POWER_SAMPLES = 5  # a GPU's power is judged by the mean of so many: a single reading may be a counter that lagged
 
 
@@ -41,7 +51,8 @@ class Solo:
 
     def see(self, sample: GpuSample, part: float, seconds: float, *, alone: bool, enough_s: float) -> bool:
         """`part`: of what the sample shows. Whether it has just been seen for long enough."""
-        if sample.sm_active is None:
+        shown = sample.activity
+        if shown.sm_active is None:
             return False
         before_s = self.seconds
         if alone and self.alone_s == 0.0:
@@ -49,16 +60,16 @@ class Solo:
         self.seconds += seconds
         self.alone_s += seconds if alone else 0.0
         weight = min(1.0, seconds / min(self.seconds, FADES_S))
-        active = sample.sm_active * part
+        active = shown.sm_active * part
         self.sm_active += ((active if active < 1.0 else 1.0) - self.sm_active) * weight
         # What the driver does not give counts as in a typical task with so much SM activity.
-        occupancy = part * (0.45 * sample.sm_active if sample.sm_occupancy is None else sample.sm_occupancy)
-        dram = part * (0.5 * sample.sm_active if sample.dram_active is None else sample.dram_active)
+        occupancy = part * (0.45 * shown.sm_active if shown.sm_occupancy is None else shown.sm_occupancy)
+        dram = part * (0.5 * shown.sm_active if shown.dram_active is None else shown.dram_active)
         self.sm_occupancy += ((occupancy if occupancy < 1.0 else 1.0) - self.sm_occupancy) * weight
         self.dram_active += ((dram if dram < 1.0 else 1.0) - self.dram_active) * weight
-        if alone and sample.gr_active is not None:  # beside others it says nothing of one
-            before = sample.gr_active if self.gr_active is None else self.gr_active
-            self.gr_active = before + (sample.gr_active - before) * weight
+        if alone and shown.gr_active is not None:  # beside others it says nothing of one
+            before = shown.gr_active if self.gr_active is None else self.gr_active
+            self.gr_active = before + (shown.gr_active - before) * weight
         return before_s < enough_s <= self.seconds
 
     def start_from(self, demand: Demand) -> None:
@@ -120,9 +131,9 @@ class Track:
         self.paced_at = 0.0
         self.rate = 1.0  # how fast it is thought to go; 1 alone
         self.rates: dict[GpuId, float] = {}  # the same on each of its GPUs; the slowest counts
-        # Its own share of each metric of METRICS, integrated, and the seconds for which that was told.
-        self.seconds = [0.0] * len(METRICS)
-        self.totals = [0.0] * len(METRICS)
+        # Its own share of each metric of ACTIVITY_METRICS, integrated, and the seconds for which that was told.
+        self.seconds = [0.0] * len(ACTIVITY_METRICS)
+        self.totals = [0.0] * len(ACTIVITY_METRICS)
 
     def begin(self, at: float, done_s: float = 0.0) -> None:
         self.began_at = self.paced_at = at
@@ -142,7 +153,7 @@ class Track:
         """Its own share, on average over the time since its first use; None before that."""
         found = {
             name: round(total / seconds, 5)
-            for name, total, seconds in zip(METRICS, self.totals, self.seconds, strict=True)
+            for name, total, seconds in zip(ACTIVITY_METRICS, self.totals, self.seconds, strict=True)
             if seconds > 0
         }
         return Activity(**found) if found else None

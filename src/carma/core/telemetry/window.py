@@ -13,8 +13,8 @@ from typing import Literal
 
 from carma.core.model.values import GpuSample, Record
 
-Metric = Literal["sm_active", "sm_occupancy", "dram_active"]
-METRICS: tuple[Metric, ...] = ("sm_active", "sm_occupancy", "dram_active")
+Metric = str  # a field of Activity
+METRICS: tuple[Metric, ...] = ("sm_active", "sm_occupancy", "dram_active")  # those that the gate has caps for
 
 
 class Summary(Record, frozen=True):
@@ -40,7 +40,7 @@ class Summary(Record, frozen=True):
 
 def given(sample: GpuSample, metric: Metric) -> float | None:
     """The figure, or None: what is not a number, or below zero, was not given."""
-    value: float | None = getattr(sample, metric)
+    value: float | None = getattr(sample.activity, metric)
     return value if value is not None and 0.0 <= value < inf else None
 
 

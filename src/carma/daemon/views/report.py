@@ -141,7 +141,7 @@ def _gpu(gpu: GpuId, rows: Sequence[GpuUsage], known: Gpu | None) -> GpuWork:
     watched_s = sum(row.watched_s for row in rows)
     energy_j = sum(row.energy_j for row in rows)
     told = known.capabilities if known is not None else None
-    tells_sm = watched_s > 0 and (told is None or told.sm_active)
+    tells_sm = watched_s > 0 and (told is None or "sm_active" in told.metrics)
     tells_energy = watched_s > 0 and (told is None or told.energy)
     return GpuWork(
         gpu=gpu,

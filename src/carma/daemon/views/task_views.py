@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, TypedDict, assert_never
+from typing import NamedTuple, TypedDict, assert_never
 
 import msgspec
 
@@ -37,7 +37,7 @@ from carma.core.model.status import (
 )
 from carma.core.model.task import Attempt, Task
 from carma.core.model.units import show_s
-from carma.core.model.values import Activity, AttemptKey, Confinement, Estimate, Gpu, GpuId, TaskId
+from carma.core.model.values import ACTIVITY_METRICS, Activity, AttemptKey, Confinement, Estimate, Gpu, GpuId, TaskId
 from carma.core.scheduling.decision import Ask, Refusal
 from carma.core.scheduling.gpu_view import GpuView
 from carma.core.scheduling.placement import refuse
@@ -331,7 +331,6 @@ def gpu_views(state: State, now: float) -> list[t.GpuView]:
 
 def _gpu_view(view: GpuView, state: State) -> t.GpuView:
     refusal = refuse(_SMALLEST, view, state.rules, state.policy)
-    means = {metric: view.gauge(metric, "mean") for metric in METRICS}
     gauges = {metric: view.gauge(metric, state.rules.gate.summary) for metric in METRICS}
     newest = view.newest
     return t.GpuView(
@@ -347,11 +346,6 @@ def _gpu_view(view: GpuView, state: State) -> t.GpuView:
         room_mib=view.room_mib,
         tasks=tuple(sorted(holder.key.task for holder in view.holders)),
         foreign=tuple(t.ForeignView(pid=use.pid, name=use.name, memory_mib=use.memory_mib) for use in view.foreign),
-        sm_active=means["sm_active"],
-        sm_occupancy=means["sm_occupancy"],
-        dram_active=means["dram_active"],
-        gr_active=_mean(state, view, "gr_active"),
-        tensor_active=_mean(state, view, "tensor_active"),
         risk={metric: value for metric, value in gauges.items() if value is not None},
         gpu_util=newest.gpu_util if newest is not None else None,
         power_w=newest.power_w if newest is not None else None,
@@ -359,16 +353,8 @@ def _gpu_view(view: GpuView, state: State) -> t.GpuView:
         idle_w=state.idle_w.get(view.gpu.id),
         metrics=view.gpu.capabilities.source,
         drained=SERVER in state.drained or view.gpu.id in state.drained,
+        **{metric: view.gauge(metric, "mean") for metric in ACTIVITY_METRICS},
     )
-
-
-def _mean(state: State, view: GpuView, metric: Literal["gr_active", "tensor_active"]) -> float | None:
-    """Over the window, of a metric that is shown and not decided on."""
-    live = state.live.get(view.gpu.id)
-    if live is None or view.newest is None:
-        return None
-    found: list[float] = [value for sample in live.window.samples if (value := getattr(sample, metric)) is not None]
-    return sum(found) / len(found) if found else None
 
 
 def _gpu_state(view: GpuView, refusal: Refusal | None) -> str:
