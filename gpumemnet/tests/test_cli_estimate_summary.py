@@ -17,7 +17,7 @@ from carma.trial.layers import description
 from carma.trial.layers.description import Described
 from carma.trial.protocol import Context
 from gpumemnet.summaries import training_options as told
-from tests.unit.asked_estimates import World, complained, figures, printed
+from tests.unit.cli.estimate_world import World, complained, figures, printed
 
 TREE = "Net(\n  (fc): Linear(in_features=10, out_features=5, bias=True)\n)\n"
 ADAM = "taken to be Adam"

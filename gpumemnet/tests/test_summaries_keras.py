@@ -5,14 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-
-from carma.errors import Usage
-from carma.trial.layers.description import Described
-from carma.trial.layers.kinds import KINDS
-from gpumemnet.serving.features import PLACE, features
-from gpumemnet.summaries import read_text
-from gpumemnet.summaries.keras_summary import IN_TORCH
-from tests.unit.keras_texts import (
+from keras_texts import (
     EXPANDED_2,
     EXPANDED_3,
     FUNCTIONAL_2,
@@ -22,6 +15,13 @@ from tests.unit.keras_texts import (
     TEXT_3,
     UNBUILT_3,
 )
+
+from carma.errors import Usage
+from carma.trial.layers.description import Described
+from carma.trial.layers.kinds import KINDS
+from gpumemnet.serving.features import PLACE, features
+from gpumemnet.summaries import read_text
+from gpumemnet.summaries.keras_summary import IN_TORCH
 
 # Keras before 2.6: rules between the rows, and what is too long for its column is cut off.
 OLD = """

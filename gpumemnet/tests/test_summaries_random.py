@@ -6,11 +6,11 @@ import contextlib
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from keras_texts import EXPANDED_2, EXPANDED_3, FUNCTIONAL_2, FUNCTIONAL_3, TEXT_3
 from test_summaries import COLUMNS, FLAT, MODULES, NESTED, PRINTED
 
 from carma.errors import Usage
 from gpumemnet.summaries import read_text
-from tests.unit.keras_texts import EXPANDED_2, EXPANDED_3, FUNCTIONAL_2, FUNCTIONAL_3, TEXT_3
 
 TEXTS = (FLAT, NESTED, COLUMNS, PRINTED, FUNCTIONAL_3, FUNCTIONAL_2, TEXT_3, EXPANDED_3, EXPANDED_2)
 PIECES = (

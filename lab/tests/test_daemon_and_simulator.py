@@ -32,7 +32,7 @@ from carma_lab.simulator import estimate_sources as sources
 from carma_lab.simulator.simulation import Demands, Setup, Simulation
 from lab_fixtures.random_simulations import CARD, EVERY_POLICY
 from tests.scenario.test_properties import logged
-from tests.unit.shells import make_shell
+from tests.unit.daemon.shells import make_shell
 
 # What the world tells; all else is the core's own to decide.
 TOLD = e.GpusFound | e.TaskSubmitted | e.TaskEstimated | e.AttemptStarted | e.AttemptEnded

@@ -18,7 +18,7 @@ from carma.core.telemetry.observation import ending_facts
 from carma.core.telemetry.usage import note
 from carma.testing.builders import World
 from lab_fixtures.random_simulations import simulations
-from tests.unit.attributing import G0, OPEN
+from tests.unit.core.attribution_world import G0, OPEN
 
 
 def with_other_lists(event: AnyEvent) -> AnyEvent:

@@ -22,7 +22,7 @@ from carma_lab.runs.replay_notes import settings_that_count
 from lab_fixtures.recorded_runs import about
 from lab_fixtures.small_simulations import row, trace
 from tests.harness import serving
-from tests.unit.cli_daemon import FakeDaemon, finished, gpu_view
+from tests.unit.cli.scripted_daemon import FakeDaemon, finished, gpu_view
 
 GPUS = [gpu_view(0), gpu_view(1)]
 BUSY = t.ActivityView(sm_active=0.6, sm_occupancy=0.3, dram_active=0.2)

@@ -18,7 +18,7 @@ from carma.errors import Busy, NotRunnable
 from carma.launch.procfs import processes
 from tests.hanging_fs import HangingMount, hanging_mount
 from tests.launch_orders import order_of, spec_of
-from tests.unit.test_frameworks import environment_at
+from tests.unit.launch.test_frameworks import environment_at
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take the identity of another user")
 

@@ -1,5 +1,5 @@
 """Fixtures that several files share."""
 
-from tests.unit.asked_estimates import world
+from tests.unit.cli.estimate_world import world
 
 __all__ = ["world"]

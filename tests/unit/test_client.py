@@ -19,7 +19,7 @@ from carma import errors
 from carma.client import Client
 from carma.core.model.values import TaskSpec
 from carma.wire.api_types import Done, Problem, SubmitRequest
-from tests.unit.api_server import LIMIT_S, until
+from tests.unit.daemon.api_server import LIMIT_S, until
 
 DONE = msgspec.json.encode(Done(note="done"))
 Turn = Callable[[socket.socket], list[bytes]]

@@ -1,0 +1,397 @@
+"""What the doctor finds on machines of many kinds: what is missing, what it costs, how to get it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from carma import __version__
+from carma.cli.checks import run_all
+from carma.cli.checks import sharing_checks as sharing
+from carma.cli.checks.machine_facts import Finding, Found, Look
+from carma.core.model.values import Capabilities, Gpu, GpuId
+from carma.core.telemetry.window import METRICS
+from carma.errors import NoGpus
+from carma.monitor.card_modes import CardFacts, MachineFacts
+from carma.wire.api_types import SettingView
+from tests.unit.cli.scripted_daemon import SERVER, FakeDaemon, gpu_view
+
+FINE = Capabilities(metrics=METRICS, energy=True, processes=True, source="gpm")
+COARSE = Capabilities(energy=True, processes=True, source="nvml")
+HALF = Capabilities(metrics=("sm_active",), processes=True, source="processes")
+
+
+def gpu(index: int, capabilities: Capabilities = FINE, kind: Any = "card") -> Gpu:
+    return Gpu(
+        id=GpuId(f"GPU-{index}"), index=index, name="H200", memory_mib=143_360, kind=kind, capabilities=capabilities
+    )
+
+
+class Machine(Look):
+    """A machine that the test lays out; no daemon, settings by name."""
+
+    def __init__(
+        self, *gpus: Gpu, cards: tuple[CardFacts, ...] | None = None, virtual: int = 0, **settings: Any
+    ) -> None:
+        self.server = None
+        self.running_settings = {}
+        self.virtual = virtual
+        facts = tuple(
+            CardFacts(index=one.index, compute_mode="default", persistence=True, gpm="offered") for one in gpus
+        )
+        self.machine = MachineFacts(driver="580", cards=facts if cards is None else cards) if gpus or cards else None
+        self.found = Found(gpus) if gpus else Found(error=NoGpus("no driver", "try virtual ones"))
+        self.named = {name.replace("__", "."): value for name, value in settings.items()}
+
+    def setting(self, name: str, default: Any) -> Any:
+        return self.named.get(name, default)
+
+
+def findings(machine: Look) -> dict[str, Finding]:
+    return {finding.check: finding for finding in run_all(machine)}
+
+
+@pytest.fixture
+def mps_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Both programs on PATH; neither is ever to be run."""
+    for name in ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server"):
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\ntouch {tmp_path}/was-run\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "pipes"))
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not this machine's own devices, mounts and daemon."""
+    monkeypatch.setenv("CARMA_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(sharing, "MOUNTS", tmp_path / "mounts")
+    monkeypatch.setattr(sharing, "DEVICES", tmp_path / "dev")
+    (tmp_path / "dev").mkdir()
+
+
+@pytest.mark.usefixtures("mps_program")
+def test_a_machine_with_everything_has_nothing_to_complain_about() -> None:
+    found = findings(Machine(gpu(0), gpu(1)))
+    about_gpus = ("driver", "gpus", "activity", "mps", "compute mode", "persistence", "caps", "permissions")
+    assert {name: found[name].verdict for name in about_gpus} == dict.fromkeys(about_gpus, "ok")
+    assert found["caps"].text.startswith("tasks are held by MPS's memory limit, then the limits of PyTorch")
+
+
+def test_a_machine_without_a_gpu_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "find_program", lambda _environment: None)
+    found = findings(Machine())
+    assert found["gpus"] == Finding("gpus", "warn", "no driver", "try virtual ones")
+    assert not found.keys() & {"driver", "activity", "mps", "mig", "compute mode", "persistence", "caps"}
+    virtual = findings(Machine(virtual=2))
+    assert virtual["gpus"].verdict == "ok"
+    assert virtual["caps"].text == "virtual GPUs stop a task at its cap themselves"
+
+
+def test_without_sm_activity_the_cost_and_the_ways_out_are_told() -> None:
+    found = findings(Machine(gpu(0, COARSE), gpu(1), cards=(CardFacts(index=0), CardFacts(index=1))))["activity"]
+    assert found.verdict == "warn"
+    assert "GPU 0: coarse utilisation only; GPU 1: SM activity" in found.text
+    assert found.text.endswith("GPU 0: what is missing never passes the gate, so each takes one task at a time")
+    assert "DCGM" in found.hint
+    assert "gate.enabled = false" in found.hint
+    ungated = findings(Machine(gpu(0, COARSE), gate__enabled=False))["activity"]
+    assert (ungated.verdict, ungated.hint) == ("ok", "")
+    assert "shared by memory alone" in ungated.text
+    assert findings(Machine(gpu(0, HALF)))["activity"].verdict == "warn"  # no DRAM activity: the gate refuses too
+
+
+def test_a_counter_behind_a_permission_names_the_drivers_option() -> None:
+    cards = (CardFacts(index=0, gpm="forbidden"),)
+    found = findings(Machine(gpu(0, COARSE), cards=cards))["activity"]
+    assert "NVreg_RestrictProfilingToAdminUsers=0" in found.hint
+
+
+def test_a_lost_card_is_bad() -> None:
+    cards = (CardFacts(index=0, fault="it does not answer: GPU is lost"), CardFacts(index=1))
+    found = findings(Machine(gpu(1), cards=cards))["driver"]
+    assert found.verdict == "bad"
+    assert "GPU 0: it does not answer" in found.text
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "verdict"), [("auto", "warn"), ("mps", "bad"), ("timeslice", "ok"), ("mig", "ok")]
+)
+def test_mps_that_is_missing_matters_where_it_would_be_used(
+    monkeypatch: pytest.MonkeyPatch, mechanism: str, verdict: str
+) -> None:
+    monkeypatch.setattr(sharing, "find_program", lambda _environment: None)
+    found = findings(Machine(gpu(0), sharing__mechanism=mechanism))
+    assert found["mps"].verdict == verdict
+    assert "MPS" not in found["caps"].text
+
+
+def test_mps_is_looked_for_and_never_started(mps_program: Path) -> None:
+    found = findings(Machine(gpu(0)))["mps"]
+    assert found.verdict == "ok"
+    assert found.text.startswith(f"the program is there ({mps_program / 'nvidia-cuda-mps-control'})")
+    assert not (mps_program / "was-run").exists()
+
+
+@contextlib.contextmanager
+def running_as(name: str, directory: Path) -> Iterator[int]:
+    """A process that goes by that name, and is ended."""
+    program = directory / name
+    shutil.copy(shutil.which("sleep") or "/bin/sleep", program)
+    process = subprocess.Popen([str(program), "600"])
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_an_mps_daemon_of_somebody_else_is_told(mps_program: Path, tmp_path: Path) -> None:
+    pipes = mps_program / "pipes"
+    pipes.mkdir()
+    other = tmp_path / "other"
+    other.mkdir()
+    with running_as("nvidia-cuda-mps-control", other) as pid:
+        (pipes / "nvidia-cuda-mps-control.pid").write_text(f"{pid}\n")
+        found = findings(Machine(gpu(0)))["mps"]
+        assert found.verdict == "warn"
+        assert f"pid {pid}" in found.text
+    assert findings(Machine(gpu(0)))["mps"].verdict == "ok"  # it ended, and left its file
+    (pipes / "nvidia-cuda-mps-control.pid").write_text(str(os.getpid()))
+    assert findings(Machine(gpu(0)))["mps"].verdict == "ok"  # a pid that came back for another process
+
+
+@pytest.mark.parametrize(
+    ("mode", "verdict", "said"),
+    [
+        ("default", "ok", "DEFAULT"),
+        ("prohibited", "bad", "no task can use it"),
+        ("exclusive_process", "warn", "one process at a time"),
+    ],
+)
+def test_a_compute_mode_is_told_with_what_it_means(mode: Any, verdict: str, said: str) -> None:
+    found = findings(Machine(gpu(0), cards=(CardFacts(index=0, compute_mode=mode),)))["compute mode"]
+    assert found.verdict == verdict
+    assert said in found.text
+    assert ("nvidia-smi -i 0 -c DEFAULT" in found.hint) == (mode != "default")
+
+
+@pytest.mark.parametrize(
+    ("card", "mechanism", "verdict", "said"),
+    [
+        (CardFacts(index=0, mig=False, mig_pending=False), "auto", "ok", "off"),
+        (CardFacts(index=0, mig=True, mig_pending=True, instances=3), "auto", "ok", "GPU 0: on, 3 instances"),
+        (CardFacts(index=0, mig=True, mig_pending=True), "auto", "warn", "GPU 0 takes no task"),
+        (CardFacts(index=0, mig=False, mig_pending=True), "auto", "ok", "on after the next reset"),
+        (
+            CardFacts(index=0, mig=False, mig_pending=False),
+            "mig",
+            "bad",
+            "MIG is off: sharing.mechanism = 'mig'",
+        ),
+        (CardFacts(index=0, mig=True, mig_pending=True), "mig", "bad", "GPU 0: on, 0 instances: sharing.mechanism"),
+        (CardFacts(index=0), "mig", "bad", "no GPU here has MIG"),
+    ],
+)
+def test_mig_is_told_and_what_an_administrator_would_do(
+    card: CardFacts, mechanism: str, verdict: str, said: str
+) -> None:
+    found = findings(Machine(gpu(0), cards=(card,), sharing__mechanism=mechanism))["mig"]
+    assert found.verdict == verdict
+    assert said in found.text
+    assert bool(found.hint) == (verdict != "ok")
+
+
+@pytest.mark.parametrize("virtual", [0, 2])
+def test_mig_wanted_where_no_card_is_leaves_no_gpu_for_tasks(virtual: int) -> None:
+    found = findings(Machine(virtual=virtual, sharing__mechanism="mig"))["mig"]
+    assert found.verdict == "bad"
+    assert found.text.endswith("no GPU takes a task")
+    assert ("virtual" in found.text) == bool(virtual)
+
+
+def test_mig_instances_beside_a_daemon_with_virtual_gpus_are_not_its_own() -> None:
+    cards = (CardFacts(index=0, mig=True, mig_pending=True, instances=3),)
+    assert findings(Machine(gpu(0), cards=cards, sharing__mechanism="mig"))["mig"].verdict == "ok"
+    assert findings(Machine(gpu(0), cards=cards, virtual=2, sharing__mechanism="mig"))["mig"].verdict == "bad"
+
+
+def test_cards_that_know_no_mig_are_not_spoken_of() -> None:
+    assert "mig" not in findings(Machine(gpu(0), cards=(CardFacts(index=0),)))
+
+
+def test_why_dcgm_does_not_help_is_told() -> None:
+    machine = Machine(gpu(0, COARSE))
+    machine.found = Found(machine.found.gpus, dcgm_problem="no host engine answers")
+    assert "(here: no host engine answers)" in findings(machine)["activity"].hint
+
+
+@pytest.mark.parametrize(
+    ("driver", "said"), [("580.159", "from 615 on (this is 580)"), ("615.10", "this driver can limit"), ("", "kills")]
+)
+def test_what_a_driver_can_do_for_cgroups_is_told(driver: str, said: str) -> None:
+    machine = Machine(gpu(0))
+    machine.machine = MachineFacts(driver=driver)
+    assert said in findings(machine)["cgroup"].text
+
+
+@pytest.mark.parametrize(("kills", "verdict"), [(3, "ok"), (None, "warn")])
+def test_out_of_memory_kills_that_nobody_counts_are_a_warning(
+    monkeypatch: pytest.MonkeyPatch, kills: int | None, verdict: str
+) -> None:
+    monkeypatch.setattr("carma.launch.cgroup.oom_kills", lambda: kills)
+    assert findings(Machine(gpu(0)))["cgroup"].verdict == verdict
+
+
+def test_persistence_is_only_told() -> None:
+    cards = (CardFacts(index=0, persistence=False), CardFacts(index=1, persistence=True))
+    found = findings(Machine(gpu(0), gpu(1), cards=cards))["persistence"]
+    assert found.verdict == "ok"
+    assert found.text.startswith("off on GPU 0:")
+
+
+@pytest.mark.usefixtures("mps_program")
+@pytest.mark.parametrize(
+    ("settings", "verdict", "said"),
+    [
+        ({"sharing__caps": False}, "warn", "the watchdog keeps a task"),
+        ({"sharing__caps": False, "sharing__watchdog": False}, "bad", "nothing keeps a task"),
+        ({"sharing__watchdog": False}, "warn", "no watchdog"),
+        ({"sharing__mechanism": "timeslice"}, "ok", "held by the limits of PyTorch"),
+    ],
+)
+def test_what_holds_tasks_here_is_told(settings: dict[str, Any], verdict: str, said: str) -> None:
+    found = findings(Machine(gpu(0), **settings))["caps"]
+    assert (found.verdict, said in found.text) == (verdict, True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "verdict", "said"),
+    [
+        ({}, "ok", "virtual GPUs stop a task at its cap themselves"),
+        ({"sharing__caps": False}, "warn", "the watchdog keeps a task"),
+        ({"sharing__caps": False, "sharing__watchdog": False}, "bad", "nothing keeps a task"),
+    ],
+)
+def test_what_holds_tasks_on_virtual_gpus_is_told(settings: dict[str, Any], verdict: str, said: str) -> None:
+    found = findings(Machine(virtual=2, **settings))["caps"]
+    assert (found.verdict, said in found.text) == (verdict, True)
+
+
+@pytest.mark.usefixtures("mps_program")
+def test_mig_instances_are_not_held_by_mps() -> None:
+    assert "MPS" not in findings(Machine(gpu(0, kind="mig")))["caps"].text
+
+
+def test_device_files_that_cannot_be_opened_are_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("nvidia0", "nvidiactl", "nvidia-uvm", "nvidia-modeset"):
+        (sharing.DEVICES / name).touch()
+    assert findings(Machine(gpu(0)))["permissions"].verdict == "ok"
+    usual = os.access
+    monkeypatch.setattr("os.access", lambda path, mode: str(path)[-1] != "0" and usual(path, mode))
+    found = findings(Machine(gpu(0)))["permissions"]
+    assert found.verdict == "bad"
+    assert found.text.startswith(f"{sharing.DEVICES}/nvidia0: not to be opened by this user")
+
+
+@pytest.mark.parametrize(
+    ("options", "uid", "verdict"),
+    [
+        ("rw,hidepid=2", 1000, "warn"),
+        ("rw,hidepid=invisible", 1000, "warn"),
+        ("rw", 1000, "ok"),
+        ("rw,hidepid=2", 0, "ok"),
+    ],
+)
+def test_a_proc_that_hides_processes_is_told_to_those_whom_it_hides_them_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str, uid: int, verdict: str
+) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"tmpfs /tmp tmpfs rw 0 0\nproc /proc proc {options} 0 0\n")
+    monkeypatch.setattr(sharing, "MOUNTS", mounts)
+    monkeypatch.setattr("os.geteuid", lambda: uid)
+    assert findings(Machine(gpu(0)))["permissions"].verdict == verdict
+
+
+def test_running_everybodys_tasks_as_root_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert findings(Machine(gpu(0), launch__run_as_submitter="no"))["permissions"].verdict == "bad"
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert findings(Machine(gpu(0), launch__run_as_submitter="no"))["permissions"].verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    ("uid", "said"),
+    [
+        (0, "the daemon is root's: tasks run as whoever submitted them"),
+        (1001, "a daemon of ada serves them alone"),
+        (1000, "a daemon of this user serves them alone"),
+    ],
+)
+def test_whose_the_daemon_is_decides_as_whom_tasks_run(monkeypatch: pytest.MonkeyPatch, uid: int, said: str) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    machine = Machine(gpu(0))
+    machine.server = msgspec.structs.replace(SERVER, uid=uid)
+    assert findings(machine)["permissions"].text == said
+
+
+def test_what_the_running_daemon_was_told_otherwise_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: SERVER.uid)
+    with FakeDaemon() as daemon:
+        monkeypatch.setenv("CARMA_HOME", str(daemon.home))
+        alike = [SettingView(name="memory.sources", value=["declared", "history", "trace"], origin="default")]
+        daemon.answers["settings"] = alike
+        assert findings(Look())["settings"].text.endswith("is not there; the defaults hold")
+        daemon.answers["settings"] = [
+            *alike,
+            SettingView(name="sharing.caps", value=False, origin="flag --set sharing.caps"),
+        ]
+        found = findings(Look())["settings"]
+        assert found.text.endswith("the running daemon differs: sharing.caps = false (flag --set sharing.caps)")
+        assert "carma config show" in found.hint
+
+
+def test_a_daemon_of_another_version_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeDaemon() as daemon:
+        monkeypatch.setenv("CARMA_HOME", str(daemon.home))
+        assert findings(Look())["daemon"].verdict == "ok"
+        daemon.answers["server"] = msgspec.structs.replace(SERVER, version="0.1.0")
+        found = findings(Look())["daemon"]
+        assert found.verdict == "warn"
+        assert found.text.startswith("version 0.1.0,")
+        assert found.hint.startswith(f"this command is {__version__}; ")
+        assert found.hint.endswith("carma down, then carma up")
+
+
+def test_settings_are_the_daemons_where_one_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeDaemon() as daemon:
+        monkeypatch.setenv("CARMA_HOME", str(daemon.home))
+        (daemon.home / "config.toml").write_text("[gate]\nenabled = false\n")
+        assert Look().setting("gate.enabled", True) is False  # its own file, where the daemon does not say
+        daemon.answers["settings"] = [SettingView(name="gate.enabled", value=True, origin="flag")]
+        assert Look().setting("gate.enabled", False) is True
+        daemon.answers["gpus"] = [gpu_view(0, kind="virtual")]
+        assert Look().virtual == 1
+
+
+def test_a_check_that_breaks_is_a_finding() -> None:
+    class Broken(Machine):
+        @property
+        def found(self) -> Found:
+            raise RuntimeError("torn")
+
+        @found.setter
+        def found(self, _value: Found) -> None: ...
+
+    found = findings(Broken(gpu(0)))
+    assert (found["gpus"].verdict, found["gpus"].text) == ("bad", "RuntimeError: torn")

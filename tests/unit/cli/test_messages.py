@@ -1,0 +1,136 @@
+"""What people are told besides tables: when there is nothing to show, when a task waits, when something is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from carma.cli import carma
+from carma.cli.checks import gpu_checks as cards
+from carma.cli.checks.machine_facts import Look
+from carma.cli.error_output import complain
+from carma.cli.up import _kind
+from carma.errors import NoGpus
+from carma.wire import api_types as t
+from tests.unit.cli.scripted_daemon import FakeDaemon, finished, gpu_view, task_view
+
+
+@pytest.fixture
+def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemon]:
+    with FakeDaemon() as fake:
+        monkeypatch.setenv("CARMA_HOME", str(fake.home))
+        monkeypatch.setenv("COLUMNS", "80")
+        yield fake
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["queue"], "none of your tasks waits or runs;"),
+        (["queue", "-a"], "no task waits or runs;"),
+        (["queue", "-u", "bob", "-s", "running"], "no task of bob is running;"),
+        (["history"], "no task has ended yet;"),
+        (["history", "-s", "failed"], "no task like that has ended;"),
+    ],
+)
+def test_an_empty_answer_says_to_which_question(daemon: FakeDaemon, words: list[str], told: str) -> None:
+    result = CliRunner().invoke(carma, words)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr.startswith(told)
+    assert daemon.requests
+
+
+@pytest.mark.parametrize(
+    ("view", "words", "told"),
+    [
+        (task_view(1), [], "task 1 has not started; carma explain 1 says why"),
+        (
+            finished(1, attempts=(), outcome={"kind": "cancelled", "by": "bob"}),
+            [],
+            "task 1 cancelled by bob before it started",
+        ),
+        (finished(1), [], "nothing was written there; carma logs --stderr 1 has the other stream"),
+        (finished(1), ["--stderr"], "nothing was written there; carma logs 1 has the other stream"),
+    ],
+    ids=["waits", "never ran", "stdout", "stderr"],
+)
+def test_logs_say_why_there_are_none(daemon: FakeDaemon, view: t.TaskView, words: list[str], told: str) -> None:
+    daemon.tasks = {1: view}
+    result = CliRunner().invoke(carma, ["logs", *words, "1"])
+    assert result.stdout == ""
+    assert result.stderr == f"carma: note: {told}\n"
+
+
+def test_following_says_that_a_task_waits_only_when_it_does(daemon: FakeDaemon) -> None:
+    starting = task_view(1, reason="placed on GPU 0: idle", reason_code="Starting")
+    answers = [starting, *[task_view(1)] * 20, finished(1)]  # one question may be several requests
+
+    def answer(route: Any, task: Any, query: Any, body: Any, usual: Any = daemon.answer) -> Any:
+        if route.name == "task" and len(answers) > 1:
+            daemon.tasks[1] = answers.pop(0)
+        elif route.name == "task":
+            daemon.tasks[1] = answers[0]
+        return usual(route, task, query, body)
+
+    daemon.tasks = {1: starting}
+    daemon.answer = answer  # type: ignore[method-assign]
+    result = CliRunner().invoke(carma, ["run", "--", "true"])
+    waits = [line for line in result.stderr.splitlines() if " waits: " in line]
+    assert waits == ["carma: task 1 waits: needs 12.4 GiB; most free is 9.1 GiB on GPU 2"]
+
+
+def test_a_settings_file_that_names_no_policy_or_estimator_of_ours_is_found_out(
+    daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    file = tmp_path / "carma.toml"
+    for text, nearest in (
+        ('[placement]\npolicy = "magmm"\n', "magm"),
+        ('[memory]\nsources = ["declard"]\n', "declared"),
+    ):
+        file.write_text(text)
+        result = CliRunner().invoke(carma, ["config", "check", str(file)])
+        assert result.exit_code == 2
+        assert nearest in result.stderr
+    (daemon.home / "config.toml").write_text('[placement]\npolicy = "magmm"\n')
+    assert "magmm" in CliRunner().invoke(carma, ["doctor"]).stdout
+
+
+def test_doctor_does_not_miss_real_gpus_where_the_daemon_has_virtual_ones(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none() -> None:
+        raise NoGpus("the GPUs cannot be read", "try virtual ones")
+
+    monkeypatch.setattr("carma.monitor.nvml.open_nvml", none)
+    daemon.answers["gpus"] = [gpu_view(0, kind="virtual")]
+    assert cards.gpus(Look()).verdict == "ok"
+    daemon.answers["gpus"] = [gpu_view(0)]
+    assert cards.gpus(Look()).verdict == "warn"
+
+
+def test_a_gpus_name_that_tells_its_size_is_enough() -> None:
+    assert _kind("Virtual GPU 40 GiB", 40_960) == "Virtual GPU 40 GiB"
+    assert _kind("NVIDIA H200", 143_360) == "NVIDIA H200, 140.0 GiB"
+
+
+def test_an_error_is_folded_between_words_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    complain("many words that do not fit in thirty columns", "do something")
+    assert capsys.readouterr().err.splitlines() == [
+        "carma: many words that do not fit in thirty columns",
+        "  hint: do something",
+    ]
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    complain("many words that do not fit in thirty columns", "do something")
+    assert capsys.readouterr().err.splitlines() == [
+        "carma: many words that do not",
+        "        fit in thirty columns",
+        "  hint: do something",
+    ]

@@ -1,0 +1,365 @@
+"""The verbs that look, and those that change a task, against a daemon whose answers the test lays out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+from msgspec.structs import replace
+
+from carma.cli import ALIASES, VERBS, carma
+from carma.errors import NotAllowed, WrongState
+from carma.wire import api_types as t
+from tests.unit.cli.scripted_daemon import NOW, SERVER, FakeDaemon, finished, gpu_view, running, task_view
+
+EXPLANATION = t.Explanation(
+    task=1,
+    policy="magm",
+    state="queued",
+    reason="needs 12.4 GiB; most free is 9.1 GiB on GPU 2",
+    needs_mib=12_700,
+    needs_source="declared",
+    reserved_start_at=NOW + 60,
+    entries=(
+        t.ExplainEntry(gpu="GPU-0", index=0, accepted=False, reason="is drained: fan", code="Drained"),
+        t.ExplainEntry(gpu="GPU-1", index=1, accepted=True, reason="", score=29.5, parts={"room_mib": 29.5}),
+    ),
+)
+
+
+@pytest.fixture
+def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemon]:
+    with FakeDaemon() as fake:
+        monkeypatch.setenv("CARMA_HOME", str(fake.home))
+        monkeypatch.setenv("COLUMNS", "80")
+        yield fake
+
+
+def call(*words: str, **more: Any) -> Result:
+    result = CliRunner().invoke(carma, list(words), **more)
+    assert "Traceback" not in result.output
+    return result
+
+
+def test_the_queue_says_what_waits_and_why(daemon: FakeDaemon) -> None:
+    daemon.tasks = {1: running(1), 2: task_view(2), 3: finished(3)}
+    lines = call("queue").stdout.splitlines()
+    assert lines[0].split() == ["ID", "NAME", "ST", "TIME", "GPUS", "WHERE", "(WHY)"]
+    assert lines[1].split() == ["1", "train", "R", "01:39", "1x12.4G", "GPU", "2"]
+    assert "PD" in lines[2]
+    assert "needs 12.4 GiB; most free is 9.1 GiB" in lines[2]
+    assert len(lines) == 3
+
+
+def test_the_queue_is_the_callers_unless_asked_otherwise(daemon: FakeDaemon) -> None:
+    call("queue")
+    call("ls", "-u", "all")
+    call("queue", "-a", "-s", "running", "-n", "5")
+    asked = [query for name, _, query, _ in daemon.requests if name == "tasks"]
+    every = {"limit": "100000"}
+    assert asked == [every, {"user": "all", **every}, {"user": "all", "state": "running", "limit": "5"}]
+
+
+def test_columns_can_be_chosen_and_a_wrong_one_names_the_nearest(daemon: FakeDaemon) -> None:
+    daemon.tasks = {2: task_view(2)}
+    assert call("queue", "-o", "id,code,command", "--no-header").stdout.split() == [
+        "2",
+        "GpuMemory",
+        "python",
+        "train.py",
+    ]
+    result = call("queue", "-o", "id,comand")
+    assert result.exit_code == 2
+    assert "'command'" in result.stderr
+
+
+@pytest.mark.parametrize("words", [["queue"], ["queue", "-a"], ["gpus"], ["history"], ["explain", "1"], ["show", "1"]])
+def test_tables_fit_80_columns_and_carry_no_control_characters(daemon: FakeDaemon, words: list[str]) -> None:
+    evil: dict[str, Any] = {
+        "name": "long" * 30 + "\x1b[31m\n",
+        "comment": "\x07",
+        "command": ("x" * 200, "\x1b]0;title\x07"),
+    }
+    daemon.tasks = {1: running(1, **evil), 2: task_view(2, **evil), 3: finished(3, **evil)}
+    daemon.answers["gpus"] = [gpu_view(0), gpu_view(1, state="closed", reason="SM activity is 0.93, the cap is 0.80")]
+    daemon.answers["explain"] = EXPLANATION
+    result = call(*words)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.strip()
+    assert max(len(line) for line in result.stdout.splitlines()) <= 80
+    assert all(char.isprintable() or char == "\n" for char in result.stdout)
+
+
+def test_wide_cuts_nothing(daemon: FakeDaemon) -> None:
+    daemon.tasks = {2: task_view(2, name="n" * 100)}
+    assert "n" * 100 in call("queue", "--wide").stdout
+
+
+@pytest.mark.parametrize("words", [["queue"], ["gpus"], ["history"]])
+def test_json_of_lists_is_a_list(daemon: FakeDaemon, words: list[str]) -> None:
+    assert json.loads(call(*words, "--json").stdout) == []
+    daemon.tasks = {2: task_view(2), 3: finished(3)}
+    daemon.answers["gpus"] = [gpu_view(0)]
+    (entry,) = json.loads(call(*words, "--json").stdout)
+    assert isinstance(entry, dict)
+
+
+def test_show_json_has_the_names_that_hold(daemon: FakeDaemon) -> None:
+    daemon.tasks = {1: running(1)}
+    shown = json.loads(call("show", "1", "--json").stdout)
+    names = {"id", "state", "outcome", "attempts", "gpus", "estimate", "booking_mib", "observed_mib", "reason"}
+    assert names <= shown.keys()
+    assert msgspec.convert(shown, t.TaskView) == daemon.tasks[1]
+
+
+def test_show_tells_memory_attempts_and_story(daemon: FakeDaemon) -> None:
+    daemon.tasks = {1: finished(1, code=3)}
+    daemon.answers["story"] = [t.StoryLine(at=NOW, event="task_submitted", text="submitted by ada")]
+    card = " ".join(call("show", "1").stdout.split())
+    assert "estimated by history 11.7 GiB (at most 12.4 GiB) → booked 12.4 GiB → observed 10.7 GiB" in card
+    assert "failed with exit code 3" in card
+    assert "submitted by ada" in card
+    assert "GPU 2 (GPU-2)" in card
+
+
+def test_show_tells_how_an_estimate_came_about(daemon: FakeDaemon) -> None:
+    estimate = t.EstimateView(
+        footprint_mib=12_000,
+        upper_mib=12_700,
+        source="trace",
+        seconds=8.0,
+        level=0.99,
+        allocated_mib=9_000,
+        reserved_mib=11_264,
+        steps_seen=3,
+        gpu_model="NVIDIA H200",
+        parts_mib={"weights": 400, "activations": 8_192, "cudnn_workspaces": 0},
+        warnings=("one value was made up", "constants of another card"),
+    )
+    shown = running(1, estimate=estimate)
+    attempt = msgspec.structs.replace(shown.attempts[0], booking_mib=11_550, placed_mib=12_700)
+    daemon.tasks = {1: msgspec.structs.replace(shown, booking_mib=11_550, attempts=(attempt,))}
+    card = " ".join(call("show", "1").stdout.split())
+    assert "estimated by trace 11.7 GiB (at most 12.4 GiB at 99 %) → booked 11.3 GiB → observed 10.7 GiB" in card
+    assert "parts activations 8.0 GiB, weights 400 MiB of that allocated 8.8 GiB, reserved 11.0 GiB" in card
+    assert "how a trial run of 3 optimizer steps, for NVIDIA H200, took 8 s" in card
+    assert "warning one value was made up warning constants of another card" in card
+    assert "booked 11.3 GiB (declared), at first 12.4 GiB" in card
+    (told,) = [json.loads(call("show", "1", "--json").stdout)]
+    assert told["estimate"]["parts_mib"]["weights"] == 400
+    assert told["attempts"][0]["placed_mib"] == 12_700
+
+
+def test_show_tells_what_is_known_of_a_task_that_runs_alone(daemon: FakeDaemon) -> None:
+    known = t.EstimateView(
+        footprint_mib=1, upper_mib=1, source="declared", runtime_s=7_500.0, demand={"sm_active": 0.85, "gr_active": 1.0}
+    )
+    daemon.tasks = {1: running(1, estimate=known), 2: running(2)}
+    assert "alone SM activity 85 %, any kernel 100 %, takes 02:05:00" in " ".join(call("show", "1").stdout.split())
+    assert "alone" not in call("show", "2").stdout
+    daemon.tasks = {1: running(1, estimate=replace(known, runtime_s=None, demand_predicted=True))}
+    shown = " ".join(call("show", "1").stdout.split())
+    assert "alone SM activity 85 %, any kernel 100 % (predicted from its trial run)" in shown
+
+
+def test_explain_json_has_one_entry_a_gpu(daemon: FakeDaemon) -> None:
+    daemon.tasks, daemon.answers["explain"] = {1: task_view(1)}, EXPLANATION
+    entries = json.loads(call("explain", "1", "--json").stdout)
+    assert [(each["gpu"], each["accepted"], each["reason"], each["score"]) for each in entries] == [
+        ("GPU-0", False, "is drained: fan", None),
+        ("GPU-1", True, "", 29.5),
+    ]
+    card = call("explain", "1").stdout
+    assert "12.4 GiB on each GPU (declared)" in card
+    assert "is drained: fan" in card
+
+
+def test_gpus_shows_a_dash_for_what_is_not_known(daemon: FakeDaemon) -> None:
+    foreign = (t.ForeignView(pid=1, name="x", memory_mib=5),)
+    daemon.answers["gpus"] = [gpu_view(0, name="A100", used_mib=None, sm_active=None, tasks=(), foreign=foreign)]
+    row = call("info", "--no-header").stdout.split()
+    assert row[:7] == ["0", "A100", "-", "+1", "foreign", "-/12.4/40.0", "-"]
+
+
+def test_history_as_csv_is_for_programs(daemon: FakeDaemon) -> None:
+    daemon.tasks = {3: finished(3, code=7)}
+    lines = call("history", "--csv", "-o", "id,st,exit,time,peak").stdout.splitlines()
+    assert lines == ["id,st,exit,time,peak", "3,F,7,90.0,11000"]
+
+
+def test_an_empty_queue_is_said_on_stderr(daemon: FakeDaemon) -> None:
+    result = call("queue")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "carma history" in result.stderr
+    assert daemon.requests
+
+
+def test_logs_are_passed_on_byte_for_byte(daemon: FakeDaemon) -> None:
+    daemon.tasks = {1: finished(1)}
+    daemon.output = {"stdout": b"\x00\xff out\r\n", "stderr": b"err"}
+    assert call("logs", "1").stdout_bytes == b"\x00\xff out\r\n"
+    assert call("logs", "--stderr", "-n", "3", "--attempt", "1", "1").stdout_bytes == b"err"
+    assert daemon.requests[-1][2] == {"stream": "stderr", "attempt": "1", "tail": "3"}
+
+
+def test_output_that_went_elsewhere_is_read_by_its_owner(daemon: FakeDaemon, tmp_path: Path) -> None:
+    from carma.errors import NotFound
+
+    own = tmp_path / "own.log"
+    own.write_bytes(b"one\ntwo\nthree\n")
+    view = finished(1)
+    attempt = msgspec.structs.replace(view.attempts[0], stdout=str(own))
+    daemon.tasks = {1: msgspec.structs.replace(view, attempts=(attempt,))}
+    daemon.refuses["logs"] = NotFound("this output was sent elsewhere", "read it there")
+    assert call("logs", "1").stdout == "one\ntwo\nthree\n"
+    assert call("logs", "-n", "2", "-f", "1").stdout == "two\nthree\n"
+    own.unlink()
+    assert call("logs", "1").exit_code == 4
+
+
+def test_wait_returns_the_highest_code(daemon: FakeDaemon) -> None:
+    daemon.tasks = {1: finished(1), 2: finished(2, code=9), 3: finished(3, code=5), 4: running(4)}
+    assert call("wait", "1").exit_code == 0
+    assert call("wait", "1-3").exit_code == 9
+    assert call("wait", "1", "9").exit_code == 4
+    assert call("wait", "--timeout", "0.01s", "4").exit_code == 124
+
+
+def test_run_follows_both_streams_and_returns_the_code(daemon: FakeDaemon) -> None:
+    daemon.tasks = {1: finished(1, code=6)}
+    daemon.output = {"stdout": b"hello\n", "stderr": b"oh\n"}
+    result = call("run", "--", "true")
+    assert (result.exit_code, result.stdout) == (6, "hello\n")
+    assert "oh\n" in result.stderr
+    assert "task 1 failed with exit code 6" in result.stderr
+
+
+def test_cancel_by_id_name_and_all(daemon: FakeDaemon) -> None:
+    daemon.tasks = {1: running(1), 2: task_view(2, name="sweep"), 3: finished(3, name="sweep")}
+    assert call("cancel", "--signal", "INT", "1").exit_code == 0
+    assert call("cancel", "--name", "sweep").exit_code == 0
+    assert call("cancel", "--all").exit_code == 0
+    asked = [(task, body.signal) for name, task, _, body in daemon.requests if name == "cancel"]
+    assert asked == [(1, 2), (2, 15), (1, 15), (2, 15)]
+    assert call("cancel").exit_code == 2
+    assert call("cancel", "--name", "nobody").exit_code == 4
+
+
+def test_each_task_is_tried_and_the_worst_code_returned(daemon: FakeDaemon) -> None:
+    daemon.tasks = {2: task_view(2)}
+    result = call("hold", "1", "2")
+    assert result.exit_code == 4
+    assert "there is no task 1" in result.stderr
+    assert result.stdout == "hold 2\n"
+
+
+@pytest.mark.parametrize(("error", "code"), [(NotAllowed("it is grace's task"), 4), (WrongState("it has ended"), 1)])
+def test_refusals_have_their_exit_code(daemon: FakeDaemon, error: Any, code: int) -> None:
+    daemon.tasks = {1: task_view(1)}
+    for verb in ("cancel", "hold", "release", "retry"):
+        daemon.refuses[verb] = error
+        result = call(verb, "1")
+        assert result.exit_code == code
+        assert result.stderr == f"carma: {error}\n"
+
+
+def test_update_sends_only_what_was_given(daemon: FakeDaemon) -> None:
+    daemon.tasks = {1: task_view(1)}
+    assert call("update", "1", "--gpu-mem", "2G", "--time", "5").exit_code == 0
+    assert daemon.asked("update") == [t.UpdateRequest(gpu_memory_mib=2048, time_limit_s=300.0)]
+    assert call("update", "1").exit_code == 2
+
+
+def test_drain_and_resume(daemon: FakeDaemon) -> None:
+    assert call("drain", "0", "GPU-1", "--reason", "fan").exit_code == 0
+    assert call("resume").exit_code == 0
+    assert daemon.asked("drain") == [t.DrainRequest(gpu="0", reason="fan"), t.DrainRequest(gpu="GPU-1", reason="fan")]
+    assert daemon.asked("resume") == [t.DrainRequest()]
+
+
+def test_events_are_lines(daemon: FakeDaemon) -> None:
+    event = t.StreamEvent(sequence=1, at=NOW, event="task_held", task=2, text="task 2: held")
+    daemon.answers["events"] = b": beat\n\ndata: " + msgspec.json.encode(event) + b"\n\n"
+    assert call("events").stdout.endswith("task 2: held\n")
+    assert json.loads(call("events", "--json").stdout)["task"] == 2
+    assert call("events", "--task", "9").stdout == ""
+
+
+def test_config_shows_value_and_origin(daemon: FakeDaemon) -> None:
+    daemon.answers["settings"] = [t.SettingView(name="gate.sm_active", value=0.7, origin="flag --set gate.sm_active")]
+    line = call("config", "show").stdout.splitlines()[1]
+    assert line.split(maxsplit=2) == ["gate.sm_active", "0.7", "flag --set gate.sm_active"]
+    assert call("config", "show", "nope").exit_code == 4
+
+
+def test_config_check_lists_every_mistake(daemon: FakeDaemon, tmp_path: Path) -> None:
+    file = tmp_path / "carma.toml"
+    file.write_text("[gate]\nsm_activ = 0.5\nsm_occupancy = 7\n")
+    result = call("config", "check", str(file))
+    assert result.exit_code == 2
+    assert "gate.sm_active" in result.stderr
+    assert "gate.sm_occupancy" in result.stderr
+    file.write_text("[gate]\nsm_active = 0.5\n")
+    assert call("config", "check", str(file)).stdout == f"{file}: ok\n"
+    assert call("config", "check", str(tmp_path / "absent")).exit_code == 2
+    assert not daemon.requests
+
+
+def test_doctor_finds_the_daemon(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    findings = {each["check"]: each for each in json.loads(call("doctor", "--json").stdout)}
+    assert findings["daemon"]["verdict"] == "ok"
+    assert findings["home"]["verdict"] == "ok"
+    assert "policy magm" in findings["daemon"]["text"]
+    (daemon.home / "config.toml").write_text("[gate]\nnope = 1\n")
+    result = call("doctor")
+    assert result.exit_code == 1
+    assert "gate.nope" in result.stdout
+
+
+def test_doctor_judges_the_daemon_that_serves_the_user(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    (daemon.home / "config.toml").write_text("[gate]\nnope = 1\n")  # another's: not this user's to mend
+    monkeypatch.setattr("os.geteuid", lambda: 4242)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    findings = {each["check"]: each for each in json.loads(call("doctor", "--json").stdout)}
+    assert (findings["home"]["verdict"], findings["settings"]["verdict"]) == ("ok", "ok")
+    assert "/data/carma" in findings["home"]["text"]
+    daemon.answers["server"] = msgspec.structs.replace(SERVER, uid=4242, gpus=1)
+    findings = {each["check"]: each for each in json.loads(call("doctor", "--json").stdout)}
+    assert (findings["home"]["verdict"], findings["settings"]["verdict"]) == ("bad", "bad")
+    assert "1 GPU," in findings["daemon"]["text"]
+
+
+def test_down_asks_and_waits_until_it_is_gone(daemon: FakeDaemon) -> None:
+
+    def end(route: Any, task: Any, query: Any, body: Any, usual: Any = daemon.answer) -> Any:
+        answer = usual(route, task, query, body)
+        if route.name == "shutdown":
+            (daemon.home / "carma.sock").unlink()
+        return answer
+
+    daemon.answer = end  # type: ignore[method-assign]
+    result = call("down", "--cancel")
+    assert result.exit_code == 0
+    assert daemon.asked("shutdown") == [t.ShutdownRequest(cancel_running=True)]
+
+
+def test_every_verb_has_help_with_an_example() -> None:
+    for name in [*VERBS, *ALIASES]:
+        result = call(name, "--help")
+        assert result.exit_code == 0
+        assert f"  carma {ALIASES.get(name, name)}" in result.stdout.partition("Examples:")[2], name
+
+
+def test_completion_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert "_CARMA_COMPLETE" in call("completion", shell).stdout
+    monkeypatch.setenv("COMP_WORDS", "carma can")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    completed = CliRunner().invoke(carma, [], env={"_CARMA_COMPLETE": "bash_complete"})
+    assert "cancel" in completed.stdout

@@ -1,0 +1,98 @@
+"""Following and waiting while the daemon is restarted: it goes on where it was, and nothing is printed twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from carma.cli import carma
+from carma.errors import Unreachable
+from carma.wire.routes import Route
+from tests.unit.cli.scripted_daemon import SERVER, FakeDaemon, finished, running
+
+
+class Restarted(FakeDaemon):
+    """Gives its first output and is gone; after some questions it is another daemon, and the task has ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tasks = {1: running(1)}
+        self.output = {"stdout": b"one\n", "stderr": b""}
+        self.missing = 3  # so many questions find nobody
+        self.followed = 0
+
+    def answer(self, route: Route, task: int | None, query: dict[str, str], body: Any) -> Any:
+        if self.followed and self.missing:
+            self.missing -= 1
+            if not self.missing:
+                self.tasks = {1: finished(1, code=6)}
+                self.output["stdout"] = b"one\ntwo\nthree\n"
+                self.answers["server"] = msgspec.structs.replace(SERVER, pid=SERVER.pid - 1)
+            raise Unreachable("nobody listens")
+        answer = super().answer(route, task, query, body)
+        self.followed += route.name == "logs" and query["stream"] == "stdout"
+        return answer
+
+
+@pytest.fixture
+def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[Restarted]:
+    monkeypatch.setattr("carma.cli.reconnect.LOOK_S", 0.01)
+    with Restarted() as fake:
+        monkeypatch.setenv("CARMA_HOME", str(fake.home))
+        yield fake
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(carma, list(words))
+
+
+@pytest.mark.parametrize("words", [["logs", "-f", "1"], ["logs", "-f", "--attempt", "1", "1"]])
+def test_logs_go_on_where_they_were(daemon: Restarted, words: list[str]) -> None:
+    result = call(*words)
+    assert (result.exit_code, result.stdout) == (0, "one\ntwo\nthree\n")
+    assert result.stderr.count("waiting for it to come back") == 1
+    assert daemon.followed == 2
+
+
+def test_run_goes_on_and_returns_the_code(daemon: Restarted) -> None:
+    result = call("run", "--", "true")
+    assert (result.exit_code, result.stdout) == (6, "one\ntwo\nthree\n")
+    assert "task 1 failed with exit code 6" in result.stderr
+    assert daemon.followed == 2
+
+
+def test_output_between_the_end_of_a_stream_and_the_next_daemon_is_not_lost(daemon: Restarted) -> None:
+    """The old daemon closes the stream in good order, and the first thing the new one says is that it is over."""
+    daemon.missing = 1
+    assert call("logs", "-f", "1").stdout == "one\ntwo\nthree\n"
+
+
+def test_waiting_outlives_a_restart(daemon: Restarted) -> None:
+    usual, asked = daemon.answer, 0
+
+    def answer(route: Route, task: int | None, query: dict[str, str], body: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        daemon.followed = asked > 1
+        return usual(route, task, query, body)
+
+    daemon.answer = answer  # type: ignore[method-assign]
+    assert call("wait", "1").exit_code == 6
+    assert daemon.missing == 0
+
+
+@pytest.mark.parametrize("words", [["wait", "1"], ["logs", "-f", "1"], ["logs", "-f", "--attempt", "1", "1"]])
+def test_a_daemon_that_never_answered_is_not_waited_for(daemon: Restarted, words: list[str]) -> None:
+    daemon.stop()
+    (daemon.home / "carma.sock").unlink()
+    assert call(*words).exit_code == 3
+
+
+def test_the_last_lines_of_nothing_are_nothing(daemon: Restarted) -> None:
+    daemon.output["stdout"] = b""
+    result = call("logs", "-n", "0", "1")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")

@@ -1,0 +1,241 @@
+"""How tasks share GPUs, what holds them and what they take, on every screen that tells it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from carma.cli import carma
+from carma.cli.wording import gpu_hours, short_ending
+from carma.core.model.units import show_j
+from carma.wire import api_types as t
+from carma.wire.sharing_text import held
+from tests.unit.cli.scripted_daemon import FakeDaemon, finished, gpu_view, running
+
+MPS = t.GuardView(rung="mps", limit_mib=8_192, how="MPS's memory limit")
+TORCH = t.GuardView(rung="framework", limit_mib=8_192, how="PyTorch's own")
+JAX = t.GuardView(rung="framework", limit_mib=7_168)
+# As the launcher writes them.
+CGROUP = t.GuardView(rung="cgroup", limit_mib=8_192, how="the driver's limit on its cgroup")
+MPS_EACH = t.GuardView(rung="mps", limit_mib=8_192, how="MPS's memory limit, for each process")
+TORCH_EACH = t.GuardView(rung="framework", limit_mib=8_192, how="PyTorch 2.11.0+cu130 or 2.13.0, each process")
+JAX_EACH = t.GuardView(rung="framework", limit_mib=8_192, how="JAX of unknown version, each process")
+CUPY_EACH = t.GuardView(rung="framework", limit_mib=8_192, how="CuPy 14.2.0, each process")
+CUPY_LESS = t.GuardView(rung="framework", limit_mib=6_144, how="CuPy 14.2.0, each process")
+WATCHDOG = t.GuardView(rung="watchdog", limit_mib=8_192)
+BUSY = t.ActivityView(sm_active=0.41, sm_occupancy=0.2, dram_active=0.1, gr_active=0.97)
+
+
+@pytest.fixture
+def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemon]:
+    with FakeDaemon() as fake:
+        monkeypatch.setenv("CARMA_HOME", str(fake.home))
+        monkeypatch.setenv("COLUMNS", "100")
+        yield fake
+
+
+def call(*words: str) -> Result:
+    result = CliRunner().invoke(carma, list(words))
+    assert "Traceback" not in result.output
+    return result
+
+
+def lines(*words: str) -> list[str]:
+    result = call(*words)
+    assert result.exit_code == 0, result.output
+    return result.stdout.splitlines()
+
+
+def shared(task: int, **changes: Any) -> t.TaskView:
+    view = running(task)
+    attempt = msgspec.structs.replace(view.attempts[0], **changes)
+    return msgspec.structs.replace(view, attempts=(attempt,), mechanism=attempt.mechanism, energy_j=attempt.energy_j)
+
+
+@pytest.mark.parametrize(
+    ("guards", "said"),
+    [
+        ((), "nothing holds it"),
+        ((MPS,), "held at 8.0 GiB by MPS's memory limit"),
+        ((MPS, WATCHDOG), "held at 8.0 GiB by MPS's memory limit; the watchdog behind it"),
+        (
+            (MPS, TORCH, WATCHDOG),
+            "held at 8.0 GiB by MPS's memory limit, and by PyTorch's own; the watchdog behind them",
+        ),
+        ((MPS, JAX), "held at 8.0 GiB by MPS's memory limit, and at 7.0 GiB by its framework's own limit"),
+        (
+            (MPS_EACH, TORCH_EACH, JAX_EACH, CUPY_EACH, WATCHDOG),
+            "held at 8.0 GiB a process by MPS's memory limit, and by PyTorch's, JAX's and CuPy's own where it uses "
+            "them; the watchdog behind them",
+        ),
+        (
+            (TORCH_EACH, WATCHDOG),
+            "held at 8.0 GiB a process by PyTorch's own where it uses that; the watchdog behind it",
+        ),
+        (
+            (MPS_EACH, TORCH_EACH, JAX_EACH, CUPY_LESS),
+            "held at 8.0 GiB a process by MPS's memory limit, and by PyTorch's and JAX's own where it uses them, "
+            "and at 6.0 GiB a process by CuPy's own where it uses that",
+        ),
+        (
+            (CGROUP, MPS_EACH),
+            "held at 8.0 GiB by the driver's limit on its cgroup, and at 8.0 GiB a process by MPS's memory limit",
+        ),
+        ((WATCHDOG,), "no limit holds it; the watchdog stops it above 8.0 GiB if others need that"),
+    ],
+)
+def test_what_holds_a_task_is_said_with_its_limit(guards: tuple[t.GuardView, ...], said: str) -> None:
+    assert held(guards) == said
+
+
+def test_the_card_tells_how_an_attempt_shares_and_how_busy_it_was(daemon: FakeDaemon) -> None:
+    daemon.tasks = {1: shared(1, mechanism="mps", guards=(MPS, WATCHDOG), activity=BUSY, energy_j=7_200.0)}
+    card = "\n".join(lines("show", "1"))
+    assert "shares     under MPS; held at 8.0 GiB by MPS's memory limit; the watchdog behind it" in card
+    assert "busy       SM activity 41 %, SM occupancy 20 %, DRAM 10 %, any kernel 97 %" in card
+    assert "tensor" not in card  # it is not given
+    assert "energy     2.0 Wh" in card
+
+
+def test_the_card_says_why_nothing_holds_a_task(daemon: FakeDaemon) -> None:
+    note = "MPS cannot be used: it is not installed"
+    daemon.tasks = {1: shared(1, mechanism="timeslice", note=note)}
+    assert any(f"in time slices; nothing holds it ({note})" in line for line in lines("show", "1"))
+    daemon.tasks = {1: shared(1, mechanism="timeslice", alone=True)}
+    assert any("in time slices; alone on its GPUs, so nothing holds it" in line for line in lines("show", "1"))
+    daemon.tasks = {1: shared(1)}  # not known: an attempt of before
+    assert not any("shares" in line for line in lines("show", "1"))
+
+
+def test_the_card_tells_what_was_asked_for(daemon: FakeDaemon) -> None:
+    daemon.tasks = {1: running(1, mechanism_asked="mps", threads_percent=20)}
+    assert any("1 GPU, mps, 20 % of the SMs" in line for line in lines("show", "1"))
+
+
+def test_the_columns_of_sharing_can_be_asked_for(daemon: FakeDaemon) -> None:
+    known = shared(1, mechanism="mps", guards=(MPS, WATCHDOG), energy_j=7_200.0)
+    daemon.tasks = {1: msgspec.structs.replace(known, sm_active=0.414), 2: running(2)}
+    rows = lines("queue", "-o", "id,energy,sm,mechanism,guard", "--no-header")
+    assert [row.split() for row in rows] == [["1", "2.0", "Wh", "41", "mps", "mps", "8.0G"], ["2", "-", "-", "-", "-"]]
+
+
+def test_history_shows_energy_and_sums_it_up(daemon: FakeDaemon) -> None:
+    on_two = msgspec.structs.replace(finished(3).attempts[0], gpus=("GPU-0", "GPU-1"))
+    daemon.tasks = {
+        1: finished(1, energy_j=3_600.0),
+        2: finished(2, energy_j=7_200.0),
+        3: finished(3, attempts=(on_two,)),
+    }
+    titles, *rows, sums = lines("history")
+    assert "ENERGY" in titles
+    assert ["1.0 Wh" in rows[0], "2.0 Wh" in rows[1]] == [True, True]
+    assert sums == "3 tasks, 6.0 GPU-minutes, 3.0 Wh"  # 90 s each, on one, one and two GPUs
+    assert "tasks," not in lines("history", "--no-header")[-1]
+    assert "tasks," not in lines("history", "-o", "id")[-1]
+    daemon.tasks = {1: finished(1)}
+    assert "task" not in lines("history")[-1]
+
+
+def test_csv_has_joules_and_shares_as_numbers(daemon: FakeDaemon) -> None:
+    daemon.tasks = {1: finished(1, energy_j=3_600.04, sm_active=0.41)}
+    assert lines("history", "--csv", "-o", "id,energy,sm", "--no-header") == ["1,3600.0,0.41"]
+
+
+def test_a_disrupted_task_has_its_code_and_its_reason(daemon: FakeDaemon) -> None:
+    outcome = {"kind": "disrupted", "reason": "its MPS server ended"}
+    view = finished(1, code=1, outcome=outcome, reason="disrupted: its MPS server ended")
+    daemon.tasks = {1: msgspec.structs.replace(view, code="DI")}
+    assert short_ending(view) == "its MPS server ended"
+    row = lines("history")[1]
+    assert row.split()[2] == "DI"
+    assert row.endswith("its MPS server ended")
+    assert "DI disrupted" in call("history", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("joules", "said"),
+    [
+        (None, "-"),
+        (0.0, "0 J"),
+        (0.04, "0.04 J"),
+        (0.96, "1.0 J"),
+        (4.2, "4.2 J"),
+        (90.0, "90 J"),
+        (1_800.0, "1,800 J"),
+        (3_599.4, "3,599 J"),
+        (3_599.6, "1.0 Wh"),
+        (3_600.0, "1.0 Wh"),
+        (359_900.0, "100 Wh"),
+        (1_483_200.0, "412 Wh"),
+        (3_599_000.0, "1.0 kWh"),
+        (1.2e7, "3.3 kWh"),
+    ],
+)
+def test_energy_is_shown_in_a_unit_that_says_something(joules: float | None, said: str) -> None:
+    assert show_j(joules) == said
+
+
+def test_gpu_time_is_shown_in_a_unit_that_says_something() -> None:
+    said = {
+        11_160.0: "3.1 GPU-hours",
+        90.0: "1.5 GPU-minutes",
+        59.97: "1.0 GPU-minutes",
+        1.6: "1.6 GPU-seconds",
+        0.0: "0.0 GPU-hours",
+    }
+    assert {gpu_s: gpu_hours(gpu_s) for gpu_s in said} == said
+
+
+def test_gpus_say_where_their_metrics_come_from(daemon: FakeDaemon) -> None:
+    fine = gpu_view(0, name="H200", metrics="gpm", gr_active=0.97, tensor_active=0.33)
+    daemon.answers["gpus"] = [fine]
+    assert lines("gpus")[0] == "1 GPU: H200; activity from NVML's GPM"
+    titles, row = lines("gpus", "-w")
+    assert titles.split()[-5:] == ["GRACT", "TENSOR", "METRICS", "W", "STATE"]
+    assert row.split()[-5:] == ["97", "33", "gpm", "180", "open"]
+    daemon.answers["gpus"] = [gpu_view(0, name="A100", metrics="nvml", sm_active=None)]
+    assert lines("gpus")[0].startswith("1 GPU: A100; coarse utilisation only")
+    assert json.loads("\n".join(lines("gpus", "--json")))[0]["gr_active"] is None
+
+
+@pytest.mark.parametrize("verb", ["submit", "run"])
+def test_the_mechanism_travels_from_the_flags(daemon: FakeDaemon, verb: str) -> None:
+    daemon.tasks = {1: finished(1)}
+    assert call(verb, "--mechanism", "mps", "--threads-percent", "20", "--", "true").exit_code == 0
+    (request,) = daemon.asked("submit")
+    assert (request.spec.mechanism, request.spec.threads_percent) == ("mps", 20)
+
+
+def test_the_mechanism_travels_from_files(daemon: FakeDaemon, tmp_path: Path) -> None:
+    script, file = tmp_path / "run.sh", tmp_path / "task.toml"
+    script.write_text("#!/bin/sh\n#CARMA --mechanism timeslice\ntrue\n")
+    file.write_text('command = ["true"]\nmechanism = "mps"\nthreads_percent = 40\n')
+    assert call("submit", str(script)).exit_code == 0
+    assert call("submit", "--file", str(file)).exit_code == 0
+    assert call("submit", "--threads-percent", "50", str(file)).exit_code == 0
+    specs = [request.spec for request in daemon.asked("submit")]
+    assert [(spec.mechanism, spec.threads_percent) for spec in specs] == [("timeslice", None), ("mps", 40), ("mps", 50)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--threads-percent", "0"], "between 1 and 100"),
+        (["--threads-percent", "101"], "between 1 and 100"),
+        (["--mechanism", "mig"], "mig"),
+        (["--mechanism", "timeslice", "--threads-percent", "20"], "--threads-percent is MPS's"),
+    ],
+)
+def test_a_mechanism_that_means_nothing_is_refused_before_it_is_sent(
+    daemon: FakeDaemon, flags: list[str], said: str
+) -> None:
+    result = call("submit", *flags, "--", "true")
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert not daemon.asked("submit")

@@ -1,0 +1,307 @@
+"""goodput's arithmetic, by hand: how long each takes in all, who is refused company and why, who goes first."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from msgspec.structs import replace
+
+from carma.core.model.values import AttemptKey, Demand, GpuId, GpuSample, TaskId
+from carma.core.policies.goodput import LEAST_GAIN
+from carma.core.scheduling.decision import Ask
+from carma.core.scheduling.forecast import Member, Outlook, Terms, slowdowns
+from carma.core.scheduling.gpu_view import Beside, GpuView, Holder
+from carma.core.scheduling.policy import Waits
+from carma.testing.builders import gpu
+from tests.unit.core.goodput_world import (
+    HEAVY,
+    LIGHT,
+    MPS,
+    NOW,
+    ask,
+    bound,
+    goes,
+    holder,
+    outlook,
+    rates_by_hand,
+    sentence,
+)
+
+
+@pytest.fixture
+def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates_by_hand(monkeypatch)
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_who_is_left_when_the_other_has_ended_goes_on_at_full_speed() -> None:
+    # The newcomer ends after 100 / 0.8 = 125 s. The other has done 62.5 s of its work by then, and 37.5 s are left.
+    found = outlook(ask(goes(0.8)), [holder(goes(0.5))], MPS)
+    assert found.slow == pytest.approx((1.625, 1.25))
+    assert (found.own, found.worst) == pytest.approx((1.25, 1.625))
+    assert found.gain == pytest.approx(0.5 + 0.8 - 1.0)
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_the_time_alone_before_and_after_counts_too() -> None:
+    # 900 s of 1,000 are done, alone: the last 100 take 200 s beside the newcomer, which then has 840 s to go alone.
+    long = holder(goes(0.5), 1_000.0, done_s=900.0, ran_s=900.0)
+    found = outlook(ask(goes(0.8), 1_000.0), [long], MPS)
+    assert found.slow == pytest.approx((1.1, 1.04))
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_what_was_lost_before_is_not_forgotten() -> None:
+    lame = holder(goes(1.0), 1_000.0, done_s=500.0, ran_s=700.0)
+    assert outlook(ask(goes(1.0)), [lame], MPS).worst == pytest.approx(1.2)
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_one_whose_end_is_not_known_goes_on_as_it_begins() -> None:
+    found = outlook(ask(goes(0.8), 1_000.0), [holder(goes(0.5), None)], MPS)
+    assert found.slow == pytest.approx((2.0, 1.25)), "neither ends before the other, as far as anybody knows"
+    found = outlook(ask(goes(0.8), None), [holder(goes(0.5), 100.0)], MPS)
+    assert found.slow == pytest.approx((2.0, 1.25))
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_one_that_has_not_started_counts_from_its_placement() -> None:
+    fresh = Holder(key=AttemptKey(TaskId(7), 1), booking_mib=1, ends_at=NOW, demand=goes(0.5), progress=None)
+    assert outlook(ask(goes(0.8)), [fresh], MPS).slow == pytest.approx((2.0, 1.25))
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_who_is_held_up_on_another_gpu_goes_no_faster_here() -> None:
+    # 0.6 all the way, also when it is alone here: 60 s done when the newcomer ends, 40 s at 0.6 after it.
+    gang = holder(goes(0.9), elsewhere=0.6)
+    found = outlook(ask(goes(1.0)), [gang], MPS)
+    assert found.slow == pytest.approx(((100 + 40 / 0.6) / 100, 1.0))
+    assert found.gain == pytest.approx(1.0), "it made 0.6 before and makes 0.6 now"
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_one_that_overran_may_end_at_any_time_and_is_late_already() -> None:
+    late = holder(goes(0.5), 100.0, done_s=180.0, ran_s=180.0)
+    found = outlook(ask(goes(0.8), 1_000.0), [late], MPS)
+    assert found.slow[0] == pytest.approx((180 + 1 / 0.5) / 100)
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_three_leave_one_after_the_other() -> None:
+    members = [Member(goes(0.5), 50.0), Member(goes(0.5), 100.0), Member(goes(0.5), inf)]
+    # The first ends at 100 s, the second has 50 s left then and goes on at 0.5 beside the third.
+    assert slowdowns(members, [0.5, 0.5, 0.5], "mps") == pytest.approx([2.0, 2.0, 2.0])
+    members[2] = Member(goes(0.5), 60.0)
+    # At 100 s: 50 and 10 s are left; the third ends at 120 s, and the second has 40 s to go alone.
+    assert slowdowns(members, [0.5, 0.5, 0.5], "mps") == pytest.approx([2.0, 1.6, 2.0])
+
+
+# -- refusals -------------------------------------------------------------------------------------------------------
+@pytest.mark.usefixtures("by_hand")
+def test_the_cap_is_on_the_whole_run_of_each() -> None:
+    assert bound(1.63).objects(ask(goes(0.8)), [holder(goes(0.5))]) is None
+    assert "task 7 would take 1.62 times as long as alone (cap 1.6)" in sentence(
+        bound(1.6), ask(goes(0.8)), holder(goes(0.5))
+    )
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_a_refusal_names_the_newcomer_and_the_worst_of_the_others() -> None:
+    told = sentence(bound(1.2), ask(goes(0.8)), holder(goes(0.9), task=3), holder(goes(0.5), task=4))
+    assert "beside tasks 3, 4 it would take 1.25 times as long as alone" in told
+    assert "task 4 1.6" in told
+    assert "task 3 " not in told
+    assert "(cap 1.2)" in told
+
+
+def test_a_small_task_of_which_nothing_is_known_may_share_where_a_large_one_may_not() -> None:
+    known = Demand(0.35, 0.15, 0.15, 0.5, 0.3)
+    for mib, shares in ((1_000, True), (9_000, False)):
+        newcomer = Ask(TaskId(9), 1, mib, "declared", False)
+        assert (bound().objects(newcomer, [holder(known, None)]) is None) == shares
+        asked = Ask(TaskId(9), 1, 1_000, "declared", False, known)
+        assert (bound().objects(asked, [holder(None, None, mib=mib)]) is None) == shares
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_who_only_counts_as_busy_is_named() -> None:
+    told = sentence(bound(), ask(None), holder(goes(0.9), task=3), holder(None, task=4))
+    assert "it and task 4 count as busy as tasks of their size get" in told
+    assert "counts" not in sentence(bound(), ask(goes(0.5)), holder(goes(0.5)))
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_a_gain_that_is_too_small_is_not_worth_it() -> None:
+    cap = 5.0
+    enough = goes(0.5 + LEAST_GAIN + 0.001)
+    assert bound(cap).objects(ask(enough), [holder(goes(0.5))]) is None
+    assert "add 0.19 of a GPU's work" in sentence(bound(cap), ask(goes(0.5 + LEAST_GAIN - 0.01)), holder(goes(0.5)))
+    assert "less would be done in all" in sentence(bound(cap), ask(goes(0.4)), holder(goes(0.5)))
+
+
+def test_nobody_is_refused_an_idle_gpu() -> None:
+    assert bound(1.0).objects(ask(None, None), ()) is None
+    (ranked,) = bound(1.0).rank(ask(None, None), [GpuView(gpu=gpu(0))], None)
+    assert [part.value for part in ranked.parts] == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_progress_that_is_clearly_less_than_predicted_is_counted_on_for_nobody() -> None:
+    # Alone on the GPU it should make 1 and is seen to make 0.5: a newcomer, too, would get half of what is predicted.
+    slow = holder(goes(0.8), None, rate=0.5)
+    assert outlook(ask(goes(0.8), None), [slow], MPS).slow == pytest.approx((2.5, 2.5))
+    nearly = holder(goes(0.8), None, rate=0.9)  # within what predictions are off anyway
+    assert outlook(ask(goes(0.8), None), [nearly], MPS).slow == pytest.approx((1.25, 1.25))
+
+
+# -- the model ------------------------------------------------------------------------------------------------------
+def test_one_of_whom_nothing_is_known_is_judged_as_a_demanding_one() -> None:
+    known, unknown = outlook(ask(LIGHT), [holder(LIGHT)], MPS), outlook(ask(None), [holder(LIGHT)], MPS)
+    assert unknown.worst > known.worst
+    assert unknown.gain < known.gain
+    assert bound(1.25).objects(ask(LIGHT), [holder(LIGHT)]) is None
+    assert bound(1.25).objects(ask(None), [holder(HEAVY)]) is not None
+    assert bound(1.25).objects(ask(HEAVY), [holder(None)]) is not None
+
+
+def test_time_slices_lose_where_mps_does_not() -> None:
+    full = Demand(0.9, 0.4, 0.3, 1.0, 0.5)
+    sliced = outlook(ask(full, None), [holder(full, None)], Terms(9.0, "timeslice"))
+    assert sliced.gain == pytest.approx(0.875 - 1.0)
+    assert "less would be done" in sentence(bound(9.0, "timeslice"), ask(full, None), holder(full, None))
+    assert bound(9.0, "mps").objects(ask(full, None), [holder(full, None)]) is None
+
+
+# -- rank -----------------------------------------------------------------------------------------------------------
+@pytest.mark.usefixtures("by_hand")
+def test_the_gpu_on_which_it_adds_most_is_first_and_the_index_decides_a_tie() -> None:
+    views = [
+        GpuView(gpu=gpu(0), holders=(holder(goes(0.6)),)),
+        GpuView(gpu=gpu(1), holders=(holder(goes(0.9)),)),
+        GpuView(gpu=gpu(2), holders=(holder(goes(0.9)),)),
+        GpuView(gpu=gpu(3)),
+    ]
+    ranked = bound().rank(ask(goes(0.8)), views, GpuId("GPU-0"))
+    assert [entry.gpu for entry in ranked] == ["GPU-3", "GPU-1", "GPU-2", "GPU-0"]
+    assert [part.name for part in ranked[-1].parts] == ["gain", "own_slowdown", "worst_slowdown"]
+    assert [part.value for part in ranked[-1].parts] == pytest.approx([0.4, 1.25, 1.5])
+
+
+def test_what_is_kept_of_an_answer_changes_none() -> None:
+    policy, terms = bound(), Terms(1.25, "mps")
+    company = (holder(LIGHT), holder(Demand(0.4, 0.2, 0.2), 300.0, ran_s=50.0, done_s=40.0))
+    asks = [ask(demand, alone_s) for demand in (LIGHT, HEAVY, None) for alone_s in (50.0, 900.0, None)]
+    later = [Ask(TaskId(9), 1, 1_000, "declared", False, LIGHT, 50.0, NOW + 200.0)]
+    for one in (*asks, *later, *asks):
+        found = outlook(one, company, terms)
+        (ranked,) = policy.rank(one, [GpuView(gpu=gpu(0), holders=company)], None)
+        assert [part.value for part in ranked.parts] == pytest.approx(_parts(found), abs=1e-3)
+        assert (policy.objects(one, company) is None) == (found.worst <= 1.25 and found.gain >= LEAST_GAIN)
+
+
+def _parts(found: Outlook) -> list[float]:
+    return [found.gain, found.own, found.worst]
+
+
+# -- who goes first -------------------------------------------------------------------------------------------------
+def test_those_who_would_outlast_all_others_go_first_the_longest_first() -> None:
+    urgent = bound().urgent
+    assert urgent is not None
+    short = [Waits(1, 100.0)] * 10
+    # 10,000 s of work on two GPUs, each of which does 1.3: all is done after 3,846 s.
+    assert urgent([*short, Waits(1, 4_000.0), Waits(1, 5_000.0)], 0.0, 2) == [11, 10]
+    assert urgent([*short, Waits(1, 4_000.0), Waits(1, 5_000.0)], 100_000.0, 2) == [], "much runs before they are late"
+
+
+def test_whose_run_time_is_not_known_is_never_urgent_and_counts_as_the_others_do() -> None:
+    urgent = bound().urgent
+    assert urgent is not None
+    assert urgent([Waits(1, None)] * 3, 0.0, 1) == []
+    assert urgent([Waits(1, None), Waits(1, 1_000.0)], 0.0, 1) == []  # 2,000 s of work: done after 1,538 s
+    assert urgent([Waits(1, None), Waits(1, 1_000.0)], 0.0, 2) == [1]
+
+
+def test_a_task_of_several_gpus_is_work_for_each_of_them() -> None:
+    urgent = bound().urgent
+    assert urgent is not None
+    assert urgent([Waits(1, 1_000.0), Waits(1, 500.0)], 0.0, 1) == [0]  # 1,154 s
+    assert urgent([Waits(1, 1_000.0), Waits(2, 500.0)], 0.0, 1) == []  # 1,538 s
+
+
+# -- who should be elsewhere ----------------------------------------------------------------------------------------
+def shared(*holders: Holder) -> GpuView:
+    return GpuView(gpu=gpu(0), holders=holders, newest=GpuSample(gpu=GpuId("GPU-0"), at=NOW))
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_the_newest_is_wanted_elsewhere_where_less_progress_is_seen_than_the_cap_allows() -> None:
+    moves = bound(1.5).moves
+    assert moves is not None
+    old, new = holder(goes(0.8), None, task=3, rate=0.4), holder(goes(0.8), None, task=5, rate=0.4)
+    (move,) = moves([shared(new, old)])
+    assert move.task == 5
+    assert "50 % of the progress that was predicted" in move.reason
+    assert "2.50 times as long as alone (cap 1.5)" in move.reason
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_nobody_is_wanted_elsewhere_who_does_as_predicted_or_well_enough() -> None:
+    moves = bound(1.5).moves
+    assert moves is not None
+    assert moves([shared(holder(goes(0.8), None, rate=0.8), holder(goes(0.8), None, task=8, rate=0.8))]) == []
+    assert moves([shared(holder(goes(1.0), None, rate=0.8), holder(goes(1.0), None, task=8, rate=0.8))]) == []
+    assert moves([shared(holder(goes(0.8), None, rate=0.2))]) == [], "it has the GPU alone"
+
+
+# -- the quick answer ----------------------------------------------------------------------------------------------
+SHARE = some.floats(0.02, 1.0)
+DEMANDS = some.none() | some.builds(Demand, SHARE, SHARE, SHARE, some.none() | SHARE, some.none() | SHARE)
+RUNS = some.none() | some.floats(50.0, 20_000.0)
+HOLDERS = some.lists(
+    some.builds(
+        holder,
+        DEMANDS,
+        RUNS,
+        task=some.integers(1, 6),
+        done_s=some.floats(0.0, 9_000.0),
+        ran_s=some.floats(0.0, 12_000.0),
+        rate=some.floats(0.2, 1.0),
+        elsewhere=some.floats(0.3, 1.0),
+        mib=some.integers(500, 9_000),
+    ),
+    max_size=4,
+).map(tuple)
+
+
+def also_beside(company: tuple[Holder, ...], others: tuple[Holder, ...]) -> tuple[Holder, ...]:
+    """The first of them has another GPU, with those others."""
+    known = {holder.key for holder in company}
+    beside = (Beside(GpuId("g9"), None, tuple(holder for holder in others if holder.key not in known)),)
+    return (replace(company[0], beside=beside), *company[1:]) if company else ()
+
+
+COMPANY = HOLDERS | some.builds(also_beside, HOLDERS, HOLDERS)
+
+
+@settings(deadline=None, max_examples=400)
+@given(COMPANY, DEMANDS, RUNS, some.sampled_from([1, 2]), some.sampled_from([1.05, 1.25, 1.6, 1e9]))
+def test_whether_it_refuses_is_told_as_with_the_sentence(
+    company: tuple[Holder, ...], demand: Demand | None, alone_s: float | None, gpus: int, cap: float
+) -> None:
+    asked = Ask(TaskId(9), gpus, 1_000, "declared", False, demand, alone_s, NOW)
+    said = bound(cap).objects(asked, company) is not None
+    assert bound(cap).opposes(asked, company) == said
+    policy = bound(cap)
+    policy.objects(asked, company)
+    assert policy.opposes(asked, company) == said, "also where the sentence is known already"
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_what_somebody_has_spent_counts_where_his_end_is_not_the_first() -> None:
+    """At this rate the second comes to 1.31 times its run alone; from now on it would be 0.71 only."""
+    company = (holder(goes(0.99), 10.0, task=1), holder(goes(0.7), 1_000.0, task=2, done_s=500.0, ran_s=600.0))
+    assert bound().opposes(ask(goes(0.99), 5_000.0), company)
+    assert not bound(1.4).opposes(ask(goes(0.99), 5_000.0), company)

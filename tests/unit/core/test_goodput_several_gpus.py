@@ -1,0 +1,106 @@
+"""goodput and tasks with several GPUs: judged on all of them at once, with those beside them there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from carma.core.model.values import Demand, GpuId
+from carma.core.policies import goodput
+from carma.core.scheduling.decision import Ask, Refusal
+from carma.core.scheduling.forecast import goes_on, slowdowns
+from carma.core.scheduling.gpu_view import Beside, GpuView
+from carma.core.scheduling.kept import shape_of
+from carma.core.scheduling.placement import rank
+from carma.core.scheduling.sharing_model import progress_rates
+from carma.core.scheduling.snapshot import views
+from carma.testing.builders import World, gpu
+from tests.unit.core.goodput_world import HEAVY, LIGHT, MPS, NOW, ask, bound, holder, outlook, sentence
+
+
+def test_who_shares_another_gpu_with_a_wide_task_is_held_up_with_it() -> None:
+    """The newcomer slows the wide task down here, which so stays longer beside a third one there."""
+    third = holder(LIGHT, 200.0, task=8)
+    wide = replace(holder(HEAVY, 100.0), beside=(Beside(GpuId("g1"), HEAVY, (third,)),))
+    newcomer = ask(HEAVY, 300.0)
+    found = outlook(newcomer, [wide], MPS)
+    pressed, _ = progress_rates([HEAVY, HEAVY])
+    _, light = progress_rates([HEAVY, LIGHT])
+    assert [one.key.task for one in found.whose] == [7, 8]
+    assert found.slow[0] == pytest.approx(1.0 / pressed)
+    stays_s = 100.0 / pressed
+    assert found.slow[1] == pytest.approx((stays_s + 200.0 - light * stays_s) / 200.0)
+    before = goes_on([(wide,)], NOW, MPS)
+    assert found.slow[1] > slowdowns(before.members, [1.0, light], "mps", before.groups)[1]
+
+
+def test_a_newcomer_is_kept_off_where_somebody_on_another_gpu_would_pay_for_it() -> None:
+    """The third one can bear the wide task for as long as that stays by itself, and no longer."""
+    third = holder(Demand(0.2, 0.1, 0.1, 0.5, 0.2), 100.0, task=8, done_s=20.0, ran_s=28.0)
+    wide = replace(holder(HEAVY, 400.0, done_s=360.0, ran_s=360.0), beside=(Beside(GpuId("g1"), HEAVY, (third,)),))
+    alone = replace(wide, beside=(Beside(GpuId("g1"), HEAVY, ()),))
+    newcomer = ask(Demand(0.5, 0.2, 0.2, 0.8, 0.5), 2_000.0)
+    assert not bound().opposes(newcomer, (alone,))
+    assert bound().opposes(newcomer, (wide,))
+    assert sentence(bound(), newcomer, wide).startswith("beside it task 8 would take 1.2")
+    assert sentence(bound(), newcomer, wide).endswith("(cap 1.25)")
+    late = replace(wide, beside=(Beside(GpuId("g1"), HEAVY, (holder(LIGHT, 20.0, task=8, ran_s=60.0),)),))
+    assert not bound().opposes(newcomer, (late,)), "one that was too late anyhow, and ends before, pays nothing"
+    assert bound().objects(newcomer, (late,)) is None
+
+
+def test_a_task_with_several_gpus_is_judged_on_all_of_them_at_once() -> None:
+    """One GPU holds it up much and soon no more, the other a little all the time: each by itself it can bear."""
+    soon = holder(HEAVY, 1_000.0, task=1, done_s=900.0, ran_s=900.0)
+    long = holder(Demand(0.3, 0.1, 0.1, 0.4, 0.3), 1_000.0, task=2)
+    wide = replace(ask(Demand(0.5, 0.2, 0.2, 0.8, 0.5), 400.0), gpus=2)
+    policy = bound()
+    assert policy.jointly is not None
+    assert not policy.opposes(wide, (soon,))
+    assert not policy.opposes(wide, (long,))
+    assert policy.jointly(wide, [(soon,), ()]) is None
+    found = policy.jointly(wide, [(soon,), (long,)])
+    assert found is not None
+    assert found.sentence.startswith("beside tasks 1, 2 it would take 1.")
+
+
+def test_of_gpus_that_do_not_go_together_the_better_is_had_with_another() -> None:
+    soon = holder(HEAVY, 1_000.0, task=1, done_s=900.0, ran_s=900.0)
+    long = holder(Demand(0.3, 0.1, 0.1, 0.4, 0.3), 1_000.0, task=2)
+    wide = replace(ask(Demand(0.5, 0.2, 0.2, 0.8, 0.5), 400.0), gpus=2)
+    seen = [
+        GpuView(gpu=gpu(place), holders=holders, room_mib=40_000)
+        for place, holders in enumerate([(long,), (soon,), ()])
+    ]
+    assert chosen(wide, seen) == [2, 0]
+    assert chosen(wide, seen[:2]) == []
+    assert chosen(replace(wide, gpus=1), seen[:2]) == [0]
+
+
+def chosen(asked: Ask, seen: Sequence[GpuView]) -> list[int]:
+    refusals: dict[GpuId, Refusal] = {}
+    ranked = rank(asked, seen, bound(), None, refusals, idle_first=True)
+    places = {view.gpu.id: view.gpu.index for view in seen}
+    assert len(ranked) == len(seen) - len(refusals)
+    return [places[entry.gpu] for entry in ranked[: asked.gpus]] if len(ranked) >= asked.gpus else []
+
+
+def test_tasks_on_several_gpus_are_known_as_such_before_they_begin_and_after() -> None:
+    world = World(2, policy=goodput.POLICY)
+    for gpus in (2, 1):
+        task = world.submit(1_000, gpus=gpus)
+        world.settle()
+        for _ in ("placed", "running"):
+            seen = views(world.state, world.now)
+            others = [[known.gpu for known in one.beside] for view in seen for one in view.holders]
+            assert others == ([[view.gpu.id] for view in reversed(seen)] if gpus > 1 else [[]])
+            world.start(task)
+            world.wait(30)
+        world.end(task)
+        world.wait(5)
+
+
+def test_what_is_kept_of_a_task_is_not_said_of_one_on_more_gpus() -> None:
+    assert shape_of(ask(LIGHT)) != shape_of(replace(ask(LIGHT), gpus=2))
