@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,12 +21,15 @@ from carma.trial.sandbox import Boxed, Ended, Limits, Sandbox
 
 NOBODY = Owner(65534, 65534, "nobody")
 PATIENCE_S = 180.0
-# Not run.py, so that a test can change a module first. The ordinary user is taken on after everything is imported: the
-# interpreter may be where only root can read.
+# Not box/main.py, so that a test can change a module first. The ordinary user is taken on after everything is imported:
+# the interpreter may be where only root can read.
 _LAUNCHER = """
 import ctypes, os, sys
 sys.path.insert(0, {source!r})
 from carma.trial.box import namespaces
+for file in {procs_files}:
+    with open(file, "w") as procs:
+        procs.write("0")
 {change}
 if {ordinary}:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
@@ -39,19 +42,21 @@ WAYS = ("self", "root-for-another", "ordinary")
 class Way:
     """One way to make a box; `owner` is the user that the command runs as."""
 
-    def __init__(self, name: str, confinement: Confinement | None = None) -> None:
-        """`confinement`: None for what the machine has."""
+    def __init__(self, name: str, confinement: Confinement | None = None, procs_files: Sequence[str] = ()) -> None:
+        """`confinement`: None for what the machine has. `procs_files`: of the cgroup that the sandbox joins first."""
         self.name = name
         self.sandbox = Sandbox(confinement=confinement)
-        if name == "ordinary":
+        self._procs_files = list(procs_files)
+        if name == "ordinary" or procs_files:
             self.change("")
         self.owner = NOBODY if name != "self" else Owner(os.geteuid(), os.getegid(), "me")
 
     def change(self, statements: str) -> None:
         """Lets the sandbox's own program execute these statements first; it has imported `namespaces`."""
         source = str(Path(carma.__file__).parents[1])
-        program = _LAUNCHER.format(source=source, change=statements, ordinary=self.name == "ordinary")
-        self.sandbox.launcher = (sys.executable, "-c", program)
+        ordinary = self.name == "ordinary"
+        program = _LAUNCHER.format(source=source, procs_files=self._procs_files, change=statements, ordinary=ordinary)
+        self.sandbox.launcher = (sys.executable, "-I", "-S", "-X", "utf8", "-c", program)
 
     def run(
         self,
@@ -95,10 +100,10 @@ def refusal(name: str) -> str | None:
         shutil.rmtree(folder)
 
 
-def way_or_skip(name: str, confinement: Confinement | None = None) -> Way:
+def way_or_skip(name: str, confinement: Confinement | None = None, procs_files: Sequence[str] = ()) -> Way:
     if (why := refusal(name)) is not None:
         pytest.skip(f"no box of this kind: {why}")
-    return Way(name, confinement)
+    return Way(name, confinement, procs_files)
 
 
 class OpenedCgroups(Confinement):

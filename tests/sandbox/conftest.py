@@ -1,4 +1,7 @@
-"""Every test of this directory runs inside a cgroup of its own: if a limit fails, the machine is not affected."""
+"""Every sandbox of this directory is inside a cgroup of its own: if a limit fails, the machine is not affected.
+
+The test process is not in it, so that its own threads and memory are neither limited nor counted there.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -21,43 +26,74 @@ GUARD_PIDS, GUARD_BYTES = 2_000, 3 << 30
 folder = pytest.fixture(folder_for_all)
 
 
-@pytest.fixture
-def guard() -> Iterator[Cgroup]:
-    """A cgroup with limits that this process is in during the test."""
+@dataclass(frozen=True)
+class Guard:
+    """A cgroup with limits around one sandbox and around the cgroup that the sandbox makes for its command."""
+
+    group: Cgroup
+    below: Cgroups
+    own: Cgroup  # below `group`: of the processes of the sandbox that are not in the cgroup of its command
+
+    def members(self) -> list[int]:
+        return self.group.members()
+
+    def peak(self) -> int | None:
+        """The most processes and threads that were in it at one time; None before Linux 6.6."""
+        file = Path(self.group.directories[0], "pids.peak")
+        return int(file.read_text()) if file.exists() else None
+
+
+def guard_or_problem(own: Path) -> Guard | str:
+    """`own`: a file to write, which says like /proc/self/cgroup where the cgroups below the guard are created."""
     found = cgroups.find()
-    if isinstance(found, str) or not (found.limits_pids and found.limits_memory):
-        pytest.skip(f"bombs need a cgroup around them: {found if isinstance(found, str) else found.problem}")
-    name = f"guard-{secrets.token_hex(8)}"
-    group = found.create(name, pids=GUARD_PIDS, memory_bytes=GUARD_BYTES)
-    before = cgroups.current()
-    move(group)
-    yield group
-    move(before)
-    group.kill()
-    group.remove()
-    assert found.open(name) is None, "a process is still there, or its cgroup cannot be removed"
+    if isinstance(found, str):
+        return found
+    if not (found.limits_pids and found.limits_memory):
+        return found.problem
+    group = found.create(f"guard-{secrets.token_hex(8)}", pids=GUARD_PIDS, memory_bytes=GUARD_BYTES)
+    root = Path(cgroups.ROOT)
+    names = ["pids", "memory"] if found.version == 1 else [""]
+    bases = [root / name for name in names]
+    places = [Path(directory).relative_to(base) for directory, base in zip(group.directories, bases, strict=True)]
+    own.write_text("".join(f"0:{name}:/{place}\n" for name, place in zip(names, places, strict=True)))
+    if os.geteuid() == 0:  # version 2 lets a user move a process only between cgroups below one of theirs
+        for file in group.procs_files:
+            os.chown(file, NOBODY.uid, NOBODY.gid)
+    below = cgroups.find(own=str(own), systemd="/nonexistent")
+    assert isinstance(below, Cgroups), below
+    return Guard(group, below, below.create("sandbox"))
 
 
-def move(group: Cgroup) -> None:
-    for file in group.procs_files:
-        with open(file, "w") as procs:
-            procs.write(str(os.getpid()))
+@pytest.fixture
+def guard_if_possible(tmp_path: Path) -> Iterator[Guard | str]:
+    made = guard_or_problem(tmp_path / "cgroup")
+    yield made
+    if isinstance(made, Guard):
+        made.group.kill()
+        made.group.remove()
+        assert not os.path.exists(made.group.directories[0]), "a process is still in the guard"
+
+
+@pytest.fixture
+def guard(guard_if_possible: Guard | str) -> Guard:
+    if isinstance(guard_if_possible, str):
+        pytest.skip(f"bombs need a cgroup around them: {guard_if_possible}")
+    return guard_if_possible
 
 
 @pytest.fixture(params=["cgroup", "no-cgroup"])
-def confinement(request: pytest.FixtureRequest) -> Confinement:
-    request.getfixturevalue("guard")
+def confinement(request: pytest.FixtureRequest, guard_if_possible: Guard | str) -> Confinement:
     if request.param == "no-cgroup":
         return Confinement(problem="the test wants none")
-    groups = cgroups.find()  # below the guard
-    if not isinstance(groups, Cgroups) or not (groups.limits_pids and groups.limits_memory):
-        pytest.skip("this process cannot create cgroups with limits below one that it is in")
-    return OpenedCgroups(groups=groups)
+    if isinstance(guard_if_possible, str):
+        pytest.skip(f"no cgroup with limits can be created: {guard_if_possible}")
+    return OpenedCgroups(groups=guard_if_possible.below)
 
 
 @pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest, confinement: Confinement) -> Iterator[Way]:
-    made = way_or_skip(request.param, confinement)
+def way(request: pytest.FixtureRequest, confinement: Confinement, guard_if_possible: Guard | str) -> Iterator[Way]:
+    procs_files = [] if isinstance(guard_if_possible, str) else guard_if_possible.own.procs_files
+    made = way_or_skip(request.param, confinement, procs_files)
     yield made
     made.sandbox.close()
 

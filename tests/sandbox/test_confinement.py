@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from carma.trial import confinement
 from carma.trial.confinement import Confinement, find, systemd_scope
 from carma.trial.sandbox import Limits
 from tests.boxes import PATIENCE_S, way_or_skip
+from tests.sandbox.conftest import Guard
 from tests.sandbox.programs import FORK_BOMB, Python
 
 COMPLETE = Cgroups(2, {"": "/nowhere"}, frozenset({"pids", "memory"}))
@@ -98,19 +98,14 @@ def test_a_scope_is_tried_before_it_is_used(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def scoped(folder: Path, guard: Cgroup) -> Iterator[Cgroup]:
-    assert guard.members()
-    groups = cgroups.find()
-    if not isinstance(groups, Cgroups) or not groups.limits_pids:
-        pytest.skip("this process cannot create cgroups below one that it is in")
-    group = groups.create(f"scope-{secrets.token_hex(8)}")
+def scoped(folder: Path, guard: Guard) -> Cgroup:
+    """The cgroup that the stand-in for systemd-run joins; it goes with the guard."""
+    group = guard.below.create("scope")
     program = folder / "systemd-run"
     directories = " ".join(group.directories)
     program.write_text(SYSTEMD_RUN.format(folder=folder, pids=group.directories[0], directories=directories))
     program.chmod(0o755)
-    yield group
-    group.kill()
-    group.remove()
+    return group
 
 
 def test_a_scope_limits_processes(folder: Path, scoped: Cgroup, python: Python) -> None:
