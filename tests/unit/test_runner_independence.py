@@ -1,4 +1,4 @@
-"""A test run does not depend on how it was started (tests/conftest.py), and CI runs it once."""
+"""A test run does not depend on how it was started (conftest.py), and CI runs it once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 # Starts a process as tests do, in a Python that was started with ignored signals, no stdin and an odd environment.
 START = "trap '' INT HUP QUIT TERM USR1; umask 077; exec \"$@\" <&-"
 LOOK = "grep -E 'Sig(Ign|Blk)' /proc/self/status; umask; env"
-SHOW = f"import tests.conftest, subprocess; subprocess.run(['sh', '-c', {LOOK!r}])"
+SHOW = f"import conftest, subprocess; subprocess.run(['sh', '-c', {LOOK!r}])"
 ODD = {
     "CARMA_HOME": "/nowhere",
     "CARMA_CRASH_SEED": "7",
