@@ -48,10 +48,10 @@ def simulated() -> dict[str, Any]:
     found: dict[str, Any] = {"seeds": SEEDS, "traces": list(SHIPPED)}
     for known in KNOWN:
         found[known] = _over(alone, known, SEEDS if known == "estimate" else 1)
-    found["magm"] = _over(alone, "none", 1, policy="magm")
+    found["magm"] = _over(alone, "history", 1, policy="magm")
     cautious = {}
     for caution in CAUTIONS:
-        with patch("carma_lab.simulator.simulation.foretold", _raised(caution)):
+        with patch("carma_lab.simulator.task_knowledge.foretold", _raised(caution)):
             cautious[f"{caution:g}"] = _over(alone, "estimate", SEEDS)
     return {**found, "cautious": cautious}
 
@@ -106,7 +106,8 @@ def errors_table(found: Mapping[str, Any]) -> str:
 def simulated_table(found: Mapping[str, Any]) -> str:
     sim = found["simulated"]
     names = sim["traces"]
-    known = {f"`goodput`: {word}": sim[name] for name, word in KNOWN.items()} | {"`magm`": sim["magm"]}
+    known = {f"`goodput`: {word}": sim[name] for name, word in KNOWN.items()}
+    known[f"`magm`: {KNOWN['history']}"] = sim["magm"]
     rows = []
     for word, one in known.items():
         ends = (f"{one['makespan']:.3f}", f"{one['slowdown_p95']:.2f}", f"{one['slowdown_most']:.2f}")
