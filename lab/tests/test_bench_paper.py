@@ -12,14 +12,16 @@ import pytest
 
 from carma.cli import main
 from carma.errors import CarmaError, Refused, Usage
-from carma_lab.bench.paper import page, scope, study
+from carma_lab.bench.paper import page, study
 from carma_lab.bench.paper import paper_file as writing
 from carma_lab.bench.paper.claims import Claim, claims
-from carma_lab.bench.paper.plots import Sketch, sketches
-from carma_lab.cli import bench_paper
+from carma_lab.bench.paper.plots import pictures
+from carma_lab.bench.paper.variants import PARTS, QUICK, Scope
+from carma_lab.cli.bench import PAPER_PARTS
+from carma_lab.reports.drawing import Picture, save
 
 
-def nothing_drawn(_: Sequence[Sketch], __: Path) -> list[Path]:
+def nothing_drawn(_: Sequence[Picture], __: Path) -> list[Path]:
     return []
 
 
@@ -102,7 +104,7 @@ def test_a_file_from_before_the_limit_at_a_cap_is_still_shown(found: dict[str, A
     assert "at cap" not in (tmp_path / "README.md").read_text(encoding="utf-8")
     assert at_the_cap(older["parts"]) is None
     pytest.importorskip("matplotlib")
-    assert bench_paper.draw(sketches({"curves": older["parts"]["curves"]}), tmp_path)
+    assert save(pictures({"curves": older["parts"]["curves"]}), tmp_path)
 
 
 def test_a_variant_has_the_same_figures_wherever_it_stands(found: dict[str, Any]) -> None:
@@ -157,14 +159,14 @@ def test_parts_of_different_code_are_told_apart(found: dict[str, Any]) -> None:
 
 
 def test_a_part_that_is_made_again_leaves_the_others_as_they_are(found: dict[str, Any]) -> None:
-    again = writing.merged(found, "tables", {"about": {}, **found["parts"]["tables"], "gpus": 99}, scope.QUICK)
+    again = writing.merged(found, "tables", {"about": {}, **found["parts"]["tables"], "gpus": 99}, QUICK)
     assert again["parts"]["tables"]["gpus"] == 99
     assert again["parts"]["limits"] == found["parts"]["limits"]
     assert list(again["parts"]) == list(found["parts"])
 
 
 def test_a_full_study_takes_nothing_over_from_a_quick_one(found: dict[str, Any]) -> None:
-    again = writing.merged(found, "limits", found["parts"]["limits"], scope.Scope())
+    again = writing.merged(found, "limits", found["parts"]["limits"], Scope())
     assert list(again["parts"]) == ["limits"]
 
 
@@ -198,7 +200,7 @@ def test_what_cannot_be_done_is_told_before_anything_is_and_leaves_nothing(tmp_p
 
 def test_pictures_are_drawn_of_the_parts_that_there_are(found: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    written = bench_paper.draw(sketches(found["parts"]), tmp_path)
+    written = save(pictures(found["parts"]), tmp_path)
     assert {path.name for path in written} == {
         f"paper-{name}.{kind}" for name in ("curves", "bars") for kind in ("png", "svg")
     }
@@ -210,7 +212,7 @@ def test_caps_that_come_to_the_same_are_drawn(found: dict[str, Any], tmp_path: P
     parts = {"curves": json.loads(json.dumps(found["parts"]["curves"]))}
     curve = parts["curves"]["traces"]["t1"]["curve"]
     curve[-2] |= {"run": curve[-1]["run"], "makespan": curve[-1]["makespan"]}
-    assert len(bench_paper.draw(sketches(parts), tmp_path)) == 2
+    assert len(save(pictures(parts), tmp_path)) == 2
 
 
 def test_what_is_there_is_shown_again_without_simulating(out: Path, tmp_path: Path) -> None:
@@ -234,15 +236,15 @@ def test_the_command_in_the_file_has_no_path_of_the_machine() -> None:
 def test_fewer_seeds_and_windows_are_taken_and_told() -> None:
     options = study.Options(seeds=3, windows=2)
     found = study.scope_of(options)
-    assert (found.seeds, found.windows, found.traces) == (3, 2, scope.Scope().traces)
+    assert (found.seeds, found.windows, found.traces) == (3, 2, Scope().traces)
     assert options.spelled() == "carma bench paper --seeds 3 --windows 2"
-    assert study.scope_of(study.Options()) == scope.Scope()
+    assert study.scope_of(study.Options()) == Scope()
 
 
 def test_without_philly_s_file_all_other_parts_are_run() -> None:
     assert study.wanted(study.Options()) == ("tables", "curves", "limits", "seeds", "speed")
-    assert study.wanted(study.Options(philly=Path("x"))) == scope.PARTS
-    assert bench_paper.PARTS == scope.PARTS
+    assert study.wanted(study.Options(philly=Path("x"))) == PARTS
+    assert PAPER_PARTS == PARTS
 
 
 def test_the_page_and_the_claims_in_results_are_those_of_the_file() -> None:
@@ -256,10 +258,10 @@ def test_the_page_and_the_claims_in_results_are_those_of_the_file() -> None:
 @pytest.mark.parametrize(
     ("gone", "words", "said", "hint"),
     [
-        ({"scipy", "matplotlib"}, ["--only", "tables,limits"], "matplotlib and scipy are not", "matplotlib scipy;"),
-        ({"scipy"}, [], "scipy is not installed", "pip install scipy;"),
-        ({"matplotlib"}, ["--only", "tables"], "matplotlib is not installed", "pip install matplotlib;"),
-        ({"matplotlib"}, ["--redraw"], "matplotlib is not installed", "pip install matplotlib;"),
+        ({"scipy", "matplotlib"}, ["--only", "tables,limits"], "matplotlib and scipy are not", "matplotlib scipy"),
+        ({"scipy"}, [], "scipy is not installed", "pip install scipy"),
+        ({"matplotlib"}, ["--only", "tables"], "matplotlib is not installed", "pip install matplotlib"),
+        ({"matplotlib"}, ["--redraw"], "matplotlib is not installed", "pip install matplotlib"),
     ],
 )
 def test_what_is_not_installed_is_told_before_any_work(
@@ -271,7 +273,7 @@ def test_what_is_not_installed_is_told_before_any_work(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(bench_paper, "find_spec", lambda name: None if name in gone else name)
+    monkeypatch.setattr(study, "find_spec", lambda name: None if name in gone else name)
     assert main(["bench", "paper", "--quick", "--out", str(tmp_path / "new"), *words]) == 1
     told = capsys.readouterr().err
     assert said in told
@@ -280,8 +282,8 @@ def test_what_is_not_installed_is_told_before_any_work(
 
 
 def test_scipy_is_wanted_only_where_limits_are_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_paper, "find_spec", lambda name: None if name == "scipy" else name)
-    bench_paper.check_packages(("tables", "seeds", "speed"))
-    for part in bench_paper.LIMITED:
+    monkeypatch.setattr(study, "find_spec", lambda name: None if name == "scipy" else name)
+    study.check_packages(study.Options(only=("tables", "seeds", "speed")))
+    for part in study.LIMITED:
         with pytest.raises(Refused, match="scipy is not installed, and this study needs it"):
-            bench_paper.check_packages((part,))
+            study.check_packages(study.Options(only=(part,), philly=Path("philly.csv")))

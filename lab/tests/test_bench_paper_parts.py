@@ -15,10 +15,9 @@ from carma.errors import Usage
 from carma.plugins import POLICIES, names
 from carma.traces import Trace
 from carma_lab.bench.paper import cases, workloads
-from carma_lab.bench.paper.cases import Case, Limit, Results
+from carma_lab.bench.paper.cases import Case, Limit, Results, geo_mean
 from carma_lab.bench.paper.curves import below
 from carma_lab.bench.paper.published import PUBLISHED
-from carma_lab.bench.paper.ratios import geo_mean
 from carma_lab.bench.paper.variants import (
     ABLATIONS,
     BASELINES,

@@ -28,7 +28,7 @@ from carma.trial.demand.prediction import (
 )
 from carma.trial.layers.column_reading import CannotTell
 from carma.trial.layers.description import Described, Layer
-from carma_lab.simulator import power
+from carma_lab.simulator import simulated_cards
 from lab.tools import demand_tables, fit_demand
 
 ROOT = Path(__file__).parents[2]
@@ -142,7 +142,7 @@ def test_a_slower_card_is_kept_busier_by_the_same_step() -> None:
 
 
 def test_an_a100_draws_by_the_simulators_curve() -> None:
-    curve, found = power.A100_40, told(mlp(batch=4096), "NVIDIA A100-SXM4-40GB")
+    curve, found = simulated_cards.A100_40, told(mlp(batch=4096), "NVIDIA A100-SXM4-40GB")
     assert (curve.of_sm, curve.of_dram, curve.sharpness) == A100_CURVE
     assert found.power == pytest.approx(curve.share(found.sm_active, found.dram_active), abs=0.02)
 

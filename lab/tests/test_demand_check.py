@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 
 from carma.traces import SHIPPED
-from carma_lab.simulator import power
+from carma_lab.simulator import simulated_cards
 from carma_lab.simulator.simulated_cards import CARDS
 from lab.tools import demand_check, fit_power, profile_tables, published
 from lab_fixtures.small_simulations import row, simulation
@@ -25,9 +25,9 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_power_curve_is_what_the_published_figures_give() -> None:
-    found = fit_power.fit(fit_power.published_points(), power.A100_40)
+    found = fit_power.fit(fit_power.published_points(), simulated_cards.A100_40)
     for name in ("of_sm", "of_dram", "sharpness"):
-        assert getattr(power.A100_40, name) == pytest.approx(getattr(found, name), abs=0.001)
+        assert getattr(simulated_cards.A100_40, name) == pytest.approx(getattr(found, name), abs=0.001)
     assert (found.idle_w, found.most_w) == (52.0, 275.0)
 
 
@@ -42,7 +42,7 @@ def test_a_curve_rises_from_idle_to_the_limit() -> None:
 
 def test_the_h200_draws_as_measured() -> None:
     """Closer than the curve that it had before, which was off by 61 W on average."""
-    off = fit_power.errors(fit_power.measured_points(), power.H200)
+    off = fit_power.errors(fit_power.measured_points(), simulated_cards.H200)
     assert len(off) > 30
     assert fmean(map(abs, off)) < 30.0
 

@@ -10,8 +10,7 @@ from carma.config import catalogue
 from carma.errors import BadSettings, Usage
 from carma.trial.cards import find_card
 from carma_lab.simulator import simulated_cards as cards
-from carma_lab.simulator.request import Request, recorded, simulation
-from carma_lab.simulator.unused_options import WITHOUT_EFFECT
+from carma_lab.simulator.request import WITHOUT_EFFECT, Request, recorded, simulation
 from lab_fixtures.small_simulations import row, trace
 
 

@@ -16,7 +16,7 @@ from carma.errors import BadTrace
 from carma.traces import SHIPPED, Trace, find, read
 from carma.traces.schema import COLUMNS
 from carma.traces.table import parse_table, read_table, shipped_table
-from carma_lab.simulator.power import A100_40
+from carma_lab.simulator.simulated_cards import A100_40
 from carma_lab.traces.task_classes import CLASSES, class_of
 from carma_lab.traces.writer import write, write_table
 from lab.tools import published as publishing

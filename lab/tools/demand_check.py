@@ -21,14 +21,14 @@ from typing import Any
 
 from carma import __version__
 from carma.traces.shipped import SHIPPED, find
+from carma_lab.markdown import table
 from carma_lab.runs.figures import Figures, quantile
-from carma_lab.simulator import power
+from carma_lab.simulator import simulated_cards
 from carma_lab.simulator.request import Request, simulation
 from carma_lab.simulator.simulation import Simulation
 from lab.tools import fit_power
 from lab.tools.profile_tables import Pair, figures_of, published_of
 from lab.tools.published import FIGURES, Solo
-from tools.markdown import table
 
 SHOWN = ("sm_active", "sm_occupancy", "dram_active", "power_w")
 # Exclusive runs on four A100s, means over active samples; and MAGM with the measured peak over exclusive, with energy,
@@ -120,18 +120,18 @@ def _ratios(name: str) -> dict[str, float]:
 
 def _power_fit() -> dict[str, Any]:
     points = fit_power.published_points()
-    off = [abs(error) for error in fit_power.errors(points, power.A100_40)]
+    off = [abs(error) for error in fit_power.errors(points, simulated_cards.A100_40)]
     return {
         "points": len(points),
         "mean_error_w": round(fmean(off), 1),
         "most_error_w": round(max(off), 1),
-        "curve": {name: getattr(power.A100_40, name) for name in power.A100_40.__struct_fields__},
+        "curve": {name: getattr(simulated_cards.A100_40, name) for name in simulated_cards.A100_40.__struct_fields__},
     }
 
 
 def most_power_w(sm_active: float, points: Sequence[fit_power.Point]) -> float:
     """That any mix of those tasks, idle time included, draws on average whose mean SM activity is that."""
-    known = [(0.0, power.A100_40.idle_w), *((point.sm_active, point.power_w) for point in points)]
+    known = [(0.0, simulated_cards.A100_40.idle_w), *((point.sm_active, point.power_w) for point in points)]
     below = [one for one in known if one[0] <= sm_active]
     above = [one for one in known if one[0] > sm_active]
     return max(

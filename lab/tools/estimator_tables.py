@@ -17,7 +17,7 @@ from typing import NamedTuple
 from carma_lab.bench.memory.comparison_file import Comparison, read
 from carma_lab.bench.memory.figures import Summary
 from carma_lab.bench.memory.published18 import PUBLISHED
-from tools.markdown import table
+from carma_lab.markdown import table
 from tools.pages import filled, renew
 
 ROOT = Path(__file__).parents[2]

@@ -22,10 +22,10 @@ from msgspec.structs import replace
 from carma import __version__
 from carma.traces.schema import Trace
 from carma.traces.table import shipped_table
+from carma_lab.markdown import table
 from carma_lab.reports.fairness import Fairness, fairness
 from carma_lab.simulator.request import Request, simulation
 from carma_lab.traces.generate import Recipe, generate
-from tools.markdown import table
 
 WRITTEN, PAGE = Path("lab/results/simulation/fairness.json"), Path("docs/fairness.md")
 BEGIN, END = "<!-- made by lab.tools.fairness_table -->", "<!-- to here -->"

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tools.markdown import table
+from carma_lab.markdown import table
 from tools.pages import filled, renew
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tools.markdown import table
+from carma_lab.markdown import table
 from tools.pages import filled, renew
 
 ROOT = Path(__file__).parents[2]

@@ -35,7 +35,7 @@ from carma.trial.demand.prediction import CONSTANTS, FIGURES, H200, LEAST_KNOWN,
 from carma.trial.layers.column_reading import CannotTell
 from carma.trial.layers.description import Described
 from carma_lab.bench.gpu.profile_tasks import TASKS
-from carma_lab.simulator import power
+from carma_lab.simulator import simulated_cards
 from gpumemnet.dataset.table import read
 from lab.tools import demand_tables
 
@@ -120,7 +120,7 @@ def real(path: Path = REAL) -> tuple[list[Run], dict[str, str], dict[str, Any]]:
 
 def _truth(row: Mapping[str, float]) -> dict[str, float]:
     figures = {name: float(row[name]) for name in FIGURES[:4]}
-    return {**figures, "power": power.H200.share_of(row["power_w"]), "step_s": row["step_ms"] / 1000.0}
+    return {**figures, "power": simulated_cards.H200.share_of(row["power_w"]), "step_s": row["step_ms"] / 1000.0}
 
 
 def flat(constants: Constants) -> Numbers:

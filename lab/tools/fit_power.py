@@ -1,5 +1,5 @@
-"""Fits the power curve of the A100 in lab/src/carma_lab/simulator/power.py, and says how far that and the H200's line
-are off.
+"""Fits the power curve of the A100 in carma_lab/simulator/simulated_cards.py and prints the errors of that curve and of
+the H200's line.
 
     python -m lab.tools.fit_power
 
@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from carma_lab.simulator import power
-from carma_lab.simulator.power import Curve
+from carma_lab.simulator import simulated_cards
+from carma_lab.simulator.simulated_cards import Curve
 from lab.tools import published
 from lab.tools.profile_tables import PROFILES
 
@@ -78,11 +78,13 @@ def told(points: Sequence[Point], curve: Curve) -> str:
 
 def main() -> None:
     points = published_points()
-    found = fit(points, power.A100_40)
+    found = fit(points, simulated_cards.A100_40)
     print(f"A100 40 GB, fitted: of_sm={found.of_sm:.3f}, of_dram={found.of_dram:.3f}, sharpness={found.sharpness:.3f}")
     print(f"  as fitted: {told(points, found)}")
-    print(f"  as in lab/src/carma_lab/simulator/power.py: {told(points, power.A100_40)}")
-    print(f"H200, as in lab/src/carma_lab/simulator/power.py: {told(measured_points(), power.H200)}")
+    print(f"  as in lab/src/carma_lab/simulator/simulated_cards.py: {told(points, simulated_cards.A100_40)}")
+    print(
+        f"H200, as in lab/src/carma_lab/simulator/simulated_cards.py: {told(measured_points(), simulated_cards.H200)}"
+    )
 
 
 if __name__ == "__main__":

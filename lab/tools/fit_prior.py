@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from carma.core.model.values import Demand
 from carma.core.scheduling.sharing_model import BY_SIZE, UNKNOWN, by_size, progress_rates
 from carma.traces.table import shipped_table
-from carma_lab.simulator.power import H200
+from carma_lab.simulator.simulated_cards import H200
 from gpumemnet.dataset.table import read
 
 DATA = Path("gpumemnet/datasets/h200")

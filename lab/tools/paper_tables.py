@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from carma_lab.bench.paper.cases import geo_mean
 from carma_lab.bench.paper.published import PUBLISHED
-from carma_lab.bench.paper.ratios import geo_mean
-from carma_lab.bench.paper.scope import FEW_GPUS
-from tools.markdown import table
+from carma_lab.bench.paper.variants import FEW_GPUS
+from carma_lab.markdown import table
 from tools.pages import filled, renew
 
 ROOT = Path(__file__).parents[2]

@@ -25,10 +25,10 @@ from carma.core.scheduling.queue_order import waiting
 from carma.core.state import State
 from carma.traces.schema import Trace
 from carma.traces.table import shipped_table
+from carma_lab.markdown import table
 from carma_lab.runs.figures import TaskRun, quantile
 from carma_lab.simulator.request import Request, simulation
 from carma_lab.traces.generate import Recipe, generate
-from tools.markdown import table
 
 WRITTEN, PAGE = Path("lab/results/simulation/preemption.json"), Path("docs/preemption.md")
 BEGIN, END = "<!-- made by lab.tools.preemption_table -->", "<!-- to here -->"

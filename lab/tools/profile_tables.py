@@ -32,12 +32,12 @@ from carma.traces.schema import Trace, TraceTask
 from carma.traces.shipped import SHIPPED, find
 from carma.traces.table import read_table
 from carma_lab.bench.gpu.profile_tasks import TASKS, Task
-from carma_lab.simulator import power
+from carma_lab.markdown import table
+from carma_lab.simulator import simulated_cards
 from carma_lab.simulator.card_scaling import A100_40, H200, Rates, Scaled, Shown, scale
 from carma_lab.traces.writer import write_table
 from lab.tools import published as publishing
 from lab.tools.published import FIGURES, Solo
-from tools.markdown import table
 
 PROFILES = Path("lab/results/h200/profiles.json")
 RAMP_S = 20.0  # assumed. Published: what 50 such tasks hold 30 s after their first activity is what they hold at 200 s
@@ -207,7 +207,7 @@ def with_published(task: TraceTask, solo: Solo) -> TraceTask:
     """What is known of it takes the place of what stood there; the ramp is assumed for all."""
     found: dict[str, Any] = {figure: round(value, 3) for figure, value in solo.figures.items() if figure != "power_w"}
     if "power_w" in solo.figures:
-        found["power"] = round(power.A100_40.share_of(solo.figures["power_w"]), 3)
+        found["power"] = round(simulated_cards.A100_40.share_of(solo.figures["power_w"]), 3)
     if solo.start_s is not None:
         found["start_s"] = round(solo.start_s, 1)
     if solo.gpus == task.gpus:

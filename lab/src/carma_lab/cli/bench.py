@@ -11,9 +11,9 @@ import click
 from carma.cli import parsers as parse
 from carma.cli.task_flags import Parsed
 from carma.cli.verb import Function, Names, Renamed, Verb, number, whole
-from carma_lab.cli.bench_paper import PARTS as PAPER_PARTS
 
-# As in bench/gpu/trial*.py, which are imported only when they are used.
+# As in bench/paper/variants.py and bench/gpu/trial*.py, which are imported only when they are used.
+PAPER_PARTS = ("tables", "curves", "limits", "seeds", "philly", "speed")
 PARTS = ("tasks", "oom", "restart", "exclusive")
 RUNGS = ("mps", "framework", "watchdog", "nothing", "watchdog-jump", "mps-jump")
 LONGEST_S = 604_800.0  # a week
@@ -327,6 +327,10 @@ def paper(**flags: Any) -> int:
     that is named with --only takes the place of the old one in DIR/paper.json, and the others stay. Needs the extra
     report, and no GPU.
     """
-    from carma_lab.cli.bench_paper import run
+    from carma_lab.bench.paper import study
+    from carma_lab.cli.progress_line import simulating
 
-    return run(**flags)
+    options = study.Options(**flags)
+    study.check_packages(options)
+    with simulating() as follow:
+        return study.run(options, follow=follow)

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
-from carma.core.model.values import Owner, TaskSpec
+from carma.core.model.values import Owner, SaveSignal, TaskSpec
 from carma.traces import TraceTask
 from carma_lab.runs.figures import Asked
-from carma_lab.simulator import checkpoints as saving
+from carma_lab.simulator.simulated_server import Runner
+
+SIGNAL = 10
+GRACE_S = 120.0  # or twice what a save takes: none is too late here
+
+
+def signal_of(row: TraceTask) -> SaveSignal | None:
+    """What its submission declares."""
+    return SaveSignal(SIGNAL, max(GRACE_S, 2.0 * (row.save_s or 0.0))) if row.can_leave else None
+
+
+def kept_s(row: TraceTask, runner: Runner) -> float:
+    """How much of its work an attempt that ended leaves behind: all of it if it saved on a signal, else what its last
+    checkpoint has. An attempt that is told to stop, or that ran out of memory, saves nothing more."""
+    done_s = runner.done_s + runner.progress_s
+    if runner.saving and row.save_s is not None:
+        return done_s
+    if row.checkpoint_s <= 0.0:
+        return runner.done_s
+    return max(runner.done_s, done_s // row.checkpoint_s * row.checkpoint_s)
 
 
 def spec_of(row: TraceTask, asked: Asked) -> TaskSpec:
@@ -17,7 +36,7 @@ def spec_of(row: TraceTask, asked: Asked) -> TaskSpec:
         priority=asked.priority,
         exclusive=asked.exclusive,
         time_limit_s=asked.time_limit_s,
-        checkpoint=saving.signal_of(row),
+        checkpoint=signal_of(row),
     )
 
 

@@ -32,8 +32,8 @@ from __future__ import annotations
 
 from carma.core.model.values import Demand, Record
 from carma.core.scheduling.sharing_model import POWER_OF_DRAM, POWER_OF_SM
-from carma_lab.simulator import power
-from carma_lab.simulator.power import Curve
+from carma_lab.simulator import simulated_cards
+from carma_lab.simulator.simulated_cards import Curve
 
 COPY_REACHES = 0.85  # of the peak bandwidth: what a kernel that only copies shows as DRAM activity
 FULL = 0.98  # no counter shows more than about this over seconds
@@ -84,9 +84,9 @@ A100_40 = Rates(
     fp32_tflops=19.5,
     tensor_tflops=156.0,
     dram_gbs=1555,
-    idle_w=power.A100_40.idle_w,
-    most_w=power.A100_40.most_w,
-    curve=power.A100_40,
+    idle_w=simulated_cards.A100_40.idle_w,
+    most_w=simulated_cards.A100_40.most_w,
+    curve=simulated_cards.A100_40,
 )
 
 

@@ -21,8 +21,7 @@ from carma_lab.runs.record import About, GpuOf, Run, Server
 from carma_lab.simulator import simulated_cards as cards
 from carma_lab.simulator.estimate_sources import nobody
 from carma_lab.simulator.fidelity_solo import Known, Mechanism, Meters, Solo, solos
-from carma_lab.simulator.power import Curve
-from carma_lab.simulator.simulated_cards import Card
+from carma_lab.simulator.simulated_cards import Card, Curve
 from carma_lab.simulator.simulation import Setup, Simulation
 
 LEAD_S = 60.0  # of an idle server before the first task comes: its GPUs have been looked at

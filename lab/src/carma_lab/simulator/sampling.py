@@ -12,7 +12,22 @@ from math import floor
 
 from carma.core.model.events import GpusSampled
 from carma.core.model.values import Activity, Gpu, GpuId, GpuSample, ProcessUse
+from carma.core.state import State
 from carma_lab.simulator.simulated_server import Board, Runner
+
+
+def heeded(state: State, gpu: GpuId, used: bool) -> bool:
+    """Whether the core could do something else for a sample that shows the same tasks on the GPU as the last one.
+    `used`: whether that showed any."""
+    rules = state.rules
+    if rules.sharing.watchdog or rules.preemption.enabled:
+        return True  # then samples end tasks, or move them
+    if not state.policy.shares:
+        return False  # nobody comes before the one that is there has left
+    # Those on it settle, and what they show, or do not show yet, is at the gate. One that nobody is on is idle,
+    # whatever its window says.
+    return used or bool(state.on_gpu.get(gpu))
+
 
 Sums = tuple[float, float, float, float, float, float]  # as of when, and what a board had summed up by then
 

@@ -22,15 +22,13 @@ from carma.core.state import State, forget, new_state
 from carma.traces import Trace, TraceTask
 from carma_lab.runs import figures as result
 from carma_lab.runs.record import Course, GpuOf, Point, Server
-from carma_lab.simulator import checkpoints as saving
+from carma_lab.simulator import arrivals as saving
 from carma_lab.simulator.arrivals import owner_of, spec_of
-from carma_lab.simulator.event_heap import Heap
 from carma_lab.simulator.noise import Noise
-from carma_lab.simulator.occurrences import Arrival, Begun, Ending, Happening, Look, Saved, Started, Thought, Wake
+from carma_lab.simulator.occurrences import Arrival, Begun, Ending, Happening, Heap, Look, Saved, Started, Thought, Wake
 from carma_lab.simulator.past_runs import run_of
 from carma_lab.simulator.progress import Tell, followed
-from carma_lab.simulator.sample_filter import heeded
-from carma_lab.simulator.sampling import Eyes
+from carma_lab.simulator.sampling import Eyes, heeded
 from carma_lab.simulator.setup import Demands as Demands
 from carma_lab.simulator.setup import Setup as Setup
 from carma_lab.simulator.setup import rules_for as rules_for

@@ -56,7 +56,7 @@ A100_CURVE = (
     1.785,
     0.097,
     1.997,
-)  # of carma_lab/simulator/power.py, from published means of tasks alone
+)  # of carma_lab/simulator/simulated_cards.py, from published means of tasks alone
 H200 = Rates(sms=132, peaks=(67.0, 495.0, 989.0), dram_gbs=4800.0)
 RATES = {
     "h200": H200,

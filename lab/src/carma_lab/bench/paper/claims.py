@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from carma.core.model.values import Record
-from carma_lab.bench.paper.explanations import NEAR
-from carma_lab.bench.paper.published import ARRIVALS, ENERGY, PUBLISHED, RUN
-from carma_lab.bench.paper.ratios import geo_mean
-from carma_lab.bench.paper.scope import FEW_GPUS, LARGE
+from carma_lab.bench.paper.cases import geo_mean
+from carma_lab.bench.paper.published import ARRIVALS, ENERGY, NEAR, PUBLISHED, RUN
+from carma_lab.bench.paper.variants import FEW_GPUS, LARGE
 
 MAKESPAN, SLOWDOWN, MAKESPAN_NO_CAP, NEAR_BOUND = 0.70, 1.3, 0.66, 1.10
 TASKS_PER_S, WHOLE_S = 2000.0, 60.0

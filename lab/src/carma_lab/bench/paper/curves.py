@@ -9,10 +9,8 @@ from typing import Any
 
 from carma.traces import Trace
 from carma_lab.bench.paper import workloads
-from carma_lab.bench.paper.cases import Case, Limit, Results, Row
-from carma_lab.bench.paper.ratios import Ratio, ratio
-from carma_lab.bench.paper.scope import FEW_GPUS, Scope
-from carma_lab.bench.paper.variants import EXCLUSIVE, NO_CAP, Variant, capped
+from carma_lab.bench.paper.cases import Case, Limit, Ratio, Results, Row, ratio
+from carma_lab.bench.paper.variants import EXCLUSIVE, FEW_GPUS, NO_CAP, Scope, Variant, capped
 
 JUDGED = (1.1, 2.0)  # the caps between which the curve is judged
 

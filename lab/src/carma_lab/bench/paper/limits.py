@@ -1,4 +1,4 @@
-"""The limit beside each policy: what a makespan and a mean completion are at least, whatever is known beforehand."""
+"""The limit beside each policy, which no makespan or mean completion is below; on shipped traces and on Philly."""
 
 from __future__ import annotations
 
@@ -7,11 +7,23 @@ from typing import Any
 import msgspec
 
 from carma.traces import Trace
-from carma_lab.bench.paper import workloads
-from carma_lab.bench.paper.cases import Case, Limit, Results, Row
-from carma_lab.bench.paper.ratios import ratio
-from carma_lab.bench.paper.scope import LARGE, Scope, generated_name
-from carma_lab.bench.paper.variants import DEFAULT_CAP, EXCLUSIVE, NO_CAP, Variant, capped
+from carma_lab.bench.paper import curves, workloads
+from carma_lab.bench.paper.cases import Case, Limit, Results, Row, ratio
+from carma_lab.bench.paper.variants import (
+    BASELINES,
+    DEFAULT_CAP,
+    EXCLUSIVE,
+    FEW_GPUS,
+    LARGE,
+    NO_CAP,
+    OURS,
+    Scope,
+    Variant,
+    capped,
+    generated_name,
+)
+
+FEWER = (BASELINES[0], BASELINES[1], BASELINES[7], BASELINES[8], OURS[0], OURS[1], capped(NO_CAP))  # of many GPUs
 
 
 def policies(scope: Scope) -> tuple[Variant, ...]:
@@ -27,6 +39,24 @@ def work(scope: Scope, results: Results) -> dict[str, Any]:
         traces[name] = workloads.generated(scope.large_tasks, LARGE, scope.seed)
         places.append((name, LARGE))
     return {"rows": beside(places, policies(scope), traces, scope.seed, results)}
+
+
+def philly(scope: Scope, results: Results, whole: Trace) -> dict[str, Any]:
+    """Windows of the public Philly trace, on each number of GPUs, with the limit; goodput's curve on four GPUs.
+
+    The public file is not part of this project. Jobs become tasks by class shares (carma_lab/traces/philly.py). Run
+    times are the tasks', because a job of several days would be the makespan of a whole window under any policy.
+    """
+    told: dict[str, Any] = {"load": workloads.LOAD, "windows": scope.windows, "trace": whole.source or whole.name}
+    sizes = []
+    for gpus, tasks in scope.window_tasks:
+        traces = workloads.windows(whole, scope.windows, tasks, gpus, scope.seed)
+        compared = FEWER if gpus >= LARGE else policies(scope)
+        rows = beside([(name, gpus) for name in traces], compared, traces, scope.seed, results)
+        sizes.append({"gpus": gpus, "tasks": tasks, "rows": rows})
+        if gpus == FEW_GPUS:
+            told["curves"] = curves.curves(scope, scope.window_caps, traces, results)
+    return {**told, "sizes": sizes}
 
 
 def beside(

@@ -2,14 +2,245 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from carma_lab.bench.paper import page_parts
-from carma_lab.bench.paper.markdown import table
-from carma_lab.bench.paper.scope import PARTS
+from carma_lab.bench.paper.claims import kept
+from carma_lab.bench.paper.published import OF_ALL
+from carma_lab.bench.paper.variants import PARTS
+from carma_lab.markdown import figure, table
 from gpumemnet.directories import write_whole
+
+COLUMNS = ("makespan", "completion", "completion_p95", "wait", "run", "slowdown", "energy")
+TITLES = ("makespan", "completion", "p95", "wait", "run", "slowdown", "energy", "OOMs", "failed")
+AT_CAP = (
+    " *The limit at cap …* is that of runs in which nobody takes longer than so many times as long as alone, which "
+    "goodput promises; \\* where somebody did, so that it is none for that run."
+)
+
+
+def tables(part: Any) -> list[str]:
+    groups: dict[str, list[Any]] = {}
+    for one in part["variants"]:
+        groups.setdefault(one["group"], []).append(one)
+    told = ["## Tables\n", f"{part['tasks']} tasks on {part['gpus']} GPUs; geometric means over the traces.\n"]
+    if "published" in groups:
+        told += [
+            "### Beside what was published\n",
+            "As near to the published rules as settings go: in the strict order of arrival, as many on a GPU as fit. "
+            "*Ours / published*.\n",
+            _beside(groups["published"]),
+            OF_ALL + "\n",
+        ]
+    titles = {
+        "baselines": "### Baselines, with this project's queue",
+        "ours": "### Ours",
+        "ablations": "### Ablations: gate and recovery",
+        "more": "### Other sources of memory and demand, and time slices",
+    }
+    for group, title in titles.items():
+        if group in groups:
+            told += [title + "\n", _variants(groups[group])]
+    return [*told, "![Bars](paper-bars.png)\n"]
+
+
+def _beside(rows: Sequence[Any]) -> str:
+    fields = ("makespan", "completion", "completion_p95", "wait", "run", "energy")
+    titles = ("variant", "makespan", "completion", "p95", "wait", "run", "energy", "OOMs", "where ours differ, why")
+    return table(
+        titles, [(one["name"], *(_pair(one, name) for name in fields), _ooms(one), one["why"]) for one in rows]
+    )
+
+
+def _pair(one: Any, field: str) -> str:
+    ours, theirs = one["mean"][field], one["published"][field]
+    return figure(ours, 3) + (f" / {theirs:.3f}" if theirs is not None else "")
+
+
+def _ooms(one: Any) -> str:
+    theirs = one["published"]["ooms"]
+    return f"{one['mean']['ooms']}" + (f" / {theirs}" if theirs is not None else "")
+
+
+def _variants(rows: Sequence[Any]) -> str:
+    traces = list(rows[0]["traces"])
+    titles = ("variant", *(f"`{name}`" for name in traces), *TITLES)
+    return table(
+        titles,
+        [
+            (_name(one), *(figure(one["traces"][name]["makespan"], 2) for name in traces), *_figures(one["mean"]))
+            for one in rows
+        ],
+    )
+
+
+def _name(one: Any) -> str:
+    return f"{one['name']} ({one['about']})" if one["about"] else str(one["name"])
+
+
+def _figures(mean: Mapping[str, Any]) -> tuple[str, ...]:
+    return (*(figure(mean[name]) for name in COLUMNS), str(mean["ooms"]), str(mean["failed"]))
+
+
+def curves(part: Any) -> list[str]:
+    return [
+        "## Curve over the slowdown cap\n",
+        f"goodput, {part['gpus']} GPUs. Each cell: makespan, mean run time; {_brackets(part)}.\n",
+        _curve_table(part),
+        "Whether the curve (caps 1.1 to 2) lies below each baseline's point: a lower makespan at no more run time. "
+        "*Left*: the point lies left of it. Each cap is one run, and the curve jumps: several caps are held against "
+        "one run of each baseline, which is in goodput's favour.\n",
+        _below_table(part),
+        "![Curves](paper-curves.png)\n",
+    ]
+
+
+def _brackets(part: Any) -> str:
+    if all("bound" in point for one in part["traces"].values() for point in one["curve"]):
+        return "in brackets the limit of a makespan if nobody takes longer than the cap allows"
+    return "the bound is a makespan"  # older files have one for all caps
+
+
+def _curve_table(part: Any) -> str:
+    traces = part["traces"]
+    caps = [point["cap"] for point in next(iter(traces.values()))["curve"]]
+    rows = [
+        ("none" if cap is None else f"{cap:g}", *(_capped_cell(one["curve"][place]) for one in traces.values()))
+        for place, cap in enumerate(caps)
+    ]
+    rows.append(("the limit", *(figure(one["bound"]) for one in traces.values())))
+    return table(("cap", *(f"`{name}`" for name in traces)), rows)
+
+
+def _cell(point: Mapping[str, Any]) -> str:
+    return f"{point['makespan']:.3f}, {point['run']:.2f}" + (f", {point['ooms']} OOMs" if point["ooms"] else "")
+
+
+def _capped_cell(point: Mapping[str, Any]) -> str:
+    return _cell(point) + (f" ({point['bound']:.3f})" if "bound" in point else "")  # older files do not have it
+
+
+def _below_table(part: Any) -> str:
+    traces = part["traces"]
+    words = {True: "below", False: "**not**", None: "left"}
+    names = list(next(iter(traces.values()))["points"])
+    rows = [
+        (name, *(f"{_cell(one['points'][name])}: {words[one['below'][name]]}" for one in traces.values()))
+        for name in names
+    ]
+    return table(("point", *(f"`{name}`" for name in traces)), rows)
+
+
+def limits(part: Any) -> list[str]:
+    return [
+        "## The limit\n",
+        "Makespan as a part of that of exclusive GPUs; in brackets how many times the limit. *Arrivals* is the part of "
+        f"the limit that arrivals alone make.{AT_CAP if _has_capped(part['rows']) else ''} *Completion*: mean "
+        "completion, of exclusive GPUs and of the limit.\n",
+        _limit_table(part["rows"]),
+    ]
+
+
+def _limit_table(rows: Sequence[Any]) -> str:
+    places = [f"`{row['trace']}`, {row['gpus']}" for row in rows]
+    lines = [
+        ("arrivals", *(figure(row["arrivals"]) for row in rows)),
+        ("**the limit**", *(figure(row["bound"]) for row in rows)),
+        *_capped_lines(rows),
+        *(
+            (
+                name,
+                *(
+                    f"{row['policies'][name]['makespan']:.3f} ({row['policies'][name]['over_bound']:.2f})"
+                    for row in rows
+                ),
+            )
+            for name in rows[0]["policies"]
+            if all(name in row["policies"] for row in rows)
+        ),
+        *(
+            (f"completion: {name}", *(figure(row["policies"][name]["completion"]) for row in rows))
+            for name in ("goodput", "goodput, no cap")
+        ),
+        ("completion: the limit", *(figure(row["completion_bound"]) for row in rows)),
+    ]
+    return table(("", *places), lines)
+
+
+def _has_capped(rows: Sequence[Any]) -> bool:
+    """Older files do not have it."""
+    return all("capped" in row for row in rows)
+
+
+def _capped_lines(rows: Sequence[Any]) -> list[tuple[str, ...]]:
+    if not _has_capped(rows):
+        return []
+    capped = [row["capped"] for row in rows]
+    cap = f"{capped[0]['cap']:g}"
+    over = [f"{one['over_bound']:.2f}" + ("" if kept(one) else " \\*") for one in capped]
+    return [
+        (f"**the limit at cap {cap}**", *(figure(one["bound"]) for one in capped)),
+        (f"goodput, times the limit at cap {cap}", *over),
+    ]
+
+
+def seeds(part: Any) -> list[str]:
+    told = ["## Seeds\n", f"{part['seeds']} seeds, true rates spread as measured (`--noise {part['noise']:g}`). "
+            "Makespan: mean (p5 to p95); then mean slowdown; OOMs in all seeds.\n"]  # fmt: skip
+    for group in part["groups"]:
+        rows = [
+            (name, *(_band(one["traces"][trace]["makespan"]) for trace in group["traces"]),
+             _band(one["mean"]["makespan"]), _band(one["mean"]["slowdown"]), str(one["mean"]["ooms"]))
+            for name, one in group["variants"].items()
+        ]  # fmt: skip
+        titles = ("variant", *(f"`{name}`" for name in group["traces"]), "all", "slowdown", "OOMs")
+        told += [f"### {group['gpus']} GPUs\n", table(titles, rows)]
+    return [*told, "![Bands](paper-seeds.png)\n"]
+
+
+def _band(band: Mapping[str, float]) -> str:
+    return f"{band['mean']:.3f} ({band['p05']:.3f} to {band['p95']:.3f})"
+
+
+def philly(part: Any) -> list[str]:
+    told = ["## Philly\n", f"{part['windows']} windows of the public trace, each at a rate at which work comes "
+            f"{part['load']:g} times as fast as the GPUs do it one task each.\n"]  # fmt: skip
+    for size in part["sizes"]:
+        told += [f"### {size['gpus']} GPUs, {size['tasks']} tasks each\n", _limit_table(size["rows"])]
+    if "curves" in part:
+        told += ["### Curve over the slowdown cap\n", _curve_table(part["curves"]), _below_table(part["curves"])]
+    return [*told, "![Windows](paper-philly.png)\n"]
+
+
+def speed(part: Any) -> list[str]:
+    low, high = part["published_tasks_per_s"]
+    rows = [
+        (one["variant"], f"{one['tasks']:,}", f"load {one['load']:g}", f"{one['tasks_per_s']:,.0f}", _done(one))
+        for one in part["rates"]
+    ]
+    rows += [
+        (one["variant"], f"{one['tasks']:,}", "Philly", f"{one['tasks_per_s']:,.0f}", _done(one))
+        for one in part.get("philly", ())
+    ]
+    decisions = [(one["name"], f"{one['value']:.2f} {one['unit']}", one["how"]) for one in part["decisions"]]
+    return [
+        "## Speed\n",
+        f"64 GPUs, one core, processor time. Published simulators do {low:g} to {high:g} tasks a second.\n",
+        table(("variant", "tasks", "trace", "tasks a second", ""), rows),
+        "### A decision as the server grows\n",
+        table(("case", "median", "how"), decisions),
+    ]
+
+
+def _done(one: Mapping[str, Any]) -> str:
+    return f"{one['took_s']:.1f} s" if one["whole"] else f"broken off after {one['took_s']:.0f} s, {one['done']:,} done"
+
+
+MAKERS: dict[str, Callable[[Any], list[str]]] = {
+    "tables": tables, "curves": curves, "limits": limits, "seeds": seeds, "philly": philly, "speed": speed,
+}  # fmt: skip
+
 
 NAME = "README.md"
 HEAD = """# The published experiments, simulated
@@ -39,7 +270,7 @@ def text(found: Mapping[str, Any]) -> str:
     told += [_made(parts), *_mixed(parts), "## Aims\n", _claims(found["claims"])]
     for part in PARTS:
         if part in parts:
-            told += page_parts.MAKERS[part](parts[part])
+            told += MAKERS[part](parts[part])
     return "\n".join(told)
 
 

@@ -20,7 +20,7 @@ from carma.errors import Usage
 from carma_lab.bench.machine import facts
 from carma_lab.bench.paper.claims import claims
 from carma_lab.bench.paper.published import SOURCE
-from carma_lab.bench.paper.scope import PARTS, Scope
+from carma_lab.bench.paper.variants import PARTS, Scope
 from gpumemnet.directories import write_whole
 
 NAME = "paper.json"

@@ -1,93 +1,94 @@
-"""What is drawn, as sketches: each says how large it is and draws on an empty figure that somebody hands it.
-
-Drawing itself is the reports' (PNG and SVG, one style), which stand beside the benches and are not imported here.
-"""
+"""The pictures of the study, in the style of the reports (carma_lab/reports/drawing.py)."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from carma_lab.bench.paper.claims import GOODPUT, NO_CAP
+from carma_lab.reports.drawing import PALETTE, Picture, figure
 
-Colours = Sequence[str]
 MARKS = "osD^vPX*<>"
 BARS = (("makespan", "makespan"), ("completion", "mean completion"), ("run", "mean run time"), ("energy", "energy"))
 
 
-class Sketch(NamedTuple):
-    """`draw(figure, colours)` draws it; `about` says in words what can be seen."""
+def pictures(parts: Mapping[str, Any]) -> list[Picture]:
+    """One for each part that has one."""
+    makers: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
+        "curves": (
+            "paper-curves",
+            "Makespan over mean run time: goodput's curve over the slowdown cap, every baseline's point, the limit",
+            curves,
+        ),
+        "tables": (
+            "paper-bars",
+            "Makespan, completion, run time and energy of each variant, exclusive GPUs = 1; published: black lines",
+            bars,
+        ),
+        "seeds": (
+            "paper-seeds",
+            "Makespan over seeds with the measured spread of true rates: mean, p5 to p95, least and most",
+            seeds,
+        ),
+        "philly": (
+            "paper-philly",
+            "Makespan on windows of the Philly trace, a point for each window, and the limit",
+            philly,
+        ),
+    }
+    return [
+        Picture(name, about, functools.partial(make, parts[part]))
+        for part, (name, about, make) in makers.items()
+        if part in parts
+    ]
 
-    name: str
-    about: str
-    width: float  # inches
-    height: float
-    draw: Callable[[Any, Colours], None]
 
-
-def sketches(parts: Mapping[str, Any]) -> list[Sketch]:
-    """Of the parts that there are."""
-    found = []
-    if "curves" in parts:
-        about = "Makespan over mean run time: goodput's curve over the slowdown cap, every baseline's point, the limit"
-        rows = (len(parts["curves"]["traces"]) + 1) // 2
-        found.append(Sketch("paper-curves", about, 10.0, 1.2 + 3.4 * rows, functools.partial(curves, parts["curves"])))
-    if "tables" in parts:
-        about = "Makespan, completion, run time and energy of each variant, exclusive GPUs = 1; published: black lines"
-        found.append(Sketch("paper-bars", about, 10.0, 9.0, functools.partial(bars, parts["tables"])))
-    if "seeds" in parts:
-        about = "Makespan over seeds with the measured spread of true rates: mean, p5 to p95, least and most"
-        found.append(Sketch("paper-seeds", about, 8.0, 4.0, functools.partial(seeds, parts["seeds"])))
-    if "philly" in parts:
-        about = "Makespan on windows of the Philly trace, a point a window, and the limit"
-        width = 1.5 + 3.2 * len(parts["philly"]["sizes"])
-        found.append(Sketch("paper-philly", about, width, 4.6, functools.partial(philly, parts["philly"])))
-    return found
-
-
-def curves(part: Any, figure: Any, colours: Colours) -> None:
+def curves(part: Any) -> Any:
     traces = part["traces"]
-    every = figure.subplots((len(traces) + 1) // 2, 2 if len(traces) > 1 else 1, squeeze=False).ravel()
+    drawn = figure(10.0, 1.2 + 3.4 * ((len(traces) + 1) // 2))
+    every = drawn.subplots((len(traces) + 1) // 2, 2 if len(traces) > 1 else 1, squeeze=False).ravel()
     for axes, (trace, one) in zip(every, traces.items(), strict=False):
-        _curve(axes, one, colours)
+        _curve(axes, one)
         axes.set_title(f"{trace}, {part['gpus']} GPUs")
         axes.set_xlabel("mean run time (exclusive = 1)")
         axes.set_ylabel("makespan (exclusive = 1)")
     for axes in every[len(traces) :]:
         axes.set_visible(False)
     handles, names = every[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=4)
+    drawn.legend(handles, names, loc="outside lower center", ncols=4)
+    return drawn
 
 
-def _curve(axes: Any, one: Any, colours: Colours) -> None:
+def _curve(axes: Any, one: Any) -> None:
     line = [(point["run"], point["makespan"], point["cap"]) for point in one["curve"]]
     line.sort(key=lambda point: point[:2])  # two caps may come to the same
-    axes.plot([at for at, _, _ in line], [high for _, high, _ in line], color=colours[0], marker=".", label=GOODPUT,
+    axes.plot([at for at, _, _ in line], [high for _, high, _ in line], color=PALETTE[0], marker=".", label=GOODPUT,
               zorder=3)  # fmt: skip
     for at, high, cap in line:
         axes.annotate("no cap" if cap is None else f"{cap:g}", (at, high), (3, 3), textcoords="offset points",
-                      fontsize=6, color=colours[0])  # fmt: skip
+                      fontsize=6, color=PALETTE[0])  # fmt: skip
     bounds = [(point["run"], point["bound"]) for point in one["curve"] if "bound" in point]  # older files have none
     if bounds:
-        axes.plot(*zip(*sorted(bounds), strict=True), color=colours[2], linewidth=1.0, marker=".", markersize=3,
+        axes.plot(*zip(*sorted(bounds), strict=True), color=PALETTE[2], linewidth=1.0, marker=".", markersize=3,
                   label="the limit at each cap")  # fmt: skip
     for place, (name, point) in enumerate(one["points"].items()):
-        colour = colours[1 + place % (len(colours) - 1)]
+        colour = PALETTE[1 + place % (len(PALETTE) - 1)]
         axes.plot([point["run"]], [point["makespan"]], marker=MARKS[place % len(MARKS)], linestyle="none",
                   color=colour, label=name, zorder=2)  # fmt: skip
-    axes.axhline(one["bound"], color=colours[2], linewidth=1.0, linestyle=(0, (4, 3)), label="the limit")
+    axes.axhline(one["bound"], color=PALETTE[2], linewidth=1.0, linestyle=(0, (4, 3)), label="the limit")
     axes.margins(0.1)
 
 
-def bars(part: Any, figure: Any, colours: Colours) -> None:
+def bars(part: Any) -> Any:
+    drawn = figure(10.0, 9.0)
     groups = {one["group"] for one in part["variants"]}
     compared = "published" if "published" in groups else "baselines"
     shown = [one for one in part["variants"] if one["group"] in (compared, "ours")]
-    every = figure.subplots(len(BARS), 1, sharex=True)
+    every = drawn.subplots(len(BARS), 1, sharex=True)
     for axes, (field, label) in zip(every, BARS, strict=True):
         heights = [one["mean"][field] or 0.0 for one in shown]
-        tints = [colours[1 if one["group"] == "ours" else 0] for one in shown]
+        tints = [PALETTE[1 if one["group"] == "ours" else 0] for one in shown]
         axes.bar(range(len(shown)), heights, 0.75, color=tints)
         for place, one in enumerate(shown):
             axes.annotate(f"{heights[place]:.2f}", (place, heights[place]), (0, 1.5), textcoords="offset points",
@@ -103,17 +104,19 @@ def bars(part: Any, figure: Any, colours: Colours) -> None:
     every[-1].set_xticks(range(len(shown)), names, rotation=40, ha="right", rotation_mode="anchor")
     title = f"{part['gpus']} GPUs, geometric means over the traces, exclusive = 1"
     every[0].set_title(title + ("; black: published" if compared == "published" else ""))
+    return drawn
 
 
-def seeds(part: Any, figure: Any, colours: Colours) -> None:
-    axes = figure.subplots()
+def seeds(part: Any) -> Any:
+    drawn = figure(8.0, 4.0)
+    axes = drawn.subplots()
     group = part["groups"][0]
     for place, (name, one) in enumerate(group["variants"].items()):
         shift = (place - (len(group["variants"]) - 1) / 2) * 0.12
         at = [number + shift for number in range(len(group["traces"]))]
         bands = [one["traces"][trace]["makespan"] for trace in group["traces"]]
         means = [band["mean"] for band in bands]
-        colour = colours[place % len(colours)]
+        colour = PALETTE[place % len(PALETTE)]
         axes.vlines(at, [band["least"] for band in bands], [band["most"] for band in bands], colour, linewidth=0.8)
         axes.vlines(at, [band["p05"] for band in bands], [band["p95"] for band in bands], colour, linewidth=3.5)
         axes.plot(at, means, linestyle="none", marker=MARKS[place % len(MARKS)], color=colour, label=name, zorder=3)
@@ -122,23 +125,26 @@ def seeds(part: Any, figure: Any, colours: Colours) -> None:
     axes.grid(axis="x", visible=False)
     axes.set_ylabel("makespan (exclusive = 1)")
     axes.set_title(f"{group['gpus']} GPUs, {part['seeds']} seeds: mean, p5 to p95 (thick), least and most")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper")
+    drawn.legend(*axes.get_legend_handles_labels(), loc="outside right upper")
+    return drawn
 
 
-def philly(part: Any, figure: Any, colours: Colours) -> None:
-    every = figure.subplots(1, len(part["sizes"]), sharey=True, squeeze=False)[0]
+def philly(part: Any) -> Any:
+    drawn = figure(1.5 + 3.2 * len(part["sizes"]), 4.6)
+    every = drawn.subplots(1, len(part["sizes"]), sharey=True, squeeze=False)[0]
     for axes, size in zip(every, part["sizes"], strict=True):
         names = [name for name in size["rows"][0]["policies"] if name not in (GOODPUT, NO_CAP)] + [GOODPUT, NO_CAP]
         for place, name in enumerate(names):
             values = [row["policies"][name]["makespan"] for row in size["rows"]]
-            colour = colours[0] if name in (GOODPUT, NO_CAP) else colours[4 % len(colours)]
+            colour = PALETTE[0] if name in (GOODPUT, NO_CAP) else PALETTE[4 % len(PALETTE)]
             axes.plot(
                 [place] * len(values), values, linestyle="none", marker="o", markersize=4, alpha=0.6, color=colour
             )
         bounds = [row["bound"] for row in size["rows"]]
-        axes.plot([len(names)] * len(bounds), bounds, linestyle="none", marker="_", markersize=12, color=colours[2])
+        axes.plot([len(names)] * len(bounds), bounds, linestyle="none", marker="_", markersize=12, color=PALETTE[2])
         axes.set_xticks(
             range(len(names) + 1), [*names, "the limit"], rotation=40, ha="right", rotation_mode="anchor", fontsize=7
         )
         axes.set_title(f"{size['gpus']} GPUs, {size['tasks']} tasks each")
     every[0].set_ylabel("makespan (exclusive = 1)")
+    return drawn

@@ -6,10 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from carma_lab.bench.paper import workloads
-from carma_lab.bench.paper.cases import Case, Results
-from carma_lab.bench.paper.ratios import Ratio, geo_mean, ratio
-from carma_lab.bench.paper.scope import FEW_GPUS, LARGE, Scope, generated_name
-from carma_lab.bench.paper.variants import BASELINES, EXCLUSIVE, NO_CAP, OURS, Variant, capped
+from carma_lab.bench.paper.cases import Case, Ratio, Results, geo_mean, ratio
+from carma_lab.bench.paper.variants import (
+    BASELINES,
+    EXCLUSIVE,
+    FEW_GPUS,
+    LARGE,
+    NO_CAP,
+    OURS,
+    Scope,
+    Variant,
+    capped,
+    generated_name,
+)
 from carma_lab.runs.figures import mean, quantile
 
 NOISE = 1.0

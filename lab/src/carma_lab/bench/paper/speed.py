@@ -15,8 +15,7 @@ from carma.traces import Trace
 from carma_lab.bench import decisions
 from carma_lab.bench.paper import workloads
 from carma_lab.bench.paper.cases import Say
-from carma_lab.bench.paper.scope import LARGE, Scope
-from carma_lab.bench.paper.variants import BASELINES, EXCLUSIVE, OURS, Variant
+from carma_lab.bench.paper.variants import BASELINES, EXCLUSIVE, LARGE, OURS, Scope, Variant
 from carma_lab.simulator.request import simulation
 
 LIGHT = 0.8  # of what the GPUs can do one task each: hardly a queue

@@ -5,21 +5,24 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
 from carma.core.model.values import Record
-from carma.errors import Usage
-from carma_lab.bench.paper import curves, limits, page, philly, seeds, speed, tables, workloads
+from carma.errors import Refused, Usage
+from carma_lab.bench.paper import curves, limits, page, seeds, speed, tables, workloads
 from carma_lab.bench.paper import paper_file as writing
 from carma_lab.bench.paper.cases import Follow, Results, to_stderr
-from carma_lab.bench.paper.plots import Sketch, sketches
-from carma_lab.bench.paper.scope import LARGE, PARTS, QUICK, Scope
+from carma_lab.bench.paper.plots import pictures
+from carma_lab.bench.paper.variants import LARGE, PARTS, QUICK, Scope
+from carma_lab.reports.drawing import Picture, save
 from gpumemnet.directories import make_folder
 
-Draw = Callable[[Sequence[Sketch], Path], list[Path]]
+Draw = Callable[[Sequence[Picture], Path], list[Path]]
+LIMITED = ("curves", "limits", "philly")  # parts that work out limits
 
 
 class Options(Record, frozen=True, kw_only=True):
@@ -46,9 +49,8 @@ class Options(Record, frozen=True, kw_only=True):
         return " ".join(word for word in words if word)
 
 
-def run(options: Options, draw: Draw, follow: Follow | None = None) -> int:
-    """`draw` makes pictures of sketches, as PNG and SVG: reports have their own hand, which is above this package.
-    `follow` is told how far a case is."""
+def run(options: Options, draw: Draw = save, follow: Follow | None = None) -> int:
+    """`draw` writes the pictures. `follow` is called with the progress of a case."""
     scope = scope_of(options)
     parts = () if options.redraw else wanted(options)
     found = writing.read(options.out)
@@ -73,7 +75,7 @@ def run(options: Options, draw: Draw, follow: Follow | None = None) -> int:
         to_stderr(f"{part}: {took_s:.0f} s")
     if options.redraw:
         writing.write(options.out, found)
-    written = [options.out / writing.NAME, page.write(options.out, found), *draw(sketches(found["parts"]), options.out)]
+    written = [options.out / writing.NAME, page.write(options.out, found), *draw(pictures(found["parts"]), options.out)]
     _tell(found, written)
     return 0
 
@@ -92,6 +94,16 @@ def wanted(options: Options) -> tuple[str, ...]:
     return tuple(part for part in PARTS if (part in options.only if options.only else part not in left_out))
 
 
+def check_packages(options: Options) -> None:
+    """Refuses before the first simulation: pictures are drawn at the end, and limits computed in between."""
+    limited = not options.redraw and set(wanted(options)) & set(LIMITED)
+    missing = [name for name in ("matplotlib", *(("scipy",) if limited else ())) if find_spec(name) is None]
+    if missing:
+        names = " and ".join(missing)
+        are, them = ("are", "them") if len(missing) > 1 else ("is", "it")
+        raise Refused(f"{names} {are} not installed, and this study needs {them}", f"pip install {' '.join(missing)}")
+
+
 def _made(part: str, scope: Scope, results: Results, file: Path | None) -> dict[str, Any]:
     match part:
         case "tables":
@@ -104,7 +116,7 @@ def _made(part: str, scope: Scope, results: Results, file: Path | None) -> dict[
             return seeds.work(scope, results)
         case "philly":
             assert file is not None  # wanted() has seen to it
-            return philly.work(scope, results, workloads.philly(file, seed=scope.seed))
+            return limits.philly(scope, results, workloads.philly(file, seed=scope.seed))
         case _:
             whole = None if file is None else workloads.philly(file, LARGE, scope.seed)
             return speed.work(scope, whole, to_stderr)

@@ -7,12 +7,9 @@ from typing import Any
 import msgspec
 
 from carma_lab.bench.paper import workloads
-from carma_lab.bench.paper.cases import Case, Results
-from carma_lab.bench.paper.explanations import why
-from carma_lab.bench.paper.published import PUBLISHED, Published
-from carma_lab.bench.paper.ratios import Ratio, over_traces, ratio
-from carma_lab.bench.paper.scope import FEW_GPUS, Scope
-from carma_lab.bench.paper.variants import ABLATIONS, EXCLUSIVE, MORE, STRICT, Variant
+from carma_lab.bench.paper.cases import Case, Ratio, Results, over_traces, ratio
+from carma_lab.bench.paper.published import PUBLISHED, Published, why
+from carma_lab.bench.paper.variants import ABLATIONS, EXCLUSIVE, FEW_GPUS, MORE, STRICT, Scope, Variant
 
 
 def groups(scope: Scope) -> list[tuple[str, tuple[Variant, ...]]]:
