@@ -90,6 +90,18 @@ def test_of_several_gpus_one_that_is_left_idle_is_seen_to_be() -> None:
     assert progress_rates([idle, FULL]) == (1.0, 1.0), "whoever comes there and it do not hold each other up"
 
 
+@pytest.mark.parametrize(("part", "believed_idle"), [(0.24, True), (0.26, False)])
+def test_beside_others_a_wide_task_is_believed_to_leave_a_gpu_idle_below_a_quarter_of_its_demand(
+    part: float, believed_idle: bool
+) -> None:
+    made = world(2)
+    task = begin(made, FULL, gpus=2)
+    seen = seen_of(made, task, GPU1)
+    seen.solo.seconds, seen.solo.sm_active = BELIEVED_S, part * FULL.sm_active
+    assert (belief(made.task(task), seen) == seen.solo.demand) is believed_idle
+    assert (belief(made.task(task), seen) == FULL) is not believed_idle
+
+
 def test_one_that_others_hold_up_on_another_gpu_is_not_taken_for_an_idle_one() -> None:
     """It goes at the pace of the slower one: alone on the other it shows less than it would need."""
     made = world(2)

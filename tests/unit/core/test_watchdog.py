@@ -74,6 +74,15 @@ def test_above_the_booking_is_no_crime_while_there_is_room() -> None:
     assert stopped(world) == []
 
 
+def test_exactly_as_much_free_as_neighbours_may_take_and_half_the_margin_is_enough() -> None:
+    world, (grower, _) = world_of(4_000, 10_000)
+    enough_mib = 9_000 + world.state.rules.memory.margin_mib // 2
+    holds(world, grower, 20_000 - 1_000 - enough_mib)
+    assert stopped(world) == []
+    holds(world, grower, 20_000 - 1_000 - enough_mib + 1)
+    assert stopped(world) == [grower]
+
+
 def test_all_of_ones_booking_may_be_taken() -> None:
     world, tasks = world_of(9_000, 10_400)
     holds(world, tasks[0], 9_000)
