@@ -17,7 +17,7 @@ from carma.daemon.estimating import estimates as estimating
 from carma.daemon.estimating import fingerprints as looking
 from carma.daemon.estimating.estimates import Estimates
 from carma.estimate.declared import Declared
-from carma.testing.fixed_estimator import Fixed
+from carma.testing.estimator_contract import FixedEstimator
 
 ALICE, BOB = Owner(1001, 1001, "alice"), Owner(1002, 1002, "bob")
 SPEC = TaskSpec(command=("python", "train.py", "--batch", "64"), directory="/home/alice")
@@ -183,7 +183,7 @@ def test_what_a_command_runs_is_looked_at_without_its_numbers() -> None:
             seen.append(request.spec.command)
             return "abc"
 
-        class Told(Fixed):
+        class Told(FixedEstimator):
             quick = True
 
             def estimate(self, request: EstimateRequest) -> Estimate | NoEstimate:

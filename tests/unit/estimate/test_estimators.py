@@ -31,7 +31,7 @@ from carma.estimate.combination import first_answer
 from carma.estimate.declared import Declared
 from carma.estimate.history import SURVIVED_S, History
 from carma.store.memory import MemoryStore
-from carma.testing.fixed_estimator import Fixed
+from carma.testing.estimator_contract import FixedEstimator
 from carma.trial.protocol import Context
 
 A100 = Gpu(id=GpuId("GPU-0"), index=0, name="A100", memory_mib=40_960)
@@ -175,12 +175,12 @@ GOOD = Estimate(footprint_mib=5, upper_mib=6, source="good")
 
 
 def test_the_first_answer_counts_and_the_refusals_before_it_are_kept() -> None:
-    later = Fixed(Estimate(footprint_mib=7, upper_mib=8, source="later"))
+    later = FixedEstimator(Estimate(footprint_mib=7, upper_mib=8, source="later"))
     no = NoEstimate(source="no", reason="never ran")
-    estimate, refusals = first_answer([Fixed(no), Fixed(GOOD), later], REQUEST)
+    estimate, refusals = first_answer([FixedEstimator(no), FixedEstimator(GOOD), later], REQUEST)
     assert estimate is not None
     assert (estimate.source, estimate.upper_mib, refusals) == ("good", 6, (no,))
-    assert first_answer([Fixed(no)], REQUEST) == (None, (no,))
+    assert first_answer([FixedEstimator(no)], REQUEST) == (None, (no,))
     assert first_answer([], REQUEST) == (None, ())
 
 
@@ -199,7 +199,7 @@ def test_the_first_answer_counts_and_the_refusals_before_it_are_kept() -> None:
     ],
 )
 def test_a_plugin_that_misbehaves_is_a_refusal_that_names_it(act: Callable[[], object], finding: str) -> None:
-    estimate, refusals = first_answer([Plugin(act), Fixed(GOOD)], REQUEST)
+    estimate, refusals = first_answer([Plugin(act), FixedEstimator(GOOD)], REQUEST)
     assert estimate is not None
     assert estimate.source == "good"
     (refusal,) = refusals
@@ -209,7 +209,7 @@ def test_a_plugin_that_misbehaves_is_a_refusal_that_names_it(act: Callable[[], o
 
 def test_a_figure_that_is_not_a_number_is_absent() -> None:
     odd = Estimate(footprint_mib=5, upper_mib=6, source="odd", runtime_s=math.nan, level=math.inf)
-    estimate, _ = first_answer([Fixed(odd)], REQUEST)
+    estimate, _ = first_answer([FixedEstimator(odd)], REQUEST)
     assert estimate is not None
     assert (estimate.runtime_s, estimate.level) == (None, None)
 
@@ -217,7 +217,7 @@ def test_a_figure_that_is_not_a_number_is_absent() -> None:
 def test_the_time_is_measured_here_whatever_the_plugin_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([100.0, 100.25])
     monkeypatch.setattr("carma.estimate.combination.time.monotonic", lambda: next(ticks))
-    estimate, _ = first_answer([Fixed(msgspec.structs.replace(GOOD, seconds=999.0))], REQUEST)
+    estimate, _ = first_answer([FixedEstimator(msgspec.structs.replace(GOOD, seconds=999.0))], REQUEST)
     assert estimate is not None
     assert estimate.seconds == 0.25
 
@@ -239,7 +239,7 @@ def test_what_history_saw_wins_over_what_was_predicted_and_a_prediction_over_not
     seen = replace(GOOD, demand=Demand(0.2, 0.1, 0.1), demand_predicted=False, runtime_s=90.0)
     nothing = replace(GOOD, demand=None, demand_predicted=False, runtime_s=90.0)
 
-    class Quick(Fixed):
+    class Quick(FixedEstimator):
         quick = True
 
     def told(*said: Estimate) -> tuple[Demand | None, bool, float | None]:
@@ -274,6 +274,6 @@ def test_a_factory_that_misbehaves_is_named(monkeypatch: pytest.MonkeyPatch, fac
 
 
 def test_an_estimator_is_what_the_port_says() -> None:
-    made: list[Estimator] = [Declared(), History(MemoryStore()), Fixed(GOOD)]
+    made: list[Estimator] = [Declared(), History(MemoryStore()), FixedEstimator(GOOD)]
     assert [estimator.name for estimator in made] == ["declared", "history", "good"]
     assert plugins.ESTIMATORS == "carma.estimators"

@@ -22,7 +22,7 @@ from carma.estimate.combination import first_answer
 from carma.estimate.declared import Declared
 from carma.estimate.history import History
 from carma.store.memory import MemoryStore
-from carma.testing.fixed_estimator import Fixed
+from carma.testing.estimator_contract import FixedEstimator
 
 A100 = Gpu(id=GpuId("GPU-0"), index=0, name="A100", memory_mib=40_960)
 ALICE = Owner(1001, 1001, "alice")
@@ -186,10 +186,10 @@ def test_a_smaller_batch_that_ran_out_of_memory_lifts_the_line() -> None:
 
 @pytest.mark.parametrize(("mib", "wanted"), [(5_000, 9_001), (20_000, 20_000)])
 def test_who_is_asked_next_answers_above_it(mib: int, wanted: int) -> None:
-    knows = Fixed(NoEstimate(source="history", reason="it ran out of memory", more_than_mib=9_000))
+    knows = FixedEstimator(NoEstimate(source="history", reason="it ran out of memory", more_than_mib=9_000))
     low = Estimate(footprint_mib=mib, upper_mib=mib, source="trace", parts_mib={"weights": mib})
     request = EstimateRequest(task=TaskId(1), owner=ALICE, spec=TaskSpec(command=("x",), directory="/"), gpus=())
-    answer, (refusal,) = first_answer([knows, Fixed(low)], request)
+    answer, (refusal,) = first_answer([knows, FixedEstimator(low)], request)
     assert answer is not None
     assert answer.footprint_mib == wanted
     assert answer.upper_mib > 9_000
@@ -199,7 +199,7 @@ def test_who_is_asked_next_answers_above_it(mib: int, wanted: int) -> None:
 
 
 def test_what_the_user_declared_is_not_raised() -> None:
-    knows = Fixed(NoEstimate(source="history", reason="it ran out of memory", more_than_mib=9_000))
+    knows = FixedEstimator(NoEstimate(source="history", reason="it ran out of memory", more_than_mib=9_000))
     spec = TaskSpec(command=("x",), directory="/", gpu_memory_mib=5_000)
     request = EstimateRequest(task=TaskId(1), owner=ALICE, spec=spec, gpus=())
     answer, _ = first_answer([knows, Declared()], request)
