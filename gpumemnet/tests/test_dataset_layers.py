@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from gpumemnet.dataset.layer_lists import LISTER
+from gpumemnet.dataset.layer_lists import LISTER, TRIAL
 from gpumemnet_fixtures.dataset_rows import config, run_lister, write_configs
 
 CONFIGS = [config("m", "mlp"), config("c", "cnn"), config("t", "transformer"), config("s", "seq2seq")]
-TRIAL = LISTER.parents[2] / "estimate" / "inside"
 
 # The trial's own hooks on the same model, which really computes here, and the list with torch's own shapes.
 AGAIN = """

@@ -23,11 +23,9 @@ from typing import Any, BinaryIO
 import build
 import shapes  # type: ignore[import-not-found]
 import torch
+from carma_trial.describe import layer_of  # type: ignore[import-not-found]  # on PYTHONPATH (layer_lists.py)
 from parent import end_with  # type: ignore[import-not-found]
 from torch.utils._python_dispatch import TorchDispatchMode
-
-sys.path.insert(1, str(Path(__file__).parents[2] / "estimate" / "inside"))
-from carma_trial.describe import layer_of  # type: ignore[import-not-found]  # importing it attaches nothing: attach.py does
 
 UNWRITTEN = 3  # the exit status where the file is the trouble
 NOTHING: frozenset[int] = frozenset()
