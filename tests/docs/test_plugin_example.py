@@ -1,7 +1,9 @@
-"""The policy in docs/plugins.md is installed as a package would be, loaded by its name, and used to decide."""
+"""The plugins in docs/plugins.md are installed as packages would be, found by name, and pass the page's own tests."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -18,30 +20,59 @@ from carma.plugins import load_policy
 from carma.testing.builders import gpu
 from tests.docs.markdown import ROOT, blocks
 
-PAGE = ROOT / "docs" / "plugins.md"
-MODULE = "carma_quiet_bus"
+PAGE = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+MODULES = {
+    block.info.split()[1]: f"{block.text}\n" for block in blocks(PAGE) if block.info.partition(" ")[0] == "python"
+}
+TESTS = [name for name in MODULES if name.startswith("test_")]
 
 
 @pytest.fixture
-def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Policy:
-    page = blocks(PAGE.read_text(encoding="utf-8"))
-    (code,) = [block.text for block in page if block.info == "python"]
-    (registration,) = [block.text for block in page if block.info == "toml"]
-    (group, points), *rest = tomllib.loads(registration)["project"]["entry-points"].items()
-    assert (group, rest) == ("carma.policies", [])
-    information = tmp_path / f"{MODULE}-1.0.dist-info"
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory on the path with the page's modules, and their entry points as pip writes them."""
+    registered: list[str] = []
+    for block in blocks(PAGE):
+        if block.info == "toml":
+            for group, points in tomllib.loads(block.text)["project"]["entry-points"].items():
+                registered += [f"[{group}]", *(f"{name} = {value}" for name, value in points.items())]
+    information = tmp_path / "carma_page-1.0.dist-info"
     information.mkdir()
-    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {MODULE}\nVersion: 1.0\n")
-    lines = [f"[{group}]", *(f"{name} = {value}" for name, value in points.items())]
-    (information / "entry_points.txt").write_text("\n".join(lines) + "\n")
-    (tmp_path / f"{MODULE}.py").write_text(code)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: carma_page\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("\n".join(registered) + "\n")
+    for name, text in MODULES.items():
+        (tmp_path / name).write_text(text)
+        monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, MODULE, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def policy(installed: Path) -> Policy:
+    assert installed
     return load_policy("quiet-bus")
 
 
+@pytest.mark.parametrize("test", TESTS)
+def test_a_plugin_of_the_page_passes_its_tests(test: str, installed: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
+    ran = subprocess.run(
+        command,
+        cwd=installed,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout
+
+
+def test_the_page_tests_a_policy_an_estimator_and_a_verb() -> None:
+    assert TESTS == ["test_quiet_bus.py", "test_from_name.py", "test_waiting.py"]
+
+
 def _shared(index: int, dram: float | None) -> GpuView:
-    """A GPU that somebody else's process keeps busy."""
+    """A GPU that a foreign process keeps busy."""
     metrics: tuple[Metric, ...] = ("sm_active", "sm_occupancy", "dram_active")
     flat = {name: Summary(5, 0.1, 0.1, 0.1, 0.1, 0.0, 0.1) for name in metrics}
     if dram is not None:
@@ -71,6 +102,5 @@ def test_the_example_decides(policy: Policy) -> None:
 
 
 def test_it_is_as_short_as_the_page_says() -> None:
-    (code,) = [block.text for block in blocks(PAGE.read_text(encoding="utf-8")) if block.info == "python"]
-    assert len(code.splitlines()) <= 42
-    assert "forty lines" in PAGE.read_text(encoding="utf-8")
+    assert len(MODULES["carma_quiet_bus.py"].splitlines()) <= 42
+    assert "forty lines" in PAGE

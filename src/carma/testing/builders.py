@@ -5,7 +5,7 @@ Time moves only when a test says so. Nothing here reads a clock, a file or a pro
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from carma.core.machine import step
 from carma.core.model.commands import Command
@@ -49,13 +49,13 @@ from carma.core.scheduling.snapshot import views
 from carma.core.state import State, new_state
 from carma.core.telemetry.observation import ending_facts
 from carma.core.validate import validate
-from tests.plainly import propose_plainly
 
 ALL = Capabilities(
     metrics=("sm_active", "sm_occupancy", "dram_active"), power=True, energy=True, processes=True, source="virtual"
 )
 ALICE = Owner(1001, 1001, "alice")
 BOB = Owner(1002, 1002, "bob")
+PROPOSERS: list[Callable[[State, float], list[Durable]]] = []  # each must propose the same as `propose`
 
 
 def gpu(index: int, memory_mib: int = 40_960) -> Gpu:
@@ -109,9 +109,9 @@ class World:
         """Everything that is due now, until nothing is."""
         done: list[Durable] = []
         for _ in range(10_000):
-            plain = propose_plainly(self.state, self.now)
+            expected = [proposer(self.state, self.now) for proposer in PROPOSERS]
             due = propose(self.state, self.now)
-            assert due == plain
+            assert all(due == one for one in expected)
             if not due:
                 return done
             for event in due:
