@@ -6,32 +6,13 @@ import contextlib
 import os
 import shlex
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-from carma.core.model.outcome import Outcome
-from carma.core.model.settings import Stopping
-from carma.core.model.values import AttemptKey, Booking, GpuId, Owner, Placement, TaskId, TaskSpec
-from carma.core.ports import Found, Launcher, LaunchOrder
+from carma.core.model.values import AttemptKey, TaskSpec
 from carma.launch import procfs
 from carma.launch.attempt_files import AttemptFiles
 from carma.launch.process import ProcessLauncher
-
-LIMIT_S = 180.0
-
-
-def key(task: int = 1, attempt: int = 1) -> AttemptKey:
-    return AttemptKey(TaskId(task), attempt)
-
-
-def order_of(
-    spec: TaskSpec, task: int = 1, attempt: int = 1, *, owner: Owner | None = None, gpus: tuple[str, ...] = ("GPU-0a",)
-) -> LaunchOrder:
-    placement = Placement(gpus=tuple(GpuId(gpu) for gpu in gpus), booking=Booking(memory_mib=4096, source="declared"))
-    whose = owner if owner is not None else Owner(os.geteuid(), os.getegid(), "me")
-    grace_s = Stopping().grace_of(spec)
-    return LaunchOrder(key=key(task, attempt), owner=whose, spec=spec, placement=placement, gpus=(), grace_s=grace_s)
+from carma.testing.launcher_contract import key, until
 
 
 def spec_of(*command: str, directory: str | Path = "/", **more: object) -> TaskSpec:
@@ -47,32 +28,6 @@ def shell(script: str, directory: str | Path = "/", **more: object) -> TaskSpec:
 def until_file(path: Path, *, code: int = 0) -> str:
     """A script that runs until a file appears."""
     return f"while [ ! -e {shlex.quote(str(path))} ]; do sleep 0.02; done; exit {code}"
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not come about"
-        time.sleep(0.01)
-
-
-def look(launcher: Launcher, which: AttemptKey) -> Found:
-    (found,) = launcher.poll([which])
-    return found
-
-
-def until_running(launcher: Launcher, which: AttemptKey) -> int:
-    until(lambda: look(launcher, which).pid is not None)
-    pid = look(launcher, which).pid
-    assert pid is not None
-    return pid
-
-
-def until_ended(launcher: Launcher, which: AttemptKey) -> Outcome:
-    until(lambda: look(launcher, which).outcome is not None)
-    outcome = look(launcher, which).outcome
-    assert outcome is not None
-    return outcome
 
 
 def read_pid(path: Path) -> int:

@@ -19,7 +19,8 @@ import pytest
 
 from carma.launch import mps_control, procfs
 from carma.launch.mps_control import CONTROL, SERVER
-from tests.launch_orders import gone, until
+from carma.testing.launcher_contract import until
+from tests.launch_orders import gone
 
 # `refuse`: -d fails. `hang`: the program never returns. `no-servers`: servers die at once. `deaf`: quit does nothing.
 _CONTROL = r"""#!/bin/sh

@@ -11,9 +11,10 @@ from carma.core.model.settings import Sharing
 from carma.core.model.values import Booking, Gpu, GpuId, Placement
 from carma.core.ports import Arranged, Confiner, LaunchOrder
 from carma.launch.confinement import GpuConfiner
+from carma.testing.launcher_contract import order_of
 from carma.vgpu.device import LIMIT_VARIABLE
 from carma.vgpu.virtual_server import VirtualConfiner
-from tests.launch_orders import order_of, spec_of
+from tests.launch_orders import spec_of
 
 CARDS = tuple(Gpu(id=GpuId(f"GPU-{index}"), index=index, name="H200", memory_mib=143_155) for index in range(2))
 KINDS = ("cards", "virtual")

@@ -13,26 +13,29 @@ import pytest
 from carma.core.model.values import GpuSample
 from carma.errors import NoGpus
 from carma.monitor.nvml import open_nvml
-from tests.contract.test_sampler import *  # noqa: F403
-from tests.contract.test_sampler import Subject
+from carma.testing.sampler_contract import SamplerContract, SamplerSubject
 
 LIMIT_S = 180.0
 HELD_MIB = 512
 HOLDER = Path(__file__).with_name("cuda_holder.py")
 
 
-@pytest.fixture  # type: ignore[no-redef]  # in place of the suite's own
-def subject() -> Iterator[Subject]:
+@pytest.fixture
+def subject() -> Iterator[SamplerSubject]:
     try:
         sampler = open_nvml()
     except NoGpus as error:
         pytest.skip(str(error))
-    yield Subject(sampler)
+    yield SamplerSubject(sampler)
     sampler.close()
 
 
+class TestRealGpus(SamplerContract):
+    """With the fixture `subject` of this module."""
+
+
 @pytest.fixture
-def holder(subject: Subject) -> Iterator[subprocess.Popen[str]]:
+def holder(subject: SamplerSubject) -> Iterator[subprocess.Popen[str]]:
     """A process that holds memory on a GPU and writes to it all the time, through the CUDA driver alone."""
     if not any(gpu.capabilities.processes for gpu in subject.sampler.gpus()):
         pytest.skip("this driver does not list processes")
@@ -61,7 +64,7 @@ def held_mib(samples: tuple[GpuSample, ...], pid: int) -> int:
 
 
 def test_a_process_is_seen_with_its_memory_and_gone_after_its_end(
-    subject: Subject, holder: subprocess.Popen[str]
+    subject: SamplerSubject, holder: subprocess.Popen[str]
 ) -> None:
     gpus = [gpu.id for gpu in subject.sampler.gpus()]
     eventually(lambda: held_mib(subject.sampler.glance(gpus, time.time()), holder.pid) >= HELD_MIB)
@@ -71,7 +74,7 @@ def test_a_process_is_seen_with_its_memory_and_gone_after_its_end(
     eventually(lambda: held_mib(subject.sampler.glance(gpus, time.time()), holder.pid) == 0)
 
 
-def test_work_shows_in_the_activity_of_its_gpu(subject: Subject, holder: subprocess.Popen[str]) -> None:
+def test_work_shows_in_the_activity_of_its_gpu(subject: SamplerSubject, holder: subprocess.Popen[str]) -> None:
     def busy() -> bool:
         found = [sample for sample in subject.sampler.sample(time.time()) if held_mib((sample,), holder.pid)]
         return any((sample.activity.sm_active or 0.0) > 0.0 for sample in found)

@@ -16,8 +16,9 @@ from carma.core.model.values import Owner, TaskSpec
 from carma.daemon.probes.pool import PROBES_PER_USER, Probes
 from carma.errors import Busy, NotRunnable
 from carma.launch.procfs import processes
+from carma.testing.launcher_contract import order_of
 from tests.hanging_fs import HangingMount, hanging_mount
-from tests.launch_orders import order_of, spec_of
+from tests.launch_orders import spec_of
 from tests.unit.launch.test_frameworks import environment_at
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take the identity of another user")

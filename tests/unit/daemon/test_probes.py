@@ -21,7 +21,8 @@ from carma.daemon.probes.pool import PROBES_PER_USER, WAITING_PER_USER, Probes
 from carma.daemon.probes.program import CheckRunnable, take_identity
 from carma.errors import Busy, CarmaError, NotRunnable
 from carma.launch.procfs import processes
-from tests.launch_orders import gone, order_of, spec_of
+from carma.testing.launcher_contract import order_of
+from tests.launch_orders import gone, spec_of
 from tests.unit.launch.test_frameworks import environment_at
 
 LIMIT_S = 60.0

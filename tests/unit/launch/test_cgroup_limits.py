@@ -18,7 +18,8 @@ from carma.core.model.values import Gpu, GpuId
 from carma.core.ports import LaunchOrder
 from carma.launch.attempt_cgroups import AttemptCgroups
 from carma.launch.cgroup_limits import CgroupLimits, LimitFailed, NvmlLimiter
-from tests.launch_orders import key, order_of, spec_of
+from carma.testing.launcher_contract import key, order_of
+from tests.launch_orders import spec_of
 
 CARD = Gpu(id=GpuId("GPU-0a"), index=0, name="H200", memory_mib=143_000)
 SECOND = Gpu(id=GpuId("GPU-0b"), index=1, name="H200", memory_mib=143_000)

@@ -11,7 +11,8 @@ import pytest
 
 from carma.core.model.outcome import Succeeded
 from carma.launch.process import ProcessLauncher
-from tests.launch_orders import key, look, order_of, shell, spec_of, tidy, until, until_ended, until_running
+from carma.testing.launcher_contract import key, look, order_of, until, until_ended, until_running
+from tests.launch_orders import shell, spec_of, tidy
 
 # Notes each USR1 in a file of its own name; ends when a file `go` is there.
 NOTES = """

@@ -22,7 +22,8 @@ from carma.launch.confinement import GpuConfiner
 from carma.launch.memory_caps import Capped, without_hoarding
 from carma.launch.mps import MpsServers, Serving
 from carma.launch.mps_control import Control, Identity, MpsFailed
-from tests.launch_orders import key, order_of, spec_of
+from carma.testing.launcher_contract import key, order_of
+from tests.launch_orders import spec_of
 
 MODEST = without_hoarding({})  # what keeps a framework from taking the whole card at once
 FRAMEWORK = Guard(rung="framework", limit_mib=4096, how="a framework")

@@ -10,7 +10,8 @@ from carma.core.ports import LaunchOrder
 from carma.launch.attempt_logs import named_outputs
 from carma.launch.environment import task_environment
 from carma.launch.program_names import before_places, unknown_place
-from tests.launch_orders import order_of, spec_of
+from carma.testing.launcher_contract import order_of
+from tests.launch_orders import spec_of
 
 
 def test_gpus_are_given_by_uuid_in_pci_order() -> None:

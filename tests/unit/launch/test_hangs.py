@@ -18,21 +18,9 @@ from carma.launch import attempt_records as records
 from carma.launch import process, procfs, runner
 from carma.launch.attempt_cgroups import AttemptCgroups
 from carma.launch.process import ProcessLauncher
+from carma.testing.launcher_contract import key, look, order_of, until, until_ended, until_running
 from tests.hanging_fs import HangingMount, hanging_mount
-from tests.launch_orders import (
-    gone,
-    key,
-    look,
-    order_of,
-    read_pid,
-    runner_of,
-    shell,
-    tidy,
-    until,
-    until_ended,
-    until_file,
-    until_running,
-)
+from tests.launch_orders import gone, read_pid, runner_of, shell, tidy, until_file
 
 
 @pytest.fixture

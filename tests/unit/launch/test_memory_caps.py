@@ -12,7 +12,8 @@ from carma.core.model.values import Gpu, GpuId
 from carma.core.ports import LaunchOrder
 from carma.launch.memory_caps import Capped, framework_caps
 from carma.launch.torch_options import Options, has_fraction
-from tests.launch_orders import order_of, spec_of
+from carma.testing.launcher_contract import order_of
+from tests.launch_orders import spec_of
 
 FRACTION = "per_process_memory_fraction"
 CUDA, ANY = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"

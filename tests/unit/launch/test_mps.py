@@ -15,7 +15,8 @@ from carma.core.model.values import Owner
 from carma.launch import mps, mps_control, procfs
 from carma.launch.mps import MpsServers, Serving
 from carma.launch.mps_control import Control, Identity, MpsFailed, server_environment
-from tests.launch_orders import gone, until
+from carma.testing.launcher_contract import until
+from tests.launch_orders import gone
 from tests.mps_program import Program, kill, short_home
 
 ME = Owner(os.geteuid(), os.getegid(), "me")

@@ -20,21 +20,8 @@ from carma.core.ports import Found
 from carma.launch import attempt_records as records
 from carma.launch import procfs, runner
 from carma.launch.process import ProcessLauncher
-from tests.launch_orders import (
-    gone,
-    key,
-    look,
-    order_of,
-    read_pid,
-    runner_of,
-    shell,
-    spec_of,
-    tidy,
-    until,
-    until_ended,
-    until_file,
-    until_running,
-)
+from carma.testing.launcher_contract import key, look, order_of, until, until_ended, until_running
+from tests.launch_orders import gone, read_pid, runner_of, shell, spec_of, tidy, until_file
 
 # Leaves its parent and its session, as daemons do, and says who it is.
 DOUBLE_FORK = """

@@ -22,18 +22,8 @@ from carma.launch.cgroup_limits import CgroupLimits
 from carma.launch.confinement import GpuConfiner
 from carma.launch.mps import MpsServers
 from carma.launch.process import ProcessLauncher
-from tests.launch_orders import (
-    gone,
-    key,
-    look,
-    order_of,
-    shell,
-    tidy,
-    until,
-    until_ended,
-    until_file,
-    until_running,
-)
+from carma.testing.launcher_contract import key, look, order_of, until, until_ended, until_running
+from tests.launch_orders import gone, shell, tidy, until_file
 from tests.mps_program import Program, kill, short_home
 
 CARD = Gpu(id=GpuId("GPU-0a"), index=0, name="H200", memory_mib=143_155)

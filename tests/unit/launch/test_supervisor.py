@@ -22,7 +22,8 @@ from carma.launch import cgroup
 from carma.launch import supervisor as supervise
 from carma.launch.child import be_killable
 from carma.launch.process import ProcessLauncher
-from tests.launch_orders import key, order_of, shell, spec_of, tidy, until, until_ended, until_running
+from carma.testing.launcher_contract import key, order_of, until, until_ended, until_running
+from tests.launch_orders import shell, spec_of, tidy
 
 NOBODY = Owner(65534, 65534, "nobody")
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start tasks as somebody else")

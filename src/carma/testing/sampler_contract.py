@@ -1,0 +1,139 @@
+"""What every sampler of GPU metrics must do, as tests: subclass `SamplerContract` and define the fixture `subject`.
+
+    class TestMine(SamplerContract):
+        @pytest.fixture
+        def subject(self) -> Iterator[SamplerSubject]:
+            sampler = MySampler()
+            yield SamplerSubject(sampler)
+            sampler.close()
+
+pytest finds the inherited tests. pytest is imported only to skip a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import asdict
+
+from carma.core.model.values import NO_ACTIVITY, Gpu, GpuId, GpuSample
+from carma.core.ports import Sampler
+
+AT_S = 1_700_000_000.0
+
+
+class SamplerSubject(NamedTuple):
+    """A sampler, and a function that breaks the GPU of an index (None: the GPUs cannot be broken)."""
+
+    sampler: Sampler
+    lose: Callable[[int], None] | None = None
+
+
+def check_ranges(gpu: Gpu, sample: GpuSample) -> None:
+    shares = asdict(sample.activity)
+    for share in (*shares.values(), sample.gpu_util):
+        assert share is None or 0.0 <= share <= 1.0
+    assert sample.memory_used_mib is None or sample.memory_used_mib >= 0
+    assert sample.power_w is None or 0.0 <= sample.power_w < 5000.0
+    for process in sample.processes or ():
+        assert process.pid > 0
+        assert process.attempt is None  # who it belongs to is not the sampler's to say
+        assert process.memory_mib is None or process.memory_mib >= 0
+    given = gpu.capabilities
+    assert all(metric in given.metrics for metric, share in shares.items() if share is not None)
+    assert given.power or sample.power_w is None
+    assert given.energy or sample.energy_j is None
+    assert given.processes or sample.processes is None
+
+
+class SamplerContract:
+    def test_gpus_have_distinct_ids_and_stay_the_same(self, subject: SamplerSubject) -> None:
+        gpus = subject.sampler.gpus()
+        assert gpus
+        assert len({gpu.id for gpu in gpus}) == len(gpus)
+        assert len({gpu.index for gpu in gpus}) == len(gpus)
+        assert all(gpu.memory_mib > 0 and gpu.name for gpu in gpus)
+        assert subject.sampler.gpus() == gpus
+
+    def test_each_gpu_has_one_sample_in_order_with_the_given_time(self, subject: SamplerSubject) -> None:
+        samples = subject.sampler.sample(AT_S)
+        assert [sample.gpu for sample in samples] == [gpu.id for gpu in subject.sampler.gpus()]
+        assert {sample.at for sample in samples} == {AT_S}
+
+    def test_every_figure_is_in_its_range_or_absent(self, subject: SamplerSubject) -> None:
+        for at in (AT_S, AT_S + 1, AT_S + 2):
+            for gpu, sample in zip(subject.sampler.gpus(), subject.sampler.sample(at), strict=True):
+                check_ranges(gpu, sample)
+
+    def test_every_gpu_names_the_source_of_its_activity(self, subject: SamplerSubject) -> None:
+        for gpu in subject.sampler.gpus():
+            can = gpu.capabilities
+            assert can.source in ("gpm", "dcgm", "processes", "nvml", "virtual")
+            assert ("sm_active" in can.metrics) == (
+                can.source != "nvml"
+            )  # coarse utilisation never stands for SM activity
+            if can.source == "processes":
+                assert can.metrics == ("sm_active",)
+
+    def test_a_glance_shows_memory_and_processes_of_the_asked_gpus(self, subject: SamplerSubject) -> None:
+        gpus = subject.sampler.gpus()
+        wanted = [gpu.id for gpu in reversed(gpus)]
+        glanced = subject.sampler.glance(wanted, AT_S)
+        assert [sample.gpu for sample in glanced] == wanted
+        for gpu, sample in zip(reversed(gpus), glanced, strict=True):
+            check_ranges(gpu, sample)
+            assert (sample.at, sample.fault) == (AT_S, None)
+            assert sample.memory_used_mib is not None
+            assert (sample.processes is not None) == gpu.capabilities.processes
+            assert (sample.activity, sample.gpu_util) == (NO_ACTIVITY, None)
+            assert (sample.power_w, sample.energy_j) == (None, None)
+        assert subject.sampler.glance([], AT_S) == ()
+
+    def test_a_glance_sees_the_same_processes_as_a_sample(self, subject: SamplerSubject) -> None:
+        sampled = subject.sampler.sample(AT_S)
+        glanced = subject.sampler.glance([sample.gpu for sample in sampled], AT_S)
+        for sample, glance in zip(sampled, glanced, strict=True):
+            assert {process.pid for process in sample.processes or ()} == {
+                process.pid for process in glance.processes or ()
+            }
+
+    def test_a_glance_at_an_unknown_gpu_is_a_fault(self, subject: SamplerSubject) -> None:
+        (unknown,) = subject.sampler.glance([GpuId("GPU-of-another-machine")], AT_S)
+        assert unknown.fault
+        assert (unknown.gpu, unknown.memory_used_mib) == ("GPU-of-another-machine", None)
+
+    def test_energy_is_a_counter_that_never_falls(self, subject: SamplerSubject) -> None:
+        seen = [subject.sampler.sample(AT_S + step) for step in range(4)]
+        for earlier, later in pairwise(seen):
+            for before, after in zip(earlier, later, strict=True):
+                if before.energy_j is not None and after.energy_j is not None:
+                    assert after.energy_j >= before.energy_j
+
+    def test_samples_can_be_written_and_read_again(self, subject: SamplerSubject) -> None:
+        samples = subject.sampler.sample(AT_S)
+        assert msgspec.json.decode(msgspec.json.encode(samples), type=tuple[GpuSample, ...]) == samples
+
+    def test_a_lost_gpu_is_a_fault_without_figures_and_the_others_still_answer(self, subject: SamplerSubject) -> None:
+        if subject.lose is None:
+            import pytest
+
+            pytest.skip("this sampler's GPUs cannot be broken on purpose")
+        gpus = subject.sampler.gpus()
+        subject.sampler.sample(AT_S)
+        subject.lose(gpus[-1].index)
+        *others, lost = subject.sampler.sample(AT_S + 1)
+        assert lost.gpu == gpus[-1].id
+        assert lost.fault
+        assert (lost.activity, lost.memory_used_mib, lost.processes) == (NO_ACTIVITY, None, None)
+        assert all(other.fault is None and other.memory_used_mib is not None for other in others)
+        assert subject.sampler.gpus() == gpus
+        (glanced,) = subject.sampler.glance([lost.gpu], AT_S + 1)
+        assert glanced.fault
+        assert (glanced.memory_used_mib, glanced.processes) == (None, None)
+
+    def test_closing_twice_does_no_harm(self, subject: SamplerSubject) -> None:
+        subject.sampler.close()
+        subject.sampler.close()
