@@ -8,8 +8,8 @@ import shlex
 import signal
 from pathlib import Path
 
+from carma import procfs
 from carma.core.model.values import AttemptKey, TaskSpec
-from carma.launch import procfs
 from carma.launch.attempt_files import AttemptFiles
 from carma.launch.process import ProcessLauncher
 from carma.testing.launcher_contract import key, until

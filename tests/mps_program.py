@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from carma.launch import mps_control, procfs
+from carma import procfs
+from carma.launch import mps_control
 from carma.launch.mps_control import CONTROL, SERVER
 from carma.testing.launcher_contract import until
 from tests.launch_orders import gone

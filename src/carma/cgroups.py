@@ -202,6 +202,16 @@ def current(*, root: str = ROOT, own: str = OWN) -> Cgroup:
     return Cgroup([_joined(os.path.join(root, name), paths[name]) for name in ("pids", "memory") if name in paths])
 
 
+def oom_kills() -> int | None:
+    """Processes that the kernel killed for lack of memory: in the cgroup of this process or, if it has no counter, on
+    the machine. None if the kernel does not count them."""
+    count = current().oom_kills()
+    if count is None:
+        words = _words("/proc/vmstat")
+        count = int(words[words.index("oom_kill") + 1]) if "oom_kill" in words else None
+    return count
+
+
 def _find_version_2(root: str, own: str, systemd: bool, enable: bool) -> Cgroups | str:
     place = _joined(root, own)
     candidates = (os.path.dirname(place), place) if systemd else (place,)

@@ -15,7 +15,7 @@ import pytest
 from carma.core.model.values import Owner, TaskSpec
 from carma.daemon.probes.pool import PROBES_PER_USER, Probes
 from carma.errors import Busy, NotRunnable
-from carma.launch.procfs import processes
+from carma.procfs import processes
 from carma.testing.launcher_contract import order_of
 from tests.hanging_fs import HangingMount, hanging_mount
 from tests.launch_orders import spec_of

@@ -13,7 +13,7 @@ import pytest
 
 from carma.client import Client
 from carma.errors import Busy, CarmaError
-from carma.launch.procfs import processes
+from carma.procfs import processes
 from carma.wire.api_types import SubmitAnswer, SubmitRequest
 from tests.hanging_fs import HangingMount, hanging_mount
 from tests.harness import Daemon, request, serving, until

@@ -10,6 +10,7 @@ import os
 
 import pytest
 
+from carma import procfs
 from carma.core.model.events import GpusSampled, TaskEstimated, TaskSubmitted
 from carma.core.model.settings import Gate, Rules, WarmUp, WindowRules
 from carma.core.model.values import Activity, AttemptKey, Estimate, GpuId, GpuSample, ProcessUse, TaskId, TaskSpec
@@ -17,7 +18,6 @@ from carma.core.policies.exclusive import POLICY as EXCLUSIVE
 from carma.core.scheduling.decision import Decision
 from carma.core.scheduling.queue_order import explain, waiting
 from carma.core.scheduling.snapshot import views
-from carma.launch import procfs
 from carma.monitor.processes import attribute
 from carma.testing.builders import ALICE, World
 from tests.harness import serving

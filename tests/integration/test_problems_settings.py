@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from carma import procfs
 from carma.core.model.settings import Gate, Rules, WarmUp, WindowRules
 from carma.core.model.values import GpuId
-from carma.launch import procfs
 from carma.testing.builders import World
 from carma.traces import SHIPPED, find
 from tests.harness import LIMIT_S, Daemon, daemon_at_rest, serving, until

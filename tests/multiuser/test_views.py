@@ -14,7 +14,7 @@ import pytest
 
 from carma.core.model.outcome import Disrupted, describe
 from carma.daemon.views.task_story import without_words
-from carma.launch.exit_outcome import ExitRecord, LastWords, Under, judge_exit
+from carma.launch.exit_outcome import ExitRecord, LastWords, MpsState, judge_exit
 from tests.harness import LIMIT_S, Daemon, until
 from tests.multiuser.hanging import hanging_directory
 from tests.multiuser.people import PATH, Person, run_cli
@@ -207,7 +207,7 @@ def test_the_directory_that_a_task_hangs_in_at_its_start_is_hidden_from_others(a
 def test_the_last_words_of_a_task_whose_mps_server_died_are_hidden_from_others(said: str) -> None:
     """MPS needs a real card, so this asks the functions that the daemon asks."""
     words = LastWords(stderr=f"Traceback (most recent call last):\n{said}\n", stdout="")
-    outcome = judge_exit(ExitRecord(ended_at=2.0, code=1), words, None, Under(mps=True, lost=True))
+    outcome = judge_exit(ExitRecord(ended_at=2.0, code=1), words, None, MpsState(used=True, lost=True))
     assert isinstance(outcome, Disrupted)
     assert "secret" in describe(outcome)  # for the owner
     assert "secret" not in describe(without_words(outcome))

@@ -279,3 +279,8 @@ def test_no_hierarchy_at_all_is_a_sentence(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.write_text("0::/\n")
     assert isinstance(cgroups.find(root=str(tmp_path), own=str(own)), str)
+
+
+def test_oom_kills_are_counted_or_none() -> None:
+    count = cgroups.oom_kills()
+    assert count is None or count >= 0

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from carma.daemon.recovery_on_start import Replayed
     from carma.daemon.shell import Shell
     from carma.daemon.startup.gpu_source import World
-    from carma.launch.attempt_cgroups import AttemptCgroups
-    from carma.launch.cgroup_limits import CgroupLimits
+    from carma.launch.attempt_cgroups import AttemptCgroups, CgroupLimits
     from carma.launch.process import ProcessLauncher
     from carma.store.sqlite import SqliteStore
     from carma.trial.protocol import Context, Trials
@@ -267,7 +266,7 @@ def _cgroup_limits(sharing: Sharing, gpus: Sequence[Gpu], groups: AttemptCgroups
     """Where driver, kernel and the administrator give them; the sampler has opened NVML already."""
     if not sharing.caps:
         return None
-    from carma.launch.cgroup_limits import CgroupLimits, NvmlLimiter
+    from carma.launch.attempt_cgroups import CgroupLimits, NvmlLimiter
     from carma.monitor.nvml import load_nvml
 
     found = CgroupLimits.find(NvmlLimiter(load_nvml()), gpus, groups)
@@ -282,7 +281,7 @@ async def _tend(loop: Loop, launcher: ProcessLauncher) -> None:
     while True:
         await asyncio.sleep(TEND_S)
         try:
-            await loop.hands.with_launcher(launcher.tend)
+            await loop.hands.with_launcher(launcher.maintain)
         except OSError as error:
             log.error("looking after the MPS servers: %s", error)
 

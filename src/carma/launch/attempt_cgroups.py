@@ -1,7 +1,22 @@
-"""The cgroup of each attempt: with it all processes of the attempt are known, whatever they do to leave their parents.
+"""The cgroup of each attempt, and the driver's memory limit on it.
 
-Only where the daemon may create cgroups (carma/cgroups.py). The runner joins the cgroup before it starts anything, and
-a process of another user than the daemon's cannot leave it. Daemons with different log directories never share a name.
+1. `AttemptCgroups` makes a cgroup for each attempt if the daemon may create cgroups (carma/cgroups.py). The runner
+   joins it before it starts anything, and a process of another user than the daemon's cannot leave it, so all processes
+   of the attempt are known. Daemons with different log directories never share a name.
+2. `CgroupLimits` lets the driver limit the GPU memory of that cgroup: the only limit that no process of a task can
+   avoid. Drivers from 615 on (CUDA 13.4) account the device memory of each cgroup, and NVML sets a hard limit
+   (nvmlDeviceSetMemoryLimits_v1; NVIDIA's MPS documentation, "MPS v3 Memory Partitioning"). An allocation beyond it
+   fails as out of memory. It needs cgroup version 2 and root, and does not apply to MIG instances. It is based on the
+   kernel's dmem controller (Linux 6.14 and newer) or, without that, on the driver's own account. The dmem files must
+   not be written by hand: NVML knows the card's key in them and keeps the levels above in step. They are only read.
+
+Never tried on such a driver. The code follows the documentation and the types of NVML 13.615, is tested on a tree of
+files with a scripted driver, and trusts no limit that it cannot read back. Also not tried: with dmem passed down to
+tasks, a recent systemd (pull request 41304) may be unable to start the daemon again before they have ended (EBUSY: it
+starts the daemon in the unit's own cgroup first).
+
+A task under such a limit sees the limit as the size of its card. A framework's limit that is a *fraction* of the card
+would then be a fraction of the limit: the two must not be combined.
 """
 
 from __future__ import annotations
@@ -10,18 +25,25 @@ import contextlib
 import hashlib
 import os
 import re
+from collections.abc import Sequence
+from typing import Any
 
 from carma.cgroups import Cgroup, Cgroups
-from carma.core.model.values import AttemptKey, TaskId
+from carma.core.model.values import AttemptKey, Gpu, GpuId, Guard, TaskId
+from carma.core.ports import LaunchOrder
+from carma.procfs import read_bytes
 
-KILL_LIMIT_S = 0.5  # a process that is stuck in the kernel must not hold up the launcher
+KILL_LIMIT_S = 0.5  # a process that is stuck in the kernel must not delay the launcher
+FIRST_DRIVER = 615
+MIB = 2**20
+_NO_SOFT_LIMIT = 0  # the ledger guarantees shares; and MPS ends tasks to keep soft limits
 
 
 class AttemptCgroups:
     def __init__(self, cgroups: Cgroups, log_dir: str | os.PathLike[str]) -> None:
         self.cgroups = cgroups
-        home = hashlib.blake2b(os.fsencode(os.path.abspath(log_dir)), digest_size=6).hexdigest()
-        self._prefix = f"attempt-{home}-"
+        digest = hashlib.blake2b(os.fsencode(os.path.abspath(log_dir)), digest_size=6).hexdigest()
+        self._prefix = f"attempt-{digest}-"
 
     def create(self, key: AttemptKey) -> Cgroup:
         """The cgroup of this attempt, made if it does not exist. Raises OSError."""
@@ -37,7 +59,7 @@ class AttemptCgroups:
             group.kill(KILL_LIMIT_S)
 
     def remove(self, key: AttemptKey) -> None:
-        """Its limits go with it. A cgroup that still has processes stays."""
+        """Its limits are removed with it. A cgroup that still contains processes stays."""
         group = self._open(key)
         if group is not None:
             with contextlib.suppress(OSError):
@@ -50,3 +72,105 @@ class AttemptCgroups:
 
     def _open(self, key: AttemptKey) -> Cgroup | None:
         return self.cgroups.open(self._prefix + str(key))
+
+
+class LimitFailed(Exception):
+    """The driver refused to set the limit, or reports another limit than was set."""
+
+
+class NvmlLimiter:
+    """The driver's limits, through NVML."""
+
+    def __init__(self, nvml: Any) -> None:
+        """`nvml` is the pynvml module, initialised, or one that behaves like it."""
+        self._nvml = nvml
+
+    def missing(self) -> str | None:
+        """Why this machine has no such limits; None if it has."""
+        try:
+            version = str(self._nvml.nvmlSystemGetDriverVersion())
+        except self._nvml.NVMLError as error:
+            return f"the driver does not answer: {error}"
+        major = version.partition(".")[0]
+        if not major.isdigit() or int(major) < FIRST_DRIVER:
+            return f"driver {version} has none; those from {FIRST_DRIVER} on do"
+        if not hasattr(self._nvml, "nvmlDeviceSetMemoryLimits_v1"):
+            return "the nvidia-ml-py that is installed is too old for them; 13.615 and newer have them"
+        return None
+
+    def set_limit(self, gpu: GpuId, cgroup: str, limit_bytes: int) -> None:
+        """Raises LimitFailed."""
+        limits = self._nvml.c_nvmlSetMemoryLimits_v1_t()
+        limits.nameSpace, limits.softLimit, limits.hardLimit = os.fsencode(cgroup), _NO_SOFT_LIMIT, limit_bytes
+        try:
+            self._nvml.nvmlDeviceSetMemoryLimits_v1(self._nvml.nvmlDeviceGetHandleByUUID(gpu), limits)
+        except self._nvml.NVMLError as error:
+            raise LimitFailed(f"the driver sets no limit for {cgroup} on {gpu}: {error}") from error
+
+    def limit(self, gpu: GpuId, cgroup: str) -> int:
+        """The hard limit that the driver reports, in bytes. Raises LimitFailed."""
+        limits = self._nvml.c_nvmlGetMemoryLimits_v1_t()
+        limits.nameSpace = os.fsencode(cgroup)
+        try:
+            self._nvml.nvmlDeviceGetMemoryLimits_v1(self._nvml.nvmlDeviceGetHandleByUUID(gpu), limits)
+        except self._nvml.NVMLError as error:
+            raise LimitFailed(f"the driver reports no limit for {cgroup} on {gpu}: {error}") from error
+        return int(limits.hardLimit)
+
+
+class CgroupLimits:
+    """Limits the cgroup of an attempt. The runner is in it too; it uses no GPU."""
+
+    def __init__(self, limiter: NvmlLimiter, groups: AttemptCgroups) -> None:
+        self._limiter = limiter
+        self._groups = groups
+
+    @classmethod
+    def find(cls, limiter: NvmlLimiter, gpus: Sequence[Gpu], groups: AttemptCgroups | str) -> CgroupLimits | str:
+        """The limits, or a sentence that says why there are none. `groups`: the cgroups, or why there are none."""
+        if not any(gpu.kind == "card" for gpu in gpus):
+            return "limits for cgroups need a whole card: MIG instances have none"
+        problem = limiter.missing()
+        if problem is None and isinstance(groups, str):
+            problem = groups
+        if problem is not None or isinstance(groups, str):
+            return f"no memory limits for cgroups: {problem}"
+        if groups.cgroups.version != 2:
+            return "no memory limits for cgroups: they need cgroup version 2"
+        if os.geteuid() != 0:
+            return "no memory limits for cgroups: only root may set them"
+        problem = _enable(groups.cgroups.bases[""])
+        return cls(limiter, groups) if problem is None else f"no memory limits for cgroups: {problem}"
+
+    def guard(self, order: LaunchOrder, cap_mib: int) -> Guard | None:
+        """Limits the attempt's cgroup on each of its GPUs; None if that fails."""
+        if not order.gpus or any(gpu.kind != "card" for gpu in order.gpus):
+            return None
+        try:
+            (path,) = self._groups.create(order.key).directories  # the same order may come twice
+            for gpu in order.gpus:
+                self._limiter.set_limit(gpu.id, path, cap_mib * MIB)
+                if not 0 < self._limiter.limit(gpu.id, path) <= cap_mib * MIB:
+                    raise LimitFailed(f"the driver does not keep the limit for {path} on {gpu.id}")
+        except (OSError, LimitFailed):
+            self._groups.remove(order.key)
+            return None
+        return Guard(rung="cgroup", limit_mib=cap_mib, how="the driver's limit on its cgroup")
+
+
+def _enable(base: str) -> str | None:
+    """Enable the dmem controller for the cgroups below, if the kernel has it. Returns why that is not possible."""
+    control = os.path.join(base, "cgroup.subtree_control")
+    if "dmem" not in _words(os.path.join(base, "cgroup.controllers")) or "dmem" in _words(control):
+        return None  # without the controller the driver has an account of its own
+    try:
+        with open(control, "w") as file:
+            file.write("+dmem")
+    except OSError as error:
+        # EBUSY: a cgroup that contains processes cannot pass controllers down.
+        return f"the kernel's dmem controller cannot be used below {base}: {error.strerror}"
+    return None
+
+
+def _words(path: str) -> list[str]:
+    return read_bytes(path).decode("ascii", "replace").split()

@@ -1,7 +1,12 @@
 """An attempt's directory as the launcher reads it: the runner's records, typed, and CARMA's own log files.
 
-Unknown fields are ignored, because a runner of another version may outlive an upgrade of the daemon. A record that
-cannot be read at the moment (too many open files) raises OSError: it must not be taken for one that does not exist.
+The daemon never opens a file that a user named: it may be root, and the path may lead anywhere by the time it is
+opened. Such a file is read by its owner (the command line does that), or by the runner through a descriptor that was
+opened with the owner's rights before the command started. CARMA's own log files lie in the attempt's directory, which
+only the daemon's user can change, and are found by the attempt's key alone.
+
+Unknown fields of records are ignored, because a runner of another version may outlive an upgrade of the daemon. A
+record that cannot be read at the moment (too many open files) raises OSError: it must not count as missing.
 """
 
 from __future__ import annotations
@@ -9,22 +14,23 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 from collections.abc import Iterator
 from typing import Literal, TypeVar
 
 import msgspec
 
 from carma.core.model.values import AttemptKey, Confinement, TaskId
-from carma.launch import attempt_logs as logs
 from carma.launch import attempt_records as records
-from carma.launch.exit_outcome import ExitRecord, LastWords, Told
-from carma.launch.output_tails import TAIL_BYTES
+from carma.launch.exit_outcome import ExitRecord, LastWords, StopRecord
+from carma.launch.output_files import TAIL_BYTES
 
 _DIRECTORY = re.compile(r"([0-9]+)\.([0-9]+)")
+Stream = Literal["stdout", "stderr"]
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A process's identity: a pid alone comes back for another one."""
+    """A process by pid, start time and boot: pids are reused."""
 
     pid: int
     start_ticks: int
@@ -40,7 +46,7 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Held(msgspec.Struct, frozen=True):
-    """How it shares its GPUs; `server` is the name of the MPS server that it runs under."""
+    """How it shares its GPUs; `server` is the name of the MPS server under which it runs."""
 
     confinement: Confinement
     server: str | None = None
@@ -50,7 +56,7 @@ class Trouble(msgspec.Struct, frozen=True):
     reason: str
 
 
-T = TypeVar("T", Claim, Started, ExitRecord, Told, Held, Trouble)
+T = TypeVar("T", Claim, Started, ExitRecord, StopRecord, Held, Trouble)
 
 
 class AttemptFiles:
@@ -79,8 +85,8 @@ class AttemptFiles:
     def ending(self, key: AttemptKey) -> ExitRecord | None:
         return self._read(key, records.EXIT, ExitRecord)
 
-    def told(self, key: AttemptKey) -> Told | None:
-        return self._read(key, records.TOLD, Told)
+    def stop(self, key: AttemptKey) -> StopRecord | None:
+        return self._read(key, records.TOLD, StopRecord)
 
     def held(self, key: AttemptKey) -> Held | None:
         return self._read(key, records.HELD, Held)
@@ -95,27 +101,38 @@ class AttemptFiles:
         except msgspec.DecodeError:
             return None
 
-    def open_log(self, key: AttemptKey, which: Literal["stdout", "stderr"]) -> int | None:
-        """A descriptor for reading CARMA's own log file of this attempt; None if there is none (yet)."""
-        return logs.open_own(self.log_path(key, which))
-
-    def log_path(self, key: AttemptKey, which: Literal["stdout", "stderr"]) -> str:
+    def log_path(self, key: AttemptKey, which: Stream) -> str:
         return self.path(key, records.STDOUT if which == "stdout" else records.STDERR)
 
+    def open_log(self, key: AttemptKey, which: Stream) -> int | None:
+        """A descriptor for reading CARMA's own log file of this attempt; None if it does not exist (yet)."""
+        return _open_own(self.log_path(key, which))
+
     def last_words(self, key: AttemptKey, ending: ExitRecord) -> LastWords:
-        """The ends of both outputs: as the runner recorded them, else from CARMA's own log files."""
+        """The ends of both outputs: as the runner recorded them, otherwise from CARMA's own log files."""
         stderr, stdout = ending.stderr_tail, ending.stdout_tail
-        if stderr is None:
-            stderr = logs.read_tail(self.log_path(key, "stderr"), TAIL_BYTES)
-        if stdout is None:
-            stdout = logs.read_tail(self.log_path(key, "stdout"), TAIL_BYTES)
-        return LastWords(stderr, stdout)
+        return LastWords(
+            stderr if stderr is not None else self.read_tail(key, records.STDERR, TAIL_BYTES),
+            stdout if stdout is not None else self.read_tail(key, records.STDOUT, TAIL_BYTES),
+        )
+
+    def read_tail(self, key: AttemptKey, name: str, limit: int) -> str:
+        """The last `limit` bytes of one of CARMA's own log files."""
+        fd = _open_own(self.path(key, name))
+        if fd is None:
+            return ""
+        try:
+            size = os.fstat(fd).st_size
+            return os.pread(fd, limit, max(0, size - limit)).decode("utf-8", "replace")
+        finally:
+            os.close(fd)
 
     def drop_records(self, key: AttemptKey) -> None:
-        """The outcome is in the database: only exit.json, without the tails, and logs that are not empty stay. With
-        exit.json an attempt is never started again, not even by a daemon on an older copy of the database."""
+        """Called once the outcome is in the database: only exit.json, without the tails, and logs that are not empty
+        stay. Because of exit.json the attempt is never started again, not even by a daemon on an older copy of the
+        database."""
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path(key, "order.json"))  # of an older version; it holds the submitter's environment
+            os.unlink(self.path(key, "order.json"))  # of an older version; it contains the submitter's environment
         ending = self.ending(key)
         if ending is None:
             return
@@ -126,3 +143,14 @@ class AttemptFiles:
             for entry in entries:
                 if entry.name not in records.ENDED or entry.stat(follow_symlinks=False).st_size == 0:
                     os.unlink(entry.path)
+
+
+def _open_own(path: str) -> int | None:
+    try:
+        found = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if not stat.S_ISREG(os.fstat(found).st_mode):
+        os.close(found)
+        return None
+    return found

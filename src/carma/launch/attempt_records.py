@@ -1,13 +1,13 @@
 """The files of an attempt's directory: the records that the runner and the launcher exchange.
 
-    claim.json    which runner has the attempt (runner)  stop          do not start the command (launcher)
-    started.json  which process was started (runner)     told.json     signals sent to end it (launcher)
-    exit.json     how it ended (runner)                  held.json     how it shares its GPUs (launcher)
-    asked.json    it was asked to save (launcher)        trouble.json  its MPS server is gone (launcher)
+    claim.json    which runner has the attempt (runner)      stop          do not start the command (launcher)
+    started.json  which process was started (runner)         told.json     signals sent to end it (launcher)
+    exit.json     how it ended (runner)                      held.json     how it shares its GPUs (launcher)
+    asked.json    the last request to save (launcher)        trouble.json  its MPS server has ended (launcher)
     stdout.log, stderr.log, runner.log
 
-The order itself, which holds the submitter's environment, is never a file: the runner gets it through a descriptor.
-Each record is written under a temporary name and renamed, so that a reader sees all of it or nothing. Once the outcome
+The order itself, which contains the submitter's environment, is never a file: the runner gets it through a descriptor.
+Each record is written under a temporary name and renamed, so that a reader gets all of it or nothing. Once the outcome
 is in the database, only exit.json and the logs stay (see `ENDED`). Standard library only: the runner imports this
 module. It must not know what the records mean.
 """
@@ -27,18 +27,19 @@ CLAIM, STARTED, EXIT = "claim.json", "started.json", "exit.json"
 STOP, TOLD = "stop", "told.json"
 HELD, TROUBLE, ASKED = "held.json", "trouble.json", "asked.json"
 STDOUT, STDERR, RUNNER_LOG = "stdout.log", "stderr.log", "runner.log"
-ENDED = frozenset((EXIT, STDOUT, STDERR))  # what stays of an attempt whose outcome is in the database
+ENDED = frozenset((EXIT, STDOUT, STDERR))  # files that stay once the outcome is in the database
 
-RESERVED_BYTES = 4096  # more than an exit record ever takes; see `reserve`
+RESERVED_BYTES = 4096  # more than an exit record needs; see `reserve`
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 10.0
-PASSING = frozenset(  # errors that go away by themselves: no space, no memory, too many files
+TRANSIENT = frozenset(  # errors that pass by themselves: no space, no memory, too many open files
     (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO)
 )
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def read_bytes(path: str) -> bytes | None:
-    """A record as it was written; None if there is none. Raises OSError for anything else: a record that cannot be
-    read at the moment (too many open files) is not a record that does not exist."""
+    """A record as it was written; None if it does not exist. Raises OSError for anything else: a record that cannot be
+    read at the moment (too many open files) does exist."""
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -47,26 +48,29 @@ def read_bytes(path: str) -> bytes | None:
 
 
 def read(path: str) -> dict[str, Any] | None:
-    """The record, or None if there is none or its content is not a record. Raises OSError as `read_bytes` does."""
+    """The record; None if it does not exist or is not one. Raises OSError as `read_bytes` does."""
     data = read_bytes(path)
+    return decode(data) if data is not None else None
+
+
+def decode(data: bytes) -> dict[str, Any] | None:
     try:
-        value = json.loads(data) if data is not None else None
+        value = json.loads(data)
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
 
 
 def encode(value: dict[str, Any]) -> bytes:
-    """ASCII, with anything else escaped: also the bytes in arguments and paths that are no valid UTF-8."""
+    """ASCII with escapes, which also holds bytes in arguments and paths that are not valid UTF-8."""
     return json.dumps(value).encode("ascii")
 
 
 def write(path: str, value: dict[str, Any], *, durable: bool = True) -> None:
-    temporary = path + ".tmp"
-    data = encode(value)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    temporary, data = path + ".tmp", encode(value)
+    fd = os.open(temporary, _CREATE, 0o600)
     try:
-        write_all(fd, data)  # over what `reserve` put there, which needs no new space
+        write_all(fd, data)  # over the bytes of `reserve`, which takes no new space
         os.ftruncate(fd, len(data))
         if durable:
             os.fsync(fd)
@@ -83,8 +87,8 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def reserve(path: str) -> None:
-    """Take the space of a record before it is needed: a disk that fills up meanwhile does not lose how a task ended."""
-    fd = os.open(path + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    """Take the space of a record in advance, so that its record can be written on a disk that is full by then."""
+    fd = os.open(path + ".tmp", _CREATE, 0o600)
     try:
         write_all(fd, b" " * RESERVED_BYTES)
     finally:
@@ -92,24 +96,23 @@ def reserve(path: str) -> None:
 
 
 def write_patiently(path: str, value: dict[str, Any], limit_s: float) -> bool:
-    """Try again while the disk is full, up to `limit_s`; False when it could not be written."""
-    pause_s = FIRST_PAUSE_S
-    deadline_s = time.monotonic() + limit_s
+    """Retry for up to `limit_s` while the disk is full; False if the record could not be written."""
+    pause_s, deadline_s = FIRST_PAUSE_S, time.monotonic() + limit_s
     while True:
         try:
             write(path, value)
             return True
         except OSError as error:
-            if error.errno not in PASSING or time.monotonic() + pause_s > deadline_s:
+            if error.errno not in TRANSIENT or time.monotonic() + pause_s > deadline_s:
                 return False
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
 def create_once(path: str, value: dict[str, Any]) -> bool:
-    """Write a record that did not exist, complete from the first moment; False when it does exist."""
+    """Create a record, complete from its first moment; False if it exists already."""
     temporary = f"{path}.{os.getpid()}"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    fd = os.open(temporary, _CREATE | os.O_TRUNC, 0o600)
     try:
         write_all(fd, encode(value))
         os.fsync(fd)

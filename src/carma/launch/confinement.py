@@ -12,7 +12,7 @@ from carma.core.model.settings import Sharing
 from carma.core.model.values import Confinement, Guard, Mechanism
 from carma.core.ports import Arranged, LaunchOrder
 from carma.errors import Refused
-from carma.launch.cgroup_limits import CgroupLimits
+from carma.launch.attempt_cgroups import CgroupLimits
 from carma.launch.memory_caps import framework_caps, without_hoarding
 from carma.launch.mps import MpsServers
 from carma.launch.mps_control import MpsFailed

@@ -1,13 +1,14 @@
 """The MPS servers of this CARMA: one control daemon for each user, because a server serves one user at a time.
 
-Started at the first launch that needs it, found again after a restart (it outlives the CARMA daemon, as tasks do),
-stopped when no attempt has needed it for a while. Watched by pid: a look costs two reads in /proc for each user.
+A control daemon is started at the first launch that needs it, found again after a restart (it outlives the CARMA
+daemon, as tasks do), and stopped when no attempt has needed it for a while. It is watched by pid: a check costs two
+reads in /proc for each user.
 
-    <directory>/<uid>.<n>/       pipes and logs, mode 0700, the user's
-    <directory>/<uid>.<n>.json   which processes they are; ours, so that the user cannot name others
+    <directory>/<uid>.<n>/       pipes and logs, mode 0700, owned by the user
+    <directory>/<uid>.<n>.json   its processes; owned by the daemon, so that the user cannot name others
 
-A control daemon that dies takes its server with it (so measured), and who then looks for MPS in its directory finds
-none and runs without, and without its limit. The next launch gets a new one in a directory of its own (n + 1).
+A control daemon that dies takes its server with it (measured). A client that then looks for MPS in its directory finds
+none and runs without MPS and without its limit. The next launch gets a new one in a directory of its own (n + 1).
 """
 
 from __future__ import annotations
@@ -22,27 +23,27 @@ from collections.abc import Collection
 
 import msgspec
 
+from carma import procfs
 from carma.core.model.values import Owner
 from carma.launch import attempt_records as records
-from carma.launch import procfs
 from carma.launch.mps_control import CONTROL, Control, Identity, MpsFailed, find_program
 
 IDLE_S = 60.0  # without an attempt that needs it
 RETRY_S = 60.0  # before a user's MPS that could not be started is tried again
-QUIT_S, TERM_S = 10.0, 5.0  # after the word to quit until SIGTERM; from there until SIGKILL
-LOOK_S = 1.0  # between looks for the server of a control daemon that has none
+QUIT_S, TERM_S = 10.0, 5.0  # from `quit` to SIGTERM; from SIGTERM to SIGKILL
+SEARCH_S = 1.0  # interval of searching the servers of a control daemon that has none
 NEVER = float("-inf")
 
 
-class Loss(msgspec.Struct, frozen=True):
-    """A server that is gone: when it was last seen, and when it was missed (seconds since the epoch)."""
+class ServerLoss(msgspec.Struct, frozen=True):
+    """A server that ended: when it was last seen alive, and when its end was noticed (seconds since the epoch)."""
 
-    seen_at: float
+    alive_at: float
     noticed_at: float
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """The record. Unknown fields are ignored: another version of CARMA may have written it."""
+class MpsRecord(msgspec.Struct, frozen=True):
+    """The file. Unknown fields are ignored: another version of CARMA may have written it."""
 
     boot_id: str
     uid: int
@@ -52,60 +53,71 @@ class Kept(msgspec.Struct, frozen=True):
     servers: tuple[Identity, ...]
 
 
-class Serving:
-    """One control daemon, its servers, and what became of them."""
+class UserMps:
+    """The control daemon of one user, its servers, and the servers that it lost."""
 
     def __init__(self, name: str, control: Control, daemon: Identity, servers: Collection[Identity]) -> None:
         self.name = name
         self.control = control
         self.daemon = daemon
         self.servers: dict[Identity, float] = dict.fromkeys(servers, NEVER)  # when last seen alive
-        self.losses: list[Loss] = []
+        self.losses: list[ServerLoss] = []
         self.needed_s = time.monotonic()
-        self.looked_s = NEVER
+        self.searched_s = NEVER
         self.stopping: Stopping | None = None
 
     @property
     def processes(self) -> list[Identity]:
         return [one for one in (self.daemon, *self.servers) if one.alive]
 
-    def look(self) -> bool:
-        """Whether the servers are others than before."""
-        before = set(self.servers)
-        now = time.time()
-        for server, seen_at in list(self.servers.items()):
+    @property
+    def server_alive(self) -> bool:
+        return any(server.alive for server in self.servers)
+
+    def refresh(self) -> bool:
+        """Whether the servers have changed."""
+        before, now = set(self.servers), time.time()
+        for server, alive_at in list(self.servers.items()):
             if server.alive:
                 self.servers[server] = now
             else:
                 del self.servers[server]
-                self.losses.append(Loss(seen_at, now))
-        if not self.servers and time.monotonic() - self.looked_s >= LOOK_S and self.daemon.alive:
-            self.looked_s = time.monotonic()
+                self.losses.append(ServerLoss(alive_at, now))
+        if not self.servers and time.monotonic() - self.searched_s >= SEARCH_S and self.daemon.alive:
+            self.searched_s = time.monotonic()
             self.servers = dict.fromkeys(self.control.children(self.daemon), now)
         return set(self.servers) != before
 
+    def lost_between(self, started_at: float, ended_at: float) -> bool:
+        """Whether a server may have ended while that attempt ran: its end was noticed after the start of the attempt,
+        and it was last seen alive before the end of the attempt."""
+        return any(one.noticed_at >= started_at and one.alive_at <= ended_at for one in self.losses)
+
 
 class Stopping:
-    """On its way out: the word to quit, then SIGTERM, then SIGKILL; nobody waits for it."""
+    """A stop in progress: `quit`, then SIGTERM, then SIGKILL. Nothing waits for it."""
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, mps: UserMps) -> None:
         self.since_s = time.monotonic()
-        self.word: subprocess.Popen[bytes] | None = serving.control.begin_quit() if serving.daemon.alive else None
-        self.left = serving.processes
+        self.quit: subprocess.Popen[bytes] | None = mps.control.begin_quit() if mps.daemon.alive else None
+        self.left = mps.processes
 
     def go_on(self) -> bool:
-        """True when it is over."""
-        if self.word is not None and self.word.poll() is None and time.monotonic() - self.since_s > QUIT_S:
-            self.word.kill()
-        self.left = [one for one in self.left if one.alive]
+        """True when all processes have ended."""
         waited_s = time.monotonic() - self.since_s
-        for one in self.left if self.word is None or waited_s > QUIT_S else ():
-            procfs.send(one.pid, one.start_ticks, signal.SIGKILL if waited_s > QUIT_S + TERM_S else signal.SIGTERM)
-        return not self.left and (self.word is None or self.word.poll() is not None)
+        answered = self.quit is None or self.quit.poll() is not None
+        if self.quit is not None and not answered and waited_s > QUIT_S:
+            self.quit.kill()
+        self.left = [one for one in self.left if one.alive]
+        if self.quit is None or waited_s > QUIT_S:
+            number = signal.SIGKILL if waited_s > QUIT_S + TERM_S else signal.SIGTERM
+            for one in self.left:
+                procfs.send(one.pid, one.start_ticks, number)
+        return answered and not self.left
 
 
 class MpsServers:
-    """`directory` is made when it is needed; `open_to_users` when the servers are to run as others than ourselves."""
+    """`directory` is made at the first start; `open_to_users` if the servers run as other users than the daemon."""
 
     def __init__(
         self, directory: str | os.PathLike[str], *, open_to_users: bool = False, idle_s: float = IDLE_S
@@ -114,35 +126,38 @@ class MpsServers:
         self._mode = 0o711 if open_to_users else 0o700
         self._idle_s = idle_s
         self._boot_id = procfs.boot_id()
-        self._failed: dict[int, tuple[float, str]] = {}  # uid: until when, why
-        self._serving: dict[str, Serving] = {}
+        self._failed: dict[int, tuple[float, str]] = {}  # uid -> no further try before, reason
+        self._by_name: dict[str, UserMps] = {}
         self._adopt()
+
+    def get(self, name: str) -> UserMps | None:
+        return self._by_name.get(name)
 
     # Starting.
 
-    def serve(self, owner: Owner) -> Serving:
-        """This user's, which works; started if need be. Raises MpsFailed."""
+    def serve(self, owner: Owner) -> UserMps:
+        """The user's MPS, with a working server; started if necessary. Raises MpsFailed."""
         until_s, why = self._failed.get(owner.uid, (NEVER, ""))
         if time.monotonic() < until_s:
             raise MpsFailed(why)
         try:
-            serving = self._running(owner.uid) or self._start(owner)
+            mps = self._running(owner.uid) or self._start(owner)
+            if not mps.servers:
+                self._add_server(mps)
         except MpsFailed as error:
             self._failed[owner.uid] = time.monotonic() + RETRY_S, str(error)
             raise
-        serving.needed_s = time.monotonic()
-        return serving
+        mps.needed_s = time.monotonic()
+        return mps
 
-    def _running(self, uid: int) -> Serving | None:
-        for serving in self._serving.values():
-            if serving.control.owner.uid == uid and serving.stopping is None and serving.daemon.alive:
-                self._look(serving)
-                if not serving.servers:
-                    self._add_server(serving)
-                return serving
+    def _running(self, uid: int) -> UserMps | None:
+        for mps in self._by_name.values():
+            if mps.control.owner.uid == uid and mps.stopping is None and mps.daemon.alive:
+                self._refresh(mps)
+                return mps
         return None
 
-    def _start(self, owner: Owner) -> Serving:
+    def _start(self, owner: Owner) -> UserMps:
         program = find_program(os.environ)
         if program is None:
             raise MpsFailed(f"{CONTROL} is not installed")
@@ -154,114 +169,94 @@ class MpsServers:
         name = self._new_name(owner.uid)
         control = Control(os.path.join(self.directory, name), owner, program)
         try:
-            serving = Serving(name, control, control.start(), ())
+            mps = UserMps(name, control, control.start(), ())
         except MpsFailed:
             shutil.rmtree(control.directory, ignore_errors=True)
             raise
-        self._serving[name] = serving
-        self._write(serving)
-        self._add_server(serving)
-        return serving
+        self._by_name[name] = mps
+        self._write(mps)
+        return mps
 
-    def _add_server(self, serving: Serving) -> None:
+    def _add_server(self, mps: UserMps) -> None:
         try:
-            serving.servers[serving.control.start_server()] = time.time()
+            mps.servers[mps.control.start_server()] = time.time()
         except MpsFailed:
-            serving.stopping = Stopping(serving)
+            mps.stopping = Stopping(mps)
             raise
-        self._write(serving)
+        self._write(mps)
 
     def _new_name(self, uid: int) -> str:
-        """A number above all that are there: what runs under an old one must not be taken for the new one's."""
-        there = [name.split(".") for name in os.listdir(self.directory)]
-        used = [int(parts[1]) for parts in there if parts[0] == str(uid) and len(parts) > 1 and parts[1].isdigit()]
+        """A number above all existing ones: an attempt under an old one must not be counted to the new one."""
+        existing = [name.split(".") for name in os.listdir(self.directory)]
+        used = [int(parts[1]) for parts in existing if parts[0] == str(uid) and len(parts) > 1 and parts[1].isdigit()]
         return f"{uid}.{max(used, default=0) + 1}"
 
     # Records.
 
-    def _write(self, serving: Serving) -> None:
-        owner = serving.control.owner
-        kept = Kept(self._boot_id, owner.uid, owner.gid, owner.name, serving.daemon, tuple(serving.servers))
-        with contextlib.suppress(OSError):  # a full disk: it is found to be idle, or lost, after a restart
-            records.write(self._record(serving.name), msgspec.to_builtins(kept), durable=False)
+    def _write(self, mps: UserMps) -> None:
+        owner = mps.control.owner
+        record = MpsRecord(self._boot_id, owner.uid, owner.gid, owner.name, mps.daemon, tuple(mps.servers))
+        with contextlib.suppress(OSError):  # a full disk: the next daemon takes it for idle, or lost
+            records.write(self._record(mps.name), msgspec.to_builtins(record), durable=False)
 
     def _record(self, name: str) -> str:
         return os.path.join(self.directory, f"{name}.json")
 
     def _adopt(self) -> None:
-        """What an earlier daemon started. Servers that died meanwhile are losses, last seen nobody knows when."""
+        """Control daemons that an earlier CARMA daemon started. Servers that ended meanwhile are losses."""
         names = os.listdir(self.directory) if os.path.isdir(self.directory) else []
         for name in (name.removesuffix(".json") for name in sorted(names) if name.endswith(".json")):
             try:
-                kept = msgspec.json.decode(procfs.read_bytes(self._record(name)), type=Kept)
+                record = msgspec.json.decode(procfs.read_bytes(self._record(name)), type=MpsRecord)
             except msgspec.DecodeError:
                 continue
-            if kept.boot_id != self._boot_id:
+            if record.boot_id != self._boot_id:
                 self._remove(name)
                 continue
-            owner = Owner(kept.uid, kept.gid, kept.name)
+            owner = Owner(record.uid, record.gid, record.name)
             control = Control(os.path.join(self.directory, name), owner, find_program(os.environ) or CONTROL)
-            self._serving[name] = Serving(name, control, kept.control, kept.servers)
-        self.look()
+            self._by_name[name] = UserMps(name, control, record.control, record.servers)
+        self.refresh()
 
     def _remove(self, name: str) -> None:
-        self._serving.pop(name, None)
+        self._by_name.pop(name, None)
         shutil.rmtree(os.path.join(self.directory, name), ignore_errors=True)
         with contextlib.suppress(OSError):
             os.unlink(self._record(name))
 
     # Watching.
 
-    def look(self) -> None:
-        """See who lives; cheap enough for several times a second."""
-        for serving in self._serving.values():
-            if serving.stopping is None:
-                self._look(serving)
+    def refresh(self) -> None:
+        """Check which processes are alive; cheap enough for several times a second."""
+        for mps in self._by_name.values():
+            if mps.stopping is None:
+                self._refresh(mps)
 
-    def _look(self, serving: Serving) -> None:
-        if serving.look():
-            self._write(serving)
-
-    def losses(self, name: str) -> tuple[Loss, ...]:
-        """Of the servers under that name; what is not known has lost none."""
-        serving = self._serving.get(name)
-        return tuple(serving.losses) if serving is not None else ()
-
-    def leads_nowhere(self, name: str) -> bool:
-        """Whether its control daemon is gone: clients that come now get no server."""
-        serving = self._serving.get(name)
-        return serving is not None and not serving.daemon.alive
-
-    def serves(self, name: str) -> bool:
-        """Whether one of its servers lives."""
-        serving = self._serving.get(name)
-        return serving is not None and any(server.alive for server in serving.servers)
-
-    def lost_between(self, name: str, started_at: float, ended_at: float) -> bool:
-        """Whether a server went while that attempt ran: missed after its start, not seen any more after its end."""
-        return any(one.noticed_at >= started_at and one.seen_at <= ended_at for one in self.losses(name))
+    def _refresh(self, mps: UserMps) -> None:
+        if mps.refresh():
+            self._write(mps)
 
     def pids(self) -> frozenset[int]:
-        """All our MPS processes, control daemons included."""
-        return frozenset(one.pid for serving in self._serving.values() for one in serving.processes)
+        """All MPS processes of this CARMA, control daemons included."""
+        return frozenset(one.pid for mps in self._by_name.values() for one in mps.processes)
 
     # Stopping.
 
-    def tend(self, needed: Collection[str]) -> None:
-        """Stop what no attempt has needed for a while, and go on with what is being stopped. Does not wait."""
-        for name, serving in list(self._serving.items()):
+    def stop_idle(self, needed: Collection[str]) -> None:
+        """Stop those that no attempt has needed for a while, and continue stops in progress. Does not wait."""
+        for name, mps in list(self._by_name.items()):
             if name in needed:
-                serving.needed_s = time.monotonic()
-            elif serving.stopping is None and time.monotonic() - serving.needed_s >= self._idle_s:
-                serving.stopping = Stopping(serving)
-            if serving.stopping is not None and name not in needed and serving.stopping.go_on():
+                mps.needed_s = time.monotonic()
+            elif mps.stopping is None and time.monotonic() - mps.needed_s >= self._idle_s:
+                mps.stopping = Stopping(mps)
+            if mps.stopping is not None and name not in needed and mps.stopping.go_on():
                 self._remove(name)
 
     def close(self, needed: Collection[str], limit_s: float = QUIT_S + TERM_S + 5.0) -> None:
-        """Stop those under which nothing runs; the others go on without us, as the tasks do."""
+        """Stop those that no attempt needs now; the others outlive this daemon, as the tasks do."""
         self._idle_s = 0.0
         deadline_s = time.monotonic() + limit_s
-        self.tend(needed)
-        while any(one.stopping is not None for one in self._serving.values()) and time.monotonic() < deadline_s:
+        self.stop_idle(needed)
+        while any(one.stopping is not None for one in self._by_name.values()) and time.monotonic() < deadline_s:
             time.sleep(0.02)
-            self.tend(needed)
+            self.stop_idle(needed)

@@ -1,7 +1,7 @@
 """The real launcher: one runner for each attempt, found again through the files in the attempt's directory.
 
-Nothing that matters is held in memory, so a new daemon knows of every attempt what the old one knew. What is in memory
-saves work only: `poll` is called several times a second and costs one system call for an attempt that simply runs.
+All state that matters is in those files, so a new daemon knows of every attempt what the old one knew. State in memory
+only saves work: `poll` is called several times a second and costs one system call for an attempt that simply runs.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping
 
+from carma import procfs
 from carma.core.model.outcome import Failed, LaunchFailed, Lost, Outcome
 from carma.core.model.settings import Sharing
 from carma.core.model.values import AttemptKey
 from carma.core.ports import Confiner, Found, LaunchOrder
 from carma.errors import CarmaError
-from carma.launch import attempt_logs as logs
 from carma.launch import attempt_records as records
-from carma.launch import procfs, runner
+from carma.launch import runner
 from carma.launch.attempt_cgroups import AttemptCgroups
 from carma.launch.attempt_files import AttemptFiles, Claim, Started
-from carma.launch.child import CANNOT_START
+from carma.launch.command_process import CANNOT_START
 from carma.launch.confinement import GpuConfiner
+from carma.launch.confinement_records import DEVICE_FILES, ConfinementRecords
 from carma.launch.environment import TOKEN_VARIABLE, task_environment
-from carma.launch.exit_outcome import ExitRecord, Under, judge_exit
-from carma.launch.guard_records import DEVICE_FILES, Holding
+from carma.launch.exit_outcome import ExitRecord, MpsState, judge_exit
 from carma.launch.mps import MpsServers
-from carma.launch.process_tree import Trees
+from carma.launch.output_paths import named_outputs
+from carma.launch.process_tree import ProcessTrees
 from carma.launch.supervisor import NO_SPACE
 
 TAKEOVERS = 3  # how often an order is given again after a runner died before it started the command
@@ -41,8 +42,8 @@ STOPPING = frozenset((signals.SIGTERM, signals.SIGINT, signals.SIGKILL, signals.
 
 
 class ProcessLauncher:
-    """`directory` belongs to the daemon alone. `run_as_submitter` needs root; without it only our own user's tasks
-    are started."""
+    """`directory` is accessible to the daemon alone. `run_as_submitter` needs root; without it only tasks of the
+    daemon's own user are started."""
 
     def __init__(
         self,
@@ -63,15 +64,16 @@ class ProcessLauncher:
         self._max_output_mib = max_output_mib
         self._extra = dict(extra_environment or {})
         self._run_as_submitter = run_as_submitter
-        # Submitters may pass through to their own logs; what is not theirs is closed to them by its own mode.
+        # Submitters may pass through to their own logs; the modes of all other files deny access.
         self._mode = 0o711 if run_as_submitter else 0o700
         self._boot_id = procfs.boot_id()
-        self._children: dict[int, AttemptKey] = {}  # runners that we started and have not seen end
+        self._children: dict[int, AttemptKey] = {}  # runners that we started and have not reaped
         self._started: dict[AttemptKey, Started] = {}
         self._refused: dict[AttemptKey, Failed | LaunchFailed] = {}
         self._groups = groups
-        self._trees = Trees(groups)
-        self._holding = Holding(
+        self._servers = servers
+        self._trees = ProcessTrees(groups)
+        self._confinements = ConfinementRecords(
             self.files, confiner or GpuConfiner(Sharing(), None), servers, self._trees, device_files
         )
 
@@ -81,7 +83,7 @@ class ProcessLauncher:
         try:
             self._launch(order)
         except (OSError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno in records.PASSING:
+            if isinstance(error, OSError) and error.errno in records.TRANSIENT:
                 return  # no trace is left, so the order is given again
             self._refuse(order.key, Failed(CANNOT_START, f"cannot start a runner: {error}"))
         except CarmaError as error:
@@ -100,23 +102,24 @@ class ProcessLauncher:
         os.makedirs(self.files.directory, mode=self._mode, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.files.path(order.key), self._mode)
-        arranged = self._holding.arrange(order)
+        arranged = self._confinements.arrange(order)
         record = records.encode(self._order_record(order, arranged.environment))
         self._children[self._spawn(order.key, record)] = order.key
 
-    def _refuse(self, key: AttemptKey, outcome: Failed | LaunchFailed) -> Failed | LaunchFailed:
-        self._holding.forget(key)
+    def _refuse(self, key: AttemptKey, outcome: Failed | LaunchFailed) -> Found:
+        self._confinements.forget(key)
         self._refused[key] = outcome
-        return outcome
+        return Found(key=key, outcome=outcome)
 
     def _claimed(self, key: AttemptKey) -> bool:
-        """Whether a runner has it. A claim whose runner is dead is set aside: without a start on record nothing ran."""
+        """Whether a runner has it. The claim of a dead runner is set aside: without a recorded start nothing ran."""
         claim = self.files.claim(key)
         if claim is None:
             return False
-        if self._alive(claim) or self._takeovers(key) >= TAKEOVERS or self.files.exists(key, records.STARTED):
+        takeovers = self._takeovers(key)
+        if self._alive(claim) or takeovers >= TAKEOVERS or self.files.exists(key, records.STARTED):
             return True
-        os.rename(self.files.path(key, records.CLAIM), self.files.path(key, f"dead-claim-{self._takeovers(key) + 1}"))
+        os.rename(self.files.path(key, records.CLAIM), self.files.path(key, f"dead-claim-{takeovers + 1}"))
         return False
 
     def _takeovers(self, key: AttemptKey) -> int:
@@ -124,7 +127,7 @@ class ProcessLauncher:
 
     def _order_record(self, order: LaunchOrder, variables: Mapping[str, str]) -> dict[str, object]:
         spec = order.spec
-        stdout, stderr = logs.named_outputs(order.key, order.owner, spec)
+        stdout, stderr = named_outputs(order.key, order.owner, spec)
         token = uuid.uuid4().hex
         identity = {"uid": order.owner.uid, "gid": order.owner.gid, "name": order.owner.name}
         return {
@@ -143,7 +146,7 @@ class ProcessLauncher:
         }
 
     def _cgroup_procs(self, key: AttemptKey) -> list[str]:
-        """The files through which the runner joins the attempt's cgroup; none where it cannot be created."""
+        """The files through which the runner joins the attempt's cgroup; none if it cannot be created."""
         try:
             return self._groups.create(key).procs_files if self._groups is not None else []
         except OSError:
@@ -166,12 +169,13 @@ class ProcessLauncher:
         finally:
             os.close(memory)
 
-    # Looking.
+    # Polling.
 
     def poll(self, keys: Iterable[AttemptKey]) -> tuple[Found, ...]:
         ended = self._reap()
-        self._holding.look()
-        return tuple(self._look(key, ended) for key in keys)
+        if self._servers is not None:
+            self._servers.refresh()
+        return tuple(self._find(key, ended) for key in keys)
 
     def _reap(self) -> dict[AttemptKey, int]:
         """Our own runners that ended since the last call, with their exit status."""
@@ -179,38 +183,37 @@ class ProcessLauncher:
         for pid, key in list(self._children.items()):
             try:
                 waited, status = os.waitpid(pid, os.WNOHANG)
-            except ChildProcessError:  # somebody else reaped it
+            except ChildProcessError:  # reaped elsewhere in this process
                 waited, status = pid, 0
             if waited:
                 ended[key] = os.waitstatus_to_exitcode(status)
                 del self._children[pid]
         return ended
 
-    def _look(self, key: AttemptKey, ended: Mapping[AttemptKey, int]) -> Found:
+    def _find(self, key: AttemptKey, ended: Mapping[AttemptKey, int]) -> Found:
         started = self._started.get(key)
+        # A runner that has written its exit record may hang in its end, on a file system that does not answer.
         if started is not None and self._runner_lives(started) and not self.files.exists(key, records.EXIT):
             return self._found_running(key, started)
         if key in self._refused:
             return Found(key=key, outcome=self._refused[key])
-        return self._look_at_files(key) or self._unclaimed(key, ended)
+        return self._find_by_files(key) or self._find_unclaimed(key, ended)
 
     def _runner_lives(self, started: Started) -> bool:
-        """A runner that has written its exit record may hang in its end, on a file system that does not answer."""
         return started.runner.pid in self._children or self._alive(started.runner)
 
-    def _unclaimed(self, key: AttemptKey, ended: Mapping[AttemptKey, int]) -> Found:
-        """No runner has claimed it: our runner is on its way, has failed, or the order may be given again."""
-        if (pid := self._runner_on_its_way(key)) is not None:
-            return self._look_at_runner(key, pid)
+    def _find_unclaimed(self, key: AttemptKey, ended: Mapping[AttemptKey, int]) -> Found:
+        """No runner has claimed it: our runner has not yet, or has failed, or the order may be given again."""
+        if (pid := self._own_runner(key)) is not None:
+            return self._check_runner(key, pid)
         status = ended.get(key, NO_SPACE)
-        if status == NO_SPACE or status < 0 or not self.files.exists(key):  # negative: a signal killed it
+        if status == NO_SPACE or status < 0 or not self.files.exists(key):  # negative: ended by a signal
             return Found(key=key)
-        said = logs.read_tail(self.files.path(key, records.RUNNER_LOG), 400).strip().rpartition("\n")[2]
-        refused = self._refuse(key, Failed(CANNOT_START, f"the runner could not start: {said or 'it said nothing'}"))
-        return Found(key=key, outcome=refused)
+        output = self.files.read_tail(key, records.RUNNER_LOG, 400).strip().rpartition("\n")[2]
+        return self._refuse(key, Failed(CANNOT_START, f"the runner could not start: {output or 'it said nothing'}"))
 
-    def _look_at_files(self, key: AttemptKey) -> Found | None:
-        """None when no runner has claimed it. The order of the checks matters: a runner writes, then ends."""
+    def _find_by_files(self, key: AttemptKey) -> Found | None:
+        """None if no runner has claimed it. The order of the checks matters: a runner writes, then ends."""
         claim = self.files.claim(key)
         alive = claim is not None and self._alive(claim)
         ending = self.files.ending(key)
@@ -220,36 +223,36 @@ class ProcessLauncher:
         if claim is None:
             return None
         if started is None:
-            return self._look_at_start(key, claim, alive)
-        if alive or self._runs(started):
+            return self._find_unstarted(key, claim, alive)
+        if alive or (started.runner.boot_id == self._boot_id and procfs.alive(started.pid, started.start_ticks)):
             self._started[key] = started
             return self._found_running(key, started)
         if started.runner.boot_id != self._boot_id:
-            return self._lost(key, started, "the machine restarted")
-        self._trees.signal(key, started, signals.SIGKILL)  # what it left holds GPU memory that nobody books
-        return self._lost(key, started, "its runner was killed, so nobody saw how it ended")
+            return self._ended(key, started, Lost("the machine restarted"))
+        self._trees.signal(key, started, signals.SIGKILL)  # the rest of the tree holds GPU memory without a booking
+        return self._ended(key, started, Lost("its runner was killed, so nobody saw how it ended"))
 
-    def _look_at_start(self, key: AttemptKey, claim: Claim, alive: bool) -> Found:
+    def _find_unstarted(self, key: AttemptKey, claim: Claim, alive: bool) -> Found:
         """Claimed and not started yet. The runner enforces the start-up timeout; one that hangs itself is killed."""
-        if not alive:
-            lost = self._takeovers(key) >= TAKEOVERS
-            reason = f"its runner died {TAKEOVERS + 1} times before it could start the command"
-            return self._lost(key, None, reason) if lost else Found(key=key)
-        return self._look_at_runner(key, claim.pid)
+        if alive:
+            return self._check_runner(key, claim.pid)
+        if self._takeovers(key) < TAKEOVERS:
+            return Found(key=key)
+        reason = f"its runner died {TAKEOVERS + 1} times before it could start the command"
+        return self._ended(key, None, Lost(reason))
 
-    def _look_at_runner(self, key: AttemptKey, pid: int) -> Found:
+    def _check_runner(self, key: AttemptKey, pid: int) -> Found:
         """A living runner that has not started the command."""
         limit_s = self._start_timeout_s + RUNNER_MARGIN_S
-        runner = procfs.process(pid)
-        if runner is None or procfs.age_s(runner) <= limit_s:
+        found = procfs.process(pid)
+        if found is None or procfs.age_s(found) <= limit_s:
             return Found(key=key, claimed=True)
-        procfs.send(pid, runner.start_ticks, signals.SIGKILL)
+        procfs.send(pid, found.start_ticks, signals.SIGKILL)
         if self.files.started(key) is not None:
-            return Found(key=key, claimed=True)  # at the last moment: the next poll sees it
-        outcome = self._refuse(key, LaunchFailed(f"its runner did not start it within {limit_s:g} s"))
-        return Found(key=key, outcome=outcome)
+            return Found(key=key, claimed=True)  # it started at the last moment: the next poll finds it
+        return self._refuse(key, LaunchFailed(f"its runner did not start it within {limit_s:g} s"))
 
-    def _runner_on_its_way(self, key: AttemptKey) -> int | None:
+    def _own_runner(self, key: AttemptKey) -> int | None:
         return next((pid for pid, other in self._children.items() if other == key), None)
 
     def _found_running(self, key: AttemptKey, started: Started) -> Found:
@@ -257,52 +260,44 @@ class ProcessLauncher:
             key=key,
             pid=started.pid,
             started_at=started.started_at,
-            confinement=self._holding.confinement(key),
-            trouble=self._holding.trouble(key, started),
+            confinement=self._confinements.confinement(key),
+            trouble=self._confinements.trouble(key, started),
         )
 
     def _found_ended(self, key: AttemptKey, started: Started | None, ending: ExitRecord) -> Found:
-        lost = started is not None and self._holding.server_lost(key, started.started_at, ending.ended_at)
-        under = Under(mps=self._holding.under_mps(key), lost=lost)
-        outcome = judge_exit(ending, self.files.last_words(key, ending), self.files.told(key), under)
-        return self._over(key, started, outcome, ending.ended_at)
+        lost = started is not None and self._confinements.server_lost(key, started.started_at, ending.ended_at)
+        mps = MpsState(used=self._confinements.under_mps(key), lost=lost)
+        outcome = judge_exit(ending, self.files.last_words(key, ending), self.files.stop(key), mps)
+        return self._ended(key, started, outcome, ending.ended_at)
 
-    def _lost(self, key: AttemptKey, started: Started | None, reason: str) -> Found:
-        return self._over(key, started, Lost(reason), None)
-
-    def _over(self, key: AttemptKey, started: Started | None, outcome: Outcome, ended_at: float | None) -> Found:
+    def _ended(self, key: AttemptKey, started: Started | None, outcome: Outcome, at: float | None = None) -> Found:
         self._started.pop(key, None)
-        pid, started_at, confinement = None, None, None
-        if started is not None:
-            pid, started_at, confinement = started.pid, started.started_at, self._holding.confinement(key)
-        self._holding.forget(key)
-        return Found(
+        found = Found(
             key=key,
-            pid=pid,
-            started_at=started_at,
+            pid=started.pid if started is not None else None,
+            started_at=started.started_at if started is not None else None,
             outcome=outcome,
-            ended_at=ended_at,
-            confinement=confinement,
-            told_at=self._told_at(key),
+            ended_at=at,
+            confinement=self._confinements.confinement(key) if started is not None else None,
+            told_at=self._asked_at(key),
         )
+        self._confinements.forget(key)
+        return found
 
     def _alive(self, who: Claim) -> bool:
         return who.boot_id == self._boot_id and procfs.alive(who.pid, who.start_ticks)
 
-    def _runs(self, started: Started) -> bool:
-        return started.runner.boot_id == self._boot_id and procfs.alive(started.pid, started.start_ticks)
-
-    # Signals and trees.
+    # Signals and process trees.
 
     def signal(self, key: AttemptKey, signal: int, *, whole_tree: bool = True) -> None:
-        """Before the command has started, a request to stop is left for the runner: it looks for the request after it
-        has recorded the start, and this method looks for the start after it has left the request, so that one of the
-        two sees the other. A further SIGKILL ends a runner that does not answer, and wakes one that was stopped."""
+        """Until the command has started, a request to stop is left for the runner. The runner looks for the request
+        after it has recorded the start, and this method looks for the start after it has left the request, so one of
+        the two sees the other. A further SIGKILL ends a runner that does not answer, and continues a stopped one."""
         started = self._known(key)
         requested = self.files.exists(key, records.STOP)
         if signal in STOPPING and self.files.exists(key):
             with contextlib.suppress(OSError):
-                self._note(key, signal)
+                self._record_stop(key, signal)
                 if started is None:
                     records.write(self.files.path(key, records.STOP), {"signal": int(signal)}, durable=False)
             started = started or self.files.started(key)
@@ -320,39 +315,17 @@ class ProcessLauncher:
             procfs.send(started.runner.pid, started.runner.start_ticks, signals.SIGCONT)
 
     def _end_runner(self, key: AttemptKey) -> None:
-        """A runner that has not started the command: without it the command never starts. The order is given again,
+        """End a runner that has not started the command: without it the command never starts. The order is given again,
         and the next runner finds the request to stop."""
         claim = self.files.claim(key)
         if claim is not None and claim.boot_id == self._boot_id and not self.files.exists(key, records.EXIT):
             procfs.send(claim.pid, claim.start_ticks, signals.SIGKILL)
-        elif claim is None and (pid := self._runner_on_its_way(key)) is not None:
+        elif claim is None and (pid := self._own_runner(key)) is not None:
             os.kill(pid, signals.SIGKILL)  # our own child, not reaped yet
 
-    def ask(self, key: AttemptKey, signal: int, asked_at: float) -> bool:
-        """Written down first: whoever ends by the signal was told, also if we are killed right after it. If we are
-        killed before it, nobody is told; then the task goes on, which does no harm."""
-        started = self._known(key)
-        if started is None or started.runner.boot_id != self._boot_id:
-            return False
-        if self._told_at(key) == asked_at:
-            return True
-        listeners = self._trees.listeners(key, started, signal)
-        if not listeners:
-            return False
-        try:
-            asked = {"asked_at": asked_at, "signal": int(signal)}
-            records.write(self.files.path(key, records.ASKED), asked, durable=False)
-        except OSError:
-            return False  # a full disk: later
-        reached = [procfs.send(pid, start_ticks, signal) for pid, start_ticks in listeners]
-        return any(reached)
-
-    def _told_at(self, key: AttemptKey) -> float | None:
-        return (records.read(self.files.path(key, records.ASKED)) or {}).get("asked_at")
-
-    def _note(self, key: AttemptKey, signal: int) -> None:
-        """The first signal counts, and when SIGKILL had to follow it: the outcome tells."""
-        before = self.files.told(key)
+    def _record_stop(self, key: AttemptKey, signal: int) -> None:
+        """The outcome names the first signal, and whether SIGKILL had to follow it."""
+        before = self.files.stop(key)
         if before is None:
             record: dict[str, object] = {"signal": int(signal), "at": time.time()}
         elif signal == signals.SIGKILL != before.signal and before.killed_at is None:
@@ -361,6 +334,28 @@ class ProcessLauncher:
             return
         records.write(self.files.path(key, records.TOLD), record, durable=False)
 
+    def ask(self, key: AttemptKey, signal: int, asked_at: float) -> bool:
+        """Recorded before the signal: a task that ends by it is known to have been asked, also if the daemon is killed
+        right after it. If the daemon is killed between the two, the task goes on, which does no harm."""
+        started = self._known(key)
+        if started is None or started.runner.boot_id != self._boot_id:
+            return False
+        if self._asked_at(key) == asked_at:
+            return True
+        listeners = self._trees.listeners(key, started, signal)
+        if not listeners:
+            return False
+        try:
+            asked = {"asked_at": asked_at, "signal": int(signal)}
+            records.write(self.files.path(key, records.ASKED), asked, durable=False)
+        except OSError:
+            return False  # a full disk: retried by the caller
+        reached = [procfs.send(pid, start_ticks, signal) for pid, start_ticks in listeners]
+        return any(reached)
+
+    def _asked_at(self, key: AttemptKey) -> float | None:
+        return (records.read(self.files.path(key, records.ASKED)) or {}).get("asked_at")
+
     def pids(self, keys: Iterable[AttemptKey]) -> dict[int, AttemptKey]:
         known = {key: self._known(key) for key in keys}
         return self._trees.members({k: s for k, s in known.items() if s and s.runner.boot_id == self._boot_id})
@@ -368,31 +363,30 @@ class ProcessLauncher:
     def _known(self, key: AttemptKey) -> Started | None:
         return self._started.get(key) or self.files.started(key)
 
-    # What they run under.
+    # MPS servers, cgroups and files.
 
     def sharing_pids(self) -> frozenset[int]:
-        """Our own MPS processes, which are on the GPUs and belong to no attempt."""
-        return self._holding.pids()
+        return self._servers.pids() if self._servers is not None else frozenset()
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """Called every few seconds: stops MPS servers and removes cgroups that are no longer needed."""
-        self._holding.tend()
+        if self._servers is not None:
+            self._servers.stop_idle(self._confinements.needed_servers())
         if self._groups is not None:
-            in_use = self._holding.attempts()
+            in_use = self._confinements.attempts()
             for key in self._groups.existing():
                 if key not in in_use:
-                    self._groups.remove(key)  # stays while a process is in it
+                    self._groups.remove(key)  # stays while it contains a process
 
     def close(self) -> None:
-        """Stop what nothing runs under; the attempts go on."""
-        self._holding.close()
-
-    # Files.
+        """Stop MPS servers that no attempt needs; the attempts go on."""
+        if self._servers is not None:
+            self._servers.close(self._confinements.needed_servers())
 
     def release(self, key: AttemptKey) -> None:
         """The outcome is in the database: drop the records that are no longer needed."""
         self._refused.pop(key, None)
         if self._groups is not None:
             self._groups.remove(key)
-        with contextlib.suppress(OSError):  # housekeeping tries again
+        with contextlib.suppress(OSError):  # retried by housekeeping
             self.files.drop_records(key)

@@ -1,11 +1,11 @@
-"""The runner: one process per attempt, in its own session, which outlives the daemon.
+"""The runner: one process for each attempt, in its own session, which outlives the daemon.
 
 1. It claims the attempt and starts the command, within the start-up timeout.
 2. It keeps CARMA's own log files below their size limit while the command runs.
 3. It ends what is left of the command's process tree, and records how the command ended.
 
-It stays the daemon's user (root on a shared server): only the command changes identity, so that no user can kill the
-runner or write another outcome. It must not lose an exit record to a signal. Standard library only.
+It keeps the daemon's user (root on a shared server). Only the command changes identity, so no user can kill the runner
+or write another outcome. A signal must not make it lose the exit record. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import signal
 import sys
 import time
 
+from carma import procfs
+from carma.cgroups import oom_kills
 from carma.launch import attempt_records as records
-from carma.launch import child, procfs
-from carma.launch.cgroup import oom_kills
-from carma.launch.output_limit import OutputLimit
-from carma.launch.output_tails import read_tails
+from carma.launch import command_process as child
+from carma.launch.output_files import OutputLimit, read_tails
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ RECORD_START_LIMIT_S = 10.0  # for recording the start, on a full disk
 EXIT_LIMIT_S = 1800.0  # for recording the end
 KILL_LIMIT_S = 60.0  # for processes that not even SIGKILL ends (stuck in the driver)
 REAP_S = 2.0  # for a command that was killed before it started; it may be stuck in a file system
-LOOK_S = 1.0  # between looks at the size of the logs
-HASTY_LOOK_S = 0.1  # while they grow fast
-STOP_LOOK_S = 0.2  # between looks for a request to stop, before the command has started
+SIZE_CHECK_S = 1.0  # interval at which the size of the logs is checked
+FAST_SIZE_CHECK_S = 0.1  # the same while they grow fast
+STOP_CHECK_S = 0.2  # interval at which a request to stop is looked for until the command has started
 PAUSE_S = 0.02
 NO_SPACE = 75  # exit status: nothing was done, the order may be given again
 MESSAGE_LIMIT = 400  # characters; keeps the exit record within the reserved space
@@ -44,7 +44,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class NotStarted(Exception):
-    """Why the command was not started, as fields of the exit record."""
+    """The command was not started. `fields`: the reason, as fields of the exit record."""
 
     def __init__(self, **fields: Any) -> None:
         super().__init__(fields.get("message", ""))
@@ -72,25 +72,18 @@ def main(directory: str) -> int:
 
 
 def read_order() -> dict[str, Any] | None:
-    """From standard input, a file in memory: the order holds the submitter's environment and is never on a disk."""
+    """From standard input, a file in memory: the order contains the submitter's environment and is never on a disk."""
     data = b""
     while piece := os.pread(0, 1 << 20, len(data)):
         data += piece
-    order = json.loads(data) if data else None
-    return order if isinstance(order, dict) else None
+    return records.decode(data)
 
 
 def settle() -> None:
-    """Become independent of the starting process: no shared files, no signals; orphans of the tree become our
-    children. SIGCHLD stays pending until `wait` asks for it."""
-    nothing = os.open("/dev/null", os.O_RDONLY)
-    os.dup2(nothing, 0)
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2:
-            try:
-                os.close(int(name))
-            except OSError:  # the listing's own
-                continue
+    """Become independent of the starting process: no shared files, no signals; orphans of the process tree become
+    children of this process. SIGCHLD stays pending until `wait` takes it."""
+    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+    os.closerange(3, 1 + max(int(name) for name in os.listdir("/proc/self/fd")))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -101,7 +94,7 @@ def settle() -> None:
 
 
 def join_cgroup(procs: str) -> None:
-    """Before anything is started, so that every process of the attempt is in it."""
+    """Called before anything is started, so that every process of the attempt is in the cgroup."""
     fd = os.open(procs, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, b"0")
@@ -122,7 +115,7 @@ class Attempt:
     def __init__(self, path: str, order: dict[str, Any]) -> None:
         self.path = path
         self.order = order
-        self.oom_kills_before = count_oom_kills()
+        self.oom_kills_before = oom_kills()
         self.started_s = time.monotonic()
         self.started_at: float | None = None
         self.pid = 0
@@ -138,7 +131,7 @@ class Attempt:
             problem = error.fields
         except OSError as error:
             problem = {"code": child.CANNOT_START, "message": f"cannot start the command: {child.why(error)}"}
-            if error.errno in records.PASSING:  # the machine's limits, not the command
+            if error.errno in records.TRANSIENT:  # the machine's limits, not the command
                 problem["start_timeout_s"] = 0.0
         if problem is not None:
             self.abandon()
@@ -149,7 +142,7 @@ class Attempt:
         ending = {"signal": os.WTERMSIG(status)} if os.WIFSIGNALED(status) else {"code": os.WEXITSTATUS(status)}
         try:
             tails = read_tails(self.readers) if status else {}
-        except OSError:  # no process or descriptor is left: the exit record is worth more than the tails
+        except OSError:  # no process or descriptor is left: the exit record is more important than the tails
             tails = {}
         return self.record_exit(ending, tails)
 
@@ -159,32 +152,28 @@ class Attempt:
         """Fork, prepare, record, exec. Raises NotStarted."""
         self.check_stop()
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-        go_in, go_out = os.pipe()
         logs = self.own_logs()
         self.pid = os.fork()
         if self.pid == 0:
-            ours.close()
-            os.close(go_out)  # the runner must be its only holder: its death is the end of the file
-            child.become(self.order, logs, child.Channel(theirs), go_in)
+            ours.close()  # the runner must be its only holder: the child notices the runner's death by it
+            child.become(self.order, logs, child.Channel(theirs))
         theirs.close()
-        os.close(go_in)
+        for fd in logs:
+            if fd is not None:
+                os.close(fd)
         try:
             starting = Starting(self, ours)
             ready = starting.until_ready()
-            self.limits = [] if ready is None else self.output_limits(logs)
             if ready is not None:
                 self.readers = ready
+                self.limits = self.output_limits(logs)
                 self.record_start()
-                os.write(go_out, b"g")
-            os.close(go_out)
-            go_out = -1
+                ours.send(child.PERMISSION)
             starting.until_executed()
-        except BrokenPipeError:  # the child was killed; `wait` tells by which signal
+        except ConnectionError:  # the child was killed; `wait` returns the signal
             return
         finally:
             ours.close()
-            if go_out >= 0:
-                os.close(go_out)
 
     def check_stop(self) -> None:
         stop = records.read(self.path + records.STOP)
@@ -210,14 +199,12 @@ class Attempt:
     def output_limits(self, logs: tuple[int | None, int | None]) -> list[OutputLimit]:
         limit_bytes = self.order["max_output_bytes"]
         names = [name for fd, name in zip(logs, (records.STDOUT, records.STDERR), strict=True) if fd is not None]
-        for fd in logs:
-            if fd is not None:
-                os.close(fd)
         return [OutputLimit(self.path + name, limit_bytes) for name in names if limit_bytes]
 
     def record_start(self) -> None:
-        """Before the permission to execute: whatever runs is on record. The request to stop is looked for after that;
-        ProcessLauncher.signal writes it before it looks for this record. One of the two sees the other."""
+        """Called before the permission to execute: every command that runs is on record. The request to stop is looked
+        for after that; ProcessLauncher.signal writes it before it looks for this record. One of the two sees the
+        other."""
         self.started_at = time.time()
         record = {
             "pid": self.pid,
@@ -232,16 +219,16 @@ class Attempt:
         self.check_stop()
 
     def abandon(self) -> None:
-        """A command that was not started: kill its process. One that is stuck in a file system is left behind; it
-        holds no GPU memory, and the signal ends it as soon as the file system answers."""
+        """Kill the process of a command that was not started. A process that is stuck in a file system is left behind:
+        it holds no GPU memory, and the signal ends it as soon as the file system answers."""
         if self.pid:
-            os.kill(self.pid, signal.SIGKILL)  # our own child, not reaped yet: the pid is still its own
+            os.kill(self.pid, signal.SIGKILL)  # our own child, not reaped yet: nobody else can have its pid
             self.wait(REAP_S)
 
     # Running.
 
     def wait(self, limit_s: float = float("inf")) -> int:
-        """Wait status of the command; orphans of its tree that end meanwhile are reaped too. 0 after `limit_s`."""
+        """The wait status of the command; 0 after `limit_s`. Orphans of its tree that end meanwhile are reaped."""
         deadline_s = time.monotonic() + limit_s
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -251,27 +238,27 @@ class Attempt:
                 continue
             if time.monotonic() >= deadline_s:
                 return 0
-            signal.sigtimedwait([signal.SIGCHLD], min(self.look(), limit_s))
+            signal.sigtimedwait([signal.SIGCHLD], min(self.shorten_logs(), limit_s))
 
-    def look(self) -> float:
-        """Seconds until the next look at the size of the logs."""
+    def shorten_logs(self) -> float:
+        """Returns the seconds until the next check of their size."""
         for limit in self.limits:
             try:
                 limit.shorten()
-            except OSError:  # a full disk: the next look tries again
+            except OSError:  # a full disk: retried at the next check
                 continue
         if not self.limits:
             return 3600.0
-        return HASTY_LOOK_S if any(limit.grows_fast for limit in self.limits) else LOOK_S
+        return FAST_SIZE_CHECK_S if any(limit.grows_fast for limit in self.limits) else SIZE_CHECK_S
 
     # Ending.
 
     def end_leftovers(self, signalled: bool) -> None:
-        """Processes that outlive their command hold GPU memory that no booking covers. They get the grace period,
-        then SIGKILL.
+        """End processes that outlive their command: they hold GPU memory that no booking covers. They get the grace
+        period, then SIGKILL.
 
-        `signalled`: the command died of a SIGTERM that went to the whole tree; a second one could break the clean-up
-        of the others.
+        `signalled`: the command was ended by a SIGTERM that went to the whole tree. A second SIGTERM could interrupt
+        the clean-up of the others.
         """
         grace_end_s = time.monotonic() + self.order["grace_s"]
         give_up_s = grace_end_s + KILL_LIMIT_S
@@ -279,7 +266,7 @@ class Attempt:
         while time.monotonic() < give_up_s:
             try:
                 left = leftovers()
-            except OSError:  # too many open files on the machine: try again
+            except OSError:  # too many open files on the machine: retried
                 time.sleep(PAUSE_S)
                 continue
             if not left:
@@ -294,8 +281,8 @@ class Attempt:
             time.sleep(PAUSE_S)
 
     def record_exit(self, ending: dict[str, Any], tails: dict[str, str]) -> bool:
-        self.look()
-        before, after = self.oom_kills_before, count_oom_kills()
+        self.shorten_logs()
+        before, after = self.oom_kills_before, oom_kills()
         record: dict[str, Any] = {
             "ended_at": time.time(),
             "duration_s": time.monotonic() - self.started_s,
@@ -310,14 +297,14 @@ class Attempt:
 
 
 class Starting:
-    """Receives the reports of a command that starts, until the start-up deadline."""
+    """Receives the reports of a child that becomes the command, until the start-up deadline."""
 
     def __init__(self, attempt: Attempt, end: _socket.socket) -> None:
         self._attempt = attempt
         self._end = end
         self._limit_s: float = attempt.order["start_timeout_s"]
         self._deadline_s = time.monotonic() + self._limit_s
-        self._doing = "forking"
+        self._step = "forking"
 
     def until_ready(self) -> dict[str, tuple[int, int]] | None:
         """Descriptors that read the output files that the submitter named, with their sizes; None if the child died.
@@ -339,29 +326,23 @@ class Starting:
         """The next report; empty when the child has closed its end: it became the command, or it died."""
         poller = select.poll()
         poller.register(self._end.fileno(), select.POLLIN)
-        while not poller.poll(STOP_LOOK_S * 1000):
+        while not poller.poll(STOP_CHECK_S * 1000):
             self._attempt.check_stop()
             if time.monotonic() >= self._deadline_s:
-                message = f"it did not start within {self._limit_s:g} s: {self._doing} did not finish"
+                message = f"it did not start within {self._limit_s:g} s: {self._step} did not finish"
                 raise NotStarted(code=child.CANNOT_START, start_timeout_s=self._limit_s, message=message)
         data, control, _, _ = self._end.recvmsg(_REPORT_BYTES, 64)
         report: dict[str, Any] = json.loads(data) if data else {}
         if "error" in report:
             raise NotStarted(code=report["code"], message=report["error"])
-        self._doing = report.get("doing", self._doing)
+        self._step = report.get("step", self._step)
         packed = b"".join(part for level, _, part in control if level == _socket.SOL_SOCKET)
         return report, [int.from_bytes(packed[at : at + 4], sys.byteorder) for at in range(0, len(packed), 4)]
 
 
-def count_oom_kills() -> int | None:
-    try:
-        return oom_kills()
-    except OSError:  # too many open files on the machine
-        return None
-
-
 def leftovers() -> list[procfs.Process]:
-    """Living processes of the tree. Orphans become our children (subreaper): no child means that nothing is left."""
+    """Living processes of the tree. Orphans become children of this process (subreaper): without a child none is
+    left."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

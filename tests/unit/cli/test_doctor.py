@@ -249,7 +249,7 @@ def test_what_a_driver_can_do_for_cgroups_is_told(driver: str, said: str) -> Non
 def test_out_of_memory_kills_that_nobody_counts_are_a_warning(
     monkeypatch: pytest.MonkeyPatch, kills: int | None, verdict: str
 ) -> None:
-    monkeypatch.setattr("carma.launch.cgroup.oom_kills", lambda: kills)
+    monkeypatch.setattr("carma.cgroups.oom_kills", lambda: kills)
     assert findings(Machine(gpu(0)))["cgroup"].verdict == verdict
 
 

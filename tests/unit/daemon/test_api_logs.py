@@ -18,9 +18,9 @@ from carma.core.model.outcome import OutOfMemory
 from carma.core.model.task import Plan
 from carma.core.model.values import AttemptKey, TaskId
 from carma.daemon.api.log_reader import tail_offset
-from carma.launch import output_limit
+from carma.launch import output_files
 from carma.launch.attempt_files import AttemptFiles
-from carma.launch.output_limit import OutputLimit
+from carma.launch.output_files import OutputLimit
 from tests.unit.daemon.api_server import LIMIT_S, Served, serving, until
 
 
@@ -234,7 +234,7 @@ def test_where_holes_cannot_be_made_the_file_is_cut_to_its_end(served: Served, m
     key = started(served)
     path = served.log_paths(key)[0]
     write(served, key, bytes(5 << 20) + b"the end\n")
-    monkeypatch.setattr(output_limit, "_PUNCH_HOLE_KEEP_SIZE", 1 << 20)  # an unknown flag, which the kernel refuses
+    monkeypatch.setattr(output_files, "_PUNCH_HOLE_KEEP_SIZE", 1 << 20)  # an unknown flag, which the kernel refuses
     hole_of(path, 4 << 20)
     assert path.stat().st_size < 2 << 20
     assert read(served, key).startswith(b"\n[carma: the first 4 MiB of this output were removed")

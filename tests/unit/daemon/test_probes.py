@@ -20,7 +20,7 @@ from carma.daemon.probes import pool as module
 from carma.daemon.probes.pool import PROBES_PER_USER, WAITING_PER_USER, Probes
 from carma.daemon.probes.program import CheckRunnable, take_identity
 from carma.errors import Busy, CarmaError, NotRunnable
-from carma.launch.procfs import processes
+from carma.procfs import processes
 from carma.testing.launcher_contract import order_of
 from tests.launch_orders import gone, spec_of
 from tests.unit.launch.test_frameworks import environment_at

@@ -27,7 +27,7 @@ from carma.core.scheduling.decision import Refusal, Verdict
 from carma.daemon.auth import Identity
 from carma.daemon.views.explanation import explanation
 from carma.daemon.views.task_views import Lens, code_of, gpu_views, task_views
-from carma.launch.program_names import called
+from carma.launch.output_paths import program_name
 from carma.testing.builders import ALICE, BOB, World
 from carma.wire.api_types import GpuView, TaskView
 
@@ -251,7 +251,7 @@ def test_what_was_thought_of_each_gpu_then_is_kept_with_the_attempt() -> None:
     ],
 )
 def test_a_task_without_a_name_is_called_after_what_it_runs(command: tuple[str, ...], name: str) -> None:
-    assert called(command) == name
+    assert program_name(command) == name
 
 
 def test_a_task_that_was_never_placed_has_no_decision_to_look_back_at() -> None:

@@ -16,8 +16,7 @@ from msgspec.structs import replace
 from carma import cgroups
 from carma.core.model.values import Gpu, GpuId
 from carma.core.ports import LaunchOrder
-from carma.launch.attempt_cgroups import AttemptCgroups
-from carma.launch.cgroup_limits import CgroupLimits, LimitFailed, NvmlLimiter
+from carma.launch.attempt_cgroups import AttemptCgroups, CgroupLimits, LimitFailed, NvmlLimiter
 from carma.testing.launcher_contract import key, order_of
 from tests.launch_orders import spec_of
 

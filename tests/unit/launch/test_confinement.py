@@ -16,11 +16,10 @@ from carma.core.model.values import Booking, Gpu, GpuId, Guard, Owner, Placement
 from carma.core.ports import LaunchOrder
 from carma.errors import Refused
 from carma.launch import confinement
-from carma.launch.attempt_cgroups import AttemptCgroups
-from carma.launch.cgroup_limits import CgroupLimits
+from carma.launch.attempt_cgroups import AttemptCgroups, CgroupLimits, NvmlLimiter
 from carma.launch.confinement import GpuConfiner
 from carma.launch.memory_caps import Capped, without_hoarding
-from carma.launch.mps import MpsServers, Serving
+from carma.launch.mps import MpsServers, UserMps
 from carma.launch.mps_control import Control, Identity, MpsFailed
 from carma.testing.launcher_contract import key, order_of
 from tests.launch_orders import spec_of
@@ -36,11 +35,11 @@ class Servers(MpsServers):
         self.problem = problem
         self.asked: list[int] = []
 
-    def serve(self, owner: Owner) -> Serving:
+    def serve(self, owner: Owner) -> UserMps:
         self.asked.append(owner.uid)
         if self.problem:
             raise MpsFailed(self.problem)
-        return Serving("7.1", Control("/run/mps/7.1", owner, "true"), Identity(1, 1), ())
+        return UserMps("7.1", Control("/run/mps/7.1", owner, "true"), Identity(1, 1), ())
 
 
 @pytest.fixture(autouse=True)
@@ -179,7 +178,7 @@ def test_a_server_of_mig_instances_takes_no_whole_card() -> None:
         confiner.arrange(order())
 
 
-class Driver:
+class Driver(NvmlLimiter):
     """Keeps the limits that it is told, or none of them."""
 
     def __init__(self, works: bool) -> None:

@@ -7,9 +7,8 @@ from msgspec.structs import replace
 
 from carma.core.model.values import ArrayPlace, Owner, TaskId
 from carma.core.ports import LaunchOrder
-from carma.launch.attempt_logs import named_outputs
 from carma.launch.environment import task_environment
-from carma.launch.program_names import before_places, unknown_place
+from carma.launch.output_paths import before_placeholders, named_outputs, unknown_placeholder
 from carma.testing.launcher_contract import order_of
 from tests.launch_orders import spec_of
 
@@ -106,14 +105,14 @@ def test_outside_an_array_its_places_are_the_tasks_own() -> None:
     [("%j-%A_%a.%t-%x-%u%%", None), ("log", None), ("%N.out", "%N"), ("%%N", None), ("%%%N", "%N"), ("50%", "%")],
 )
 def test_a_place_that_stands_for_nothing_is_noticed(template: str, unknown: str | None) -> None:
-    assert unknown_place(template) == unknown
+    assert unknown_placeholder(template) == unknown
 
 
 @pytest.mark.parametrize(
     ("template", "fixed"), [("a/b", "a/b"), ("a/%j/b", "a/"), ("a%%j/%%%j", "a%j/%"), ("%x", ""), ("100%%", "100%")]
 )
 def test_what_every_task_has_in_common_of_its_path(template: str, fixed: str) -> None:
-    assert before_places(template) == fixed
+    assert before_placeholders(template) == fixed
 
 
 def test_output_alone_takes_standard_error_too() -> None:

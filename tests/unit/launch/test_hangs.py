@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from carma import cgroups
+from carma import cgroups, procfs
 from carma.core.model.outcome import Failed, LaunchFailed, Lost, Outcome, Succeeded
 from carma.core.model.values import AttemptKey
 from carma.launch import attempt_records as records
-from carma.launch import process, procfs, runner
+from carma.launch import process, runner
 from carma.launch.attempt_cgroups import AttemptCgroups
 from carma.launch.process import ProcessLauncher
 from carma.testing.launcher_contract import key, look, order_of, until, until_ended, until_running

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from carma import procfs
 from carma.core.model.values import Owner
-from carma.launch import mps, mps_control, procfs
-from carma.launch.mps import MpsServers, Serving
+from carma.launch import mps, mps_control
+from carma.launch.mps import MpsServers, UserMps
 from carma.launch.mps_control import Control, Identity, MpsFailed, server_environment
 from carma.testing.launcher_contract import until
 from tests.launch_orders import gone
@@ -42,7 +43,7 @@ def servers(home: Path, program: Program) -> MpsServers:  # noqa: ARG001
     return MpsServers(home / "mps", idle_s=0.0)
 
 
-def server_of(serving: Serving) -> int:
+def server_of(serving: UserMps) -> int:
     (server,) = serving.servers
     return server.pid
 
@@ -106,60 +107,62 @@ def test_a_control_daemon_that_died_is_started_anew_and_its_server_left_alone(
 ) -> None:
     old = servers.serve(ME)
     kill(old.daemon.pid)
-    servers.look()
+    servers.refresh()
     new = servers.serve(ME)
     assert new.name != old.name
     assert new.control.directory != old.control.directory
     assert program.starts == 2
     assert not gone(server_of(old))
-    assert servers.losses(old.name) == ()
+    assert old.losses == []
     assert servers.pids() == {server_of(old), new.daemon.pid, server_of(new)}
 
 
 def test_a_server_that_died_is_missed_and_the_next_launch_has_another(servers: MpsServers, program: Program) -> None:
     serving = servers.serve(ME)
     before = time.time()
-    servers.look()
+    servers.refresh()
     kill(server_of(serving))
-    servers.look()
+    servers.refresh()
     after = time.time()
-    (loss,) = servers.losses(serving.name)
-    assert before <= loss.seen_at <= loss.noticed_at <= after
+    (loss,) = serving.losses
+    assert before <= loss.alive_at <= loss.noticed_at <= after
     again = servers.serve(ME)
     assert again is serving
     assert not gone(server_of(again))
     assert program.starts == 1
-    servers.look()
-    assert len(servers.losses(serving.name)) == 1
+    servers.refresh()
+    assert len(serving.losses) == 1
 
 
 def test_whose_run_a_loss_falls_into(servers: MpsServers) -> None:
     serving = servers.serve(ME)
-    serving.losses.append(mps.Loss(seen_at=100.0, noticed_at=101.0))
-    assert servers.lost_between(serving.name, 50.0, 100.5)
-    assert servers.lost_between(serving.name, 50.0, 200.0)
-    assert not servers.lost_between(serving.name, 50.0, 99.0)  # it was seen after this one had ended
-    assert not servers.lost_between(serving.name, 102.0, 200.0)  # this one began after it was missed
-    assert not servers.lost_between("0.99", 50.0, 200.0)
+    serving.losses.append(mps.ServerLoss(alive_at=100.0, noticed_at=101.0))
+    assert serving.lost_between(50.0, 100.5)
+    assert serving.lost_between(50.0, 200.0)
+    assert not serving.lost_between(50.0, 99.0)  # it was seen after this one had ended
+    assert not serving.lost_between(102.0, 200.0)  # this one began after it was missed
+    assert servers.get("0.99") is None
 
 
 def test_a_server_that_dies_while_no_daemon_looks_is_missed_by_the_next(servers: MpsServers, home: Path) -> None:
     serving = servers.serve(ME)
     kill(server_of(serving))
     later = MpsServers(home / "mps")
-    assert later.lost_between(serving.name, 1.0, 2.0)
+    found = later.get(serving.name)
+    assert found is not None
+    assert found.lost_between(1.0, 2.0)
 
 
 def test_a_server_that_the_control_daemon_starts_by_itself_is_found(
     servers: MpsServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mps, "LOOK_S", 0.0)
+    monkeypatch.setattr(mps, "SEARCH_S", 0.0)
     serving = servers.serve(ME)
     kill(server_of(serving))
-    servers.look()
+    servers.refresh()
     assert serving.servers == {}
     new = serving.control.start_server()
-    servers.look()
+    servers.refresh()
     assert list(serving.servers) == [new]
 
 
@@ -219,11 +222,11 @@ def test_a_path_that_no_socket_can_have_is_refused_in_words(home: Path, program:
 def test_what_nobody_needs_is_stopped(servers: MpsServers) -> None:
     serving = servers.serve(ME)
     pids = servers.pids()
-    servers.tend({serving.name})
+    servers.stop_idle({serving.name})
     assert servers.pids() == pids
 
     def over() -> bool:
-        servers.tend(())
+        servers.stop_idle(())
         return not os.listdir(servers.directory)
 
     until(over)
@@ -233,7 +236,7 @@ def test_what_nobody_needs_is_stopped(servers: MpsServers) -> None:
 def test_it_is_kept_for_a_while(home: Path, program: Program) -> None:  # noqa: ARG001
     servers = MpsServers(home / "mps", idle_s=3600.0)
     servers.serve(ME)
-    servers.tend(())
+    servers.stop_idle(())
     assert len(servers.pids()) == 2
 
 
@@ -247,7 +250,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_launch_while_it_is_being_stopped_gets_a_new_one(servers: MpsServers, program: Program) -> None:
     program.behave("deaf")
     old = servers.serve(ME)
-    servers.tend(())
+    servers.stop_idle(())
     assert old.stopping is not None
     assert servers.serve(ME).name != old.name
     servers.close((), limit_s=60.0)

@@ -7,12 +7,12 @@ import signal
 import pytest
 
 from carma.core.model.outcome import Disrupted, Failed, OutOfMemory, Succeeded
-from carma.launch.exit_outcome import ExitRecord, LastWords, Told, Under, judge_exit
-from carma.launch.mps_signs import find_mps_failure
+from carma.launch.exit_outcome import ExitRecord, LastWords, MpsState, StopRecord, judge_exit
+from carma.launch.failure_signs import find_mps_failure
 from tests.unit.launch.test_oom_signs import FRAMES, TORCH
 
-UNDER = Under(mps=True)
-LOST = Under(mps=True, lost=True)
+UNDER = MpsState(used=True)
+LOST = MpsState(used=True, lost=True)
 TEXTS = [  # cudaGetErrorString, 805 to 810
     "MPS client failed to connect to the MPS control daemon or the MPS server",
     "the remote procedural call between the MPS server and the MPS client failed",
@@ -79,8 +79,8 @@ def test_a_success_stays_one_and_memory_that_ran_out_too() -> None:
 
 
 def test_what_was_told_to_end_was_not_disrupted() -> None:
-    told = Told(signal.SIGTERM, 99.0)
-    assert isinstance(judge_exit(CODE_1, LastWords(SIGNS[0], ""), told, LOST), Failed)
+    stop = StopRecord(signal.SIGTERM, 99.0)
+    assert isinstance(judge_exit(CODE_1, LastWords(SIGNS[0], ""), stop, LOST), Failed)
 
 
 def test_what_never_started_was_not_disrupted() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from carma.core.model.outcome import Failed, OutOfMemory, Succeeded
 from carma.launch.exit_outcome import ExitRecord, LastWords, judge_exit
-from carma.launch.oom_signs import TALK_LIMIT, find_oom, last_words
+from carma.launch.failure_signs import OUTPUT_LIMIT, find_oom, last_exception
 
 FRAMES = 'Traceback (most recent call last):\n  File "/home/me/train.py", line 12, in <module>\n    loss.backward()\n'
 TORCH = (
@@ -183,7 +183,7 @@ NEAR_MISSES = [
         + "TypeError: unsupported\n",
     ),
     ("caught, then a class without Error in its name", FRAMES + TORCH + FRAMES + "__main__.f.<locals>.Stop: enough\n"),
-    ("caught, and a program that went on", FRAMES + TORCH + "step done\n" * (TALK_LIMIT + 1)),
+    ("caught, and a program that went on", FRAMES + TORCH + "step done\n" * (OUTPUT_LIMIT + 1)),
     ("interrupted later", FRAMES + TORCH + FRAMES + "KeyboardInterrupt\n"),
     (
         "tensorflow trying smaller",
@@ -270,11 +270,11 @@ def test_what_did_not_start_says_why() -> None:
     assert judge_exit(record, LastWords("", "")) == Failed(127, "cannot start x: not found")
 
 
-def test_an_ordinary_failure_carries_its_last_words() -> None:
+def test_an_ordinary_failure_carries_its_last_exception() -> None:
     text = FRAMES + "ValueError: shapes (3,) and (4,) differ\nsecond line\n"
-    assert last_words(text) == "ValueError: shapes (3,) and (4,) differ"
-    assert judge_exit(ExitRecord(1.0, code=1), LastWords(text, "")) == Failed(1, last_words(text))
-    assert len(last_words(FRAMES + "ValueError: " + "x" * 5000)) == 300
+    assert last_exception(text) == "ValueError: shapes (3,) and (4,) differ"
+    assert judge_exit(ExitRecord(1.0, code=1), LastWords(text, "")) == Failed(1, last_exception(text))
+    assert len(last_exception(FRAMES + "ValueError: " + "x" * 5000)) == 300
 
 
 def test_any_text_is_read_without_an_exception() -> None:

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from carma import procfs
 from carma.core.model.outcome import Failed, Lost, OutOfMemory, Succeeded
 from carma.core.model.values import Owner, TaskSpec
 from carma.core.ports import Found
 from carma.launch import attempt_records as records
-from carma.launch import procfs, runner
+from carma.launch import runner
 from carma.launch.process import ProcessLauncher
 from carma.testing.launcher_contract import key, look, order_of, until, until_ended, until_running
 from tests.launch_orders import gone, read_pid, runner_of, shell, spec_of, tidy, until_file

@@ -17,8 +17,7 @@ from carma.core.model.settings import Sharing
 from carma.core.model.values import Booking, Confinement, Gpu, GpuId, Guard, Placement, TaskSpec
 from carma.core.ports import LaunchOrder
 from carma.launch import attempt_records as records
-from carma.launch.attempt_cgroups import AttemptCgroups
-from carma.launch.cgroup_limits import CgroupLimits
+from carma.launch.attempt_cgroups import AttemptCgroups, CgroupLimits, NvmlLimiter
 from carma.launch.confinement import GpuConfiner
 from carma.launch.mps import MpsServers
 from carma.launch.process import ProcessLauncher
@@ -217,7 +216,7 @@ def test_a_client_that_came_when_all_of_it_was_gone_has_no_limit_and_is_in_troub
     for which in ("control", "server"):
         kill(server_pid(launcher, which))
     launcher.poll([])  # so much for the loss
-    launcher._holding._judged[key()] = 1  # as for one that started after it
+    launcher._confinements._judged[key()] = 1  # as for one that started after it
     assert look(launcher, key()).trouble == "the MPS control daemon that it was to run under has ended"
 
 
@@ -270,11 +269,11 @@ def test_the_server_stays_while_a_task_runs_under_it_and_goes_after_it(place: Pl
     launcher.launch(on_card(place.client()))
     until_running(launcher, key())
     pids = launcher.sharing_pids()
-    launcher.tend()
+    launcher.maintain()
     launcher.close()
     later = place.launcher()  # after a restart it has to be told by the poll
     look(later, key())
-    later.tend()
+    later.maintain()
     assert later.sharing_pids() == pids
     later.signal(key(), signal.SIGKILL)
     until_ended(later, key())
@@ -342,12 +341,12 @@ def test_the_cgroups_of_ended_attempts_go_and_the_others_stay(place: Place) -> N
     (place.folder / "cgroup" / "other").mkdir()
     launcher.launch(on_card(place.task("sleep 600"), cap_mib=4096))
     until_running(launcher, key())
-    launcher.tend()
+    launcher.maintain()
     assert groups.existing() == [key()]
     assert (place.folder / "cgroup" / "other").exists()
 
 
-class _Driver:
+class _Driver(NvmlLimiter):
     def __init__(self) -> None:
         self.limits: dict[str, int] = {}
 

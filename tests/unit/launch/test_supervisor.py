@@ -18,9 +18,8 @@ import pytest
 from carma.core.model.outcome import Failed, Succeeded
 from carma.core.model.values import Owner
 from carma.launch import attempt_records as records
-from carma.launch import cgroup
-from carma.launch import supervisor as supervise
-from carma.launch.child import be_killable
+from carma.launch import supervisor
+from carma.launch.command_process import be_killable
 from carma.launch.process import ProcessLauncher
 from carma.testing.launcher_contract import key, order_of, until, until_ended, until_running
 from tests.launch_orders import shell, spec_of, tidy
@@ -254,12 +253,11 @@ def test_an_exit_record_is_written_also_when_no_process_and_no_descriptor_is_lef
     def refused(*_: object) -> NoReturn:
         raise OSError(errno.EAGAIN, "none left")
 
-    attempt = supervise.Attempt(f"{tmp_path}/", {"grace_s": 0.0})
+    attempt = supervisor.Attempt(f"{tmp_path}/", {"grace_s": 0.0})
     attempt.readers = {"stdout": (0, 0)}
     monkeypatch.setattr(attempt, "start", lambda: None)
     monkeypatch.setattr(attempt, "wait", lambda: 3 << 8)
     monkeypatch.setattr(attempt, "end_leftovers", lambda _signalled: None)
-    monkeypatch.setattr(supervise, "oom_kills", refused)
     monkeypatch.setattr(os, "fork", refused)
     assert attempt.run()
     assert (records.read(f"{tmp_path}/exit.json") or {})["code"] == 3
@@ -360,11 +358,6 @@ def test_a_record_is_created_once(tmp_path: Path) -> None:
     assert not records.create_once(path, {"pid": 2})
     assert records.read(path) == {"pid": 1}
     assert os.listdir(tmp_path) == ["claim.json"]
-
-
-def test_the_kernels_oom_kills_are_counted_or_absent() -> None:
-    count = cgroup.oom_kills()
-    assert count is None or count >= 0
 
 
 @pytest.mark.parametrize(("inherited", "then"), [("-500\n", "0"), ("0\n", "0\n"), ("300\n", "300\n"), ("?\n", "?\n")])

@@ -72,7 +72,7 @@ def caps(look: Look) -> Finding | None:
 
 
 def cgroup(look: Look) -> Finding:
-    from carma.launch.cgroup import oom_kills
+    from carma.cgroups import oom_kills
 
     counted = oom_kills() is not None
     kind = "version 2" if Path("/sys/fs/cgroup/cgroup.controllers").exists() else "no version 2"
@@ -84,7 +84,7 @@ def cgroup(look: Look) -> Finding:
 
 def _gpu_limits(look: Look) -> str:
     """What the driver could do; nothing is tried, because even that would change a cgroup."""
-    from carma.launch.cgroup_limits import FIRST_DRIVER
+    from carma.launch.attempt_cgroups import FIRST_DRIVER
 
     major = look.machine.driver.partition(".")[0] if look.machine is not None else ""
     if not major.isdigit():

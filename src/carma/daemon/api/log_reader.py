@@ -18,7 +18,7 @@ from carma.core.model.values import AttemptKey
 from carma.core.state import State
 from carma.errors import NotFound
 from carma.launch.attempt_files import AttemptFiles
-from carma.launch.attempt_logs import named_outputs
+from carma.launch.output_paths import named_outputs
 
 CHUNK = 64 * 1024
 _LOOK_EVERY_S = 0.2
@@ -61,7 +61,7 @@ def tail_offset(file: int, lines: int) -> int:
 class Reader:
     """Reads one attempt's log file piece by piece; the file may not exist yet.
 
-    The beginning of a file that passed its size limit is a hole (launch/output_limit.py): reading goes on behind it,
+    The beginning of a file that passed its size limit is a hole (launch/output_files.py): reading goes on behind it,
     at the line that says what was removed.
     """
 

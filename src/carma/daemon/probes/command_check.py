@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from carma.core.model.values import TaskSpec
 from carma.errors import NotRunnable
-from carma.launch.program_names import PLACES, before_places, unknown_place
+from carma.launch.output_paths import PLACEHOLDERS, before_placeholders, unknown_placeholder
 
 
 def check_runnable(spec: TaskSpec) -> None:
@@ -104,10 +104,10 @@ def candidates(spec: TaskSpec) -> Iterator[str]:
 def _check_output(flag: str, template: str, directory: str) -> None:
     """Checks the part of the path that is the same for every task and attempt. Whether the file can be written shows at
     the start."""
-    if (place := unknown_place(template)) is not None:
-        known = ", ".join(f"%{letter} {meaning}" for letter, meaning in PLACES.items())
+    if (place := unknown_placeholder(template)) is not None:
+        known = ", ".join(f"%{letter} {meaning}" for letter, meaning in PLACEHOLDERS.items())
         raise NotRunnable(f"{place!r} in --{flag} {template} stands for nothing", f"known are {known}")
-    fixed = before_places(template)
+    fixed = before_placeholders(template)
     path = os.path.join(directory, fixed)
     folder = os.path.dirname(path) or "/"
     try:

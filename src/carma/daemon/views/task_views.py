@@ -48,8 +48,7 @@ from carma.core.telemetry.window import METRICS
 from carma.daemon.auth import Identity
 from carma.daemon.views.task_story import without_words
 from carma.launch.attempt_files import AttemptFiles
-from carma.launch.attempt_logs import named_outputs
-from carma.launch.program_names import called
+from carma.launch.output_paths import named_outputs, program_name
 from carma.wire import api_types as t
 
 HIDDEN = "-"
@@ -135,7 +134,7 @@ def task_view(task: Task, lens: Lens, why: Waiting | None) -> t.TaskView:
     reason_code, reason = _reason(task, why, open_to_viewer, lens.now)
     return t.TaskView(
         id=task.id,
-        name=spec.name or (called(spec.command) if open_to_viewer else HIDDEN),
+        name=spec.name or (program_name(spec.command) if open_to_viewer else HIDDEN),
         user=task.owner.name,
         uid=task.owner.uid,
         state=state_name(status),

@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from carma import procfs
 from carma.client import Client
 from carma.errors import CarmaError, NotFound
-from carma.launch import procfs
-from carma.launch.procfs import Process
+from carma.procfs import Process
 from carma_lab.bench.crash.server import CrashServer, LivingAttempt
 
 # How often each kind is drawn.

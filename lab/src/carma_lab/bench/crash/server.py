@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from carma import procfs
 from carma.client import Client
 from carma.errors import CarmaError
-from carma.launch import procfs
-from carma.launch.procfs import Process
 from carma.paths import find_paths
+from carma.procfs import Process
 from carma.testing.private_daemon import private_environment
 
 GPUS = 16

@@ -1,8 +1,8 @@
-"""Processes as /proc shows them: identity, parents, sessions. Standard library only: the runner imports it.
+"""Processes as /proc shows them: identity, parents, sessions, and signals to exactly one process.
 
-A process is identified by pid *and* start time (in clock ticks since the boot), because pids are reused. When
-descriptors or memory run out, the functions raise OSError: a process that cannot be looked at is not a process that
-has ended.
+A process is identified by its pid *and* its start time (in clock ticks since the boot), because pids are reused. The
+functions raise OSError when descriptors or memory run out: a process that cannot be read has not ended. Standard
+library only: programs started with `python -I -S` import this module.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import signal
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
 
 _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 
@@ -31,7 +30,7 @@ class Process:
 
     @property
     def ended(self) -> bool:
-        """A zombie, or about to vanish: it holds nothing any more."""
+        """A zombie, or about to vanish: it holds no resources."""
         return self.state in "ZXx"
 
 
@@ -42,7 +41,7 @@ def read_bytes(path: str, limit: int = 65536) -> bytes:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            while len(data) < limit and (more := os.read(fd, limit - len(data))):  # /proc answers a page at a time
+            while len(data) < limit and (more := os.read(fd, limit - len(data))):  # /proc returns one page per read
                 data += more
         finally:
             os.close(fd)
@@ -54,8 +53,8 @@ def read_bytes(path: str, limit: int = 65536) -> bytes:
 
 
 def process(pid: int) -> Process | None:
-    """None when there is no such process."""
-    # The name, in brackets, may hold anything, also brackets and spaces: what counts comes after the last one.
+    """None if there is no such process, or /proc hides it (hidepid)."""
+    # The name stands in brackets and may contain brackets and spaces: the other fields follow the last bracket.
     fields = read_bytes(f"/proc/{pid}/stat", 4096).rpartition(b")")[2].split()
     if len(fields) < 20:
         return None
@@ -63,26 +62,26 @@ def process(pid: int) -> Process | None:
 
 
 def processes() -> dict[int, Process]:
-    """All processes there are, by pid."""
-    seen = (process(int(name)) for name in os.listdir("/proc") if name.isdigit())
-    return {one.pid: one for one in seen if one is not None}
+    """All processes of the machine, by pid."""
+    found = (process(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return {one.pid: one for one in found if one is not None}
 
 
 def alive(pid: int, start_ticks: int) -> bool:
-    """Whether that very process still runs."""
+    """Whether exactly this process still runs."""
     now = process(pid)
     return now is not None and now.start_ticks == start_ticks and not now.ended
 
 
 def rooted(table: dict[int, Process], roots: Iterable[int]) -> dict[int, int]:
-    """For each process that is a root or came from one: the nearest root. One walk for all of them."""
+    """The nearest root of each process that is a root or descends from one. One pass over the table."""
     known: dict[int, int] = {root: root for root in roots if root in table}
     for pid in table:
         path: list[int] = []
         at = pid
         while at in table and at not in known and len(path) <= len(table):
             path.append(at)
-            known[at] = 0  # nothing, until the walk says otherwise
+            known[at] = 0  # no root, unless the end of the path has one
             at = table[at].parent
         for one in path:
             known[one] = known.get(at, 0)
@@ -90,65 +89,53 @@ def rooted(table: dict[int, Process], roots: Iterable[int]) -> dict[int, int]:
 
 
 def age_s(process: Process) -> float:
-    """Seconds since the process started, by the time since the boot."""
+    """Seconds since the process started, measured on the time since the boot."""
     uptime_s = float(read_bytes("/proc/uptime", 64).split()[0])
     return uptime_s - process.start_ticks / os.sysconf("SC_CLK_TCK")
 
 
 def boot_id() -> str:
-    """Changes with each start of the machine; start times of processes compare only within one."""
+    """Changes with each boot; start times of processes compare only within one boot."""
     return read_bytes("/proc/sys/kernel/random/boot_id", 64).decode("ascii", "replace").strip()
 
 
 def environment_value(pid: int, name: bytes) -> bytes:
-    """What a variable was when the process started; empty also when its environment is not ours to read."""
+    """The value of a variable at the start of the process; empty also if its environment may not be read."""
     start = name + b"="
     entries = read_bytes(f"/proc/{pid}/environ", 2**20).split(b"\0")
     return next((entry[len(start) :] for entry in entries if entry.startswith(start)), b"")
 
 
 def send(pid: int, start_ticks: int, number: int) -> bool:
-    """Signal that very process; False when it is gone or not ours to signal.
+    """Send a signal to exactly this process; False if it has ended or may not be signalled.
 
     The descriptor is opened before the identity is checked, so the signal cannot reach another process that got the
-    pid in between.
+    pid in between. Without pidfd (an old kernel, no descriptor left) that gap remains.
     """
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
         return False
-    except OSError:  # a kernel without pidfd, or no descriptor left: the gap before the signal cannot be closed
-        return _alive_or_unknown(pid, start_ticks) and _kill(pid, number)
+    except OSError:
+        fd = -1
     try:
         if not alive(pid, start_ticks):
             return False
-        signal.pidfd_send_signal(fd, number)
+        if fd >= 0:
+            signal.pidfd_send_signal(fd, number)
+        else:
+            os.kill(pid, number)
         return True
     except OSError:
         return False
     finally:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
 
 
-def _alive_or_unknown(pid: int, start_ticks: int) -> bool:
-    """False if that process has ended or cannot be looked at."""
-    try:
-        return alive(pid, start_ticks)
-    except OSError:
-        return False
-
-
-def listens(pid: int, number: int) -> bool:
-    """Whether the process has a handler for the signal. Blocked is not enough: every fork blocks all of them for a
-    moment, and what is pending then may be the end of the child."""
+def handles_signal(pid: int, number: int) -> bool:
+    """Whether the process has a handler for the signal. A blocked signal does not count: every fork blocks all of them
+    for a moment, and a signal that is pending then may end the child."""
     status = read_bytes(f"/proc/{pid}/status", 8192).split(b"\n")
     caught = next((line[7:].strip() for line in status if line.startswith(b"SigCgt:")), b"0")
     return bool(int(caught, 16) >> (number - 1) & 1)
-
-
-def _kill(pid: int, number: int) -> bool:
-    try:
-        os.kill(pid, number)
-        return True
-    except OSError:
-        return False

@@ -1,8 +1,8 @@
 """The process that becomes the user's command: identity, directory, output files, then exec.
 
-Runs between fork and exec. It reports each step that may take long, so that the runner can say what a command that does
-not start is waiting for; then it reports that it is ready, waits for the runner's permission, and executes the command.
-If the runner dies before it gives the permission, this process ends: a command that is not on record never ran.
+It runs between fork and exec. It reports each step that may take long, so that the runner can name the step at which a
+start hangs. Then it reports that it is ready, waits for the runner's permission, and executes the command. If the
+runner dies before it gives the permission, this process ends: a command that is not on record never ran.
 Arguments are passed as they were given, never through a shell. Standard library only.
 """
 
@@ -24,14 +24,17 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 CANNOT_START, NOT_FOUND = 126, 127  # as in shells
-_KEYCTL = {"x86_64": 250, "aarch64": 219, "ppc64le": 271}  # the system call
-_JOIN_SESSION_KEYRING, _LINK, _USER_KEYRING, _SESSION_KEYRING = 1, 8, -4, -3
+PERMISSION = b"g"  # from the runner: execute the command
 STREAMS = ("stdout", "stderr")
-_NO_WAIT = os.O_NONBLOCK  # a named pipe without a reader must be an error and not a wait
+_KEYCTL = {"x86_64": 250, "aarch64": 219, "ppc64le": 271}  # number of the system call
+_JOIN_SESSION_KEYRING, _LINK, _USER_KEYRING, _SESSION_KEYRING = 1, 8, -4, -3
+_OUTPUT_FLAGS = (
+    os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+)  # O_NONBLOCK: a named pipe without a reader must be an error, not a wait
 
 
 class CannotStart(Exception):
-    """The sentence for the user, and the exit code."""
+    """The message for the user, and the exit code."""
 
     def __init__(self, message: str, code: int = CANNOT_START) -> None:
         super().__init__(message)
@@ -44,40 +47,42 @@ class Channel:
     def __init__(self, end: _socket.socket) -> None:
         self._end = end
 
-    def tell(self, report: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-        data = json.dumps(report).encode("ascii")
+    def report(self, report: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         packed = b"".join(fd.to_bytes(4, sys.byteorder) for fd in descriptors)
         rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, packed)] if packed else []
         try:
-            self._end.sendmsg([data], rights)
+            self._end.sendmsg([json.dumps(report).encode("ascii")], rights)
         except OSError:
-            os._exit(CANNOT_START)  # the runner is gone
+            os._exit(CANNOT_START)  # the runner has ended
+
+    def wait_for_permission(self) -> None:
+        if self._end.recv(1) != PERMISSION:
+            os._exit(0)  # the runner has ended
 
 
-def become(order: dict[str, Any], own_logs: tuple[int | None, int | None], channel: Channel, go_fd: int) -> NoReturn:
-    """Never returns: the process is the command afterwards, or it has ended."""
+def become(order: dict[str, Any], own_logs: tuple[int | None, int | None], channel: Channel) -> NoReturn:
+    """Never returns: afterwards the process is the command, or it has ended."""
     try:
         prepare(order, own_logs, channel)
-        if os.read(go_fd, 1) != b"g":
-            os._exit(0)  # the runner is gone
+        channel.wait_for_permission()
         execute(order)
     except CannotStart as problem:
-        channel.tell({"error": str(problem), "code": problem.code})
+        channel.report({"error": str(problem), "code": problem.code})
     except BaseException as problem:
-        channel.tell({"error": f"cannot start the command: {problem!r}", "code": CANNOT_START})
+        channel.report({"error": f"cannot start the command: {problem!r}", "code": CANNOT_START})
     os._exit(CANNOT_START)
 
 
 def prepare(order: dict[str, Any], own_logs: tuple[int | None, int | None], channel: Channel) -> None:
     """Everything before exec, as the submitter. The last report carries a descriptor to read each output file that the
-    submitter named: opened with the submitter's rights, it is the only way in which CARMA reads such a file."""
+    submitter named. It was opened with the submitter's rights: CARMA reads such a file through no other descriptor."""
     os.setsid()
     restore_signals()
     be_killable()
-    channel.tell({"doing": "looking up the user's groups"})
+    channel.report({"step": "looking up the user's groups"})
     take_identity(order)
     os.umask(order["umask"])
-    channel.tell({"doing": f"entering the working directory {order['directory']}"})
+    channel.report({"step": f"entering the working directory {order['directory']}"})
     try:
         os.chdir(order["directory"])
     except (OSError, ValueError) as error:
@@ -86,25 +91,27 @@ def prepare(order: dict[str, Any], own_logs: tuple[int | None, int | None], chan
     named = {name: fd for name, fd, own in zip(STREAMS, (stdout, stderr), own_logs, strict=True) if own is None}
     readers = {name: reader for name, fd in named.items() if (reader := reader_of(fd)) is not None}
     sizes = {name: os.fstat(fd).st_size for name, fd in readers.items()}
-    redirect(stdout, stderr)
-    channel.tell({"doing": "executing " + " ".join(order["command"][:1]), "readers": sizes}, list(readers.values()))
+    nothing = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    for source, target in ((nothing, 0), (stdout, 1), (stderr, 2)):
+        os.dup2(source, target, inheritable=True)
+    channel.report({"step": "executing " + " ".join(order["command"][:1]), "readers": sizes}, list(readers.values()))
 
 
 def open_outputs(order: dict[str, Any], own_logs: tuple[int | None, int | None], channel: Channel) -> tuple[int, int]:
     stdout, stderr = own_logs
     if stdout is None:
-        channel.tell({"doing": f"opening {order['stdout']}"})
+        channel.report({"step": f"opening {order['stdout']}"})
         stdout = open_log(order["stdout"], "output")
     if stderr is None and order["stderr"] == order["stdout"]:
-        return stdout, stdout  # one description, so that the two do not overwrite each other
+        return stdout, stdout  # one open file description, so that the two streams do not overwrite each other
     if stderr is None:
-        channel.tell({"doing": f"opening {order['stderr']}"})
+        channel.report({"step": f"opening {order['stderr']}"})
         stderr = open_log(order["stderr"], "error output")
     return stdout, stderr
 
 
 def restore_signals() -> None:
-    """What the runner ignores must not stay ignored in the command: dispositions survive exec."""
+    """Signals that the runner ignores must not stay ignored in the command: dispositions survive exec."""
     for number in signal.valid_signals():
         if number not in (signal.SIGKILL, signal.SIGSTOP):
             try:
@@ -115,12 +122,12 @@ def restore_signals() -> None:
 
 
 def be_killable(path: str = "/proc/self/oom_score_adj") -> None:
-    """A daemon that the kernel is to spare when memory runs out (OOMScoreAdjust in its unit) does not hand that down:
-    it is the task that takes the memory."""
+    """Undo the daemon's protection from the kernel's OOM killer (OOMScoreAdjust in its unit): the task takes the
+    memory, so the task is the one to kill."""
     try:
         with open(path) as file:
-            spared = int(file.read()) < 0
-        if spared:
+            protected = int(file.read()) < 0
+        if protected:
             with open(path, "w") as file:
                 file.write("0")
     except (OSError, ValueError):  # no such file, or a container that forbids it
@@ -128,7 +135,7 @@ def be_killable(path: str = "/proc/self/oom_score_adj") -> None:
 
 
 def take_identity(order: dict[str, Any]) -> None:
-    """Become the submitter: groups, then group, then user. HOME and the names are that user's, not ours."""
+    """Become the submitter: groups, then group, then user. HOME and the names become those of that user."""
     identity = order.get("identity")
     if identity is None:
         return
@@ -149,8 +156,8 @@ def take_identity(order: dict[str, Any]) -> None:
 
 
 def leave_keyring() -> None:
-    """A new session keyring, linked to the user's own, as pam_keyinit(8) makes one at a login. The daemon's session
-    keyring would be shared by the tasks of all users."""
+    """Join a new session keyring, linked to the user's own, as pam_keyinit(8) does at a login. Otherwise the tasks of
+    all users would share the daemon's session keyring."""
     number = _KEYCTL.get(os.uname().machine)
     if number is not None:
         call = ctypes.CDLL(None).syscall
@@ -159,11 +166,10 @@ def leave_keyring() -> None:
 
 
 def open_log(path: str, what: str) -> int:
-    """Opened with the submitter's rights. A user's symbolic links are followed; root's are not, because another user
-    may have placed the link. No directory is created."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | _NO_WAIT
+    """Open an output file with the submitter's rights. A user's symbolic links are followed; root's are not, because
+    another user may have placed the link. No directory is created."""
     try:
-        fd = os.open(path, flags | (os.O_NOFOLLOW if os.geteuid() == 0 else 0), 0o666)
+        fd = os.open(path, _OUTPUT_FLAGS | (os.O_NOFOLLOW if os.geteuid() == 0 else 0), 0o666)
     except (OSError, ValueError) as error:
         reason = why(error)
         if os.geteuid() == 0 and isinstance(error, OSError) and error.errno == errno.ELOOP:
@@ -176,8 +182,8 @@ def open_log(path: str, what: str) -> int:
 
 
 def reader_of(fd: int) -> int | None:
-    """A descriptor that reads the file that `fd` writes; None if the submitter may not read it, or it is no plain
-    file. Opened through the descriptor: whatever the path leads to by now, this is the same file."""
+    """A descriptor that reads the file that `fd` writes; None if it is no regular file, or the submitter may not read
+    it. It is opened through the descriptor, so it is the same file whatever the path leads to by now."""
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         return None
     try:
@@ -186,44 +192,33 @@ def reader_of(fd: int) -> int | None:
         return None
 
 
-def redirect(stdout: int, stderr: int) -> None:
-    nothing = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-    for source, target in ((nothing, 0), (stdout, 1), (stderr, 2)):
-        os.dup2(source, target, inheritable=True)
-
-
 def execute(order: dict[str, Any]) -> NoReturn:
-    """Not os.execvpe: that one imports a module at this point, which the submitter may not be allowed to read."""
+    """Not os.execvpe: it imports a module at this point, which the submitter may not be allowed to read."""
     command, environment = order["command"], order["environment"]
     if not command or not command[0]:
         raise CannotStart("cannot start an empty command")
-    denied: OSError | None = None
-    for candidate in candidates(command[0], environment):
+    program, denied = command[0], None
+    folders = [""] if "/" in program else environment.get("PATH", os.defpath).split(":")
+    for folder in folders:
         try:
-            os.execve(candidate, command, environment)
+            os.execve(os.path.join(folder, program), command, environment)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except PermissionError as error:
-            denied = denied or error  # a file of that name further on in PATH may still do
+            denied = denied or error  # PATH may contain another, executable file of that name
         except (OSError, ValueError) as error:
-            raise CannotStart(f"cannot start {command[0]}: {why(error)}") from error
+            raise CannotStart(f"cannot start {program}: {why(error)}") from error
     if denied is not None:
-        raise CannotStart(f"cannot start {command[0]}: {why(denied)}") from denied
-    raise CannotStart(missing(command[0], environment), NOT_FOUND)
-
-
-def candidates(program: str, environment: dict[str, str]) -> list[str]:
-    if "/" in program:
-        return [program]
-    return [os.path.join(folder, program) for folder in environment.get("PATH", os.defpath).split(":")]
+        raise CannotStart(f"cannot start {program}: {why(denied)}") from denied
+    raise CannotStart(missing(program, environment), NOT_FOUND)
 
 
 def missing(program: str, environment: dict[str, str]) -> str:
-    if "/" in program and os.path.exists(program):
+    if "/" not in program:
+        return f"cannot start {program}: not found in PATH ({environment.get('PATH', 'not set')})"
+    if os.path.exists(program):
         return f"cannot start {program}: the interpreter in its first line does not exist"
-    if "/" in program:
-        return f"cannot start {program}: there is no such file"
-    return f"cannot start {program}: not found in PATH ({environment.get('PATH', 'not set')})"
+    return f"cannot start {program}: there is no such file"
 
 
 def why(error: BaseException) -> str:

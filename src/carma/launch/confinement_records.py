@@ -1,10 +1,10 @@
-"""What each attempt runs under, and whether that still stands. On record beside its order, so a new daemon knows it.
+"""The confinement of each attempt, on record beside its order, and whether its MPS server still exists.
 
-An MPS server that goes takes its clients' work with it: their calls fail, or never return. An attempt counts as its
-client when one of its processes has a GPU's device file open at the moment when the server is missed; one that has not
-come so far will be given a new server by the control daemon. When that is gone too, nobody gives it one: it would run
-without MPS, without its limit and without an error, so it is in trouble before it has come. Only the clients of a
-server that outlives its control daemon are not: they speak to the server alone.
+An MPS server that ends takes its clients' work with it: their calls fail, or never return. An attempt counts as a
+client if one of its processes has a GPU's device file open when the end of the server is noticed. An attempt that has
+not connected yet gets a new server from the control daemon. If the control daemon has ended too, the attempt would run
+without MPS, without its limit and without an error, so it is in trouble before it connects. The exception are clients
+of a server that outlives its control daemon: they communicate with the server alone.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from carma.core.model.values import AttemptKey, Confinement
 from carma.core.ports import Arranged, Confiner, LaunchOrder
 from carma.launch import attempt_records as records
 from carma.launch.attempt_files import AttemptFiles, Held, Started
-from carma.launch.mps import MpsServers
-from carma.launch.process_tree import Trees
+from carma.launch.mps import MpsServers, UserMps
+from carma.launch.process_tree import ProcessTrees
 
-DEVICE_FILES = "/dev/nvidia"  # what their paths begin with
+DEVICE_FILES = "/dev/nvidia"  # prefix of their paths
 SERVER_GONE = "the MPS server that it ran under has ended"
 CONTROL_GONE = "the MPS control daemon that it was to run under has ended"
 
 
-class Holding:
+class ConfinementRecords:
     def __init__(
         self,
         files: AttemptFiles,
         confiner: Confiner,
         servers: MpsServers | None,
-        trees: Trees,
+        trees: ProcessTrees,
         device_files: str,
     ) -> None:
         self._files = files
@@ -42,21 +42,17 @@ class Holding:
         self._trees = trees
         self._device_files = device_files
         self._held: dict[AttemptKey, Held | None] = {}  # of attempts that are launched or run
-        self._judged: dict[AttemptKey, int] = {}  # so many losses of its server were looked at
+        self._judged: dict[AttemptKey, int] = {}  # number of losses of its MPS that were considered
         self._troubles: dict[AttemptKey, str] = {}
         self._clients: set[AttemptKey] = set()  # of servers that outlived their control daemon
 
     def arrange(self, order: LaunchOrder) -> Arranged:
-        """Decide and write down. Raises what `Confiner.arrange` raises."""
+        """Decide and record. Raises Refused as `Confiner.arrange` does."""
         arranged = self._confiner.arrange(order)
         held = Held(arranged.confinement, arranged.mps_server)
         records.write(self._files.path(order.key, records.HELD), msgspec.to_builtins(held), durable=False)
         self._held[order.key] = held
         return arranged
-
-    def look(self) -> None:
-        if self._servers is not None:
-            self._servers.look()
 
     def confinement(self, key: AttemptKey) -> Confinement | None:
         held = self._of(key)
@@ -67,83 +63,73 @@ class Holding:
         return held is not None and held.server is not None
 
     def trouble(self, key: AttemptKey, started: Started) -> str | None:
-        """Of one that runs."""
-        held = self._of(key)
-        if held is None or held.server is None or self._servers is None:
+        """Why a running attempt has lost its MPS; None if it has not."""
+        if not self.under_mps(key):
             return None
-        if key not in self._judged:
-            self._recall(key)
-        losses = self._servers.losses(held.server)
-        new = losses[self._judged[key] :]
-        self._judged[key] = len(losses)
-        if any(one.noticed_at >= started.started_at for one in new) and self._uses_gpu(key, started):
-            self._note(key, SERVER_GONE)
-        if key not in self._troubles and key not in self._clients and self._servers.leads_nowhere(held.server):
-            if self._servers.serves(held.server) and self._uses_gpu(key, started):
-                self._clients.add(key)
-            else:
-                self._note(key, CONTROL_GONE)
+        if key not in self._judged:  # an earlier daemon may have noticed it and ended before it reported it
+            self._judged[key] = 0
+            before = self._files.trouble(key)
+            if before is not None:
+                self._troubles[key] = before.reason
+        mps = self._mps(key)
+        if mps is not None:
+            self._check(key, started, mps)
         return self._troubles.get(key)
 
-    def _note(self, key: AttemptKey, reason: str) -> None:
+    def _check(self, key: AttemptKey, started: Started, mps: UserMps) -> None:
+        new = mps.losses[self._judged[key] :]
+        self._judged[key] = len(mps.losses)
+        if any(one.noticed_at >= started.started_at for one in new) and self._uses_gpu(key, started):
+            self._record_trouble(key, SERVER_GONE)
+        if key not in self._troubles and key not in self._clients and not mps.daemon.alive:
+            if mps.server_alive and self._uses_gpu(key, started):
+                self._clients.add(key)
+            else:
+                self._record_trouble(key, CONTROL_GONE)
+
+    def _record_trouble(self, key: AttemptKey, reason: str) -> None:
         self._troubles[key] = reason
         with contextlib.suppress(OSError):  # on a full disk the next daemon may not know
             records.write(self._files.path(key, records.TROUBLE), {"reason": reason}, durable=False)
-
-    def _recall(self, key: AttemptKey) -> None:
-        """An earlier daemon may have missed its server and died before it told anybody."""
-        self._judged[key] = 0
-        before = self._files.trouble(key)
-        if before is not None:
-            self._troubles[key] = before.reason
 
     def _uses_gpu(self, key: AttemptKey, started: Started) -> bool:
         return any(has_open(pid, self._device_files) for pid in self._trees.members({key: started}))
 
     def server_lost(self, key: AttemptKey, started_at: float, ended_at: float) -> bool:
-        """Whether its server went while it ran."""
-        held = self._of(key)
-        if held is None or held.server is None or self._servers is None:
+        """Whether its server ended while the attempt ran."""
+        if not self.under_mps(key):
             return False
-        return self._files.trouble(key) is not None or self._servers.lost_between(held.server, started_at, ended_at)
+        mps = self._mps(key)
+        return (mps is not None and mps.lost_between(started_at, ended_at)) or self._files.trouble(key) is not None
 
     def _of(self, key: AttemptKey) -> Held | None:
         if key not in self._held:
             self._held[key] = self._files.held(key)
         return self._held[key]
 
+    def _mps(self, key: AttemptKey) -> UserMps | None:
+        held = self._of(key)
+        return None if held is None or held.server is None or self._servers is None else self._servers.get(held.server)
+
     def forget(self, key: AttemptKey) -> None:
-        """It needs nothing any more."""
+        """The attempt has ended."""
         self._held.pop(key, None)
         self._judged.pop(key, None)
         self._troubles.pop(key, None)
         self._clients.discard(key)
 
-    # The servers.
-
     def attempts(self) -> set[AttemptKey]:
-        """Those that are launched or run."""
+        """Attempts that are launched or run."""
         return set(self._held)
 
-    def needed(self) -> set[str]:
+    def needed_servers(self) -> set[str]:
         return {held.server for held in self._held.values() if held is not None and held.server is not None}
 
-    def pids(self) -> frozenset[int]:
-        return self._servers.pids() if self._servers is not None else frozenset()
 
-    def tend(self) -> None:
-        if self._servers is not None:
-            self._servers.tend(self.needed())
-
-    def close(self) -> None:
-        if self._servers is not None:
-            self._servers.close(self.needed())
-
-
-def has_open(pid: int, beginning: str) -> bool:
-    """Whether it has such a file open; so it is taken to be where that cannot be told."""
+def has_open(pid: int, prefix: str) -> bool:
+    """Whether the process has a file with that prefix open; True if that cannot be found out."""
     try:
-        return any(one.startswith(beginning) for one in open_files(pid))
+        return any(path.startswith(prefix) for path in open_files(pid))
     except FileNotFoundError:  # it ended
         return False
     except OSError:

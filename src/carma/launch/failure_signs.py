@@ -1,9 +1,13 @@
-"""Recognises an out-of-memory failure in what a program said last.
+"""Recognises in the last output of a program that it ran out of memory, or that MPS failed it.
 
-Not a search for words: the text is read for *ends* (the exception of a traceback, a C++ terminate, a raw CUDA error
-line), the last end that is not merely the echo of another decides, and only an end of a known form counts. A warning, a
-path or a model called BLOOM is not an end; an OOM that was caught is followed by another end, or by a program that went
-on talking.
+This is not a search for words. The text is read for *ends* (the exception of a traceback, a C++ terminate, a raw CUDA
+error line). The last end that does not merely repeat another one decides, and only an end of a known form counts. A
+warning, a path or a model called BLOOM is not an end. An error that was caught is followed by another end, or by
+further output.
+
+MPS failures are CUDA's errors 805 to 810, in the texts of cudaGetErrorString and cuGetErrorString. PyTorch puts "CUDA
+error:" before them, or the name of the call ("Unexpected error from cudaGetDeviceCount() … Error 805: …"); other
+programs print the name of the error.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
-TALK_LIMIT = 40  # lines after an end beyond which the program evidently went on
+OUTPUT_LIMIT = 40  # lines after an end beyond which the program evidently went on
 MESSAGE_LIMIT = 300
 _MESSAGE_LINES = 200  # TensorFlow's message holds a traceback of its own
 
@@ -24,7 +28,7 @@ class OomSign(NamedTuple):
 
 
 class End(NamedTuple):
-    """How the text says that something ended: an exception's class and message, or a raw line (class '')."""
+    """An exception's class and message, or a raw error line (class '')."""
 
     line: int
     kind: str
@@ -33,31 +37,23 @@ class End(NamedTuple):
 
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-# What launchers put before the lines of their workers: torchrun's [rank0]:, Ray's (f pid=12), mpirun's [1,0]<stderr>:
+# Prefixes of the lines of workers: torchrun's [rank0]:, Ray's (f pid=12), mpirun's [1,0]<stderr>:
 _PREFIX = re.compile(
     r"^(?:\[(?:rank|default)?\d+\]:\s?|\(\w[\w.\[\]()]* pid=\d+[^)]*\)\s?|\[\d+,\d+\]<std(?:err|out)>:\s?)"
 )
 _HEADER = re.compile(r"^\s*(?:\+ )?(?:Exception Group )?Traceback \(most recent call last\)")
 _EXCEPTION = re.compile(r"^((?:[\w<>]+\.)*[A-Za-z_]\w*(?:\(\w+\))?)(?::\s?(.*))?$")
-# Without a traceback before it (cut off, or printed by a library of the program's), only what is clearly an exception.
+# Without a traceback before it (cut off, or printed by a library), only a line that is clearly an exception.
 _BARE = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit))(?::\s(.*))?$")
 _CAUSE = "The above exception was the direct cause of the following exception"
-_IGNORED = "Exception ignored in"  # while the interpreter ends: not what ended it
+_IGNORED = "Exception ignored in"  # printed while the interpreter ends: not the reason of the end
 _TERMINATE = re.compile(r"^terminate called after throwing an instance of '([^']+)'")
 _WHAT = re.compile(r"^\s*what\(\):\s*(.*)$")
 
 # Exceptions that only report that another process, or another exception, failed.
-_ECHOES = frozenset(
-    (
-        "ChildFailedError",
-        "ProcessRaisedException",
-        "ProcessExitedException",
-        "CalledProcessError",
-        "DistBackendError",
-        "DistNetworkError",
-        "DistStoreError",
-        "SystemExit",
-    )
+_ECHO = re.compile(
+    r"(?:.*\.)?(?:(?:ChildFailed|CalledProcess|DistBackend|DistNetwork|DistStore)Error"
+    r"|Process(?:Raised|Exited)Exception|SystemExit)"
 )
 
 _GPU_MESSAGE = re.compile(
@@ -79,16 +75,16 @@ _TF_MESSAGE_END = re.compile(r"OOM when allocating tensor|\[Op:\w+\]")
 _HOST_MESSAGE = re.compile(
     r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|^std::bad_alloc$|^\[Errno 12\] Cannot allocate memory"
 )
-# A program without exceptions says it in a line of its own; anything that a logger marks as less than an error does not
-# count (TensorFlow warns with the same words before it tries a smaller block).
+# The error line of a program without exceptions. A line that a logger marks as less than an error does not count
+# (TensorFlow warns with the same words before it tries a smaller block).
 _RAW = re.compile(
     r"^(?:\S+:\s+)*(?:CUDA|cuda|Cuda)(?: runtime)? [Ee]rror\b.{0,200}\bout of memory\b"
     r"|^GPUassert: out of memory\b"
     r"|^.{0,200}\((?:cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY)\)"
     r"|^(?:\S+:\s+)*(?:[Ee]rror:? )?(?:cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY)\b"
 )
-# The errors 805 to 810 of CUDA, by their texts and by their names: MPS failed its client. See mps_signs.py.
-MPS_MESSAGE = re.compile(
+# The errors 805 to 810 of CUDA, by their texts and by their names.
+_MPS_MESSAGE = re.compile(
     r"\bMPS client failed to connect to the MPS control daemon\b"
     r"|\bremote procedural call between the MPS server and the MPS client failed\b"
     r"|\bMPS server is not ready to accept new MPS client requests\b"
@@ -109,28 +105,25 @@ _HELD = re.compile(r"this process has ([\d.]+) (bytes|[KMGT]iB) memory in use")
 _CAPACITY = re.compile(r"total capacity of ([\d.]+) (bytes|[KMGT]iB)")
 _TENSOR = re.compile(r"OOM when allocating tensor with shape\[([\d,]*)\] and type (\w+)")
 _BYTES = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_BYTES |= {"KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}  # written so by older versions, meant as the others
-_TENSOR_BYTES = {
-    "half": 2,
-    "bfloat16": 2,
-    "float": 4,
-    "double": 8,
-    "int32": 4,
-    "int64": 8,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
-}
+_BYTES |= {"KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}  # older versions print KB for KiB
+_TENSOR_BYTES = {"half": 2, "bfloat16": 2, "float": 4, "double": 8, "int32": 4, "int64": 8}
+_TENSOR_BYTES |= dict.fromkeys(("int8", "uint8", "bool"), 1)
 
 
 def find_oom(text: str) -> OomSign | None:
-    """The sign of an OOM as the cause of the end; None when the text ends otherwise, or says nothing."""
+    """The OOM that ended the program; None if the text ends otherwise."""
     end = deciding_end(text)
     return judge(end) if end is not None else None
 
 
-def last_words(text: str) -> str:
-    """The line of the exception that decides, for the message of an ordinary failure; '' when there is none."""
+def find_mps_failure(text: str) -> str:
+    """The line of the MPS failure that ended the program; '' if the text ends otherwise."""
+    end = deciding_end(text)
+    return one_line(end) if end is not None and _MPS_MESSAGE.search(end.message.partition("\n")[0]) else ""
+
+
+def last_exception(text: str) -> str:
+    """The line of the deciding end, for the message of an ordinary failure; '' if there is none."""
     end = deciding_end(text)
     return one_line(end) if end is not None else ""
 
@@ -138,16 +131,13 @@ def last_words(text: str) -> str:
 def deciding_end(text: str) -> End | None:
     lines = clean(text)
     ends = find_ends(lines)
-    if not ends or (not is_echo(ends[-1]) and talk_after(lines, ends[-1]) > TALK_LIMIT):
+    if not ends or (not is_echo(ends[-1]) and lines_after(lines, ends[-1]) > OUTPUT_LIMIT):
         return None
-    for index in range(len(ends) - 1, -1, -1):
-        if judge(ends[index]) is not None or not is_echo(ends[index]):
-            return ends[index]
-    return ends[-1]
+    return next((end for end in reversed(ends) if judge(end) is not None or not is_echo(end)), ends[-1])
 
 
-def talk_after(lines: list[str], end: End) -> int:
-    """How many lines follow that are not the end's own message."""
+def lines_after(lines: list[str], end: End) -> int:
+    """Number of lines after an end that are not part of its message."""
     last = end.line
     if end.kind.endswith("ResourceExhaustedError"):
         own = lines[last : last + _MESSAGE_LINES]
@@ -156,11 +146,11 @@ def talk_after(lines: list[str], end: End) -> int:
 
 
 def is_echo(end: End) -> bool:
-    return end.caused or end.kind.rpartition(".")[2] in _ECHOES
+    return end.caused or _ECHO.fullmatch(end.kind) is not None
 
 
 def clean(text: str) -> list[str]:
-    """Lines as they would be seen: no colours, a progress bar's overwritten states apart, no worker prefixes."""
+    """Lines as a terminal shows them: without colours and prefixes of workers, each state of a progress bar apart."""
     plain = _ESCAPES.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
     return [_PREFIX.sub("", line).rstrip() for line in plain.split("\n")]
 
@@ -195,13 +185,13 @@ def end_at(lines: list[str], number: int, in_traceback: bool) -> End | None:
         return End(number, match[1], message_at(lines, number, match[2] or ""))
     if _LESSER.search(line):
         return None
-    if _RAW.match(line) or (_RAW_MPS.match(line) and MPS_MESSAGE.search(line)):
+    if _RAW.match(line) or (_RAW_MPS.match(line) and _MPS_MESSAGE.search(line)):
         return End(number, "", line)
     return None
 
 
 def message_at(lines: list[str], number: int, first: str) -> str:
-    """The first line and those that go on from it, up to the next traceback or exception."""
+    """The first line and its continuation, up to the next traceback or exception."""
     parts = [first]
     for line in lines[number + 1 : number + 1 + _MESSAGE_LINES]:
         if _HEADER.match(line) or _BARE.match(line) or line.startswith(_CAUSE):
@@ -211,7 +201,7 @@ def message_at(lines: list[str], number: int, first: str) -> str:
 
 
 def judge(end: End) -> OomSign | None:
-    """Whether this end, by its class and its message, is memory that ran out."""
+    """The OOM, if this end is one by its class and message."""
     where = place_of(end)
     if where is None:
         return None
@@ -223,7 +213,7 @@ def place_of(end: End) -> Literal["gpu", "host"] | None:
     first = end.message.partition("\n")[0]
     if name in ("MemoryError", "_ArrayMemoryError", "ArrayMemoryError", "bad_alloc") or _HOST_MESSAGE.search(first):
         return "host"
-    if (not name and not MPS_MESSAGE.search(first)) or _GPU_MESSAGE.search(first):
+    if (not name and not _MPS_MESSAGE.search(first)) or _GPU_MESSAGE.search(first):
         return "gpu"
     if name == "DistBackendError" and _GPU_MESSAGE.search(end.message):
         return "gpu"
@@ -257,8 +247,8 @@ def asked_mib(message: str) -> int | None:
 
 
 def peak_mib(message: str) -> int | None:
-    """The process's footprint where the message gives it. In some containers PyTorch prints an impossible figure here
-    (more than the card has); that one is absent."""
+    """The process's footprint, if the message gives it. In some containers PyTorch prints an impossible figure (more
+    than the card has), which counts as missing."""
     match = _HELD.search(message)
     if match is None:
         return None
