@@ -1,4 +1,4 @@
-"""The environment a task meets: the submitter's, with the GPUs that it was given and its place in the queue."""
+"""The environment of a task: the submitter's, with the GPUs of its placement and its task id."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ TOKEN_VARIABLE = "CARMA_LAUNCH"
 # under an MPS server of the whole machine, which CARMA neither watches nor limits: in this directory nothing answers.
 NO_MPS_DIRECTORY = "/nonexistent/carma-mps"
 
-# A submission from inside another task or a Slurm job carries that one's variables. Frameworks believe them (a library
-# that sees SLURM_NTASKS starts a process group of that size), so they do not reach a task that is neither. Those that
-# tell a task of an array its place are set anew: scripts written for sbatch read them, and no framework goes by them.
-# CUDA_MPS_ names the submitter's own server and its limits: which one a task runs under is decided at its launch.
-_OTHERS = ("SLURM_", "SLURMD_", "SRUN_", "CUDA_MPS_")
+# A submission from inside another task or a Slurm job has the variables of that one. Frameworks use them (a library that
+# finds SLURM_NTASKS starts a process group of that size), so they are removed. The array variables of Slurm are set
+# anew: scripts written for sbatch read them, and no framework uses them. CUDA_MPS_ names the submitter's own MPS server
+# and its limits: the server of a task is chosen at its launch.
+_REMOVED = ("SLURM_", "SLURMD_", "SRUN_", "CUDA_MPS_")
 _OWN = (
     "CARMA_TASK_ID",
     "CARMA_ATTEMPT",
@@ -29,20 +29,20 @@ _OWN = (
 
 
 def task_environment(order: LaunchOrder, extra: Mapping[str, str]) -> dict[str, str]:
-    """`extra` is the server's and wins over the submitter's; what says which GPU and which task wins over both."""
+    """`extra`, of the server, overrides the submitter's variables; those of GPUs and task override both."""
     inherited = {
         name: value
         for name, value in order.spec.environment.items()
-        if not name.startswith(_OTHERS) and name not in _OWN
+        if not name.startswith(_REMOVED) and name not in _OWN
     }
     return {**inherited, **extra, **gpu_variables(order), **task_variables(order)}
 
 
 def gpu_variables(order: LaunchOrder) -> dict[str, str]:
-    """GPUs by UUID: an index means another card as soon as somebody else's CUDA_VISIBLE_DEVICES is in force.
+    """GPUs by UUID: an index means another card where another CUDA_VISIBLE_DEVICES is in force.
 
-    PCI order makes the indices that a program prints agree with nvidia-smi. No GPU at all is said too, as an empty
-    list: without the variable CUDA would take every GPU there is.
+    With PCI order the indices that a program prints agree with nvidia-smi. The list is set also if it is empty: without
+    the variable CUDA would use every GPU of the machine.
     """
     ids = ",".join(order.placement.gpus)
     return {

@@ -23,17 +23,17 @@ _HOPS = 8  # from script to interpreter to interpreter
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*t?")
 _LONG_SHEBANG = re.compile(r"""^'''exec' ("?)(?P<path>/[^"\n]+?)\1 "\$0" "\$@"$""", re.MULTILINE)
 
-# These run the program that they are given, with the same environment.
+# Programs that run another program with the same environment.
 _WRAPPERS = frozenset(("chrt", "ionice", "nice", "nohup", "numactl", "setsid", "stdbuf", "taskset", "time", "timeout"))
 
-# These run it somewhere else, in an environment that this one says nothing about.
+# Programs that run another program in an environment that cannot be found out here.
 _ENVIRONMENTS = frozenset(("conda", "hatch", "mamba", "micromamba", "pdm", "pipenv", "pixi", "poetry", "uv", "uvx"))
 _CONTAINERS = frozenset(("apptainer", "docker", "enroot", "nerdctl", "nix", "nix-shell", "podman", "singularity"))
 _ELSEWHERE = _ENVIRONMENTS | _CONTAINERS | {"srun", "ssh", "sudo"}
 
 
 def find(command: Sequence[str], environment: Mapping[str, str], directory: str) -> Frameworks:
-    """As far as this process may read the files involved. Takes some milliseconds on a local disk."""
+    """Limited to files that this process may read. Takes some milliseconds on a local disk."""
     return _Search(dict(environment), directory).run(list(command))
 
 
@@ -47,20 +47,20 @@ class _Search:
     def run(self, command: list[str]) -> Frameworks:
         rest = self._unwrap(command)
         interpreters: tuple[Interpreter, ...] = ()
-        certain = False
+        path = None
         if rest and os.path.basename(rest[0]) not in _ELSEWHERE:
             path = self._interpreter(self._resolve(rest[0]))
-            certain = path is not None
-            interpreters = (self._described(path, rest[1:]),) if path is not None else self._guesses()
+            interpreters = self._candidates() if path is None else (self._described(path, rest[1:]),)
+        variables = frozenset(self.set_by_command)
         return Frameworks(
             interpreters=interpreters,
-            certain=certain,
-            set_by_command=frozenset(self.set_by_command),
+            certain=path is not None,
+            set_by_command=variables,
             clears_environment=self.clears,
         )
 
     def _unwrap(self, command: list[str]) -> list[str]:
-        """The command behind `env A=b`, `nice -n 5` and the like; empty when it cannot be told."""
+        """The command after `env A=b`, `nice -n 5` and similar wrappers; empty if it cannot be found."""
         for _ in range(_HOPS):
             name = os.path.basename(command[0]) if command else ""
             if name == "env":
@@ -78,19 +78,18 @@ class _Search:
                 self.clears = True
                 self.environment.clear()
             elif word in ("-u", "--unset") and arguments:
-                self._assign(arguments.pop(0), None)
+                self._assign(arguments.pop(0))
             elif word.startswith("--unset="):
-                self._assign(word.removeprefix("--unset="), None)
+                self._assign(word.removeprefix("--unset="))
             elif word.startswith("-"):
-                return []  # -S, -C, signals: not followed
+                return []  # -S, -C, signals: not supported
             elif "=" in word:
-                name, _, value = word.partition("=")
-                self._assign(name, value)
+                self._assign(*word.split("=", 1))
             else:
                 return [word, *arguments]
         return []
 
-    def _assign(self, name: str, value: str | None) -> None:
+    def _assign(self, name: str, value: str | None = None) -> None:
         self.set_by_command.add(name)
         if value is None:
             self.environment.pop(name, None)
@@ -98,26 +97,24 @@ class _Search:
             self.environment[name] = value
 
     def _behind_wrapper(self, arguments: list[str]) -> list[str]:
-        """From the first argument on that is a program: `timeout 60 python x` has its own ones before."""
+        """The arguments from the first program on: `timeout 60 python x` has an argument of its own before it."""
         for place, word in enumerate(arguments):
             if not word.startswith("-") and self._resolve(word) is not None:
                 return arguments[place:]
         return []
 
     def _resolve(self, program: str) -> str | None:
-        """As the launch will: by the task's own PATH, from its own directory. Links stay as they are: a virtual
-        environment is known by where its link lies."""
-        if "/" in program:
-            path = os.path.join(self.directory, program)
-            return path if is_program(path) else None
-        return next((path for path in self._in_path(program) if is_program(path)), None)
+        """As the launch does: by the task's own PATH, from its own directory. Links are not resolved: the place of its
+        link identifies a virtual environment."""
+        paths = [os.path.join(self.directory, program)] if "/" in program else self._in_path(program)
+        return next((path for path in paths if is_program(path)), None)
 
     def _in_path(self, program: str) -> list[str]:
         folders = self.environment.get("PATH", os.defpath).split(":")[:PATH_LIMIT]
         return [os.path.join(self.directory, folder, program) for folder in folders]
 
     def _interpreter(self, path: str | None) -> str | None:
-        """The Python that runs this file: itself, or the one that its first line names."""
+        """The Python that runs this file: the file itself, or the one that its first line names."""
         for _ in range(_HOPS):
             if path is None:
                 return None
@@ -136,13 +133,13 @@ class _Search:
         if name == "env":
             behind = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
             return self._resolve(behind[0]) if behind else None
-        if name == "sh":  # installers write this where the interpreter's path is too long for a first line
+        if name == "sh":  # written by installers if the interpreter's path is too long for a first line
             long = _LONG_SHEBANG.search(text[:1024])
             return self._resolve(long["path"]) if long else None
         return self._resolve(words[0]) if "/" in words[0] else None
 
-    def _guesses(self) -> tuple[Interpreter, ...]:
-        """The environment that is active, and every Python in PATH: a shell script may take any of them."""
+    def _candidates(self) -> tuple[Interpreter, ...]:
+        """The active environment, and every Python in PATH: a shell script may use any of them."""
         homes = [self.environment.get(name, "") for name in ("VIRTUAL_ENV", "CONDA_PREFIX")]
         paths = [os.path.join(self.directory, home, "bin", "python") for home in homes if home]
         paths += [path for name in ("python", "python3") for path in self._in_path(name)]

@@ -1,4 +1,4 @@
-"""Finds the frameworks that a given Python would import: its module path is worked out from files.
+"""Finds the frameworks that a given Python would import. Its module path is computed from files; nothing is run.
 
 The directories are searched in the order of `sys.path`; the first one that has a framework counts. Covered: virtual
 environments (with or without the system's packages), conda, the system's own Python (also Debian's directories),
@@ -22,19 +22,19 @@ ENTRIES_LIMIT = 20_000  # entries read of a directory; the largest site-packages
 NAMES_LIMIT = 200  # matching names returned of a directory
 FRAMEWORKS = ("torch", "jax", "tensorflow", "cupy")
 
-# Where a package says its version itself, which is what counts when it is imported.
+# The file in which a package states its version, which is decisive when it is imported.
 _VERSION_FILES = {"torch": "version.py", "jax": "version.py", "cupy": "_version.py"}
 _VERSION = re.compile(
     r"""^_{0,2}version(?:__)?(?:\s*:\s*\w+)?\s*=\s*["']([0-9][0-9A-Za-z.+!-]{0,60})["']""", re.MULTILINE
 )
-# The same framework goes by several names in the index.
+# One framework has several names in the package index.
 _DISTRIBUTIONS = {
     "torch": "torch",
     "jax": "jax",
     "tensorflow": "tensorflow(_cpu|_gpu|_intel|_rocm)?|tf_nightly(_cpu|_gpu)?",
     "cupy": "cupy(_cuda[0-9a-z]+|_rocm_[0-9_]+)?",
 }
-# What installers leave: torch-2.11.0+cu130.dist-info, torch-2.5.1-py3.11.egg-info.
+# Records of installers: torch-2.11.0+cu130.dist-info, torch-2.5.1-py3.11.egg-info.
 _RECORDS = {
     framework: re.compile(rf"({names})-(?P<version>[0-9][0-9A-Za-z.+!_]{{0,60}})(-py[0-9.]+)?\.(dist-info|egg-info)")
     for framework, names in _DISTRIBUTIONS.items()
@@ -44,7 +44,7 @@ _LIBRARIES = re.compile(r"(python|pypy)3(\.[0-9]+)?t?")
 
 
 def versions_in(python: str, arguments: list[str], environment: Mapping[str, str], directory: str) -> dict[str, str]:
-    """Framework -> version; "" when it is there and does not say which."""
+    """Framework -> version; "" if it is installed and its version is unknown."""
     found: dict[str, str] = {}
     for folder in dict.fromkeys(_module_path(python, arguments, environment, directory)):
         names = matching_names(folder, _WANTED)
@@ -55,11 +55,11 @@ def versions_in(python: str, arguments: list[str], environment: Mapping[str, str
 
 
 def _version(folder: str, names: tuple[str, ...], framework: str) -> str | None:
-    """None: it is not in this folder."""
+    """The version in this folder; None if the framework is not there."""
     if framework in names and framework in _VERSION_FILES:
-        told = _VERSION.search(read_start(os.path.join(folder, framework, _VERSION_FILES[framework])))
-        if told:
-            return told[1]
+        stated = _VERSION.search(read_start(os.path.join(folder, framework, _VERSION_FILES[framework])))
+        if stated:
+            return stated[1]
     for name in names:
         if record := _RECORDS[framework].fullmatch(name):
             return record["version"]
@@ -116,7 +116,7 @@ def _venv_settings(home: str) -> dict[str, str] | None:
 
 
 def _user_base(environment: Mapping[str, str], flags: set[str]) -> str | None:
-    """Where `pip install --user` puts things; None when that is switched off."""
+    """Where `pip install --user` installs; None if that is switched off."""
     if environment.get("PYTHONNOUSERSITE") or flags & set("Is"):
         return None
     home = environment.get("HOME")
@@ -124,7 +124,7 @@ def _user_base(environment: Mapping[str, str], flags: set[str]) -> str | None:
 
 
 def _system(prefix: str, user_base: str | None, name: str) -> Iterator[str]:
-    """`name` of the real file, python3.11: of several versions below one prefix it is that one."""
+    """`name` of the interpreter, such as python3.11, selects one of several versions below a prefix."""
     if user_base is not None:
         yield from _site(user_base, name)
     if os.path.normpath(prefix) == "/usr":  # Debian and Ubuntu

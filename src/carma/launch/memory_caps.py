@@ -1,27 +1,29 @@
 """Holds a task to its cap by its framework's own limit, set through the environment before it starts.
 
-Such a limit binds one allocator in one process, which is also free to lift it: two processes of a task on one GPU have
-one each, and what CUDA and its libraries take comes on top (`context_mib`, taken off first). It makes an
-honest task fail early, in its own name and with its framework's usual error; it is no fence against a wilful one.
+Such a limit binds one allocator in one process, and the process can lift it. Two processes of a task on one GPU have one
+each, and the memory of CUDA and its libraries comes on top (`context_mib`, subtracted first). It makes an honest task
+fail early and with its framework's usual error; it does not hold a task that evades it.
 
-PyTorch: `per_process_memory_fraction` came with pull request 161035 and is in the notes of 2.10. Releases before it
-refuse an unknown option, and the program dies of it. The limit is the fraction times the device's totalGlobalMem, asked
-before each new segment (c10/cuda/CUDACachingAllocator.cpp). Which variable: the CUDA allocator of 2.13 reads
-PYTORCH_CUDA_ALLOC_CONF, and PYTORCH_ALLOC_CONF only without it (c10/cuda/CUDAAllocatorConfig.h); the part common to all
-devices reads them the other way round and, up to 2.11, warns of the first one when it stands alone
-(c10/core/AllocatorConfig.cpp). So both are set, alike.
-JAX: takes 75 % of a card at once unless told otherwise. Both spellings of its fraction together are an error, after
-which it runs on the CPU (jaxlib, xla_client.py). The fraction bounds the default allocator, in advance or not.
+PyTorch: `per_process_memory_fraction` came with pull request 161035 and is in the notes of 2.10. Earlier releases refuse
+an unknown option, and the program ends. The limit is the fraction times the device's totalGlobalMem, checked before each
+new segment (c10/cuda/CUDACachingAllocator.cpp). Which variable: the CUDA allocator of 2.13 reads
+PYTORCH_CUDA_ALLOC_CONF, and PYTORCH_ALLOC_CONF only without it (c10/cuda/CUDAAllocatorConfig.h). The part common to all
+devices reads them in the opposite order and, up to 2.11, warns if the first one is set alone
+(c10/core/AllocatorConfig.cpp). So both are set to the same value.
+JAX: takes 75 % of a card at once by default. Both spellings of its fraction together are an error, after which it runs
+on the CPU (jaxlib, xla_client.py). The fraction bounds the default allocator, with or without preallocation.
 CuPy: CUPY_GPU_MEMORY_LIMIT in bytes or per cent, 0 for none, for each device (cupy/cuda/memory.pyx).
-TensorFlow: no variable limits it; growth on demand is all that can be had.
-Under MPS's memory limit the driver shows less *free* memory and the whole card as its total, so a fraction means the
-same there. Under a limit of its cgroup the total is the limit: no fraction may be given then (cgroup_limits.py).
+TensorFlow: no variable limits it; growth on demand is all that can be set.
+Under MPS's memory limit the driver shows less *free* memory and the whole card as its total, so a fraction has the same
+meaning. Under a limit of its cgroup the total is the limit, so no fraction may be given (attempt_cgroups.py).
 """
 
 from __future__ import annotations
 
 import math
 import re
+
+from msgspec.structs import replace
 
 from carma.core.model.values import Frameworks, Gpu, Guard, Record
 from carma.core.ports import LaunchOrder
@@ -36,11 +38,11 @@ TENSORFLOW_GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
 CUPY_LIMIT = "CUPY_GPU_MEMORY_LIMIT"
 
 MIB = 2**20
-_ALIKE = 0.02  # GPUs whose memory differs by less count as equal: one fraction serves them all
+_EQUAL_SIZE_RELATIVE = 0.02  # GPUs whose memory differs by less count as equal: one fraction serves them all
 
 
 class Capped(Record, frozen=True, kw_only=True):
-    """What to set, what of it is sure to hold, and in words what is not."""
+    """The variables to set, the guards that certainly hold, and a note about missing ones."""
 
     environment: dict[str, str] = {}
     guards: tuple[Guard, ...] = ()
@@ -48,43 +50,35 @@ class Capped(Record, frozen=True, kw_only=True):
 
 
 def framework_caps(order: LaunchOrder, cap_mib: int, context_mib: int) -> Capped:
-    """The limits for an attempt that may hold `cap_mib` on each of its GPUs. `context_mib` of it are not held by the
+    """The limits for an attempt that may use `cap_mib` on each of its GPUs. `context_mib` of it are outside the
     framework's allocator."""
     if not order.gpus:
         return Capped()
-    spec = order.spec
-    found = order.frameworks
+    own, found = order.spec.environment, order.frameworks
     if found is None:
-        found = find(spec.command, spec.environment, spec.directory)
-    if found.problem:
-        note = f"its framework is not limited: {found.problem}"
-        return Capped(environment=without_hoarding(spec.environment), note=note)
+        found = find(order.spec.command, own, order.spec.directory)
     share = Share.of(order.gpus, cap_mib, context_mib)
-    if share is None:
+    if found.problem:
+        parts = [Capped(note=f"its framework is not limited: {found.problem}")]
+    elif share is None:
         note = f"{cap_mib} MiB is no more than a bare process takes, so its framework is not limited"
-        return Capped(environment=without_hoarding(spec.environment), note=note)
-    parts = (
-        _torch(spec.environment, found, share),
-        _jax(spec.environment, found, share),
-        _tensorflow(found),
-        _cupy(spec.environment, found, share),
-    )
-    environment = without_hoarding(spec.environment)
+        parts = [Capped(note=note)]
+    else:
+        parts = [_torch(own, found, share), _jax(own, found, share), _tensorflow(found), _cupy(own, found, share)]
+        if not any(found.versions(name) for name in ("torch", "jax", "tensorflow", "cupy")):
+            parts.append(Capped(note="no framework that has a limit of its own was found for its command"))
+    environment = without_hoarding(own)
     for part in parts:
         environment |= part.environment
-    notes = [part.note for part in parts if part.note]
-    if not any(found.versions(name) for name in ("torch", "jax", "tensorflow", "cupy")):
-        notes.append("no framework that has a limit of its own was found for its command")
-    return Capped(
-        environment=environment, guards=tuple(guard for part in parts for guard in part.guards), note="; ".join(notes)
-    )
+    guards = tuple(guard for part in parts for guard in part.guards)
+    return Capped(environment=environment, guards=guards, note="; ".join(part.note for part in parts if part.note))
 
 
 class Share(Record, frozen=True, kw_only=True):
-    """The cap as frameworks want it: what their allocator may hold, in MiB and as a fraction of the device.
+    """The cap in the units of frameworks: the size of their allocator in MiB and as a fraction of the device.
 
-    A fraction is one number for all GPUs of a task. Where these differ in size, it is that of the smallest, so that no
-    GPU stops the task below what is booked there; on the larger ones it then lets more through, and nothing is claimed.
+    A fraction is one number for all GPUs of a task. If these differ in size, it is that of the smallest, so that no GPU
+    stops the task below its booking. On the larger ones it then allows more, and no guard is listed.
     """
 
     room_mib: int
@@ -98,32 +92,25 @@ class Share(Record, frozen=True, kw_only=True):
         room_mib = min(cap_mib - context_mib, smallest)
         if room_mib <= 0 or smallest <= 0:
             return None
-        # What is left of a difference in size is taken off, so that the largest keeps within the cap too.
-        uniform = largest <= smallest * (1 + _ALIKE)
-        return cls(
-            room_mib=room_mib,
-            total_mib=largest if uniform else smallest,
-            context_mib=context_mib,
-            uniform=uniform,
-        )
+        # Of sizes that count as equal the largest is used, so that it keeps within the cap too.
+        uniform = largest <= smallest * (1 + _EQUAL_SIZE_RELATIVE)
+        total_mib = largest if uniform else smallest
+        return cls(room_mib=room_mib, total_mib=total_mib, context_mib=context_mib, uniform=uniform)
 
     @property
     def fraction(self) -> float:
-        """Rounded down to what six digits hold: 0.14 MiB on the largest cards of today."""
+        """Rounded down to six digits: 0.14 MiB on the largest cards of today."""
         return math.floor(self.room_mib / self.total_mib * 1e6) / 1e6
 
-    def written(self) -> str:
-        return f"{self.fraction:.6f}"
-
     def guard(self, how: str, fraction: float | None = None) -> Guard:
-        """`fraction` when the submitter's own is stricter."""
+        """`fraction`: the submitter's own, if it is stricter."""
         room_mib = self.room_mib if fraction is None else min(self.room_mib, math.ceil(fraction * self.total_mib))
         return Guard(rung="framework", limit_mib=room_mib + self.context_mib, how=how)
 
 
 def without_hoarding(own: dict[str, str]) -> dict[str, str]:
-    """JAX and TensorFlow take most of a card at once by default: no GPU could be shared, and nothing learnt of what
-    the task needs. JAX keeps what its user says; TensorFlow's own "false" would take the whole card."""
+    """JAX and TensorFlow take most of a card at once by default: no GPU could be shared, and the memory that the task
+    needs could not be measured. A setting of JAX by the submitter stays; TensorFlow's "false" would take the card."""
     jax = {} if own.get(JAX_PREALLOCATE) else {JAX_PREALLOCATE: "false"}
     return {**jax, TENSORFLOW_GROWTH: "true"}
 
@@ -142,7 +129,7 @@ def _torch(own: dict[str, str], found: Frameworks, share: Share) -> Capped:
     options = {name: Options.read(own.get(name) or _other(own, name)) for name in TORCH_VARIABLES}
     if any(option.value("backend") not in (None, "native") for option in options.values()):
         return Capped(note=f"{named} runs on an allocator of its user's choice, which takes no limit")
-    theirs = options[TORCH_VARIABLES[0]].number(FRACTION)  # the one that counts
+    theirs = options[TORCH_VARIABLES[0]].number(FRACTION)  # the variable that the allocator reads first
     environment = {name: option.limited(share.fraction) for name, option in options.items()}
     return _claimed(found, share, environment, named, theirs)
 
@@ -162,7 +149,7 @@ def _jax(own: dict[str, str], found: Frameworks, share: Share) -> Capped:
     theirs = _number(own.get(name, ""))
     limit = theirs if theirs is not None and theirs > 0 else JAX_DEFAULT
     stricter = limit <= share.fraction
-    environment = {} if stricter else {name: share.written()}
+    environment = {} if stricter else {name: f"{share.fraction:.6f}"}
     if not versions:
         return Capped(environment=environment)
     if own.get("XLA_PYTHON_CLIENT_ALLOCATOR", "default").lower() not in ("", "default", "bfc"):
@@ -189,9 +176,8 @@ def _cupy(own: dict[str, str], found: Frameworks, share: Share) -> Capped:
     if not versions:
         return Capped(environment=environment)
     fraction = their_mib / share.total_mib if stricter and their_mib is not None else None
-    # In bytes it is the same on each GPU, whatever its size.
-    share = Share(room_mib=share.room_mib, total_mib=share.total_mib, context_mib=share.context_mib, uniform=True)
-    return _claimed(found, share, environment, _named("CuPy", versions), fraction)
+    # A limit in bytes is the same on each GPU, whatever its size.
+    return _claimed(found, replace(share, uniform=True), environment, _named("CuPy", versions), fraction)
 
 
 def _cupy_mib(text: str, total_mib: int) -> float | None:
@@ -201,26 +187,19 @@ def _cupy_mib(text: str, total_mib: int) -> float | None:
     return int(text) / MIB if re.fullmatch(r"[0-9]+", text) else None
 
 
-def _claimed(
-    found: Frameworks,
-    share: Share,
-    environment: dict[str, str],
-    named: str,
-    theirs: float | None,
-) -> Capped:
-    """With its guard, where it is sure to hold."""
+def _claimed(found: Frameworks, share: Share, environment: dict[str, str], named: str, theirs: float | None) -> Capped:
+    """With a guard if the limit certainly holds."""
     if not share.uniform:
         return Capped(environment=environment, note=f"its GPUs differ in size, so a fraction does not bound {named}")
     if not found.certain:
-        return Capped(
-            environment=environment, note=f"which Python runs is a guess, so {named} is not sure to be limited"
-        )
+        note = f"which Python runs is a guess, so {named} is not sure to be limited"
+        return Capped(environment=environment, note=note)
     return Capped(environment=environment, guards=(share.guard(f"{named}, each process", theirs),))
 
 
 def _set_by_command(found: Frameworks, names: tuple[str, ...]) -> str:
-    """A sentence where the command line sets one of them itself (`env A=b python`), or keeps ours out (`env -i`): then
-    it is left alone, for two settings of one thing may be an error."""
+    """A sentence if the command line sets one of them itself (`env A=b python`), or keeps ours out (`env -i`). Then the
+    variables are not set, because two settings of one option may be an error."""
     theirs = [name for name in names if not found.reaches(name)]
     return f"its command line decides on {' and '.join(theirs)} itself" if theirs else ""
 

@@ -1,7 +1,7 @@
-"""PyTorch's allocator options: `a:1,b:[64:8,>:1]`, as its own tokeniser reads them, and one limit added.
+"""PyTorch's allocator options (`a:1,b:[64:8,>:1]`), split as its own tokeniser does, with a memory limit added.
 
-What the submitter has set stays as it is, character by character; only their memory fraction gives way to a smaller
-one. What cannot be read is left for PyTorch to refuse, in the words that its users know.
+The submitter's options stay as they are, character by character; only a memory fraction is replaced by a smaller one.
+Options that cannot be read stay too: PyTorch refuses them with its usual message.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import re
 from carma.core.model.values import Record
 
 FRACTION = "per_process_memory_fraction"
-_FIRST = (2, 10)  # the release that took it in; its own pre-releases may be older than the option
+_FIRST = (2, 10)  # the release that added it; pre-releases of 2.10 may be older than the option
 
 _VERSION = re.compile(r"(\d+)\.(\d+)(?P<rest>.*)")
 _PRERELEASE = re.compile(r"[0-9.]*(a|b|rc|\.dev)\d")
 
 
 def has_fraction(version: str) -> bool:
-    """Whether this PyTorch knows the option. Unknown: no, since one that does not know it dies of it."""
+    """Whether this PyTorch knows the option. False for an unknown version: PyTorch ends on an unknown option."""
     match = _VERSION.match(version)
     if match is None:
         return False
@@ -28,7 +28,7 @@ def has_fraction(version: str) -> bool:
 
 
 class Options(Record, frozen=True):
-    """The options in order, each as it was written."""
+    """The options in order, unchanged."""
 
     items: tuple[str, ...]
 
@@ -37,7 +37,7 @@ class Options(Record, frozen=True):
         return cls(tuple(item for item in _split(text) if item.strip()))
 
     def value(self, key: str) -> str | None:
-        """What it was set to last."""
+        """The last value of the option."""
         values = [item.partition(":")[2].strip() for item in self.items if item.partition(":")[0].strip() == key]
         return values[-1] if values else None
 
@@ -49,7 +49,7 @@ class Options(Record, frozen=True):
         return number if math.isfinite(number) and 0 <= number <= 1 else None
 
     def limited(self, fraction: float) -> str:
-        """With at most this fraction."""
+        """The options with at most this memory fraction."""
         theirs = self.number(FRACTION)
         if theirs is not None and theirs <= fraction:
             return ",".join(self.items)
@@ -58,7 +58,7 @@ class Options(Record, frozen=True):
 
 
 def _split(text: str) -> list[str]:
-    """At the commas that are not inside brackets."""
+    """Split at commas that are not inside brackets."""
     items, depth = [""], 0
     for character in text:
         depth += {"[": 1, "]": -1}.get(character, 0)
