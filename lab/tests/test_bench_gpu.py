@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from carma.core.model.values import Gpu, GpuId, GpuSample
+from carma.core.model.values import Activity, Gpu, GpuId, GpuSample
 from carma.errors import NoGpus, Refused, Usage
+from carma_lab.bench import results_file as written
 from carma_lab.bench.gpu import collocation, interference
 from carma_lab.bench.gpu import environment as lab
-from carma_lab.bench.gpu import study_file as written
 from carma_lab.bench.gpu.collocated import COLLOCATED, find, resnet26
 from carma_lab.bench.gpu.environment import sharing
 from carma_lab.bench.gpu.meter import Gauges, Look, integrated, spent_j, summed_up
@@ -144,8 +144,15 @@ def test_a_worker_that_hardly_moves_still_has_a_rate(monkeypatch: pytest.MonkeyP
 # ---- the meter
 
 
-def look(at: float, energy_j: float | None = None, util: float | None = None, **given: Any) -> Look:
-    return Look(at, GpuSample(gpu=GpuId("GPU-a"), at=at, **given), energy_j, util)
+def look(
+    at: float,
+    energy_j: float | None = None,
+    util: float | None = None,
+    sm_active: float | None = None,
+    power_w: float | None = None,
+) -> Look:
+    sample = GpuSample(gpu=GpuId("GPU-a"), at=at, activity=Activity(sm_active=sm_active), power_w=power_w)
+    return Look(at, sample, energy_j, util)
 
 
 def test_a_reading_is_the_mean_of_the_span_without_the_look_that_opens_it() -> None:
@@ -254,10 +261,10 @@ def test_the_command_has_the_flags_that_are_not_at_their_defaults() -> None:
 
 def test_a_file_is_whole_at_every_moment(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
-    written.write(str(path), {"a": 1.23456789}, "rows", [])
+    written.write({"a": 1.23456789, "rows": []}, path)
     assert json.loads(path.read_text()) == {"a": 1.23457, "rows": []}
     with pytest.raises(TypeError):
-        written.write(str(path), {"a": object()}, "rows", [])
+        written.write({"a": object(), "rows": []}, path)
     assert json.loads(path.read_text()) == {"a": 1.23457, "rows": []}
 
 

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from carma.errors import Refused
-from carma_lab.bench.machine import Figure, cpu_s, write
+from carma_lab.bench.machine import cpu_s
+from carma_lab.bench.results_file import Figure, write
 
 BUSY = "import time\nuntil = time.process_time() + 1.0\nwhile time.process_time() < until: pass"
 

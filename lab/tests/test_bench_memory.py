@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from carma.errors import Usage
 from carma.trial.replay.bound import LEAST
 from carma_lab.bench.memory import published18
-from carma_lab.bench.memory.figures import Row, by_estimator, by_family, summarise
-from carma_lab.bench.memory.left_out import left_out_bounds, scores_of
+from carma_lab.bench.memory.figures import Row, by_estimator, by_family, left_out_bounds, scores_of, summarise
 from carma_lab.bench.memory.measured import drawn, read_truth
 
 MIB = 1 << 20

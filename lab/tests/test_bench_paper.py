@@ -17,6 +17,7 @@ from carma_lab.bench.paper import paper_file as writing
 from carma_lab.bench.paper.claims import Claim, claims
 from carma_lab.bench.paper.plots import pictures
 from carma_lab.bench.paper.variants import PARTS, QUICK, Scope
+from carma_lab.bench.results_file import command_of
 from carma_lab.cli.bench import PAPER_PARTS
 from carma_lab.reports.drawing import Picture, save
 
@@ -230,14 +231,14 @@ def test_philly_s_part_wants_its_file(capsys: pytest.CaptureFixture[str], tmp_pa
 
 def test_the_command_in_the_file_has_no_path_of_the_machine() -> None:
     options = study.Options(out=Path("/there/out"), only=("seeds", "speed"), jobs=3, philly=Path("/there/philly.csv"))
-    assert options.spelled() == "carma bench paper --parallel 3 --only seeds,speed --philly philly.csv"
+    assert command_of("paper", options) == "carma bench paper --only seeds,speed --parallel 3 --philly philly.csv"
 
 
 def test_fewer_seeds_and_windows_are_taken_and_told() -> None:
     options = study.Options(seeds=3, windows=2)
     found = study.scope_of(options)
     assert (found.seeds, found.windows, found.traces) == (3, 2, Scope().traces)
-    assert options.spelled() == "carma bench paper --seeds 3 --windows 2"
+    assert command_of("paper", options) == "carma bench paper --seeds 3 --windows 2"
     assert study.scope_of(study.Options()) == Scope()
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from carma_lab.bench.machine import facts
-from carma_lab.bench.memory.comparison_file import Comparison, write
+from carma_lab.bench.memory.comparison_file import Comparison
 from carma_lab.bench.memory.figures import Row, by_estimator
 from carma_lab.bench.memory.published18 import PUBLISHED, errors
+from carma_lab.bench.results_file import write
 from lab.tools import estimator_tables
 from tools import pages
 
@@ -93,7 +94,7 @@ def test_a_table_stands_between_its_remarks_and_only_where_there_is_a_file(tmp_p
     assert set(estimator_tables.pages(tmp_path, tmp_path).values()) == {
         MARKED.format(mark=place.mark).replace("old figures\n", "") for place in estimator_tables.PLACES
     }
-    write(str(tmp_path / "estimators.json"), _comparison(ROWS))
+    write(_comparison(ROWS), tmp_path / "estimators.json")
     made = estimator_tables.pages(tmp_path, tmp_path)[tmp_path / "docs" / "results.md"]
     assert made.startswith("before\n\n<!-- estimators: made -->\n\nEstimates of")
     assert made.endswith(" 4.3 |\n\n<!-- end -->\n\nafter\n")

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from carma_lab.bench import gpumemnet as speedbench
 from carma_lab.bench.machine import facts as machine
 from carma_lab.bench.memory.comparison_file import Comparison
-from carma_lab.bench.memory.comparison_file import write as write_comparison
 from carma_lab.bench.memory.figures import Row, by_estimator
+from carma_lab.bench.results_file import write as write_comparison
 from gpumemnet.dataset.config import Config
 from gpumemnet.training.accuracy_report import Bound, Data, Entry, Judged, Report, write
 from gpumemnet.training.scores import Errors, judge
@@ -160,7 +160,7 @@ def test_models_that_people_use(tmp_path: Path) -> None:
         command="x", source="truth.jsonl", gpu="NVIDIA H200", measured_on={}, seed=0, level=0.99, whole=True,
         versions={}, machine=machine(), estimators=by_estimator(rows), families=(), rows=rows, judged=(),
     )  # fmt: skip
-    write_comparison(str(tmp_path / "zoo.json"), comparison)
+    write_comparison(comparison, tmp_path / "zoo.json")
     made = gpumemnet_tables.zoo(tmp_path)
     assert "| gpumemnet | 2 of 2 | 15.0 % | " in made
     assert "| -20.0 % | 50.0 % | 50.0 % | - | " in made
@@ -206,7 +206,7 @@ def test_the_pages_config_can_be_read() -> None:
 def test_the_pages_features_and_files_are_there() -> None:
     page = (ROOT / gpumemnet_tables.PAGE).read_text(encoding="utf-8")
     named = re.findall(r"^\| `([\w/]+\.py)` \|", page, re.MULTILINE)
-    assert len(named) == 9
+    assert len(named) == 8
     for name in named:
         assert any((ROOT / source / name).exists() for source in ("src", "gpumemnet/src")), name
 

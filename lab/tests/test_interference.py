@@ -11,8 +11,7 @@ import pytest
 
 from carma.errors import Refused, Usage
 from carma_lab.bench.gpu import interference
-from carma_lab.bench.gpu.groups import draw
-from carma_lab.bench.gpu.interference import HEAVY, LIGHT, Options
+from carma_lab.bench.gpu.interference import HEAVY, LIGHT, Options, draw
 from carma_lab.bench.gpu.progress import Row, by_percent, by_size, interpolated, speeds, with_solo_rates
 from carma_lab.bench.gpu.workloads import BY_NAME, WORKLOADS
 from lab_fixtures.scripted_environment import ScriptedLab

@@ -27,7 +27,9 @@ def test_one_card_is_read_as_often_as_eight_would_be_and_the_report_says_what_ea
     assert report.processes == 1
     assert [(cost.look, cost.hz) for cost in report.costs] == [("sample", 1.0), ("glance", 5.0)]
     for cost in report.costs:
-        assert cost.core_percent == pytest.approx(100 * cost.hz * cost.mean_ms / 1000)
+        assert cost.core_percent == pytest.approx(
+            100 * cost.hz * cost.mean_ms / 1000, abs=1e-5 * (1 + cost.hz)
+        )  # the file has five digits
         assert cost.mean_ms > 0.0
     asked = {(call.look, call.function) for call in report.calls}
     assert ("sample", "nvmlGpmSampleGet") in asked

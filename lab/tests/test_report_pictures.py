@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from carma.errors import Refused, Usage
-from carma_lab.reports import compare_page, compare_pictures, pictures
+from carma_lab.reports import compare_pictures, compare_tables, pictures
 from carma_lab.reports import html_page as page
 from carma_lab.reports.compare import compare
 from carma_lab.reports.drawing import inline, span_unit, styled
@@ -126,7 +126,7 @@ def test_a_comparison_has_bars_and_a_cloud(tmp_path: Path) -> None:
     assert sorted(round(patch.get_height(), 3) for patch in first.patches) == [0.667, 0.764, 0.875, 1.0, 1.0, 1.0]
     assert [tick.get_text() for tick in last.get_xticklabels()] == ["a", "b", "geo-mean"]
     assert cloud.get_xlabel() == "makespan (one = 1)"
-    text = compare_page.write(found, tmp_path / "page.html").read_text()
+    text = compare_tables.write(found, tmp_path / "page.html").read_text()
     assert text.count("<svg") == 2
     assert "<h1>one and two</h1>" in text
 

@@ -21,8 +21,8 @@ from carma_lab.bench.gpu import trial, trial_oom, trial_restart, trial_task, tri
 from carma_lab.bench.gpu.trial_figures import expected_sm, held_against, side_by_side, steps_at
 from carma_lab.bench.gpu.trial_oom import RUNGS, Sizes
 from carma_lab.bench.gpu.trial_restart import mps_of
+from carma_lab.bench.gpu.trial_server import NOT_VIRTUAL, PARTS, Stage
 from carma_lab.bench.gpu.trial_shapes import SHAPES, Solo, solos, training
-from carma_lab.bench.gpu.trial_stage import NOT_VIRTUAL, PARTS, Stage
 from carma_lab.bench.gpu.workloads import BY_NAME
 
 TABLE = Path(__file__).parents[2] / "lab" / "results" / "h200" / "interference-mps.json"
@@ -262,7 +262,7 @@ def test_a_part_that_fails_is_on_record_and_the_next_one_runs(
     assert trial.run(options) == 1
     assert json.loads((tmp_path / "out" / "oom.json").read_text())["error"] == "RuntimeError: oom broke"
     restart = json.loads((tmp_path / "out" / "restart.json").read_text())
-    assert restart["about"]["command"] == "carma bench gpu --virtual --only oom,restart"
+    assert restart["about"]["command"] == "carma bench gpu --only oom,restart --virtual"
     assert restart["about"]["gpus"][0]["kind"] == "virtual"
     assert restart["tasks"][0]["outcome"] == "succeeded"
     assert "falls short: oom: oom broke" in capsys.readouterr().out

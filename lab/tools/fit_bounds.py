@@ -14,7 +14,7 @@ import msgspec
 
 from carma.trial.replay.bound import SCORES
 from carma_lab.bench.memory import comparison_file as written
-from carma_lab.bench.memory.left_out import scores_of
+from carma_lab.bench.memory.figures import scores_of
 
 
 def main(arguments: list[str]) -> int:

@@ -13,7 +13,6 @@ was sampled since the last.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import cycle
@@ -42,7 +41,8 @@ from carma.core.scheduling.kept import Doors
 from carma.core.scheduling.queue_order import explain, waiting
 from carma.core.state import State, new_state
 from carma.demo.figures import percentile
-from carma_lab.bench.machine import Figure
+from carma_lab.bench.machine import time_ms
+from carma_lab.bench.results_file import Figure
 
 GPUS = 64
 QUEUED = 10_000
@@ -133,9 +133,7 @@ def _timed(
     for _ in range(repeats):
         if before_each is not None:
             before_each()
-        before = time.perf_counter()
-        call()
-        spans_ms.append(1000 * (time.perf_counter() - before))
+        spans_ms.append(time_ms(call))
     return Figure(name=name, value=percentile(spans_ms, 50), unit="ms", how=how)
 
 

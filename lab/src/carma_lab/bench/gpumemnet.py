@@ -11,7 +11,6 @@ transformers 5.17.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import version
@@ -23,8 +22,8 @@ from carma.core.model.values import Record
 from carma.demo.figures import percentile
 from carma.errors import Usage
 from carma.trial.layers.description import Described, Layer
-from carma_lab.bench.gpu.study_file import check_place, command_of, print_table, say
-from carma_lab.bench.machine import Machine, facts, write
+from carma_lab.bench.machine import Machine, facts, time_ms
+from carma_lab.bench.results_file import check_place, command_of, print_table, say, write
 from gpumemnet.serving.features import Family, features
 from gpumemnet.serving.limits import inside, offences
 from gpumemnet.serving.model import THREADS, Model, check_runtime, load
@@ -163,12 +162,7 @@ def _of_model(model: Model, described: Described, runs: int) -> Iterator[Timing]
 def _timed(
     part: str, of: str, layers: int, call: Callable[[], object], runs: int, published: tuple[float, float]
 ) -> Timing:
-    spans_ms = []
-    for number in range(WARM + runs):
-        before = time.perf_counter()
-        call()
-        if number >= WARM:
-            spans_ms.append(1000 * (time.perf_counter() - before))
+    spans_ms = [time_ms(call) for _ in range(WARM + runs)][WARM:]
     return Timing(
         part=part,
         of=of,

@@ -21,7 +21,8 @@ from carma.core.model.values import TaskSpec
 from carma.demo.figures import percentile
 from carma.testing.private_daemon import PrivateDaemon, PrivateSettings, wait_until
 from carma.wire.api_types import SubmitRequest
-from carma_lab.bench.machine import Figure
+from carma_lab.bench.machine import time_ms
+from carma_lab.bench.results_file import Figure
 from carma_lab.bench.slurm import PROMPT, PrivateSlurm, why_not
 
 SLOTS = 4
@@ -52,11 +53,7 @@ def _figures(
     name: str, verb: str, jobs: int, submit: Callable[[], None], all_ended: Callable[[], bool]
 ) -> Iterator[Figure]:
     began = time.perf_counter()
-    latencies_ms = []
-    for _ in range(jobs):
-        before = time.perf_counter()
-        submit()
-        latencies_ms.append(1000 * (time.perf_counter() - before))
+    latencies_ms = [time_ms(submit) for _ in range(jobs)]
     wait_until(all_ended, LIMIT_S, f"{name}: the {jobs} jobs did not end within {LIMIT_S:g} s")
     total_s = time.perf_counter() - began
     how = f"{jobs} jobs of `true`, one after the other, {verb}, {SLOTS} at once"

@@ -12,18 +12,17 @@ import resource
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from carma.core.model.values import Record
 from carma.demo.figures import percentile
-from carma.demo.report import aligned
 from carma.errors import NoGpus, Usage
 from carma.monitor.dcgm_thread import DcgmFeed
 from carma.monitor.nvml import NvmlSampler, load_nvml
-from carma_lab.bench.machine import WANTS_A_GPU, Machine, facts, write
+from carma_lab.bench.machine import WANTS_A_GPU, Machine, facts
+from carma_lab.bench.results_file import check_place, command_of, print_table, write
 
 SAMPLE_HZ = 1.0
 GLANCE_HZ = 5.0
@@ -78,8 +77,8 @@ class Report(Record, frozen=True, kw_only=True):
 
 def run(options: Options, nvml: Any = None) -> int:
     """Measures, prints a table, writes the file. Raises NoGpus where there is none. `nvml` is pynvml or one like it."""
-    if options.json not in (None, "-") and not Path(str(options.json)).absolute().parent.is_dir():
-        raise Usage(f"{options.json}: its directory does not exist")
+    if options.json not in (None, "-"):
+        check_place(str(options.json))
     if options.gpus < 1 or options.seconds <= 0:
         raise Usage("There is nothing to measure.", "Give at least one GPU and a time above zero.")
     try:
@@ -105,7 +104,7 @@ def measure(options: Options, nvml: Any) -> Report:
             call for look, name, hz, _ in looks for call in metered.calls(meter, look, name, hz, options.seconds / PART)
         )
         return Report(
-            command=f"carma bench sampler --gpus {options.gpus} --seconds {options.seconds:g}",
+            command=command_of("sampler", options),
             gpus=options.gpus,
             cards=plain.cards(),
             sources=plain.sources(),
@@ -249,18 +248,12 @@ def _process_s() -> float:
 def _print(report: Report, to: Any) -> None:
     print(f"{', '.join(report.cards)}; driver {report.driver}; activity from {', '.join(report.sources)}", file=to)
     print(f"As {report.gpus} GPUs would cost; {report.processes} processes on the cards", file=to)
-    rows = [("look", "a second", "mean ms", "p95 ms", "% of a core")]
-    rows += [
+    costs = [
         (c.look, f"{c.hz:g}", f"{c.mean_ms:.2f}", f"{c.p95_ms:.2f}", f"{c.core_percent:.2f}") for c in report.costs
     ]
-    _table(rows, to)
-    rows = [("call", "look", "a GPU's look", "mean ms", "% of a core")]
-    rows += [
+    print_table("", ("look", "a second", "mean ms", "p95 ms", "% of a core"), costs, to)
+    calls = [
         (c.function, c.look, f"{c.calls_per_gpu:.2f}", f"{c.mean_ms:.3f}", f"{c.core_percent:.3f}")
         for c in report.calls
     ]
-    _table(rows, to)
-
-
-def _table(rows: Sequence[tuple[str, ...]], to: Any) -> None:
-    print("", *aligned(rows), sep="\n", file=to)
+    print_table("", ("call", "look", "a GPU's look", "mean ms", "% of a core"), calls, to)

@@ -14,17 +14,17 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from carma.client import Client
 from carma.core.model.values import Record, TaskSpec
-from carma.demo.figures import percentile
 from carma.errors import CarmaError
 from carma.paths import find_paths
 from carma.testing.private_daemon import PrivateDaemon, PrivateSettings, ending_in_order
-from carma.wire.api_types import SubmitRequest
-from carma_lab.bench.machine import Figure, FigureLog, Machine, write
+from carma.wire.api_types import SubmitRequest, TaskView
+from carma_lab.bench.machine import time_ms
+from carma_lab.bench.results_file import Figure, FigureLog, percentiles
 
 GPUS = 16
 USERS = (61001, 61002, 61003)  # where the daemon is root; no entry in the password file is needed
@@ -44,17 +44,6 @@ class Options(Record, frozen=True, kw_only=True):
     json: str | None = None
 
 
-class SoakReport(Record, frozen=True, kw_only=True):
-    """What the JSON file holds."""
-
-    command: str
-    machine: Machine
-    took_s: float
-    tasks: int
-    users: int
-    figures: tuple[Figure, ...]
-
-
 def run(options: Options) -> int:
     log = FigureLog(options.json)
     began_s = time.monotonic()
@@ -62,15 +51,8 @@ def run(options: Options) -> int:
         soak = Soak(daemon)
         for figure in soak.measure(options.tasks, options.retention_s):
             log.add(figure)
-    report = SoakReport(
-        command=f"carma bench soak --tasks {options.tasks} --out lab/results/daemon/soak.json",
-        machine=log.machine,
-        took_s=round(time.monotonic() - began_s, 1),
-        tasks=options.tasks,
-        users=len(soak.users),
-        figures=tuple(log.figures),
-    )
-    write(report, options.json)
+    took_s = round(time.monotonic() - began_s, 1)
+    log.write("soak", options, took_s=took_s, tasks=options.tasks, users=len(soak.users))
     return 0
 
 
@@ -124,7 +106,7 @@ class Soak:
                     self._wait_until(lambda: self._queued() < BACKLOG)
                 place = number % len(clients)
                 request = SubmitRequest(spec=self._spec(self.users[place]))
-                self._submit_ms.append(_ms(lambda: self._ids.extend(clients[place].submit(request).ids)))  # noqa: B023
+                self._submit_ms.append(time_ms(lambda: self._ids.extend(clients[place].submit(request).ids)))  # noqa: B023
         self._wait_until(lambda: self._queued() == 0)
 
     def _spec(self, uid: int) -> TaskSpec:
@@ -136,10 +118,9 @@ class Soak:
         )
 
     def _queued(self) -> int:
-        began_s = time.perf_counter()
-        unfinished = len(self._daemon.client.tasks(user="all"))
-        self._queue_ms.append(1000 * (time.perf_counter() - began_s))
-        return unfinished
+        unfinished: list[TaskView] = []
+        self._queue_ms.append(time_ms(lambda: unfinished.extend(self._daemon.client.tasks(user="all"))))
+        return len(unfinished)
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + FINISH_LIMIT_S
@@ -167,15 +148,15 @@ class Soak:
 
     def _latencies(self, when: str, newest: int) -> Iterator[Figure]:
         client, known = self._daemon.client, f"{len(self._ids)} tasks so far"
-        yield from _percentiles(
+        yield from percentiles(
             f"submit.{when}", self._submit_ms[-newest:], f"one submission, up to {BACKLOG} unfinished"
         )
-        yield from _percentiles(f"queue.{when}", self._queue_ms[-newest:], f"all unfinished tasks, up to {BACKLOG}")
+        yield from percentiles(f"queue.{when}", self._queue_ms[-newest:], f"all unfinished tasks, up to {BACKLOG}")
         for limit, calls in ((100, CALLS), (1000, CALLS // 4)):
-            spans_ms = [_ms(lambda: client.history(user="all", limit=limit)) for _ in range(calls)]  # noqa: B023
-            yield from _percentiles(f"history_{limit}.{when}", spans_ms, f"the newest {limit} finished tasks; {known}")
+            spans_ms = [time_ms(lambda: client.history(user="all", limit=limit)) for _ in range(calls)]  # noqa: B023
+            yield from percentiles(f"history_{limit}.{when}", spans_ms, f"the newest {limit} finished tasks; {known}")
         how = f"/v1/server while {READERS} clients read the newest 1000 finished tasks; {known}"
-        yield from _percentiles(f"server_beside_history.{when}", self._beside_history(), how)
+        yield from percentiles(f"server_beside_history.{when}", self._beside_history(), how)
 
     def _beside_history(self) -> list[float]:
         """Latencies of the cheapest call while processes of their own read the archive."""
@@ -185,7 +166,7 @@ class Soak:
             for reader in readers:
                 assert reader.stdout is not None
                 reader.stdout.readline()  # it has its first answer
-            return [_ms(self._daemon.client.server) for _ in range(CALLS)]
+            return [time_ms(self._daemon.client.server) for _ in range(CALLS)]
         finally:
             for reader in readers:
                 reader.kill()
@@ -247,17 +228,6 @@ def tree_size(folder: Path) -> tuple[int, int]:
 
 def file_size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _ms(call: Callable[[], object]) -> float:
-    began_s = time.perf_counter()
-    call()
-    return 1000 * (time.perf_counter() - began_s)
-
-
-def _percentiles(name: str, values_ms: Sequence[float], how: str) -> Iterator[Figure]:
-    for percent in (50, 99):
-        yield Figure(name=f"{name}.p{percent}", value=percentile(values_ms, percent), unit="ms", how=how)
 
 
 def read_history(socket: str) -> None:

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import msgspec
 
 from carma.client import Client
 from carma.core.model.values import TaskSpec
-from carma.demo.figures import percentile
 from carma.testing.private_daemon import PrivateDaemon, PrivateSettings, wait_until
 from carma.wire.api_types import ArrayAsk, SubmitRequest
-from carma_lab.bench.machine import Figure
+from carma_lab.bench.machine import time_ms
+from carma_lab.bench.results_file import Figure, percentiles
 
 QUEUED = 10_000
 GPUS = 4
@@ -32,14 +31,9 @@ def measure(count: int) -> Iterator[Figure]:
         fill_gpus(daemon)
         yield from _figures("one_client", daemon, clients=1, count=count)
         yield from _figures("eight_clients", daemon, clients=8, count=count)
-        began = time.perf_counter()
-        queue_many(daemon)
-        yield Figure(
-            name="submit.array_of_10000",
-            value=time.perf_counter() - began,
-            unit="s",
-            how="one request for an array of 10,000 tasks, until it is answered",
-        )
+        how = "one request for an array of 10,000 tasks, until it is answered"
+        took_s = time_ms(lambda: queue_many(daemon)) / 1000
+        yield Figure(name="submit.array_of_10000", value=took_s, unit="s", how=how)
         wait_until(
             lambda: not daemon.client.tasks(state="estimating", limit=1), 120.0, "the array was not estimated in time"
         )
@@ -51,8 +45,7 @@ def _figures(name: str, daemon: PrivateDaemon, *, clients: int, count: int) -> I
     total_s = sum(latencies_ms) / 1000 / clients
     how = f"{clients} client process(es), {count} submissions each, all GPUs taken"
     yield Figure(name=f"submit.{name}.rate", value=len(latencies_ms) / total_s, unit="1/s", how=how)
-    yield Figure(name=f"submit.{name}.p50", value=percentile(latencies_ms, 50), unit="ms", how=how)
-    yield Figure(name=f"submit.{name}.p99", value=percentile(latencies_ms, 99), unit="ms", how=how)
+    yield from percentiles(f"submit.{name}", latencies_ms, how)
 
 
 def run_clients(daemon: PrivateDaemon, clients: int, count: int) -> list[float]:
@@ -91,14 +84,9 @@ def _spec(directory: str) -> TaskSpec:
 def _client(socket: str, directory: str, count: int) -> list[float]:
     """Latencies of `count` submissions in milliseconds; a first one that opens the connection does not count."""
     request = SubmitRequest(spec=_spec(directory))
-    latencies_ms = []
     with Client(socket) as client:
         client.server()
-        for _ in range(count):
-            before = time.perf_counter()
-            client.submit(request)
-            latencies_ms.append(1000 * (time.perf_counter() - before))
-    return latencies_ms
+        return [time_ms(lambda: client.submit(request)) for _ in range(count)]
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def command(files: tuple[Path, ...], out: Path | None, html: str | None, force: 
 
         written += draw(found, out)
     if html is not None:
-        from carma_lab.reports.compare_page import write
+        from carma_lab.reports.compare_tables import write
 
         written.append(write(found, html))
     if as_json:

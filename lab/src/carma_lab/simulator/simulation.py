@@ -27,13 +27,12 @@ from carma_lab.simulator.arrivals import owner_of, spec_of
 from carma_lab.simulator.noise import Noise
 from carma_lab.simulator.occurrences import Arrival, Begun, Ending, Happening, Heap, Look, Saved, Started, Thought, Wake
 from carma_lab.simulator.past_runs import run_of
-from carma_lab.simulator.progress import Tell, followed
 from carma_lab.simulator.sampling import Eyes, heeded
 from carma_lab.simulator.setup import Demands as Demands
 from carma_lab.simulator.setup import Setup as Setup
 from carma_lab.simulator.setup import rules_for as rules_for
 from carma_lab.simulator.simulated_server import Runner, World, equipped
-from carma_lab.simulator.stalled import stalled
+from carma_lab.simulator.stalled import Tell, followed, stalled
 from carma_lab.simulator.task_knowledge import TaskKnowledge
 
 PATIENCE = 100  # heartbeats

@@ -10,14 +10,13 @@ import time
 from collections.abc import Iterator, Sequence
 
 from carma.core.model.values import Record
-from carma.demo.figures import percentile
 from carma.testing.private_daemon import ending_in_order
 from carma_lab.bench.crash.copies import METHODS, PROBLEMS, Copier, Finding
 from carma_lab.bench.crash.kills import ALL, MISSED, Killer
 from carma_lab.bench.crash.server import CrashServer, crash_server
 from carma_lab.bench.crash.stream import SubmissionStream
 from carma_lab.bench.crash.verdict import Excused, Verdict, judge
-from carma_lab.bench.machine import Figure, FigureLog, Machine, write
+from carma_lab.bench.results_file import Figure, FigureLog, percentiles
 
 SHOWN_PROBLEMS = 20
 
@@ -29,18 +28,6 @@ class Options(Record, frozen=True, kw_only=True):
     seed: int = 1
     restores: int = 20
     json: str | None = None
-
-
-class CrashReport(Record, frozen=True, kw_only=True):
-    """What the JSON file holds."""
-
-    command: str
-    seed: int
-    machine: Machine
-    took_s: float
-    figures: tuple[Figure, ...]
-    outcomes: dict[str, int]
-    problems: tuple[str, ...]
 
 
 class CrashResult(Record, frozen=True, kw_only=True):
@@ -132,16 +119,9 @@ def run(options: Options) -> int:
     result = study(options.kills, options.seed, restores=options.restores)
     for figure in figures(result):
         log.add(figure)
-    report = CrashReport(
-        command=f"carma bench crash --kills {options.kills} --seed {options.seed} --out lab/results/daemon/crash.json",
-        seed=options.seed,
-        machine=log.machine,
-        took_s=round(time.monotonic() - began_s, 1),
-        figures=tuple(log.figures),
-        outcomes=result.verdict.outcomes,
-        problems=result.problems,
-    )
-    write(report, options.json)
+    took_s = round(time.monotonic() - began_s, 1)
+    outcomes, problems = result.verdict.outcomes, result.problems
+    log.write("crash", options, seed=options.seed, took_s=took_s, outcomes=outcomes, problems=problems)
     for problem in result.problems[:SHOWN_PROBLEMS]:
         log.say(problem)
     return 1 if result.problems else 0
@@ -201,5 +181,4 @@ def _count(name: str, value: int, how: str) -> Figure:
 def _times(name: str, values_s: Sequence[float], how: str) -> Iterator[Figure]:
     if values_s:
         how = f"{how}; {len(values_s)} times"
-        yield Figure(name=f"{name}.p50", value=1000 * percentile(values_s, 50), unit="ms", how=how)
-        yield Figure(name=f"{name}.p99", value=1000 * percentile(values_s, 99), unit="ms", how=how)
+        yield from percentiles(name, [1000 * value for value in values_s], how)

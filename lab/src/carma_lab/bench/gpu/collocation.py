@@ -18,7 +18,7 @@ import msgspec
 
 from carma.core.model.values import Gpu
 from carma.errors import Refused, Usage
-from carma_lab.bench.gpu import study_file as written
+from carma_lab.bench import results_file as written
 from carma_lab.bench.gpu.collocated import BATCH, COLLOCATED
 from carma_lab.bench.gpu.collocation_view import PUBLISHED, Point, draw, points_of, print_points, relative_to_one
 from carma_lab.bench.gpu.environment import Lab, open_lab, those_ready
@@ -193,7 +193,7 @@ class Study:
     def _write(self) -> None:
         command = written.command_of("collocation", self._options)
         head = {
-            **written.about(self._gpu, self._lab.sampler, self._torch, command),
+            **written.about_gpu(self._gpu, self._lab.sampler, self._torch, command),
             "warm_s": self._span.warm_s,
             "measure_s": self._span.measure_s,
             "batch": BATCH,
@@ -203,7 +203,7 @@ class Study:
             "published": msgspec.to_builtins(PUBLISHED),
             "left_out": self.left_out,
         }
-        written.write(self._options.json, head, "points", relative_to_one(self.points))
+        written.write({**head, "points": relative_to_one(self.points)}, self._options.json)
 
 
 def _point(

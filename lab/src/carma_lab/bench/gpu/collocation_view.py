@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from carma_lab.bench.gpu.meter import Shown
-from carma_lab.bench.gpu.study_file import print_table, say, shown
+from carma_lab.bench.results_file import print_table, say, shown
 
 NAMES = {"timeslice": "naive (time slicing)", "mps": "MPS", "mig": "MIG"}
 COLOURS = {"timeslice": "#8a8d91", "mps": "#1f6feb", "mig": "#d9822b"}

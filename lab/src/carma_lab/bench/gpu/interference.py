@@ -17,13 +17,36 @@ import msgspec
 
 from carma.core.model.values import Gpu
 from carma.errors import Refused, Usage
-from carma_lab.bench.gpu import study_file as written
+from carma_lab.bench import results_file as written
 from carma_lab.bench.gpu.environment import Lab, open_lab, those_ready
-from carma_lab.bench.gpu.groups import Group, draw
 from carma_lab.bench.gpu.progress import Guarding, Row, Sharing, by_percent, by_size, with_solo_rates
 from carma_lab.bench.gpu.worker import TAIL_S
 from carma_lab.bench.gpu.workers import Died, Hand, Span, close_all
 from carma_lab.bench.gpu.workloads import WORKLOADS
+
+Group = tuple[str, ...]
+
+
+def draw(names: Sequence[str], sizes: dict[int, int], seed: int) -> list[Group]:
+    """`sizes` says how many groups of each size; within a size no group repeats, and tasks take part about equally."""
+    chance = random.Random(seed)
+    groups: list[Group] = []
+    for size, wanted in sorted(sizes.items()):
+        taken: dict[str, int] = dict.fromkeys(names, 0)
+        seen: set[Group] = set()
+        tries = 0
+        while len(seen) < wanted and tries < 100 * wanted:
+            tries += 1
+            order = sorted(names, key=lambda name: taken[name] + chance.random() * 3)
+            group = tuple(sorted(order[:size]))
+            if group in seen:
+                continue
+            seen.add(group)
+            groups.append(group)
+            for name in group:
+                taken[name] += 1
+    return groups
+
 
 WARM_S = 0.4
 START_S = 20.0  # what starting a few more workers is reckoned to take
@@ -109,7 +132,7 @@ class Study:
         rows = with_solo_rates(self.rows)
         head = {
             "mechanism": options.mechanism,
-            **written.about(self._gpu, self._lab.sampler, torch, command),
+            **written.about_gpu(self._gpu, self._lab.sampler, torch, command),
             "seed": options.seed,
             "warm_s": self._span.warm_s,
             "measure_s": self._span.measure_s,
@@ -119,7 +142,7 @@ class Study:
             "sharing": msgspec.to_builtins(by_size(rows)),
             "percentages": msgspec.to_builtins(by_percent(rows)),
         }
-        written.write(options.json, head, "rows", rows)
+        written.write({**head, "rows": rows}, options.json)
 
     def summarise(self) -> None:
         rows = with_solo_rates(self.rows)

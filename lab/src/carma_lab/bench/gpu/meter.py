@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from carma.core.model.values import Gpu, GpuSample
+from carma.core.model.values import ACTIVITY_METRICS, Gpu, GpuSample
 from carma.core.ports import Sampler
 from carma.monitor.gpu_faults import DriverGone, GpuLost, Nvml, ask
 
 EVERY_S = 0.4
 FROM_COUNTER = "the driver's energy counter, read at both ends of the span"
 FROM_POWER = "power, read at every sample of the span and integrated"
-FRACTIONS = ("gr_active", "sm_active", "sm_occupancy", "tensor_active", "dram_active")
+FRACTIONS = ACTIVITY_METRICS
 NOT_GIVEN_64 = (1 << 64) - 1
 
 
@@ -98,7 +98,7 @@ def summed_up(looks: Sequence[Look]) -> Reading:
     later, last = looks[1:], looks[-1].sample
     processes = last.processes or ()
     return Reading(
-        **{name: mean([getattr(look.sample, name) for look in later]) for name in FRACTIONS},
+        **{name: mean([getattr(look.sample.activity, name) for look in later]) for name in FRACTIONS},
         gpu_util=mean([look.gpu_util for look in later]),
         power_w=mean([look.sample.power_w for look in later]),
         energy_j=spent_j(looks),

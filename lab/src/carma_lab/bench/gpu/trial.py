@@ -8,7 +8,6 @@ leaves no time for is said, and counts as not shown.
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 import time
 import traceback
@@ -23,9 +22,9 @@ from carma.errors import CarmaError, NoGpus, Refused, Usage
 from carma.monitor.nvml import open_nvml
 from carma.testing.private_daemon import ending_in_order
 from carma_lab.bench.gpu import trial_oom, trial_restart, trial_tasks
-from carma_lab.bench.gpu.trial_server import VIRTUAL_MEMORY_MIB
-from carma_lab.bench.gpu.trial_stage import PARTS, Options, Stage
+from carma_lab.bench.gpu.trial_server import PARTS, VIRTUAL_MEMORY_MIB, Options, Stage
 from carma_lab.bench.machine import WANTS_A_GPU, facts
+from carma_lab.bench.results_file import command_of, write
 
 __all__ = ["PARTS", "Options", "run"]
 
@@ -102,7 +101,7 @@ class Trial:
         self.took_s[name] = round(took_s, 1)
         spans = {part: span for part, span in self.took_s.items() if FILES[part] == FILES[name]}
         whole = {"about": {**self.about, "took_s": spans}, **result}
-        (self.out / FILES[name]).write_text(lines_of(whole))
+        write(whole, self.out / FILES[name])
 
 
 def run(options: Options) -> int:
@@ -140,25 +139,9 @@ def _no_time(name: str, stage: Stage) -> tuple[dict[str, Any], list[str]]:
     return {"skipped": stage.too_little}, [f"{name}: skipped: {stage.too_little}"]
 
 
-def lines_of(value: dict[str, Any]) -> str:
-    """JSON in which a row is a line, so that two files can be compared."""
-
-    def row(each: Any) -> str:
-        return "   " + json.dumps(each)
-
-    parts = []
-    for name, each in value.items():
-        if isinstance(each, list) and each:
-            text = "[\n" + ",\n".join(row(one) for one in each) + "\n ]"
-        else:
-            text = json.dumps(each)
-        parts.append(f" {json.dumps(name)}: {text}")
-    return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
 def _about(options: Options) -> dict[str, Any]:
     """Everything that is needed to run it again."""
-    about = {"command": _command(options), "machine": msgspec.to_builtins(facts()), "virtual": options.virtual}
+    about = {"command": command_of("gpu", options), "machine": msgspec.to_builtins(facts()), "virtual": options.virtual}
     if options.virtual:
         return {**about, "gpus": [{"name": "virtual", "memory_mib": VIRTUAL_MEMORY_MIB, "kind": "virtual"}]}
     sampler = open_nvml()
@@ -167,18 +150,6 @@ def _about(options: Options) -> dict[str, Any]:
         return {**about, "gpus": cards, "driver": sampler.driver()}
     finally:
         sampler.close()
-
-
-def _command(options: Options) -> str:
-    usual = Options()
-    flags = [f"--{name}" for name in ("virtual",) if getattr(options, name)]
-    for name, flag in (("limit_s", "--limit"), ("tasks", "--tasks"), ("scale", "--scale")):
-        if getattr(options, name) != getattr(usual, name):
-            flags.append(f"{flag} {getattr(options, name):g}")
-    for name, flag in (("parts", "--only"), ("rungs", "--rungs")):
-        if getattr(options, name) != getattr(usual, name):
-            flags.append(f"{flag} {','.join(getattr(options, name))}")
-    return " ".join(["carma bench gpu", *flags])
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, cast
 
-import msgspec
-
 from carma_lab.bench.gpu.trial_shapes import Solo
 
 
@@ -78,19 +76,6 @@ def side_by_side(shared: dict[str, Any], alone: dict[str, Any]) -> dict[str, Any
         "energy_of_tasks_j": _pair(_sum(shared, both, "energy_j"), _sum(alone, both, "energy_j")),
         "slowdown_median": _slowdown(shared, alone, both),
     }
-
-
-def rounded(value: dict[str, Any]) -> dict[str, Any]:
-    """For the file: plain values, floats with four digits behind the point."""
-    return {name: _round(part) for name, part in msgspec.to_builtins(value).items()}
-
-
-def _round(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _round(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_round(part) for part in value]
-    return round(value, 4) if isinstance(value, float) else value
 
 
 def _correlation(pairs: Sequence[tuple[float, float]]) -> float | None:

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 from carma.core.model.settings import Memory, Sharing
 from carma.wire.api_types import TaskView
-from carma_lab.bench.gpu.trial_figures import rounded
-from carma_lab.bench.gpu.trial_server import Line, Server, Tables, Work, summary
+from carma_lab.bench.gpu.trial_server import NOT_VIRTUAL, Line, Server, Stage, Tables, Work, summary
 from carma_lab.bench.gpu.trial_shapes import BY_WORKLOAD, drawn
-from carma_lab.bench.gpu.trial_stage import NOT_VIRTUAL, Stage
+from carma_lab.bench.results_file import rounded
 
 INNOCENT = ("resnet18-cifar-b32", "mlp-512x4-b256")
 FILLER, GROWER = "filler", "grower"
@@ -131,7 +130,7 @@ def _round(stage: Stage, rung: Rung) -> dict[str, Any]:
         (server.daemon.work / "go").touch()
         ended = server.wait(ids, until)
         views = {view.name: view for view in (*server.queue(), *server.history()) if view.id in ids}
-        found = rounded(_told(rung, sizes, server, views, go, ended))
+        found: dict[str, Any] = rounded(_told(rung, sizes, server, views, go, ended), 4)
     names = ", ".join(f"{each['name']} ({(each['outcome'] or {}).get('kind')})" for each in found["failed"]) or "nobody"
     stage.say(f"{rung.name}: failed: {names}; all ended after {found['all_ended_s']} s")
     return found

@@ -17,10 +17,8 @@ from typing import Any, NamedTuple
 
 from carma.core.model.values import Record
 from carma.wire.api_types import TaskView
-from carma_lab.bench.gpu.trial_figures import rounded
-from carma_lab.bench.gpu.trial_server import Server, said, summary
+from carma_lab.bench.gpu.trial_server import NOT_VIRTUAL, Server, Stage, said, summary
 from carma_lab.bench.gpu.trial_shapes import BY_WORKLOAD, training
-from carma_lab.bench.gpu.trial_stage import NOT_VIRTUAL, Stage
 from carma_lab.bench.gpu.trial_tasks import EXACT, IDLE_S
 
 # Tasks and how often they make their usual steps: the short ones outlast the restart, the long ones the short ones.
@@ -63,7 +61,7 @@ def run(stage: Stage) -> dict[str, Any]:
         found["mps"] = _kill_mps(stage, server, ids)
         found["everything_ended"] = server.wait(list(ids.values()), stage.until)
         found["tasks"] = [summary(server.show(task)) for task in ids.values()]
-    return rounded(found)
+    return found
 
 
 def shortfalls(found: dict[str, Any]) -> list[str]:

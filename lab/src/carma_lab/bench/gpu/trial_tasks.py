@@ -16,11 +16,11 @@ import msgspec
 
 from carma.core.model.values import Record
 from carma.wire.api_types import GpuView, TaskView
-from carma_lab.bench.gpu.trial_figures import held_against, rounded, side_by_side
-from carma_lab.bench.gpu.trial_server import Line, Server, Tables, last, said, summary, unfinished
+from carma_lab.bench.gpu.trial_figures import held_against, side_by_side
+from carma_lab.bench.gpu.trial_server import Line, Server, Stage, Tables, last, said, summary, unfinished
 from carma_lab.bench.gpu.trial_shapes import SHAPES, Solo, solos, training
-from carma_lab.bench.gpu.trial_stage import Stage
 from carma_lab.bench.machine import cpu_s
+from carma_lab.bench.results_file import rounded
 
 POLL_S = 1.0
 IDLE_S = 6.0  # before the first task
@@ -112,7 +112,7 @@ def _run(stage: Stage, server: Server) -> dict[str, Any]:
     rows = [_row(view, server.log(view.name, len(view.attempts))) for view in views]
     solo = solos(options.table, virtual=options.virtual)
     ended = [view for view in views if (view.outcome or {}).get("kind") == "succeeded"]
-    found = rounded(
+    found: dict[str, Any] = rounded(
         {
             "tasks_submitted": len(ids),
             "tasks_succeeded": len(ended),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from carma.config import load_settings
 from carma.core.model.settings import Rules
@@ -15,16 +16,23 @@ from carma.core.model.values import Gpu, Record
 from carma.errors import Usage
 from carma.paths import find_paths
 from carma.trial.cards import DEFAULT, as_gpu, find_card, unknown_card
-from carma_lab.bench.gpu.study_file import check_place, say
 from carma_lab.bench.machine import Machine, facts
 from carma_lab.bench.memory import comparison_file as written
 from carma_lab.bench.memory import published18
-from carma_lab.bench.memory.figures import Row, Summary, by_estimator, by_family, by_network, refusals, summarise
-from carma_lab.bench.memory.folds import Folds
+from carma_lab.bench.memory.figures import (
+    Row,
+    Summary,
+    by_estimator,
+    by_family,
+    by_network,
+    left_out_bounds,
+    refusals,
+    summarise,
+)
 from carma_lab.bench.memory.interpreter import Interpreter, find_interpreter
-from carma_lab.bench.memory.left_out import left_out_bounds
 from carma_lab.bench.memory.measured import Head, Measured, drawn, read_truth
-from carma_lab.bench.memory.queries import BEST, Asker, ClosingTrials, chosen_estimators, own_trials
+from carma_lab.bench.memory.queries import BEST, Asker, ClosingTrials, Folds, chosen_estimators, own_trials
+from carma_lab.bench.results_file import check_place, command_of, say, write
 
 SAVED_EVERY_S = 20.0
 
@@ -88,12 +96,12 @@ class Study:
                 rows += found
                 _tell(number, len(self._runs), found)
                 if time.monotonic() - saved_s > SAVED_EVERY_S:
-                    written.write(self._options.out, self._comparison(rows))
+                    write(self._comparison(rows), self._options.out)
                     saved_s = time.monotonic()
         except KeyboardInterrupt:
             say("broken off; what was found so far is kept")
         comparison = self._comparison(rows)
-        written.write(self._options.out, comparison)
+        write(comparison, self._options.out)
         return comparison
 
     def _comparison(self, rows: Sequence[Row]) -> written.Comparison:
@@ -103,7 +111,7 @@ class Study:
         judged = () if self._options.published18 else left_out_bounds(ours, level)
         shown = [*(judged or ours), *(row for row in rows if row.estimator != BEST)]
         return written.Comparison(
-            command=_command(self._options),
+            command=command_of("estimators", replace(self._options, python=self._interpreter.path)),
             source=self._source,
             gpu=self._gpu.name,
             measured_on={"gpu": self._head.gpu or "", "torch": self._head.torch, "date": self._head.date},
@@ -187,14 +195,3 @@ def _redraw(path: str) -> int:
     except (OSError, ValueError) as error:
         raise Usage(f"{path} is no file of a comparison: {error}", "`carma bench estimators` makes one.") from error
     return 0
-
-
-def _command(options: Options) -> str:
-    words = ["carma", "bench", "estimators"]
-    words += ["--published18"] if options.published18 else [str(options.truth)]
-    words += ["--estimators", ",".join(options.estimators)] if options.estimators != ("all",) else []
-    words += ["--first", str(options.first)] if options.first else []
-    words += ["--seed", str(options.seed)] if options.seed else []
-    words += ["--gpu", options.gpu] if options.gpu else []
-    words += ["--folds", "FOLDS"] if options.folds else []
-    return shlex.join([*words, "--python", "PYTHON"])

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from carma.core.model.values import Record
-from carma_lab.bench.gpu.study_file import print_table, rounded, say, shown
 from carma_lab.bench.machine import Machine
 from carma_lab.bench.memory.figures import Refusal, Row, Summary
 from carma_lab.bench.memory.published18 import PUBLISHED, Off
+from carma_lab.bench.results_file import print_table, say, shown
 
 HEAD = ("answered", "refused", "median", "p90", "worst", "under > 5 %", "under", "bound holds", "over-booked", "time")
 
@@ -37,21 +36,6 @@ class Comparison(Record, frozen=True, kw_only=True):
     published: tuple[Off, ...] = ()
     rows: tuple[Row, ...]
     judged: tuple[Row, ...]
-
-
-def write(path: str, comparison: Comparison) -> None:
-    """A row a line, so that two files can be compared; the old file stays until the new one is whole."""
-    parts = []
-    for field in comparison.__struct_fields__:
-        value = rounded(msgspec.to_builtins(getattr(comparison, field)))
-        if isinstance(value, list):
-            lines = ",\n".join("  " + msgspec.json.encode(one).decode() for one in value)
-            parts.append(f' "{field}": [\n{lines}\n ]' if value else f' "{field}": []')
-        else:
-            parts.append(f' "{field}": {msgspec.json.encode(value).decode()}')
-    beside = Path(f"{path}.part")
-    beside.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
-    os.replace(beside, path)
 
 
 def read(path: Path) -> Comparison:

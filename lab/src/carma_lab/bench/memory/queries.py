@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import pwd
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 from msgspec.structs import replace
 
 from carma.core.model.settings import Rules
@@ -23,11 +26,43 @@ from carma.store.memory import MemoryStore
 from carma.trial.layers.description import Described
 from carma.trial.protocol import Context, Trial, Trials
 from carma.trial.replay import card_constants as constants
+from carma.trial.replay.conv_workspaces import ConvModel, ConvWorkspaces
 from carma.trial.replay.footprint import figure
 from carma.trial.trial_run import TrialRuns
 from carma_lab.bench.memory.figures import Row
-from carma_lab.bench.memory.folds import Folds
 from carma_lab.bench.memory.measured import MIB, Measured
+
+INDEX = "folds.json"
+
+
+class Folds:
+    """Which model was fitted without which families."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        try:
+            index = msgspec.json.decode((folder / INDEX).read_bytes(), type=dict[str, list[str]])
+        except (OSError, msgspec.MsgspecError) as error:
+            raise Usage(f"{folder / INDEX} cannot be used: {error}", "It names the families of each file.") from error
+        self._file = {family: name for name, families in index.items() for family in families}
+        for name in index:
+            if not (folder / name).is_file():
+                raise Usage(f"{folder / name} is not there", f"{INDEX} names it.")
+
+    def name(self, family: str) -> str:
+        """The file whose model does not know the family; "" where every model does."""
+        return self._file.get(family, "")
+
+    def workspaces(self, family: str) -> ConvWorkspaces | None:
+        """The model that does not know the family; None where the family is in no fold."""
+        name = self.name(family)
+        return _workspaces(self._folder / name) if name else None
+
+
+@lru_cache(maxsize=16)
+def _workspaces(file: Path) -> ConvWorkspaces:
+    return ConvWorkspaces(msgspec.json.decode(gzip.decompress(file.read_bytes()), type=ConvModel))
+
 
 AT_ONCE = 2  # trial runs, as on the smallest machine that the promise about their time is for
 BEST = "trace"

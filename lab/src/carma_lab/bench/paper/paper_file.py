@@ -21,11 +21,11 @@ from carma_lab.bench.machine import facts
 from carma_lab.bench.paper.claims import claims
 from carma_lab.bench.paper.published import SOURCE
 from carma_lab.bench.paper.variants import PARTS, Scope
+from carma_lab.bench.results_file import rounded
 from gpumemnet.directories import write_whole
 
 NAME = "paper.json"
 FORMAT = 1
-DIGITS = 5
 DECIDES = ("carma/core", "carma/estimate", "carma/traces", "carma_lab/simulator", "carma_lab/traces")
 
 
@@ -75,19 +75,6 @@ def judged(found: Mapping[str, Any]) -> dict[str, Any]:
     """With the claims worked out anew from its parts, before them."""
     head = {name: value for name, value in found.items() if name not in ("claims", "parts")}
     return {**head, "claims": msgspec.to_builtins(claims(found["parts"])), "parts": found["parts"]}
-
-
-def rounded(value: Any) -> Any:
-    """To a few digits behind the point, so that the file can be read and compared."""
-    match value:
-        case float():
-            return round(value, DIGITS)
-        case dict():
-            return {key: rounded(one) for key, one in value.items()}
-        case list() | tuple():
-            return [rounded(one) for one in value]
-        case _:
-            return value
 
 
 def write(out: Path, found: Mapping[str, Any]) -> Path:

@@ -18,6 +18,7 @@ from carma_lab.bench.paper import paper_file as writing
 from carma_lab.bench.paper.cases import Follow, Results, to_stderr
 from carma_lab.bench.paper.plots import pictures
 from carma_lab.bench.paper.variants import LARGE, PARTS, QUICK, Scope
+from carma_lab.bench.results_file import command_of
 from carma_lab.reports.drawing import Picture, save
 from gpumemnet.directories import make_folder
 
@@ -34,19 +35,6 @@ class Options(Record, frozen=True, kw_only=True):
     windows: int | None = None
     philly: Path | None = None
     redraw: bool = False
-
-    def spelled(self) -> str:
-        """The command that makes it again, without paths of this machine."""
-        words = [
-            "carma bench paper",
-            "--quick" if self.quick else "",
-            f"--parallel {self.jobs}" if self.jobs > 1 else "",
-        ]
-        words += [f"--only {','.join(self.only)}"] if self.only else []
-        words += [f"--seeds {self.seeds}"] if self.seeds is not None else []
-        words += [f"--windows {self.windows}"] if self.windows is not None else []
-        words += [f"--philly {self.philly.name}"] if self.philly is not None else []
-        return " ".join(word for word in words if word)
 
 
 def run(options: Options, draw: Draw = save, follow: Follow | None = None) -> int:
@@ -69,7 +57,7 @@ def run(options: Options, draw: Draw = save, follow: Follow | None = None) -> in
         before, began = writing.code(), time.perf_counter()
         made = _made(part, scope, results, options.philly)
         took_s = time.perf_counter() - began
-        made = {"about": writing.about(scope, options.spelled(), took_s, before), **made}
+        made = {"about": writing.about(scope, command_of("paper", options), took_s, before), **made}
         found = writing.merged(found, part, made, scope)
         writing.write(options.out, found)
         to_stderr(f"{part}: {took_s:.0f} s")
