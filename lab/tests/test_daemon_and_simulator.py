@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from carma.core.model import events as e
 from carma.core.model.commands import Command, LaunchAttempt
-from carma.core.model.events import AnyEvent, Durable, Passing
+from carma.core.model.events import AnyEvent, Durable, Transient
 from carma.core.model.settings import FairnessRules, Rules
 from carma.core.model.values import AttemptKey, Placement, Record
 from carma.core.ports import Loaded
@@ -68,7 +68,7 @@ class Daemon:
 
     async def told(self, event: AnyEvent) -> None:
         self._time.now = max(self._time.now, event.at)
-        if isinstance(event, Passing):
+        if isinstance(event, Transient):
             self.shell.observe(event)
         else:
             await self.shell.commit([event])
@@ -103,7 +103,7 @@ def turns(log: Sequence[AnyEvent]) -> list[tuple[list[AnyEvent], list[Durable]]]
     brought about is told as a tick."""
     found: list[tuple[list[AnyEvent], list[Durable]]] = []
     for event in log:
-        if isinstance(event, TOLD | Passing):
+        if isinstance(event, TOLD | Transient):
             if found and isinstance(event, e.TaskEstimated) and isinstance(found[-1][0][-1], e.TaskSubmitted):
                 found[-1][0].append(event)
             else:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from carma.core.machine import step
-from carma.core.model.events import AnyEvent, AttemptEnded, GpusSampled, MemoryGlanced
+from carma.core.model.events import AnyEvent, AttemptEnded, GpusSampled, MemorySampled
 from carma.core.model.values import Activity, AttemptKey, GpuSample, ProcessUse
 from carma.core.state import new_state
 from carma.core.telemetry.measurements import Seen
@@ -76,7 +76,7 @@ def shown(world: World, processes: tuple[ProcessUse, ...]) -> GpuSample:
 def test_a_list_that_is_told_again_after_a_glance_counts_again() -> None:
     world, key, processes = one_at_work()
     step(world.state, GpusSampled(world.now, (shown(world, processes),)))
-    step(world.state, MemoryGlanced(world.now, (shown(world, ()),)))
+    step(world.state, MemorySampled(world.now, (shown(world, ()),)))
     assert seen_of(world, key).now_mib == 0
     step(world.state, GpusSampled(world.now, (shown(world, processes),)))
     assert seen_of(world, key).now_mib == 5_000

@@ -67,11 +67,11 @@ def test_a_process_is_seen_with_its_memory_and_gone_after_its_end(
     subject: SamplerSubject, holder: subprocess.Popen[str]
 ) -> None:
     gpus = [gpu.id for gpu in subject.sampler.gpus()]
-    eventually(lambda: held_mib(subject.sampler.glance(gpus, time.time()), holder.pid) >= HELD_MIB)
+    eventually(lambda: held_mib(subject.sampler.sample_memory(gpus, time.time()), holder.pid) >= HELD_MIB)
     eventually(lambda: held_mib(subject.sampler.sample(time.time()), holder.pid) >= HELD_MIB)
     holder.kill()
     holder.wait()
-    eventually(lambda: held_mib(subject.sampler.glance(gpus, time.time()), holder.pid) == 0)
+    eventually(lambda: held_mib(subject.sampler.sample_memory(gpus, time.time()), holder.pid) == 0)
 
 
 def test_work_shows_in_the_activity_of_its_gpu(subject: SamplerSubject, holder: subprocess.Popen[str]) -> None:

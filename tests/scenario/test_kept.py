@@ -171,7 +171,7 @@ class History:
         if self.world.memory:
             self.world.memory[self.random.choice(sorted(self.world.memory))] = self.random.choice(MIB)
             self.world.now += 0.2
-            self.world.glance()
+            self.world.sample_memory()
 
     def user(self) -> None:
         if self.world.state.tasks:

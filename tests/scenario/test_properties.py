@@ -200,7 +200,7 @@ class Histories(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(sorted(self.world.memory)))
         self.world.memory[key] = mib
         self.world.now += 0.2
-        self.world.glance()
+        self.world.sample_memory()
         if disrupted and self.world.state.active.get(key.task) == key:
             self.world.emit(StopRequested(self.world.now, key.task, Disrupted("the server ended"), 2.0))
         self.world.settle()

@@ -14,7 +14,7 @@ from carma.core import checkpoint_request as saving
 from carma.core.model import events as e
 from carma.core.model.commands import Command, EstimateTask, LaunchAttempt, StopAttempt, WarnAttempt
 from carma.core.model.outcome import Outcome, OutOfMemory
-from carma.core.model.status import Ended, Estimating, Finished, Queued, Recovering, Running, Starting, that_counts
+from carma.core.model.status import Ended, Estimating, Finished, Queued, Recovering, Running, Starting, effective_ending
 from carma.core.model.task import Attempt, Task
 from carma.core.model.values import AttemptKey, GpuId, TaskId
 from carma.core.recovery import blame
@@ -32,9 +32,9 @@ def step(state: State, event: e.AnyEvent) -> list[Command]:
             for sample in samples:
                 observe.take(state, sample)
             return []
-        case e.MemoryGlanced(samples=samples):
+        case e.MemorySampled(samples=samples):
             for sample in samples:
-                observe.glance(state, sample)
+                observe.take_memory(state, sample)
             return []
         case e.Ticked():
             return []
@@ -268,7 +268,7 @@ def _stop_requested(state: State, event: e.StopRequested) -> list[Command]:
     task = _task(state, event.task)
     match task.status:
         case Starting() | Running():
-            ending = that_counts(task.status.ending, event.ending)
+            ending = effective_ending(task.status.ending, event.ending)
             state.put(replace(task, status=replace(task.status, ending=ending)))
             return [StopAttempt(task.key, event.grace_s, event.signal)]
         case Estimating() | Queued() | Ended() | Recovering():

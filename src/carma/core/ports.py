@@ -44,7 +44,7 @@ class Sampler(Protocol):
         """One sample for each GPU of `gpus()`; processes are not attributed yet (`attempt` is None)."""
         ...
 
-    def glance(self, gpus: Sequence[GpuId], at: float) -> tuple[GpuSample, ...]:
+    def sample_memory(self, gpus: Sequence[GpuId], at: float) -> tuple[GpuSample, ...]:
         """Memory and processes of those GPUs only: cheap enough for several times a second. None: left out."""
         ...
 
@@ -80,7 +80,7 @@ class Confiner(Protocol):
         ...
 
 
-class Found(Record, frozen=True, kw_only=True):
+class AttemptReport(Record, frozen=True, kw_only=True):
     """What the launcher knows of an attempt.
 
     `pid` None, `outcome` None and not `claimed`: the order was never carried out (it may be given again).
@@ -94,7 +94,9 @@ class Found(Record, frozen=True, kw_only=True):
     ended_at: float | None = None
     confinement: Confinement | None = None  # of one that has started
     trouble: str | None = None  # it lives, but what it runs under is gone: a sentence
-    told_at: float | None = None  # of one that has ended: the last request to save that it was told of, by `asked_at`
+    checkpoint_asked_at: float | None = (
+        None  # of one that has ended: the last request to save that it was told of, by `asked_at`
+    )
 
 
 class Launcher(Protocol):
@@ -104,7 +106,7 @@ class Launcher(Protocol):
         """Start it. The same key twice starts one process. Raises nothing: a failure to start is an outcome."""
         ...
 
-    def poll(self, keys: Iterable[AttemptKey]) -> tuple[Found, ...]:
+    def poll(self, keys: Iterable[AttemptKey]) -> tuple[AttemptReport, ...]:
         """How those attempts stand now, one entry for each key."""
         ...
 
@@ -112,7 +114,7 @@ class Launcher(Protocol):
         """Send a signal to the attempt's processes; nothing happens if they are gone."""
         ...
 
-    def ask(self, key: AttemptKey, signal: int, asked_at: float) -> bool:
+    def request_checkpoint(self, key: AttemptKey, signal: int, asked_at: float) -> bool:
         """Send a signal to those of its processes that listen for it, and to nobody whom it would end; once for each
         `asked_at`. Whether anybody was told, now or before: else it may be tried again."""
         ...

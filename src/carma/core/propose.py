@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from carma.core import preemption as preempt
 from carma.core.model.events import Durable, RecoveryDue, RecoveryPlanned, StopRequested, TaskFinished, TaskWarned
-from carma.core.model.outcome import Cancelled, NeverFits, Outcome, TimedOut, satisfied, told_to_others
+from carma.core.model.outcome import Cancelled, NeverFits, Outcome, TimedOut, describe_to_others, satisfied
 from carma.core.model.status import Estimating, Finished, Pending, Queued, Recovering, Running
 from carma.core.model.task import Task
 from carma.core.model.values import TaskId
@@ -133,5 +133,5 @@ def broken(task: Task, other: Task, outcome: Outcome) -> str | None:
         return None
     for dependency in task.spec.after:
         if dependency.task == other.id and not satisfied(dependency, outcome):
-            return f"it waited for task {other.id} ({dependency.when}), which {told_to_others(outcome)}"
+            return f"it waited for task {other.id} ({dependency.when}), which {describe_to_others(outcome)}"
     return None

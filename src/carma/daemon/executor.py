@@ -197,7 +197,7 @@ class Hands:
         and end too late, which would be taken for the end of its work."""
         key, number, asked_at = command.key, command.signal, command.asked_at
         while may_be_told(self.shell.state, key, asked_at, self.shell.clock.now()):
-            if await self.with_launcher(lambda: self.launcher.ask(key, number, asked_at)):
+            if await self.with_launcher(lambda: self.launcher.request_checkpoint(key, number, asked_at)):
                 break
             await asyncio.sleep(ASK_AGAIN_S)
         self.looking.set()

@@ -16,14 +16,14 @@ from carma.core.model.outcome import Disrupted, Failed, Lost, OutOfMemory, Preem
 from carma.core.model.status import Running, Starting
 from carma.core.model.task import Attempt
 from carma.core.model.values import AttemptKey
-from carma.core.ports import Found, PastRun
+from carma.core.ports import AttemptReport, PastRun
 from carma.core.recovery import not_enough_mib
 from carma.core.state import State
 
 DISRUPTED_GRACE_S = 2.0  # what it ran under is gone, so it cannot save what is on the GPU; its files it can close
 
 
-def events_of(state: State, found: Iterable[Found], now: float) -> list[Durable]:
+def events_of(state: State, found: Iterable[AttemptReport], now: float) -> list[Durable]:
     """AttemptStarted and AttemptEnded for all that the state does not know yet, in the order in which they ended; and
     StopRequested for those that live but have nothing to run under any more."""
     found = sorted(found, key=lambda entry: entry.ended_at or now)
@@ -34,7 +34,7 @@ def events_of(state: State, found: Iterable[Found], now: float) -> list[Durable]
     return events
 
 
-def _events_of(state: State, entry: Found, now: float, guilty: Sequence[AttemptKey]) -> list[Durable]:
+def _events_of(state: State, entry: AttemptReport, now: float, guilty: Sequence[AttemptKey]) -> list[Durable]:
     if state.active.get(entry.key.task) != entry.key:
         return []
     status = state.tasks[entry.key.task].status
@@ -58,13 +58,13 @@ def _events_of(state: State, entry: Found, now: float, guilty: Sequence[AttemptK
     return events
 
 
-def _untold(status: Starting | Running, entry: Found) -> bool:
+def _untold(status: Starting | Running, entry: AttemptReport) -> bool:
     """Whether it was asked to save and ended before it could be told."""
     asked = status.preempting if isinstance(status, Running) else None
-    return asked is not None and entry.told_at != asked.at
+    return asked is not None and entry.checkpoint_asked_at != asked.at
 
 
-def _above_booking(state: State, entry: Found) -> bool:
+def _above_booking(state: State, entry: AttemptReport) -> bool:
     """Whether it ran out of GPU memory with more than it had booked, by its own words."""
     outcome, task = entry.outcome, state.tasks.get(entry.key.task)
     if task is None or state.active.get(task.id) != entry.key or not isinstance(outcome, OutOfMemory):
@@ -73,7 +73,7 @@ def _above_booking(state: State, entry: Found) -> bool:
     return outcome.where == "gpu" and wanted_mib > task.attempts[-1].placement.booking.memory_mib
 
 
-def never_launched(state: State, found: Iterable[Found]) -> list[AttemptKey]:
+def never_launched(state: State, found: Iterable[AttemptReport]) -> list[AttemptKey]:
     """Attempts that are placed but of which no process was ever made."""
     return [
         entry.key

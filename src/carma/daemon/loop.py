@@ -20,7 +20,7 @@ from carma.core.model.events import (
     Durable,
     GpusFound,
     GpusSampled,
-    MemoryGlanced,
+    MemorySampled,
     StopRequested,
     TaskPlaced,
     Ticked,
@@ -138,16 +138,16 @@ class Loop:
         await self.settled.wait()
         while True:
             await asyncio.sleep(max(STARTING_S, watch_pause_s(self.shell.state) / max(1.0, self.shell.clock.speed)))
-            await self._guard("glancing at the GPUs' memory", self._glance)
+            await self._guard("glancing at the GPUs' memory", self._sample_memory)
 
-    async def _glance(self) -> None:
+    async def _sample_memory(self) -> None:
         gpus = to_watch(self.shell.state)
         if not gpus:
             return
-        looks = await self._eyes.call(lambda: self.sampler.glance(gpus, self.shell.clock.now()))
+        looks = await self._eyes.call(lambda: self.sampler.sample_memory(gpus, self.shell.clock.now()))
         if looks:
             looks = await self._whose.known(looks, tuple(self.shell.state.active.values()))
-            self.shell.observe(MemoryGlanced(max(look.at for look in looks), looks))
+            self.shell.observe(MemorySampled(max(look.at for look in looks), looks))
 
     async def look_for_gpus(self) -> tuple[Gpu, ...]:
         return await self._eyes.call(self.sampler.gpus)

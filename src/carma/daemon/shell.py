@@ -20,9 +20,9 @@ from carma.core.model.events import (
     AttemptEnded,
     Durable,
     MemoryObserved,
-    Passing,
     PreemptionRequested,
     TaskPlaced,
+    Transient,
     UseNoted,
 )
 from carma.core.model.values import Estimate, Owner, TaskId, TaskSpec
@@ -98,7 +98,7 @@ class Shell:
         self._stepped: list[Stepped] = []
         self._foresee: Foresee | None = None
         self._stage: Stage = lambda _task: ""
-        self._passing: deque[Passing] = deque()
+        self._passing: deque[Transient] = deque()
         self._changes: deque[_Change] = deque()
         self._listeners = Listeners()
         self._wake = asyncio.Event()
@@ -122,7 +122,7 @@ class Shell:
         self._wake.set()
         return await done
 
-    def observe(self, event: Passing) -> None:
+    def observe(self, event: Transient) -> None:
         """Something seen that is not stored: a sample, or that time passed."""
         self._passing.append(event)
         self._wake.set()
@@ -242,7 +242,7 @@ class Shell:
         if self._changes or self._passing:
             self._wake.set()
 
-    def _see(self, event: Passing) -> None:
+    def _see(self, event: Transient) -> None:
         try:
             step(self.state, event)
         except Exception:

@@ -18,7 +18,7 @@ from carma import procfs
 from carma.core.model.outcome import Failed, LaunchFailed, Lost, Outcome
 from carma.core.model.settings import Sharing
 from carma.core.model.values import AttemptKey
-from carma.core.ports import Confiner, Found, LaunchOrder
+from carma.core.ports import AttemptReport, Confiner, LaunchOrder
 from carma.errors import CarmaError
 from carma.launch import attempt_records as records
 from carma.launch import runner
@@ -106,10 +106,10 @@ class ProcessLauncher:
         record = records.encode(self._order_record(order, arranged.environment))
         self._children[self._spawn(order.key, record)] = order.key
 
-    def _refuse(self, key: AttemptKey, outcome: Failed | LaunchFailed) -> Found:
+    def _refuse(self, key: AttemptKey, outcome: Failed | LaunchFailed) -> AttemptReport:
         self._confinements.forget(key)
         self._refused[key] = outcome
-        return Found(key=key, outcome=outcome)
+        return AttemptReport(key=key, outcome=outcome)
 
     def _claimed(self, key: AttemptKey) -> bool:
         """Whether a runner has it. The claim of a dead runner is set aside: without a recorded start nothing ran."""
@@ -171,7 +171,7 @@ class ProcessLauncher:
 
     # Polling.
 
-    def poll(self, keys: Iterable[AttemptKey]) -> tuple[Found, ...]:
+    def poll(self, keys: Iterable[AttemptKey]) -> tuple[AttemptReport, ...]:
         ended = self._reap()
         if self._servers is not None:
             self._servers.refresh()
@@ -190,29 +190,29 @@ class ProcessLauncher:
                 del self._children[pid]
         return ended
 
-    def _find(self, key: AttemptKey, ended: Mapping[AttemptKey, int]) -> Found:
+    def _find(self, key: AttemptKey, ended: Mapping[AttemptKey, int]) -> AttemptReport:
         started = self._started.get(key)
         # A runner that has written its exit record may hang in its end, on a file system that does not answer.
         if started is not None and self._runner_lives(started) and not self.files.exists(key, records.EXIT):
             return self._found_running(key, started)
         if key in self._refused:
-            return Found(key=key, outcome=self._refused[key])
+            return AttemptReport(key=key, outcome=self._refused[key])
         return self._find_by_files(key) or self._find_unclaimed(key, ended)
 
     def _runner_lives(self, started: Started) -> bool:
         return started.runner.pid in self._children or self._alive(started.runner)
 
-    def _find_unclaimed(self, key: AttemptKey, ended: Mapping[AttemptKey, int]) -> Found:
+    def _find_unclaimed(self, key: AttemptKey, ended: Mapping[AttemptKey, int]) -> AttemptReport:
         """No runner has claimed it: our runner has not yet, or has failed, or the order may be given again."""
         if (pid := self._own_runner(key)) is not None:
             return self._check_runner(key, pid)
         status = ended.get(key, NO_SPACE)
         if status == NO_SPACE or status < 0 or not self.files.exists(key):  # negative: ended by a signal
-            return Found(key=key)
+            return AttemptReport(key=key)
         output = self.files.read_tail(key, records.RUNNER_LOG, 400).strip().rpartition("\n")[2]
         return self._refuse(key, Failed(CANNOT_START, f"the runner could not start: {output or 'it said nothing'}"))
 
-    def _find_by_files(self, key: AttemptKey) -> Found | None:
+    def _find_by_files(self, key: AttemptKey) -> AttemptReport | None:
         """None if no runner has claimed it. The order of the checks matters: a runner writes, then ends."""
         claim = self.files.claim(key)
         alive = claim is not None and self._alive(claim)
@@ -232,31 +232,31 @@ class ProcessLauncher:
         self._trees.signal(key, started, signals.SIGKILL)  # the rest of the tree holds GPU memory without a booking
         return self._ended(key, started, Lost("its runner was killed, so nobody saw how it ended"))
 
-    def _find_unstarted(self, key: AttemptKey, claim: Claim, alive: bool) -> Found:
+    def _find_unstarted(self, key: AttemptKey, claim: Claim, alive: bool) -> AttemptReport:
         """Claimed and not started yet. The runner enforces the start-up timeout; one that hangs itself is killed."""
         if alive:
             return self._check_runner(key, claim.pid)
         if self._takeovers(key) < TAKEOVERS:
-            return Found(key=key)
+            return AttemptReport(key=key)
         reason = f"its runner died {TAKEOVERS + 1} times before it could start the command"
         return self._ended(key, None, Lost(reason))
 
-    def _check_runner(self, key: AttemptKey, pid: int) -> Found:
+    def _check_runner(self, key: AttemptKey, pid: int) -> AttemptReport:
         """A living runner that has not started the command."""
         limit_s = self._start_timeout_s + RUNNER_MARGIN_S
         found = procfs.process(pid)
         if found is None or procfs.age_s(found) <= limit_s:
-            return Found(key=key, claimed=True)
+            return AttemptReport(key=key, claimed=True)
         procfs.send(pid, found.start_ticks, signals.SIGKILL)
         if self.files.started(key) is not None:
-            return Found(key=key, claimed=True)  # it started at the last moment: the next poll finds it
+            return AttemptReport(key=key, claimed=True)  # it started at the last moment: the next poll finds it
         return self._refuse(key, LaunchFailed(f"its runner did not start it within {limit_s:g} s"))
 
     def _own_runner(self, key: AttemptKey) -> int | None:
         return next((pid for pid, other in self._children.items() if other == key), None)
 
-    def _found_running(self, key: AttemptKey, started: Started) -> Found:
-        return Found(
+    def _found_running(self, key: AttemptKey, started: Started) -> AttemptReport:
+        return AttemptReport(
             key=key,
             pid=started.pid,
             started_at=started.started_at,
@@ -264,22 +264,24 @@ class ProcessLauncher:
             trouble=self._confinements.trouble(key, started),
         )
 
-    def _found_ended(self, key: AttemptKey, started: Started | None, ending: ExitRecord) -> Found:
+    def _found_ended(self, key: AttemptKey, started: Started | None, ending: ExitRecord) -> AttemptReport:
         lost = started is not None and self._confinements.server_lost(key, started.started_at, ending.ended_at)
         mps = MpsState(used=self._confinements.under_mps(key), lost=lost)
         outcome = judge_exit(ending, self.files.last_words(key, ending), self.files.stop(key), mps)
         return self._ended(key, started, outcome, ending.ended_at)
 
-    def _ended(self, key: AttemptKey, started: Started | None, outcome: Outcome, at: float | None = None) -> Found:
+    def _ended(
+        self, key: AttemptKey, started: Started | None, outcome: Outcome, at: float | None = None
+    ) -> AttemptReport:
         self._started.pop(key, None)
-        found = Found(
+        found = AttemptReport(
             key=key,
             pid=started.pid if started is not None else None,
             started_at=started.started_at if started is not None else None,
             outcome=outcome,
             ended_at=at,
             confinement=self._confinements.confinement(key) if started is not None else None,
-            told_at=self._asked_at(key),
+            checkpoint_asked_at=self._asked_at(key),
         )
         self._confinements.forget(key)
         return found
@@ -334,7 +336,7 @@ class ProcessLauncher:
             return
         records.write(self.files.path(key, records.TOLD), record, durable=False)
 
-    def ask(self, key: AttemptKey, signal: int, asked_at: float) -> bool:
+    def request_checkpoint(self, key: AttemptKey, signal: int, asked_at: float) -> bool:
         """Recorded before the signal: a task that ends by it is known to have been asked, also if the daemon is killed
         right after it. If the daemon is killed between the two, the task goes on, which does no harm."""
         started = self._known(key)

@@ -95,11 +95,11 @@ class NvmlSampler:
             self._look_for_lost(samples)
         return samples
 
-    def glance(self, gpus: Sequence[GpuId], at: float) -> tuple[GpuSample, ...]:
+    def sample_memory(self, gpus: Sequence[GpuId], at: float) -> tuple[GpuSample, ...]:
         """A driver that is gone is only noticed here; `sample` opens it again."""
         if self._closed:
             return _faulty(gpus, at, "the sampler is closed")
-        return self._read_all(gpus, at, reading.glance)
+        return self._read_all(gpus, at, reading.read_memory)
 
     def close(self) -> None:
         if not self._closed:

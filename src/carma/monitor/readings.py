@@ -28,7 +28,7 @@ def read(nvml: Nvml, device: Device, at: float) -> GpuSample:
     )
 
 
-def glance(nvml: Nvml, device: Device, at: float) -> GpuSample:
+def read_memory(nvml: Nvml, device: Device, at: float) -> GpuSample:
     """Memory and processes only. Raises GpuLost and DriverGone."""
     memory = ask_memory(nvml, device.handle, device.memory_version)
     return GpuSample(

@@ -16,7 +16,7 @@ from carma.core.model.events import (
     Durable,
     GpusFound,
     GpusSampled,
-    MemoryGlanced,
+    MemorySampled,
     StopRequested,
     TaskEstimated,
     TaskPlaced,
@@ -184,7 +184,7 @@ class World:
         self._counted_at = self.now
         self.emit(GpusSampled(self.now, samples))
 
-    def glance(self) -> None:
+    def sample_memory(self) -> None:
         """A look at memory alone, as the loop takes between two samples."""
         seen = [self._sample(found) for found in self.state.gpus.values()]
         self._counted_at = self.now
@@ -192,7 +192,7 @@ class World:
             GpuSample(gpu=one.gpu, at=one.at, memory_used_mib=one.memory_used_mib, processes=one.processes)
             for one in seen
         )
-        self.emit(MemoryGlanced(self.now, looks))
+        self.emit(MemorySampled(self.now, looks))
 
     def _sample(self, found: Gpu) -> GpuSample:
         if found.id in self.faults:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from carma.core.model.outcome import Failed, Outcome, Succeeded
 from carma.core.model.values import AttemptKey, Confinement, Record
-from carma.core.ports import Found, LaunchOrder
+from carma.core.ports import AttemptReport, LaunchOrder
 from carma.launch.exit_outcome import name_of
 
 
@@ -69,7 +69,7 @@ class FakeLauncher:
         self.launched: list[LaunchOrder] = []  # each once
         self.signals: list[tuple[AttemptKey, int]] = []  # all that were asked for, also in vain
         self.released: list[AttemptKey] = []
-        self.told_to_save: list[tuple[AttemptKey, int]] = []  # those that were told to save, each once
+        self.checkpoint_requests: list[tuple[AttemptKey, int]] = []  # those that were told to save, each once
 
     def launch(self, order: LaunchOrder) -> None:
         if order.key in self._runs:
@@ -78,17 +78,17 @@ class FakeLauncher:
         self._next_pid += 1
         self.launched.append(order)
 
-    def poll(self, keys: Iterable[AttemptKey]) -> tuple[Found, ...]:
+    def poll(self, keys: Iterable[AttemptKey]) -> tuple[AttemptReport, ...]:
         return tuple(self._found(key) for key in keys)
 
-    def _found(self, key: AttemptKey) -> Found:
+    def _found(self, key: AttemptKey) -> AttemptReport:
         run = self._runs.get(key)
         if run is None:
-            return Found(key=key)
+            return AttemptReport(key=key)
         run.look(self._now())
         if not run.plan.starts:
-            return Found(key=key, outcome=run.outcome, ended_at=run.ended_at)
-        return Found(
+            return AttemptReport(key=key, outcome=run.outcome, ended_at=run.ended_at)
+        return AttemptReport(
             key=key,
             pid=run.pid,
             started_at=run.started_at,
@@ -96,7 +96,7 @@ class FakeLauncher:
             ended_at=run.ended_at,
             confinement=run.plan.confinement,
             trouble=run.trouble if run.outcome is None else None,
-            told_at=run.asked_at if run.outcome is not None else None,
+            checkpoint_asked_at=run.asked_at if run.outcome is not None else None,
         )
 
     def signal(self, key: AttemptKey, signal: int, *, whole_tree: bool = True) -> None:  # noqa: ARG002
@@ -108,13 +108,13 @@ class FakeLauncher:
         run.look(self._now())
         run.end(Failed(128 + signal, f"ended by {name_of(signal)}"), self._now())
 
-    def ask(self, key: AttemptKey, signal: int, asked_at: float) -> bool:
+    def request_checkpoint(self, key: AttemptKey, signal: int, asked_at: float) -> bool:
         run = self._runs.get(key)
         if run is None or run.plan.saves_in_s is None or run.outcome is not None:
             return False
         if run.asked_at != asked_at:
             run.asked_at = asked_at
-            self.told_to_save.append((key, signal))
+            self.checkpoint_requests.append((key, signal))
             run.leave_at = self._now() + run.plan.saves_in_s
         return True
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from carma.core.model.outcome import Failed, Outcome, Succeeded
 from carma.core.model.settings import Stopping
 from carma.core.model.values import AttemptKey, Booking, GpuId, Owner, Placement, TaskId, TaskSpec
-from carma.core.ports import Found, Launcher, LaunchOrder
+from carma.core.ports import AttemptReport, Launcher, LaunchOrder
 
 LIMIT_S = 180.0
 
@@ -45,7 +45,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def look(launcher: Launcher, which: AttemptKey) -> Found:
+def look(launcher: Launcher, which: AttemptKey) -> AttemptReport:
     (found,) = launcher.poll([which])
     return found
 
@@ -78,7 +78,7 @@ class LauncherSubject:
 
 class LauncherContract:
     def test_an_order_that_was_never_given_is_neither_running_nor_ended(self, subject: LauncherSubject) -> None:
-        assert subject.launcher.poll([key(9)]) == (Found(key=key(9)),)
+        assert subject.launcher.poll([key(9)]) == (AttemptReport(key=key(9)),)
         assert subject.launcher.pids([key(9)]) == {}
 
     def test_a_success_has_a_process_and_both_times(self, subject: LauncherSubject) -> None:
@@ -165,7 +165,7 @@ class LauncherContract:
         subject.launcher.signal(key(), signal.SIGKILL)
         subject.launcher.signal(key(8), signal.SIGKILL, whole_tree=False)
         assert look(subject.launcher, key()).outcome == Succeeded()
-        assert look(subject.launcher, key(8)) == Found(key=key(8))
+        assert look(subject.launcher, key(8)) == AttemptReport(key=key(8))
 
     def test_a_signal_to_one_attempt_leaves_the_others(self, subject: LauncherSubject) -> None:
         subject.launch("runs", 1)
@@ -181,17 +181,17 @@ class LauncherContract:
         subject.launch("saves")
         until_running(subject.launcher, key())
         until(subject.ready)
-        assert subject.launcher.ask(key(), signal.SIGUSR1, 7.0)
+        assert subject.launcher.request_checkpoint(key(), signal.SIGUSR1, 7.0)
         assert until_ended(subject.launcher, key()) == Succeeded()
-        assert look(subject.launcher, key()).told_at == 7.0
+        assert look(subject.launcher, key()).checkpoint_asked_at == 7.0
 
     def test_one_that_does_not_listen_is_left_alone(self, subject: LauncherSubject) -> None:
         subject.launch("runs")
         pid = until_running(subject.launcher, key())
-        assert not subject.launcher.ask(key(), signal.SIGUSR1, 7.0)
-        assert not subject.launcher.ask(key(8), signal.SIGUSR1, 7.0)
+        assert not subject.launcher.request_checkpoint(key(), signal.SIGUSR1, 7.0)
+        assert not subject.launcher.request_checkpoint(key(8), signal.SIGUSR1, 7.0)
         assert look(subject.launcher, key()).outcome is None
         assert subject.launcher.pids([key()]) == {pid: key()}
         subject.launcher.signal(key(), signal.SIGKILL)
         until_ended(subject.launcher, key())
-        assert look(subject.launcher, key()).told_at is None
+        assert look(subject.launcher, key()).checkpoint_asked_at is None

@@ -78,30 +78,30 @@ class SamplerContract:
             if can.source == "processes":
                 assert can.metrics == ("sm_active",)
 
-    def test_a_glance_shows_memory_and_processes_of_the_asked_gpus(self, subject: SamplerSubject) -> None:
+    def test_a_memory_sample_shows_memory_and_processes_of_the_asked_gpus(self, subject: SamplerSubject) -> None:
         gpus = subject.sampler.gpus()
         wanted = [gpu.id for gpu in reversed(gpus)]
-        glanced = subject.sampler.glance(wanted, AT_S)
-        assert [sample.gpu for sample in glanced] == wanted
-        for gpu, sample in zip(reversed(gpus), glanced, strict=True):
+        observed = subject.sampler.sample_memory(wanted, AT_S)
+        assert [sample.gpu for sample in observed] == wanted
+        for gpu, sample in zip(reversed(gpus), observed, strict=True):
             check_ranges(gpu, sample)
             assert (sample.at, sample.fault) == (AT_S, None)
             assert sample.memory_used_mib is not None
             assert (sample.processes is not None) == gpu.capabilities.processes
             assert (sample.activity, sample.gpu_util) == (NO_ACTIVITY, None)
             assert (sample.power_w, sample.energy_j) == (None, None)
-        assert subject.sampler.glance([], AT_S) == ()
+        assert subject.sampler.sample_memory([], AT_S) == ()
 
-    def test_a_glance_sees_the_same_processes_as_a_sample(self, subject: SamplerSubject) -> None:
+    def test_a_memory_sample_sees_the_same_processes_as_a_sample(self, subject: SamplerSubject) -> None:
         sampled = subject.sampler.sample(AT_S)
-        glanced = subject.sampler.glance([sample.gpu for sample in sampled], AT_S)
-        for sample, glance in zip(sampled, glanced, strict=True):
+        observed = subject.sampler.sample_memory([sample.gpu for sample in sampled], AT_S)
+        for sample, memory in zip(sampled, observed, strict=True):
             assert {process.pid for process in sample.processes or ()} == {
-                process.pid for process in glance.processes or ()
+                process.pid for process in memory.processes or ()
             }
 
-    def test_a_glance_at_an_unknown_gpu_is_a_fault(self, subject: SamplerSubject) -> None:
-        (unknown,) = subject.sampler.glance([GpuId("GPU-of-another-machine")], AT_S)
+    def test_a_memory_sample_at_an_unknown_gpu_is_a_fault(self, subject: SamplerSubject) -> None:
+        (unknown,) = subject.sampler.sample_memory([GpuId("GPU-of-another-machine")], AT_S)
         assert unknown.fault
         assert (unknown.gpu, unknown.memory_used_mib) == ("GPU-of-another-machine", None)
 
@@ -130,9 +130,9 @@ class SamplerContract:
         assert (lost.activity, lost.memory_used_mib, lost.processes) == (NO_ACTIVITY, None, None)
         assert all(other.fault is None and other.memory_used_mib is not None for other in others)
         assert subject.sampler.gpus() == gpus
-        (glanced,) = subject.sampler.glance([lost.gpu], AT_S + 1)
-        assert glanced.fault
-        assert (glanced.memory_used_mib, glanced.processes) == (None, None)
+        (observed,) = subject.sampler.sample_memory([lost.gpu], AT_S + 1)
+        assert observed.fault
+        assert (observed.memory_used_mib, observed.processes) == (None, None)
 
     def test_closing_twice_does_no_harm(self, subject: SamplerSubject) -> None:
         subject.sampler.close()

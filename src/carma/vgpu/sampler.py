@@ -48,13 +48,13 @@ class VirtualSampler:
         found = {gpu.id: self._one(world, before, gpu, now_rates, at) for gpu in world.gpus}
         return tuple(found.get(gpu.id) or GpuSample(gpu=gpu.id, at=at, fault=_LOST) for gpu in self._gpus)
 
-    def glance(self, gpus: Sequence[GpuId], at: float) -> tuple[GpuSample, ...]:
+    def sample_memory(self, gpus: Sequence[GpuId], at: float) -> tuple[GpuSample, ...]:
         """Leaves alone what the next sample's means begin with."""
         try:
             world = self._look()
         except (CarmaError, OSError) as error:
             return tuple(GpuSample(gpu=gpu, at=at, fault=f"the driver does not answer: {error}") for gpu in gpus)
-        return tuple(_glance(world, gpu, at) for gpu in gpus)
+        return tuple(_memory_sample(world, gpu, at) for gpu in gpus)
 
     def close(self) -> None:
         self._before = None
@@ -98,7 +98,7 @@ def _gpu(gpu: VirtualGpu) -> Gpu:
     )
 
 
-def _glance(world: World, gpu_id: GpuId, at: float) -> GpuSample:
+def _memory_sample(world: World, gpu_id: GpuId, at: float) -> GpuSample:
     gpu = world.gpu(gpu_id)
     if gpu is None or gpu.lost:
         return GpuSample(gpu=gpu_id, at=at, fault=_LOST)

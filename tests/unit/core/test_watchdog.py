@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from carma.core.model.commands import StopAttempt
-from carma.core.model.events import AttemptStarted, GpusSampled, MemoryGlanced, StopRequested
+from carma.core.model.events import AttemptStarted, GpusSampled, MemorySampled, StopRequested
 from carma.core.model.outcome import Cancelled, Failed, OutOfMemory
 from carma.core.model.settings import Gate, Rules, Sharing, WarmUp
 from carma.core.model.status import Finished, Recovering
@@ -39,7 +39,7 @@ def holds(world: World, task: TaskId, mib: int) -> None:
 def stopped(world: World) -> list[TaskId]:
     """Whom the watchdog stops after the next look."""
     world.now += 0.2
-    world.glance()
+    world.sample_memory()
     return [event.task for event in world.settle() if isinstance(event, StopRequested)]
 
 
@@ -146,7 +146,7 @@ def test_one_that_has_ended_since_the_look_is_not_held_against_the_others() -> N
     assert stopped(world) == []
     holds(world, one, 3_000)
     world.now += 0.2
-    world.glance()
+    world.sample_memory()
     world.end(other)
     assert [event for event in world.settle() if isinstance(event, StopRequested)] == []
 
@@ -186,7 +186,7 @@ def test_an_old_look_ends_nobody() -> None:
     world, (grower, _) = world_of(4_000, 10_000)
     holds(world, grower, 11_000)
     world.now += 0.2
-    world.glance()
+    world.sample_memory()
     world.now += OPEN.window.stale_s + 1
     assert [event for event in world.settle() if isinstance(event, StopRequested)] == []
 
@@ -218,7 +218,7 @@ def test_a_neighbour_that_fails_meanwhile_is_innocent_whoever_is_noticed_first(n
         world.now += 0.5
     world.oom(calm, asked_mib=1_000, peak_mib=4_000)
     attempt = world.task(calm).attempts[-1]
-    assert attempt.blame == "neighbour", "only a glance saw what the grower held"
+    assert attempt.blame == "neighbour", "only a memory sample saw what the grower held"
 
 
 # What is looked at often.
@@ -246,7 +246,7 @@ def test_gpus_are_watched_while_no_limit_holds_their_tasks() -> None:
     assert len(to_watch(world.state)) == 1, "the watchdog is nothing to rely on without somebody who looks"
 
 
-def test_glances_are_rare_where_nobody_is_to_be_watched() -> None:
+def test_memory_samples_are_rare_where_nobody_is_to_be_watched() -> None:
     world = World(1, rules=OPEN, memory_mib=20_000)
     world.submit(4_000)
     world.settle()
@@ -285,16 +285,16 @@ def test_a_limit_for_each_process_is_none_for_a_task_of_several(
     assert to_watch(world.state) == watched
 
 
-# What a glance is and is not.
+# What a memory sample is and is not.
 
 
-def test_a_glance_tells_of_memory_and_is_no_sample() -> None:
+def test_a_memory_sample_tells_of_memory_and_is_no_sample() -> None:
     world, (task, _) = world_of(9_000, 10_000)
     world.wait(10)
     before = world.view(0)
     holds(world, task, 6_000)
     world.now += 0.2
-    world.glance()
+    world.sample_memory()
     after = world.view(0)
     assert (after.used_mib, after.holders[0].observed_mib, after.holders[0].peak_mib) == (7_000, 6_000, 6_000)
     assert after.summaries == before.summaries
@@ -302,11 +302,11 @@ def test_a_glance_tells_of_memory_and_is_no_sample() -> None:
     assert after.blind is None
 
 
-def test_a_sample_that_is_older_than_a_glance_does_not_undo_it() -> None:
+def test_a_sample_that_is_older_than_a_memory_sample_does_not_undo_it() -> None:
     world, (task, _) = world_of(9_000, 10_000)
     holds(world, task, 6_000)
     world.now += 0.5
-    world.glance()
+    world.sample_memory()
     late = world.now - 0.2
     holds(world, task, 3_000)
     sample = replace(world._sample(world.state.gpus[G0]), at=late)
@@ -326,8 +326,8 @@ def test_a_sample_that_is_older_than_a_glance_does_not_undo_it() -> None:
         GpuSample(gpu=G0, at=0.0, memory_used_mib=5, processes=()),
     ],
 )
-def test_a_glance_that_tells_nothing_new_changes_nothing(look: GpuSample) -> None:
+def test_a_memory_sample_that_tells_nothing_new_changes_nothing(look: GpuSample) -> None:
     world, _ = world_of(9_000, 10_000)
     before = world.view(0)
-    world.emit(MemoryGlanced(world.now, (look,)))
+    world.emit(MemorySampled(world.now, (look,)))
     assert world.view(0) == before

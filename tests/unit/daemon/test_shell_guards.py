@@ -31,7 +31,7 @@ from carma.core.model.values import (
     TaskSpec,
 )
 from carma.core.policies import magm
-from carma.core.ports import Found
+from carma.core.ports import AttemptReport
 from carma.core.state import State, new_state
 from carma.core.telemetry.usage import count
 from carma.daemon import found_attempts as finder
@@ -61,7 +61,7 @@ class Card:
 
     def __init__(self) -> None:
         self.memory: dict[int, int] = {}  # by pid
-        self.glances = 0
+        self.memory_samples = 0
 
     def gpus(self) -> tuple[Gpu, ...]:
         return (self.gpu,)
@@ -71,9 +71,9 @@ class Card:
         used_mib = sum(self.memory.values())
         return (GpuSample(gpu=G0, at=at, memory_used_mib=used_mib, processes=uses),)
 
-    def glance(self, gpus: Sequence[GpuId], at: float) -> tuple[GpuSample, ...]:
+    def sample_memory(self, gpus: Sequence[GpuId], at: float) -> tuple[GpuSample, ...]:
         assert tuple(gpus) == (G0,)
-        self.glances += 1
+        self.memory_samples += 1
         return self.sample(at)
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ def go(work: Coroutine[Any, Any, None]) -> None:
 
 
 def test_growth_between_two_samples_is_seen_where_no_limit_holds_the_tasks() -> None:
-    """Samples are an hour apart here, so only a glance can have seen it."""
+    """Samples are an hour apart here, so only a memory sample can have seen it."""
 
     async def work() -> None:
         async with serving(Plan(), period_s=3600.0) as server:
@@ -163,10 +163,10 @@ def test_gpus_whose_tasks_are_held_by_limits_are_left_to_the_samples() -> None:
             server.holds(first, 2_000)
             server.holds(second, 2_000)
             sampled = server.shell.state.live[G0].window
-            before = server.card.glances  # before the second one's limit was known it may have been watched
+            before = server.card.memory_samples  # before the second one's limit was known it may have been watched
             count_before = sampled.count_since(0.0)
             await server.until(lambda state: state.live[G0].window.count_since(0.0) > count_before + 20)
-            assert server.card.glances <= before + 1
+            assert server.card.memory_samples <= before + 1
             assert server.shell.state.tasks[first.task].attempts[-1].confinement == HELD.confinement
 
     go(work())
@@ -205,7 +205,7 @@ def look(*pids: int) -> tuple[GpuSample, ...]:
     return (GpuSample(gpu=G0, at=1.0, memory_used_mib=100 * len(pids), processes=uses),)
 
 
-def test_a_glance_asks_the_launcher_only_about_processes_that_are_new() -> None:
+def test_a_memory_sample_asks_the_launcher_only_about_processes_that_are_new() -> None:
     launcher = Servant()
     key = AttemptKey(TaskId(1), 1)
     launcher.launch(cast(Any, type("Order", (), {"key": key})))
@@ -249,7 +249,7 @@ def test_how_an_attempt_is_held_is_on_record_from_its_start() -> None:
     task = world.submit(5_000)
     world.settle()
     key = world.state.active[task]
-    found = Found(key=key, pid=5, started_at=world.now, confinement=HELD.confinement)
+    found = AttemptReport(key=key, pid=5, started_at=world.now, confinement=HELD.confinement)
     (event,) = finder.events_of(world.state, [found], world.now)
     assert event == AttemptStarted(world.now, key, 5, HELD.confinement)
     world.emit(event)
@@ -258,7 +258,7 @@ def test_how_an_attempt_is_held_is_on_record_from_its_start() -> None:
 
 def test_trouble_is_told_once_and_does_not_change_a_stop_that_was_asked_for() -> None:
     world, key, other = shared_world()
-    found = [Found(key=one, pid=5, started_at=world.now, trouble="gone") for one in (key, other)]
+    found = [AttemptReport(key=one, pid=5, started_at=world.now, trouble="gone") for one in (key, other)]
     world.stop(other.task)
     (event,) = finder.events_of(world.state, found, world.now)
     assert event == StopRequested(world.now, key.task, Disrupted("gone"), finder.DISRUPTED_GRACE_S)
@@ -268,7 +268,7 @@ def test_trouble_is_told_once_and_does_not_change_a_stop_that_was_asked_for() ->
 
 def test_a_task_that_fails_of_it_before_it_is_stopped_was_disrupted() -> None:
     world, key, _ = shared_world()
-    found = Found(key=key, pid=5, outcome=Failed(1, "CUDA error"), ended_at=world.now, trouble="gone")
+    found = AttemptReport(key=key, pid=5, outcome=Failed(1, "CUDA error"), ended_at=world.now, trouble="gone")
     (event,) = finder.events_of(world.state, [found], world.now)
     world.emit(event)
     assert world.task(key.task).attempts[-1].outcome == Disrupted("gone")
@@ -282,7 +282,7 @@ def test_of_two_that_run_out_together_the_one_above_its_booking_is_to_blame() ->
         guilty: OutOfMemory("gpu", 1, 500, 30_000, "CUDA out of memory"),
     }
     found = [
-        Found(key=key, pid=5, outcome=oom, ended_at=world.now + place / 100)
+        AttemptReport(key=key, pid=5, outcome=oom, ended_at=world.now + place / 100)
         for place, (key, oom) in enumerate(ooms.items())
     ]
     for event in finder.events_of(world.state, found, world.now + 1):

@@ -109,9 +109,9 @@ class MortalLauncher(FakeLauncher):
         with self.fate.step():
             super().signal(key, signal, whole_tree=whole_tree)
 
-    def ask(self, key: AttemptKey, signal: int, asked_at: float) -> bool:
+    def request_checkpoint(self, key: AttemptKey, signal: int, asked_at: float) -> bool:
         with self.fate.step():
-            return super().ask(key, signal, asked_at)
+            return super().request_checkpoint(key, signal, asked_at)
 
 
 def _becomes(order: LaunchOrder) -> Plan:
@@ -134,7 +134,7 @@ class OneGpu:
     def sample(self, at: float) -> tuple[GpuSample, ...]:
         return (GpuSample(gpu=self.gpu.id, at=at, memory_used_mib=0, processes=()),)
 
-    def glance(self, gpus: Sequence[GpuId], at: float) -> tuple[GpuSample, ...]:
+    def sample_memory(self, gpus: Sequence[GpuId], at: float) -> tuple[GpuSample, ...]:
         return self.sample(at) if self.gpu.id in gpus else ()
 
     def close(self) -> None:
@@ -216,7 +216,7 @@ def check(store: MortalStore, launcher: MortalLauncher) -> None:
         assert status.outcome == outcome
         assert len(state.tasks[task].attempts) == 1
     assert [attempt.outcome for attempt in state.tasks[SAVER].attempts] == [Preempted("ada", "", 0), Succeeded()]
-    assert launcher.told_to_save == [(AttemptKey(SAVER, 1), 10)], "once"
+    assert launcher.checkpoint_requests == [(AttemptKey(SAVER, 1), 10)], "once"
     launched = [order.key for order in launcher.launched]
     assert len(launched) == len(set(launched))
     # The deaf one may have been cancelled between its placement and its launch; then it never starts.

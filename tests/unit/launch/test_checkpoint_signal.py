@@ -62,7 +62,7 @@ def test_a_shell_around_the_program_is_left_alone(launcher: ProcessLauncher, tmp
     launcher.launch(order_of(shell(f"{notes('inner')}; echo after > after", tmp_path)))
     until_running(launcher, key())
     until((tmp_path / "ready-inner").exists)
-    assert launcher.ask(key(), signal.SIGUSR1, 1.0)
+    assert launcher.request_checkpoint(key(), signal.SIGUSR1, 1.0)
     until(lambda: told(tmp_path, "inner") == "x")
     (tmp_path / "go").touch()
     assert until_ended(launcher, key()) == Succeeded()
@@ -73,7 +73,7 @@ def test_each_of_several_ranks_is_told(launcher: ProcessLauncher, tmp_path: Path
     launcher.launch(order_of(shell(f"{notes('a')} & {notes('b')} & wait", tmp_path)))
     until_running(launcher, key())
     until(lambda: (tmp_path / "ready-a").exists() and (tmp_path / "ready-b").exists())
-    assert launcher.ask(key(), signal.SIGUSR1, 1.0)
+    assert launcher.request_checkpoint(key(), signal.SIGUSR1, 1.0)
     until(lambda: told(tmp_path, "a") == told(tmp_path, "b") == "x")
 
 
@@ -81,7 +81,7 @@ def test_a_worker_with_its_parents_handler_is_not_told(launcher: ProcessLauncher
     launcher.launch(order_of(spec_of(sys.executable, "-c", WORKER, directory=tmp_path)))
     until_running(launcher, key())
     until(lambda: (tmp_path / "ready-main").exists() and (tmp_path / "ready-worker").exists())
-    assert launcher.ask(key(), signal.SIGUSR1, 1.0)
+    assert launcher.request_checkpoint(key(), signal.SIGUSR1, 1.0)
     until(lambda: told(tmp_path, "main") == "x")
     assert told(tmp_path, "worker") == ""
 
@@ -92,11 +92,11 @@ def test_a_request_is_told_once_also_by_a_daemon_that_did_not_make_it(
     launcher.launch(order_of(shell(f"exec {notes('inner')}", tmp_path)))
     until_running(launcher, key())
     until((tmp_path / "ready-inner").exists)
-    assert launcher.ask(key(), signal.SIGUSR1, 1.0)
+    assert launcher.request_checkpoint(key(), signal.SIGUSR1, 1.0)
     until(lambda: told(tmp_path, "inner") == "x")
     again = ProcessLauncher(tmp_path / "attempts", run_as_submitter=False)
-    assert again.ask(key(), signal.SIGUSR1, 1.0)
-    assert again.ask(key(), signal.SIGUSR1, 2.0), "another request"
+    assert again.request_checkpoint(key(), signal.SIGUSR1, 1.0)
+    assert again.request_checkpoint(key(), signal.SIGUSR1, 2.0), "another request"
     until(lambda: told(tmp_path, "inner") == "xx")
     (tmp_path / "go").touch()
     assert until_ended(again, key()) == Succeeded()
@@ -107,5 +107,5 @@ def test_one_that_ignores_the_signal_does_not_listen(launcher: ProcessLauncher, 
     launcher.launch(order_of(shell("trap '' USR1; : > ready; while :; do sleep 0.05; done", tmp_path)))
     until_running(launcher, key())
     until((tmp_path / "ready").exists)
-    assert not launcher.ask(key(), signal.SIGUSR1, 1.0)
+    assert not launcher.request_checkpoint(key(), signal.SIGUSR1, 1.0)
     assert look(launcher, key()).outcome is None

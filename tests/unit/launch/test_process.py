@@ -17,7 +17,7 @@ import pytest
 from carma import procfs
 from carma.core.model.outcome import Failed, Lost, OutOfMemory, Succeeded
 from carma.core.model.values import Owner, TaskSpec
-from carma.core.ports import Found
+from carma.core.ports import AttemptReport
 from carma.launch import attempt_records as records
 from carma.launch import runner
 from carma.launch.process import ProcessLauncher
@@ -135,7 +135,7 @@ def test_a_runner_that_dies_before_the_start_is_replaced(launcher: ProcessLaunch
     folder.mkdir(parents=True)
     dead = {"pid": 2**22 + 1, "start_ticks": 1, "boot_id": procfs.boot_id()}
     (folder / records.CLAIM).write_text(json.dumps(dead))
-    assert look(launcher, key()) == Found(key=key())
+    assert look(launcher, key()) == AttemptReport(key=key())
     launcher.launch(order_of(shell("exit 4")))
     assert until_ended(launcher, key()) == Failed(4)
 
@@ -274,4 +274,4 @@ def test_an_attempt_whose_directory_was_removed_is_not_known_any_more(launcher: 
     launcher.launch(order_of(shell("exit 0")))
     until_ended(launcher, key())
     shutil.rmtree(place / str(key()))
-    assert look(launcher, key()) == Found(key=key())
+    assert look(launcher, key()) == AttemptReport(key=key())

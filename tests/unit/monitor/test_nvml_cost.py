@@ -44,23 +44,23 @@ def test_most_samples_ask_four_questions_of_a_card_and_the_slow_ones_only_now_an
     assert asked == {name: 60 * times for name, times in EVERY_SAMPLE.items()} | slow
 
 
-def test_a_glance_asks_for_memory_and_processes_of_its_gpus_only() -> None:
+def test_a_memory_sample_asks_for_memory_and_processes_of_its_gpus_only() -> None:
     nvml = ScriptedNvml(Card("GPU-a", used_mib=30, compute=[(5, 20 * MIB)]), Card("GPU-b"))
     sampler = over(nvml)
     sampler.sample(0.0)
     questions(nvml)
-    (glanced,) = sampler.glance([A], 7.0)
+    (observed,) = sampler.sample_memory([A], 7.0)
     assert questions(nvml) == {"nvmlDeviceGetMemoryInfo_v2": 1, "nvmlDeviceGetComputeRunningProcesses_v3": 1}
-    assert (glanced.gpu, glanced.at, glanced.memory_used_mib) == (A, 7.0, 30)
-    assert [(process.pid, process.memory_mib) for process in glanced.processes or ()] == [(5, 20)]
+    assert (observed.gpu, observed.at, observed.memory_used_mib) == (A, 7.0, 30)
+    assert [(process.pid, process.memory_mib) for process in observed.processes or ()] == [(5, 20)]
 
 
-def test_glances_do_not_shorten_what_the_next_sample_averages_over() -> None:
+def test_memory_samples_do_not_shorten_what_the_next_sample_averages_over() -> None:
     nvml = ScriptedNvml(Card("GPU-a"))
     sampler = over(nvml)
     for _ in range(20):
         nvml.pass_s(0.05)
-        sampler.glance([A], nvml.now)
+        sampler.sample_memory([A], nvml.now)
     assert sampler.sample(1.0)[0].activity.sm_active == 0.25
 
 
@@ -76,10 +76,10 @@ def test_a_name_is_looked_up_once_for_as_long_as_its_process_is_there() -> None:
     sampler = NvmlSampler(nvml, monotonic=nvml.monotonic, process_name=name)
     for _ in range(3):
         sampler.sample(0.0)
-        sampler.glance([A], 0.0)
+        sampler.sample_memory([A], 0.0)
     assert looked_up == [5, 6]
     card.compute = [(6, MIB)]
-    sampler.glance([A], 0.0)
+    sampler.sample_memory([A], 0.0)
     card.compute = [(5, MIB), (6, MIB)]  # the kernel may have given the number to another process
     (sample,) = sampler.sample(1.0)
     assert looked_up == [5, 6, 5]
@@ -91,11 +91,11 @@ def test_a_process_that_only_draws_is_there_between_two_looks_at_the_list_of_tho
     nvml = ScriptedNvml(card)
     sampler = over(nvml)
     card.compute = [(5, MIB)]
-    for glanced in (sampler.sample(0.0)[0], sampler.glance([A], 0.1)[0]):
-        assert [(process.pid, process.memory_mib) for process in glanced.processes or ()] == [(5, 1), (9, 4)]
+    for observed in (sampler.sample(0.0)[0], sampler.sample_memory([A], 0.1)[0]):
+        assert [(process.pid, process.memory_mib) for process in observed.processes or ()] == [(5, 1), (9, 4)]
     card.graphics = []
     nvml.pass_s(10.0)
-    assert [process.pid for process in sampler.glance([A], 10.0)[0].processes or ()] == [5]
+    assert [process.pid for process in sampler.sample_memory([A], 10.0)[0].processes or ()] == [5]
 
 
 def test_a_process_that_frees_memory_is_smaller_at_once_though_it_draws_as_well() -> None:
@@ -104,4 +104,4 @@ def test_a_process_that_frees_memory_is_smaller_at_once_though_it_draws_as_well(
     sampler = over(nvml)
     sampler.sample(0.0)
     card.compute = [(5, 40 * MIB)]
-    assert [process.memory_mib for process in sampler.glance([A], 0.2)[0].processes or ()] == [40]
+    assert [process.memory_mib for process in sampler.sample_memory([A], 0.2)[0].processes or ()] == [40]

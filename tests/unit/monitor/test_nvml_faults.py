@@ -224,20 +224,20 @@ def test_back_off_doubles_up_to_its_limit_and_starts_again_after_reset() -> None
     assert [second for second in range(20, 24) if back_off.due(float(second))] == [21, 23]
 
 
-def test_a_glance_notices_a_driver_that_is_gone_and_leaves_it_to_the_next_sample_to_open_it() -> None:
+def test_a_memory_sample_notices_a_driver_that_is_gone_and_leaves_it_to_the_next_sample_to_open_it() -> None:
     nvml = ScriptedNvml(Card("GPU-a", used_mib=10))
     sampler = sampler_over(nvml)
     nvml.restart_driver()
     for _ in range(20):
         nvml.pass_s(0.2)
-        (glanced,) = sampler.glance([GpuId("GPU-a")], nvml.now)
-        assert "driver does not answer" in (glanced.fault or "")
+        (observed,) = sampler.sample_memory([GpuId("GPU-a")], nvml.now)
+        assert "driver does not answer" in (observed.fault or "")
     assert nvml.inits == 1
     assert sampler.sample(nvml.now)[0].fault is None
-    assert sampler.glance([GpuId("GPU-a")], nvml.now)[0].memory_used_mib == 10
+    assert sampler.sample_memory([GpuId("GPU-a")], nvml.now)[0].memory_used_mib == 10
 
 
-def test_a_glance_after_the_end_is_a_fault() -> None:
+def test_a_memory_sample_after_the_end_is_a_fault() -> None:
     sampler = sampler_over(ScriptedNvml(Card("GPU-a")))
     sampler.close()
-    assert [sample.fault for sample in sampler.glance([GpuId("GPU-a")], 1.0)] == ["the sampler is closed"]
+    assert [sample.fault for sample in sampler.sample_memory([GpuId("GPU-a")], 1.0)] == ["the sampler is closed"]

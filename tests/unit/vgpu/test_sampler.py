@@ -122,39 +122,39 @@ def test_any_kernel_at_all_is_as_the_sharing_model_takes_it_and_tensor_cores_are
     assert ("gr_active" in can.metrics, "tensor_active" in can.metrics) == (True, False)
 
 
-def test_a_glance_shows_who_holds_what_right_now(device: Device) -> None:
+def test_a_memory_sample_shows_who_holds_what_right_now(device: Device) -> None:
     sampler = VirtualSampler(device)
     first, second = (gpu.id for gpu in sampler.gpus())
     load(device, 1, A, 3000)
-    idle, held = sampler.glance([first, second], 4.0)
+    idle, held = sampler.sample_memory([first, second], 4.0)
     assert (idle.memory_used_mib, idle.processes) == (0, ())
     assert (held.gpu, held.at, held.memory_used_mib) == (second, 4.0, 3000)
     assert [(process.pid, process.memory_mib) for process in held.processes or ()] == [(os.getpid(), 3000)]
 
 
-def test_a_glance_does_not_shorten_the_span_of_the_next_sample(device: Device) -> None:
+def test_a_memory_sample_does_not_shorten_the_span_of_the_next_sample(device: Device) -> None:
     sampler = VirtualSampler(device)
     began_s = device.look().at_s
     sampler.sample(1.0)
     load(device, 0, A, 100, wanted_s=3.0)
     while not device.look().processes[0].done:
         pass
-    sampler.glance([sampler.gpus()[0].id], 1.5)  # after the work: a mean from here on would be 0
+    sampler.sample_memory([sampler.gpus()[0].id], 1.5)  # after the work: a mean from here on would be 0
     after = sampler.sample(2.0)[0]
     span_s = device.look().at_s - began_s
     assert (after.activity.sm_active or 0.0) * span_s >= 0.6 * 3.0 * 0.999
 
 
-def test_a_glance_leaves_out_the_processes_that_a_fault_hides(device: Device) -> None:
+def test_a_memory_sample_leaves_out_the_processes_that_a_fault_hides(device: Device) -> None:
     load(device, 0, A, 3000)
     faults.inject(device, "processes", 0)
     sampler = VirtualSampler(device)
-    (glanced,) = sampler.glance([sampler.gpus()[0].id], 1.0)
-    assert (glanced.memory_used_mib, glanced.processes, glanced.fault) == (3000, None, None)
+    (observed,) = sampler.sample_memory([sampler.gpus()[0].id], 1.0)
+    assert (observed.memory_used_mib, observed.processes, observed.fault) == (3000, None, None)
 
 
-def test_a_world_that_is_gone_is_a_fault_at_a_glance_too(device: Device) -> None:
+def test_a_world_that_is_gone_is_a_fault_at_a_memory_sample_too(device: Device) -> None:
     sampler = VirtualSampler(device)
     shutil.rmtree(device.directory)
-    (glanced,) = sampler.glance([sampler.gpus()[0].id], 1.0)
-    assert "driver does not answer" in (glanced.fault or "")
+    (observed,) = sampler.sample_memory([sampler.gpus()[0].id], 1.0)
+    assert "driver does not answer" in (observed.fault or "")

@@ -237,7 +237,7 @@ def _sample(sampler: NvmlSampler) -> None:
 
 
 def _glance(sampler: NvmlSampler) -> None:
-    sampler.glance([gpu.id for gpu in sampler.gpus()], time.time())
+    sampler.sample_memory([gpu.id for gpu in sampler.gpus()], time.time())
 
 
 def _process_s() -> float:

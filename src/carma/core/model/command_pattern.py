@@ -1,4 +1,4 @@
-"""A command with its numbers taken out: two that have the same pattern run the same program with other figures."""
+"""Patterns of commands: two commands with the same pattern differ only in numbers."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import re
 from typing import NamedTuple
 
 BLANK = "#"
-# The whole word (`64`) or all behind its last equals sign (`--batch-size=64`, `trainer.batch=64`). A digit in a name
-# (resnet50, config2.yaml) tells which thing is meant, not how much of it.
+# A number is a whole word (`64`) or the part after the last equals sign of a word (`--batch-size=64`,
+# `trainer.batch=64`). A digit inside a name (resnet50, config2.yaml) is part of the name.
 _NUMBER = re.compile(r"(?P<before>(?:.*=)?)(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)", re.DOTALL)
 
 
 class Number(NamedTuple):
-    place: int  # of its word in the command
+    place: int  # index of its word in the command
     value: float
-    name: str  # the option that it belongs to, as far as one can tell: "--batch-size"; "" where none is before it
+    name: str  # the option before it ("--batch-size"), or "" if there is none
 
 
 def pattern(command: tuple[str, ...]) -> tuple[str, ...]:
-    """The words, with a blank for each number."""
+    """The words, with `#` in place of each number."""
     return tuple(f"{found['before']}{BLANK}" if (found := _NUMBER.fullmatch(word)) else word for word in command)
 
 

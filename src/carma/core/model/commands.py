@@ -1,4 +1,4 @@
-"""What the shell must do, in the imperative. Each can be repeated: its key says whether it was done already."""
+"""Commands to the shell, in the imperative. Each can be repeated: its key tells whether it was carried out before."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from carma.core.model.values import AttemptKey, Owner, Placement, Record, TaskId
 
 
 class EstimateTask(Record, frozen=True, tag=True):
-    """Answer with TaskEstimated."""
+    """The shell answers with TaskEstimated."""
 
     task: TaskId
 
 
 class LaunchAttempt(Record, frozen=True, tag=True):
-    """Answer with AttemptStarted or AttemptEnded."""
+    """The shell answers with AttemptStarted or AttemptEnded."""
 
     key: AttemptKey
     owner: Owner
@@ -21,7 +21,7 @@ class LaunchAttempt(Record, frozen=True, tag=True):
 
 
 class StopAttempt(Record, frozen=True, tag=True):
-    """Signal the whole tree, then SIGKILL after `grace_s`. The answer is the AttemptEnded that follows."""
+    """Send the signal to the whole process tree, and SIGKILL after `grace_s`. AttemptEnded follows."""
 
     key: AttemptKey
     grace_s: float
@@ -34,8 +34,8 @@ class WarnAttempt(Record, frozen=True, tag=True):
 
 
 class PreemptAttempt(Record, frozen=True, tag=True):
-    """Ask it to save and leave: those of its processes that listen for the signal, once for each `asked_at`. Whoever
-    does not listen is left alone. The answer is the AttemptEnded that follows, if one does."""
+    """Send the checkpoint signal to the processes that handle it, once for each `asked_at`. Processes without a handler
+    get no signal. AttemptEnded follows if the attempt ends."""
 
     key: AttemptKey
     signal: int

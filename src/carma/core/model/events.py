@@ -1,5 +1,7 @@
-"""What happened, in the past tense. Durable events are committed before `step` sees them; replaying them rebuilds
-the state. Those at the end are not stored: what they lead to (a placement, a time limit reached) is an event itself.
+"""Events, named in the past tense.
+
+Durable events are committed before `step` gets them; replaying them rebuilds the state. Transient events (the last
+three) are not stored, because their consequences (a placement, a time limit) are durable events.
 """
 
 from __future__ import annotations
@@ -42,17 +44,17 @@ class TaskEstimated(Event, frozen=True, tag="task_estimated"):
     task: TaskId
     estimate: Estimate | None
     refusals: tuple[NoEstimate, ...] = ()
-    fingerprint: str = ""  # of what the command would run: history takes only runs of the same for the same
+    fingerprint: str = ""  # of the program's files: history uses only runs with the same fingerprint
 
 
 class TaskPlaced(Event, frozen=True, tag="task_placed"):
-    """A decision. `why` is its sentence."""
+    """A decision. `why` explains it in one sentence."""
 
     key: AttemptKey
     placement: Placement
     why: str = ""
-    overtook: TaskId | None = None  # the waiting task that this one went before
-    verdicts: tuple[Verdict, ...] = ()  # what was thought of each GPU, a bounded number of them
+    overtook: TaskId | None = None  # the earlier waiting task that this task overtook
+    verdicts: tuple[Verdict, ...] = ()  # on each GPU, up to a limit
 
 
 class AttemptStarted(Event, frozen=True, tag="attempt_started"):
@@ -62,26 +64,26 @@ class AttemptStarted(Event, frozen=True, tag="attempt_started"):
 
 
 class MemoryObserved(Event, frozen=True, tag="memory_observed"):
-    """What was seen of an attempt, when its memory grew enough to matter; part of the task's story."""
+    """The memory of an attempt grew by a relevant amount. Part of the task's story."""
 
     key: AttemptKey
     peak_mib: int
     energy_j: float | None = None
     activity: Activity | None = None
-    used_s: float = 0.0  # what `activity` is the mean over
+    used_s: float = 0.0  # GPU-seconds over which `activity` is the mean
 
 
 class BookingShrunk(Event, frozen=True, tag="booking_shrunk"):
-    """The attempt's first steps have shown that it takes less than was booked, on each of its GPUs."""
+    """The first steps of the attempt showed that it needs less memory per GPU than booked."""
 
     key: AttemptKey
     from_mib: int
     to_mib: int
-    peak_mib: int  # where it had settled
+    peak_mib: int  # highest memory observed until then
 
 
 class AttemptUse(Record, frozen=True, kw_only=True):
-    """What was seen so far of an attempt that runs."""
+    """What was observed so far of a running attempt."""
 
     key: AttemptKey
     peak_mib: int | None = None
@@ -93,16 +95,16 @@ class AttemptUse(Record, frozen=True, kw_only=True):
 
 
 class UseNoted(Event, frozen=True, tag="use_noted"):
-    """What was only seen, stored now and then, and whenever an attempt's energy is: a restart does not forget it.
+    """Observations that a restart must keep; stored every minute and whenever the energy of an attempt is stored.
 
-    One event for all, because the GPUs' energy and that of their tasks must be of the same moment. `gpus` is what they
-    did since the last such event. It belongs to no task: the log drops it with the next checkpoint.
+    One event covers all GPUs and attempts, because their energy must refer to the same moment. `gpus` is the use since
+    the previous event. It belongs to no task: the next checkpoint drops it from the log.
     """
 
     attempts: tuple[AttemptUse, ...] = ()
     gpus: tuple[GpuUsage, ...] = ()
-    idle_w: dict[GpuId, float] = {}  # what GPUs take with nobody on them, as far as it was seen
-    empty_w: dict[GpuId, float] = {}  # of others: the lowest single reading of that, which counts until there is more
+    idle_w: dict[GpuId, float] = {}  # idle power of each GPU where it was measured
+    empty_w: dict[GpuId, float] = {}  # lowest single reading of idle power, used until `idle_w` is measured
 
 
 class AttemptEnded(Event, frozen=True, tag="attempt_ended"):
@@ -110,16 +112,16 @@ class AttemptEnded(Event, frozen=True, tag="attempt_ended"):
     outcome: Outcome
     peak_mib: int | None = None
     energy_j: float | None = None
-    # Attempts on the same GPUs that held more than their booking at that moment (only for an OOM on the GPU).
+    # Attempts on the same GPUs that held more memory than booked at that moment (only for a GPU OOM).
     over_booking: tuple[AttemptKey, ...] = ()
     activity: Activity | None = None
-    used_s: float = 0.0  # what `activity` is the mean over
+    used_s: float = 0.0  # GPU-seconds over which `activity` is the mean
     alone: Alone | None = None
-    untold: bool = False  # it was asked to save, but nobody could tell it: it ended by itself
+    untold: bool = False  # a checkpoint was requested, but no process received the signal
 
 
 class RecoveryPlanned(Event, frozen=True, tag="recovery_planned"):
-    """Retry: the task waits until `until`, then queues with `plan`."""
+    """The task waits until `until`, then returns to the queue with `plan`."""
 
     task: TaskId
     plan: Plan
@@ -131,14 +133,14 @@ class RecoveryDue(Event, frozen=True, tag="recovery_due"):
 
 
 class TaskFinished(Event, frozen=True, tag="task_finished"):
-    """The task itself is over (its last attempt ended, or it never had one)."""
+    """The task is over: its last attempt ended, or it never had one."""
 
     task: TaskId
     outcome: Outcome
 
 
 class StopRequested(Event, frozen=True, tag="stop_requested"):
-    """Cancelled by somebody or out of time; for a task that has no process it is the end."""
+    """The task was cancelled, reached its time limit, or must leave its GPUs. A task without a process ends at once."""
 
     task: TaskId
     ending: Ending
@@ -152,7 +154,8 @@ class TaskWarned(Event, frozen=True, tag="task_warned"):
 
 
 class PreemptionRequested(Event, frozen=True, tag="preemption_requested"):
-    """A running task was asked to save and leave: by a user; by CARMA for another task (`room_for`), or to move it."""
+    """A running task was asked to save a checkpoint and leave: by a user, or by CARMA for the waiting task `room_for`
+    or to move it."""
 
     task: TaskId
     by: str
@@ -164,7 +167,7 @@ class PreemptionRequested(Event, frozen=True, tag="preemption_requested"):
 
 
 class PreemptionMissed(Event, frozen=True, tag="preemption_missed"):
-    """It was asked, its grace is over, and it goes on as if nobody had asked."""
+    """The task did not leave within the grace period of a preemption request. It goes on."""
 
     task: TaskId
 
@@ -178,20 +181,20 @@ class TaskReleased(Event, frozen=True, tag="task_released"):
 
 
 class TaskRetried(Event, frozen=True, tag="task_retried"):
-    """A finished task, back in the queue by hand; what recovery had learnt is kept unless `fresh`."""
+    """A user queued a finished task again. The plan of recovery is kept unless `fresh`."""
 
     task: TaskId
     fresh: bool = False
 
 
 class TaskRestored(Event, frozen=True, tag="task_restored"):
-    """A finished task, taken out of the archive so that it can be retried."""
+    """A finished task was taken out of the archive to be retried."""
 
     task: Task
 
 
 class TaskChanged(Event, frozen=True, tag="task_changed"):
-    """`carma update`: only what is not None changes."""
+    """`carma update`. Only fields that are not None change."""
 
     task: TaskId
     name: str | None = None
@@ -202,20 +205,20 @@ class TaskChanged(Event, frozen=True, tag="task_changed"):
 
 
 class GpusFound(Event, frozen=True, tag="gpus_found"):
-    """The GPUs of this server, at its start and whenever the set changes."""
+    """The GPUs of this server, at the start and whenever the set changes."""
 
     gpus: tuple[Gpu, ...]
 
 
 class GpuDrained(Event, frozen=True, tag="gpu_drained"):
-    """No new task on this GPU; None means on the whole server."""
+    """No new task starts on this GPU. None means the whole server."""
 
     gpu: GpuId | None
     reason: str = ""
 
 
 class GpuResumed(Event, frozen=True, tag="gpu_resumed"):
-    """None lifts the server's drain; a GPU that was drained by itself stays so."""
+    """None ends the drain of the server. A GPU that was drained individually stays drained."""
 
     gpu: GpuId | None
 
@@ -251,15 +254,15 @@ class GpusSampled(Event, frozen=True, tag="gpus_sampled"):
     samples: tuple[GpuSample, ...]
 
 
-class MemoryGlanced(Event, frozen=True, tag="memory_glanced"):
-    """A quick look at memory alone, between two samples: each carries `memory_used_mib` and `processes` only."""
+class MemorySampled(Event, frozen=True, tag="memory_sampled"):
+    """Memory and processes between two full samples: only `memory_used_mib` and `processes` are set."""
 
     samples: tuple[GpuSample, ...]
 
 
 class Ticked(Event, frozen=True, tag="ticked"):
-    """Time passed. It changes nothing by itself; `propose` looks at the clock it sets."""
+    """Time passed. `step` only advances `state.now`."""
 
 
-Passing = GpusSampled | MemoryGlanced | Ticked
-AnyEvent = Durable | Passing
+Transient = GpusSampled | MemorySampled | Ticked
+AnyEvent = Durable | Transient

@@ -1,4 +1,4 @@
-"""How an attempt, or a task, ended. Typed, because what happens next depends on it."""
+"""How an attempt or a task ended: a tagged union, because recovery depends on the kind."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class Succeeded(Record, frozen=True, tag="succeeded", tag_field="kind"):
 
 
 class Failed(Record, frozen=True, tag="failed", tag_field="kind"):
-    """An ordinary failure: the user's program ended with this code. Never retried by CARMA."""
+    """The user's program ended with this code. CARMA never retries it."""
 
     code: int  # the exit code; 128 + N for a signal
     message: str = ""
 
 
 class OutOfMemory(Record, frozen=True, tag="out_of_memory", tag_field="kind"):
-    """Memory ran out. `asked_mib` is the allocation that failed, `peak_mib` the most seen before it."""
+    """Memory ran out. `asked_mib` is the size of the failed allocation, `peak_mib` the highest use before it."""
 
     where: Literal["gpu", "host"]
     code: int = 1
@@ -45,23 +45,23 @@ class LaunchFailed(Record, frozen=True, tag="launch_failed", tag_field="kind"):
 
 
 class Lost(Record, frozen=True, tag="lost", tag_field="kind"):
-    """The process is gone and nobody knows how it ended (the machine restarted, the runner was killed)."""
+    """The process is gone and its exit code is unknown (the machine restarted, the runner was killed)."""
 
     reason: str
 
 
 class Disrupted(Record, frozen=True, tag="disrupted", tag_field="kind"):
-    """What it ran under failed (the MPS server ended): not the task's doing, so it is brought back."""
+    """A service that the attempt depended on failed (the MPS server ended). The task is retried."""
 
     reason: str
 
 
 class Preempted(Record, frozen=True, tag="preempted", tag_field="kind"):
-    """It was asked to save and left in time: back into the line with it. The end of an attempt, never of a task."""
+    """The attempt saved a checkpoint and left on request; the task returns to the queue. Never the end of a task."""
 
     by: str
     reason: str = ""
-    code: int | None = None  # what it ended with, where that is known; nothing depends on it
+    code: int | None = None  # exit code if known; for information only
 
 
 class NeverFits(Record, frozen=True, tag="never_fits", tag_field="kind"):
@@ -79,7 +79,7 @@ def satisfied(dependency: Dependency, outcome: Outcome) -> bool:
 
 
 def exit_code(outcome: Outcome) -> int:
-    """What `carma wait` returns for it."""
+    """The exit code of `carma wait`."""
     match outcome:
         case Succeeded():
             return 0
@@ -96,7 +96,7 @@ def exit_code(outcome: Outcome) -> int:
 
 
 def describe(outcome: Outcome) -> str:
-    """One line for people."""
+    """One line for users."""
     match outcome:
         case Succeeded():
             return "succeeded"
@@ -126,10 +126,11 @@ def describe(outcome: Outcome) -> str:
             return f"can never fit: {reason}"
 
 
-def told_to_others(outcome: Outcome) -> str:
-    """The kind and the exit code, for those who only wait for the task: its own words may tell what it does.
+def describe_to_others(outcome: Outcome) -> str:
+    """The kind and the exit code, for owners of dependent tasks.
 
-    Neither its story: a chain of broken dependencies would tell all of them in its last link.
+    Messages are left out, because they may reveal what the task does. So is the cause of a cancellation, because a chain
+    of broken dependencies would repeat every link.
     """
     match outcome:
         case Succeeded() | TimedOut():

@@ -1,30 +1,29 @@
-"""Where a task stands. Each status carries its own data; there is no field that is "set only when running"."""
+"""The status of a task: a tagged union. Each status has its own data."""
 
 from __future__ import annotations
 
 from carma.core.model.outcome import Cancelled, Disrupted, Outcome, OutOfMemory, TimedOut
 from carma.core.model.values import Placement, Record, TaskId
 
-# Why a running attempt was told to stop. OutOfMemory: the watchdog, before it took what others have booked.
+# Why a running attempt is stopped. OutOfMemory: by the watchdog, before it takes memory that others booked.
 Ending = Cancelled | TimedOut | OutOfMemory | Disrupted
 
 
-def that_counts(before: Ending | None, asked: Ending) -> Ending:
-    """Of two words to stop, usually the first. But what CARMA stops by itself it would bring back: a user's word
-    counts more."""
+def effective_ending(before: Ending | None, asked: Ending) -> Ending:
+    """Of two requests to stop, the first. A user's cancellation replaces a stop that recovery would retry."""
     by_user = isinstance(asked, Cancelled) and isinstance(before, OutOfMemory | Disrupted)
     return asked if before is None or by_user else before
 
 
 class Preempting(Record, frozen=True, kw_only=True):
-    """A running attempt was asked to save and leave. Nothing follows if it does not."""
+    """A request to a running attempt to save a checkpoint and leave. The attempt goes on if it does not leave."""
 
     at: float
-    until: float  # so long it has
+    until: float  # end of the grace period
     signal: int
     by: str
     reason: str = ""
-    hold: bool = False  # whether the task is held when it is back in the line
+    hold: bool = False  # whether the task is held when it returns to the queue
     room_for: TaskId | None = None  # the waiting task that is to start in its place
 
 
@@ -39,7 +38,7 @@ class Queued(Record, frozen=True, tag="queued", tag_field="state"):
 
 
 class Starting(Record, frozen=True, tag="starting", tag_field="state"):
-    """Placed and booked; the launcher has been told, the process has not been seen yet."""
+    """Placed and booked. The launcher has the order; the process was not observed yet."""
 
     since: float
     placement: Placement
@@ -53,11 +52,11 @@ class Running(Record, frozen=True, tag="running", tag_field="state"):
     ending: Ending | None = None
     warned: bool = False
     preempting: Preempting | None = None
-    stayed_at: float | None = None  # when the time was over that it had to leave, the last time it was asked
+    stayed_at: float | None = None  # end of the last grace period in which it did not leave
 
 
 class Ended(Record, frozen=True, tag="ended", tag_field="state"):
-    """The newest attempt has ended; recovery has not decided yet between a retry and the end of the task."""
+    """The newest attempt has ended. Recovery has not yet decided between a retry and the end of the task."""
 
     at: float
     outcome: Outcome
@@ -65,7 +64,7 @@ class Ended(Record, frozen=True, tag="ended", tag_field="state"):
 
 
 class Recovering(Record, frozen=True, tag="recovering", tag_field="state"):
-    """Waits for a retry: goes back to the queue at `until` with the task's plan."""
+    """Waits for a retry: returns to the queue at `until` with the task's plan."""
 
     since: float  # the end of the attempt
     until: float
@@ -83,7 +82,7 @@ Pending = Estimating | Queued | Ended | Recovering  # without a process, and not
 
 
 def state_name(status: Status) -> str:
-    """The name that users see. An attempt's end lasts a moment; to users the task recovers already."""
+    """The name that users see. `Ended` lasts a moment, so users see `recovering`."""
     if isinstance(status, Ended):
         return "recovering"
     return str(status.__struct_config__.tag)

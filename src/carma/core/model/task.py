@@ -1,4 +1,4 @@
-"""A task with all that happened to it."""
+"""A task, its attempts, and the plan for its next attempt."""
 
 from __future__ import annotations
 
@@ -23,37 +23,36 @@ from carma.core.scheduling.decision import Verdict
 
 
 class Plan(Record, frozen=True, kw_only=True):
-    """What recovery decided for the next attempt. `rung` names the step of the ladder, `reason` tells the story."""
+    """Recovery's decision for the next attempt. `rung` names the step of the ladder."""
 
     rung: Literal["again", "larger", "alone", "first"]
     memory_mib: int | None
     reason: str
-    first: bool = False  # an innocent victim goes before the others
+    first: bool = False  # before all other tasks, because its last attempt ended through no fault of its own
 
 
 class Attempt(Record, frozen=True, kw_only=True):
     number: int
     placement: Placement
     placed_at: float
-    decision: str = ""  # the sentence that says why these GPUs
-    verdicts: tuple[Verdict, ...] = ()  # what was thought of each GPU then
+    decision: str = ""  # why these GPUs, in one sentence
+    verdicts: tuple[Verdict, ...] = ()  # on each GPU at that time
     pid: int | None = None
     started_at: float | None = None
-    observed_mib: int | None = None  # most seen on any one of its GPUs
+    observed_mib: int | None = None  # highest memory observed on any one of its GPUs
     ended_at: float | None = None
     outcome: Outcome | None = None
     blame: Literal["own", "neighbour", "unknown"] | None = None  # for an OOM on the GPU
-    energy_j: float | None = None  # its share above what the idle GPUs would have taken
-    activity: Activity | None = None  # its own share, on average
-    used_s: float = 0.0  # what `activity` is the mean over, as last stored: GPU-seconds since its first use
-    alone: Alone | None = None  # what it would have shown alone, as far as that can be told
+    energy_j: float | None = None  # its share of the energy above idle
+    activity: Activity | None = None  # its share, on average
+    used_s: float = 0.0  # GPU-seconds since its first use, over which `activity` is the mean, as last stored
+    alone: Alone | None = None  # estimated demand without neighbours, if known
     confinement: Confinement | None = None
     settled: bool = False  # on all of its GPUs, as last stored
 
     @property
     def own_energy_j(self) -> float | None:
-        """None where it was not measured as it is now: before there was `used_s`, an attempt was given all that its
-        GPUs took, which cannot be added to shares of it."""
+        """None for attempts of old versions (without `used_s`), which were given all energy of their GPUs."""
         return self.energy_j if self.used_s > 0.0 else None
 
 
@@ -65,12 +64,12 @@ class Task(Record, frozen=True, kw_only=True):
     status: Status
     estimate: Estimate | None = None
     no_estimate: tuple[NoEstimate, ...] = ()
-    fingerprint: str = ""  # of what it runs, as it was when it was estimated; "" where nobody looked
+    fingerprint: str = ""  # of the program's files at the estimate; "" if unknown
     attempts: tuple[Attempt, ...] = ()
     plan: Plan | None = None
-    counted_from: int = 0  # attempts up to this number were before a retry by hand; recovery does not count them
+    counted_from: int = 0  # recovery does not count attempts up to this number (before a retry by the user)
 
     @property
     def key(self) -> AttemptKey:
-        """The newest attempt's key; attempt 0 when there was none."""
+        """Key of the newest attempt; attempt 0 if there was none."""
         return AttemptKey(self.id, self.attempts[-1].number if self.attempts else 0)

@@ -1,4 +1,4 @@
-"""Sizes and durations as people write them. A bare number is MiB, or minutes for a time limit (as in Slurm)."""
+"""Parses and formats sizes, durations and energies. A number without unit is MiB, or minutes (as in Slurm)."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def _clock_seconds(parts: re.Match[str]) -> float:
 
 
 def show_mib(mib: float | None) -> str:
-    """`12.4 GiB`, `640 MiB`, `-` for an absent figure."""
+    """`12.4 GiB`, `640 MiB`; `-` for None."""
     if mib is None:
         return "-"
     return f"{mib / 1024:.1f} GiB" if abs(mib) >= 1024 else f"{mib:.0f} MiB"
 
 
 def show_pair_mib(one: float, other: float) -> tuple[str, str]:
-    """Two figures that are compared: in whole MiB where rounding would make them look the same."""
+    """Two figures to compare: in whole MiB if rounding would make them look equal."""
     shown = show_mib(one), show_mib(other)
     return shown if one == other or shown[0] != shown[1] else (f"{one:,.0f} MiB", f"{other:,.0f} MiB")
 
@@ -67,10 +67,10 @@ def show_count(count: int, noun: str) -> str:
 
 
 def show_j(joules: float | None) -> str:
-    """`412 Wh`, `3.1 kWh`, joules below 1 Wh (`90 J`, `4.2 J`, `0 J`: nothing at all), `-` for an absent figure.
+    """`3.1 kWh`, `412 Wh`; joules below 1 Wh (`90 J`, `4.2 J`, `0 J`); `-` for None.
 
-    A task of seconds takes joules: in Wh it would read as nothing beside others. A unit is chosen by the figure as it
-    is rounded, so that none is shown as 1,000 of what has a larger unit.
+    Tasks of seconds use joules, which would be 0.0 in Wh. The rounded figure decides the unit, so that `1,000 Wh` does
+    not appear.
     """
     if joules is None:
         return "-"

@@ -1,7 +1,7 @@
-"""The nouns: what a user submits, what it runs on, what was predicted and what was seen. All frozen.
+"""Frozen values: what a user submits, GPUs, estimates, samples and bookings.
 
-Memory is always MiB of *footprint* (what the driver reports for the process) unless a name says otherwise.
-Times are seconds since the epoch on the daemon's clock; they arrive with events and are never read here.
+Memory is the *footprint* in MiB (what the driver reports for the process) unless a name says otherwise. Times are
+seconds since the epoch on the daemon's clock; they come with events and are never read here.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import msgspec
 from msgspec import Meta
 
 TaskId = NewType("TaskId", int)
-LARGEST_ID = 2**62  # SQLite and the API's clients hold 64 bits
+LARGEST_ID = 2**62  # SQLite and clients of the API have 64-bit integers
 GpuId = NewType("GpuId", str)  # the UUID; an index is for people only
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of every frozen value. Unknown fields are refused, so that a newer file is noticed and not half read."""
+    """Base of every frozen value. Unknown fields are refused, so that a newer file is not read partly."""
 
 
 class AttemptKey(Record, frozen=True, order=True):
-    """Names one launch of one task; every command carries it, so that a repeated command does no harm."""
+    """Identifies one launch of one task. Every command carries it, so that commands are idempotent."""
 
     task: TaskId
     attempt: int  # from 1
@@ -31,7 +31,7 @@ class AttemptKey(Record, frozen=True, order=True):
 
 
 class Owner(Record, frozen=True):
-    """Who submitted, as the kernel told us (SO_PEERCRED), never as the client claimed."""
+    """The submitter, from the kernel (SO_PEERCRED), never from the client."""
 
     uid: int
     gid: int
@@ -39,14 +39,14 @@ class Owner(Record, frozen=True):
 
 
 class Dependency(Record, frozen=True):
-    """`ok` waits for success, `any` for an end of any kind, `notok` for anything but success."""
+    """`ok` waits for success, `any` for every end, `notok` for every end except success."""
 
     task: Annotated[TaskId, Meta(ge=1, le=LARGEST_ID)]
     when: Literal["ok", "any", "notok"] = "ok"
 
 
 class ArrayPlace(Record, frozen=True):
-    """The place of a task in an array; `at_once` bounds how many of the array run at the same time."""
+    """The place of a task in an array. `at_once` is the maximum number of its tasks that run at the same time."""
 
     array: TaskId  # the id of the array's first task
     index: int
@@ -54,24 +54,24 @@ class ArrayPlace(Record, frozen=True):
 
 
 class WarnSignal(Record, frozen=True):
-    """`--signal USR1@60`: this signal, so many seconds before the time limit."""
+    """`--signal USR1@60`: a signal `before_s` seconds before the time limit."""
 
     signal: int
     before_s: float
 
 
 class SaveSignal(Record, frozen=True):
-    """`--checkpoint-signal USR1`: on this signal the program saves and ends, within so many seconds."""
+    """`--checkpoint-signal USR1`: on this signal the program saves a checkpoint and ends within `grace_s` seconds."""
 
     signal: int
     grace_s: float = 120.0
 
 
-Mechanism = Literal["timeslice", "mps", "mig"]  # how tasks share a card
+Mechanism = Literal["timeslice", "mps", "mig"]  # how tasks share a GPU
 
 
 class TaskSpec(Record, frozen=True, kw_only=True):
-    """What the user asked for. Everything needed to launch it again is here."""
+    """What the user submitted: everything that is needed to launch the task again."""
 
     command: tuple[str, ...]
     directory: str
@@ -79,7 +79,7 @@ class TaskSpec(Record, frozen=True, kw_only=True):
     umask: int = 0o022
     name: str = ""
     gpus: int = 1
-    gpu_memory_mib: int | None = None  # declared by the user, for each GPU
+    gpu_memory_mib: int | None = None  # declared by the user, per GPU
     exclusive: bool = False
     time_limit_s: float | None = None
     priority: int = 0
@@ -93,56 +93,56 @@ class TaskSpec(Record, frozen=True, kw_only=True):
     error: str | None = None
     comment: str = ""
     mechanism: Literal["timeslice", "mps"] | None = None  # None: the server's
-    threads_percent: int | None = None  # of the SMs, under MPS; None: all of them
-    checkpoint: SaveSignal | None = None  # None: it cannot be asked to save, and never is
+    threads_percent: int | None = None  # share of the SMs under MPS; None: all
+    checkpoint: SaveSignal | None = None  # None: the task cannot save on request
 
 
 class Demand(Record, frozen=True, omit_defaults=True):
-    """How much of a GPU a task keeps busy when it runs alone; each 0 to 1.
+    """How much of a GPU a task keeps busy when it runs alone: shares from 0 to 1.
 
-    What is not given is not written either: virtual tasks of an older version read it and refuse what they do not know.
+    Unknown figures are not written, because virtual tasks of an older version refuse fields that they do not know.
     """
 
     sm_active: float
     sm_occupancy: float
     dram_active: float
-    gr_active: float | None = None  # the share of time with any kernel
-    power: float | None = None  # of what the card can draw above idle
+    gr_active: float | None = None  # share of time with any kernel
+    power: float | None = None  # share of the power range above idle
 
 
 class Alone(Record, frozen=True, kw_only=True):
-    """What an attempt would show if it had its GPUs alone, and how fast it went beside its neighbours, on average."""
+    """The estimated demand of an attempt without neighbours, and its mean speed beside its neighbours."""
 
     demand: Demand
-    pace: float = 1.0  # predicted; 1 is as fast as alone
+    pace: float = 1.0  # predicted; 1: as fast as alone
 
 
 class Estimate(Record, frozen=True, kw_only=True):
-    """Predicted memory for each GPU of the task. `upper_mib` is what is booked; `source` says who answered."""
+    """Predicted memory per GPU of the task. `upper_mib` is booked; `source` is the name of the estimator."""
 
     footprint_mib: int
     upper_mib: int
     source: str
-    level: float | None = None  # the probability with which `upper_mib` is said to hold, where one is stated
+    level: float | None = None  # probability that `upper_mib` holds, if the estimator states one
     allocated_mib: int | None = None
     reserved_mib: int | None = None
     demand: Demand | None = None
-    demand_predicted: bool = False  # whether it was worked out from a description, and not seen in a run
+    demand_predicted: bool = False  # whether `demand` was computed from a description, not observed in a run
     runtime_s: float | None = None
     gpu_model: str | None = None
-    seconds: float = 0.0  # what the estimate itself took
+    seconds: float = 0.0  # duration of the estimate itself
     steps_seen: int | None = None  # optimizer steps of a trial run
-    rests_on: str = ""  # what was learned, and from what, where the source has learned
-    parts_mib: dict[str, int] = {}  # what the footprint is made of, where the source can tell
+    rests_on: str = ""  # training data of a learned estimator
+    parts_mib: dict[str, int] = {}  # parts of the footprint, if the estimator knows them
     warnings: tuple[str, ...] = ()
 
 
 class NoEstimate(Record, frozen=True, kw_only=True):
-    """A refusal to guess, which is a good answer; `reason` is a sentence."""
+    """The estimator does not know; `reason` is a sentence."""
 
     source: str
     reason: str
-    more_than_mib: int | None = None  # all that it knows: so much was not enough. Whoever answers must say more
+    more_than_mib: int | None = None  # known lower limit: this much was not enough in an earlier run
 
 
 class Activity(Record, frozen=True, kw_only=True):
@@ -184,7 +184,7 @@ class Gpu(Record, frozen=True, kw_only=True):
 
 
 class ProcessUse(Record, frozen=True, kw_only=True):
-    """One process on one GPU. `attempt` is None for a foreign process (one that CARMA did not start)."""
+    """One process on one GPU. `attempt` is None for a foreign process (not started by CARMA)."""
 
     pid: int
     memory_mib: int | None = None
@@ -194,13 +194,13 @@ class ProcessUse(Record, frozen=True, kw_only=True):
 
 
 class GpuSample(Record, frozen=True, kw_only=True):
-    """One look at one GPU. None means "not given", never 0. `fault` is a sentence when the GPU cannot be used."""
+    """One sample of one GPU. None means "not measured", never 0. `fault` is a sentence if the GPU cannot be used."""
 
     gpu: GpuId
     at: float
     memory_used_mib: int | None = None
     activity: Activity = NO_ACTIVITY
-    gpu_util: float | None = None  # the coarse figure; shown, never decided on
+    gpu_util: float | None = None  # coarse utilisation; displayed, never used in decisions
     power_w: float | None = None
     energy_j: float | None = None  # a counter
     processes: tuple[ProcessUse, ...] | None = None
@@ -208,13 +208,13 @@ class GpuSample(Record, frozen=True, kw_only=True):
 
 
 class Booking(Record, frozen=True, kw_only=True):
-    """Memory that the ledger holds on each GPU of an attempt, and where the figure comes from."""
+    """Memory that the ledger reserves on each GPU of an attempt, and the source of the figure."""
 
     memory_mib: int
     source: str
-    alone: bool = False  # nobody else on its GPUs
-    cap_mib: int | None = None  # where it is stopped, on each GPU; None: nowhere
-    placed_mib: int | None = None  # what was booked at first, where the first steps have made it less
+    alone: bool = False  # no other task on its GPUs
+    cap_mib: int | None = None  # memory limit per GPU; None: no limit
+    placed_mib: int | None = None  # first booking, if the booking has shrunk since
 
 
 class Placement(Record, frozen=True, kw_only=True):
@@ -223,7 +223,7 @@ class Placement(Record, frozen=True, kw_only=True):
 
 
 class Guard(Record, frozen=True, kw_only=True):
-    """One rung that keeps an attempt within `limit_mib` on each of its GPUs. `how` is a phrase for people."""
+    """One mechanism that keeps an attempt within `limit_mib` on each of its GPUs. `how` is a phrase for users."""
 
     rung: Literal["framework", "mps", "cgroup", "watchdog"]
     limit_mib: int
@@ -231,15 +231,15 @@ class Guard(Record, frozen=True, kw_only=True):
 
 
 class Confinement(Record, frozen=True, kw_only=True):
-    """How an attempt shares its GPUs, and what holds it. Decided when it is launched, and kept with it."""
+    """How an attempt shares its GPUs, and its memory guards. Decided at the launch."""
 
     mechanism: Mechanism
-    guards: tuple[Guard, ...] = ()  # the hardest first
-    note: str = ""  # why not the mechanism, or the rung, that one would expect
+    guards: tuple[Guard, ...] = ()  # strictest first
+    note: str = ""  # why the preferred mechanism or guard is not used
 
 
 class Interpreter(Record, frozen=True):
-    """A Python interpreter and the frameworks that it would import."""
+    """A Python interpreter and the frameworks that it can import."""
 
     path: str
     versions: dict[str, str]  # framework -> version; "" if the version is unknown
@@ -258,7 +258,7 @@ class Frameworks(Record, frozen=True, kw_only=True):
     problem: str = ""  # why the files could not be read; a phrase
 
     def versions(self, framework: str) -> tuple[str, ...]:
-        """All versions of it among the interpreters, each once."""
+        """All versions of a framework among the interpreters, without duplicates."""
         return tuple(sorted({one.versions[framework] for one in self.interpreters if framework in one.versions}))
 
     def reaches(self, variable: str) -> bool:
@@ -267,15 +267,15 @@ class Frameworks(Record, frozen=True, kw_only=True):
 
 
 class GpuUsage(Record, frozen=True, kw_only=True):
-    """What one GPU did within one hour, as far as it was watched. Sums, so that rows can be added up."""
+    """The use of one GPU within one hour, while it was observed. All figures are sums, so that rows can be added."""
 
     gpu: GpuId
     hour: int  # hours since the epoch
-    watched_s: float = 0.0
+    watched_s: float = 0.0  # observed
     held_s: float = 0.0  # with at least one task
     shared_s: float = 0.0  # with two or more
     sm_s: float = 0.0  # SM activity, integrated
     energy_j: float = 0.0
-    idle_j: float = 0.0  # of that: what the GPU takes with nobody on it
-    tasks_j: float = 0.0  # of that: given to tasks
-    guessed_s: float = 0.0  # while somebody was on it, and what it takes with nobody on it had not been seen yet
+    idle_j: float = 0.0  # of that: idle power times the observed time
+    tasks_j: float = 0.0  # of that: attributed to tasks
+    guessed_s: float = 0.0  # in use while its idle power was not measured yet

@@ -228,7 +228,7 @@ class Live:
 
     def __init__(self, length_s: float) -> None:
         self.window = Window(length_s)
-        self.look: GpuSample | None = None  # the newest that tells of memory: a sample, or a glance between two
+        self.look: GpuSample | None = None  # the newest that tells of memory: a sample, or a memory sample between two
         self.held: dict[AttemptKey, int | None] = {}  # MiB of each attempt among `held_of`
         self.held_of: tuple[ProcessUse, ...] | None = None
         self.shown: list[TaskId] = []  # the tasks whose processes `look` shows

@@ -33,7 +33,7 @@ def take(state: State, sample: GpuSample) -> None:
     if before is not None and at <= before.at:
         return
     live.window.add(sample)
-    newest = live.look is None or at > live.look.at  # a glance may have come before a sample that is older
+    newest = live.look is None or at > live.look.at  # a memory sample may have come before a sample that is older
     again = live.look is before and before is not None and _shows_the_same(live, before, sample)
     if newest:
         state.news.looked(live, sample)
@@ -82,7 +82,7 @@ def _notice_all(
         _notice(state, member, at, memory_mib, newest)
 
 
-def glance(state: State, look: GpuSample) -> None:
+def take_memory(state: State, look: GpuSample) -> None:
     """A quick look at the memory of one GPU. It says nothing of activity, so it does not enter the window."""
     live = state.live.get(look.gpu)
     if live is None or look.fault is not None or look.processes is None or look.memory_used_mib is None:

@@ -15,7 +15,7 @@ from itertools import chain
 
 from msgspec.structs import replace
 
-from carma.core.model.outcome import satisfied, told_to_others
+from carma.core.model.outcome import describe_to_others, satisfied
 from carma.core.model.status import Finished, Queued
 from carma.core.model.task import Task
 from carma.core.model.values import ArrayPlace, Dependency, Estimate, SaveSignal, TaskId, TaskSpec
@@ -217,7 +217,7 @@ def resolve_dependencies(spec: TaskSpec, find: FindTask) -> TaskSpec:
         if not isinstance(other.status, Finished):
             still.append(dependency)
         elif not satisfied(dependency, other.status.outcome):
-            ended = told_to_others(other.status.outcome)
+            ended = describe_to_others(other.status.outcome)
             raise Refused(
                 f"task {other.id} can no longer end as wanted ({dependency.when}): it {ended}",
                 "submit without that dependency, or retry that task first",

@@ -25,7 +25,7 @@ from carma.core.model.outcome import (
     TimedOut,
     describe,
 )
-from carma.core.model.status import Ending, Preempting, that_counts
+from carma.core.model.status import Ending, Preempting, effective_ending
 from carma.core.model.task import Task
 from carma.core.model.units import show_count, show_mib, show_s
 from carma.core.model.values import AttemptKey, Booking, Confinement, Gpu, GpuId, Placement, TaskId
@@ -98,7 +98,7 @@ def _with_endings(events: Iterable[e.Durable]) -> Iterable[e.Durable]:
             case e.PreemptionRequested():
                 asked = asked or saving.asked_by(event)
             case e.StopRequested():
-                ending = that_counts(ending, event.ending)
+                ending = effective_ending(ending, event.ending)
             case e.AttemptEnded() if ending is not None:
                 event = replace(event, outcome=ending)
                 ending = None
