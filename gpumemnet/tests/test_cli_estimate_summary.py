@@ -17,10 +17,12 @@ from carma.trial.layers import description
 from carma.trial.layers.description import Described
 from carma.trial.protocol import Context
 from gpumemnet.summaries import training_options as told
+from tests.unit.cli import estimate_world
 from tests.unit.cli.estimate_world import World, complained, figures, printed
 
 TREE = "Net(\n  (fc): Linear(in_features=10, out_features=5, bias=True)\n)\n"
 ADAM = "taken to be Adam"
+world = estimate_world.world
 
 
 @pytest.fixture

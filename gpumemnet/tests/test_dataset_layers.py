@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpumemnet.dataset.layer_lists import LISTER, TRIAL
+from gpumemnet.dataset.layer_lists import LISTER
+from gpumemnet.dataset.torch_interpreter import environment
 from gpumemnet_fixtures.dataset_rows import config, run_lister, write_configs
 
 CONFIGS = [config("m", "mlp"), config("c", "cnn"), config("t", "transformer"), config("s", "seq2seq")]
@@ -18,7 +19,7 @@ CONFIGS = [config("m", "mlp"), config("c", "cnn"), config("t", "transformer"), c
 # The trial's own hooks on the same model, which really computes here, and the list with torch's own shapes.
 AGAIN = """
 import json, sys
-sys.path[:0] = sys.argv[2:4]
+sys.path.insert(0, sys.argv[2])
 import torch, build, layers, shapes
 from carma_trial import describe, report
 for line in open(sys.argv[1]):
@@ -65,8 +66,9 @@ def test_a_trial_run_lists_the_same_layers_and_torch_has_the_same_shapes(
     listed: dict[str, Any], tmp_path: Path
 ) -> None:
     file = write_configs(tmp_path / "configs.jsonl", *CONFIGS)
-    command = [sys.executable, "-c", AGAIN, str(file), str(LISTER.parent), str(TRIAL)]
-    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300).stdout.splitlines()
+    command = [sys.executable, "-c", AGAIN, str(file), str(LISTER.parent)]
+    ended = subprocess.run(command, env=environment(), check=True, stdout=subprocess.PIPE, text=True, timeout=300)
+    said = ended.stdout.splitlines()
     trials, plain = said[: len(CONFIGS)], said[len(CONFIGS) :]
     for one, trial in zip(CONFIGS, map(json.loads, trials), strict=True):
         seen = [layer for layer in trial["layers"] if layer["kind"] not in ("Chain", "Block")]

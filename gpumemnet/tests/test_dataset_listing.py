@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_dataset_collect_inside import LIMIT_S, is_alive, wait_for
+from test_collect_program import LIMIT_S, is_alive, wait_for
 
 from carma.errors import Refused, Usage
 from gpumemnet.dataset.layer_lists import Lister

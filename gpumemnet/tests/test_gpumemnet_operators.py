@@ -14,7 +14,8 @@ from carma.core.model.values import Estimate
 from carma.trial.layers.description import Described, Layer, TrainingOptions
 from carma.trial.layers.operators import layers_of
 from carma.trial.protocol import NoTrials
-from gpumemnet.dataset.layer_lists import LISTER, lister_environment
+from gpumemnet.dataset.layer_lists import LISTER
+from gpumemnet.dataset.torch_interpreter import environment
 from gpumemnet.serving.estimator import GpuMemNet, with_input
 from gpumemnet.serving.features import features
 from gpumemnet.summaries import read_file, read_text
@@ -74,7 +75,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Described]:
     listed = "import json,sys; sys.path.insert(0, sys.argv[1]); import layers; "
     listed += "print(json.dumps(layers.describe(json.load(open(sys.argv[2])))))"
     command = [sys.executable, "-c", listed, inside, str(config)]
-    described = subprocess.run(command, capture_output=True, text=True, check=True, env=lister_environment()).stdout
+    described = subprocess.run(command, capture_output=True, text=True, check=True, env=environment()).stdout
     told = json.loads(described)
     own = Described(
         layers=tuple(

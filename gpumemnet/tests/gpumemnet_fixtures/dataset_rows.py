@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from gpumemnet.dataset.config import Config, encode
-from gpumemnet.dataset.layer_lists import LISTER, lister_environment
+from gpumemnet.dataset.layer_lists import LISTER
+from gpumemnet.dataset.torch_interpreter import environment
 
 MIB = 2**20
 HEAD = {"gpu": "NVIDIA H200", "driver": "1.2", "torch": "2.13.0", "date": "2026-01-02T03:04:05Z", "command": "collect"}
@@ -94,4 +95,4 @@ def write_configs(path: Path, *configs: Config) -> Path:
 
 def run_lister(configs: Path, layers: Path, processes: int = 1) -> None:
     command = [sys.executable, str(LISTER), str(configs), str(layers), "--processes", str(processes)]
-    subprocess.run(command, check=True, timeout=300, env=lister_environment())
+    subprocess.run(command, env=environment(), check=True, timeout=300)

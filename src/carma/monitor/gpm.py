@@ -10,26 +10,14 @@ by it, so it is asked for now and then and holds in between.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable
 from typing import Any
 
 from carma.core.model.values import NO_ACTIVITY, Activity, Capabilities
 from carma.monitor.gpu_faults import DriverGone, GpuLost, Nvml, ask, offers
+from carma.trial.inside.carma_measure.gpu_counters import GPM_METRICS, MIN_SPACING_S, GpmRequest
 
-MIN_SPACING_S = 0.1
-ENGINE_S = 5.0  # between two questions for engine activity
-
-
-# NVML's metric for each figure; the dear one comes last, so that it can be left out of a question.
-# "Graphics" is NVML's word for the engine that runs kernels as well (GRACT).
-METRICS = {
-    "sm_active": "NVML_GPM_METRIC_SM_UTIL",
-    "sm_occupancy": "NVML_GPM_METRIC_SM_OCCUPANCY",
-    "dram_active": "NVML_GPM_METRIC_DRAM_BW_UTIL",
-    "tensor_active": "NVML_GPM_METRIC_ANY_TENSOR_UTIL",
-    "gr_active": "NVML_GPM_METRIC_GRAPHICS_UTIL",
-}
+ENGINE_S = 5.0  # between two requests for engine activity
 
 
 def is_offered(nvml: Nvml, card: Any) -> bool:
@@ -45,7 +33,7 @@ class GpmReader:
     where the driver turns snapshots down for good (no permission), whatever the card can do.
     """
 
-    capabilities = Capabilities(metrics=tuple(METRICS), source="gpm")
+    capabilities = Capabilities(metrics=tuple(GPM_METRICS), source="gpm")
 
     def __init__(
         self,
@@ -57,7 +45,7 @@ class GpmReader:
     ) -> None:
         self._nvml = nvml
         self._engine_s = engine_s
-        self._engine_at: float | None = None  # when engine activity was asked for
+        self._engine_at: float | None = None  # of the last request for engine activity
         self._where: tuple[Any, ...] = (card,) if instance is None else (card, instance)
         self._take = "nvmlGpmSampleGet" if instance is None else "nvmlGpmMigSampleGet"
         self._monotonic = monotonic
@@ -65,7 +53,7 @@ class GpmReader:
         self._last = NO_ACTIVITY
         self._newest = ask(nvml, "nvmlGpmSampleAlloc")
         self._spare = ask(nvml, "nvmlGpmSampleAlloc")
-        self._question = self._prepare()
+        self._request = GpmRequest(nvml)
         self.offered = None not in (self._newest, self._spare) and offers(nvml, self._take, *self._where, self._spare)
         if self.offered:
             self._advance()
@@ -101,35 +89,19 @@ class GpmReader:
         self._taken_at = self._monotonic()
         return True
 
-    def _prepare(self) -> Any:
-        """NVML's request structure (19 KB), filled in once."""
-        nvml = self._nvml
-        question = nvml.c_nvmlGpmMetricsGet_t()
-        question.version = nvml.NVML_GPM_METRICS_GET_VERSION
-        for place, metric in enumerate(METRICS.values()):
-            question.metrics[place].metricId = getattr(nvml, metric)
-        return question
-
     def _compare(self) -> Activity:
-        question = self._question
-        question.sample1, question.sample2 = self._spare, self._newest
         now = self._monotonic()
-        whole = self._engine_at is None or now - self._engine_at >= self._engine_s
-        question.numMetrics = len(METRICS) if whole else len(METRICS) - 1
-        answer = ask(self._nvml, "nvmlGpmMetricsGet", question)
-        if answer is None:
+        with_engine = self._engine_at is None or now - self._engine_at >= self._engine_s
+        found = self._request.fractions(
+            lambda request: ask(self._nvml, "nvmlGpmMetricsGet", request),
+            self._spare,
+            self._newest,
+            count=len(GPM_METRICS) if with_engine else len(GPM_METRICS) - 1,
+        )
+        if found is None:
             return NO_ACTIVITY
-        shares = {figure: _share(answer.metrics[place]) for place, figure in enumerate(METRICS)}
-        if whole:
+        if with_engine:
             self._engine_at = now
         else:
-            shares["gr_active"] = self._last.gr_active
-        return Activity(**shares)
-
-
-def _share(metric: Any) -> float | None:
-    """Percent to a share. Each metric has its own error number; rounding may lead a little above 100."""
-    value = float(metric.value)
-    if metric.nvmlReturn != 0 or not math.isfinite(value) or not 0.0 <= value <= 110.0:
-        return None
-    return min(1.0, value / 100.0)
+            found["gr_active"] = self._last.gr_active
+        return Activity(**found)

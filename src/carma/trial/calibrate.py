@@ -1,6 +1,6 @@
-"""The outer half of `carma calibrate`: runs `inside/measure` where torch is, and makes a card's files of its rows.
+"""The outer half of `carma calibrate`: runs `inside/carma_measure` and makes a GPU's files from its rows.
 
-The measuring itself is done by the user's interpreter, which has torch and no CARMA.
+The user's interpreter, which has torch and no CARMA, does the measuring.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgspec
 from carma.errors import NotRunnable, Refused
 from carma.trial.replay.card_constants import Constants, Context, Row
 
-MAIN = Path(__file__).parent / "inside" / "measure" / "main.py"
+MAIN = Path(__file__).parent / "inside" / "carma_measure" / "main.py"
 AFTER_LIMIT_S = 120.0  # for the start of the interpreter, and calls that were begun in time
 LOOK_S = 0.25
 LAST_WORDS = 400  # characters of what a failed run said
@@ -115,7 +115,7 @@ def measure(
 
 
 def read_measured(constants: Sequence[Row], rows: Sequence[Row]) -> Measured:
-    """What `inside/measure` wrote, as a card's constants and its table."""
+    """What `inside/carma_measure` wrote, as a card's constants and its table."""
     versions = next((row for row in constants if "versions" in row), {})
     if not versions.get("gpu") or versions["gpu"] == "none":
         raise Refused("the measuring did not say which GPU it ran on", "Run it again with a longer --limit.")

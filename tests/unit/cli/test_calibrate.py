@@ -55,7 +55,7 @@ ROWS = [
 
 
 def measuring(tmp_path: Path, body: str) -> Path:
-    """A stand-in for inside/measure/main.py."""
+    """A stand-in for inside/carma_measure/main.py."""
     file = tmp_path / "main.py"
     file.write_text(
         "import json, os, sys, time\n"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from carma.trial.inside import measure
-from carma.trial.inside.measure import plan
+from carma.trial.inside import carma_measure as measure
+from carma.trial.inside.carma_measure import plan
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_the_package_needs_nothing_but_the_standard_library_and_torch() -> None:
 
 def test_rows_of_an_earlier_run_name_their_cases_once(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from carma.trial.inside.measure.command import cases_in
+    from carma.trial.inside.carma_measure.command import cases_in
 
     case = {"op": "convolution", "n": 8, "mode": "default"}
     found = {"direction": "forward", "peak_bytes": 5, "kept_bytes": 1, "out_bytes": 1, "backend": "Cudnn"}

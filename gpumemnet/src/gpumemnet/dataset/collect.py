@@ -24,6 +24,7 @@ from carma.errors import Refused, Usage
 from gpumemnet.dataset.clean import read_digests
 from gpumemnet.dataset.config import read_configs
 from gpumemnet.dataset.inside import rows
+from gpumemnet.dataset.torch_interpreter import environment
 from gpumemnet.directories import HINT, make_folder
 
 MAIN = Path(__file__).parent / "inside" / "collect.py"
@@ -162,7 +163,13 @@ def measure(words: Sequence[str], lock: int, look: Callable[[], None]) -> None:
     """The lock is the inner process's too: were we killed, nobody else may write until it is gone."""
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, pass_fds=(lock,)
+            words,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            pass_fds=(lock,),
         )
         try:
             while process.poll() is None:

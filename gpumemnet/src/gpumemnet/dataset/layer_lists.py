@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-import carma.trial
 from carma.errors import Refused, Usage
 from gpumemnet.dataset.config import Config, write_configs
+from gpumemnet.dataset.torch_interpreter import environment
 from gpumemnet.directories import make_folder
 
 LISTER = Path(__file__).parent / "inside" / "layers.py"
-TRIAL = Path(carma.trial.__file__).parent / "inside"  # of the product: which modules of a model are its layers
 UNWRITTEN = 3  # as in inside/layers.py
 FILE_HINT = "--layers names the file; what it holds is kept, and the same command goes on."
 _HINT = "--python names one that has torch; a CPU build will do."
@@ -70,16 +69,10 @@ class Lister(NamedTuple):
         return _read(self.layers_file, wanted)
 
 
-def lister_environment() -> dict[str, str]:
-    """The environment of inside/layers.py: TRIAL is on the path of its interpreter."""
-    path = os.environ.get("PYTHONPATH", "")
-    return {**os.environ, "PYTHONPATH": f"{TRIAL}{os.pathsep}{path}" if path else str(TRIAL)}
-
-
 def _run(command: Sequence[str]) -> None:
     """Its last line says what went wrong, if anything did."""
     try:
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=lister_environment()) as process:
+        with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None
             last = "it said nothing"
             for line in process.stderr:

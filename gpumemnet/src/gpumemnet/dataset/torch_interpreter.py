@@ -1,7 +1,8 @@
-"""The Python that has torch: CARMA's own rarely does. It is asked before minutes are spent on it."""
+"""The Python interpreter that has torch, which is rarely CARMA's own. It is checked before a long run begins."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -9,9 +10,11 @@ from pathlib import Path
 
 import msgspec
 
+import carma.trial
 from carma.core.model.values import Record
 from carma.errors import NoGpus, Refused, Usage
 
+INSIDE = Path(carma.trial.__file__).parent / "inside"  # CARMA's own modules that run in that interpreter
 LIMIT_S = 300.0  # importing torch from a slow disk
 _HINT = "--python names one that has torch."
 _ASK = """
@@ -25,6 +28,13 @@ class TorchPython(Record, frozen=True, kw_only=True):
     python: str
     torch: str
     gpu: bool
+
+
+def environment(*folders: Path) -> dict[str, str]:
+    """This process's environment, with INSIDE and these directories on the interpreter's module path."""
+    before = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([str(INSIDE), *map(str, folders), *([before] if before else [])])
+    return {**os.environ, "PYTHONPATH": path}
 
 
 def find_torch(wanted: str | None, *, with_gpu: bool) -> TorchPython:

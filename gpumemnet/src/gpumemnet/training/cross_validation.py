@@ -21,7 +21,7 @@ from typing import Protocol as Shape
 import numpy as np
 
 from carma.errors import Refused
-from gpumemnet.dataset.inside.parent import end_with
+from gpumemnet.dataset.inside.forks import end_with
 from gpumemnet.training.folds import Protocol, Split
 from gpumemnet.training.names import PUBLISHED, PUBLISHED_WIDTHS_GB, WIDTHS_GB
 from gpumemnet.training.samples import Numbers, Samples, Wholes

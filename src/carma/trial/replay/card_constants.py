@@ -1,8 +1,8 @@
-"""What a card and a framework take beside tensors, as it was measured: the context, workspaces, the table of calls.
+"""What a GPU and a framework allocate beside tensors, as measured: the context, workspaces, the table of calls.
 
-A card has two files: `NAME.json` (Constants) and `NAME.rows.jsonl.gz` (what was measured, one call a line, as
-`inside/measure` wrote it). `carma calibrate` makes them for a card of this machine; some come with CARMA. Those of this
-machine go first, and a card that nobody measured gets the nearest one's, with a warning.
+A GPU has two files: `NAME.json` (Constants) and `NAME.rows.jsonl.gz` (one measured call a line, as
+`inside/carma_measure` wrote it). `carma calibrate` makes them for a GPU of this server; some come with CARMA. Files of
+this server take precedence. A GPU that was not measured gets the files of the most similar one, with a warning.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Row = dict[str, object]
 class Context(Record, frozen=True, kw_only=True):
     """What a process held outside its allocator once it had used something."""
 
-    after: str  # "init", "matmul_fp32", "conv_bf16", "attention" …: `inside/measure/constants.py` has them all
+    after: str  # "init", "matmul_fp32", "conv_bf16", "attention" …: `inside/carma_measure/constants.py` has them all
     alone: bool = False  # in a process that used nothing else; otherwise after all those that are listed before it
     outside_bytes: int
 

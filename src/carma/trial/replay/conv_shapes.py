@@ -68,7 +68,7 @@ def of_call(call: Call) -> ConvShape | None:
 
 
 def of_row(row: Row) -> ConvShape | None:
-    """Of a row that `inside/measure/conv.py` wrote; None where torch did not ask cuDNN."""
+    """Of a row that `inside/carma_measure` wrote; None where torch did not ask cuDNN."""
     if row.get("op") != "convolution" or row.get("backend") not in CUDNN:
         return None
     n, cin, cout, groups = (cast(int, row[name]) for name in ("n", "cin", "cout", "groups"))

@@ -1,6 +1,6 @@
 """What a process holds on a card outside its allocator: the context, and a handle for each library that it uses.
 
-The readings are those of `inside/measure` (Constants). On an H200 with torch 2.11: 610 MiB at the start, 66 MiB
+The readings are those of `inside/carma_measure` (Constants). On an H200 with torch 2.11: 610 MiB at the start, 66 MiB
 for each thread that multiplies matrices (cuBLAS makes a handle for each, and autograd has threads of its own), 18 MiB
 once cuDNN is used; other kernels add next to nothing, since they are loaded from the same few modules.
 """

@@ -1,16 +1,14 @@
 """Lists the layers of configs' models: `python layers.py configs.jsonl layers.jsonl --processes 2`. No GPU is needed.
 
-A model is built without memory (the meta device) and called once with its real batch. A layer is what a trial run
-calls one: the rule is `carma_trial/describe.py`'s own. An edge says that what one layer gave reached what another took,
-by whatever way: sums, products, concatenations and views stand between layers without being one. Stdlib and torch only.
-
-What is there already is kept, so that a run that was stopped goes on where it was.
+A model is built without memory (the meta device) and called once with its real batch. Layers are those of a trial run
+(`carma_trial/describe.py`), so the directory `carma/trial/inside` must be on the module path. An edge connects two
+layers if the output of one reaches the input of the other; sums, products, concatenations and views between them are no
+layers. Standard library and torch only. Existing lines are kept, so that a stopped run continues.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import multiprocessing
 import os
@@ -23,17 +21,18 @@ from typing import Any, BinaryIO
 import build
 import shapes  # type: ignore[import-not-found]
 import torch
-from carma_trial.describe import layer_of  # type: ignore[import-not-found]  # on PYTHONPATH (layer_lists.py)
-from parent import end_with  # type: ignore[import-not-found]
+from carma_trial.describe import layer_of  # type: ignore[import-not-found]  # only attach.py changes torch
+from forks import end_with  # type: ignore[import-not-found]
+from rows import digest  # type: ignore[import-not-found]
 from torch.utils._python_dispatch import TorchDispatchMode
 
-UNWRITTEN = 3  # the exit status where the file is the trouble
+UNWRITTEN = 3  # exit status if the file cannot be written
 NOTHING: frozenset[int] = frozenset()
-SOURCES = "carma_sources"  # of a tensor: the layers that it came from, with no other layer between
+SOURCES = "carma_sources"  # attribute of a tensor: the layers it comes from, without another layer in between
 
 
-class Carried(TorchDispatchMode):  # type: ignore[misc,unused-ignore]
-    """Every result of an operation comes from where its operands came from."""
+class SourceTracking(TorchDispatchMode):  # type: ignore[misc,unused-ignore]
+    """The result of an operation has the sources of its operands."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -72,7 +71,7 @@ class Listing:
 
     def add(self, module: Any, inputs: Any, outputs: Any) -> None:
         layer = None if isinstance(module, build.Chain) else layer_of(torch, module, inputs, outputs)
-        if layer is None:  # an empty chain is how build.py says "x itself": no model of a user's has such a module
+        if layer is None:  # build.py writes an identity as an empty chain; models of users have no such module
             return
         number = len(self.layers)
         self.layers.append(layer)
@@ -83,9 +82,9 @@ class Listing:
 
 
 def describe(config: dict[str, Any]) -> dict[str, Any]:
-    """One line of the file. Gradients are off, so nothing is recomputed and every layer is met once."""
+    """One line of the file. Gradients are off, so nothing is recomputed and every layer is called once."""
     listing = Listing()
-    with torch.inference_mode(), Carried():  # without inference mode, views would be other tensors than Carried sees
+    with torch.inference_mode(), SourceTracking():  # without inference mode, views would be other tensors
         model = build.build(config).train()
         for module in model.modules():
             module.register_forward_hook(listing.add)
@@ -107,10 +106,10 @@ def inputs_of(config: dict[str, Any]) -> list[Any]:
 
 
 def counted(model: Any, seen: list[int]) -> dict[str, int]:
-    """The model's parameters, and by how much the layers' sum differs: sum = parameters + tied - inside.
+    """The model's parameters, and the difference to the sum over its layers: sum = parameters + tied - inside.
 
-    `tied` belong to two layers (an embedding and the output layer) and count in both. `inside` belong to a module that
-    another one never calls but computes with (the output projection of torch's own attention): no layer has them.
+    `tied` parameters belong to two layers (an embedding and the output layer) and count in both. `inside` parameters
+    belong to a module that is never called, such as the output projection of torch's attention: no layer has them.
     """
     sizes = {id(parameter): parameter.numel() for parameter in model.parameters()}
     return {
@@ -121,7 +120,7 @@ def counted(model: Any, seen: list[int]) -> dict[str, int]:
 
 
 def answer(line: bytes) -> bytes:
-    """A config that cannot be built is a line too: otherwise every run would try it again."""
+    """A config that cannot be built gets a line too, so that it is not tried again."""
     config = json.loads(line)
     try:
         said = describe(config)
@@ -130,13 +129,8 @@ def answer(line: bytes) -> bytes:
     return json.dumps({**said, "of": digest(line)}, separators=(",", ":")).encode() + b"\n"
 
 
-def digest(line: bytes) -> str:
-    """Another version of the generator gives the same id to another config."""
-    return hashlib.sha256(line.strip()).hexdigest()[:16]
-
-
 def known(path: Path) -> dict[str, str]:
-    """The ids that are there, with their configs' digests. A last line that was cut off in the middle is taken away."""
+    """The ids in the file, with their configs' digests. An incomplete last line is removed."""
     if not path.exists():
         return {}
     whole = path.read_bytes()
@@ -161,10 +155,10 @@ def write(lines: list[bytes], file: BinaryIO, processes: int) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Lists the layers of the models of configs.")
-    parser.add_argument("configs", type=Path, help="of carma dataset generate")
-    parser.add_argument("layers", type=Path, help="a JSON line for each config; what is there is kept")
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--parent", type=int, default=0, help="the process to end with")
+    parser.add_argument("configs", type=Path, help="JSON lines of `carma dataset generate`")
+    parser.add_argument("layers", type=Path, help="output: a JSON line for each config; existing lines are kept")
+    parser.add_argument("--processes", type=int, default=2, help="number of processes (default 2)")
+    parser.add_argument("--parent", type=int, default=0, help="process with which this one ends")
     args = parser.parse_args(argv)
     if args.parent:
         end_with(args.parent, signal.SIGKILL)

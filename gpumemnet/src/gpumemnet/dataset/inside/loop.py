@@ -1,7 +1,7 @@
-"""Trains a config's model: an ordinary loop, as users write it. Stdlib and torch only.
+"""Trains a config's model in an ordinary loop, as users write it. Standard library and torch only.
 
-Weights are built without memory and then filled on the device from one buffer of random numbers. That leaves the
-allocator where `model.to("cuda")` would, and spares the seconds that drawing a billion numbers takes.
+Weights are built without memory and then filled on the device from one buffer of random numbers. The allocator is then
+in the same state as after `model.to("cuda")`, without the seconds that drawing a billion random numbers takes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def random_numbers() -> Any:
 
 
 class Made:
-    """What a run needs and no device is needed for: the model without memory, the batch on the CPU."""
+    """The parts of a run that need no device: the model without memory, and the batch on the CPU."""
 
     def __init__(self, config: dict[str, Any], numbers: Any) -> None:
         model = build.build(config)
@@ -46,9 +46,9 @@ class Training:
         self.model = model = to_device(made.model, device).train()
         fill(model, numbers)
         self.optimizer = make_optimizer(config.get("optimizer", "adam"), list(model.parameters()))
-        # A scale that overflows nothing: a step that is skipped leaves the optimizer without its state.
+        # This scale never overflows; a skipped step would leave the optimizer without its state.
         self.scaler = torch.amp.GradScaler(torch.device(device).type, 1.0, enabled=precision == "fp16-amp")
-        self.stepped = 0  # steps that the optimizer really made
+        self.stepped = 0  # steps that the optimizer did not skip
 
     def step(self) -> float:
         inputs, target = [self._moved(tensor) for tensor in self.batch[0]], self.batch[1].to(self.device)
@@ -79,7 +79,7 @@ class Training:
 
 
 def make_batch(config: dict[str, Any], numbers: Any) -> tuple[list[Any], Any]:
-    """On the CPU, as a data loader gives it."""
+    """On the CPU, as from a data loader."""
     count, shape = config["batch"], config["input"]
     if config.get("vocabulary"):
         inputs = [torch.randint(config["vocabulary"], (count, *shape))]
@@ -102,14 +102,14 @@ def make_batch(config: dict[str, Any], numbers: Any) -> tuple[list[Any], Any]:
 
 
 def to_device(model: Any, device: str) -> Any:
-    """As `model.to(device)`: weights that two modules share are moved once and stay shared; `to_empty` parts them."""
+    """As `model.to(device)`: shared weights are moved once and stay shared, while `to_empty` alone separates them."""
     owners: dict[Any, list[tuple[Any, str]]] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             owners.setdefault(parameter, []).append((module, name))
     for _, *others in owners.values():
         for module, name in others:
-            setattr(module, name, None)  # nothing is allocated for it
+            setattr(module, name, None)  # so that `to_empty` allocates nothing for it
     moved = model.to_empty(device=device)
     for (first, its), *others in owners.values():
         for module, name in others:
@@ -134,7 +134,7 @@ def drawn(numbers: Any, shape: tuple[int, ...]) -> Any:
 
 
 def fill(model: Any, numbers: Any) -> None:
-    """Weights small and random, norms' at one, running statistics at theirs: figures stay finite."""
+    """Small random weights, norms at one, and valid running statistics, so that losses stay finite."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:

@@ -1,9 +1,9 @@
-"""The file of rows: appended to as they come, so that a kill at any moment loses only what is running.
+"""The file of rows. Rows are appended as they come, so that a kill loses only the running ones.
 
-A line without an id is a head: it tells where and how the rows after it were measured. A row has the id of its config
+A line without an id is a head: it says where and how the rows after it were measured. A row has the id of its config
 and a digest of the config's line (`of`); the peaks of torch's allocator, footprint and context in bytes; `steps`,
-`finite` (the losses), `oom`, `error`, `alone`, `retries`; with activity what activity.py lists. Where the time went:
-`ready_s` from the fork to a context, `made_s` for the model on the device, `trained_s` for the steps, `took_s` for all.
+`finite` (the losses), `oom`, `error`, `alone`, `retries`; with activity, FIGURES of activity.py. Times: `ready_s` from
+the fork to a context, `made_s` for the model on the device, `trained_s` for the steps, `took_s` in all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOCK = "rows.lock"
 
 
 class InUse(Exception):
-    """Another collector writes to the directory; `pid` is its process, empty where it has not said so yet."""
+    """Another collector writes to the directory; `pid` is its process, empty if the file does not name it yet."""
 
     def __init__(self, pid: str) -> None:
         super().__init__(f"process {pid} collects into it" if pid else "another process collects into it")
@@ -28,9 +28,10 @@ class InUse(Exception):
 
 
 def lock(folder: Path) -> int:
-    """A descriptor that keeps others out for as long as any process holds it; forks and heirs do.
+    """Locks the directory and returns the descriptor that holds the lock; forks inherit it.
 
-    The kernel drops the lock with the last of them. The file stays: were it removed, two could lock two files.
+    The kernel removes the lock with the last of them. The file stays: if it were removed, two processes could lock
+    two files.
     """
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -49,7 +50,7 @@ class Rows:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / NAME
         if not resume and self.path.exists():
-            self.path.replace(folder / f"{NAME}.old")  # hours of a GPU are not thrown away
+            self.path.replace(folder / f"{NAME}.old")  # rows are hours of a GPU: never delete them
         self._done = read_done(self.path, activity)
         mend(self.path)
         self.file = self.path.open("a", encoding="utf-8")
@@ -67,7 +68,7 @@ class Rows:
             self.measured += not row.get("oom") and not row.get("error")
 
     def has(self, config: dict[str, Any]) -> bool:
-        """Of a row that does not say which config it was, the id must do."""
+        """A row without a digest is identified by its id."""
         return bool(self._done.get(config["id"], frozenset()) & {config["of"], None})
 
     @property
@@ -76,7 +77,7 @@ class Rows:
 
 
 def mend(path: Path) -> None:
-    """Cuts off a last line that was not written to its end."""
+    """Removes an incomplete last line."""
     if path.exists():
         text = path.read_bytes()
         if not text.endswith(b"\n"):
@@ -84,7 +85,7 @@ def mend(path: Path) -> None:
 
 
 def read_done(path: Path, activity: bool) -> dict[str, set[str | None]]:
-    """The ids that need no other run, with their configs' digests. For activity, a row without it does not count."""
+    """The ids that need no further run, with their configs' digests. With activity, a row must have a step time."""
     done: dict[str, set[str | None]] = {}
     for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
@@ -97,11 +98,11 @@ def read_done(path: Path, activity: bool) -> dict[str, set[str | None]]:
 
 
 def read_configs(path: Path) -> list[dict[str, Any]]:
-    """Each with the digest of its line, as `of`."""
+    """Each config with the digest of its line, as `of`."""
     lines = [line for line in path.read_bytes().splitlines() if line.strip()]
     return [{**json.loads(line), "of": digest(line)} for line in lines]
 
 
 def digest(line: bytes) -> str:
-    """As in layers.py: another version of the generator gives the same id to another config."""
+    """Identifies a config's line: another version of the generator may give the same id to another config."""
     return hashlib.sha256(line.strip()).hexdigest()[:16]

@@ -15,7 +15,10 @@ from carma.core.model.values import Record
 from carma.errors import Refused, Usage
 from carma_lab.bench.memory.cases import all_cases
 from carma_lab.bench.memory.interpreter import ZOO, Interpreter, find_interpreter
+from gpumemnet.dataset.collect import MAIN
+from gpumemnet.dataset.torch_interpreter import environment
 
+INNER = MAIN.parent  # the processes that measure are those of the data set
 ROWS = "truth.jsonl"
 CASES = "cases.jsonl"
 
@@ -44,7 +47,7 @@ def run(options: Options, interpreter: Interpreter | None = None) -> int:
     found = interpreter or find_interpreter(options.python, with_gpu=True)
     cases = out / CASES
     cases.write_bytes(b"\n".join(map(msgspec.json.encode, all_cases())) + b"\n")
-    ended = subprocess.run(_command(options, found, cases, out), check=False)
+    ended = subprocess.run(_command(options, found, cases, out), env=environment(INNER), check=False)
     measured, failed = count(out / ROWS)
     print(f"{out / ROWS}: {measured} runs measured, {failed} failed")
     if ended.returncode:

@@ -1,26 +1,28 @@
-"""What each case really takes: `python truth.py cases.jsonl OUT --parallel 5 --limit-s 540`, on a machine with a GPU.
+"""Measures each case on this machine's GPU: `python truth.py cases.jsonl OUT --parallel 5 --limit-s 540`.
 
-The libraries are imported once; each case is a fork of this process, made before CUDA starts, so it has a context and
-an allocator of its own. Rows are appended to OUT/truth.jsonl as they come: a kill loses only what is running.
-The order is shuffled, so that an early stop leaves a fair sample. A case that failed is a row with its error. One
-that ran into the card's end beside others (torch then gives cached memory back) is run again, alone.
+`carma bench memory-truth` starts it with `carma/trial/inside` and `gpumemnet/dataset/inside` on the module path: the
+processes are the workers of the data set's collector. Libraries are imported once; each case is a fork, made before
+CUDA starts. Rows are appended to OUT/truth.jsonl as they come, so that a kill loses only the running ones. The order is
+shuffled, so that a run that stops early leaves a fair sample. A failed case is a row with its error. A case that was
+short of memory beside others is repeated alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
 import os
 import random
-import shutil
-import signal
 import sys
 import tempfile
 import time
-import traceback
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import forks  # type: ignore[import-not-found]
+import measure  # type: ignore[import-not-found]
 
 FILE_BYTES = 15 << 20  # of one file of histories
 FILES = 4
@@ -31,12 +33,14 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("cases", type=Path, help="JSON lines with id, family and argv")
     parser.add_argument("out", type=Path)
     parser.add_argument("--parallel", type=int, default=5)
-    parser.add_argument("--limit-s", type=float, default=540.0, help="no case starts after this; the rest is killed")
+    parser.add_argument("--limit-s", type=float, default=540.0, help="maximum time of all cases (default 540)")
     parser.add_argument("--case-limit-s", type=float, default=120.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="cases whose id or family contains this")
-    parser.add_argument("--first", type=int, default=0, help="at most so many, after shuffling")
-    parser.add_argument("--skip", type=Path, action="append", default=[], help="a truth.jsonl whose cases are done")
+    parser.add_argument("--only", default="", help="only cases whose id or family contains this")
+    parser.add_argument("--first", type=int, default=0, help="maximum number of cases, after shuffling (default all)")
+    parser.add_argument(
+        "--skip", type=Path, action="append", default=[], help="a truth.jsonl whose cases are not measured again"
+    )
     parser.add_argument("--device", default="cuda")
     return parser
 
@@ -47,13 +51,10 @@ def main(argv: list[str] | None = None) -> int:
     began = time.monotonic()
     versions = import_libraries()
     cases = chosen(args)
-    work = Path(tempfile.mkdtemp(prefix="truth-"))
-    try:
-        course = Course(args, work, began)
-        course.write({**versions, **head(work, args.device), **told(args, len(cases))})
-        course.run(cases)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="truth-") as folder:
+        schedule = Schedule(args, Path(folder), began)
+        schedule.write({**versions, **gpu(args.device), **description(args, len(cases))})
+        schedule.run(cases)
     return 0
 
 
@@ -79,7 +80,7 @@ def import_libraries() -> dict[str, Any]:
     }
 
 
-def told(args: argparse.Namespace, cases: int) -> dict[str, Any]:
+def description(args: argparse.Namespace, cases: int) -> dict[str, Any]:
     date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return {
         "date": date,
@@ -91,21 +92,11 @@ def told(args: argparse.Namespace, cases: int) -> dict[str, Any]:
     }
 
 
-def head(work: Path, device: str) -> dict[str, Any]:
-    """The card, its driver and cuDNN, asked by a fork, because asking starts CUDA."""
-    pid = os.fork()
-    answer = work / "head.json"
-    if pid == 0:
-        code = 1
-        try:
-            answer.write_text(json.dumps(importlib.import_module("measure").describe(device)))
-            code = 0
-        except Exception:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    os.waitpid(pid, 0)
-    return dict(json.loads(answer.read_text())) if answer.exists() else {"gpu": None}
+def gpu(device: str) -> dict[str, Any]:
+    """The GPU, its driver and cuDNN, read in a fork, because that starts CUDA."""
+    training_run = importlib.import_module("training_run")
+    found = dict(forks.answer_in_fork(functools.partial(training_run.describe, device)))
+    return {name: value for name, value in found.items() if name not in ("uuid", "free_bytes")}
 
 
 def chosen(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -120,13 +111,15 @@ def chosen(args: argparse.Namespace) -> list[dict[str, Any]]:
     return cases[: args.first] if args.first else cases
 
 
-class Course:
-    """Cases side by side, each in its own process and process group, and the files that they end in."""
+class Schedule:
+    """Cases side by side, each in its own process, and the files of their rows."""
 
-    def __init__(self, args: argparse.Namespace, work: Path, began: float) -> None:
-        self.args, self.work, self.began = args, work, began
+    def __init__(self, args: argparse.Namespace, folder: Path, began: float) -> None:
+        worker_pool = importlib.import_module("worker_pool")
+        self.args, self.folder, self.began = args, folder, began
         self.rows = (args.out / "truth.jsonl").open("a")
-        self.running: dict[int, tuple[dict[str, Any], float, bool]] = {}
+        live = functools.partial(measure.answer, device=args.device, folder=folder)
+        self.pool: Any = worker_pool.WorkerPool(live, self.take, args.case_limit_s)
         self.again: list[dict[str, Any]] = []
         self.done = 0
 
@@ -136,71 +129,41 @@ class Course:
 
     def run(self, cases: list[dict[str, Any]]) -> None:
         waiting = list(reversed(cases))
-        while (waiting or self.running or self.again) and not self.late():
-            while waiting and len(self.running) < self.args.parallel:
-                self.start(waiting.pop(), alone=False)
-            if not waiting and not self.running and self.again:
-                self.start(self.again.pop(), alone=True)
-            self.reap()
-        for pid, (case, since, _) in list(self.running.items()):
-            self.end(pid)
-            self.write({**case, "error": "stopped: the whole run's time was over", "took_s": time.monotonic() - since})
+        while (waiting or self.pool.workers or self.again) and not self.is_late():
+            while waiting and len(self.pool.workers) < self.args.parallel:
+                self.pool.start(waiting.pop(), 0.0, False)
+            if not waiting and not self.pool.workers and self.again:
+                self.pool.start(self.again.pop(), 0.0, True)
+            for worker in self.pool.read_among("waiting"):
+                worker.enter("running")
+                worker.send("go")
+            self.pool.poll()
+        for worker in self.pool.workers:
+            took_s = round(time.monotonic() - worker.began_s, 2)
+            self.write({**worker.config, "error": "stopped: the time of all cases was over", "took_s": took_s})
+        self.pool.end(self.pool.workers)
 
-    def late(self) -> bool:
+    def is_late(self) -> bool:
         return time.monotonic() - self.began > float(self.args.limit_s)
 
-    def start(self, case: dict[str, Any], alone: bool) -> None:
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                os.setsid()
-                importlib.import_module("measure").run(case, self.args.device, self.work / str(os.getpid()))
-                code = 0
-            finally:
-                os._exit(code)  # never back into the parent's loop, and no time for tearing CUDA down
-        self.running[pid] = (case, time.monotonic(), alone)
-
-    def reap(self) -> None:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid in self.running:
-            self.take(pid, status)
-        elif pid == 0:
-            now = time.monotonic()
-            for running, (_, since, _) in list(self.running.items()):
-                if now - since > self.args.case_limit_s:
-                    self.end(running)
-                    self.take(running, signal.SIGKILL)
-            time.sleep(0.01)
-
-    def end(self, pid: int) -> None:
-        for target in (os.killpg, os.kill):  # the group may not exist yet, if the fork has only just been made
-            try:
-                target(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        os.waitpid(pid, 0)
-
-    def take(self, pid: int, status: int) -> None:
-        case, since, alone = self.running.pop(pid)
-        answer, history = self.work / f"{pid}.json", self.work / f"{pid}.bin"
-        row: dict[str, Any] = json.loads(answer.read_text()) if answer.exists() else {"error": ended_by(status)}
-        row |= {"took_s": round(time.monotonic() - since, 2), "alone": alone}
-        if (row.get("retries") or row.get("oom")) and not alone:
+    def take(self, worker: Any, row: dict[str, Any]) -> None:
+        case, history = worker.config, self.folder / f"{worker.pid}.bin"
+        again = row.pop("again", False) or row.get("retries")
+        row.pop("footprint", None)
+        if again and not worker.alone:
             self.again.append(case)
         else:
             if history.exists():
                 row["history"] = self.keep(history.read_bytes())
-            self.write({**case, **row})
+            self.write({**case, **row, "alone": worker.alone})
             self.done += 1
-            print(
-                f"{self.done} {case['id']} {row.get('reserved_peak', 0) >> 20} MiB {row.get('error') or ''}", flush=True
-            )
-        answer.unlink(missing_ok=True)
+            mib = (row.get("reserved_peak") or 0) >> 20
+            print(f"{self.done} {case['id']} {mib} MiB {row.get('error') or ''}", flush=True)
         history.unlink(missing_ok=True)
+        worker.release()
 
     def keep(self, record: bytes) -> list[Any] | None:
-        """Where the record lies (file, offset, length); None when all files are full."""
+        """Where the record is (file, offset, length); None if all files are full."""
         for number in range(FILES):
             path = self.args.out / f"history-{number}.bin"
             size = path.stat().st_size if path.exists() else 0
@@ -210,13 +173,6 @@ class Course:
                     file.write(record)
                 return [path.name, size, len(record)]
         return None
-
-
-def ended_by(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        name = signal.Signals(os.WTERMSIG(status)).name
-        return f"killed by {name}" + (": over its time, or the machine's memory" if name == "SIGKILL" else "")
-    return f"ended with status {os.WEXITSTATUS(status)} and no answer"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The collector as a program of its own: real forks, on the CPU. A driver substitutes the training where needed."""
+"""The collector as a program of its own, with real forks on the CPU; in most tests the training is scripted."""
 
 from __future__ import annotations
 
@@ -16,15 +16,37 @@ from typing import Any
 import pytest
 
 import gpumemnet.dataset
+from gpumemnet.dataset.torch_interpreter import environment
 
-pytest.importorskip("torch")
-
-INSIDE = Path(gpumemnet.dataset.__file__).parent / "inside"
+PROGRAMS = Path(gpumemnet.dataset.__file__).parent / "inside"
 LIMIT_S = 120.0
-# Stands in for loop.Training: what a config does is its `shape`.
-STRAW = """
-import json, os, signal, time
-import torch, collect, crew, loop, measure
+# Importing torch takes seconds, and here training is scripted: what a config does is its `shape`.
+SCRIPTED = """
+import json, os, signal, sys, time, types
+
+class StandIn(types.ModuleType):
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {"__init__": lambda self, *_, **__: None})
+
+for name in ("torch", "torch.nn", "torch.nn.functional", "torch.profiler", "torch.utils", "torch.utils.checkpoint"):
+    sys.modules[name] = StandIn(name)
+    parent, _, own = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], own, sys.modules[name])
+torch = sys.modules["torch"]
+torch.__version__, torch.version = "0.0", types.SimpleNamespace(cuda=None)
+torch.cuda = types.SimpleNamespace(is_initialized=lambda: False)
+
+import activity, collect, loop, training_run, worker_pool
+
+class OutOfMemoryError(RuntimeError):
+    pass
+
+class Model:
+    def parameters(self):
+        return [types.SimpleNamespace(numel=lambda: count) for count in (8,)]
 
 def mark(what, config):
     with open(os.environ["MARKS"], "a") as file:
@@ -34,11 +56,11 @@ def times(what, config):
     with open(os.environ["MARKS"]) as file:
         return sum(json.loads(line)[:2] == [what, config["id"]] for line in file)
 
-class Straw:
+class Training:
     stepped = 3
 
     def __init__(self, config, device, numbers, made):
-        self.config, self.model = config, torch.nn.Linear(3, 2)
+        self.config, self.model = config, Model()
 
     def step(self):
         shape = self.config["shape"]
@@ -48,7 +70,7 @@ class Straw:
         if shape == "dies":
             os.kill(os.getpid(), signal.SIGSEGV)
         if shape == "oom" or (shape == "oom-beside" and times(shape, self.config) == 1):
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         if shape == "library" and times(shape, self.config) == 1:
             raise RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED")
         if shape == "broken":
@@ -63,31 +85,32 @@ class Straw:
             time.sleep(600)
         return 1.0
 
-class Meter(measure.CpuMeter):
+class Meter(training_run.CpuMeter):
     def figures(self):
         retried = self.config["shape"] == "retries" and times("retries", self.config) <= 3
         return {"allocated_peak": 5, "reserved_peak": 7, "footprint": 9, "retries": int(retried)}
 
-def train(self, plain=measure.Measurement.train):
+def train(self, plain=training_run.TrainingRun.train):
     self.meter.config = self.config
     mark("train", self.config)
     row = plain(self)
     mark("trained", self.config)
     return row
 
-def watch(measurement, probe, window_s, plain=crew.activity.watch):
-    mark("train", measurement.config)
-    figures = plain(measurement, probe, window_s)
-    mark("trained", measurement.config)
+def measure(run, probe, window_s, plain=activity.measure):
+    mark("train", run.config)
+    figures = plain(run, probe, window_s)
+    mark("trained", run.config)
     return figures | {"sm_active": 0.5}
 
-measure.make_meter = lambda device: Meter()
-measure.Measurement.train = train
-crew.activity.watch = watch
-crew.activity.WARM_S = 0.0
-loop.Training = Straw
+training_run.make_meter = lambda device: Meter()
+training_run.TrainingRun.train = train
+activity.measure = measure
+activity.WARM_S = 0.0
+loop.Training = Training
 loop.Made = lambda config, numbers: None
-collect.WARM = 0
+loop.random_numbers = lambda: None
+collect.WARM_UP_MODELS = 0
 """
 DRIVER = """
 import sys
@@ -101,19 +124,19 @@ sys.exit(collect.main(sys.argv[1:]))
 class Place:
     """A directory with configs, a driver, and what came of them."""
 
-    def __init__(self, folder: Path, before: str = STRAW) -> None:
+    def __init__(self, folder: Path, before: str = SCRIPTED) -> None:
         self.folder, self.out = folder, folder / "out"
         self.driver, self.configs = folder / "driver.py", folder / "configs.jsonl"
         self.marks, self.hang = folder / "marks", folder / "hang"
         self.marks.touch()
-        self.driver.write_text(DRIVER.format(inside=str(INSIDE), before=before))
+        self.driver.write_text(DRIVER.format(inside=str(PROGRAMS), before=before))
 
     def write(self, configs: Sequence[dict[str, Any]]) -> None:
         self.configs.write_text("".join(json.dumps(config) + "\n" for config in configs))
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         command = [sys.executable, str(self.driver), str(self.configs), str(self.out), "--device", "cpu", *words]
-        env = {**os.environ, "MARKS": str(self.marks), "HANG": str(self.hang)}
+        env = {**environment(), "MARKS": str(self.marks), "HANG": str(self.hang)}
         return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def run(self, *words: str) -> str:
@@ -151,7 +174,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def straw(name: str, shape: str = "plain", guess_mib: int = 0) -> dict[str, Any]:
+def scripted(name: str, shape: str = "plain", guess_mib: int = 0) -> dict[str, Any]:
     return {"id": name, "family": "mlp", "shape": shape, "guess_mib": guess_mib}
 
 
@@ -174,7 +197,8 @@ def mlp(name: str, **fields: Any) -> dict[str, Any]:
     return plain | fields
 
 
-def test_real_models_are_trained_and_a_bad_one_says_why(tmp_path: Path) -> None:
+def test_real_models_are_trained_and_a_bad_config_has_a_row_with_its_error(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     place = Place(tmp_path, before="")
     place.write([mlp("a"), mlp("b", precision="bf16"), mlp("c", model=[{"op": "nothing"}])])
     said = place.run("--parallel", "2", "--steps", "2")
@@ -196,9 +220,9 @@ def test_real_models_are_trained_and_a_bad_one_says_why(tmp_path: Path) -> None:
     assert (head["parallel"], head["seed"], head["activity"]) == (2, 0, False)
 
 
-def test_each_end_of_a_run_is_a_row_and_shortage_is_tried_again_alone(place: Place) -> None:
+def test_each_end_of_a_run_is_a_row_and_a_run_short_of_memory_is_repeated_alone(place: Place) -> None:
     shapes = ("plain", "exits", "dies", "oom", "oom-beside", "library", "broken", "nan", "retries")
-    place.write([straw(shape, shape) for shape in shapes])
+    place.write([scripted(shape, shape) for shape in shapes])
     place.run("--parallel", "4")
     rows = place.rows()
     assert set(rows) == set(shapes)
@@ -221,18 +245,18 @@ def test_each_end_of_a_run_is_a_row_and_shortage_is_tried_again_alone(place: Pla
     assert rows["plain"]["parameters"] == 8
 
 
-def test_a_run_that_takes_too_long_is_ended_and_not_tried_again(place: Place) -> None:
+def test_a_run_over_its_limit_is_killed_and_not_repeated(place: Place) -> None:
     place.hang.touch()
-    place.write([straw("slow", "hangs")])
+    place.write([scripted("slow", "hangs")])
     place.run("--config-limit-s", "2")
     row = place.rows()["slow"]
     assert row["error"].startswith("it took more than 2 s")
     assert row["alone"] is False
 
 
-def test_runs_side_by_side_never_hold_more_than_the_capacity(place: Place) -> None:
+def test_parallel_runs_never_reserve_more_than_the_capacity(place: Place) -> None:
     guesses = {f"{number}": 1000 * (number % 5 + 1) for number in range(16)}
-    place.write([straw(name, "lasts", guess) for name, guess in guesses.items()])
+    place.write([scripted(name, "lasts", guess) for name, guess in guesses.items()])
     place.run("--parallel", "6", "--capacity-mib", "16000")
     spans = place.spans()
     assert len(place.rows()) == len(spans) == 16
@@ -241,16 +265,16 @@ def test_runs_side_by_side_never_hold_more_than_the_capacity(place: Place) -> No
         assert sum(guesses[name] * 1.15 + 1024 for name in held) <= 16_000
 
 
-def test_what_is_larger_than_the_capacity_runs_with_nobody_beside_it(place: Place) -> None:
-    place.write([straw("huge", "lasts", 90_000), *(straw(str(number), "lasts") for number in range(6))])
+def test_a_run_larger_than_the_capacity_runs_alone(place: Place) -> None:
+    place.write([scripted("huge", "lasts", 90_000), *(scripted(str(number), "lasts") for number in range(6))])
     place.run("--parallel", "4", "--capacity-mib", "9000")
     assert {name for name, row in place.rows().items() if row["alone"]} == {"huge"}
     (begin, end) = next(span[:2] for span in place.spans() if span[2] == "huge")
     assert all(until <= begin or since >= end for since, until, name in place.spans() if name != "huge")
 
 
-def test_a_second_try_waits_until_the_others_are_gone(place: Place) -> None:
-    place.write([straw("short", "retries"), *(straw(str(number), "lasts") for number in range(4))])
+def test_a_repeated_run_waits_until_the_others_have_ended(place: Place) -> None:
+    place.write([scripted("short", "retries"), *(scripted(str(number), "lasts") for number in range(4))])
     place.run("--parallel", "5")
     spans = place.spans()
     begin = max(since for since, _, name in spans if name == "short")
@@ -258,8 +282,8 @@ def test_a_second_try_waits_until_the_others_are_gone(place: Place) -> None:
     assert all(until <= begin for _, until, name in spans if name != "short")
 
 
-def test_activity_is_watched_one_at_a_time_while_nobody_trains(place: Place) -> None:
-    place.write([*(straw(str(number), guess_mib=1000) for number in range(7)), straw("oom", "oom")])
+def test_activity_is_measured_for_one_run_at_a_time_while_no_other_trains(place: Place) -> None:
+    place.write([*(scripted(str(number), guess_mib=1000) for number in range(7)), scripted("oom", "oom")])
     place.run("--activity", "--parallel", "3", "--window-s", "0.02")
     rows = place.rows()
     assert len(rows) == 8
@@ -285,10 +309,10 @@ def _windows(place: Place) -> list[tuple[float, float, str]]:
     return windows
 
 
-def test_it_goes_on_where_it_was_and_anew_when_told(place: Place) -> None:
-    place.write([straw("a"), straw("b")])
+def test_it_resumes_and_starts_anew_with_no_resume(place: Place) -> None:
+    place.write([scripted("a"), scripted("b")])
     place.run()
-    place.write([straw("a"), straw("b"), straw("c")])
+    place.write([scripted("a"), scripted("b"), scripted("c")])
     assert "1 of 1" in place.run()
     assert set(place.rows()) == {"a", "b", "c"}
     assert "nothing is left" in place.run()
@@ -298,7 +322,7 @@ def test_it_goes_on_where_it_was_and_anew_when_told(place: Place) -> None:
 
 
 def test_nothing_starts_after_the_limit(place: Place) -> None:
-    place.write([straw("a"), straw("b")])
+    place.write([scripted("a"), scripted("b")])
     assert "2 left" in place.run("--limit-s", "0")
     assert place.rows() == {}
 
@@ -307,7 +331,7 @@ def test_nothing_starts_after_the_limit(place: Place) -> None:
 def hanging(place: Place) -> Iterator[tuple[Place, subprocess.Popen[str]]]:
     """One run is over and in the file, two hang."""
     place.hang.touch()
-    place.write([straw("a", "hangs"), straw("b"), straw("c", "hangs")])
+    place.write([scripted("a", "hangs"), scripted("b"), scripted("c", "hangs")])
     process = place.start("--parallel", "3")
     rows = place.out / "rows.jsonl"
     try:
@@ -322,7 +346,7 @@ def hanging(place: Place) -> Iterator[tuple[Place, subprocess.Popen[str]]]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_its_processes_end_with_it_and_the_next_run_goes_on(
+def test_its_processes_end_with_it_and_the_next_run_resumes(
     hanging: tuple[Place, subprocess.Popen[str]], how: signal.Signals
 ) -> None:
     place, process = hanging
@@ -338,13 +362,10 @@ def test_its_processes_end_with_it_and_the_next_run_goes_on(
     assert {name: row["error"] for name, row in place.rows().items()} == {"a": None, "b": None, "c": None}
 
 
-def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
-    if os.path.exists("/dev/nvidia0"):
-        pytest.skip("there is a GPU")
-    configs = tmp_path / "configs.jsonl"
-    configs.write_text(json.dumps(mlp("a")) + "\n")
-    command = [sys.executable, str(INSIDE / "collect.py"), str(configs), str(tmp_path / "out")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert ended.returncode == 1
-    assert "there is no GPU to measure on" in ended.stderr
-    assert (tmp_path / "out" / "rows.jsonl").read_text() == ""
+def test_without_a_gpu_it_fails_with_a_reason(place: Place) -> None:
+    place.write([scripted("a")])
+    process = place.start("--device", "cuda")
+    said, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 1
+    assert "there is no GPU to measure on" in said
+    assert (place.out / "rows.jsonl").read_text() == ""

@@ -1,4 +1,4 @@
-"""What runs hold of the card, weighed by the parent: real forks, with footprints of straw. Rests and turns."""
+"""Footprints that the parent reads, and the turns of measuring activity: real forks with scripted footprints."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from test_dataset_collect_inside import INSIDE, STRAW, Place, straw, wait_for
+from test_collect_program import PROGRAMS, SCRIPTED, Place, scripted, wait_for
 
-# What a process holds follows from what it has said of itself: its guess once it has trained, a tenth of it at rest.
-# One whose shape is "stays" gives nothing back.
-WEIGHED = """
+from gpumemnet.dataset.torch_interpreter import environment
+
+# The footprint of a process follows from its marks: its rough estimate after training, a tenth of it at rest. A run of
+# the shape "stays" releases nothing.
+FOOTPRINTS = """
 CONTEXT_MIB = 640
 
-def start(self, plain=measure.Measurement.start):
+def start(self, plain=training_run.TrainingRun.start):
     mark("begins", self.config)
     row = plain(self)
     mark("ready", self.config)
     return row
 
-def rest(self, plain=measure.Measurement.rest):
+def rest(self, plain=training_run.TrainingRun.rest):
     plain(self)
     mark("rested", self.config)
 
-def release(self, plain=measure.Measurement.release):
+def release(self, plain=training_run.TrainingRun.release):
     plain(self)
     assert self.training is None
     mark("released", self.config)
 
-class WeighedMeter(Meter):
+class MeterWithoutFootprint(Meter):
     def figures(self):
         return {name: value for name, value in super().figures().items() if name != "footprint"}
 
@@ -40,7 +42,7 @@ def holds(what, config):
     least = peak if config["shape"] == "stays" else CONTEXT_MIB + config["guess_mib"] // 10
     return {"begins": 0, "ready": CONTEXT_MIB, "train": peak, "rested": least, "released": CONTEXT_MIB}.get(what)
 
-def read(self):
+def process_bytes(self):
     configs = {config["id"]: config for config in map(json.loads, open(os.environ["CONFIGS"]))}
     held = {}
     for what, name, _, pid in map(json.loads, open(os.environ["MARKS"])):
@@ -48,19 +50,19 @@ def read(self):
             held[pid] = holds(what, configs[name]) << 20
     return held
 
-collect.asked_in_fork = lambda device: {"gpu": "straw", "uuid": "GPU-1", "free_bytes": 1 << 50}
-measure.make_meter = lambda device: WeighedMeter()
-measure.Measurement.start = start
-measure.Measurement.rest = rest
-measure.Measurement.release = release
-measure.Footprints.read = read
+collect.answer_in_fork = lambda ask: {"gpu": "scripted", "uuid": "GPU-1", "free_bytes": 1 << 50}
+training_run.make_meter = lambda device: MeterWithoutFootprint()
+training_run.TrainingRun.start = start
+training_run.TrainingRun.rest = rest
+training_run.TrainingRun.release = release
+worker_pool.GpuCounters.process_bytes = process_bytes
 """
 CONTEXT_MIB = 640
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    made = Place(tmp_path, before=STRAW + WEIGHED)
+    made = Place(tmp_path, before=SCRIPTED + FOOTPRINTS)
     monkeypatch.setenv("CONFIGS", str(made.configs))
     return made
 
@@ -84,25 +86,26 @@ def highest_mib(place: Place) -> int:
     return highest
 
 
-def test_the_context_is_weighed_before_the_run_and_the_footprint_after_it(place: Place) -> None:
-    place.write([straw(str(number), guess_mib=1000 * number) for number in range(4)])
+def test_the_context_is_read_before_the_run_and_the_footprint_after_it(place: Place) -> None:
+    place.write([scripted(str(number), guess_mib=1000 * number) for number in range(4)])
     place.run("--parallel", "3")
     rows = place.rows()
-    weights = {name: (row["context"] >> 20, row["footprint"] >> 20) for name, row in rows.items()}
-    assert weights == {str(number): (640, 640 + 1000 * number) for number in range(4)}
+    read = {name: (row["context"] >> 20, row["footprint"] >> 20) for name, row in rows.items()}
+    assert read == {str(number): (640, 640 + 1000 * number) for number in range(4)}
     assert all(row["ready_s"] <= row["took_s"] for row in rows.values())
 
 
-def test_what_has_been_trained_is_gone_when_it_is_released() -> None:
-    """A run as in a fork: the first of its process, in which torch leaves circles of references."""
+def test_release_frees_all_that_a_run_has_allocated() -> None:
+    """As in a fork: the first run of its process, after which torch keeps circles of references."""
+    pytest.importorskip("torch")
     program = """
 import gc, sys, weakref
 sys.path.insert(0, sys.argv[1])
-import loop, measure
+import loop, training_run
 gc.disable()
 model = [{"op": "linear", "out": 8}, {"op": "linear", "out": 4}]
 config = {"id": "a", "family": "mlp", "batch": 4, "input": [16], "outputs": 4, "model": model}
-one = measure.Measurement(config, "cpu", 2, loop.random_numbers())
+one = training_run.TrainingRun(config, "cpu", 2, loop.random_numbers())
 assert one.start() is None
 assert one.train()["error"] is None
 weights = [weakref.ref(each) for each in one.training.model.parameters()]
@@ -110,15 +113,18 @@ state = [weakref.ref(each["exp_avg"]) for each in one.training.optimizer.state.v
 one.release()
 print(len(weights), len(state), sum(each() is not None for each in weights + state))
 """
-    ended = subprocess.run([sys.executable, "-c", program, str(INSIDE)], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", program, str(PROGRAMS)]
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert ended.stdout.split() == ["4", "4", "0"], ended.stderr
 
 
-def test_a_run_that_finds_no_device_is_a_row_like_others(place: Place) -> None:
-    """Tried again alone, as others may have been in its way; with activity it has no turn."""
-    before = STRAW + WEIGHED + "def refuse(self):\n    raise RuntimeError('CUDA error: busy')\nMeter.start = refuse\n"
+def test_a_run_without_a_device_is_a_row(place: Place) -> None:
+    """It is repeated alone, because other runs may be the cause; with activity it has no turn."""
+    before = (
+        SCRIPTED + FOOTPRINTS + "def refuse(self):\n    raise RuntimeError('CUDA error: busy')\nMeter.start = refuse\n"
+    )
     refused = Place(place.folder, before)
-    refused.write([straw("a"), straw("b")])
+    refused.write([scripted("a"), scripted("b")])
     refused.run("--activity")
     for row in refused.rows().values():
         assert row["error"].startswith("RuntimeError: CUDA error: busy [")
@@ -126,14 +132,14 @@ def test_a_run_that_finds_no_device_is_a_row_like_others(place: Place) -> None:
 
 
 def test_memory_is_released_before_the_process_ends(place: Place) -> None:
-    place.write([straw("a"), straw("b", "broken")])
+    place.write([scripted("a"), scripted("b", "broken")])
     place.run()
     assert sorted(name for name, _, _ in place.marked("released")) == ["a", "b"]
 
 
-def test_some_have_their_contexts_before_there_is_room_for_them(place: Place) -> None:
+def test_some_workers_have_a_context_before_there_is_memory_for_them(place: Place) -> None:
     place.hang.touch()
-    place.write([straw(str(number), "waits", guess_mib=5000) for number in range(6)])
+    place.write([scripted(str(number), "waits", guess_mib=5000) for number in range(6)])
     process = place.start("--parallel", "3", "--capacity-mib", "13000")
     try:
         wait_for(lambda: len(place.marked("waits")) == 1 and len(place.marked("ready")) == 3)
@@ -145,29 +151,29 @@ def test_some_have_their_contexts_before_there_is_room_for_them(place: Place) ->
     assert max(len([s for s in place.spans() if s[0] <= begin < s[1]]) for begin, _, _ in place.spans()) == 1
 
 
-def test_at_rest_they_hold_little_so_that_many_are_prepared_before_the_first_turn(place: Place) -> None:
+def test_resting_runs_hold_little_so_that_many_are_prepared_before_the_first_turn(place: Place) -> None:
     """At their peaks only two of them fit."""
-    place.write([straw(str(number), guess_mib=3000) for number in range(6)])
+    place.write([scripted(str(number), guess_mib=3000) for number in range(6)])
     place.run("--activity", "--parallel", "6", "--window-s", "0.01", "--capacity-mib", "12000")
     did = timeline(place)
     trains = [(place, name) for place, (what, name, _) in enumerate(did) if what == "train"]
-    assert {name for _, name in trains[:6]} == set("012345"), "one was watched before all were prepared"
+    assert {name for _, name in trains[:6]} == set("012345"), "a run was measured before all were prepared"
     assert all(what != "begins" for what, _, _ in did[trains[6][0] :])
     assert highest_mib(place) <= 12_000
     assert {row["footprint"] >> 20 for row in place.rows().values()} == {3640}  # not what it held at rest
 
 
-def test_nobody_is_sent_away_between_turns_while_there_is_room(place: Place) -> None:
-    place.write([straw(str(number), guess_mib=1000) for number in range(5)])
+def test_no_run_is_released_between_turns_while_memory_suffices(place: Place) -> None:
+    place.write([scripted(str(number), guess_mib=1000) for number in range(5)])
     place.run("--activity", "--parallel", "5", "--window-s", "0.01", "--capacity-mib", "50000")
     did = [what for what, _, _ in timeline(place)]
     assert did.count("released") == 5
     assert "trained" not in did[did.index("released") :]
 
 
-def test_who_finds_no_room_waits_for_the_next_time(place: Place) -> None:
+def test_a_run_that_does_not_fit_waits_for_the_next_round(place: Place) -> None:
     sizes = [3000, 5000, 2000, 4000, 1000, 5000, 3000, 2000]
-    place.write([straw(str(number), "stays", guess_mib=size) for number, size in enumerate(sizes)])
+    place.write([scripted(str(number), "stays", guess_mib=size) for number, size in enumerate(sizes)])
     place.run("--activity", "--parallel", "8", "--window-s", "0.01", "--capacity-mib", "16000")
     rows = place.rows()
     assert len(rows) == len(sizes)
@@ -175,12 +181,12 @@ def test_who_finds_no_room_waits_for_the_next_time(place: Place) -> None:
     assert highest_mib(place) <= 16_000
 
 
-def test_nobody_comes_or_leaves_while_one_is_watched(place: Place) -> None:
+def test_no_worker_starts_or_ends_while_a_run_is_measured(place: Place) -> None:
     shapes = ["plain", "stays", "oom", "broken", "plain", "exits", "stays", "retries", "plain", "plain"]
-    place.write([straw(str(number), shape, guess_mib=2000) for number, shape in enumerate(shapes)])
+    place.write([scripted(str(number), shape, guess_mib=2000) for number, shape in enumerate(shapes)])
     place.run("--activity", "--parallel", "4", "--window-s", "0.02", "--capacity-mib", "14000")
     assert len(place.rows()) == len(shapes)
-    watched = 0
+    measured = 0
     seen: set[int] = set()
     inside: int | None = None
     for what, _, pid in timeline(place):
@@ -189,6 +195,6 @@ def test_nobody_comes_or_leaves_while_one_is_watched(place: Place) -> None:
             inside = pid if pid in seen else inside
             seen.add(pid)
         elif what == "trained" and inside == pid:
-            inside, watched = None, watched + 1
-    assert watched == 7
+            inside, measured = None, measured + 1
+    assert measured == 7
     assert highest_mib(place) <= 14_000

@@ -1,4 +1,4 @@
-"""How `carma dataset collect` ends, and who may write to a directory: both halves as real processes, on the CPU."""
+"""How `carma dataset collect` ends, and which process may write to a directory: both halves as real processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_dataset_collect_inside import LIMIT_S, Place, is_alive, mlp, wait_for
+from test_collect_program import LIMIT_S, Place, is_alive, mlp, wait_for
+
+from gpumemnet.dataset.torch_interpreter import environment
 
 # `carma` with the tests' own driver in place of inside/collect.py.
 OUTER = """
@@ -39,7 +41,7 @@ class Outer:
     def start(self, *words: str) -> subprocess.Popen[str]:
         place = self.place
         command = [sys.executable, "-c", OUTER, str(place.driver), str(place.configs), "--out", str(place.out), *words]
-        env = {**os.environ, "MARKS": str(place.marks), "HANG": str(place.hang)}
+        env = {**environment(), "MARKS": str(place.marks), "HANG": str(place.hang)}
         process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.started.append(process)
         return process
@@ -89,7 +91,7 @@ def ended(processes: Sequence[int]) -> bool:
 @pytest.mark.parametrize(
     ("how", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)]
 )
-def test_nothing_goes_on_training_when_it_is_gone(
+def test_no_process_trains_after_it_has_ended(
     outer: Outer, hanging: tuple[subprocess.Popen[str], list[int]], how: signal.Signals, code: int
 ) -> None:
     process, behind = hanging
@@ -108,7 +110,7 @@ def test_nothing_goes_on_training_when_it_is_gone(
     assert set(outer.place.rows()) == {"a", "b"}
 
 
-def test_the_inner_half_ends_where_its_parent_is_gone_already(outer: Outer) -> None:
+def test_the_inner_half_ends_if_its_parent_has_ended_already(outer: Outer) -> None:
     outer.write(mlp("a"))
     process = outer.place.start("--parent", "1")
     process.communicate(timeout=LIMIT_S)
@@ -116,7 +118,7 @@ def test_the_inner_half_ends_where_its_parent_is_gone_already(outer: Outer) -> N
     assert not outer.place.out.exists()
 
 
-def test_a_second_one_on_the_same_directory_is_told_who_is_first(
+def test_a_second_collector_of_a_directory_is_refused_and_learns_the_first_process(
     outer: Outer, hanging: tuple[subprocess.Popen[str], list[int]]
 ) -> None:
     process, _ = hanging
@@ -131,8 +133,8 @@ def test_a_second_one_on_the_same_directory_is_told_who_is_first(
     assert not (outer.place.out / "rows.jsonl.old").exists()
 
 
-def test_nobody_else_may_write_while_the_inner_half_still_does(outer: Outer) -> None:
-    """As it is for a moment when the outer half was killed."""
+def test_no_other_process_may_write_while_the_inner_half_still_does(outer: Outer) -> None:
+    """As for a moment after the outer half was killed."""
     outer.place.hang.touch()
     outer.write(mlp("a", shape="hangs"))
     inner = outer.place.start()
@@ -145,7 +147,7 @@ def test_nobody_else_may_write_while_the_inner_half_still_does(outer: Outer) -> 
     assert outer.run()[0] == 0
 
 
-def test_where_all_failed_there_is_no_success(outer: Outer) -> None:
+def test_the_exit_code_is_1_if_all_runs_failed(outer: Outer) -> None:
     outer.write(mlp("a", shape="broken"), mlp("b", shape="broken"), mlp("c", shape="broken"))
     code, out, said = outer.run()
     assert code == 1
@@ -154,20 +156,20 @@ def test_where_all_failed_there_is_no_success(outer: Outer) -> None:
     assert "--no-resume" in said
 
 
-def test_where_most_failed_there_is_no_success(outer: Outer) -> None:
+def test_the_exit_code_is_1_if_most_runs_failed(outer: Outer) -> None:
     outer.write(mlp("a"), mlp("b", shape="broken"), mlp("c", shape="broken"))
     code, out, said = outer.run("--json")
     assert (code, json.loads(out)["measured"]) == (1, 1)
     assert "2 of 3 runs failed, not for want of memory, 2 times so: ValueError: no such thing" in said
 
 
-def test_out_of_memory_is_a_result(outer: Outer) -> None:
+def test_runs_out_of_memory_are_results(outer: Outer) -> None:
     outer.write(mlp("a", shape="oom"), mlp("b", shape="oom"), mlp("c", shape="broken"))
     code, _, said = outer.run()
     assert code == 0, said
 
 
-def test_a_run_that_takes_too_long_is_told_with_its_limit(outer: Outer) -> None:
+def test_a_run_over_its_limit_is_reported_with_the_limit(outer: Outer) -> None:
     outer.place.hang.touch()
     outer.write(mlp("a", shape="hangs"))
     code, out, said = outer.run("--run-limit", "3s")
@@ -177,19 +179,19 @@ def test_a_run_that_takes_too_long_is_told_with_its_limit(outer: Outer) -> None:
     assert "--run-limit" in said
 
 
-def test_a_run_needs_some_time(outer: Outer) -> None:
+def test_a_run_limit_of_zero_is_refused(outer: Outer) -> None:
     outer.write(mlp("a"))
     code, _, said = outer.run("--run-limit", "0")
     assert (code, "leaves a run no time" in said) == (2, True), said
 
 
-def test_some_that_failed_are_no_failure(outer: Outer) -> None:
+def test_the_exit_code_is_0_if_some_runs_failed(outer: Outer) -> None:
     outer.write(mlp("a"), mlp("b", shape="broken"))
     code, _, said = outer.run()
     assert code == 0, said
 
 
-def test_nothing_within_the_limit_is_no_success(outer: Outer) -> None:
+def test_the_exit_code_is_1_if_no_run_was_measured_within_the_limit(outer: Outer) -> None:
     outer.write(mlp("a"))
     code, _, said = outer.run("--limit", "0.001s")
     assert (code, "no run was measured before the limit" in said) == (1, True), said

@@ -6,16 +6,15 @@ Each function here runs in a new process that has not started CUDA.
 from __future__ import annotations
 
 import datetime
-import importlib
 import os
 import platform
-import subprocess
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from .gpu_counters import GpuCounters
 from .meter import Meter, Row, forward_backward
 
 
@@ -76,55 +75,19 @@ STEPS: list[tuple[str, Callable[[Meter], Any]]] = [
 ]
 
 
-class Card:
-    """Reads the memory of one GPU from outside torch, in bytes."""
+class OutsideMemory:
+    """Memory of this process that the allocator does not manage, in bytes."""
 
     def __init__(self) -> None:
-        self.nvml: Any = None
-        try:
-            self.nvml = importlib.import_module("pynvml")
-            self.nvml.nvmlInit()
-            self.handle = self.nvml.nvmlDeviceGetHandleByIndex(0)
-        except Exception:  # without the library or the driver, nvidia-smi is used
-            self.nvml = None
-        self.before = self.used()
-
-    def query(self, what: str) -> list[list[str]]:
-        """The cells that nvidia-smi prints for a query; none if nvidia-smi is missing."""
-        command = ["nvidia-smi", what, "--format=csv,noheader,nounits", "-i", "0"]
-        try:
-            text = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-        except (OSError, subprocess.SubprocessError):
-            return []
-        return [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
-
-    def used(self) -> int | None:
-        """Used memory of the whole GPU."""
-        if self.nvml is not None:
-            return int(self.nvml.nvmlDeviceGetMemoryInfo(self.handle).used)
-        cells = self.query("--query-gpu=memory.used")
-        return int(cells[0][0]) << 20 if cells and cells[0][0].isdigit() else None
-
-    def of_process(self) -> tuple[int | None, str]:
-        """Memory of this process, and how it was found: in a container, whose pids differ, the only listed process is
-        this one."""
-        if self.nvml is not None:
-            listed = self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle)
-            found = [(p.pid, p.usedGpuMemory) for p in listed if p.usedGpuMemory]
-        else:
-            cells = self.query("--query-compute-apps=pid,used_memory")
-            found = [(int(c[0]), int(c[1]) << 20) for c in cells if len(c) == 2 and c[0].isdigit() and c[1].isdigit()]
-        own = [size for pid, size in found if pid == os.getpid()]
-        if own:
-            return int(own[0]), "process"
-        return (int(found[0][1]), "only_process") if len(found) == 1 else (None, "")
+        self.gpu = GpuCounters()
+        self.before = self.gpu.used_bytes()
 
     def reading(self) -> Row:
         """All figures now. ``outside_bytes`` is the memory of this process outside the allocator's segments."""
         torch.cuda.synchronize()
         free, total = torch.cuda.mem_get_info()
-        reserved, used = torch.cuda.memory_reserved(), self.used()
-        process, found = self.of_process()
+        reserved, used = torch.cuda.memory_reserved(), self.gpu.used_bytes()
+        process, found = self.gpu.own_bytes()
         grown = used - self.before if used is not None and self.before is not None else None
         best = process if process is not None else grown if grown is not None else total - free
         source = found or ("card" if grown is not None else "mem_get_info")
@@ -153,19 +116,16 @@ def versions(meter: Meter) -> Row:
     }
     if meter.device != "cuda":
         return {**row, "gpu": "none", "driver": None}
-    card = Card()
-    driver = card.query("--query-gpu=driver_version")
     found = torch.cuda.get_device_properties(0)
     more = {"gpu": found.name, "memory_bytes": found.total_memory, "capability": [found.major, found.minor]}
-    name = card.nvml.nvmlSystemGetDriverVersion() if card.nvml is not None else driver[0][0] if driver else None
-    return {**row, **more, "driver": name.decode() if isinstance(name, bytes) else name}
+    return {**row, **more, "driver": GpuCounters().driver_version()}
 
 
 def one_constant(meter: Meter, names: list[str]) -> list[Row]:
     """A reading after the start of CUDA, then one after each named step, all in this process."""
-    card = Card() if meter.device == "cuda" else None
+    outside = OutsideMemory() if meter.device == "cuda" else None
     torch.ones(1, device=meter.device)
-    rows: list[Row] = [{"steps": names, "after": "init", **(card.reading() if card else {})}]
+    rows: list[Row] = [{"steps": names, "after": "init", **(outside.reading() if outside else {})}]
     steps = dict(STEPS)
     for name in names:
         try:
@@ -173,7 +133,7 @@ def one_constant(meter: Meter, names: list[str]) -> list[Row]:
         except (RuntimeError, TypeError, AttributeError) as error:
             rows.append({"steps": names, "after": name, "error": str(error)[:200]})
             continue
-        rows.append({"steps": names, "after": name, **(card.reading() if card else {})})
+        rows.append({"steps": names, "after": name, **(outside.reading() if outside else {})})
     return rows
 
 
