@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_dataset_collect_inside import LIMIT_S, is_alive, wait_for
+from test_collect_program import LIMIT_S, is_alive, wait_for
 
 # Two jobs without an end, by way of the verb's own processes.
 PROGRAM = """
