@@ -12,8 +12,8 @@ TOKEN_VARIABLE = "CARMA_LAUNCH"
 # under an MPS server of the whole machine, which CARMA neither watches nor limits: in this directory nothing answers.
 NO_MPS_DIRECTORY = "/nonexistent/carma-mps"
 
-# A submission from inside another task or a Slurm job has the variables of that one. Frameworks use them (a library that
-# finds SLURM_NTASKS starts a process group of that size), so they are removed. The array variables of Slurm are set
+# A submission from inside another task or a Slurm job has its variables. Frameworks use them (a library that finds
+# SLURM_NTASKS starts a process group of that size), so they are removed. The array variables of Slurm are set
 # anew: scripts written for sbatch read them, and no framework uses them. CUDA_MPS_ names the submitter's own MPS server
 # and its limits: the server of a task is chosen at its launch.
 _REMOVED = ("SLURM_", "SLURMD_", "SRUN_", "CUDA_MPS_")

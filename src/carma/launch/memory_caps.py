@@ -1,12 +1,12 @@
 """Holds a task to its cap by its framework's own limit, set through the environment before it starts.
 
-Such a limit binds one allocator in one process, and the process can lift it. Two processes of a task on one GPU have one
-each, and the memory of CUDA and its libraries comes on top (`context_mib`, subtracted first). It makes an honest task
-fail early and with its framework's usual error; it does not hold a task that evades it.
+Such a limit binds one allocator in one process, and the process can lift it. Two processes of a task on one GPU have
+one each, and the memory of CUDA and its libraries comes on top (`context_mib`, subtracted first). It makes an honest
+task fail early and with the usual error of its framework; it does not hold a task that evades it.
 
-PyTorch: `per_process_memory_fraction` came with pull request 161035 and is in the notes of 2.10. Earlier releases refuse
-an unknown option, and the program ends. The limit is the fraction times the device's totalGlobalMem, checked before each
-new segment (c10/cuda/CUDACachingAllocator.cpp). Which variable: the CUDA allocator of 2.13 reads
+PyTorch: `per_process_memory_fraction` came with pull request 161035 and is in the notes of 2.10. Earlier releases
+refuse an unknown option, and the program ends. The limit is the fraction times the device's totalGlobalMem, checked
+before each new segment (c10/cuda/CUDACachingAllocator.cpp). Which variable: the CUDA allocator of 2.13 reads
 PYTORCH_CUDA_ALLOC_CONF, and PYTORCH_ALLOC_CONF only without it (c10/cuda/CUDAAllocatorConfig.h). The part common to all
 devices reads them in the opposite order and, up to 2.11, warns if the first one is set alone
 (c10/core/AllocatorConfig.cpp). So both are set to the same value.
