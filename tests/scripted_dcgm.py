@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from carma.monitor.dcgmlib import GPU, GPU_INSTANCE, UUID_FIELD, DcgmError, Entity, Value
+from carma.monitor.libdcgm import GPU, GPU_INSTANCE, UUID_FIELD, DcgmError, Entity, Libdcgm, Value
 
 CONNECTION_NOT_VALID = -21
 NOT_SUPPORTED = -6
@@ -27,7 +27,7 @@ class Card:
     instances: Mapping[int, tuple[float, ...]] = field(default_factory=dict)  # number of the GPU instance -> figures
 
 
-class ScriptedDcgm:
+class ScriptedDcgm(Libdcgm):
     """`now` is the host engine's clock. `up` False: nobody answers, and connections break."""
 
     def __init__(self, *cards: Card) -> None:

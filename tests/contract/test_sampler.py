@@ -9,7 +9,7 @@ import pytest
 from pynvml import NVML_ERROR_GPU_IS_LOST
 
 from carma.monitor.dcgm import HostEngine
-from carma.monitor.dcgm_thread import DcgmFeed
+from carma.monitor.dcgm_thread import DcgmThread
 from carma.monitor.nvml import NvmlSampler
 from carma.testing.sampler_contract import SamplerContract, SamplerSubject
 from carma.vgpu import fault_injection as faults
@@ -44,7 +44,7 @@ def scripted_nvml(_directory: Path) -> SamplerSubject:
 def scripted_ampere(_directory: Path) -> SamplerSubject:
     """A card that DCGM reads and one that only the driver's per-process utilisation tells something of."""
     dcgm = ScriptedDcgm(scripted_dcgm.Card("GPU-a"))
-    feed = DcgmFeed(HostEngine(lambda: dcgm, wall=lambda: dcgm.now), period_s=0.01, first_s=60.0)
+    feed = DcgmThread(HostEngine(lambda: dcgm, wall=lambda: dcgm.now), period_s=0.01, first_s=60.0)
     nvml = ScriptedNvml(Card("GPU-a", gpm=None), Card("GPU-b", gpm=None, process_util=[(5, 1, 40), (5, 2, 60)]))
 
     def lose(index: int) -> None:

@@ -36,7 +36,7 @@ class Clock(Protocol):
 
 
 class Sampler(Protocol):
-    """Looks at the GPUs. Never raises: a GPU that does not answer is a sample with a `fault`."""
+    """Reads the GPUs. Never raises: a GPU that does not answer gives a sample with a `fault`."""
 
     def gpus(self) -> tuple[Gpu, ...]: ...
 
@@ -45,7 +45,7 @@ class Sampler(Protocol):
         ...
 
     def sample_memory(self, gpus: Sequence[GpuId], at: float) -> tuple[GpuSample, ...]:
-        """Memory and processes of those GPUs only: cheap enough for several times a second. None: left out."""
+        """Memory and processes of those GPUs only: cheap enough for several times a second."""
         ...
 
     def close(self) -> None: ...

@@ -1,1 +1,1 @@
-"""Looking at real GPUs through NVML, inside this process. Nothing here decides anything or changes a card's mode."""
+"""Reading real GPUs through NVML, inside this process. Decides nothing and changes no mode of a card."""

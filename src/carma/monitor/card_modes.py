@@ -1,4 +1,4 @@
-"""What a card's modes are, for those who look after it. Asked once, by `carma doctor`; nothing is changed."""
+"""The modes of cards, for administrators. Read once by `carma doctor`; nothing is changed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from carma.core.model.values import Record
 from carma.errors import NoGpus
+from carma.monitor.devices import mig_instances
 from carma.monitor.gpm import is_offered
 from carma.monitor.gpu_faults import Code, DriverGone, GpuLost, Nvml, ask, code_of
 from carma.monitor.nvml import load_nvml
@@ -21,14 +22,14 @@ _COMPUTE_MODES: dict[int, ComputeMode] = {  # nvml.h, nvmlComputeMode_t
 
 
 class CardFacts(Record, frozen=True, kw_only=True):
-    """One card, whether tasks can use it or not. None: the driver does not tell."""
+    """One card, whether tasks can use it or not. None: unknown to the driver."""
 
     index: int
     name: str = ""
     compute_mode: ComputeMode | None = None
     persistence: bool | None = None
     mig: bool | None = None
-    mig_pending: bool | None = None  # what it becomes at the next reset
+    mig_pending: bool | None = None  # its value after the next reset
     instances: int = 0
     gpm: Literal["offered", "absent", "forbidden"] = "absent"
     fault: str = ""
@@ -37,12 +38,12 @@ class CardFacts(Record, frozen=True, kw_only=True):
 class MachineFacts(Record, frozen=True, kw_only=True):
     driver: str = ""
     nvml: str = ""
-    cuda: str = ""  # the newest that the driver knows
+    cuda: str = ""  # the newest version that the driver supports
     cards: tuple[CardFacts, ...] = ()
 
 
 def open_facts() -> MachineFacts:
-    """Of this machine. Raises NoGpus where no driver answers."""
+    """Of this machine. Raises NoGpus if no driver answers."""
     return machine_facts(load_nvml())
 
 
@@ -66,7 +67,7 @@ def machine_facts(nvml: Nvml) -> MachineFacts:
 
 
 def card_facts(nvml: Nvml) -> tuple[CardFacts, ...]:
-    """Every card that the driver knows of, by its index. NVML must be open."""
+    """Every card of the driver, in the order of their indices. NVML must be open."""
     return tuple(_card(nvml, index) for index in range(ask(nvml, "nvmlDeviceGetCount") or 0))
 
 
@@ -80,11 +81,11 @@ def _card(nvml: Nvml, index: int) -> CardFacts:
         return CardFacts(
             index=index,
             name=str(ask(nvml, "nvmlDeviceGetName", handle) or ""),
-            compute_mode=_COMPUTE_MODES.get(_number(ask(nvml, "nvmlDeviceGetComputeMode", handle))),
-            persistence=_switch(ask(nvml, "nvmlDeviceGetPersistenceMode", handle)),
+            compute_mode=_COMPUTE_MODES.get(ask(nvml, "nvmlDeviceGetComputeMode", handle)),
+            persistence=None if (on := ask(nvml, "nvmlDeviceGetPersistenceMode", handle)) is None else bool(on),
             mig=mig,
             mig_pending=None if modes is None else modes[1] == 1,
-            instances=_instances(nvml, handle) if mig else 0,
+            instances=len(mig_instances(nvml, handle)) if mig else 0,
             gpm="absent" if mig or not is_offered(nvml, handle) else _gpm(nvml, handle),
         )
     except GpuLost as error:
@@ -92,7 +93,7 @@ def _card(nvml: Nvml, index: int) -> CardFacts:
 
 
 def _gpm(nvml: Nvml, handle: Any) -> Literal["offered", "absent", "forbidden"]:
-    """The card has it; whether this user may read it shows with the first snapshot."""
+    """Of a card that has GPM. The first snapshot shows whether this user may read it."""
     snapshot = ask(nvml, "nvmlGpmSampleAlloc")
     if snapshot is None:
         return "absent"
@@ -105,20 +106,6 @@ def _gpm(nvml: Nvml, handle: Any) -> Literal["offered", "absent", "forbidden"]:
     return "offered"
 
 
-def _instances(nvml: Nvml, handle: Any) -> int:
-    most = ask(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0
-    found = (ask(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, number) for number in range(most))
-    return sum(instance is not None for instance in found)
-
-
-def _number(value: Any) -> int:
-    return -1 if value is None else int(value)
-
-
-def _switch(value: Any) -> bool | None:
-    return None if value is None else bool(value)
-
-
 def _cuda(version: Any) -> str:
-    """13000 is 13.0."""
+    """13000 means 13.0."""
     return "" if version is None else f"{int(version) // 1000}.{int(version) % 1000 // 10}"

@@ -1,7 +1,7 @@
 """Activity from DCGM's host engine: for cards before Hopper, which have no GPM (Volta, Turing, Ampere, Ada).
 
-Absent is normal: no library, no host engine, a profiling module that is not loaded, a watch that is refused, values
-that are blank or old. All of it reads as "not given" and is tried again less and less often. Nothing here raises.
+Absence is normal: no library, no host engine, a profiling module that is not loaded, a watch that is refused, values
+that are blank or old. All of it gives missing figures and is retried at increasing intervals. Nothing here raises.
 """
 
 from __future__ import annotations
@@ -10,111 +10,102 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable
+from itertools import count
 
 from carma.core.model.values import Activity, GpuId
-from carma.monitor.backoff import BackOff
-from carma.monitor.dcgmlib import UUID_FIELD, DcgmError, Entity, Library, Value, open_library
 from carma.monitor.devices import Place
+from carma.monitor.libdcgm import UUID_FIELD, DcgmError, Entity, Libdcgm, Value, open_library
+from carma.monitor.query_intervals import BackOff
 
 ADDRESS = "127.0.0.1"  # the host engine of this machine, at its usual port; never another machine's
 CONNECT_MS = 1000
-PERIOD_S = 1.0  # how often the host engine reads the counters for us
-STALE_S = 5.0  # a value that is older says nothing about now
+PERIOD_S = 1.0  # interval at which the host engine reads the counters
+STALE_S = 5.0  # an older value is ignored
 # dcgm_fields.h, DCGM_FI_PROF_*: each a mean over the host engine's last period, from 0 to 1.
 FIELDS = {1002: "sm_active", 1003: "sm_occupancy", 1005: "dram_active", 1001: "gr_active", 1004: "tensor_active"}
 
 
 class HostEngine:
-    """One connection, made when it is needed and made again when it breaks. For one thread at a time."""
+    """One connection, made at the first need and again after it breaks. For one thread at a time."""
 
     def __init__(
         self,
-        library: Callable[[], Library | None] = open_library,
+        library: Callable[[], Libdcgm | None] = open_library,
         *,
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._open_library, self._monotonic, self._wall = library, monotonic, wall
-        self._library: Library | None = None
+        self._library: Libdcgm | None = None
         self._handle: int | None = None
         self._watched: dict[Entity, Place] = {}
-        self._attempts = 0  # makes the names of our groups unique within the host engine
+        self._numbers = count(1)  # make the names of our groups unique within the host engine
         self._retry = BackOff(first_s=5.0, limit_s=600.0)
         self._tried = False
-        self.problem: str | None = None  # why the last attempt did not give everything
+        self.problem: str | None = None  # why the last try did not give all figures
 
     def read(self, places: Iterable[Place]) -> dict[Place, Activity]:
-        """What is known of those places now. Places that are not watched yet are tried when a try is due."""
+        """The known figures of those places. Places that are not watched yet are tried when a try is due."""
         wanted = set(places)
         if not wanted:
             return {}
         try:
             if not wanted <= set(self._watched.values()) and self._due():
-                self._attempt(wanted)
-            return self._values(wanted) if self._handle is not None else {}
+                self._watch_all(wanted)
+            if self._library is None or self._handle is None:
+                return {}
+            return self._values(self._library, self._handle, wanted)
         except DcgmError as error:
             self.problem = f"the DCGM host engine does not answer: {error}"
-            self._hang_up()
+            self._disconnect()
             return {}
 
     def close(self) -> None:
-        self._hang_up()
+        self._disconnect()
         if self._library is not None:
             self._library.close()
             self._library = None
 
     def _due(self) -> bool:
-        if not self._tried:
-            self._tried = True
-            self._retry.due(self._monotonic())  # the wait for the next one begins
-            return True
-        return self._retry.due(self._monotonic())
+        first, self._tried = not self._tried, True
+        return self._retry.due(self._monotonic()) or first
 
-    def _attempt(self, wanted: set[Place]) -> None:
-        """Connect if need be, and watch what is not watched. Each card for itself: one refusal leaves the others."""
+    def _watch_all(self, wanted: set[Place]) -> None:
+        """Connect if necessary, and watch the unwatched places, each card separately: one refusal leaves the others."""
         self.problem = None
-        if self._library is None:
-            self._library = self._open_library()
-        if self._library is None:
+        self._library = library = self._library or self._open_library()
+        if library is None:
             self.problem = "there is no DCGM library (libdcgm.so.4 or .3)"
             return
         if self._handle is None:
-            self._handle = self._library.connect(ADDRESS, CONNECT_MS)
-        found = _find(self._library, self._handle, wanted - set(self._watched.values()))
+            self._handle = library.connect(ADDRESS, CONNECT_MS)
+        found = _find(library, self._handle, wanted - set(self._watched.values()))
         for card in sorted({place.card for place in found.values()}):
-            self._watch({entity: place for entity, place in found.items() if place.card == card})
+            entities = {entity: place for entity, place in found.items() if place.card == card}
+            name = f"carma-{os.getpid()}-{next(self._numbers)}"
+            try:
+                library.watch(self._handle, name, list(entities), list(FIELDS), PERIOD_S)
+            except DcgmError as error:
+                self.problem = f"the DCGM host engine does not watch activity: {error}"
+            else:
+                self._watched |= entities
         if wanted <= set(self._watched.values()):
             self._retry.reset()
         elif self.problem is None:
             self.problem = "the DCGM host engine does not know all of the GPUs"
 
-    def _watch(self, entities: dict[Entity, Place]) -> None:
-        assert self._library is not None
-        assert self._handle is not None
-        self._attempts += 1
-        name = f"carma-{os.getpid()}-{self._attempts}"
-        try:
-            self._library.watch(self._handle, name, list(entities), list(FIELDS), PERIOD_S)
-        except DcgmError as error:
-            self.problem = f"the DCGM host engine does not watch activity: {error}"
-        else:
-            self._watched |= entities
-
-    def _values(self, wanted: set[Place]) -> dict[Place, Activity]:
-        assert self._library is not None
-        assert self._handle is not None
+    def _values(self, library: Libdcgm, handle: int, wanted: set[Place]) -> dict[Place, Activity]:
         entities = [entity for entity, place in self._watched.items() if place in wanted]
         if not entities:
             return {}
         oldest_us = (self._wall() - STALE_S) * 1e6
         figures: dict[Place, dict[str, float | None]] = {self._watched[entity]: {} for entity in entities}
-        for value in self._library.latest(self._handle, entities, list(FIELDS)):
+        for value in library.latest(handle, entities, list(FIELDS)):
             if value.entity in self._watched and value.field in FIELDS:
-                share = _share(value, oldest_us)
-                figures[self._watched[value.entity]][FIELDS[value.field]] = share
+                figures[self._watched[value.entity]][FIELDS[value.field]] = _share(value, oldest_us)
         return {place: Activity(**given) for place, given in figures.items()}
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         handle, self._handle = self._handle, None
         self._watched = {}
         if handle is not None and self._library is not None:
@@ -122,22 +113,18 @@ class HostEngine:
                 self._library.disconnect(handle)
 
 
-def _find(library: Library, handle: int, wanted: set[Place]) -> dict[Entity, Place]:
-    """DCGM's numbers of those places. They are the host engine's own, and change when it starts again."""
+def _find(library: Libdcgm, handle: int, wanted: set[Place]) -> dict[Entity, Place]:
+    """DCGM's numbers of those places. They are the host engine's own, and change when it restarts."""
     found: dict[Entity, Place] = {}
     gpus = library.gpus(handle)
-    if gpus:
-        for value in library.latest(handle, gpus, [UUID_FIELD], live=True):
-            place = Place(GpuId(str(value.value)))
-            if value.status == 0 and place in wanted:
-                found[value.entity] = place
+    for value in library.latest(handle, gpus, [UUID_FIELD], live=True) if gpus else ():
+        if value.status == 0:
+            found[value.entity] = Place(GpuId(str(value.value)))
     if any(place.instance is not None for place in wanted):
-        with contextlib.suppress(DcgmError):  # no instances, then; a connection that is gone shows at the next call
+        with contextlib.suppress(DcgmError):  # then without instances; a broken connection shows at the next call
             for uuid, instance, entity in library.instances(handle):
-                place = Place(GpuId(uuid), instance)
-                if place in wanted:
-                    found[entity] = place
-    return found
+                found[entity] = Place(GpuId(uuid), instance)
+    return {entity: place for entity, place in found.items() if place in wanted}
 
 
 def _share(value: Value, oldest_us: float) -> float | None:

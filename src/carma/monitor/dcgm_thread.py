@@ -1,7 +1,7 @@
-"""DCGM's figures on a thread of their own. A host engine that hangs then holds up nobody who watches memory.
+"""A thread that reads DCGM's figures, so that a host engine that hangs does not delay the samples of memory.
 
-A call into libdcgm can block for a minute while the host engine is stopped or swapped out. The sampler only takes what
-was read last, and nothing that is old. The thread exists only where some GPU has no better source.
+A call into libdcgm can block for a minute while the host engine is stopped or swapped out. The sampler only takes the
+last figures, and no old ones. The thread exists only if some GPU has no better source.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from carma.monitor.dcgm import FIELDS, PERIOD_S, HostEngine
 from carma.monitor.devices import Place
 
 FRESH_S = 3.0
-FIRST_S = 3.0  # how long the start waits: the host engine's first values come one period after it is asked
+FIRST_S = 3.0  # wait at the start: the host engine's first values come one period after the watch
 
 
-class DcgmFeed:
-    """`want` says which GPUs; `offers` and `latest` tell what came. All of them return at once but the first `want`."""
+class DcgmThread:
+    """`watch` names the GPUs; `offers` and `latest` return their figures. Only the first `watch` waits."""
 
     def __init__(
         self,
@@ -32,18 +32,18 @@ class DcgmFeed:
         self._engine = engine or HostEngine()
         self._period_s, self._first_s, self._monotonic = period_s, first_s, monotonic
         self._wanted: frozenset[Place] = frozenset()
-        self._seen: set[Place] = set()  # those that gave a figure at least once
+        self._known: set[Place] = set()  # those that gave a figure at least once
         self._latest: dict[Place, tuple[float, Activity]] = {}
-        self._settled = threading.Event()  # it is known whether DCGM gives anything
+        self._settled = threading.Event()  # it is known whether DCGM gives any figure
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
     def problem(self) -> str | None:
-        """Why DCGM does not give everything that is wanted; None as long as nothing is."""
+        """Why DCGM does not give all wanted figures; None while none are wanted."""
         return self._engine.problem if self._wanted else None
 
-    def want(self, places: Iterable[Place]) -> None:
+    def watch(self, places: Iterable[Place]) -> None:
         self._wanted = frozenset(places)
         if self._wanted and self._thread is None and not self._closing.is_set():
             self._thread = threading.Thread(target=self._run, name="dcgm", daemon=True)
@@ -51,14 +51,14 @@ class DcgmFeed:
             self._settled.wait(self._first_s)
 
     def offers(self, place: Place) -> bool:
-        return place in self._seen
+        return place in self._known
 
     def latest(self, place: Place) -> Activity:
         at, activity = self._latest.get(place, (0.0, NO_ACTIVITY))
         return activity if self._monotonic() - at < FRESH_S else NO_ACTIVITY
 
     def close(self) -> None:
-        """A thread that hangs in the library is left to the end of the process."""
+        """A thread that hangs in the library ends with the process."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join(timeout=2.0)
@@ -69,8 +69,8 @@ class DcgmFeed:
             now = self._monotonic()
             given = {place: activity for place, activity in figures.items() if activity != NO_ACTIVITY}
             self._latest = {place: (now, activity) for place, activity in given.items()}
-            self._seen |= set(given)
-            if self._seen or not figures:
+            self._known |= set(given)
+            if self._known or not figures:
                 self._settled.set()
             if self._closing.wait(self._period_s):
                 self._engine.close()
@@ -79,22 +79,22 @@ class DcgmFeed:
     def _read(self) -> dict[Place, Activity]:
         try:
             return self._engine.read(self._wanted)
-        except Exception as error:  # a thread that ends would leave "absent" without a reason
+        except Exception as error:  # the end of the thread would mean missing figures without a reason
             self._engine.problem = f"reading DCGM failed: {type(error).__name__}: {error}"
             return {}
 
 
 class DcgmReader:
-    """One GPU's share of the feed: the ActivityReader of a GPU that DCGM watches."""
+    """The ActivityReader of one GPU that DCGM watches."""
 
     capabilities = Capabilities(metrics=tuple(FIELDS.values()), source="dcgm")
 
-    def __init__(self, feed: DcgmFeed, place: Place) -> None:
-        self._feed, self._place = feed, place
+    def __init__(self, thread: DcgmThread, place: Place) -> None:
+        self._thread, self._place = thread, place
 
     def read(self) -> Activity:
-        """None for every figure while the host engine is away."""
-        return self._feed.latest(self._place)
+        """All figures are None while the host engine does not answer."""
+        return self._thread.latest(self._place)
 
     def close(self) -> None:
-        """The feed outlives its readers."""
+        """The thread outlives its readers."""

@@ -1,10 +1,10 @@
 """SM, DRAM, engine and tensor activity from NVML's GPU performance monitoring (GPM), Hopper and newer.
 
-GPM gives averages between two snapshots. Two are kept for each GPU and used in turn. Snapshots too close together
-(less than 100 ms, to be safe) read 0 without an error on an H200 with driver 580, so they are never compared: a busy
-GPU would look idle. On that machine a snapshot takes 0.28 ms of processor time and comparing two of them 0.04 ms; but
-1.3 ms where engine activity is asked for. Alone that would cost 1 % of a core for eight GPUs, and nothing is decided
-by it, so it is asked for now and then and holds in between.
+GPM gives averages between two snapshots. Two are kept for each GPU and used in turn. Snapshots less than about 100 ms
+apart read 0 without an error on an H200 with driver 580, so they are never compared: a busy GPU would look idle. On
+that machine a snapshot takes 0.28 ms of processor time and a comparison 0.04 ms, but 1.3 ms with engine activity.
+Engine activity alone would cost 1 % of a core for eight GPUs, and no decision uses it, so it is queried at an interval
+and repeated in between.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ ENGINE_S = 5.0  # between two requests for engine activity
 
 
 def is_offered(nvml: Nvml, card: Any) -> bool:
-    """Whether this card has GPM; false for anything before Hopper and for drivers before R520."""
+    """Whether this card has GPM; false before Hopper and with drivers before R520."""
     support = ask(nvml, "nvmlGpmQueryDeviceSupport", card)
     return support is not None and bool(support.isSupportedDevice)
 
 
 class GpmReader:
-    """One GPU's two snapshots. For a MIG instance give the card's handle and the id of its GPU instance.
+    """The two snapshots of one GPU. For a MIG instance: the card's handle and the id of its GPU instance.
 
-    The first snapshot is taken here, so that the first reading has something to be compared with. `offered` is false
-    where the driver turns snapshots down for good (no permission), whatever the card can do.
+    The constructor takes the first snapshot, so that the first reading can be compared with it. `offered` is false if
+    the driver refuses snapshots for good (no permission), whatever the card supports.
     """
 
     capabilities = Capabilities(metrics=tuple(GPM_METRICS), source="gpm")
@@ -49,7 +49,7 @@ class GpmReader:
         self._where: tuple[Any, ...] = (card,) if instance is None else (card, instance)
         self._take = "nvmlGpmSampleGet" if instance is None else "nvmlGpmMigSampleGet"
         self._monotonic = monotonic
-        self._taken_at: float | None = None  # when `_newest` was taken; None: it holds nothing yet
+        self._taken_at: float | None = None  # time of `_newest`; None: it contains nothing yet
         self._last = NO_ACTIVITY
         self._newest = ask(nvml, "nvmlGpmSampleAlloc")
         self._spare = ask(nvml, "nvmlGpmSampleAlloc")
@@ -59,9 +59,9 @@ class GpmReader:
             self._advance()
 
     def read(self) -> Activity:
-        """The average since the last reading; the last values again when that was less than 100 ms ago.
+        """The average since the last reading; the last values again if that is less than 100 ms ago.
 
-        A counter that is busy gives no values this time, and the next reading spans the longer time.
+        A counter that is busy gives no values this time, and the next reading covers the longer span.
         """
         if not self.offered:
             return NO_ACTIVITY
@@ -77,12 +77,12 @@ class GpmReader:
         self.offered = False
         for snapshot in (self._newest, self._spare):
             if snapshot is not None:
-                with contextlib.suppress(DriverGone, GpuLost):  # then the driver's side of it is gone already
+                with contextlib.suppress(DriverGone, GpuLost):  # then the driver has freed it already
                     ask(self._nvml, "nvmlGpmSampleFree", snapshot)
         self._newest = self._spare = None
 
     def _advance(self) -> bool:
-        """Take a snapshot into the spare place and make it the newest; on failure nothing changes."""
+        """Take a snapshot into the spare one and make it the newest; on failure nothing changes."""
         if ask(self._nvml, self._take, *self._where, self._spare) is None:
             return False
         self._newest, self._spare = self._spare, self._newest

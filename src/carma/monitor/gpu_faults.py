@@ -1,7 +1,7 @@
-"""What NVML's errors mean to a sampler: a metric that is absent, a GPU that is lost, or a driver that is gone.
+"""The meaning of NVML's errors for a sampler: a missing figure, a lost GPU, or a driver that has gone.
 
-NVML answers each call with a number (nvml.h, `nvmlReturn_t`). Most of them only say that one figure is not to be had,
-now or ever, and a sample then carries None. A few say that the card, or the driver as a whole, cannot be used.
+NVML answers each call with a number (nvml.h, `nvmlReturn_t`). Most of them only say that one figure is not available,
+now or ever; a sample then has None. A few say that the card, or the driver as a whole, cannot be used.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ from enum import IntEnum
 from typing import Any
 
 Nvml = Any  # the pynvml module, or a scripted one; it has no types of its own
+MIB = 1 << 20
+NOT_GIVEN_32 = (1 << 32) - 1
+NOT_GIVEN_64 = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE
 
 
 class Code(IntEnum):
-    """The numbers of nvml.h that matter here; written out because older bindings do not name all of them."""
+    """Numbers of nvml.h; written out because older bindings do not name all of them."""
 
     SUCCESS = 0
     UNINITIALIZED = 1
@@ -39,32 +42,16 @@ class Code(IntEnum):
     UNKNOWN = 999
 
 
-_DRIVER_GONE = frozenset(
-    {Code.UNINITIALIZED, Code.DRIVER_NOT_LOADED, Code.LIBRARY_NOT_FOUND, Code.LIB_RM_VERSION_MISMATCH}
-)
-_GPU_LOST = frozenset({Code.GPU_IS_LOST, Code.RESET_REQUIRED, Code.GPU_NOT_FOUND})
-# This figure will not come, however often it is asked for.
-_NEVER = frozenset(
-    {
-        Code.INVALID_ARGUMENT,
-        Code.NOT_SUPPORTED,
-        Code.NO_PERMISSION,
-        Code.FUNCTION_NOT_FOUND,
-        Code.ARGUMENT_VERSION_MISMATCH,
-        Code.DEPRECATED,
-    }
-)
-# There is nothing to list. pynvml raises "success" where it expected a list and the driver had no entries.
-_NOTHING = frozenset({Code.SUCCESS, Code.NOT_FOUND})
-# A living card says these too: the figure is not offered, or somebody else is reading the counter just now.
-_ALIVE = (_NEVER - {Code.INVALID_ARGUMENT}) | {
-    Code.INSUFFICIENT_SIZE,
-    Code.IN_USE,
-    Code.MEMORY,
-    Code.NO_DATA,
-    Code.INSUFFICIENT_RESOURCES,
-    Code.NOT_READY,
-}
+_DRIVER_GONE = {Code.UNINITIALIZED, Code.DRIVER_NOT_LOADED, Code.LIBRARY_NOT_FOUND, Code.LIB_RM_VERSION_MISMATCH}
+_GPU_LOST = {Code.GPU_IS_LOST, Code.RESET_REQUIRED, Code.GPU_NOT_FOUND}
+# The figure will never be available.
+_NEVER = {Code.INVALID_ARGUMENT, Code.NOT_SUPPORTED, Code.NO_PERMISSION, Code.FUNCTION_NOT_FOUND}
+_NEVER |= {Code.ARGUMENT_VERSION_MISMATCH, Code.DEPRECATED}
+# There is nothing to list. pynvml raises "success" if it expected a list and the driver had no entries.
+_NOTHING = {Code.SUCCESS, Code.NOT_FOUND}
+# Errors of a working card: the figure is not offered, or another process reads the counter at the moment.
+_WORKING = _NEVER - {Code.INVALID_ARGUMENT} | {Code.INSUFFICIENT_SIZE, Code.IN_USE, Code.MEMORY, Code.NO_DATA}
+_WORKING |= {Code.INSUFFICIENT_RESOURCES, Code.NOT_READY}
 
 
 class GpuLost(Exception):
@@ -72,16 +59,16 @@ class GpuLost(Exception):
 
 
 class DriverGone(Exception):
-    """NVML as a whole has to be opened again; the text is NVML's."""
+    """NVML has to be opened again; the text is NVML's."""
 
 
 def ask(nvml: Nvml, function: str, *arguments: object, heartbeat: bool = False, nothing: object = None) -> Any:
-    """The answer, or None where the figure is not to be had. Raises GpuLost and DriverGone, nothing else of NVML's.
+    """The answer, or None if the figure is not available. Raises GpuLost and DriverGone, no other error of NVML.
 
-    `nothing` is the answer where NVML says that it has no entries, which a list can tell apart from a refusal.
+    `nothing` is the answer if NVML has no entries to list, which differs from a refusal.
 
-    `heartbeat` marks the one question that every working card answers: there, an error that a living card would not
-    give ("Unknown Error", a stale handle after a reset) counts as a lost GPU and not as a missing figure.
+    `heartbeat` marks a query that every working card answers: an error that a working card does not return ("Unknown
+    Error", a stale handle after a reset) then means a lost GPU instead of a missing figure.
     """
     call = getattr(nvml, function, None)
     if call is None:  # an older binding
@@ -94,15 +81,15 @@ def ask(nvml: Nvml, function: str, *arguments: object, heartbeat: bool = False, 
             raise DriverGone(str(error)) from error
         if code in _NOTHING and nothing is not None:
             return nothing
-        if code in _GPU_LOST or (heartbeat and code not in _ALIVE):
+        if code in _GPU_LOST or (heartbeat and code not in _WORKING):
             raise GpuLost(str(error)) from error
         return None
-    except UnicodeDecodeError:  # a name that is not text: the binding decodes it
+    except UnicodeDecodeError:  # a name that is no text: the binding decodes it
         return None
 
 
 def offers(nvml: Nvml, function: str, *arguments: object) -> bool:
-    """Whether a figure can be had at all. A counter that is only busy now can."""
+    """Whether a figure is available at all. A counter that is only busy now is."""
     call = getattr(nvml, function, None)
     if call is None:
         return False

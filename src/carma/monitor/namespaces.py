@@ -1,11 +1,11 @@
-"""Which process does the driver mean? Pids differ between pid namespaces.
+"""Pids of the driver in this process's pid namespace.
 
-The daemon on the host sees every container's processes under the pids that the driver names, so nothing is to be done.
-Inside a container there are two cases. Newer drivers (R5xx) name processes by the pids of whoever asks. Older ones name
-them by the host's: such a pid means nothing here, and may even be the pid of another process. With the host's /proc
-mounted into the container (HOST_PROC says where, as other monitors take it) the kernel tells each process's pid in
-every namespace (the NSpid line of proc(5)), ours included. Without it a process that the driver names by a host's pid
-cannot be told, and stays foreign. Nor can a task's container that a container service started (`docker run`): it is no
+A daemon on the host sees every container's processes under the pids that the driver names. Inside a container there are
+two cases. Newer drivers (R5xx) name processes by the pids of the caller's namespace. Older ones name them by the
+host's: such a pid has no meaning here, and may even be the pid of another process. If the host's /proc is mounted in
+the container (HOST_PROC names it, as for other monitors), the kernel gives each process's pid in every namespace (the
+NSpid line of proc(5)), ours included. Without it a process that the driver names by a host's pid cannot be identified
+and counts as foreign. The same holds for a task's container that a container service started (`docker run`): it is no
 descendant of the task.
 """
 
@@ -22,7 +22,7 @@ def same_pid(pid: int) -> int:
 
 
 def translation(environment: Mapping[str, str], proc: Path = PROC) -> Callable[[int], int]:
-    """From the driver's pids to ours: `same_pid` unless we are in a namespace and the host's /proc can be read."""
+    """From the driver's pids to ours: `same_pid` unless this is a namespace and the host's /proc can be read."""
     given = environment.get("HOST_PROC")
     if not given or Path(given) == proc:
         return same_pid
@@ -35,7 +35,7 @@ def translation(environment: Mapping[str, str], proc: Path = PROC) -> Callable[[
 
 
 def pids_of(process: int | str, proc: Path = PROC) -> tuple[int, ...]:
-    """Its pids, from the namespace that `proc` shows to the innermost; empty when it is gone or the kernel is old."""
+    """Its pids, from the namespace that `proc` shows to the innermost; empty if it has ended or the kernel is old."""
     try:
         text = (proc / str(process) / "status").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -47,7 +47,7 @@ def pids_of(process: int | str, proc: Path = PROC) -> tuple[int, ...]:
 
 
 def has_card_open(pid: int, proc: Path = PROC) -> bool:
-    """Whether a process of ours has that pid and an NVIDIA card open: then the driver named it by our pid already."""
+    """Whether a process of this namespace has that pid and an NVIDIA card open: then the pid needs no translation."""
     try:
         return any(str(entry.readlink()).startswith("/dev/nvidia") for entry in (proc / str(pid) / "fd").iterdir())
     except OSError:
@@ -55,6 +55,6 @@ def has_card_open(pid: int, proc: Path = PROC) -> bool:
 
 
 def _inside(host: Path, pid: int, depth: int) -> int:
-    """Our pid of a host's process. One that is not in our namespace gets a negative pid, which nobody here has."""
+    """Our pid of a host's process. A process outside our namespace gets a negative pid, which no process here has."""
     pids = pids_of(pid, host)
     return pids[depth] if len(pids) > depth else -pid

@@ -1,7 +1,7 @@
-"""The processes on one GPU, as the driver lists them. Whose they are is not asked here.
+"""The processes on one GPU, as the driver lists them. Their attempts are not looked up here.
 
-A process's own SM activity is left out: NVML's per-process utilisation names one of two time-sliced processes, and
-under MPS the server in place of its clients (both seen on an H200, driver 580).
+The SM activity of single processes is left out: NVML's per-process utilisation lists only one of two time-sliced
+processes, and under MPS the server in place of its clients (both seen on an H200, driver 580).
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from carma.core.model.values import ProcessUse
-from carma.monitor.gpu_faults import Nvml, ask, offers
-from carma.monitor.memory_query import Held
+from carma.monitor.gpu_faults import MIB, NOT_GIVEN_64, Nvml, ask, offers
+from carma.monitor.query_intervals import Cached
 
-MIB = 1 << 20
-NOT_GIVEN_64 = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE for 64-bit figures
-# Versions of the same question, newest first; the driver knows one of them (R510, R470). MPS clients are on this list,
-# each with its own memory, beside the MPS server (seen on an H200, driver 580), so NVML's list of MPS clients is not
-# asked for.
+# Versions of one function, newest first; the driver has one of them (R510, R470). MPS clients are on this list, each
+# with its own memory, beside the MPS server (seen on an H200, driver 580), so NVML's list of MPS clients is not
+# queried.
 COMPUTE = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")
 GRAPHICS = ("nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2")
-GRAPHICS_S = 10.0  # who draws (an X server) hardly changes, and draws little memory
+GRAPHICS_S = 10.0  # processes that draw (an X server) rarely change, and use little memory
 
 
 def is_offered(nvml: Nvml, handle: Any) -> bool:
@@ -29,7 +27,7 @@ def is_offered(nvml: Nvml, handle: Any) -> bool:
 
 
 class ProcessList:
-    """One GPU's list. `own_pid` turns a pid of the driver's into one of this machine's (see `namespaces`)."""
+    """The list of one GPU. `own_pid` turns a pid of the driver into one of this machine (see `namespaces`)."""
 
     def __init__(
         self,
@@ -42,11 +40,11 @@ class ProcessList:
     ) -> None:
         self._nvml, self._handle = nvml, handle
         self._name, self._own_pid = name, own_pid
-        self._graphics = Held(lambda: _sums(_list(nvml, GRAPHICS, handle) or ()), GRAPHICS_S, monotonic)
-        self._known: dict[int, tuple[int, str]] = {}  # the driver's pid -> ours, and the name, of those last seen
+        self._graphics = Cached(lambda: _sums(_list(nvml, GRAPHICS, handle) or ()), GRAPHICS_S, monotonic)
+        self._known: dict[int, tuple[int, str]] = {}  # the driver's pid -> ours, and the name, at the last reading
 
     def read(self) -> tuple[ProcessUse, ...] | None:
-        """Every process once. None when the list did not come: what draws is not asked for alone.
+        """Every process once. None if the list of computing processes is not available.
 
         A process that computes and draws is on both lists, with all of its memory on each.
         """
@@ -69,7 +67,7 @@ class ProcessList:
 
 
 def process_name(pid: int) -> str:
-    """The kernel's short name of a process; empty when it is gone or hidden from us."""
+    """The kernel's short name of a process; empty if it has ended or is hidden from this user."""
     try:
         return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -84,13 +82,10 @@ def _list(nvml: Nvml, versions: tuple[str, ...], handle: Any) -> Any:
 
 
 def _sums(entries: Any) -> dict[int, int | None]:
-    """MiB by process; a process with several contexts has several entries. Not available stays None."""
+    """MiB of each process; a process with several contexts has several entries. None: not available."""
     sums: dict[int, int | None] = {}
     for entry in entries:
-        used = entry.usedGpuMemory
-        before = sums.get(entry.pid)
-        if used is None or used == NOT_GIVEN_64:
-            sums[entry.pid] = before
-        else:
-            sums[entry.pid] = (before or 0) + -(-used // MIB)
+        used, before = entry.usedGpuMemory, sums.get(entry.pid)
+        given = used is not None and used != NOT_GIVEN_64
+        sums[entry.pid] = (before or 0) + -(-used // MIB) if given else before
     return sums

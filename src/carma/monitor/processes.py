@@ -1,8 +1,8 @@
-"""Whose process is it? Attribution of what the driver sees to attempts. Pure.
+"""Attribution of the processes that the driver lists to attempts. Pure.
 
-The launcher knows the descendants of each attempt, and MPS clients are processes like any other: both are found by
-their pids, which the sampler has brought into this machine's namespace where that was needed (`namespaces`). A process
-that is nobody's descendant (a container that a service started, a daemon that left its session) stays foreign.
+The launcher knows the descendants of each attempt. They are matched by pid, MPS clients included; the sampler has
+translated the pids into this machine's namespace if necessary (`namespaces`). A process that descends from no attempt
+(a container that a service started, a daemon that left its session) stays foreign.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from carma.core.model.values import AttemptKey, GpuId, GpuSample, Placement, Pro
 
 
 class Stray(Record, frozen=True, kw_only=True):
-    """A process of an attempt on a GPU that the attempt was not given."""
+    """A process of an attempt on a GPU outside the attempt's placement."""
 
     attempt: AttemptKey
     pid: int
@@ -30,16 +30,16 @@ class Stray(Record, frozen=True, kw_only=True):
 def attribute(
     samples: Iterable[GpuSample], pids: Mapping[int, AttemptKey], ours: Collection[int] = frozenset()
 ) -> tuple[GpuSample, ...]:
-    """The same samples with `attempt` filled in by pid. What is not in `pids` is foreign and stays so.
+    """The same samples with `attempt` filled in by pid. A process that is not in `pids` stays foreign.
 
-    `ours` are processes that serve the attempts and belong to none (MPS servers): their entries are left out, so that
-    nobody takes them for foreign work. What they hold still counts in the GPU's `memory_used_mib`.
+    `ours` are processes that serve attempts and belong to none (MPS servers): their entries are removed, so that they
+    do not count as foreign work. Their memory still counts in the GPU's `memory_used_mib`.
     """
     return tuple(_attribute_one(sample, pids, ours) for sample in samples)
 
 
 def strays(samples: Iterable[GpuSample], placements: Mapping[AttemptKey, Placement]) -> tuple[Stray, ...]:
-    """Attributed processes on other GPUs than their attempt was given. Attempts without a placement are not judged."""
+    """Attributed processes on GPUs outside their attempt's placement. Attempts without a placement are left out."""
     return tuple(
         Stray(attempt=process.attempt, pid=process.pid, gpu=sample.gpu, given=placements[process.attempt].gpus)
         for sample in samples

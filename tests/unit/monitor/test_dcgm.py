@@ -6,8 +6,8 @@ import pytest
 
 from carma.core.model.values import NO_ACTIVITY, Activity, GpuId
 from carma.monitor.dcgm import STALE_S, HostEngine
-from carma.monitor.dcgmlib import DcgmError, Entity, Library
 from carma.monitor.devices import Place
+from carma.monitor.libdcgm import DcgmError, Entity, Libdcgm
 from tests.scripted_dcgm import BLANK, MODULE_NOT_LOADED, NO_DATA, NOT_SUPPORTED, Card, ScriptedDcgm
 
 A, B = Place(GpuId("GPU-a")), Place(GpuId("GPU-b"))
@@ -29,7 +29,7 @@ class Around:
             self.dcgm.now += seconds
         return self.engine.read(places)
 
-    def _load(self) -> Library | None:
+    def _load(self) -> Libdcgm | None:
         self.loads += 1
         return self.dcgm
 

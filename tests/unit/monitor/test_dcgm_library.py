@@ -12,8 +12,8 @@ import pytest
 
 from carma.core.model.values import Activity, GpuId
 from carma.monitor.dcgm import HostEngine
-from carma.monitor.dcgmlib import GPU, DcgmError, Entity, Libdcgm, open_library
 from carma.monitor.devices import Place
+from carma.monitor.libdcgm import GPU, DcgmError, Entity, Libdcgm, open_library
 
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 SOURCE = Path(__file__).with_name("fake_libdcgm.c")

@@ -11,7 +11,7 @@ import pytest
 
 from carma.core.model.values import ACTIVITY_METRICS, NO_ACTIVITY, Activity, GpuId
 from carma.monitor.dcgm import HostEngine
-from carma.monitor.dcgm_thread import FRESH_S, DcgmFeed
+from carma.monitor.dcgm_thread import FRESH_S, DcgmThread
 from carma.monitor.devices import Place
 from carma.monitor.nvml import NvmlSampler
 from tests import scripted_dcgm
@@ -36,7 +36,7 @@ class Setup:
         self.dcgm = ScriptedDcgm(*cards)
         self.monotonic = 0.0
         engine = HostEngine(lambda: self.dcgm, monotonic=self._tick, wall=lambda: self.dcgm.now)
-        self.feed = DcgmFeed(engine, period_s=0.002, first_s=LIMIT_S, monotonic=lambda: self.monotonic)
+        self.feed = DcgmThread(engine, period_s=0.002, first_s=LIMIT_S, monotonic=lambda: self.monotonic)
         self._engine_s = 0.0
 
     def _tick(self) -> float:
@@ -52,7 +52,7 @@ def setup() -> Iterator[Setup]:
     made.feed.close()
 
 
-def over(nvml: ScriptedNvml, feed: DcgmFeed) -> NvmlSampler:
+def over(nvml: ScriptedNvml, feed: DcgmThread) -> NvmlSampler:
     return NvmlSampler(nvml, monotonic=nvml.monotonic, process_name=lambda _: "", dcgm=feed)
 
 
@@ -148,7 +148,7 @@ def test_a_value_that_nobody_renewed_is_soon_absent(setup: Setup) -> None:
             return found
 
     engine = Hanging(lambda: setup.dcgm, wall=lambda: setup.dcgm.now)
-    setup.feed = DcgmFeed(engine, period_s=0.002, first_s=LIMIT_S, monotonic=lambda: setup.monotonic)
+    setup.feed = DcgmThread(engine, period_s=0.002, first_s=LIMIT_S, monotonic=lambda: setup.monotonic)
     sampler = over(ScriptedNvml(Card("GPU-a", gpm=None, used_mib=10)), setup.feed)
     assert hung.wait(LIMIT_S)
     assert sampler.sample(0.0)[0].activity.sm_active == 0.25
@@ -168,8 +168,8 @@ def test_the_thread_survives_what_nobody_thought_of(setup: Setup) -> None:
                 raise ValueError("a surprise")
             return super().read(places)
 
-    setup.feed = DcgmFeed(Broken(lambda: setup.dcgm, wall=lambda: setup.dcgm.now), period_s=0.002, first_s=LIMIT_S)
-    setup.feed.want([A])
+    setup.feed = DcgmThread(Broken(lambda: setup.dcgm, wall=lambda: setup.dcgm.now), period_s=0.002, first_s=LIMIT_S)
+    setup.feed.watch([A])
     eventually(lambda: setup.feed.offers(A))
 
 
@@ -187,5 +187,5 @@ def test_closing_the_sampler_ends_the_thread_and_hangs_up(setup: Setup) -> None:
     sampler.close()
     eventually(lambda: setup.dcgm.closed)
     connects = setup.dcgm.connects
-    setup.feed.want([A])  # too late: it would wait for the first reading, which connects
+    setup.feed.watch([A])  # too late: it would wait for the first reading, which connects
     assert setup.dcgm.connects == connects

@@ -8,9 +8,9 @@ import pynvml
 import pytest
 
 from carma.core.model.values import ACTIVITY_METRICS, Activity, GpuSample, ProcessUse
-from carma.monitor.energy import HOLD_S
 from carma.monitor.gpm import ENGINE_S
 from carma.monitor.nvml import NvmlSampler
+from carma.monitor.query_intervals import ENERGY_S
 from tests.scripted_nvml import MIB, NOT_AVAILABLE, Card, ScriptedNvml
 
 
@@ -208,8 +208,8 @@ def test_energy_grows_by_power_between_two_looks_at_the_counter_and_is_then_corr
     card.energy_mj = 5_000_000
     nvml.pass_s(5.0)
     assert only(sampler.sample(5.0)).energy_j == 1500.0
-    nvml.pass_s(HOLD_S - 5.0)
-    assert only(sampler.sample(HOLD_S)).energy_j == 5000.0
+    nvml.pass_s(ENERGY_S - 5.0)
+    assert only(sampler.sample(ENERGY_S)).energy_j == 5000.0
 
 
 def test_energy_never_goes_back_unless_the_counter_itself_starts_again() -> None:
@@ -217,15 +217,15 @@ def test_energy_never_goes_back_unless_the_counter_itself_starts_again() -> None
     nvml = ScriptedNvml(card)
     sampler = sampler_over(nvml)
     sampler.sample(0.0)
-    nvml.pass_s(HOLD_S - 1.0)
-    by_power = only(sampler.sample(HOLD_S - 1.0)).energy_j
-    assert by_power == 1000.0 + 100.0 * (HOLD_S - 1.0)
+    nvml.pass_s(ENERGY_S - 1.0)
+    by_power = only(sampler.sample(ENERGY_S - 1.0)).energy_j
+    assert by_power == 1000.0 + 100.0 * (ENERGY_S - 1.0)
     card.energy_mj = 1_200_000  # less than power made of it
     nvml.pass_s(1.0)
-    assert only(sampler.sample(HOLD_S)).energy_j == by_power
+    assert only(sampler.sample(ENERGY_S)).energy_j == by_power
     card.energy_mj = 5_000  # the driver was loaded again
-    nvml.pass_s(HOLD_S)
-    assert only(sampler.sample(2 * HOLD_S)).energy_j == 5.0
+    nvml.pass_s(ENERGY_S)
+    assert only(sampler.sample(2 * ENERGY_S)).energy_j == 5.0
 
 
 def test_an_energy_counter_that_is_busy_is_asked_again_at_the_next_sample() -> None:

@@ -8,8 +8,8 @@ import pytest
 from carma import errors
 from carma.core.model.values import GpuId
 from carma.errors import NoGpus
-from carma.monitor.backoff import BackOff
 from carma.monitor.nvml import NvmlSampler
+from carma.monitor.query_intervals import BackOff
 from tests.scripted_nvml import MIB, Card, ScriptedNvml
 
 

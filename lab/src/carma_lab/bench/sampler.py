@@ -19,7 +19,7 @@ from typing import Any
 from carma.core.model.values import Record
 from carma.demo.figures import percentile
 from carma.errors import NoGpus, Usage
-from carma.monitor.dcgm_thread import DcgmFeed
+from carma.monitor.dcgm_thread import DcgmThread
 from carma.monitor.nvml import NvmlSampler, load_nvml
 from carma_lab.bench.machine import WANTS_A_GPU, Machine, facts
 from carma_lab.bench.results_file import check_place, command_of, print_table, write
@@ -153,7 +153,7 @@ class Eyes:
 
     def __init__(self, nvml: Any, gpus: int) -> None:
         self._gpus = gpus
-        self._feed = DcgmFeed()  # one for all, as a daemon has one
+        self._feed = DcgmThread()  # one for all, as a daemon has one
         self.samplers = [NvmlSampler(nvml, dcgm=self._feed)]
         while self._reads < gpus:
             self.samplers.append(NvmlSampler(nvml, dcgm=self._feed))

@@ -1,35 +1,21 @@
 """libdcgm by ctypes: the few calls that are needed, with the layouts of dcgm_structs.h (the same in DCGM 3 and 4).
 
-The library talks to the host engine (nv-hostengine) of this machine. Nothing is configured there, and what is watched
-for us ends with our connection. The package of Python bindings that comes with DCGM is not used: it is not on PyPI and
-fits one version of the library only.
+The library connects to the host engine (nv-hostengine) of this machine. It configures nothing, and watches end with the
+connection. DCGM's own Python bindings are not used: they are not on PyPI and fit one version of the library only.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import (
-    POINTER,
-    Structure,
-    Union,
-    byref,
-    c_char,
-    c_char_p,
-    c_double,
-    c_int,
-    c_int64,
-    c_longlong,
-    c_uint,
-    c_ushort,
-)
-from ctypes import c_size_t as c_handle  # uintptr_t, which ctypes does not name
-from typing import NamedTuple, Protocol
+from ctypes import POINTER, Structure, byref, c_int, c_uint, c_ushort
+from ctypes import c_size_t as c_handle  # uintptr_t, which has no name in ctypes
+from typing import Any, NamedTuple
 
 LIBRARIES = ("libdcgm.so.4", "libdcgm.so.3")
 GPU, GPU_INSTANCE = 1, 4  # dcgm_field_entity_group_t
 GROUP_EMPTY = 1
-LIVE = 1  # DCGM_FV_FLAG_LIVE_DATA: ask the driver now, whether the field is watched or not
+LIVE = 1  # DCGM_FV_FLAG_LIVE_DATA: query the driver now, whether the field is watched or not
 UUID_FIELD = 54
 DOUBLE, STRING = ord("d"), ord("s")
 MAX_GPUS = 32
@@ -46,7 +32,7 @@ class DcgmError(Exception):
 
 
 class Entity(NamedTuple):
-    """What DCGM reads: a GPU or a GPU instance, by a number of its own."""
+    """A GPU or a GPU instance, by a number of DCGM's own."""
 
     group: int
     number: int
@@ -57,82 +43,46 @@ class Value(NamedTuple):
     field: int
     status: int
     at_us: int  # since the epoch
-    value: float | str | None  # None: of another type than the two that are asked for
+    value: float | str | None  # None: of another type than the two that are requested
 
 
-class Library(Protocol):
-    """The seam: libdcgm, or a scripted one. Every method raises DcgmError."""
-
-    def connect(self, address: str, timeout_ms: int) -> int: ...
-
-    def disconnect(self, handle: int) -> None: ...
-
-    def gpus(self, handle: int) -> list[Entity]: ...
-
-    def instances(self, handle: int) -> list[tuple[str, int, Entity]]:
-        """Of cards in MIG mode: the card's UUID, the GPU instance's number in NVML, the entity."""
-        ...
-
-    def watch(
-        self, handle: int, name: str, entities: Sequence[Entity], fields: Sequence[int], every_s: float
-    ) -> None: ...
-
-    def latest(
-        self, handle: int, entities: Sequence[Entity], fields: Sequence[int], *, live: bool = False
-    ) -> list[Value]: ...
-
-    def close(self) -> None: ...
+def _fields(**types: Any) -> list[tuple[str, Any]]:
+    return list(types.items())
 
 
 class _ConnectParams(Structure):
-    _fields_ = [
-        ("version", c_uint),
-        ("persist_after_disconnect", c_uint),
-        ("timeout_ms", c_uint),
-        ("address_is_unix_socket", c_uint),
-    ]
+    _fields_ = _fields(version=c_uint, persist=c_uint, timeout_ms=c_uint, address_is_unix_socket=c_uint)
 
 
 class _Pair(Structure):
-    _fields_ = [("group", c_uint), ("number", c_uint)]
+    _fields_ = _fields(group=c_uint, number=c_uint)
 
 
 class _MigInfo(Structure):
     _fields_ = [
-        ("gpu_uuid", c_char * 128),
-        ("nvml_gpu_index", c_uint),
-        ("nvml_instance_id", c_uint),
-        ("nvml_compute_instance_id", c_uint),
-        ("nvml_mig_profile_id", c_uint),
-        ("nvml_profile_slices", c_uint),
+        *_fields(gpu_uuid=ctypes.c_char * 128, nvml_gpu_index=c_uint, nvml_instance_id=c_uint),
+        *_fields(nvml_compute_instance_id=c_uint, nvml_mig_profile_id=c_uint, nvml_profile_slices=c_uint),
     ]
 
 
 class _MigEntry(Structure):
-    _fields_ = [("entity", _Pair), ("parent", _Pair), ("info", _MigInfo)]
+    _fields_ = _fields(entity=_Pair, parent=_Pair, info=_MigInfo)
 
 
 class _MigHierarchy(Structure):
-    _fields_ = [("version", c_uint), ("count", c_uint), ("entries", _MigEntry * MAX_HIERARCHY)]
+    _fields_ = _fields(version=c_uint, count=c_uint, entries=_MigEntry * MAX_HIERARCHY)
 
 
-class _Content(Union):
-    _fields_ = [("i64", c_int64), ("dbl", c_double), ("str", c_char * 256), ("blob", c_char * 4096)]
+class _Content(ctypes.Union):
+    _fields_ = _fields(i64=ctypes.c_int64, dbl=ctypes.c_double, str=ctypes.c_char * 256, blob=ctypes.c_char * 4096)
 
 
 class _FieldValue(Structure):
     """dcgmFieldValue_v2."""
 
     _fields_ = [
-        ("version", c_uint),
-        ("entity_group", c_uint),
-        ("entity_id", c_uint),
-        ("field_id", c_ushort),
-        ("field_type", c_ushort),
-        ("status", c_int),
-        ("unused", c_uint),
-        ("ts", c_int64),
-        ("value", _Content),
+        *_fields(version=c_uint, entity_group=c_uint, entity_id=c_uint, field_id=c_ushort, field_type=c_ushort),
+        *_fields(status=c_int, unused=c_uint, ts=ctypes.c_int64, value=_Content),
     ]
 
 
@@ -141,33 +91,26 @@ def version_of(structure: type[Structure], number: int) -> int:
     return ctypes.sizeof(structure) | number << 24
 
 
+_IDS, _VALUES = POINTER(c_ushort), POINTER(_FieldValue)
 _SIGNATURES: dict[str, tuple[object, ...]] = {
     "dcgmInit": (),
     "dcgmShutdown": (),
-    "dcgmConnect_v2": (c_char_p, POINTER(_ConnectParams), POINTER(c_handle)),
+    "dcgmConnect_v2": (ctypes.c_char_p, POINTER(_ConnectParams), POINTER(c_handle)),
     "dcgmDisconnect": (c_handle,),
     "dcgmGetAllSupportedDevices": (c_handle, POINTER(c_uint), POINTER(c_int)),
     "dcgmGetGpuInstanceHierarchy": (c_handle, POINTER(_MigHierarchy)),
-    "dcgmGroupCreate": (c_handle, c_int, c_char_p, POINTER(c_handle)),
+    "dcgmGroupCreate": (c_handle, c_int, ctypes.c_char_p, POINTER(c_handle)),
     "dcgmGroupDestroy": (c_handle, c_handle),
     "dcgmGroupAddEntity": (c_handle, c_handle, c_uint, c_uint),
-    "dcgmFieldGroupCreate": (c_handle, c_int, POINTER(c_ushort), c_char_p, POINTER(c_handle)),
+    "dcgmFieldGroupCreate": (c_handle, c_int, _IDS, ctypes.c_char_p, POINTER(c_handle)),
     "dcgmFieldGroupDestroy": (c_handle, c_handle),
-    "dcgmWatchFields": (c_handle, c_handle, c_handle, c_longlong, c_double, c_int),
-    "dcgmEntitiesGetLatestValues": (
-        c_handle,
-        POINTER(_Pair),
-        c_uint,
-        POINTER(c_ushort),
-        c_uint,
-        c_uint,
-        POINTER(_FieldValue),
-    ),
+    "dcgmWatchFields": (c_handle, c_handle, c_handle, ctypes.c_longlong, ctypes.c_double, c_int),
+    "dcgmEntitiesGetLatestValues": (c_handle, POINTER(_Pair), c_uint, _IDS, c_uint, c_uint, _VALUES),
 }
 
 
-def open_library(names: Sequence[str] = LIBRARIES) -> Library | None:
-    """The newest libdcgm of this machine, initialised; None where there is none, or it does not start."""
+def open_library(names: Sequence[str] = LIBRARIES) -> Libdcgm | None:
+    """The newest libdcgm of this machine, initialised; None if there is none, or it does not start."""
     for name in names:
         try:
             return Libdcgm(ctypes.CDLL(name))
@@ -177,7 +120,8 @@ def open_library(names: Sequence[str] = LIBRARIES) -> Library | None:
 
 
 class Libdcgm:
-    """A loaded library. Calls block for as long as the host engine lets them, and let other threads run meanwhile."""
+    """A loaded library. Every method raises DcgmError. Calls block as long as the host engine lets them, and do not
+    block other threads meanwhile."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -188,6 +132,7 @@ class Libdcgm:
         self._call("dcgmInit")
 
     def connect(self, address: str, timeout_ms: int) -> int:
+        """The handle of the connection."""
         handle = c_handle()
         params = _ConnectParams(version=version_of(_ConnectParams, 2), timeout_ms=timeout_ms)
         self._call("dcgmConnect_v2", address.encode(), byref(params), byref(handle))
@@ -202,6 +147,7 @@ class Libdcgm:
         return [Entity(GPU, number) for number in numbers[: count.value]]
 
     def instances(self, handle: int) -> list[tuple[str, int, Entity]]:
+        """Of cards in MIG mode: the card's UUID, the GPU instance's number in NVML, the entity."""
         hierarchy = _MigHierarchy(version=version_of(_MigHierarchy, 2))
         self._call("dcgmGetGpuInstanceHierarchy", handle, byref(hierarchy))
         entries = hierarchy.entries[: min(hierarchy.count, MAX_HIERARCHY)]
@@ -212,7 +158,7 @@ class Libdcgm:
         ]
 
     def watch(self, handle: int, name: str, entities: Sequence[Entity], fields: Sequence[int], every_s: float) -> None:
-        """Samples are kept for ten periods. A group that is not watched in the end is taken away again."""
+        """Samples are kept for ten periods. A group that cannot be watched is removed again."""
         group, field_group = c_handle(), c_handle()
         self._call("dcgmGroupCreate", handle, GROUP_EMPTY, name.encode(), byref(group))
         try:
@@ -251,7 +197,7 @@ class Libdcgm:
             raise DcgmError(name, code)
 
     def _quietly(self, name: str, *arguments: object) -> None:
-        """Tidying up: what cannot be tidied ends with the connection."""
+        """Clean-up: what cannot be removed ends with the connection."""
         try:
             self._call(name, *arguments)
         except DcgmError:
