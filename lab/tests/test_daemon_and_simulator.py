@@ -20,7 +20,7 @@ from carma.core.model.settings import FairnessRules, Rules
 from carma.core.model.values import AttemptKey, Placement, Record
 from carma.core.ports import Loaded
 from carma.core.state import State, new_state
-from carma.daemon import shell as shell_module
+from carma.daemon import writer as writer_module
 from carma.daemon.clock import SteadyClock
 from carma.daemon.recovery_on_start import replay
 from carma.daemon.shell import Shell
@@ -32,7 +32,7 @@ from carma_lab.simulator import estimate_sources as sources
 from carma_lab.simulator.simulation import Demands, Setup, Simulation
 from lab_fixtures.random_simulations import CARD, EVERY_POLICY
 from tests.scenario.test_properties import logged
-from tests.unit.daemon.shells import make_shell
+from tests.unit.daemon.shells import make_shell, writing
 
 # What the world tells; all else is the core's own to decide.
 TOLD = e.GpusFound | e.TaskSubmitted | e.TaskEstimated | e.AttemptStarted | e.AttemptEnded
@@ -56,13 +56,10 @@ class Daemon:
         self.shell, self._time = shell, time
         self.by_itself: list[Durable] = []  # what it has committed, and nobody told it
         self.launched: list[tuple[AttemptKey, Placement]] = []
-        shell.connect(self._execute, self._stepped)
 
-    def _stepped(self, event: Durable) -> None:
+    def follow(self, commands: Sequence[Command], event: Durable) -> None:
         if not isinstance(event, TOLD | e.UseNoted):
             self.by_itself.append(event)
-
-    def _execute(self, commands: Sequence[Command], _event: Durable) -> None:
         orders = (command for command in commands if isinstance(command, LaunchAttempt))
         self.launched.extend((order.key, order.placement) for order in orders)
 
@@ -89,13 +86,9 @@ async def daemon(store: MemoryStore | SqliteStore, state: State) -> AsyncIterato
     shell = make_shell(store, state)
     shell.clock = SteadyClock(wall=lambda: 0.0, steady=time)
     shell.proposing = True
-    writer = asyncio.create_task(shell.run())
-    try:
-        yield Daemon(shell, time)
-    finally:
-        writer.cancel()
-        await asyncio.gather(writer, return_exceptions=True)
-        await shell.close()
+    made = Daemon(shell, time)
+    async with writing(shell, made.follow):
+        yield made
 
 
 def turns(log: Sequence[AnyEvent]) -> list[tuple[list[AnyEvent], list[Durable]]]:
@@ -177,7 +170,7 @@ WAYS: tuple[tuple[str, Demands, Rules], ...] = (
 def test_the_daemon_decides_as_the_simulator_does(
     policy: str, memory: str, demand: Demands, rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shell_module, "THINKING_SHARE", 0.0)  # it need not leave the loop to others here
+    monkeypatch.setattr(writer_module, "PROPOSAL_PAUSE_FACTOR", 0.0)  # it need not leave the loop to others here
     made = simulated(policy, memory, demand, rules)
     log = list(made.events())
     found = asyncio.run(follow(log, MemoryStore(), new_state(made.rules, load_policy(policy))))
@@ -187,8 +180,8 @@ def test_the_daemon_decides_as_the_simulator_does(
 
 def test_so_it_does_with_a_database_which_a_restart_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a checkpoint was saved, and finished tasks were forgotten, in the middle of it."""
-    monkeypatch.setattr(shell_module, "THINKING_SHARE", 0.0)
-    monkeypatch.setattr(shell_module, "CHECKPOINT_EVERY", 60)
+    monkeypatch.setattr(writer_module, "PROPOSAL_PAUSE_FACTOR", 0.0)
+    monkeypatch.setattr(writer_module, "CHECKPOINT_EVERY", 60)
     made = simulated("goodput", "trace", "measured", Rules())
     log = list(made.events())
     state = new_state(made.rules, load_policy("goodput"))

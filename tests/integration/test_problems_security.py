@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from carma.daemon.auth import Door, Names, Peer
+from carma.daemon.auth import Authenticator, Peer, UserNames
 from carma.errors import NotAllowed
 from carma.wire.api_types import TaskView
 from tests.harness import LIMIT_S, SOMEBODY, Daemon, daemon_at_rest, request, somebody_else
@@ -95,10 +95,10 @@ def test_problem_23_a_daemon_that_is_not_root_serves_its_own_user_only() -> None
 
     Here a daemon that could not run somebody's task as that person turns them away.
     """
-    door = Door(own_uid=1001, names=Names({1001: "alice", 1002: "bob", 0: "root"}.__getitem__))
-    assert door.identify(Peer(pid=1, uid=1001, gid=1001)).name == "alice"
+    authenticator = Authenticator(own_uid=1001, names=UserNames({1001: "alice", 1002: "bob", 0: "root"}.__getitem__))
+    assert authenticator.identify(Peer(pid=1, uid=1001, gid=1001)).name == "alice"
     with pytest.raises(NotAllowed, match=r"serves alice only; you are bob"):
-        door.identify(Peer(pid=1, uid=1002, gid=1002))
+        authenticator.identify(Peer(pid=1, uid=1002, gid=1002))
 
 
 @needs_root

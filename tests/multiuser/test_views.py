@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from carma.core.model.outcome import Disrupted, describe
-from carma.daemon.views.task_story import without_words
+from carma.daemon.views.story import without_words
 from carma.launch.exit_outcome import ExitRecord, LastWords, MpsState, judge_exit
 from tests.harness import LIMIT_S, Daemon, until
 from tests.multiuser.hanging import hanging_directory

@@ -127,6 +127,10 @@ class Launcher(Protocol):
         """Processes through which attempts share GPUs and which belong to no attempt (MPS servers)."""
         ...
 
+    def has_order(self, key: AttemptKey) -> bool:
+        """Whether an order for this attempt ever arrived, also under an earlier daemon. Callable from any thread."""
+        ...
+
     def release(self, key: AttemptKey) -> None:
         """The attempt's end is in the store: drop what was kept to tell it. Its logs stay."""
         ...

@@ -1,7 +1,7 @@
-"""Who is asking, as the kernel says (SO_PEERCRED), and what that person may do.
+"""Who sends a request, as the kernel says (SO_PEERCRED), and what that user may do.
 
-Nothing that a client writes is taken as its name. A daemon that is not root serves its own user and root only: it
-could not run anybody else's task under their account.
+Nothing that a client writes is used as its identity. A daemon that is not root serves only its own user and root: it
+could not run tasks under another account.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from carma.errors import NotAllowed
 
 ROOT_UID = 0
 _PEERCRED = struct.Struct("3i")
-_NAMES_KEPT = 1024
+_MOST_NAMES = 1024
 
 
 class Peer(NamedTuple):
@@ -31,13 +31,13 @@ class Peer(NamedTuple):
 
 
 class PeerSocket(Protocol):
-    """A socket, or the view of one that asyncio hands out."""
+    """A socket, or asyncio's view of one."""
 
     def getsockopt(self, level: int, name: int, size: int, /) -> bytes: ...
 
 
 def read_peer(connection: PeerSocket) -> Peer:
-    """Ask the kernel. Raises OSError when the connection is gone."""
+    """Ask the kernel. Raises OSError if the connection is gone."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
     return Peer(*_PEERCRED.unpack(raw))
 
@@ -56,15 +56,15 @@ class Identity(Record, frozen=True, kw_only=True):
         return Owner(self.uid, self.gid, self.name)
 
     def may_see(self, task: Task) -> bool:
-        """Whether this person may read what the task runs, and where."""
+        """Whether this user may read what the task runs, and where."""
         return self.admin or task.owner.uid == self.uid
 
 
-class Names:
-    """User names by uid. Looked up once: a directory service may be slow, and names hardly change."""
+class UserNames:
+    """User names by uid, cached: a directory service may be slow, and names hardly change."""
 
-    def __init__(self, look_up: Callable[[int], str] | None = None) -> None:
-        self._look_up = look_up or _name_of
+    def __init__(self, look_up: Callable[[int], str] = lambda uid: pwd.getpwuid(uid).pw_name) -> None:
+        self._look_up = look_up
         self._known: dict[int, str] = {}
 
     def of(self, uid: int) -> str:
@@ -74,19 +74,15 @@ class Names:
         try:
             name = self._look_up(uid)
         except KeyError:
-            return f"uid {uid}"  # not kept: the account may be made later
-        if len(self._known) >= _NAMES_KEPT:
+            return f"uid {uid}"  # not cached: the account may be created later
+        if len(self._known) >= _MOST_NAMES:
             self._known.clear()
         self._known[uid] = name
         return name
 
 
-def _name_of(uid: int) -> str:
-    return pwd.getpwuid(uid).pw_name
-
-
 def uid_of(name: str) -> int | None:
-    """The uid of a user name, of "uid 1234" or of "1234"; None when there is no such user."""
+    """The uid of a user name, of "uid 1234" or of "1234"; None if there is no such user."""
     digits = name.removeprefix("uid ").strip()
     if digits.isascii() and digits.isdigit() and len(digits) <= 10:
         return int(digits)
@@ -97,7 +93,7 @@ def uid_of(name: str) -> int | None:
 
 
 def unknown_users(names: Sequence[str]) -> list[str]:
-    """Those that are no user of this machine, by name or by uid; they may be made later."""
+    """Names and uids that are no user of this machine; they may be created later."""
     return [name for name in names if not _exists(name)]
 
 
@@ -109,15 +105,18 @@ def _exists(name: str) -> bool:
         return False
 
 
-class Door:
-    """Turns a peer into an identity, or turns it away."""
+class Authenticator:
+    """Turns a peer into an identity, or refuses it."""
 
-    def __init__(self, admins: Sequence[str] = (), *, own_uid: int | None = None, names: Names | None = None) -> None:
+    def __init__(
+        self, admins: Sequence[str] = (), *, own_uid: int | None = None, names: UserNames | None = None
+    ) -> None:
         self.own_uid = os.geteuid() if own_uid is None else own_uid
-        self.names = names or Names()
+        self.names = names or UserNames()
         self._admins = frozenset(admins)
 
     def identify(self, peer: Peer) -> Identity:
+        """Raises NotAllowed."""
         if self.own_uid != ROOT_UID and peer.uid not in (self.own_uid, ROOT_UID):
             own = self.names.of(self.own_uid)
             raise NotAllowed(
@@ -125,17 +124,15 @@ class Door:
                 "start your own with `carma up`, or ask an administrator for a daemon that runs as root",
             )
         name = self.names.of(peer.uid)
-        return Identity(uid=peer.uid, gid=peer.gid, name=name, admin=self._is_admin(peer.uid, name))
-
-    def _is_admin(self, uid: int, name: str) -> bool:
-        return uid in (ROOT_UID, self.own_uid) or name in self._admins or str(uid) in self._admins
+        admin = peer.uid in (ROOT_UID, self.own_uid) or name in self._admins or str(peer.uid) in self._admins
+        return Identity(uid=peer.uid, gid=peer.gid, name=name, admin=admin)
 
 
 def require_admin(who: Identity, verb: str) -> None:
     if not who.admin:
         raise NotAllowed(
             f"{verb} is for administrators; you are {who.name}",
-            "administrators are root, the daemon's own user and those in the setting daemon.admins",
+            "administrators are root, the daemon's own user and the users in the setting daemon.admins",
         )
 
 

@@ -1,7 +1,7 @@
-"""The daemon's clock: epoch seconds that never go back, whatever the machine's clock does.
+"""The daemon's clock: epoch seconds that never go back, whatever happens to the machine's clock.
 
-It reads the wall once, at start, and follows the monotonic clock from there, so a clock that is set back (or
-forward) while the daemon runs moves nothing. `speed` makes time pass faster for demonstrations on virtual GPUs.
+It reads the wall clock once, at the start, and follows the monotonic clock from there. `speed` makes time pass faster
+on virtual GPUs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ class SteadyClock:
         wall: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`not_before` is the time of the last stored event: a restart with an older wall clock goes on from there."""
+        """`not_before`: the time of the last stored event. After a restart with an older wall clock, time continues
+        from there."""
         self.speed = speed
         self._steady = steady
         self._origin_s = steady()
@@ -27,7 +28,3 @@ class SteadyClock:
 
     def now(self) -> float:
         return self._start_at + (self._steady() - self._origin_s) * self.speed
-
-    def real_s(self, until: float) -> float:
-        """How many real seconds remain until `until`; 0 when it has passed."""
-        return max(0.0, (until - self.now()) / self.speed)

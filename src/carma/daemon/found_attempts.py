@@ -1,7 +1,7 @@
-"""What the launcher found, as events; what an ended attempt leaves for history. Pure: looks, and changes nothing.
+"""What the launcher found, as events; an ended attempt as a past run. Pure functions.
 
-Called at the moment of the commit, on the state as it is then, so a stale answer (the attempt was already seen to end,
-the task was placed again) is dropped here and never reaches the log.
+They are called at the moment of the commit. A stale answer of the launcher (the attempt's end is already recorded, the
+task was placed again) is dropped here and never reaches the log.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from carma.core.ports import AttemptReport, PastRun
 from carma.core.recovery import not_enough_mib
 from carma.core.state import State
 
-DISRUPTED_GRACE_S = 2.0  # what it ran under is gone, so it cannot save what is on the GPU; its files it can close
+DISRUPTED_GRACE_S = 2.0  # without its MPS server an attempt can close its files, but not save what is on the GPU
 
 
 def events_of(state: State, found: Iterable[AttemptReport], now: float) -> list[Durable]:
-    """AttemptStarted and AttemptEnded for all that the state does not know yet, in the order in which they ended; and
-    StopRequested for those that live but have nothing to run under any more."""
+    """AttemptStarted and AttemptEnded for what the state does not know yet, in the order of the ends; StopRequested for
+    attempts whose MPS server has ended."""
     found = sorted(found, key=lambda entry: entry.ended_at or now)
     guilty = [entry.key for entry in found if _above_booking(state, entry)]
     events: list[Durable] = []
@@ -47,7 +47,7 @@ def _events_of(state: State, entry: AttemptReport, now: float, guilty: Sequence[
         ended_at = max(started_at, _between(state.now, entry.ended_at, now))
         outcome = entry.outcome
         if entry.trouble is not None and isinstance(outcome, Failed):
-            outcome = Disrupted(entry.trouble)  # it was not quick enough to be stopped
+            outcome = Disrupted(entry.trouble)  # it failed before it could be stopped
         event = ended(state, entry.key, outcome, ended_at, guilty)
         events.append(replace(event, untold=True) if _untold(status, entry) else event)
     elif isinstance(status, Running) and entry.pid is None:
@@ -59,13 +59,13 @@ def _events_of(state: State, entry: AttemptReport, now: float, guilty: Sequence[
 
 
 def _untold(status: Starting | Running, entry: AttemptReport) -> bool:
-    """Whether it was asked to save and ended before it could be told."""
+    """Whether the attempt was to be asked to save, and ended before that."""
     asked = status.preempting if isinstance(status, Running) else None
     return asked is not None and entry.checkpoint_asked_at != asked.at
 
 
 def _above_booking(state: State, entry: AttemptReport) -> bool:
-    """Whether it ran out of GPU memory with more than it had booked, by its own words."""
+    """Whether the attempt ran out of GPU memory with more than its booking, by its own error message."""
     outcome, task = entry.outcome, state.tasks.get(entry.key.task)
     if task is None or state.active.get(task.id) != entry.key or not isinstance(outcome, OutOfMemory):
         return False
@@ -74,7 +74,7 @@ def _above_booking(state: State, entry: AttemptReport) -> bool:
 
 
 def never_launched(state: State, found: Iterable[AttemptReport]) -> list[AttemptKey]:
-    """Attempts that are placed but of which no process was ever made."""
+    """Attempts that are placed and never had a process."""
     return [
         entry.key
         for entry in found
@@ -87,7 +87,7 @@ def never_launched(state: State, found: Iterable[AttemptReport]) -> list[Attempt
 
 
 def called_off(state: State, keys: Sequence[AttemptKey], now: float) -> list[Durable]:
-    """The end of those among `keys` that were told to stop before there was anything to stop."""
+    """The end of those attempts among `keys` that were told to stop before they had a process."""
     events: list[Durable] = []
     for key in keys:
         if state.active.get(key.task) != key:
@@ -99,7 +99,7 @@ def called_off(state: State, keys: Sequence[AttemptKey], now: float) -> list[Dur
 
 
 def past_run(state: State, key: AttemptKey, collocated: bool) -> PastRun | None:
-    """An ended attempt as history remembers it; None for one that never ran."""
+    """An ended attempt as a past run; None if it never ran."""
     task = state.tasks.get(key.task)
     attempt = _attempt(task.attempts, key.attempt) if task is not None else None
     if task is None or attempt is None or attempt.started_at is None or attempt.ended_at is None:
@@ -132,12 +132,12 @@ def _run_s(attempt: Attempt) -> float:
 
 
 def _went_on(before: Attempt, attempt: Attempt) -> bool:
-    """Whether the later one began with what the earlier one had saved: its run is a part of the same."""
+    """Whether the later attempt continued from what the earlier one had saved: both are parts of one run."""
     return before.number < attempt.number and isinstance(before.outcome, Preempted)
 
 
 def neighbours(state: State, placed: TaskPlaced) -> set[AttemptKey]:
-    """The attempts that share a GPU since this placement, itself included; empty when it has its GPUs alone."""
+    """The attempts that share a GPU since this placement, itself included; empty if it has its GPUs alone."""
     shared: set[AttemptKey] = set()
     for gpu in placed.placement.gpus:
         holders = state.on_gpu.get(gpu, {})
@@ -151,5 +151,5 @@ def _attempt(attempts: Sequence[Attempt], number: int) -> Attempt | None:
 
 
 def _between(earliest: float, at: float | None, latest: float) -> float:
-    """A time that a runner wrote, on the daemon's own clock: never before the last event, never in the future."""
+    """A time that a runner wrote, on the daemon's clock: never before the last event, never in the future."""
     return latest if at is None else max(min(at, latest), min(earliest, latest))

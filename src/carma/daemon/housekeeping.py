@@ -1,7 +1,7 @@
-"""Retention: removes finished tasks that are old enough, gives their room in the database back, and removes the
-directories of attempts that no task has any more.
+"""Retention: removes old finished tasks from the database, shrinks the database file, and removes the directories of
+attempts whose task no longer exists.
 
-All in small steps with pauses, so that commits, requests and launches are not delayed.
+All work is done in small steps with pauses, so that commits, requests and launches are not delayed.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 from carma.core.model.units import show_count
 from carma.core.model.values import AttemptKey, TaskId
-from carma.daemon.background_thread import Worker
+from carma.daemon.background_thread import BackgroundThread
 from carma.daemon.shell import Shell
 from carma.daemon.startup.home_directory import task_of
 from carma.launch.attempt_files import AttemptFiles
+from carma.store.sqlite import SqliteStore
 
 log = logging.getLogger("carma.daemon")
 
-FIRST_S = 60.0
+FIRST_S = 60.0  # after the start
 EVERY_S = 3600.0
 PRUNED_AT_ONCE = 200  # tasks in one transaction
 REMOVED_AT_ONCE = 50  # directories before a pause
@@ -36,48 +36,40 @@ DAY_S = 86_400.0
 IsLive = Callable[[TaskId], bool]
 
 
-class Prunable(Protocol):
-    def prune(self, ended_before: float, limit: int) -> Sequence[TaskId]: ...
-
-    def shrink(self) -> int: ...
-
-
-async def keep_tidy(shell: Shell, archive: Prunable, log_dir: Path) -> None:
-    """From time to time, for as long as the daemon runs. Errors are logged; the next time comes anyway."""
+async def keep_tidy(shell: Shell, store: SqliteStore, log_dir: Path) -> None:
+    """Every EVERY_S seconds while the daemon runs. An error is logged and does not prevent the next round."""
     keep_days = shell.settings.daemon.keep_logs_days
-    worker = Worker("housekeeping")
+    thread = BackgroundThread("housekeeping")
     await asyncio.sleep(FIRST_S)
     try:
-        await drop_records(worker, log_dir, lambda key: shell.state.active.get(key.task) == key)
+        await drop_records(thread, log_dir, lambda key: shell.state.active.get(key.task) == key)
     except Exception:
         log.exception("removing the records of ended attempts failed")
     while keep_days > 0:
         try:
-            await prune(shell, archive, shell.clock.now() - keep_days * DAY_S)
-            before = time.time() - keep_days * DAY_S  # files carry the machine's time, whatever the daemon's clock says
-            await remove_old(worker, log_dir, shell.state.tasks.__contains__, before)
+            await prune(shell, store, shell.clock.now() - keep_days * DAY_S)
+            before = time.time() - keep_days * DAY_S  # files have the machine's time, not that of the daemon's clock
+            await remove_old(thread, log_dir, shell.state.tasks.__contains__, before)
         except Exception:
             log.exception("removing old tasks and logs failed")
         await asyncio.sleep(EVERY_S)
 
 
-async def prune(shell: Shell, archive: Prunable, ended_before: float) -> None:
+async def prune(shell: Shell, store: SqliteStore, ended_before: float) -> None:
     """Remove tasks that ended before that time, then make the database file smaller."""
 
     def remove() -> int:
-        return len(archive.prune(ended_before, PRUNED_AT_ONCE))
+        return len(store.prune(ended_before, PRUNED_AT_ONCE))
 
     removed = await _until_none(lambda: shell.in_store(remove))
     if removed:
         log.info("removed %s from the database", show_count(removed, "old task"))
-    await _until_none(lambda: shell.in_store(archive.shrink))
+    await _until_none(lambda: shell.in_store(store.shrink))
 
 
-async def remove_old(worker: Worker, log_dir: Path, is_live: IsLive, before: float) -> int:
-    """Remove attempt directories that were last changed before that time and whose task is not live; returns how many.
-
-    That includes directories of a database that is no longer there.
-    """
+async def remove_old(thread: BackgroundThread, log_dir: Path, is_live: IsLive, before: float) -> int:
+    """Remove attempt directories that were last changed before that time and whose task is not in memory, also those
+    of a database that no longer exists. Returns their number."""
     old = _old(log_dir, is_live, before)
 
     def remove() -> int:
@@ -86,15 +78,15 @@ async def remove_old(worker: Worker, log_dir: Path, is_live: IsLive, before: flo
             shutil.rmtree(directory, ignore_errors=True)
         return len(directories)
 
-    removed = await _until_none(lambda: worker.call(remove))
+    removed = await _until_none(lambda: thread.call(remove))
     if removed:
         log.info("removed the logs of %s", show_count(removed, "old attempt"))
     return removed
 
 
-async def drop_records(worker: Worker, log_dir: Path, is_active: Callable[[AttemptKey], bool]) -> None:
-    """Records of ended attempts that are still there: the daemon was killed before it removed them, or they come from
-    an older version (its order.json holds the submitter's environment)."""
+async def drop_records(thread: BackgroundThread, log_dir: Path, is_active: Callable[[AttemptKey], bool]) -> None:
+    """Remove records of ended attempts that the daemon did not remove because it was killed, or that come from an older
+    version (its order.json holds the submitter's environment)."""
     files = AttemptFiles(log_dir)
     keys = (key for key in list(files.keys()) if not is_active(key))
 
@@ -105,11 +97,11 @@ async def drop_records(worker: Worker, log_dir: Path, is_active: Callable[[Attem
                 files.drop_records(key)
         return len(some)
 
-    await _until_none(lambda: worker.call(drop))
+    await _until_none(lambda: thread.call(drop))
 
 
 async def _until_none(step: Callable[[], Awaitable[int]]) -> int:
-    """Repeat the step until it returns 0, each time after a pause as long as the step took; the sum."""
+    """Repeat the step until it returns 0, with pauses as long as the steps took. Returns the sum."""
     total = 0
     began_s = time.monotonic()
     while count := await step():
@@ -120,7 +112,7 @@ async def _until_none(step: Callable[[], Awaitable[int]]) -> int:
 
 
 def _old(log_dir: Path, is_live: IsLive, before: float) -> Iterator[str]:
-    """One listing for all steps: entries that were returned may be removed meanwhile."""
+    """One listing for all steps: the caller may remove the entries that it got."""
     with os.scandir(log_dir) as entries:
         for entry in entries:
             task = task_of(entry.name)
@@ -131,7 +123,7 @@ def _old(log_dir: Path, is_live: IsLive, before: float) -> Iterator[str]:
 
 
 def _changed_at(directory: str) -> float:
-    """The newest change of the directory or anything directly in it; a log that is still written is new."""
+    """The newest change of the directory or of a file in it; a log that is still written is new."""
     try:
         with os.scandir(directory) as entries:
             newest = max((entry.stat(follow_symlinks=False).st_mtime for entry in entries), default=0.0)

@@ -1,8 +1,11 @@
-"""What happens by itself: look at the GPUs, glance at the memory of those that need it, look at the attempts, let time
-pass. Nothing here decides anything.
+"""The periodic work of the daemon. It decides nothing.
 
-Exceptions are logged with what was being done and end nothing: a scheduler thread that dies silently while the server
-goes on accepting tasks is the worst failure such a system can have.
+1. Sample the GPUs (`monitor.period_s`), and read their memory more often where no limit holds the tasks.
+2. Poll the attempts: what ended is committed, what was never started is started, what outlived its grace is killed.
+3. Let time pass (`Ticked`), so that the core proposes what is due.
+
+An exception is logged with the work that raised it and ends nothing: a scheduler thread that dies silently while the
+server accepts tasks is the worst failure of such a system.
 """
 
 from __future__ import annotations
@@ -15,154 +18,120 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from carma.core.model.commands import StopAttempt
-from carma.core.model.events import (
-    AttemptEnded,
-    Durable,
-    GpusFound,
-    GpusSampled,
-    MemorySampled,
-    StopRequested,
-    TaskPlaced,
-    Ticked,
-)
+from carma.core.model.events import Durable, GpusFound, GpusSampled, MemorySampled, StopRequested, Ticked
 from carma.core.model.outcome import Cancelled
 from carma.core.model.status import Running, Starting
 from carma.core.model.units import show_count
 from carma.core.model.values import AttemptKey, Gpu, GpuId, GpuSample, TaskId
-from carma.core.ports import Launcher, Sampler
+from carma.core.ports import Sampler
 from carma.core.state import State
 from carma.core.telemetry.observation import to_watch
 from carma.daemon import found_attempts as finder
-from carma.daemon.background_thread import Worker
-from carma.daemon.daemon_log import SAME_ERROR_S, Journal
-from carma.daemon.executor import Hands
-from carma.daemon.process_owners import Whose
+from carma.daemon.background_thread import BackgroundThread
+from carma.daemon.daemon_log import ErrorLog, FaultLog
+from carma.daemon.executor import Executor
 from carma.daemon.shell import Shell
-from carma.errors import CarmaError, StoreError
-from carma.monitor.processes import strays
+from carma.daemon.writer import Writer
+from carma.errors import StoreError
+from carma.monitor.processes import attribute, strays
 
 log = logging.getLogger("carma.daemon")
 
 IDLE_S = 1.0  # between ticks when nothing runs
-POLL_S = 0.2  # between looks at running attempts; a child's end is noticed at once by its signal
-STARTING_S = 0.02  # between looks just after a launch, doubling up to POLL_S
-UNKILLABLE_S = 30.0  # what SIGKILL has not ended by then hangs in the kernel
+POLL_S = 0.2  # between polls of running attempts; the end of a child is noticed at once by its signal
+STARTING_S = 0.02  # between polls just after a launch, doubling up to POLL_S
+UNKILLABLE_S = 30.0  # a process that SIGKILL has not ended by then hangs in the kernel
+AFTER_ERROR_S = 0.1
 
 
 class Loop:
-    def __init__(self, shell: Shell, hands: Hands, sampler: Sampler, *, period_s: float) -> None:
-        self.shell = shell
-        self.hands = hands
-        self.sampler = sampler
-        self.period_s = period_s
-        self._eyes = Worker("sampler")
-        self._whose = Whose(hands)
-        self._hasty_s = POLL_S
-        self.shared: set[AttemptKey] = set()
+    def __init__(self, shell: Shell, executor: Executor, sampler: Sampler, *, period_s: float) -> None:
+        self.executor = executor
+        self.settled = asyncio.Event()  # the state agrees with the living processes
+        self._shell = shell
+        self.writer = Writer(shell, executor.follow)
+        self._sampler = sampler
+        self._period_s = period_s
+        self._sampler_thread = BackgroundThread("sampler")
+        self._owners = ProcessOwners(executor)
+        self._starting_pause_s = STARTING_S
         self._strays: set[tuple[AttemptKey, GpuId]] = set()
-        self._logged: dict[str, float] = {}
-        self._journal = Journal()
-        self.settled = asyncio.Event()  # the state agrees with the living processes: from here on it is watched
-        shell.connect(hands.execute, self.stepped, hands.foresee, hands.estimates.stage)
-
-    @property
-    def launcher(self) -> Launcher:
-        return self.hands.launcher
+        self._errors = ErrorLog()
+        self._faults = FaultLog()
 
     async def run(self) -> None:
-        """Until cancelled, or until the shell cannot go on."""
+        """Until cancelled, or until the writer cannot go on."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.shell.run(), name="shell")
-            group.create_task(self._sampling(), name="sampling")
-            group.create_task(self._glancing(), name="glancing")
-            group.create_task(self._looking(), name="looking")
+            group.create_task(self.writer.run(), name="writer")
+            group.create_task(self._sample_always(), name="samples")
+            group.create_task(self._watch_memory_always(), name="memory")
+            group.create_task(self._poll_always(), name="attempts")
 
     async def close(self) -> None:
-        with contextlib.suppress(TimeoutError):  # a driver that hangs does not hold up the end
+        """After `run` was cancelled; `writer.close` follows."""
+        with contextlib.suppress(TimeoutError):  # a driver that hangs does not delay the end
             async with asyncio.timeout(2.0):
-                await self._eyes.call(self.sampler.close)
-        self._eyes.close(wait_s=0.0)
-        await self.hands.close()
+                await self._sampler_thread.call(self._sampler.close)
+        self._sampler_thread.close(wait_s=0.0)
+        await self.executor.close()
 
     def watch_children(self) -> None:
-        """A runner that ends wakes the loop."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self.hands.looking.set)
-
-    # After each event.
-
-    def stepped(self, event: Durable) -> None:
-        self._journal.happened(event, self.shell.state)
-        match event:
-            case TaskPlaced(key=key):
-                self.shared |= finder.neighbours(self.shell.state, event)
-                self._hasty_s = STARTING_S
-            case AttemptEnded(key=key):
-                self._remember(key)
-            case _:
-                return
-
-    def _remember(self, key: AttemptKey) -> None:
-        self.hands.release(key)
-        run = finder.past_run(self.shell.state, key, key in self.shared)
-        self.shared.discard(key)
-        self.hands.forget(key)
-        if run is not None:
-            archive = self.shell.archive
-            self.hands.start(self.shell.in_store(lambda: archive.remember(run)), f"remembering {key}")
+        """Poll the attempts at once when a runner ends."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self.executor.poll_now.set)
 
     # The GPUs.
 
-    async def _sampling(self) -> None:
+    async def _sample_always(self) -> None:
         await self.settled.wait()
         due_s = time.monotonic()
         while True:
-            await self._guard("looking at the GPUs", self._sample)
-            due_s = max(due_s + self.period_s, time.monotonic())  # samples that were missed are not made up for
+            await self._guard("sampling the GPUs", self._sample)
+            due_s = max(due_s + self._period_s, time.monotonic())  # missed samples are not repeated
             await asyncio.sleep(due_s - time.monotonic())
 
     async def _sample(self) -> None:
-        gpus, samples = await self._eyes.call(self._look)
+        state, now = self._shell.state, self._shell.clock.now
+        samples, gpus = await self._sampler_thread.call(lambda: (self._sampler.sample(now()), self._sampler.gpus()))
         await self.gpus_changed(gpus)
-        self._journal.seen(samples, self.shell.state)
+        self._faults.observe(samples, state)
         if any(sample.processes for sample in samples):
-            samples = await self._whose.attributed(samples, tuple(self.shell.state.active.values()))
-            self._report_strays(samples)
-        self.shell.observe(GpusSampled(max((s.at for s in samples), default=self.shell.clock.now()), samples))
+            samples = await self._owners.attributed(samples, tuple(state.active.values()))
+            self._log_strays(samples)
+        self._shell.observe(GpusSampled(max((s.at for s in samples), default=now()), samples))
 
-    def _look(self) -> tuple[tuple[Gpu, ...], tuple[GpuSample, ...]]:
-        samples = self.sampler.sample(self.shell.clock.now())
-        return self.sampler.gpus(), samples
-
-    async def _glancing(self) -> None:
-        """Tasks that no limit holds are only safe beside one another if somebody looks often."""
+    async def _watch_memory_always(self) -> None:
+        """Sharing without memory limits is only safe if the memory is read often."""
         await self.settled.wait()
         while True:
-            await asyncio.sleep(max(STARTING_S, watch_pause_s(self.shell.state) / max(1.0, self.shell.clock.speed)))
-            await self._guard("glancing at the GPUs' memory", self._sample_memory)
+            speed = max(1.0, self._shell.clock.speed)
+            await asyncio.sleep(max(STARTING_S, watch_pause_s(self._shell.state) / speed))
+            await self._guard("reading the memory of the GPUs", self._watch_memory)
 
-    async def _sample_memory(self) -> None:
-        gpus = to_watch(self.shell.state)
+    async def _watch_memory(self) -> None:
+        state, now = self._shell.state, self._shell.clock.now
+        gpus = to_watch(state)
         if not gpus:
             return
-        looks = await self._eyes.call(lambda: self.sampler.sample_memory(gpus, self.shell.clock.now()))
-        if looks:
-            looks = await self._whose.known(looks, tuple(self.shell.state.active.values()))
-            self.shell.observe(MemorySampled(max(look.at for look in looks), looks))
+        samples = await self._sampler_thread.call(lambda: self._sampler.sample_memory(gpus, now()))
+        if samples:
+            samples = await self._owners.attributed(samples, tuple(state.active.values()), refresh=False)
+            self._shell.observe(MemorySampled(max(sample.at for sample in samples), samples))
 
-    async def look_for_gpus(self) -> tuple[Gpu, ...]:
-        return await self._eyes.call(self.sampler.gpus)
+    async def find_gpus(self) -> tuple[Gpu, ...]:
+        return await self._sampler_thread.call(self._sampler.gpus)
 
     async def gpus_changed(self, gpus: tuple[Gpu, ...]) -> None:
-        """Tell the core when the set of GPUs is not the one it knows."""
+        """Commit the set of GPUs if it differs from the state's."""
 
         def make(state: State) -> tuple[Durable, ...]:
-            return () if tuple(state.gpus.values()) == gpus else (GpusFound(self.shell.clock.now(), gpus),)
+            return () if tuple(state.gpus.values()) == gpus else (GpusFound(self._shell.clock.now(), gpus),)
 
-        if make(self.shell.state):
-            await self.shell.change(make)
+        if make(self._shell.state):
+            await self._shell.change(make)
 
-    def _report_strays(self, samples: tuple[GpuSample, ...]) -> None:
-        placements = {key: held[key] for held in self.shell.state.on_gpu.values() for key in held}
+    def _log_strays(self, samples: tuple[GpuSample, ...]) -> None:
+        """Attempts with a process on a GPU that is not theirs; each is logged once."""
+        placements = {key: held[key] for held in self._shell.state.on_gpu.values() for key in held}
         found = strays(samples, placements)
         for stray in found:
             if (stray.attempt, stray.gpu) not in self._strays:
@@ -171,107 +140,124 @@ class Loop:
 
     # The attempts, and time.
 
-    async def _looking(self) -> None:
+    async def _poll_always(self) -> None:
         await self.settled.wait()
+        wake = self.executor.poll_now
         while True:
             # Not asyncio.wait_for: in Python 3.11 it can swallow a cancellation that comes with the event.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._pause_s()):
-                    await self.hands.looking.wait()
-            self.hands.looking.clear()
-            await self._guard("looking at the attempts", self.look_at_attempts)
-            self.shell.observe(Ticked(self.shell.clock.now()))
+                async with asyncio.timeout(self._poll_pause_s()):
+                    await wake.wait()
+                    self._starting_pause_s = STARTING_S
+            wake.clear()
+            await self._guard("polling the attempts", self.poll)
+            self._shell.observe(Ticked(self._shell.clock.now()))
 
-    def _pause_s(self) -> float:
-        state = self.shell.state
+    def _poll_pause_s(self) -> float:
+        state, speed = self._shell.state, max(1.0, self._shell.clock.speed)
         if any(isinstance(state.tasks[task].status, Starting) for task in state.active):
-            self._hasty_s = min(POLL_S, self._hasty_s * 2)
-            return self._hasty_s
-        self._hasty_s = STARTING_S
+            self._starting_pause_s = min(POLL_S, self._starting_pause_s * 2)
+            return self._starting_pause_s
+        self._starting_pause_s = STARTING_S
         if state.active or state.between_attempts:
-            return max(STARTING_S, POLL_S / max(1.0, self.shell.clock.speed))
-        return IDLE_S if not state.line else max(POLL_S, IDLE_S / max(1.0, self.shell.clock.speed))
+            return max(STARTING_S, POLL_S / speed)
+        return IDLE_S if not state.line else max(POLL_S, IDLE_S / speed)
 
-    async def look_at_attempts(self) -> None:
-        """How they stand; what ended is committed, what was never started is started, what overstayed is killed."""
-        keys = tuple(self.shell.state.active.values())
+    async def poll(self) -> None:
+        """Commit what happened to the active attempts, and start again what never started."""
+        shell, executor = self._shell, self.executor
+        keys = tuple(shell.state.active.values())
         if not keys:
             return
-        self.hands.kill_overdue(self.shell.state, self.shell.clock.now())  # first: what follows fails on a full disk
+        executor.kill_overdue()  # first: the rest fails on a full disk
         asked_s = time.monotonic()
-        found = await self.hands.with_launcher(lambda: self.launcher.poll(keys))
-        if finder.events_of(self.shell.state, found, self.shell.clock.now()):
-            await self.shell.change(lambda state: finder.events_of(state, found, self.shell.clock.now()))
-        idle = [key for key in finder.never_launched(self.shell.state, found) if not self.hands.in_hand(key, asked_s)]
+        found = await executor.call_launcher(lambda: executor.launcher.poll(keys))
+        if finder.events_of(shell.state, found, shell.clock.now()):
+            await shell.change(lambda state: finder.events_of(state, found, shell.clock.now()))
+        idle = [key for key in finder.never_launched(shell.state, found) if not executor.is_ordered(key, asked_s)]
         if idle:
             await self.settle_idle(idle)
 
     async def settle_idle(self, idle: Sequence[AttemptKey]) -> None:
-        """Orders that nobody carried out: those that are to stop and never reached the launcher have ended, the others
-        are given again."""
-        untouched = [key for key in idle if not self.hands.has_trace(key)]
-        if finder.called_off(self.shell.state, untouched, self.shell.clock.now()):
-            await self.shell.change(lambda state: finder.called_off(state, untouched, self.shell.clock.now()))
-        self.hands.launch_again([key for key in idle if self.shell.state.active.get(key.task) == key])
+        """Orders that were not carried out: an attempt that is to stop and never reached the launcher has ended, the
+        others are ordered again."""
+        shell, executor = self._shell, self.executor
+        unknown = [key for key in idle if not executor.launcher.has_order(key)]
+        if finder.called_off(shell.state, unknown, shell.clock.now()):
+            await shell.change(lambda state: finder.called_off(state, unknown, shell.clock.now()))
+        executor.launch_again([key for key in idle if shell.state.active.get(key.task) == key])
 
     async def cancel_all(self) -> None:
         """`carma down --cancel`: stop what runs and wait until it has ended."""
-        by = Cancelled("carma", "the daemon was told to stop")
+        shell, by = self._shell, Cancelled("carma", "the daemon was told to stop")
 
         def make(state: State) -> list[Durable]:
-            now = self.shell.clock.now()
-            return [
-                StopRequested(now, task_id, by, _grace_s(state, task_id))
-                for task_id in state.active
-                if _not_ending(state, task_id)
-            ]
+            running = [task_id for task_id in state.active if _not_ending(state, task_id)]
+            now = shell.clock.now()
+            return [StopRequested(now, task_id, by, _grace_s(state, task_id)) for task_id in running]
 
-        longest_s = max((_grace_s(self.shell.state, task_id) for task_id in self.shell.state.active), default=0.0)
+        limit_s = max((_grace_s(shell.state, task_id) for task_id in shell.state.active), default=0.0) + UNKILLABLE_S
         try:
-            await self.shell.change(make)
+            await shell.change(make)
         except StoreError as error:
             log.error("the stop of running tasks cannot be stored, so they are stopped without a record: %s", error)
-            await self._stop_unrecorded(longest_s + UNKILLABLE_S)
+            await self._stop_unrecorded(limit_s)
             return
-        if not await self.shell.wait_for(lambda state: not state.active, longest_s + UNKILLABLE_S):
-            left = show_count(len(self.shell.state.active), "task")
-            log.error("%s left running: not even SIGKILL ends them", left)
+        if not await shell.wait_for(lambda state: not state.active, limit_s):
+            log.error("%s left running: SIGKILL does not end them", show_count(len(shell.state.active), "task"))
 
     async def _stop_unrecorded(self, limit_s: float) -> None:
         """On a full disk: signals need no record. The next daemon reads from the runners how the attempts ended."""
-        state, now = self.shell.state, self.shell.clock.now()
+        state, now, executor = self._shell.state, self._shell.clock.now(), self.executor
         keys = tuple(state.active.values())
         for key in keys:
-            self.hands.carry_out(StopAttempt(key, _grace_s(state, key.task)), now)
+            executor.execute(StopAttempt(key, _grace_s(state, key.task)), now)
         deadline_s = time.monotonic() + limit_s
         while time.monotonic() < deadline_s:
-            found = await self.hands.with_launcher(lambda: self.launcher.poll(keys))
+            found = await executor.call_launcher(lambda: executor.launcher.poll(keys))
             if all(one.outcome is not None for one in found):
                 return
             await asyncio.sleep(POLL_S)
 
-    async def _guard(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
+    async def _guard(self, work: str, function: Callable[[], Awaitable[None]]) -> None:
         try:
-            await work()
+            await function()
         except StoreError:
-            await asyncio.sleep(0.1)  # the shell has logged it
+            await asyncio.sleep(AFTER_ERROR_S)  # the writer has logged it
         except Exception as error:
-            self._log_once(what, error)
-            await asyncio.sleep(0.1)
+            # The kind without the message, which may name another file each time.
+            kind = f"{work}: {type(error).__name__} {getattr(error, 'errno', '')}"
+            self._errors.error(f"{work}: {type(error).__name__}: {error}", kind=kind, error=error)
+            await asyncio.sleep(AFTER_ERROR_S)
 
-    def _log_once(self, what: str, error: Exception) -> None:
-        """One line a minute for each kind of error: the same one may name another file each time."""
-        kind = f"{what}: {type(error).__name__} {getattr(error, 'errno', '')}"
-        now_s = time.monotonic()
-        if now_s - self._logged.get(kind, float("-inf")) < SAME_ERROR_S:
-            return
-        self._logged[kind] = now_s
-        explained = isinstance(error, CarmaError | OSError)
-        log.error("%s: %s: %s", what, type(error).__name__, error, exc_info=None if explained else error)
+
+class ProcessOwners:
+    """To which attempt each process on a GPU belongs, as the launcher says. Processes of the launcher's own servers
+    (MPS) are left out."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._attempts: dict[int, AttemptKey] = {}  # by pid
+        self._servers: frozenset[int] = frozenset()
+        self._known: frozenset[int] = frozenset()  # the pids in the samples when the launcher was last asked
+
+    async def attributed(
+        self, samples: tuple[GpuSample, ...], keys: Sequence[AttemptKey], *, refresh: bool = True
+    ) -> tuple[GpuSample, ...]:
+        """The samples with the attempt of each process. The launcher has to search process trees: without `refresh` it
+        is asked only about processes that are new."""
+        listed = frozenset(use.pid for sample in samples for use in sample.processes or ())
+        if refresh or not listed <= self._known:
+            launcher = self._executor.launcher
+            self._attempts, self._servers = await self._executor.call_launcher(
+                lambda: (launcher.pids(keys) if keys else {}, launcher.sharing_pids())
+            )
+            self._known = listed
+        return attribute(samples, self._attempts, self._servers)
 
 
 def watch_pause_s(state: State) -> float:
-    """Between two glances. Where nobody is to be watched a newcomer needs seconds until it holds memory."""
+    """Between two reads of the memory. A new task needs seconds until it holds memory."""
     watch_s = state.rules.sharing.watch_s
     return watch_s if to_watch(state) else max(watch_s, IDLE_S)
 

@@ -1,14 +1,17 @@
-"""From the log back to a running server: load, replay, then agree with the living processes by emitting events.
+"""From the log to a running server: load, replay, then make the state agree with the living processes.
 
-The order matters. Outcomes come first, so that a GPU is not taken for busy when its task has ended; then the GPUs,
-which may be others than before; and only then may the core propose anything.
+1. `replay` steps the stored events. Their commands are not carried out.
+2. `reconcile` commits what happened while no daemon ran, then the GPUs (they may have changed), then gives the
+   executor what is left to do. Only then may the core propose anything. The order matters: a GPU must not be taken for
+   busy when its task has ended.
+3. `skip_used_ids` keeps ids of lost tasks from being used again.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from carma.core.machine import step
@@ -17,13 +20,12 @@ from carma.core.model.events import AttemptEnded, Durable, StopRequested, TaskPl
 from carma.core.model.settings import Rules
 from carma.core.model.status import Estimating, Running, Starting
 from carma.core.model.units import show_count
-from carma.core.model.values import AttemptKey, Record, TaskId
+from carma.core.model.values import AttemptKey, TaskId
 from carma.core.ports import Archive, Loaded, PastRun, Store
 from carma.core.scheduling.placement import Policy
 from carma.core.state import State, adopt
 from carma.core.state import restore as restore_state
 from carma.daemon import found_attempts as finder
-from carma.daemon.executor import Hands
 from carma.daemon.loop import Loop
 from carma.daemon.shell import Shell
 from carma.daemon.startup.home_directory import task_of
@@ -32,30 +34,26 @@ from carma.errors import StoreError
 log = logging.getLogger("carma.daemon")
 
 
-class Stop(Record, frozen=True):
-    """A stop that was asked for and may not have been carried out."""
-
-    at: float
-    grace_s: float
-    signal: int = 15
-
-
 class Replayed:
-    """The state as the log gives it, and what the log says about things that the state does not hold."""
+    """The state as the log gives it, and facts of the log that the state does not hold."""
 
     def __init__(self, state: State, sequence: int) -> None:
         self.state = state
         self.sequence = sequence
-        self.stops: dict[AttemptKey, Stop] = {}
-        self.shared: set[AttemptKey] = set()
-        self.runs: list[PastRun] = []
+        self.stops: dict[AttemptKey, StopRequested] = {}  # the first one for each attempt that is still active
+        self.shared: set[AttemptKey] = set()  # active attempts that had a neighbour at any time
+        self.runs: list[PastRun] = []  # of attempts that ended
 
     def follow(self, event: Durable) -> None:
-        """One event of the log. Its commands are not carried out: what is left to do is found out afterwards."""
+        """Step one event of the log."""
         try:
             step(self.state, event)
         except Exception as error:
-            self._refuse(event, error)
+            raise StoreError(
+                f"the log cannot be replayed: {type(event).__name__} at {event.at:.3f} does not fit the earlier events "
+                f"({type(error).__name__}: {error})",
+                "keep a copy of the database and report this; `carma up` with another CARMA_HOME starts empty",
+            ) from error
         match event:
             case TaskPlaced():
                 self.shared |= finder.neighbours(self.state, event)
@@ -67,17 +65,9 @@ class Replayed:
                     self.runs.append(run)
             case StopRequested(task=task_id):
                 if task_id in self.state.active:
-                    key = self.state.active[task_id]
-                    self.stops.setdefault(key, Stop(event.at, event.grace_s, event.signal))
+                    self.stops.setdefault(self.state.active[task_id], event)
             case _:
                 pass
-
-    def _refuse(self, event: Durable, error: Exception) -> None:
-        raise StoreError(
-            f"the log cannot be followed: {type(event).__name__} at {event.at:.3f} does not fit what was before it "
-            f"({type(error).__name__}: {error})",
-            "keep a copy of the database and report this; `carma up` with another CARMA_HOME starts afresh",
-        ) from error
 
 
 def replay(loaded: Loaded, rules: Rules, policy: Policy) -> Replayed:
@@ -92,7 +82,7 @@ def replay(loaded: Loaded, rules: Rules, policy: Policy) -> Replayed:
 
 
 def last_time(loaded: Loaded) -> float:
-    """The time of the newest thing in the store; the clock goes on from there."""
+    """The newest time in the store, from which the clock continues."""
     times = [event.at for event in loaded.events[-100:]]
     if loaded.checkpoint is not None:
         times.append(loaded.checkpoint.at)
@@ -100,24 +90,29 @@ def last_time(loaded: Loaded) -> float:
 
 
 async def reconcile(shell: Shell, loop: Loop, replayed: Replayed) -> None:
-    """Make the state agree with the world. The shell's writer must be running; nothing is proposed before the end."""
-    hands = loop.hands
-    loop.shared |= replayed.shared
-    # The daemon may have died between an attempt's end and the note about it; a second note does no harm.
-    hands.start(shell.in_store(lambda: _remember(shell.archive, replayed.runs)), "remembering past runs")
-    await _outcomes(shell, loop, hands)
-    await loop.gpus_changed(await loop.look_for_gpus())
+    """The writer must be running. The core proposes nothing before this has ended."""
+    executor = loop.executor
+    executor.shared |= replayed.shared
+
+    def remember() -> None:
+        """The daemon may have been killed between the end of an attempt and this. Repeating it does no harm."""
+        for run in replayed.runs:
+            shell.archive.remember(run)
+
+    executor.start_task(shell.in_store(remember), "remembering past runs")
+    await _commit_outcomes(shell, loop)
+    await loop.gpus_changed(await loop.find_gpus())
     for command, at in _left_to_do(shell, replayed):
-        hands.carry_out(command, at)
+        executor.execute(command, at)
     shell.proposing = True
     loop.settled.set()
-    hands.looking.set()
+    executor.poll_now.set()
 
 
-async def _outcomes(shell: Shell, loop: Loop, hands: Hands) -> None:
-    """What happened while no daemon looked: started, ended, or never carried out."""
-    keys = tuple(shell.state.active.values())
-    found = await hands.with_launcher(lambda: hands.launcher.poll(keys))
+async def _commit_outcomes(shell: Shell, loop: Loop) -> None:
+    """What happened while no daemon ran: attempts started, ended, or were never launched."""
+    executor, keys = loop.executor, tuple(shell.state.active.values())
+    found = await executor.call_launcher(lambda: executor.launcher.poll(keys))
     await shell.change(lambda state: finder.events_of(state, found, shell.clock.now()))
     idle = finder.never_launched(shell.state, found)
     await loop.settle_idle(idle)
@@ -128,47 +123,38 @@ async def _outcomes(shell: Shell, loop: Loop, hands: Hands) -> None:
         log.info("%s adopted, %d had ended meanwhile, %d to be started again", running, ended, len(idle))
 
 
-Order = EstimateTask | StopAttempt | PreemptAttempt
-
-
-def _left_to_do(shell: Shell, replayed: Replayed) -> Iterator[tuple[Order, float]]:
+def _left_to_do(
+    shell: Shell, replayed: Replayed
+) -> Iterator[tuple[EstimateTask | StopAttempt | PreemptAttempt, float]]:
+    """Commands that may not have been carried out, each with the time when it was decided."""
+    now = shell.clock.now()
     for task in list(shell.state.tasks.values()):
         match task.status:
             case Estimating():
-                yield EstimateTask(task.id), shell.clock.now()
+                yield EstimateTask(task.id), now
             case Starting(ending=ending) | Running(ending=ending) if ending is not None:
-                grace_s = shell.state.rules.stopping.grace_of(task.spec)
-                stop = replayed.stops.get(task.key) or Stop(shell.clock.now(), grace_s)
+                stop = replayed.stops.get(task.key)
+                if stop is None:
+                    stop = StopRequested(now, task.id, ending, shell.state.rules.stopping.grace_of(task.spec))
                 yield StopAttempt(task.key, stop.grace_s, stop.signal), stop.at
-            case Running(preempting=asked) if asked is not None:  # the launcher knows whether it was told
+            case Running(preempting=asked) if asked is not None:  # the launcher knows whether it was asked
                 yield PreemptAttempt(task.key, asked.signal, asked.at), asked.at
             case _:
                 pass
 
 
-def _remember(archive: Archive, runs: Sequence[PastRun]) -> None:
-    for run in runs:
-        archive.remember(run)
-
-
 def skip_used_ids(store: Store, archive: Archive, state: State, attempts: Path) -> None:
     """Never give an id again that has a directory already.
 
-    A database that was lost, or put back from an older copy, does not know the tasks that ran after it; their
-    directories hold outcomes that would be taken for those of new tasks with the same ids.
+    A database that was lost, or restored from an older copy, does not know the tasks that ran after it. Their
+    directories hold outcomes, which would be taken for those of new tasks with the same ids.
     """
-    highest = max(_task_ids(attempts), default=0)
+    ids = (task_of(name) for name in os.listdir(attempts))
+    highest = max((task for task in ids if task is not None), default=0)
     if highest == 0 or highest in state.tasks or archive.task(TaskId(highest)) is not None:
         return
     given = store.new_task_ids(1)
     if given <= highest:
-        log.warning("task ids up to %d are skipped: their directories are in %s already", highest, attempts)
+        log.warning("task ids up to %d are skipped: %s has directories for them", highest, attempts)
         if highest > given:
             store.new_task_ids(highest - given)
-
-
-def _task_ids(attempts: Path) -> Iterator[int]:
-    for name in os.listdir(attempts):
-        task = task_of(name)
-        if task is not None:
-            yield task

@@ -1,4 +1,4 @@
-"""Those who wait for something to happen: streams of events, and requests that wait for a task to end."""
+"""Who waits for something to happen: streams of events, and requests that wait for a task to end."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import NamedTuple
 from carma.core.model.events import Durable
 from carma.core.state import State
 
-BUFFER = 1_000  # events a subscriber may lag behind before it is cut off
+BUFFER = 1_000  # events that a subscriber may lag behind before its subscription ends
 
 
 class Subscription:
-    """An async iterator over (sequence, event). It ends when the subscriber falls too far behind, or at shutdown."""
+    """An async iterator over (sequence, event). It ends when the subscriber lags too far behind, or at shutdown."""
 
     def __init__(self, leave: Callable[[Subscription], None], buffer: int = BUFFER) -> None:
         self._events: deque[tuple[int, Durable]] = deque()
@@ -52,7 +52,7 @@ class _Waiter(NamedTuple):
     done: asyncio.Future[bool]
 
 
-class Listeners:
+class Subscribers:
     def __init__(self) -> None:
         self._subscriptions: list[Subscription] = []
         self._waiters: list[_Waiter] = []
@@ -67,7 +67,7 @@ class Listeners:
             self._subscriptions.remove(subscription)
 
     async def wait_for(self, predicate: Callable[[State], bool], timeout_s: float) -> bool:
-        """Until `answer` finds that it holds (True), or so many real seconds passed or all are let go (False)."""
+        """True once `check` finds that the predicate holds; False after `timeout_s` or `release`."""
         waiter = _Waiter(predicate, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
         try:
@@ -79,27 +79,24 @@ class Listeners:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
 
-    def tell(self, sequence: int, event: Durable) -> None:
+    def publish(self, sequence: int, event: Durable) -> None:
         for subscription in list(self._subscriptions):
             subscription.put(sequence, event)
 
-    def answer(self, state: State) -> None:
-        """Look whether anybody's wait is over."""
-        still: list[_Waiter] = []
+    def check(self, state: State) -> None:
+        """Answer the waiters whose predicate holds. A predicate that raises fails only its own waiter."""
         for waiter in self._waiters:
             if waiter.done.done():
                 continue
             try:
                 if waiter.predicate(state):
                     waiter.done.set_result(True)
-                else:
-                    still.append(waiter)
-            except Exception as error:  # its own, and nobody else's business
+            except Exception as error:
                 waiter.done.set_exception(error)
-        self._waiters[:] = still
+        self._waiters[:] = [waiter for waiter in self._waiters if not waiter.done.done()]
 
     def release(self) -> None:
-        """Let everybody go, because the daemon stops."""
+        """End all subscriptions and waits, because the daemon stops."""
         for subscription in list(self._subscriptions):
             subscription.close()
         for waiter in self._waiters:

@@ -365,6 +365,9 @@ class ProcessLauncher:
     def _known(self, key: AttemptKey) -> Started | None:
         return self._started.get(key) or self.files.started(key)
 
+    def has_order(self, key: AttemptKey) -> bool:
+        return self.files.exists(key)
+
     # MPS servers, cgroups and files.
 
     def sharing_pids(self) -> frozenset[int]:

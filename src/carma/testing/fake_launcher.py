@@ -131,8 +131,10 @@ class FakeLauncher:
         self._runs[key].trouble = reason
 
     def sharing_pids(self) -> frozenset[int]:
-        """Nothing of its own is on the GPUs."""
         return frozenset()
+
+    def has_order(self, key: AttemptKey) -> bool:
+        return key in self._runs
 
     def lose(self, key: AttemptKey) -> None:
         """As if the order had never arrived."""

@@ -180,7 +180,7 @@ def test_an_array_counts_with_all_of_its_tasks(served: Served) -> None:
 
 
 def test_what_the_quota_never_allows_is_refused(served: Served) -> None:
-    with pytest.raises(errors.QuotaReached, match="asks for 3 GPUs, and user alice may hold 2 at once"):
+    with pytest.raises(errors.QuotaReached, match="3 GPUs, and user alice may hold 2"):
         served.client(ALICE_UID).submit(served.request("true", gpus=3))
     with pytest.raises(errors.QuotaReached, match="may run no task here"):
         served.client(1003).submit(served.request("true"))

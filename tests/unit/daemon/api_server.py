@@ -34,15 +34,17 @@ from carma.core.policies import magm
 from carma.core.propose import propose
 from carma.core.state import State, checkpoint, forget, new_state
 from carma.daemon.api.application import make_app
-from carma.daemon.auth import Door, Names, Peer
+from carma.daemon.auth import Authenticator, Peer, UserNames
 from carma.daemon.clock import SteadyClock
-from carma.daemon.http.server import HttpServer, Limits, bind
+from carma.daemon.http.server import HttpServer, Limits
+from carma.daemon.http.socket_address import bind
 from carma.daemon.shell import Shell
 from carma.daemon.subscribers import Subscription
 from carma.paths import Paths
 from carma.store.memory import MemoryStore
 from carma.testing.builders import gpu
 from carma.wire.api_types import SubmitRequest
+from tests.unit.daemon.shells import check_in_process, make_estimates, writing
 
 T = TypeVar("T")
 LIMIT_S = 180.0
@@ -114,27 +116,26 @@ class Served:
             paths=self.paths,
         )
         self.stopping = asyncio.Event()
-        writer = asyncio.create_task(self.shell.run())
-        door = Door(self.settings.daemon.admins, own_uid=self.own_uid, names=Names(PEOPLE.__getitem__))
+        self.estimates = make_estimates(self.shell)
+        names = UserNames(PEOPLE.__getitem__)
+        authenticator = Authenticator(self.settings.daemon.admins, own_uid=self.own_uid, names=names)
         listener = bind(self.paths.socket, 0o600)
         self.server = HttpServer(
-            make_app(self.shell, door),
+            make_app(self.shell, self.estimates, check_in_process, authenticator),
             listener,
             self.limits,
             peer_of=lambda _socket: Peer(1, self.uid, self.uid),
         )
         serving = asyncio.create_task(self.server.run())
-        if self.gpus:
-            await self.shell.commit([GpusFound(self.shell.clock.now(), tuple(map(gpu, range(self.gpus))))])
-            self.look()
-        self._up.set()
-        await self.stopping.wait()
-        self.server.stop()
-        self.shell.release()
-        await serving
-        writer.cancel()
-        await asyncio.gather(writer, return_exceptions=True)
-        await self.shell.close()
+        async with writing(self.shell):
+            if self.gpus:
+                await self.shell.commit([GpusFound(self.shell.clock.now(), tuple(map(gpu, range(self.gpus))))])
+                self.look()
+            self._up.set()
+            await self.stopping.wait()
+            self.server.stop()
+            self.shell.release()
+            await serving
 
     def look(self) -> None:
         """A sample of idle GPUs."""

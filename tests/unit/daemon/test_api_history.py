@@ -18,7 +18,7 @@ from carma.core.model.status import Finished
 from carma.core.model.task import Task
 from carma.core.model.values import Dependency, Owner, TaskId, TaskSpec
 from carma.core.ports import Checkpoint
-from carma.daemon.api.history_routes import read_cursor, write_cursor
+from carma.daemon.api.history import read_cursor, write_cursor
 from carma.wire.api_types import ArrayAsk
 from carma.wire.routes import API, CURSOR_HEADER, HISTORY_LIMIT, ROUTES, Route
 from tests.unit.daemon.api_server import LIMIT_S, Served, serving, until
@@ -293,7 +293,7 @@ def test_submissions_that_are_stored_together_do_not_pass_the_limit_together(
             pool.submit(submit, clients[0], 1)
             assert entered.wait(LIMIT_S)
             answers = [pool.submit(submit, client, 6_000) for client in clients[1:]]
-            until(lambda: len(served.shell._changes) == 6)  # all of them will be in the next transaction
+            until(lambda: len(served.shell.changes) == 6)  # all of them will be in the next transaction
         finally:
             release.set()
         results = [answer.result(LIMIT_S) for answer in answers]

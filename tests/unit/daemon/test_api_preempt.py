@@ -42,7 +42,7 @@ def test_an_administrator_may_and_others_may_not(served: Served) -> None:
     task = running(served)
     with pytest.raises(errors.NotAllowed, match="belongs to alice; you are bob"):
         served.client(BOB).preempt(task)
-    assert "comes back into the queue" in served.client(CAROL).preempt(task).note
+    assert "returns to the queue" in served.client(CAROL).preempt(task).note
 
 
 def test_a_list_says_since_when_and_by_whom_it_is_asked_and_the_reason_is_the_owners(served: Served) -> None:
@@ -74,7 +74,7 @@ def test_what_cannot_be_asked_is_told_why(served: Served) -> None:
         alice.preempt(waiting)
     task = running(served)
     alice.preempt(task)
-    with pytest.raises(errors.WrongState, match="was asked to save already"):
+    with pytest.raises(errors.WrongState, match="already"):
         alice.preempt(task)
     assert "is held" in alice.preempt(task, hold=True).note
     stopped = running(served)

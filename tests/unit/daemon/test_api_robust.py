@@ -16,7 +16,8 @@ import pytest
 from carma import errors
 from carma.config import Daemon, Settings
 from carma.core.model.outcome import Succeeded
-from carma.daemon.http.server import Limits, bind, fitting_limits
+from carma.daemon.http.server import Limits, fitting_limits
+from carma.daemon.http.socket_address import bind
 from tests.unit.daemon.api_server import ALICE, BOB, Served, serving, until
 
 
@@ -279,7 +280,7 @@ def test_a_socket_that_cannot_be_made_says_why(tmp_path: Path) -> None:
     assert plain.read_text() == "precious"
     with pytest.raises(errors.BadSettings, match="too long"):
         bind(tmp_path / ("x" * 120), 0o600)
-    with pytest.raises(errors.BadSettings, match="cannot make the socket"):
+    with pytest.raises(errors.BadSettings, match="missing/s"):
         bind(tmp_path / "missing" / "s", 0o600)
 
 

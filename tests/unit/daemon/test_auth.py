@@ -14,7 +14,7 @@ from carma.config import Daemon, Settings
 from carma.core.model.events import StopRequested
 from carma.core.model.outcome import Failed
 from carma.core.model.values import TaskId
-from carma.daemon.auth import Door, Identity, Names, Peer, read_peer, require_admin, uid_of
+from carma.daemon.auth import Authenticator, Identity, Peer, UserNames, read_peer, require_admin, uid_of
 from carma.wire.api_types import UpdateRequest
 from tests.unit.daemon.api_server import ALICE, BOB, DAEMON, PEOPLE, Served, serving
 
@@ -45,7 +45,7 @@ def test_a_name_is_looked_up_once_and_an_unknown_user_has_a_name_too() -> None:
         asked.append(uid)
         return PEOPLE[uid]
 
-    names = Names(look_up)
+    names = UserNames(look_up)
     assert [names.of(ALICE), names.of(ALICE), names.of(77), names.of(77)] == ["alice", "alice", "uid 77", "uid 77"]
     assert asked == [ALICE, 77, 77]  # an account may be made later
 
@@ -63,8 +63,8 @@ def test_a_users_name_or_number_gives_the_uid() -> None:
     [(0, 0, True), (0, ALICE, False), (0, CAROL, True), (DAEMON, DAEMON, True), (DAEMON, 0, True)],
 )
 def test_administrators_are_root_the_daemons_user_and_those_named(own: int, uid: int, admin: bool) -> None:
-    door = Door(("carol",), own_uid=own, names=Names(PEOPLE.__getitem__))
-    assert door.identify(Peer(1, uid, uid)).admin == admin
+    authenticator = Authenticator(("carol",), own_uid=own, names=UserNames(PEOPLE.__getitem__))
+    assert authenticator.identify(Peer(1, uid, uid)).admin == admin
 
 
 def test_only_administrators_pass_as_such() -> None:
@@ -158,7 +158,7 @@ def test_what_concerns_all_is_for_administrators(served: Served) -> None:
 
 def test_going_before_others_is_for_administrators(served: Served) -> None:
     alice = served.client(ALICE)
-    with pytest.raises(errors.NotAllowed, match="priority 1 would put the task before"):
+    with pytest.raises(errors.NotAllowed, match="priority 1"):
         alice.submit(served.request(priority=1))
     task = alice.submit(served.request(priority=-3)).ids[0]
     assert alice.update(task, UpdateRequest(priority=0)).priority == 0

@@ -10,7 +10,7 @@ import pytest
 from carma.core.model.events import AttemptEnded, Durable, GpuDrained, GpuResumed, StopRequested, TaskFinished
 from carma.core.model.outcome import Cancelled, Disrupted, Failed, Lost, OutOfMemory, Succeeded
 from carma.core.model.values import AttemptKey, GpuId, GpuSample, TaskId
-from carma.daemon.daemon_log import Journal, LoopErrors, Seldom
+from carma.daemon.daemon_log import ErrorLog, FaultLog, log_event
 from carma.testing.builders import World
 
 G1 = GpuId("GPU-1")
@@ -49,7 +49,7 @@ def lines() -> Iterator[list[tuple[str, str]]]:
         ),
         (
             StopRequested(1.0, TASK, OutOfMemory("gpu", 1, None, 2_048, "my own words"), 0.0, 9),
-            "task 7: stopped by the watchdog, before it takes what others have booked, with signal 9: "
+            "task 7: stopped by the watchdog, to protect the memory that others have booked, with signal 9: "
             "out of GPU memory, held 2.0 GiB",
         ),
         (
@@ -65,35 +65,35 @@ def lines() -> Iterator[list[tuple[str, str]]]:
 def test_what_a_server_is_looked_after_by_is_one_line(
     event: Durable, line: str | None, lines: list[tuple[str, str]]
 ) -> None:
-    Journal().happened(event, World(2).state)
+    log_event(event, World(2).state)
     assert lines == ([] if line is None else [("INFO", line)])
 
 
 def test_a_fault_is_told_when_it_comes_and_when_it_goes(lines: list[tuple[str, str]]) -> None:
-    journal, state = Journal(), World(2).state
+    log, state = FaultLog(), World(2).state
     for fault in (None, "fell off the bus", "fell off the bus", None, None):
-        journal.seen((GpuSample(gpu=GpuId("GPU-0"), at=1.0), GpuSample(gpu=G1, at=1.0, fault=fault)), state)
+        log.observe((GpuSample(gpu=GpuId("GPU-0"), at=1.0), GpuSample(gpu=G1, at=1.0, fault=fault)), state)
     assert [line for _, line in lines] == ["GPU 1 cannot be used: fell off the bus", "GPU 1 can be used again"]
 
 
 def test_an_error_that_repeats_is_told_once_a_minute_with_a_count(lines: list[tuple[str, str]]) -> None:
     now_s = 0.0
-    seldom = Seldom(60.0, lambda: now_s)
+    log = ErrorLog(60.0, lambda: now_s)
     for second in range(120):
         now_s = float(second)
-        seldom.error("the disk is full")
-    seldom.over("the disk takes more")
-    seldom.over("the disk takes more")
+        log.error("the disk is full", kind="store")
+    log.over("store", "the disk takes more")
+    log.over("store", "the disk takes more")
     assert lines == [
         ("ERROR", "the disk is full"),
-        ("ERROR", "the disk is full (and 59 more like it since the last such line)"),
+        ("ERROR", "the disk is full (and 59 similar errors since the last such line)"),
         ("INFO", "the disk takes more, after 120 failures"),
     ]
 
 
 def test_an_error_of_the_event_loop_that_repeats_is_one_line_a_minute(lines: list[tuple[str, str]]) -> None:
     now_s = 0.0
-    handler = LoopErrors(60.0, lambda: now_s)
+    handler = ErrorLog(60.0, lambda: now_s)
     full = {"message": "socket.accept() out of system resource", "exception": OSError(24, "Too many open files")}
     for tenth in range(1_200):
         now_s = tenth / 10
@@ -101,5 +101,5 @@ def test_an_error_of_the_event_loop_that_repeats_is_one_line_a_minute(lines: lis
     text = "socket.accept() out of system resource: OSError: [Errno 24] Too many open files"
     assert lines == [
         ("ERROR", text),
-        ("ERROR", f"{text} (and 599 more like it since the last such line)"),
+        ("ERROR", f"{text} (and 599 similar errors since the last such line)"),
     ]

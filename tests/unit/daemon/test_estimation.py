@@ -14,7 +14,7 @@ from carma.core.model.settings import Memory
 from carma.core.model.values import Estimate, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest, Estimator
 from carma.daemon.estimating import estimates as estimating
-from carma.daemon.estimating import fingerprints as looking
+from carma.daemon.estimating import fingerprints as fingerprints_module
 from carma.daemon.estimating.estimates import Estimates
 from carma.estimate.declared import Declared
 from carma.testing.estimator_contract import FixedEstimator
@@ -33,7 +33,7 @@ class Slow:
     def __init__(self) -> None:
         self.asked: list[int] = []
         self.ended: list[int] = []
-        self.called_off: list[int] = []
+        self.cancelled: list[int] = []
         self._gates: dict[int, threading.Event] = {}
         self._turn = threading.Lock()
 
@@ -47,14 +47,14 @@ class Slow:
         self.ended.append(request.task)
         return Estimate(footprint_mib=5_000 + abs(request.task), upper_mib=6_000, source=self.name)
 
-    def call_off(self, task: TaskId) -> None:
-        self.called_off.append(task)
+    def cancel(self, task: TaskId) -> None:
+        self.cancelled.append(task)
         self.gate(task).set()
 
 
 def made(slow: Slow, *quick: Estimator, places: int = 1, **more: Any) -> Estimates:
     memory = Memory(estimators_at_once=places)
-    return Estimates((*quick, slow), memory, lambda: (), call_off=slow.call_off, **more)
+    return Estimates((*quick, slow), memory, lambda: (), cancel_trial=slow.cancel, **more)
 
 
 def go(work: Coroutine[Any, Any, None]) -> None:
@@ -108,7 +108,7 @@ def test_it_says_how_far_an_estimate_is() -> None:
     go(work())
 
 
-def test_an_estimate_that_is_called_off_ends_and_gives_its_place_back() -> None:
+def test_an_estimate_that_is_cancelled_ends_and_gives_its_place_back() -> None:
     async def work() -> None:
         slow = Slow()
         estimates = made(slow)
@@ -117,7 +117,7 @@ def test_an_estimate_that_is_called_off_ends_and_gives_its_place_back() -> None:
         waiting.cancel()
         first.cancel()
         await asyncio.gather(first, waiting, return_exceptions=True)
-        assert slow.called_off == slow.ended == [1]  # the one that waited had nothing to end
+        assert slow.cancelled == slow.ended == [1]  # the one that waited had nothing to end
         slow.gate(3).set()
         (answer, _), _ = await last
         assert answer.footprint_mib == 5_003
@@ -125,8 +125,8 @@ def test_an_estimate_that_is_called_off_ends_and_gives_its_place_back() -> None:
     go(work())
 
 
-def test_one_that_does_not_end_when_it_is_called_off_loses_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimating, "LET_GO_S", 0.01)
+def test_one_that_does_not_end_when_it_is_cancelled_loses_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimating, "CANCEL_S", 0.01)
 
     async def work() -> None:
         slow = Slow()
@@ -148,26 +148,26 @@ def test_no_answer_within_the_limit_is_a_refusal_that_says_so(monkeypatch: pytes
     async def work() -> None:
         slow = Slow()
         memory = Memory(trial_limit_s=0.05)
-        estimates = Estimates((Declared(), slow), memory, lambda: (), call_off=slow.call_off)
+        estimates = Estimates((Declared(), slow), memory, lambda: (), cancel_trial=slow.cancel)
         (answer, refusals), _ = await ask(estimates, 1)
         assert answer is None
         assert [refusal.source for refusal in refusals] == ["declared", "all"]
         assert "0.05 s" in refusals[-1].reason
-        assert slow.called_off == [1]
+        assert slow.cancelled == [1]
 
     go(work())
 
 
-def test_a_question_about_a_task_that_is_not_there_can_be_called_off_by_itself() -> None:
+def test_a_question_about_a_task_that_is_not_there_can_be_cancelled_by_itself() -> None:
     async def work() -> None:
         slow = Slow()
         estimates = made(slow, places=2)
-        one = asyncio.create_task(estimates.foresee(ALICE, SPEC))
-        two = asyncio.create_task(estimates.foresee(ALICE, SPEC))
+        one = asyncio.create_task(estimates.of_unsubmitted(ALICE, SPEC))
+        two = asyncio.create_task(estimates.of_unsubmitted(ALICE, SPEC))
         await until(lambda: len(slow.asked) == 2)
         one.cancel()
         await asyncio.gather(one, return_exceptions=True)
-        (ended,) = slow.called_off
+        (ended,) = slow.cancelled
         (left,) = set(slow.asked) - {ended}
         slow.gate(left).set()
         assert (await two) is not None
@@ -242,9 +242,9 @@ def test_a_drive_that_hangs_holds_up_only_those_whose_files_lie_on_it(monkeypatc
 
     async def work() -> None:
         estimates = made(Slow(), Declared(), fingerprint=look)
-        monkeypatch.setattr(looking, "LOOK_LIMIT_S", 0.05)
+        monkeypatch.setattr(fingerprints_module, "LIMIT_S", 0.05)
         assert (await ask(estimates, 1, ALICE, DECLARED))[1] == ""
-        monkeypatch.setattr(looking, "LOOK_LIMIT_S", LIMIT_S)
+        monkeypatch.setattr(fingerprints_module, "LIMIT_S", LIMIT_S)
         await until(lambda: looks == ["alice"])
         assert (await ask(estimates, 2, ALICE, DECLARED))[1] == ""  # and no second thread for her
         assert looks == ["alice"]

@@ -6,7 +6,7 @@ import pytest
 
 from carma.core.model.events import PreemptionRequested
 from carma.core.model.values import AttemptKey, SaveSignal
-from carma.daemon.executor import may_be_told
+from carma.daemon.executor import may_ask_to_save
 from carma.testing.builders import World
 
 
@@ -15,10 +15,10 @@ def test_it_is_told_while_half_of_its_grace_is_left(after_s: float, told: bool) 
     world = World(1)
     task = world.run(1_000, checkpoint=SaveSignal(10, 30.0))
     key, asked_at = world.state.active[task], world.now
-    assert not may_be_told(world.state, key, asked_at, world.now), "nobody has asked"
+    assert not may_ask_to_save(world.state, key, asked_at, world.now), "nobody has asked"
     world.emit(PreemptionRequested(world.now, task, "alice", 10, 30.0))
-    assert may_be_told(world.state, key, asked_at, asked_at + after_s) is told
-    assert not may_be_told(world.state, key, asked_at - 1.0, asked_at), "another request"
-    assert not may_be_told(world.state, AttemptKey(task, 2), asked_at, asked_at), "another attempt"
+    assert may_ask_to_save(world.state, key, asked_at, asked_at + after_s) is told
+    assert not may_ask_to_save(world.state, key, asked_at - 1.0, asked_at), "another request"
+    assert not may_ask_to_save(world.state, AttemptKey(task, 2), asked_at, asked_at), "another attempt"
     world.end(task)
-    assert not may_be_told(world.state, key, asked_at, asked_at)
+    assert not may_ask_to_save(world.state, key, asked_at, asked_at)

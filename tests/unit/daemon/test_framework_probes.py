@@ -19,13 +19,12 @@ from carma.core.model.values import AttemptKey, Confinement, Frameworks, Interpr
 from carma.core.policies import magm
 from carma.core.ports import Launcher, LaunchOrder
 from carma.core.state import State, new_state
-from carma.daemon.executor import FindFrameworks, Hands
+from carma.daemon.executor import FindFrameworks
 from carma.daemon.loop import Loop
 from carma.daemon.probes import pool as probes_module
 from carma.daemon.probes.pool import Probes
 from carma.daemon.recovery_on_start import Replayed, reconcile
 from carma.daemon.shell import Shell
-from carma.launch.attempt_files import AttemptFiles
 from carma.launch.confinement import GpuConfiner
 from carma.launch.process import ProcessLauncher
 from carma.store.memory import MemoryStore
@@ -33,7 +32,7 @@ from carma.testing.fake_launcher import AT_ONCE, FOREVER, FakeLauncher
 from tests.hanging_fs import hanging_mount
 from tests.launch_orders import shell as script
 from tests.launch_orders import spec_of, tidy
-from tests.unit.daemon.shells import make_shell
+from tests.unit.daemon.shells import make_executor, make_shell
 from tests.unit.daemon.test_shell_guards import OPEN, Card, Declared
 
 LIMIT_S = 60.0
@@ -53,6 +52,13 @@ class Lookup:
         if order.key.task == SLOW:
             await self.released.wait()
         return Frameworks(interpreters=(Interpreter("/usr/bin/python", {"torch": "2.11.0"}),))
+
+
+class Forgetful(FakeLauncher):
+    """Cannot exclude that a runner of an earlier daemon has the order."""
+
+    def has_order(self, key: AttemptKey) -> bool:  # noqa: ARG002 (the protocol's name)
+        return True
 
 
 class Server:
@@ -82,16 +88,9 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def serving(
-    launcher: Launcher, find: FindFrameworks, has_trace: Callable[[AttemptKey], bool]
-) -> AsyncIterator[Server]:
+async def serving(launcher: Launcher, find: FindFrameworks) -> AsyncIterator[Server]:
     shell = make_shell(MemoryStore(), new_state(OPEN, magm.POLICY))
-    loop = Loop(
-        shell,
-        Hands(shell, launcher, (Declared(),), has_trace=has_trace, find_frameworks=find),
-        Card(),
-        period_s=0.05,
-    )
+    loop = Loop(shell, make_executor(shell, launcher, (Declared(),), find), Card(), period_s=0.05)
     running = asyncio.create_task(loop.run())
     try:
         await reconcile(shell, loop, Replayed(shell.state, 0))
@@ -100,7 +99,7 @@ async def serving(
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await loop.close()
-        await shell.close()
+        await loop.writer.close()
 
 
 def go(work: Coroutine[Any, Any, None]) -> None:
@@ -118,7 +117,7 @@ def launched(launcher: FakeLauncher) -> dict[TaskId, LaunchOrder]:
 def test_a_launch_that_waits_for_its_files_holds_up_no_other_launch_and_no_poll() -> None:
     async def work() -> None:
         lookup, launcher = Lookup(), FakeLauncher(lambda _: AT_ONCE)
-        async with serving(launcher, lookup, lambda _: False) as server:
+        async with serving(launcher, lookup) as server:
             await server.submit(SLOW)
             await server.until_state(SLOW, Starting)
             await server.submit(QUICK)
@@ -137,7 +136,7 @@ def test_a_launch_that_waits_for_its_files_holds_up_no_other_launch_and_no_poll(
 def test_an_attempt_that_is_stopped_while_its_files_are_read_is_never_launched() -> None:
     async def work() -> None:
         lookup, launcher = Lookup(), FakeLauncher(lambda _: FOREVER)
-        async with serving(launcher, lookup, lambda _: False) as server:
+        async with serving(launcher, lookup) as server:
             await server.submit(SLOW)
             await server.until(lambda _: lookup.asked == [SLOW])
             await server.stop(SLOW)
@@ -153,8 +152,8 @@ def test_an_attempt_whose_runner_may_exist_is_launched_again_although_it_is_to_s
     """The runner finds the request to stop beside the order and answers for the attempt."""
 
     async def work() -> None:
-        lookup, launcher = Lookup(), FakeLauncher(lambda _: AT_ONCE)
-        async with serving(launcher, lookup, lambda _: True) as server:
+        lookup, launcher = Lookup(), Forgetful(lambda _: AT_ONCE)
+        async with serving(launcher, lookup) as server:
             await server.submit(SLOW)
             await server.until(lambda _: lookup.asked == [SLOW])
             await server.stop(SLOW)
@@ -168,7 +167,7 @@ def test_an_attempt_whose_runner_may_exist_is_launched_again_although_it_is_to_s
 def test_a_task_that_has_its_gpu_alone_needs_no_lookup() -> None:
     async def work() -> None:
         lookup, launcher = Lookup(), FakeLauncher(lambda _: AT_ONCE)
-        async with serving(launcher, lookup, lambda _: False) as server:
+        async with serving(launcher, lookup) as server:
             await server.submit(SLOW, spec_of("true", gpu_memory_mib=2_000, exclusive=True))
             await server.until_state(SLOW, Finished)
             assert lookup.asked == []
@@ -196,7 +195,7 @@ def test_a_hanging_environment_delays_only_its_own_launch_which_then_goes_on_wit
         launcher = ProcessLauncher(
             logs, run_as_submitter=False, confiner=GpuConfiner(Sharing(mechanism="timeslice"), None)
         )
-        async with serving(launcher, probes.find_frameworks, AttemptFiles(logs).exists) as server:
+        async with serving(launcher, probes.find_frameworks) as server:
             await server.submit(SLOW, hanging)
             await asyncio.to_thread(mount.until_held)
             await server.submit(QUICK, spec)

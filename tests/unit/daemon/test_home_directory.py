@@ -13,14 +13,13 @@ from carma.core.model.settings import Rules
 from carma.core.model.values import AttemptKey, Booking, Owner, Placement, TaskId, TaskSpec
 from carma.core.policies import magm
 from carma.core.state import new_state
-from carma.daemon.executor import Hands
 from carma.daemon.startup import home_directory as home
 from carma.errors import CarmaError, StoreError
 from carma.paths import Paths, find_paths
 from carma.store.memory import MemoryStore
 from carma.testing.builders import gpu
 from carma.testing.fake_launcher import FakeLauncher, Plan
-from tests.unit.daemon.shells import make_shell
+from tests.unit.daemon.shells import make_executor, make_shell, writing
 
 
 @pytest.fixture
@@ -37,7 +36,7 @@ def test_an_error_of_the_system_at_the_start_names_the_file_the_reason_and_what_
     paths: Paths, number: int, hint: str
 ) -> None:
     def start() -> None:
-        with home.explained(paths):
+        with home.os_errors_explained(paths):
             raise OSError(number, "Some reason", str(paths.pid_file))
 
     with pytest.raises(StoreError) as caught:
@@ -50,7 +49,7 @@ def test_a_pid_file_that_cannot_be_written_is_such_an_error(paths: Paths) -> Non
     paths.pid_file.mkdir()
 
     def start() -> None:
-        with home.explained(paths), home.pid_file(paths.pid_file):
+        with home.os_errors_explained(paths), home.pid_file(paths.pid_file):
             pass
 
     with pytest.raises(StoreError, match=r"daemon\.pid: is a directory"):
@@ -73,7 +72,7 @@ def test_directories_of_attempts_without_a_database_are_refused(paths: Paths) ->
 def test_the_daemon_gives_up_when_two_looks_in_a_row_do_not_find_the_database(
     paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(home, "LOOK_S", 0.0)
+    monkeypatch.setattr(home, "CHECK_S", 0.0)
     looks = iter([True, False, True, True, False, False])
     given_up: list[CarmaError] = []
 
@@ -103,20 +102,16 @@ def test_nothing_is_launched_once_the_database_is_gone(here: bool) -> None:
 
     async def work() -> None:
         shell = make_shell(store, new_state(Rules(), magm.POLICY))
-        hands = Hands(shell, launcher, ())
-        shell.connect(hands.execute, lambda _event: None)
-        writer = asyncio.create_task(shell.run())
+        executor = make_executor(shell, launcher)
         spec = TaskSpec(command=("x",), directory="/")
         placement = Placement(gpus=(gpu(0).id,), booking=Booking(memory_mib=1, source="declared"))
-        await shell.commit([GpusFound(1.0, (gpu(0),)), TaskSubmitted(1.0, key.task, Owner(1, 1, "ada"), spec)])
-        await shell.commit([TaskEstimated(1.0, key.task, None)])
-        store.here = here  # after the last look of the commit, so to say
-        await shell.commit([TaskPlaced(1.0, key, placement)])
-        await hands.with_launcher(lambda: None)  # behind the launch
-        writer.cancel()
-        await asyncio.gather(writer, return_exceptions=True)
-        await hands.close()
-        await shell.close()
+        async with writing(shell, executor.follow):
+            await shell.commit([GpusFound(1.0, (gpu(0),)), TaskSubmitted(1.0, key.task, Owner(1, 1, "ada"), spec)])
+            await shell.commit([TaskEstimated(1.0, key.task, None)])
+            store.here = here  # after the commit has checked it
+            await shell.commit([TaskPlaced(1.0, key, placement)])
+            await executor.call_launcher(lambda: None)  # after the launch
+            await executor.close()
 
     asyncio.run(work())
     assert [order.key for order in launcher.launched] == ([key] if here else [])

@@ -14,6 +14,7 @@ from carma.wire.api_types import SubmitRequest, TaskView
 from carma.wire.openapi import document
 from carma.wire.routes import API, BY_NAME, ROUTES, path_of
 from tests.unit.daemon.api_server import serving
+from tests.unit.daemon.shells import check_in_process
 
 
 def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -72,7 +73,7 @@ def test_fields_are_those_of_the_types(name: str, kind: type) -> None:
 
 def test_the_application_serves_exactly_the_table() -> None:
     with serving(gpus=0) as served:
-        app = make_app(served.shell)
+        app = make_app(served.shell, served.estimates, check_in_process)
         served_routes = {
             (route.path, method)  # type: ignore[attr-defined]
             for route in app.routes

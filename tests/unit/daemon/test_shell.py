@@ -25,12 +25,13 @@ from carma.core.model.status import Finished, Queued
 from carma.core.model.values import AttemptKey, Booking, GpuId, Owner, Placement, TaskId, TaskSpec
 from carma.core.policies import magm
 from carma.core.state import State, new_state
-from carma.daemon import shell as shell_module
-from carma.daemon.shell import Fatal, Shell
+from carma.daemon import writer as writer_module
+from carma.daemon.shell import Shell
 from carma.daemon.subscribers import Subscription
+from carma.daemon.writer import Fatal, Writer
 from carma.errors import CarmaError, Refused, StoreError
 from carma.store.memory import MemoryStore
-from tests.unit.daemon.shells import make_shell
+from tests.unit.daemon.shells import make_shell, writing
 
 OWNER = Owner(1000, 1000, "ada")
 LIMIT_S = 180.0
@@ -58,13 +59,8 @@ def submitted(task: int, held: bool = False) -> TaskSubmitted:
 @contextlib.asynccontextmanager
 async def running(store: MemoryStore) -> AsyncIterator[Shell]:
     shell = make_shell(store, new_state(Rules(), magm.POLICY))
-    writer = asyncio.create_task(shell.run())
-    try:
+    async with writing(shell):
         yield shell
-    finally:
-        writer.cancel()
-        await asyncio.gather(writer, return_exceptions=True)
-        await shell.close()
 
 
 def go(work: Coroutine[Any, Any, None]) -> None:
@@ -156,13 +152,13 @@ def test_a_full_disk_fails_the_request_and_nothing_else(error: Exception) -> Non
 
 def test_proposals_are_tried_again_after_the_disk_refused_them(monkeypatch: pytest.MonkeyPatch) -> None:
     store = CountingStore()
-    monkeypatch.setattr(shell_module, "STORE_RETRY_S", 0.01)
+    monkeypatch.setattr(writer_module, "STORE_RETRY_S", 0.01)
 
     def propose(state: State, now: float) -> list[Durable]:
         task = state.tasks.get(TaskId(1))
         return [TaskChanged(now, TaskId(1), comment="seen")] if task is not None and not task.spec.comment else []
 
-    monkeypatch.setattr(shell_module, "propose", propose)
+    monkeypatch.setattr(writer_module, "propose", propose)
 
     async def work() -> None:
         async with running(store) as shell:
@@ -181,7 +177,7 @@ def test_a_decision_that_raises_does_not_end_the_writer(monkeypatch: pytest.Monk
     def propose(_state: State, _now: float) -> list[Durable]:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(shell_module, "propose", propose)
+    monkeypatch.setattr(writer_module, "propose", propose)
 
     async def work() -> None:
         async with running(CountingStore()) as shell:
@@ -195,7 +191,7 @@ def test_a_decision_that_raises_does_not_end_the_writer(monkeypatch: pytest.Monk
 def test_a_stored_event_that_cannot_be_stepped_ends_the_daemon() -> None:
     async def work() -> None:
         shell = make_shell(CountingStore(), new_state(Rules(), magm.POLICY))
-        writer = asyncio.create_task(shell.run())
+        writer = asyncio.create_task(Writer(shell, lambda _commands, _event: None).run())
         placement = Placement(gpus=(GpuId("GPU-0"),), booking=Booking(memory_mib=1, source="declared"))
         with pytest.raises(CarmaError, match="TaskPlaced"):
             await shell.commit([TaskPlaced(1.0, AttemptKey(TaskId(9), 1), placement)])
@@ -210,8 +206,8 @@ def test_commands_are_handed_out_after_their_event_is_stored() -> None:
     seen: list[tuple[Sequence[Command], int]] = []
 
     async def work() -> None:
-        async with running(store) as shell:
-            shell.connect(lambda commands, _event: seen.append((commands, len(store.transactions))), lambda _: None)
+        shell = make_shell(store, new_state(Rules(), magm.POLICY))
+        async with writing(shell, lambda commands, _event: seen.append((commands, len(store.transactions)))):
             await shell.commit([submitted(1)])
         assert seen == [([EstimateTask(TaskId(1))], 1)]
 
@@ -266,7 +262,7 @@ def test_waiting_ends_when_it_holds_or_when_time_is_up() -> None:
 
 
 def test_a_checkpoint_archives_what_has_finished_and_the_log_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shell_module, "CHECKPOINT_EVERY", 4)
+    monkeypatch.setattr(writer_module, "CHECKPOINT_EVERY", 4)
     store = CountingStore()
 
     async def work() -> None:
@@ -293,7 +289,7 @@ def test_nothing_new_is_placed_while_the_daemon_stops(monkeypatch: pytest.Monkey
             return []
         return [TaskPlaced(now, AttemptKey(TaskId(1), 1), placement), TaskChanged(now, TaskId(1), comment="kept")]
 
-    monkeypatch.setattr(shell_module, "propose", propose)
+    monkeypatch.setattr(writer_module, "propose", propose)
 
     async def work() -> None:
         async with running(CountingStore()) as shell:

@@ -14,7 +14,7 @@ import pytest
 
 from carma.core.model.values import AttemptKey, TaskId
 from carma.daemon import housekeeping
-from carma.daemon.background_thread import Worker
+from carma.daemon.background_thread import BackgroundThread
 from carma.daemon.startup import systemd_unit as unit
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ def test_old_logs_go_and_everything_else_stays(tmp_path: Path) -> None:
 
 
 def removed(directory: Path, *, live: Collection[int] = (), before: float, steps: list[int] | None = None) -> int:
-    class Counted(Worker):
+    class Counted(BackgroundThread):
         def call(self, function: Callable[[], T]) -> asyncio.Future[T]:
             if steps is not None:
                 steps.append(len(steps))
@@ -83,7 +83,7 @@ def test_all_old_directories_go_in_steps_with_pauses(tmp_path: Path, monkeypatch
 
 def test_a_worker_answers_in_order_and_hands_errors_on() -> None:
     async def work() -> None:
-        worker = Worker("test")
+        worker = BackgroundThread("test")
         answers = [worker.call(lambda number=number: number) for number in range(5)]  # type: ignore[misc]
         assert await asyncio.gather(*answers) == list(range(5))
         with pytest.raises(ZeroDivisionError):
@@ -97,7 +97,7 @@ def test_a_worker_that_hangs_does_not_hold_up_the_end() -> None:
     release = threading.Event()
 
     async def work() -> None:
-        worker = Worker("test")
+        worker = BackgroundThread("test")
         hanging = worker.call(release.wait)
         worker.close(wait_s=0.0)
         assert not hanging.done()
@@ -128,7 +128,7 @@ def test_records_that_a_killed_daemon_or_an_older_version_left_are_removed(tmp_p
     active = AttemptKey(TaskId(2), 1)
 
     async def drop() -> None:
-        await housekeeping.drop_records(Worker("test"), tmp_path, lambda key: key == active)
+        await housekeeping.drop_records(BackgroundThread("test"), tmp_path, lambda key: key == active)
 
     asyncio.run(drop())
     left = {name: sorted(os.listdir(tmp_path / name)) for name in ("1.1", "2.1", "3.1")}

@@ -35,17 +35,15 @@ from carma.core.ports import AttemptReport
 from carma.core.state import State, new_state
 from carma.core.telemetry.usage import count
 from carma.daemon import found_attempts as finder
-from carma.daemon import shell as shell_module
-from carma.daemon.executor import Hands
-from carma.daemon.loop import Loop
-from carma.daemon.process_owners import Whose
+from carma.daemon import writer as writer_module
+from carma.daemon.loop import Loop, ProcessOwners
 from carma.daemon.recovery_on_start import Replayed, reconcile
 from carma.daemon.shell import Shell
 from carma.errors import StoreError
 from carma.store.memory import MemoryStore
 from carma.testing.builders import World
 from carma.testing.fake_launcher import FakeLauncher, Plan
-from tests.unit.daemon.shells import make_shell
+from tests.unit.daemon.shells import make_executor, make_shell, writing
 
 LIMIT_S = 180.0
 G0 = GpuId("GPU-0")
@@ -117,8 +115,7 @@ async def serving(plan: Plan, period_s: float) -> AsyncIterator[Server]:
         FakeLauncher(lambda _: plan),
         Card(),
     )
-    hands = Hands(shell, launcher, (Declared(),))
-    loop = Loop(shell, hands, card, period_s=period_s)
+    loop = Loop(shell, make_executor(shell, launcher, (Declared(),)), card, period_s=period_s)
     running = asyncio.create_task(loop.run())
     try:
         await reconcile(shell, loop, Replayed(shell.state, 0))
@@ -127,7 +124,7 @@ async def serving(plan: Plan, period_s: float) -> AsyncIterator[Server]:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await loop.close()
-        await shell.close()
+        await loop.writer.close()
 
 
 def go(work: Coroutine[Any, Any, None]) -> None:
@@ -212,19 +209,19 @@ def test_a_memory_sample_asks_the_launcher_only_about_processes_that_are_new() -
     (pid,) = launcher.pids([key])
 
     async def work() -> None:
-        hands = Hands(make_shell(MemoryStore(), new_state(OPEN, magm.POLICY)), launcher, ())
-        whose = Whose(hands)
+        executor = make_executor(make_shell(MemoryStore(), new_state(OPEN, magm.POLICY)), launcher)
+        owners = ProcessOwners(executor)
         launcher.asked = 0
-        (sample,) = await whose.attributed(look(pid, 7, 99), [key])
+        (sample,) = await owners.attributed(look(pid, 7, 99), [key])
         assert [(use.pid, use.attempt) for use in sample.processes or ()] == [(pid, key), (99, None)]
         assert sample.memory_used_mib == 300, "what the server holds is in use all the same"
         for _ in range(3):
-            (sample,) = await whose.known(look(pid, 7), [key])
+            (sample,) = await owners.attributed(look(pid, 7), [key], refresh=False)
             assert [use.attempt for use in sample.processes or ()] == [key]
         assert launcher.asked == 1
-        await whose.known(look(pid, 98), [key])
+        await owners.attributed(look(pid, 98), [key], refresh=False)
         assert launcher.asked == 2
-        await hands.close()
+        await executor.close()
 
     go(work())
 
@@ -325,21 +322,18 @@ class Refusing(MemoryStore):
 
 
 def test_what_the_gpus_did_is_noted_now_and_then_and_at_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shell_module, "USAGE_S", 0.0)
+    monkeypatch.setattr(writer_module, "USAGE_S", 0.0)
     store = MemoryStore()
 
     async def work() -> None:
         shell = make_shell(store, new_state(OPEN, magm.POLICY))
-        writer = asyncio.create_task(shell.run())
-        count(shell.state, [ROW])
-        await shell.commit([GpusFound(1.0, (Card.gpu,))])
-        assert await shell.wait_for(lambda state: not state.usage, LIMIT_S)
-        assert list(store.usage(since=0.0, until=1e9)) == [ROW]
-        monkeypatch.setattr(shell_module, "USAGE_S", 3600.0)
-        count(shell.state, [ROW])
-        writer.cancel()
-        await asyncio.gather(writer, return_exceptions=True)
-        await shell.close()
+        async with writing(shell):
+            count(shell.state, [ROW])
+            await shell.commit([GpusFound(1.0, (Card.gpu,))])
+            assert await shell.wait_for(lambda state: not state.usage, LIMIT_S)
+            assert list(store.usage(since=0.0, until=1e9)) == [ROW]
+            monkeypatch.setattr(writer_module, "USAGE_S", 3600.0)
+            count(shell.state, [ROW])
 
     go(work())
     store.reopen()
@@ -347,20 +341,17 @@ def test_what_the_gpus_did_is_noted_now_and_then_and_at_the_stop(monkeypatch: py
 
 
 def test_what_a_full_disk_does_not_take_is_kept_for_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shell_module, "USAGE_S", 0.0)
+    monkeypatch.setattr(writer_module, "USAGE_S", 0.0)
     store = Refusing()
 
     async def work() -> None:
         shell = make_shell(store, new_state(OPEN, magm.POLICY))
-        writer = asyncio.create_task(shell.run())
-        count(shell.state, [ROW])
-        await shell.commit([GpusFound(1.0, (Card.gpu,))])
-        assert await shell.wait_for(lambda _: store.refused > 0, LIMIT_S)
-        store.refuse = False
-        await shell.commit([GpusFound(2.0, (Card.gpu,))])
-        writer.cancel()
-        await asyncio.gather(writer, return_exceptions=True)
-        await shell.close()
+        async with writing(shell):
+            count(shell.state, [ROW])
+            await shell.commit([GpusFound(1.0, (Card.gpu,))])
+            assert await shell.wait_for(lambda _: store.refused > 0, LIMIT_S)
+            store.refuse = False
+            await shell.commit([GpusFound(2.0, (Card.gpu,))])
 
     go(work())
     store.reopen()

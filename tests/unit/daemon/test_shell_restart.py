@@ -42,12 +42,12 @@ from carma.core.ports import LaunchOrder
 from carma.core.state import State, new_state
 from carma.daemon import loop as loop_module
 from carma.daemon.clock import SteadyClock
-from carma.daemon.executor import Hands
 from carma.daemon.loop import Loop
 from carma.daemon.recovery_on_start import last_time, reconcile, replay
 from carma.daemon.shell import Shell
 from carma.store.memory import MemoryStore
 from carma.testing.fake_launcher import AT_ONCE, FOREVER, FakeLauncher, Plan
+from tests.unit.daemon.shells import make_executor
 
 OWNER = Owner(1000, 1000, "ada")
 LIMIT_S = 180.0
@@ -102,9 +102,6 @@ class MortalLauncher(FakeLauncher):
         with self.fate.step():
             super().launch(order)
 
-    def has_trace(self, key: AttemptKey) -> bool:
-        return any(order.key == key for order in self.launched)
-
     def signal(self, key: AttemptKey, signal: int, *, whole_tree: bool = True) -> None:
         with self.fate.step():
             super().signal(key, signal, whole_tree=whole_tree)
@@ -156,8 +153,7 @@ async def one_life(store: MortalStore, launcher: MortalLauncher, fate: Fate) -> 
         origins={},
         paths=cast(Any, None),
     )
-    hands = Hands(shell, launcher, (), has_trace=launcher.has_trace)
-    loop = Loop(shell, hands, OneGpu(), period_s=0.02)
+    loop = Loop(shell, make_executor(shell, launcher), OneGpu(), period_s=0.02)
     running = asyncio.create_task(loop.run())
     ending = asyncio.create_task(_work(shell, loop, replayed))
     dead = asyncio.create_task(asyncio.to_thread(fate.dead.wait, LIMIT_S))
@@ -170,8 +166,8 @@ async def one_life(store: MortalStore, launcher: MortalLauncher, fate: Fate) -> 
         task.cancel()
     await asyncio.gather(ending, running, dead, return_exceptions=True)
     await loop.close()
-    for worker in (shell._writer, *shell._readers):
-        worker.close()  # a killed process has no threads; one that still wrote would disturb the next life
+    for thread in (shell._store_thread, *shell._read_threads):
+        thread.close()  # a killed process has no threads; one that still wrote would disturb the next life
     return alive
 
 
@@ -259,10 +255,10 @@ def test_a_stop_asked_for_before_the_restart_does_not_get_a_second_grace() -> No
 
     async def work() -> None:
         shell = cast(Any, type("S", (), {"clock": SteadyClock(), "state": new_state(Rules(), exclusive.POLICY)}))
-        hands = Hands(shell, launcher, ())
-        hands.carry_out(stop, at=shell.clock.now() - 90.0)
-        assert hands.next_kill_at is not None
-        assert hands.next_kill_at - shell.clock.now() < 11.0
-        await hands.close()
+        executor = make_executor(shell, launcher)
+        executor.execute(stop, at=shell.clock.now() - 90.0)
+        assert executor.next_kill_at is not None
+        assert executor.next_kill_at - shell.clock.now() < 11.0
+        await executor.close()
 
     asyncio.run(work())

@@ -22,8 +22,9 @@ from carma.core.model.values import (
     TaskId,
     TaskSpec,
 )
-from carma.daemon.views.task_story import as_on_record, event_name, sentence, story, task_of
+from carma.daemon.views.story import as_on_record, event_name, sentence, story, task_of
 from carma.testing.builders import ALICE, World, gpu
+from tests.golden_text import assert_wording
 
 TASK = TaskId(7)
 KEY = AttemptKey(TASK, 2)
@@ -32,77 +33,49 @@ ENDED = Task(id=TASK, owner=ALICE, spec=SPEC, submitted_at=1.0, status=Finished(
 BOOKED = Placement(gpus=(GpuId("GPU-1"),), booking=Booking(memory_mib=4_096, source="history", alone=True))
 GPUS = {found.id: found for found in (gpu(0), gpu(1))}
 
-EVENTS: list[tuple[e.Durable, str]] = [
-    (e.TaskSubmitted(1.0, TASK, ALICE, SPEC, True), "task 7: submitted by alice, held"),
-    (
-        e.TaskEstimated(1.0, TASK, Estimate(footprint_mib=1, upper_mib=2_048, source="history")),
-        "task 7: expected to take 2.0 GiB on each GPU (history)",
-    ),
-    (
-        e.TaskPlaced(1.0, KEY, BOOKED, "because"),
-        "task 7: attempt 2: placed on GPU 1, 4.0 GiB booked (history), alone",
-    ),
-    (e.AttemptStarted(1.0, KEY, 99), "task 7: attempt 2: started as process 99"),
-    (e.MemoryObserved(1.0, KEY, 512), "task 7: attempt 2: holds 512 MiB"),
-    (
-        e.BookingShrunk(1.0, KEY, 12_288, 9_626, 9_114),
-        "task 7: attempt 2: booking 12.0 GiB → 9.4 GiB: it had settled at 8.9 GiB",
-    ),
-    (
-        e.AttemptEnded(1.0, KEY, OutOfMemory("gpu", 1, 100, 200, "hunter2"), 300, None, (AttemptKey(TaskId(3), 1),)),
-        "task 7: attempt 2: out of GPU memory, asked for 100 MiB more, held 200 MiB; most memory seen 300 MiB; "
-        "over the booking at that moment: task 3",
-    ),
-    (
-        e.RecoveryPlanned(1.0, TASK, Plan(rung="alone", memory_mib=None, reason="it goes alone"), 5.0),
-        "task 7: it goes alone; back in the queue in 4 s",
-    ),
-    (e.RecoveryDue(1.0, TASK), "task 7: back in the queue"),
-    (e.TaskFinished(1.0, TASK, Failed(3, "hunter2")), "task 7: finished: failed with exit code 3"),
-    (
-        e.StopRequested(1.0, TASK, Cancelled("bob", "hunter2"), 10.0),
-        "task 7: told to stop with signal 15: cancelled by bob",
-    ),
-    (e.TaskWarned(1.0, TASK, 10), "task 7: warned with signal 10: its time is nearly over"),
-    (
-        e.PreemptionRequested(1.0, TASK, "bob", 10, 120.0, "hunter2", hold=True),
-        "task 7: asked by bob to save and leave within 02:00, signal 10; it is held then",
-    ),
-    (e.PreemptionMissed(1.0, TASK), "task 7: did not leave in time, and goes on running"),
-    (e.TaskHeld(1.0, TASK), "task 7: held"),
-    (e.TaskReleased(1.0, TASK), "task 7: released"),
-    (e.TaskRetried(1.0, TASK), "task 7: queued again by hand"),
-    (e.TaskRestored(1.0, ENDED), "task 7: taken out of the archive"),
-    (
-        e.TaskChanged(1.0, TASK, name="n", priority=-1, gpu_memory_mib=1_024, time_limit_s=60.0, comment="hunter2"),
-        "task 7: changed: name n, priority -1, GPU memory 1.0 GiB, time limit 01:00, comment",
-    ),
-    (e.GpusFound(1.0, (gpu(0), gpu(1))), "2 GPUs found"),
-    (
-        e.UseNoted(1.0, (e.AttemptUse(key=KEY, energy_j=5.0),)),
-        "noted what the GPUs and 1 running task on them did",
-    ),
-    (e.GpuDrained(1.0, None, "fan"), "the server drained: fan"),
-    (e.GpuResumed(1.0, GpuId("GPU-1")), "GPU 1 takes new tasks again"),
+EVENTS: list[e.Durable] = [
+    e.TaskSubmitted(1.0, TASK, ALICE, SPEC, True),
+    e.TaskEstimated(1.0, TASK, Estimate(footprint_mib=1, upper_mib=2_048, source="history")),
+    e.TaskPlaced(1.0, KEY, BOOKED, "because"),
+    e.AttemptStarted(1.0, KEY, 99),
+    e.MemoryObserved(1.0, KEY, 512),
+    e.BookingShrunk(1.0, KEY, 12_288, 9_626, 9_114),
+    e.AttemptEnded(1.0, KEY, OutOfMemory("gpu", 1, 100, 200, "hunter2"), 300, None, (AttemptKey(TaskId(3), 1),)),
+    e.RecoveryPlanned(1.0, TASK, Plan(rung="alone", memory_mib=None, reason="it goes alone"), 5.0),
+    e.RecoveryDue(1.0, TASK),
+    e.TaskFinished(1.0, TASK, Failed(3, "hunter2")),
+    e.StopRequested(1.0, TASK, Cancelled("bob", "hunter2"), 10.0),
+    e.TaskWarned(1.0, TASK, 10),
+    e.PreemptionRequested(1.0, TASK, "bob", 10, 120.0, "hunter2", hold=True),
+    e.PreemptionMissed(1.0, TASK),
+    e.TaskHeld(1.0, TASK),
+    e.TaskReleased(1.0, TASK),
+    e.TaskRetried(1.0, TASK),
+    e.TaskRestored(1.0, ENDED),
+    e.TaskChanged(1.0, TASK, name="n", priority=-1, gpu_memory_mib=1_024, time_limit_s=60.0, comment="hunter2"),
+    e.GpusFound(1.0, (gpu(0), gpu(1))),
+    e.UseNoted(1.0, (e.AttemptUse(key=KEY, energy_j=5.0),)),
+    e.GpuDrained(1.0, None, "fan"),
+    e.GpuResumed(1.0, GpuId("GPU-1")),
 ]
 
 
 def test_every_durable_event_is_here() -> None:
-    assert {type(event) for event, _ in EVENTS} == set(get_args(e.Durable))
+    assert {type(event) for event in EVENTS} == set(get_args(e.Durable))
 
 
-@pytest.mark.parametrize(("event", "said"), EVENTS, ids=[event_name(event) for event, _ in EVENTS])
-def test_every_event_is_a_sentence_that_everybody_may_read(event: e.Durable, said: str) -> None:
-    assert sentence(event, GPUS) == said
-    assert "hunter2" not in said
+def test_every_event_is_a_sentence_that_every_user_may_read() -> None:
+    sentences = {event_name(event): sentence(event, GPUS) for event in EVENTS}
+    assert "hunter2" not in repr(sentences)
+    assert_wording("events", sentences)
 
 
 def test_an_event_knows_its_task() -> None:
-    assert {task_of(event) for event, _ in EVENTS} == {TASK, None}
+    assert {task_of(event) for event in EVENTS} == {TASK, None}
 
 
 def test_the_owner_is_told_the_whole() -> None:
-    events = [event for event, _ in EVENTS if task_of(event) == TASK]
+    events = [event for event in EVENTS if task_of(event) == TASK]
     whole = " ".join(line.text for line in story(events, GPUS, whole=True))
     assert "cancelled by bob: hunter2" in whole
     assert "failed with exit code 3: hunter2" in whole
@@ -114,7 +87,7 @@ def test_the_owner_is_told_the_whole() -> None:
 def test_why_nothing_is_known_is_told_to_the_owner() -> None:
     event = e.TaskEstimated(1.0, TASK, None, (NoEstimate(source="history", reason="train.py never ran"),))
     (line,) = story([event], GPUS, whole=True)
-    assert line.text == "how much memory it takes is not known (history: train.py never ran)"
+    assert line.text == "its memory is unknown (history: train.py never ran)"
     assert "train.py" not in sentence(event, GPUS)
 
 
@@ -146,7 +119,7 @@ def test_what_was_seen_of_different_attempts_is_not_told_as_one() -> None:
     assert [(line.at, line.text) for line in story(events, GPUS, whole=True)] == [
         (2.0, "attempt 2: grew from 512 MiB to 900 MiB in 1 s"),
         (3.0, "attempt 3: holds 300 MiB"),
-        (4.0, "warned with signal 10: its time is nearly over"),
+        (4.0, "warned with signal 10: its time limit is near"),
         (5.0, "attempt 3: holds 400 MiB"),
     ]
 
@@ -222,18 +195,11 @@ def test_how_an_attempt_shares_and_what_holds_it_is_told_when_it_starts() -> Non
     assert "hunter2" not in sentence(event, GPUS)
 
 
-def test_a_stop_by_the_watchdog_and_a_lost_server_are_told_as_what_they_are() -> None:
-    stopped = e.StopRequested(1.0, TASK, OutOfMemory("gpu", 1, None, 9_216), 0.0, 9)
-    assert sentence(stopped, GPUS) == (
-        "task 7: stopped by the watchdog, before it takes what others have booked, with signal 9: "
-        "out of GPU memory, held 9.0 GiB"
-    )
-    lost = e.StopRequested(1.0, TASK, Disrupted("its MPS server ended"), 0.0, 9)
-    assert sentence(lost, GPUS) == (
-        "task 7: stopped, because what it ran under failed, with signal 9: disrupted: its MPS server ended"
-    )
-
-
-def test_a_time_limit_is_told() -> None:
-    event = e.StopRequested(1.0, TASK, TimedOut(60.0), 10.0)
-    assert sentence(event, GPUS) == "task 7: told to stop with signal 15: reached its time limit of 60 s"
+def test_a_stop_by_the_watchdog_a_lost_server_and_a_time_limit_have_different_sentences() -> None:
+    stops: dict[str, Ending] = {
+        "watchdog": OutOfMemory("gpu", 1, None, 9_216),
+        "lost server": Disrupted("its MPS server ended"),
+        "time limit": TimedOut(60.0),
+    }
+    sentences = {name: sentence(e.StopRequested(1.0, TASK, ending, 0.0, 9), GPUS) for name, ending in stops.items()}
+    assert_wording("stops", sentences)

@@ -14,7 +14,7 @@ import pytest
 from carma.core.model.settings import Memory
 from carma.core.model.values import NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest
-from carma.daemon.estimating.trials import CalledOff, DaemonTrials
+from carma.daemon.estimating.trials import DaemonTrials, TrialCancelled
 from carma.trial.trial_run import TrialRuns
 
 LIMIT_S = 180.0
@@ -51,7 +51,7 @@ def ask(trials: DaemonTrials, task: int, word: str) -> tuple[threading.Thread, l
     def work() -> None:
         try:
             said.append(trials.run(request))
-        except CalledOff as error:
+        except TrialCancelled as error:
             said.append(error)
 
     thread = threading.Thread(target=work, daemon=True)
@@ -72,11 +72,11 @@ def test_one_is_called_off_and_the_other_goes_on(tmp_path: Path, box: Box) -> No
     until(lambda: len(box.begun()) == 2)
     trials.cancel(TaskId(1))
     one.join(LIMIT_S)
-    assert [type(answer) for answer in said] == [CalledOff]
+    assert [type(answer) for answer in said] == [TrialCancelled]
     assert other.is_alive()
     trials.cancel(TaskId(2))
     other.join(LIMIT_S)
-    assert [type(answer) for answer in others] == [CalledOff]
+    assert [type(answer) for answer in others] == [TrialCancelled]
 
 
 def test_the_same_command_gets_another_trial_after_one_that_was_called_off(tmp_path: Path, box: Box) -> None:
@@ -86,7 +86,7 @@ def test_the_same_command_gets_another_trial_after_one_that_was_called_off(tmp_p
         until(lambda task=task: len(box.begun()) == task)  # type: ignore[misc]
         trials.cancel(TaskId(task))
         thread.join(LIMIT_S)
-        assert [type(answer) for answer in said] == [CalledOff]
+        assert [type(answer) for answer in said] == [TrialCancelled]
 
 
 def test_to_call_off_what_does_not_run_does_no_harm(tmp_path: Path, box: Box) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from carma.daemon.estimating.user_rotation import Turns
+from carma.daemon.estimating.user_rotation import UserRotation
 
 ALICE, BOB, CAROL = 1, 2, 3
 
@@ -13,7 +13,7 @@ class Crowd:
     """Those who come write their name down when they get a place, and leave when they are told to."""
 
     def __init__(self, places: int) -> None:
-        self.turns = Turns(places)
+        self.turns = UserRotation(places)
         self.order: list[str] = []
         self._leave: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -96,7 +96,7 @@ def test_one_that_goes_away_leaves_no_gap_and_keeps_no_place() -> None:
 
 def test_a_place_that_comes_in_the_moment_of_going_away_goes_to_the_next() -> None:
     async def work() -> None:
-        turns = Turns(1)
+        turns = UserRotation(1)
         async with turns.place(ALICE):
             waits = asyncio.create_task(_hold(turns, BOB))
             behind = asyncio.create_task(_hold(turns, CAROL))
@@ -109,6 +109,6 @@ def test_a_place_that_comes_in_the_moment_of_going_away_goes_to_the_next() -> No
     asyncio.run(work())
 
 
-async def _hold(turns: Turns, uid: int) -> None:
+async def _hold(turns: UserRotation, uid: int) -> None:
     async with turns.place(uid):
         pass

@@ -26,15 +26,16 @@ from carma.core.policies.exclusive import POLICY as EXCLUSIVE
 from carma.core.scheduling.decision import Refusal, Verdict
 from carma.daemon.auth import Identity
 from carma.daemon.views.explanation import explanation
-from carma.daemon.views.task_views import Lens, code_of, gpu_views, task_views
+from carma.daemon.views.gpu_views import gpu_views
+from carma.daemon.views.task_views import ViewContext, code_of, task_views
 from carma.launch.output_paths import program_name
 from carma.testing.builders import ALICE, BOB, World
 from carma.wire.api_types import GpuView, TaskView
 
 
-def lens(world: World, owner: Owner = ALICE, *, admin: bool = False) -> Lens:
+def lens(world: World, owner: Owner = ALICE, *, admin: bool = False) -> ViewContext:
     who = Identity(uid=owner.uid, gid=owner.gid, name=owner.name, admin=admin)
-    return Lens(world.state, world.now, who, Path("/logs"))
+    return ViewContext(world.state, world.now, who, Path("/logs"))
 
 
 def shown(world: World, task: int, owner: Owner = ALICE) -> TaskView:

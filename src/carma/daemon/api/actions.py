@@ -1,7 +1,7 @@
-"""What changes something: submit, cancel, hold, release, retry, preempt, update, drain, resume.
+"""The routes that change something: submit, cancel, hold, release, retry, preempt, update, drain, resume.
 
-Each looks at the state inside `change`, in the same step in which its events are committed, so that two verbs on one
-task cannot pass each other. An event that cannot follow what happened before is never emitted from here.
+Each checks the state inside `Shell.change`, in the same step in which its events are committed, so that two actions on
+one task cannot contradict each other. An event that cannot follow the earlier ones must never be created here.
 """
 
 from __future__ import annotations
@@ -13,307 +13,294 @@ from msgspec.structs import replace
 
 from carma.core import preemption as preempt
 from carma.core.model import events as e
+from carma.core.model import status as s
 from carma.core.model.outcome import Cancelled, describe
-from carma.core.model.status import (
-    Ended,
-    Estimating,
-    Finished,
-    Pending,
-    Queued,
-    Recovering,
-    Running,
-    Starting,
-    state_name,
-)
 from carma.core.model.task import Task
 from carma.core.model.units import show_s
 from carma.core.model.values import Estimate, GpuId, Owner, TaskId, TaskSpec
 from carma.core.state import SERVER, State
-from carma.daemon.api import submission_checks as admission
-from carma.daemon.auth import Identity
-from carma.daemon.engine import Engine, find, look_up, look_up_own, no_such
+from carma.daemon.api import submission_checks as checks
+from carma.daemon.auth import Identity, require_owner
+from carma.daemon.estimating.estimates import Estimates
 from carma.daemon.http.request import Call
-from carma.daemon.probes.command_check import check_runnable
+from carma.daemon.shell import Shell, no_such_task
 from carma.daemon.views.explanation import explain_entries
-from carma.daemon.views.task_story import booked
-from carma.daemon.views.user_views import Submitting, check_quota
+from carma.daemon.views.story import booked
 from carma.errors import NotFound, Usage, WrongState
 from carma.wire import api_types as t
 
 _SIGKILL = 9
 
-FileCheck = Callable[[TaskSpec, Owner], Awaitable[None]]  # raises NotRunnable or Busy
+CheckFiles = Callable[[TaskSpec, Owner], Awaitable[None]]  # raises NotRunnable or Busy
+Decide = Callable[[State, Task, float], Sequence[e.Durable]]  # of a task that has not finished, at that time
 
 
-async def check_in_process(spec: TaskSpec, _owner: Owner) -> None:
-    """With the credentials of this process. The daemon uses Probes.check_runnable instead."""
-    check_runnable(spec)
+class Actions:
+    """`check_files` checks the files of each submitted command, with the rights of its owner."""
 
-
-class Verbs:
-    def __init__(self, engine: Engine, check_files: FileCheck = check_in_process) -> None:
-        self._engine = engine
+    def __init__(self, shell: Shell, estimates: Estimates, check_files: CheckFiles) -> None:
+        self._shell = shell
+        self._estimates = estimates
         self._check_files = check_files
-        self._submitting = Submitting()
+        self._pending = checks.PendingSubmissions()
 
     async def submit(self, call: Call) -> t.SubmitAnswer:
         request: t.SubmitRequest = call.body
-        engine, who = self._engine, call.who
-        spec = engine.shared(admission.check_spec(request.spec, who, engine.clock.now()))
-        indices = admission.places(request)
-        admission.check_fits(engine.state, spec)
-        count = 1 if indices is None else len(indices)
-        check_quota(engine.state, who.owner, spec, count)
-        sharing = admission.sharing_note(engine.state, spec)
+        shell, who = self._shell, call.who
+        spec = shell.shared(checks.check_spec(request.spec, who, shell.clock.now()))
+        indices = checks.array_indices(request)
+        checks.check_fits(shell.state, spec)
+        checks.check_quota(shell.state, who.owner, spec, 1 if indices is None else len(indices))
+        note = checks.sharing_note(shell.state, spec)
         await self._check_files(spec, who.owner)
-        asks_now = request.dry_run or request.nonblock
-        estimate = await engine.estimate(who.owner, spec) if asks_now else None
-        find_task = await self._finder(spec)
+        immediate = request.dry_run or request.nonblock
+        estimate = await self._estimates.of_unsubmitted(who.owner, spec) if immediate else None
+        find_task = await self._dependency_finder(spec)
         if request.dry_run:
-            foretold = self._foretell(request, admission.resolve_dependencies(spec, find_task), who, estimate)
-            return replace(foretold, note=f"{foretold.note}; {sharing}") if sharing else foretold
+            return self._dry_run(request, checks.resolve_dependencies(spec, find_task), who, estimate, note)
 
-        def resolved(state: State) -> TaskSpec:
-            """With `nonblock` only if it could start now."""
-            found = admission.resolve_dependencies(spec, find_task)
+        def resolve(state: State) -> TaskSpec:
+            """With `nonblock`, raises NoCapacity unless the task can start now."""
+            resolved = checks.resolve_dependencies(spec, find_task)
             if request.nonblock:
-                now = engine.clock.now()
-                admission.check_capacity(
-                    state, admission.as_task(found, who, estimate, held=request.held, now=now), now
-                )
-            return found
+                now = shell.clock.now()
+                checks.check_capacity(state, checks.as_task(resolved, who, estimate, held=request.held, now=now), now)
+            return resolved
 
-        if request.nonblock:  # before an id is used up; checked again below
-            resolved(engine.state)
-        first = engine.new_task_ids(count)
+        if request.nonblock:  # before an id is used; checked again at the commit
+            resolve(shell.state)
+        ids = await self._store_submission(request, who, spec, indices, resolve)
+        return t.SubmitAnswer(ids=ids, note=note)
+
+    async def _store_submission(
+        self,
+        request: t.SubmitRequest,
+        who: Identity,
+        spec: TaskSpec,
+        indices: tuple[int, ...] | None,
+        resolve: Callable[[State], TaskSpec],
+    ) -> tuple[TaskId, ...]:
+        count = 1 if indices is None else len(indices)
+        first = self._shell.new_task_ids(count)
         at_once = request.array.at_once if request.array is not None else None
 
         def make(state: State) -> Sequence[e.Durable]:
-            now = engine.clock.now()
-            admission.check_fits(state, spec)
-            check_quota(state, who.owner, spec, count + self._submitting.others(who.uid, first))
-            specs = admission.expand(resolved(state), first, indices, at_once)
-            self._submitting.add(who.uid, first, count)
+            now = self._shell.clock.now()
+            checks.check_fits(state, spec)
+            checks.check_quota(state, who.owner, spec, count + self._pending.others(who.uid, first))
+            specs = checks.expand(resolve(state), first, indices, at_once)
+            self._pending.add(who.uid, first, count)
             return [
                 e.TaskSubmitted(now, TaskId(task_id), who.owner, one, request.held)
                 for task_id, one in enumerate(specs, start=first)
             ]
 
         try:
-            await engine.change(make)
+            await self._shell.change(make)
         finally:
-            self._submitting.remove(who.uid, first)
-        return t.SubmitAnswer(ids=tuple(range(first, first + count)), note=sharing)
+            self._pending.remove(who.uid, first)
+        return tuple(TaskId(task_id) for task_id in range(first, first + count))
 
-    async def _finder(self, spec: TaskSpec) -> admission.FindTask:
-        """Finds the tasks that it waits for; those in the archive are read here, in the archive's thread."""
-        engine = self._engine
-        archived = [one.task for one in spec.after if one.task not in engine.state.tasks]
+    async def _dependency_finder(self, spec: TaskSpec) -> checks.FindTask:
+        """Archived dependencies are read here, in the archive's thread."""
+        shell = self._shell
+        archived = [one.task for one in spec.after if one.task not in shell.state.tasks]
         known: dict[TaskId, Task] = {}
         if archived:
-            known = await engine.read(lambda: {task.id: task for task in engine.archive.tasks(archived)})
-        # A task that was archived in the meantime is in neither: that is rare, and one row.
-        return lambda task: engine.state.tasks.get(task) or known.get(task) or find(engine, task)
+            known = await shell.read(lambda: {task.id: task for task in shell.archive.tasks(archived)})
+        # A task that was archived in the meantime is in neither; that is rare, and one row.
+        return lambda task: shell.state.tasks.get(task) or known.get(task) or shell.find(task)
 
-    def _foretell(
-        self, request: t.SubmitRequest, spec: TaskSpec, who: Identity, estimate: Estimate | None
+    def _dry_run(
+        self, request: t.SubmitRequest, spec: TaskSpec, who: Identity, estimate: Estimate | None, sharing_note: str
     ) -> t.SubmitAnswer:
-        state, now = self._engine.state, self._engine.clock.now()
-        task = admission.as_task(spec, who, estimate, held=request.held, now=now)
-        decision = admission.foresee(state, task, now)
+        state, now = self._shell.state, self._shell.clock.now()
+        decision = checks.decide_now(state, checks.as_task(spec, who, estimate, held=request.held, now=now), now)
         if decision.placement is None:
             note = f"would wait: {decision.reason}"
         else:
             indices = ", ".join(str(state.gpus[gpu].index) for gpu in decision.placement.gpus)
             note = f"would start on GPU {indices} now, {booked(decision.placement.booking)}"
+        note += f"; {sharing_note}" if sharing_note else ""
         return t.SubmitAnswer(ids=(), note=note, explain=explain_entries(decision, state))
 
     async def cancel(self, call: Call) -> t.Done:
         request: t.CancelRequest = call.body
-        admission.check_range("signal", request.signal, 1, 64)
-        admission.check_comment(request.reason)
-        await look_up_own(self._engine, call.task, call.who, "cancel")
-        note = ""
+        checks.check_range("signal", request.signal, 1, 64)
+        checks.check_comment(request.reason)
+        notes: list[str] = []
 
-        def make(state: State) -> Sequence[e.Durable]:
-            nonlocal note
-            task = self._live(state, call.task)
-            note = _cancel_note(task, request.signal)
+        def decide(state: State, task: Task, now: float) -> Sequence[e.Durable]:
+            notes.append(_cancel_note(task, request.signal))
             grace_s = 0.0 if request.signal == _SIGKILL else state.rules.stopping.grace_of(task.spec)
             ending = Cancelled(call.who.name, request.reason)
-            return [e.StopRequested(self._engine.clock.now(), task.id, ending, grace_s, request.signal)]
+            return [e.StopRequested(now, task.id, ending, grace_s, request.signal)]
 
-        await self._engine.change(make)
-        return t.Done(note=note)
+        await self._change_task(call, decide)
+        return t.Done(note=notes[-1])
 
     async def hold(self, call: Call) -> t.Done:
-        return await self._set_held(call, held=True)
+        await self._set_held(call, held=True)
+        return t.Done(note=f"task {call.task} is held")
 
     async def release(self, call: Call) -> t.Done:
-        return await self._set_held(call, held=False)
+        await self._set_held(call, held=False)
+        return t.Done(note=f"task {call.task} may start")
 
-    async def _set_held(self, call: Call, *, held: bool) -> t.Done:
-        verb = "hold" if held else "release"
-        await look_up_own(self._engine, call.task, call.who, verb)
-        note = f"task {call.task} is held" if held else f"task {call.task} may start"
-
-        def make(state: State) -> Sequence[e.Durable]:
-            task = self._live(state, call.task)
-            if not isinstance(task.status, Queued | Estimating):
+    async def _set_held(self, call: Call, *, held: bool) -> None:
+        def decide(_state: State, task: Task, now: float) -> Sequence[e.Durable]:
+            if not isinstance(task.status, s.Queued | s.Estimating):
                 raise WrongState(
-                    f"task {task.id} is {state_name(task.status)}; only a waiting task can be held or released"
+                    f"task {task.id} is {s.state_name(task.status)}; only a waiting task can be held or released"
                 )
             if task.status.held == held:
                 return ()
-            now = self._engine.clock.now()
             return [e.TaskHeld(now, task.id) if held else e.TaskReleased(now, task.id)]
 
-        await self._engine.change(make)
-        return t.Done(note=note)
+        await self._change_task(call, decide)
 
     async def retry(self, call: Call) -> t.Done:
         request: t.RetryRequest = call.body
-        await look_up_own(self._engine, call.task, call.who, "retry")
+        await look_up_own(self._shell, call)
 
         def make(state: State) -> Sequence[e.Durable]:
-            now = self._engine.clock.now()
+            now = self._shell.clock.now()
             archived = call.task not in state.tasks
-            task = self._found(call.task)
-            if not isinstance(task.status, Finished):
-                raise WrongState(f"task {task.id} is {state_name(task.status)}; only a finished task can be retried")
-            admission.check_fits(state, task.spec)
-            check_quota(state, task.owner, task.spec)
+            task = self._find(call.task)
+            if not isinstance(task.status, s.Finished):
+                raise WrongState(f"task {task.id} is {s.state_name(task.status)}; only a finished task can be retried")
+            checks.check_fits(state, task.spec)
+            checks.check_quota(state, task.owner, task.spec)
             again = e.TaskRetried(now, task.id, request.fresh)
             return [e.TaskRestored(now, task), again] if archived else [again]
 
-        await self._engine.change(make)
+        await self._shell.change(make)
         return t.Done(note=f"task {call.task} is queued again")
 
     async def preempt(self, call: Call) -> t.Done:
         request: t.PreemptRequest = call.body
-        admission.check_comment(request.reason)
-        await look_up_own(self._engine, call.task, call.who, "preempt")
-        note = ""
+        checks.check_comment(request.reason)
+        notes: list[str] = []
 
-        def make(state: State) -> Sequence[e.Durable]:
-            nonlocal note
-            task, now = self._live(state, call.task), self._engine.clock.now()
-            note = _preempt_note(task, hold=request.hold)
+        def decide(_state: State, task: Task, now: float) -> Sequence[e.Durable]:
+            notes.append(_preempt_note(task, hold=request.hold))
             return [replace(preempt.request(task, now, call.who.name, request.reason), hold=request.hold)]
 
-        await self._engine.change(make)
-        return t.Done(note=note)
+        await self._change_task(call, decide)
+        return t.Done(note=notes[-1])
 
     async def update(self, call: Call) -> Task:
-        """Answers with the task; whoever calls makes the view."""
+        """Returns the task; the caller makes the view."""
         request: t.UpdateRequest = call.body
-        await look_up_own(self._engine, call.task, call.who, "update")
-        if request == t.UpdateRequest():
-            raise Usage("nothing to change is given", "name, priority, gpu_memory_mib, time_limit_s or comment")
 
-        def make(state: State) -> Sequence[e.Durable]:
-            task = self._live(state, call.task)
+        def decide(state: State, task: Task, now: float) -> Sequence[e.Durable]:
+            if request == t.UpdateRequest():
+                raise Usage("no change is given", "name, priority, gpu_memory_mib, time_limit_s or comment")
             _check_update(request, task, state, call.who)
-            return [
-                e.TaskChanged(
-                    self._engine.clock.now(),
-                    task.id,
-                    name=request.name,
-                    priority=request.priority,
-                    gpu_memory_mib=request.gpu_memory_mib,
-                    time_limit_s=request.time_limit_s,
-                    comment=request.comment,
-                )
-            ]
+            changes = {name: getattr(request, name) for name in request.__struct_fields__}
+            return [e.TaskChanged(now, task.id, **changes)]
 
-        await self._engine.change(make)
-        return await look_up(self._engine, call.task)
+        await self._change_task(call, decide)
+        return await self._shell.look_up(call.task)
 
     async def drain(self, call: Call) -> t.Done:
         request: t.DrainRequest = call.body
-        admission.check_comment(request.reason)
-        gpu = _gpu(self._engine.state, request.gpu)
-        await self._engine.change(lambda _state: [e.GpuDrained(self._engine.clock.now(), gpu, request.reason)])
-        return t.Done(note=f"{_named(request.gpu)} takes no new tasks; those that run go on")
+        checks.check_comment(request.reason)
+        gpu = _gpu(self._shell.state, request.gpu)
+        await self._shell.commit([e.GpuDrained(self._shell.clock.now(), gpu, request.reason)])
+        return t.Done(note=f"{_named(request.gpu)} takes no new tasks; running tasks continue")
 
     async def resume(self, call: Call) -> t.Done:
         request: t.DrainRequest = call.body
-        gpu = _gpu(self._engine.state, request.gpu)
-        await self._engine.change(lambda _state: [e.GpuResumed(self._engine.clock.now(), gpu)])
-        return t.Done(note=_resumed(self._engine.state, request.gpu))
+        gpu = _gpu(self._shell.state, request.gpu)
+        await self._shell.commit([e.GpuResumed(self._shell.clock.now(), gpu)])
+        return t.Done(note=_resume_note(self._shell.state, request.gpu))
 
-    def _found(self, task_id: TaskId) -> Task:
-        """As it is at the moment of the commit."""
-        task = find(self._engine, task_id)
+    async def _change_task(self, call: Call, decide: Decide) -> None:
+        """Commit what `decide` returns for the task. Only its owner and administrators may; it must not be finished."""
+        await look_up_own(self._shell, call)
+
+        def make(state: State) -> Sequence[e.Durable]:
+            task = state.tasks.get(call.task) or self._find(call.task)
+            if isinstance(task.status, s.Finished):
+                raise WrongState(f"task {task.id} has already finished: {describe(task.status.outcome)}")
+            return decide(state, task, self._shell.clock.now())
+
+        await self._shell.change(make)
+
+    def _find(self, task_id: TaskId) -> Task:
+        """The task at the moment of the commit."""
+        task = self._shell.find(task_id)
         if task is None:
-            raise no_such(task_id)
+            raise no_such_task(task_id)
         return task
 
-    def _live(self, state: State, task_id: TaskId) -> Task:
-        """The task, if it has not finished."""
-        task = state.tasks.get(task_id) or self._found(task_id)
-        if isinstance(task.status, Finished):
-            raise WrongState(f"task {task.id} is over already: {describe(task.status.outcome)}")
-        return task
+
+async def look_up_own(shell: Shell, call: Call) -> Task:
+    """The task of a route that only its owner and administrators may use."""
+    found = await shell.look_up(call.task)
+    require_owner(call.who, found, call.route.name)
+    return found
 
 
 def _cancel_note(task: Task, signal: int) -> str:
     match task.status:
-        case Starting() | Running():
+        case s.Starting() | s.Running():
             return f"task {task.id} is being stopped (signal {signal})"
-        case Estimating() | Queued() | Ended() | Recovering():
+        case s.Estimating() | s.Queued() | s.Ended() | s.Recovering():
             return f"task {task.id} is cancelled"
-        case Finished():
+        case s.Finished():
             return ""
         case _:
             assert_never(task.status)
 
 
 def _preempt_note(task: Task, *, hold: bool) -> str:
-    """What follows; or WrongState, if it cannot be asked."""
+    """What follows from the request. Raises WrongState if it cannot be made."""
     saves, status = task.spec.checkpoint, task.status
     if saves is None:
         raise WrongState(
-            f"task {task.id} declares no signal on which it saves, so it is not asked to",
+            f"task {task.id} declares no signal on which it saves",
             "submit with --checkpoint-signal; `carma cancel` stops it without saving",
         )
-    if not isinstance(status, Running):
-        hint = f"`carma hold {task.id}` keeps it from starting" if isinstance(status, Queued | Estimating) else ""
-        raise WrongState(f"task {task.id} is {state_name(status)}; only a running task can be asked to save", hint)
+    if not isinstance(status, s.Running):
+        waiting = isinstance(status, s.Queued | s.Estimating)
+        hint = f"`carma hold {task.id}` keeps it from starting" if waiting else ""
+        raise WrongState(f"task {task.id} is {s.state_name(status)}; only a running task can be asked to save", hint)
     if status.ending is not None:
         raise WrongState(f"task {task.id} is being stopped: {describe(status.ending)}")
     if status.preempting is not None and (status.preempting.hold or not hold):
-        raise WrongState(f"task {task.id} was asked to save already", "`carma show` tells when, and by whom")
-    back = "and is held" if hold else "and comes back into the queue"
-    return f"task {task.id} is asked to save (signal {saves.signal}); it has {show_s(saves.grace_s)}, {back}"
+        raise WrongState(f"task {task.id} was already asked to save", "`carma show` says when and by whom")
+    then = "and is held" if hold else "and returns to the queue"
+    return f"task {task.id} is asked to save (signal {saves.signal}); it has {show_s(saves.grace_s)}, {then}"
 
 
 def _check_update(request: t.UpdateRequest, task: Task, state: State, who: Identity) -> None:
-    waiting = isinstance(task.status, Pending)
+    waiting = isinstance(task.status, s.Pending)
     if not waiting and (request.priority is not None or request.gpu_memory_mib is not None):
         raise WrongState(
-            f"task {task.id} is {state_name(task.status)}: its priority and memory can no longer be changed",
-            "name, comment and time limit can",
+            f"task {task.id} is {s.state_name(task.status)}: its priority and memory can no longer be changed",
+            "name, comment and time limit can be changed",
         )
     if request.name is not None:
-        admission.check_name(request.name)
+        checks.check_name(request.name)
         _check_rename(task)
     if request.comment is not None:
-        admission.check_comment(request.comment)
+        checks.check_comment(request.comment)
     if request.priority is not None:
-        admission.check_priority(request.priority, who, before=task.spec.priority)
-    admission.check_range("time_limit_s", request.time_limit_s, 0.001, admission.SECONDS)
-    admission.check_range("gpu_memory_mib", request.gpu_memory_mib, 1, admission.MEMORY_MIB)
+        checks.check_priority(request.priority, who, before=task.spec.priority)
+    checks.check_range("time_limit_s", request.time_limit_s, 0.001, checks.SECONDS)
+    checks.check_range("gpu_memory_mib", request.gpu_memory_mib, 1, checks.MEMORY_MIB)
     if request.gpu_memory_mib is not None:
-        admission.check_fits(state, replace(task.spec, gpu_memory_mib=request.gpu_memory_mib))
+        checks.check_fits(state, replace(task.spec, gpu_memory_mib=request.gpu_memory_mib))
 
 
 def _check_rename(task: Task) -> None:
-    """The output files of an attempt are found by the task's fields: they must stay what they were at its start."""
+    """The output files of an attempt are found by the task's fields, which must stay as they were at its start."""
     if task.attempts and any("%x" in (template or "") for template in (task.spec.output, task.spec.error)):
         raise WrongState(
             f"task {task.id} has started, and its name is a part of its output file's name (%x)",
-            "it can only be renamed before it starts",
+            "a task with %x can only be renamed before it starts",
         )
 
 
@@ -326,14 +313,14 @@ def _gpu(state: State, name: str | None) -> GpuId | None:
     raise NotFound(f"there is no GPU {name!r}", "`carma gpus` lists them, by index and UUID")
 
 
-def _resumed(state: State, gpu: str | None) -> str:
+def _resume_note(state: State, gpu: str | None) -> str:
     if gpu is not None:
         return f"{_named(gpu)} takes new tasks" + (" once the server is resumed" if SERVER in state.drained else "")
     still = [str(found.index) for found in state.gpus.values() if found.id in state.drained]
     if not still:
         return "the server takes new tasks"
     stay = "stays" if len(still) == 1 else "stay"
-    return f"the server takes new tasks; GPU {', '.join(still)} {stay} drained (`carma resume` with a GPU lifts that)"
+    return f"the server takes new tasks; GPU {', '.join(still)} {stay} drained (`carma resume GPU` resumes one)"
 
 
 def _named(gpu: str | None) -> str:

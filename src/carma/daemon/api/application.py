@@ -1,7 +1,7 @@
-"""The routes of the API that read, and the application made of all of them. What changes something is in verbs.py, what
-reads the archive in history.py.
+"""The application: one handler for each route. Handlers that change something are in actions.py, those that read the
+archive in history.py.
 
-Handlers run on the daemon's loop: each is short, and a long list is made in pieces with room between for others.
+Handlers run on the daemon's event loop: each is short, and a long list is made in pieces with pauses for other work.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ from starlette.types import Send
 
 import carma
 from carma.config import describe
-from carma.core.model.outcome import Outcome
 from carma.core.model.status import Finished, Status, state_name
 from carma.core.model.task import Task
+from carma.core.model.units import show_count
 from carma.core.model.values import TaskId
 from carma.core.scheduling.feasibility import by_size
 from carma.core.scheduling.queue_order import in_order
 from carma.core.state import SERVER, State, turn
-from carma.daemon.api.actions import FileCheck, Verbs, check_in_process
-from carma.daemon.api.event_stream import sse
-from carma.daemon.api.history_routes import History
-from carma.daemon.api.log_reader import Output
-from carma.daemon.auth import Door, Identity, uid_of
-from carma.daemon.engine import Engine, find, look_up, look_up_own
+from carma.daemon.api.actions import Actions, CheckFiles, look_up_own
+from carma.daemon.api.event_stream import server_sent_events
+from carma.daemon.api.history import History
+from carma.daemon.api.log_stream import LogStream
+from carma.daemon.auth import Authenticator, Identity, uid_of
+from carma.daemon.estimating.estimates import Estimates
 from carma.daemon.http.request import MIB, Call, Handler, endpoint, problem
+from carma.daemon.shell import Shell
 from carma.daemon.views.explanation import explanation
-from carma.daemon.views.task_views import Lens, code_of, gpu_views, reasons_of, task_view, task_views
+from carma.daemon.views.gpu_views import gpu_views
+from carma.daemon.views.task_views import OUTCOME_CODES, ViewContext, code_of, reasons_of, task_view, task_views
 from carma.daemon.views.user_views import user_views
 from carma.errors import CarmaError, NotFound, Usage
 from carma.launch.attempt_files import AttemptFiles
@@ -46,21 +48,29 @@ from carma.wire.routes import API, OFFSET_HEADER, ROUTES
 from carma.wire.user_types import UserView
 
 _PIECE = 200  # views that are made without a pause
-_LISTED = 1_000
-_WAIT_MOST_S = 60.0  # a longer wait is several requests
+_DEFAULT_LIMIT = 1_000
+_LONGEST_WAIT_S = 60.0  # a client makes a longer wait out of several requests
+_OUTCOMES_BY_CODE = {code.lower(): str(kind.__struct_config__.tag) for kind, code in OUTCOME_CODES.items()}
+_OUTCOMES = frozenset(_OUTCOMES_BY_CODE.values())
+_STATUSES = frozenset(str(kind.__struct_config__.tag) for kind in get_args(Status))
+_STATES = _STATUSES | _OUTCOMES | {"pd", "h", "r", "cg"} | _OUTCOMES_BY_CODE.keys()
 
 
-def make_app(engine: Engine, door: Door | None = None, check_files: FileCheck = check_in_process) -> Starlette:
-    """One application for the route table. It ends its streams when `app.state.closing` is set (HttpServer does).
-
-    `check_files` checks the files of each submitted command.
-    """
-    door = door or Door(engine.settings.daemon.admins)
+def make_app(
+    shell: Shell, estimates: Estimates, check_files: CheckFiles, authenticator: Authenticator | None = None
+) -> Starlette:
+    """`check_files` checks the files of each submitted command. The application ends its streams when
+    `app.state.closing` is set (HttpServer does that)."""
+    authenticator = authenticator or Authenticator(shell.settings.daemon.admins)
     closing = asyncio.Event()
-    api = Api(engine, door, closing, check_files)
-    max_bytes = engine.settings.daemon.max_request_mib * MIB
+    handlers = Api(shell, estimates, check_files, authenticator, closing).handlers
+    max_bytes = shell.settings.daemon.max_request_mib * MIB
     routes = [
-        HttpRoute(API + route.path, endpoint(route, api.handlers[route.name], door, max_bytes), methods=[route.method])
+        HttpRoute(
+            API + route.path,
+            endpoint(route, handlers[route.name], authenticator, max_bytes),
+            methods=[route.method],
+        )
         for route in ROUTES
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
@@ -74,14 +84,14 @@ async def _no_route(request: Request, error: Exception) -> Response:
     status = cast(HTTPException, error).status_code
     place = f"{request.method} {request.url.path[:100]}"
     hint = f"{API}/openapi.json lists the routes"
-    wrong: CarmaError = Usage(f"{place}: not with this method", hint)
+    wrong: CarmaError = Usage(f"{place}: this route has another method", hint)
     answer = problem(NotFound(f"there is no route {place}", hint) if status == 404 else wrong)
     answer.status_code = status
     return answer
 
 
 class _Stream(StreamingResponse):
-    """Closes its iterator at once when the client goes away, so that files and subscriptions do not wait for that."""
+    """Closes its iterator as soon as the client disconnects, and with it files and subscriptions."""
 
     async def stream_response(self, send: Send) -> None:
         async with aclosing(cast(Any, self.body_iterator)):
@@ -89,57 +99,70 @@ class _Stream(StreamingResponse):
 
 
 class Api:
-    def __init__(self, engine: Engine, door: Door, closing: asyncio.Event, check_files: FileCheck) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        shell: Shell,
+        estimates: Estimates,
+        check_files: CheckFiles,
+        authenticator: Authenticator,
+        closing: asyncio.Event,
+    ) -> None:
+        self._shell = shell
+        self._estimates = estimates
+        self._authenticator = authenticator
         self._closing = closing
-        self._door = door
-        verbs = Verbs(engine, check_files)
-        self._verbs = verbs
-        self._history = History(engine, self._lens)
-        self.handlers: dict[str, Handler] = {
+        self._actions = Actions(shell, estimates, check_files)
+        self._history = History(shell, self._context)
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        """By the name of the route."""
+        actions, history = self._actions, self._history
+        return {
             "server": self.server,
-            "submit": verbs.submit,
+            "submit": actions.submit,
             "tasks": self.tasks,
             "task": self.task,
-            "story": self._history.story,
+            "story": history.story,
             "explain": self.explain,
             "logs": self.logs,
-            "cancel": verbs.cancel,
-            "hold": verbs.hold,
-            "release": verbs.release,
-            "retry": verbs.retry,
-            "preempt": verbs.preempt,
+            "cancel": actions.cancel,
+            "hold": actions.hold,
+            "release": actions.release,
+            "retry": actions.retry,
+            "preempt": actions.preempt,
             "update": self.update,
             "gpus": self.gpus,
             "users": self.users,
-            "drain": verbs.drain,
-            "resume": verbs.resume,
+            "drain": actions.drain,
+            "resume": actions.resume,
             "history": self.history,
-            "report": self._history.report,
+            "report": history.report,
             "events": self.events,
             "settings": self.settings,
             "shutdown": self.shutdown,
             "openapi": self.openapi,
         }
 
-    def _lens(self, who: Identity) -> Lens:
-        state = self._engine.state
-        engine = self._engine
-        return Lens(state, engine.clock.now(), who, engine.paths.log_dir, by_size(state), engine.stage)
+    def _context(self, who: Identity) -> ViewContext:
+        shell = self._shell
+        sizes = by_size(shell.state)
+        return ViewContext(shell.state, shell.clock.now(), who, shell.paths.log_dir, sizes, self._estimates.stage)
 
     async def server(self, call: Call) -> t.ServerView:
-        engine, state = self._engine, self._engine.state
+        shell, state = self._shell, self._shell.state
         finished = sum(isinstance(task.status, Finished) for task in state.tasks.values())
+        own_uid = self._authenticator.own_uid
         return t.ServerView(
             version=carma.__version__,
             pid=os.getpid(),
-            user=self._door.names.of(self._door.own_uid),
-            uid=self._door.own_uid,
-            home=str(engine.paths.state_dir),
+            user=self._authenticator.names.of(own_uid),
+            uid=own_uid,
+            home=str(shell.paths.state_dir),
             policy=state.policy.name,
-            started_at=engine.started_at,
-            now=engine.clock.now(),
-            speed=engine.clock.speed,
+            started_at=shell.started_at,
+            now=shell.clock.now(),
+            speed=shell.clock.speed,
             drained=state.drained.get(SERVER),
             gpus=len(state.gpus),
             queued=len(state.tasks) - finished - len(state.active),
@@ -149,36 +172,41 @@ class Api:
         )
 
     async def tasks(self, call: Call) -> list[t.TaskView]:
-        wanted = self._wanted(call)
+        state = self._shell.state
+        uid, wanted = self._uid(call), _state(call)
         live = [
-            task for task in self._engine.state.tasks.values() if not isinstance(task.status, Finished) and wanted(task)
+            task
+            for task in state.tasks.values()
+            if not isinstance(task.status, Finished)
+            and (uid is None or task.owner.uid == uid)
+            and (wanted is None or wanted in (state_name(task.status), code_of(task.status).lower()))
         ]
-        active, places = self._engine.state.active, self._places()
-        live.sort(key=lambda task: (task.id not in active, places.get(task.id, 0), turn(task)))
-        return await self._views(live[: call.query.get("limit", _LISTED)], call.who)
+        positions = self._queue_positions()
+        live.sort(key=lambda task: (task.id not in state.active, positions.get(task.id, 0), turn(task)))
+        return await self._views(live[: call.query.get("limit", _DEFAULT_LIMIT)], call.who)
 
-    def _places(self) -> dict[TaskId, int]:
-        """In the line, where users take turns or the policy has an order; else the tasks themselves tell."""
-        state = self._engine.state
+    def _queue_positions(self) -> dict[TaskId, int]:
+        """Where users take turns or the policy has an order of its own; otherwise `turn` gives the order."""
+        state = self._shell.state
         if state.lanes is None and state.policy.urgent is None:
             return {}
-        line = list(in_order(state, self._engine.clock.now()))
-        return {task_id: place - len(line) for place, task_id in enumerate(line)}
+        queue = list(in_order(state, self._shell.clock.now()))
+        return {task_id: position - len(queue) for position, task_id in enumerate(queue)}
 
     async def history(self, call: Call) -> Response:
-        return await self._history.page(call, self._uid(call), _kinds(call))
+        return await self._history.page(call, self._uid(call), _outcomes(call))
 
     async def _views(self, tasks: list[Task], who: Identity) -> list[t.TaskView]:
         made: list[t.TaskView] = []
-        lens = self._lens(who)
-        reasons = reasons_of(tasks, lens)
+        context = self._context(who)
+        reasons = reasons_of(tasks, context)
         for start in range(0, len(tasks), _PIECE):
-            made.extend(task_view(task, lens, reasons.get(task.id)) for task in tasks[start : start + _PIECE])
+            made.extend(task_view(task, context, reasons.get(task.id)) for task in tasks[start : start + _PIECE])
             await asyncio.sleep(0)
         return made
 
     def _uid(self, call: Call) -> int | None:
-        """Whose tasks: the caller's, somebody's, or everybody's (None)."""
+        """The user whose tasks are wanted: the caller, a named user, or everyone (None)."""
         name: str | None = call.query.get("user")
         if name is None:
             return call.who.uid
@@ -186,89 +214,81 @@ class Api:
             return None
         uid = uid_of(name)
         if uid is None:
-            raise NotFound(f"there is no user {name[:40]!r}", "'all' stands for everybody")
+            raise NotFound(f"there is no user {name[:40]!r}", "'all' stands for all users")
         return uid
 
-    def _wanted(self, call: Call) -> Callable[[Task], bool]:
-        uid, state = self._uid(call), _state(call)
-
-        def wanted(task: Task) -> bool:
-            return (uid is None or task.owner.uid == uid) and (state is None or state in _names(task.status))
-
-        return wanted
-
     async def task(self, call: Call) -> t.TaskView:
-        found = await look_up(self._engine, call.task)
+        found = await self._shell.look_up(call.task)
         wait_s = call.query.get("wait_s")
         if wait_s is not None and wait_s > 0:
-            await self._engine.wait_for(_over(call.task), min(wait_s, _WAIT_MOST_S))
-            found = await look_up(self._engine, call.task)
-        return self._view(self._engine.state.tasks.get(call.task, found), call.who)
+            await self._shell.wait_for(_finished(call.task), min(wait_s, _LONGEST_WAIT_S))
+            found = await self._shell.look_up(call.task)
+        return self._view(self._shell.state.tasks.get(call.task, found), call.who)
 
     def _view(self, task: Task, who: Identity) -> t.TaskView:
-        return task_views([task], self._lens(who))[0]
+        return task_views([task], self._context(who))[0]
 
     async def explain(self, call: Call) -> t.Explanation:
-        return explanation(await look_up(self._engine, call.task), self._lens(call.who))
+        return explanation(await self._shell.look_up(call.task), self._context(call.who))
 
     async def update(self, call: Call) -> t.TaskView:
-        return self._view(await self._verbs.update(call), call.who)
+        return self._view(await self._actions.update(call), call.who)
 
     async def logs(self, call: Call) -> Response:
-        task = await look_up_own(self._engine, call.task, call.who, "logs")
+        task = await look_up_own(self._shell, call)
         attempt, stream = call.query.get("attempt"), call.query.get("stream", "stdout")
         if stream not in ("stdout", "stderr"):
             raise Usage(f"there is no stream {stream[:40]!r}", "stdout or stderr")
         if attempt is not None and all(attempt != one.number for one in task.attempts):
             raise NotFound(f"task {task.id} has no attempt {attempt}", f"it has {len(task.attempts)} so far")
-        output = Output(
-            self._engine,
-            AttemptFiles(self._engine.paths.log_dir),
-            lambda: find(self._engine, call.task),
+        output = LogStream(
+            self._shell,
+            AttemptFiles(self._shell.paths.log_dir),
+            call.task,
             stream=stream,
             attempt=attempt,
             tail=call.query.get("tail"),
             follow=call.query.get("follow", False),
             closing=self._closing,
         )
-        reader = await output.first()
-        offset = {OFFSET_HEADER: str(reader.offset if reader is not None else 0)}
-        return _stream(output.pieces(reader), "application/octet-stream", offset)
+        file = await output.open_first()
+        offset = {OFFSET_HEADER: str(file.offset if file is not None else 0)}
+        return _stream(output.pieces(file), "application/octet-stream", offset)
 
     async def gpus(self, _call: Call) -> list[t.GpuView]:
-        return gpu_views(self._engine.state, self._engine.clock.now())
+        return gpu_views(self._shell.state, self._shell.clock.now())
 
     async def users(self, call: Call) -> list[UserView]:
-        return user_views(self._engine.state, call.who, self._engine.clock.now())
+        return user_views(self._shell.state, call.who, self._shell.clock.now())
 
     async def events(self, _call: Call) -> Response:
-        body = sse(self._engine.subscribe(), lambda: self._engine.state, self._closing)
+        body = server_sent_events(self._shell.subscribe(), lambda: self._shell.state, self._closing)
         return _stream(body, "text/event-stream")
 
     async def settings(self, _call: Call) -> list[t.SettingView]:
         return [
             t.SettingView(name=line.name, value=line.value, origin=line.origin, description=line.description)
-            for line in describe(self._engine.settings, self._engine.origins)
+            for line in describe(self._shell.settings, self._shell.origins)
         ]
 
     async def shutdown(self, call: Call) -> t.Done:
         request: t.ShutdownRequest = call.body
-        self._engine.request_stop(request.cancel_running)
-        running = len(self._engine.state.active)
-        count = "1 running task" if running == 1 else f"{running} running tasks"
-        fate = "cancelled" if request.cancel_running else "left running, to be taken up at the next start"
-        return t.Done(note="the daemon is stopping" + (f"; {count} {fate}" if running else ""))
+        self._shell.request_stop(request.cancel_running)
+        running = len(self._shell.state.active)
+        fate = "cancelled" if request.cancel_running else "left running; the next daemon adopts them"
+        tasks = f"; {show_count(running, 'running task')} {fate}" if running else ""
+        return t.Done(note=f"the daemon is stopping{tasks}")
 
     async def openapi(self, _call: Call) -> dict[str, Any]:
         return document()
 
 
-def _over(task_id: TaskId) -> Callable[[State], bool]:
-    def over(state: State) -> bool:
+def _finished(task_id: TaskId) -> Callable[[State], bool]:
+    def finished(state: State) -> bool:
         task = state.tasks.get(task_id)
         return task is None or isinstance(task.status, Finished)
 
-    return over
+    return finished
 
 
 def _stream(body: AsyncIterator[bytes], kind: str, more: dict[str, str] | None = None) -> Response:
@@ -276,7 +296,7 @@ def _stream(body: AsyncIterator[bytes], kind: str, more: dict[str, str] | None =
 
 
 def _state(call: Call) -> str | None:
-    """The state that is asked for, by its name or its short code."""
+    """The wanted state, by its name or its short code."""
     state: str | None = call.query.get("state")
     if state is None:
         return None
@@ -285,33 +305,9 @@ def _state(call: Call) -> str | None:
     return state.lower()
 
 
-def _kinds(call: Call) -> Collection[str] | None:
-    """The outcomes that belong to the state that is asked for; None: all of them."""
+def _outcomes(call: Call) -> Collection[str] | None:
+    """The outcomes that belong to the wanted state; None: all of them."""
     state = _state(call)
     if state is None or state == "finished":
         return None
-    return {kind for kind in (state, _OUTCOME_CODES.get(state)) if kind in _OUTCOMES}
-
-
-def _names(status: Status) -> tuple[str, str]:
-    """The names of the state of a task that is not finished: its own, and the short code."""
-    return state_name(status), code_of(status).lower()
-
-
-_OUTCOME_CODES = {
-    "cd": "succeeded",
-    "f": "failed",
-    "oom": "out_of_memory",
-    "ca": "cancelled",
-    "to": "timed_out",
-    "lf": "launch_failed",
-    "lo": "lost",
-    "di": "disrupted",
-    "nf": "never_fits",
-}
-_OUTCOMES = frozenset(str(kind.__struct_config__.tag) for kind in get_args(Outcome))
-_STATES = (
-    frozenset(str(kind.__struct_config__.tag) for kind in get_args(Status))
-    | _OUTCOMES
-    | {"pd", "h", "r", "cg", *_OUTCOME_CODES}
-)
+    return {kind for kind in (state, _OUTCOMES_BY_CODE.get(state)) if kind in _OUTCOMES}

@@ -1,4 +1,4 @@
-"""Server-sent events: what happens, as it happens. A reader that cannot keep up is dropped, never waited for."""
+"""Events as server-sent events. A reader that is too slow is disconnected; the daemon never waits for it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import msgspec
 
 from carma.core.model.events import Durable
 from carma.core.state import State
-from carma.daemon.engine import Subscription
-from carma.daemon.views.task_story import as_on_record, event_name, sentence, task_of
+from carma.daemon.subscribers import Subscription
+from carma.daemon.views.story import as_on_record, event_name, sentence, task_of
 from carma.wire.api_types import StreamEvent
 
 HEARTBEAT_S = 15.0
-_HEARTBEAT = b": still here\n\n"
+_HEARTBEAT = b": heartbeat\n\n"
 
 
 def encode(sequence: int, event: Durable, state: State) -> bytes:
@@ -25,12 +25,12 @@ def encode(sequence: int, event: Durable, state: State) -> bytes:
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (sequence, name.encode("ascii"), msgspec.json.encode(shown))
 
 
-async def sse(
+async def server_sent_events(
     subscription: Subscription, state: Callable[[], State], closing: asyncio.Event, heartbeat_s: float = HEARTBEAT_S
 ) -> AsyncIterator[bytes]:
-    """The stream's body. A slow reader fills the subscription's bounded buffer: that ends, and so does this.
+    """The body of the stream. It ends with the subscription, whose buffer is bounded.
 
-    The first comment goes out at once, so that a client knows that it is subscribed before it does anything else.
+    The first comment is sent at once, so that a client knows that it is subscribed before it does anything else.
     """
     events = aiter(subscription)
     ended: asyncio.Future[Literal[True]] = asyncio.ensure_future(closing.wait())

@@ -1,8 +1,9 @@
-"""What is checked before a submission becomes an event, so that whoever submits learns at once what cannot work.
+"""The checks of a submission, so that the submitter learns at once what cannot work. They change nothing.
 
-Two parts. `check_spec` looks at the request alone; `resolve_dependencies` and `check_capacity` look at the state and
-run in the same step as the commit. Whether files exist is asked in daemon/command_check.py. Nothing here changes
-anything.
+1. `check_spec` and `array_indices` check the request alone.
+2. The others check it against the state; they run again in the step that commits the submission.
+
+Files are checked in probes/command_check.py.
 """
 
 from __future__ import annotations
@@ -18,48 +19,65 @@ from msgspec.structs import replace
 from carma.core.model.outcome import describe_to_others, satisfied
 from carma.core.model.status import Finished, Queued
 from carma.core.model.task import Task
-from carma.core.model.values import ArrayPlace, Dependency, Estimate, SaveSignal, TaskId, TaskSpec
+from carma.core.model.units import show_count
+from carma.core.model.values import ArrayPlace, Dependency, Estimate, Owner, SaveSignal, TaskId, TaskSpec
 from carma.core.scheduling.decision import Decision
 from carma.core.scheduling.feasibility import never_fits
 from carma.core.scheduling.queue_order import not_yet, try_now
+from carma.core.scheduling.quota import limits_of
 from carma.core.state import State
 from carma.daemon.auth import Identity
-from carma.errors import NeverFitsError, NoCapacity, NoGpus, NotAllowed, NotFound, Refused, TooLarge, Usage
-from carma.wire.api_types import ArrayAsk, SubmitRequest
+from carma.errors import (
+    NeverFitsError,
+    NoCapacity,
+    NoGpus,
+    NotAllowed,
+    NotFound,
+    QuotaReached,
+    Refused,
+    TooLarge,
+    Usage,
+)
+from carma.wire.api_types import SubmitRequest
 
 MIB = 1024 * 1024
 COMMAND_BYTES = 1 * MIB
 ENVIRONMENT_BYTES = 4 * MIB
-ARRAY_BYTES = 64 * MIB  # what is held once for each task, added up over an array
-DEPENDENCY_BYTES = 200  # of memory: entries in the index of who waits for whom
+ARRAY_BYTES = 64 * MIB  # of what is stored once for each task, summed over an array
+DEPENDENCY_BYTES = 200  # of memory, for its entries in the index of dependencies
 STRING_BYTES = 32 * os.sysconf("SC_PAGE_SIZE") - 1  # the kernel's limit for one argument or variable
 NAME_CHARS, COMMENT_CHARS, PATH_BYTES = 200, 2_000, 4_096
 ARRAY_TASKS, ARRAY_INDEX = 10_000, 2**31 - 1
 PRIORITY, SECONDS, MEMORY_MIB, DEPENDENCIES = 10_000, 1e9, 10**9, 1_000
 
-_NEVER_HEARD = (9, 19)  # SIGKILL, SIGSTOP
+_NOT_CATCHABLE = (9, 19)  # SIGKILL, SIGSTOP
+
+_RANGES = {
+    "gpus": (1, 1_000_000),
+    "gpu_memory_mib": (1, MEMORY_MIB),
+    "time_limit_s": (0.001, SECONDS),
+    "grace_s": (0, 86_400),
+    "max_oom_retries": (0, 1_000),
+    "umask": (0, 0o777),
+    "threads_percent": (1, 100),
+}
 
 FindTask = Callable[[TaskId], Task | None]
 
 
 def check_spec(spec: TaskSpec, who: Identity, now: float) -> TaskSpec:
-    """The spec, tidied; or an error that names what is wrong."""
+    """The spec, normalised. Raises an error that names the wrong field."""
     if spec.array is not None:
-        raise Usage("spec.array is set by the daemon", "ask for an array in the request's own field `array`")
+        raise Usage("spec.array is set by the daemon", "request an array in the field `array` of the request")
     _check_strings(spec)
     check_name(spec.name)
     check_comment(spec.comment)
     if not os.path.isabs(spec.directory):
         raise Usage(f"the working directory {spec.directory!r} is not an absolute path")
-    check_range("gpus", spec.gpus, 1, 1_000_000)
-    check_range("gpu_memory_mib", spec.gpu_memory_mib, 1, MEMORY_MIB)
-    check_range("time_limit_s", spec.time_limit_s, 0.001, SECONDS)
-    check_range("grace_s", spec.grace_s, 0, 86_400)
-    check_range("max_oom_retries", spec.max_oom_retries, 0, 1_000)
-    check_range("umask", spec.umask, 0, 0o777)
-    check_range("threads_percent", spec.threads_percent, 1, 100)
+    for name, (low, high) in _RANGES.items():
+        check_range(name, getattr(spec, name), low, high)
     if spec.threads_percent is not None and spec.mechanism == "timeslice":
-        raise Usage("threads_percent is MPS's; with time slices it means nothing", "leave one of them out")
+        raise Usage("threads_percent works only under MPS, not with time slices", "leave one of them out")
     check_priority(spec.priority, who)
     if spec.warn is not None:
         check_range("warn.signal", spec.warn.signal, 1, 64)
@@ -67,24 +85,24 @@ def check_spec(spec: TaskSpec, who: Identity, now: float) -> TaskSpec:
     if spec.checkpoint is not None:
         _check_checkpoint(spec.checkpoint)
     if len(spec.after) > DEPENDENCIES:
-        raise TooLarge(f"it waits for {len(spec.after)} tasks; the limit is {DEPENDENCIES}")
+        raise TooLarge(f"the task waits for {len(spec.after)} tasks; the limit is {DEPENDENCIES}")
     return replace(spec, begin_at=_begin_at(spec.begin_at, now))
 
 
 def _check_checkpoint(saves: SaveSignal) -> None:
     check_range("checkpoint.signal", saves.signal, 1, 64)
     check_range("checkpoint.grace_s", saves.grace_s, 1, 86_400)
-    if saves.signal in _NEVER_HEARD:
-        raise Usage(f"signal {saves.signal} cannot be listened for", "USR1 is the usual one for saving")
+    if saves.signal in _NOT_CATCHABLE:
+        raise Usage(f"a program cannot catch signal {saves.signal}", "USR1 is the usual signal for saving")
 
 
 def _begin_at(at: float | None, now: float) -> float | None:
-    """A start in the past is no condition at all."""
+    """A start in the past is no condition."""
     if at is None:
         return None
     if not math.isfinite(at) or at > now + SECONDS:
         raise Usage(
-            f"the start that is asked for, {_moment(at)}, is not within the next 30 years",
+            f"the requested start, {_moment(at)}, is not within the next 30 years",
             "--begin takes for example now+1hour, 16:30 or 2026-01-31T16:30; begin_at of the API is seconds since 1970",
         )
     return at if at > now else None
@@ -99,7 +117,7 @@ def _moment(at: float) -> str:
 
 def _check_strings(spec: TaskSpec) -> None:
     if not spec.command or not spec.command[0]:
-        raise Usage("the command is empty", "write it after `--`: carma submit -- python train.py")
+        raise Usage("the command is empty", "write the command after `--`: carma submit -- python train.py")
     for key in spec.environment:
         if not key or "=" in key:
             raise Usage(f"{key!r} cannot be the name of an environment variable")
@@ -108,7 +126,7 @@ def _check_strings(spec: TaskSpec) -> None:
     for text in chain(spec.command, pairs, paths, (spec.name, spec.comment)):
         if "\0" in text:
             raise Usage(
-                f"there is a NUL character in {_start_of(text)!r}", "no argument, variable, name or path may hold one"
+                f"{text[:40]!r} contains a NUL character", "no argument, variable, name or path may contain one"
             )
     _check_sizes(spec, pairs, paths)
 
@@ -117,38 +135,34 @@ def _check_sizes(spec: TaskSpec, pairs: Sequence[str], paths: Sequence[str]) -> 
     for text in chain(spec.command, pairs):
         if len(text) > STRING_BYTES // 4 and _bytes(text) > STRING_BYTES:
             raise TooLarge(
-                f"{_start_of(text)!r}... has {_bytes(text)} bytes; one argument or variable may have {STRING_BYTES}",
-                "put it in a file and pass the file's name",
+                f"{text[:40]!r}... has {_bytes(text)} bytes; one argument or variable may have {STRING_BYTES}",
+                "put the text in a file and pass the file's name",
             )
     if (size := sum(map(_bytes, spec.command)) + len(spec.command)) > COMMAND_BYTES:
         raise TooLarge(f"the command has {size} bytes; the limit is {COMMAND_BYTES}", "put the arguments in a file")
     if (size := sum(map(_bytes, pairs)) + len(pairs)) > ENVIRONMENT_BYTES:
-        raise TooLarge(f"the environment has {size} bytes; the limit is {ENVIRONMENT_BYTES}", "pass less of it")
+        raise TooLarge(f"the environment has {size} bytes; the limit is {ENVIRONMENT_BYTES}", "pass fewer variables")
     for path in paths:
         if _bytes(path) > PATH_BYTES:
-            raise TooLarge(f"the path {_start_of(path)!r}... is longer than {PATH_BYTES} bytes")
+            raise TooLarge(f"the path {path[:40]!r}... is longer than {PATH_BYTES} bytes")
 
 
 def _bytes(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-def _start_of(text: str) -> str:
-    return text[:40]
-
-
 def check_name(name: str) -> None:
     if len(name) > NAME_CHARS:
         raise Usage(f"the name has {len(name)} characters; the limit is {NAME_CHARS}")
     if not name.isprintable():
-        raise Usage(f"the name {name!r} holds characters that cannot be printed")
+        raise Usage(f"the name {name!r} contains characters that cannot be printed")
 
 
 def check_comment(comment: str) -> None:
     if len(comment) > COMMENT_CHARS:
         raise TooLarge(f"the comment has {len(comment)} characters; the limit is {COMMENT_CHARS}")
     if "\0" in comment:
-        raise Usage("there is a NUL character in the comment")
+        raise Usage("the comment contains a NUL character")
 
 
 def check_range(name: str, value: float | None, low: float, high: float) -> None:
@@ -157,22 +171,22 @@ def check_range(name: str, value: float | None, low: float, high: float) -> None
 
 
 def check_priority(priority: int, who: Identity, before: int = 0) -> None:
-    """Anybody may step back; going before others is for administrators."""
+    """Every user may lower a priority; only administrators may raise it above the usual one."""
     check_range("priority", priority, -PRIORITY, PRIORITY)
     if priority > max(0, before) and not who.admin:
         raise NotAllowed(
-            f"priority {priority} would put the task before others', which is for administrators",
-            "0 is the usual priority, and below 0 goes after others; ask an administrator to raise it",
+            f"priority {priority}: only administrators may raise a priority above 0",
+            "0 is the usual priority; ask an administrator to raise it",
         )
 
 
-def places(request: SubmitRequest) -> tuple[int, ...] | None:
-    """The indices of the array that is asked for; None for a single task."""
-    ask: ArrayAsk | None = request.array
+def array_indices(request: SubmitRequest) -> tuple[int, ...] | None:
+    """The indices of the requested array; None for a single task."""
+    ask = request.array
     if ask is None:
         return None
     if not ask.indices:
-        raise Usage("the array has no index", "write for example --array 0-9")
+        raise Usage("the array has no index", "an example: --array 0-9")
     if len(ask.indices) > ARRAY_TASKS:
         raise TooLarge(f"the array has {len(ask.indices)} tasks; the limit is {ARRAY_TASKS}", "submit it in parts")
     if len(set(ask.indices)) != len(ask.indices):
@@ -185,7 +199,7 @@ def places(request: SubmitRequest) -> tuple[int, ...] | None:
     repeated = len(ask.indices) * _repeated_bytes(request.spec)
     if repeated > ARRAY_BYTES:
         raise TooLarge(
-            f"what the array repeats for each task (command, paths, name, comment, dependencies) has "
+            f"command, paths, name, comment and dependencies, repeated for each task of the array, have "
             f"{repeated // MIB} MiB; the limit is {ARRAY_BYTES // MIB}",
             "put long arguments in a file, wait for fewer tasks, or submit it in parts",
         )
@@ -193,7 +207,7 @@ def places(request: SubmitRequest) -> tuple[int, ...] | None:
 
 
 def _repeated_bytes(spec: TaskSpec) -> int:
-    """What lists, rows and indices hold for each task of an array. The environment is stored once for all of them."""
+    """What is stored for each task of an array. The environment is stored once for all of them."""
     texts = (*spec.command, spec.directory, spec.output or "", spec.error or "", spec.name, spec.comment)
     return sum(map(_bytes, texts)) + DEPENDENCY_BYTES * len(spec.after)
 
@@ -206,8 +220,8 @@ def expand(spec: TaskSpec, first: TaskId, indices: tuple[int, ...] | None, at_on
 
 
 def resolve_dependencies(spec: TaskSpec, find: FindTask) -> TaskSpec:
-    """Those on finished tasks are settled now: what is fulfilled is dropped, what never can be is refused."""
-    still: list[Dependency] = []
+    """Dependencies on finished tasks are decided now: satisfied ones are dropped, impossible ones are refused."""
+    unfinished: list[Dependency] = []
     for dependency in dict.fromkeys(spec.after):
         other = find(dependency.task)
         if other is None:
@@ -215,37 +229,35 @@ def resolve_dependencies(spec: TaskSpec, find: FindTask) -> TaskSpec:
                 f"there is no task {dependency.task} to wait for", "`carma queue` and `carma history` list tasks"
             )
         if not isinstance(other.status, Finished):
-            still.append(dependency)
+            unfinished.append(dependency)
         elif not satisfied(dependency, other.status.outcome):
             ended = describe_to_others(other.status.outcome)
             raise Refused(
                 f"task {other.id} can no longer end as wanted ({dependency.when}): it {ended}",
                 "submit without that dependency, or retry that task first",
             )
-    return replace(spec, after=tuple(still))
+    return replace(spec, after=tuple(unfinished))
 
 
 def check_fits(state: State, spec: TaskSpec) -> None:
     if not state.gpus:
-        raise NoGpus("this server has no GPU that could be used", "`carma gpus` and `carma doctor` say more")
+        raise NoGpus("this server has no usable GPU", "`carma doctor` says why")
     if reason := never_fits(state, spec):
         raise NeverFitsError(f"the task can never run here: {reason}", "ask for less, or use another server")
 
 
 def sharing_note(state: State, spec: TaskSpec) -> str:
-    """What becomes of the way of sharing that is asked for: a note where the GPUs have none, else nothing.
-
-    Raises Refused where the settings rule it out: whoever asks for MPS has a reason, and would not find out.
-    """
+    """A note if the GPUs do not have the requested sharing mechanism, else "". Raises Refused if the settings exclude
+    it: a user who requests MPS has a reason, and must not miss that it is not used."""
     server, asked = state.rules.sharing.mechanism, spec.mechanism
     if asked is None and spec.threads_percent is None:
         return ""
     wanted = "mps" if spec.threads_percent is not None else asked
     if server == "mig" or (server == "timeslice" and wanted == "mps"):
-        here = "on MIG instances only" if server == "mig" else "by time slices only"
+        allowed = "on MIG instances only" if server == "mig" else "by time slices only"
         raise Refused(
-            f"tasks share GPUs {here} on this server (sharing.mechanism = {server!r}), and {_wish(spec)} asked for",
-            "submit it without; an administrator can change the setting",
+            f"tasks share GPUs {allowed} on this server (sharing.mechanism = {server!r}), and {_wish(spec)} requested",
+            "submit without that option; an administrator can change the setting",
         )
     kinds = {gpu.kind for gpu in state.gpus.values()}
     if wanted == "mps" and "card" not in kinds:
@@ -254,7 +266,7 @@ def sharing_note(state: State, spec: TaskSpec) -> str:
 
 
 def _wish(spec: TaskSpec) -> str:
-    """`--mechanism mps is`, `--mechanism mps and --threads-percent 30 are`: as whoever submits writes it."""
+    """`--mechanism mps is`, `--mechanism mps and --threads-percent 30 are`: as in the command line."""
     asked = [f"--mechanism {spec.mechanism}"] if spec.mechanism is not None else []
     asked += [f"--threads-percent {spec.threads_percent}"] if spec.threads_percent is not None else []
     return f"{' and '.join(asked)} {'is' if len(asked) == 1 else 'are'}"
@@ -264,12 +276,12 @@ _WITHOUT_MPS = {"virtual": "virtual GPUs", "mig": "MIG instances"}
 
 
 def as_task(spec: TaskSpec, who: Identity, estimate: Estimate | None, *, held: bool, now: float) -> Task:
-    """The task as it would stand in the queue, to ask what would become of it."""
+    """The task as it would be in the queue, for a decision about it."""
     return Task(id=TaskId(0), owner=who.owner, spec=spec, submitted_at=now, status=Queued(now, held), estimate=estimate)
 
 
-def foresee(state: State, task: Task, now: float) -> Decision:
-    """What would happen to it now. Something that it waits for comes before any GPU."""
+def decide_now(state: State, task: Task, now: float) -> Decision:
+    """The decision about the task now. A condition that it waits for comes before any GPU."""
     decision = try_now(state, task, now)
     blocked = not_yet(task, state, now)
     if blocked is None:
@@ -278,7 +290,53 @@ def foresee(state: State, task: Task, now: float) -> Decision:
 
 
 def check_capacity(state: State, task: Task, now: float) -> None:
-    """For `nonblock`: now or not at all."""
-    decision = foresee(state, task, now)
+    """For `nonblock`. Raises NoCapacity unless the task can start now."""
+    decision = decide_now(state, task, now)
     if decision.placement is None:
-        raise NoCapacity(f"it cannot start now: {decision.reason}", "without --nonblock it waits for its turn")
+        raise NoCapacity(f"the task cannot start now: {decision.reason}", "without --nonblock it waits in the queue")
+
+
+_ASK = "; an administrator can change the setting"
+
+
+class PendingSubmissions:
+    """Submissions that are checked but not yet part of the state: several are committed in one transaction."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, dict[TaskId, int]] = {}  # uid -> first id of the submission -> number of tasks
+
+    def others(self, uid: int, first: TaskId) -> int:
+        """The number of tasks in the user's other submissions."""
+        return sum(count for other, count in self._counts.get(uid, {}).items() if other != first)
+
+    def add(self, uid: int, first: TaskId, count: int) -> None:
+        self._counts.setdefault(uid, {})[first] = count
+
+    def remove(self, uid: int, first: TaskId) -> None:
+        """After the submission was stored or has failed."""
+        counts = self._counts.get(uid, {})
+        counts.pop(first, None)
+        if not counts:
+            self._counts.pop(uid, None)
+
+
+def check_quota(state: State, owner: Owner, spec: TaskSpec, count: int = 1) -> None:
+    """Raises QuotaReached if `count` more tasks may not wait, or could never start."""
+    limits = limits_of(state.rules.quota, owner.name)
+    if limits.gpus is not None and spec.gpus > limits.gpus:
+        asks = show_count(spec.gpus, "GPU")
+        raise QuotaReached(
+            f"the task requests {asks}, and user {owner.name} may hold {limits.gpus} at once (quota.gpus)",
+            "request fewer GPUs" + _ASK,
+        )
+    if limits.running == 0:
+        raise QuotaReached(f"user {owner.name} may run no task here (quota.running is 0)", "ask an administrator")
+    if limits.waiting is None:
+        return
+    waiting = state.accounts.waiting(owner.uid)
+    if waiting + count > limits.waiting:
+        more = "" if count == 1 else f", and {count} more are submitted"
+        raise QuotaReached(
+            f"user {owner.name} has {waiting} of {limits.waiting} waiting tasks (quota.waiting){more}",
+            "wait until some have started, or cancel some" + _ASK,
+        )

@@ -1,5 +1,5 @@
-"""Looks at what commands would run, in a thread for each user: a drive that hangs holds up nobody but those whose files
-lie on it, and one thread for each of them.
+"""Fingerprints of what commands would run, computed in a thread for each user: a file system that hangs delays only
+the users whose files are on it, and costs one thread for each of them.
 """
 
 from __future__ import annotations
@@ -13,71 +13,70 @@ from msgspec.structs import replace
 
 from carma.core.model.command_pattern import pattern
 from carma.core.ports import EstimateRequest
-from carma.daemon.background_thread import Worker
+from carma.daemon.background_thread import BackgroundThread
 
 log = logging.getLogger("carma.daemon")
 
-LOOK_LIMIT_S = 20.0
-FRESH_S = 5.0  # so long a look counts for the same command with other numbers: a sweep is submitted at once
+LIMIT_S = 20.0  # for one fingerprint
+FRESH_S = 5.0  # a fingerprint holds this long for the same command with other numbers: a sweep needs only one
 
 Fingerprint = Callable[[EstimateRequest], str]
 
 
-class Looks:
+class Fingerprints:
     def __init__(self, fingerprint: Fingerprint) -> None:
         self._fingerprint = fingerprint
-        self._eyes: dict[int, _Eye] = {}  # by uid
+        self._threads: dict[int, _UserThread] = {}  # by uid
 
-    async def at(self, request: EstimateRequest) -> str:
-        """The fingerprint of the command without its numbers, which history compares by itself; "" where none can be
-        had."""
+    async def of(self, request: EstimateRequest) -> str:
+        """The fingerprint of the command without its numbers, which history compares by itself; "" if unknown."""
         uid = request.owner.uid
-        eye = self._eyes.get(uid)
-        if eye is None:  # not setdefault: each _Eye() starts a thread
-            eye = self._eyes[uid] = _Eye()
-        eye.asked += 1
+        thread = self._threads.get(uid)
+        if thread is None:  # not setdefault: each _UserThread() starts a thread
+            thread = self._threads[uid] = _UserThread()
+        thread.requests += 1
         try:
-            async with eye.turn:  # so that the limit is for one look, however many there are before it
-                return "" if eye.hangs else await self._look(eye, _blank(request))
+            async with thread.lock:  # the limit is for one fingerprint, however many requests wait before it
+                return "" if thread.hangs else await self._compute(thread, _without_numbers(request))
         finally:
-            eye.asked -= 1
-            if not eye.asked and not eye.hangs and self._eyes.get(uid) is eye:
-                del self._eyes[uid]
-                eye.worker.close(wait_s=0.0)
+            thread.requests -= 1
+            if not thread.requests and not thread.hangs and self._threads.get(uid) is thread:
+                del self._threads[uid]
+                thread.background.close(wait_s=0.0)
 
-    async def _look(self, eye: _Eye, request: EstimateRequest) -> str:
+    async def _compute(self, thread: _UserThread, request: EstimateRequest) -> str:
         spec = (request.spec.command, request.spec.directory, request.spec.environment)
-        if eye.last is not None and eye.last[0] == spec and time.monotonic() < eye.last[1] + FRESH_S:
-            return eye.last[2]
+        if thread.last is not None and thread.last[0] == spec and time.monotonic() < thread.last[1] + FRESH_S:
+            return thread.last[2]
         began_s = time.monotonic()
-        eye.looking = eye.worker.call(lambda: self._fingerprint(request))
+        thread.current = thread.background.call(lambda: self._fingerprint(request))
         try:
-            async with asyncio.timeout(LOOK_LIMIT_S):
-                found = await asyncio.shield(eye.looking)
-            eye.last = (spec, began_s, found)
+            async with asyncio.timeout(LIMIT_S):
+                found = await asyncio.shield(thread.current)
+            thread.last = (spec, began_s, found)
             return found
         except TimeoutError:
-            log.error("what task %d runs did not answer within %g s", request.task, LOOK_LIMIT_S)
+            log.error("the files that task %d runs did not answer within %g s", request.task, LIMIT_S)
         except Exception as error:
-            log.warning("what task %d runs could not be looked at: %s", request.task, error)
+            log.warning("the files that task %d runs could not be read: %s", request.task, error)
         return ""
 
 
-def _blank(request: EstimateRequest) -> EstimateRequest:
+def _without_numbers(request: EstimateRequest) -> EstimateRequest:
     return replace(request, spec=replace(request.spec, command=pattern(request.spec.command)))
 
 
-class _Eye:
-    """The thread of one user's looks, as long as there are any."""
+class _UserThread:
+    """Exists while the user has requests, or while its thread hangs."""
 
     def __init__(self) -> None:
-        self.worker = Worker("looking")
-        self.turn = asyncio.Lock()
-        self.asked = 0
-        self.looking: asyncio.Future[str] | None = None
-        self.last: tuple[object, float, str] | None = None  # what was looked at, when, and what was found
+        self.background = BackgroundThread("fingerprints")
+        self.lock = asyncio.Lock()
+        self.requests = 0
+        self.current: asyncio.Future[str] | None = None
+        self.last: tuple[object, float, str] | None = None  # the command, when it was read, its fingerprint
 
     @property
     def hangs(self) -> bool:
-        """The last look has not come back, although nobody waits for it any more."""
-        return self.looking is not None and not self.looking.done()
+        """Whether a computation that is past its limit has not returned."""
+        return self.current is not None and not self.current.done()

@@ -1,16 +1,15 @@
-"""Trial runs that can be called off one by one: when a task is cancelled, nobody wants to know what it would take.
+"""Trial runs that can be cancelled one by one, for example when their task is cancelled.
 
-A trial that was called off is an exception here and not a refusal: refusals are remembered for a while, and the same
+A trial that was cancelled raises an exception and is not a refusal: refusals are cached for a while, and the same
 command may be submitted again at once.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 from carma.core.model.settings import Memory
 from carma.core.model.values import NoEstimate, TaskId
@@ -20,42 +19,39 @@ from carma.trial.protocol import Trial
 from carma.trial.sandbox import Boxed, Ended, Sandbox
 from carma.trial.trial_run import TrialRuns
 
-T = TypeVar("T")
 
-
-class CalledOff(Exception):
-    """Nobody waits for this trial any more."""
+class TrialCancelled(Exception):
+    """Must not be cached as a refusal."""
 
 
 class DaemonTrials:
-    """Implements estimate.protocol.Trials, with `cancel`. Each run is a box of its own."""
+    """Implements trial.protocol.Trials, with `cancel`. Each run has a sandbox of its own."""
 
     def __init__(self, cache_dir: Path, memory: Memory, make: Callable[..., TrialRuns] = TrialRuns) -> None:
         self._lock = threading.Lock()
         self._runs: dict[TaskId, list[_Run]] = {}
-        self._here = threading.local()  # the run that this thread is at
-        self._trials = make(
-            cache_dir, memory.trial_limit_s, memory.trial_memory_mib, sandbox=_Boxes(lambda: self._here.run)
-        )
+        self._thread = threading.local()  # `run` is the run of this thread
+        sandbox = _SandboxPerRun(lambda: self._thread.run)
+        self._trials = make(cache_dir, memory.trial_limit_s, memory.trial_memory_mib, sandbox=sandbox)
 
     def run(self, request: EstimateRequest) -> Trial | NoEstimate:
-        with self._noted(request.task):
+        with self._registered(request.task):
             return self._trials.run(request)
 
     def describe(self, request: EstimateRequest) -> Described | NoEstimate:
-        with self._noted(request.task):
+        with self._registered(request.task):
             return self._trials.describe(request)
 
     def cancel(self, task: TaskId) -> None:
-        """End what runs for that task; it may also be on its way to the box, and then does not get there."""
+        """End the runs of this task, also those that have not reached their sandbox yet."""
         with self._lock:
             runs = list(self._runs.get(task, ()))
         for run in runs:
-            run.call_off()
+            run.cancel()
 
     @contextmanager
-    def _noted(self, task: TaskId) -> Iterator[None]:
-        run = self._here.run = _Run()
+    def _registered(self, task: TaskId) -> Iterator[None]:
+        run = self._thread.run = _Run()
         with self._lock:
             self._runs.setdefault(task, []).append(run)
         try:
@@ -68,37 +64,37 @@ class DaemonTrials:
 
 
 class _Run:
-    """One call; while its command runs, the box that it runs in."""
+    """One call; while its command runs, also the sandbox in which it runs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._box: Sandbox | None = None
-        self._off = False
+        self._sandbox: Sandbox | None = None
+        self._cancelled = False
 
-    def call_off(self) -> None:
+    def cancel(self) -> None:
         with self._lock:
-            self._off = True
-            if self._box is not None:
-                self._box.close()
+            self._cancelled = True
+            if self._sandbox is not None:
+                self._sandbox.close()
 
-    def within(self, box: Sandbox, what: Boxed) -> Ended:
+    def within(self, sandbox: Sandbox, command: Boxed) -> Ended:
         with self._lock:
-            if self._off:
-                raise CalledOff("the trial was called off before it began")
-            self._box = box
-        ended = box.run(what)
+            if self._cancelled:
+                raise TrialCancelled("the trial was cancelled before it began")
+            self._sandbox = sandbox
+        ended = sandbox.run(command)
         with self._lock:
-            self._box = None
-            if self._off:
-                raise CalledOff("the trial was called off")
+            self._sandbox = None
+            if self._cancelled:
+                raise TrialCancelled("the trial was cancelled")
         return ended
 
 
-class _Boxes(Sandbox):
-    """A box for each run, so that one can be ended without the others."""
+class _SandboxPerRun(Sandbox):
+    """A new sandbox for each run, so that one can be closed without the others."""
 
-    def __init__(self, current: Callable[[], _Run], launcher: Sequence[str] | None = None) -> None:
-        super().__init__(*(() if launcher is None else (launcher,)))
+    def __init__(self, current: Callable[[], _Run]) -> None:
+        super().__init__()
         self._current = current
 
     def run(self, what: Boxed) -> Ended:

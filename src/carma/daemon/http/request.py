@@ -1,4 +1,4 @@
-"""From bytes to a typed call, and from an answer or an error back to bytes. Knows the route table, not the state."""
+"""From bytes to a typed call, and from an answer or an error to bytes. Knows the route table, not the state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from carma.core.model.values import LARGEST_ID, TaskId
-from carma.daemon.auth import Door, Identity, Peer, require_admin
+from carma.daemon.auth import Authenticator, Identity, Peer, require_admin
 from carma.errors import CarmaError, NotAllowed, NotFound, TooLarge, Usage
 from carma.wire.api_types import Problem
 from carma.wire.routes import Query, Route
@@ -22,7 +22,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that was understood and whose sender is known."""
+    """A valid request from a known user."""
 
     route: Route
     who: Identity
@@ -34,16 +34,18 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 Handler = Callable[[Call], Awaitable[object]]
 
 
-def endpoint(route: Route, handler: Handler, door: Door, max_bytes: int) -> Callable[[Request], Awaitable[Response]]:
-    """What starlette calls. Every way out is an answer: a typed one, a stream, or a Problem."""
+def endpoint(
+    route: Route, handler: Handler, authenticator: Authenticator, max_bytes: int
+) -> Callable[[Request], Awaitable[Response]]:
+    """What starlette calls. Every result is an answer: a typed one, a stream, or a Problem."""
 
     async def serve(request: Request) -> Response:
         try:
-            answer = await handler(await read_call(request, route, door, max_bytes))
+            answer = await handler(await read_call(request, route, authenticator, max_bytes))
         except CarmaError as error:
             return problem(error)
         except ClientDisconnect:
-            return Response(status_code=400)  # nobody reads it
+            return Response(status_code=400)  # no client reads it
         except Exception as error:
             log.exception("%s failed", route.name)
             return problem(
@@ -58,13 +60,16 @@ def endpoint(route: Route, handler: Handler, door: Door, max_bytes: int) -> Call
 
 def problem(error: CarmaError) -> Response:
     body = _encode(Problem(code=error.code, message=str(error), hint=error.hint))
-    # What is left of a body that was not read would be taken for the next request.
+    # The rest of a body that was not read would be taken for the next request.
     headers = {"connection": "close"} if isinstance(error, TooLarge) else None
     return Response(body, error.http_status, headers, media_type="application/json")
 
 
-async def read_call(request: Request, route: Route, door: Door, max_bytes: int) -> Call:
-    who = identify(request, door)
+async def read_call(request: Request, route: Route, authenticator: Authenticator, max_bytes: int) -> Call:
+    peer: Peer | None = request.scope["state"].get("peer")
+    if peer is None:
+        raise NotAllowed("the kernel did not say who you are")
+    who = authenticator.identify(peer)
     if route.who == "admin":
         require_admin(who, route.name)
     raw = await read_body(request, max_bytes) if route.method != "GET" else b""
@@ -77,15 +82,8 @@ async def read_call(request: Request, route: Route, door: Door, max_bytes: int) 
     )
 
 
-def identify(request: Request, door: Door) -> Identity:
-    peer: Peer | None = request.scope["state"].get("peer")
-    if peer is None:
-        raise NotAllowed("the kernel did not say who you are")
-    return door.identify(peer)
-
-
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """At most so many bytes are ever held; more is refused as soon as it is known."""
+    """At most `max_bytes` are ever in memory; a larger body is refused as soon as its size is known."""
     announced = request.headers.get("content-length", "")
     too_large = TooLarge(
         f"the request is larger than {max_bytes // MIB} MiB",
@@ -93,16 +91,16 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     )
     if announced.isascii() and announced.isdigit() and int(announced[:20]) > max_bytes:
         raise too_large
-    held = bytearray()
+    body = bytearray()
     async for piece in request.stream():
-        held += piece
-        if len(held) > max_bytes:
+        body += piece
+        if len(body) > max_bytes:
             raise too_large
-    return bytes(held)
+    return bytes(body)
 
 
 def decode(raw: bytes, route: Route) -> Any:
-    """The request's struct; an empty body is one with nothing set."""
+    """The request's struct; an empty body is a struct with nothing set."""
     try:
         return msgspec.json.decode(raw or b"{}", type=route.request, strict=True)
     except msgspec.ValidationError as error:
@@ -128,7 +126,7 @@ def read_query(request: Request, known: tuple[Query, ...]) -> dict[str, Any]:
     for name, value in request.query_params.multi_items():
         if name not in kinds:
             names = ", ".join(kinds) or "none"
-            raise Usage(f"unknown query parameter {name[:40]!r}", f"those of this route: {names}")
+            raise Usage(f"unknown query parameter {name[:40]!r}", f"this route has: {names}")
         try:
             found[name] = msgspec.convert(value, kinds[name], strict=False)
         except msgspec.ValidationError as error:

@@ -1,8 +1,8 @@
-"""HTTP on a Unix socket that we bind ourselves: who connects is known from the kernel, and nobody can wear it out.
+"""HTTP on a Unix socket. The kernel identifies each client; no client can exhaust the daemon.
 
-Every limit is here: open connections and bytes of unfinished requests (in all and for each user), time for a request to
-arrive, size of its head, time that a reader may stand still. The size of one body is checked where it is read
-(daemon/request.py). No TCP, ever.
+All limits are here: open connections and bytes of unfinished requests (in total and per user), the time for a request
+to arrive, the size of its head, the time that a reader may take nothing. The size of one body is checked where it is
+read (request.py). The daemon must never listen on TCP.
 """
 
 from __future__ import annotations
@@ -10,13 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import os
 import resource
 import socket
-import stat
 from collections import Counter
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -26,78 +23,31 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from carma.core.model.values import Record
 from carma.daemon.auth import ROOT_UID, Peer, PeerReader, read_peer
-from carma.errors import AlreadyRunning, BadSettings, Busy, CarmaError, TooLarge, Usage
-from carma.store.store_errors import hint_of, reason_of
-from carma.transport import somebody_listens
+from carma.errors import Busy, CarmaError, TooLarge, Usage
 from carma.wire.api_types import Problem
 
-_PATH_LIMIT = 107  # sockaddr_un.sun_path, less its NUL
 _REASONS = {400: "Bad Request", 403: "Forbidden", 413: "Content Too Large", 503: "Service Unavailable"}
 
 
 class Limits(Record, frozen=True, kw_only=True):
     connections: int = 512
-    connections_per_user: int = 512  # of one user; root is exempt from both
+    connections_per_user: int = 512  # root is exempt from both
     unfinished_bytes: int = 64 * 1024 * 1024  # of the bodies that one user is sending at the same time; root is exempt
     head_bytes: int = 64 * 1024
     request_s: float = 30.0  # for a whole request to arrive
     idle_s: float = 75.0  # between requests
-    stalled_s: float = 30.0  # a reader that takes nothing for so long is dropped
+    stalled_s: float = 30.0  # a connection whose reader takes nothing for this long is closed
     closing_s: int = 3  # for open answers, when the daemon ends
 
 
 def fitting_limits(own_uid: int) -> Limits:
-    """As many connections as the process may hold open, with room for the daemon's own files.
-
-    With several users (the daemon is root) one of them cannot take all.
-    """
+    """As many connections as the process may hold open, with room for the daemon's own files. If the daemon serves
+    several users (it is root), one of them cannot take all connections."""
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = 512
     if soft != resource.RLIM_INFINITY:
         most = max(16, min(most, soft // 2))
     return Limits(connections=most, connections_per_user=most // 2 if own_uid == ROOT_UID else most)
-
-
-def bind(path: Path, mode: int) -> socket.socket:
-    """A listening socket at `path`. A stale one is replaced; a living one is another daemon.
-
-    It is made under another name, gets its mode, and is then renamed: at no moment can it be reached with other rights.
-    """
-    fresh = path.with_name(f".{os.getpid()}")
-    if max(len(os.fsencode(name)) for name in (path, fresh)) > _PATH_LIMIT:
-        raise BadSettings(
-            f"the socket's path is too long: {path}",
-            f"a Unix socket takes {_PATH_LIMIT} bytes; choose a shorter CARMA_HOME",
-        )
-    _refuse_if_alive(path)
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            fresh.unlink()
-        made.bind(str(fresh))
-        os.chmod(fresh, mode)
-        made.listen(1024)
-        os.rename(fresh, path)
-    except OSError as error:
-        made.close()
-        with contextlib.suppress(OSError):
-            fresh.unlink()
-        raise BadSettings(f"cannot make the socket {path}: {reason_of(error)}", hint_of(error)) from error
-    made.setblocking(False)
-    return made
-
-
-def _refuse_if_alive(path: Path) -> None:
-    try:
-        found = os.lstat(path)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise BadSettings(f"cannot look at {path}: {error.strerror}") from error
-    if not stat.S_ISSOCK(found.st_mode):
-        raise BadSettings(f"{path} exists and is not a socket", "move it away, or choose another CARMA_HOME")
-    if somebody_listens(path):
-        raise AlreadyRunning(f"another daemon answers on {path}", "`carma down` ends it")
 
 
 class Connection(HttpToolsProtocol):
@@ -108,16 +58,16 @@ class Connection(HttpToolsProtocol):
         *args: Any,
         limits: Limits,
         peer_of: PeerReader,
-        held: Counter[int],
+        connections: Counter[int],
         unfinished: Counter[int],
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
         self._peer_of = peer_of
-        self._held = held  # connections by uid, without those that are refused
-        self._unfinished = unfinished  # bytes by uid
-        self._body_bytes = 0  # of those, this connection's
+        self._connections_of = connections  # by uid, without refused connections
+        self._unfinished_of = unfinished  # bytes by uid
+        self._body_bytes = 0  # this connection's part of them
         self._peer: Peer | None = None
         self._counted = False
         self._head_bytes = 0
@@ -127,7 +77,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # so that a reader that stands still is noticed at the first byte
+        transport.set_write_buffer_limits(high=0)  # so that a stalled reader is noticed at the first byte
         try:
             self._peer = self._peer_of(transport.get_extra_info("socket"))
         except OSError:
@@ -136,19 +86,21 @@ class Connection(HttpToolsProtocol):
         if refusal := self._too_many(self._peer.uid):
             self._refuse(refusal)
             return
-        self._held[self._peer.uid] += 1
+        self._connections_of[self._peer.uid] += 1
         self._counted = True
-        self._arm(self._limits.idle_s)
+        self._expect_request(self._limits.idle_s)
 
     def _too_many(self, uid: int) -> CarmaError | None:
-        """Root always gets in, to look and to end it: there are descriptors left (`fitting_limits`)."""
+        """Root can always connect, to inspect or end the daemon: `fitting_limits` leaves descriptors for that."""
         if uid == ROOT_UID:
             return None
-        hint = "try again in a moment; `carma queue` in a tight loop is better written as `carma wait`"
-        if self._held.total() >= self._limits.connections:
+        hint = "try again in a moment; to wait for a task, use `carma wait` instead of `carma queue` in a loop"
+        if self._connections_of.total() >= self._limits.connections:
             return Busy(f"the daemon has {self._limits.connections} connections open, which is its limit", hint)
-        if self._held[uid] >= self._limits.connections_per_user:
-            return Busy(f"you have {self._held[uid]} connections open to the daemon, which is the limit", hint)
+        if self._connections_of[uid] >= self._limits.connections_per_user:
+            return Busy(
+                f"you have {self._connections_of[uid]} connections open to the daemon, which is the limit", hint
+            )
         return None
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -159,9 +111,7 @@ class Connection(HttpToolsProtocol):
         self._forget_body()
         if self._counted and self._peer is not None:
             self._counted = False
-            self._held[self._peer.uid] -= 1
-            if self._held[self._peer.uid] <= 0:
-                del self._held[self._peer.uid]
+            _subtract(self._connections_of, self._peer.uid, 1)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -177,7 +127,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._in_head = True
         cast(dict[str, Any], self.scope)["state"]["peer"] = self._peer
-        self._arm(self._limits.request_s)
+        self._expect_request(self._limits.request_s)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -189,17 +139,15 @@ class Connection(HttpToolsProtocol):
         if self._peer is not None and self._peer.uid != ROOT_UID and not self.transport.is_closing():
             uid = self._peer.uid
             self._body_bytes += len(body)
-            self._unfinished[uid] += len(body)
-            if self._unfinished[uid] > max(self._limits.unfinished_bytes, self._body_bytes):
+            self._unfinished_of[uid] += len(body)
+            if self._unfinished_of[uid] > max(self._limits.unfinished_bytes, self._body_bytes):
                 self._refuse(Busy("you are sending too many large requests at the same time", "send them one by one"))
                 return
         super().on_body(body)
 
     def _forget_body(self) -> None:
         if self._body_bytes and self._peer is not None:
-            self._unfinished[self._peer.uid] -= self._body_bytes
-            if self._unfinished[self._peer.uid] <= 0:
-                del self._unfinished[self._peer.uid]
+            _subtract(self._unfinished_of, self._peer.uid, self._body_bytes)
         self._body_bytes = 0
 
     def on_message_complete(self) -> None:
@@ -210,13 +158,13 @@ class Connection(HttpToolsProtocol):
             self._arrival = None
         super().on_message_complete()
 
-    def _arm(self, seconds: float) -> None:
-        """From now a (further) request has so long to arrive; a body may take another `request_s` after its head."""
+    def _expect_request(self, seconds: float) -> None:
+        """Close the connection if no request has arrived by then. A body gets another `request_s` after its head."""
         if self._arrival is not None:
             self._arrival.cancel()
-        self._arrival = self.loop.call_later(seconds, self._too_slow)
+        self._arrival = self.loop.call_later(seconds, self._close_late)
 
-    def _too_slow(self) -> None:
+    def _close_late(self) -> None:
         self._arrival = None
         if not self.transport.is_closing():
             self.transport.close()
@@ -236,7 +184,7 @@ class Connection(HttpToolsProtocol):
         self._refuse(Usage(msg, "this is an HTTP/1.1 socket; see `carma --help` and the API reference"))
 
     def _refuse(self, error: CarmaError) -> None:
-        """Answer without an application, and close."""
+        """Answer without the application, and close."""
         body = msgspec.json.encode(Problem(code=error.code, message=str(error), hint=error.hint))
         status = error.http_status
         head = (
@@ -247,8 +195,14 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
 
+def _subtract(counts: Counter[int], uid: int, number: int) -> None:
+    counts[uid] -= number
+    if counts[uid] <= 0:
+        del counts[uid]
+
+
 class _Uvicorn(uvicorn.Server):
-    """Without signal handlers (the daemon has its own) and without waking ten times a second to look at a flag."""
+    """Without signal handlers (the daemon has its own) and without waking ten times per second to check a flag."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -276,16 +230,18 @@ class HttpServer:
     ) -> None:
         self._listener = listener
         self._closing = [event for event in (closing, getattr(app.state, "closing", None)) if event is not None]
-        self._held: Counter[int] = Counter()
+        connections: Counter[int] = Counter()
         unfinished: Counter[int] = Counter()
-        protocol = functools.partial(Connection, limits=limits, peer_of=peer_of, held=self._held, unfinished=unfinished)
+        protocol = functools.partial(
+            Connection, limits=limits, peer_of=peer_of, connections=connections, unfinished=unfinished
+        )
         config = uvicorn.Config(
             app,
             http=cast(type[asyncio.Protocol], protocol),
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level="error",  # what a client does wrong is the client's to know; a log that it can fill is not
+            log_level="error",  # errors of a client are answered, not logged: a client must not be able to fill the log
             access_log=False,
             proxy_headers=False,
             server_header=False,
@@ -300,7 +256,7 @@ class HttpServer:
         await self._uvicorn.serve(sockets=[self._listener])
 
     async def move_to(self, listener: socket.socket) -> None:
-        """Serve on another socket from now on. Must be running; connections that are open stay open."""
+        """Serve on another socket from now on. Must be running; open connections stay open."""
         before = self._uvicorn.servers
         await self._uvicorn.startup(sockets=[listener])
         for server in before:

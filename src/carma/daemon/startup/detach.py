@@ -1,7 +1,7 @@
-"""`carma up --detach`: the daemon in the background, and a caller who knows whether it came up.
+"""`carma up --detach`: the daemon in the background, and a caller that knows whether the daemon has started.
 
-The child is forked before anything heavy is loaded. It answers over a pipe: "ready" once the socket is served, or the
-error that ended it, so that the caller prints that error and returns its exit code as if it had run in front.
+The child is forked before heavy modules are imported. It reports over a pipe: "ready" once it serves the socket, or the
+error that ended it. The caller prints that error and returns its exit code, as if the daemon had run in the foreground.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from carma.errors import CarmaError, Unreachable, from_code
 START_LIMIT_S = 60.0
 
 
-class Report(Record, frozen=True, kw_only=True):
+class StartReport(Record, frozen=True, kw_only=True):
     ready: bool
     pid: int = 0
     code: str = ""
@@ -31,13 +31,15 @@ class Report(Record, frozen=True, kw_only=True):
 
 
 def in_background(serve: Callable[[Callable[[], None]], int], log_file: Path) -> int:
-    """Fork; the child runs `serve(ready)`. Returns the daemon's pid, or raises what ended its start.
+    """Fork; the child runs `serve(ready)`. Returns the daemon's pid, or raises the error that ended its start.
 
     Raises OSError if the log cannot be opened.
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    lines = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)  # here, so that the caller gets the error
+    lines = os.open(
+        log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+    )  # opened here, so that the caller gets the error
     reader, writer = os.pipe()
     middle = os.fork()
     if middle == 0:
@@ -53,7 +55,7 @@ def in_background(serve: Callable[[Callable[[], None]], int], log_file: Path) ->
 
 
 def _become_daemon(serve: Callable[[Callable[[], None]], int], lines: int, writer: int) -> None:
-    """In the child. Forks once more, so that nobody has to wait for the daemon's end; never returns."""
+    """In the child. Forks once more, so that no process has to wait for the daemon's end; never returns."""
     code = 1
     try:
         os.setsid()
@@ -62,16 +64,16 @@ def _become_daemon(serve: Callable[[Callable[[], None]], int], lines: int, write
         _redirect(lines)
 
         def ready() -> None:
-            _tell(writer, Report(ready=True, pid=os.getpid()))
+            _send(writer, StartReport(ready=True, pid=os.getpid()))
 
         code = serve(ready)
-    except CarmaError as error:  # the caller is told first: the log may be on a full disk
-        _tell(writer, Report(ready=False, code=error.code, message=str(error), hint=error.hint))
+    except CarmaError as error:  # reported first: the log may be on a full disk
+        _send(writer, StartReport(ready=False, code=error.code, message=str(error), hint=error.hint))
         code = error.exit_code
         with contextlib.suppress(OSError):
             print(f"carma: {error}", file=sys.stderr)
     except BaseException as error:
-        _tell(writer, Report(ready=False, code="internal", message=f"{type(error).__name__}: {error}"))
+        _send(writer, StartReport(ready=False, code="internal", message=f"{type(error).__name__}: {error}"))
         with contextlib.suppress(OSError):
             traceback.print_exc()
     finally:
@@ -90,8 +92,8 @@ def _redirect(lines: int) -> None:
         os.close(spare)
 
 
-def _tell(writer: int, report: Report) -> None:
-    """Once; later reports go nowhere, because the caller has left."""
+def _send(writer: int, report: StartReport) -> None:
+    """The first report is read; later ones are lost, because the caller has ended."""
     with contextlib.suppress(OSError):
         os.write(writer, msgspec.json.encode(report))
         os.close(writer)
@@ -101,12 +103,12 @@ def _await_report(reader: int, log_file: Path) -> int:
     readable, _, _ = select.select([reader], [], [], START_LIMIT_S)
     if not readable:
         raise Unreachable(
-            f"the daemon does not answer after {START_LIMIT_S:g} s", f"it may still come up; its log is {log_file}"
+            f"the daemon does not answer after {START_LIMIT_S:g} s", f"it may still start; its log is {log_file}"
         )
     data = os.read(reader, 1 << 16)
     if not data:
         raise CarmaError("the daemon ended while it was starting", f"its log is {log_file}")
-    report = msgspec.json.decode(data, type=Report)
+    report = msgspec.json.decode(data, type=StartReport)
     if not report.ready:
         raise from_code(report.code, report.message, report.hint)
     return report.pid

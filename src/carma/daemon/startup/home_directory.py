@@ -1,6 +1,5 @@
-"""The daemon's directories, its pid file and its log. (The database locks itself; the socket is bound by http.py.)
-
-Also: whether the database that belongs here is still here, at the start and while the daemon runs.
+"""The daemon's directories, its pid file and its log; and whether its database is still there, at the start and while
+the daemon runs. (The database locks itself; the socket is bound in http/socket_address.py.)
 """
 
 from __future__ import annotations
@@ -21,27 +20,27 @@ from carma.paths import Paths, make_directories
 log = logging.getLogger("carma.daemon")
 
 LOG_LIMIT_BYTES = 16 << 20
-LOOK_S = 1.0  # between two looks at the files of the database
+CHECK_S = 1.0  # between two checks of the files of the database
 
 
 def prepare(paths: Paths) -> None:
-    """Directories with their modes. Raises BadSettings."""
-    os.umask(os.umask(0o077) | 0o022)  # whatever the shell had: no file of the daemon can be written by others
+    """Create directories with their modes. Raises BadSettings."""
+    os.umask(os.umask(0o077) | 0o022)  # whatever the shell's umask: other users cannot write files of the daemon
     make_directories(paths)
     shorten(paths.daemon_log)
 
 
 def shorten(log_file: Path) -> None:
-    """One older log is kept, so that a daemon that complains for years does not fill the disk."""
+    """Keep one older log, so that the log cannot fill the disk over years."""
     with contextlib.suppress(OSError):
         if log_file.stat().st_size > LOG_LIMIT_BYTES:
             os.replace(log_file, log_file.with_suffix(".log.1"))
 
 
 def start_logging(settings: Settings) -> None:
-    """To standard error: a terminal, systemd's journal, or the file that detach.py put there."""
+    """To standard error: a terminal, systemd's journal, or the file that detach.py opened."""
     handler = logging.StreamHandler(sys.stderr)
-    under_systemd = "JOURNAL_STREAM" in os.environ  # which adds the time itself
+    under_systemd = "JOURNAL_STREAM" in os.environ  # adds the time itself
     form = "%(levelname)s %(message)s" if under_systemd else "%(asctime)s %(levelname)s %(message)s"
     handler.setFormatter(logging.Formatter(form))
     root = logging.getLogger("carma")
@@ -52,7 +51,7 @@ def start_logging(settings: Settings) -> None:
 
 @contextlib.contextmanager
 def pid_file(path: Path) -> Iterator[None]:
-    """For people and their scripts; nothing in CARMA relies on it."""
+    """For administrators and their scripts; CARMA itself does not use it."""
     path.write_text(f"{os.getpid()}\n")
     try:
         yield
@@ -63,8 +62,8 @@ def pid_file(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def explained(paths: Paths) -> Iterator[None]:
-    """An error of the operating system while the daemon starts names the file, the reason and what to do."""
+def os_errors_explained(paths: Paths) -> Iterator[None]:
+    """Turns an OSError during the start into an error that names the file, the reason and what to do."""
     try:
         yield
     except OSError as error:
@@ -76,10 +75,8 @@ def explained(paths: Paths) -> Iterator[None]:
 
 
 def refuse_lost_database(paths: Paths) -> None:
-    """Attempts have directories, but there is no database that knows them: it was lost, or is elsewhere.
-
-    A daemon that started all the same would not know the tasks that may still run.
-    """
+    """Raises StoreError if attempts have directories, but there is no database: it was lost, or is elsewhere. A daemon
+    with a new database would not know the tasks that may still run."""
     if os.path.lexists(paths.database):
         return
     known = next((name for name in os.listdir(paths.log_dir) if task_of(name) is not None), None)
@@ -91,7 +88,7 @@ def refuse_lost_database(paths: Paths) -> None:
 
 
 def task_of(name: str) -> TaskId | None:
-    """The task of an attempt's directory, which is named `<task>.<attempt>`."""
+    """The task of an attempt's directory, whose name is `<task>.<attempt>`."""
     task, dot, attempt = name.partition(".")
     good = dot and task.isascii() and task.isdigit() and attempt.isascii() and attempt.isdigit()
     return TaskId(int(task)) if good else None
@@ -100,13 +97,11 @@ def task_of(name: str) -> TaskId | None:
 async def watch_database(
     in_place: Callable[[], Awaitable[bool]], give_up: Callable[[CarmaError], None], file: Path
 ) -> None:
-    """Until the database was removed or replaced. Then this daemon must end: another one may serve the same GPUs.
-
-    Nothing is stored or started meanwhile either (store/database.py, hands.py). Two looks in a row have to agree.
-    """
+    """End the daemon once two checks in a row find that the database was removed or replaced: another daemon may serve
+    the same GPUs. Until then nothing is stored or started either (store/database.py, executor.py)."""
     missed = 0
     while missed < 2:
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(CHECK_S)
         missed = 0 if await in_place() else missed + 1
     from carma.store.store_errors import removed
 

@@ -1,4 +1,4 @@
-"""A systemd unit for this installation, as text. Nothing is installed by it: the administrator looks, then copies."""
+"""A systemd unit for this installation, as text. The administrator checks and copies it; nothing is installed here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Type=notify
 # A new version may convert a large database before it is ready.
 TimeoutStartSec=infinity
 ExecStart={command} up
-# Only the daemon is stopped: tasks go on, and the next daemon adopts them.
+# Only the daemon is stopped: tasks continue, and the next daemon adopts them.
 KillMode=process
 # The daemon creates a cgroup for each task: to find all its processes and to limit its GPU memory (drivers from 615).
 # DelegateSubgroup needs systemd 254. Older versions ignore it with a warning; those limits are then not available.
@@ -51,7 +51,7 @@ Description=CARMA, collocation of deep-learning tasks on GPUs
 [Service]
 Type=notify
 ExecStart={command} up
-# Only the daemon is stopped: tasks go on, and the next daemon adopts them.
+# Only the daemon is stopped: tasks continue, and the next daemon adopts them.
 KillMode=process
 # The daemon creates cgroups below its own, to limit trial runs. DelegateSubgroup needs systemd 254.
 Delegate=yes
@@ -73,7 +73,7 @@ def text(*, user: bool, program: Path | None = None) -> str:
 
 
 def _program() -> Path:
-    """The `carma` beside this Python, so that a unit for a virtual environment needs no activation."""
+    """The `carma` next to this Python: a unit for a virtual environment needs no activation."""
     return Path(sys.executable).parent / "carma"
 
 

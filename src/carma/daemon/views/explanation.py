@@ -1,4 +1,4 @@
-"""A decision as the API tells it: of a task that waits, of one that runs, and looking back at one that has ended."""
+"""Decisions as the API shows them: of a waiting task, of a running one, and of one that has ended."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from carma.core.model.values import Gpu, GpuId
 from carma.core.scheduling.decision import Decision, Refusal, Verdict
 from carma.core.scheduling.queue_order import ask_of, explain
 from carma.core.state import State
-from carma.daemon.views.task_views import Lens, task_views
+from carma.daemon.views.task_views import ViewContext, task_views
 from carma.wire import api_types as t
 
 _NOT_CHOSEN = Refusal("NotChosen", "another GPU was chosen")
@@ -33,13 +33,13 @@ def _entry(verdict: Verdict, gpu: Gpu | None) -> t.ExplainEntry:
     )
 
 
-def explanation(task: Task, lens: Lens) -> t.Explanation:
-    """Why it is where it is; of a finished task how it ended, and the decision of its last attempt."""
-    state = lens.state
-    view = task_views([task], lens)[0]
+def explanation(task: Task, context: ViewContext) -> t.Explanation:
+    """Why a task waits or runs where it does; for a finished task, how it ended and its last attempt's decision."""
+    state = context.state
+    view = task_views([task], context)[0]
     if isinstance(task.status, Finished):
-        return _looking_back(task, view, state)
-    decision = explain(state, task.id, lens.now)
+        return _of_finished(task, view, state)
+    decision = explain(state, task.id, context.now)
     ask = ask_of(task, state)
     placed = task.status.placement.booking if isinstance(task.status, Starting | Running) else None
     return t.Explanation(
@@ -56,8 +56,8 @@ def explanation(task: Task, lens: Lens) -> t.Explanation:
     )
 
 
-def _looking_back(task: Task, view: t.TaskView, state: State) -> t.Explanation:
-    """The GPUs have moved on, so what was decided then is told. Also of a task that has left memory for the archive."""
+def _of_finished(task: Task, view: t.TaskView, state: State) -> t.Explanation:
+    """The stored decision, because the GPUs have changed since. The task may have left memory for the archive."""
     ask = ask_of(task, state)
     last = task.attempts[-1] if task.attempts else None
     return t.Explanation(
@@ -74,12 +74,12 @@ def _looking_back(task: Task, view: t.TaskView, state: State) -> t.Explanation:
 
 
 def _verdicts(attempt: Attempt | None, state: State) -> tuple[Verdict, ...]:
-    """Every GPU: as it was kept with the attempt, which holds a bounded number of them."""
-    kept: dict[GpuId, Verdict] = {}
+    """One for every GPU. A bounded number of them is stored with the attempt."""
+    stored: dict[GpuId, Verdict] = {}
     if attempt is not None:
-        kept = {gpu: Verdict(gpu, chosen=True) for gpu in attempt.placement.gpus}
-        kept |= {verdict.gpu: verdict for verdict in attempt.verdicts}
+        stored = {gpu: Verdict(gpu, chosen=True) for gpu in attempt.placement.gpus}
+        stored |= {verdict.gpu: verdict for verdict in attempt.verdicts}
     other = _NOT_CHOSEN if attempt is not None else _NEVER_PLACED
-    gone = [gpu for gpu in kept if gpu not in state.gpus]
-    here = sorted(state.gpus, key=lambda gpu: state.gpus[gpu].index)
-    return tuple(kept.get(gpu) or Verdict(gpu, other) for gpu in (*gone, *here))
+    gone = [gpu for gpu in stored if gpu not in state.gpus]
+    present = sorted(state.gpus, key=lambda gpu: state.gpus[gpu].index)
+    return tuple(stored.get(gpu) or Verdict(gpu, other) for gpu in (*gone, *present))

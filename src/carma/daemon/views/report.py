@@ -1,6 +1,6 @@
-"""What a server did over a span, from its tasks and from what was recorded of its GPUs. Reads and adds up, no more.
+"""What a server did over a time span, from its tasks and from what was recorded of its GPUs. Reads and adds up only.
 
-Nothing of what a task runs is in it: users, times, outcomes and energy, which `history` shows of everybody too.
+It contains users, times, outcomes and energy, which `history` shows to everyone, and nothing of what a task runs.
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ from carma.core.model.values import Gpu, GpuId, GpuUsage
 from carma.core.state import State
 from carma.core.telemetry.attribution import measured_idle_w
 from carma.core.telemetry.usage import not_noted
+from carma.daemon.views.task_views import mirrored
 from carma.wire.report_types import GpuWork, Report, UserWork, Work
 
 HOUR_S = 3600.0
-USUAL_S = 24 * HOUR_S
-_MISSED = 0.02  # of the span: less than this unwatched is the time between two samples, and not worth a line
+DEFAULT_SPAN_S = 24 * HOUR_S
+_UNWATCHED_SHARE = 0.02  # a smaller unwatched part of the span is the time between two samples
 
 
 def full_hour(at: float) -> float:
-    """The beginning of its hour: GPUs are recorded by the hour, and tasks must tell of the same time."""
+    """The beginning of the hour: GPUs are recorded by the hour, and tasks must cover the same time."""
     return at // HOUR_S * HOUR_S
 
 
 @dataclass
 class _Sum:
+    """The fields of Work, while they are added up."""
+
     ended: Counter[str] = field(default_factory=Counter)
     running: int = 0
     started: int = 0
@@ -42,23 +45,11 @@ class _Sum:
     unmeasured: int = 0
 
     def work(self) -> Work:
-        ended = dict(sorted(self.ended.items(), key=lambda entry: (-entry[1], entry[0])))
-        return Work(
-            ended=ended,
-            running=self.running,
-            started=self.started,
-            waited_s=self.waited_s,
-            longest_wait_s=self.longest_wait_s,
-            attempts=self.attempts,
-            run_s=self.run_s,
-            gpu_s=self.gpu_s,
-            energy_j=self.energy_j,
-            unmeasured=self.unmeasured,
-        )
+        return mirrored(Work, self, ended=dict(sorted(self.ended.items(), key=lambda entry: (-entry[1], entry[0]))))
 
 
 class Totals:
-    """What tasks did within a span, added up: of all, and by user."""
+    """What tasks did within a span, added up: of all users, and by user."""
 
     def __init__(self, since: float, until: float) -> None:
         self.since = since
@@ -67,7 +58,7 @@ class Totals:
         self.users: dict[int, tuple[str, _Sum]] = {}
 
     def add(self, tasks: Iterable[Task], state: State | None = None) -> None:
-        """Tasks in memory need the state; archived ones do without, and may be added in another thread."""
+        """Tasks in memory need the state. Archived tasks do not, and may be added in another thread."""
         for task in tasks:
             if not task.attempts and not isinstance(task.status, Finished):
                 continue
@@ -90,7 +81,7 @@ class Totals:
             self._add_attempt(into, task, attempt, state)
 
     def _add_attempt(self, into: _Sum, task: Task, attempt: Attempt, state: State | None) -> None:
-        """An attempt that reaches beyond the span counts with its part, its energy as if it had been spent evenly."""
+        """An attempt that extends beyond the span counts with its part; its energy as if spent evenly."""
         since, until = self.since, self.until
         running = state is not None and state.active.get(task.id) == task.key and attempt.number == task.key.attempt
         ended_at = until if running else attempt.ended_at
@@ -115,22 +106,25 @@ def report(totals: Totals, usage: Sequence[GpuUsage], state: State) -> Report:
     not_stored_yet = [row for row in not_noted(state) if since <= row.hour * HOUR_S <= until]
     rows = [*usage, *not_stored_yet]
     gpus = _gpus(rows, state)
+    most_gpu_time_first = sorted(totals.users.items(), key=lambda entry: (-entry[1][1].gpu_s, entry[0]))
     return Report(
         since=since,
         until=until,
         total=totals.total.work(),
         users=tuple(
-            UserWork(user=name, uid=uid, work=own.work())
-            for uid, (name, own) in sorted(totals.users.items(), key=lambda entry: (-entry[1][1].gpu_s, entry[0]))
-            if own != _Sum()
+            UserWork(user=name, uid=uid, work=own.work()) for uid, (name, own) in most_gpu_time_first if own != _Sum()
         ),
         gpus=gpus,
-        notes=(*_unwatched(gpus, until - since), *_guessed(rows, gpus, state), *_unmeasured(totals.total)),
+        notes=(
+            *_unwatched_notes(gpus, until - since),
+            *_assumed_idle_notes(rows, gpus, state),
+            *_unmeasured_notes(totals.total),
+        ),
     )
 
 
 def _gpus(usage: Sequence[GpuUsage], state: State) -> tuple[GpuWork, ...]:
-    """Those that are here, in their order, then those that were."""
+    """The present GPUs in their order, then former ones."""
     rows: dict[GpuId, list[GpuUsage]] = {gpu.id: [] for gpu in sorted(state.gpus.values(), key=lambda gpu: gpu.index)}
     for row in usage:
         rows.setdefault(row.gpu, []).append(row)
@@ -140,9 +134,9 @@ def _gpus(usage: Sequence[GpuUsage], state: State) -> tuple[GpuWork, ...]:
 def _gpu(gpu: GpuId, rows: Sequence[GpuUsage], known: Gpu | None) -> GpuWork:
     watched_s = sum(row.watched_s for row in rows)
     energy_j = sum(row.energy_j for row in rows)
-    told = known.capabilities if known is not None else None
-    tells_sm = watched_s > 0 and (told is None or "sm_active" in told.metrics)
-    tells_energy = watched_s > 0 and (told is None or told.energy)
+    capabilities = known.capabilities if known is not None else None
+    has_sm = watched_s > 0 and (capabilities is None or "sm_active" in capabilities.metrics)
+    has_energy = watched_s > 0 and (capabilities is None or capabilities.energy)
     return GpuWork(
         gpu=gpu,
         index=known.index if known is not None else None,
@@ -150,19 +144,19 @@ def _gpu(gpu: GpuId, rows: Sequence[GpuUsage], known: Gpu | None) -> GpuWork:
         watched_s=watched_s,
         held_s=sum(row.held_s for row in rows),
         shared_s=sum(row.shared_s for row in rows),
-        sm_active=sum(row.sm_s for row in rows) / watched_s if tells_sm else None,
-        energy_j=energy_j if tells_energy else None,
+        sm_active=sum(row.sm_s for row in rows) / watched_s if has_sm else None,
+        energy_j=energy_j if has_energy else None,
         idle_j=sum(row.idle_j for row in rows),
         tasks_j=sum(row.tasks_j for row in rows),
-        power_w=energy_j / watched_s if tells_energy else None,
+        power_w=energy_j / watched_s if has_energy else None,
     )
 
 
-def _unwatched(gpus: Sequence[GpuWork], span_s: float) -> list[str]:
-    """What nobody saw: the daemon was down, or the GPU did not answer. Alike GPUs are told together."""
+def _unwatched_notes(gpus: Sequence[GpuWork], span_s: float) -> list[str]:
+    """The daemon was down, or the GPU did not answer. GPUs with the same time share a note."""
     missed: dict[str, list[str]] = {}
     for gpu in gpus:
-        if gpu.watched_s < span_s * (1 - _MISSED):
+        if gpu.watched_s < span_s * (1 - _UNWATCHED_SHARE):
             missed.setdefault(show_s(gpu.watched_s), []).append(_name(gpu))
     return [
         f"GPU {', '.join(names)}: watched for {watched} of {show_s(span_s)}; nothing is known of the rest"
@@ -170,21 +164,20 @@ def _unwatched(gpus: Sequence[GpuWork], span_s: float) -> list[str]:
     ]
 
 
-def _guessed(rows: Sequence[GpuUsage], gpus: Sequence[GpuWork], state: State) -> list[str]:
-    """GPUs on which somebody was before they had been seen empty (attribution.py says what is taken for idle then)."""
-    guessed_s = dict.fromkeys((gpu.gpu for gpu in gpus), 0.0)
+def _assumed_idle_notes(rows: Sequence[GpuUsage], gpus: Sequence[GpuWork], state: State) -> list[str]:
+    """GPUs that were in use before they had been seen empty (attribution.py says what is assumed then)."""
+    assumed_s = dict.fromkeys((gpu.gpu for gpu in gpus), 0.0)
     for row in rows:
-        guessed_s[row.gpu] += row.guessed_s
+        assumed_s[row.gpu] += row.guessed_s
     notes: list[str] = []
     for gpu in gpus:
-        if guessed_s[gpu.gpu] <= 0:
+        if assumed_s[gpu.gpu] <= 0:
             continue
         if measured_idle_w(state, GpuId(gpu.gpu)) is None:
-            what = f"GPU {_name(gpu)} was never seen with nobody on it: what is idle"
+            what = f"GPU {_name(gpu)} was never seen without tasks: its idle power"
         else:
-            span = show_s(guessed_s[gpu.gpu])
-            what = f"for {span} GPU {_name(gpu)} had not been seen with nobody on it yet: what was idle then"
-        notes.append(f"{what} is a guess, and tasks' energy with it")
+            what = f"for {show_s(assumed_s[gpu.gpu])}, GPU {_name(gpu)} had not been seen without tasks: its idle power"
+        notes.append(f"{what} is assumed, and so is the energy of tasks on it")
     return notes
 
 
@@ -192,7 +185,7 @@ def _name(gpu: GpuWork) -> str:
     return gpu.gpu if gpu.index is None else str(gpu.index)
 
 
-def _unmeasured(total: _Sum) -> list[str]:
+def _unmeasured_notes(total: _Sum) -> list[str]:
     if not total.unmeasured:
         return []
-    return [f"the energy of {show_count(total.unmeasured, 'attempt')} is not known and counts as none"]
+    return [f"the energy of {show_count(total.unmeasured, 'attempt')} is unknown and counts as 0"]

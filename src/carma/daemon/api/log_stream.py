@@ -1,7 +1,7 @@
-"""A task's output, as it was written: from the start or the last lines, and on as it grows, through every attempt.
+"""The output of a task, byte for byte: from the start or the last lines, and further as it grows, through all attempts.
 
-Only CARMA's own log files are read here, found by the attempt's key. A file that the submitter named is never opened by
-the daemon: its owner reads it, with the owner's rights (the command line does that).
+Only CARMA's own log files are read, found by the attempt's key. The daemon must never open a file that a user named:
+the command line reads it, with the rights of its caller.
 """
 
 from __future__ import annotations
@@ -10,29 +10,20 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable
-from typing import Literal, Protocol
+from typing import Literal
 
 from carma.core.model.status import Finished
 from carma.core.model.task import Task
-from carma.core.model.values import AttemptKey
-from carma.core.state import State
+from carma.core.model.values import AttemptKey, TaskId
+from carma.daemon.shell import Shell
 from carma.errors import NotFound
 from carma.launch.attempt_files import AttemptFiles
 from carma.launch.output_paths import named_outputs
 
-CHUNK = 64 * 1024
-_LOOK_EVERY_S = 0.2
-_TAIL_LIMIT = 64 * 1024 * 1024  # lines further back than this are not looked for
-Stream = Literal["stdout", "stderr"]
-
-
-class Source(Protocol):
-    """The part of the shell that is needed here."""
-
-    @property
-    def state(self) -> State: ...
-
-    async def wait_for(self, predicate: Callable[[State], bool], timeout_s: float) -> bool: ...
+CHUNK_BYTES = 64 * 1024
+POLL_S = 0.2  # between two reads while following
+NEXT_ATTEMPT_POLL_S = 5.0
+_TAIL_LIMIT_BYTES = 64 * 1024 * 1024  # the last lines are searched within this part of the file
 
 
 def tail_offset(file: int, lines: int) -> int:
@@ -40,10 +31,9 @@ def tail_offset(file: int, lines: int) -> int:
     end = os.fstat(file).st_size
     if lines <= 0:
         return end
-    position, wanted = end, lines
-    first = True
-    while position > 0 and end - position < _TAIL_LIMIT:
-        size = min(CHUNK, position)
+    position, wanted, first = end, lines, True
+    while position > 0 and end - position < _TAIL_LIMIT_BYTES:
+        size = min(CHUNK_BYTES, position)
         position -= size
         block = os.pread(file, size, position)
         if first:
@@ -58,54 +48,48 @@ def tail_offset(file: int, lines: int) -> int:
     return position
 
 
-class Reader:
-    """Reads one attempt's log file piece by piece; the file may not exist yet.
+class LogFile:
+    """Reads one attempt's log file piece by piece. The file may not exist yet.
 
-    The beginning of a file that passed its size limit is a hole (launch/output_files.py): reading goes on behind it,
-    at the line that says what was removed.
+    The beginning of a file that exceeded its size limit is a hole (launch/output_files.py): reading continues behind
+    it, at the line that says what was removed.
     """
 
     def __init__(self, open_file: Callable[[], int | None], tail: int | None) -> None:
+        self.offset = 0  # of the next byte to read
         self._open_file = open_file
         self._tail = tail
         self._file: int | None = None
-        self._offset = 0
 
-    @property
-    def offset(self) -> int:
-        """The byte at which it reads on."""
-        return self._offset
-
-    def open(self) -> bool:
-        """Whether there is a file."""
+    def open(self) -> int | None:
+        """The descriptor; None while there is no file."""
         if self._file is None:
             self._file = self._open_file()
-            if self._file is not None and self._tail is not None:
-                self._offset = tail_offset(self._file, self._tail)
             if self._file is not None:
-                self._skip_hole()
-        return self._file is not None
+                if self._tail is not None:
+                    self.offset = tail_offset(self._file, self._tail)
+                self._skip_hole(self._file)
+        return self._file
 
     def read(self) -> bytes:
         """The next piece; empty at the end."""
-        if not self.open():
+        file = self.open()
+        if file is None:
             return b""
-        assert self._file is not None
-        self._skip_hole()
-        piece = os.pread(self._file, CHUNK, self._offset)
-        self._offset += len(piece)
+        self._skip_hole(file)
+        piece = os.pread(file, CHUNK_BYTES, self.offset)
+        self.offset += len(piece)
         return piece
 
-    def _skip_hole(self) -> None:
-        """To the first byte behind a hole that begins before or at the offset."""
-        assert self._file is not None
+    def _skip_hole(self, file: int) -> None:
+        """To the first byte behind a hole that begins at or before the offset."""
         try:
-            data = os.lseek(self._file, self._offset, os.SEEK_DATA)
-        except OSError:  # nothing but a hole, the end of the file, or a file system without holes
+            data = os.lseek(file, self.offset, os.SEEK_DATA)
+        except OSError:  # only a hole, the end of the file, or a file system without holes
             return
-        if data > self._offset:
-            block = os.pread(self._file, CHUNK, data)
-            self._offset = data + len(block) - len(block.lstrip(b"\0"))
+        if data > self.offset:
+            block = os.pread(file, CHUNK_BYTES, data)
+            self.offset = data + len(block) - len(block.lstrip(b"\0"))
 
     def close(self) -> None:
         if self._file is not None:
@@ -114,70 +98,73 @@ class Reader:
             self._file = None
 
 
-class Output:
+class LogStream:
     """The bytes of one request for logs."""
 
     def __init__(
         self,
-        source: Source,
+        shell: Shell,
         files: AttemptFiles,
-        find: Callable[[], Task | None],
+        task: TaskId,
         *,
-        stream: Stream,
+        stream: Literal["stdout", "stderr"],
         attempt: int | None,
         tail: int | None,
         follow: bool,
         closing: asyncio.Event,
     ) -> None:
-        self._source = source
+        self._shell = shell
         self._files = files
-        self._find = find
+        self._task = task
         self._stream = stream
         self._attempt = attempt
         self._tail = tail
         self._follow = follow
         self._closing = closing
 
-    async def first(self) -> Reader | None:
-        """The reader to begin with, opened so that a refusal is an error answer and not a broken stream."""
+    def _find(self) -> Task | None:
+        return self._shell.find(self._task)
+
+    async def open_first(self) -> LogFile | None:
+        """The first file, opened so that a refusal is an error answer and not a broken stream."""
         task = self._find()
         number = self._number(task, after=0)
         if task is None or number is None:
             return None
-        reader = self._reader(task, number, self._tail)
-        await asyncio.to_thread(reader.open)  # looking for the last lines may read many megabytes
-        return reader
+        file = self._file(task, number, self._tail)
+        await asyncio.to_thread(file.open)  # the search for the last lines may read many megabytes
+        return file
 
-    async def pieces(self, reader: Reader | None) -> AsyncIterator[bytes]:
+    async def pieces(self, file: LogFile | None) -> AsyncIterator[bytes]:
         task = self._find()
-        number = self._number(task, after=0) if reader is not None else None
+        number = self._number(task, after=0) if file is not None else None
         while task is not None and not self._closing.is_set():
-            if reader is not None and number is not None:
+            if file is not None and number is not None:
                 try:
-                    async for piece in self._one(reader, number):
+                    async for piece in self._pieces_of(file, number):
                         yield piece
                 finally:
-                    reader.close()
+                    file.close()
             if not self._follow or (self._attempt is not None and number is not None):
                 return
             number = await self._next_number(number or 0)
             task = self._find()
             if number is None or task is None:
                 return
-            reader = self._reader(task, number, None)
+            file = self._file(task, number, None)
 
-    async def _one(self, reader: Reader, number: int) -> AsyncIterator[bytes]:
-        """One attempt's output; when following, until it has ended and all of it was read."""
+    async def _pieces_of(self, file: LogFile, number: int) -> AsyncIterator[bytes]:
+        """One attempt's output; when following, until the attempt has ended and all of it was read."""
         while True:
-            over = not self._follow or self._ended(number)
-            while piece := await asyncio.to_thread(reader.read):
+            complete = not self._follow or self._ended(number)
+            while piece := await asyncio.to_thread(file.read):
                 yield piece
-            if over or self._closing.is_set():
+            if complete or self._closing.is_set():
                 return
-            await self._source.wait_for(lambda _state: self._ended(number), _LOOK_EVERY_S)
+            await self._shell.wait_for(lambda _state: self._ended(number), POLL_S)
 
     async def _next_number(self, after: int) -> int | None:
-        """The attempt after that one; None when the task is over without another."""
+        """The attempt after that one; None if the task ends without another."""
         while not self._closing.is_set():
             task = self._find()
             number = self._number(task, after)
@@ -185,15 +172,15 @@ class Output:
                 return number
             if task is None or isinstance(task.status, Finished):
                 return None
-            await self._source.wait_for(lambda _state: self._moved(after), 5.0)
+            await self._shell.wait_for(lambda _state: self._has_next(after), NEXT_ATTEMPT_POLL_S)
         return None
 
-    def _moved(self, after: int) -> bool:
+    def _has_next(self, after: int) -> bool:
         task = self._find()
         return task is None or isinstance(task.status, Finished) or self._number(task, after) is not None
 
     def _number(self, task: Task | None, after: int) -> int | None:
-        """Which attempt to show: the one asked for, the newest at first, then those that follow."""
+        """The attempt to show: the requested one; otherwise the newest at first, then those that follow."""
         numbers = [attempt.number for attempt in task.attempts] if task is not None else []
         if self._attempt is not None:
             return self._attempt if self._attempt in numbers and self._attempt > after else None
@@ -207,11 +194,11 @@ class Output:
             return True
         return all(attempt.number != number or attempt.ended_at is not None for attempt in task.attempts)
 
-    def _reader(self, task: Task, number: int, tail: int | None) -> Reader:
+    def _file(self, task: Task, number: int, tail: int | None) -> LogFile:
         """Raises NotFound if the output went to a file that the submitter named."""
         key = AttemptKey(task.id, number)
         named = named_outputs(key, task.owner, task.spec)[0 if self._stream == "stdout" else 1]
         if named is not None:
             message = f"this output was sent to {named}; the daemon does not open files that a user named"
-            raise NotFound(message, f"read it there: {named}")
-        return Reader(lambda: self._files.open_log(key, self._stream), tail)
+            raise NotFound(message, f"read that file: {named}")
+        return LogFile(lambda: self._files.open_log(key, self._stream), tail)

@@ -1,7 +1,7 @@
-"""What happened, as sentences: one for each durable event. The stream tells them as they happen, a story in order.
+"""Events as sentences, one for each durable event: in the stream of events, and in the story of one task.
 
-What only an owner may read (a program's own words, the reason somebody gave) is told only where `whole` is set. An
-attempt that was told to stop is told to have ended by that, and not by the signal that its process died of.
+What only the owner may read (a program's output, the reason that a user gave) is included only if `whole` is set. The
+end of an attempt that was told to stop names that cause, not the signal that ended its process.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from carma.wire.api_types import StoryLine
 from carma.wire.sharing_text import held, shared
 
 Gpus = dict[GpuId, Gpu]
-# What follows in a reason that launch/exit_outcome.py gives is the program's own words, or the path that did not
-# answer.
+# In a reason that launch/exit_outcome.py gives, the rest is the program's output, or the path that did not answer.
 _QUOTE = re.compile(r": | \(")
 GpuEvent = e.GpusFound | e.GpuDrained | e.GpuResumed | e.UseNoted
 AttemptEvent = e.TaskPlaced | e.AttemptStarted | e.MemoryObserved | e.BookingShrunk | e.AttemptEnded
@@ -72,8 +71,8 @@ def task_of(event: e.Durable) -> TaskId | None:
 
 
 def story(events: Iterable[e.Durable], gpus: Gpus, *, whole: bool) -> list[StoryLine]:
-    """The lines of one task's story. What was seen of an attempt is stored more often than there is news of it: a run
-    of such events is one line."""
+    """The lines of one task's story. The memory of an attempt is stored often: consecutive observations are one
+    line."""
     lines: list[StoryLine] = []
     seen: list[e.MemoryObserved] = []
     for event in _with_endings(events):
@@ -83,12 +82,12 @@ def story(events: Iterable[e.Durable], gpus: Gpus, *, whole: bool) -> list[Story
         if isinstance(event, e.MemoryObserved):
             seen.append(event)
         else:
-            lines.append(StoryLine(at=event.at, event=event_name(event), text=told(event, gpus, whole=whole)))
+            lines.append(StoryLine(at=event.at, event=event_name(event), text=event_text(event, gpus, whole=whole)))
     return [*lines, _grown(seen, gpus, whole)] if seen else lines
 
 
 def _with_endings(events: Iterable[e.Durable]) -> Iterable[e.Durable]:
-    """The same, with the ends of attempts as they are on record."""
+    """The same events, with the recorded outcomes of attempts."""
     ending: Ending | None = None
     asked: Preempting | None = None
     for event in events:
@@ -110,17 +109,17 @@ def _with_endings(events: Iterable[e.Durable]) -> Iterable[e.Durable]:
 
 
 def _grown(seen: Sequence[e.MemoryObserved], gpus: Gpus, whole: bool) -> StoryLine:
-    """A run of them, as one line: how the peak grew, and when it was reached."""
-    first, most = seen[0], max(seen, key=lambda event: event.peak_mib)  # the first of those that are alike
+    """Consecutive observations as one line: how the peak grew, and when it was reached."""
+    first, most = seen[0], max(seen, key=lambda event: event.peak_mib)  # the first one with that peak
     begun, reached = show_mib(first.peak_mib), show_mib(most.peak_mib)
     if begun == reached:
-        return StoryLine(at=first.at, event=event_name(first), text=told(first, gpus, whole=whole))
+        return StoryLine(at=first.at, event=event_name(first), text=event_text(first, gpus, whole=whole))
     text = f"attempt {first.key.attempt}: grew from {begun} to {reached} in {show_s(max(1.0, most.at - first.at))}"
     return StoryLine(at=most.at, event=event_name(most), text=text)
 
 
 def as_on_record(event: e.Durable, tasks: Mapping[TaskId, Task]) -> e.Durable:
-    """One event that was just stepped; an attempt's end with the outcome that the state has of it."""
+    """An event that was just stepped; the end of an attempt with the outcome in the state."""
     task = tasks.get(event.key.task) if isinstance(event, e.AttemptEnded) else None
     if not isinstance(event, e.AttemptEnded) or task is None:
         return event
@@ -129,13 +128,13 @@ def as_on_record(event: e.Durable, tasks: Mapping[TaskId, Task]) -> e.Durable:
 
 
 def sentence(event: e.Durable, gpus: Gpus) -> str:
-    """One line that stands alone and that everybody may read."""
+    """One line that stands alone and that every user may read."""
     task = task_of(event)
-    said = told(event, gpus, whole=False)
-    return said if task is None else f"task {task}: {said}"
+    text = event_text(event, gpus, whole=False)
+    return text if task is None else f"task {task}: {text}"
 
 
-def told(event: e.Durable, gpus: Gpus, *, whole: bool) -> str:
+def event_text(event: e.Durable, gpus: Gpus, *, whole: bool) -> str:
     if isinstance(event, GpuEvent):
         return _of_gpus(event, gpus)
     if isinstance(event, AttemptEvent):
@@ -146,13 +145,13 @@ def told(event: e.Durable, gpus: Gpus, *, whole: bool) -> str:
 def _of_gpus(event: GpuEvent, gpus: Gpus) -> str:
     match event:
         case e.GpusFound(gpus=found):
-            return f"{len(found)} GPU{'' if len(found) == 1 else 's'} found"
+            return f"{show_count(len(found), 'GPU')} found"
         case e.GpuDrained(gpu=gpu, reason=reason):
             return f"{_place(gpu, gpus)} drained" + (f": {reason}" if reason else "")
         case e.GpuResumed(gpu=gpu):
             return f"{_place(gpu, gpus)} takes new tasks again"
         case e.UseNoted(attempts=attempts):
-            return f"noted what the GPUs and {show_count(len(attempts), 'running task')} on them did"
+            return f"noted the use of the GPUs and of {show_count(len(attempts), 'running task')}"
         case _:
             assert_never(event)
 
@@ -166,13 +165,13 @@ def _of_attempt(event: AttemptEvent, gpus: Gpus, whole: bool) -> str:
         case e.MemoryObserved(peak_mib=peak_mib):
             return f"holds {show_mib(peak_mib)}"
         case e.BookingShrunk(from_mib=from_mib, to_mib=to_mib, peak_mib=peak_mib):
-            return f"booking {show_mib(from_mib)} → {show_mib(to_mib)}: it had settled at {show_mib(peak_mib)}"
+            return f"booking {show_mib(from_mib)} → {show_mib(to_mib)}: its memory had settled at {show_mib(peak_mib)}"
         case e.AttemptEnded(outcome=outcome, peak_mib=peak_mib, over_booking=over):
             parts = [_ended(outcome, whole)]
             if peak_mib is not None:
-                parts.append(f"most memory seen {show_mib(peak_mib)}")
+                parts.append(f"peak memory {show_mib(peak_mib)}")
             if over:
-                parts.append("over the booking at that moment: task " + ", ".join(str(key.task) for key in over))
+                parts.append("above its booking at that moment: task " + ", ".join(str(key.task) for key in over))
             return "; ".join(parts)
         case _:
             assert_never(event)
@@ -193,19 +192,19 @@ def _of_task(event: TaskEvent, whole: bool) -> str:
         case e.StopRequested(ending=ending, signal=signal):
             return f"{_stopped(ending)} with signal {signal}: {_ended(ending, whole)}"
         case e.TaskWarned(signal=signal):
-            return f"warned with signal {signal}: its time is nearly over"
+            return f"warned with signal {signal}: its time limit is near"
         case e.PreemptionRequested():
             return _asked_to_save(event, whole)
         case e.PreemptionMissed():
-            return "did not leave in time, and goes on running"
+            return "did not leave in time and keeps running"
         case e.TaskHeld():
             return "held"
         case e.TaskReleased():
             return "released"
         case e.TaskRetried(fresh=fresh):
-            return "queued again by hand" + (", forgetting what recovery had learnt" if fresh else "")
+            return "queued again on request" + (", without what recovery had learnt" if fresh else "")
         case e.TaskRestored():
-            return "taken out of the archive"
+            return "restored from the archive"
         case e.TaskChanged():
             return _changed(event, whole)
         case _:
@@ -214,17 +213,17 @@ def _of_task(event: TaskEvent, whole: bool) -> str:
 
 def _asked_to_save(event: e.PreemptionRequested, whole: bool) -> str:
     reason = f" ({event.reason})" if event.reason and (whole or event.room_for is not None) else ""
-    held = "; it is held then" if event.hold else ""
+    held = "; it is held afterwards" if event.hold else ""
     return f"asked by {event.by} to save and leave within {show_s(event.grace_s)}, signal {event.signal}{reason}{held}"
 
 
 def _estimated(event: e.TaskEstimated, whole: bool) -> str:
     if event.estimate is not None:
-        return f"expected to take {show_mib(event.estimate.upper_mib)} on each GPU ({event.estimate.source})"
+        return f"estimated at up to {show_mib(event.estimate.upper_mib)} on each GPU ({event.estimate.source})"
     if not whole or not event.refusals:
-        return "how much memory it takes is not known"
+        return "its memory is unknown"
     reasons = "; ".join(f"{refusal.source}: {refusal.reason}" for refusal in event.refusals)
-    return f"how much memory it takes is not known ({reasons})"
+    return f"its memory is unknown ({reasons})"
 
 
 def _changed(event: e.TaskChanged, whole: bool) -> str:
@@ -250,9 +249,9 @@ def _confined(confinement: Confinement, whole: bool) -> str:
 def _stopped(ending: Ending) -> str:
     match ending:
         case OutOfMemory():
-            return "stopped by the watchdog, before it takes what others have booked,"
+            return "stopped by the watchdog, to protect the memory that others have booked,"
         case Disrupted():
-            return "stopped, because what it ran under failed,"
+            return "stopped, because its MPS server or GPU failed,"
         case Cancelled() | TimedOut():
             return "told to stop"
         case _:
@@ -264,7 +263,7 @@ def _ended(outcome: Outcome, whole: bool) -> str:
 
 
 def without_words(outcome: Outcome) -> Outcome:
-    """Without the program's last words, which may tell what it does, and without the reason somebody gave."""
+    """Without the program's last output, which may show what it does, and without the reason that a user gave."""
     match outcome:
         case Failed(code=code):
             return Failed(code)
@@ -289,14 +288,14 @@ def _placed(placement: Placement, gpus: Gpus) -> str:
 
 def booked(booking: Booking) -> str:
     """`12.4 GiB booked (history), alone`."""
-    source = "its size is not known" if booking.source == "unknown" else booking.source
+    source = "memory unknown" if booking.source == "unknown" else booking.source
     return f"{show_mib(booking.memory_mib)} booked ({source})" + (", alone" if booking.alone else "")
 
 
 def _because(why: str) -> str:
-    """The decision's sentence, without the place that was just named."""
-    place, colon, reason = why.partition(": ")
-    return f"; {reason if colon and place.startswith('placed on GPU') else why}"
+    """The decision's sentence, without the GPUs that were just named."""
+    gpus, colon, reason = why.partition(": ")
+    return f"; {reason if colon and gpus.startswith('placed on GPU') else why}"
 
 
 def _names(ids: Sequence[GpuId], gpus: Gpus) -> str:

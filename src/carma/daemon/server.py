@@ -1,0 +1,290 @@
+"""Builds the parts of the daemon, runs them, and stops them in the right order. The only place that builds real
+objects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from carma import __version__, cgroups
+from carma.config import Loaded
+from carma.core.model.settings import Sharing, sampled_every
+from carma.core.model.units import show_count
+from carma.core.model.values import Gpu
+from carma.daemon.api.application import make_app
+from carma.daemon.auth import unknown_users
+from carma.daemon.clock import SteadyClock
+from carma.daemon.daemon_log import ErrorLog
+from carma.daemon.estimating.estimates import Estimates
+from carma.daemon.estimating.trials import DaemonTrials
+from carma.daemon.executor import Executor
+from carma.daemon.housekeeping import keep_tidy
+from carma.daemon.http.server import HttpServer, fitting_limits
+from carma.daemon.http.socket_address import Address, keep_reachable
+from carma.daemon.loop import Loop
+from carma.daemon.probes.pool import Probes
+from carma.daemon.recovery_on_start import Replayed, last_time, reconcile, replay, skip_used_ids
+from carma.daemon.shell import Shell
+from carma.daemon.startup import home_directory as home
+from carma.daemon.startup.gpu_source import GpuSource, check_listed, open_gpus
+from carma.errors import BadSettings, CarmaError
+from carma.estimate.combination import make_estimators
+from carma.launch.attempt_cgroups import AttemptCgroups, CgroupLimits, NvmlLimiter
+from carma.launch.confinement import GpuConfiner
+from carma.launch.mps import MpsServers
+from carma.launch.process import ProcessLauncher
+from carma.paths import Paths
+from carma.plugins import load_policy
+from carma.store.sqlite import SqliteStore
+from carma.trial.fingerprint import fingerprint
+from carma.trial.protocol import Context, NoTrials
+
+log = logging.getLogger("carma.daemon")
+
+TRACE = "trace"  # the estimator that uses trial runs
+TEND_S = 5.0  # between checks of MPS servers that are idle or ending
+CLOSE_LIMIT_S = 30.0
+
+
+class Parts(NamedTuple):
+    shell: Shell
+    loop: Loop
+    launcher: ProcessLauncher
+    estimates: Estimates
+    probes: Probes
+    store: SqliteStore
+    replayed: Replayed
+
+
+async def serve(paths: Paths, loaded: Loaded, store: SqliteStore, ready: Callable[[], None]) -> int:
+    """Until the daemon is told to stop. Raises the error that ended it."""
+    asyncio.get_running_loop().set_exception_handler(ErrorLog())
+    parts = _build(paths, loaded, store)
+    address = Address(paths.socket, mode=0o666 if os.geteuid() == 0 else 0o600)  # root's daemon serves all users
+    listener = address.bind()
+    app = make_app(parts.shell, parts.estimates, check_files=parts.probes.check_runnable)
+    server = HttpServer(app, listener, fitting_limits(os.geteuid()), closing=parts.shell.stopping)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, parts.shell.request_stop)
+    parts.loop.watch_children()
+    running = asyncio.create_task(parts.loop.run(), name="loop")
+    background: list[asyncio.Task[None]] = []
+    try:
+        await _while_running(running, reconcile(parts.shell, parts.loop, parts.replayed))
+        background += _start_background(parts, server, address)
+        _announce(parts.shell, ready)
+        await _while_running(running, parts.shell.stopping.wait())
+        if parts.shell.cancel_at_stop:
+            await _while_running(running, parts.loop.cancel_all())
+    finally:
+        _notify("STOPPING=1")
+        server.stop()
+        parts.shell.release()
+        for task in background[1:]:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+        await _cancel(running)
+        await _close(parts)
+        listener.close()
+        address.remove()
+    left = len(parts.shell.state.active)
+    log.info("stopped%s", f"; {show_count(left, 'task')} left running" if left else "")
+    if parts.shell.failure is not None:
+        raise parts.shell.failure
+    return 0
+
+
+def _start_background(parts: Parts, server: HttpServer, address: Address) -> list[asyncio.Task[None]]:
+    """The HTTP server comes first: it ends by itself."""
+    shell, store = parts.shell, parts.store
+    work: dict[str, Coroutine[object, object, None]] = {
+        "http": server.run(),
+        "housekeeping": keep_tidy(shell, store, shell.paths.log_dir),
+        "socket": keep_reachable(address, server),
+        "MPS servers": _maintain(parts),
+        "database": home.watch_database(lambda: shell.read(store.in_place), shell.fail, store.path),
+    }
+    return [asyncio.create_task(one, name=name) for name, one in work.items()]
+
+
+async def _close(parts: Parts) -> None:
+    # Before the state has settled it is not known what runs under the MPS servers. If the database is gone, another
+    # daemon may use them by now.
+    if parts.loop.settled.is_set() and parts.store.in_place():
+        try:
+            async with asyncio.timeout(CLOSE_LIMIT_S):
+                await parts.loop.executor.call_launcher(parts.launcher.close)
+        except (OSError, TimeoutError) as error:
+            log.error("the MPS servers could not be stopped: %s", error)
+    await parts.loop.close()
+    await parts.probes.close()
+    await parts.loop.writer.close()
+
+
+async def _maintain(parts: Parts) -> None:
+    """Stops MPS servers that are no longer needed, also when no task runs."""
+    while True:
+        await asyncio.sleep(TEND_S)
+        try:
+            await parts.loop.executor.call_launcher(parts.launcher.maintain)
+        except OSError as error:
+            log.error("the MPS servers could not be checked: %s", error)
+
+
+# Building.
+
+
+def _build(paths: Paths, loaded: Loaded, store: SqliteStore) -> Parts:
+    settings = loaded.settings
+    policy = load_policy(settings.placement.policy)
+    source = open_gpus(settings, paths)
+    gpus = source.sampler.gpus()
+    check_listed(settings.placement.gpus, gpus)
+    events = store.load()
+    clock = SteadyClock(source.speed, not_before=last_time(events))
+    replayed = replay(events, sampled_every(settings.rules, settings.monitor.period_s * source.speed), policy)
+    skip_used_ids(store, store, replayed.state, paths.log_dir)
+    shell = Shell(
+        state=replayed.state,
+        sequence=replayed.sequence,
+        store=store,
+        archive=store,
+        clock=clock,
+        settings=settings,
+        origins=loaded.origins,
+        paths=paths,
+    )
+    probes = Probes()
+    launcher = _make_launcher(paths, loaded, source, gpus)
+    estimates = _make_estimates(shell, source, gpus)
+    executor = Executor(shell, launcher, estimates, probes.find_frameworks if source.trials else None)
+    loop = Loop(shell, executor, source.sampler, period_s=settings.monitor.period_s)
+    return Parts(shell, loop, launcher, estimates, probes, store, replayed)
+
+
+def _make_launcher(paths: Paths, loaded: Loaded, source: GpuSource, gpus: Sequence[Gpu]) -> ProcessLauncher:
+    settings = loaded.settings
+    as_submitter = _as_submitter(loaded)
+    servers = MpsServers(paths.state_dir / "mps", open_to_users=as_submitter)
+    groups = _attempt_cgroups(paths)
+    sharing = settings.rules.sharing
+    return ProcessLauncher(
+        paths.log_dir,
+        extra_environment=source.environment,
+        run_as_submitter=as_submitter,
+        confiner=source.confiner or GpuConfiner(sharing, servers, _cgroup_limits(sharing, gpus, groups)),
+        servers=servers,
+        groups=groups if isinstance(groups, AttemptCgroups) else None,
+        start_timeout_s=settings.launch.start_timeout_s,
+        max_output_mib=settings.launch.max_output_mib,
+    )
+
+
+def _make_estimates(shell: Shell, source: GpuSource, gpus: tuple[Gpu, ...]) -> Estimates:
+    """Where tasks are simulated, no trial run can tell anything: the estimator that needs them is left out."""
+    rules = shell.settings.rules
+    trials = DaemonTrials(shell.paths.state_dir / "trials", rules.memory) if source.trials else None
+    if trials is None:
+        sources = tuple(name for name in rules.memory.sources if name != TRACE)
+        rules = replace(rules, memory=replace(rules.memory, sources=sources))
+    context = Context(shell.archive, gpus, rules, trials or NoTrials())
+    return Estimates(
+        make_estimators(context),
+        rules.memory,
+        lambda: tuple(shell.state.gpus.values()),
+        cancel_trial=trials.cancel if trials else lambda _task: None,
+        fingerprint=(lambda request: fingerprint(request) or "") if trials else None,
+    )
+
+
+def _as_submitter(loaded: Loaded) -> bool:
+    """Whether tasks run under their submitter's account."""
+    wanted = loaded.settings.launch.run_as_submitter
+    root = os.geteuid() == 0
+    if wanted == "yes" and not root:
+        raise BadSettings(
+            "launch.run_as_submitter is yes, but the daemon is not root",
+            "run it as root (a system service), or set it to auto or no",
+        )
+    return root if wanted == "auto" else wanted == "yes"
+
+
+def _attempt_cgroups(paths: Paths) -> AttemptCgroups | str:
+    """Where each attempt gets a cgroup, or why it gets none. No controller is enabled: with one, systemd could not
+    start the daemon again while tasks run in cgroups below its unit (EBUSY, systemd pull request 41304)."""
+    found = cgroups.find(enable=False)
+    return found if isinstance(found, str) else AttemptCgroups(found, paths.log_dir)
+
+
+def _cgroup_limits(sharing: Sharing, gpus: Sequence[Gpu], groups: AttemptCgroups | str) -> CgroupLimits | None:
+    """If driver, kernel and administrator provide them. The sampler has opened NVML already."""
+    if not sharing.caps:
+        return None
+    from carma.monitor.nvml import load_nvml
+
+    found = CgroupLimits.find(NvmlLimiter(load_nvml()), gpus, groups)
+    if isinstance(found, str):
+        log.debug("%s", found)
+        return None
+    return found
+
+
+# Running.
+
+
+async def _while_running(running: asyncio.Task[None], work: Coroutine[object, object, object]) -> None:
+    """Wait for `work`. If the loop ends first, raise its error: `work` could not finish any more."""
+    task = asyncio.create_task(work)
+    await asyncio.wait({running, task}, return_when=asyncio.FIRST_COMPLETED)
+    if not task.done():
+        await _cancel(task)
+        raise _error_of(running)
+    task.result()
+
+
+async def _cancel(task: asyncio.Task[None] | asyncio.Task[object]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _error_of(running: asyncio.Task[None]) -> CarmaError:
+    """The error that ended the loop, out of the group in which asyncio wraps it."""
+    error: BaseException | None = None if running.cancelled() else running.exception()
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    hint = "running tasks continue; keep a copy of the database and report this with the daemon's log"
+    return CarmaError(f"the daemon cannot go on: {error}", hint)
+
+
+def _announce(shell: Shell, ready: Callable[[], None]) -> None:
+    for name in unknown_users(shell.settings.daemon.admins):
+        log.warning("daemon.admins names %r, and there is no such user", name)
+    log.info(
+        "carma %s serves %s with policy %s on %s",
+        __version__,
+        show_count(len(shell.state.gpus), "GPU"),
+        shell.state.policy.name,
+        shell.paths.socket,
+    )
+    _notify("READY=1")
+    ready()
+
+
+def _notify(message: str) -> None:
+    """Tell systemd, if it asked for it (Type=notify)."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.sendto(message.encode(), address)

@@ -1,0 +1,61 @@
+"""GPUs as the API shows them. Reads only."""
+
+from __future__ import annotations
+
+from carma.core.model.values import ACTIVITY_METRICS, TaskId
+from carma.core.scheduling.decision import Ask, Refusal
+from carma.core.scheduling.gpu_view import GpuView
+from carma.core.scheduling.placement import refuse
+from carma.core.scheduling.snapshot import views
+from carma.core.state import SERVER, State
+from carma.core.telemetry.window import METRICS
+from carma.daemon.views.task_views import mirrored
+from carma.wire import api_types as t
+
+_STATES = {
+    "Fault": "fault",
+    "Drained": "drained",
+    "Exclusive": "exclusive",
+    "TasksPerGpu": "full",
+    "Memory": "full",
+    "WarmUp": "warming",
+}  # by the code of the refusal
+_SMALLEST = Ask(TaskId(0), 1, 1, "")  # the smallest possible task: a GPU that refuses it refuses every task
+
+
+def gpu_views(state: State, now: float) -> list[t.GpuView]:
+    return [_gpu_view(view, state) for view in views(state, now)]
+
+
+def _gpu_view(view: GpuView, state: State) -> t.GpuView:
+    refusal = refuse(_SMALLEST, view, state.rules, state.policy)
+    gauges = {metric: view.gauge(metric, state.rules.gate.summary) for metric in METRICS}
+    gpu, newest = view.gpu, view.newest
+    return t.GpuView(
+        gpu=gpu.id,
+        index=gpu.index,
+        name=gpu.name,
+        kind=gpu.kind,
+        state=_gpu_state(view, refusal),
+        reason=refusal.sentence if refusal is not None else "",
+        memory_mib=gpu.memory_mib,
+        used_mib=view.used_mib,
+        booked_mib=view.booked_mib,
+        room_mib=view.room_mib,
+        tasks=tuple(sorted(holder.key.task for holder in view.holders)),
+        foreign=tuple(mirrored(t.ForeignView, use) for use in view.foreign),
+        risk={metric: value for metric, value in gauges.items() if value is not None},
+        gpu_util=newest.gpu_util if newest is not None else None,
+        power_w=newest.power_w if newest is not None else None,
+        energy_j=newest.energy_j if newest is not None else None,
+        idle_w=state.idle_w.get(gpu.id),
+        metrics=gpu.capabilities.source,
+        drained=SERVER in state.drained or gpu.id in state.drained,
+        **{metric: view.gauge(metric, "mean") for metric in ACTIVITY_METRICS},
+    )
+
+
+def _gpu_state(view: GpuView, refusal: Refusal | None) -> str:
+    if refusal is None:
+        return "idle" if view.idle else "open"
+    return _STATES.get(refusal.code, "closed")
