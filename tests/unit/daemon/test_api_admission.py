@@ -96,11 +96,11 @@ def submit(served: Served, spec: dict[str, Any]) -> None:
 
 def test_the_refusal_of_a_spec_names_the_field_the_value_and_the_limit(served: Served) -> None:
     sentences: dict[str, str] = {}
-    for spec, _ in REFUSED:
+    for number, (spec, _) in enumerate(REFUSED):
         with pytest.raises(errors.CarmaError) as caught:
             submit(served, spec)
         text = str(caught.value).replace(str(STRING_BYTES), "STRING_BYTES")  # depends on the size of a page
-        sentences[repr(spec)[:60] + repr(spec)[-20:]] = f"{text}\n{caught.value.hint}"
+        sentences[f"{number}: {repr(spec)[:60]}"] = f"{text}\n{caught.value.hint}"
     assert_wording("submission", sentences)
 
 
