@@ -52,7 +52,7 @@ def test_a_socket_that_is_removed_under_the_daemon_is_made_again() -> None:
         daemon.drop_client()
         assert daemon.answers()
         assert daemon.paths.socket.stat().st_mode == mode
-        until(lambda: "was gone and has been made again" in daemon.log, "the log tells it")
+        until(lambda: "has been created again" in daemon.log, "the log says so")
         assert daemon.stop() == 0
         assert not daemon.paths.socket.exists()
 
