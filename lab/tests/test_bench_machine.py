@@ -14,14 +14,14 @@ from carma.errors import Refused
 from carma_lab.bench.machine import cpu_s
 from carma_lab.bench.results_file import Figure, write
 
-BUSY = "import time\nuntil = time.process_time() + 1.0\nwhile time.process_time() < until: pass"
+BUSY = "import time\nuntil = time.process_time() + 0.3\nwhile time.process_time() < until: pass"
 
 
 def test_a_childs_processor_time_is_not_its_parents() -> None:
     """A daemon waits for its runners, and a runner for its task: four tasks would look like 400 % of a core."""
     before_s = cpu_s(os.getpid())
     subprocess.run([sys.executable, "-S", "-c", BUSY], check=True)
-    assert cpu_s(os.getpid()) - before_s < 0.9
+    assert cpu_s(os.getpid()) - before_s < 0.2
     until_s = cpu_s(os.getpid()) + 0.1
     while cpu_s(os.getpid()) < until_s:  # ends only if its own time is counted
         pass

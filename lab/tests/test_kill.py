@@ -2,7 +2,7 @@
 
 The study is that of `carma bench crash` (carma_lab.bench.crash), with fewer kills:
 
-    CARMA_CRASH_SEED=7 CARMA_CRASH_KILLS=1000 pytest -n0 -s tests/crash
+    CARMA_CRASH_SEED=7 CARMA_CRASH_KILLS=1000 pytest -n0 -s lab/tests/test_kill.py
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from carma_lab.bench.crash.study import CrashResult, figures, study
 from carma_lab.bench.crash.verdict import Excused, judge
 from tests.harness import until
 
-KILLS = int(os.environ.get("CARMA_CRASH_KILLS", "150"))
+KILLS = int(os.environ.get("CARMA_CRASH_KILLS", "60"))
 SEED = int(os.environ.get("CARMA_CRASH_SEED", str(random.randrange(1 << 32))))
 
 

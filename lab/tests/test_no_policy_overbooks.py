@@ -25,7 +25,7 @@ from carma_lab.simulator import estimate_sources as sources
 from carma_lab.simulator.simulation import Setup, Simulation
 from lab_fixtures.random_simulations import CARD, EVERY_POLICY, companions, simulations
 
-MANY = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+MANY = settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 class Books:

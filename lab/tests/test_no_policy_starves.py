@@ -19,7 +19,7 @@ from carma_lab.simulator import estimate_sources as sources
 from carma_lab.simulator.simulation import Setup, Simulation
 from lab_fixtures.random_simulations import CARD, EVERY_POLICY, rules, traces
 
-SOME = settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+SOME = settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 OVERTAKES = 3
 
 
@@ -128,7 +128,7 @@ TOLD = {"nothing": None, "the truth": 90.0, "seconds": 5.0, "a day": 86_400.0}
 @pytest.mark.parametrize("policy", EVERY_POLICY)
 def test_a_large_task_starts_although_small_ones_never_stop_coming(policy: str, kind: str, told: str) -> None:
     stream = Stream(policy, told_s=TOLD[told])
-    for _ in range(12):
+    for _ in range(6):
         stream.go_on()
     large = stream.submit(demand=HEAVY, runtime_s=600.0, owner=ALICE, **LARGE[kind])  # type: ignore[arg-type]
     assert stream.until(large) <= _bound(stream.world)
@@ -143,7 +143,7 @@ def _bound(world: World) -> int:
 @pytest.mark.parametrize("policy", EVERY_POLICY)
 def test_nor_do_new_users_keep_it_out_where_users_take_turns(policy: str, kind: str) -> None:
     stream = Stream(policy, told_s=90.0, fair=True)
-    for _ in range(12):
+    for _ in range(6):
         stream.go_on()
     large = stream.submit(demand=HEAVY, runtime_s=600.0, owner=ALICE, **LARGE[kind])  # type: ignore[arg-type]
     assert stream.until(large) <= _bound(stream.world)
@@ -153,7 +153,7 @@ def test_nor_do_new_users_keep_it_out_where_users_take_turns(policy: str, kind: 
 def test_one_of_whom_nothing_is_known_starts_too(policy: str) -> None:
     """Policies that predict take it for the most demanding one."""
     stream = Stream(policy, told_s=90.0)
-    for _ in range(12):
+    for _ in range(6):
         stream.go_on()
     unknown = stream.submit(9_000, None, None, ALICE)
     assert stream.until(unknown) <= _bound(stream.world)

@@ -34,7 +34,7 @@ def _with_another(sample: GpuSample) -> GpuSample:
 
 @pytest.mark.parametrize("policy", ["magm", "goodput"])
 def test_what_is_seen_does_not_depend_on_whose_list_it_is(policy: str) -> None:
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=15, deadline=None)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         made = data.draw(simulations(policy))

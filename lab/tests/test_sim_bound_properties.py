@@ -25,7 +25,7 @@ from lab_fixtures import small_simulations as sim_made
 from lab_fixtures.small_simulations import row
 
 CARD = cards.find("a100-40")
-SLOW = settings(deadline=None, derandomize=True, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+SLOW = settings(deadline=None, derandomize=True, max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 Mechanism = Literal["mps", "timeslice"]
 
 shares = st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0])

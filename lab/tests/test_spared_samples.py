@@ -40,7 +40,7 @@ def telling_all(made: Simulation) -> Simulation:
 
 @pytest.mark.parametrize("policy", EVERY_POLICY)
 def test_spared_samples_change_no_decision(policy: str) -> None:
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=10, deadline=None)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         made = data.draw(simulations(policy))

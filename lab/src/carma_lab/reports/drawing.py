@@ -20,6 +20,7 @@ from gpumemnet.directories import make_folder
 from gpumemnet.output_file import MARK, write_file
 
 BLUE, VERMILION, GREEN, PURPLE, SKY, ORANGE = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"
+DPI = 150  # of PNG files
 PALETTE = (BLUE, VERMILION, GREEN, PURPLE, SKY, ORANGE)
 INK, GRID, SHEET = "#1f2937", "#d4d8de", "#fefefe"
 # In a page these three follow its colour scheme.
@@ -97,7 +98,7 @@ def _bytes(drawn: Any, kind: str) -> bytes:
     """Without a date or a version, so that the same picture is the same bytes."""
     svg = {"Creator": MARK, **dict.fromkeys(("Date", "Format", "Type"))}
     target = io.BytesIO()
-    drawn.savefig(target, format=kind, dpi=150, metadata={"Software": MARK} if kind == "png" else svg)
+    drawn.savefig(target, format=kind, dpi=DPI, metadata={"Software": MARK} if kind == "png" else svg)
     return target.getvalue()
 
 

@@ -17,7 +17,8 @@ from carma import procfs
 from carma.client import Client
 from carma.errors import CarmaError, NotFound
 from carma.procfs import Process
-from carma_lab.bench.crash.server import CrashServer, LivingAttempt
+from carma.testing.private_daemon import wait_until
+from carma_lab.bench.crash.server import LIMIT_S, CrashServer, LivingAttempt
 
 # How often each kind is drawn.
 DAEMON = {"daemon": 40, "daemon_stop_continue": 5, "daemon_stop_kill": 10}
@@ -42,7 +43,7 @@ COLD_EVERY = 25  # every 25th start runs `carma up`, with all imports
 class Killer:
     """Draws a kind and carries it out. `hit`: tasks whose runner or command was killed."""
 
-    def __init__(self, server: CrashServer, seed: int, weights: dict[str, int]) -> None:
+    def __init__(self, server: CrashServer, seed: int, weights: dict[str, int], answers: Callable[[], int]) -> None:
         self.counts: Counter[str] = Counter()
         self.hit: set[int] = set()
         self.restart_s: list[float] = []  # from the start of a daemon to its first answer
@@ -52,6 +53,7 @@ class Killer:
         self._server = server
         self._random = random.Random(seed)
         self._weights = weights
+        self._answers = answers
         self._starts = 0
 
     @property
@@ -86,12 +88,14 @@ class Killer:
         return True
 
     def _strike_daemon(self, kind: str) -> None:
-        """Half of the plain kills come while it starts, the others while it serves."""
+        """Half of the plain kills come while it starts, the others after its first answer to the client."""
         if kind == "daemon" and self._server.pid is None and self._random.random() < 0.5:
             self._start()
             time.sleep(self._random.uniform(0.0, 0.12))
         else:
+            before = self._answers()
             self.serve()
+            wait_until(lambda: self._answers() > before, LIMIT_S, f"the client was not answered within {LIMIT_S:g} s")
             time.sleep(self._random.uniform(0.0, 0.08))
         if kind != "daemon":
             self._server.signal(signal.SIGSTOP)

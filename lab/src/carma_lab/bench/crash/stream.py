@@ -36,6 +36,7 @@ class SubmissionStream(threading.Thread):
         self.acknowledged: dict[int, int] = {}  # task -> the code with which it ends
         self.cancelled: set[int] = set()
         self.asked_to_save: set[int] = set()  # and that was acknowledged
+        self.answers = 0  # rounds of requests that a daemon has answered
         self.errors: list[str] = []
         self._server = server
         self._random = random.Random(seed)
@@ -49,6 +50,7 @@ class SubmissionStream(threading.Thread):
                 with Client(self._server.paths.socket) as client:
                     while not self._enough.is_set():
                         self._act(client)
+                        self.answers += 1
             except Unreachable:
                 time.sleep(0.002)
             except CarmaError as error:

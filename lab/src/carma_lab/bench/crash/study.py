@@ -49,7 +49,7 @@ class Study:
     def __init__(self, server: CrashServer, seed: int, weights: dict[str, int], *, copies: bool) -> None:
         self._server = server
         self._stream = SubmissionStream(server, seed)
-        self._killer = Killer(server, seed + 1, weights)
+        self._killer = Killer(server, seed + 1, weights, lambda: self._stream.answers)
         self._copier = Copier(server, self._stream, seed + 2) if copies else None
         self._rolled_back: set[int] = set()
         self._replayed: set[int] = set()

@@ -71,7 +71,7 @@ class Stage:
 
 T = TypeVar("T")
 CALL_LIMIT_S = 60.0
-LOOK_S = 0.25
+LOOK_S = 1.0  # a look is a process of its own
 TROUBLE_S = 3.0  # so often, while waiting for words in a log, it is asked whether a task has ended instead
 VIRTUAL_MEMORY_MIB = 40_960
 
