@@ -1,1 +1,1 @@
-"""Virtual GPUs: real processes that allocate and progress on a made-up device. Must stay quick to import."""
+"""Virtual GPUs: real processes that allocate memory and make progress on a simulated device. Quick to import."""

@@ -1,11 +1,11 @@
-"""The state file and its lock: how processes share the made-up device.
+"""The state file and its lock, through which processes share the virtual GPUs.
 
-Looking is free of locks: a reader takes the file as it is (it is only ever replaced whole) and moves its own copy to
-now. Changing takes the lock, moves the file's state to now FIRST, drops dead processes, changes, and replaces the file.
-A writer that is killed half-way leaves the old file, and the kernel frees its lock.
+Reading takes no lock: the file is only ever replaced as a whole, and a reader advances its own copy to now. A change
+takes the lock, advances the file's state to now FIRST, removes ended processes, changes the state, and replaces the
+file. A writer that is killed meanwhile leaves the old file, and the kernel releases its lock.
 
-The directory is not sticky when it is shared between users, because a sticky one forbids replacing a file that another
-user wrote. Whoever may use the virtual GPUs may also disturb them: they are for trials, never a security boundary.
+A directory that users share is not sticky, because a sticky directory forbids replacing a file of another user. Every
+user of the virtual GPUs may also disturb them: they are for trying CARMA out, not a security boundary.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
+from carma import procfs
 from carma.core.model.values import Demand
 from carma.errors import StoreError, Usage
-from carma.vgpu.device_state import VERSION, VirtualGpu, VirtualProcess, World, advance
+from carma.vgpu.cuda_errors import OutOfDeviceMemory
+from carma.vgpu.device_state import VERSION, VirtualProcess, World, advance
 
 DIRECTORY_VARIABLE = "CARMA_VGPU_DIR"
 LIMIT_VARIABLE = "CARMA_VGPU_LIMIT_MIB"  # memory limit of one process on each of its GPUs
@@ -29,44 +31,30 @@ _DECODER = msgspec.json.Decoder(World)
 _ENCODER = msgspec.json.Encoder()
 
 
-class OutOfDeviceMemory(Exception):
-    """An allocation that the device, or the process's share of it, does not hold; told as PyTorch would."""
-
-    def __init__(self, gpu: VirtualGpu, asked_mib: int, held_mib: int, others: dict[int, int], limit_mib: int | None):
-        super().__init__(f"{asked_mib} MiB asked for on virtual GPU {gpu.index} do not fit")
-        self.gpu, self.asked_mib, self.held_mib, self.others, self.limit_mib = (
-            gpu,
-            asked_mib,
-            held_mib,
-            others,
-            limit_mib,
-        )
-
-
 class Device:
-    """A door to one world, for any process. Holds no open files, so it can be kept across fork and threads."""
+    """Access to one world, for any process. Has no open files, so it survives fork and works in all threads."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
         self._state = os.path.join(directory, _STATE)
 
-    def look(self) -> World:
-        """The world as it is now; the copy is the caller's."""
+    def read(self) -> World:
+        """The state now; the caller owns the copy."""
         world = self._read()
         advance(world, world.virtual_s(time.monotonic()))
         return world
 
     @contextmanager
     def changing(self) -> Iterator[World]:
-        """The world as it is now, dead processes dropped; what the block changes is written when it ends well."""
+        """The state now, without ended processes. The changes of the block are written unless it raises."""
         with self._locked():
-            world = self.look()
+            world = self.read()
             reap(world)
             yield world
             self._write(world)
 
     def start(self, world: World) -> None:
-        """Write a new world, in place of one that may be there."""
+        """Write a new world; it replaces an existing one."""
         with self._locked():
             self._write(world)
 
@@ -105,7 +93,7 @@ class Device:
         path = os.path.join(self.directory, _NEXT)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with suppress(FileNotFoundError):
-            os.unlink(path)  # left by a writer that was killed; only the holder of the lock is here
+            os.unlink(path)  # left by a writer that was killed; this process has the lock
         file = os.open(path, flags, 0o600)
         try:
             if world.shared:
@@ -119,8 +107,8 @@ class Device:
 
 
 def share_lock(directory: str) -> None:
-    """A new lock that every user can take. Not the file that is there: a user may have linked another one to that
-    name, whose mode would be changed."""
+    """Make a new lock that every user can take. The existing file is not used: a user may have linked another file to
+    that name, whose mode would be changed."""
     path = os.path.join(directory, _LOCK)
     with suppress(FileNotFoundError):
         os.unlink(path)
@@ -142,7 +130,7 @@ def device_from_environment() -> Device:
 
 
 def allocate(world: World, process: VirtualProcess, more_mib: int, limit_mib: int | None = None) -> None:
-    """Give the process so much more on each of its GPUs, or raise on the first that cannot."""
+    """Allocate more memory on each of the process's GPUs. Raises OutOfDeviceMemory."""
     for index in process.gpus:
         gpu = world.gpus[index]
         over_limit = limit_mib is not None and process.memory_mib + more_mib > limit_mib
@@ -153,15 +141,18 @@ def allocate(world: World, process: VirtualProcess, more_mib: int, limit_mib: in
 
 
 def join(world: World, gpus: list[int], demand: Demand, wanted_s: float | None, name: str) -> VirtualProcess:
-    """Enter this OS process, holding nothing yet."""
-    pid = os.getpid()
-    ticks = start_ticks(pid)
-    if ticks is None:
-        raise StoreError(
-            f"/proc/{pid}/stat cannot be read", "Virtual GPUs need /proc to tell the living from the dead."
-        )
+    """Add this OS process, without memory yet."""
+    me = procfs.process(os.getpid())
+    if me is None:
+        raise StoreError("/proc/self/stat cannot be read", "Virtual GPUs need /proc to find processes that have ended.")
     process = VirtualProcess(
-        pid=pid, start_ticks=ticks, gpus=gpus, memory_mib=0, demand=demand, wanted_s=wanted_s, name=name
+        pid=me.pid,
+        start_ticks=me.start_ticks,
+        gpus=gpus,
+        memory_mib=0,
+        demand=demand,
+        wanted_s=wanted_s,
+        name=name,
     )
     world.processes.append(process)
     return process
@@ -174,7 +165,7 @@ def leave(world: World, process: VirtualProcess) -> None:
 
 
 def reap(world: World) -> bool:
-    """Drop processes that are gone, as a driver does when a context's owner dies; True when there were any."""
+    """Remove processes that have ended, as a driver does with their contexts; True if there were any."""
     living = [process for process in world.processes if alive(process)]
     gone = len(living) != len(world.processes)
     world.processes = living
@@ -182,32 +173,16 @@ def reap(world: World) -> bool:
 
 
 def alive(process: VirtualProcess) -> bool:
-    ticks = start_ticks(process.pid)
-    if ticks is not None:
-        return ticks == process.start_ticks
+    found = procfs.process(process.pid)
+    if found is not None:
+        return found.start_ticks == process.start_ticks and not found.ended
     try:
         os.kill(process.pid, 0)
     except PermissionError:
-        return True  # another user's, behind a /proc that hides it
+        return True  # another user's process, hidden by /proc (hidepid)
     except OSError:
         return False
-    return not os.path.exists(f"/proc/{process.pid}/stat")  # there, but a zombie: its memory is free
-
-
-def start_ticks(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot; None when it is gone, a zombie, or hidden."""
-    try:
-        file = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        text = os.read(file, 2048)
-    except OSError:
-        return None
-    finally:
-        os.close(file)
-    fields = text[text.rindex(b")") + 2 :].split()  # the name may hold spaces and parentheses
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    return True
 
 
 def _whole(file: int) -> bytes:

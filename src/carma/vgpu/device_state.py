@@ -1,7 +1,7 @@
-"""What the made-up device remembers, and how it moves through time. No files and no clock here.
+"""The state of the virtual GPUs, and its change over time. Uses no files and no clock.
 
-`advance` is the heart: progress and energy are integrated in closed form between changes, and a process that reaches
-its end on the way stops loading its GPU at that very moment. So results do not depend on who looks how often.
+`advance` integrates progress and energy in closed form between changes. A process that reaches its end stops loading
+its GPU at exactly that moment. So results do not depend on how often the state is read.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from carma.core.scheduling.sharing_model import progress_rates, shown
 FaultKind = Literal["lost", "metrics", "processes"]
 VERSION = 1
 IDLE = Demand(0.0, 0.0, 0.0)
-LEFT_IDLE = Demand(0.0, 0.0, 0.0, 0.0, 0.0)  # wants nothing of a GPU, and is not slowed there
+UNUSED = Demand(0.0, 0.0, 0.0, 0.0, 0.0)  # of a GPU that its process does not use, and that does not slow it
 
 
 class VirtualGpu(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One GPU. The `*_s` fields are integrals over virtual time: their difference over a span is an exact mean."""
+    """One GPU. The `*_s` fields are integrals over virtual time: their differences give exact means of a span."""
 
     id: str
     index: int
@@ -44,13 +44,13 @@ class VirtualProcess(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One OS process on one or several GPUs (indices); it holds `memory_mib` on each of them."""
 
     pid: int
-    start_ticks: int  # from /proc: with the pid, the name of a process that is never given twice
+    start_ticks: int  # from /proc: pid and start time identify a process for good
     gpus: list[int]
     memory_mib: int
     demand: Demand = IDLE
-    working: int = 0  # of `gpus`, the first so many that it works on; the others stand idle; 0: all
+    working: int = 0  # number of its GPUs that do work, the first ones; the others idle; 0: all
     progress_s: float = 0.0  # work done, in seconds of running alone
-    wanted_s: float | None = None  # work there is; None: no end
+    wanted_s: float | None = None  # all of its work; None: without an end
     name: str = ""
 
     @property
@@ -58,8 +58,8 @@ class VirtualProcess(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return self.wanted_s is not None and self.progress_s >= self.wanted_s
 
     def on(self, index: int) -> Demand:
-        """What it wants of that GPU."""
-        return self.demand if not self.working or index in self.gpus[: self.working] else LEFT_IDLE
+        """Its demand on that GPU."""
+        return self.demand if not self.working or index in self.gpus[: self.working] else UNUSED
 
 
 class World(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -70,8 +70,8 @@ class World(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     origin_s: float  # the machine's monotonic clock at virtual time 0
     epoch_s: float  # seconds since the epoch at virtual time 0
     speed: float = 1.0  # virtual seconds per real second
-    shared: bool = False  # files are for every user of the machine (the daemon is root)
-    at_s: float = 0.0  # everything is integrated up to here
+    shared: bool = False  # the files are accessible to every user of the machine (the daemon is root)
+    at_s: float = 0.0  # everything is integrated up to this time
     gpus: list[VirtualGpu] = []
     processes: list[VirtualProcess] = []
 
@@ -92,31 +92,31 @@ class World(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return sum(process.memory_mib for process in self.processes if index in process.gpus)
 
 
-def rates(world: World) -> list[float]:
-    """The rate of every process now: at the slowest of its GPUs; 0 on a lost GPU and at its end."""
-    found = [0.0 if process.done else 1.0 for process in world.processes]
+Progress = list[tuple[VirtualProcess, float]]
+
+
+def progress(world: World) -> Progress:
+    """Every process with its rate now: that of the slowest of its GPUs; 0 on a lost GPU and at its end."""
+    rates = {id(process): 0.0 if process.done else 1.0 for process in world.processes}
     for gpu in world.gpus:
-        members = [
-            place for place, process in enumerate(world.processes) if gpu.index in process.gpus and not process.done
-        ]
+        members = [process for process in world.on(gpu.index) if not process.done]
         if gpu.lost:
-            for place in members:
-                found[place] = 0.0
+            rates |= dict.fromkeys(map(id, members), 0.0)
         elif len(members) > 1:
-            shared = progress_rates([world.processes[place].on(gpu.index) for place in members])
-            for place, rate in zip(members, shared, strict=True):
-                found[place] = min(found[place], rate)
-    return found
+            shared = progress_rates([process.on(gpu.index) for process in members])
+            for process, rate in zip(members, shared, strict=True):
+                rates[id(process)] = min(rates[id(process)], rate)
+    return [(process, rates[id(process)]) for process in world.processes]
 
 
 def advance(world: World, to_s: float) -> None:
-    """Integrate progress and energy up to `to_s`, stopping at each process's end on the way. Time never goes back."""
+    """Integrate progress and energy up to `to_s`, stopping at the end of each process. Time never goes back."""
     while world.at_s < to_s:
-        now_rates = rates(world)
-        span_s, ending = _next_end(world, now_rates, to_s - world.at_s)
+        moving = progress(world)
+        span_s, ending = _next_end(moving, to_s - world.at_s)
         for gpu in world.gpus:
-            _integrate(world, gpu, now_rates, span_s)
-        for process, rate in zip(world.processes, now_rates, strict=True):
+            _integrate(gpu, moving, span_s)
+        for process, rate in moving:
             process.progress_s += rate * span_s
         for process in ending:  # exactly, so that rounding cannot leave a last step of length zero
             process.progress_s = process.wanted_s or 0.0
@@ -125,26 +125,23 @@ def advance(world: World, to_s: float) -> None:
 
 def until_change_s(world: World, process: VirtualProcess) -> float | None:
     """Virtual seconds until the first end among the processes that share a GPU with this one, itself included."""
-    soonest: float | None = None
-    for other, rate in zip(world.processes, rates(world), strict=True):
-        if rate > 0.0 and other.wanted_s is not None and not set(other.gpus).isdisjoint(process.gpus):
-            left_s = (other.wanted_s - other.progress_s) / rate
-            soonest = left_s if soonest is None else min(soonest, left_s)
-    return soonest
+    others = [(other, rate) for other, rate in progress(world) if not set(other.gpus).isdisjoint(process.gpus)]
+    span_s, ending = _next_end(others, float("inf"))
+    return span_s if ending else None
 
 
 def power_w(gpu: VirtualGpu, load: Demand) -> float:
     """Power under a load: DRAM traffic weighs three times as much as SM activity, with a falling slope.
 
     Fitted on the six published means of an A100 40 GB (SM .42 and DRAM .26: 218 W; .64 and .38: 263 W; .77 and .34:
-    253 W; ...), which it meets within 14 W.
+    253 W; ...), within 14 W.
     """
     busy = min(1.0, 0.25 * load.sm_active + 0.75 * load.dram_active)
     return float(gpu.idle_w + (gpu.peak_w - gpu.idle_w) * busy**0.63)
 
 
 def coarse_util(demands: list[Demand]) -> float:
-    """The misleading figure: the share of time in which any kernel runs. About 0.8 for one task of SM activity 0.4."""
+    """The coarse utilisation: the share of time in which any kernel runs. About 0.8 for one task of SM activity 0.4."""
     idle = 1.0
     for demand in demands:
         if demand.sm_active > 0.0:
@@ -152,23 +149,19 @@ def coarse_util(demands: list[Demand]) -> float:
     return 1.0 - idle
 
 
-def load_now(world: World, gpu: VirtualGpu, now_rates: list[float]) -> tuple[Demand, float]:
-    """What the GPU shows at this moment: activity and the coarse utilisation."""
-    pairs = [
-        (process.on(gpu.index), rate)
-        for process, rate in zip(world.processes, now_rates, strict=True)
-        if rate > 0.0 and gpu.index in process.gpus
-    ]
+def load_now(gpu: VirtualGpu, moving: Progress) -> tuple[Demand, float]:
+    """The activity and the coarse utilisation of the GPU at this moment."""
+    pairs = [(process.on(gpu.index), rate) for process, rate in moving if rate > 0.0 and gpu.index in process.gpus]
     if not pairs or gpu.lost:
         return IDLE, 0.0
     demands = [demand for demand, _ in pairs]
     return shown(demands, [rate for _, rate in pairs]), coarse_util(demands)
 
 
-def _integrate(world: World, gpu: VirtualGpu, now_rates: list[float], span_s: float) -> None:
+def _integrate(gpu: VirtualGpu, moving: Progress, span_s: float) -> None:
     if gpu.lost:
         return
-    load, util = load_now(world, gpu, now_rates)
+    load, util = load_now(gpu, moving)
     gpu.energy_j += power_w(gpu, load) * span_s
     gpu.sm_active_s += load.sm_active * span_s
     gpu.sm_occupancy_s += load.sm_occupancy * span_s
@@ -176,10 +169,10 @@ def _integrate(world: World, gpu: VirtualGpu, now_rates: list[float], span_s: fl
     gpu.gpu_util_s += util * span_s
 
 
-def _next_end(world: World, now_rates: list[float], span_s: float) -> tuple[float, list[VirtualProcess]]:
-    """How far to go, at most `span_s`, and which processes end there."""
+def _next_end(moving: Progress, span_s: float) -> tuple[float, list[VirtualProcess]]:
+    """The time until the next end, at most `span_s`, and the processes that end then."""
     ending: list[VirtualProcess] = []
-    for process, rate in zip(world.processes, now_rates, strict=True):
+    for process, rate in moving:
         if rate <= 0.0 or process.wanted_s is None:
             continue
         left_s = (process.wanted_s - process.progress_s) / rate

@@ -1,9 +1,8 @@
-"""Making virtual GPUs fail on purpose: `python -m carma.vgpu.fault_injection --dir D lost --gpu 1`, and `clear` to
-mend them.
+"""Makes virtual GPUs fail on purpose: `python -m carma.vgpu.fault_injection --dir D lost --gpu 1`; `clear` repairs.
 
-- lost: the GPU falls off the bus; its sample carries a fault and the tasks on it die with a CUDA error.
-- metrics: activity, power and energy are no longer given (None).
-- processes: the list of processes is no longer given (None).
+- lost: the GPU falls off the bus; its sample has a fault, and its tasks end with a CUDA error.
+- metrics: activity, power and energy are missing (None).
+- processes: the list of processes is missing (None).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def inject(device: Device, kind: FaultKind, gpu: str | int) -> None:
 
 
 def clear(device: Device, gpu: str | int | None = None, kind: FaultKind | None = None) -> None:
-    """Mend one fault or all, of one GPU or all."""
+    """Repair one fault or all, of one GPU or all."""
     with device.changing() as world:
         for found in world.gpus if gpu is None else [_find(world, gpu)]:
             found.faults = [fault for fault in found.faults if kind is not None and fault != kind]
@@ -43,10 +42,10 @@ def _find(world: World, gpu: str | int) -> VirtualGpu:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m carma.vgpu.fault_injection", description="Make virtual GPUs fail, or mend them."
+        prog="python -m carma.vgpu.fault_injection", description="Make virtual GPUs fail, or repair them."
     )
     parser.add_argument("what", choices=[*KINDS, "clear"])
-    parser.add_argument("--gpu", help="UUID or index; clear without it mends all")
+    parser.add_argument("--gpu", help="UUID or index; clear without it repairs all")
     parser.add_argument("--dir", help="the world's directory (default: CARMA_VGPU_DIR)")
     options = parser.parse_args(arguments)
     if options.what != "clear" and options.gpu is None:

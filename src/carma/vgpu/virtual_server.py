@@ -1,4 +1,8 @@
-"""Making a world of virtual GPUs, or coming back to one: a restarted daemon finds its GPUs and running tasks."""
+"""The virtual GPUs of a server.
+
+1. A world of virtual GPUs is made or reopened, so that a restarted daemon finds its GPUs and running tasks.
+2. `VirtualConfiner` decides how tasks share virtual GPUs.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import os
 import time
 import uuid
 
+from carma import procfs
 from carma.core.model.settings import Sharing
 from carma.core.model.units import show_count
 from carma.core.model.values import Confinement, Guard
@@ -13,8 +18,6 @@ from carma.core.ports import Arranged, LaunchOrder
 from carma.errors import BadSettings, StoreError
 from carma.vgpu.device import LIMIT_VARIABLE, Device, reap, share_lock
 from carma.vgpu.device_state import VirtualGpu, World, advance
-
-_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def create(
@@ -26,7 +29,8 @@ def create(
     *,
     shared: bool | None = None,
 ) -> Device:
-    """A new world; what was in the directory is replaced. Open to every user when made by root, unless told."""
+    """A new world; it replaces an existing one in the directory. `shared`: open to every user (default: if made by
+    root)."""
     if gpus < 1 or memory_mib < 1 or not 0.0 < speed < 1e6:
         raise BadSettings(
             f"virtual GPUs cannot be {gpus} of {memory_mib} MiB at speed {speed:g}",
@@ -34,7 +38,7 @@ def create(
         )
     shared = os.geteuid() == 0 if shared is None else shared
     world = World(
-        boot=_boot_id(),
+        boot=procfs.boot_id(),
         origin_s=time.monotonic(),
         epoch_s=time.time(),
         speed=speed,
@@ -51,12 +55,12 @@ def create(
 
 
 def reopen(directory: str, speed: float | None = None) -> Device:
-    """An existing world; time goes on from where it was, after a reboot or at another speed too."""
+    """An existing world. Its time continues, also after a reboot and at another speed."""
     device = Device(directory)
     with device.changing() as world:
-        if world.boot != _boot_id():
+        if world.boot != procfs.boot_id():
             world.processes = []
-            world.boot = _boot_id()
+            world.boot = procfs.boot_id()
             world.epoch_s = max(world.epoch_s, time.time() - world.at_s)
             _rebase(world, speed or world.speed)
         elif speed is not None and speed != world.speed:
@@ -65,22 +69,22 @@ def reopen(directory: str, speed: float | None = None) -> Device:
 
 
 def ensure(directory: str, gpus: int, memory_mib: int, speed: float = 1.0, name: str | None = None) -> Device:
-    """The world of that shape: the one in the directory where it fits, otherwise a new one.
+    """The world of that shape: the existing one in the directory or, if its shape differs, a new one.
 
-    A world of another shape is replaced only when nobody runs on it.
+    A world of another shape is replaced only if no process uses it.
     """
     device = Device(directory)
     if not device.exists():
         return create(directory, gpus, memory_mib, speed, name)
     try:
-        world = device.look()
-    except StoreError:  # cut short by a power failure: nobody can run on it
+        world = device.read()
+    except StoreError:  # cut short by a power failure: no process can use it
         return create(directory, gpus, memory_mib, speed, name)
     wanted = [(gpu_uuid(index), memory_mib) for index in range(gpus)]
     if [(gpu.id, gpu.memory_mib) for gpu in world.gpus] == wanted:
         return reopen(directory, speed)
     reap(world)
-    if world.processes and world.boot == _boot_id():
+    if world.processes and world.boot == procfs.boot_id():
         raise BadSettings(
             f"{directory} holds {show_count(len(world.gpus), 'virtual GPU')} of another shape, with "
             f"{len(world.processes)} running {'process' if len(world.processes) == 1 else 'processes'}",
@@ -120,7 +124,7 @@ class VirtualConfiner:
 
 
 def gpu_uuid(index: int) -> str:
-    """The same for the same index everywhere, so that a world made again has the same GPUs."""
+    """Equal for equal indices everywhere, so that a new world has the same GPUs."""
     return f"VGPU-{uuid.uuid5(uuid.NAMESPACE_OID, f'carma virtual GPU {index}')}"
 
 
@@ -129,8 +133,8 @@ def default_name(memory_mib: int) -> str:
 
 
 def _rebase(world: World, speed: float) -> None:
-    """From now on at that speed, without a jump."""
-    if world.boot == _boot_id():
+    """Change the speed from now on, without a jump of the time."""
+    if world.boot == procfs.boot_id():
         advance(world, world.virtual_s(time.monotonic()))
     world.speed = speed
     world.origin_s = time.monotonic() - world.at_s / speed
@@ -141,11 +145,3 @@ def _make_directory(directory: str, shared: bool) -> None:
     os.chmod(directory, 0o777 if shared else 0o700)
     if shared:
         share_lock(directory)
-
-
-def _boot_id() -> str:
-    try:
-        with open(_BOOT_ID, encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""

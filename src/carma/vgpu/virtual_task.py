@@ -1,11 +1,12 @@
-"""A stand-in for a training task: `python -m carma.vgpu.virtual_task --memory-mib 3934 --sm 0.45 --dram 0.2 --seconds
-30`.
+"""A virtual training task: `python -m carma.vgpu.virtual_task --memory-mib 3934 --sm 0.45 --dram 0.2 --seconds 30`.
 
-It is a real process, on the virtual GPUs that CUDA_VISIBLE_DEVICES names. `--seconds` is its length when it runs alone;
-with neighbours it takes longer, by the sharing model. It sleeps until about the next change it can foresee. With
-`--grow-mib` it takes more memory later on than anybody was told: what bookings are guarded against. With `--gate` it
-works without an end until that file is there; then it grows, and its `--seconds` begin to count. With `--save` it can
-be asked to leave: on SIGUSR1 it writes into that file how far it is, and ends; started again it goes on from there.
+A real process on the virtual GPUs that CUDA_VISIBLE_DEVICES names. Started by hand, with CARMA_VGPU_DIR, it is a
+foreign process for CARMA. `--seconds` is its length when it runs alone; with neighbours it takes longer, by the sharing
+model. Between the changes that it can foresee it sleeps.
+
+With `--grow-mib` it later takes more memory than was estimated, which the guards of bookings must handle. With `--gate`
+it works without an end until that file exists; then it grows, and `--seconds` begin to count. With `--save` it saves on
+SIGUSR1: it writes its progress into that file and ends; started again it continues from there.
 """
 
 from __future__ import annotations
@@ -15,36 +16,25 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 from carma.core.model.values import Demand
 from carma.errors import CarmaError, NotFound, Usage
-from carma.vgpu.cuda_errors import device_lost, out_of_memory
-from carma.vgpu.device import (
-    LIMIT_VARIABLE,
-    Device,
-    OutOfDeviceMemory,
-    alive,
-    allocate,
-    device_from_environment,
-    join,
-    leave,
-)
+from carma.vgpu.cuda_errors import DeviceLost, OutOfDeviceMemory
+from carma.vgpu.device import LIMIT_VARIABLE, Device, alive, allocate, device_from_environment, join, leave
 from carma.vgpu.device_state import IDLE, VirtualProcess, World, until_change_s
 
-LEFT = 3  # what it returns when it was asked to save: its work is not done
-_STEPS = 5  # the memory is taken in so many parts over the ramp
-_GROW_STEPS = 20  # and what it grows by later in so many
+SAVED = 3  # exit code of a task that saved: its work is not done
+_STEPS = 5  # number of allocations over the ramp
+_GROW_STEPS = 20  # and over the later growth
 _SHORTEST_SLEEP_S = 0.002
-_POLL_S, _SLOW_POLL_S = 0.1, 0.25  # a look at least so often: what cannot be foreseen (a kill, a fault) is seen then
+_POLL_S, _SLOW_POLL_S = 0.1, 0.25  # longest sleep: changes that cannot be foreseen (a kill, a fault) are found then
 _FAST = 20.0  # from this speed on the shorter one
+Steps = tuple[tuple[float, int], ...]  # allocations in order: progress in seconds, MiB
 
 
 class _Saved(Exception):
-    """It was asked to save and has; the text says how far it is."""
-
-
-class _Gone(Exception):
-    """The device failed under the task; the text is what a CUDA program would write."""
+    """It has saved on request; the text is its progress."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -54,19 +44,19 @@ def main(arguments: list[str] | None = None) -> int:
     checkpoint = Checkpoint(options.save) if options.save else None
     try:
         device = device_from_environment()
-        world = device.look()
+        world = device.read()
         gpus = visible_gpus(world, os.environ.get("CUDA_VISIBLE_DEVICES"))
         time.sleep(options.start_s / world.speed)
-        return _Run(device, options, gpus, limit_mib(), checkpoint).go()
+        return _Run(device, options, gpus, checkpoint).go()
     except _Saved as saved:
         print(saved, flush=True)
-        return LEFT
+        return SAVED
     except CarmaError as error:
         print(f"carma.vgpu.virtual_task: {error}. {error.hint}".rstrip(), file=sys.stderr)
         return error.exit_code
     except OutOfDeviceMemory as error:
-        print(out_of_memory(error, gpus.index(error.gpu.index)), file=sys.stderr)
-    except _Gone as error:
+        print(error.as_pytorch(gpus.index(error.gpu.index)), file=sys.stderr)
+    except DeviceLost as error:
         print(error, file=sys.stderr)
     return 1
 
@@ -77,18 +67,17 @@ def visible_gpus(world: World, variable: str | None) -> list[int]:
     names = [name.strip() for name in (variable or "").split(",") if name.strip()]
     if not names:
         raise Usage("CUDA_VISIBLE_DEVICES is not set or is empty, so no GPU can be used", hint)
-    found: list[int] = []
+    found: dict[int, None] = {}
     for name in names:
         gpu = world.gpu(name)
         if gpu is None:
             raise NotFound(f"CUDA_VISIBLE_DEVICES names {name}, and there is no such virtual GPU", hint)
-        if gpu.index not in found:
-            found.append(gpu.index)
-    return found
+        found[gpu.index] = None
+    return list(found)
 
 
 def limit_mib() -> int | None:
-    """The process's share of each GPU, where one is set."""
+    """The memory limit of this process on each GPU; None if there is none."""
     text = os.environ.get(LIMIT_VARIABLE, "")
     if text and not text.isdecimal():
         raise Usage(f"{LIMIT_VARIABLE}={text} is not a whole number of MiB")
@@ -96,22 +85,22 @@ def limit_mib() -> int | None:
 
 
 class Checkpoint:
-    """How many seconds of the work are done, in a file; and whether somebody asks for it to be written."""
+    """The seconds of work that are done, in a file; and whether saving was requested."""
 
     def __init__(self, file: str) -> None:
         self.file = file
-        self.asked = False
+        self.requested = False
         self.done_s = 0.0
         if os.path.exists(file):
             with open(file, encoding="ascii") as found:
                 self.done_s = float(found.read())
-        signal.signal(signal.SIGUSR1, self._ask)
+        signal.signal(signal.SIGUSR1, self._request)
 
-    def _ask(self, *_: object) -> None:
-        self.asked = True
+    def _request(self, *_: object) -> None:
+        self.requested = True
 
     def write(self, progress_s: float) -> float:
-        """So much was done in this run; returns all that is. The old file is there until the new one is whole."""
+        """Adds the progress of this run and returns the sum. The old file exists until the new one is complete."""
         done_s = self.done_s + progress_s
         with open(f"{self.file}.new", "w", encoding="ascii") as new:
             new.write(repr(done_s))
@@ -120,21 +109,16 @@ class Checkpoint:
 
 
 class _Run:
-    """One run: enter, take memory in steps, wait for the work to be done, leave."""
+    """One run: enter, allocate memory in steps, wait until the work is done, leave."""
 
     def __init__(
-        self,
-        device: Device,
-        options: argparse.Namespace,
-        gpus: list[int],
-        limit: int | None,
-        checkpoint: Checkpoint | None = None,
+        self, device: Device, options: argparse.Namespace, gpus: list[int], checkpoint: Checkpoint | None
     ) -> None:
-        self.device, self.options, self.gpus, self.limit = device, options, gpus, limit
+        self.device, self.options, self.gpus, self.limit_mib = device, options, gpus, limit_mib()
         self.steps = ramp_of(options) if options.gate else (*ramp_of(options), *growth_of(options))
-        self.taken = 0  # of them
+        self.taken = 0  # number of steps done
         self.opened_s = None if options.gate else 0.0  # its progress when the gate opened
-        self.told = 0  # quarters of progress that were printed
+        self.printed = 0  # quarters of progress
         self.checkpoint = checkpoint
         if checkpoint is not None:
             options.seconds = max(_SHORTEST_SLEEP_S, options.seconds - checkpoint.done_s)
@@ -154,24 +138,25 @@ class _Run:
         return int(self.options.exit_code)
 
     def _work(self, me: VirtualProcess) -> None:
-        """Until all is done, or all memory is taken for one that is to hang."""
+        """Until the work is done or, for a task that is to hang, all memory is allocated."""
         while not self.options.hang or self.taken < len(self.steps):
-            world = self._look()
+            world = self._read()
             me = self._mine(world, me)
-            self._save_if_asked(me)
+            self._save_if_requested(me)
             if self.opened_s is None and os.path.exists(self.options.gate):
                 me = self._open(me)
             if self._due(me.progress_s) > self.taken:
-                self._take(me)
+                with self.device.changing() as world:
+                    self._allocate(world, self._mine(world, me))
             elif me.done:
                 break
             else:
-                self._tell(me)
+                self._print_progress(me)
                 self._sleep(world, me)
 
-    def _save_if_asked(self, me: VirtualProcess) -> None:
-        """What is done before a gate opens is no part of its work."""
-        if self.checkpoint is not None and self.checkpoint.asked:
+    def _save_if_requested(self, me: VirtualProcess) -> None:
+        """Progress before the gate opens is not part of the work."""
+        if self.checkpoint is not None and self.checkpoint.requested:
             done_s = self.checkpoint.write(0.0 if self.opened_s is None else me.progress_s - self.opened_s)
             raise _Saved(f"saved: {done_s:.1f} s of work are done")
 
@@ -184,12 +169,12 @@ class _Run:
             demand = Demand(asked.sm, occupancy, asked.dram, asked.engine, asked.power)
             me = join(world, self.gpus, demand, wanted_s, "python")
             me.working = asked.busy_gpus
-            self._grow(world, me)
+            self._allocate(world, me)
         print(f"started on {names}: {asked.memory_mib} MiB, {asked.seconds:g} s of work", flush=True)
         return me
 
     def _open(self, me: VirtualProcess) -> VirtualProcess:
-        """From now on there is an end to its work."""
+        """The gate has opened: the work has an end from now on."""
         with self.device.changing() as world:
             me = self._mine(world, me)
             me.wanted_s = me.progress_s + self.options.seconds
@@ -197,23 +182,18 @@ class _Run:
         self.steps += tuple((me.progress_s + at_s, mib) for at_s, mib in growth_of(self.options))
         return me
 
-    def _take(self, me: VirtualProcess) -> None:
-        with self.device.changing() as world:
-            self._usable(world)
-            self._grow(world, self._mine(world, me))
-
-    def _grow(self, world: World, me: VirtualProcess) -> None:
-        """Take the steps that are due. On failure nothing was written but the steps before it."""
+    def _allocate(self, world: World, me: VirtualProcess) -> None:
+        """The steps that are due. After a failure only the steps before it are written."""
         for _, more_mib in self.steps[self.taken : self._due(me.progress_s)]:
-            allocate(world, me, more_mib, self.limit)
+            allocate(world, me, more_mib, self.limit_mib)
             self.taken += 1
 
     def _due(self, progress_s: float) -> int:
         return sum(at_s <= progress_s for at_s, _ in self.steps)
 
-    def _look(self) -> World:
-        """Looking writes nothing; only a neighbour that died makes it worth taking the lock."""
-        world = self.device.look()
+    def _read(self) -> World:
+        """Takes the lock only if a neighbour has ended."""
+        world = self.device.read()
         if all(alive(other) for index in self.gpus for other in world.on(index)):
             return world
         with self.device.changing() as world:
@@ -222,36 +202,33 @@ class _Run:
     def _mine(self, world: World, me: VirtualProcess) -> VirtualProcess:
         self._usable(world)
         found = world.process(me.pid, me.start_ticks)
-        if found is None:
-            raise _Gone(device_lost())  # the world was made anew under the task
+        if found is None:  # the world was replaced
+            raise DeviceLost
         return found
 
     def _usable(self, world: World) -> list[str]:
         found = [gpu for gpu in world.gpus if gpu.index in self.gpus]
         if len(found) < len(self.gpus) or any(gpu.lost for gpu in found):
-            raise _Gone(device_lost())
+            raise DeviceLost
         return [gpu.id for gpu in found]
 
-    def _tell(self, me: VirtualProcess) -> None:
+    def _print_progress(self, me: VirtualProcess) -> None:
         if self.opened_s is None:
             return
         quarters = int(4 * (me.progress_s - self.opened_s) / self.options.seconds)
-        if quarters > self.told:
-            self.told = quarters
+        if quarters > self.printed:
+            self.printed = quarters
             print(f"progress {25 * quarters} %", flush=True)
 
     def _sleep(self, world: World, me: VirtualProcess) -> None:
-        longest_s = _POLL_S if world.speed >= _FAST else _SLOW_POLL_S
         change_s = until_change_s(world, me)
-        if self.taken < len(self.steps):
-            step_s = max(0.0, self.steps[self.taken][0] - me.progress_s)
-            change_s = step_s if change_s is None else min(change_s, step_s)
-        if change_s is not None:
-            longest_s = min(longest_s, change_s / world.speed)
-        time.sleep(max(_SHORTEST_SLEEP_S, longest_s))
+        changes = [] if change_s is None else [change_s]
+        changes += [max(0.0, at_s - me.progress_s) for at_s, _ in self.steps[self.taken : self.taken + 1]]
+        longest_s = _POLL_S if world.speed >= _FAST else _SLOW_POLL_S
+        time.sleep(max(_SHORTEST_SLEEP_S, min((longest_s, *(one / world.speed for one in changes)))))
 
     def _hang(self, me: VirtualProcess) -> None:
-        """Holds its memory, does nothing, never ends: what a deadlocked data loader looks like from outside."""
+        """Keeps its memory, does nothing, never ends, as a deadlocked data loader."""
         with self.device.changing() as world:
             mine = self._mine(world, me)
             mine.demand, mine.wanted_s = IDLE, None
@@ -260,14 +237,14 @@ class _Run:
             signal.pause()
 
 
-def ramp_of(options: argparse.Namespace) -> tuple[tuple[float, int], ...]:
-    """When it takes the memory that it begins with, in seconds of its work, and how much then, in MiB; in order."""
+def ramp_of(options: argparse.Namespace) -> Steps:
+    """The allocations of its start."""
     ramp_s = min(options.ramp_s, options.seconds)
     return tuple((ramp_s * place / (_STEPS - 1), part) for place, part in enumerate(_parts(options.memory_mib, _STEPS)))
 
 
-def growth_of(options: argparse.Namespace) -> tuple[tuple[float, int], ...]:
-    """The same for what it takes later, from the moment its gate opens."""
+def growth_of(options: argparse.Namespace) -> Steps:
+    """The later allocations, from the moment its gate opens."""
     if not options.grow_mib:
         return ()
     begin_s = max(min(options.ramp_s, options.seconds), options.grow_at_s)
@@ -279,55 +256,43 @@ def _parts(total: int, count: int) -> list[int]:
     return [total * (place + 1) // count - total * place // count for place in range(count)]
 
 
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0.0 <= value <= 1.0:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
-    return value
+def _number(kind: type[float], holds: Callable[[float], bool], what: str) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        value = kind(text)
+        if not holds(value):
+            raise argparse.ArgumentTypeError(f"{text} is not {what}")
+        return value
+
+    return parse
 
 
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0.0 <= value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds")
-    return value
-
-
-def _length(text: str) -> float:
-    value = _seconds(text)
-    if value == 0.0:
-        raise argparse.ArgumentTypeError("must be above 0")
-    return value
-
-
-def _mib(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of MiB")
-    return value
+_share = _number(float, lambda value: 0.0 <= value <= 1.0, "between 0 and 1")
+_seconds = _number(float, lambda value: 0.0 <= value < 1e9, "a number of seconds")
+_length = _number(float, lambda value: 0.0 < value < 1e9, "a number of seconds above 0")
+_mib = _number(int, lambda value: value >= 0, "a number of MiB")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m carma.vgpu.virtual_task", description="A task on virtual GPUs.")
     add = parser.add_argument
-    add("--memory-mib", type=_mib, required=True, help="memory that it takes on each GPU")
-    add("--seconds", type=_length, required=True, help="how long it takes when it runs alone")
-    add("--sm", type=_share, default=0.5, help="SM activity alone, 0 to 1")
-    add("--dram", type=_share, default=0.2, help="DRAM activity alone, 0 to 1")
+    add("--memory-mib", type=_mib, required=True, help="memory on each GPU")
+    add("--seconds", type=_length, required=True, help="length when it runs alone")
+    add("--sm", type=_share, default=0.5, help="SM activity alone, 0 to 1 (default 0.5)")
+    add("--dram", type=_share, default=0.2, help="DRAM activity alone, 0 to 1 (default 0.2)")
     add("--occupancy", type=_share, help="SM occupancy alone, 0 to 1 (default: 0.45 of --sm)")
-    add("--engine", type=_share, help="share of time with any kernel alone (default: guessed from --sm)")
-    add("--power", type=_share, help="power alone, of what a card draws above idle (default: guessed)")
-    add("--busy-gpus", type=int, default=0, help="the first so many of its GPUs do all its work (default: all)")
-    add("--ramp-s", type=_seconds, default=2.0, help="the memory is taken over so many seconds of its work")
-    add("--grow-mib", type=_mib, default=0, help="memory that it takes on top of that later, on each GPU")
-    add("--grow-at-s", type=_seconds, default=0.0, help="seconds of its work before it begins to grow")
-    add("--grow-s", type=_seconds, default=2.0, help="it grows over so many seconds of its work")
-    add("--gate", default="", help="a file: until it is there, the task neither grows nor ends")
-    add("--start-s", type=_seconds, default=0.0, help="delay before it first touches a GPU")
-    add("--save", default="", help="a file: on SIGUSR1 it writes into it how far it is, and ends; goes on from there")
-    add("--exit-code", type=int, default=0, help="what it returns at its end")
+    add("--engine", type=_share, help="share of time with any kernel alone (default: estimated from --sm)")
+    add("--power", type=_share, help="power alone, as a share of the card's range above idle (default: estimated)")
+    add("--busy-gpus", type=int, default=0, help="number of its GPUs, the first ones, that do all work (default: all)")
+    add("--ramp-s", type=_seconds, default=2.0, help="seconds of work over which the memory is allocated (default 2)")
+    add("--grow-mib", type=_mib, default=0, help="additional memory that it takes later, on each GPU (default 0)")
+    add("--grow-at-s", type=_seconds, default=0.0, help="seconds of work before it begins to grow (default 0)")
+    add("--grow-s", type=_seconds, default=2.0, help="seconds of work over which it grows (default 2)")
+    add("--gate", default="", help="a file: until it exists, the task neither grows nor ends")
+    add("--start-s", type=_seconds, default=0.0, help="delay before it first uses a GPU (default 0)")
+    add("--save", default="", help="a file: on SIGUSR1 its progress is saved there and it ends; a new start continues")
+    add("--exit-code", type=int, default=0, help="exit code at its end (default 0)")
     add("--ignore-sigterm", action="store_true", help="only SIGKILL ends it early")
-    add("--hang", action="store_true", help="takes its memory, then does nothing for ever")
+    add("--hang", action="store_true", help="allocates its memory, then does nothing for ever")
     return parser
 
 
@@ -335,4 +300,4 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # nothing is left to tidy up, and tearing the interpreter down takes time that counts at high speed
+    os._exit(code)  # tearing the interpreter down takes time that counts at high speed

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from carma.core.model.values import Demand
 from carma.core.scheduling.sharing_model import progress_rates
-from carma.vgpu.cuda_errors import out_of_memory
-from carma.vgpu.device import OutOfDeviceMemory, allocate
-from carma.vgpu.device_state import VirtualGpu, VirtualProcess, World, advance, power_w, rates, until_change_s
+from carma.vgpu.cuda_errors import OutOfDeviceMemory
+from carma.vgpu.device import allocate
+from carma.vgpu.device_state import VirtualGpu, VirtualProcess, World, advance, power_w, progress, until_change_s
 
 A, B, C = Demand(0.6, 0.3, 0.3), Demand(0.5, 0.2, 0.2), Demand(0.9, 0.4, 0.5)
 
@@ -79,7 +79,7 @@ def test_tasks_on_different_gpus_do_not_disturb_one_another() -> None:
     world = make_world()
     add(world, [0], A, None)
     add(world, [1], C, None)
-    assert rates(world) == [1.0, 1.0]
+    assert [rate for _, rate in progress(world)] == [1.0, 1.0]
 
 
 def test_a_task_on_several_gpus_goes_at_the_slowest() -> None:
@@ -185,7 +185,7 @@ def test_memory_beyond_the_device_is_refused_in_pytorchs_words() -> None:
     assert (
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 1 has a total capacity of 40.00 "
         "GiB of which 2.00 GiB is free. Process 1000 has 30.00 GiB memory in use. Including non-PyTorch memory, this "
-        "process has 8.00 GiB memory in use. Of the allocated memory" in out_of_memory(raised.value, 1)
+        "process has 8.00 GiB memory in use. Of the allocated memory" in raised.value.as_pytorch(1)
     )
     allocate(world, newcomer, 2048)
     assert world.used_mib(0) == 40960
@@ -196,6 +196,6 @@ def test_a_share_is_a_limit_of_its_own() -> None:
     process = add(world, [0], A, None, memory_mib=900)
     with pytest.raises(OutOfDeviceMemory) as raised:
         allocate(world, process, 101, limit_mib=1000)
-    assert "1000.00 MiB allowed; " in out_of_memory(raised.value, 0)
+    assert "1000.00 MiB allowed; " in raised.value.as_pytorch(0)
     allocate(world, process, 100, limit_mib=1000)
     assert process.memory_mib == 1000

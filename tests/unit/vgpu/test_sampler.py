@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from carma import procfs
 from carma.core.model.values import Demand
 from carma.core.scheduling.sharing_model import activity, engine_share
 from carma.vgpu import fault_injection as faults
 from carma.vgpu import virtual_server as world
-from carma.vgpu.device import Device, allocate, join, start_ticks
+from carma.vgpu.device import Device, allocate, join
 from carma.vgpu.device_state import VirtualProcess
 from carma.vgpu.sampler import VirtualSampler
 
@@ -39,9 +40,10 @@ def test_an_idle_gpu_shows_nothing_and_idle_power(device: Device) -> None:
 def test_a_shared_gpu_shows_the_sharing_models_activity(device: Device) -> None:
     load(device, 0, A, 3000)
     with device.changing() as seen:
-        ticks = start_ticks(os.getppid())
-        assert ticks is not None
-        seen.processes.append(VirtualProcess(pid=os.getppid(), start_ticks=ticks, gpus=[0], memory_mib=2000, demand=B))
+        parent = procfs.process(os.getppid())
+        assert parent is not None
+        ticks = parent.start_ticks
+        seen.processes.append(VirtualProcess(pid=parent.pid, start_ticks=ticks, gpus=[0], memory_mib=2000, demand=B))
     sampler = VirtualSampler(device)
     for sample in (sampler.sample(1.0)[0], sampler.sample(2.0)[0]):  # the moment, then a mean over a span
         expected = activity([A, B])
@@ -58,13 +60,13 @@ def test_a_shared_gpu_shows_the_sharing_models_activity(device: Device) -> None:
 
 def test_a_sample_is_the_mean_since_the_one_before(device: Device) -> None:
     sampler = VirtualSampler(device)
-    began_s = device.look().at_s
+    began_s = device.read().at_s
     first = sampler.sample(1.0)[0]
     load(device, 0, A, 100, wanted_s=3.0)  # over in 3 ms: nobody looks while it runs
-    while not device.look().processes[0].done:
+    while not device.read().processes[0].done:
         pass
     after = sampler.sample(2.0)[0]
-    span_s = device.look().at_s - began_s
+    span_s = device.read().at_s - began_s
     assert after.activity.sm_active is not None
     assert after.activity.sm_active * span_s >= 0.6 * 3.0 * 0.999
     assert after.power_w is not None
@@ -134,14 +136,14 @@ def test_a_memory_sample_shows_who_holds_what_right_now(device: Device) -> None:
 
 def test_a_memory_sample_does_not_shorten_the_span_of_the_next_sample(device: Device) -> None:
     sampler = VirtualSampler(device)
-    began_s = device.look().at_s
+    began_s = device.read().at_s
     sampler.sample(1.0)
     load(device, 0, A, 100, wanted_s=3.0)
-    while not device.look().processes[0].done:
+    while not device.read().processes[0].done:
         pass
     sampler.sample_memory([sampler.gpus()[0].id], 1.5)  # after the work: a mean from here on would be 0
     after = sampler.sample(2.0)[0]
-    span_s = device.look().at_s - began_s
+    span_s = device.read().at_s - began_s
     assert (after.activity.sm_active or 0.0) * span_s >= 0.6 * 3.0 * 0.999
 
 

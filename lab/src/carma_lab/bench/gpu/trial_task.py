@@ -100,23 +100,23 @@ class VirtualCard:
 
     def step(self) -> int:
         time.sleep(LOOK_S)
-        mine = self._mine(self._device.look())
+        mine = self._mine(self._device.read())
         ended = int(mine.progress_s / self.STEP_S) - self._steps
         self._steps += ended
         return ended
 
     def take(self, mib: int) -> None:
-        from carma.vgpu.cuda_errors import out_of_memory
-        from carma.vgpu.device import OutOfDeviceMemory, allocate
+        from carma.vgpu.cuda_errors import OutOfDeviceMemory
+        from carma.vgpu.device import allocate
 
         try:
             with self._device.changing() as world:
                 allocate(world, self._mine(world), mib, self._limit_mib)
         except OutOfDeviceMemory as error:
-            sys.exit(out_of_memory(error, self._gpus.index(error.gpu.index)))
+            sys.exit(error.as_pytorch(self._gpus.index(error.gpu.index)))
 
     def facts(self) -> dict[str, Any]:
-        held_mib = self._mine(self._device.look()).memory_mib
+        held_mib = self._mine(self._device.read()).memory_mib
         return {"reserved_mib": held_mib, "torch": "", "held": held_mib}
 
     def close(self) -> None:
