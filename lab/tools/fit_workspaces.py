@@ -26,15 +26,36 @@ from sklearn.ensemble import (  # type: ignore[import-not-found,unused-ignore]
     RandomForestRegressor,
 )
 
-from carma.trial.replay.conv_formulas import MORE, NAMES, NONE, OTHER, TRANSFORMS, WITH_MORE, formula_bytes
-from carma.trial.replay.conv_shapes import ConvShape, features, of_row, scratch_bytes
-from carma.trial.replay.conv_workspaces import SHIPPED, ConvModel, Learnt, Measured, Tree, tensor_bytes
+from carma.trial.replay.conv_formulas import MORE, NONE, OTHER, formula_bytes
+from carma.trial.replay.conv_shapes import ConvShape, features, of_row, scratch_bytes, tensor_bytes
+from carma.trial.replay.conv_workspaces import SHIPPED, ConvModel, Learnt, Measured, Tree
 
 MIB = 1 << 20
 SLACK_BYTES = 2048  # an engine's own pointers; the allocator's granularity is of that order
 MORE_BYTES = 36 * MIB  # the most that split reductions were seen to hold
 NEAR = 0.05
 TREES = 12
+# The formulas that are tried, in this order.
+PADS = (1, 4, 8, 16, 32, 64)
+COPIES = ("xyw", "xy", "xw", "yw", "x", "y", "w", "W", "xyW", "XYW", "XY", "X", "Y", "Xy", "xY")
+TRANSFORMS = ("winograd", "fft32", "fft", "fftw")
+NAMES: tuple[str, ...] = (
+    NONE,
+    *(f"{letters}@{pad}" for pad in PADS for letters in COPIES),
+    "sums",
+    "xy@1+sums",
+    *(name for transform in TRANSFORMS for name in (transform, f"xyw@1+{transform}")),
+    "columns",
+    "columns1",
+    "offsets",
+)
+# Formulas to which a remainder may be added.
+WITH_MORE: tuple[str, ...] = (
+    NONE,
+    *(f"xyw@{pad}" for pad in PADS),
+    "xy@1",
+    *(f"{letters}@{pad}" for pad in (4, 8) for letters in ("xw", "yw")),
+)
 
 
 class About(NamedTuple):

@@ -48,9 +48,24 @@ def follow(
     return following.result()
 
 
+class _RecordedAllocator(CachingAllocator):
+    """The model, which also releases the segments that torch released."""
+
+    def awaits(self, identity: int) -> bool:
+        """Whether it was freed and cannot be used again yet."""
+        return identity in self._awaited
+
+    def release_segment(self, address: int) -> None:
+        """Releases the segment at that address, if it is one and wholly free."""
+        for block in (*self._large, *self._small):
+            if block.address == address and block.is_whole and block.segment is None:
+                self._release(block)
+                return
+
+
 class _Following:
     def __init__(self, options: AllocatorOptions, *, recorded_addresses: bool) -> None:
-        self._allocator = CachingAllocator(options, address_of=self._address_of)
+        self._allocator = _RecordedAllocator(options, address_of=self._address_of)
         self._recorded_addresses = recorded_addresses
         self._new_segments: deque[int] = deque()
         self._own_address: dict[int, int] = {}  # of a recorded segment

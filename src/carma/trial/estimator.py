@@ -18,7 +18,7 @@ from carma.trial.replay import card_constants as constants
 from carma.trial.replay.attention_scores import with_attention
 from carma.trial.replay.bound import Bound, bound_for
 from carma.trial.replay.footprint import MIB, Figure, NotFigured, figure
-from carma.trial.replay.outside_tensors import nccl_bytes
+from carma.trial.replay.library_memory import nccl_bytes
 from carma.trial.report import Report
 
 LEAST_STEPS = 2  # the first one makes the optimizer's state, the second one meets it

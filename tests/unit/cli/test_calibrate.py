@@ -16,7 +16,7 @@ from carma.errors import NotRunnable, Refused
 from carma.monitor import nvml
 from carma.monitor.nvml import NvmlSampler
 from carma.trial import calibrate
-from carma.trial.replay.card_constants import load, rows_file
+from carma.trial.replay.card_constants import load, read_rows, rows_file
 from tests.harness import python_path
 from tests.scripted_nvml import Card, ScriptedNvml
 
@@ -112,7 +112,7 @@ def test_what_was_measured_is_where_estimates_look(
     assert known.context_mib(["conv_fp32"]) == 640
     assert known.kept_once == {"mm_fp32_forward": 32 * MIB}
     assert known.rows == 3  # without the one for which the card was full
-    *kept, told = found.rows()
+    *kept, told = read_rows(rows_file(found.file))
     assert kept == ROWS[1:3]
     assert told["gpu"] == "GPU-2"
     words = told["words"]

@@ -19,9 +19,12 @@ from carma.trial.replay.card_constants import (
     folders,
     load,
     own_folder,
+    read_rows,
     rows_file,
     save,
 )
+from carma.trial.replay.library_memory import CardWorkspaces
+from carma.trial.report import Call
 
 MIB = 1 << 20
 
@@ -53,7 +56,7 @@ def test_what_is_saved_is_found_again(tmp_path: Path) -> None:
     answer = found("NVIDIA H200", "2.11.0+cu128", tmp_path / "none", tmp_path / "deep")
     assert answer.constants == constants
     assert answer.file.name == "nvidia-h200_torch-2.11.json"
-    assert list(answer.rows()) == rows
+    assert list(read_rows(rows_file(answer.file))) == rows
     assert answer.warnings == ()
     assert sorted(file.name for file in answer.file.parent.iterdir()) == [
         "nvidia-h200_torch-2.11.json",
@@ -61,11 +64,15 @@ def test_what_is_saved_is_found_again(tmp_path: Path) -> None:
     ]
 
 
-def test_constants_without_a_table_have_no_rows(tmp_path: Path) -> None:
+def test_constants_without_a_table_are_used_with_the_shipped_convolutions(tmp_path: Path) -> None:
     put(tmp_path, "NVIDIA H200", "2.11.0")
     answer = found("NVIDIA H200", "2.11.0", tmp_path)
     rows_file(answer.file).unlink()
-    assert list(answer.rows()) == []
+    workspaces = CardWorkspaces.of(answer.file)
+    call = Call(
+        op="conv", dtype="float32", sizes=((1, 8, 9, 9), (8, 8, 3, 3), (1, 8, 7, 7)), numbers=(1, 1, 0, 0, 1, 1, 1)
+    )
+    assert workspaces(call, 0, 0) == CardWorkspaces()(call, 0, 0)
 
 
 def test_this_machines_own_go_before_what_is_shipped(tmp_path: Path) -> None:

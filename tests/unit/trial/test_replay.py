@@ -124,7 +124,7 @@ def test_transient_scratch_is_there_at_the_call_and_reused_after_it() -> None:
     assert found.peaks.allocated_bytes == (12 + 40 + 60) * MIB
     assert found.peaks.reserved_bytes == (12 + 40 + 20 + 40) * MIB
     assert found.scratch_bytes == 60 * MIB
-    assert found.scratch_share == pytest.approx(60 / 112)
+    assert found.peaks.allocated_bytes == 112 * MIB
 
 
 def test_transient_blocks_of_one_call_are_there_at_once() -> None:
@@ -140,12 +140,12 @@ def test_kept_scratch_is_taken_once_per_key_thread_and_stream() -> None:
 
 def test_kept_scratch_is_part_of_a_later_peak() -> None:
     found = replayed(call(1), alloc(1, 96), workspaces=scratch_for)
-    assert (found.scratch_bytes, found.scratch_share) == (32 * MIB, 0.25)
+    assert (found.scratch_bytes, found.peaks.allocated_bytes) == (32 * MIB, 128 * MIB)
 
 
-def test_a_trial_without_any_allocation_has_no_share() -> None:
+def test_a_trial_without_any_allocation_has_no_peak() -> None:
     found = replayed(STEP_END)
-    assert (found.peaks, found.scratch_share) == (peaks(0, 0), 0.0)
+    assert (found.peaks, found.scratch_bytes) == (peaks(0, 0), 0)
 
 
 def test_workspaces_are_asked_once_for_the_same_call() -> None:

@@ -25,7 +25,7 @@ from carma.trial.layers.description import Described, Layer, bytes_each
 from carma.trial.layers.kinds import kind_of
 from carma.trial.protocol import Context, Trials
 from carma.trial.replay import card_constants as constants
-from carma.trial.replay.outside_tensors import NCCL_BYTES, NCCL_PAIR_BYTES
+from carma.trial.replay.library_memory import NCCL_BYTES, NCCL_PAIR_BYTES
 from gpumemnet.published.common import cut_off, parameters_of, under
 from gpumemnet.serving.bound_record import beware
 from gpumemnet.serving.features import Family, Features, features

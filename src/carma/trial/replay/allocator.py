@@ -1,13 +1,14 @@
-"""A model of PyTorch's caching allocator for one GPU: which blocks and segments a row of mallocs and frees leads to.
+"""A model of PyTorch's caching allocator for one GPU: the blocks and segments after a sequence of mallocs and frees.
 
 It follows the rules of c10's CUDACachingAllocator (torch 2.5 to 2.13) in their order: round, best fit among the free
-blocks of the stream, garbage collection, a new segment, release of what is cached, out of memory. It is pure.
+blocks of the stream, garbage collection, a new segment, release of cached memory, out of memory. It is pure.
 
-What it cannot know, and what it assumes instead:
+Unknown to it, with its assumption:
 - Addresses of new segments. Between free blocks of one size the lower address wins (from torch 2.14 on the older
-  segment). `address_of` tells them (addresses.py knows the driver's way); without it they ascend, as if by age.
-- When another stream is done with a block (`record_stream`). torch asks that at each malloc. A training loop runs ahead
-  of its GPU, so the answer is taken to be no until `synchronize`, `empty_cache` or pressure: the larger figure.
+  segment). `address_of` gives them (`replay.DriverAddresses`); without it they ascend, as if by age.
+- When another stream has finished with a block (`record_stream`). torch checks that at each malloc. A training loop
+  runs ahead of its GPU, so the stream is assumed to be busy until `synchronize`, `empty_cache` or pressure: the larger
+  figure.
 Not modelled: pools of CUDA graphs, and settings that the script changes while it runs.
 """
 
@@ -20,20 +21,20 @@ from carma.trial.replay.allocator_expandable import ExpandableSegments
 from carma.trial.replay.allocator_options import MIB, AllocatorOptions
 
 SMALLEST_BLOCK_BYTES = 512
-SMALL_BYTES = 1 * MIB  # the largest request of the small pool; also the largest rest that the large pool does not split
+SMALL_BYTES = 1 * MIB  # largest request of the small pool, and largest rest that the large pool does not split off
 SMALL_SEGMENT_BYTES = 2 * MIB
-LARGE_FROM_BYTES = 10 * MIB  # from here on a request has a segment of its own size
+LARGE_FROM_BYTES = 10 * MIB  # larger requests have a segment of their own size
 ROUND_LARGE_BYTES = 2 * MIB
-_ANY_CARD_BYTES = 1 << 40  # stands for the card's memory where nobody said it: only the length of a virtual range
+_ANY_CARD_BYTES = 1 << 40  # if the GPU's memory is unknown: it only sets the length of a virtual range
 
 
 class OutOfMemory(Exception):
-    """The request did not fit, even after everything cached was released. `replay` turns it into a value."""
+    """The request did not fit, even after the whole cache was released. `figures`: wanted, allocated, reserved and
+    limit bytes."""
 
-    def __init__(self, wanted_bytes: int, allocated_bytes: int, reserved_bytes: int, limit_bytes: int) -> None:
-        super().__init__(f"{wanted_bytes} B did not fit: {reserved_bytes} of {limit_bytes} B are reserved")
-        self.wanted_bytes, self.limit_bytes = wanted_bytes, limit_bytes
-        self.allocated_bytes, self.reserved_bytes = allocated_bytes, reserved_bytes
+    def __init__(self, **figures: int) -> None:
+        super().__init__(f"out of memory: {figures}")
+        self.figures = figures
 
 
 def round_request(size: int, options: AllocatorOptions) -> int:
@@ -64,9 +65,9 @@ def _allowed(options: AllocatorOptions, card_bytes: int | None) -> int | None:
 class CachingAllocator:
     """Figures in bytes, as `torch.cuda.memory_stats` has them.
 
-    `allocated` counts whole blocks until they are freed, `active` until they can be used again, `requested` what was
-    asked for. `capacity_bytes` is what the driver has for this process. `device_bytes` is the card's memory, which
-    `per_process_memory_fraction` is a fraction of (without it: of the capacity).
+    `allocated` counts whole blocks until they are freed, `active` until they can be used again, `requested` the
+    requests. `capacity_bytes` is the memory that the driver has for this process. `device_bytes` is the GPU's memory,
+    to which `per_process_memory_fraction` refers (without it: to the capacity).
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class CachingAllocator:
         self._max_split = options.max_split_bytes
         self._small, self._large = Pool(small=True), Pool(small=False)
         self._live: dict[int, Block | None] = {}  # None: zero bytes, which take no block
-        self._awaited: dict[int, Block] = {}  # freed, but another stream may still use it
+        self._awaited: dict[int, Block] = {}  # freed, but perhaps still used by another stream
         self._address_of = address_of or self._ascending
         self._next_address = MIB
         self._expandable = ExpandableSegments(
@@ -103,10 +104,6 @@ class CachingAllocator:
 
     def __contains__(self, identity: int) -> bool:
         return identity in self._live
-
-    def awaits(self, identity: int) -> bool:
-        """Whether it was freed and cannot be used again yet."""
-        return identity in self._awaited
 
     def malloc(self, identity: int, size: int, stream: int = 0) -> None:
         if size <= 0:
@@ -138,11 +135,11 @@ class CachingAllocator:
             self.complete_free(identity)
 
     def request_free(self, identity: int) -> None:
-        """The first half of a free: the block is no longer the program's, but cannot be used again yet."""
+        """First half of a free: the program has released the block, but it cannot be used again yet."""
         block = self._live.pop(identity)
         if block is None:
             return
-        if identity in self._awaited:  # the id was given out again meanwhile
+        if identity in self._awaited:  # the id was used again meanwhile
             self.complete_free(identity)
         self.allocated -= block.bytes
         self._awaited[identity] = block
@@ -156,7 +153,7 @@ class CachingAllocator:
         block.pool.add(block)
 
     def synchronize(self) -> None:
-        """All streams are done: the blocks that waited for them come back."""
+        """All streams have finished: the blocks that waited for them are free."""
         for identity in list(self._awaited):
             self.complete_free(identity)
 
@@ -169,17 +166,8 @@ class CachingAllocator:
                 elif block.is_whole:
                     self._release(block)
 
-    def release_segment(self, address: int) -> bool:
-        """Gives back the segment at that address, if it is one and wholly free."""
-        for pool in (self._large, self._small):
-            for block in pool:
-                if block.address == address and block.is_whole and block.segment is None:
-                    self._release(block)
-                    return True
-        return False
-
     def live_blocks(self) -> list[tuple[int, int]]:
-        """(address, bytes) of all that is not free, for whoever wants to check."""
+        """(address, bytes) of all blocks that are not free; for checks."""
         held = [*self._live.values(), *self._awaited.values()]
         return [(block.address, block.bytes) for block in held if block is not None]
 
@@ -197,7 +185,7 @@ class CachingAllocator:
         return block
 
     def _may_take(self, block: Block, rounded: int) -> bool:
-        """With max_split_size: small requests keep off oversize blocks, large ones off those that are far too large."""
+        """With max_split_size: small requests must not take oversize blocks, nor large ones far too large blocks."""
         if self._max_split is None:
             return True
         if rounded < self._max_split:
@@ -229,7 +217,12 @@ class CachingAllocator:
             block = self._new_block(pool, rounded, stream)
         if block is None:
             limit = min(bound for bound in (self._limit, self._capacity) if bound is not None)
-            raise OutOfMemory(segment_for(rounded, self._options), self.allocated, self.reserved, limit)
+            raise OutOfMemory(
+                wanted_bytes=segment_for(rounded, self._options),
+                allocated_bytes=self.allocated,
+                reserved_bytes=self.reserved,
+                limit_bytes=limit,
+            )
         return block
 
     def _new_block(self, pool: Pool, rounded: int, stream: int) -> Block | None:
@@ -257,7 +250,7 @@ class CachingAllocator:
         self.reserved -= size
 
     def _collect_garbage(self) -> None:
-        """Releases whole large blocks of average age and more, until reserved is at the threshold or none is left."""
+        """Releases whole large blocks of at least average age until reserved memory is at the threshold."""
         if self._limit is None or self._options.expandable_segments:
             return
         too_much = self.reserved - int(self._options.garbage_collection_threshold * self._limit)
@@ -275,7 +268,7 @@ class CachingAllocator:
             candidates = younger
 
     def _release_oversize(self, pool: Pool, rounded: int, stream: int) -> bool:
-        """With max_split_size: releases one block that is large enough, or the largest ones until they add up."""
+        """With max_split_size: releases one block that is large enough, or the largest ones until their sum is."""
         if self._max_split is None or self._options.expandable_segments:
             return False
         wanted = max(rounded, self._max_split)

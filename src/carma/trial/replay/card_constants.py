@@ -21,23 +21,23 @@ from carma.trial.cards import card_for
 
 FORMAT = 1
 SHIPPED = Path(__file__).parent.parent / "data"
-SYSTEM = Path("/var/lib/carma/cards")  # what root calibrated serves every user of the machine
+SYSTEM = Path("/var/lib/carma/cards")  # calibrations by root, for every user of the server
 MIB = 1 << 20
-MINORS_APART = 4  # of torch; nearer versions take nearly the same, and the bound covers that
+MINORS_APART = 4  # of torch; closer versions allocate nearly the same, and the bound covers the difference
 
 Row = dict[str, object]
 
 
 class Context(Record, frozen=True, kw_only=True):
-    """What a process held outside its allocator once it had used something."""
+    """Memory of a process outside its allocator after it had used a library."""
 
     after: str  # "init", "matmul_fp32", "conv_bf16", "attention" …: `inside/carma_measure/constants.py` has them all
-    alone: bool = False  # in a process that used nothing else; otherwise after all those that are listed before it
+    alone: bool = False  # in a process that used nothing else; otherwise after all contexts listed before it
     outside_bytes: int
 
 
 class Constants(Record, frozen=True, kw_only=True):
-    """Of one card under one framework version."""
+    """Of one GPU under one framework version."""
 
     format: int = FORMAT
     gpu: str  # as its driver names it
@@ -49,14 +49,14 @@ class Constants(Record, frozen=True, kw_only=True):
     python: str = ""
     date: str = ""
     contexts: tuple[Context, ...] = ()
-    kept_once: dict[str, int] = {}  # "mm_fp32_forward": bytes of a workspace that the first call makes and keeps
-    rows: int = 0  # how many lines the other file has
+    kept_once: dict[str, int] = {}  # "mm_fp32_forward": bytes of a workspace that the first call allocates and keeps
+    rows: int = 0  # number of lines of the other file
 
     def context_mib(self, used: Collection[str]) -> int:
-        """Of a process that used these libraries.
+        """Context of a process that used these libraries.
 
-        Each adds what it added to a process that had used others before; code that several of them share is then
-        counted with the first. So the sum may miss some, and is never less than any of them took by itself.
+        Each library counts with what it added to a process that had used others before, so shared code counts with the
+        first one. The sum may therefore be too small, but it is never less than any of them needed alone.
         """
         added: dict[str, int] = {}
         start = last = 0
@@ -70,7 +70,7 @@ class Constants(Record, frozen=True, kw_only=True):
         return -(-max([together, *alone]) // MIB)
 
     def blas_workspace_bytes(self, direction: str = "forward") -> int | None:
-        """What the first matrix product of a thread keeps; None where it was not measured."""
+        """Workspace that the first matrix product of a thread keeps; None if it was not measured."""
         kinds = ("mm", "linear", "bmm")
         found = [
             size
@@ -81,35 +81,28 @@ class Constants(Record, frozen=True, kw_only=True):
 
 
 class Found(NamedTuple):
-    """Constants to use, the file they lie in, and what is not as one would want it."""
+    """The best constants, the file that holds them, and how they differ from what was asked for."""
 
     constants: Constants
     file: Path
     warnings: tuple[str, ...]
 
-    def rows(self) -> Iterator[Row]:
-        """What was measured, call by call; nothing where only the constants are there."""
-        file = rows_file(self.file)
-        if file.is_file():
-            yield from read_rows(file)
-
 
 def load(gpu: str, torch: str, folders: Sequence[Path]) -> Found | None:
-    """The best there is for a card (by its driver's name) and a torch version; None where there is nothing at all."""
-    best: tuple[tuple[int, ...], Constants, Path] | None = None
-    for place, folder in enumerate(folders):
-        for file, constants in _in(folder):
-            rank = (*_distance(gpu, constants.gpu), *_apart(torch, constants.torch), place)
-            if best is None or rank < best[0]:
-                best = (rank, constants, file)
-    if best is None:
+    """The best constants for a GPU (by its driver's name) and a torch version; None if there are none at all."""
+    ranked = [
+        ((*_distance(gpu, constants.gpu), *_apart(torch, constants.torch), place), constants, file)
+        for place, folder in enumerate(folders)
+        for file, constants in _in(folder)
+    ]
+    if not ranked:
         return None
-    _, constants, file = best
+    _, constants, file = min(ranked, key=lambda each: each[0])
     return Found(constants, file, tuple(_warnings(gpu, torch, constants)))
 
 
 def folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Where cards' files lie for this user, nearest first."""
+    """Directories of these files for this user, in order of precedence."""
     return tuple(dict.fromkeys((own_folder(find_paths(environ)), SYSTEM, SHIPPED)))
 
 
@@ -119,7 +112,7 @@ def own_folder(paths: Paths) -> Path:
 
 
 def save(constants: Constants, rows: Sequence[Row], file: Path) -> None:
-    """Both files, each whole or not at all; the constants last, since it is they that are looked for."""
+    """Writes both files atomically; the constants last, because `load` looks for them."""
     file.parent.mkdir(parents=True, exist_ok=True)
     lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
     _write(rows_file(file), gzip.compress(lines, mtime=0))
@@ -131,7 +124,7 @@ def rows_file(file: Path) -> Path:
 
 
 def file_name(constants: Constants) -> str:
-    """`nvidia-h200_torch-2.11.json`: one file for a card and a minor version of torch."""
+    """`nvidia-h200_torch-2.11.json`: one file for a GPU and a minor version of torch."""
     gpu = re.sub(r"[^a-z0-9.]+", "-", constants.gpu.lower()).strip("-")
     return f"{gpu}_torch-{'.'.join(str(part) for part in _version(constants.torch))}.json"
 
@@ -150,7 +143,7 @@ def _write(file: Path, data: bytes) -> None:
 
 
 def _in(folder: Path) -> Iterator[tuple[Path, Constants]]:
-    """Those that can be read; a file of another format, or a broken one, is as good as none."""
+    """All readable constants; files of another format and broken files are ignored."""
     try:
         files = sorted(folder.glob("*.json"))
     except OSError:
@@ -165,7 +158,7 @@ def _in(folder: Path) -> Iterator[tuple[Path, Constants]]:
 
 
 def _distance(wanted: str, measured: str) -> tuple[int, ...]:
-    """The same name, the same model, then by generation and size; unknown ones come last."""
+    """Same name, same model, then by generation and size; unknown GPUs come last."""
     if wanted.casefold() == measured.casefold():
         return (0, 0, 0)
     one, other = card_for(wanted), card_for(measured)
@@ -183,7 +176,7 @@ def _version(text: str) -> tuple[int, int]:
 
 
 def _apart(wanted: str, measured: str) -> tuple[int, int, int]:
-    """How many versions lie between, then the exact one first."""
+    """Difference of the versions; an equal version comes first."""
     (major, minor), (other_major, other_minor) = _version(wanted), _version(measured)
     return (abs(major - other_major), abs(minor - other_minor), int(wanted != measured))
 
@@ -191,9 +184,9 @@ def _apart(wanted: str, measured: str) -> tuple[int, int, int]:
 def _warnings(gpu: str, torch: str, constants: Constants) -> Iterator[str]:
     if _distance(gpu, constants.gpu)[0] > 1:
         yield (
-            f"what libraries take was measured on {constants.gpu}, not on {gpu}; `carma calibrate` measures it "
-            "where there is one"
+            f"memory of libraries was measured on {constants.gpu}, not on {gpu}; `carma calibrate` measures it on a "
+            "server with that GPU"
         )
     majors, minors, _ = _apart(torch, constants.torch)
     if torch and (majors or minors > MINORS_APART):
-        yield f"what libraries take was measured with torch {constants.torch}, and the script has {torch}"
+        yield f"memory of libraries was measured with torch {constants.torch}, and the script has {torch}"

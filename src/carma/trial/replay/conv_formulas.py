@@ -1,6 +1,6 @@
-"""How many bytes cuDNN's engines take for a convolution, as formulas read off measurements on an H200.
+"""Workspaces of cuDNN's engines for a convolution, as formulas derived from measurements on an H200.
 
-cuDNN does not publish them. Each stands for what such an engine must hold, and each hits thousands (or hundreds) of
+cuDNN does not publish them. Each formula is what such an engine must hold, and each gives thousands (or hundreds) of
 measured workspaces to within some hundred bytes, which are the engine's own pointers:
 
 - copies in the other layout: image, output and weight ("x", "y", "w"), the channels of each group padded to a multiple;
@@ -8,7 +8,7 @@ measured workspaces to within some hundred bytes, which are the engine's own poi
 - Winograd with tiles of 4x4 outputs; FFT over the whole image, and over tiles of 32x32.
 
 A name is a sum of parts: "xyw@8" is three copies with channels padded to 8, capitals are copies in fp32, "xyw@1+fft"
-is the copies and the FFT, "+more" says that a tree gives what comes on top (partial tiles of a split reduction).
+is the copies and the FFT, "+more" means that a tree gives what is added (partial tiles of a split reduction).
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from math import prod
 from carma.trial.replay.conv_shapes import ConvShape
 
 NONE, MORE, OTHER = "zero", "more", "other"
-PADS = (1, 4, 8, 16, 32, 64)
-COPIES = ("xyw", "xy", "xw", "yw", "x", "y", "w", "W", "xyW", "XYW", "XY", "X", "Y", "Xy", "xY")
 FP32_BYTES, COMPLEX_BYTES = 4, 8
 FFT_SIDE = 32  # of a tile
 
@@ -71,16 +69,16 @@ def _fft_tiles(shape: ConvShape) -> int:
 
 
 def _fft(shape: ConvShape) -> int:
-    """Image and weight, each before and after it is turned, and a copy of the weight."""
+    """Image and weight, each before and after its transposition, and a copy of the weight."""
     c, k = shape.group_channels
-    turned = shape.groups * (c * k + shape.image[0] * c)
-    return 2 * COMPLEX_BYTES * _whole(shape) * turned + FP32_BYTES * prod(shape.weight)
+    planes = shape.groups * (c * k + shape.image[0] * c)
+    return 2 * COMPLEX_BYTES * _whole(shape) * planes + FP32_BYTES * prod(shape.weight)
 
 
 def _fft_weight(shape: ConvShape) -> int:
-    """Image and output in the same way, and a copy of the output."""
-    turned = shape.image[0] * (shape.image[1] + shape.output[1])
-    return 2 * COMPLEX_BYTES * _whole(shape) * turned + FP32_BYTES * prod(shape.output)
+    """The same for image and output, and a copy of the output."""
+    planes = shape.image[0] * (shape.image[1] + shape.output[1])
+    return 2 * COMPLEX_BYTES * _whole(shape) * planes + FP32_BYTES * prod(shape.output)
 
 
 def _whole(shape: ConvShape) -> int:
@@ -96,7 +94,7 @@ def _frequencies(side: int) -> int:
 
 
 def _columns(shape: ConvShape) -> int:
-    """The whole batch's patches side by side (im2col)."""
+    """The patches of the whole batch (im2col)."""
     return shape.image[0] * _columns_of_one(shape)
 
 
@@ -105,7 +103,7 @@ def _columns_of_one(shape: ConvShape) -> int:
 
 
 def _offsets(shape: ConvShape) -> int:
-    """A table of where each output pixel finds its inputs."""
+    """A table with the places of each output pixel's inputs."""
     return 4 * prod(shape.output[2:]) * prod(shape.weight[2:])
 
 
@@ -119,21 +117,3 @@ _PARTS: dict[str, Part] = {
     "columns1": _columns_of_one,
     "offsets": _offsets,
 }
-TRANSFORMS = ("winograd", "fft32", "fft", "fftw")
-NAMES: tuple[str, ...] = (
-    NONE,
-    *(f"{letters}@{pad}" for pad in PADS for letters in COPIES),
-    "sums",
-    "xy@1+sums",
-    *(name for transform in TRANSFORMS for name in (transform, f"xyw@1+{transform}")),
-    "columns",
-    "columns1",
-    "offsets",
-)
-# What a remainder may come on top of.
-WITH_MORE: tuple[str, ...] = (
-    NONE,
-    *(f"xyw@{pad}" for pad in PADS),
-    "xy@1",
-    *(f"{letters}@{pad}" for pad in (4, 8) for letters in ("xw", "yw")),
-)

@@ -1,12 +1,11 @@
-"""What cuDNN takes for a convolution: looked up where it was measured, otherwise learnt.
+"""cuDNN's workspace for a convolution: the measured one if there is one, otherwise a prediction.
 
 cuDNN picks an engine by rules of its own, and the engine's workspace is then a formula (`conv_formulas.py`). So a
-forest of decision trees picks the formula, and others give what comes on top of it. `lab/tools/fit_workspaces.py`
-makes the
-file that is shipped; rows that `carma calibrate` measured on the card at hand go before it.
+forest of decision trees picks the formula, and others give what is added to it. `lab/tools/fit_workspaces.py` makes the
+file that is shipped; rows that `carma calibrate` measured on this server's GPU take precedence.
 
-With `cudnn.benchmark` torch tries all engines that fit into free memory when it meets a shape for the first time, gives
-its cache back, and keeps the fastest engine. What it takes then is no property of the script; on an empty card it is
+With `cudnn.benchmark` torch tries all engines that fit into free memory when it meets a shape for the first time,
+empties its cache, and keeps the fastest engine. That memory depends on the GPU's free memory; on an empty GPU it is
 `trial_bytes`.
 """
 
@@ -16,14 +15,13 @@ import gzip
 from collections import Counter
 from collections.abc import Iterable
 from functools import cache
-from math import prod
 from pathlib import Path
 
 import msgspec
 
 from carma.core.model.values import Record
 from carma.trial.replay.conv_formulas import MORE, OTHER, formula_bytes
-from carma.trial.replay.conv_shapes import ConvShape, Row, features, of_call, of_row, scratch_bytes
+from carma.trial.replay.conv_shapes import ConvShape, Row, features, of_call, of_row, scratch_bytes, tensor_bytes
 from carma.trial.report import Call
 
 FORMAT = 1
@@ -31,34 +29,33 @@ SHIPPED = Path(__file__).parent.parent / "data" / "nvidia-h200.conv.json.gz"
 
 
 class Tree(Record, frozen=True, kw_only=True):
-    """Nodes in the order left, right: the left child is the next node. A leaf asks about no feature (-1)."""
+    """Nodes in the order left, right: the left child is the next node. The feature of a leaf is -1."""
 
     feature: tuple[int, ...]
     threshold: tuple[float, ...]  # of a leaf: its answer
     right: tuple[int, ...]
 
     def __call__(self, values: tuple[float, ...]) -> float:
-        feature, threshold, right = self.feature, self.threshold, self.right
         at = 0
-        while (asked := feature[at]) >= 0:
-            at = at + 1 if values[asked] <= threshold[at] else right[at]
-        return threshold[at]
+        while (asked := self.feature[at]) >= 0:
+            at = at + 1 if values[asked] <= self.threshold[at] else self.right[at]
+        return self.threshold[at]
 
 
 class Measured(Record, frozen=True, kw_only=True, array_like=True):
-    """A shape that the trees do not hit, with what it took."""
+    """A shape for which the trees are wrong, with its measured workspace."""
 
     shape: ConvShape
     scratch_bytes: int
 
 
 class Learnt(Record, frozen=True, kw_only=True):
-    """Which formula holds for a shape, and what comes on top of it."""
+    """Which formula holds for a shape, and what is added to it."""
 
     formulas: tuple[str, ...]  # the most frequent first
-    choose: tuple[Tree, ...]  # a formula, by its place
-    more: tuple[Tree, ...]  # log2 of the bytes on top of it
-    other: tuple[Tree, ...]  # log2 of the bytes over those of all tensors, where no formula is known
+    choose: tuple[Tree, ...]  # a formula, by its index
+    more: tuple[Tree, ...]  # log2 of the bytes added to it
+    other: tuple[Tree, ...]  # if no formula holds: log2 of the bytes over those of all tensors
     measured: tuple[Measured, ...] = ()
 
     def scratch_bytes(self, shape: ConvShape) -> int:
@@ -72,22 +69,22 @@ class Learnt(Record, frozen=True, kw_only=True):
 
 
 class ConvModel(Record, frozen=True, kw_only=True):
-    """What was learnt from one card's rows."""
+    """Learnt from one GPU's rows."""
 
     format: int = FORMAT
     gpu: str
     torch: str
     cudnn: str = ""
-    rows: int  # that it was learnt from
+    rows: int  # number of rows that it was learnt from
     call: Learnt
     trial: Learnt  # the largest of the engines that `cudnn.benchmark` tries
 
 
 class ConvWorkspaces:
-    """Measured shapes before learnt ones."""
+    """Measured shapes take precedence over the model."""
 
     def __init__(self, model: ConvModel, measured: Iterable[tuple[ConvShape, int]] = ()) -> None:
-        """A measured shape with `benchmark` says what the trial took, not what the engine takes that it kept."""
+        """A measured shape with `benchmark` has the memory of the trial, not of the engine that was kept."""
         self._model = model
         self._calls = {each.shape: each.scratch_bytes for each in model.call.measured}
         self._trials = {each.shape: each.scratch_bytes for each in model.trial.measured}
@@ -96,9 +93,8 @@ class ConvWorkspaces:
 
     @classmethod
     def from_rows(cls, rows: Iterable[Row], model: ConvModel | None = None) -> ConvWorkspaces:
-        """With the rows of a card, for instance `constants.load(...).rows()`; others than convolutions are left out."""
-        shapes = ((of_row(row), row) for row in rows)
-        found = ((shape, scratch_bytes(row)) for shape, row in shapes if shape is not None)
+        """With the rows of a GPU; rows of other operators are ignored."""
+        found = ((shape, scratch_bytes(row)) for row in rows if (shape := of_row(row)) is not None)
         return cls(model or shipped_model(), found)
 
     def scratch_bytes(self, shape: ConvShape) -> int:
@@ -106,13 +102,13 @@ class ConvWorkspaces:
         return self._model.call.scratch_bytes(shape) if found is None else found
 
     def __call__(self, call: Call) -> tuple[int, ...]:
-        """The blocks that a call takes while it runs: none or one."""
+        """The blocks that a call holds while it runs: none or one."""
         shape = of_call(call)
         size = 0 if shape is None else self.scratch_bytes(shape)
         return (size,) if size > 0 else ()
 
     def trial_bytes(self, call: Call) -> int:
-        """What the first call of its kind takes once more, before the others, where `cudnn.benchmark` is on."""
+        """With `cudnn.benchmark`: what the first call of its kind allocates once before it runs."""
         shape = of_call(call)
         if shape is None or not shape.benchmark:
             return 0
@@ -128,10 +124,6 @@ def shipped_model() -> ConvModel:
 @cache
 def shipped_convolutions() -> ConvWorkspaces:
     return ConvWorkspaces(shipped_model())
-
-
-def tensor_bytes(shape: ConvShape) -> int:
-    return shape.item_bytes * (prod(shape.image) + prod(shape.weight) + prod(shape.output))
 
 
 def _mean(trees: tuple[Tree, ...], values: tuple[float, ...]) -> float:

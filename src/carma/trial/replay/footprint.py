@@ -1,8 +1,8 @@
-"""A trial's events as a footprint: replayed, with what lies outside added, and how much hangs on workspaces.
+"""The footprint of a trial: its replayed events, memory outside the allocator, and the effect of uncertain workspaces.
 
-Whether a workspace fits into a hole of the cache or needs a new segment is decided by bytes, and cuDNN's figures are
-partly learnt. So a trial with convolutions is replayed with workspaces a little larger and smaller, too: the larger of
-the first two footprints is taken, and how far the three lie apart says how sure it is.
+Whether a workspace fits into a free block of the cache or needs a new segment depends on single bytes, and cuDNN's
+figures are partly learnt. So a trial with convolutions is also replayed with slightly larger and smaller workspaces:
+the larger of the first two footprints is the estimate, and the spread of the three is its uncertainty.
 """
 
 from __future__ import annotations
@@ -12,22 +12,23 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from carma.core.model.values import Gpu, Record
+from msgspec.structs import replace
+
+from carma.core.model.values import Record
 from carma.core.ports import EstimateRequest
 from carma.trial.cards import card_for
 from carma.trial.protocol import Trial
-from carma.trial.replay import allocator_options
-from carma.trial.replay import card_constants as constants
+from carma.trial.replay import allocator_options, card_constants
+from carma.trial.replay.allocator_options import AllocatorOptions
 from carma.trial.replay.bound import group_of
 from carma.trial.replay.conv_workspaces import ConvWorkspaces
-from carma.trial.replay.outside_tensors import outside_bytes
+from carma.trial.replay.library_memory import CardWorkspaces, blas_rules, outside_bytes
 from carma.trial.replay.replay import Replayed, Scratch, Workspaces, replay
-from carma.trial.replay.workspaces import CardWorkspaces, blas_rules
-from carma.trial.report import Call, Event, Report, read_events
+from carma.trial.report import Call, Report, read_events
 
 MIB = 1 << 20
-LARGER, SMALLER = 1.06, 0.96  # what workspaces are also tried with
-HOPPER = (9, 0)  # taken for a card that nobody knows
+LARGER, SMALLER = 1.06, 0.96  # factors of the workspaces in the other replays
+HOPPER = (9, 0)  # the capability assumed for an unknown GPU
 BY_AGE = (2, 14)  # torch's rule for free blocks of one size, from this version on (its pull request 183591)
 
 
@@ -47,43 +48,38 @@ class NotFigured(Exception):
 def figure(
     trial: Trial, request: EstimateRequest, folders: Sequence[Path], convolutions: ConvWorkspaces | None = None
 ) -> Figure:
-    """For the first of the request's GPUs. `convolutions` stands in for the card's own model of cuDNN."""
+    """For the first of the request's GPUs. `convolutions` replaces the GPU's own model of cuDNN."""
     report, gpu, environment = trial.report, request.gpus[0], request.spec.environment
-    options = _allocator(report, environment)
+    options = _options(report, environment)
     if options.not_modelled:
         raise NotFigured(options.not_modelled)
-    found = constants.load(gpu.name, report.torch, folders)
+    found = card_constants.load(gpu.name, report.torch, folders)
     measured = found.constants if found is not None else None
-    rules = blas_rules(measured, _capability(gpu), environment)
-    workspaces = (
-        CardWorkspaces(convolutions, rules)
-        if convolutions is not None
-        else CardWorkspaces.of(found.file if found is not None else None, rules)
-    )
-    events = list(read_events(trial.events))
-    replays = _replays(report, events, options, workspaces, gpu)
+    card = card_for(gpu.name)
+    rules = blas_rules(measured, card.capability if card is not None else HOPPER, environment)
+    if convolutions is not None:
+        workspaces = CardWorkspaces(convolutions, rules)
+    else:
+        workspaces = CardWorkspaces.of(found.file if found is not None else None, rules)
+    replays = _replays(trial, options, workspaces, gpu.memory_mib * MIB)
     if replays[0].unmatched:
-        raise NotFigured(f"the trial's events contradict one another in {replays[0].unmatched} places")
-    outside = outside_bytes(measured, report, events)
-    reserved = [each.peaks.reserved_bytes + outside for each in replays]
+        raise NotFigured(f"the trial's events contradict each other in {replays[0].unmatched} places")
+    outside = outside_bytes(measured, report, read_events(trial.events))
+    footprints = [each.peaks.reserved_bytes + outside for each in replays]
     return Figure(
         replayed=replays[0],
         outside_bytes=outside,
-        footprint_bytes=max(reserved[:2]),
-        spread=math.log(max(reserved) / min(reserved)),
+        footprint_bytes=max(footprints[:2]),
+        spread=math.log(max(footprints) / min(footprints)),
         group=group_of(report),
         warnings=(*options.warnings, *(found.warnings if found is not None else ())),
     )
 
 
-def _replays(
-    report: Report,
-    events: Sequence[Event],
-    options: allocator_options.AllocatorOptions,
-    workspaces: CardWorkspaces,
-    gpu: Gpu,
-) -> list[Replayed]:
+def _replays(trial: Trial, options: AllocatorOptions, workspaces: CardWorkspaces, device_bytes: int) -> list[Replayed]:
+    report, events = trial.report, list(read_events(trial.events))
     factors = (1.0, LARGER, SMALLER) if any(call.op.startswith("conv") for call in report.calls) else (1.0,)
+    by_age = _version(report.torch) >= BY_AGE
     return [
         replay(
             events,
@@ -91,8 +87,8 @@ def _replays(
             options,
             _scaled(workspaces, factor),
             marks=report.marks,
-            device_bytes=gpu.memory_mib * MIB,
-            by_age=_version(report.torch) >= BY_AGE,
+            device_bytes=device_bytes,
+            by_age=by_age,
         )
         for factor in factors
     ]
@@ -101,23 +97,15 @@ def _replays(
 def _scaled(workspaces: Workspaces, factor: float) -> Workspaces:
     def scaled(call: Call, thread: int, stream: int) -> Scratch:
         scratch = workspaces(call, thread, stream)
-        if factor == 1.0 or not scratch.transient_bytes:
-            return scratch
-        sizes = tuple(int(size * factor) for size in scratch.transient_bytes)
-        return Scratch(transient_bytes=sizes, trial_bytes=scratch.trial_bytes, kept=scratch.kept)
+        return replace(scratch, transient_bytes=tuple(int(size * factor) for size in scratch.transient_bytes))
 
-    return scaled
+    return workspaces if factor == 1.0 else scaled
 
 
-def _allocator(report: Report, environment: Mapping[str, str]) -> allocator_options.AllocatorOptions:
-    """As the script's own environment had it; whether it caches at all is decided before the script begins."""
+def _options(report: Report, environment: Mapping[str, str]) -> AllocatorOptions:
+    """From the script's own environment; whether it caches at all is decided before the script begins."""
     return allocator_options.from_environment({**environment, allocator_options.NAMES[0]: report.allocator})
 
 
 def _version(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
-
-
-def _capability(gpu: Gpu) -> tuple[int, int]:
-    card = card_for(gpu.name)
-    return card.capability if card is not None else HOPPER

@@ -1,0 +1,109 @@
+"""Memory that libraries hold beside the tensors that a trial run shows.
+
+1. `CardWorkspaces`: workspaces inside the allocator. cuDNN's are those of `conv_workspaces`. cuBLAS keeps one for each
+   thread and stream, allocated at its first product: PyTorch gives it 32 MiB on Hopper and Blackwell, 8.125 MiB
+   elsewhere (`:4096:2:16:8`), unless CUBLAS_WORKSPACE_CONFIG sets another size. cuBLASLt, which adds a bias in the same
+   kernel, has 1 MiB more. Measured figures of the GPU take precedence.
+2. `outside_bytes`: memory outside the allocator, as `inside/carma_measure` read it. On an H200 with torch 2.11: 610 MiB
+   for the context, 66 MiB for each thread that multiplies matrices (cuBLAS makes a handle for each, and autograd has
+   threads of its own), 18 MiB once cuDNN is used. Other kernels add little, since they are in the same few modules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from carma.trial.replay import card_constants
+from carma.trial.replay.card_constants import Constants
+from carma.trial.replay.conv_shapes import OPS as CONVOLUTIONS
+from carma.trial.replay.conv_workspaces import ConvWorkspaces, shipped_convolutions
+from carma.trial.replay.replay import NO_SCRATCH, Scratch
+from carma.trial.report import CALL, Call, Event, Report
+
+MIB = 1 << 20
+HOPPER_WORKSPACE_BYTES, WORKSPACE_BYTES, LT_EXTRA_BYTES = 32 * MIB, 8_519_680, 1 * MIB
+BLAS = frozenset(("blas", "blas_lt"))
+_CUDNN = ("conv", "rnn", "sdpa_cudnn")
+_BY_OP = {"fft": ("aten::_fft_",), "linalg": ("aten::linalg_", "aten::_linalg_", "aten::_cholesky")}
+_WITHOUT_SOLVER = frozenset(("aten::linalg_vector_norm", "aten::linalg_cross"))
+_DEFAULT = {"init": 610 * MIB, "matmul_fp32": 66 * MIB, "conv_fp32": 18 * MIB}  # if the GPU's file has no figure
+# NCCL allocates this outside torch, for one group of processes (reported on an A100: NVIDIA/nccl issue 964).
+NCCL_PAIR_BYTES, NCCL_BYTES = 544 * MIB, 688 * MIB
+
+Rule = Callable[[Call], Scratch]
+
+
+class CardWorkspaces:
+    """The `Workspaces` of one GPU. A call of a kind without a rule allocates nothing."""
+
+    def __init__(self, convolutions: ConvWorkspaces | None = None, rules: Mapping[str, Rule] | None = None) -> None:
+        self._convolutions = convolutions or shipped_convolutions()
+        self._rules: dict[str, Rule] = {**dict.fromkeys(CONVOLUTIONS, self._convolution), **(rules or {})}
+
+    @classmethod
+    def of(cls, file: Path | None, rules: Mapping[str, Rule] | None = None) -> CardWorkspaces:
+        """With the measured rows of the GPU of a file of constants; the shipped rows are in the model."""
+        if file is None or file.parent == card_constants.SHIPPED or not card_constants.rows_file(file).is_file():
+            return cls(rules=rules)
+        return cls(ConvWorkspaces.from_rows(card_constants.read_rows(card_constants.rows_file(file))), rules)
+
+    def __call__(self, call: Call, _thread: int, _stream: int) -> Scratch:
+        rule = self._rules.get(call.op)
+        return NO_SCRATCH if rule is None else rule(call)
+
+    def _convolution(self, call: Call) -> Scratch:
+        return Scratch(transient_bytes=self._convolutions(call), trial_bytes=self._convolutions.trial_bytes(call))
+
+
+def blas_rules(
+    constants: Constants | None, capability: tuple[int, int], environment: Mapping[str, str]
+) -> dict[str, Rule]:
+    plain, extra = HOPPER_WORKSPACE_BYTES if capability >= (9, 0) else WORKSPACE_BYTES, LT_EXTRA_BYTES
+    if constants is not None and constants.capability == capability:
+        plain = constants.kept_once.get("mm_fp32_forward", plain)
+        extra = max(0, constants.kept_once.get("linear_fp32_forward", plain + LT_EXTRA_BYTES) - plain)
+    configured = _configured(environment.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    plain = plain if configured is None else configured
+    product = Scratch(kept=tuple((key, size) for key, size in (("blas", plain),) if size))
+    with_bias = Scratch(kept=(*product.kept, *((key, size) for key, size in (("blas_lt", extra),) if size)))
+    return {"blas": lambda _call: product, "blas_lt": lambda _call: with_bias}
+
+
+def _configured(text: str) -> int | None:
+    """`:SIZE:COUNT:SIZE:COUNT…`, in KiB; None if it is not set or has another form."""
+    if not re.fullmatch(r"(:\d+:\d+)+", text):
+        return None
+    numbers = [int(number) for number in text.split(":")[1:]]
+    return sum(size * count for size, count in zip(numbers[::2], numbers[1::2], strict=True)) * 1024
+
+
+def nccl_bytes(report: Report) -> int:
+    """0 for a single process, which does not communicate."""
+    if report.world_size < 2:
+        return 0
+    return NCCL_PAIR_BYTES if report.world_size == 2 else NCCL_BYTES
+
+
+def outside_bytes(constants: Constants | None, report: Report, events: Iterable[Event]) -> int:
+    contexts = constants.contexts if constants else ()
+    start = min((each.outside_bytes for each in contexts if each.after == "init"), default=_DEFAULT["init"])
+    alone = {each.after: each.outside_bytes - start for each in contexts if each.alone}
+
+    def added(name: str) -> int:
+        return max(0, alone.get(name, _DEFAULT.get(name, 0)))
+
+    used = [name for name, prefixes in _BY_OP.items() if any(_uses(op, prefixes) for op in report.ops)]
+    if "sdpa_cudnn" in report.flags or any(call.op.startswith(_CUDNN) for call in report.calls):
+        used.append("conv_fp32")
+    return start + nccl_bytes(report) + _blas_threads(report, events) * added("matmul_fp32") + sum(map(added, used))
+
+
+def _uses(op: str, prefixes: tuple[str, ...]) -> bool:
+    return op.startswith(prefixes) and op not in _WITHOUT_SOLVER
+
+
+def _blas_threads(report: Report, events: Iterable[Event]) -> int:
+    blas = {index for index, call in enumerate(report.calls) if call.op in BLAS}
+    return len({event.thread for event in events if event.kind == CALL and event.what in blas})
