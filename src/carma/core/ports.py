@@ -1,4 +1,7 @@
-"""The seams. Real GPUs, virtual GPUs and the simulator differ only behind these; each has one contract suite."""
+"""The protocols at the seams, with their values. Real GPUs, virtual GPUs and the simulator differ only behind them.
+
+Each protocol has several implementations and one contract suite (`carma.testing`, `tests/contract`).
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ class Clock(Protocol):
 
 
 class Sampler(Protocol):
-    """Reads the GPUs. Never raises: a GPU that does not answer gives a sample with a `fault`."""
+    """Samples the GPUs. Never raises: a GPU that does not answer is a sample with a `fault`."""
 
     def gpus(self) -> tuple[Gpu, ...]: ...
 
@@ -45,7 +48,7 @@ class Sampler(Protocol):
         ...
 
     def sample_memory(self, gpus: Sequence[GpuId], at: float) -> tuple[GpuSample, ...]:
-        """Memory and processes of those GPUs only: cheap enough for several times a second."""
+        """Only memory and processes of these GPUs, which is cheap enough for several times per second."""
         ...
 
     def close(self) -> None: ...
@@ -60,8 +63,8 @@ class LaunchOrder(Record, frozen=True, kw_only=True):
     placement: Placement
     gpus: tuple[Gpu, ...]
     grace_s: float  # between SIGTERM and SIGKILL
-    preempted: bool = False  # an earlier attempt was asked to save: there may be something to go on from
-    frameworks: Frameworks | None = None  # what the command would import; None: the launcher reads the files itself
+    preempted: bool = False  # an earlier attempt was preempted, so that there may be a checkpoint
+    frameworks: Frameworks | None = None  # that the command would import; None: the launcher searches them
 
 
 class Arranged(Record, frozen=True, kw_only=True):
@@ -81,46 +84,44 @@ class Confiner(Protocol):
 
 
 class AttemptReport(Record, frozen=True, kw_only=True):
-    """What the launcher knows of an attempt.
+    """What the launcher knows about an attempt.
 
-    `pid` None, `outcome` None and not `claimed`: the order was never carried out (it may be given again).
+    Without `pid` and `outcome`, and not `claimed`, the order was never carried out and may be given again.
     """
 
     key: AttemptKey
     pid: int | None = None
     started_at: float | None = None
-    claimed: bool = False  # a runner has the order and starts the command
-    outcome: Outcome | None = None  # set when it has ended
+    claimed: bool = False  # a runner has the order and is starting the command
+    outcome: Outcome | None = None  # None: it has not ended
     ended_at: float | None = None
-    confinement: Confinement | None = None  # of one that has started
-    trouble: str | None = None  # it lives, but what it runs under is gone: a sentence
-    checkpoint_asked_at: float | None = (
-        None  # of one that has ended: the last request to save that it was told of, by `asked_at`
-    )
+    confinement: Confinement | None = None  # None: it has not started
+    trouble: str | None = None  # it runs, but a service that it depends on is gone: a sentence
+    checkpoint_asked_at: float | None = None  # `asked_at` of the last delivered request, once it has ended
 
 
 class Launcher(Protocol):
-    """Starts attempts that outlive the daemon, and tells how they ended."""
+    """Starts attempts that outlive the daemon, and reports how they ended."""
 
     def launch(self, order: LaunchOrder) -> None:
-        """Start it. The same key twice starts one process. Raises nothing: a failure to start is an outcome."""
+        """Start the attempt; orders with the same key start one process. A failure to start is an outcome."""
         ...
 
     def poll(self, keys: Iterable[AttemptKey]) -> tuple[AttemptReport, ...]:
-        """How those attempts stand now, one entry for each key."""
+        """The current state of these attempts: one report per key, in order."""
         ...
 
     def signal(self, key: AttemptKey, signal: int, *, whole_tree: bool = True) -> None:
-        """Send a signal to the attempt's processes; nothing happens if they are gone."""
+        """Send a signal to the attempt's processes. No effect if they are gone."""
         ...
 
     def request_checkpoint(self, key: AttemptKey, signal: int, asked_at: float) -> bool:
-        """Send a signal to those of its processes that listen for it, and to nobody whom it would end; once for each
-        `asked_at`. Whether anybody was told, now or before: else it may be tried again."""
+        """Send the checkpoint signal to the processes that handle it, once for each `asked_at`. A process without a
+        handler gets no signal, because it would end. Returns whether a process got it, now or before."""
         ...
 
     def pids(self, keys: Iterable[AttemptKey]) -> dict[int, AttemptKey]:
-        """The living processes of those attempts, descendants included."""
+        """The running processes of these attempts, including descendants."""
         ...
 
     def sharing_pids(self) -> frozenset[int]:
@@ -132,12 +133,12 @@ class Launcher(Protocol):
         ...
 
     def release(self, key: AttemptKey) -> None:
-        """The attempt's end is in the store: drop what was kept to tell it. Its logs stay."""
+        """The attempt's end is stored: delete its bookkeeping files. Its logs stay."""
         ...
 
 
 class PastRun(Record, frozen=True, kw_only=True):
-    """A finished attempt as history remembers it; what `history` estimates from."""
+    """A finished attempt in the history, from which the estimator `history` learns."""
 
     key: AttemptKey
     uid: int
@@ -153,79 +154,79 @@ class PastRun(Record, frozen=True, kw_only=True):
     energy_j: float | None = None
     activity: Activity | None = None
     alone: Alone | None = None
-    fingerprint: str = ""  # of what it ran, but for the numbers among its words; "" where nobody looked
-    more_than_mib: int | None = None  # of one that ran out of GPU memory: so much was not enough
+    fingerprint: str = ""  # of the program's files; "" if unknown
+    more_than_mib: int | None = None  # memory that was not enough, if it ran out of GPU memory
 
 
 class Checkpoint(Record, frozen=True, kw_only=True):
-    """The state as of event `sequence`: what a restart needs instead of the whole log."""
+    """The state after event `sequence`, which a restart loads instead of the whole log."""
 
     sequence: int
     at: float
-    tasks: tuple[Task, ...]  # all that are not finished, and the finished ones that these wait for
+    tasks: tuple[Task, ...]  # unfinished tasks, and the finished tasks that they depend on
     gpus: tuple[Gpu, ...] = ()
-    drained: dict[str, str] = {}  # GPU -> reason; "" stands for the whole server
+    drained: dict[str, str] = {}  # GPU -> reason; "" is the whole server
     last_gpu: GpuId | None = None
-    overtaken: dict[int, int] = {}  # task -> how many later ones went before it
-    idle_w: dict[str, float] = {}  # GPU -> what it takes with nobody on it, as seen so far
-    empty_w: dict[str, float] = {}  # the same of others, by a single reading
-    usage: tuple[UserUsage, ...] = ()  # what users had
+    overtaken: dict[int, int] = {}  # task -> number of later tasks that started before it
+    idle_w: dict[str, float] = {}  # GPU -> measured idle power
+    empty_w: dict[str, float] = {}  # GPU -> idle power by a single reading
+    usage: tuple[UserUsage, ...] = ()  # past use by users
 
 
 class Loaded(Record, frozen=True):
     checkpoint: Checkpoint | None
     events: tuple[Durable, ...]  # after the checkpoint, in order
-    sequence: int  # of the last event there is
+    sequence: int  # of the last event
 
 
 class Store(Protocol):
     """The log of durable events. `append` returns when they would survive a power cut."""
 
     def append(self, events: Sequence[Durable]) -> int:
-        """Commit all of them or none; returns the sequence number of the last. Raises StoreError (full disk, ...).
+        """Commit all events or none; returns the sequence number of the last. Raises StoreError (full disk, ...).
 
-        What a UseNoted tells of GPUs is added to the Archive's hours in the same moment.
+        The same transaction adds the GPU use of a UseNoted to the hours of the archive.
         """
         ...
 
     def load(self) -> Loaded: ...
 
     def save(self, checkpoint: Checkpoint, finished: Sequence[Task]) -> None:
-        """Keep the checkpoint, move `finished` tasks to the archive, drop the events before it; all or nothing."""
+        """Store the checkpoint, move `finished` tasks to the archive, drop the events before it; all or nothing."""
         ...
 
     def in_place(self) -> bool:
-        """Whether what was opened is still what others find under its name. If not, nothing may be started."""
+        """Whether the opened file is still the one under its name. If not, the daemon must not start tasks."""
         ...
 
     def shared(self, spec: TaskSpec) -> TaskSpec:
-        """The same spec with the environment and command objects of stored tasks, if they are equal."""
+        """The same spec with the environment and command objects of stored tasks where they are equal."""
         ...
 
     def new_task_ids(self, count: int) -> TaskId:
-        """The first of `count` consecutive ids that were never given before, not even by a lost submission."""
+        """The first of `count` consecutive ids that were never used, not even by a lost submission."""
         ...
 
     def close(self) -> None: ...
 
 
-End = tuple[float, TaskId]  # when a task ended, and its id: the order of the archive
+End = tuple[float, TaskId]  # time of the end, and the id: the order of the archive
 
 
 class TaskPage(NamedTuple):
     """Finished tasks, newest end first."""
 
     tasks: Sequence[Task]
-    more: bool  # whether older ones follow
+    more: bool  # whether older tasks follow
 
 
 class Archive(Protocol):
-    """Finished tasks and past runs, in the same file as the Store. Any thread may read; reads do not delay commits."""
+    """Finished tasks and past runs, in the file of the Store. Every thread may read; reads do not delay commits."""
 
     def task(self, task: TaskId) -> Task | None: ...
 
     def tasks(self, ids: Collection[TaskId]) -> Sequence[Task]:
-        """Those of these tasks that are archived, in any order, without their environments."""
+        """The archived tasks among these ids, in any order, without their environments."""
         ...
 
     def page(
@@ -239,13 +240,13 @@ class Archive(Protocol):
     ) -> TaskPage:
         """Archived tasks, newest end first, without their environments.
 
-        `since` includes that moment, `before` excludes that end, `kinds` are tags of outcomes. A page can be shorter
-        than `limit` although more follow: long commands count.
+        `since` is inclusive, `before` exclusive; `kinds` are tags of outcomes. A page with long commands can be shorter
+        than `limit` although more tasks follow.
         """
         ...
 
     def story(self, task: TaskId) -> Sequence[Durable]:
-        """All that happened to a task, in order, whether it is live or finished."""
+        """All events of a live or finished task, in order."""
         ...
 
     def remember(self, run: PastRun) -> None:
@@ -253,7 +254,7 @@ class Archive(Protocol):
         ...
 
     def usage(self, *, since: float, until: float) -> Sequence[GpuUsage]:
-        """The hours that begin within that span, oldest first."""
+        """The hours that begin within [since, until), oldest first."""
         ...
 
     def past_runs(self, *, uid: int, command: tuple[str, ...], directory: str, limit: int = 20) -> Sequence[PastRun]:
@@ -261,19 +262,18 @@ class Archive(Protocol):
         ...
 
     def near_runs(self, *, uid: int, command: tuple[str, ...], directory: str, limit: int = 200) -> Sequence[PastRun]:
-        """As `past_runs`, of all commands that differ from it only in numbers (core/model/command_pattern.py), itself
-        included."""
+        """As `past_runs`, for all commands that differ from this one at most in numbers (model/command_pattern.py)."""
         ...
 
 
 class EstimateRequest(Record, frozen=True, kw_only=True):
-    """The question to an estimator: the command as it would run, and the GPU it would run on."""
+    """The question to an estimator: the command as it would run, and the GPUs of the server."""
 
     task: TaskId
     owner: Owner
     spec: TaskSpec
-    gpus: tuple[Gpu, ...]  # the server's
-    fingerprint: str = ""  # of what the command would run, but for the numbers among its words; "": nobody looked
+    gpus: tuple[Gpu, ...]
+    fingerprint: str = ""  # of the program's files; "" if unknown
 
 
 class Estimator(Protocol):

@@ -129,8 +129,8 @@ def describe(outcome: Outcome) -> str:
 def describe_to_others(outcome: Outcome) -> str:
     """The kind and the exit code, for owners of dependent tasks.
 
-    Messages are left out, because they may reveal what the task does. So is the cause of a cancellation, because a chain
-    of broken dependencies would repeat every link.
+    Messages are left out, because they may reveal what the task does. The cause of a cancellation is left out, because
+    a chain of broken dependencies would repeat every link.
     """
     match outcome:
         case Succeeded() | TimedOut():

@@ -1,6 +1,6 @@
-"""The rules that decisions follow: each a value with its default, unit and reason. Frozen, and part of the state.
+"""The settings of decisions, each with its default, unit and description. Frozen, and part of the state.
 
-Everything here can be set in the settings file under the same names (`[gate] sm_active = 0.8`).
+The settings file has the same names (`[gate] sm_active = 0.8`).
 """
 
 from __future__ import annotations
@@ -17,52 +17,54 @@ WAITING_LIMIT = 20_000
 
 
 class Gate(Record, frozen=True, kw_only=True):
-    """Caps on what a GPU may already be doing when a task joins it. A missing metric never passes."""
+    """Caps on the activity of a GPU that a further task may join. A missing metric never passes."""
 
-    enabled: Annotated[bool, Meta(description="Whether utilisation is looked at before tasks share a GPU.")] = True
+    enabled: Annotated[bool, Meta(description="Check the activity of a GPU before tasks share it.")] = True
     sm_active: Annotated[float, Meta(ge=0.0, le=1.0, description="Cap on SM activity (published: 0.80).")] = 0.80
     sm_occupancy: Annotated[float, Meta(ge=0.0, le=1.0, description="Cap on SM occupancy (published: 0.45).")] = 0.45
     dram_active: Annotated[float, Meta(ge=0.0, le=1.0, description="Cap on DRAM activity (published: 0.40).")] = 0.40
     summary: Annotated[
         Literal["risk", "p95", "mean"],
-        Meta(description="How a window is summarised: the published risk formula, its 95th percentile, or its mean."),
+        Meta(description="Summary of a window: the published risk formula, its 95th percentile, or its mean."),
     ] = "risk"
     combine: Annotated[
         Literal["any", "published"],
         Meta(
-            description="any: one cap reached closes the GPU. published: SM activity and one of the other two, "
-            "which lets a GPU through at 100 % SM activity."
+            description="any: one reached cap closes the GPU. published: the cap on SM activity and one of the other "
+            "two must be reached, so that a GPU at 100 % SM activity can stay open."
         ),
     ] = "any"
 
 
 class WindowRules(Record, frozen=True, kw_only=True):
-    length_s: Annotated[float, Meta(gt=0.0, description="How far back a window looks, in seconds.")] = 30.0
+    length_s: Annotated[float, Meta(gt=0.0, description="Length of the window of samples, in seconds.")] = 30.0
     min_samples: Annotated[
-        int, Meta(ge=1, description="So many samples since the last task came or went before a GPU is judged.")
+        int, Meta(ge=1, description="Minimum number of samples since a task last came or left, before a GPU is judged.")
     ] = 3
     stale_s: Annotated[
-        float, Meta(gt=0.0, description="A newest sample older than this counts as no metrics, in seconds.")
+        float, Meta(gt=0.0, description="Age from which the newest sample counts as missing, in seconds.")
     ] = 15.0
 
 
 class WarmUp(Record, frozen=True, kw_only=True):
-    """A GPU that took a task opens again when the newcomer has settled, not after a fixed sleep."""
+    """A GPU that took a task is closed until that task has settled, not for a fixed time."""
 
-    enabled: Annotated[bool, Meta(description="Whether a GPU closes while a newcomer warms up.")] = True
+    enabled: Annotated[bool, Meta(description="Close a GPU while a new task on it warms up.")] = True
     settle_s: Annotated[
-        float, Meta(ge=0.0, description="So long, from its first activity, memory must not have grown, in seconds.")
+        float, Meta(ge=0.0, description="Time without memory growth after which a task has settled, in seconds.")
     ] = 20.0
-    growth_mib: Annotated[int, Meta(ge=0, description="Growth below this counts as none, in MiB.")] = 64
+    growth_mib: Annotated[int, Meta(ge=0, description="Memory growth up to this counts as none, in MiB.")] = 64
     activity_change: Annotated[
-        float, Meta(ge=0.0, le=1.0, description="SM activity may move by this share between the halves of the span.")
+        float,
+        Meta(ge=0.0, le=1.0, description="Maximum change of SM activity between the halves of the settling time."),
     ] = 0.15
     idle_s: Annotated[
         float,
-        Meta(ge=0.0, description="A newcomer that never touches the GPU stops closing it after this, in seconds."),
+        Meta(ge=0.0, description="A task that does not use the GPU stops closing it after this time, in seconds."),
     ] = 120.0
     limit_s: Annotated[
-        float, Meta(ge=0.0, description="A newcomer that never settles stops closing it after this, in seconds.")
+        float,
+        Meta(ge=0.0, description="A task that does not settle stops closing it after this time, in seconds."),
     ] = 600.0
 
 
@@ -70,36 +72,39 @@ class Memory(Record, frozen=True, kw_only=True):
     sources: Annotated[
         tuple[str, ...],
         Meta(
-            description="Who is asked how much memory a task takes, in order; empty: nobody (recovery only, 'OR'). "
-            "trace, the trial run, is left out where the GPUs are virtual."
+            description="Estimators of GPU memory, in the order in which they are asked; empty: none (recovery only, "
+            "'OR'). The trial run (trace) is left out on virtual GPUs."
         ),
     ] = ("declared", "history", "trace")
     estimators_at_once: Annotated[
         int,
         Meta(
-            ge=1, le=64, description="So many trial runs, or other slow estimates, at the same time; users take turns."
+            ge=1,
+            le=64,
+            description="Maximum number of trial runs, or other slow estimates, at the same time; users take turns.",
         ),
     ] = 2
     trial_limit_s: Annotated[
-        float, Meta(gt=0.0, description="A trial run, or another slow estimate, is ended after this, in seconds.")
+        float, Meta(gt=0.0, description="Time limit of a trial run or another slow estimate, in seconds.")
     ] = 120.0
-    trial_memory_mib: Annotated[
-        int, Meta(ge=64, description="A trial run is ended when it takes more of the host's memory than this, in MiB.")
-    ] = 8192
+    trial_memory_mib: Annotated[int, Meta(ge=64, description="Host memory limit of a trial run, in MiB.")] = 8192
     level: Annotated[
         float,
-        Meta(ge=0.5, lt=1.0, description="The probability with which the bound of a trial run's estimate is to hold."),
+        Meta(ge=0.5, lt=1.0, description="Probability with which the bound of a trial run's estimate must hold."),
     ] = 0.99
     shrink: Annotated[
         bool,
         Meta(
-            description="Whether a booking shrinks to what the task was seen to take, and a margin, once it has "
-            "settled. A figure that the user declared stays, and what was booked for one alone on its GPUs."
+            description="Shrink a booking to the observed memory plus a margin once the task has settled. Figures that "
+            "the user declared, and bookings of tasks alone on their GPUs, stay."
         ),
     ] = True
-    margin_mib: Annotated[int, Meta(ge=0, description="Kept free on a shared GPU beyond what is booked, in MiB.")] = 512
+    margin_mib: Annotated[
+        int, Meta(ge=0, description="Memory of a shared GPU that stays free beside the bookings, in MiB.")
+    ] = 512
     unknown_mib: Annotated[
-        int, Meta(ge=1, description="Room wanted, and booked, for a task of unknown size, in MiB (published: 5120).")
+        int,
+        Meta(ge=1, description="Free memory needed and booked by a task of unknown size, in MiB (published: 5120)."),
     ] = 5120
 
 
@@ -107,54 +112,50 @@ class PlacementRules(Record, frozen=True, kw_only=True):
     policy: Annotated[
         str,
         Meta(
-            description="Which GPUs: exclusive, round-robin, first-fit, best-fit, magm, lug, goodput, horus, lucid or "
-            "a plugin's."
+            description="Placement policy: exclusive, round-robin, first-fit, best-fit, magm, lug, goodput, horus, "
+            "lucid, or the name of a plugin."
         ),
     ] = "magm"
     slowdown_cap: Annotated[
         float,
         Meta(
             ge=1.0,
-            description="goodput: nobody on a shared GPU is predicted to take longer than so many times as alone.",
+            description="goodput: maximum predicted slowdown (time taken / time alone) of each task on a shared GPU.",
         ),
     ] = 1.25
-    tasks_per_gpu: Annotated[int, Meta(ge=1, description="At most so many tasks on one GPU.")] = 4
-    idle_first: Annotated[
-        bool, Meta(description="A GPU without any task is taken before one is shared (as published).")
-    ] = True
-    gpus: Annotated[
-        tuple[str, ...], Meta(description="Only these GPUs (UUIDs or indices) take tasks; empty: all.")
-    ] = ()
+    tasks_per_gpu: Annotated[int, Meta(ge=1, description="Maximum number of tasks on one GPU.")] = 4
+    idle_first: Annotated[bool, Meta(description="Use a GPU without tasks before sharing one (as published).")] = True
+    gpus: Annotated[tuple[str, ...], Meta(description="GPUs that take tasks (UUIDs or indices); empty: all.")] = ()
 
 
 class Sharing(Record, frozen=True, kw_only=True):
-    """How tasks share a card, and what keeps each within its booking."""
+    """How tasks share a GPU, and what keeps each within its booking."""
 
     mechanism: Annotated[
         Literal["auto", "timeslice", "mps", "mig"],
         Meta(
-            description="timeslice: plain processes. mps: under an MPS server of the user's own, which CARMA starts. "
-            "mig: only on existing MIG instances, one task on each. auto: mps where it can be had, else timeslice."
+            description="timeslice: plain processes. mps: an MPS server per user, which CARMA starts. mig: existing "
+            "MIG instances only, one task on each. auto: mps where available, else timeslice."
         ),
     ] = "auto"
     caps: Annotated[
         bool,
         Meta(
-            description="Whether a task is held to its booking by its framework's and MPS's own limits. One of unknown "
-            "size, or that ran out of memory before, is held to what was free when it came."
+            description="Limit each task to its booking with the limits of its framework and of MPS. A task of unknown "
+            "size, or one that ran out of memory before, is limited to the memory that was free at its start."
         ),
     ] = True
     context_mib: Annotated[
         int,
-        Meta(ge=0, description="What a process takes outside its framework's allocator, in MiB (H200: 760)."),
+        Meta(ge=0, description="Memory of a process outside its framework's allocator, in MiB (H200: 760)."),
     ] = 800
     watchdog: Annotated[
         bool,
-        Meta(description="Whether a task above its booking is stopped before it takes what its neighbours booked."),
+        Meta(description="Stop a task above its booking before it takes memory that its neighbours booked."),
     ] = True
     watch_s: Annotated[
         float,
-        Meta(gt=0.0, le=60.0, description="Between two looks at the memory of tasks that no limit holds, in seconds."),
+        Meta(gt=0.0, le=60.0, description="Interval between memory samples of tasks without a limit, in seconds."),
     ] = 0.2
 
     def watchdog_guards(self, booking: Booking) -> tuple[Guard, ...]:
@@ -167,66 +168,65 @@ class Sharing(Record, frozen=True, kw_only=True):
 
 class QueueRules(Record, frozen=True, kw_only=True):
     backfill_depth: Annotated[
-        int, Meta(ge=0, description="So many waiting tasks are looked at behind the first that cannot start.")
+        int, Meta(ge=0, description="Number of waiting tasks checked behind the first one that cannot start.")
     ] = 100
     overtakes: Annotated[
-        int, Meta(ge=0, description="So many tasks may go before a waiting one; then its GPUs are kept for it alone.")
+        int,
+        Meta(ge=0, description="Number of tasks that may overtake a waiting task; then its GPUs are reserved for it."),
     ] = 20
     assumed_runtime_s: Annotated[
-        float, Meta(gt=0.0, description="Assumed for a task without time limit or history, in seconds.")
+        float, Meta(gt=0.0, description="Assumed run time of a task without time limit or history, in seconds.")
     ] = 3600.0
     misfits: Annotated[
         Literal["wait", "end"],
         Meta(
-            description="A waiting task that no longer fits, because GPUs are gone or smaller: wait keeps it until one "
-            "that fits is back and holds up nobody; end ends it."
+            description="A waiting task that no longer fits, because GPUs are gone or smaller: wait keeps it, without "
+            "delaying other tasks, until a GPU that fits is back; end ends it."
         ),
     ] = "wait"
 
 
 class FairnessRules(Record, frozen=True, kw_only=True):
-    """Whose turn it is among tasks of the same priority: the user's who has had the least for their share. Off: the
-    task's that was submitted first."""
+    """Order of tasks of the same priority: by the past use of their users in relation to their shares. Off: by the time
+    of submission."""
 
-    enabled: Annotated[
-        bool, Meta(description="Whether users take turns by what they had, and not tasks by when they came.")
-    ] = False
+    enabled: Annotated[bool, Meta(description="Order tasks by the past use of their users, not by submission.")] = False
     half_life_s: Annotated[
-        float, Meta(ge=60.0, description="What a user had so long ago counts half, in seconds (a day).")
+        float, Meta(ge=60.0, description="Time after which past use counts half, in seconds (a day).")
     ] = 86_400.0
     memory_weight: Annotated[
-        float, Meta(ge=0.0, description="What an hour of a whole card's memory, booked, counts.")
+        float, Meta(ge=0.0, description="Weight of one hour of a whole GPU's memory, as booked.")
     ] = 1.0
     sm_weight: Annotated[
-        float, Meta(ge=0.0, description="What an hour of a whole card's SM activity, as seen, counts.")
+        float, Meta(ge=0.0, description="Weight of one hour of a whole GPU's SM activity, as measured.")
     ] = 1.0
     shares: Annotated[
         dict[str, Annotated[float, Meta(gt=0.0)]],
-        Meta(description="How much a user is due beside others, by name; default stands for all others, 1 if not set."),
+        Meta(description="Share of each user, by name; default is the share of all other users (1 if not set)."),
     ] = {}
 
 
 class QuotaRules(Record, frozen=True, kw_only=True):
-    """The most that a user may have at once. A number is for every user; by name, default stands for all others. A user
-    who is not named, where there is no default, has no limit except for waiting tasks. Administrators are users too."""
+    """Maximum use by one user at a time. A number applies to every user; in a table by name, default applies to all
+    other users. Without either, only waiting tasks are limited. Quotas apply to administrators too."""
 
-    running: Annotated[dict[str, Annotated[int, Meta(ge=0)]], Meta(description="So many tasks that run.")] = {}
+    running: Annotated[dict[str, Annotated[int, Meta(ge=0)]], Meta(description="Maximum number of running tasks.")] = {}
     gpus: Annotated[
         dict[str, Annotated[int, Meta(ge=0)]],
-        Meta(description="So many GPUs, those of all running tasks added up; a shared GPU counts for each task on it."),
+        Meta(description="Maximum number of GPUs of all running tasks; a shared GPU counts once for each task on it."),
     ] = {}
     memory_share: Annotated[
         dict[str, Annotated[float, Meta(gt=0.0, le=1.0)]],
         Meta(
-            description="So much of the server's GPU memory booked, as a share of all of it. A user with no task "
-            "running may start one, whatever it is thought to take."
+            description="Maximum booked memory, as a share of the server's GPU memory. A user without a running task "
+            "may always start one."
         ),
     ] = {}
     waiting: Annotated[
         dict[str, Annotated[int, Meta(ge=0)]],
         Meta(
-            description="Maximum number of waiting tasks; more are refused when they are submitted. A user who is not "
-            "named may have 20000 unless default says otherwise."
+            description="Maximum number of waiting tasks; further submissions are refused. A user who is not named may "
+            "have 20000 unless default says otherwise."
         ),
     ] = field(default_factory=lambda: {"default": WAITING_LIMIT})
 
@@ -235,18 +235,21 @@ class RecoveryRules(Record, frozen=True, kw_only=True):
     mode: Annotated[
         Literal["ladder", "alone"],
         Meta(
-            description="How a task comes back. ladder: where what it wanted fits, then with a larger booking, then "
-            "alone. alone: at once alone on its GPUs, before all others (as published)."
+            description="How a task is retried. ladder: first where the memory that it asked for fits, then with a "
+            "larger booking, then alone. alone: at once alone on its GPUs, before all other tasks (as published)."
         ),
     ] = "ladder"
-    retries: Annotated[int, Meta(ge=0, description="So often a task comes back after it ran out of GPU memory.")] = 4
+    retries: Annotated[int, Meta(ge=0, description="Maximum number of retries after a GPU out-of-memory failure.")] = 4
     innocent_retries: Annotated[
-        int, Meta(ge=0, description="So often it comes back when a neighbour was to blame; not counted in `retries`.")
+        int,
+        Meta(
+            ge=0, description="Maximum number of retries after failures caused by a neighbour; not part of `retries`."
+        ),
     ] = 5
     margin_mib: Annotated[
-        int, Meta(ge=0, description="Added to the peak and the bytes asked for, for the next booking, in MiB.")
+        int, Meta(ge=0, description="Added to the peak and the requested bytes for the next booking, in MiB.")
     ] = 1024
-    growth: Annotated[float, Meta(ge=1.0, description="The next booking is at least this many times the last.")] = 1.5
+    growth: Annotated[float, Meta(ge=1.0, description="Minimum ratio of the next booking to the last one.")] = 1.5
     backoff_s: Annotated[
         float, Meta(ge=0.0, description="Wait before the first retry, in seconds; doubles each time.")
     ] = 2.0
@@ -254,39 +257,39 @@ class RecoveryRules(Record, frozen=True, kw_only=True):
 
 
 class Preemption(Record, frozen=True, kw_only=True):
-    """Tasks that save on a signal may be asked to, and come back later. No other task is ever asked."""
+    """Tasks that can save a checkpoint on a signal may be asked to, and are resumed later. Other tasks never are."""
 
     enabled: Annotated[
         bool,
         Meta(
-            description="Whether CARMA itself asks tasks to save and leave: those of lower priority for the first in "
-            "line, and those that the policy wants elsewhere. `carma preempt` works in any case."
+            description="Let CARMA preempt tasks that can checkpoint: tasks of lower priority for the first task in "
+            "the queue, and tasks that the policy wants to move. `carma preempt` works in any case."
         ),
     ] = False
     after_s: Annotated[
-        float, Meta(ge=0.0, description="So long a task waits for a GPU before others are asked to leave, in seconds.")
+        float, Meta(ge=0.0, description="Waiting time of a task before others are preempted for it, in seconds.")
     ] = 60.0
     least_run_s: Annotated[
-        float, Meta(ge=0.0, description="So long an attempt has run before CARMA asks it to leave, in seconds.")
+        float, Meta(ge=0.0, description="Minimum run time of an attempt before CARMA preempts it, in seconds.")
     ] = 300.0
     again_s: Annotated[
         float,
-        Meta(ge=0.0, description="One that did not leave when it was asked is not asked again for this, in seconds."),
+        Meta(ge=0.0, description="Time before a task that did not leave is asked again, in seconds."),
     ] = 900.0
 
 
 class Stopping(Record, frozen=True, kw_only=True):
     grace_s: Annotated[
-        float, Meta(ge=0.0, description="Between SIGTERM and SIGKILL, in seconds, unless the task says otherwise.")
+        float, Meta(ge=0.0, description="Time between SIGTERM and SIGKILL, in seconds, unless the task sets its own.")
     ] = 10.0
 
     def grace_of(self, spec: TaskSpec) -> float:
-        """Seconds between SIGTERM and SIGKILL: as the task says, otherwise as set for the server."""
+        """Seconds between SIGTERM and SIGKILL: the task's own value, otherwise that of the server."""
         return self.grace_s if spec.grace_s is None else spec.grace_s
 
 
 class Rules(Record, frozen=True, kw_only=True):
-    """All of them."""
+    """All settings of decisions."""
 
     placement: PlacementRules = PlacementRules()
     gate: Gate = Gate()
@@ -303,10 +306,10 @@ class Rules(Record, frozen=True, kw_only=True):
 
 
 def sampled_every(rules: Rules, step_s: float) -> Rules:
-    """The rules for a server that sees a sample only every `step_s` seconds of its clock.
+    """The rules for a server with one sample every `step_s` seconds of its clock.
 
-    A window must be able to hold the samples that are wanted of it, and a sample is not stale before the next is due;
-    with a slow sampler, or a clock that runs fast, the seconds as set would close every GPU for ever.
+    The window must be long enough for `min_samples`, and a sample must not be stale before the next one is due. With a
+    slow sampler or a fast clock, the configured seconds would close every GPU for ever.
     """
     window = replace(
         rules.window,
