@@ -1,7 +1,7 @@
-"""An attempt that is asked to save and leave: what the request, the end and the end of the grace change.
+"""Requests to save a checkpoint and leave: the effects of the request, of the end, and of the end of the grace period.
 
-Only a task that declares a signal for it is ever asked. Whatever it ends with, if it ends in time it was preempted and
-comes back. If it does not end it goes on: nobody stops it for that. Who is asked, and when, is preempt.py's business.
+Only a task that declares a checkpoint signal is asked. If it ends within the grace period, it was preempted and returns
+to the queue, whatever its exit code. If it does not end, it goes on. `preemption.py` decides which tasks are asked.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from carma.core.model.status import Preempting, Running, Starting
 from carma.core.model.task import Task
 from carma.core.state import State
 
-LATE_S = 2.0  # an end is noticed, and written down, a little after it happened
+LATE_S = 2.0  # an end is observed and stored a little after it happened
 
 
 def requested(state: State, task: Task, event: PreemptionRequested) -> list[Command]:
-    """Asked again before it has left, it is not told again; but the task may be held after all."""
+    """A repeated request sends no second signal, but it can add `hold`."""
     status = task.status
     if not isinstance(status, Running) or status.ending is not None or task.spec.checkpoint is None:
         return []
@@ -27,12 +27,12 @@ def requested(state: State, task: Task, event: PreemptionRequested) -> list[Comm
         held = replace(status.preempting, hold=status.preempting.hold or event.hold)
         state.put(replace(task, status=replace(status, preempting=held)))
         return []
-    asked = asked_by(event)
+    asked = request_of(event)
     state.put(replace(task, status=replace(status, preempting=asked, stayed_at=None)))
     return [PreemptAttempt(task.key, asked.signal, asked.at)]
 
 
-def asked_by(event: PreemptionRequested) -> Preempting:
+def request_of(event: PreemptionRequested) -> Preempting:
     return Preempting(
         at=event.at,
         until=event.at + event.grace_s,
@@ -52,26 +52,26 @@ def missed(state: State, task: Task, event: PreemptionMissed) -> list[Command]:
 
 
 def is_over(asked: Preempting, at: float) -> bool:
-    """Whether an end at that time came too late."""
+    """Whether an end at that time is too late."""
     return at > asked.until + LATE_S
 
 
 def outcome_of(status: Starting | Running, event: AttemptEnded) -> Outcome:
-    """How an attempt ended, which its process need not know: whoever was told to stop ended by that."""
+    """How an attempt ended. A stop or a preemption that was requested replaces the exit code of the process."""
     if status.ending is not None:
         return status.ending
     asked = status.preempting if isinstance(status, Running) else None
-    return event.outcome if asked is None else left(asked, event)
+    return event.outcome if asked is None else outcome_after(asked, event)
 
 
-def left(asked: Preempting, event: AttemptEnded) -> Outcome:
-    """The end of one that was asked to leave. One that had no handler yet, and was not told, has ended by itself."""
+def outcome_after(asked: Preempting, event: AttemptEnded) -> Outcome:
+    """The outcome of an attempt that was asked to leave. It ended by itself if no process got the signal."""
     if event.untold or is_over(asked, event.at):
         return event.outcome
-    return Preempted(asked.by, asked.reason, _code(event.outcome))
+    return Preempted(asked.by, asked.reason, _exit_code(event.outcome))
 
 
-def _code(outcome: Outcome) -> int | None:
+def _exit_code(outcome: Outcome) -> int | None:
     match outcome:
         case Succeeded():
             return 0
@@ -82,6 +82,6 @@ def _code(outcome: Outcome) -> int | None:
 
 
 def held_after(status: Starting | Running, outcome: Outcome) -> bool:
-    """Whether the task is to be held when it comes back."""
+    """Whether the task is held when it returns to the queue."""
     asked = status.preempting if isinstance(status, Running) else None
     return asked is not None and asked.hold and isinstance(outcome, Preempted)

@@ -1,19 +1,27 @@
-"""What becomes of a task whose attempt ended: finished, or another attempt by the ladder.
+"""What follows the end of an attempt: the end of the task, or a retry by the ladder.
 
-Published measurements put the cost of an OOM at 23 s of lost work and 2,330 s of waiting for an empty GPU: the rule is
-the cost. So the ladder first retries where (peak + asked bytes + margin) fits, then with a larger booking, then alone,
-then gives up with the story. One that a limit stopped has told only the block that it wanted next: its first retry
-books `growth` times as much at least, and is held to what is free where it comes (placement.py). An innocent victim
-comes back first, with its booking as it was; so does a task whose MPS server died under it. A task that must not be run
-twice says so with `max_oom_retries` 0, and that covers these too.
+Published measurements put the cost of an OOM at 23 s of lost work and 2,330 s of waiting for an empty GPU, so waiting
+for an empty GPU is the last step of the ladder:
 
-`recovery.mode = "alone"` is the published rule, to compare with: after an OOM, whoever was to blame, a task comes back
-before all others and has its GPUs to itself.
+1. Retry where (peak + requested bytes + margin) fits. A task that reached a memory limit told only the next block that
+   it wanted: its booking grows at least by the factor `growth`, and is limited to the free memory of its GPU
+   (placement.py).
+2. Retry with a larger booking.
+3. Retry alone on a GPU.
+4. Give up.
+
+A task whose attempt ended through no fault of its own (a neighbour exceeded its booking, the MPS server died) goes
+before all other tasks, with its booking unchanged. `max_oom_retries` 0 forbids every retry.
+
+`recovery.mode = "alone"` is the published rule, for comparison: after an OOM a task goes before all others and has its
+GPUs to itself, whichever task caused the OOM.
 """
 
 from __future__ import annotations
 
 from typing import Literal
+
+from msgspec.structs import replace
 
 from carma.core.model.outcome import Disrupted, Outcome, OutOfMemory, Preempted, describe
 from carma.core.model.settings import Rules
@@ -23,7 +31,7 @@ from carma.core.model.units import show_mib
 from carma.core.model.values import Gpu, Record
 
 Blame = Literal["own", "neighbour", "unknown"]
-CONTEXT_MIB = 1024  # at most so much a process takes outside its framework's allocator (760 on an H200)
+CONTEXT_MIB = 1024  # upper limit of a process's memory outside its framework's allocator (760 on an H200)
 
 
 class Retry(Record, frozen=True):
@@ -36,192 +44,187 @@ class GiveUp(Record, frozen=True):
 
 
 def blame(attempt: Attempt, outcome: OutOfMemory, neighbours_over: bool) -> Blame:
-    """A process over its booking is the one that pays, also where its limit lies higher: it needs a larger booking. A
-    neighbour over its own is to blame otherwise."""
-    wanted = (_peak_mib(attempt, outcome) or 0) + (outcome.asked_mib or 0)
-    if wanted > attempt.placement.booking.memory_mib:
+    """Which task caused a GPU OOM. A process above its own booking is the cause, even below its memory limit, because
+    it needs a larger booking. Otherwise a neighbour above its booking is."""
+    needed_mib = _needed_mib(attempt, outcome)
+    if needed_mib > attempt.placement.booking.memory_mib:
         return "own"
     if neighbours_over:
         return "neighbour"
-    return "own" if _at_its_limit(attempt, wanted) else "unknown"
+    return "own" if _reached_limit(attempt, needed_mib) else "unknown"
 
 
-def _at_its_limit(attempt: Attempt, wanted_mib: int) -> bool:
-    """Whether something harder than the watchdog held it. A framework's limit holds its allocator alone, and what a
-    message says was held leaves out the context: a limit is reached below its figure by that much."""
+def _reached_limit(attempt: Attempt, needed_mib: int) -> bool:
+    """Whether a limit other than the watchdog stopped it. A framework's limit covers its allocator only, and the error
+    message leaves out the context, so that a limit can be reached up to CONTEXT_MIB below its figure."""
     guards = attempt.confinement.guards if attempt.confinement is not None else ()
-    return any(guard.rung != "watchdog" and wanted_mib > guard.limit_mib - CONTEXT_MIB for guard in guards)
+    return any(guard.rung != "watchdog" and needed_mib > guard.limit_mib - CONTEXT_MIB for guard in guards)
 
 
 def _peak_mib(attempt: Attempt, outcome: OutOfMemory) -> int | None:
-    """The most that it held, by the framework's message or by the driver's figures."""
-    known = [peak for peak in (outcome.peak_mib, attempt.observed_mib) if peak is not None]
-    return max(known) if known else None
+    """Highest memory, by the framework's message or by the driver."""
+    return max((peak for peak in (outcome.peak_mib, attempt.observed_mib) if peak is not None), default=None)
+
+
+def _needed_mib(attempt: Attempt, outcome: OutOfMemory) -> int:
+    """Known lower limit of its memory: the peak and the failed request. 0 if both are unknown."""
+    return (_peak_mib(attempt, outcome) or 0) + (outcome.asked_mib or 0)
+
+
+def _gpu_oom(attempt: Attempt) -> OutOfMemory | None:
+    outcome = attempt.outcome
+    return outcome if isinstance(outcome, OutOfMemory) and outcome.where == "gpu" else None
 
 
 def not_enough_mib(attempt: Attempt) -> int | None:
-    """Of one that ran out of GPU memory: so much it needs at least, and more. None where nothing was seen of it."""
-    outcome = attempt.outcome
-    if not isinstance(outcome, OutOfMemory) or outcome.where != "gpu":
+    """Memory that was not enough for an attempt that ran out of GPU memory; None if unknown."""
+    outcome = _gpu_oom(attempt)
+    if outcome is None:
         return None
-    wanted = (_peak_mib(attempt, outcome) or 0) + (outcome.asked_mib or 0)
-    if not wanted and attempt.blame == "own":
-        wanted = attempt.placement.booking.cap_mib or 0  # all that is known is that this stopped it
-    return wanted or None
+    needed_mib = _needed_mib(attempt, outcome)
+    if not needed_mib and attempt.blame == "own":
+        needed_mib = attempt.placement.booking.cap_mib or 0  # only the limit that stopped it is known
+    return needed_mib or None
 
 
 def next_step(task: Task, rules: Rules, gpus: tuple[Gpu, ...]) -> Retry | GiveUp:
-    """Of a task whose newest attempt has ended; `gpus` are those that take tasks, largest first.
+    """For a task whose newest attempt has ended; `gpus` are those that take tasks, largest first.
 
-    Pure, and bounded: every path to Retry counts an attempt, but for one that left because it was asked to.
+    Pure, and bounded: every Retry counts an attempt, except after a preemption.
     """
     assert isinstance(task.status, Ended)
     attempt, outcome = task.attempts[-1], task.status.outcome
     if isinstance(outcome, Preempted):
-        # Everyone reads a plan's reason. The reason that its owner gave, or the program's words, are not for everyone.
-        return Retry(_back_in_line(task, describe(Preempted(outcome.by, code=outcome.code))), 0.0)
+        # All users can read a plan's reason, so the owner's reason and the program's messages are left out.
+        return Retry(_unchanged_plan(task, describe(Preempted(outcome.by, code=outcome.code))), 0.0)
     limit = rules.recovery.retries if task.spec.max_oom_retries is None else task.spec.max_oom_retries
-    innocent = [a for a in _counted(task) if _innocent(a)]
-    guilty = [a for a in _counted(task) if not _innocent(a)]
-    if _innocent(attempt):
-        if limit == 0 or len(innocent) > rules.recovery.innocent_retries:
-            return GiveUp(_victim(outcome, len(innocent)))
-        return Retry(_first(task, attempt, rules), _back_off_s(rules, len(innocent)))
+    counted = [one for one in task.attempts if one.number > task.counted_from]
+    if _without_fault(attempt):
+        count = sum(map(_without_fault, counted))
+        if limit == 0 or count > rules.recovery.innocent_retries:
+            return GiveUp(_end_without_fault(outcome, count))
+        return Retry(_first_plan(task, attempt, rules), _back_off_s(rules, count))
     if not isinstance(outcome, OutOfMemory) or outcome.where != "gpu":
         return GiveUp(outcome)
-    if len(guilty) > limit:
+    count = sum(_gpu_oom(one) is not None and not _without_fault(one) for one in counted)
+    if count > limit:
         allowed = f"{limit} {'retry is' if limit == 1 else 'retries are'} allowed"
-        return GiveUp(_told(outcome, f"ran out of memory {_times(len(guilty))}; {allowed}"))
-    return _climb(task.spec.gpus, attempt, outcome, len(guilty), rules, gpus)
+        return GiveUp(_explained(outcome, f"ran out of memory {_times(count)}; {allowed}"))
+    return _next_rung(task.spec.gpus, attempt, outcome, count, rules, gpus)
 
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _innocent(attempt: Attempt) -> bool:
-    """It ended through no fault of its own."""
-    return attempt.blame == "neighbour" or isinstance(attempt.outcome, Disrupted) or _squeezed(attempt)
+def _without_fault(attempt: Attempt) -> bool:
+    """Whether it ended through no fault of its own."""
+    return attempt.blame == "neighbour" or isinstance(attempt.outcome, Disrupted) or _within_first_booking(attempt)
 
 
-def _squeezed(attempt: Attempt) -> bool:
-    """It kept to what was booked for it at first; only its booking had shrunk meanwhile (shrink.py)."""
-    outcome, first_mib = attempt.outcome, attempt.placement.booking.placed_mib
-    if first_mib is None or not isinstance(outcome, OutOfMemory) or outcome.where != "gpu" or attempt.blame != "own":
+def _within_first_booking(attempt: Attempt) -> bool:
+    """Whether it ran out of memory within its first booking, which had shrunk since (booking_shrink.py)."""
+    outcome, first_mib = _gpu_oom(attempt), attempt.placement.booking.placed_mib
+    if first_mib is None or outcome is None or attempt.blame != "own":
         return False
-    return (_peak_mib(attempt, outcome) or 0) + (outcome.asked_mib or 0) <= first_mib
+    return _needed_mib(attempt, outcome) <= first_mib
 
 
-def _booked_mib(attempt: Attempt) -> int:
-    """What it was launched with."""
+def _first_booking_mib(attempt: Attempt) -> int:
     booking = attempt.placement.booking
     return booking.memory_mib if booking.placed_mib is None else booking.placed_mib
 
 
-def _counted(task: Task) -> list[Attempt]:
-    """Attempts that ended in a GPU OOM, or were disrupted, since the user last asked for a retry."""
-    return [
-        attempt
-        for attempt in task.attempts
-        if attempt.number > task.counted_from
-        and (_innocent(attempt) or (isinstance(attempt.outcome, OutOfMemory) and attempt.outcome.where == "gpu"))
-    ]
-
-
-def _victim(outcome: Outcome, count: int) -> Outcome:
-    """The end of a task that was innocent once too often."""
+def _end_without_fault(outcome: Outcome, count: int) -> Outcome:
+    """The end of a task after too many failures through no fault of its own."""
     if isinstance(outcome, Disrupted):
         return Disrupted(f"{outcome.reason}; ended through no fault of its own {_times(count)}; not tried again")
     assert isinstance(outcome, OutOfMemory)
-    return _told(outcome, f"a neighbour took the memory {_times(count)}; not tried again")
+    return _explained(outcome, f"a neighbour took the memory {_times(count)}; not tried again")
 
 
-def _first(task: Task, attempt: Attempt, rules: Rules) -> Plan:
-    """As before, and before the others: what recovery had learnt stays."""
-    plan = _as_before(task, attempt)
+def _first_plan(task: Task, attempt: Attempt, rules: Rules) -> Plan:
+    """The plan as before, with the turn before all other tasks."""
+    plan = replace(_unchanged_plan(task, _without_fault_reason(attempt)), first=True)
+    if _within_first_booking(attempt):
+        plan = replace(plan, rung="first", memory_mib=_first_booking_mib(attempt))
+    elif plan.rung != "alone":
+        plan = replace(plan, rung="first")
     if rules.recovery.mode == "alone" and isinstance(attempt.outcome, OutOfMemory):
-        reason = f"{plan.reason}, alone on a GPU (recovery.mode is alone)"
-        return Plan(rung="alone", memory_mib=plan.memory_mib, first=True, reason=reason)
+        return replace(plan, rung="alone", reason=f"{plan.reason}, alone on a GPU (recovery.mode is alone)")
     return plan
 
 
-def _as_before(task: Task, attempt: Attempt) -> Plan:
-    held = show_mib(attempt.placement.booking.memory_mib)
-    if _squeezed(attempt):
-        whole = show_mib(_booked_mib(attempt))
-        reason = f"it grew again after its booking had shrunk from {whole} to {held}; it gets all of it, and goes first"
-        return Plan(rung="first", memory_mib=_booked_mib(attempt), first=True, reason=reason)
+def _without_fault_reason(attempt: Attempt) -> str:
+    booked = show_mib(attempt.placement.booking.memory_mib)
+    if _within_first_booking(attempt):
+        first = show_mib(_first_booking_mib(attempt))
+        return f"its memory grew again after its booking shrank from {first} to {booked}; it goes first with {first}"
     if isinstance(attempt.outcome, Disrupted):
-        reason = "what it ran under failed; not this task's doing, so it goes first"
-    else:
-        reason = f"a neighbour held more than its booking; this task kept to its {held} and goes first"
-    plan = task.plan
-    alone = plan is not None and plan.rung == "alone"
-    memory_mib = plan.memory_mib if plan is not None else None
-    return Plan(rung="alone" if alone else "first", memory_mib=memory_mib, first=True, reason=reason)
+        return "a service that it depends on failed, so it goes first"
+    return f"a neighbour held more than its booking; this task kept to its {booked} and goes first"
 
 
-def _back_in_line(task: Task, reason: str) -> Plan:
-    """At its old place in the line, with what recovery had learnt."""
+def _unchanged_plan(task: Task, reason: str) -> Plan:
+    """What recovery has learnt stays."""
     if task.plan is None:
         return Plan(rung="again", memory_mib=None, reason=reason)
-    return Plan(rung=task.plan.rung, memory_mib=task.plan.memory_mib, reason=reason)
+    return replace(task.plan, reason=reason, first=False)
 
 
-def _climb(
+def _next_rung(
     wanted: int, attempt: Attempt, outcome: OutOfMemory, count: int, rules: Rules, gpus: tuple[Gpu, ...]
 ) -> Retry | GiveUp:
-    largest = gpus[min(wanted, len(gpus)) - 1].memory_mib if gpus else 0  # the smallest of the best gang
+    largest = gpus[min(wanted, len(gpus)) - 1].memory_mib if gpus else 0  # the smallest GPU of the largest set
     had_mib = min((gpu.memory_mib for gpu in gpus if gpu.id in attempt.placement.gpus), default=largest)
-    if attempt.placement.booking.alone and largest <= had_mib:
-        return GiveUp(_told(outcome, f"it had a GPU of {show_mib(had_mib)} alone, and there is none larger"))
-    booked = _booked_mib(attempt)
+    was_alone = attempt.placement.booking.alone
+    if was_alone and largest <= had_mib:
+        return GiveUp(_explained(outcome, f"it had a GPU of {show_mib(had_mib)} alone, and there is none larger"))
     again = count == 1 and outcome.asked_mib is not None and _peak_mib(attempt, outcome) is not None
-    memory = _needed_mib(attempt, outcome, rules, largest, again)
-    if attempt.placement.booking.alone:
-        memory = max(memory, had_mib + 1)  # it had all of that card, so the next one must be larger
+    memory = _next_booking_mib(attempt, outcome, rules, largest, again)
+    if was_alone:
+        memory = max(memory, had_mib + 1)  # it had all memory of that GPU, so the next one must be larger
     wait_s = _back_off_s(rules, count)
-    at_once = rules.recovery.mode == "alone"
-    if at_once or count >= 3 or memory > largest or attempt.placement.booking.alone:
-        reason = f"next attempt alone on a GPU ({_held(attempt, outcome)} when memory ran out)"
-        return Retry(Plan(rung="alone", memory_mib=min(memory, largest), first=at_once, reason=reason), wait_s)
+    published = rules.recovery.mode == "alone"
+    if published or count >= 3 or memory > largest or was_alone:
+        reason = f"next attempt alone on a GPU ({_use(attempt, outcome)} when memory ran out)"
+        return Retry(Plan(rung="alone", memory_mib=min(memory, largest), first=published, reason=reason), wait_s)
     if again:
-        reason = f"{_wanted(attempt, outcome)}; next attempt where {show_mib(memory)} fit"
+        reason = f"{_request(attempt, outcome)}; next attempt where {show_mib(memory)} fit"
         return Retry(Plan(rung="again", memory_mib=memory, reason=reason), wait_s)
-    reason = f"booking raised from {show_mib(booked)} to {show_mib(memory)}"
+    reason = f"booking raised from {show_mib(_first_booking_mib(attempt))} to {show_mib(memory)}"
     return Retry(Plan(rung="larger", memory_mib=memory, reason=reason), wait_s)
 
 
-def _needed_mib(attempt: Attempt, outcome: OutOfMemory, rules: Rules, largest_mib: int, again: bool) -> int:
-    """The next booking, never less than the last. `again`: the first retry of one that told what it needed."""
-    booked = _booked_mib(attempt)
-    # What it held and asked for; one that the watchdog stopped asked for nothing, but holds at least what it held, and
-    # of one that asked for all at once nothing may have been seen.
-    wanted = (_peak_mib(attempt, outcome) or 0) + (outcome.asked_mib or 0)
-    least = wanted + rules.recovery.margin_mib if wanted else 0
+def _next_booking_mib(attempt: Attempt, outcome: OutOfMemory, rules: Rules, largest_mib: int, again: bool) -> int:
+    """Never less than the last booking. `again`: the first retry of an attempt whose request is known."""
+    booked = _first_booking_mib(attempt)
+    # An attempt that the watchdog stopped requested nothing, but held its peak. An attempt that requested all of its
+    # memory at once may have no observed peak.
+    needed_mib = _needed_mib(attempt, outcome)
+    least = needed_mib + rules.recovery.margin_mib if needed_mib else 0
     grown = int(booked * rules.recovery.growth)
     if not again:
         return max(least, grown, booked)
-    held_back = attempt.blame == "own" and _at_its_limit(attempt, wanted)
-    # Growth is a guess: it must not keep the task from sharing a card on which what it asked for fits.
-    return max(least, booked, grown if held_back and grown <= largest_mib else 0)
+    limited = attempt.blame == "own" and _reached_limit(attempt, needed_mib)
+    # `growth` is a guess: it must not keep the task from sharing a GPU on which its request fits.
+    return max(least, booked, grown if limited and grown <= largest_mib else 0)
 
 
-def _wanted(attempt: Attempt, outcome: OutOfMemory) -> str:
-    seen = _peak_mib(attempt, outcome)
-    if not seen:
+def _request(attempt: Attempt, outcome: OutOfMemory) -> str:
+    peak = _peak_mib(attempt, outcome)
+    if not peak:
         return f"asked for {show_mib(outcome.asked_mib)} at once"
-    return f"held {show_mib(seen)} and asked for {show_mib(outcome.asked_mib)} more"
+    return f"held {show_mib(peak)} and asked for {show_mib(outcome.asked_mib)} more"
 
 
-def _held(attempt: Attempt, outcome: OutOfMemory) -> str:
-    seen = _peak_mib(attempt, outcome)
-    return f"it held {show_mib(seen)}" if seen else "nobody saw what it held"
+def _use(attempt: Attempt, outcome: OutOfMemory) -> str:
+    peak = _peak_mib(attempt, outcome)
+    return f"it held {show_mib(peak)}" if peak else "its memory is unknown"
 
 
-def _told(outcome: OutOfMemory, story: str) -> OutOfMemory:
-    message = f"{outcome.message}; {story}" if outcome.message else story
-    return OutOfMemory(outcome.where, outcome.code, outcome.asked_mib, outcome.peak_mib, message)
+def _explained(outcome: OutOfMemory, story: str) -> OutOfMemory:
+    return replace(outcome, message=f"{outcome.message}; {story}" if outcome.message else story)
 
 
 def _back_off_s(rules: Rules, count: int) -> float:

@@ -185,7 +185,7 @@ def test_a_disrupted_task_comes_back_first_and_it_is_not_counted_as_its_oom() ->
     disrupt(world, task)
     found = plan(world, task)
     assert (found.rung, found.first, found.memory_mib) == ("first", True, None)
-    assert found.reason == "what it ran under failed; not this task's doing, so it goes first"
+    assert found.reason == "a service that it depends on failed, so it goes first"
     assert world.task(task).attempts[-1].outcome == Disrupted("the MPS server ended")
     back(world, task)
     assert world.task(task).attempts[-1].placement.booking.memory_mib == 5_000

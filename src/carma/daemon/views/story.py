@@ -95,14 +95,14 @@ def _with_endings(events: Iterable[e.Durable]) -> Iterable[e.Durable]:
             case e.TaskPlaced() | e.PreemptionMissed():
                 ending = asked = None
             case e.PreemptionRequested():
-                asked = asked or saving.asked_by(event)
+                asked = asked or saving.request_of(event)
             case e.StopRequested():
                 ending = effective_ending(ending, event.ending)
             case e.AttemptEnded() if ending is not None:
                 event = replace(event, outcome=ending)
                 ending = None
             case e.AttemptEnded() if asked is not None:
-                event = replace(event, outcome=saving.left(asked, event))
+                event = replace(event, outcome=saving.outcome_after(asked, event))
             case _:
                 pass
         yield event
