@@ -74,9 +74,9 @@ def test_the_page_tests_a_policy_an_estimator_and_a_verb() -> None:
 def _shared(index: int, dram: float | None) -> GpuView:
     """A GPU that a foreign process keeps busy."""
     metrics: tuple[Metric, ...] = ("sm_active", "sm_occupancy", "dram_active")
-    flat = {name: Summary(5, 0.1, 0.1, 0.1, 0.1, 0.0, 0.1) for name in metrics}
+    flat = {name: Summary(5, 0.1, 0.1, 0.1) for name in metrics}
     if dram is not None:
-        flat["dram_active"] = Summary(5, dram, dram, dram, dram, 0.0, dram)
+        flat["dram_active"] = Summary(5, dram, dram, dram)
     else:
         del flat["dram_active"]
     process = ProcessUse(pid=1, memory_mib=100)

@@ -17,7 +17,7 @@ from carma.core.state import adopt, checkpoint, restore
 from carma.core.telemetry import pace
 from carma.core.telemetry.measurements import FADES_S
 from carma.core.telemetry.observation import ending_facts
-from carma.core.telemetry.pace import BELIEVED_S, CALM_S, MOST_S, NOTHING, alone_of, belief, follow, regroup
+from carma.core.telemetry.pace import BELIEVED_S, CALM_S, MOST_S, NO_DEMAND, alone_of, belief, follow, regroup
 from carma.core.telemetry.usage import note
 from carma.testing.builders import World
 from tests.unit.core.pace_world import (
@@ -86,7 +86,7 @@ def test_of_several_gpus_one_that_is_left_idle_is_seen_to_be() -> None:
     made.wait(60.0)
     assert belief(made.task(task), seen_of(made, task, GPU0)) == FULL
     idle = belief(made.task(task), seen_of(made, task, GPU1))
-    assert idle == NOTHING
+    assert idle == NO_DEMAND
     assert progress_rates([idle, FULL]) == (1.0, 1.0), "whoever comes there and it do not hold each other up"
 
 

@@ -1,11 +1,11 @@
-"""How far each attempt is thought to be, how fast it goes, and what it would keep busy if it were alone.
+"""Progress, speed and demand of each running attempt.
 
-Alone on a GPU, an attempt shows its demand itself. Beside others it is slowed down and shows less in proportion, so
-what is seen of it is divided by its predicted rate (sharing.py). An attempt that was alone long enough is believed from
-then on: what it shows beside others tells how fast it really goes, and with it whether the prediction was right.
+An attempt alone on a GPU shows its demand directly. Beside neighbours it is slower and shows less, so its observed
+activity is divided by its predicted rate (scheduling/sharing_model.py). The demand of an attempt that was alone for long
+enough is known; its activity beside neighbours then tells its real speed, and so whether the prediction was right.
 
-Progress is counted in seconds that the work done would have taken alone. It is added up whenever somebody comes to one
-of its GPUs or leaves it, not at every sample.
+Progress is measured in seconds that the completed work would have taken alone. It is updated when an attempt joins or
+leaves one of the GPUs, not at every sample.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:  # attribution.py calls this one
     from carma.core.state import State
     from carma.core.telemetry.attribution import Member
 
-CALM_S = 10.0  # its memory has not grown for so long: before that a task is starting up
-BELIEVED_S = 15.0  # so much must have been seen of one before it is believed
-OTHER, SLIGHT = 0.33, 0.05  # alone it shows so much else than was told, as a part of it and at all
-IDLE = 0.25  # so much of what was told is seen at most where a task leaves a GPU idle
-NOTHING = Demand(0.0, 0.0, 0.0, 0.0, 0.0)  # of a GPU that it leaves idle, which does not hold it up either
-LEAST = 0.05  # of what was predicted, though a GPU shows nothing: somebody who waits for data is not done for ever
-MOST_S = 15.0  # so much a single sample tells at most, however long the one before it was ago
+CALM_S = 10.0  # time without memory growth after which a task no longer starts up
+BELIEVED_S = 15.0  # observation time after which an observed demand is used
+OVERRIDE_RELATIVE, OVERRIDE_ABSOLUTE = 0.33, 0.05  # difference from which an observed demand replaces the estimated one
+IDLE_RELATIVE = 0.25  # a task on several GPUs leaves a GPU idle below this part of its estimated demand
+NO_DEMAND = Demand(0.0, 0.0, 0.0, 0.0, 0.0)  # of a GPU that the task leaves idle; such a GPU does not slow it down
+LEAST_RATIO = 0.05  # minimum of observed / predicted activity, so that a task that waits for data is never stopped
+MOST_S = 15.0  # maximum weight of one sample, however long ago the previous one was
 
 
 def mechanism_of(rules: Rules) -> Mechanism:
@@ -38,13 +38,13 @@ def mechanism_of(rules: Rules) -> Mechanism:
 
 
 def belief(task: Task, seen: Seen | None) -> Demand | None:
-    """What is known of a task's demand: by its estimate, by what was seen of it now, or in an earlier attempt."""
+    """The known demand of a task: from its estimate, from observation, or from an earlier attempt."""
     known = seen is not None and seen.solo.seconds >= BELIEVED_S
-    told = task.estimate.demand if task.estimate is not None else None
-    if told is not None and not (known and seen is not None and _other_than(task, seen, told)):
-        return told if seen is None or seen.solo.alone_s < BELIEVED_S or not _predicted(task) else seen.solo.demand
+    estimated = task.estimate.demand if task.estimate is not None else None
+    if estimated is not None and not (known and seen is not None and _contradicts(task, seen, estimated)):
+        return estimated if seen is None or seen.solo.alone_s < BELIEVED_S or not _predicted(task) else seen.solo.demand
     if known and seen is not None:
-        return NOTHING if told is not None and seen.solo.sm_active < SLIGHT else seen.solo.demand
+        return NO_DEMAND if estimated is not None and seen.solo.sm_active < OVERRIDE_ABSOLUTE else seen.solo.demand
     for attempt in reversed(task.attempts):
         if attempt.alone is not None:
             return attempt.alone.demand
@@ -52,23 +52,25 @@ def belief(task: Task, seen: Seen | None) -> Demand | None:
 
 
 def _predicted(task: Task) -> bool:
-    """Nobody saw what its estimate tells."""
+    """Whether the demand of its estimate was computed, not observed."""
     return task.estimate is not None and task.estimate.demand_predicted
 
 
-def _other_than(task: Task, seen: Seen, told: Demand) -> bool:
-    """Some tasks leave all but one of their GPUs idle; one that shows alone what was never said of it has changed."""
-    if task.spec.gpus > 1 and seen.solo.sm_active < IDLE * told.sm_active:
+def _contradicts(task: Task, seen: Seen, estimated: Demand) -> bool:
+    """Whether the observed demand contradicts the estimate: some tasks leave all but one of their GPUs idle, and a task
+    may have changed."""
+    if task.spec.gpus > 1 and seen.solo.sm_active < IDLE_RELATIVE * estimated.sm_active:
         return True
-    off = abs(seen.solo.sm_active - told.sm_active)
-    return seen.solo.alone_s >= BELIEVED_S and off > OTHER * max(told.sm_active, seen.solo.sm_active) and off > SLIGHT
+    shown, expected = seen.solo.sm_active, estimated.sm_active
+    limit = max(OVERRIDE_ABSOLUTE, OVERRIDE_RELATIVE * max(shown, expected))
+    return seen.solo.alone_s >= BELIEVED_S and abs(shown - expected) > limit
 
 
 # -- progress -------------------------------------------------------------------------------------------------------
 
 
 def regroup(state: State, gpus: Iterable[GpuId], now: float) -> None:
-    """Somebody has come to those GPUs or left them, or more is known of those who are there."""
+    """Update progress and rates after an attempt joined or left these GPUs, or after a demand became known."""
     touched: dict[int, Track] = {}
     for gpu in gpus:
         live = state.live_of(gpu)
@@ -83,14 +85,14 @@ def regroup(state: State, gpus: Iterable[GpuId], now: float) -> None:
         live.truth = 1.0
     for track in touched.values():
         track.rate = min(track.rates.values(), default=1.0)
-        for gpu in track.on:  # when it should end has changed there too
+        for gpu in track.on:  # its expected end has changed on all of its GPUs
             state.touch(gpu)
             if state.policy.against is not None:
                 _touch_beside(state, gpu)
 
 
 def _touch_beside(state: State, gpu: GpuId) -> None:
-    """Those who have other GPUs, too, are seen there with whoever is beside them here (snapshot.py: `_beside`)."""
+    """Attempts with further GPUs are judged there together with their neighbours here (snapshot.py: `_beside`)."""
     for placement in state.on_gpu.get(gpu, {}).values():
         if len(placement.gpus) > 1:
             for other in placement.gpus:
@@ -109,16 +111,16 @@ def follow(
     sample: GpuSample,
     s: float,
 ) -> None:
-    """A span of `s` seconds that ends with that sample. `shares` are of what the GPU showed."""
+    """Learn from a span of `s` seconds that ends with the sample. `shares` are shares of the GPU's activity."""
     s = min(s, MOST_S)
     learnt = False
-    rates = [member.track.rate for member in present]  # of several GPUs the slowest: it shows less on the others, too
+    rates = [member.track.rate for member in present]  # the slowest GPU of an attempt slows it down on all of them
     if len(present) == 1 and not foreign and rates[0] >= 1.0:
         seen = present[0].seen
         if _calm(seen, sample.at):
             learnt = seen.solo.see(sample, 1.0, s, alone=True, enough_s=BELIEVED_S)
     elif present:
-        if len(present) > 1:  # one that is held up on another GPU of its own says nothing of company here
+        if len(present) > 1:  # an attempt slowed down on another GPU tells nothing about neighbours here
             _compare(state, live, present, rates, foreign, sample, s)
         for member, share, rate in zip(present, shares, rates, strict=True):
             if _calm(member.seen, sample.at) and member.seen.solo.alone_s < BELIEVED_S:
@@ -141,7 +143,7 @@ def _compare(
     sample: GpuSample,
     s: float,
 ) -> None:
-    """How much of what was predicted the GPU shows, where all of them are known from elsewhere than from here."""
+    """Update the ratio of observed to predicted activity, if every demand is known independently of this GPU."""
     active = given(sample, "sm_active")
     if active is None or foreign:
         return
@@ -152,26 +154,26 @@ def _compare(
             return
         predicted += demand.sm_active * rate
     if predicted > 0.05:
-        ratio = min(1.0 / max(rates), max(LEAST, active / min(1.0, predicted)))
+        ratio = min(1.0 / max(rates), max(LEAST_RATIO, active / min(1.0, predicted)))
         live.truth += (ratio - live.truth) * min(1.0, s / BELIEVED_S)
 
 
 def _believed(task: Task, seen: Seen) -> Demand | None:
-    """What is known of it from elsewhere than from this company."""
-    told = task.estimate.demand if task.estimate is not None and not _predicted(task) else None
-    if told is not None and task.spec.gpus == 1:
-        return told
-    if told is None and seen.solo.alone_s < BELIEVED_S:
+    """Its demand, if known independently of these neighbours."""
+    estimated = task.estimate.demand if task.estimate is not None and not _predicted(task) else None
+    if estimated is not None and task.spec.gpus == 1:
+        return estimated
+    if estimated is None and seen.solo.alone_s < BELIEVED_S:
         return None
-    return belief(task, seen) if seen.solo.seconds >= BELIEVED_S else None  # which of its GPUs it uses shows late
+    return belief(task, seen) if seen.solo.seconds >= BELIEVED_S else None  # which of its GPUs it uses is known late
 
 
 def alone_of(track: Track, now: float) -> Alone | None:
-    """What is put on record of an attempt."""
+    """What is stored of the demand and the speed of an attempt."""
     known = [seen.solo.demand for seen in track.on.values() if seen.solo.seconds >= BELIEVED_S]
     if not known or track.began_at is None or now <= track.began_at:
         return None
-    most = max(known, key=lambda demand: demand.sm_active)  # of several GPUs, the busiest
+    most = max(known, key=lambda demand: demand.sm_active)  # its busiest GPU
     pace = min(1.0, track.done_by(now) / (now - track.began_at))
     return Alone(demand=_rounded(most), pace=round(pace, 4))
 

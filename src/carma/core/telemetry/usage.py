@@ -1,7 +1,6 @@
-"""What each GPU did, hour by hour: sums that are seen, and noted now and then for the archive, together with what was
-seen of the attempts that run.
+"""The use of each GPU by the hour, and the UseNoted event that stores it with the observations of running attempts.
 
-What was not watched is in no row, so sums never claim more than was seen. A span counts in the hour in which it ends.
+Only observed time is counted. A span between two samples counts in the hour in which it ends.
 """
 
 from __future__ import annotations
@@ -21,22 +20,12 @@ HOUR_S = 3600.0
 
 
 def add_up(one: GpuUsage, other: GpuUsage) -> GpuUsage:
-    """Two rows of the same GPU and hour."""
-    return replace(
-        one,
-        watched_s=one.watched_s + other.watched_s,
-        held_s=one.held_s + other.held_s,
-        shared_s=one.shared_s + other.shared_s,
-        sm_s=one.sm_s + other.sm_s,
-        energy_j=one.energy_j + other.energy_j,
-        idle_j=one.idle_j + other.idle_j,
-        tasks_j=one.tasks_j + other.tasks_j,
-        guessed_s=one.guessed_s + other.guessed_s,
-    )
+    """The sum of two rows of the same GPU and hour."""
+    return replace(one, **{name: getattr(one, name) + getattr(other, name) for name in Hour.__slots__})
 
 
 def count(state: State, rows: Iterable[GpuUsage]) -> None:
-    """Add rows to what was seen since the last note."""
+    """Add rows to the use since the last UseNoted."""
     for row in rows:
         sums = state.usage.setdefault((row.hour, row.gpu), Hour())
         for name in Hour.__slots__:
@@ -44,7 +33,7 @@ def count(state: State, rows: Iterable[GpuUsage]) -> None:
 
 
 def not_noted(state: State) -> tuple[GpuUsage, ...]:
-    """What was seen since the last note, as rows."""
+    """The use since the last UseNoted."""
     return tuple(
         GpuUsage(gpu=gpu, hour=hour, **{name: getattr(sums, name) for name in Hour.__slots__})
         for (hour, gpu), sums in state.usage.items()
@@ -52,7 +41,7 @@ def not_noted(state: State) -> tuple[GpuUsage, ...]:
 
 
 def note(state: State) -> UseNoted:
-    """All that was seen since the last one that was stored. It changes nothing before it is stepped."""
+    """All observations since the last stored UseNoted. The state changes only when `step` gets the event."""
     uses = (_use(state, key) for key in state.active.values())
     return UseNoted(
         state.now,
@@ -81,6 +70,6 @@ def _use(state: State, key: AttemptKey) -> AttemptUse | None:
 
 
 def noted(state: State, rows: Iterable[GpuUsage]) -> None:
-    """Those are in the archive now."""
+    """The archive has these rows now."""
     for row in rows:
         state.usage.pop((row.hour, row.gpu), None)

@@ -1,7 +1,7 @@
-"""The last samples of a GPU, and what they say. Pure: the newest sample's time is the only clock.
+"""The last samples of a GPU and their summaries. The time of the newest sample is the only clock.
 
 The risk formula is the published one (CARMA v2, active mode): .20 mean + .20 median + .30 p95 + .10 p50 + .20 EMA with
-factor 2/(W+1). Median and p50 are the same figure, so the median weighs .30.
+factor 2/(W+1). Median and p50 are the same, so the weight of the median is .30.
 """
 
 from __future__ import annotations
@@ -18,65 +18,47 @@ METRICS: tuple[Metric, ...] = ("sm_active", "sm_occupancy", "dram_active")  # th
 
 
 class Summary(Record, frozen=True):
-    """One metric over a window. `trend` is the least-squares slope per second."""
+    """One metric over a window."""
 
-    count: int
+    count: int  # samples
     mean: float
-    median: float
     p95: float
-    ema: float
-    trend: float
     risk: float
 
     def by(self, name: Literal["risk", "p95", "mean"]) -> float:
-        match name:
-            case "risk":
-                return self.risk
-            case "p95":
-                return self.p95
-            case "mean":
-                return self.mean
+        return float(getattr(self, name))
 
 
 def given(sample: GpuSample, metric: Metric) -> float | None:
-    """The figure, or None: what is not a number, or below zero, was not given."""
+    """The value; None if it is missing, negative or not a number."""
     value: float | None = getattr(sample.activity, metric)
     return value if value is not None and 0.0 <= value < inf else None
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Linear interpolation between the neighbours, as numpy does it."""
+    """Linear interpolation, as in numpy."""
     position = (len(ordered) - 1) * share
     low = int(position)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
-def summarise(values: Sequence[float], times: Sequence[float]) -> Summary:
-    """At least one value."""
+def summarise(values: Sequence[float]) -> Summary:
+    """Of at least one value, oldest first."""
     ordered = sorted(values)
     mean = sum(values) / len(values)
-    median = quantile(ordered, 0.5)
     p95 = quantile(ordered, 0.95)
     factor = 2.0 / (len(values) + 1)
     ema = values[0]
     for value in values[1:]:
         ema += factor * (value - ema)
-    risk = 0.20 * mean + 0.30 * median + 0.30 * p95 + 0.20 * ema
-    return Summary(len(values), mean, median, p95, ema, _slope(values, times, mean), risk)
-
-
-def _slope(values: Sequence[float], times: Sequence[float], mean: float) -> float:
-    middle = sum(times) / len(times)
-    spread = sum([(time - middle) ** 2 for time in times])
-    if spread == 0:
-        return 0.0
-    return sum([(time - middle) * (value - mean) for time, value in zip(times, values, strict=True)]) / spread
+    risk = 0.20 * mean + 0.30 * quantile(ordered, 0.5) + 0.30 * p95 + 0.20 * ema
+    return Summary(len(values), mean, p95, risk)
 
 
 class Gauges(Mapping[Metric, Summary]):
-    """What the samples after `since` say, metric by metric, worked out when somebody asks. A metric that the newest
-    sample does not give is not in it."""
+    """Summaries of the samples after `since`, by metric, computed on demand. Metrics that the newest sample lacks are
+    missing."""
 
     __slots__ = ("_known", "_samples", "_since")
 
@@ -99,20 +81,15 @@ class Gauges(Mapping[Metric, Summary]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def __repr__(self) -> str:
-        return f"Gauges({dict(self)!r})"
-
     def _summary(self, metric: Metric) -> Summary | None:
         if not self._samples or given(self._samples[-1], metric) is None:
             return None
-        values: list[float] = []
-        times: list[float] = []
-        for sample in self._samples:
-            value = given(sample, metric)
-            if value is not None and sample.at > self._since:
-                values.append(value)
-                times.append(sample.at)
-        return summarise(values, times) if values else None
+        values = [
+            value
+            for sample in self._samples
+            if sample.at > self._since and (value := given(sample, metric)) is not None
+        ]
+        return summarise(values) if values else None
 
 
 class Window:
@@ -148,12 +125,8 @@ class Window:
         return count
 
     def gauges(self, since: float = 0.0) -> Gauges:
-        """Of the samples after `since`, as they are now."""
+        """Summaries of the current samples after `since`."""
         found = self._gauges.get(since)
         if found is None:
             found = self._gauges[since] = Gauges(tuple(self.samples), since)
         return found
-
-    def summary(self, metric: Metric, since: float = 0.0) -> Summary | None:
-        """None when the newest sample does not give the metric."""
-        return self.gauges(since).get(metric)
