@@ -1,8 +1,8 @@
 """Progress, speed and demand of each running attempt.
 
 An attempt alone on a GPU shows its demand directly. Beside neighbours it is slower and shows less, so its observed
-activity is divided by its predicted rate (scheduling/sharing_model.py). The demand of an attempt that was alone for long
-enough is known; its activity beside neighbours then tells its real speed, and so whether the prediction was right.
+activity is divided by its predicted rate (scheduling/sharing_model.py). The demand of an attempt that was alone for
+long enough is known; its activity beside neighbours then tells its real speed, and so whether the prediction was right.
 
 Progress is measured in seconds that the completed work would have taken alone. It is updated when an attempt joins or
 leaves one of the GPUs, not at every sample.
