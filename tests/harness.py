@@ -8,6 +8,7 @@ with serving(gpus=2) as daemon:
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -26,6 +27,7 @@ from carma.errors import Unreachable
 from carma.launch.attempt_cgroups import AttemptCgroups
 from carma.paths import Paths, find_paths
 from carma.wire.api_types import SubmitRequest, TaskView
+from tests.fork_server import Forked, ForkServer
 
 LIMIT_S = 180.0
 SOMEBODY = 65534  # a uid that is neither root nor ours
@@ -56,10 +58,11 @@ class Daemon:
             "CARMA_HOME": str(home),
             **{f"CARMA_{name.upper()}": str(value) for name, value in given.items()},
         }
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Forked | None = None
         self.log_file = home / "test-daemon.log"
         self.prelude = ""  # Python code that the daemon's process runs first
         self.popen_options: dict[str, Any] = {}  # umask, extra_groups, pass_fds: how its process is started
+        self.own_program = False  # start it as a program, not by fork: slower, but as users start it
         self._client: Client | None = None
 
     @property
@@ -72,8 +75,11 @@ class Daemon:
 
     # The daemon's life.
 
-    def spawn(self, *flags: str) -> subprocess.Popen[bytes]:
+    def spawn(self, *flags: str) -> subprocess.Popen[bytes] | Forked:
         """Start it without waiting for it."""
+        if not (self.own_program or self.prelude or self.popen_options):
+            self.process = fork_server().start(flags, self.environ, self.log_file)
+            return self.process
         with self.log_file.open("ab") as log:
             command = [sys.executable, "-c", f"{self.prelude}\n{_START}", *flags]
             files: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
@@ -156,6 +162,16 @@ class Daemon:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         return not left
+
+
+@functools.cache
+def _fork_server(_pid: int) -> ForkServer:
+    return ForkServer()
+
+
+def fork_server() -> ForkServer:
+    """One for each test process."""
+    return _fork_server(os.getpid())
 
 
 def python_path(*folders: Path | str) -> str:

@@ -42,6 +42,7 @@ def resting_root_daemon(**settings: Any) -> Iterator[Daemon]:
     """Not started yet; other users can pass through its directory."""
     with daemon_at_rest(**{**SETTINGS, **settings}) as daemon:
         daemon.home.chmod(0o755)
+        daemon.own_program = True
         daemon.environ["PYTHONPATH"] = python_path(REPOSITORY)  # for a prelude that imports from here
         yield daemon
 
