@@ -122,7 +122,7 @@ def test_the_booking_shrinks_once_the_task_has_settled_and_show_tells_it_all() -
         assert view.estimate is not None
         assert (view.estimate.level, view.estimate.parts_mib) == (0.99, {"weights": 600})
         story = [line.text for line in daemon.client.story(task)]
-        assert "attempt 1: booking 5.9 GiB → 2.2 GiB: it had settled at 2.0 GiB" in story
+        assert "attempt 1: booking 5.9 GiB → 2.2 GiB: its memory had settled at 2.0 GiB" in story
         assert daemon.client.gpus()[0].booked_mib == 2_256
         daemon.client.cancel(task)
         daemon.wait(task)
