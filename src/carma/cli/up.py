@@ -105,11 +105,13 @@ def _kind(name: str, memory_mib: int) -> str:
 
 
 def _say_hello(detached: bool) -> None:
+    from carma.cli.checks import limitations
+    from carma.cli.checks.machine_facts import ServedLook
     from carma.cli.connection import connect
     from carma.paths import find_paths
 
     with connect() as client:
-        server, gpus = client.server(), client.gpus()
+        server, gpus, limits = client.server(), client.gpus(), limitations(ServedLook(client))
     paths = find_paths(os.environ)
     kinds = sorted({_kind(gpu.name, gpu.memory_mib) for gpu in gpus})
     many = f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'}"
@@ -119,6 +121,8 @@ def _say_hello(detached: bool) -> None:
         f"  log     {paths.daemon_log}" if detached else "",
         "  next    carma submit -- python train.py, then carma queue, carma gpus",
         f"  end     carma down{'' if detached else ' or Ctrl-C'}; running tasks go on, the next start adopts them",
+        *(f"  limit   {limit}" for limit in limits),
+        "          `carma doctor` says why, and what to do" if limits else "",
     ]
     click.echo("\n".join(line for line in lines if line))
     sys.stdout.flush()

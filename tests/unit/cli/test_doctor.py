@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from carma import __version__
-from carma.cli.checks import run_all
+from carma import __version__, cgroups
+from carma.cli import up
+from carma.cli.checks import limitations, run_all
 from carma.cli.checks import sharing_checks as sharing
 from carma.cli.checks.machine_facts import Finding, Found, Look
 from carma.core.model.values import Capabilities, Gpu, GpuId
@@ -22,6 +23,7 @@ from carma.core.telemetry.window import METRICS
 from carma.errors import NoGpus
 from carma.monitor.card_modes import CardFacts, MachineFacts
 from carma.wire.api_types import SettingView
+from tests.golden_text import assert_wording
 from tests.unit.cli.scripted_daemon import SERVER, FakeDaemon, gpu_view
 
 FINE = Capabilities(metrics=METRICS, energy=True, processes=True, source="gpm")
@@ -395,3 +397,47 @@ def test_a_check_that_breaks_is_a_finding() -> None:
 
     found = findings(Broken(gpu(0)))
     assert (found["gpus"].verdict, found["gpus"].text) == ("bad", "RuntimeError: torn")
+
+
+# What `carma up` prints.
+
+
+def without_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "find_program", lambda _environment: None)
+    monkeypatch.setattr("carma.cgroups.find", lambda **_: "The cgroup of this process was not delegated to it.")
+    monkeypatch.setattr("carma.trial.confinement.systemd_scope", lambda _environ: "systemd does not run here.")
+
+
+def test_each_limitation_of_a_server_is_one_line_with_its_consequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_everything(monkeypatch)
+    found = limitations(Machine(gpu(0, COARSE), gpu(1)))
+    assert_wording("limitations", {str(number): line for number, line in enumerate(found)})
+
+
+def test_the_doctor_explains_each_limitation(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_everything(monkeypatch)
+    machine = Machine(gpu(0, COARSE), gpu(1))
+    explained = [finding for finding in run_all(machine) if finding.limitation]
+    assert [finding.limitation for finding in explained] == limitations(machine)
+    assert all(finding.verdict != "ok" and finding.hint for finding in explained)
+
+
+@pytest.mark.usefixtures("mps_program")
+def test_a_server_without_limitations_has_no_such_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = cgroups.Cgroups(2, {"": "/sys/fs/cgroup"}, frozenset({"pids", "memory"}))
+    monkeypatch.setattr("carma.cgroups.find", lambda **_: groups)
+    assert limitations(Machine(gpu(0), gpu(1))) == []
+
+
+@pytest.mark.parametrize(("source", "complete"), [("gpm", True), ("dcgm", True), ("processes", False), ("nvml", False)])
+def test_carma_up_prints_the_limitations_that_the_daemon_reports(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], source: str, complete: bool
+) -> None:
+    without_everything(monkeypatch)
+    with FakeDaemon() as daemon:
+        monkeypatch.setenv("CARMA_HOME", str(daemon.home))
+        daemon.answers["gpus"] = [gpu_view(0, metrics="gpm"), gpu_view(1, metrics=source)]
+        up._say_hello(detached=True)
+    limits = [line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.startswith("  limit ")]
+    assert (["no", "complete"] in [words[:2] for words in limits]) is not complete
+    assert len(limits) == (3 if complete else 4)

@@ -29,15 +29,24 @@ CHECKS: tuple[Check, ...] = (
     cards.persistence,
     sharing.caps,
     sharing.cgroup,
+    sharing.task_cgroups,
     sharing.trials,
     sharing.permissions,
 )
+
+_LIMITING: tuple[Check, ...] = (cards.activity, sharing.mps, sharing.task_cgroups, sharing.trials)
 
 
 def run_all(look: Look | None = None) -> list[Finding]:
     look = look or Look()
     found = (_safely(check, look) for check in CHECKS)
     return [finding for finding in found if finding is not None]
+
+
+def limitations(look: Look) -> list[str]:
+    """What the server cannot do, and the consequence, one line each."""
+    found = (_safely(check, look) for check in _LIMITING)
+    return [finding.limitation for finding in found if finding is not None and finding.limitation]
 
 
 def _safely(check: Check, look: Look) -> Finding | None:

@@ -63,7 +63,8 @@ def activity(look: Look) -> Finding | None:
     if not look.setting("gate.enabled", True):
         return Finding("activity", "ok", f"{text}; the gate is off (gate.enabled = false): shared by memory alone")
     cost = f"{named(blind)}: what is missing never passes the gate, so each takes one task at a time"
-    return Finding("activity", "warn", f"{text}; {cost}", _remedy(look))
+    limitation = f"no complete SM and memory activity on {named(blind)}: each takes one task at a time"
+    return Finding("activity", "warn", f"{text}; {cost}", _remedy(look), limitation)
 
 
 def blind_to(gpu: Gpu) -> bool:

@@ -8,12 +8,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from carma.core.model.values import Gpu
+from carma.client import Client
+from carma.core.model.values import Capabilities, Gpu, GpuId
+from carma.core.telemetry.window import METRICS
 from carma.errors import CarmaError, NoGpus
 from carma.monitor.card_modes import MachineFacts
 from carma.wire.api_types import ServerView, SettingView
 
 Verdict = Literal["ok", "warn", "bad"]
+_METRICS_OF = {"nvml": (), "processes": ("sm_active",)}  # by source; the others provide all metrics
 ANSWER_S = 2.0  # for a daemon that is asked by the way
 
 
@@ -22,6 +25,7 @@ class Finding(msgspec.Struct, frozen=True):
     verdict: Verdict
     text: str
     hint: str = ""
+    limitation: str = ""  # what the server cannot do, and the consequence, in one line; `carma up` prints it
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -119,3 +123,26 @@ class Look:
             told = self.running_settings.get(name)
             return default if told is None else told.value
         return self.next_settings.get(name, default)
+
+
+class ServedLook(Look):
+    """The server as its daemon describes it: no driver library is opened."""
+
+    def __init__(self, client: Client) -> None:
+        views = client.gpus()
+        self.server = client.server()
+        self.running_settings = {line.name: line for line in client.settings()}
+        self.virtual = len(views) if all(view.kind == "virtual" for view in views) else 0
+        self.machine = None if self.virtual else MachineFacts()
+        self.found = Found(
+            tuple(
+                Gpu(
+                    id=GpuId(view.gpu),
+                    index=view.index,
+                    name=view.name,
+                    memory_mib=view.memory_mib,
+                    capabilities=Capabilities(metrics=_METRICS_OF.get(view.metrics, METRICS), source=view.metrics),
+                )
+                for view in views
+            )
+        )

@@ -29,7 +29,7 @@ def mps(look: Look) -> Finding | None:
             "no task can start" if mechanism == "mps" else "tasks share GPUs in time slices, and small ones gain less"
         )
         hint = "it comes with the NVIDIA driver (its compute utilities); in a container it has to be mounted"
-        return Finding("mps", verdict, f"{CONTROL} is not installed: {falls}", hint)
+        return Finding("mps", verdict, f"{CONTROL} is not installed: {falls}", hint, f"no MPS: {falls}")
     text = f"the program is there ({program}); it is started for each user, as that user, with their first task"
     place = os.environ.get(PIPE_VARIABLE, DEFAULT_PIPES)
     pid = running_daemon(place)
@@ -94,6 +94,20 @@ def _gpu_limits(look: Look) -> str:
     return "this driver can limit the GPU memory of a cgroup"
 
 
+def task_cgroups(look: Look) -> Finding | None:
+    """Whether the daemon can give each attempt a cgroup."""
+    from carma import cgroups
+
+    if look.elsewhere is not None:
+        return None
+    own = cgroups.OWN if look.server is None else f"/proc/{look.server.pid}/cgroup"
+    found = cgroups.find(own=own, enable=False)
+    if not isinstance(found, str):
+        return Finding("task cgroups", "ok", f"each attempt gets a cgroup (version {found.version})")
+    lost = "processes may stay if a task's runner is killed, and the driver cannot limit the task's GPU memory"
+    return Finding("task cgroups", "warn", f"none: {lost}", found, f"no cgroup for each task: {lost}")
+
+
 def trials(look: Look) -> Finding | None:
     """Which limits of a trial run the kernel enforces."""
     from carma.trial.confinement import survey
@@ -110,7 +124,8 @@ def trials(look: Look) -> Finding | None:
     if found.groups is not None and found.groups.limits_pids:
         counted = f"cgroups version {found.groups.version}"
     text = f"trial runs: processes are limited by {counted}; memory is only checked every 50 ms"
-    return Finding("trials", "warn", text, found.problem)
+    limitation = "no memory limit for trial runs: one that allocates quickly can exceed memory.trial_memory_mib"
+    return Finding("trials", "warn", text, found.problem, limitation)
 
 
 def permissions(look: Look) -> Finding:
