@@ -77,7 +77,8 @@ class Daemon:
 
     def spawn(self, *flags: str) -> subprocess.Popen[bytes] | Forked:
         """Start it without waiting for it."""
-        if not (self.own_program or self.prelude or self.popen_options):
+        own_modules = self.environ.get("PYTHONPATH") != os.environ.get("PYTHONPATH")
+        if not (self.own_program or self.prelude or self.popen_options or own_modules):
             self.process = fork_server().start(flags, self.environ, self.log_file)
             return self.process
         with self.log_file.open("ab") as log:
