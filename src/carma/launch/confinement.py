@@ -46,7 +46,7 @@ class GpuConfiner:
         shared, booking = self._share(order), order.placement.booking
         environment, guards, notes = dict(shared.environment), list[Guard](), [shared.note]
         if shared.server is None and order.spec.threads_percent is not None:
-            notes.append("its share of the SMs is not limited: only MPS can do that")
+            notes.append("its share of the SMs is not limited: only MPS limits it")
         if not booking.alone:
             environment |= without_hoarding(order.spec.environment)
             if booking.cap_mib is not None:
@@ -71,7 +71,7 @@ class GpuConfiner:
         if wanted == "timeslice":
             return _Shared("timeslice")
         if wanted == "auto" and order.placement.booking.alone:
-            return _Shared("timeslice", "it has its GPUs to itself, so MPS has nothing to give")
+            return _Shared("timeslice", "it has its GPUs alone, so MPS would have no effect")
         try:
             return self._under_mps(order)
         except MpsFailed as error:
@@ -81,7 +81,7 @@ class GpuConfiner:
 
     def _under_mps(self, order: LaunchOrder) -> _Shared:
         if self._servers is None:
-            raise MpsFailed("this server starts none")
+            raise MpsFailed("this server starts no MPS servers")
         serving = self._servers.serve(order.owner)
         environment = serving.control.client_variables()
         if order.spec.threads_percent is not None:

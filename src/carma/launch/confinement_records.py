@@ -23,8 +23,8 @@ from carma.launch.mps import MpsServers, UserMps
 from carma.launch.process_tree import ProcessTrees
 
 DEVICE_FILES = "/dev/nvidia"  # prefix of their paths
-SERVER_GONE = "the MPS server that it ran under has ended"
-CONTROL_GONE = "the MPS control daemon that it was to run under has ended"
+SERVER_GONE = "its MPS server has ended"
+CONTROL_GONE = "the MPS control daemon that it needs has ended"
 
 
 class ConfinementRecords:

@@ -16,25 +16,15 @@ NO_MPS_DIRECTORY = "/nonexistent/carma-mps"
 # SLURM_NTASKS starts a process group of that size), so they are removed. The array variables of Slurm are set
 # anew: scripts written for sbatch read them, and no framework uses them. CUDA_MPS_ names the submitter's own MPS server
 # and its limits: the server of a task is chosen at its launch.
-_REMOVED = ("SLURM_", "SLURMD_", "SRUN_", "CUDA_MPS_")
-_OWN = (
-    "CARMA_TASK_ID",
-    "CARMA_ATTEMPT",
-    "CARMA_RESTART_COUNT",
-    "CARMA_PREEMPTED",
-    "CARMA_ARRAY_ID",
-    "CARMA_ARRAY_INDEX",
-    TOKEN_VARIABLE,
+_REMOVED = (
+    *("SLURM_", "SLURMD_", "SRUN_", "CUDA_MPS_", "CARMA_TASK_ID", "CARMA_ATTEMPT", "CARMA_RESTART_COUNT"),
+    *("CARMA_PREEMPTED", "CARMA_ARRAY_ID", "CARMA_ARRAY_INDEX", TOKEN_VARIABLE),
 )
 
 
 def task_environment(order: LaunchOrder, extra: Mapping[str, str]) -> dict[str, str]:
     """`extra`, of the server, overrides the submitter's variables; those of GPUs and task override both."""
-    inherited = {
-        name: value
-        for name, value in order.spec.environment.items()
-        if not name.startswith(_REMOVED) and name not in _OWN
-    }
+    inherited = {name: value for name, value in order.spec.environment.items() if not name.startswith(_REMOVED)}
     return {**inherited, **extra, **gpu_variables(order), **task_variables(order)}
 
 

@@ -69,7 +69,7 @@ def judge_exit(record: ExitRecord, words: LastWords, stop: StopRecord | None = N
     if record.message:
         return Failed(code, record.message)
     if killed_for_memory(record, code, words):
-        message = f"the kernel killed it for want of memory ({name_of(signal.SIGKILL)})"
+        message = f"the kernel killed it because memory ran out ({name_of(signal.SIGKILL)})"
         return OutOfMemory(where="host", code=code, message=message)
     # Standard error decides if it contains an exception; some programs log theirs to standard output.
     text = words.stderr if last_exception(words.stderr) else words.stdout
@@ -87,7 +87,7 @@ def mps_disruption(failed: Failed, text: str, mps: MpsState) -> Disrupted | None
     if failure:
         return Disrupted(f"MPS failed it: {failure}")
     if mps.lost:
-        return Disrupted("the MPS server that it ran under ended" + (f" ({failed.message})" if failed.message else ""))
+        return Disrupted("its MPS server ended" + (f" ({failed.message})" if failed.message else ""))
     return None
 
 

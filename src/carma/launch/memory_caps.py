@@ -61,12 +61,12 @@ def framework_caps(order: LaunchOrder, cap_mib: int, context_mib: int) -> Capped
     if found.problem:
         parts = [Capped(note=f"its framework is not limited: {found.problem}")]
     elif share is None:
-        note = f"{cap_mib} MiB is no more than a bare process takes, so its framework is not limited"
+        note = f"{cap_mib} MiB is not more than a bare process needs, so its framework is not limited"
         parts = [Capped(note=note)]
     else:
         parts = [_torch(own, found, share), _jax(own, found, share), _tensorflow(found), _cupy(own, found, share)]
         if not any(found.versions(name) for name in ("torch", "jax", "tensorflow", "cupy")):
-            parts.append(Capped(note="no framework that has a limit of its own was found for its command"))
+            parts.append(Capped(note="no framework with a memory limit was found for its command"))
     environment = without_hoarding(own)
     for part in parts:
         environment |= part.environment
@@ -121,14 +121,14 @@ def _torch(own: dict[str, str], found: Frameworks, share: Share) -> Capped:
         return Capped()
     named = _named("PyTorch", versions)
     if not all(has_fraction(version) for version in versions):
-        return Capped(note=f"{named} takes no memory limit from its environment (2.10 and newer do)")
+        return Capped(note=f"{named} has no memory limit that the environment sets (2.10 and newer have one)")
     if own.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
         return Capped(note=f"{named} runs without its allocator (PYTORCH_NO_CUDA_MEMORY_CACHING), so it has no limit")
     if note := _set_by_command(found, TORCH_VARIABLES):
         return Capped(note=note)
     options = {name: Options.read(own.get(name) or _other(own, name)) for name in TORCH_VARIABLES}
     if any(option.value("backend") not in (None, "native") for option in options.values()):
-        return Capped(note=f"{named} runs on an allocator of its user's choice, which takes no limit")
+        return Capped(note=f"{named} uses an allocator chosen by its user, which has no limit")
     theirs = options[TORCH_VARIABLES[0]].number(FRACTION)  # the variable that the allocator reads first
     environment = {name: option.limited(share.fraction) for name, option in options.items()}
     return _claimed(found, share, environment, named, theirs)
@@ -144,7 +144,7 @@ def _jax(own: dict[str, str], found: Frameworks, share: Share) -> Capped:
         return Capped(note=note if versions else "")
     spelled = [name for name in JAX_FRACTIONS if own.get(name)]
     if len(spelled) > 1:
-        return Capped(note="both spellings of JAX's memory fraction are set, so it is left alone" if versions else "")
+        return Capped(note="both spellings of JAX's memory fraction are set, so CARMA sets none" if versions else "")
     name = spelled[0] if spelled else JAX_FRACTIONS[0]
     theirs = _number(own.get(name, ""))
     limit = theirs if theirs is not None and theirs > 0 else JAX_DEFAULT
@@ -153,16 +153,16 @@ def _jax(own: dict[str, str], found: Frameworks, share: Share) -> Capped:
     if not versions:
         return Capped(environment=environment)
     if own.get("XLA_PYTHON_CLIENT_ALLOCATOR", "default").lower() not in ("", "default", "bfc"):
-        return Capped(environment=environment, note="JAX runs on an allocator of its user's choice, without a limit")
+        return Capped(environment=environment, note="JAX uses an allocator chosen by its user, which has no limit")
     if own.get("TF_FORCE_UNIFIED_MEMORY"):
-        return Capped(environment=environment, note="JAX runs on unified memory, which its fraction does not bound")
+        return Capped(environment=environment, note="JAX uses unified memory, which its fraction does not bound")
     return _claimed(found, share, environment, _named("JAX", versions), limit if stricter else None)
 
 
 def _tensorflow(found: Frameworks) -> Capped:
     if not found.versions("tensorflow"):
         return Capped()
-    return Capped(note="TensorFlow takes no memory limit from its environment; it grows as it needs")
+    return Capped(note="TensorFlow has no memory limit that the environment sets; it allocates on demand")
 
 
 def _cupy(own: dict[str, str], found: Frameworks, share: Share) -> Capped:
@@ -192,7 +192,7 @@ def _claimed(found: Frameworks, share: Share, environment: dict[str, str], named
     if not share.uniform:
         return Capped(environment=environment, note=f"its GPUs differ in size, so a fraction does not bound {named}")
     if not found.certain:
-        note = f"which Python runs is a guess, so {named} is not sure to be limited"
+        note = f"it is unknown which Python runs, so a limit of {named} is not certain"
         return Capped(environment=environment, note=note)
     return Capped(environment=environment, guards=(share.guard(f"{named}, each process", theirs),))
 
@@ -201,7 +201,7 @@ def _set_by_command(found: Frameworks, names: tuple[str, ...]) -> str:
     """A sentence if the command line sets one of them itself (`env A=b python`), or keeps ours out (`env -i`). Then the
     variables are not set, because two settings of one option may be an error."""
     theirs = [name for name in names if not found.reaches(name)]
-    return f"its command line decides on {' and '.join(theirs)} itself" if theirs else ""
+    return f"its command line controls {' and '.join(theirs)}" if theirs else ""
 
 
 def _named(framework: str, versions: tuple[str, ...]) -> str:

@@ -60,18 +60,14 @@ class ProcessLauncher:
     ) -> None:
         """`max_output_mib`: of each of CARMA's own log files; 0 for no limit."""
         self.files = AttemptFiles(directory)
-        self._start_timeout_s = start_timeout_s
-        self._max_output_mib = max_output_mib
+        self._start_timeout_s, self._max_output_mib = start_timeout_s, max_output_mib
         self._extra = dict(extra_environment or {})
         self._run_as_submitter = run_as_submitter
-        # Submitters may pass through to their own logs; the modes of all other files deny access.
-        self._mode = 0o711 if run_as_submitter else 0o700
+        self._groups, self._servers = groups, servers
         self._boot_id = procfs.boot_id()
         self._children: dict[int, AttemptKey] = {}  # runners that we started and have not reaped
         self._started: dict[AttemptKey, Started] = {}
         self._refused: dict[AttemptKey, Failed | LaunchFailed] = {}
-        self._groups = groups
-        self._servers = servers
         self._trees = ProcessTrees(groups)
         self._confinements = ConfinementRecords(
             self.files, confiner or GpuConfiner(Sharing(), None), servers, self._trees, device_files
@@ -99,9 +95,11 @@ class ProcessLauncher:
         if order.key in self._children.values() or self._claimed(order.key):
             return
         self._refused.pop(order.key, None)
-        os.makedirs(self.files.directory, mode=self._mode, exist_ok=True)
+        # Submitters may pass through to their own logs; the modes of all other files deny access.
+        mode = 0o711 if self._run_as_submitter else 0o700
+        os.makedirs(self.files.directory, mode=mode, exist_ok=True)
         with contextlib.suppress(FileExistsError):
-            os.mkdir(self.files.path(order.key), self._mode)
+            os.mkdir(self.files.path(order.key), mode)
         arranged = self._confinements.arrange(order)
         record = records.encode(self._order_record(order, arranged.environment))
         self._children[self._spawn(order.key, record)] = order.key
@@ -210,7 +208,7 @@ class ProcessLauncher:
         if status == NO_SPACE or status < 0 or not self.files.exists(key):  # negative: ended by a signal
             return AttemptReport(key=key)
         output = self.files.read_tail(key, records.RUNNER_LOG, 400).strip().rpartition("\n")[2]
-        return self._refuse(key, Failed(CANNOT_START, f"the runner could not start: {output or 'it said nothing'}"))
+        return self._refuse(key, Failed(CANNOT_START, f"the runner could not start: {output or 'it printed nothing'}"))
 
     def _find_by_files(self, key: AttemptKey) -> AttemptReport | None:
         """None if no runner has claimed it. The order of the checks matters: a runner writes, then ends."""
@@ -230,7 +228,7 @@ class ProcessLauncher:
         if started.runner.boot_id != self._boot_id:
             return self._ended(key, started, Lost("the machine restarted"))
         self._trees.signal(key, started, signals.SIGKILL)  # the rest of the tree holds GPU memory without a booking
-        return self._ended(key, started, Lost("its runner was killed, so nobody saw how it ended"))
+        return self._ended(key, started, Lost("its runner was killed, so its exit status is unknown"))
 
     def _find_unstarted(self, key: AttemptKey, claim: Claim, alive: bool) -> AttemptReport:
         """Claimed and not started yet. The runner enforces the start-up timeout; one that hangs itself is killed."""

@@ -185,19 +185,14 @@ def _device(nvml: Nvml, index: int, found: _Found, environment: Environment) -> 
     if uuid is None or memory is None:
         return None
     reader = _reader(nvml, found, environment)
-    can = Capabilities(
-        power=offers(nvml, "nvmlDeviceGetPowerUsage", handle),
-        energy=offers(nvml, "nvmlDeviceGetTotalEnergyConsumption", handle),
-        processes=listing.is_offered(nvml, handle),
-        source="nvml",
-    )
+    can = _capabilities(nvml, handle, reader)
     gpu = Gpu(
         id=GpuId(uuid),
         index=index,
         name=ask(nvml, "nvmlDeviceGetName", handle) or "unknown GPU",
         memory_mib=memory.usable_mib,
         kind="card" if place.instance is None else "mig",
-        capabilities=can if reader is None else _with_activity(can, reader),
+        capabilities=can,
     )
     names, own_pid = environment.process_name, environment.own_pid
     processes = listing.ProcessList(nvml, handle, monotonic, name=names, own_pid=own_pid) if can.processes else None
@@ -225,6 +220,16 @@ def _reader(nvml: Nvml, found: _Found, environment: Environment) -> ActivityRead
     if utilisation.is_offered(nvml, found.handle):
         return utilisation.UtilisationReader(nvml, found.handle, environment.monotonic)
     return None
+
+
+def _capabilities(nvml: Nvml, handle: Any, reader: ActivityReader | None) -> Capabilities:
+    can = Capabilities(
+        power=offers(nvml, "nvmlDeviceGetPowerUsage", handle),
+        energy=offers(nvml, "nvmlDeviceGetTotalEnergyConsumption", handle),
+        processes=listing.is_offered(nvml, handle),
+        source="nvml",
+    )
+    return can if reader is None else _with_activity(can, reader)
 
 
 def _with_activity(before: Capabilities, reader: ActivityReader) -> Capabilities:

@@ -37,18 +37,14 @@ def create(
             "Give at least one GPU, at least 1 MiB and a speed above 0.",
         )
     shared = os.geteuid() == 0 if shared is None else shared
-    world = World(
-        boot=procfs.boot_id(),
-        origin_s=time.monotonic(),
-        epoch_s=time.time(),
-        speed=speed,
-        shared=shared,
-        gpus=[
-            VirtualGpu(id=gpu_uuid(index), index=index, name=name or default_name(memory_mib), memory_mib=memory_mib)
-            for index in range(gpus)
-        ],
-    )
-    _make_directory(directory, shared)
+    name = name or default_name(memory_mib)
+    cards = [VirtualGpu(id=gpu_uuid(index), index=index, name=name, memory_mib=memory_mib) for index in range(gpus)]
+    now_s, boot = time.monotonic(), procfs.boot_id()
+    world = World(boot=boot, origin_s=now_s, epoch_s=time.time(), speed=speed, shared=shared, gpus=cards)
+    os.makedirs(directory, exist_ok=True)
+    os.chmod(directory, 0o777 if shared else 0o700)
+    if shared:
+        share_lock(directory)
     device = Device(directory)
     device.start(world)
     return device
@@ -119,7 +115,7 @@ class VirtualConfiner:
         if (order.spec.mechanism or self._sharing.mechanism) == "mps":
             notes.append("virtual GPUs have no MPS")
         if order.spec.threads_percent is not None:
-            notes.append("its share of the SMs is not limited: only MPS can do that")
+            notes.append("its share of the SMs is not limited: only MPS limits it")
         return "; ".join(notes)
 
 
@@ -138,10 +134,3 @@ def _rebase(world: World, speed: float) -> None:
         advance(world, world.virtual_s(time.monotonic()))
     world.speed = speed
     world.origin_s = time.monotonic() - world.at_s / speed
-
-
-def _make_directory(directory: str, shared: bool) -> None:
-    os.makedirs(directory, exist_ok=True)
-    os.chmod(directory, 0o777 if shared else 0o700)
-    if shared:
-        share_lock(directory)

@@ -22,6 +22,7 @@ from carma.launch.memory_caps import Capped, without_hoarding
 from carma.launch.mps import MpsServers, UserMps
 from carma.launch.mps_control import Control, Identity, MpsFailed
 from carma.testing.launcher_contract import key, order_of
+from tests.golden_text import assert_wording
 from tests.launch_orders import spec_of
 
 MODEST = without_hoarding({})  # what keeps a framework from taking the whole card at once
@@ -111,18 +112,19 @@ def test_without_a_cap_only_the_watchdog_is_left() -> None:
 def test_auto_falls_back_and_says_why() -> None:
     arranged = GpuConfiner(Sharing(), Servers("it is broken")).arrange(order(cap_mib=4096))
     assert arranged.confinement.mechanism == "timeslice"
-    assert arranged.confinement.note == "MPS cannot be used: it is broken; of the framework"
+    assert "it is broken" in arranged.confinement.note
+    assert "of the framework" in arranged.confinement.note
     assert [guard.rung for guard in arranged.confinement.guards] == ["framework", "watchdog"]
     assert arranged.mps_server is None
     assert arranged.environment == {**MODEST, "CAP": "4096-800"}
-    assert "MPS cannot be used" in GpuConfiner(Sharing(), None).arrange(order()).confinement.note
+    assert GpuConfiner(Sharing(), None).arrange(order()).confinement.note
 
 
 @pytest.mark.parametrize("servers", [Servers("it is broken"), None])
 def test_who_asks_for_mps_outright_is_told_when_it_cannot_be_had(servers: Servers | None) -> None:
-    with pytest.raises(Refused, match="the task asks for MPS, and MPS cannot be used"):
+    with pytest.raises(Refused):
         GpuConfiner(Sharing(), servers).arrange(order(mechanism="mps"))
-    with pytest.raises(Refused, match=r"sharing\.mechanism = mps"):
+    with pytest.raises(Refused):
         GpuConfiner(Sharing(mechanism="mps"), servers).arrange(order())
 
 
@@ -147,7 +149,7 @@ def test_the_tasks_wish_goes_before_the_setting(settings: Any, wish: str | None,
 def test_a_share_of_the_sms_that_cannot_be_given_is_said() -> None:
     confiner = GpuConfiner(Sharing(mechanism="timeslice"), None)
     arranged = confiner.arrange(order(threads_percent=30))
-    assert "only MPS" in arranged.confinement.note
+    assert arranged.confinement.note
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in arranged.environment
 
 
@@ -156,7 +158,7 @@ def test_what_has_its_gpus_to_itself_is_a_plain_process_without_guards() -> None
     arranged = GpuConfiner(Sharing(), servers).arrange(order(alone=True, cap_mib=4096))
     assert arranged.confinement.mechanism == "timeslice"
     assert arranged.confinement.guards == ()
-    assert "to itself" in arranged.confinement.note
+    assert arranged.confinement.note
     assert arranged.environment == {}
     assert servers.asked == []
     assert GpuConfiner(Sharing(), servers).arrange(order(alone=True, mechanism="mps")).mps_server == "7.1"
@@ -174,7 +176,7 @@ def test_mig_instances_never_use_mps(wish: str | None, note: str) -> None:
 def test_a_server_of_mig_instances_takes_no_whole_card() -> None:
     confiner = GpuConfiner(Sharing(mechanism="mig"), Servers())
     assert confiner.arrange(order("mig")).confinement.mechanism == "mig"
-    with pytest.raises(Refused, match="whole card"):
+    with pytest.raises(Refused):
         confiner.arrange(order())
 
 
@@ -221,6 +223,32 @@ def test_a_task_without_gpus_needs_nothing() -> None:
     assert arranged.confinement.guards == ()
     assert arranged.environment == {}
     assert servers.asked == []
+
+
+def refusal(confiner: GpuConfiner, given: LaunchOrder) -> str:
+    with pytest.raises(Refused) as caught:
+        confiner.arrange(given)
+    return f"{caught.value}. {caught.value.hint}"
+
+
+def test_the_wording_of_notes_and_refusals() -> None:
+    working, broken = Servers(), Servers("it is broken")
+
+    def note(sharing: Sharing, servers: Servers | None, given: LaunchOrder) -> str:
+        return GpuConfiner(sharing, servers).arrange(given).confinement.note
+
+    texts = {
+        "MPS is broken": note(Sharing(), broken, order()),
+        "no MPS servers": note(Sharing(), None, order()),
+        "alone": note(Sharing(), working, order(alone=True)),
+        "MIG and MPS": note(Sharing(), working, order("mig", mechanism="mps")),
+        "a share of the SMs": note(Sharing(mechanism="timeslice"), working, order(threads_percent=30)),
+        "MPS for this task": refusal(GpuConfiner(Sharing(), broken), order(mechanism="mps")),
+        "MPS only": refusal(GpuConfiner(Sharing(mechanism="mps"), broken), order()),
+        "MIG only": refusal(GpuConfiner(Sharing(mechanism="mig"), working), order()),
+    }
+    guards = GpuConfiner(Sharing(), working).arrange(order(cap_mib=4096)).confinement.guards
+    assert_wording("confinement", texts | {f"guard {guard.rung}": guard.how for guard in guards})
 
 
 def test_launch_knows_nothing_of_virtual_gpus() -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from carma.core.model.values import Gpu, GpuId
+from carma.core.model.values import Frameworks, Gpu, GpuId
 from carma.core.ports import LaunchOrder
 from carma.launch.memory_caps import Capped, framework_caps
 from carma.launch.torch_options import Options, has_fraction
 from carma.testing.launcher_contract import order_of
+from tests.golden_text import assert_wording
 from tests.launch_orders import spec_of
 
 FRACTION = "per_process_memory_fraction"
@@ -75,7 +76,7 @@ def test_a_pytorch_that_may_not_know_the_option_is_not_given_it(tmp_path: Path, 
     result = capped(tmp_path, torch=version)
     assert not {CUDA, ANY} & set(result.environment)
     assert result.guards == ()
-    assert version in result.note
+    assert result.note
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_an_allocator_that_takes_no_limit_is_not_claimed_to_be_limited(tmp_path:
     result = capped(tmp_path, torch="2.11.0", own=own)
     assert result.guards == ()
     assert CUDA not in result.environment
-    assert "PyTorch" in result.note
+    assert result.note
 
 
 def test_what_the_command_line_sets_itself_is_neither_set_nor_claimed(tmp_path: Path) -> None:
@@ -143,7 +144,7 @@ def test_what_the_command_line_sets_itself_is_neither_set_nor_claimed(tmp_path: 
     result = framework_caps(order, 20_800, 800)
     assert not {CUDA, ANY, OLD, NEW, "CUPY_GPU_MEMORY_LIMIT"} & set(result.environment)
     assert result.guards == ()
-    assert ANY in result.note
+    assert result.note
 
 
 def test_a_guess_is_limited_where_all_agree_and_claimed_nowhere(tmp_path: Path) -> None:
@@ -153,11 +154,11 @@ def test_a_guess_is_limited_where_all_agree_and_claimed_nowhere(tmp_path: Path) 
     agreed = framework_caps(ordered("/bin/sh", "run.sh", own=own), 20_800, 800)
     assert FRACTION in agreed.environment[CUDA]
     assert agreed.guards == ()
-    assert "guess" in agreed.note
+    assert agreed.note
     site(tmp_path / "c", torch="2.4.0")
     at_odds = framework_caps(ordered("/bin/sh", "run.sh", own=own | {"PATH": str(tmp_path / "c/bin")}), 20_800, 800)
     assert CUDA not in at_odds.environment
-    assert "2.4.0" in at_odds.note
+    assert at_odds.note
 
 
 def test_gpus_of_one_kind_are_held_by_the_largest(tmp_path: Path) -> None:
@@ -172,7 +173,7 @@ def test_gpus_of_different_sizes_stop_nobody_below_the_booking_and_claim_only_by
     assert result.environment[CUDA] == f"{FRACTION}:0.500000"
     assert result.environment["CUPY_GPU_MEMORY_LIMIT"] == str(20_000 * 2**20)
     assert [guard.how.split()[0] for guard in result.guards] == ["CuPy"]
-    assert "differ in size" in result.note
+    assert result.note
 
 
 def test_jax_is_kept_from_taking_three_quarters_of_the_card(tmp_path: Path) -> None:
@@ -209,14 +210,14 @@ def test_jax_is_given_no_more_than_it_takes_by_default(tmp_path: Path) -> None:
 def test_a_jax_that_its_fraction_does_not_bound_is_not_claimed(tmp_path: Path, own: dict[str, str]) -> None:
     result = capped(tmp_path, jax="0.11.2", own=own)
     assert result.guards == ()
-    assert "JAX" in result.note
+    assert result.note
 
 
 def test_tensorflow_grows_as_it_needs_and_is_held_by_nothing(tmp_path: Path) -> None:
     result = capped(tmp_path, tensorflow="2.20.0", own={"TF_FORCE_GPU_ALLOW_GROWTH": "false"})
     assert result.environment["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
     assert result.guards == ()
-    assert "TensorFlow" in result.note
+    assert result.note
 
 
 @pytest.mark.parametrize(
@@ -241,7 +242,7 @@ def test_cupys_stricter_limit_stays(tmp_path: Path, theirs: str, stays: bool, li
 def test_each_framework_that_is_there_is_listed(tmp_path: Path) -> None:
     result = capped(tmp_path, torch="2.11.0", jax="0.11.2", cupy="14.2.0", tensorflow="2.20.0")
     assert [guard.how.split()[0] for guard in result.guards] == ["PyTorch", "JAX", "CuPy"]
-    assert "TensorFlow" in result.note
+    assert result.note
 
 
 def test_without_any_framework_only_what_is_harmless_is_set_and_nothing_claimed(tmp_path: Path) -> None:
@@ -253,14 +254,14 @@ def test_without_any_framework_only_what_is_harmless_is_set_and_nothing_claimed(
         "CUPY_GPU_MEMORY_LIMIT",
     }
     assert result.guards == ()
-    assert "no framework" in result.note
+    assert result.note
 
 
 def test_a_cap_below_the_context_stops_nobody_at_the_start(tmp_path: Path) -> None:
     result = capped(tmp_path, 700, torch="2.11.0", jax="0.11.2")
     assert not {CUDA, ANY, OLD, NEW, "CUPY_GPU_MEMORY_LIMIT"} & set(result.environment)
     assert result.guards == ()
-    assert "700 MiB" in result.note
+    assert result.note
 
 
 def test_a_task_without_gpus_is_left_alone(tmp_path: Path) -> None:
@@ -270,3 +271,30 @@ def test_a_task_without_gpus_is_left_alone(tmp_path: Path) -> None:
 def test_a_cap_above_the_card_is_no_limit_at_all(tmp_path: Path) -> None:
     result = capped(tmp_path, 200_000, torch="2.11.0")
     assert result.environment[CUDA] == f"{FRACTION}:1.000000"
+
+
+def test_the_wording_of_the_notes_on_missing_limits(tmp_path: Path) -> None:
+    python = site(tmp_path / "command", torch="2.11.0", jax="0.11.2")
+    by_command = ordered("env", f"{ANY}=expandable_segments:True", f"{NEW}=0.9", python)
+    guessed = ordered("/bin/sh", "run.sh", own={"VIRTUAL_ENV": str(tmp_path / "command")})
+    unread = replace(guessed, frameworks=Frameworks(problem="its files did not answer within 5 s"))
+    notes = {
+        "old PyTorch": capped(tmp_path / "a", torch="2.4.0"),
+        "PyTorch without its allocator": capped(
+            tmp_path / "b", torch="2.11.0", own={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        ),
+        "PyTorch with another allocator": capped(tmp_path / "c", torch="2.11.0", own={CUDA: "backend:cudaMallocAsync"}),
+        "GPUs of different sizes": capped(tmp_path / "d", sizes=(40_000, 80_000), torch="2.11.0"),
+        "JAX, both spellings": capped(tmp_path / "e", jax="0.11.2", own={OLD: "0.1", NEW: "0.1"}),
+        "JAX with another allocator": capped(
+            tmp_path / "f", jax="0.11.2", own={"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}
+        ),
+        "JAX on unified memory": capped(tmp_path / "g", jax="0.11.2", own={"TF_FORCE_UNIFIED_MEMORY": "1"}),
+        "TensorFlow": capped(tmp_path / "h", tensorflow="2.20.0"),
+        "no framework": capped(tmp_path / "i"),
+        "a cap below the context": capped(tmp_path / "j", 700, torch="2.11.0"),
+        "set by the command line": framework_caps(by_command, 20_800, 800),
+        "several interpreters": framework_caps(guessed, 20_800, 800),
+        "files that cannot be read": framework_caps(unread, 20_800, 800),
+    }
+    assert_wording("memory_caps", {name: result.note for name, result in notes.items()})

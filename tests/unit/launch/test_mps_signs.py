@@ -68,9 +68,9 @@ def test_what_only_looks_like_it(text: str) -> None:
 def test_whatever_a_client_says_after_its_server_is_gone_it_was_disrupted() -> None:
     text = FRAMES + "RuntimeError: CUDA error: unknown error\n"
     outcome = judge_exit(CODE_1, LastWords(text, ""), None, LOST)
-    assert outcome == Disrupted("the MPS server that it ran under ended (RuntimeError: CUDA error: unknown error)")
+    assert outcome == Disrupted("its MPS server ended (RuntimeError: CUDA error: unknown error)")
     bus_error = judge_exit(ExitRecord(100.0, signal=signal.SIGBUS), LastWords("", ""), None, LOST)
-    assert bus_error == Disrupted("the MPS server that it ran under ended (ended by SIGBUS)")
+    assert bus_error == Disrupted("its MPS server ended (ended by SIGBUS)")
 
 
 def test_a_success_stays_one_and_memory_that_ran_out_too() -> None:

@@ -19,6 +19,7 @@ from carma.core.ports import LaunchOrder
 from carma.launch import attempt_records as records
 from carma.launch.attempt_cgroups import AttemptCgroups, CgroupLimits, NvmlLimiter
 from carma.launch.confinement import GpuConfiner
+from carma.launch.confinement_records import CONTROL_GONE, SERVER_GONE
 from carma.launch.mps import MpsServers
 from carma.launch.process import ProcessLauncher
 from carma.testing.launcher_contract import key, look, order_of, until, until_ended, until_running
@@ -162,7 +163,7 @@ def test_a_server_that_dies_is_trouble_for_its_clients_alone(place: Place, launc
     assert [one.trouble for one in launcher.poll([key(1), key(2), key(3)])] == [None] * 3
     kill(server_pid(launcher, "server"))
     found = launcher.poll([key(1), key(2), key(3)])
-    assert [one.trouble for one in found] == ["the MPS server that it ran under has ended", None, None]
+    assert [one.trouble for one in found] == [SERVER_GONE, None, None]
     assert [one.outcome for one in found] == [None] * 3
     again = launcher.poll([key(1), key(2), key(3)])
     assert [one.trouble for one in again] == [one.trouble for one in found]
@@ -203,8 +204,7 @@ def test_a_control_daemon_that_dies_is_trouble_for_those_who_have_not_come_so_fa
     kill(server_pid(launcher, "control"))
     for life in (launcher, place.launcher()):
         found = life.poll([key(1), key(2), key(3)])
-        gone_too = "the MPS control daemon that it was to run under has ended"
-        assert [one.trouble for one in found] == [None, gone_too, None], "the client's server lives"
+        assert [one.trouble for one in found] == [None, CONTROL_GONE, None], "the client's server lives"
 
 
 def test_a_client_that_came_when_all_of_it_was_gone_has_no_limit_and_is_in_trouble(
@@ -217,7 +217,7 @@ def test_a_client_that_came_when_all_of_it_was_gone_has_no_limit_and_is_in_troub
         kill(server_pid(launcher, which))
     launcher.poll([])  # so much for the loss
     launcher._confinements._judged[key()] = 1  # as for one that started after it
-    assert look(launcher, key()).trouble == "the MPS control daemon that it was to run under has ended"
+    assert look(launcher, key()).trouble == CONTROL_GONE
 
 
 def test_a_control_daemon_that_dies_is_no_trouble_for_clients_of_a_server_that_lives(
@@ -242,7 +242,7 @@ def test_a_client_that_fails_with_its_server_was_disrupted(place: Place, launche
     kill(pid)
     (place.folder / "go").touch()
     until((place.attempts / str(key()) / records.EXIT).exists)
-    assert until_ended(launcher, key()) == Disrupted("the MPS server that it ran under ended")
+    assert until_ended(launcher, key()) == Disrupted("its MPS server ended")
 
 
 def test_a_task_that_fails_while_its_server_lives_failed_by_itself(place: Place, launcher: ProcessLauncher) -> None:

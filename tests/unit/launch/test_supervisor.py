@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import signal
+import socket
 import stat
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from carma.core.model.outcome import Failed, Succeeded
 from carma.core.model.values import Owner
 from carma.launch import attempt_records as records
 from carma.launch import supervisor
-from carma.launch.command_process import be_killable
+from carma.launch.command_process import PERMISSION, Channel, be_killable, become
 from carma.launch.process import ProcessLauncher
 from carma.testing.launcher_contract import key, order_of, until, until_ended, until_running
 from tests.launch_orders import shell, spec_of, tidy
@@ -320,6 +321,28 @@ def test_a_warning_signal_reaches_the_command(launcher: ProcessLauncher, tmp_pat
     until((tmp_path / "ready").exists)
     launcher.signal(key(), signal.SIGUSR1)
     assert failure(launcher).code == 9
+
+
+@pytest.mark.parametrize("permitted", [True, False])
+def test_a_command_runs_only_with_the_permission_of_a_living_runner(tmp_path: Path, permitted: bool) -> None:
+    command = ["/bin/sh", "-c", f": > {tmp_path}/ran; exit 7"]
+    order = {"command": command, "directory": "/", "environment": {}, "umask": 0o022, "stdout": None, "stderr": None}
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    nothing = os.open("/dev/null", os.O_WRONLY)
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        become(order, (nothing, nothing), Channel(theirs))
+    theirs.close()
+    os.close(nothing)
+    while "readers" not in json.loads(ours.recv(4096)):
+        continue
+    if permitted:
+        ours.send(PERMISSION)
+    ours.close()  # as by the death of the runner
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == (7 if permitted else 0)
+    assert (tmp_path / "ran").exists() is permitted
 
 
 def test_a_full_disk_delays_the_record_and_does_not_lose_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,7 +162,7 @@ class Sharing(Record, frozen=True, kw_only=True):
         """The watchdog's guard on an attempt with this booking; none if the attempt has its GPUs alone."""
         if not self.watchdog or booking.alone:
             return ()
-        how = "stopped when it takes what its neighbours have booked"
+        how = "stopped if it uses memory that its neighbours have booked"
         return (Guard(rung="watchdog", limit_mib=booking.memory_mib, how=how),)
 
 
