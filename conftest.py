@@ -1,4 +1,4 @@
-"""Makes a test run independent of how its runner was started.
+"""Makes a test run independent of how its runner was started, and marks the fast tests.
 
 Runs once in every pytest process, before any test module is imported:
 
@@ -21,6 +21,12 @@ import tempfile
 import time
 from pathlib import Path
 
+import pytest
+
+ROOT = Path(__file__).parent
+# `pytest -m fast`: the core, the wire format, the command line and the daemon without processes of users. A test in
+# these folders that is marked `slow` is left out.
+FAST = tuple(ROOT / "tests" / folder for folder in ("unit/core", "unit/cli", "unit/daemon", "unit/store", "scenario"))
 OWN_OPTIONS = ("CARMA_CRASH_SEED", "CARMA_CRASH_KILLS", "CARMA_WRITE_WORDING")  # read by tests
 DROPPED_PREFIXES = ("CARMA_", "SLURM_", "SLURMD_", "SRUN_", "CUDA_MPS_", "XDG_", "LC_", "PYTORCH_")
 DROPPED = (
@@ -30,6 +36,20 @@ DROPPED = (
 TEMPORARY_LIMIT_BYTES = 20
 _CLONE_NEWNS, _MS_REC, _MS_SLAVE = 0x20000, 0x4000, 0x80000
 FIXED = {"LANG": "C.UTF-8", "TZ": "UTC"}
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Folders without fast tests are not even imported."""
+    if config.option.markexpr != "fast":
+        return None
+    fast = any(collection_path.is_relative_to(folder) or folder.is_relative_to(collection_path) for folder in FAST)
+    return None if fast or collection_path.name == "conftest.py" else True
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("slow") is None and any(item.path.is_relative_to(folder) for folder in FAST):
+            item.add_marker("fast")
 
 
 def reset_signals() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import log2
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -83,6 +84,7 @@ def test_equal_users_get_as_much_time_within_one_task(users: int, lengths: list[
 
 @FEW
 @given(st.lists(st.floats(0.1, 2.0), min_size=20, max_size=30))
+@pytest.mark.slow
 def test_a_share_of_three_gets_three_times_as_much(lengths: list[float]) -> None:
     server = Server(1, 2, shares={"user1": 3.0})
     for hours in lengths:
@@ -95,6 +97,7 @@ def test_a_share_of_three_gets_three_times_as_much(lengths: list[float]) -> None
 
 @FEW
 @given(st.integers(1, 20), st.integers(1, 3))
+@pytest.mark.slow
 def test_who_had_the_server_for_days_waits_until_others_had_as_much(days: int, others: int) -> None:
     server = Server(1, 1 + others, half_life_s=24 * HOUR_S)
     last = server.users[0]

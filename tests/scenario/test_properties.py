@@ -7,6 +7,7 @@ had again. `validate` runs after every event (tests/builders.py).
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -332,7 +333,7 @@ class Histories(RuleBasedStateMachine):
         assert logged(rest) == logged(self.world.state)
 
 
-TestHistories = Histories.TestCase
+TestHistories = pytest.mark.slow(Histories.TestCase)
 TestHistories.settings = settings(
     max_examples=250,
     stateful_step_count=100,

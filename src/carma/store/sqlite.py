@@ -38,6 +38,7 @@ class SqliteStore(SqliteArchive):
         """`new`: set an existing database aside and start with an empty one."""
         super().__init__(Database(Path(path), new=new))
         self._ids = threading.Lock()
+        self._appending = threading.Lock()  # from the first number of an event to the commit that makes it the last one
         self._next_id = self._reserved_to = 0
         self._written: dict[TaskId, Task] = {}  # what `live` holds, so that only changed tasks are written again
         try:
@@ -57,6 +58,10 @@ class SqliteStore(SqliteArchive):
     def append(self, events: Sequence[Durable]) -> int:
         if not events:
             return self._sequence
+        with self._appending:
+            return self._append(events)
+
+    def _append(self, events: Sequence[Durable]) -> int:
         used: dict[str, Part] = {}
         bodies = [codec.write_event(self._parts.pack_event(event, used)) for event in events]
         with self._database.writing(f"store {len(events)} event{'s' * (len(events) > 1)} in") as connection:

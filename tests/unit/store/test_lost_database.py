@@ -181,6 +181,7 @@ def test_a_record_that_a_power_cut_left_behind_is_no_reason_to_refuse(path: Path
     assert count_of(path) == 4
 
 
+@pytest.mark.slow
 def test_no_kill_at_any_moment_leads_to_a_refusal(path: Path) -> None:
     program = f"""
         from tests.unit.store.test_lost_database import event
