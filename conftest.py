@@ -22,6 +22,11 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# The same examples in every run, and no limit on how long a slow machine takes to draw them.
+settings.register_profile("carma", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("carma")
 
 ROOT = Path(__file__).parent
 # `pytest -m fast`: the core, the wire format, the command line and the daemon without processes of users. A test in
