@@ -8,7 +8,8 @@ import click
 
 from carma.cli import ALIASES, VERBS, carma
 from carma.cli.columns import FIELDS
-from carma.cli.task_flags import IGNORED, Parsed
+from carma.cli.option_types import Parsed
+from carma.cli.task_flags import IGNORED
 from tools.markdown import MADE, code, paragraphs, table
 
 INTRODUCTION = """\

@@ -50,7 +50,7 @@ def test_the_default_reader(seen: list[Described], capsys: pytest.CaptureFixture
 def test_without_it_somebody_is_to_be_named(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "net.txt").write_text(TREE)
     assert estimating.READER not in world.says
-    assert "say who is to read it" in complained(capsys, 2, "--gpu", "h200", "--summary", "net.txt")
+    assert "--estimator" in complained(capsys, 2, "--gpu", "h200", "--summary", "net.txt")
 
 
 @pytest.mark.usefixtures("world")
@@ -120,7 +120,7 @@ def test_flags_that_belong_to_a_trial_run(
     seen: list[Described], capsys: pytest.CaptureFixture[str], flag: tuple[str, str]
 ) -> None:
     said = complained(capsys, 2, "--gpu", "h200", "--summary", "net.txt", "--batch", "4", *flag)
-    assert f"{flag[0]} belongs to a trial run" in said
+    assert f"{flag[0]} needs a command" in said
     assert not seen
 
 
@@ -139,7 +139,7 @@ def test_flags_that_belong_to_a_trial_run(
 def test_flags_that_belong_to_a_summary(
     world: World, capsys: pytest.CaptureFixture[str], flag: tuple[str, ...]
 ) -> None:
-    assert f"{flag[0]} belongs to --summary" in complained(capsys, 2, "--gpu", "h200", *flag, "--", "sh")
+    assert f"{flag[0]} needs --summary" in complained(capsys, 2, "--gpu", "h200", *flag, "--", "sh")
     assert world.trials.runs == []
 
 

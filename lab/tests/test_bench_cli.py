@@ -94,7 +94,7 @@ def test_a_percentage_that_is_none_is_told(called: list[Any], percent: str, caps
 
 def test_a_part_that_is_none_is_told(called: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "gpu", "--only", "tasks,ooom"]) == 2
-    assert "'ooom'; there are tasks, oom" in capsys.readouterr().err
+    assert "'ooom' is not one of tasks, oom" in capsys.readouterr().err
     assert called == []
 
 

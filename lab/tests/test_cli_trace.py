@@ -172,7 +172,7 @@ def test_scale_takes_its_flags() -> None:
 @pytest.mark.parametrize(
     ("order", "complaint"),
     [
-        ("describe t9", "t9: no such trace"),
+        ("describe t9", "there is no trace 't9'"),
         ("describe none.csv", "none.csv: No such file or directory"),
         ("describe philly.csv", "philly.csv line 1: 'timestamp' is not a column of a trace"),
         ("cut t1 --from 9h", "t1.csv: no task arrives from 32400 s on"),
@@ -181,8 +181,8 @@ def test_scale_takes_its_flags() -> None:
         ("cut t1 --from 9999999999", "'9999999999' is not a number of seconds below 30 years"),
         ("cut t1 --from noon", "'noon' is not a duration"),
         ("generate", "missing option '--tasks'"),
-        ("generate --tasks 0", "0 is not possible"),
-        ("generate --tasks 5 --rate 0", "0 is not possible"),
+        ("generate --tasks 0", "0 is out of range"),
+        ("generate --tasks 5 --rate 0", "0 is out of range"),
         ("generate --tasks 5 --shares 65,35", "'65,35' are not three shares; write light, medium and heavy"),
         ("generate --tasks 5 --shares 0,0,0", "'0,0,0' are not three shares"),
         ("generate --tasks 5 --map none.csv", "none.csv: No such file or directory"),

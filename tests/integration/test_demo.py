@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from carma.core.model.values import TaskSpec
-from carma.demo import demo
+from carma.demo import comparison
 from carma.testing.private_daemon import PrivateDaemon, PrivateSettings, wait_until
 from carma.wire.api_types import SubmitRequest
 
@@ -41,7 +41,7 @@ def processes_of(home: Path) -> list[int]:
 def test_six_tasks_end_in_a_table_of_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "six.csv"
     trace.write_text("\n".join([HEADER, *ROWS]))
-    code = demo.run(demo.Options(trace=str(trace), speed=150.0, gpus=2, json=True))
+    code = comparison.run(comparison.Options(trace=str(trace), speed=150.0, gpus=2, json=True))
     answer = json.loads(capsys.readouterr().out)
     assert code == 0, answer
     for run in ("exclusive", "collocated"):

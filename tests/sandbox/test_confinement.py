@@ -11,7 +11,7 @@ import pytest
 from carma import cgroups
 from carma.cgroups import Cgroup, Cgroups
 from carma.cli.checks import sharing_checks as sharing
-from carma.cli.checks.machine_facts import Look
+from carma.cli.checks.doctor_facts import DoctorFacts
 from carma.trial import confinement
 from carma.trial.confinement import Confinement, find, systemd_scope
 from carma.trial.sandbox import Limits
@@ -139,7 +139,7 @@ def test_cgroups_that_a_dead_process_left_are_removed() -> None:
     assert groups.open(own[0]) is None
 
 
-class Machine(Look):
+class Machine(DoctorFacts):
     """A machine without a daemon and without GPUs."""
 
     def __init__(self, sources: Sequence[str] = ("trace",), virtual: int = 0) -> None:
@@ -156,8 +156,8 @@ class Machine(Look):
     [
         (Confinement(groups=COMPLETE), "ok", "cgroups version 2"),
         (Confinement(scope=SCOPE), "ok", "systemd-run --scope"),
-        (Confinement(groups=PARTIAL, problem=PARTIAL.problem), "warn", "processes are limited by cgroups version 2"),
-        (Confinement(problem="not delegated"), "warn", "processes are limited by RLIMIT_NPROC"),
+        (Confinement(groups=PARTIAL, problem=PARTIAL.problem), "warn", "cgroups version 2"),
+        (Confinement(problem="not delegated"), "warn", "RLIMIT_NPROC"),
     ],
 )
 def test_the_doctor_says_which_limits_the_kernel_enforces(

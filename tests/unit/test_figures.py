@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from carma.core.model.settings import WarmUp, WindowRules
-from carma.demo.demo import fast_settings
+from carma.demo.comparison import fast_settings
+from carma.demo.figure_table import Row, changes, plain_table, rows
 from carma.demo.figures import Ran, TaskRun, change_percent, mean, percentile, summarise, time_average
 from carma.demo.live_view import line_of
 from carma.demo.replay import Progress, counter_between
-from carma.demo.report import Row, changes, plain_table, rows
 from carma.wire.api_types import GpuView
 
 

@@ -136,9 +136,9 @@ def test_files_that_are_missing_or_binary_are_told_apart(tmp_path: Path) -> None
         read(tmp_path / "none.csv")
     with pytest.raises(BadTrace, match="Is a directory"):
         read(tmp_path)
-    with pytest.raises(BadTrace, match="no such trace") as caught:
+    with pytest.raises(BadTrace, match="there is no trace") as caught:
         find("t7")
-    with pytest.raises(BadTrace, match="'': no such trace"):
+    with pytest.raises(BadTrace, match="there is no trace ''"):
         find("")
     assert "t1" in caught.value.hint
 

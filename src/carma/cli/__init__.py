@@ -1,6 +1,6 @@
-"""The `carma` command: a group that knows every verb's name and one line of help without importing it.
+"""The `carma` command: the names of all verbs, and their import on demand.
 
-`carma --help` must answer at once, so nothing but click is imported here; a verb's file is imported when it is used.
+This module imports click only, so that `carma --help` takes less than 100 ms. Each verb has a file of its own.
 """
 
 from __future__ import annotations
@@ -22,51 +22,51 @@ class Entry(NamedTuple):
 
 VERBS: dict[str, Entry] = {
     "submit": Entry("Tasks", "Queue a command, a script or a task file."),
-    "run": Entry("Tasks", "Submit, follow the output, return the task's exit code."),
-    "wait": Entry("Tasks", "Wait until tasks have ended; return their exit code."),
-    "cancel": Entry("Tasks", "Stop tasks, or take them out of the queue."),
-    "hold": Entry("Tasks", "Keep waiting tasks from starting."),
-    "release": Entry("Tasks", "Let held tasks start."),
-    "preempt": Entry("Tasks", "Ask running tasks to save and come back."),
+    "run": Entry("Tasks", "Submit a command, follow its output, return its exit code."),
+    "wait": Entry("Tasks", "Wait for the end of tasks; return their exit code."),
+    "cancel": Entry("Tasks", "Stop running tasks; remove waiting tasks from the queue."),
+    "hold": Entry("Tasks", "Prevent waiting tasks from starting."),
+    "release": Entry("Tasks", "Allow held tasks to start."),
+    "preempt": Entry("Tasks", "Ask running tasks to save a checkpoint and return to the queue."),
     "retry": Entry("Tasks", "Queue finished tasks again."),
-    "update": Entry("Tasks", "Change a waiting task."),
-    "estimate": Entry("Tasks", "How much GPU memory a command will take; runs nothing on a GPU."),
-    "queue": Entry("Looking", "Tasks that wait or run (alias: ls)."),
-    "show": Entry("Looking", "Everything about one task."),
-    "logs": Entry("Looking", "A task's output; -f follows it."),
-    "explain": Entry("Looking", "Why a task is where it is, GPU by GPU."),
-    "gpus": Entry("Looking", "The GPUs, what they do and who is on them (alias: info)."),
-    "users": Entry("Looking", "What users had of the GPUs, have now, and may have."),
-    "history": Entry("Looking", "Tasks that have ended."),
-    "report": Entry("Looking", "What the server did over a period, by user and by GPU."),
-    "events": Entry("Looking", "What happens, as it happens."),
+    "update": Entry("Tasks", "Change waiting tasks."),
+    "estimate": Entry("Tasks", "Estimate the GPU memory of a command, without a GPU."),
+    "queue": Entry("Information", "Waiting and running tasks (alias: ls)."),
+    "show": Entry("Information", "Details of one task."),
+    "logs": Entry("Information", "Output of a task; -f follows it."),
+    "explain": Entry("Information", "Scheduling decision for a task, GPU by GPU."),
+    "gpus": Entry("Information", "GPUs with their tasks, memory, activity and state (alias: info)."),
+    "users": Entry("Information", "GPU use, quotas and shares of users."),
+    "history": Entry("Information", "Finished tasks."),
+    "report": Entry("Information", "Use of the server over a period, by user and by GPU."),
+    "events": Entry("Information", "Events of the daemon as they happen."),
     "up": Entry("Server", "Start the daemon."),
-    "down": Entry("Server", "End the daemon; running tasks go on."),
-    "drain": Entry("Server", "No new tasks on a GPU or on the whole server."),
-    "resume": Entry("Server", "Take new tasks again."),
-    "config": Entry("Server", "Show or check the settings."),
+    "down": Entry("Server", "Stop the daemon; running tasks continue."),
+    "drain": Entry("Server", "Start no new tasks on a GPU or on the whole server."),
+    "resume": Entry("Server", "Accept new tasks again."),
+    "config": Entry("Server", "Print or check the settings."),
     "doctor": Entry("Server", "Check this machine and the daemon."),
-    "calibrate": Entry("Server", "Measure what libraries take on this machine's GPU, for estimates."),
-    "demo": Entry("More", "See it work on virtual GPUs; needs no GPU."),
-    "completion": Entry("More", "Print the completion script of a shell."),
+    "calibrate": Entry("Server", "Measure the GPU memory of CUDA libraries, for estimates."),
+    "demo": Entry("More", "Compare exclusive and shared GPUs on virtual GPUs."),
+    "completion": Entry("More", "Print the completion script for a shell."),
     "version": Entry("More", "Print the version."),
 }
-# Verbs of the other distributions of this repository: help, and what to install where one is missing.
+# Verbs of the other distributions of this repository, with the directory of the distribution.
 OPTIONAL: dict[str, tuple[str, Entry]] = {
-    "simulate": ("lab", Entry("Research", "Run a trace on simulated GPUs, policies side by side.")),
-    "compare": ("lab", Entry("Research", "Compare runs, simulated or real, with the first as 1.")),
-    "run-report": ("lab", Entry("Research", "Tables, plots and a page of one run, simulated or real.")),
-    "trace": ("lab", Entry("Research", "Describe, cut and scale traces, or make new ones.")),
+    "simulate": ("lab", Entry("Research", "Replay a trace on simulated GPUs, under one or more policies.")),
+    "compare": ("lab", Entry("Research", "Compare simulated or real runs with the first of them.")),
+    "run-report": ("lab", Entry("Research", "Tables, plots and an HTML page of a simulated or real run.")),
+    "trace": ("lab", Entry("Research", "Describe, cut, scale or generate traces.")),
     "bench": ("lab", Entry("Research", "Measure the daemon, GPUs, memory estimates and policies.")),
-    "dataset": ("gpumemnet", Entry("Research", "Make and describe the data that estimators learn from.")),
-    "train": ("gpumemnet", Entry("Research", "Train the learned memory estimators from measured runs.")),
+    "dataset": ("gpumemnet", Entry("Research", "Collect and describe training data for memory estimators.")),
+    "train": ("gpumemnet", Entry("Research", "Train the learned memory estimators.")),
 }
 ALIASES = {"add": "submit", "ls": "queue", "info": "gpus"}
 START = """\
-Start here:
-  carma demo                        see it work, on virtual GPUs
+First steps:
+  carma demo                        compare exclusive and shared GPUs, on virtual GPUs
   carma up --detach                 start the daemon on this machine's GPUs
-  carma submit -- python train.py   queue a command; carma queue shows it
+  carma submit -- python train.py   queue a command; `carma queue` lists it
 """
 
 
@@ -78,7 +78,7 @@ def _installed() -> Mapping[str, object]:
 
 
 class Verbs(click.Group):
-    """Imports a verb when it is asked for, and turns every error into one line and an exit code."""
+    """Imports a verb when it is used, and turns every error into a message and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return [*VERBS, *_installed()]
@@ -105,8 +105,8 @@ class Verbs(click.Group):
             import difflib
 
             near = difflib.get_close_matches(args[0], [*VERBS, *ALIASES, *_installed()], n=1)
-            wanted = f"did you mean `carma {near[0]}`? " if near else ""
-            raise click.UsageError(f"there is no verb {args[0]!r}; {wanted}`carma --help` lists them all", ctx)
+            question = f"did you mean `carma {near[0]}`? " if near else ""
+            raise click.UsageError(f"unknown verb {args[0]!r}; {question}`carma --help` lists all verbs", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
@@ -122,7 +122,7 @@ class Verbs(click.Group):
         formatter.write(START)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
-        """Verb names come from the table, so that a press of the tab key imports nothing."""
+        """Verb names from the table: completion imports no verb."""
         from click.shell_completion import CompletionItem
 
         helps = {name: entry.help for name, entry in VERBS.items()} | dict.fromkeys(_installed(), "")
@@ -159,18 +159,20 @@ def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> 
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print it.")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
+)
 @click.pass_context
 def carma(ctx: click.Context) -> None:
-    """Lets deep-learning tasks share the GPUs of a server safely.
+    """Share the GPUs of a server safely between deep-learning tasks.
 
-    `carma VERB --help` has the flags and an example of each verb.
+    `carma VERB --help` lists the options of a verb, with examples.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
 
 def main(args: Iterable[str] | None = None) -> int:
-    """The entry point: runs one verb and returns its exit code."""
+    """Runs one verb and returns its exit code."""
     code = carma.main(None if args is None else list(args), standalone_mode=False)
     return int(code or 0)

@@ -1,8 +1,9 @@
-"""`carma completion`: the script that a shell sources."""
+"""`carma completion`."""
 
 from __future__ import annotations
 
 import click
+from click.shell_completion import ShellComplete, get_completion_class
 
 from carma.cli.verb import verb
 
@@ -16,12 +17,10 @@ carma completion fish > ~/.config/fish/completions/carma.fish
 @verb("completion", examples=EXAMPLES)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> None:
-    """Print the completion script of a shell."""
-    from click.shell_completion import ShellComplete, get_completion_class
-
+    """Print the completion script for a shell."""
     from carma.cli import carma
 
     kind = get_completion_class(shell)
     assert kind is not None
-    # The base class's text, without bash's check of its own version: the script may be made for another machine.
+    # The base class does not check the version of the local bash: the script may be for another machine.
     click.echo(ShellComplete.source(kind(carma, {}, "carma", "_CARMA_COMPLETE")))

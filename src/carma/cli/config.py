@@ -1,24 +1,28 @@
-"""`carma config`: every setting with its value and where it comes from."""
+"""`carma config`."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
+from carma.cli.connection import ask
+from carma.cli.error_output import note
+from carma.cli.output import Column, Field, print_json, print_records
 from carma.cli.verb import Verb, json_flag
+from carma.client import Client
+from carma.config import Settings, describe, load_settings
 from carma.errors import NotFound, Unreachable, Usage
+from carma.paths import find_paths
+from carma.plugins import ESTIMATORS, load_one, load_policy
 from carma.wire.api_types import SettingView
 
-if TYPE_CHECKING:
-    from carma.config import Settings
-
 EXAMPLES_SHOW = """
-carma config show            the running daemon's settings
-carma config show gate       one section
-carma config show --local    what a daemon started now would have
+carma config show            settings of the running daemon
+carma config show gate       settings of one section
+carma config show --local    settings that a daemon started now would have
 """
 
 
@@ -30,62 +34,45 @@ class ConfigVerbs(click.Group):
 
 @click.group("config", cls=ConfigVerbs)
 def command() -> None:
-    """Show or check the settings: flags over environment over file over default."""
+    """Print or check the settings. Order: flags, environment, file, default."""
 
 
 @command.command("show", cls=Verb, examples=EXAMPLES_SHOW)
 @click.argument("part", required=False, metavar="[NAME]")
-@click.option("--local", is_flag=True, help="Not the daemon's: those of the files and the environment.")
-@click.option("-v", "--verbose", is_flag=True, help="With the sentence that says what each is for.")
-@click.option("--origin", is_flag=True, hidden=True, help="Always shown.")
+@click.option("--local", is_flag=True, help="Read the files and the environment; do not ask the daemon.")
+@click.option("-v", "--verbose", is_flag=True, help="Print the description of each setting.")
+@click.option("--origin", is_flag=True, hidden=True, help="Without effect: the origin is always shown.")
 @json_flag
 def show(part: str | None, local: bool, verbose: bool, origin: bool, as_json: bool) -> None:  # noqa: ARG001
-    """Each setting with its value and its origin."""
+    """Settings with their values and origins."""
     settings = _local() if local else _of_daemon()
     if part:
         settings = [each for each in settings if each.name == part or each.name.startswith(part + ".")]
         if not settings:
-            raise NotFound(f"there is no setting or section {part!r}", "carma config show lists them all")
+            raise NotFound(f"there is no setting or section {part!r}", "`carma config show` lists all settings")
     if as_json:
-        from carma.cli.output import print_json
-
         return print_json(settings)
-    return _print(settings, verbose)
-
-
-def _of_daemon() -> list[SettingView]:
-    from carma.cli.connection import connect
-    from carma.cli.error_output import note
-
-    try:
-        with connect() as client:
-            return client.settings()
-    except Unreachable:
-        note("no daemon answers; these are the settings that one started now would have")
-        return _local()
-
-
-def _local() -> list[SettingView]:
-    from carma.config import describe, load_settings
-    from carma.paths import find_paths
-
-    loaded = load_settings(find_paths(os.environ), os.environ)
-    return [
-        SettingView(name=line.name, value=line.value, origin=line.origin, description=line.description)
-        for line in describe(*loaded)
-    ]
-
-
-def _print(settings: list[SettingView], verbose: bool) -> None:
-    from carma.cli.output import Column, print_table
-
-    rows = [[each.name, value_text(each.value), each.origin] for each in settings]
     if not verbose:
-        return print_table([Column("SETTING"), Column("VALUE", flexible=True), Column("ORIGIN", flexible=True)], rows)
+        return print_records(FIELDS, settings)
     for each in settings:
         click.echo(f"{each.name} = {value_text(each.value)}   ({each.origin})")
         click.echo(click.wrap_text(each.description, 80, "    ", "    "))
     return None
+
+
+def _of_daemon() -> list[SettingView]:
+    try:
+        return ask(Client.settings)
+    except Unreachable:
+        note("no daemon answers; these are the settings that a daemon started now would have")
+        return _local()
+
+
+def _local() -> list[SettingView]:
+    return [
+        SettingView(name=line.name, value=line.value, origin=line.origin, description=line.description)
+        for line in describe(*load_settings(find_paths(os.environ), os.environ))
+    ]
 
 
 def value_text(value: object) -> str:
@@ -96,29 +83,28 @@ def value_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+FIELDS: tuple[Field[SettingView], ...] = (
+    (Column("SETTING"), lambda each: each.name),
+    (Column("VALUE", flexible=True), lambda each: value_text(each.value)),
+    (Column("ORIGIN", flexible=True), lambda each: each.origin),
+)
+
+
 @command.command("check", cls=Verb, examples="carma config check\ncarma config check /etc/carma/config.toml")
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 def check(file: Path | None) -> None:
-    """Say whether a settings file (without one: the usual files) can be used, and every mistake in it."""
-    import msgspec
-
-    from carma.config import load_settings
-    from carma.paths import find_paths
-
+    """Check a settings file, or the usual files, and print every mistake."""
     paths = find_paths(os.environ)
     if file is not None:
         if not file.is_file():
-            raise Usage(f"there is no file {file}", "carma config check FILE")
+            raise Usage(f"there is no file {file}", "give the path of a settings file: carma config check FILE")
         paths = msgspec.structs.replace(paths, config_file=file)
     check_names(load_settings(paths, os.environ).settings)
-    there = paths.config_file.is_file()
-    click.echo(f"{paths.config_file}: " + ("ok" if there else "not there; the defaults hold"))
+    click.echo(f"{paths.config_file}: " + ("ok" if paths.config_file.is_file() else "no such file; defaults apply"))
 
 
 def check_names(settings: Settings) -> None:
-    """The policy and the memory sources that are named must be there and importable, as they must at a start."""
-    from carma.plugins import ESTIMATORS, load_one, load_policy
-
+    """Raises unless the policy and the memory sources in the settings can be imported, as at the start of a daemon."""
     load_policy(settings.placement.policy)
     for name in settings.memory.sources:
         load_one(ESTIMATORS, name)

@@ -1,12 +1,12 @@
-"""`carma demo`: the product in a minute, on virtual GPUs."""
+"""`carma demo`."""
 
 from __future__ import annotations
 
 import click
 
+from carma.cli.option_types import Parsed, whole
 from carma.cli.parsers import parse_factor
-from carma.cli.task_flags import Parsed
-from carma.cli.verb import verb, whole
+from carma.cli.verb import verb
 from carma.core.model.units import parse_mib
 
 EXAMPLES = """
@@ -17,26 +17,24 @@ carma demo --trace ./my-trace.csv --json
 
 
 @verb("demo", examples=EXAMPLES)
-@click.option("--trace", metavar="NAME", help="A shipped trace's name, or a file.")
-@click.option(
-    "--speed", type=Parsed("X", lambda text: parse_factor(text, 1.0)), help="So many times faster than real time."
-)
-@click.option("--policy", metavar="NAME", help="The policy that collocates (magm).")
-@click.option("--virtual-gpus", "gpus", type=whole(1, 64), metavar="N", help="How many GPUs (4).")
-@click.option("--gpu-memory", "gpu_memory_mib", type=Parsed("SIZE", parse_mib), help="Memory of each (40GiB).")
-@click.option("--keep", is_flag=True, help="Keep the private daemons' directories.")
-@click.option("--json", "as_json", is_flag=True, help="The result as JSON, no live view.")
+@click.option("--trace", metavar="NAME", help="Trace to replay: t1 (default), t2, mix, heavy, or a file.")
+@click.option("--speed", type=Parsed("X", lambda text: parse_factor(text, 1.0)), help="Speed-up of time (default 480).")
+@click.option("--policy", metavar="NAME", help="Policy of the collocated run (default magm).")
+@click.option("--virtual-gpus", "gpus", type=whole(1, 64), metavar="N", help="Number of virtual GPUs (default 4).")
+@click.option("--gpu-memory", "gpu_memory_mib", type=Parsed("SIZE", parse_mib), help="Memory of each (default 40GiB).")
+@click.option("--keep", is_flag=True, help="Keep the directories of the private daemons.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, without a live view.")
 def command(keep: bool, as_json: bool, **given: str | float | int | None) -> int:
-    """A 60-task trace as real processes on virtual GPUs, with exclusive GPUs and with collocation.
+    """Compare exclusive and shared GPUs on a 60-task trace, with real processes on virtual GPUs.
 
-    It uses private daemons in a temporary directory and leaves nothing behind. No GPU is needed.
+    The demo starts two private daemons in temporary directories and removes them at the end. It needs no GPU.
 
-    At such a speed a real second is minutes: the demo's daemons sample every 0.15 s, and their windows and warm-up are
-    stretched so that a window holds a few samples.
+    With the default speed-up one real second is eight minutes of the trace. The daemons therefore sample every 0.15 s,
+    and their windows and warm-up times are longer, so that a window holds several samples.
     """
     import msgspec
 
-    from carma.demo import demo
+    from carma.demo import comparison
 
     chosen = {name: value for name, value in given.items() if value is not None}
-    return demo.run(msgspec.convert({**chosen, "keep": keep, "json": as_json}, demo.Options))
+    return comparison.run(msgspec.convert({**chosen, "keep": keep, "json": as_json}, comparison.Options))

@@ -1,7 +1,10 @@
-"""`carma doctor`: what is well, what is not, and what to do about it."""
+"""`carma doctor`."""
 
 from __future__ import annotations
 
+from carma.cli.checks import run_all
+from carma.cli.checks.doctor_facts import Finding
+from carma.cli.output import STATE_STYLES, print_json, print_rich, safe
 from carma.cli.verb import json_flag, verb
 
 EXAMPLES = """
@@ -13,26 +16,22 @@ carma doctor --json
 @verb("doctor", examples=EXAMPLES)
 @json_flag
 def command(as_json: bool) -> int:
-    """Check this machine and the daemon. Exit code 1 when something is bad."""
-    from carma.cli.checks import run_all
-
+    """Check this machine and the daemon. Exit code 1 if a finding is bad."""
     findings = run_all()
     if as_json:
-        from carma.cli.output import print_json
-
         print_json(findings)
     else:
-        from rich.table import Table
-        from rich.text import Text
-
-        from carma.cli.output import STATE_STYLES, print_plain, safe
-
-        table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-        for finding in findings:
-            text = finding.text + (f"\n→ {finding.hint}" if finding.hint else "")
-            lines = Text("\n".join(safe(line) for line in text.splitlines()), overflow="fold")
-            table.add_row(
-                Text(finding.verdict, STATE_STYLES[finding.verdict]), Text(finding.check, no_wrap=True), lines
-            )
-        print_plain(table)
+        _print(findings)
     return 1 if any(finding.verdict == "bad" for finding in findings) else 0
+
+
+def _print(findings: list[Finding]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    for finding in findings:
+        text = finding.text + (f"\n→ {finding.hint}" if finding.hint else "")
+        lines = Text("\n".join(safe(line) for line in text.splitlines()), overflow="fold")
+        table.add_row(Text(finding.verdict, STATE_STYLES[finding.verdict]), Text(finding.check, no_wrap=True), lines)
+    print_rich(table)

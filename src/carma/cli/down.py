@@ -1,4 +1,4 @@
-"""`carma down`: asks the daemon to end and waits until it is gone."""
+"""`carma down`."""
 
 from __future__ import annotations
 
@@ -8,46 +8,45 @@ from pathlib import Path
 
 import click
 
+from carma.cli.connection import ask, connect
 from carma.cli.verb import verb
+from carma.client import Client
+from carma.core.model.units import show_count
 from carma.errors import CarmaError, Unreachable
 
 LIMIT_S = 120.0
-LOOK_S = 0.05
+POLL_S = 0.05
 EXAMPLES = """
-carma down            running tasks go on; the next `carma up` adopts them
-carma down --cancel   stop them first
+carma down            running tasks continue; the next `carma up` adopts them
+carma down --cancel   cancel running tasks first
 """
 
 
 @verb("down", examples=EXAMPLES)
-@click.option("--cancel", is_flag=True, help="Stop running tasks first.")
+@click.option("--cancel", is_flag=True, help="Cancel running tasks first.")
 def command(cancel: bool) -> None:
-    """End the daemon. Without --cancel running tasks go on, and the next daemon adopts them."""
-    from carma.cli.connection import connect
-    from carma.cli.wording import many
-
+    """Stop the daemon and wait for its end. Running tasks continue, and the next daemon adopts them."""
     with connect() as client:
         server = client.server()
         client.shutdown(cancel_running=cancel)
-    pid = server.pid
     until = time.monotonic() + LIMIT_S
-    while _alive(pid):
+    while _is_alive(server.pid):
         if time.monotonic() > until:
-            raise CarmaError(f"the daemon (pid {pid}) has not ended after {LIMIT_S:g} s", "its log may say why")
-        time.sleep(LOOK_S)
-    goes = "goes" if server.running == 1 else "go"
-    left = f"; {many(server.running, 'running task')} {goes} on" if server.running and not cancel else ""
-    click.echo(f"the daemon (pid {pid}) has ended{left}")
+            raise CarmaError(
+                f"the daemon (pid {server.pid}) is still running {LIMIT_S:g} s after the request to stop",
+                "read its log; `carma up --detach` prints the path",
+            )
+        time.sleep(POLL_S)
+    continues = "continues" if server.running == 1 else "continue"
+    left = f"; {show_count(server.running, 'running task')} {continues}" if server.running and not cancel else ""
+    click.echo(f"the daemon (pid {server.pid}) has stopped{left}")
 
 
-def _alive(pid: int) -> bool:
-    """Whether it serves or is still there; a zombie whose parent does not look is gone."""
-    from carma.cli.connection import connect
-
+def _is_alive(pid: int) -> bool:
+    """Whether the daemon serves or its process exists. A zombie does not count."""
     try:
-        with connect() as client:
-            if client.server().pid == pid:
-                return True
+        if ask(Client.server).pid == pid:
+            return True
     except Unreachable:
         pass
     try:

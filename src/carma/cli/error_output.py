@@ -1,4 +1,10 @@
-"""One place where errors become a line on stderr, a hint and an exit code. A traceback only with CARMA_DEBUG=1."""
+"""Errors and notes on stderr, and exit codes.
+
+1. `guarded` runs a command and turns every error into a message with a hint, and an exit code.
+2. `complain` and `note` print one message.
+
+CARMA_DEBUG=1 adds the traceback.
+"""
 
 from __future__ import annotations
 
@@ -13,56 +19,55 @@ import click
 
 from carma.errors import CarmaError
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # as `> FILE` on a full disk: what is written to has no name here
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 USAGE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
+_NO_ARGUMENTS: type[click.UsageError] | tuple[()] = getattr(click.exceptions, "NoArgsIsHelpError", ())  # click 8.2
 
 
-_NO_WORDS: type[click.UsageError] | tuple[()] = getattr(click.exceptions, "NoArgsIsHelpError", ())  # from 8.2 on
+class _ClosedStream(io.RawIOBase):
+    """Stands in for a stream that was closed at the start (`>&-`). Discards the data and records its use."""
 
-
-class _Nowhere(io.RawIOBase):
-    """In place of a stream that is closed (`>&-`): takes everything, and remembers that there was something."""
-
-    met = False
+    was_used = False
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any, /) -> int:
-        self.met = True
+        self.was_used = True
         return len(data)
 
 
 def is_closed(stream: TextIO) -> bool:
-    """Whether it was closed before we began; what is written to it goes nowhere."""
-    return _nowhere(stream) is not None
+    """Whether the stream was closed at the start."""
+    return _closed(stream) is not None
 
 
-def _nowhere(stream: TextIO) -> _Nowhere | None:
+def _closed(stream: TextIO) -> _ClosedStream | None:
     raw = getattr(getattr(stream, "buffer", None), "raw", None)
-    return raw if isinstance(raw, _Nowhere) else None
+    return raw if isinstance(raw, _ClosedStream) else None
 
 
 def _prepare_streams() -> None:
-    """Streams that can always be written: a closed one goes nowhere, a character it does not have becomes a `?`."""
+    """Makes stdout and stderr always writable. A character outside of a stream's encoding becomes a `?`."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(_Nowhere()), encoding="utf-8", errors="replace"))
+            setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(_ClosedStream()), encoding="utf-8", errors="replace"))
         elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")
 
 
 def guarded(call: Callable[[], Any]) -> int:
-    """Run it; whatever happens, the answer is an exit code."""
+    """Runs the call and returns an exit code in every case."""
     _prepare_streams()
     try:
         code = int(call() or 0)
         sys.stdout.flush()
-        nowhere = _nowhere(sys.stdout)
-        return code or int(nowhere is not None and nowhere.met)
-    except BrokenPipeError:
-        return _hush()
+        closed = _closed(sys.stdout)
+        return code or int(closed is not None and closed.was_used)
+    except BrokenPipeError:  # `carma queue | head`; without this the interpreter would report it at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
     except click.exceptions.Exit as ended:
         return ended.exit_code
     except (KeyboardInterrupt, click.Abort):
@@ -79,46 +84,45 @@ def _report(error: Exception) -> int:
     if isinstance(error, CarmaError):
         complain(str(error), error.hint)
         return error.exit_code
-    if isinstance(error, _NO_WORDS):  # `carma trace`: what there is, as --help prints it
+    if isinstance(error, _NO_ARGUMENTS):  # a group without a verb: the message is its help
         click.echo(error.format_message(), err=True)
         return USAGE
     if isinstance(error, click.ClickException):
         complain(_lower(error.format_message()), _help_hint(error))
         return USAGE if isinstance(error, click.UsageError) else error.exit_code
     if isinstance(error, OSError):
-        complain(_of_system(error))
+        complain(_system_message(error))
         return 1
-    complain(
-        f"internal error: {type(error).__name__}: {error}",
-        "run it again with CARMA_DEBUG=1 to see where; please report it",
-    )
+    hint = "run it again with CARMA_DEBUG=1 for the traceback, and report it"
+    complain(f"internal error: {type(error).__name__}: {error}", hint)
     return 1
 
 
-def _of_system(error: OSError) -> str:
-    """In words, without its number."""
+def _system_message(error: OSError) -> str:
     why = error.strerror or str(error)
     if error.filename:
         return f"{error.filename}: {why}"
-    return f"the output cannot be written: {why}" if error.errno in FULL else why
+    return f"the output cannot be written: {why}" if error.errno in FULL_DISK else why
 
 
 def complain(message: str, hint: str = "") -> None:
-    """`carma: message`, and on a second line what to do next. Several mistakes are several lines."""
+    """Prints `carma: message`, one line for each line of the message, and the hint."""
     for line in message.splitlines() or [""]:
-        _say("carma: ", line)
+        _print("carma: ", line)
     if hint:
-        _say("  hint: ", hint)
+        _print("  hint: ", hint)
 
 
 def note(message: str) -> None:
-    """Something worth knowing that is not an error; stderr, so that stdout stays for results."""
-    _say("carma: note: ", message)
+    """Prints information that is no error; on stderr, because stdout is for results."""
+    _print("carma: note: ", message)
 
 
-def _say(label: str, text: str) -> None:
-    """One line; on a terminal it is folded between words, where other programs would have to put it together again."""
-    line = label + _one_line(text)
+def _print(label: str, text: str) -> None:
+    """One line, wrapped on a terminal. Without control characters: the text may quote another user."""
+    from carma.cli.output import safe
+
+    line = label + safe(" ".join(text.split()))
     if sys.stderr.isatty():
         import shutil
         import textwrap
@@ -128,13 +132,6 @@ def _say(label: str, text: str) -> None:
     click.echo(line, err=True)
 
 
-def _one_line(text: str) -> str:
-    """Without control characters: a message may quote a path or a reason that another user chose."""
-    from carma.cli.output import safe
-
-    return safe(" ".join(text.split()))
-
-
 def _lower(message: str) -> str:
     message = message.rstrip(".")
     return message[:1].lower() + message[1:] if message[1:2].islower() else message
@@ -142,12 +139,4 @@ def _lower(message: str) -> str:
 
 def _help_hint(error: click.ClickException) -> str:
     ctx = getattr(error, "ctx", None)
-    if ctx is None or ctx.parent is None:
-        return ""
-    return f"{ctx.command_path} --help has the flags and an example"
-
-
-def _hush() -> int:
-    """The reader went away (`carma queue | head`): say nothing, also not when the interpreter closes stdout."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return BROKEN_PIPE
+    return "" if ctx is None or ctx.parent is None else f"`{ctx.command_path} --help` lists the options"

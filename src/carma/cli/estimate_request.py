@@ -1,7 +1,7 @@
-"""From the flags of `carma estimate` to a request and to those who are asked.
+"""From the options of `carma estimate` to a request, its target GPUs and the estimators that answer it.
 
-All that the user got wrong is said before anything is run. The command runs as the caller, here, with the environment
-of this moment.
+All mistakes in the options are reported before the command runs. The command runs as the caller, in the current
+directory and environment.
 """
 
 from __future__ import annotations
@@ -15,27 +15,29 @@ from typing import cast
 
 from msgspec.structs import replace
 
-from carma.cli.estimate_target import target_gpus
+from carma.cli.checks.doctor_facts import DoctorFacts
+from carma.cli.error_output import note
 from carma.config import load_settings
 from carma.core.model.settings import Rules
-from carma.core.model.values import Estimate, Gpu, NoEstimate, Owner, Record, TaskId, TaskSpec
+from carma.core.model.values import Estimate, Gpu, GpuId, NoEstimate, Owner, Record, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest, Estimator
-from carma.errors import Usage
+from carma.errors import NotFound, Usage
 from carma.estimate.combination import make_estimator
 from carma.estimate.local import Answer, SharedTrial, Summarised, answers, make_trials
 from carma.paths import find_paths
 from carma.plugins import ESTIMATORS, extension, names
 from carma.store.memory import MemoryStore
+from carma.trial.cards import DEFAULT, Card, as_gpu, find_card, unknown_card
 from carma.trial.layers.description import Attention, Described, Precision, ReadSummary, SummaryReader, TrainingOptions
 from carma.trial.protocol import Context, NoTrials, Trials
 
 EXAMPLE = "try: carma estimate -- python train.py"
 BEST = "trace"
 STDIN = "-"
-NO_OUTPUTS = "shapes of the layers' outputs"  # as those say it who count by a model's layers
-OF_BOUND = "the bound is made for runs like"  # as gpumemnet says it; without a bound it says nothing
-READER = "gpumemnet"  # of a summary, where nobody else is named
-# The user's word and the server's memory: neither says anything of a command that nobody submitted.
+NO_OUTPUTS = "shapes of the layers' outputs"  # in the refusals of estimators that use a model's layers
+OF_BOUND = "the bound is made for runs like"  # in a warning of gpumemnet about its bound
+READER = "gpumemnet"  # the default estimator for a summary
+# Both need a submitted task: the user's figure, and the history of the server.
 OF_SUBMISSIONS = ("declared", "history")
 
 
@@ -60,7 +62,7 @@ class Options(Record, frozen=True, kw_only=True):
 
 
 class _Summary(Summarised):
-    """Remembers whether it was read, so that what is to be said of it stands with those who read it."""
+    """Adds the remarks about the summary to the answers of the estimators that read it."""
 
     def __init__(self, read: ReadSummary, trials: Trials | None) -> None:
         super().__init__(read.described, trials)
@@ -77,13 +79,13 @@ class _Summary(Summarised):
         if not was_read:
             return answer
         if not isinstance(answer.said, Estimate):
-            # What the summary leaves out is why its outputs are not known, and says what to do.
+            # The gaps of the summary explain missing outputs, with a remedy.
             reason = () if self._gaps and NO_OUTPUTS in answer.said.reason else (answer.said.reason,)
             return replace(answer, said=replace(answer.said, reason="; ".join((*self._gaps, *reason))))
         said = replace(answer.said, warnings=(*answer.said.warnings, *self._remarks))
-        if self._is_partial:
-            kept = tuple(warning for warning in said.warnings if not warning.startswith(OF_BOUND))
-            said = replace(said, upper_mib=said.footprint_mib, level=None, warnings=kept)  # it would not hold
+        if self._is_partial:  # a bound would not hold
+            warnings = tuple(warning for warning in said.warnings if not warning.startswith(OF_BOUND))
+            said = replace(said, upper_mib=said.footprint_mib, level=None, warnings=warnings)
         return replace(answer, said=said)
 
 
@@ -96,7 +98,7 @@ class Question:
     summary: _Summary | None = None
 
     def answers(self) -> list[Answer]:
-        """Of all of them, to compare; otherwise up to the first estimate."""
+        """The answers of all estimators to compare them, otherwise the answers up to the first estimate."""
         found: list[Answer] = []
         for answer in answers(self.estimators, self.request, self.shared):
             found.append(self.summary.remarked(answer) if self.summary else answer)
@@ -111,40 +113,44 @@ def question(options: Options) -> Question:
     rules = _rules(options)
     request = _request(options, target_gpus(options.gpu, options.count))
     if options.command:
-        _check_runnable(request)
+        from carma.daemon.probes.command_check import check_runnable
+
+        check_runnable(request.spec)
     shared = SharedTrial(make_trials(rules, os.environ, options.steps) if options.command else NoTrials())
     summary = None if read is None else _Summary(read, shared if options.command else None)
     context = Context(archive=MemoryStore(), gpus=request.gpus, rules=rules, trials=summary or shared)
-    estimators = tuple(make_estimator(name, context) for name in _asked(options, rules))
+    estimators = tuple(make_estimator(name, context) for name in _estimators(options, rules))
     return Question(request, estimators, shared, options.compare, summary)
 
 
 def _check(options: Options) -> None:
     if options.compare and options.estimator is not None:
-        raise Usage("--compare asks every estimator: --estimator has no meaning beside it", EXAMPLE)
+        raise Usage("--compare and --estimator exclude each other", EXAMPLE)
     if options.summary is None:
-        _check_no_summary(options)
+        _reject(_summary_only(options), "needs --summary: a trial run observes it")
+        if not options.command:
+            raise Usage("no command was given", EXAMPLE)
     elif not options.command:
-        _check_no_trial(options)
+        _reject({"--steps": options.steps, "--limit": options.limit_s}, "needs a command: a summary has no trial run")
     if options.command and not options.command[0].strip():
         raise Usage("the first word of the command is empty", EXAMPLE)
-    is_open = options.summary is not None and not options.compare and options.estimator is None
-    if is_open and READER not in names(ESTIMATORS):
+    needs_reader = options.summary is not None and not options.compare and options.estimator is None
+    if needs_reader and READER not in names(ESTIMATORS):
         raise Usage(
-            "a summary cannot be run: say who is to read it",
+            "a summary needs an estimator that reads it",
             "try: carma estimate --estimator horus --summary resnet50.txt --batch 32, or --compare",
         )
 
 
-def _check_no_trial(options: Options) -> None:
-    for flag, value in {"--steps": options.steps, "--limit": options.limit_s}.items():
+def _reject(flags: dict[str, object], why: str) -> None:
+    for flag, value in flags.items():
         if value is not None:
-            raise Usage(f"{flag} belongs to a trial run: a summary is read, and not run", EXAMPLE)
+            raise Usage(f"{flag} {why}", EXAMPLE)
 
 
-def _check_no_summary(options: Options) -> None:
-    """What a summary leaves open and a trial run sees."""
-    only = {
+def _summary_only(options: Options) -> dict[str, object]:
+    """Options that a trial run makes unnecessary."""
+    return {
         "--batch": options.batch,
         "--input": options.sample,
         "--optimizer": options.optimizer,
@@ -154,15 +160,10 @@ def _check_no_summary(options: Options) -> None:
         "--attention": options.attention,
         "--heads": options.heads,
     }
-    for flag, value in only.items():
-        if value is not None:
-            raise Usage(f"{flag} belongs to --summary: a trial run sees for itself", EXAMPLE)
-    if not options.command:
-        raise Usage("no command was given", EXAMPLE)
 
 
 def _read(file: str, options: Options) -> ReadSummary:
-    """The model of a summary's file, and how it is trained."""
+    """The model in a summary, with its training options."""
     read_summary = cast(SummaryReader, extension("model-summary", "gpumemnet", "carma estimate --summary"))
     training = TrainingOptions(
         optimizer=options.optimizer,
@@ -180,15 +181,15 @@ def _read(file: str, options: Options) -> ReadSummary:
 
 
 def _rules(options: Options) -> Rules:
-    """The settings', with what the flags say instead."""
+    """The settings, overridden by the options."""
     rules: Rules = load_settings(find_paths(os.environ), os.environ).settings
-    said = {"trial_limit_s": options.limit_s, "level": options.level}
-    memory = replace(rules.memory, **{name: value for name, value in said.items() if value is not None})
+    given = {"trial_limit_s": options.limit_s, "level": options.level}
+    memory = replace(rules.memory, **{name: value for name, value in given.items() if value is not None})
     return replace(rules, memory=memory)
 
 
-def _asked(options: Options, rules: Rules) -> tuple[str, ...]:
-    """Who: the one that is named, all of them, or the settings' sources that can tell something before a submission."""
+def _estimators(options: Options, rules: Rules) -> tuple[str, ...]:
+    """The named estimator, all estimators, or the configured sources that work before a submission."""
     if options.estimator is not None:
         return (options.estimator,)
     if options.compare:
@@ -201,18 +202,50 @@ def _asked(options: Options, rules: Rules) -> tuple[str, ...]:
 
 def _request(options: Options, gpus: tuple[Gpu, ...]) -> EstimateRequest:
     uid = os.getuid()
-    spec = TaskSpec(command=options.command, directory=os.getcwd(), environment=dict(os.environ), gpus=options.count)
-    return EstimateRequest(task=TaskId(0), owner=Owner(uid, os.getgid(), _user(uid)), spec=spec, gpus=gpus)
-
-
-def _user(uid: int) -> str:
     try:
-        return pwd.getpwuid(uid).pw_name
+        user = pwd.getpwuid(uid).pw_name
     except KeyError:
-        return str(uid)
+        user = str(uid)
+    spec = TaskSpec(command=options.command, directory=os.getcwd(), environment=dict(os.environ), gpus=options.count)
+    return EstimateRequest(task=TaskId(0), owner=Owner(uid, os.getgid(), user), spec=spec, gpus=gpus)
 
 
-def _check_runnable(request: EstimateRequest) -> None:
-    from carma.daemon.probes.command_check import check_runnable
+def target_gpus(wanted: str | None, count: int) -> tuple[Gpu, ...]:
+    """`count` GPUs of a model, or like a GPU of this machine."""
+    card = None if wanted is None else find_card(wanted)
+    if card is not None:
+        return tuple(as_gpu(card, index) for index in range(count))
+    here = DoctorFacts().found.gpus
+    if wanted is None:
+        return _copies(here[0], count) if here else _of_default(count)
+    chosen = next((gpu for gpu in here if _matches(gpu, wanted)), None)
+    if chosen is None:
+        raise _unknown(wanted, here)
+    return _copies(chosen, count)
 
-    check_runnable(request.spec)
+
+def _matches(gpu: Gpu, wanted: str) -> bool:
+    """By index, by UUID or its beginning (as in CUDA_VISIBLE_DEVICES), or by the driver's name of the GPU."""
+    is_uuid = wanted.startswith(("GPU-", "MIG-")) and len(wanted) > 4 and gpu.id.startswith(wanted)
+    return is_uuid or wanted == str(gpu.index) or wanted.casefold() == gpu.name.casefold()
+
+
+def _copies(gpu: Gpu, count: int) -> tuple[Gpu, ...]:
+    """GPUs of the same kind; they need not exist."""
+    more = (replace(gpu, id=GpuId(f"{gpu.id}-{index}"), index=gpu.index + index) for index in range(1, count))
+    return (gpu, *more)
+
+
+def _of_default(count: int) -> tuple[Gpu, ...]:
+    card = find_card(DEFAULT)
+    assert isinstance(card, Card)
+    note(f"NVML finds no GPU on this machine: the estimate is for an {card.name} (--gpu selects another)")
+    return tuple(as_gpu(card, index) for index in range(count))
+
+
+def _unknown(wanted: str, here: tuple[Gpu, ...]) -> NotFound:
+    if not (wanted.isdigit() or wanted.startswith(("GPU-", "MIG-"))):
+        return unknown_card(wanted)
+    listed = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in here)
+    hint = f"its GPUs: {listed}" if listed else "it has no GPU; --gpu also takes a model: --gpu h200"
+    return NotFound(f"there is no GPU {wanted} on this machine", hint)

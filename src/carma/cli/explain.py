@@ -1,13 +1,17 @@
-"""`carma explain`: the decision as it was taken, GPU by GPU."""
+"""`carma explain`."""
 
 from __future__ import annotations
 
+from carma.cli.connection import ask
+from carma.cli.output import heading, moment, print_facts, print_json, print_rich, safe
 from carma.cli.verb import json_flag, task_id, verb
+from carma.cli.wording import score_text, source_text
+from carma.core.model.units import show_mib
 from carma.wire.api_types import ExplainEntry, Explanation
 
 EXAMPLES = """
-carma explain 12          why it waits, or why it runs where it runs
-carma explain 12 --json   one entry a GPU
+carma explain 12          why the task waits, or why it runs on its GPUs
+carma explain 12 --json   one entry for each GPU
 """
 
 
@@ -15,67 +19,47 @@ carma explain 12 --json   one entry a GPU
 @task_id
 @json_flag
 def command(task: int, as_json: bool) -> None:
-    """Why a task is where it is: what it needs, and each GPU with its score or the reason why not."""
-    from carma.cli.connection import connect
-
-    with connect() as client:
-        explanation = client.explain(task)
+    """Scheduling decision for a task: its needs, and for each GPU the score or the reason for the refusal."""
+    explanation = ask(lambda client: client.explain(task))
     if as_json:
-        from carma.cli.output import print_json
-
         return print_json(explanation.entries)
-    return _card(explanation)
+    return _print(explanation)
 
 
-def _card(explanation: Explanation) -> None:
-    from carma.cli.output import heading, moment, print_facts
-    from carma.cli.wording import by
-    from carma.core.model.units import show_mib
-
+def _print(explanation: Explanation) -> None:
     heading(f"task {explanation.task}  {explanation.state}")
     over = explanation.state == "finished"
-    source = f" ({by(explanation.needs_source)})" if explanation.needs_source else ""
-    needs = (
-        f"{show_mib(explanation.needs_mib)} on each GPU{source}" if explanation.needs_mib is not None else "not known"
-    )
+    source = f" ({source_text(explanation.needs_source)})" if explanation.needs_source else ""
+    needs = "not known" if explanation.needs_mib is None else f"{show_mib(explanation.needs_mib)} on each GPU{source}"
     print_facts(
         [
             ("policy", explanation.policy),
             ("needed" if over else "needs", needs),
             ("ended" if over else "reason", explanation.reason),
             ("starts by", moment(explanation.reserved_start_at)),
-            (f"attempt {explanation.attempt}" if over else "", explanation.decision if over else ""),
+            (f"attempt {explanation.attempt}", explanation.decision if over else ""),
         ]
     )
-    if not over or explanation.attempt is not None:  # else no GPU was ever chosen
+    if not over or explanation.attempt is not None:  # otherwise no GPU was ever chosen
         print_entries(explanation.entries)
 
 
 def print_entries(entries: tuple[ExplainEntry, ...]) -> None:
-    """One row a GPU. The reason may be long and is what people came for: it wraps, it is not cut."""
+    """One row for each GPU. Reasons wrap and are never cut."""
     from rich.table import Table
     from rich.text import Text
-
-    from carma.cli.output import print_plain, safe
-    from carma.cli.wording import figure
 
     if not entries:
         return
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for title in ("GPU", "VERDICT"):
+    for title in ("GPU", "VERDICT", "SCORE"):
         table.add_column(title, no_wrap=True)
-    table.add_column("SCORE", no_wrap=True)
     table.add_column("WHY", overflow="fold")
     for entry in entries:
-        verdict, style = _verdict(entry)
-        figures = [figure(name, value) for name, value in entry.parts.items()]
+        accepted = ("chosen", "green") if entry.chosen else ("possible", "")
+        verdict, style = accepted if entry.accepted or entry.chosen else ("refused", "red")
+        score, *rest = [score_text(name, value) for name, value in entry.parts.items()] or ["-"]
         gpu = str(entry.index) if entry.index >= 0 else entry.gpu
-        why = entry.reason if not entry.accepted else ", ".join(figures[1:])  # the verdict says the rest
-        table.add_row(Text(gpu), Text(verdict, style), Text(safe("".join(figures[:1]) or "-")), Text(safe(why)))
-    print_plain(table)
-
-
-def _verdict(entry: ExplainEntry) -> tuple[str, str]:
-    if entry.chosen:
-        return "chosen", "green"
-    return ("possible", "") if entry.accepted else ("refused", "red")
+        why = ", ".join(rest) if entry.accepted else entry.reason
+        table.add_row(Text(gpu), Text(verdict, style), Text(safe(score)), Text(safe(why)))
+    print_rich(table)

@@ -1,4 +1,4 @@
-"""Following a task: its state on stderr, its output as it is written, its end. Ctrl-C detaches; the task goes on."""
+"""Following a task: its state on stderr, its output as it appears, its end. Ctrl-C detaches; the task continues."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from typing import BinaryIO
 
 import click
 
+from carma.cli.connection import PersistentConnection
 from carma.cli.error_output import INTERRUPTED, complain
-from carma.cli.reconnect import Steady, output_of
-from carma.cli.wording import ending, exit_code_of, spans
+from carma.cli.task_output import output_of
+from carma.cli.wording import ending, exit_code_of, id_ranges
 from carma.errors import CarmaError
 from carma.wire.api_types import AttemptView, TaskView
 
-LOOK_S = 1.0
+POLL_S = 1.0
+TIMED_OUT = 124
 _BEFORE = ("estimating", "queued", "recovering", "starting")
-_AT_ONCE = ("", "Estimating", "Starting")
+_BRIEF = ("", "Estimating", "Starting")  # reasons that usually pass at once
 
 
 def follow(task: int, quiet: bool = False) -> int:
-    """Until the end, over all its attempts, and over a restart of the daemon; the task's exit code."""
+    """Follows all attempts of a task, also across restarts of the daemon. Returns the task's exit code."""
     try:
         view = _follow(task, quiet)
     except KeyboardInterrupt:
@@ -34,36 +36,36 @@ def follow(task: int, quiet: bool = False) -> int:
 
 
 def _follow(task: int, quiet: bool) -> TaskView:
-    seen = 0
-    steady = Steady(answered=True, quiet=quiet)  # it has just taken the task
+    shown = 0  # attempts
+    connection = PersistentConnection(answered=True, quiet=quiet)  # the daemon has just accepted the task
     while True:
-        view = _until_started(steady, task, quiet, seen)
-        for attempt in view.attempts[seen:]:
+        view = _until_started(connection, task, quiet, shown)
+        for attempt in view.attempts[shown:]:
             if not quiet:
                 where = ",".join(str(index) for index in view.gpu_indices)
                 click.echo(f"carma: task {task} attempt {attempt.number} on GPU {where}", err=True)
             _copy_both(task, attempt, quiet)
-        seen = max(seen, len(view.attempts))
-        view = steady.ask(lambda client: client.task(task, wait_s=LOOK_S))
-        if view.state == "finished" and len(view.attempts) <= seen:
+        shown = max(shown, len(view.attempts))
+        view = connection.ask(lambda client: client.task(task, wait_s=POLL_S))
+        if view.state == "finished" and len(view.attempts) <= shown:
             return view
 
 
-def _until_started(steady: Steady, task: int, quiet: bool, seen: int) -> TaskView:
-    """Says why it waits, when the reason changes by more than its numbers; what passes at once is not worth a line."""
+def _until_started(connection: PersistentConnection, task: int, quiet: bool, shown: int) -> TaskView:
+    """Waits for the next attempt. Prints the reason of the wait when more than its numbers change."""
     said = ""
-    view = steady.ask(lambda client: client.task(task))
-    while view.state in _BEFORE and len(view.attempts) <= seen:
+    view = connection.ask(lambda client: client.task(task))
+    while view.state in _BEFORE and len(view.attempts) <= shown:
         words = re.sub(r"\d+", "", view.reason)
-        if view.reason_code not in _AT_ONCE and words != said and not quiet:
+        if view.reason_code not in _BRIEF and words != said and not quiet:
             said = words
             complain(f"task {view.id} waits: {view.reason}")
-        view = steady.ask(lambda client: client.task(task, wait_s=LOOK_S / 4))
+        view = connection.ask(lambda client: client.task(task, wait_s=POLL_S / 4))
     return view
 
 
 def _copy_both(task: int, attempt: AttemptView, quiet: bool) -> None:
-    """Both streams of one attempt, each to its own; a client is for one thread."""
+    """Copies both streams of one attempt. Each has its own thread, because a client serves one thread."""
     other = threading.Thread(target=_copy_stderr, args=(task, attempt.number), daemon=True)
     if attempt.stderr != attempt.stdout or not attempt.stdout:
         other.start()
@@ -80,7 +82,7 @@ def _copy_stderr(task: int, attempt: int) -> None:
 
 
 def copy(output: Iterable[bytes], target: BinaryIO) -> int:
-    """As it comes; how many bytes there were."""
+    """Writes each piece at once. Returns the number of bytes."""
     written = 0
     for piece in output:
         target.write(piece)
@@ -90,33 +92,35 @@ def copy(output: Iterable[bytes], target: BinaryIO) -> int:
 
 
 def detached(tasks: Sequence[int]) -> int:
-    """What Ctrl-C says: the tasks go on, and how to come back."""
-    ids = spans(tasks)
-    goes = "the task goes on" if len(tasks) == 1 else "the tasks go on"
-    back = f"carma logs -f {ids}" if len(tasks) == 1 else f"carma wait {ids}"
-    complain(f"detached; {goes}", f"`{back}` returns, `carma cancel {ids}` ends {'it' if len(tasks) == 1 else 'them'}")
+    """The message and exit code after Ctrl-C."""
+    ids = id_ranges(tasks)
+    if len(tasks) == 1:
+        complain("detached; the task continues", f"`carma logs -f {ids}` follows it, `carma cancel {ids}` stops it")
+    else:
+        complain("detached; the tasks continue", f"`carma wait {ids}` waits for them, `carma cancel {ids}` stops them")
     return INTERRUPTED
 
 
 def wait_for(tasks: Sequence[int], timeout_s: float | None = None) -> int:
-    """The highest exit code of them all; 124 when the time is over first."""
+    """Waits for the end of all tasks. Returns their highest exit code, or 124 after `timeout_s`."""
     until = None if timeout_s is None else time.monotonic() + timeout_s
-    steady = Steady(until=until)
+    connection = PersistentConnection(until=until)
     highest = 0
     try:
         for task in tasks:
-            view = _until_over(steady, task, until)
+            view = _until_finished(connection, task, until)
             if view.state != "finished":
-                complain(f"task {task} has not ended within the time given", f"it goes on: carma show {task}")
-                return 124
+                complain(f"task {task} has not ended within the timeout", f"it continues: carma show {task}")
+                return TIMED_OUT
             highest = max(highest, exit_code_of(view))
     except KeyboardInterrupt:
         return detached(tasks)
     return highest
 
 
-def _until_over(steady: Steady, task: int, until: float | None) -> TaskView:
-    view = steady.ask(lambda client: client.task(task))  # a task that is not there is an error at once
+def _until_finished(connection: PersistentConnection, task: int, until: float | None) -> TaskView:
+    view = connection.ask(lambda client: client.task(task))  # an unknown task is an error at once
     if view.state == "finished":
         return view
-    return steady.ask(lambda client: client.wait(task, None if until is None else max(0.0, until - time.monotonic())))
+    remaining_s = None if until is None else max(0.0, until - time.monotonic())
+    return connection.ask(lambda client: client.wait(task, remaining_s))

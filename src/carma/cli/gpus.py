@@ -1,23 +1,22 @@
-"""`carma gpus`: one line a GPU."""
+"""`carma gpus`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
+from carma.cli.connection import ask
+from carma.cli.output import Column, Field, Remark, print_json, print_remarked
 from carma.cli.verb import table_flags, verb
 from carma.cli.wording import percent
+from carma.client import Client
+from carma.core.model.units import show_count
 from carma.wire.api_types import GpuView
-
-if TYPE_CHECKING:
-    from carma.cli.output import Remark
 
 METRICS = {
     "gpm": "activity from NVML's GPM",
     "dcgm": "activity from DCGM",
-    "processes": "SM activity by the processes' own utilisation; no occupancy, no DRAM",
-    "nvml": "coarse utilisation only, no SM activity: carma doctor says what that costs",
+    "processes": "SM activity from the utilisation of processes; no occupancy, no DRAM activity",
+    "nvml": "coarse utilisation only, no SM activity; `carma doctor` explains the effect",
 }
 EXAMPLES = """
 carma gpus
@@ -26,89 +25,74 @@ carma gpus --json
 """
 
 
-@verb("gpus", examples=EXAMPLES)
-@table_flags
-def command(as_json: bool, no_header: bool, wide: bool) -> None:
-    """The GPUs: tasks on each, memory, activity, power, and whether it takes tasks.
-
-    MEMORY is what is used, what is booked for tasks, and all there is. W is the power in watts.
-    The GPUs' name stands above the table when all have the same; --wide gives each its name and UUID, GRACT (any
-    kernel ran), TENSOR (tensor cores) and METRICS: where activity comes from (gpm, dcgm, processes, nvml).
-    SM, OCC and DRAM are means over the window, in percent; a dash is a metric that the GPU does not give.
-    """
-    from carma.cli.connection import connect
-
-    with connect() as client:
-        gpus = client.gpus()
-    if as_json:
-        from carma.cli.output import print_json
-
-        return print_json(gpus)
-    if not gpus and not no_header:
-        click.echo("the daemon has found no GPU; carma doctor looks for the cause", err=True)
-        return None
-    return _table(gpus, header=not no_header, wide=wide)
-
-
-def _table(gpus: list[GpuView], *, header: bool, wide: bool) -> None:
-    from carma.cli.output import Column, print_remarked
-
-    names = {gpu.name for gpu in gpus}
-    named = wide or len(names) > 1 or not header
-    if header and not named:
-        click.echo(f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'}: {_name(gpus[0])}" + _origin(gpus))
-    columns = [
-        Column("GPU", right=True),
-        *([Column("UUID")] if wide else []),
-        *([Column("NAME", flexible=True, most=20)] if named else []),
-        Column("TASKS", flexible=True, most=16),
-        Column("MEMORY GiB", right=True),
-        Column("SM", right=True),
-        Column("OCC", right=True),
-        Column("DRAM", right=True),
-        *([Column("GRACT", right=True), Column("TENSOR", right=True), Column("METRICS")] if wide else []),
-        Column("W", right=True),
-        Column("STATE", flexible=True, state=True),
-    ]
-    rows = [
-        [str(gpu.index), *([gpu.gpu] if wide else []), *([_name(gpu)] if named else []), *_figures(gpu, wide)]
-        for gpu in gpus
-    ]
-    print_remarked(columns, rows, [_state(gpu) for gpu in gpus], header, wide)
-
-
 def _name(gpu: GpuView) -> str:
     return gpu.name.removeprefix("NVIDIA ")
 
 
-def _origin(gpus: list[GpuView]) -> str:
-    """Where activity comes from, when it is one source for all; for people who know the GPU and not the driver."""
+def _tasks(gpu: GpuView) -> str:
+    tasks = ",".join(str(task) for task in gpu.tasks) or "-"
+    return tasks + (f" +{len(gpu.foreign)} foreign" if gpu.foreign else "")
+
+
+def _memory(gpu: GpuView) -> str:
+    used = "-" if gpu.used_mib is None else f"{gpu.used_mib / 1024:.1f}"
+    return f"{used}/{gpu.booked_mib / 1024:.1f}/{gpu.memory_mib / 1024:.1f}"
+
+
+NAME: Field[GpuView] = (Column("NAME", flexible=True, most=20), _name)
+FIELDS: tuple[Field[GpuView], ...] = (
+    (Column("GPU", right=True), lambda gpu: str(gpu.index)),
+    (Column("UUID"), lambda gpu: gpu.gpu),
+    NAME,
+    (Column("TASKS", flexible=True, most=16), _tasks),
+    (Column("MEMORY GiB", right=True), _memory),
+    (Column("SM", right=True), lambda gpu: percent(gpu.sm_active)),
+    (Column("OCC", right=True), lambda gpu: percent(gpu.sm_occupancy)),
+    (Column("DRAM", right=True), lambda gpu: percent(gpu.dram_active)),
+    (Column("GRACT", right=True), lambda gpu: percent(gpu.gr_active)),
+    (Column("TENSOR", right=True), lambda gpu: percent(gpu.tensor_active)),
+    (Column("METRICS"), lambda gpu: gpu.metrics or "-"),
+    (Column("W", right=True), lambda gpu: "-" if gpu.power_w is None else f"{gpu.power_w:.0f}"),
+)
+WIDE_ONLY = ("UUID", "GRACT", "TENSOR", "METRICS")
+
+
+@verb("gpus", examples=EXAMPLES)
+@table_flags
+def command(as_json: bool, no_header: bool, wide: bool) -> None:
+    """GPUs with their tasks, memory, activity, power and state.
+
+    MEMORY is used/booked/total. W is the power in watts. SM, OCC and DRAM are means over the window, in percent; a
+    dash is a metric that the GPU does not provide. The line above the table has the name of all GPUs if they are
+    equal. --wide adds the names and UUIDs, GRACT (any kernel active), TENSOR (tensor cores active) and METRICS, the
+    source of activity: gpm, dcgm, processes or nvml.
+    """
+    gpus = ask(Client.gpus)
+    if as_json:
+        return print_json(gpus)
+    if not gpus and not no_header:
+        return click.echo("the daemon has found no GPU; `carma doctor` looks for the cause", err=True)
+    return _print(gpus, header=not no_header, wide=wide)
+
+
+def _print(gpus: list[GpuView], *, header: bool, wide: bool) -> None:
+    named = wide or len({gpu.name for gpu in gpus}) > 1 or not header
+    if header and not named:
+        click.echo(f"{show_count(len(gpus), 'GPU')}: {_name(gpus[0])}" + _source(gpus))
+    fields = [field for field in FIELDS if (named or field is not NAME) and (wide or field[0].title not in WIDE_ONLY)]
+    columns = [*(column for column, _ in fields), Column("STATE", flexible=True, state=True)]
+    rows = [[text(gpu) for _, text in fields] for gpu in gpus]
+    print_remarked(columns, rows, [_state(gpu) for gpu in gpus], header, wide)
+
+
+def _source(gpus: list[GpuView]) -> str:
+    """The source of activity, if all GPUs have the same."""
     sources = {gpu.metrics for gpu in gpus}
     about = METRICS.get(sources.pop(), "") if len(sources) == 1 else ""
     return f"; {about}" if about else ""
 
 
-def _figures(gpu: GpuView, wide: bool) -> list[str]:
-    tasks = ",".join(str(task) for task in gpu.tasks) or "-"
-    if gpu.foreign:
-        tasks += f" +{len(gpu.foreign)} foreign"
-    used = "-" if gpu.used_mib is None else f"{gpu.used_mib / 1024:.1f}"
-    return [
-        tasks,
-        f"{used}/{gpu.booked_mib / 1024:.1f}/{gpu.memory_mib / 1024:.1f}",
-        percent(gpu.sm_active),
-        percent(gpu.sm_occupancy),
-        percent(gpu.dram_active),
-        *([percent(gpu.gr_active), percent(gpu.tensor_active), gpu.metrics or "-"] if wide else []),
-        "-" if gpu.power_w is None else f"{gpu.power_w:.0f}",
-    ]
-
-
 def _state(gpu: GpuView) -> Remark:
-    """`drained: fan to be replaced`: the reason without what the state says already."""
-    from carma.cli.output import Remark
-
+    """`drained: fan to be replaced`: the reason without a repetition of the state."""
     reason = gpu.reason.removeprefix("is ").removeprefix("cannot be used: ").replace(" is warming up: ", ": ")
-    if reason == gpu.state:
-        return Remark(gpu.state)
-    return Remark(gpu.state, reason.removeprefix(f"{gpu.state}: "))
+    return Remark(gpu.state, "" if reason == gpu.state else reason.removeprefix(f"{gpu.state}: "))

@@ -1,10 +1,14 @@
-"""`carma hold`: keeps waiting tasks from starting."""
+"""`carma hold`."""
 
 from __future__ import annotations
 
+from carma.cli.connection import for_chosen
 from carma.cli.verb import chosen_tasks, verb
+from carma.cli.wording import WAITING
+from carma.client import Client
+from carma.wire.api_types import TaskView
 
-WHICH = "that wait"
+WHICH = "waiting tasks"
 EXAMPLES = """
 carma hold 12 13
 carma hold --all
@@ -14,15 +18,9 @@ carma hold --all
 @verb("hold", examples=EXAMPLES)
 @chosen_tasks(WHICH)
 def command(ids: list[int], everything: bool, name: str | None) -> int:
-    """Keep waiting tasks from starting, until `carma release`."""
-    from carma.cli.bulk import for_chosen
-    from carma.cli.wording import WAITING
+    """Prevent waiting tasks from starting until `carma release`."""
 
-    return for_chosen(
-        WHICH,
-        ids,
-        everything,
-        name,
-        lambda client, task: client.hold(task),
-        lambda task: task.state in WAITING and not task.held,
-    )
+    def is_wanted(task: TaskView) -> bool:
+        return task.state in WAITING and not task.held
+
+    return for_chosen(WHICH, ids, everything, name, Client.hold, is_wanted)

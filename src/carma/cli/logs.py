@@ -1,4 +1,4 @@
-"""`carma logs`: a task's output, byte for byte."""
+"""`carma logs`."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ import sys
 
 import click
 
-from carma.cli.verb import task_id, verb, whole
+from carma.cli.connection import connect
+from carma.cli.error_output import note
+from carma.cli.follow import copy, detached
+from carma.cli.option_types import whole
+from carma.cli.task_output import open_output, output_of, whole_output
+from carma.cli.verb import task_id, verb
+from carma.cli.wording import ending
 from carma.wire.api_types import TaskView
 
 EXAMPLES = """
 carma logs 12
-carma logs -f 12            follow it; Ctrl-C stops following, the task goes on
+carma logs -f 12            follow the output; Ctrl-C stops following, the task continues
 carma logs -n 20 --stderr 12
-carma logs --attempt 1 12   of the first attempt
+carma logs --attempt 1 12   output of the first attempt
 """
 
 
 @verb("logs", examples=EXAMPLES)
 @task_id
-@click.option("-f", "--follow", is_flag=True, help="Go on until the task has ended.")
-@click.option("-n", "--tail", type=whole(0), metavar="N", help="Only the last N lines.")
-@click.option("--stderr", "-e", "errors", is_flag=True, help="Its stderr instead of its stdout.")
-@click.option("--attempt", type=whole(1), metavar="N", help="Which attempt (the newest).")
+@click.option("-f", "--follow", is_flag=True, help="Follow the output until the task has ended.")
+@click.option("-n", "--tail", type=whole(0), metavar="N", help="Print the last N lines only.")
+@click.option("--stderr", "-e", "errors", is_flag=True, help="Print stderr instead of stdout.")
+@click.option("--attempt", type=whole(1), metavar="N", help="Number of the attempt (default: the newest).")
 def command(task: int, follow: bool, tail: int | None, errors: bool, attempt: int | None) -> int | None:
-    """A task's output, as it was written."""
-    from carma.cli.connection import connect
-    from carma.cli.follow import copy, detached
-    from carma.cli.owned_output import open_output
-    from carma.cli.reconnect import output_of, whole_output
-
+    """Output of a task, byte for byte."""
     stream = "stderr" if errors else "stdout"
     try:
         with connect() as client:
@@ -38,10 +39,10 @@ def command(task: int, follow: bool, tail: int | None, errors: bool, attempt: in
             elif attempt is None:
                 output = whole_output(task, stream, tail)
             else:
-                client.task(task)  # without a daemon there is nothing to wait for
+                client.task(task)  # raises if no daemon answers, where output_of would wait for one
                 output = output_of(task, attempt, stream, tail)
             if not copy(output, sys.stdout.buffer) and tail != 0:
-                _say_why(client.task(task), errors)
+                _note_reason(client.task(task), errors)
     except KeyboardInterrupt:
         if follow:
             return detached([task])
@@ -49,14 +50,12 @@ def command(task: int, follow: bool, tail: int | None, errors: bool, attempt: in
     return None
 
 
-def _say_why(view: TaskView, errors: bool) -> None:
-    """Nothing came: because it has not started, or never did, or wrote to the other stream."""
-    from carma.cli.error_output import note
-    from carma.cli.wording import ending
-
+def _note_reason(view: TaskView, errors: bool) -> None:
+    """The reason why there is no output."""
     if view.attempts:
-        other = f"carma logs {view.id}" if errors else f"carma logs --stderr {view.id}"
-        return note(f"nothing was written there; {other} has the other stream")
-    if view.state == "finished":
-        return note(f"{ending(view)} before it started")
-    return note(f"task {view.id} has not started; carma explain {view.id} says why")
+        this, other = ("stderr", "") if errors else ("stdout", " --stderr")
+        note(f"{this} is empty; `carma logs{other} {view.id}` prints the other stream")
+    elif view.state == "finished":
+        note(f"{ending(view)} before it started")
+    else:
+        note(f"task {view.id} has not started; `carma explain {view.id}` prints the reason")

@@ -1,22 +1,25 @@
-"""How answers are printed: JSON without rich, tables and cards with it. Plain with NO_COLOR or no terminal."""
+"""Output of verbs: JSON without rich, tables and cards with rich. No colours with NO_COLOR or without a terminal."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import RenderableType
 
-WIDEST = 10_000
-FLEXIBLE = 12  # characters that a column keeps which is cut, where nothing else has to be
+T = TypeVar("T")
+MAX_WIDTH = 10_000
+MIN_FLEXIBLE = 12  # width that a flexible column keeps in a pipe or a file
+REMARK_INDENT = " " * 5
 STATE_STYLES = {
     **dict.fromkeys(("R", "running", "CD", "open", "idle", "ok"), "green"),
     **dict.fromkeys(("PD", "H", "CG", "queued", "warming", "starting", "recovering", "warn"), "yellow"),
@@ -28,13 +31,21 @@ STATE_STYLES = {
 class Column(NamedTuple):
     title: str
     right: bool = False
-    flexible: bool = False  # cut with … when the terminal is narrow
-    most: int | None = None  # never wider than this, so that it leaves room for the others
-    state: bool = False  # coloured by what it says
+    flexible: bool = False  # cut with … in a narrow terminal
+    most: int | None = None  # maximum width
+    state: bool = False  # coloured by its text
+
+    def width(self, texts: Iterable[str]) -> int:
+        """Width without cuts, up to the maximum."""
+        widest = max([len(self.title), *map(len, texts)])
+        return widest if self.most is None else min(widest, self.most)
+
+
+Field = tuple[Column, Callable[[T], str]]  # a column and its text for a record
 
 
 class Remark(NamedTuple):
-    """The last cell of a row: the whole where it fits, else `short` there and the rest on a line below."""
+    """The last cell of a row. A remark that does not fit shows `short` in the row and `rest` on a line below."""
 
     short: str
     rest: str = ""
@@ -45,29 +56,31 @@ class Remark(NamedTuple):
 
 
 def print_json(value: Any) -> None:
-    """The wire types as they are, indented."""
+    """The wire types, indented."""
     text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
     if (sys.stdout.encoding or "utf-8").lower().replace("-", "") != "utf8":
         import json
 
-        text = json.dumps(json.loads(text), indent=2)  # \\u00e9: nothing is lost in any encoding
+        text = json.dumps(json.loads(text), indent=2)  # \\u00e9: complete in any encoding
     sys.stdout.write(text + "\n")
 
 
-def console(wide: bool = False, least: int = 0) -> Console:
-    """COLUMNS, the terminal's width, or 80. No markup, no highlighting: what a user typed is printed as typed."""
-    from rich.console import Console
-
-    width = WIDEST if wide else max(least, shutil.get_terminal_size((80, 24)).columns)
-    return Console(width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
+def terminal_width() -> int:
+    """COLUMNS, the terminal's width, or 80."""
+    return shutil.get_terminal_size((80, 24)).columns
 
 
 def print_table(
     columns: Sequence[Column], rows: Iterable[Sequence[str]], header: bool = True, wide: bool = False
 ) -> None:
-    """One line a row. Flexible columns give way first; nothing wraps. In a pipe or a file the others are never cut."""
-    for line in _table_lines(columns, rows, header, wide):
+    """One line for each row. A narrow terminal cuts flexible columns first; a pipe or a file cuts only these."""
+    for line in _table_lines(columns, list(rows), header, wide):
         print(line)
+
+
+def print_records(fields: Sequence[Field[T]], records: Iterable[T], header: bool = True, wide: bool = False) -> None:
+    rows = [[text(record) for _, text in fields] for record in records]
+    print_table([column for column, _ in fields], rows, header, wide)
 
 
 def print_remarked(
@@ -77,8 +90,9 @@ def print_remarked(
     header: bool = True,
     wide: bool = False,
 ) -> None:
-    """A table whose last column is a remark; what is too long for the row goes on below it. Rows only: it is cut."""
-    room = WIDEST if wide or not header else _room_for_last(columns, rows)
+    """A table whose last column has remarks. Without a header there is one line for each row, cut to the width."""
+    taken = sum(2 + column.width(row[place] for row in rows) for place, column in enumerate(columns[:-1]))
+    room = MAX_WIDTH if wide or not header else terminal_width() - taken
     fits = [len(remark.whole) <= room for remark in remarks]
     cells = [
         [*row, remark.whole if fit else remark.short] for row, remark, fit in zip(rows, remarks, fits, strict=True)
@@ -89,26 +103,16 @@ def print_remarked(
     for line, remark, fit in zip(lines, remarks, fits, strict=True):
         print(line)
         if not fit:
-            indent = " " * 5
-            width = shutil.get_terminal_size((80, 24)).columns
-            print(textwrap.fill(safe(remark.rest), width, initial_indent=indent, subsequent_indent=indent))
+            width = terminal_width()
+            print(
+                textwrap.fill(safe(remark.rest), width, initial_indent=REMARK_INDENT, subsequent_indent=REMARK_INDENT)
+            )
 
 
-def _room_for_last(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
-    taken = 0
-    for place, column in enumerate(columns[:-1]):
-        widest = max([len(column.title), *(len(row[place]) for row in rows)])
-        taken += 2 + (widest if column.most is None else min(widest, column.most))
-    return shutil.get_terminal_size((80, 24)).columns - taken
-
-
-def _table_lines(
-    columns: Sequence[Column], rows: Iterable[Sequence[str]], header: bool = True, wide: bool = False
-) -> list[str]:
+def _table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], header: bool, wide: bool) -> list[str]:
     from rich.table import Table
     from rich.text import Text
 
-    rows = list(rows)
     table = Table(box=None, pad_edge=False, show_header=header, header_style="bold", padding=(0, 2, 0, 0))
     for column in columns:
         table.add_column(
@@ -119,48 +123,46 @@ def _table_lines(
             max_width=None if wide else column.most,
         )
     for row in rows:
+        cells = zip(columns, map(safe, row), strict=True)
         table.add_row(
             *(
-                Text(safe(text), _style(text) if column.state else "", no_wrap=True, overflow="ellipsis")
-                for column, text in zip(columns, row, strict=True)
+                Text(text, _style(text) if column.state else "", no_wrap=True, overflow="ellipsis")
+                for column, text in cells
             )
         )
-    return _lines(table, wide, 0 if _width_is_given() else _least(columns, rows))
+    has_width = bool(os.environ.get("COLUMNS")) or sys.stdout.isatty()
+    return _lines(table, wide, 0 if has_width else _min_width(columns, rows))
 
 
-def _width_is_given() -> bool:
-    return bool(os.environ.get("COLUMNS")) or sys.stdout.isatty()
-
-
-def _least(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
-    """With all that is not flexible as it is."""
-    least = -2
-    for place, column in enumerate(columns):
-        widest = max([len(column.title), *(len(row[place]) for row in rows)])
-        most = WIDEST if column.most is None else column.most
-        least += 2 + min(widest, most, max(FLEXIBLE, len(column.title)) if column.flexible else WIDEST)
-    return least
+def _min_width(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
+    """Width of a table in which only flexible columns are cut."""
+    widths = [column.width(row[place] for row in rows) for place, column in enumerate(columns)]
+    limits = [max(MIN_FLEXIBLE, len(column.title)) if column.flexible else MAX_WIDTH for column in columns]
+    return sum(2 + min(width, limit) for width, limit in zip(widths, limits, strict=True)) - 2
 
 
 def _style(text: str) -> str:
     return STATE_STYLES.get(text.partition(":")[0], "")
 
 
-def print_plain(renderable: Any, wide: bool = False) -> None:
-    for line in _lines(renderable, wide):
+def print_rich(renderable: RenderableType) -> None:
+    for line in _lines(renderable):
         print(line)
 
 
-def _lines(renderable: Any, wide: bool, least: int = 0) -> list[str]:
-    """Without the blanks that rich leaves at the end of lines."""
-    target = console(wide, least)
-    with target.capture() as captured:
-        target.print(renderable)
+def _lines(renderable: RenderableType, wide: bool = False, least: int = 0) -> list[str]:
+    """Without trailing blanks. No markup and no highlighting: the text of a user is printed as it is."""
+    from rich.console import Console
+
+    width = MAX_WIDTH if wide else max(least, terminal_width())
+    console = Console(width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
+    with console.capture() as captured:
+        console.print(renderable)
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
 def print_facts(facts: Iterable[tuple[str, str]], indent: int = 0) -> None:
-    """`label  text` lines; a long text goes on under its beginning. Empty texts are left out."""
+    """`label  text` lines with hanging indents. Facts with an empty text are left out."""
     from rich.table import Table
     from rich.text import Text
 
@@ -170,22 +172,37 @@ def print_facts(facts: Iterable[tuple[str, str]], indent: int = 0) -> None:
     for label, text in facts:
         if text:
             table.add_row(Text(" " * indent + label, "bold" if not indent else ""), Text(safe(text)))
-    print_plain(table)
+    print_rich(table)
 
 
 def heading(text: str) -> None:
     from rich.text import Text
 
-    print_plain(Text(safe(text), "bold"))
+    print_rich(Text(safe(text), "bold"))
+
+
+@contextlib.contextmanager
+def spinner(text: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """A line with the elapsed time on stderr; nothing without a terminal. Yields a function that replaces the text."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda _text: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as progress:
+        task = progress.add_task(text, total=None)
+        yield lambda new: progress.update(task, description=new)
 
 
 def safe(text: str) -> str:
-    """Control characters of a name or a command must not reach the terminal."""
+    """Without control characters: a name or a command must not control the terminal."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text.replace("\n", " "))
 
 
 def moment(at: float | None) -> str:
-    """Local time; the date only when it is not today's."""
+    """Local time; with the date unless it is today's."""
     if at is None:
         return ""
     then = datetime.datetime.fromtimestamp(at)

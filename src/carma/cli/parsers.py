@@ -1,4 +1,4 @@
-"""The small languages of submit's flags, most of them Slurm's. A ValueError has an example in it."""
+"""Parsers of option values, most of them in Slurm's syntax. The message of a ValueError contains an example."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import NamedTuple
 from carma.core.model.units import parse_duration_s
 from carma.core.model.values import Dependency, TaskId, WarnSignal
 
-MOST_ARRAY_TASKS = 10_000
-MOST_INDEX = 999_999_999
-MOST_FACTOR = 100_000.0  # as virtual.speed
+MAX_ARRAY_TASKS = 10_000
+MAX_INDEX = 999_999_999
+MAX_FACTOR = 100_000.0  # as in virtual.speed
 _WHEN = {"afterok": "ok", "afterany": "any", "afternotok": "notok"}
 _AHEAD = re.compile(r"^(?:now)?\+([0-9]+)\s*(s|sec|seconds?|m|min|minutes?|h|hours?|d|days?|)$")
 _UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
 
 
 def _is_number(text: str) -> bool:
-    """Digits as on a keyboard: others, full-width ones for example, are not what anybody means to type."""
+    """ASCII digits only: full-width digits, for example, are typing mistakes."""
     return text.isascii() and text.isdigit()
 
 
@@ -30,36 +30,38 @@ class Array(NamedTuple):
 
 
 def parse_gres(text: str) -> int:
-    """`gpu:2`, `gpu:a100:2`, `gpu`: how many GPUs."""
+    """`gpu:2`, `gpu:a100:2`, `gpu`: a number of GPUs."""
     match = re.fullmatch(r"gpu(?::[A-Za-z][\w.-]*)?(?::([0-9]+))?", text.strip())
     if match is None or match[1] == "0":
-        raise ValueError(f"{text!r} is not understood; write gpu:2 (only GPUs are scheduled)")
+        raise ValueError(f"{text!r} is not a number of GPUs; write for example gpu:2")
     return int(match[1] or 1)
 
 
 def parse_gpus(text: str) -> int:
-    """`2`; Slurm's `a100:2` too."""
+    """`2`, or Slurm's `a100:2`."""
     match = re.fullmatch(r"(?:[A-Za-z][\w.-]*:)?([0-9]{1,4})", text.strip())
     if match is None or int(match[1]) < 1:
-        raise ValueError(f"{text!r} is not a number of GPUs; write for example --gpus 2")
+        raise ValueError(f"{text!r} is not a number of GPUs; write for example 2")
     return int(match[1])
 
 
 def parse_dependencies(text: str) -> tuple[Dependency, ...]:
-    """`afterok:12`, `afterany:12:13`, several joined by commas; a bare `12` means afterok."""
+    """`afterok:12`, `afterany:12:13`, or several with commas; `12` means afterok:12."""
     found: list[Dependency] = []
     for part in text.split(","):
         kind, _, ids = part.strip().rpartition(":") if _is_number(part.strip()) else part.strip().partition(":")
         when = _WHEN.get(kind or "afterok")
         numbers = ids.split(":")
         if when is None or not all(re.fullmatch(r"[0-9]{1,15}", number) for number in numbers):
-            raise ValueError(f"{part!r} is not understood; write afterok:12, afterany:12:13 or afternotok:12")
+            raise ValueError(
+                f"{part!r} is not a dependency; write for example afterok:12, afterany:12:13 or afternotok:12"
+            )
         found += [Dependency(TaskId(int(number)), when) for number in numbers]  # type: ignore[arg-type]
     return tuple(found)
 
 
 def parse_array(text: str) -> Array:
-    """`0-9`, `1,3,5`, `0-10:2`, each with `%3` for at most three at once."""
+    """`0-9`, `1,3,5`, `0-10:2`; `%3` at the end limits the array to three tasks at once."""
     body, _, limit = text.strip().partition("%")
     wrong = ValueError(f"{text!r} is not an array; write for example 0-9, 1,3,5 or 0-9%3")
     if limit and (not _is_number(limit) or int(limit) < 1):
@@ -74,10 +76,10 @@ def parse_array(text: str) -> Array:
         first, last, stride = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if last < first:
             raise wrong
-        if (last - first) // stride + 1 + len(indices) > MOST_ARRAY_TASKS:
-            raise ValueError(f"{text!r} is more than {MOST_ARRAY_TASKS:,} tasks; submit it in parts")
-        if last > MOST_INDEX:
-            raise ValueError(f"{text!r} has an index above {MOST_INDEX:,}, which is the largest")
+        if (last - first) // stride + 1 + len(indices) > MAX_ARRAY_TASKS:
+            raise ValueError(f"{text!r} has more than {MAX_ARRAY_TASKS:,} tasks; submit it in several parts")
+        if last > MAX_INDEX:
+            raise ValueError(f"{text!r} has an index above the limit of {MAX_INDEX:,}")
         indices.update(dict.fromkeys(range(first, last + 1, stride)))
     return Array(tuple(indices), int(limit) if limit else None)
 
@@ -92,19 +94,19 @@ def parse_signal(text: str) -> int:
 
 
 def parse_warning(text: str) -> WarnSignal:
-    """`USR1@60`: that signal, so many seconds before the time limit (60 if not said). `B:` and `R:` are let through."""
+    """`USR1@60`: a signal, and the seconds before the time limit (default 60). Slurm's `B:` and `R:` have no effect."""
     body = re.sub(r"^[BR]+:", "", text.strip())
     name, _, before = body.partition("@")
     if before and not re.fullmatch(r"[0-9]{1,7}(\.[0-9]+)?", before):
-        raise ValueError(f"{text!r} is not understood; write for example USR1@60")
+        raise ValueError(f"{text!r} is not a signal with a time; write for example USR1@60")
     return WarnSignal(parse_signal(name), float(before or 60))
 
 
 def parse_save_signal(text: str) -> int:
-    """As `parse_signal`; one that no program can listen for is refused."""
+    """A signal that a program can handle."""
     number = parse_signal(text)
     if number in (signal.SIGKILL, signal.SIGSTOP):
-        raise ValueError(f"no program can listen for {text!r}; write for example USR1")
+        raise ValueError(f"no program can handle {text!r}; write for example USR1")
     return number
 
 
@@ -126,13 +128,15 @@ def parse_begin(text: str, now: float | None = None) -> float:
             return (moment if moment.timestamp() > now else moment + datetime.timedelta(days=1)).timestamp()
         return datetime.datetime.fromisoformat(text.upper()).timestamp()
     except (ValueError, OverflowError):
-        raise ValueError(f"{text!r} is not a time; write now+1hour, 16:30, tomorrow or 2026-01-31T16:30") from None
+        raise ValueError(
+            f"{text!r} is not a time; write for example now+1hour, 16:30, tomorrow or 2026-01-31T16:30"
+        ) from None
 
 
 def parse_past(text: str, now: float | None = None) -> float:
-    """For `--since`: `2h` ago, or a moment. Without `now` only its form is looked at: the daemon's clock decides."""
+    """`2h` (ago), `today`, `2026-01-31`. Without `now` only the syntax is checked."""
     by = time.time() if now is None else now
-    wrong = ValueError(f"{text!r} is not a time in the past; write 2h, 7d, today or 2026-01-31")
+    wrong = ValueError(f"{text!r} is not a time in the past; write for example 2h, 7d, today or 2026-01-31")
     try:
         ago = re.fullmatch(r"[0-9.]+\s*[smhd]", text.strip().lower())
         at = by - parse_duration_s(text) if ago else _moment(text.strip(), by)
@@ -150,25 +154,25 @@ def _moment(text: str, now: float) -> float:
 
 
 def parse_text(text: str) -> str:
-    """A name or a path: something must be in it."""
+    """A name or a path."""
     if not text.strip():
-        raise ValueError("it is empty")
+        raise ValueError("the value is empty")
     return text
 
 
 def parse_factor(text: str, least: float = 1e-6) -> float:
-    """How many times faster: `60`, `0.5`."""
+    """A factor: `60`, `0.5`."""
     try:
         factor = float(text) if text.isascii() else 0.0
     except ValueError:
         factor = 0.0
-    if not least <= factor <= MOST_FACTOR:
-        raise ValueError(f"{text!r} is not a factor between {least:g} and {MOST_FACTOR:,.0f}; write for example 60")
+    if not least <= factor <= MAX_FACTOR:
+        raise ValueError(f"{text!r} is not a factor between {least:g} and {MAX_FACTOR:,.0f}; write for example 60")
     return factor
 
 
 def parse_grace(text: str) -> float:
-    """Seconds (a bare number) or 30s, 5m; 0 kills at once."""
+    """A duration, which may be 0: `30` (seconds), `30s`, `5m`."""
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text.strip()):
         return parse_duration_s(text)
     seconds = float(text)
@@ -178,7 +182,7 @@ def parse_grace(text: str) -> float:
 
 
 def parse_export(text: str, environment: dict[str, str]) -> dict[str, str]:
-    """`ALL`, `NONE`, `ALL,A=1`, `A,B=2`. What a login needs (PATH, HOME, ...) is always there."""
+    """`ALL`, `NONE`, `ALL,A=1`, `A,B=2`. The variables of a login (PATH, HOME, ...) are always kept."""
     items = [item for item in text.split(",") if item]
     kept: dict[str, str] = {
         name: environment[name] for name in ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG") if name in environment
@@ -190,7 +194,7 @@ def parse_export(text: str, environment: dict[str, str]) -> dict[str, str]:
         if item in ("ALL", "NONE"):
             continue
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
-            raise ValueError(f"{item!r} is not a variable; write ALL, NONE, NAME or NAME=value, joined by commas")
+            raise ValueError(f"{item!r} is not a variable; write ALL, NONE, NAME or NAME=value, separated by commas")
         if equals:
             kept[name] = value
         elif name in environment:

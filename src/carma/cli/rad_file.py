@@ -1,7 +1,7 @@
-"""The published `.rad` task file: a meaning for each line, counted from 0 (CARMA's own README and shipped files).
+"""The published `.rad` task file: each line has a meaning by its number, counted from 0.
 
-The published server took the first line with the word "python" in it for the command, ignored the environment and
-crashed on a short file. Here each line is read at its place, and what is wrong is said with its line.
+The published server took the first line with the word "python" for the command, ignored the environment and crashed
+on a short file. This reader takes each line at its place, and its errors name the line.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ LINES = (
     "FakeTensor estimate in MiB",
     "GPUMemNet estimate in MiB",
 )
-NEEDED = 8  # a file the authors ship ends after the number of GPUs; its memory is then unknown
-MOST_BYTES = 1 << 20
+MIN_LINES = 8  # a published file ends after the number of GPUs, without the memory
+MAX_BYTES = 1 << 20
+_HINT = "its lines, counted from 0: " + ", ".join(LINES)
 
 
 class RadTask(NamedTuple):
@@ -43,17 +44,19 @@ class RadTask(NamedTuple):
 
 def read_rad(path: Path) -> RadTask:
     lines = _lines(path)
+    # The estimates after the measured memory are only checked: CARMA makes its own.
+    figures = [_number(path, lines, place) if lines[place].strip() else 0 for place in range(8, min(len(lines), 12))]
     return RadTask(
         command=_command(path, lines[2]),
         gpus=max(1, _number(path, lines, 7, least=1)),
         exclusive=lines[6].strip().lower() == "exclusive",
-        memory_mib=_memory(path, lines),
+        memory_mib=figures[0] or None if figures else None,
         environment_name=_conda_name(path, lines[1]),
     )
 
 
 def in_environment(task: RadTask) -> tuple[str, ...]:
-    """The command, run inside the conda environment that the file names."""
+    """The command, run inside the conda environment of the file."""
     if task.environment_name is None:
         return task.command
     if shutil.which("conda") is None:
@@ -66,57 +69,46 @@ def in_environment(task: RadTask) -> tuple[str, ...]:
 
 def _lines(path: Path) -> list[str]:
     with path.open("rb") as file:
-        data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise BadTaskFile(f"{path} is larger than 1 MiB; that is not a .rad file")
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise BadTaskFile(f"{path} is larger than 1 MiB, so it is no .rad file")
     if not data.strip():
-        raise BadTaskFile(f"{path} is empty; a .rad file has at least {NEEDED} lines", _hint())
+        raise BadTaskFile(f"{path} is empty; a .rad file has at least {MIN_LINES} lines", _HINT)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise BadTaskFile(f"{path} is binary, not a .rad file", _hint()) from None
+        text = "\0"
     if "\0" in text:
-        raise BadTaskFile(f"{path} is binary, not a .rad file", _hint())
+        raise BadTaskFile(f"{path} is binary, so it is no .rad file", _HINT)
     lines = text.splitlines()
-    if len(lines) < NEEDED:
-        missing = len(lines)
-        raise BadTaskFile(f"{path} is too short: line {missing} ({LINES[missing]}, counted from 0) is missing", _hint())
+    if len(lines) < MIN_LINES:
+        raise BadTaskFile(f"{path} is too short: {_line(len(lines))} is missing", _HINT)
     return lines
 
 
-def _hint() -> str:
-    return "its lines, from 0: " + ", ".join(LINES)
+def _line(place: int) -> str:
+    return f"line {place} ({LINES[place]}, counted from 0)"
 
 
 def _command(path: Path, line: str) -> tuple[str, ...]:
     try:
         words = shlex.split(line)
     except ValueError as error:
-        raise BadTaskFile(
-            f"{path}, line 2 (command): {error}", "quotes must be closed; it does not go through a shell"
-        ) from None
+        raise BadTaskFile(f"{path}, {_line(2)}: {error}", "close the quotes; no shell interprets it") from None
     if not words:
-        raise BadTaskFile(f"{path}, line 2 (command, counted from 0) is empty", _hint())
+        raise BadTaskFile(f"{path}, {_line(2)} is empty", _HINT)
     return tuple(words)
 
 
 def _number(path: Path, lines: list[str], place: int, least: int = 0) -> int:
-    text = lines[place].strip() if place < len(lines) else ""
+    text = lines[place].strip()
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not least <= value < 1e9:
-        raise BadTaskFile(
-            f"{path}, line {place} ({LINES[place]}, counted from 0): {text!r} is not a number from {least}"
-        )
+        raise BadTaskFile(f"{path}, {_line(place)}: {text!r} is not a number of at least {least}")
     return math.ceil(value)
-
-
-def _memory(path: Path, lines: list[str]) -> int | None:
-    """The measured figure. The estimates after it are checked and left alone: estimates are made here, not typed in."""
-    figures = [_number(path, lines, place) if lines[place].strip() else 0 for place in range(8, min(len(lines), 12))]
-    return figures[0] or None if figures else None
 
 
 def _conda_name(path: Path, line: str) -> str | None:
@@ -125,7 +117,7 @@ def _conda_name(path: Path, line: str) -> str | None:
     match = re.search(r"\bactivate\s+(['\"]?)([\w./-]+)\1\s*;?\s*$", line)
     if match is None:
         raise BadTaskFile(
-            f"{path}, line 1 (conda activation, counted from 0): {line.strip()!r} is not understood",
+            f"{path}, {_line(1)}: {line.strip()!r} is no activation of an environment",
             "write `conda activate NAME`, or leave the line empty",
         )
     return match[2]

@@ -1,10 +1,12 @@
-"""`carma release`: lets held tasks start."""
+"""`carma release`."""
 
 from __future__ import annotations
 
+from carma.cli.connection import for_chosen
 from carma.cli.verb import chosen_tasks, verb
+from carma.client import Client
 
-WHICH = "that are held"
+WHICH = "held tasks"
 EXAMPLES = """
 carma release 12 13
 carma release --all
@@ -14,7 +16,5 @@ carma release --all
 @verb("release", examples=EXAMPLES)
 @chosen_tasks(WHICH)
 def command(ids: list[int], everything: bool, name: str | None) -> int:
-    """Let held tasks start."""
-    from carma.cli.bulk import for_chosen
-
-    return for_chosen(WHICH, ids, everything, name, lambda client, task: client.release(task), lambda task: task.held)
+    """Allow held tasks to start."""
+    return for_chosen(WHICH, ids, everything, name, Client.release, lambda task: task.held)

@@ -1,4 +1,4 @@
-"""Scripts with `#CARMA --gpus 1` or `#SBATCH` lines. They run by their `#!`, or with sh."""
+"""Scripts with options in `#CARMA` or `#SBATCH` lines. They run with the interpreter of their `#!` line, or with sh."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from carma.errors import BadTaskFile
 
 _DIRECTIVE = re.compile(r"^#(CARMA|SBATCH)\s+(.*)$")
-MOST_BYTES = 4 << 20
+MAX_BYTES = 4 << 20
 
 
 class Directive(NamedTuple):
@@ -20,7 +20,7 @@ class Directive(NamedTuple):
 
 
 def is_script(path: Path) -> bool:
-    """A text file that says how it is run, or what it needs, or that is named .sh."""
+    """Whether the file is named .sh, or is a text with a `#!` line or directives."""
     if not path.is_file():
         return False
     try:
@@ -34,7 +34,7 @@ def is_script(path: Path) -> bool:
 
 
 def read_directives(path: Path) -> list[Directive]:
-    """Those before the first line that is not a comment, as sbatch does."""
+    """The directives before the first line that is no comment, as in sbatch."""
     found = []
     for number, line in enumerate(_text(path).splitlines(), start=1):
         if line.strip() and not line.startswith("#"):
@@ -45,27 +45,27 @@ def read_directives(path: Path) -> list[Directive]:
         try:
             words = tuple(shlex.split(match[2], comments=True))
         except ValueError as error:
-            raise BadTaskFile(f"{path}, line {number}: {error}", "quotes must be closed") from None
+            raise BadTaskFile(f"{path}, line {number}: {error}", "close the quotes") from None
         found.append(Directive(number, match[1], words))
     return found
 
 
 def script_command(path: Path, arguments: tuple[str, ...]) -> tuple[str, ...]:
-    """The interpreter of its `#!` (its argument is one word, as for the kernel), else sh."""
+    """The interpreter of the `#!` line with at most one argument, as in the kernel; otherwise sh."""
     first = _text(path).split("\n", 1)[0]
     if first.startswith("#!") and (words := first[2:].strip().split(None, 1)):
         return (*(word.strip() for word in words), str(path.absolute()), *arguments)
     if path.suffix == ".py":
-        raise BadTaskFile(f"{path} has no #! line that says how to run it", f"try: carma submit -- python {path}")
+        raise BadTaskFile(
+            f"{path} has no #! line, so its interpreter is unknown", f"try: carma submit -- python {path}"
+        )
     return ("/bin/sh", str(path.absolute()), *arguments)
 
 
 def _text(path: Path) -> str:
     with path.open("rb") as file:
-        data = file.read(MOST_BYTES)
+        data = file.read(MAX_BYTES)
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise BadTaskFile(
-            f"{path} is not text (UTF-8), so it is not a script", f"try: carma submit -- {path}"
-        ) from None
+        raise BadTaskFile(f"{path} is not UTF-8 text, so it is no script", f"try: carma submit -- {path}") from None

@@ -1,4 +1,4 @@
-"""From flags, files and words to submit requests. The command is a list of words from beginning to end."""
+"""From options, files and words to submit requests. A command is a list of words; no shell interprets it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import click
 
 from carma.cli import parsers as parse
-from carma.cli import rad_file as rad
-from carma.cli import script, sweep
-from carma.cli import task_file as taskfile
+from carma.cli import rad_file, script, sweep, task_file
+from carma.cli.connection import ask
 from carma.cli.error_output import note
-from carma.cli.task_flags import AFTER_DASHES, IGNORED
-from carma.cli.wording import many
+from carma.cli.task_flags import IGNORED
+from carma.cli.verb import AFTER_DASHES
+from carma.client import Client
+from carma.core.model.units import show_count
 from carma.core.model.values import SaveSignal, TaskSpec
 from carma.errors import BadTaskFile, NotRunnable, Usage
 from carma.wire.api_types import ArrayAsk, SubmitRequest
@@ -24,15 +25,16 @@ from carma.wire.api_types import ArrayAsk, SubmitRequest
 Flags = dict[str, Any]
 NOT_IN_FILES = ("file", "stdin", "parsable", "as_json", "wait", "help", "words")
 EXAMPLE = "try: carma submit --gpu-mem 8GiB -- python train.py"
+HELP = "`carma submit --help` lists the options"
 
 
 class Asked(NamedTuple):
-    """What is to be submitted: merged flags, the commands (one task each), variables a task file adds."""
+    """What to submit: merged options, commands (one for each task) and variables from a task file."""
 
     flags: Flags
     commands: tuple[tuple[str, ...], ...]
     environment: dict[str, str]
-    places: tuple[str, ...] = ()  # of each command, where they came from a list
+    places: tuple[str, ...] = ()  # of the commands in a list
 
 
 def requests(ctx: click.Context, flags: Flags, words: tuple[str, ...]) -> list[SubmitRequest]:
@@ -42,8 +44,8 @@ def requests(ctx: click.Context, flags: Flags, words: tuple[str, ...]) -> list[S
         if asked.flags.get(key) is not None:
             note(f"{names[-1]} {why}")
     params = sweep.read_params(asked.flags.get("param") or ())
-    if "begin" in asked.flags:
-        asked.flags["begin"] = _begin_at(asked.flags["begin"])
+    if "begin" in asked.flags:  # by the daemon's clock, which runs faster than real time for virtual GPUs
+        asked.flags["begin"] = parse.parse_begin(asked.flags["begin"], ask(Client.server).now)
     made = []
     for place, command in enumerate(asked.commands):
         for filled, chosen in sweep.combinations(command, params) if params else [(command, {})]:
@@ -54,16 +56,8 @@ def requests(ctx: click.Context, flags: Flags, words: tuple[str, ...]) -> list[S
     return made
 
 
-def _begin_at(text: str) -> float:
-    """By the daemon's clock, which is not this one's where virtual GPUs run faster than real time."""
-    from carma.cli.connection import connect
-
-    with connect() as client:
-        return parse.parse_begin(text, client.server().now)
-
-
 def _check_runnable(spec: TaskSpec, place: str) -> None:
-    """What the daemon will ask of each: asked here of all of a list, before the first is submitted."""
+    """The daemon's check of a command, for all commands of a list before the first is submitted."""
     from carma.daemon.probes.command_check import check_runnable
 
     try:
@@ -73,11 +67,15 @@ def _check_runnable(spec: TaskSpec, place: str) -> None:
         raise NotRunnable(f"{place}: {error}", hint) from None
 
 
+def _given(flags: Flags) -> Flags:
+    return {key: value for key, value in flags.items() if value is not None and value != ()}
+
+
 def _asked(ctx: click.Context, flags: Flags, words: tuple[str, ...]) -> Asked:
-    given = {key: value for key, value in flags.items() if value is not None and value != ()}
+    given = _given(flags)
     after: tuple[str, ...] | None = ctx.meta.get(AFTER_DASHES)
     if words and after is not None:
-        words, after = (*words, "--", *after), None  # a second "--" is the command's own
+        words, after = (*words, "--", *after), None  # the command's own "--"
     sources = [bool(words or after), "file" in given, "wrap" in given, "stdin" in given]
     if sum(sources) == 0:
         raise Usage("no command was given", EXAMPLE)
@@ -85,8 +83,7 @@ def _asked(ctx: click.Context, flags: Flags, words: tuple[str, ...]) -> Asked:
         raise Usage("a command, --file, --wrap and --stdin exclude one another", EXAMPLE)
     if "stdin" in given:
         lines = sweep.read_commands(sys.stdin)
-        places = tuple(f"standard input, line {number}" for number in lines)
-        return Asked(given, tuple(lines.values()), {}, places)
+        return Asked(given, tuple(lines.values()), {}, tuple(f"standard input, line {number}" for number in lines))
     if "wrap" in given:
         return Asked(given, (("/bin/sh", "-c", given["wrap"]),), {})
     if after:
@@ -95,7 +92,7 @@ def _asked(ctx: click.Context, flags: Flags, words: tuple[str, ...]) -> Asked:
 
 
 def _from_words(ctx: click.Context, given: Flags, words: tuple[str, ...]) -> Asked:
-    """A file by its kind, else the words are the command."""
+    """A task file or a script, otherwise a command."""
     path = Path(given["file"] if "file" in given else words[0])
     is_named = "file" in given or path.suffix in (".rad", ".toml", ".sh")
     if is_named and not path.is_file() and shutil.which(str(path)) is None:
@@ -112,15 +109,11 @@ def _from_words(ctx: click.Context, given: Flags, words: tuple[str, ...]) -> Ask
 
 
 def _from_rad(given: Flags, path: Path) -> Asked:
-    task = rad.read_rad(path)
-    flags: Flags = {"name": path.stem, "gpus": task.gpus}
-    if task.exclusive:
-        flags["exclusive"] = True
-    if task.memory_mib is not None:
-        flags["gpu_mem"] = task.memory_mib
-    else:
-        note(f"{path} has no measured memory (line 8); how much it takes is estimated or found out")
-    return Asked({**flags, **given}, (rad.in_environment(task),), {})
+    task = rad_file.read_rad(path)
+    flags = _given({"gpus": task.gpus, "exclusive": task.exclusive or None, "gpu_mem": task.memory_mib})
+    if task.memory_mib is None:
+        note(f"{path} has no measured memory (line 8): CARMA estimates it")
+    return Asked({"name": path.stem, **flags, **given}, (rad_file.in_environment(task),), {})
 
 
 def _from_toml(ctx: click.Context, given: Flags, path: Path) -> Asked:
@@ -131,14 +124,15 @@ def _from_toml(ctx: click.Context, given: Flags, path: Path) -> Asked:
         for option in (*param.opts, *param.secondary_opts)
         if option.startswith("--")
     ]
-    read = taskfile.read_task_file(path, names)
+    read = task_file.read_task_file(path, names)
     if not read.command:
-        raise BadTaskFile(f"{path} has no command", 'write command = ["python", "train.py"]')
+        raise BadTaskFile(f"{path} has no command", 'add for example: command = ["python", "train.py"]')
     flags = _parsed(ctx, read.words, str(path))
     return Asked({"name": path.stem, **flags, **given}, (read.command,), read.environment)
 
 
 def _from_directives(ctx: click.Context, path: Path) -> Flags:
+    """The options in `#CARMA` and `#SBATCH` lines. Unknown Slurm options are skipped."""
     flags: Flags = {}
     skipped: list[str] = []
     for directive in script.read_directives(path):
@@ -150,7 +144,7 @@ def _from_directives(ctx: click.Context, path: Path) -> Flags:
                 raise
             skipped.append(unknown.flag)
     if skipped:
-        note(f"{path}: #SBATCH lines with {', '.join(skipped)} were skipped")
+        note(f"{path}: skipped the #SBATCH lines with {', '.join(skipped)}")
     return flags
 
 
@@ -159,24 +153,21 @@ class _UnknownFlag(BadTaskFile):
 
 
 def _parsed(ctx: click.Context, words: tuple[str, ...], where: str) -> Flags:
-    """A file's flags, read by the same parser as the command line."""
+    """The options of a file, read by the parser of the command line."""
     try:
         inner = ctx.command.make_context(ctx.info_name, list(words))
     except click.NoSuchOption as error:
-        unknown = _UnknownFlag(f"{where}: {error.format_message()}", "carma submit --help has the flags")
+        unknown = _UnknownFlag(f"{where}: {error.format_message()}", HELP)
         unknown.flag = error.option_name
         raise unknown from None
-    except (click.UsageError, click.exceptions.Exit) as error:
-        said = error.format_message() if isinstance(error, click.UsageError) else "only flags can stand there"
-        raise BadTaskFile(f"{where}: {said}", "carma submit --help has the flags") from None
+    except click.UsageError as error:
+        raise BadTaskFile(f"{where}: {error.format_message()}", HELP) from None
+    except click.exceptions.Exit:
+        raise BadTaskFile(f"{where}: only options are allowed here", HELP) from None
     with inner:
         if inner.params.get("words") or AFTER_DASHES in inner.meta:
-            raise BadTaskFile(f"{where}: only flags can stand there", "the command goes elsewhere")
-        return {
-            key: value
-            for key, value in inner.params.items()
-            if key not in NOT_IN_FILES and value is not None and value != ()
-        }
+            raise BadTaskFile(f"{where}: only options are allowed here", "remove the words that are no options")
+        return {key: value for key, value in _given(inner.params).items() if key not in NOT_IN_FILES}
 
 
 def _request(asked: Asked, command: tuple[str, ...], chosen: dict[str, str]) -> SubmitRequest:
@@ -191,13 +182,21 @@ def _request(asked: Asked, command: tuple[str, ...], chosen: dict[str, str]) -> 
     )
 
 
-def _spec(flags: Flags, command: tuple[str, ...], chosen: dict[str, str], added: dict[str, str]) -> TaskSpec:
+def _check_combination(flags: Flags) -> None:
     if flags.get("signal") and not flags.get("time"):
-        raise Usage("--signal needs --time: the signal comes before the time limit", "add for example --time 02:00:00")
+        raise Usage("--signal needs --time: the signal precedes the time limit", "add for example --time 02:00:00")
     if flags.get("threads_percent") is not None and flags.get("mechanism") == "timeslice":
-        raise Usage("--threads-percent is MPS's; with --mechanism timeslice it means nothing", "leave one of them out")
+        raise Usage("--threads-percent needs MPS and excludes --mechanism timeslice", "leave out one of them")
+    if "checkpoint_grace" in flags and "checkpoint_signal" not in flags:
+        raise Usage("--checkpoint-grace needs --checkpoint-signal", "add for example --checkpoint-signal USR1")
+
+
+def _spec(flags: Flags, command: tuple[str, ...], chosen: dict[str, str], added: dict[str, str]) -> TaskSpec:
+    _check_combination(flags)
+    number = flags.get("checkpoint_signal")
+    grace = (flags["checkpoint_grace"],) if "checkpoint_grace" in flags else ()
     return TaskSpec(
-        command=_clean(command),
+        command=_checked(command),
         directory=_directory(flags.get("chdir")),
         environment=_environment(flags.get("export"), added),
         umask=_umask(),
@@ -212,36 +211,23 @@ def _spec(flags: Flags, command: tuple[str, ...], chosen: dict[str, str], added:
         max_oom_retries=flags.get("max_oom_retries", 0 if flags.get("requeue") is False else None),
         grace_s=flags.get("grace"),
         warn=flags.get("signal"),
-        checkpoint=_checkpoint(flags),
-        output=_filled(flags.get("output"), chosen),
-        error=_filled(flags.get("error"), chosen),
+        checkpoint=None if number is None else SaveSignal(number, *grace),
+        output=sweep.fill(flags["output"], chosen) if "output" in flags else None,
+        error=sweep.fill(flags["error"], chosen) if "error" in flags else None,
         comment=flags.get("comment", ""),
         mechanism=flags.get("mechanism"),
         threads_percent=flags.get("threads_percent"),
     )
 
 
-def _checkpoint(flags: dict[str, Any]) -> SaveSignal | None:
-    number, grace_s = flags.get("checkpoint_signal"), flags.get("checkpoint_grace")
-    if number is None:
-        if grace_s is not None:
-            raise Usage("--checkpoint-grace without --checkpoint-signal", "give the signal on which it saves: USR1")
-        return None
-    return SaveSignal(number) if grace_s is None else SaveSignal(number, grace_s)
-
-
-def _filled(text: str | None, chosen: dict[str, str]) -> str | None:
-    return None if text is None else sweep.fill(text, chosen)
-
-
-def _clean(command: tuple[str, ...]) -> tuple[str, ...]:
-    for place, word in enumerate(command):
+def _checked(command: tuple[str, ...]) -> tuple[str, ...]:
+    for place, word in enumerate(command, start=1):
         if "\0" in word:
-            raise Usage(f"word {place + 1} of the command has a NUL in it; no program can be given that")
+            raise Usage(f"word {place} of the command contains a NUL character, which no program accepts")
         if not _is_text(word):
-            raise Usage(f"word {place + 1} of the command is not UTF-8 text", "rename the file, or wrap it in a script")
+            raise Usage(f"word {place} of the command is not UTF-8 text", "rename the file, or wrap it in a script")
     if not command[0]:
-        raise Usage("the command's name is empty", EXAMPLE)
+        raise Usage("the first word of the command is empty", EXAMPLE)
     return command
 
 
@@ -257,21 +243,19 @@ def _directory(chdir: str | None) -> str:
     try:
         here = os.getcwd()
     except FileNotFoundError:
-        raise NotRunnable(
-            "the current directory does not exist any more", "cd somewhere else, or give --chdir DIR"
-        ) from None
+        hint = "change to another directory, or give --chdir DIR"
+        raise NotRunnable("the current directory no longer exists", hint) from None
     path = os.path.abspath(os.path.join(here, os.path.expanduser(chdir))) if chdir else here
     if "\0" in path or not _is_text(path) or not os.path.isdir(path):
-        raise NotRunnable(f"the working directory {path!r} does not exist", "give one that does: --chdir DIR")
+        raise NotRunnable(f"the working directory {path!r} does not exist", "give an existing one: --chdir DIR")
     return path
 
 
 def _environment(export: str | None, added: dict[str, str]) -> dict[str, str]:
-    """The submitter's. A variable that is not text cannot travel, and is left out with a note."""
+    """The submitter's environment. Variables that are not text are left out with a note: requests are JSON."""
     own = {name: value for name, value in os.environ.items() if _is_text(name) and _is_text(value)}
     if left_out := len(os.environ) - len(own):
-        were = "is not UTF-8 text and was" if left_out == 1 else "are not UTF-8 text and were"
-        note(f"{many(left_out, 'environment variable')} {were} left out")
+        note(f"left out {show_count(left_out, 'environment variable')} that are not UTF-8 text")
     return {**parse.parse_export(export or "ALL", own), **added}
 
 

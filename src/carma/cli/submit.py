@@ -1,4 +1,4 @@
-"""`carma submit`: captures the command with its environment, directory and umask, and queues it."""
+"""`carma submit`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from typing import Any
 
 import click
 
+from carma.cli.connection import connect
 from carma.cli.error_output import complain, is_closed, note
-from carma.cli.task_flags import SubmitVerb, submit_flags
-from carma.cli.verb import verb
-from carma.cli.wording import which_tasks
+from carma.cli.explain import print_entries
+from carma.cli.follow import wait_for
+from carma.cli.output import print_json
+from carma.cli.submission import requests
+from carma.cli.task_flags import submit_flags
+from carma.cli.verb import command_verb
+from carma.cli.wording import tasks_text
+from carma.errors import CarmaError
 from carma.wire.api_types import SubmitAnswer, SubmitRequest
 
 EXAMPLES = """
@@ -18,75 +24,59 @@ carma submit -- python train.py --lr 1e-3
 carma submit --gpus 2 --gpu-mem 12GiB --time 02:00:00 -- python train.py
 carma submit --param lr=1e-3,1e-4 -- python train.py --lr {lr}
 carma submit -d afterok:12 -- python evaluate.py
-carma submit train.sh            a script with lines like: #CARMA --gpus 1 --gpu-mem 8G
-carma submit --file task.toml    or the published .rad file
+carma submit train.sh            a script with lines such as: #CARMA --gpus 1 --gpu-mem 8G
+carma submit --file task.toml    or a .rad file
 carma submit --dry-run -- python train.py
 """
 
 
-@verb("submit", cls=SubmitVerb, examples=EXAMPLES, context_settings={"allow_interspersed_args": False})
+@command_verb("submit", examples=EXAMPLES)
 @submit_flags
-@click.option("--parsable", is_flag=True, help="Print the id and nothing else.")
-@click.option("-W", "--wait", is_flag=True, help="Wait for its end; return its exit code.")
-@click.option("--json", "as_json", is_flag=True, help="Print the daemon's answer as JSON.")
+@click.option("--parsable", is_flag=True, help="Print the task IDs only.")
+@click.option("-W", "--wait", is_flag=True, help="Wait for the end of the task; return its exit code.")
+@click.option("--json", "as_json", is_flag=True, help="Print the API's answer as JSON.")
 @click.pass_context
 def command(
     ctx: click.Context, /, words: tuple[str, ...], parsable: bool, wait: bool, as_json: bool, **flags: Any
 ) -> int | None:
     """Queue a command, a script or a task file.
 
-    Everything after `--` is the command, word by word; it never goes through a shell. Environment, directory
-    and umask are those of this moment. Slurm's spellings of the common flags work.
+    All words after `--` are the command; no shell interprets them. The task gets the current environment, directory
+    and umask. Slurm's names of the common options work too.
     """
-    from carma.cli.submission import requests
-
-    made = requests(ctx, flags, words)
-    answers = send(made)
+    answers = send(requests(ctx, flags, words))
     ids = [task for answer in answers for task in answer.ids]
     if as_json:
-        from carma.cli.output import print_json
-
         print_json(answers[0] if len(answers) == 1 else answers)
     elif parsable:
-        click.echo("\n".join(str(task) for task in ids) if ids else "", nl=bool(ids))
+        click.echo("".join(f"{task}\n" for task in ids), nl=False)
     else:
-        _say(answers)
+        _print(answers, ids)
     if ids and is_closed(sys.stdout):
-        complain(f"submitted {which_tasks(ids)}, and could not say so on standard output")
-    if wait and ids:
-        from carma.cli.follow import wait_for
-
-        return wait_for(ids)
-    return None
+        complain(f"submitted {tasks_text(ids)}, but standard output is closed")
+    return wait_for(ids) if wait and ids else None
 
 
 def send(made: list[SubmitRequest]) -> list[SubmitAnswer]:
-    """One after the other. When one is refused, those before it stay, and the message says which."""
-    from carma.cli.connection import connect
-    from carma.errors import CarmaError
-
+    """Submits one request after the other. If one fails, the earlier tasks stay, and a note lists them."""
     answers: list[SubmitAnswer] = []
     with connect() as client:
         for request in made:
             try:
                 answers.append(client.submit(request))
             except CarmaError:
-                ids = [task for answer in answers for task in answer.ids]
-                if ids:
-                    note(f"submitted before this: {which_tasks(ids)}")
+                if ids := [task for answer in answers for task in answer.ids]:
+                    note(f"submitted before the error: {tasks_text(ids)}")
                 raise
     return answers
 
 
-def _say(answers: list[SubmitAnswer]) -> None:
-    """One line for all that were submitted; what a dry run found for each."""
-    ids = [task for answer in answers for task in answer.ids]
+def _print(answers: list[SubmitAnswer], ids: list[int]) -> None:
+    """One line for all submitted tasks, or the decision for each task of a dry run."""
     if ids:
-        notes = {answer.note for answer in answers} if len(answers) == 1 else set()
-        click.echo(": ".join((f"submitted {which_tasks(ids)}", *(each for each in notes if each))))
+        note_text = answers[0].note if len(answers) == 1 else ""
+        click.echo(f"submitted {tasks_text(ids)}" + (f": {note_text}" if note_text else ""))
         return
-    from carma.cli.explain import print_entries
-
     for answer in answers:
         click.echo(f"dry run: {answer.note or 'nothing was submitted'}")
         print_entries(answer.explain)

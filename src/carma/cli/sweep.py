@@ -1,15 +1,16 @@
-"""Many tasks from one submission: `--param lr=1e-3,1e-4` (every combination) and `--stdin` (one command a line)."""
+"""Many tasks from one submission: `--param lr=1e-3,1e-4` (all combinations) and `--stdin` (one command per line)."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator
 
 from carma.errors import Usage
 
-MOST_TASKS = 10_000
+MAX_TASKS = 10_000
 
 
 def read_params(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
@@ -17,7 +18,8 @@ def read_params(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
     for text in texts:
         name, equals, values = text.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name) or not values:
-            raise Usage(f"--param {text!r} is not understood", "write --param lr=1e-3,1e-4, and {lr} in the command")
+            hint = "write for example --param lr=1e-3,1e-4, and {lr} in the command"
+            raise Usage(f"--param {text!r} is not a name with values", hint)
         if name in params:
             raise Usage(f"--param {name} is given twice", f"join its values: --param {name}=1,2,3")
         params[name] = tuple(values.split(","))
@@ -27,17 +29,11 @@ def read_params(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
 def combinations(
     command: tuple[str, ...], params: dict[str, tuple[str, ...]]
 ) -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
-    """Each command with its values; `{i}` counts them from 0. Other braces are left as they are."""
+    """Each command with its values. `{i}` is its number from 0; unknown names in braces stay."""
     for name in params:
         if not any("{" + name + "}" in word for word in command):
-            raise Usage(
-                f"--param {name}: there is no {{{name}}} in the command", f"write for example --{name} {{{name}}}"
-            )
-    count = 1
-    for values in params.values():
-        count *= len(values)
-    if count > MOST_TASKS:
-        raise Usage(f"these --param make {count:,} tasks; at most {MOST_TASKS:,} at a time", "submit them in parts")
+            raise Usage(f"--param {name}: the command contains no {{{name}}}", f"write for example --{name} {{{name}}}")
+    _check_count(math.prod(len(values) for values in params.values()), "the combinations of --param")
     for number, values in enumerate(itertools.product(*params.values())):
         chosen = dict(zip(params, values, strict=True))
         yield tuple(fill(word, {"i": str(number), **chosen}) for word in command), chosen
@@ -48,21 +44,22 @@ def fill(text: str, values: dict[str, str]) -> str:
 
 
 def read_commands(lines: Iterable[str]) -> dict[int, tuple[str, ...]]:
-    """By line. Words are split and unquoted as a shell would, and nothing else a shell does is done."""
+    """Commands by line number. Words are split and unquoted as in a shell; nothing else is interpreted."""
     commands = {}
     for number, line in enumerate(lines, start=1):
         try:
             words = tuple(shlex.split(line, comments=True))
         except ValueError as error:
-            raise Usage(
-                f"standard input, line {number}: {error}", "quotes must be closed; nothing was submitted"
-            ) from None
+            hint = "close the quotes; nothing was submitted"
+            raise Usage(f"standard input, line {number}: {error}", hint) from None
         if words:
             commands[number] = words
     if not commands:
-        raise Usage("there is no command on standard input", "try: echo 'python train.py' | carma submit --stdin")
-    if len(commands) > MOST_TASKS:
-        raise Usage(
-            f"{len(commands):,} commands on standard input; at most {MOST_TASKS:,} at a time", "submit them in parts"
-        )
+        raise Usage("standard input has no command", "try: echo 'python train.py' | carma submit --stdin")
+    _check_count(len(commands), "the lines of standard input")
     return commands
+
+
+def _check_count(count: int, source: str) -> None:
+    if count > MAX_TASKS:
+        raise Usage(f"{source} make {count:,} tasks, more than {MAX_TASKS:,}", "submit them in several parts")

@@ -1,48 +1,19 @@
-"""The flags of `submit` and `run`: one list for the command line, `#CARMA` lines and task files.
+"""The options of `submit` and `run`: one list for the command line, `#CARMA` lines and task files.
 
-Every default is None, so that "not given" can be told from a value: the command line beats a file's flags.
+Every default is None, so that a missing option differs from any value: the command line overrides the options of a
+file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from carma.cli import parsers as parse
-from carma.cli.verb import Verb, whole
+from carma.cli.option_types import Function, Parsed, non_empty, whole
+from carma.cli.verb import command_words
 from carma.core.model.units import parse_duration_s, parse_mib
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-AFTER_DASHES = "carma.after_dashes"
-
-
-class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
-    """A flag whose value one of the parse functions reads."""
-
-    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
-        self.name = name
-        self.read = read
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str):
-            return value
-        try:
-            return self.read(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-class SubmitVerb(Verb):
-    """Keeps everything after `--` as it is: no flag of ours is looked for in it."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if "--" in args:
-            place = args.index("--")
-            ctx.meta[AFTER_DASHES] = tuple(args[place + 1 :])
-            args = args[:place]
-        return super().parse_args(ctx, args)
 
 
 def _export(text: str) -> str:
@@ -52,77 +23,77 @@ def _export(text: str) -> str:
 
 def _begin(text: str) -> str:
     parse.parse_begin(text)
-    return text  # it is read once more, by the daemon's clock
+    return text  # parsed again with the daemon's clock
 
 
-def filled(name: str) -> Parsed:
-    return Parsed(name, parse.parse_text)
-
-
+_FILE = non_empty("FILE")
+_TIME = Parsed("TIME", parse.parse_grace)
+_DEPENDENCY = Parsed("WHEN:ID", parse.parse_dependencies)
+_SAVE_SIGNAL = Parsed("SIG", parse.parse_save_signal)
 OPTIONS: tuple[tuple[tuple[str, ...], Any, str], ...] = (
-    (("-G", "--gpus"), Parsed("N", parse.parse_gpus), "GPUs, each a different one (1)."),
-    (("--gpu-mem",), Parsed("SIZE", parse_mib), "Memory it takes on each GPU: 12GiB, 512M; a bare number is MiB."),
-    (("--gres",), Parsed("gpu:N", parse.parse_gres), "Slurm's spelling of --gpus."),
+    (("-G", "--gpus"), Parsed("N", parse.parse_gpus), "Number of GPUs (default 1)."),
+    (("--gpu-mem",), Parsed("SIZE", parse_mib), "Memory that the task needs on each GPU: 12GiB, 512M; plain: MiB."),
+    (("--gres",), Parsed("gpu:N", parse.parse_gres), "Number of GPUs, in Slurm's form."),
     (("-t", "--time"), Parsed("TIME", parse_duration_s), "Time limit: minutes, HH:MM:SS, D-HH:MM:SS, 90s, 2h."),
-    (("-J", "--job-name", "--name", "name"), filled("NAME"), "A name to find it by."),
-    (("-D", "--chdir"), filled("DIR"), "Run it there (here)."),
+    (("-J", "--job-name", "--name", "name"), non_empty("NAME"), "Name of the task (default: its program)."),
+    (("-D", "--chdir"), non_empty("DIR"), "Working directory (default: the current directory)."),
+    (("-o", "--output"), _FILE, "File for stdout; %j ID, %A array, %a index, %x name, %t attempt, %u user."),
+    (("-e", "--error"), _FILE, "File for stderr, with the same patterns."),
+    (("-d", "--dependency"), _DEPENDENCY, "Start after other tasks: afterok:12, afterany:12:13, afternotok:12."),
     (
-        ("-o", "--output"),
-        filled("FILE"),
-        "Write stdout there; %j id, %A array, %a index, %x name, %t try, %u user.",
+        ("-a", "--array"),
+        Parsed("LIST", parse.parse_array),
+        "One task for each index: 0-9, 1,3,5; 0-9%3: three at once.",
     ),
-    (("-e", "--error"), filled("FILE"), "Write stderr there."),
-    (("-d", "--dependency"), Parsed("WHEN:ID", parse.parse_dependencies), "afterok:12, afterany:12:13, afternotok:12."),
-    (("-a", "--array"), Parsed("LIST", parse.parse_array), "One task an index: 0-9, 1,3,5, 0-9%3 (three at once)."),
-    (("--begin",), Parsed("TIME", _begin), "Not before: now+1hour, 16:30, 2026-01-31T16:30."),
-    (("--priority",), whole(-10_000, 10_000), "Larger goes first (0)."),
-    (("--nice",), whole(-10_000, 10_000), "Slurm's spelling: the priority, negated."),
-    (("--signal",), Parsed("SIG@S", parse.parse_warning), "That signal S seconds before the time limit: USR1@60."),
-    (("--checkpoint-signal",), Parsed("SIG", parse.parse_save_signal), "On that signal it saves and ends: USR1."),
-    (("--checkpoint-grace",), Parsed("TIME", parse.parse_grace), "So long it has for that (120 s)."),
-    (("--grace",), Parsed("TIME", parse.parse_grace), "Between SIGTERM and SIGKILL when it is stopped."),
-    (("--max-oom-retries",), whole(0, 100), "So often it comes back after running out of GPU memory."),
-    (("--mechanism",), click.Choice(("mps", "timeslice")), "How it shares GPUs; the server's way if not given."),
-    (("--threads-percent",), whole(1, 100), "At most so much of each GPU's SMs, under MPS (100)."),
-    (("--export",), Parsed("VARS", _export), "Environment to keep: ALL (default), NONE, NAME, NAME=value."),
-    (("--comment",), Parsed("TEXT", str), "A remark, shown by `carma show`."),
+    (("--begin",), Parsed("TIME", _begin), "Earliest start: now+1hour, 16:30, 2026-01-31T16:30."),
+    (("--priority",), whole(-10_000, 10_000), "Priority; higher starts first (default 0)."),
+    (("--nice",), whole(-10_000, 10_000), "Negative priority, as in Slurm."),
+    (("--signal",), Parsed("SIG@S", parse.parse_warning), "Signal to send S seconds before the time limit: USR1@60."),
+    (("--checkpoint-signal",), _SAVE_SIGNAL, "Signal on which the task saves a checkpoint and exits: USR1."),
+    (("--checkpoint-grace",), _TIME, "Time that saving a checkpoint may take (default 120s)."),
+    (("--grace",), _TIME, "Time between SIGTERM and SIGKILL (default: stopping.grace_s, 10s)."),
+    (("--max-oom-retries",), whole(0, 100), "Maximum number of retries after a GPU out-of-memory failure (default 4)."),
+    (("--mechanism",), click.Choice(("mps", "timeslice")), "How the task shares GPUs (default: sharing.mechanism)."),
+    (("--threads-percent",), whole(1, 100), "Limit on the SMs of each GPU under MPS, in percent (default 100)."),
+    (("--export",), Parsed("VARS", _export), "Environment variables: ALL (default), NONE, NAME, NAME=value."),
+    (("--comment",), Parsed("TEXT", str), "Comment, shown by `carma show`."),
 )
 SWITCHES: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("--exclusive",), "Nobody else on its GPUs."),
-    (("--requeue/--no-requeue",), "Whether it comes back after running out of GPU memory."),
-    (("-H", "--hold"), "Submit it held; `carma release` lets it start."),
-    (("--nonblock", "--immediate"), "Refuse (exit 75) instead of waiting when nothing is free."),
-    (("--dry-run", "--test-only"), "Say what would happen; do nothing."),
+    (("--exclusive",), "Do not share the GPUs of this task."),
+    (("--requeue/--no-requeue",), "Retry after a GPU out-of-memory failure, or do not."),
+    (("-H", "--hold"), "Submit the task held; `carma release` lets it start."),
+    (("--nonblock", "--immediate"), "Do not queue: exit with code 75 if no GPU is free now."),
+    (("--dry-run", "--test-only"), "Print the decision for the task; submit nothing."),
 )
 IGNORED: dict[str, tuple[tuple[str, ...], str]] = {
-    "mem": (("--mem",), "is host memory, which is not limited; GPU memory is --gpu-mem"),
-    "cpus_per_task": (("-c", "--cpus-per-task"), "has no effect; CPUs are not scheduled"),
-    "partition": (("-p", "--partition"), "has no effect; there is one queue"),
+    "mem": (("--mem",), "has no effect: host memory is not limited; GPU memory is --gpu-mem"),
+    "cpus_per_task": (("-c", "--cpus-per-task"), "has no effect: CPUs are not scheduled"),
+    "partition": (("-p", "--partition"), "has no effect: there is one queue"),
     "account": (("-A", "--account"), "has no effect"),
     "qos": (("-q", "--qos"), "has no effect"),
-    "ntasks": (("-n", "--ntasks"), "has no effect; a task is one command"),
-    "nodes": (("-N", "--nodes"), "has no effect; there is one node"),
-    "mail_type": (("--mail-type",), "has no effect; no mail is sent"),
-    "mail_user": (("--mail-user",), "has no effect; no mail is sent"),
+    "ntasks": (("-n", "--ntasks"), "has no effect: a task is one command"),
+    "nodes": (("-N", "--nodes"), "has no effect: there is one node"),
+    "mail_type": (("--mail-type",), "has no effect: no mail is sent"),
+    "mail_user": (("--mail-user",), "has no effect: no mail is sent"),
 }
-MANY: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
-    (("--file",), {"type": click.Path(), "metavar": "FILE"}, "A task file: .toml, or the published .rad."),
-    (("--wrap",), {"metavar": "TEXT"}, "Run TEXT with sh -c; the only way to a shell."),
-    (("--stdin",), {"is_flag": True, "default": None}, "One command a line on standard input."),
+SOURCES: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
+    (("--file",), {"type": click.Path(), "metavar": "FILE"}, "Task file (.toml or .rad) or script to submit."),
+    (("--wrap",), {"metavar": "TEXT"}, "Command line to run with `sh -c`."),
+    (("--stdin",), {"is_flag": True, "default": None}, "Read one command from each line of standard input."),
     (
         ("--param",),
         {"multiple": True, "metavar": "K=V,V"},
-        "One task a value, {K} in the command filled in; repeat it.",
+        "One task for each value of {K} in the command; repeatable.",
     ),
 )
 
 
 def submit_flags(function: Function) -> Function:
-    """All of them on a verb, in the order in which help lists them."""
-    function = click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND...")(function)
+    """Adds all options to a verb, in the order of its help."""
+    function = command_words(function)
     for ignored, _why in reversed(IGNORED.values()):
         function = click.option(*ignored, default=None, hidden=True)(function)
-    for spelled, extra, text in reversed(MANY):
+    for spelled, extra, text in reversed(SOURCES):
         function = click.option(*spelled, help=text, **extra)(function)
     for names, text in reversed(SWITCHES):
         function = click.option(*names, is_flag=True, default=None, help=text)(function)

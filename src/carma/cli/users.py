@@ -1,8 +1,11 @@
-"""`carma users`: what each user had, has now, and may have at most."""
+"""`carma users`."""
 
 from __future__ import annotations
 
+from carma.cli.connection import ask
+from carma.cli.output import Column, Field, print_json, print_records
 from carma.cli.verb import table_flags, verb
+from carma.client import Client
 from carma.wire.user_types import UserView
 
 EXAMPLES = """
@@ -11,57 +14,36 @@ carma users --json
 """
 
 
+def _of(value: object, limit: object | None) -> str:
+    return str(value) if limit is None else f"{value}/{limit}"
+
+
+def _memory(user: UserView) -> str:
+    limit = user.memory_limit_mib
+    return _of(f"{user.booked_mib / 1024:.1f}", None if limit is None else f"{limit / 1024:.1f}")
+
+
+FIELDS: tuple[Field[UserView], ...] = (
+    (Column("USER", flexible=True, most=24), lambda user: user.user),
+    (Column("SHARE", right=True), lambda user: f"{user.share:g}"),
+    (Column("MEM h", right=True), lambda user: f"{user.memory_h:.1f}"),
+    (Column("SM h", right=True), lambda user: f"{user.sm_h:.1f}"),
+    (Column("RUNNING", right=True), lambda user: _of(user.running, user.running_limit)),
+    (Column("GPUS", right=True), lambda user: _of(user.gpus, user.gpus_limit)),
+    (Column("MEMORY GiB", right=True), _memory),
+    (Column("WAITING", right=True), lambda user: _of(user.waiting, user.waiting_limit)),
+)
+
+
 @verb("users", examples=EXAMPLES)
 @table_flags
 def command(as_json: bool, no_header: bool, wide: bool) -> None:
-    """What users had of the GPUs, have now, and may have: yours, or everybody's for an administrator.
+    """GPU use, quotas and shares of users: of all users for an administrator, else yours.
 
-    Whose turn is next stands first, where users take turns (fairness.enabled). MEM h and SM h are whole cards' memory
-    booked and SM activity, in hours; both fade with fairness.half_life_s. 2/8 is 2 of the 8 that the quota allows.
+    With fairness.enabled, the user whose task starts next comes first. MEM h and SM h are booked memory and SM
+    activity in hours of a whole card; both decay with fairness.half_life_s. 2/8 means 2 of a quota of 8.
     """
-    from carma.cli.connection import connect
-
-    with connect() as client:
-        users = client.users()
+    users = ask(Client.users)
     if as_json:
-        from carma.cli.output import print_json
-
         return print_json(users)
-    return _table(users, header=not no_header, wide=wide)
-
-
-def _table(users: list[UserView], *, header: bool, wide: bool) -> None:
-    from carma.cli.output import Column, print_table
-
-    columns = [
-        Column("USER", flexible=True, most=24),
-        Column("SHARE", right=True),
-        Column("MEM h", right=True),
-        Column("SM h", right=True),
-        Column("RUNNING", right=True),
-        Column("GPUS", right=True),
-        Column("MEMORY GiB", right=True),
-        Column("WAITING", right=True),
-    ]
-    print_table(columns, [_row(user) for user in users], header, wide)
-
-
-def _row(user: UserView) -> list[str]:
-    return [
-        user.user,
-        f"{user.share:g}",
-        f"{user.memory_h:.1f}",
-        f"{user.sm_h:.1f}",
-        _of(str(user.running), user.running_limit),
-        _of(str(user.gpus), user.gpus_limit),
-        _of(_gib(user.booked_mib), None if user.memory_limit_mib is None else _gib(user.memory_limit_mib)),
-        _of(str(user.waiting), user.waiting_limit),
-    ]
-
-
-def _gib(mib: int) -> str:
-    return f"{mib / 1024:.1f}"
-
-
-def _of(have: str, most: object | None) -> str:
-    return have if most is None else f"{have}/{most}"
+    return print_records(FIELDS, users, not no_header, wide)

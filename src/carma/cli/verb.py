@@ -1,19 +1,19 @@
-"""What all verbs share: the command class with its examples, the options that read verbs have, task ids."""
+"""The parts that verbs share: the command classes, renamed options, and the options for tasks, tables and JSON."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-DIGITS = 15  # of a whole number, at most
+from carma.cli.option_types import ID, IDS, Function
+
+AFTER_DASHES = "carma.after_dashes"
 
 
 class Verb(click.Command):
-    """A command whose help ends in examples that can be pasted."""
+    """A command whose help ends with examples that can be pasted."""
 
     def __init__(self, *args: Any, examples: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -25,8 +25,19 @@ class Verb(click.Command):
         formatter.write("".join(f"  {line}\n" for line in self.examples.splitlines()))
 
 
+class CommandVerb(Verb):
+    """A verb that takes a command. The words after `--` stay as they are and never count as options of CARMA."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            place = args.index("--")
+            ctx.meta[AFTER_DASHES] = tuple(args[place + 1 :])
+            args = args[:place]
+        return super().parse_args(ctx, args)
+
+
 class Renamed(click.Option):
-    """A flag that had another name, which scripts may still use and no help shows."""
+    """An option with earlier names, which scripts may still use. Help does not show them."""
 
     def __init__(self, declarations: Sequence[str], *, was: Sequence[str], **given: Any) -> None:
         super().__init__(declarations, **given)
@@ -42,105 +53,16 @@ class Renamed(click.Option):
 
 
 def verb(name: str, *, examples: str, **kwargs: Any) -> Callable[[Callable[..., Any]], click.Command]:
-    """A verb's decorator; the function returns its exit code, or None for 0."""
+    """Decorator of a verb. The function returns its exit code; None means 0."""
     return click.command(name, cls=kwargs.pop("cls", Verb), examples=examples, **kwargs)
 
 
-class Whole(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
-    """A whole number between two; what is wrong with another is said in words."""
-
-    name = "n"
-
-    def __init__(self, least: int, most: int | None) -> None:
-        self.least = least
-        self.most = most
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        text = str(value).strip()
-        if not re.fullmatch(r"[+-]?[0-9]{1,99}", text):
-            self.fail(f"{str(value)!r} is not a whole number", param, ctx)
-        too_long = len(text.lstrip("+-0")) > DIGITS
-        if too_long or not self.least <= int(text) <= (10**DIGITS if self.most is None else self.most):
-            shown = text if too_long else str(int(text))
-            self.fail(f"{shown} is not possible; it must be {self._within(too_long)}", param, ctx)
-        return int(text)
-
-    def _within(self, too_long: bool) -> str:
-        most = 10**DIGITS - 1 if self.most is None and too_long else self.most
-        return f"at least {self.least}" if most is None else f"between {self.least:,} and {most:,}"
+def command_verb(name: str, *, examples: str) -> Callable[[Callable[..., Any]], click.Command]:
+    """Decorator of a verb that takes a command."""
+    return verb(name, cls=CommandVerb, examples=examples, context_settings={"allow_interspersed_args": False})
 
 
-def whole(least: int, most: int | None = None) -> Whole:
-    return Whole(least, most)
-
-
-class Number(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
-    """A number between two, and one that is: click's own lets `nan` pass, which is below and above nothing."""
-
-    name = "x"
-
-    def __init__(self, least: float, most: float) -> None:
-        self.least = least
-        self.most = most
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if not re.fullmatch(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,3})?\s*", str(value), re.IGNORECASE):
-            self.fail(f"{str(value)!r} is not a number", param, ctx)
-        number = float(value)
-        if not self.least <= number <= self.most:
-            within = f"between {self.least:,g} and {self.most:,g}"
-            self.fail(f"{value!s} is not possible; it must be {within}", param, ctx)
-        return number
-
-
-def number(least: float, most: float) -> Number:
-    return Number(least, most)
-
-
-class Names(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
-    """`tasks,oom`: some of these names."""
-
-    name = "names"
-
-    def __init__(self, known: tuple[str, ...]) -> None:
-        self.known = known
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        if isinstance(value, tuple):
-            return value
-        words = [word.strip() for word in str(value).split(",") if word.strip()]
-        if not words:
-            self.fail(f"no name was given; there are {', '.join(self.known)}", param, ctx)
-        for word in words:
-            if word not in self.known:
-                self.fail(f"there is no {word!r}; there are {', '.join(self.known)}", param, ctx)
-        return tuple(dict.fromkeys(words))
-
-
-class TaskIds(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
-    """`12`, or `40-49` for a span of them."""
-
-    name = "id"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
-        match = re.fullmatch(r"#?([0-9]{1,15})(?:-([0-9]{1,15}))?", str(value))
-        if match is None:
-            self.fail(f"{str(value)!r} is not a task id; `carma queue` lists them", param, ctx)
-        first = int(match[1])
-        last = int(match[2] or first)
-        if not first <= last < first + 10_000:
-            self.fail(f"{str(value)!r} is not a span of at most 10,000 ids, written 40-49", param, ctx)
-        return list(range(first, last + 1))
-
-
-class TaskNumber(TaskIds):
-    """One id."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        ids = super().convert(value, param, ctx)
-        if len(ids) != 1:
-            self.fail(f"{value!r}: one task id is wanted", param, ctx)
-        return ids[0]
+command_words = click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND...")
 
 
 def _flatten(_ctx: click.Context, _param: click.Parameter, value: tuple[list[int], ...]) -> list[int]:
@@ -148,30 +70,35 @@ def _flatten(_ctx: click.Context, _param: click.Parameter, value: tuple[list[int
 
 
 def task_ids(required: bool = True) -> Callable[[Function], Function]:
-    return click.argument("ids", nargs=-1, required=required, type=TaskIds(), callback=_flatten, metavar="ID...")
+    return click.argument("ids", nargs=-1, required=required, type=IDS, callback=_flatten, metavar="ID...")
 
 
 def chosen_tasks(which: str) -> Callable[[Function], Function]:
-    """Ids, --name or --all, for verbs that change tasks; `for_chosen` finds them."""
+    """IDs, --name or --all, for verbs that change tasks. `connection.for_chosen` resolves them."""
 
     def decorate(function: Function) -> Function:
-        function = click.option("-n", "--name", metavar="NAME", help=f"Your tasks of this name {which}.")(function)
-        function = click.option("--all", "everything", is_flag=True, help=f"All your tasks {which}.")(function)
+        function = click.option("-n", "--name", metavar="NAME", help=f"Your {which} of this name.")(function)
+        function = click.option("--all", "everything", is_flag=True, help=f"All your {which}.")(function)
         return task_ids(required=False)(function)
 
     return decorate
 
 
-def task_id(function: Function) -> Function:
-    return click.argument("task", type=TaskNumber(), metavar="ID")(function)
+task_id = click.argument("task", type=ID, metavar="ID")
 
 
 def json_flag(function: Function) -> Function:
-    return click.option("--json", "as_json", is_flag=True, help="JSON, as the API gives it; nothing is cut.")(function)
+    return click.option("--json", "as_json", is_flag=True, help="Print the API's answer as JSON, unabridged.")(function)
 
 
 def table_flags(function: Function) -> Function:
     """The options of verbs that print a table."""
-    function = click.option("-w", "--wide", is_flag=True, help="Do not cut columns to the terminal's width.")(function)
-    function = click.option("--no-header", is_flag=True, help="Rows only.")(function)
+    function = click.option("-w", "--wide", is_flag=True, help="Do not cut columns to the terminal width.")(function)
+    function = click.option("--no-header", is_flag=True, help="Print the rows without the header.")(function)
     return json_flag(function)
+
+
+def user_flags(function: Function) -> Function:
+    """Whose tasks a list has."""
+    function = click.option("-a", "--all", "everybody", is_flag=True, help="Short for -u all.")(function)
+    return click.option("-u", "--user", metavar="NAME", help="Tasks of this user; `all`: of all users.")(function)

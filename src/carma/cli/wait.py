@@ -1,11 +1,12 @@
-"""`carma wait`: the exit codes of tasks, when they have ended."""
+"""`carma wait`."""
 
 from __future__ import annotations
 
 import click
 
+from carma.cli.follow import wait_for
+from carma.cli.option_types import Parsed
 from carma.cli.parsers import parse_grace
-from carma.cli.task_flags import Parsed
 from carma.cli.verb import task_ids, verb
 
 EXAMPLES = """
@@ -18,13 +19,11 @@ carma wait $(carma submit --parsable -- python train.py) && echo done
 @verb("wait", examples=EXAMPLES)
 @task_ids()
 @click.option(
-    "--timeout", type=Parsed("TIME", parse_grace), help="Give up after so long (exit 124): seconds, or 15m, 2h."
+    "--timeout", type=Parsed("TIME", parse_grace), help="Stop waiting after TIME (exit code 124): 90, 15m, 2h."
 )
 def command(ids: list[int], timeout: float | None) -> int:
-    """Wait until tasks have ended; return their exit code, the highest of several.
+    """Wait for the end of tasks; return their highest exit code.
 
-    Ctrl-C stops waiting (exit 130); the tasks go on.
+    Ctrl-C stops waiting (exit code 130); the tasks continue.
     """
-    from carma.cli.follow import wait_for
-
     return wait_for(ids, timeout)

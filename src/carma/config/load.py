@@ -74,7 +74,7 @@ def load_settings(paths: Paths | None, environ: Mapping[str, str], flags: Mappin
         except (ValueError, OverflowError):
             problems.append(_unusable(setting, given))
     if problems:
-        raise BadSettings("\n".join(problems), "`carma config show` lists every setting with its meaning.")
+        raise BadSettings("\n".join(problems), "`carma config show --verbose` describes all settings")
     return Loaded(_build(values), origins)
 
 

@@ -1,7 +1,7 @@
-"""Replays a trace through a private daemon: real processes on virtual GPUs, submitted when the trace says so.
+"""Replay of a trace through a private daemon: real processes on virtual GPUs, submitted at their arrival times.
 
-Memory is declared with each task (the published "oracle" source), so that a replay compares policies and not
-estimators. Everything is measured by asking the daemon, as a user could.
+Each task declares its memory (the published "oracle" source), so that a replay compares policies and not estimators.
+All figures come from the daemon's API.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from carma.testing.private_daemon import PrivateDaemon
 from carma.traces import Trace, TraceTask
 from carma.wire.api_types import GpuView, SubmitRequest, TaskView
 
-POLL_S = 0.2  # real seconds between two looks at the daemon
+POLL_S = 0.2  # real seconds
 
 
 class Stopped(Exception):
-    """The user does not want it any more."""
+    """The replay was stopped from outside."""
 
 
 class Progress(Record, frozen=True, kw_only=True):
-    """How a replay stands, for a live view."""
+    """The state of a replay, for a live view."""
 
     name: str
     elapsed_s: float  # virtual seconds since the start of the trace
@@ -44,31 +44,25 @@ class Progress(Record, frozen=True, kw_only=True):
         return self.submitted - self.running - self.done
 
 
-class Replayed(Record, frozen=True, kw_only=True):
-    figures: Figures
-    runs: tuple[TaskRun, ...]
-    real_s: float
-
-
 def command_of(task: TraceTask) -> tuple[str, ...]:
-    """The process that stands for the task: it holds memory and makes progress on a virtual GPU."""
-    told = (("--engine", task.gr_active), ("--power", task.power))
+    """The process that represents the task: it holds memory and makes progress on a virtual GPU."""
+    optional = (("--engine", task.gr_active), ("--power", task.power))
     return (
         *(sys.executable, "-m", "carma.vgpu.virtual_task"),
         *("--memory-mib", str(task.memory_mib)),
         *("--sm", f"{task.sm_active:g}"),
         *("--occupancy", f"{task.sm_occupancy:g}"),
         *("--dram", f"{task.dram_active:g}"),
-        *("--seconds", f"{task.work_s:.12g}"),  # of its work; the start comes before it
+        *("--seconds", f"{task.work_s:.12g}"),  # without the start-up
         *("--start-s", f"{task.start_s:g}"),
         *("--ramp-s", f"{task.ramp_s:g}"),
         *("--busy-gpus", str(task.busy_gpus)),
-        *(word for flag, share in told if share is not None for word in (flag, f"{share:g}")),
+        *(word for flag, share in optional if share is not None for word in (flag, f"{share:g}")),
     )
 
 
 class Replay:
-    """One trace through one daemon. `progress` may be read from another thread at any time."""
+    """One trace through one daemon. Any thread may read `progress`."""
 
     def __init__(self, name: str, trace: Trace, daemon: PrivateDaemon, stop: threading.Event) -> None:
         self.progress = Progress(name=name, elapsed_s=0.0, total=len(trace.tasks))
@@ -76,35 +70,27 @@ class Replay:
         self._daemon = daemon
         self._client = daemon.client
         self._stop = stop
-        self._rows: dict[int, TraceTask] = {}
-        self._activity: dict[str, list[tuple[float, float]]] = {}  # of each GPU
+        self._tasks: dict[int, TraceTask] = {}
+        self._activity: dict[str, list[tuple[float, float]]] = {}  # by GPU
         self._energy_j: list[tuple[float, float]] = []
 
-    def run(self) -> Replayed:
-        """Submits, waits, sums up. Raises Stopped when `stop` is set."""
-        began = time.monotonic()
+    def run(self) -> Figures:
+        """Submits all tasks and waits for their end. Raises Stopped when `stop` is set."""
+        self._began = time.monotonic()
         server = self._client.server()
-        self._start_at = server.now
-        self._speed = server.speed
-        self._began = began
-        waiting = list(self._trace.tasks)
+        self._start_at, self._speed = server.now, server.speed
+        pending = list(self._trace.tasks)
         while True:
-            while waiting and waiting[0].arrival_s <= self._elapsed_s():
-                self._submit(waiting.pop(0))
-            finished = self._look()
-            if not waiting and finished:
-                break
-            if self._stop.wait(self._pause_s(waiting)):
+            while pending and pending[0].arrival_s <= self._elapsed_s():
+                self._submit(pending.pop(0))
+            if self._poll() and not pending:
+                return self._figures()
+            next_s = (pending[0].arrival_s - self._elapsed_s()) / self._speed if pending else POLL_S
+            if self._stop.wait(min(POLL_S, max(0.0, next_s))):
                 raise Stopped
-        return self._sum_up(time.monotonic() - began)
 
     def _elapsed_s(self) -> float:
         return (time.monotonic() - self._began) * self._speed
-
-    def _pause_s(self, waiting: list[TraceTask]) -> float:
-        if not waiting:
-            return POLL_S
-        return min(POLL_S, max(0.0, (waiting[0].arrival_s - self._elapsed_s()) / self._speed))
 
     def _submit(self, task: TraceTask) -> None:
         spec = TaskSpec(
@@ -115,31 +101,29 @@ class Replay:
             gpus=task.gpus,
             gpu_memory_mib=task.memory_mib,
         )
-        self._rows[self._client.submit(SubmitRequest(spec=spec)).ids[0]] = task
+        self._tasks[self._client.submit(SubmitRequest(spec=spec)).ids[0]] = task
 
-    def _look(self) -> bool:
-        """One look at GPUs and tasks; True when all that were submitted have ended."""
+    def _poll(self) -> bool:
+        """Reads GPUs and tasks once. Returns whether all submitted tasks have ended."""
         self._daemon.check_alive()
         gpus = tuple(self._client.gpus())
         now = self._start_at + self._elapsed_s()
         for gpu in gpus:
-            # No figure just after a task came or left: the last one holds until there is a new one.
+            # Without a figure (a task has just come or gone) the last one stays valid.
             if gpu.sm_active is not None:
                 self._activity.setdefault(gpu.gpu, []).append((now, gpu.sm_active))
         energy = [gpu.energy_j for gpu in gpus if gpu.energy_j is not None]
         if len(energy) == len(gpus):
             self._energy_j.append((now, sum(energy)))
         tasks = self._client.tasks()
-        shown = tuple(self._with_last_activity(gpu) for gpu in gpus)
-        running = sum(task.state in ("starting", "running") for task in tasks)
         self.progress = msgspec.structs.replace(
             self.progress,
             elapsed_s=self._elapsed_s(),
-            submitted=len(self._rows),
-            running=running,
-            done=len(self._rows) - len(tasks),
-            gpus=shown,
-            names={key: row.name for key, row in self._rows.items()},
+            submitted=len(self._tasks),
+            running=sum(task.state in ("starting", "running") for task in tasks),
+            done=len(self._tasks) - len(tasks),
+            gpus=tuple(self._with_last_activity(gpu) for gpu in gpus),
+            names={key: task.name for key, task in self._tasks.items()},
         )
         return not tasks
 
@@ -147,24 +131,22 @@ class Replay:
         last = self._activity.get(gpu.gpu)
         return msgspec.structs.replace(gpu, sm_active=last[-1][1]) if last else gpu
 
-    def _sum_up(self, real_s: float) -> Replayed:
-        views = {view.id: view for view in self._client.history(limit=10 * len(self._rows))}
-        missing = sorted(set(self._rows) - set(views))
+    def _figures(self) -> Figures:
+        views = {view.id: view for view in self._client.history(limit=10 * len(self._tasks))}
+        missing = sorted(set(self._tasks) - set(views))
         if missing:
-            raise CarmaError(f"{len(missing)} tasks of {len(self._rows)} are not in the history: {missing[:5]}")
-        runs = tuple(task_run(views[key], row) for key, row in self._rows.items())
+            raise CarmaError(f"the history lacks {len(missing)} of {len(self._tasks)} tasks: {missing[:5]}")
+        runs = tuple(task_run(views[key], task) for key, task in self._tasks.items())
         ended_at = max(run.ended_at for run in runs)
         self.progress = msgspec.structs.replace(self.progress, finished=True, elapsed_s=ended_at - self._start_at)
-        figures = summarise(
+        return summarise(
             runs,
             sm_active_mean=mean_activity(self._activity, self._start_at, ended_at),
             energy_j=counter_between(self._energy_j, ended_at),
         )
-        return Replayed(figures=figures, runs=runs, real_s=real_s)
 
 
-def task_run(view: TaskView, row: TraceTask) -> TaskRun:
-    """A task of the history as the figures want it."""
+def task_run(view: TaskView, task: TraceTask) -> TaskRun:
     attempts = tuple(
         Ran(
             started_at=attempt.started_at,
@@ -178,21 +160,21 @@ def task_run(view: TaskView, row: TraceTask) -> TaskRun:
         name=view.name,
         submitted_at=view.submitted_at,
         ended_at=view.ended_at if view.ended_at is not None else view.submitted_at,
-        alone_s=row.seconds,
+        alone_s=task.seconds,
         succeeded=(view.outcome or {}).get("kind") == "succeeded",
         attempts=attempts,
     )
 
 
 def mean_activity(points: dict[str, list[tuple[float, float]]], since: float, until: float) -> float | None:
-    """Over all GPUs and the whole span; a GPU counts as idle until it was first seen."""
+    """Over all GPUs and the whole period; a GPU counts as idle before its first reading."""
     averages = [time_average([(since, 0.0), *of_gpu], until) for of_gpu in points.values()]
     known = [average for average in averages if average is not None]
     return mean(known) if known else None
 
 
 def counter_between(points: list[tuple[float, float]], until: float) -> float | None:
-    """How much a counter rose from its first reading to `until`, between readings in proportion."""
+    """Increase of a counter from its first reading to `until`, interpolated between readings."""
     if not points:
         return None
     first = last = points[0]

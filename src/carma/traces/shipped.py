@@ -23,7 +23,7 @@ def find(name: str) -> Trace:
     path = Path(name)
     if not name or (not path.exists() and path.name == name and not path.suffix):
         raise BadTrace(
-            f"{name or repr(name)}: no such trace", f"Shipped traces: {', '.join(SHIPPED)}; or give a file's path."
+            f"there is no trace {name!r}", f"give the path of a file, or a shipped trace: {', '.join(SHIPPED)}"
         )
     return read(path)
 

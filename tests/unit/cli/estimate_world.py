@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from carma.cli import estimate_request as estimating
-from carma.cli import estimate_target, main
-from carma.cli.checks.machine_facts import Found
+from carma.cli import main
+from carma.cli.checks.doctor_facts import Found
 from carma.core.model.settings import Rules
 from carma.core.model.values import Estimate, Gpu, GpuId, NoEstimate
 from carma.core.ports import EstimateRequest, Estimator
@@ -94,7 +94,7 @@ class World:
         def make(name: str, context: Context) -> Estimator:
             return Scripted(name, context, self._heard(name)) if name in self.says else real(name, context)
 
-        monkeypatch.setattr(estimate_target, "Look", Machine)
+        monkeypatch.setattr(estimating, "DoctorFacts", Machine)
         monkeypatch.setattr(estimating, "make_trials", make_trials)
         monkeypatch.setattr(estimating, "make_estimator", make)
         monkeypatch.setattr(estimating, "names", lambda _group: ("declared", "history", *sorted(self.says)))

@@ -50,7 +50,7 @@ def test_json_is_never_cut(daemon: Limited) -> None:
 
 
 def test_a_table_that_is_cut_says_so(daemon: Limited, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "ROWS", 3)
+    monkeypatch.setattr(queue, "MAX_ROWS", 3)
     daemon.tasks = {number: task_view(number) for number in range(1, 6)}
     short = call("queue", "--no-header")
     assert len(short.stdout.splitlines()) == 3

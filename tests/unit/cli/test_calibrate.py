@@ -144,7 +144,9 @@ def test_neighbours_are_told_of(
     monkeypatch.setattr(calibrate, "MAIN", measuring(tmp_path, WHOLE))
     card.compute = [(os.getpid(), 100 * MIB)]
     assert main(["calibrate", "--python", sys.executable]) == 0
-    assert "others are on GPU 0" in capsys.readouterr().err
+    note = capsys.readouterr().err
+    assert note.startswith("carma: note: ")
+    assert "GPU 0" in note
 
 
 @pytest.mark.usefixtures("torch_of_straw", "card")
@@ -162,7 +164,7 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: 
     monkeypatch.setattr(nvml, "open_nvml", none)
     monkeypatch.setenv("CARMA_HOME", str(tmp_path))
     assert main(["calibrate"]) == 1
-    assert "there is nothing to measure on" in capsys.readouterr().err
+    assert "NVIDIA" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("torch_of_straw", "card")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from carma import __version__, cgroups
 from carma.cli import up
 from carma.cli.checks import limitations, run_all
 from carma.cli.checks import sharing_checks as sharing
-from carma.cli.checks.machine_facts import Finding, Found, Look
+from carma.cli.checks.doctor_facts import DoctorFacts, Finding, Found
 from carma.core.model.values import Capabilities, Gpu, GpuId
 from carma.core.telemetry.window import METRICS
 from carma.errors import NoGpus
@@ -37,7 +38,7 @@ def gpu(index: int, capabilities: Capabilities = FINE, kind: Any = "card") -> Gp
     )
 
 
-class Machine(Look):
+class Machine(DoctorFacts):
     """A machine that the test lays out; no daemon, settings by name."""
 
     def __init__(
@@ -57,7 +58,7 @@ class Machine(Look):
         return self.named.get(name, default)
 
 
-def findings(machine: Look) -> dict[str, Finding]:
+def findings(machine: DoctorFacts) -> dict[str, Finding]:
     return {finding.check: finding for finding in run_all(machine)}
 
 
@@ -87,7 +88,7 @@ def test_a_machine_with_everything_has_nothing_to_complain_about() -> None:
     found = findings(Machine(gpu(0), gpu(1)))
     about_gpus = ("driver", "gpus", "activity", "mps", "compute mode", "persistence", "caps", "permissions")
     assert {name: found[name].verdict for name in about_gpus} == dict.fromkeys(about_gpus, "ok")
-    assert found["caps"].text.startswith("tasks are held by MPS's memory limit, then the limits of PyTorch")
+    assert "MPS" in found["caps"].text
 
 
 def test_a_machine_without_a_gpu_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,19 +98,20 @@ def test_a_machine_without_a_gpu_is_told_once(monkeypatch: pytest.MonkeyPatch) -
     assert not found.keys() & {"driver", "activity", "mps", "mig", "compute mode", "persistence", "caps"}
     virtual = findings(Machine(virtual=2))
     assert virtual["gpus"].verdict == "ok"
-    assert virtual["caps"].text == "virtual GPUs stop a task at its cap themselves"
+    assert virtual["caps"].verdict == "ok"
 
 
 def test_without_sm_activity_the_cost_and_the_ways_out_are_told() -> None:
     found = findings(Machine(gpu(0, COARSE), gpu(1), cards=(CardFacts(index=0), CardFacts(index=1))))["activity"]
     assert found.verdict == "warn"
     assert "GPU 0: coarse utilisation only; GPU 1: SM activity" in found.text
-    assert found.text.endswith("GPU 0: what is missing never passes the gate, so each takes one task at a time")
+    assert found.text.count("GPU 0: ") == 2
+    assert found.text.count("GPU 1: ") == 1
     assert "DCGM" in found.hint
     assert "gate.enabled = false" in found.hint
     ungated = findings(Machine(gpu(0, COARSE), gate__enabled=False))["activity"]
     assert (ungated.verdict, ungated.hint) == ("ok", "")
-    assert "shared by memory alone" in ungated.text
+    assert "gate.enabled = false" in ungated.text
     assert findings(Machine(gpu(0, HALF)))["activity"].verdict == "warn"  # no DRAM activity: the gate refuses too
 
 
@@ -141,7 +143,7 @@ def test_mps_that_is_missing_matters_where_it_would_be_used(
 def test_mps_is_looked_for_and_never_started(mps_program: Path) -> None:
     found = findings(Machine(gpu(0)))["mps"]
     assert found.verdict == "ok"
-    assert found.text.startswith(f"the program is there ({mps_program / 'nvidia-cuda-mps-control'})")
+    assert str(mps_program / "nvidia-cuda-mps-control") in found.text
     assert not (mps_program / "was-run").exists()
 
 
@@ -174,17 +176,17 @@ def test_an_mps_daemon_of_somebody_else_is_told(mps_program: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("mode", "verdict", "said"),
+    ("mode", "verdict", "name"),
     [
         ("default", "ok", "DEFAULT"),
-        ("prohibited", "bad", "no task can use it"),
-        ("exclusive_process", "warn", "one process at a time"),
+        ("prohibited", "bad", "PROHIBITED"),
+        ("exclusive_process", "warn", "EXCLUSIVE_PROCESS"),
     ],
 )
-def test_a_compute_mode_is_told_with_what_it_means(mode: Any, verdict: str, said: str) -> None:
+def test_a_compute_mode_is_reported_with_a_remedy(mode: Any, verdict: str, name: str) -> None:
     found = findings(Machine(gpu(0), cards=(CardFacts(index=0, compute_mode=mode),)))["compute mode"]
     assert found.verdict == verdict
-    assert said in found.text
+    assert name in found.text
     assert ("nvidia-smi -i 0 -c DEFAULT" in found.hint) == (mode != "default")
 
 
@@ -202,7 +204,7 @@ def test_a_compute_mode_is_told_with_what_it_means(mode: Any, verdict: str, said
             "MIG is off: sharing.mechanism = 'mig'",
         ),
         (CardFacts(index=0, mig=True, mig_pending=True), "mig", "bad", "GPU 0: on, 0 instances: sharing.mechanism"),
-        (CardFacts(index=0), "mig", "bad", "no GPU here has MIG"),
+        (CardFacts(index=0), "mig", "bad", "sharing.mechanism"),
     ],
 )
 def test_mig_is_told_and_what_an_administrator_would_do(
@@ -238,13 +240,13 @@ def test_why_dcgm_does_not_help_is_told() -> None:
     assert "(here: no host engine answers)" in findings(machine)["activity"].hint
 
 
-@pytest.mark.parametrize(
-    ("driver", "said"), [("580.159", "from 615 on (this is 580)"), ("615.10", "this driver can limit"), ("", "kills")]
-)
-def test_what_a_driver_can_do_for_cgroups_is_told(driver: str, said: str) -> None:
+@pytest.mark.parametrize(("driver", "named"), [("580.159", ["580", "615"]), ("615.10", []), ("", [])])
+def test_the_driver_version_decides_about_cgroup_limits(driver: str, named: list[str]) -> None:
     machine = Machine(gpu(0))
     machine.machine = MachineFacts(driver=driver)
-    assert said in findings(machine)["cgroup"].text
+    text = findings(machine)["cgroup"].text
+    assert sorted(re.findall(r"\b\d{3}\b", text)) == named
+    assert ("cgroup limits" in text) == bool(driver)
 
 
 @pytest.mark.parametrize(("kills", "verdict"), [(3, "ok"), (None, "warn")])
@@ -264,30 +266,31 @@ def test_persistence_is_only_told() -> None:
 
 @pytest.mark.usefixtures("mps_program")
 @pytest.mark.parametrize(
-    ("settings", "verdict", "said"),
+    ("settings", "verdict", "limits"),
     [
-        ({"sharing__caps": False}, "warn", "the watchdog keeps a task"),
-        ({"sharing__caps": False, "sharing__watchdog": False}, "bad", "nothing keeps a task"),
-        ({"sharing__watchdog": False}, "warn", "no watchdog"),
-        ({"sharing__mechanism": "timeslice"}, "ok", "held by the limits of PyTorch"),
+        ({"sharing__caps": False}, "warn", {"watchdog"}),
+        ({"sharing__caps": False, "sharing__watchdog": False}, "bad", set()),
+        ({"sharing__watchdog": False}, "warn", {"MPS", "PyTorch"}),
+        ({"sharing__mechanism": "timeslice"}, "ok", {"PyTorch", "watchdog"}),
     ],
 )
-def test_what_holds_tasks_here_is_told(settings: dict[str, Any], verdict: str, said: str) -> None:
+def test_the_limits_of_bookings_are_named(settings: dict[str, Any], verdict: str, limits: set[str]) -> None:
     found = findings(Machine(gpu(0), **settings))["caps"]
-    assert (found.verdict, said in found.text) == (verdict, True)
+    text = found.text.replace("no watchdog", "")
+    assert (found.verdict, {name for name in ("MPS", "PyTorch", "watchdog") if name in text}) == (verdict, limits)
 
 
 @pytest.mark.parametrize(
-    ("settings", "verdict", "said"),
+    ("settings", "verdict", "limit"),
     [
-        ({}, "ok", "virtual GPUs stop a task at its cap themselves"),
-        ({"sharing__caps": False}, "warn", "the watchdog keeps a task"),
-        ({"sharing__caps": False, "sharing__watchdog": False}, "bad", "nothing keeps a task"),
+        ({}, "ok", "virtual GPUs"),
+        ({"sharing__caps": False}, "warn", "watchdog"),
+        ({"sharing__caps": False, "sharing__watchdog": False}, "bad", "nothing"),
     ],
 )
-def test_what_holds_tasks_on_virtual_gpus_is_told(settings: dict[str, Any], verdict: str, said: str) -> None:
+def test_the_limits_of_bookings_on_virtual_gpus_are_named(settings: dict[str, Any], verdict: str, limit: str) -> None:
     found = findings(Machine(virtual=2, **settings))["caps"]
-    assert (found.verdict, said in found.text) == (verdict, True)
+    assert (found.verdict, limit in found.text) == (verdict, True)
 
 
 @pytest.mark.usefixtures("mps_program")
@@ -303,7 +306,8 @@ def test_device_files_that_cannot_be_opened_are_bad(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("os.access", lambda path, mode: str(path)[-1] != "0" and usual(path, mode))
     found = findings(Machine(gpu(0)))["permissions"]
     assert found.verdict == "bad"
-    assert found.text.startswith(f"{sharing.DEVICES}/nvidia0: not to be opened by this user")
+    assert f"{sharing.DEVICES}/nvidia0" in found.text
+    assert "nvidiactl" not in found.text
 
 
 @pytest.mark.parametrize(
@@ -333,18 +337,16 @@ def test_running_everybodys_tasks_as_root_is_bad(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("uid", "said"),
-    [
-        (0, "the daemon is root's: tasks run as whoever submitted them"),
-        (1001, "a daemon of ada serves them alone"),
-        (1000, "a daemon of this user serves them alone"),
-    ],
+    ("uid", "owner"),
+    [(0, "root"), (1001, "ada"), (1000, "this user")],
 )
-def test_whose_the_daemon_is_decides_as_whom_tasks_run(monkeypatch: pytest.MonkeyPatch, uid: int, said: str) -> None:
+def test_the_owner_of_the_daemon_is_named_with_the_permissions(
+    monkeypatch: pytest.MonkeyPatch, uid: int, owner: str
+) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     machine = Machine(gpu(0))
     machine.server = msgspec.structs.replace(SERVER, uid=uid)
-    assert findings(machine)["permissions"].text == said
+    assert owner in findings(machine)["permissions"].text
 
 
 def test_what_the_running_daemon_was_told_otherwise_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,12 +355,12 @@ def test_what_the_running_daemon_was_told_otherwise_is_named(monkeypatch: pytest
         monkeypatch.setenv("CARMA_HOME", str(daemon.home))
         alike = [SettingView(name="memory.sources", value=["declared", "history", "trace"], origin="default")]
         daemon.answers["settings"] = alike
-        assert findings(Look())["settings"].text.endswith("is not there; the defaults hold")
+        assert "differs" not in findings(DoctorFacts())["settings"].text
         daemon.answers["settings"] = [
             *alike,
             SettingView(name="sharing.caps", value=False, origin="flag --set sharing.caps"),
         ]
-        found = findings(Look())["settings"]
+        found = findings(DoctorFacts())["settings"]
         assert found.text.endswith("the running daemon differs: sharing.caps = false (flag --set sharing.caps)")
         assert "carma config show" in found.hint
 
@@ -366,9 +368,9 @@ def test_what_the_running_daemon_was_told_otherwise_is_named(monkeypatch: pytest
 def test_a_daemon_of_another_version_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeDaemon() as daemon:
         monkeypatch.setenv("CARMA_HOME", str(daemon.home))
-        assert findings(Look())["daemon"].verdict == "ok"
+        assert findings(DoctorFacts())["daemon"].verdict == "ok"
         daemon.answers["server"] = msgspec.structs.replace(SERVER, version="0.1.0")
-        found = findings(Look())["daemon"]
+        found = findings(DoctorFacts())["daemon"]
         assert found.verdict == "warn"
         assert found.text.startswith("version 0.1.0,")
         assert found.hint.startswith(f"this command is {__version__}; ")
@@ -379,11 +381,11 @@ def test_settings_are_the_daemons_where_one_answers(monkeypatch: pytest.MonkeyPa
     with FakeDaemon() as daemon:
         monkeypatch.setenv("CARMA_HOME", str(daemon.home))
         (daemon.home / "config.toml").write_text("[gate]\nenabled = false\n")
-        assert Look().setting("gate.enabled", True) is False  # its own file, where the daemon does not say
+        assert DoctorFacts().setting("gate.enabled", True) is False  # its own file, where the daemon does not say
         daemon.answers["settings"] = [SettingView(name="gate.enabled", value=True, origin="flag")]
-        assert Look().setting("gate.enabled", False) is True
+        assert DoctorFacts().setting("gate.enabled", False) is True
         daemon.answers["gpus"] = [gpu_view(0, kind="virtual")]
-        assert Look().virtual == 1
+        assert DoctorFacts().virtual == 1
 
 
 def test_a_check_that_breaks_is_a_finding() -> None:
@@ -437,7 +439,7 @@ def test_carma_up_prints_the_limitations_that_the_daemon_reports(
     with FakeDaemon() as daemon:
         monkeypatch.setenv("CARMA_HOME", str(daemon.home))
         daemon.answers["gpus"] = [gpu_view(0, metrics="gpm"), gpu_view(1, metrics=source)]
-        up._say_hello(detached=True)
+        up._greet(detached=True)
     limits = [line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.startswith("  limit ")]
     assert (["no", "complete"] in [words[:2] for words in limits]) is not complete
     assert len(limits) == (3 if complete else 4)

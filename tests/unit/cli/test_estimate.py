@@ -132,8 +132,8 @@ def test_what_it_keeps_busy_is_printed_with_how_that_is_known(world: World, caps
     for predicted in (True, False):
         world.says["trace"] = partial(_say, replace(ANSWER, demand=busy, demand_predicted=predicted))
         text = " ".join(printed(capsys, "--gpu", "h200", "--", "sh").split())
-        assert "keeps busy SM activity 45 %, SM occupancy 20 %, DRAM 0 %, any kernel 71 % of a GPU alone" in text
-        assert ("predicted from its layers" in text) == predicted
+        assert "SM activity 45 %, SM occupancy 20 %, DRAM 0 %, any kernel 71 %" in text
+        assert ("predicted" in text) == predicted
         row = figures(capsys, "--gpu", "h200", "--", "sh")
         assert row["demand"] == {
             "sm_active": 0.45, "sm_occupancy": 0.2, "dram_active": 0.004, "gr_active": 0.71, "power": 0.5,
@@ -145,7 +145,7 @@ def test_the_answer_comes_first(world: World, capsys: pytest.CaptureFixture[str]
     lines = printed(capsys, "--gpu", "h200", "--", "sh", "a b").splitlines()
     assert lines[0] == "4.9 GiB (at most 5.3 GiB at 99 %) on an NVIDIA H200"
     text = "\n".join(lines)
-    for said in ("optimizer state", "3.8 GiB allocated", "3 optimizer steps seen", "torch.compile was not followed"):
+    for said in ("optimizer state", "3.8 GiB allocated", "3 optimizer steps", "torch.compile was not followed"):
         assert said in text
     assert "carma submit --gpu-mem 5427M -- sh 'a b'" in text
     assert "fit" not in text
@@ -154,7 +154,7 @@ def test_the_answer_comes_first(world: World, capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize(
     ("footprint_mib", "upper_mib", "said"),
-    [(20_000, 22_000, ""), (20_000, 25_000, "it may not fit"), (30_000, 31_000, "it would not fit")],
+    [(20_000, 22_000, ""), (20_000, 25_000, "it may not fit"), (30_000, 31_000, "it does not fit")],
 )
 def test_a_card_that_is_too_small(
     world: World, capsys: pytest.CaptureFixture[str], footprint_mib: int, upper_mib: int, said: str
@@ -169,16 +169,17 @@ def test_a_card_that_is_too_small(
 
 
 @pytest.mark.parametrize(
-    ("upper_mib", "said"),
-    [
-        (100_000, "this GPU has 23.4 GiB; these have room: h200, b200 (--gpu NAME asks for one)"),
-        (16_000_000, "no card that is known has room for it"),
-    ],
+    ("upper_mib", "cards"),
+    [(100_000, ["h200", "b200"]), (16_000_000, [])],
 )
-def test_the_cards_that_have_room(world: World, capsys: pytest.CaptureFixture[str], upper_mib: int, said: str) -> None:
+def test_the_cards_that_have_room_are_listed(
+    world: World, capsys: pytest.CaptureFixture[str], upper_mib: int, cards: list[str]
+) -> None:
     world.here = (LOCAL,)
     world.says["trace"] = lambda _c, _r: Estimate(footprint_mib=30_000, upper_mib=upper_mib, source="trace")
-    assert said in " ".join(printed(capsys, "--", "sh").split())
+    text = " ".join(printed(capsys, "--", "sh").split())
+    assert "this GPU has 23.4 GiB" in text
+    assert [card for card in ("h100", "h200", "b200") if card in text] == cards
 
 
 def test_that_it_does_not_fit_is_said_once(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,13 +212,13 @@ def test_a_trial_that_was_made_before_is_called_so(
     world.trials.answer = Trial(Report(format=1, stop="steps", steps=3), b"", seconds)
     world.says["trace"] = by_trial
     text = " ".join(printed(capsys, "--gpu", "h200", "--", "sh").split())
-    assert ("remembered from an earlier trial run (which took 6900000.0 s)" in text) is remembered
-    assert ("it took" in text) is not remembered
+    assert ("cached" in text and "6900000.0 s" in text) is remembered
+    assert ("; took " in text) is not remembered
 
 
 def test_who_used_no_trial_remembers_none(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.trials.answer = Trial(Report(format=1, stop="steps", steps=3), b"", 6.9e6)
-    assert "it took" in printed(capsys, "--gpu", "h200", "--", "sh")
+    assert "cached" not in printed(capsys, "--gpu", "h200", "--", "sh")
 
 
 def test_a_formula_has_no_bound(world: World, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from carma.cli import carma
 from carma.cli.checks import gpu_checks as cards
-from carma.cli.checks.machine_facts import Look
+from carma.cli.checks.doctor_facts import DoctorFacts
 from carma.cli.error_output import complain
 from carma.cli.up import _kind
 from carma.errors import NoGpus
@@ -34,7 +34,7 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemon]:
         (["queue", "-a"], "no task waits or runs;"),
         (["queue", "-u", "bob", "-s", "running"], "no task of bob is running;"),
         (["history"], "no task has ended yet;"),
-        (["history", "-s", "failed"], "no task like that has ended;"),
+        (["history", "-s", "failed"], "no task with these properties has ended;"),
     ],
 )
 def test_an_empty_answer_says_to_which_question(daemon: FakeDaemon, words: list[str], told: str) -> None:
@@ -47,14 +47,14 @@ def test_an_empty_answer_says_to_which_question(daemon: FakeDaemon, words: list[
 @pytest.mark.parametrize(
     ("view", "words", "told"),
     [
-        (task_view(1), [], "task 1 has not started; carma explain 1 says why"),
+        (task_view(1), [], "task 1 has not started; `carma explain 1` prints the reason"),
         (
             finished(1, attempts=(), outcome={"kind": "cancelled", "by": "bob"}),
             [],
             "task 1 cancelled by bob before it started",
         ),
-        (finished(1), [], "nothing was written there; carma logs --stderr 1 has the other stream"),
-        (finished(1), ["--stderr"], "nothing was written there; carma logs 1 has the other stream"),
+        (finished(1), [], "stdout is empty; `carma logs --stderr 1` prints the other stream"),
+        (finished(1), ["--stderr"], "stderr is empty; `carma logs 1` prints the other stream"),
     ],
     ids=["waits", "never ran", "stdout", "stderr"],
 )
@@ -108,9 +108,9 @@ def test_doctor_does_not_miss_real_gpus_where_the_daemon_has_virtual_ones(
 
     monkeypatch.setattr("carma.monitor.nvml.open_nvml", none)
     daemon.answers["gpus"] = [gpu_view(0, kind="virtual")]
-    assert cards.gpus(Look()).verdict == "ok"
+    assert cards.gpus(DoctorFacts()).verdict == "ok"
     daemon.answers["gpus"] = [gpu_view(0)]
-    assert cards.gpus(Look()).verdict == "warn"
+    assert cards.gpus(DoctorFacts()).verdict == "warn"
 
 
 def test_a_gpus_name_that_tells_its_size_is_enough() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from carma.cli import carma
 from carma.cli.verb import Renamed
-from carma.demo import report
+from carma.demo import figure_table
 from carma.demo.figures import Ran, TaskRun, summarise
 
 # verb: the flag, what it was called, a value
@@ -83,8 +83,8 @@ def test_the_demo_tells_figures_by_the_simulators_names_and_by_those_that_they_h
         name="a", submitted_at=0, ended_at=9, alone_s=3, succeeded=True, attempts=(Ran(started_at=5, ended_at=9),)
     )
     figures = summarise([run], sm_active_mean=0.5)
-    told = report.with_old_names({"wait_mean_s": figures.wait_mean_s, "sm_active_mean": figures.sm_active_mean})
+    told = figure_table.with_old_names({"wait_mean_s": figures.wait_mean_s, "sm_active_mean": figures.sm_active_mean})
     assert told == {"wait_mean_s": 5.0, "waiting_mean_s": 5.0, "sm_active_mean": 0.5, "sm_active": 0.5}
     fields = set(type(figures).__struct_fields__)
-    assert set(report.OLD_NAMES) <= fields
-    assert not set(report.OLD_NAMES.values()) & fields
+    assert set(figure_table.OLD_NAMES) <= fields
+    assert not set(figure_table.OLD_NAMES.values()) & fields

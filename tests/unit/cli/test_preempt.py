@@ -67,7 +67,7 @@ def test_a_drain_asks_those_that_can_only_where_it_is_told_to(
     fill(daemon)
     assert call("drain", "--reason", "fan", *words).exit_code == 0
     assert asked(daemon) == told
-    assert all(body.reason == "it is drained: fan" for body in daemon.asked("preempt"))
+    assert all(body.reason == "GPU drained: fan" for body in daemon.asked("preempt"))
 
 
 def test_a_list_and_a_card_say_that_it_was_asked(daemon: FakeDaemon) -> None:
@@ -75,4 +75,4 @@ def test_a_list_and_a_card_say_that_it_was_asked(daemon: FakeDaemon) -> None:
     assert "asked to save 12 s ago by carol" in call("queue", "--wide").stdout
     card = call("show", "3").stdout
     assert "asked to save 12 s ago by carol" in card
-    assert "saves on SIGUSR1" in card
+    assert "SIGUSR1" in card

@@ -40,7 +40,7 @@ class Restarted(FakeDaemon):
 
 @pytest.fixture
 def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[Restarted]:
-    monkeypatch.setattr("carma.cli.reconnect.LOOK_S", 0.01)
+    monkeypatch.setattr("carma.cli.connection.RETRY_S", 0.01)
     with Restarted() as fake:
         monkeypatch.setenv("CARMA_HOME", str(fake.home))
         yield fake
@@ -54,7 +54,8 @@ def call(*words: str) -> Result:
 def test_logs_go_on_where_they_were(daemon: Restarted, words: list[str]) -> None:
     result = call(*words)
     assert (result.exit_code, result.stdout) == (0, "one\ntwo\nthree\n")
-    assert result.stderr.count("waiting for it to come back") == 1
+    assert result.stderr.count("does not answer") == 1
+    assert result.stderr.count("answers again") == 1
     assert daemon.followed == 2
 
 

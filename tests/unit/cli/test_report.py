@@ -81,9 +81,9 @@ def test_the_page_tells_tasks_time_waiting_and_energy() -> None:
     assert page[0].endswith(" until now (02:00:00)")
     facts = {line.split()[0]: " ".join(line.split()[1:]) for line in page[1:5]}
     assert facts == {
-        "tasks": "12 ended: 9 succeeded, 2 out of memory, 1 disrupted; 1 run",
+        "tasks": "12 ended: 9 succeeded, 2 out of memory, 1 disrupted; 1 running",
         "ran": "3.1 GPU-hours in 15 attempts",
-        "waited": "01:00 on average before 10 first starts, 05:00 at most",
+        "waited": "mean 01:00 before 10 first starts, maximum 05:00",
         "energy": "400 Wh: 300 Wh idle, 90.0 Wh tasks, 10.0 Wh other",
     }
     assert max(map(len, page)) <= 80
@@ -112,7 +112,7 @@ def test_the_span_is_asked_of_the_daemon_and_json_is_its_answer(daemon: FakeDaem
 
 def test_a_span_counts_back_by_the_daemons_clock(daemon: FakeDaemon) -> None:
     assert lines("--since", "2h")[0].endswith(" until now (02:00:00)")
-    assert lines("--since", "90m")[0].endswith(" until now (02:00:00, begun at the full hour)")
+    assert lines("--since", "90m")[0].endswith(" until now (02:00:00, from the full hour)")
     CliRunner().invoke(carma, ["history", "--since", "1h"])
     asked = [float(query["since"]) for name, _, query, _ in daemon.requests if name in ("report", "history")]
     assert asked == [NOW - 7_200, NOW - 5_400, NOW - 3_600]

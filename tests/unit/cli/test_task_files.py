@@ -169,12 +169,12 @@ def test_a_task_file_spells_flags(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("gpu_memm = 1", "did you mean 'gpu-mem'"),
-        ("command = 3", "command must be words"),
-        ("command = []", "command must be words"),
+        ("command = 3", ": command "),
+        ("command = []", ": command "),
         ('command = "python \'x"', "quot"),
         ("= 1", "is not TOML"),
-        ("time = {a = 1}", "is not understood"),
-        ("environment = 1", "environment must be a table"),
+        ("time = {a = 1}", "'time'"),
+        ("environment = 1", ": environment "),
     ],
 )
 def test_a_bad_task_file_is_explained(tmp_path: Path, text: str, said: str) -> None:
@@ -194,7 +194,7 @@ def test_params_make_every_combination() -> None:
 
 
 def test_a_param_that_the_command_does_not_use_is_a_mistake() -> None:
-    with pytest.raises(Usage, match=r"no \{lr\} in the command"):
+    with pytest.raises(Usage, match=r"no \{lr\}"):
         list(sweep.combinations(("train",), sweep.read_params(["lr=1,2"])))
 
 

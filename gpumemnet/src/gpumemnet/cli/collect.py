@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from carma.cli.error_output import INTERRUPTED, note
+from carma.cli.option_types import Parsed, whole
 from carma.cli.parsers import parse_grace
-from carma.cli.task_flags import Parsed
-from carma.cli.verb import json_flag, verb, whole
+from carma.cli.verb import json_flag, verb
 
 if TYPE_CHECKING:
     from gpumemnet.dataset.collect import Tally

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from carma.cli.verb import Names, Verb, whole
+from carma.cli.option_types import names, whole
+from carma.cli.verb import Verb
 
 # As in gpumemnet/dataset/config.py, which is imported only when it is used.
 FAMILIES = ("mlp", "cnn", "transformer")
@@ -53,7 +54,7 @@ def command() -> None:
         "carma dataset generate --families cnn,mlp --count 10 --ranges mine.toml"
     ),
 )
-@click.option("--families", type=Names(FAMILIES), default=FAMILIES, help="Not all of mlp, cnn, transformer, but these.")
+@click.option("--families", type=names(FAMILIES), default=FAMILIES, help="Not all of mlp, cnn, transformer, but these.")
 @click.option("--count", type=whole(1, 1_000_000), default=3_000, help="So many of each family (3000).")
 @click.option("--seed", type=whole(0), default=0, help="The same seed gives the same bytes (0).")
 @click.option("--ranges", metavar="FILE", help="TOML: what is drawn from, where it differs from the defaults.")

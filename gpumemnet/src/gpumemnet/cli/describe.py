@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from carma.cli.verb import json_flag, verb, whole
+from carma.cli.option_types import whole
+from carma.cli.verb import json_flag, verb
 from gpumemnet.cli.output_file_option import check_pictures, folder_flag, force_flag
 
 EXAMPLES = """

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from carma.cli.verb import Function
+from carma.cli.option_types import Function
 from carma.errors import Usage
 
 STDOUT = "-"  # as in gpumemnet.output_file

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from carma.cli.verb import Renamed, json_flag, verb, whole
+from carma.cli.option_types import whole
+from carma.cli.verb import Renamed, json_flag, verb
 
 if TYPE_CHECKING:
     from gpumemnet.dataset.pack import Packed

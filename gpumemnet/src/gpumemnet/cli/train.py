@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from carma.cli.verb import Renamed, json_flag, verb, whole
+from carma.cli.option_types import whole
+from carma.cli.verb import Renamed, json_flag, verb
 
 if TYPE_CHECKING:
     from gpumemnet.training.accuracy_report import Entry

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from carma.cli import parsers as parse
-from carma.cli.task_flags import Parsed
-from carma.cli.verb import Function, Names, Renamed, Verb, number, whole
+from carma.cli.option_types import Function, Parsed, names, number, whole
+from carma.cli.verb import Renamed, Verb
 
 # As in bench/paper/variants.py and bench/gpu/trial*.py, which are imported only when they are used.
 PAPER_PARTS = ("tables", "curves", "limits", "seeds", "philly", "speed")
@@ -205,13 +205,13 @@ def collocation(**flags: Any) -> int:
 )
 @click.option("--out", metavar="DIR", default=".", help="Where each part's JSON file goes (here).")
 @click.option(
-    "--only", "parts", cls=Renamed, was=("--parts",), type=Names(PARTS), default=PARTS,
+    "--only", "parts", cls=Renamed, was=("--parts",), type=names(PARTS), default=PARTS,
     help=f"Not all of {', '.join(PARTS)}, but these.",
 )  # fmt: skip
 @_limit
 @click.option("--tasks", type=whole(1, 200), default=20, help="How many tasks share the GPUs (20).")
 @click.option("--scale", type=number(0.01, 100), default=1.0, help="Shorter or longer tasks (1).")
-@click.option("--rungs", type=Names(RUNGS), default=(), help=f"Of the part oom not all of {', '.join(RUNGS)}.")
+@click.option("--rungs", type=names(RUNGS), default=(), help=f"Of the part oom not all of {', '.join(RUNGS)}.")
 @click.option("--virtual", is_flag=True, help="On virtual GPUs: needs neither a card nor torch.")
 def gpu(**flags: Any) -> int:
     """A daemon on real GPUs: tasks, OOMs, restarts.
@@ -303,7 +303,7 @@ def gpumemnet(**flags: Any) -> int:
     ),
 )
 @click.option("--quick", is_flag=True, help="One trace and few cases, to see that it works: half a minute.")
-@click.option("--only", type=Names(PAPER_PARTS), default=(), help=f"Not all of {', '.join(PAPER_PARTS)}, but these.")
+@click.option("--only", type=names(PAPER_PARTS), default=(), help=f"Not all of {', '.join(PAPER_PARTS)}, but these.")
 @click.option(
     "--parallel", "jobs", cls=Renamed, was=("--jobs",), type=whole(1, 256), default=1,
     help="So many simulations side by side (1).",

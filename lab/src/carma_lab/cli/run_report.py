@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from carma.cli.time_span import since_at, since_flag
+from carma.cli.option_types import since_at, since_flag
 from carma.cli.verb import json_flag, verb
 from carma_lab.cli.run_file import check_run_file
 from gpumemnet.cli.output_file_option import (

@@ -9,8 +9,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from carma.cli.setting_flag import pairs
-from carma.cli.verb import number, verb, whole
+from carma.cli.option_types import number, read_pairs, whole
+from carma.cli.verb import verb
 from carma.errors import Usage
 from carma_lab.cli.progress_line import simulating
 from carma_lab.cli.run_file import check_run_file
@@ -53,7 +53,9 @@ BESIDE_FIDELITY = ("fidelity", "solo", "noise", "seed", "out", "force", "as_json
     metavar="X",
     help="Spread of true rates about the model's; 1: as measured (0).",
 )
-@click.option("--set", "settings", multiple=True, callback=pairs, metavar="NAME=VALUE", help="A setting; repeat it.")
+@click.option(
+    "--set", "settings", multiple=True, callback=read_pairs, metavar="NAME=VALUE", help="A setting; repeat it."
+)
 @file_flag("--out", "The whole run, as carma run-report reads it; - for standard output.")
 @force_flag
 @click.option(

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from carma.cli.option_types import Function, Parsed, number, whole
 from carma.cli.parsers import parse_grace
-from carma.cli.task_flags import Parsed
-from carma.cli.verb import Function, Renamed, Verb, number, whole
+from carma.cli.verb import Renamed, Verb
 from gpumemnet.cli.output_file_option import STDOUT, check_pictures, file_flag, folder_flag, force_flag
 
 if TYPE_CHECKING:
@@ -151,11 +151,11 @@ def import_(file: str, out: str | None, force: bool, table: str | None, **given:
     _write(imported.trace, out, force)
     if imported.dropped:
         from carma.cli.error_output import note
-        from carma.cli.wording import many
+        from carma.core.model.units import show_count
 
-        gpus = many(window.gpus_most, "GPU")
+        gpus = show_count(window.gpus_most, "GPU")
         were = "was" if imported.dropped == 1 else "were"
-        note(f"{many(imported.dropped, 'job')} with more than {gpus} {were} left out (--gpus-most)")
+        note(f"{show_count(imported.dropped, 'job')} with more than {gpus} {were} left out (--gpus-most)")
 
 
 @_subcommand("cut", "carma trace cut t1 --from 1h --to 2h --out hour.csv\ncarma trace cut week.csv --to 86400")

@@ -63,7 +63,7 @@ def show_pair_mib(one: float, other: float) -> tuple[str, str]:
 
 def show_count(count: int, noun: str) -> str:
     """`1 GPU`, `2 GPUs`."""
-    return f"{count} {noun}" + ("" if count == 1 else "s")
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def show_j(joules: float | None) -> str:

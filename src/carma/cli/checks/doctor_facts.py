@@ -1,23 +1,27 @@
-"""What the checks of `carma doctor` look at, each thing once: the machine, the daemon, the settings that hold."""
+"""The facts that the checks of `carma doctor` examine, each read once: the machine, the daemon and the settings."""
 
 from __future__ import annotations
 
 import os
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from carma.cli.connection import ask
 from carma.client import Client
+from carma.config import describe, load_settings
 from carma.core.model.values import Capabilities, Gpu, GpuId
 from carma.core.telemetry.window import METRICS
 from carma.errors import CarmaError, NoGpus
-from carma.monitor.card_modes import MachineFacts
-from carma.wire.api_types import ServerView, SettingView
+from carma.monitor import card_modes, nvml
+from carma.paths import find_paths
+from carma.wire.api_types import GpuView, ServerView, SettingView
 
+T = TypeVar("T")
 Verdict = Literal["ok", "warn", "bad"]
 _METRICS_OF = {"nvml": (), "processes": ("sm_active",)}  # by source; the others provide all metrics
-ANSWER_S = 2.0  # for a daemon that is asked by the way
+TIMEOUT_S = 2.0  # of a request that no check depends on
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -29,60 +33,60 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """The GPUs that tasks can use, sentences about those they cannot, or why there are none."""
+    """The GPUs that tasks can use, the problems of the other GPUs, or the error if there are none."""
 
     gpus: tuple[Gpu, ...] = ()
     problems: tuple[str, ...] = ()
-    dcgm_problem: str = ""  # why DCGM does not give activity, where a GPU would need it
+    dcgm_problem: str = ""  # why DCGM provides no activity to a GPU that needs it
     error: NoGpus | None = None
 
 
-class Look:
-    """Everything is asked for when it is first needed. Made anew for each run of the doctor."""
+class DoctorFacts:
+    """Reads a fact when a check first needs it. One object for each run of `carma doctor`."""
 
     @cached_property
     def server(self) -> ServerView | None:
-        """The daemon that serves this user; None where none answers."""
-        from carma.cli.connection import connect
-
+        """The daemon that serves this user; None if no daemon answers."""
         try:
-            with connect(ANSWER_S) as client:
-                return client.server()
+            return ask(Client.server, TIMEOUT_S)
         except CarmaError:
             return None
 
     @property
-    def elsewhere(self) -> ServerView | None:
-        """That daemon, where it is another user's: what it keeps is then not this user's to write."""
+    def foreign_server(self) -> ServerView | None:
+        """The daemon, if it belongs to another user: this user then cannot write its files."""
         server = self.server
         return server if server is not None and os.geteuid() not in (0, server.uid) else None
 
+    @property
+    def runs_as_root(self) -> bool:
+        """Of the daemon, or of a daemon that this user started now."""
+        return (os.geteuid() if self.server is None else self.server.uid) == 0
+
     @cached_property
     def virtual(self) -> int:
-        """How many virtual GPUs the daemon has; 0 when there is no daemon, or when it has real ones."""
-        from carma.cli.connection import connect
-
+        """Number of virtual GPUs of the daemon; 0 without a daemon and for real GPUs."""
         try:
-            with connect(ANSWER_S) as client:
-                found = client.gpus()
+            found: list[GpuView] = ask(Client.gpus, TIMEOUT_S)
         except CarmaError:
             return 0
         return len(found) if all(gpu.kind == "virtual" for gpu in found) else 0
 
     @cached_property
-    def machine(self) -> MachineFacts | None:
-        """None where no driver answers; `found` says why."""
-        from carma.monitor import card_modes as facts
-
+    def machine(self) -> card_modes.MachineFacts | None:
+        """None if no driver answers; `found` has the reason."""
         try:
-            return facts.open_facts()
+            return card_modes.open_facts()
         except NoGpus:
             return None
 
+    @property
+    def cards(self) -> tuple[card_modes.CardFacts, ...]:
+        """The cards that answer."""
+        return () if self.machine is None else tuple(card for card in self.machine.cards if not card.fault)
+
     @cached_property
     def found(self) -> Found:
-        from carma.monitor import nvml
-
         try:
             sampler = nvml.open_nvml()
         except NoGpus as error:
@@ -94,46 +98,40 @@ class Look:
 
     @cached_property
     def running_settings(self) -> dict[str, SettingView]:
-        """Those of the daemon that answers; none where none does."""
-        from carma.cli.connection import connect
-
+        """The settings of the daemon; empty if no daemon answers."""
         try:
-            with connect(ANSWER_S) as client:
-                return {line.name: line for line in client.settings()}
+            return {line.name: line for line in ask(Client.settings, TIMEOUT_S)}
         except CarmaError:
             return {}
 
     @cached_property
     def next_settings(self) -> dict[str, Any]:
-        """Those that a daemon started now would have; none where they cannot be read."""
-        from carma.config import describe, load_settings
-        from carma.paths import find_paths
-
+        """The settings that a daemon started now would have; empty if they cannot be read."""
         try:
             loaded = load_settings(find_paths(os.environ), os.environ)
-        except CarmaError:  # the check of the settings says what is wrong with them
+        except CarmaError:  # the check of the settings reports it
             return {}
-        lines = {line.name: line.value for line in describe(loaded.settings, loaded.origins)}
-        told: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(lines))  # as the running daemon's come
-        return told
+        lines = {line.name: line.value for line in describe(*loaded)}
+        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(lines))  # as the values of the API
+        return plain
 
     def setting(self, name: str, default: Any) -> Any:
-        """What holds: the running daemon's word, which flags may have given it, before that of the files."""
+        """The value in the running daemon; without a daemon, the value for the next one."""
         if self.running_settings:
-            told = self.running_settings.get(name)
-            return default if told is None else told.value
+            line = self.running_settings.get(name)
+            return default if line is None else line.value
         return self.next_settings.get(name, default)
 
 
-class ServedLook(Look):
-    """The server as its daemon describes it: no driver library is opened."""
+class ServerFacts(DoctorFacts):
+    """The facts that the daemon reports; no driver library is opened."""
 
     def __init__(self, client: Client) -> None:
         views = client.gpus()
         self.server = client.server()
         self.running_settings = {line.name: line for line in client.settings()}
         self.virtual = len(views) if all(view.kind == "virtual" for view in views) else 0
-        self.machine = None if self.virtual else MachineFacts()
+        self.machine = None if self.virtual else card_modes.MachineFacts()
         self.found = Found(
             tuple(
                 Gpu(
