@@ -12,23 +12,24 @@ import pytest
 
 from gpumemnet.dataset import collect
 from gpumemnet.dataset.config import Config, write_configs
+from gpumemnet.dataset.torch_interpreter import environment
 
 MIB = 1 << 20
 INSIDE = collect.MAIN.parent
 REST = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-import loop, measure, torch, activity
+import loop, training_run, torch, activity
 model = [{"op": "linear", "out": 64}, {"op": "act", "f": "gelu"}] * 4 + [{"op": "linear", "out": 10}]
 config = {"id": "a", "family": "mlp", "batch": 1 << 18, "input": [64], "outputs": 10, "model": model}
-one = measure.Measurement(config, "cuda", 3, loop.random_numbers())
+one = training_run.TrainingRun(config, "cuda", 3, loop.random_numbers())
 assert one.start() is None
 row = one.train()
 assert row["error"] is None and not row["oom"], row
 held = [torch.cuda.memory_reserved()]
 one.rest()
 held.append(torch.cuda.memory_reserved())
-activity.warm(one.training.step, one.meter.segments)
+activity.warm_up(one.training.step, one.meter.segments)
 held.append(torch.cuda.memory_reserved())
 one.release()
 assert torch.cuda.memory_reserved() < held[1]
@@ -66,7 +67,7 @@ def measured(configs: Path, out: Path, activity: bool) -> list[dict[str, Any]]:
     return rows[1:]
 
 
-def test_figures_of_memory_agree(configs: Path, tmp_path: Path) -> None:
+def test_memory_figures_agree(configs: Path, tmp_path: Path) -> None:
     rows = {row["id"]: row for row in measured(configs, tmp_path / "out", activity=False)}
     for row in rows.values():
         assert 0 < row["requested_peak"] <= row["allocated_peak"] <= row["reserved_peak"]
@@ -77,7 +78,7 @@ def test_figures_of_memory_agree(configs: Path, tmp_path: Path) -> None:
     assert rows["mlp-4096"]["allocated_peak"] > rows["mlp-64"]["allocated_peak"]
 
 
-def test_a_run_alone_makes_the_card_work(configs: Path, tmp_path: Path) -> None:
+def test_a_run_alone_keeps_the_gpu_busy(configs: Path, tmp_path: Path) -> None:
     before = {row["id"]: row for row in measured(configs, tmp_path / "before", activity=False)}
     for row in measured(configs, tmp_path / "out", activity=True):
         assert row["step_ms"] > 0
@@ -85,15 +86,16 @@ def test_a_run_alone_makes_the_card_work(configs: Path, tmp_path: Path) -> None:
         assert row["sm_active"] is None or 0 < row["sm_active"] <= 1
         assert row["power_w"] is None or row["power_w"] > 10
         assert row["reserved_peak"] == before[row["id"]]["reserved_peak"]
-        assert abs(row["footprint"] - before[row["id"]]["footprint"]) <= 64 * MIB  # weighed before it rested
+        assert abs(row["footprint"] - before[row["id"]]["footprint"]) <= 64 * MIB  # read before it rested
 
 
-def test_a_run_at_rest_keeps_what_lasts_and_goes_on() -> None:
+def test_a_resting_run_releases_temporary_memory_and_can_continue() -> None:
     """In a process of its own: this one must not start CUDA."""
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("torch finds no GPU")
-    ended = subprocess.run([sys.executable, "-c", REST, str(INSIDE)], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", REST, str(INSIDE)]
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     trained, rested, again = json.loads(ended.stdout)
     assert rested < trained / 2

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 import pytest
 from msgspec.structs import replace
 
-from carma.trial.layers.columns import Columns
+from carma.trial.layers.column_reading import LayerReading
 from carma.trial.layers.description import Described, Layer
-from carma.trial.layers.functions import Unseen
-from carma.trial.layers.saved_tensors import Basis
 from gpumemnet.serving import layer_chain as chain
 from gpumemnet.serving import tensor_sizes as sizing
 from gpumemnet.serving.caching_allocator import MIB, Block, Cache
@@ -98,8 +96,8 @@ def played(described: Described) -> Played:
         caches.append(_Watched(least))
         return caches[-1]
 
-    def sizes(described: Described, columns: Columns, unseen: Unseen, basis: Basis, heads: float) -> Sizes:
-        found.append(Sizes(described, columns, unseen, basis, heads))
+    def sizes(reading: LayerReading, heads: float) -> Sizes:
+        found.append(Sizes(reading, heads))
         return found[-1]
 
     with pytest.MonkeyPatch.context() as patch:

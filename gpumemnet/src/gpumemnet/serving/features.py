@@ -1,8 +1,8 @@
 """From a model's description to numbers: the one definition for learning and for serving.
 
-Everything here can be read off a summary: for each layer its kind, the size of its output, its parameters; of the run
-the batch, the optimizer, the number format. `guess` is what two steps reserve when they are played through an allocator
-(`kept`, `chain`); what is learned is how far the truth is from it.
+A summary contains all that is needed: for each layer its kind, the size of its output and its parameters; of the run
+the batch, the optimizer and the number format. `guess` is the memory reserved by two simulated steps (`layer_chain`);
+the models learn how far the truth differs from it.
 """
 
 from __future__ import annotations
@@ -14,22 +14,11 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from carma.trial.layers.column_reading import attention_of, check_told, columns_of
+from carma.trial.layers.column_reading import LayerReading, read_layers
 from carma.trial.layers.columns import Columns, flags
 from carma.trial.layers.description import Described, Layer
-from carma.trial.layers.functions import find_unseen
 from carma.trial.layers.kinds import FUNCTIONS, INDEX, KINDS, function_of, kind_of
-from carma.trial.layers.operators import layers_of
-from carma.trial.layers.saved_tensors import (
-    HALF,
-    IS_VIEW,
-    MIB,
-    Held,
-    basis_of,
-    held,
-    slots_of,
-    temporaries_of,
-)
+from carma.trial.layers.saved_tensors import HALF, IS_VIEW, MIB, Held, held, slots_of, temporaries_of
 from gpumemnet.serving.layer_chain import play
 
 if TYPE_CHECKING:
@@ -61,33 +50,29 @@ class Features:
     scalars: NDArray[np.float32]  # as FEATURES names them; sizes are logarithms to base 2 of one more
     kinds: NDArray[np.int64]  # of each layer, places in KINDS
     tokens: NDArray[np.float32]  # of each layer, as TOKEN names them
-    way: str = ""  # how it is trained, as `way_of` writes it
-    names: tuple[str, ...] = ()  # of each layer, as its framework calls the class: nothing is learned from them
+    way: str = ""  # how it is trained (`way_of`)
+    names: tuple[str, ...] = ()  # class name of each layer: nothing is learned from it
 
 
 def features(described: Described) -> Features:
-    check_told(described)
-    described = layers_of(described)
-    columns = columns_of(described)
-    basis = basis_of(described, columns)
-    unseen = find_unseen(columns, basis.before, described.batch or 1)
-    heads, length = attention_of(described, columns, unseen)
-    holds = held(described, columns, unseen, basis, heads, length)
-    family = _family(described.layers, columns)
-    played = play(described, columns, unseen, basis, heads if described.attention == "eager" else 0.0)
+    """Raises CannotTell."""
+    reading = read_layers(described)
+    described, columns = reading.described, reading.columns
+    holds = held(reading)
+    played = play(reading, reading.heads if described.attention == "eager" else 0.0)
     return Features(
-        family,
-        _scalars(described, columns, holds, played),
-        columns.kinds,
-        _tokens(columns, holds.kept, described),
-        way_of(described),
-        tuple(layer.kind for layer in described.layers),
+        family=_family(described.layers, columns),
+        scalars=_scalars(reading, holds, played),
+        kinds=columns.kinds,
+        tokens=_tokens(columns, holds.kept, described),
+        way=way_of(described),
+        names=tuple(layer.kind for layer in described.layers),
     )
 
 
 def way_of(described: Described) -> str:
-    """The optimizer by what it keeps and what a step of it makes, and the number format: what no size tells, and what
-    goes together in some runs only. `2+1 fp16-amp`: two tensors of state for each weight, one more in a step."""
+    """The optimizer by its tensors for each weight, kept and temporary, and the number format: no size shows these, and
+    the data has some combinations only. `2+1 fp16-amp`: two tensors of state for each weight, one more in a step."""
     kind = described.autocast or described.dtype
     number = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}.get(kind, kind)
     number = f"{number}-amp" if described.autocast else number
@@ -107,9 +92,10 @@ def _family(layers: tuple[Layer, ...], columns: Columns) -> Family:
     return "cnn" if convolutions else "mlp"
 
 
-def _scalars(described: Described, every: Columns, holds: Held, played: tuple[float, float]) -> NDArray[np.float32]:
-    batch, columns = described.batch or 1, _without_views(every)
-    rows = columns.outputs / np.maximum(columns.channels, 1.0) / batch
+def _scalars(reading: LayerReading, holds: Held, played: tuple[float, float]) -> NDArray[np.float32]:
+    described, columns = reading.described, _without_views(reading.columns)
+    batch = described.batch or 1
+    rows = columns.rows / batch
     largest = np.sort(columns.outputs)[::-1]
     found: dict[str, float] = {
         "batch": batch,
@@ -133,28 +119,26 @@ def _scalars(described: Described, every: Columns, holds: Held, played: tuple[fl
         "guess_mib": played[0],
         "output_inplace": float(columns.outputs[columns.inplace].sum()),
     }
-    counts, sums = (
-        np.bincount(columns.kinds, minlength=len(KINDS)),
-        np.bincount(columns.kinds, columns.outputs, len(KINDS)),
-    )
-    for kind, counted, total in zip(KINDS, counts, sums, strict=True):
-        found[f"count_{kind}"], found[f"output_{kind}"] = counted, total
+    counts = np.bincount(columns.kinds, minlength=len(KINDS))
+    sums = np.bincount(columns.kinds, columns.outputs, len(KINDS))
+    found |= {f"count_{kind}": count for kind, count in zip(KINDS, counts, strict=True)}
+    found |= {f"output_{kind}": total for kind, total in zip(KINDS, sums, strict=True)}
     scalars = np.log2(1.0 + np.array([found.get(name, 0.0) for name in FEATURES]))
-    for name, value in _plain(described).items():
+    for name, value in _settings(described).items():
         scalars[PLACE[name]] = value
     return scalars.astype(np.float32)
 
 
 def _without_views(columns: Columns) -> Columns:
-    """Flatten and Identity are modules in some lists and functions in others, and hold nothing: they are no sizes."""
+    """Flatten and Identity are modules in some lists and functions in others, and hold no memory."""
     real = ~IS_VIEW[columns.kinds] | (columns.parameters > 0)
     if real.all() or not real.any():
         return columns
     return Columns(**{name: column[real] for name, column in vars(columns).items()})
 
 
-def _plain(described: Described) -> dict[str, float]:
-    """What is no size."""
+def _settings(described: Described) -> dict[str, float]:
+    """Features that are no sizes."""
     angle = _angle(described.layers)
     return {
         "cos_function": 0.0 if angle is None else math.cos(angle),
@@ -179,9 +163,8 @@ def _angle(layers: tuple[Layer, ...]) -> float | None:
 
 def _tokens(columns: Columns, kept: NDArray[np.float64], described: Described) -> NDArray[np.float32]:
     size = 2.0 if described.dtype in HALF else 4.0
-    positions = columns.outputs / np.maximum(columns.channels, 1.0)
     sized = np.stack(
-        [columns.outputs * 4 / MIB, columns.parameters * size / MIB, kept, columns.channels, positions], axis=1
+        [columns.outputs * 4 / MIB, columns.parameters * size / MIB, kept, columns.channels, columns.rows], axis=1
     )
     logs = np.log2(1e-3 + sized)
     return np.concatenate([logs, columns.inplace[:, None]], axis=1).astype(np.float32)

@@ -1,8 +1,7 @@
-"""Two training steps of a chain of layers, tensor by tensor, played through a caching allocator.
+"""Simulates two training steps of a chain of layers, tensor by tensor, with a caching allocator.
 
-What an allocator reserves beyond what is allocated depends on the order and the sizes of what comes and goes; so does
-the peak. Both are played here, as far as a list of layers tells what comes and goes (`sizes`). What is learned corrects
-the rest.
+Reserved memory and the peak depend on the order and the sizes of allocations and frees. Both are simulated as far as a
+list of layers shows the tensors (`tensor_sizes`). The learned models correct the rest.
 """
 
 from __future__ import annotations
@@ -10,23 +9,20 @@ from __future__ import annotations
 from itertools import chain as chained
 from typing import Any
 
-from carma.trial.layers.columns import Columns
-from carma.trial.layers.description import Described
-from carma.trial.layers.functions import Unseen
-from carma.trial.layers.saved_tensors import Basis
+from carma.trial.layers.column_reading import LayerReading
 from gpumemnet.serving.caching_allocator import MIB, Block, Cache, Tape
 from gpumemnet.serving.tensor_sizes import Sizes
 
-# cuBLAS and cuBLASLt on Hopper; the thread of the backward pass has its own.
+# Of cuBLAS and cuBLASLt on Hopper; the thread of the backward pass has its own.
 WORKSPACE = 33 * MIB
 
-Tensor = int | None  # its number on the tape; None for a small one
+Tensor = int | None  # its number on the tape; None for a small tensor
 Tensors = list[Tensor]
 
 
-def play(described: Described, columns: Columns, unseen: Unseen, basis: Basis, heads: float) -> tuple[float, float]:
-    """MiB reserved at the end, and the most that was allocated. `heads`: of attention that writes its scores out."""
-    chain = Sizes(described, columns, unseen, basis, heads)
+def play(reading: LayerReading, heads: float) -> tuple[float, float]:
+    """MiB reserved at the end, and the peak of allocated MiB. `heads`: of attention that stores its scores, else 0."""
+    chain = Sizes(reading, heads)
     weights = [size for pair in zip(chain.weights, chain.biases, strict=True) for size in pair if size]
     states = [size for size in weights for _ in range(chain.slots)]
     tape, taken = Tape(least=min(WORKSPACE, *weights) if weights else WORKSPACE), list[Block]()
@@ -38,16 +34,16 @@ def play(described: Described, columns: Columns, unseen: Unseen, basis: Basis, h
     cache.play(back, taken)
     cache.play(states, [])
     cache.play(update, taken)
-    # The second step finds the cache as the first left it; what goes at its end changes nothing any more.
+    # The second step begins with the cache of the first; frees at its end no longer matter.
     cache.play([*there, *back, *update[: len(weights) * chain.temporaries]], [])
     small = chain.small * (1 + chain.slots)
     return (cache.reserved + small) / MIB, (cache.peak + small) / MIB
 
 
 def _rows_there(chain: Sizes) -> list[tuple[Any, ...]]:
-    """What a layer's part of the forward pass looks at, together: it is looked at once."""
+    """For each layer, what the forward pass needs, in one tuple for speed."""
     adds = chain.adds
-    if chain.amp:  # nothing else copies
+    if chain.amp:  # otherwise there are no copies
         adds = [is_sum and not copy for is_sum, copy in zip(chain.adds, chain.copies, strict=True)]
     begins = chain.beside, chain.joined, chain.pairs, chain.is_view, adds, chain.is_over
     ends = chain.outputs, chain.kept_more, chain.masks, chain.keeps_now, chain.scratch, chain.keeps_output
@@ -60,7 +56,7 @@ def _rows_back(chain: Sizes) -> list[tuple[Any, ...]]:
 
 
 class _Pass:
-    """Forward and back, written down: what comes and goes is the same in every step."""
+    """Records the forward and the backward pass on a tape: allocations and frees are the same in every step."""
 
     def __init__(self, chain: Sizes, tape: Tape) -> None:
         self.chain, self.tape = chain, tape
@@ -78,12 +74,12 @@ class _Pass:
         self.rows_there, self.rows_back = _rows_there(chain), _rows_back(chain)
 
     def steps(self, temporaries: list[int]) -> tuple[list[int], list[int], list[int]]:
-        """There, back, and the optimizer's part, which makes `temporaries`; the gradients of the weights stay until
-        then."""
+        """The forward pass, the backward pass, and the optimizer's part, which allocates `temporaries` and frees the
+        gradients of the weights."""
         chain, take, give = self.chain, self.tape.take, self.tape.give
         batch = self.batch = self.now = take(chain.first)
         begins = self.there()
-        output, is_kept = self.now, self.is_kept  # a script holds it until the step is over
+        output, is_kept = self.now, self.is_kept  # the script holds it until the end of the step
         self.join(0)
         gradient = self.loss()
         there = self.tape.cut()
@@ -105,8 +101,8 @@ class _Pass:
         return there, back, self.tape.cut()
 
     def loss(self) -> Tensor:
-        """Cross entropy: the logarithms are kept, their gradient and the output's come. They are 32 bits wide, whatever
-        the output is."""
+        """Cross entropy keeps the logarithms, then allocates their gradient and the output's. They have 32 bits,
+        whatever the output has."""
         chain, take, give = self.chain, self.tape.take, self.tape.give
         likely = take(chain.last)
         passed, gradient = take(chain.last), take(chain.last // 2 if chain.half_loss else chain.last)
@@ -115,7 +111,7 @@ class _Pass:
         return gradient
 
     def there(self) -> Tensors:
-        """Of what is computed again, only what goes in is kept."""
+        """Of recomputed layers only the input is kept."""
         begins: Tensors = []
         for begin, end, again in self.chain.spans:
             if again:
@@ -172,14 +168,14 @@ class _Pass:
             made.append(output)
 
     def replace(self, size: int) -> None:
-        """What there is now by a tensor of its own."""
+        """The current tensor by a new one."""
         whole = self.tape.take(size)
         if not self.is_kept:
             self.tape.give(self.now)
         self.now, self.is_kept = whole, False
 
     def write_over(self, place: int, made: Tensors) -> None:
-        if self.chain.is_met[place]:  # what is written over is a tensor of its own
+        if self.chain.is_met[place]:  # the tensor that is overwritten is a new one
             if not self.is_kept:
                 self.tape.give(self.now)
             self.now, self.is_kept = self.tape.take(self.chain.outputs[place]), False
@@ -188,13 +184,13 @@ class _Pass:
         self.is_kept = True
 
     def fan_out(self, place: int, flows: Tensor) -> None:
-        """Attention and gates: each that went into it has a gradient of its own, which are there together."""
+        """Attention and gates: each input has a gradient of its own, and all exist together."""
         chain, take, give = self.chain, self.tape.take, self.tape.give
         into = chain.fans[place]
         parts = [take(chain.inputs[place]) for _ in range(3)] if len(into) == 1 else []
         for one in into:
             self.waiting[one] = take(chain.outputs[one])
-        for part in parts:  # of one product, which is put together of them
+        for part in parts:  # of one projection, whose gradient is concatenated of them
             give(part)
         give(flows)
 
@@ -208,13 +204,13 @@ class _Pass:
         return other
 
     def join(self, size: int) -> None:
-        """Branches that met. Where a narrower copy is what is kept, it lasts until it has gone into the next one."""
+        """Joined branches. If a narrower copy is kept, this tensor lasts until it has gone into the next one."""
         joined = self.tape.take(size) if size else None
         self.tape.give(self.joined)
         self.joined = joined
 
     def attend(self, pairs: int, made: Tensors) -> None:
-        """Products, scaled, their softmax in 32 bits; in half precision narrowed again; dropout keeps a mask."""
+        """Products, scaled, their softmax in 32 bits; in half precision cast back; dropout keeps a mask."""
         take, give, size = self.tape.take, self.tape.give, 2 if self.chain.half else 4
         product = take(pairs * size)
         scaled = take(pairs * size)
@@ -229,7 +225,7 @@ class _Pass:
             made.append(narrow)
 
     def attend_back(self, pairs: int) -> None:
-        """Of the dropped, the narrow, the softmax (with a product of its own), the scaled, one after the other."""
+        """Gradients of the dropout, the cast, the softmax (with a product of its own) and the scaling, in order."""
         take, give, size = self.tape.take, self.tape.give, 2 if self.chain.half else 4
         gradient = take(pairs * size)
         if self.chain.drops:
@@ -267,7 +263,7 @@ class _Pass:
                 give(self.aside)
                 self.aside = None
             if before_sum and self.aside is None:
-                self.aside = gradient  # the other branch waits for it
+                self.aside = gradient  # until the other branch has its gradient
             else:
                 give(gradient)
             for tensor in self.kept[place]:
@@ -285,7 +281,7 @@ class _Pass:
         return gradient
 
     def narrowed(self, copy: int, size: int) -> Tensor:
-        """Where the input was cast, its gradient comes as wide as the copy first."""
+        """If the input was cast, its gradient first has the format of the copy."""
         wide, flows = self.tape.take(copy), self.tape.take(size)
         self.tape.give(wide)
         return flows
@@ -306,7 +302,7 @@ class _Pass:
         give(narrow)
 
     def pass_on(self, place: int, flows: Tensor) -> None:
-        """Not to the layer before: that finds its own elsewhere, or has a view of what is held."""
+        """Not to the layer before, whose gradient comes from elsewhere, or is a view of a held one."""
         if place in self.chain.fans:
             self.fan_out(place, flows)
         else:

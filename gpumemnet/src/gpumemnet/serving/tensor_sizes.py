@@ -1,4 +1,4 @@
-"""The layers of a model as sizes in bytes, as the allocator is asked for them: what comes, what stays, what goes."""
+"""The tensors of each layer, as sizes in bytes for the allocator: allocated, kept, freed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from carma.trial.layers.columns import Columns, shifted
-from carma.trial.layers.description import Described
-from carma.trial.layers.functions import Unseen, find_next, find_scores, find_skips, find_sums
+from carma.trial.layers.column_reading import LayerReading
+from carma.trial.layers.columns import shifted
+from carma.trial.layers.functions import find_next, find_scores, find_skips, find_sums
 from carma.trial.layers.kinds import INDEX
 from carma.trial.layers.repeated_layers import find_tied, spans_of
 from carma.trial.layers.saved_tensors import (
@@ -20,7 +20,6 @@ from carma.trial.layers.saved_tensors import (
     IS_VIEW,
     KEEPS_OUTPUT,
     KEPT_MORE,
-    Basis,
     arriving_bytes,
     slots_of,
     temporaries_of,
@@ -31,11 +30,11 @@ from gpumemnet.serving.conv_scratch import scratch_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_COPIES_OF_A_VIEW = 2  # of its gradient, where a function wrote over it
+_COPIES_OF_A_VIEW = 2  # of its gradient, if a function overwrote it
 
 
 def _whole(*columns: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Bytes, in the allocator's steps; 0 for what goes to the pool of small ones."""
+    """Bytes, in the allocator's steps; 0 for tensors of the small pool."""
     found = _rounded(np.array(columns)).astype(np.int64)
     found[found < SMALL] = 0
     return found
@@ -47,45 +46,51 @@ def _rounded(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _of_names(names: list[str], counts: Mapping[str, int]) -> list[int]:
-    """Few networks have any of them."""
+    """For each name its count, else 0."""
     if counts.keys().isdisjoint(names):
         return [0] * len(names)
     return [counts.get(name, 0) for name in names]
 
 
 class Sizes:
-    """Lists have an entry for each layer. `heads`: of attention that writes its scores out, else 0."""
+    """Lists have an entry for each layer. `heads`: of attention that stores its scores, else 0."""
 
-    def __init__(self, described: Described, columns: Columns, unseen: Unseen, basis: Basis, heads: float) -> None:
-        self.count = columns.count
+    def __init__(self, reading: LayerReading, heads: float) -> None:
+        described, columns = reading.described, reading.columns
+        self._reading, self.count = reading, columns.count
         self.amp = bool(described.autocast)
-        before, each = basis.before.copy(), basis.each
-        came = arriving_bytes(described, columns, basis)
-        for place in np.flatnonzero(unseen.no_input & (unseen.pairs == 0)).tolist():
-            came[place] = came[place - 1]  # it takes what its neighbour took, and casts it once more
+        came = self._arriving_bytes()
+        before = reading.basis.before.copy()
         before[0] = True
         met = ~before & (columns.inputs > shifted(columns.outputs, 0.0))
         size = 2.0 if described.dtype in HALF else 4.0
-        self.half, self.half_loss = self.amp or size == 2.0, self.amp and each[-1] == 2.0
+        self.half, self.half_loss = self.amp or size == 2.0, self.amp and reading.basis.each[-1] == 2.0
         first = prod(described.input) * 4 if described.input else _whole(columns.inputs[:1] * came[:1])[0, 0]
         self.first = int(first)
         self.last = int(columns.outputs[-1] * size)
         self.slots, self.temporaries = slots_of(described), int(temporaries_of(described))
         self.scratch = scratch_of(described)
-        self._weights(described, columns, size)
+        self._weights(size)
         names = [layer.kind for layer in described.layers]
         self.kept_more, self.back_more = _of_names(names, KEPT_MORE), _of_names(names, BACK_MORE)
-        self._kept(columns, unseen, basis, before, came, met)
-        self._branches(described, columns, unseen, before, met, heads)
+        self._kept(before, came, met)
+        self._branches(before, met, heads)
 
-    def _weights(self, described: Described, columns: Columns, size: float) -> None:
-        """Weights that layers share are one tensor; the sum of their gradients is made where the last of them is."""
-        kinds = columns.kinds
+    def _arriving_bytes(self) -> NDArray[np.float64]:
+        """Of an element of each input. A layer that takes its neighbour's input casts it once more."""
+        came, unseen = arriving_bytes(self._reading), self._reading.unseen
+        for place in np.flatnonzero(unseen.no_input & (unseen.pairs == 0)).tolist():
+            came[place] = came[place - 1]
+        return came
+
+    def _weights(self, size: float) -> None:
+        """Weights that layers share are one tensor; the sum of their gradients is computed at the last of them."""
+        columns = self._reading.columns
         biases = np.where(columns.parameters > 2 * columns.channels, columns.channels * size, 0.0)
         whole = columns.parameters * size - biases
-        tied = find_tied(columns, described.parameters)
+        tied = find_tied(columns, self._reading.described.parameters)
         once = np.where(tied >= 0, 0.0, whole)
-        halves = columns.parameters * 2.0 * self.amp * CAST[kinds]
+        halves = columns.parameters * 2.0 * self.amp * CAST[columns.kinds]
         found = _whole(whole, once, biases, halves)
         self.gradients, self.weights, self.biases, self.halves = found.tolist()
         self.weighs: list[bool] = np.any(found, axis=0).tolist()  # whether there is a gradient of any
@@ -99,16 +104,9 @@ class Sizes:
         sizes = np.concatenate((once, biases))
         self.small = int(_rounded(sizes[sizes + 511 < SMALL]).sum())
 
-    def _kept(
-        self,
-        columns: Columns,
-        unseen: Unseen,
-        basis: Basis,
-        before: NDArray[np.bool_],
-        came: NDArray[np.float64],
-        met: NDArray[np.bool_],
-    ) -> None:
-        """`came`: bytes of an element that comes in."""
+    def _kept(self, before: NDArray[np.bool_], came: NDArray[np.float64], met: NDArray[np.bool_]) -> None:
+        """`came`: bytes of an element of the input. `met`: branches join before the layer."""
+        columns, basis, unseen = self._reading.columns, self._reading.basis, self._reading.unseen
         kinds, elements = columns.kinds, columns.inputs
         takes = (basis.takes & ~unseen.no_input) | unseen.new_input
         copied = self.amp * (CAST[kinds] * (came > 2.0) * 2.0 + (kinds == INDEX["norm"]) * (came < 4.0) * 4.0)
@@ -131,16 +129,8 @@ class Sizes:
         for place in np.flatnonzero(over_view).tolist():
             self.back_more[place] += _COPIES_OF_A_VIEW
 
-    def _branches(
-        self,
-        described: Described,
-        columns: Columns,
-        unseen: Unseen,
-        before: NDArray[np.bool_],
-        met: NDArray[np.bool_],
-        heads: float,
-    ) -> None:
-        kinds = columns.kinds
+    def _branches(self, before: NDArray[np.bool_], met: NDArray[np.bool_], heads: float) -> None:
+        columns, unseen, kinds = self._reading.columns, self._reading.unseen, self._reading.columns.kinds
         is_view = IS_VIEW[kinds] | find_scores(columns, unseen.pairs * heads)
         is_sum = find_sums(kinds, before)
         self.is_view, self.is_sum = is_view.tolist(), is_sum.tolist()
@@ -148,11 +138,9 @@ class Sizes:
         self.is_norm = (kinds == INDEX["norm"]).tolist()
         self.is_over = (columns.inplace & (kinds == INDEX["rectifier"])).tolist()
         self.is_met = met.tolist()
-        self.spans = spans_of(columns) if described.checkpointing else [(0, self.count, False)]
+        self.spans = spans_of(columns) if self._reading.described.checkpointing else [(0, self.count, False)]
         begins = {begin for begin, _, again in self.spans if again}
-        self.adds = self.is_sum
-        if begins:
-            self.adds = [is_sum and place not in begins for place, is_sum in enumerate(self.is_sum)]
+        self.adds = [is_sum and place not in begins for place, is_sum in enumerate(self.is_sum)]
         self.pairs = (unseen.pairs * heads).astype(np.int64).tolist()
         self.drops = bool((kinds == INDEX["dropout"]).any())
         self.fans, self.skips = unseen.fans, find_skips(columns, before)

@@ -1,9 +1,8 @@
-"""What one training step asks of a GPU: its kernels, as far as a list of layers tells them.
+"""The kernels of one training step, as far as a list of layers shows them: arithmetic, bytes, blocks and launches.
 
-Each layer is a few kernels of the forward and of the backward pass, with the arithmetic that they do, the bytes that
-they touch, the blocks that they fall into and how often something is launched for them. What is no module (sums,
-attention, gates) is found as for memory (gpumemnet/unseen.py). The optimizer is one kernel over all weights. Pure
-counting: how long anything takes is `formula`'s business.
+Each layer is a few kernels of the forward and of the backward pass. Functions that are no modules (sums, attention,
+gates) are found as for memory (layers/functions.py). The optimizer is one kernel over all weights. This module only
+counts; `prediction` computes times.
 """
 
 from __future__ import annotations
@@ -14,31 +13,30 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from carma.trial.layers.column_reading import attention_of, check_told, columns_of
+from carma.trial.layers.column_reading import LayerReading, read_layers
 from carma.trial.layers.columns import Columns
 from carma.trial.layers.description import Described, Layer
-from carma.trial.layers.functions import Unseen, find_sums, find_unseen
+from carma.trial.layers.functions import find_sums
 from carma.trial.layers.kinds import INDEX, kind_of
-from carma.trial.layers.operators import layers_of
-from carma.trial.layers.saved_tensors import HALF, TORCH_ATTENTION, Basis, basis_of, slots_of
+from carma.trial.layers.saved_tensors import HALF, TORCH_ATTENTION, slots_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Kernels by what bounds them.
+# Kernels by the resource that limits them.
 KERNELS = ("product", "convolution", "grouped", "attention", "elements", "norm", "optimizer", "embedding", "cast")
 PRODUCT, CONVOLUTION, GROUPED, ATTENTION, ELEMENTS, NORM, OPTIMIZER, EMBEDDING, CAST = range(len(KERNELS))
-NUMBERS = ("fp32", "tf32", "half")  # what arithmetic is done in
+NUMBERS = ("fp32", "tf32", "half")  # formats of the arithmetic
 FP32, TF32, HALVES = range(len(NUMBERS))
 COLUMNS = ("kernel", "flops", "bytes", "blocks", "launches", "number", "count")
 
-TILE = 128  # rows and columns of a product that one block gives
-EACH = 1024  # elements that one block goes over
-_WINDOW = 64.0  # places that one sees in attention over windows: 7 times 7, or 8 times 8
-_NEVER_SEEN = ("EmbeddingBag",)  # in no run that constants were fitted on, and unlike what its name says
-_MOST_SPLITS, _SPLIT_ROWS = 64, 2048  # of the sum that a gradient of weights is
+TILE = 128  # rows and columns of a product that one block computes
+EACH = 1024  # elements that one block processes
+_WINDOW = 64.0  # places in a window of attention: 7 times 7, or 8 times 8
+_NOT_FITTED = ("EmbeddingBag",)  # in no run that constants were fitted on, and unlike other embeddings
+_MOST_SPLITS, _SPLIT_ROWS = 64, 2048  # of the sum that is a gradient of weights
 _KNOWN_IN = ("in_channels", "in_features", "nx")
-# Of torch's optimizers (foreach): how often a step goes over each weight, and kernels for a handful of tensors.
+# Of torch's optimizers (foreach): passes over each weight in a step, and kernels for a group of tensors.
 _PASSES = {"SGD": (3.0, 1.0), "Adam": (18.0, 10.0), "AdamW": (18.0, 11.0), "RMSprop": (12.0, 6.0),
            "Adagrad": (12.0, 6.0)}  # fmt: skip
 _MOMENTUM, _OTHER = (9.0, 3.0), (14.0, 8.0)
@@ -47,32 +45,35 @@ _TENSORS_AT_ONCE, _WEIGHTS_AT_ONCE = 48, 65_536 * 320
 
 @dataclass(frozen=True)
 class Work:
-    kernels: NDArray[np.float64]  # as COLUMNS names them; each kind of kernel once, with how often it comes
+    kernels: NDArray[np.float64]  # as COLUMNS names them; each distinct kernel once, with its count
     layers: int
     tensors: int  # of weights
-    scaled: bool  # losses are scaled, and looked at (float16)
+    scaled: bool  # losses are scaled and checked (float16)
     channels_last: bool
-    known: float  # of outputs and of weights, the part of layers whose kind is known
+    known: float  # share of outputs and of weights in layers of known kinds
 
 
 class _Step:
-    """Kernels are added as layers are read."""
+    """Kernels are added layer by layer."""
 
-    def __init__(self, described: Described, columns: Columns, unseen: Unseen, basis: Basis, tf32: bool) -> None:
+    def __init__(self, reading: LayerReading, tf32: bool) -> None:
+        described = reading.described
         self.rows: list[tuple[float, ...]] = []
         self.tensors, self.inputs_wanted = 0, False
-        self._described, self._columns, self._unseen, self._basis = described, columns, unseen, basis
+        self._described, self._columns, self._unseen, self._basis = (
+            described, reading.columns, reading.unseen, reading.basis,
+        )  # fmt: skip
         self._amp, self._half = bool(described.autocast), described.dtype in HALF
         self._number = HALVES if self._amp or self._half else TF32 if tf32 else FP32
-        self._heads = max(1.0, attention_of(described, columns, unseen)[0])
-        self._sums = find_sums(columns.kinds, basis.before)
+        self._heads = max(1.0, reading.heads)
+        self._sums = find_sums(reading.columns.kinds, reading.basis.before)
 
     def add(self, kernel: int, flops: float, size: float, blocks: float, launches: float, number: int = -1) -> None:
         number = self._number if number < 0 else number
         self.rows.append((kernel, flops, size, max(blocks, 1.0), launches, number))
 
     def ahead(self, kernel: int, flops: float, size: float, blocks: float, launches: float, number: int = -1) -> None:
-        """Of the forward pass: with checkpointing it is computed twice, or nearly all of it."""
+        """A kernel of the forward pass: with checkpointing nearly all of it is computed twice."""
         for _ in range(2 if self._described.checkpointing else 1):
             self.add(kernel, flops, size, blocks, launches, number)
 
@@ -92,8 +93,8 @@ class _Step:
             self._product(layer, kind, out, came, weights, wide, each)
             if self._unseen.pairs[place]:
                 rows = max(out / wide, 1.0)
-                looked = _WINDOW * rows if "Window" in layer.kind else float(self._unseen.pairs[place])
-                self._attention(looked, rows, came / rows, each)
+                pairs = _WINDOW * rows if "Window" in layer.kind else float(self._unseen.pairs[place])
+                self._attention(pairs, rows, came / rows, each)
         elif kind == INDEX["embedding"]:
             self.add(EMBEDDING, 0.0, 5.0 * out * each + weights * each, out / EACH, 4.0)
         elif is_norm:
@@ -107,14 +108,14 @@ class _Step:
         self.add(ELEMENTS, 0.0, backward * count * each, count / EACH, 1.0)
 
     def _between(self, place: int, came: float, each: float) -> None:
-        """Branches that meet before a layer, and functions that are no modules."""
+        """Branches that join before a layer, and functions that are no modules."""
         if place and not self._basis.before[place]:
             self._elements(came, each, 3.0, 2.0)
         if self._unseen.elements[place] and not self._unseen.pairs[place]:
             self._elements(float(self._unseen.elements[place]), each)
 
     def _norm(self, place: int, name: str, kind: int, came: float, out: float, each: float) -> None:
-        """RMSNorm is written out by most who use it."""
+        """Most implementations of RMSNorm consist of several kernels."""
         more, forward, backward = (3.0, 5.0, 6.0) if "RMS" in name else (1.0, 1.0, 1.5)
         self.ahead(NORM, 0.0, (came + out) * each * more, out / (2 * EACH), forward)
         self.add(NORM, 0.0, 3.0 * out * each * more, out / (2 * EACH), backward)
@@ -131,9 +132,9 @@ class _Step:
     def _product(
         self, layer: Layer, kind: int, out: float, came: float, weights: float, wide: float, each: float
     ) -> None:
-        """Forward, the gradient of what came (but for the first layer), that of the weights, that of the bias."""
+        """Forward, the gradients of the input (except for the first layer), of the weights and of the bias."""
         kernel, number = PRODUCT, self._number
-        if kind in _CONVOLUTIONS:  # torch computes them in TF32 unless it is told otherwise
+        if kind in _CONVOLUTIONS:  # torch computes them in TF32 by default
             kernel, number = GROUPED if kind == INDEX["grouped"] else CONVOLUTION, max(self._number, TF32)
         rows, into = out / wide, _channels_in(layer, came)
         flops = 2.0 * weights * (rows if kind != INDEX["transposed"] else max(1.0, came / into))
@@ -144,6 +145,9 @@ class _Step:
         splits = max(1.0, min(_MOST_SPLITS, rows / _SPLIT_ROWS))
         self.add(kernel, flops, size, _tiles(wide, weights / wide) * splits, 1.0, number)
         self.add(ELEMENTS, 0.0, out * each, out / EACH, 1.0)
+        self._weights_done(weights)
+
+    def _weights_done(self, weights: float) -> None:
         self.inputs_wanted = True
         if self._amp:
             self._cast(weights)
@@ -156,12 +160,10 @@ class _Step:
             self.add(PRODUCT, flops, size, _tiles(rows, wide), 1.0)
             self.add(PRODUCT, flops, size, _tiles(outputs, wide), 2.0)
         self._fused(rows * rows / (self._described.batch or 1), rows, wide, each)
-        self.inputs_wanted = True
-        if self._amp:
-            self._cast(weights)
+        self._weights_done(weights)
 
     def _attention(self, pairs: float, rows: float, wide: float, each: float) -> None:
-        """Of queries and keys, for each head: `pairs`."""
+        """`pairs` of queries and keys, for each head."""
         if self._described.attention == "eager":
             scores, flops = pairs * self._heads, 4.0 * pairs * wide
             self.ahead(ATTENTION, flops, 4.0 * scores * each, scores / TILE**2, 2.0)
@@ -170,7 +172,7 @@ class _Step:
             self.add(ELEMENTS, 0.0, 8.0 * scores * each, scores / EACH, 4.0)
         else:
             self._fused(pairs, rows, wide, each)
-        for _ in range(2):  # heads are put in order, and back
+        for _ in range(2):  # heads are made contiguous, and back
             self.add(ELEMENTS, 0.0, 3.0 * rows * wide * each, rows * wide / EACH, 3.0)
 
     def _fused(self, pairs: float, rows: float, wide: float, each: float) -> None:
@@ -178,8 +180,7 @@ class _Step:
         self.ahead(ATTENTION, flops, 4.0 * rows * wide * each, blocks, 4.0)
         self.add(ATTENTION, 2.5 * flops, 8.0 * rows * wide * each, blocks, 6.0)
 
-    def rest(self) -> None:
-        """The loss, and the optimizer."""
+    def loss_and_optimizer(self) -> None:
         described, last = self._described, float(self._columns.outputs[-1])
         self.add(ELEMENTS, 0.0, 24.0 * last, last / EACH, 3.0)
         self.add(ELEMENTS, 0.0, 16.0 * last, last / EACH, 3.0)
@@ -187,9 +188,9 @@ class _Step:
         passes, kernels = _PASSES.get(described.optimizer, _OTHER)
         if described.optimizer == "SGD" and slots_of(described):
             passes, kernels = _MOMENTUM
-        handfuls = max(ceil(self.tensors / _TENSORS_AT_ONCE), weights / _WEIGHTS_AT_ONCE, 1.0)
+        groups = max(ceil(self.tensors / _TENSORS_AT_ONCE), weights / _WEIGHTS_AT_ONCE, 1.0)
         size = passes * weights * (2.0 if self._half else 4.0)
-        self.add(OPTIMIZER, 0.0, size, weights * passes / 8 / EACH, kernels * handfuls)
+        self.add(OPTIMIZER, 0.0, size, weights * passes / 8 / EACH, kernels * groups)
 
 
 _CONVOLUTIONS = tuple(INDEX[kind] for kind in ("convolution", "grouped", "transposed"))
@@ -197,28 +198,25 @@ _PRODUCTS = (*_CONVOLUTIONS, INDEX["linear"], INDEX["attention"])
 
 
 def work_of(described: Described, *, tf32: bool = False) -> Work:
-    """`tf32`: whether products of matrices are computed in it, which no description tells. Raises CannotTell."""
-    check_told(described)
-    described = layers_of(described)
-    columns = columns_of(described)
-    basis = basis_of(described, columns)
-    step = _Step(described, columns, find_unseen(columns, basis.before, described.batch or 1), basis, tf32)
-    for place, layer in enumerate(described.layers):
+    """`tf32`: whether matrix products use it, which no description contains. Raises CannotTell."""
+    reading = read_layers(described)
+    step = _Step(reading, tf32)
+    for place, layer in enumerate(reading.described.layers):
         step.layer(place, layer)
-    step.rest()
+    step.loss_and_optimizer()
     kernels, counts = np.unique(np.array(step.rows, np.float64), axis=0, return_counts=True)
     return Work(
         kernels=np.column_stack((kernels, counts.astype(np.float64))),
-        layers=columns.count,
+        layers=reading.columns.count,
         tensors=step.tensors,
         scaled=described.autocast == "float16",
         channels_last=described.channels_last,
-        known=_known(columns),
+        known=_known(reading.columns),
     )
 
 
 def copied_bytes(described: Described) -> int:
-    """What a step brings from the host, as a plain loop does: words are whole numbers of eight bytes."""
+    """Bytes that a step of a plain loop copies from the host. Words are integers of eight bytes."""
     first = next((layer.kind for layer in described.layers), "")
     each = 8 if kind_of(first) == "embedding" else 2 if described.dtype in HALF else 4
     return prod(described.input) * each if described.input else 0
@@ -226,11 +224,9 @@ def copied_bytes(described: Described) -> int:
 
 def _known(columns: Columns) -> float:
     """Of outputs and of weights, whichever is less."""
-    odd = (columns.kinds == INDEX["other"]) | np.isin(columns.names, _NEVER_SEEN)
-    parts = (
-        float(sizes[odd].sum() / sizes.sum()) if sizes.sum() else 0.0 for sizes in (columns.outputs, columns.parameters)
-    )
-    return 1.0 - max(parts)
+    odd = (columns.kinds == INDEX["other"]) | np.isin(columns.names, _NOT_FITTED)
+    sums = ((sizes[odd].sum(), sizes.sum()) for sizes in (columns.outputs, columns.parameters))
+    return 1.0 - max(float(part / whole) if whole else 0.0 for part, whole in sums)
 
 
 def _tiles(rows: float, columns: float) -> float:
@@ -238,7 +234,7 @@ def _tiles(rows: float, columns: float) -> float:
 
 
 def _channels_in(layer: Layer, came: float) -> float:
-    """Of what comes into a product; a part of it where that is no whole number of them."""
+    """Of the input of a product; a part of it if that is not a whole number of them."""
     told = next((layer.attributes[name] for name in _KNOWN_IN if name in layer.attributes), "")
     if told.isdecimal() and int(told):
         return float(told)

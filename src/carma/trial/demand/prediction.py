@@ -127,21 +127,10 @@ def batch_of(works: Sequence[Work], copied_bytes: Sequence[float] = ()) -> Batch
 
 def shown(batch: Batch, constants: Constants, card: Rates) -> dict[str, NDArray[np.float64]]:
     """FIGURES and `step_s` of each work."""
-    kernel, flops, size, blocks, launches, number, count = batch.kernels.T
+    kernel, flops, size, _, _, number, count = batch.kernels.T
     kind, form = kernel.astype(np.int64), number.astype(np.int64)
     like = _CLASS[kind]
-    peaks = np.array(card.peaks) * 1e12
-    bandwidth = card.dram_gbs * 1e9
-    waves = blocks * _of(constants.blocks, like) / card.sms
-    filled = np.maximum(waves / (1.0 + waves**_CORNER) ** (1.0 / _CORNER), 1e-4)
-    table = np.ones((len(KERNELS), 3))
-    table[: len(constants.efficiency)] = constants.efficiency
-    efficiency = table[kind, form] * np.where(batch.last & (kind == CONVOLUTION), constants.channels_last, 1.0)
-    slow = filled ** _of(constants.slower, like)
-    works = count * _either(
-        flops / (peaks[form] * efficiency), size / (bandwidth * _of(constants.bandwidth, kind)), _CORNER
-    ) / slow  # fmt: skip
-    starts = count * launches * _of(constants.starting_s, like)
+    works, starts, filled = _kernel_s(batch, constants, card)
 
     def total(each: NDArray[np.float64]) -> NDArray[np.float64]:
         summed: NDArray[np.float64] = np.add.reduceat(each, batch.begins)
@@ -154,10 +143,10 @@ def shown(batch: Batch, constants: Constants, card: Rates) -> dict[str, NDArray[
     engine = _part(gpu_s / step_s * constants.engine)
     sm = _part(total(works * wide + starts * _of(constants.starts_wide, like)) / step_s)
     passes = size * count * _of(constants.moved, kind) * size / (size + constants.cached_bytes)
-    dram = _part(total(passes) / step_s / bandwidth)
+    dram = _part(total(passes) / step_s / (card.dram_gbs * 1e9))
     arithmetic = [
-        total(np.where((form == place) & (kind <= ATTENTION), flops * count, 0.0)) / (peak * step_s)
-        for place, peak in enumerate(peaks)
+        total(np.where((form == place) & (kind <= ATTENTION), flops * count, 0.0)) / (peak * 1e12 * step_s)
+        for place, peak in enumerate(card.peaks)
     ]
     sm = np.minimum(sm, engine)
     return {
@@ -168,6 +157,22 @@ def shown(batch: Batch, constants: Constants, card: Rates) -> dict[str, NDArray[
         "power": _power((engine, sm, dram, *arithmetic), constants, card),
         "step_s": step_s,
     }
+
+
+def _kernel_s(batch: Batch, constants: Constants, card: Rates) -> tuple[NDArray[np.float64], ...]:
+    """Of each kernel: seconds of its work, seconds of its starts, and the part of the GPU that it fills."""
+    kernel, flops, size, blocks, launches, number, count = batch.kernels.T
+    kind, form = kernel.astype(np.int64), number.astype(np.int64)
+    like = _CLASS[kind]
+    waves = blocks * _of(constants.blocks, like) / card.sms
+    filled = np.maximum(waves / (1.0 + waves**_CORNER) ** (1.0 / _CORNER), 1e-4)
+    table = np.ones((len(KERNELS), 3))
+    table[: len(constants.efficiency)] = constants.efficiency
+    efficiency = table[kind, form] * np.where(batch.last & (kind == CONVOLUTION), constants.channels_last, 1.0)
+    arithmetic = flops / ((np.array(card.peaks) * 1e12)[form] * efficiency)
+    memory = size / (card.dram_gbs * 1e9 * _of(constants.bandwidth, kind))
+    works = count * _either(arithmetic, memory, _CORNER) / filled ** _of(constants.slower, like)
+    return works, count * launches * _of(constants.starting_s, like), filled
 
 
 def _power(parts: Sequence[NDArray[np.float64]], constants: Constants, card: Rates) -> NDArray[np.float64]:

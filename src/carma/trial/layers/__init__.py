@@ -1,1 +1,1 @@
-"""The layers of a model, and arithmetic over them: what each keeps, shares and computes again."""
+"""The layers of a model, and arithmetic over them: memory that each keeps, shares and recomputes."""

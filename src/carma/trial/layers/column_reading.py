@@ -1,10 +1,11 @@
-"""From a model's description to its layers column by column: kinds, sizes, channels, inputs."""
+"""From a model's description to its columns, and what all arithmetic over layers needs of them (`read_layers`)."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -12,56 +13,73 @@ from numpy.typing import NDArray
 
 from carma.trial.layers.columns import Columns, inputs_of
 from carma.trial.layers.description import Described, Layer
-from carma.trial.layers.functions import Unseen
+from carma.trial.layers.functions import Unseen, find_unseen
 from carma.trial.layers.kinds import FUNCTIONS, INDEX, function_of, kind_of
-from carma.trial.layers.saved_tensors import TORCH_ATTENTION
+from carma.trial.layers.operators import layers_of
+from carma.trial.layers.saved_tensors import TORCH_ATTENTION, Basis, basis_of
 
 
 class CannotTell(Exception):
     """Why there are no features of this description, as a sentence."""
 
 
-def check_told(described: Described) -> None:
-    """Raises CannotTell where the least that everything here needs is not told."""
+@dataclass(frozen=True)
+class LayerReading:
+    """A description, whose layers are modules only, with its columns."""
+
+    described: Described
+    columns: Columns
+    basis: Basis
+    unseen: Unseen
+    heads: float  # of attention
+    length: float  # of the sequence
+
+
+def read_layers(described: Described) -> LayerReading:
+    """Raises CannotTell if the batch or all outputs are unknown, or a layer is recurrent."""
     if not described.batch:
-        raise CannotTell("the batch size is not known; with --summary, --batch tells it")
+        raise CannotTell("the batch size is not known; with --summary, --batch sets it")
     if not any(layer.output for layer in described.layers):
         raise CannotTell(
-            "the summary does not tell the shapes of the layers' outputs; "
-            "a torchinfo or torchsummary table does, or --input beside print(model)"
+            "the summary does not contain the shapes of the layers' outputs; "
+            "a torchinfo or torchsummary table does, or --input with print(model)"
         )
+    described = layers_of(described)
+    columns = columns_of(described)
+    basis = basis_of(described, columns)
+    unseen = find_unseen(columns, basis.before, described.batch or 1)
+    return LayerReading(described, columns, basis, unseen, *_attention(described, columns, unseen))
 
 
 def columns_of(described: Described) -> Columns:
     layers, count = described.layers, len(described.layers)
+
+    def column(values: Iterator[float]) -> NDArray[np.float64]:
+        return np.fromiter(values, np.float64, count)
+
     names = [layer.kind for layer in layers]
     known = map(_known_kind, names)
     kinds = np.array([_kind(layer) if kind is None else kind for layer, kind in zip(layers, known, strict=True)])
-    outputs = np.fromiter((math.prod(layer.output) if layer.output else 0 for layer in layers), np.float64, count)
-    weights = map(_parameters, layers) if TORCH_ATTENTION in names else (layer.parameters for layer in layers)
-    parameters = np.fromiter(weights, np.float64, count)
-    channels = np.fromiter(_channels(layers, kinds.tolist()), np.float64, count)
-    inplace = np.fromiter((layer.inplace for layer in layers), np.bool_, count)
-    first = float(math.prod(described.input)) if described.input else outputs[0]
-    told = np.fromiter((math.prod(layer.inputs[0]) if layer.inputs else 0 for layer in layers), np.float64, count)
-    inputs = told
-    if not told.all():  # a trial run tells them all
-        dimensions = np.fromiter((len(layer.output) - 2 for layer in layers), np.int64, count)
-        follow = inputs_of(kinds, outputs, parameters, channels, dimensions, first)
-        inputs = np.where(told > 0, told, follow)
-    return Columns(
+    outputs = column(math.prod(layer.output) if layer.output else 0 for layer in layers)
+    told = column(math.prod(layer.inputs[0]) if layer.inputs else 0 for layer in layers)
+    made = Columns(
         kinds=kinds,
         outputs=outputs,
-        parameters=parameters,
-        channels=channels,
-        inplace=inplace,
-        inputs=inputs,
+        parameters=column(_parameters(layer) for layer in layers),
+        channels=column(_channels(layers, kinds.tolist())),
+        inplace=np.fromiter((layer.inplace for layer in layers), np.bool_, count),
+        inputs=told,
         names=np.array(names),
     )
+    if told.all():  # as in a trial run
+        return made
+    first = float(math.prod(described.input)) if described.input else outputs[0]
+    dimensions = np.fromiter((len(layer.output) - 2 for layer in layers), np.int64, count)
+    return Columns(**{**vars(made), "inputs": np.where(told > 0, told, inputs_of(made, dimensions, first))})
 
 
 def _parameters(layer: Layer) -> int:
-    """Some lists leave out the weights of torch's attention that turn its sum into its output."""
+    """Some lists omit the weights of torch's attention that turn its sum into its output."""
     width = layer.output[-1] if layer.output else 0
     if layer.kind == TORCH_ATTENTION and layer.parameters in (3 * width * width, 3 * width * (width + 1)):
         return layer.parameters // 3 * 4
@@ -70,53 +88,49 @@ def _parameters(layer: Layer) -> int:
 
 @lru_cache(maxsize=4096)
 def _known_kind(name: str) -> int | None:
-    """None where more than the name tells it."""
+    """None if the name alone does not determine it."""
     kind = kind_of(name)
     return None if kind in _NOT_BY_NAME else INDEX[kind]
 
 
 def _kind(layer: Layer) -> int:
-    return _worked_out(layer) if layer.attributes else _bare_kind(layer.kind, layer.inplace)
+    return _kind_of_layer(layer) if layer.attributes else _kind_without_attributes(layer.kind, layer.inplace)
 
 
 @lru_cache(maxsize=4096)
-def _bare_kind(name: str, inplace: bool) -> int:
-    """Of a layer without attributes: most summaries tell none."""
-    return _worked_out(Layer(kind=name, inplace=inplace))
+def _kind_without_attributes(name: str, inplace: bool) -> int:
+    """Most summaries contain none."""
+    return _kind_of_layer(Layer(kind=name, inplace=inplace))
 
 
-def _worked_out(layer: Layer) -> int:
-    kind = kind_of(layer.kind)
+def _kind_of_layer(layer: Layer) -> int:
+    kind, attributes = kind_of(layer.kind), layer.attributes
     if kind == "recurrent":
         raise CannotTell(f"{layer.kind} is a recurrent layer: no model of that kind is in the data it has learned from")
     if kind == "conv1d":
-        kind = (
-            "linear" if "nf" in layer.attributes or "nx" in layer.attributes or not layer.attributes else "convolution"
-        )
-    if kind == "convolution" and layer.attributes.get("groups", "1") != "1":
+        kind = "linear" if "nf" in attributes or "nx" in attributes or not attributes else "convolution"
+    if kind == "convolution" and attributes.get("groups", "1") != "1":
         kind = "grouped"
-    if kind == "dropout" and layer.attributes.get("p") in _NOTHING:
-        kind = "shape"  # it hands on what it is given
+    if kind == "dropout" and attributes.get("p") in _NOTHING:
+        kind = "shape"  # it returns its input
     if kind == "activation" and layer.inplace and function_of(layer.kind) not in _COPIED:
-        kind = "rectifier"  # what is written over its input keeps its output
+        kind = "rectifier"  # what overwrites its input keeps its output
     return INDEX[kind]
 
 
 _NOT_BY_NAME = ("recurrent", "conv1d", "convolution", "dropout", "activation")
 _NOTHING = ("0", "0.0")
-_COPIED = tuple(
-    FUNCTIONS.index(name) for name in ("SiLU", "Mish", "Hardswish", "ReLU6")
-)  # these keep a copy of their input
+_COPIED = tuple(map(FUNCTIONS.index, ("SiLU", "Mish", "Hardswish", "ReLU6")))  # these keep a copy of their input
 _LIKE_IMAGES = frozenset(INDEX[kind] for kind in ("convolution", "grouped", "transposed", "batch_norm"))
-_NORM_OF_ROWS = re.compile(r"\w*(Layer|RMS)Norm")
-_MAY_TAKE_LAST = frozenset((INDEX["linear"], INDEX["norm"]))
-_TURNED = ("Dense", "EinsumDense")
 _LIKE_ROWS = frozenset(INDEX[kind] for kind in ("linear", "attention", "embedding"))
+_MAY_BE_LAST = frozenset((INDEX["linear"], INDEX["norm"]))
+_NORM_OF_ROWS = re.compile(r"\w*(Layer|RMS)Norm")
+_CHANNELS_FIRST = ("Dense", "EinsumDense")  # of Keras: the reader of its summaries has moved them
 
 
 def _channels(layers: tuple[Layer, ...], kinds: list[int]) -> Iterator[int]:
-    """Of images and signals the second place, of everything else the last. Of three places only the layers around tell
-    whether it is a signal or a sequence; of more, whether images have their channels in the last place."""
+    """The second size of images and signals, else the last size. With three sizes only the layers around distinguish a
+    signal from a sequence; with more, they show whether images have their channels last."""
     signal, wide = False, 0
     for layer, kind in zip(layers, kinds, strict=True):
         shape = layer.output
@@ -128,7 +142,7 @@ def _channels(layers: tuple[Layer, ...], kinds: list[int]) -> Iterator[int]:
         if rank < 2:
             yield 1
         elif 4 <= rank <= 5:
-            if kind in _MAY_TAKE_LAST and _takes_last(layer, kind):
+            if kind in _MAY_BE_LAST and _takes_last(layer, kind):
                 wide = shape[-1]
             elif kind in _LIKE_IMAGES:
                 wide = 0
@@ -138,27 +152,26 @@ def _channels(layers: tuple[Layer, ...], kinds: list[int]) -> Iterator[int]:
 
 
 def _takes_last(layer: Layer, kind: int) -> bool:
-    """Linear layers and norms of a row work on the last place; of Keras the reader has turned it to the second."""
+    """Linear layers and norms of rows work on the last size."""
     wide = layer.output[-1]
     if kind == INDEX["linear"]:
-        return layer.kind not in _TURNED
+        return layer.kind not in _CHANNELS_FIRST
     is_of_rows = kind == INDEX["norm"] and _NORM_OF_ROWS.fullmatch(layer.kind) is not None
     return is_of_rows and layer.parameters in (0, wide, 2 * wide)
 
 
-def attention_of(described: Described, columns: Columns, unseen: Unseen) -> tuple[float, float]:
-    """Heads and length of the sequence. Heads of 64 are the most common, where nobody tells: so many as make up what
-    the layer behind attention takes. Queries, keys and values in one projection are three times as wide."""
+def _attention(described: Described, columns: Columns, unseen: Unseen) -> tuple[float, float]:
+    """Heads and length of the sequence. If the heads are unknown, they have 64 channels, the most common size: as many
+    heads as make up the input of the layer after attention. A fused projection is three times as wide."""
     linear = columns.kinds == INDEX["linear"]
-    positions = columns.outputs / np.maximum(columns.channels, 1.0)
-    rows = positions[linear] / (described.batch or 1)
-    behind = linear & (unseen.pairs > 0)
-    widths = columns.inputs[behind] / positions[behind] if behind.any() else columns.channels[linear]
+    after = linear & (unseen.pairs > 0)
+    widths = columns.inputs[after] / columns.rows[after] if after.any() else columns.channels[linear]
     width = _median(widths) if len(widths) else 64.0
-    return float(described.heads or max(1.0, round(width / 64))), float(rows.max(initial=1.0))
+    length = (columns.rows[linear] / (described.batch or 1)).max(initial=1.0)
+    return float(described.heads or max(1.0, round(width / 64))), float(length)
 
 
 def _median(column: NDArray[np.float64]) -> float:
-    """Numpy's own takes ten times as long for the few that there are."""
+    """Numpy's own takes ten times as long for a few numbers."""
     ordered, count = np.sort(column), len(column)
     return float(ordered[(count - 1) // 2] + ordered[count // 2]) / 2

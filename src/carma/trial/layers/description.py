@@ -15,11 +15,11 @@ OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad", "nadam",
 
 
 class Layer(Record, frozen=True, kw_only=True):
-    """One module without children, or one that owns parameters itself, in the order of the forward pass."""
+    """One module without children, or one with parameters of its own, in the order of the forward pass."""
 
-    name: str = ""  # its path in the model; "" where a summary does not tell
+    name: str = ""  # its path in the model; "" if a summary does not contain it
     kind: str  # the class's name: "Conv2d", "Linear", ...
-    output: tuple[int, ...] = ()  # of one call, the batch included; empty where a summary does not tell
+    output: tuple[int, ...] = ()  # of one call, the batch included; empty if a summary does not contain it
     parameters: int = 0
     inputs: tuple[tuple[int, ...], ...] = ()
     attributes: dict[str, str] = {}  # kernel_size, groups, in_features …, as `repr` prints them
@@ -34,12 +34,12 @@ class Described(Record, frozen=True, kw_only=True):
     dtype: str = "float32"  # of the parameters
     autocast: str = ""  # "bfloat16", "float16"; "" without
     optimizer: str = ""  # the class's name; "" where unknown
-    optimizer_slots: int | None = None  # tensors of the size of a parameter that it keeps for each
+    optimizer_slots: int | None = None  # number of tensors that it keeps for each parameter
     checkpointing: bool = False
     channels_last: bool = False
-    attention: str = ""  # "sdpa": torch's fused function, "eager": scores written out, "" where nobody tells
+    attention: str = ""  # "sdpa": torch's fused function, "eager": scores are stored, "" if unknown
     heads: int | None = None  # of its attention layers
-    passes: int = 1  # calls whose outputs a step holds at once, or networks that it trains; described is the first
+    passes: int = 1  # calls whose outputs a step holds at once, or networks that it trains; the first is described
     config: dict[str, str] = {}  # of a Hugging Face model: model_type, hidden_size, num_hidden_layers, vocab_size …
 
 
@@ -52,7 +52,7 @@ def bytes_each(dtype: str) -> int | None:
 
 
 class TrainingOptions(Record, frozen=True, kw_only=True):
-    """How the model will be trained: a summary does not contain it."""
+    """How the model will be trained, which a summary does not contain."""
 
     optimizer: str | None = None
     precision: Precision | None = None

@@ -1,8 +1,8 @@
-"""What functions between linear layers keep, which are no modules: attention, gates, activations.
+"""Memory that functions between layers keep and that are no modules: attention, gates, activations.
 
-A run of linear layers with nothing between them is read by its widths. Queries, keys and values are followed by a layer
-that takes as much as the queries gave; a gate and its like take the same and meet in a product; a layer that takes what
-the one before gave has, nearly always, an activation before it.
+A run of linear layers with nothing in between is read by its widths. Queries, keys and values are followed by a layer
+whose input is as wide as the queries. The layers of a gate take the same input and meet in a product. A layer that
+takes the output of the one before it has, nearly always, an activation before it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ACTIVATIONS = flags("activation", "rectifier")
 _NORMS = flags("batch_norm", "norm")
 _CONVOLUTIONS = flags("convolution", "grouped", "transposed")
 _CONVOLVED = 0.35  # in convolutional networks many are ReLU, and many work in place
-_GATE = 6  # layers of a gate, at most
+_GATE = 6  # maximum number of layers of a gate
 _BETWEEN = flags("dropout", "softmax")
 _HANDS_ON = flags("dropout", "shape")
 _PRODUCTS = flags("linear", "attention")
@@ -32,55 +32,54 @@ _PRODUCTS = flags("linear", "attention")
 
 @dataclass(frozen=True)
 class Unseen:
-    elements: NDArray[np.float64]  # that stay because of each layer, beside what the layer itself keeps
-    no_input: NDArray[np.bool_]  # layers whose input others have kept
+    elements: NDArray[np.float64]  # kept because of each layer, beside what the layer itself keeps
+    no_input: NDArray[np.bool_]  # layers whose input other layers have kept
     new_input: NDArray[np.bool_]  # layers whose input is a tensor of its own
-    fans: dict[int, list[int]]  # for a layer behind attention or a gate: those whose gradients come of it, last first
-    pairs: NDArray[np.float64]  # of queries and keys, for each head, where attention is a function before the layer
+    fans: dict[
+        int, list[int]
+    ]  # for a layer after attention or a gate: the layers that its gradient goes to, last first
+    pairs: NDArray[np.float64]  # of queries and keys, for each head, if attention is a function before the layer
 
 
 class _Finder:
-    def __init__(
-        self, inputs: NDArray[np.float64], outputs: NDArray[np.float64], channels: NDArray[np.float64], batch: int
-    ) -> None:
-        self.inputs, self.outputs, self.batch = inputs.tolist(), outputs.tolist(), batch
-        self.rows: list[float] = (outputs / np.maximum(channels, 1.0)).tolist()
-        self.elements = np.zeros(len(inputs))
-        self.no_input = np.zeros(len(inputs), np.bool_)
-        self.new_input = np.zeros(len(inputs), np.bool_)
-        self.pairs = np.zeros(len(inputs))
+    """Reads runs of linear layers. Places are those in the lists that it was made with."""
+
+    def __init__(self, columns: Columns, places: NDArray[np.int64], batch: int) -> None:
+        self.inputs, self.outputs = columns.inputs[places].tolist(), columns.outputs[places].tolist()
+        self.rows: list[float] = columns.rows[places].tolist()
+        self.batch = batch
+        self.elements, self.pairs = np.zeros((2, len(places)))
+        self.no_input, self.new_input = np.zeros((2, len(places)), np.bool_)
         self.fans: dict[int, list[int]] = {}
 
     def read(self, begin: int, end: int, *, gated: bool) -> None:
         """A run of linear layers; `gated`: an activation stands before it that its first layer does not take."""
         place = begin
-        if gated and end - begin >= 2 and self.alike(self.inputs[begin + 1], self.outputs[begin]):
-            self.elements[begin] += self.outputs[begin - 1] + self.outputs[begin]  # what is multiplied is kept
+        if gated and end - begin >= 2 and self.follows(begin):
+            self.elements[begin] += self.outputs[begin - 1] + self.outputs[begin]  # the factors are kept
             self.fans[begin + 1] = [begin, begin - 1]
             place = begin + 2
         while place < end:
             place += self.split(place, end) or self.gate(place, end) or self.fused(place, end) or self.plain(place, end)
 
     def split(self, place: int, end: int) -> int:
-        """Queries, keys, values, and what follows attention."""
+        """Queries, keys, values, and the layer after attention."""
         if place + 4 > end:
             return 0
         inputs, outputs = self.inputs[place : place + 4], self.outputs[place : place + 4]
-        if not (
-            self.alike(inputs[1], inputs[2])
-            and self.alike(outputs[1], outputs[2])
-            and self.alike(inputs[3], outputs[0])
-        ):
+        pairs = (inputs[1], inputs[2]), (outputs[1], outputs[2]), (inputs[3], outputs[0])
+        if not all(_alike(*pair) for pair in pairs):
             return 0
         self.elements[place : place + 3] += outputs[:3]
         shared = outputs[1] < 0.9 * outputs[0] * inputs[1] / inputs[0]
         self.fans[place + 3] = [place + 2, place + 1, place]
         self.attend(place + 3, place, place + 1, wide=outputs[0], shared=shared)
-        self.no_input[place + 1 : place + 3] |= self.alike(inputs[0], inputs[1])
+        self.no_input[place + 1 : place + 3] |= _alike(inputs[0], inputs[1])
         return 4
 
     def fused(self, place: int, end: int) -> int:
-        if place + 2 > end or self.alike(self.inputs[place + 1], self.outputs[place]):
+        """Queries, keys and values in one projection, and the layer after attention."""
+        if place + 2 > end or self.follows(place):
             return 0
         given, taken = self.outputs[place], self.inputs[place + 1]
         if not 1.02 * taken < given <= 3.02 * taken:
@@ -91,7 +90,7 @@ class _Finder:
         return 2
 
     def attend(self, after: int, queries: int, keys: int, *, wide: float, shared: bool) -> None:
-        """The weighted sum, its copy in order, and keys and values for every head where heads share them."""
+        """The weighted sum, its contiguous copy, and keys and values for every head if heads share them."""
         self.pairs[after] = self.rows[queries] * self.rows[keys] / self.batch
         self.elements[after] += wide * (3 if shared else 1)
         self.no_input[after] = True
@@ -100,8 +99,8 @@ class _Finder:
         if place + 3 > end:
             return 0
         inputs, outputs = self.inputs[place : place + 3], self.outputs[place : place + 3]
-        same = self.alike(inputs[0], inputs[1]) and self.alike(outputs[0], outputs[1])
-        if not same or not self.alike(inputs[2], outputs[0]):
+        pairs = (inputs[0], inputs[1]), (outputs[0], outputs[1]), (inputs[2], outputs[0])
+        if not all(_alike(*pair) for pair in pairs):
             return 0
         self.elements[place] += (2 + _ACTIVATION) * outputs[0]
         self.no_input[place + 1], self.new_input[place + 2] = True, True
@@ -109,19 +108,23 @@ class _Finder:
         return 3
 
     def plain(self, place: int, end: int) -> int:
-        if place + 1 < end and self.alike(self.inputs[place + 1], self.outputs[place]):
+        if place + 1 < end and self.follows(place):
             self.elements[place] += _ACTIVATION * self.outputs[place]
         return 1
 
-    @staticmethod
-    def alike(one: float, other: float) -> bool:
-        return abs(one - other) <= 0.02 * other
+    def follows(self, place: int) -> bool:
+        """Whether the next layer takes this one's output."""
+        return _alike(self.inputs[place + 1], self.outputs[place])
+
+
+def _alike(one: float, other: float) -> bool:
+    return abs(one - other) <= 0.02 * other
 
 
 def _gates(columns: Columns, before: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Squeeze and excitation: a mean of each channel, a few layers, an activation of as many figures as the mean had,
-    and then a layer that does not take these. What the gate is multiplied with is kept, unless a ReLU has kept it; the
-    product is a new tensor, however many of its size were there before."""
+    """Squeeze and excitation: a mean of each channel, a few layers, an activation with as many numbers as the mean, and
+    a layer that does not take these. The other factor is kept, unless a ReLU has kept it; the product is a new tensor,
+    however many of its size exist already."""
     kinds, outputs, inputs = columns.kinds, columns.outputs, columns.inputs
     found, product = np.zeros(columns.count), np.zeros(columns.count, np.bool_)
     for mean in np.flatnonzero((kinds == INDEX["pooling"]) & (outputs * 4 <= inputs)).tolist():
@@ -134,43 +137,36 @@ def _gates(columns: Columns, before: NDArray[np.bool_]) -> tuple[NDArray[np.floa
 
 
 def _functions(columns: Columns) -> NDArray[np.float64]:
-    """A network without any activation of images has them as functions: after each norm, or each product where there
-    is none. One inside a gate or in the head tells which function it is."""
-    kinds = columns.kinds
-    rows = columns.outputs / np.maximum(columns.channels, 1.0)
-    acts = _ACTIVATIONS[kinds]
-    convolutions = _CONVOLUTIONS[kinds]
+    """A network without any activation of images has them as functions: after each norm, or after each product if there
+    is no norm. An activation inside a gate or in the head shows which function it is."""
+    kinds, rows = columns.kinds, columns.rows
+    acts, convolutions, norms = _ACTIVATIONS[kinds], _CONVOLUTIONS[kinds], _NORMS[kinds]
     if (acts & (rows > rows.min())).any() or not convolutions.any():
         return np.zeros(columns.count)
-    share = _CONVOLVED
-    if acts.any():
-        share = float((kinds == INDEX["activation"]).any())
-    norms = _NORMS[kinds]
+    share = float((kinds == INDEX["activation"]).any()) if acts.any() else _CONVOLVED
     after = norms if norms.any() else convolutions
     found: NDArray[np.float64] = np.where(after & np.r_[convolutions[1:], False], columns.outputs, 0.0)
     return share * found
 
 
 def find_unseen(columns: Columns, before: NDArray[np.bool_], batch: int) -> Unseen:
-    """Dropouts, whatever they drop, softmaxes and norms that are left out do not part attention's run."""
+    """Dropouts, softmaxes and norms that do nothing do not separate the layers of attention."""
     through = (columns.kinds == INDEX["shape"]) & (columns.names != "Flatten")
     seen = np.flatnonzero(~(_BETWEEN[columns.kinds] | through))
     kinds = columns.kinds[seen]
-    finder = _Finder(columns.inputs[seen], columns.outputs[seen], columns.channels[seen], batch)
+    finder = _Finder(columns, seen, batch)
     edges = np.flatnonzero(np.diff(kinds == INDEX["linear"], prepend=False, append=False))
     gated = (shifted(_ACTIVATIONS[kinds], False) & ~before[seen]).tolist()
     for begin, end in edges.reshape(-1, 2).tolist():
         finder.read(begin, end, gated=gated[begin])
-    gates, products = _gates(columns, before)
-    elements = gates + _functions(columns)
-    no_input, new_input = np.zeros(columns.count, np.bool_), np.zeros(columns.count, np.bool_)
+    gates, new_input = _gates(columns, before)
+    elements, no_input = gates + _functions(columns), np.zeros(columns.count, np.bool_)
     elements[seen] += finder.elements
-    no_input[seen], new_input[seen] = finder.no_input, finder.new_input
-    new_input |= products
-    rows = columns.outputs / np.maximum(columns.channels, 1.0)
-    # Torch's own module never writes its scores out.
+    no_input[seen] = finder.no_input
+    new_input[seen] |= finder.new_input
+    # Torch's own module never stores its scores.
     writes = (columns.kinds == INDEX["attention"]) & (columns.names != "MultiheadAttention")
-    pairs: NDArray[np.float64] = np.where(writes, rows * rows / batch, 0.0)
+    pairs: NDArray[np.float64] = np.where(writes, columns.rows * columns.rows / batch, 0.0)
     pairs[seen] += finder.pairs
     where = seen.tolist()
     fans = {where[place]: [where[one] for one in ones] for place, ones in finder.fans.items()}
@@ -178,16 +174,16 @@ def find_unseen(columns: Columns, before: NDArray[np.bool_], batch: int) -> Unse
 
 
 def find_sums(kinds: NDArray[np.int64], before: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Norms that take the sum of a branch and what went round it: those behind a linear layer, or its dropout, or what
-    stands for one that drops nothing."""
+    """Norms whose input is the sum of a branch and its shortcut: norms after a linear layer, after its dropout, or
+    after an identity in place of one."""
     others = np.maximum.accumulate(np.where(_HANDS_ON[kinds], -1, np.arange(len(kinds))))
-    last = shifted(others, -1)  # the last one before each that is none of these
+    last = shifted(others, -1)  # the last layer before each that is not one of these
     found: NDArray[np.bool_] = (kinds == INDEX["norm"]) & (last >= 0) & _PRODUCTS[kinds[last]] & before
     return found
 
 
 def find_next(is_sum: NDArray[np.bool_], is_view: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Whether the next layer that is no view takes a sum of what each gives and what went round it."""
+    """Whether the next layer that is no view takes a sum of each layer's output and a shortcut."""
     count = len(is_sum)
     places = np.where(is_view, count, np.arange(count))
     follows = np.append(np.minimum.accumulate(places[::-1])[::-1], count)[1:]
@@ -196,7 +192,7 @@ def find_next(is_sum: NDArray[np.bool_], is_view: NDArray[np.bool_]) -> NDArray[
 
 
 def find_skips(columns: Columns, before: NDArray[np.bool_]) -> dict[int, int]:
-    """Layers that take what the one before gave, joined to what an earlier one gave: which one that was."""
+    """Layers that take the output of the layer before, joined with that of an earlier one, and which one that is."""
     outputs, inputs = columns.outputs.tolist(), columns.inputs.tolist()
     found: dict[int, int] = {}
     images = (_CONVOLUTIONS | _NORMS)[columns.kinds]
@@ -210,8 +206,8 @@ def find_skips(columns: Columns, before: NDArray[np.bool_]) -> dict[int, int]:
 
 
 def find_scores(columns: Columns, scores: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Dropouts and softmaxes of attention's scores: what they keep is known from attention itself."""
-    between = _BETWEEN[columns.kinds]
+    """Dropouts and softmaxes of attention's scores: what they keep is counted with attention."""
     sizes = set(scores[scores > 0].tolist())
-    found: NDArray[np.bool_] = between & ([each in sizes for each in columns.outputs.tolist()] if sizes else False)
+    is_score = [size in sizes for size in columns.outputs.tolist()] if sizes else False
+    found: NDArray[np.bool_] = _BETWEEN[columns.kinds] & is_score
     return found

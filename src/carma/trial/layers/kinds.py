@@ -1,4 +1,4 @@
-"""Layers by what they do to memory, whatever a framework calls them: PyTorch, Hugging Face, timm, Keras, ONNX."""
+"""Kinds of layers by their effect on memory, from the class names of PyTorch, Hugging Face, timm, Keras and ONNX."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KINDS = (
 )  # fmt: skip
 INDEX = {name: place for place, name in enumerate(KINDS)}
 
-# The order counts: the first that matches. Recurrent layers have no place in the data, so models with them are refused.
+# The first match counts. Recurrent layers are not in the data, so models with them are refused.
 _RULES = tuple(
     (re.compile(pattern), kind)
     for pattern, kind in (
@@ -33,7 +33,7 @@ _RULES = tuple(
         (r"\w*Embeddings?(Bag)?\d?", "embedding"),
         (r"Add|Concat\w*|Cat|Multiply|Mul|Average|Maximum|Sub\w*|FloatFunctional|Merge", "merge"),
         (r"\w*(Flatten|Identity|Reshape|Permute|Padding|Pad[123]d|Cropping|Input|Unfold|Shuffle|Resc)\w*", "shape"),
-        # What keeps its output for the backward pass, and what keeps its input.
+        # The first ones keep their output for the backward pass, the others their input.
         (r"ReLU|Relu|[Ss]igmoid|Tanh", "rectifier"),
         (
             r"\w*(ReLU6?|Relu|GELU\w*|Gelu|SiLU\w*|Swish\w*|ELU|Elu|[Ss]igmoid|Tanh\w*|Mish\w*|Softplus|Softsign|shrink"
@@ -46,11 +46,11 @@ _RULES = tuple(
 
 @lru_cache(maxsize=4096)
 def kind_of(name: str) -> str:
-    """One of KINDS, or `recurrent`, or `conv1d`, which only the output's shape tells apart."""
+    """One of KINDS, or `recurrent`, or `conv1d`, which means two kinds."""
     return next((kind for pattern, kind in _RULES if pattern.fullmatch(name)), "other")
 
 
-# As the published features have it, an activation function is an angle; neighbours are of one kind.
+# As in the published features, an activation function is an angle; adjacent functions are similar.
 _FUNCTIONS = (
     ("ReLU", r"Re?LU|Relu|re_lu\w*"), ("ReLU6", r"ReLU6|Relu6"), ("LeakyReLU", r"Leaky\w*"), ("PReLU", r"PReLU|PRelu"),
     ("ELU", r"ELU|Elu"), ("CELU", r"CELU"), ("SELU", r"SELU|Selu"), ("GELU", r"\w*G[Ee][Ll][Uu]\w*"),
@@ -64,6 +64,6 @@ FUNCTIONS = tuple(name for name, _ in _FUNCTIONS)
 
 @lru_cache(maxsize=4096)
 def function_of(name: str) -> int | None:
-    """Which activation function, as a place in FUNCTIONS; None for one that is not known."""
+    """The activation function as an index in FUNCTIONS; None if it is unknown."""
     found = (place for place, (_, pattern) in enumerate(_FUNCTION_RULES) if pattern.fullmatch(name))
     return next(found, None)

@@ -1,9 +1,9 @@
-"""Graphs of operators (ONNX, Keras) as the lists of modules that the data set has.
+"""Turns graphs of operators (ONNX, Keras) into lists of modules, as the data set has them.
 
-A trial run, torchinfo and print(model) list modules. A sum, a join, the products inside attention and the parts of a
-function that an exporter took to pieces are none: the same network must give the same list, whoever wrote it down.
-Operators follow one another as they are computed, so that their order tells what belongs together. A loss that is a
-module is no layer either: every run has one.
+A trial run, torchinfo and print(model) list modules. Sums, joins, the products inside attention and the parts of a
+function that an exporter split up are no modules: the same network must give the same list from every source.
+Operators are listed in the order of computation, so their order shows which belong together. A loss is no layer either:
+every run has one.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from msgspec.structs import replace
 from carma.trial.layers.description import Described, Layer
 from carma.trial.layers.kinds import kind_of
 
-# What exporters leave of functions that they take to pieces; none of them is the name of a module.
+# Operators into which exporters split functions; none of them is the name of a module.
 _PIECES = frozenset((
     "Div", "Pow", "Sqrt", "Reciprocal", "Erf", "Exp", "Log", "Neg", "Abs", "Sin", "Cos", "Where", "Trilu", "ReduceMean",
     "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL2", "Min", "Max", "Mean", "Sum", "Einsum", "ScatterND", "Tile",
     "Range", "CumSum", "Not", "And", "Equal", "Greater", "Less",
 ))  # fmt: skip
-_SQUARES = ("Pow", "ReduceMean", "Sqrt", "Reciprocal")  # of a norm that was taken to pieces
+_SQUARES = ("Pow", "ReduceMean", "Sqrt", "Reciprocal")  # of a norm that was split up
 # Modules that multiply each channel by a weight keep their input, as activations do.
 _SCALES = ("LayerScale", "LayerScale2d", "Scale", "Affine")
 _OF_SCORES = ("Softmax", "Dropout")
 _AFTER_SOFTMAX = ("Where", "Dropout")
-_BEHIND = 4  # operators: a mask's, a dropout, the product
-_REACH = 7  # operators that such a function is taken to
+_BEHIND = 4  # operators after a softmax: of a mask, a dropout, the product
+_REACH = 7  # maximum number of operators of such a function
 
 
 def layers_of(described: Described) -> Described:
-    """With modules only; as it is where none would be left."""
+    """With modules only; unchanged if none would be left."""
     layers = described.layers
-    kinds = {layer.kind for layer in layers}  # there are few, and most networks need nothing of this
+    kinds = {layer.kind for layer in layers}  # few; most networks need none of the following
     if any(map(_is_operator, kinds)) or ("MatMul" in kinds and any(map(_is_product, layers))):
         layers = tuple(_modules(layers))
     if not kinds.isdisjoint(_SCALES):
@@ -77,18 +77,18 @@ def _is_operator(kind: str) -> bool:
 
 
 def _is_product(layer: Layer | None) -> bool:
-    """Of two outputs: the scores of attention, or what they are for."""
+    """Of two outputs: the scores of attention, or their product with the values."""
     return layer is not None and layer.kind == "MatMul" and not layer.parameters
 
 
 def _is_mask(layer: Layer, behind: Layer | None) -> bool:
-    """What is added to attention's scores before their softmax."""
+    """A mask that is added to attention's scores before their softmax."""
     return kind_of(layer.kind) == "merge" and behind is not None and behind.kind == "Softmax"
 
 
 def _of_scores(layers: tuple[Layer, ...], place: int) -> bool:
-    """Attention is a function: neither its softmax is a layer nor the dropout of what that gives. Between them and the
-    product that they are for, an exporter may have put rows of a mask in order."""
+    """Attention is a function: neither its softmax nor the dropout of that is a layer. An exporter may have put
+    operators of a mask between them and the product."""
     begin, shape = place, layers[place].output
     while begin and layers[begin].kind in _AFTER_SOFTMAX and layers[begin].output == shape:
         begin -= 1
@@ -101,12 +101,12 @@ def _of_scores(layers: tuple[Layer, ...], place: int) -> bool:
 
 
 def _multiplies(behind: Layer, layer: Layer) -> bool:
-    """A gate of another shape than what it opens is a module of its own."""
+    """A gate of another shape than the other factor is a module of its own."""
     return behind.kind in ("Mul", "Multiply") and behind.output == layer.output and not behind.parameters
 
 
 def _function(layers: tuple[Layer, ...], place: int, behind: Layer | None) -> str:
-    """SiLU and Mish are their input times a gate; GELU's other form has a power before its tangent."""
+    """SiLU and Mish are their input times a gate; the approximate GELU has a power before its tangent."""
     layer, before = layers[place], _pieces_before(layers, place)
     if layer.kind == "Tanh" and "Pow" in before:
         return "GELU"
@@ -118,7 +118,7 @@ def _function(layers: tuple[Layer, ...], place: int, behind: Layer | None) -> st
 
 
 def _pieces_before(layers: tuple[Layer, ...], place: int) -> list[str]:
-    """The kinds of those next to one another, up to this one."""
+    """The kinds of the adjacent operators before this place."""
     begin = place
     while begin > max(0, place - _REACH) and _is_operator(layers[begin - 1].kind):
         begin -= 1

@@ -1,9 +1,9 @@
 """Structure that a list of layers shows only by its sizes: repeated blocks, and weights that two layers share.
 
-1. `spans_of`: which layers gradient checkpointing computes again. Scripts checkpoint the repeated blocks of a network;
+1. `spans_of`: the layers that gradient checkpointing recomputes. Scripts checkpoint the repeated blocks of a network;
    stems, heads and layers between stages are kept.
 2. `find_tied`: a language model's last layer often uses the weights of its embedding. The list gives each layer its
-   weights, the total counts them once. What the total lacks is shared.
+   weights, the total counts them once. The difference is shared.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _CONVOLUTIONS = tuple(INDEX[kind] for kind in ("convolution", "grouped", "transp
 _NORMS = (INDEX["norm"], INDEX["batch_norm"])
 _BEGINS = (*_CONVOLUTIONS, *_NORMS, INDEX["linear"], INDEX["attention"])
 
-Span = tuple[int, int, bool]  # where it begins and ends, and whether it is computed again
+Span = tuple[int, int, bool]  # where it begins and ends, and whether it is recomputed
 
 
 def spans_of(columns: Columns) -> list[Span]:
-    """Layers that are alike in kind and sizes, and come at least twice in the same order, are blocks."""
+    """Blocks are layers of equal kinds and sizes that come at least twice in the same order."""
     sizes = zip(columns.kinds, columns.inputs, columns.outputs, columns.parameters, strict=True)
     known: dict[tuple[float, ...], int] = {}
     numbers = [known.setdefault(each, len(known)) for each in sizes]
@@ -51,7 +51,7 @@ def spans_of(columns: Columns) -> list[Span]:
 
 
 def _period(numbers: list[int], kinds: list[int], place: int) -> int:
-    """Of the shortest part that comes at least twice from here on; 0 where there is none, or where no block begins."""
+    """Length of the shortest part that comes at least twice from here on; 0 if there is none, or no block begins."""
     follows = place and kinds[place] in _NORMS and kinds[place - 1] in _CONVOLUTIONS
     if kinds[place] not in _BEGINS or follows:
         return 0
@@ -63,7 +63,7 @@ def _period(numbers: list[int], kinds: list[int], place: int) -> int:
 
 
 def find_tied(columns: Columns, total: int | None) -> NDArray[np.int64]:
-    """For each layer the place of the embedding whose weights it uses, else -1. A bias is its own in any case."""
+    """For each layer the place of the embedding whose weights it uses, else -1. A bias is never shared."""
     found = np.full(columns.count, -1, np.int64)
     lacks = 0.0 if total is None else float(columns.parameters.sum()) - total
     if lacks <= 0:
