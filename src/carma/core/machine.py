@@ -89,7 +89,6 @@ def _task(state: State, task_id: TaskId) -> Task:
 def _submitted(state: State, event: e.TaskSubmitted) -> list[Command]:
     if event.task in state.tasks:
         raise InvalidEvent(f"task {event.task} was submitted before")
-    state.unfitted.add(event.task)
     state.put(
         Task(
             id=event.task,
@@ -327,7 +326,6 @@ def _moved(state: State, event: Move) -> list[Command]:
             state.put(replace(task, status=replace(task.status, held=False)))
         case (e.TaskRetried(fresh=fresh), Finished()):
             learnt = None if fresh or task.plan is None else replace(task.plan, first=False)
-            state.unfitted.add(task.id)
             state.put(replace(task, plan=learnt, counted_from=task.key.attempt, status=Queued(event.at)))
         case (e.TaskChanged(), _):
             return _changed(state, task, event)
@@ -347,7 +345,6 @@ def _changed(state: State, task: Task, event: e.TaskChanged) -> list[Command]:
         return []
     # What the user says now counts, not what recovery or an estimate under way makes of the old figure.
     held = task.status.held
-    state.unfitted.add(task.id)
     state.put(replace(changed, plan=None, status=Estimating(event.at, held)))
     return [EstimateTask(task.id)]
 
@@ -355,15 +352,13 @@ def _changed(state: State, task: Task, event: e.TaskChanged) -> list[Command]:
 def _gpus_changed(state: State, event: e.GpusFound | e.GpuDrained | e.GpuResumed) -> list[Command]:
     match event:
         case e.GpusFound(gpus=gpus):
-            state.gpus = {gpu.id: gpu for gpu in gpus}
-            state.unfitted.update(state.tasks)
-            state.live = {gpu: live for gpu, live in state.live.items() if gpu in state.gpus}
-            for gpu_id in state.on_gpu:
-                state.touch(gpu_id)
+            state.set_gpus(gpus)
         case e.GpuDrained(gpu=gpu, reason=reason):
             state.drained[SERVER if gpu is None else gpu] = reason
         case e.GpuResumed(gpu=gpu):  # the server's drain and a GPU's own are lifted each by itself
             state.drained.pop(SERVER if gpu is None else gpu, None)
         case _:
             assert_never(event)
+    for gpu_id in state.gpus:
+        state.touch(gpu_id)
     return []

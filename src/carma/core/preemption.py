@@ -22,7 +22,8 @@ from carma.core.scheduling.policy import Move
 from carma.core.scheduling.reservation import fits
 from carma.core.scheduling.scheduling_pass import Pass, turns
 from carma.core.scheduling.snapshot import views
-from carma.core.scheduling.verdicts import Door, takes_tasks
+from carma.core.scheduling.verdict_cache import VerdictCache
+from carma.core.scheduling.verdicts import Candidate, takes_tasks
 from carma.core.state import State
 
 CARMA = "carma"  # who asks, where no user does
@@ -51,11 +52,11 @@ def stayed(state: State, now: float) -> list[PreemptionMissed]:
     return due
 
 
-def asks(state: State, now: float) -> list[PreemptionRequested]:
+def asks(state: State, now: float, cache: VerdictCache | None = None) -> list[PreemptionRequested]:
     """What CARMA asks by itself, where it may."""
     if not state.rules.preemption.enabled:
         return []
-    return asked_to_move(state, now) or room_for_the_first(state, now)
+    return asked_to_move(state, now) or room_for_the_first(state, now, cache)
 
 
 def may_be_asked(state: State, task: Task, now: float) -> bool:
@@ -104,24 +105,24 @@ def _moves(state: State, now: float) -> list[Move]:
 
 
 # -- room for the first in line ---------------------------------------------------------------------------------------
-def room_for_the_first(state: State, now: float) -> list[PreemptionRequested]:
+def room_for_the_first(state: State, now: float, cache: VerdictCache | None = None) -> list[PreemptionRequested]:
     """Those whose leaving lets the first in line start, if it has waited long enough and nothing else will."""
     if not state.line or not state.gpus:
         return []
     able = {task_id: one for task_id in state.active if may_be_asked(state, one := state.tasks[task_id], now)}
     if not able:
         return []
-    walk = Pass(state, now)
+    walk = Pass(state, now, cache)
     task = next(turns(state, now, walk), None)
     if task is None or _asked_for(state, task.id) or not _waited(state, task, now):
         return []
     choice = walk.consider(task)
-    start_at = walk.fence.start_at if walk.fence is not None else None
+    start_at = walk.reservation.start_at if walk.reservation is not None else None
     if choice.chosen or (start_at is not None and start_at <= now + state.rules.preemption.after_s):
         return []
     lower = {task_id: one for task_id, one in able.items() if one.spec.priority < task.spec.priority}
     reason = f"task {task.id}, of priority {task.spec.priority}, waits for its place"
-    chosen = leaving(state, choice.ask, walk.doors, lower, now)
+    chosen = leaving(state, choice.ask, walk.candidates, lower, now)
     return [request(lower[task_id], now, CARMA, reason, task.id) for task_id in chosen]
 
 
@@ -157,56 +158,56 @@ def asked_for(state: State, task_id: TaskId, now: float) -> str:
 
 
 def leaving(
-    state: State, ask: Ask, doors: Collection[Door], able: Mapping[TaskId, Task], now: float
+    state: State, ask: Ask, candidates: Collection[Candidate], able: Mapping[TaskId, Task], now: float
 ) -> tuple[TaskId, ...]:
     """The tasks to ask; none if no room comes of it, or if it needs none of them."""
-    found = sorted(option for door in doors if (option := _cheapest(state, ask, door, able, now)) is not None)
+    found = sorted(option for one in candidates if (option := _cheapest(state, ask, one, able, now)) is not None)
     if len(found) < ask.gpus:
         return ()
     return tuple(sorted({task_id for option in found[: ask.gpus] for task_id in option.tasks}))
 
 
-def _cheapest(state: State, ask: Ask, door: Door, able: Mapping[TaskId, Task], now: float) -> Leaving | None:
+def _cheapest(state: State, ask: Ask, candidate: Candidate, able: Mapping[TaskId, Task], now: float) -> Leaving | None:
     """The best of those sets of tasks without which the GPU takes it; an empty one where nobody need leave."""
-    here = [holder.key for holder in door.view.holders if holder.key.task in able]
-    here.sort(key=lambda key: _option(door, (key,), able, now))
+    here = [holder.key for holder in candidate.view.holders if holder.key.task in able]
+    here.sort(key=lambda key: _option(candidate, (key,), able, now))
     for count in range(len(here[:COMPARED]) + 1):
-        sets = (keys for keys in combinations(here[:COMPARED], count) if _lets_in(state, ask, door, keys))
-        options = [_option(door, keys, able, now) for keys in sets]
+        sets = (keys for keys in combinations(here[:COMPARED], count) if _lets_in(state, ask, candidate, keys))
+        options = [_option(candidate, keys, able, now) for keys in sets]
         if options:
             return min(options)
     return None
 
 
-def _option(door: Door, keys: Collection[AttemptKey], able: Mapping[TaskId, Task], now: float) -> Leaving:
+def _option(candidate: Candidate, keys: Collection[AttemptKey], able: Mapping[TaskId, Task], now: float) -> Leaving:
     tasks = [able[key.task] for key in keys]
     return Leaving(
         count=len(tasks),
         priority=max((task.spec.priority for task in tasks), default=0),
         run_s=sum(now - task.status.since for task in tasks if isinstance(task.status, Running)),
-        place=door.view.gpu.index,
+        place=candidate.view.gpu.index,
         tasks=tuple(task.id for task in tasks),
     )
 
 
-def _lets_in(state: State, ask: Ask, door: Door, keys: Collection[AttemptKey]) -> bool:
+def _lets_in(state: State, ask: Ask, candidate: Candidate, keys: Collection[AttemptKey]) -> bool:
     """Whether the GPU would take it without those. How busy the others keep it is not known before they are gone: one
     that is too busy must be left by all."""
-    view, rules, policy = door.view, state.rules, state.policy
+    view, rules, policy = candidate.view, state.rules, state.policy
     if view.fault is not None or view.drained is not None or not takes_tasks(view.gpu, rules):
         return False
     staying, room_mib = view.without(keys)
-    if not keys and not _passes(door, ask):
+    if not keys and not _passes(candidate, ask):
         return False
-    too_busy = door.busy is not None and door.busy.code == "Utilisation"
+    too_busy = candidate.busy is not None and candidate.busy.code == "Utilisation"
     if too_busy and (staying or view.foreign or view.foreign_mib):
         return False
     return fits(ask, staying, room_mib, rules, policy)
 
 
-def _passes(door: Door, ask: Ask) -> bool:
+def _passes(candidate: Candidate, ask: Ask) -> bool:
     """Whether all that is against it ends by itself within seconds: a newcomer that settles, a sample that is due."""
-    refusal = door.refuse(ask)
+    refusal = candidate.refuse(ask)
     if refusal is None or refusal.code == "WarmUp":
         return True
-    return refusal.code == "Metrics" and door.view.blind is not None
+    return refusal.code == "Metrics" and candidate.view.blind is not None

@@ -9,22 +9,26 @@ attempt's peak and energy, and that it had settled.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import TypeVar
 
+from carma.core.model.outcome import Cancelled, NeverFits, Outcome, describe_to_others, satisfied
 from carma.core.model.settings import Rules
-from carma.core.model.status import Ended, Finished, Queued, Recovering, Running, Starting
+from carma.core.model.status import Ended, Estimating, Finished, Queued, Recovering, Running, Starting
 from carma.core.model.task import Task
-from carma.core.model.values import AttemptKey, Gpu, GpuId, Placement, TaskId
+from carma.core.model.values import AttemptKey, Gpu, GpuId, Placement, TaskId, TaskSpec
 from carma.core.ports import Checkpoint
 from carma.core.scheduling.fair_order import Lanes
 from carma.core.scheduling.fairness import Accounts
-from carma.core.scheduling.kept import Doors
-from carma.core.scheduling.news import News
-from carma.core.scheduling.placement import Policy
+from carma.core.scheduling.feasibility import never_fits, usable
+from carma.core.scheduling.policy import Policy
 from carma.core.telemetry.measurements import Hour, Live, Track
 from carma.core.telemetry.pace import regroup
 
 SERVER = ""  # the key in `drained` that stands for the whole server
+EARLY_S = 0.001  # a time that is due may be computed in two ways that differ in their last bits
+
+Name = TypeVar("Name")
 
 
 class InvalidEvent(Exception):
@@ -51,16 +55,27 @@ class State:
         self.on_gpu: dict[GpuId, dict[AttemptKey, Placement]] = {}
         self.waiting_for: dict[TaskId, set[TaskId]] = {}  # task -> those that depend on it
         self.in_array: dict[TaskId, int] = {}  # array -> how many of it are active
+        self.impossible: dict[TaskId, Outcome] = {}  # waiting tasks that can never start, and why
+        self.deadlines: list[tuple[float, TaskId]] = []  # sorted: when a time limit, or the warning before it, is due
+        self.usable: tuple[Gpu, ...] = ()  # the GPUs that take tasks, largest first
+        self.versions: dict[GpuId, int] = {}  # increased with every change that concerns the GPU; see `touch`
         # Seen, not logged:
-        self.unfitted: set[TaskId] = set()  # tasks that were not yet held against the GPUs as they are now
         self.live: dict[GpuId, Live] = {}
         self.tracks: dict[AttemptKey, Track] = {}
         self.idle_w: dict[GpuId, float] = {}  # the lowest mean power of each GPU while nobody was on it
         self.usage: dict[tuple[int, GpuId], Hour] = {}  # by hour and GPU; see usage.py
-        self.sized: dict[GpuId, Gpu] | None = None  # the mapping that `sizes` was made from
-        self.sizes: tuple[Gpu, ...] = ()  # see admission.by_size
-        self.news = News()
-        self.doors = Doors()
+        self.shown_on: dict[TaskId, set[GpuId]] = {}  # task -> GPUs whose last look at memory shows processes of it
+        # What `propose` has to check; a sample takes out what is not due any more:
+        self.over_booking: set[GpuId] = set()  # shared GPUs on which a task may hold more than it booked
+        self.grown: set[TaskId] = set()  # active tasks whose peak memory may have to be stored
+        self.settled: set[TaskId] = set()  # active tasks whose booking may shrink
+
+    def set_gpus(self, gpus: Iterable[Gpu]) -> None:
+        self.gpus = {gpu.id: gpu for gpu in gpus}
+        self.usable = usable(self.gpus.values(), self.rules)
+        self.live = {gpu: self.live.get(gpu) or Live(self.rules.window.length_s) for gpu in self.gpus}
+        for task in self.tasks.values():
+            self._check_possible(task)
 
     def put(self, task: Task) -> None:
         """Store a task and keep every index true."""
@@ -74,19 +89,58 @@ class State:
             if before is not None:
                 self._unindex(before)
             self._index(task)
-        self.doors.changed(task.id)
-        for gpu in self.news.shown_on(task.id):
+        self._set_deadline(before, task)
+        self._check_possible(task)
+        for gpu in self.shown_on.get(task.id, ()):
             self.touch(gpu)
 
     def drop(self, task_id: TaskId) -> None:
         task = self.tasks.pop(task_id)
         self._account(task, None)
         self._unindex(task)
+        self._set_deadline(task, None)
         self.overtaken.pop(task_id, None)
-        self.unfitted.discard(task_id)
-        self.doors.changed(task_id)
-        for gpu in self.news.shown_on(task_id):
+        self.impossible.pop(task_id, None)
+        for waiting in self.waiting_for.get(task_id, ()):
+            self._check_possible(self.tasks[waiting])
+        for gpu in self.shown_on.get(task_id, ()):
             self.touch(gpu)
+
+    def _set_deadline(self, before: Task | None, task: Task | None) -> None:
+        old_at = None if before is None else due_at(before)
+        new_at = None if task is None else due_at(task)
+        if old_at != new_at and before is not None and old_at is not None:
+            del self.deadlines[bisect_left(self.deadlines, (old_at, before.id))]
+        if old_at != new_at and task is not None and new_at is not None:
+            insort(self.deadlines, (new_at, task.id))
+
+    def never_fits(self, spec: TaskSpec) -> str | None:
+        """Why such a task could never run on the GPUs as they are; a sentence."""
+        return never_fits(spec, self.usable, len(self.gpus), self.rules)
+
+    def _check_possible(self, task: Task) -> None:
+        outcome = self.outcome_if_impossible(task)
+        if outcome is not None:
+            self.impossible[task.id] = outcome
+        else:
+            self.impossible.pop(task.id, None)
+
+    def outcome_if_impossible(self, task: Task) -> Outcome | None:
+        """The end of a waiting task that can never start: a dependency ended otherwise, or no GPU is large enough."""
+        if not isinstance(task.status, Estimating | Queued | Recovering):
+            return None
+        for dependency in task.spec.after if not isinstance(task.status, Recovering) else ():
+            other = self.tasks.get(dependency.task)
+            if other is None or not isinstance(other.status, Finished):
+                continue
+            outcome = other.status.outcome
+            if not satisfied(dependency, outcome):
+                reason = f"it waited for task {other.id} ({dependency.when}), which {describe_to_others(outcome)}"
+                return Cancelled("carma", reason)
+        if not self.gpus or self.rules.queue.misfits != "end":
+            return None
+        misfit = self.never_fits(task.spec)
+        return None if misfit is None else NeverFits(misfit)
 
     def _account(self, before: Task | None, task: Task | None) -> None:
         """What its user had and holds; users' places in the lanes go by that."""
@@ -95,20 +149,27 @@ class State:
         known = task or before
         if self.lanes is None or known is None or not (moved or all_moved):
             return
-        self.doors.nobody = None
         for uid in self.lanes.users() if all_moved else (known.owner.uid,):
             self.lanes.moved(uid, self.accounts.level(uid))
 
     def touch(self, gpu: GpuId) -> None:
-        """Something about that GPU has changed: who is on it, what they do there, what was seen of it."""
-        self.news.watched.add(gpu)
-        self.doors.touched.add(gpu)
+        """Something that concerns the GPU has changed: who is on it, what they do there, what was seen of it. Its
+        version increases, and those of the GPUs with which it shares a task: a policy may look at those neighbours."""
+        versions = self.versions
+        versions[gpu] = versions.get(gpu, 0) + 1
+        if self.policy.against is None:
+            return
+        for placement in self.on_gpu.get(gpu, {}).values():
+            for other in placement.gpus if len(placement.gpus) > 1 else ():
+                versions[other] = versions.get(other, 0) + 1
 
     def _moved(self, gpu: GpuId) -> None:
         """Others are on it than before, or in another order."""
         live = self.live.get(gpu)
         if live is not None:
             live.members = None
+        if len(self.on_gpu.get(gpu, ())) > 1:
+            self.over_booking.add(gpu)
         self.touch(gpu)
 
     def _stay(self, task: Task, placement: Placement) -> None:
@@ -118,15 +179,18 @@ class State:
             held = self.on_gpu[gpu]
             held[key] = held.pop(key)
             self._moved(gpu)
-        self.news.active(task)
+        self._check_use(task)
+
+    def _check_use(self, task: Task) -> None:
+        """There may be memory to store of an active task, or its booking may shrink."""
+        self.grown.add(task.id)
+        self.settled.add(task.id)
 
     def _index(self, task: Task) -> None:
         match task.status:
             case Queued(held=False):
                 insort(self.line, turn(task))
-                self.doors.joined_line(turn(task))
                 if self.lanes is not None:
-                    self.doors.nobody = None  # it may stand anywhere
                     self.lanes.join(turn(task), task.owner.uid, self.accounts.level(task.owner.uid))
             case Starting(placement=placement) | Running(placement=placement):
                 self.active[task.id] = task.key
@@ -134,33 +198,32 @@ class State:
                     self.on_gpu.setdefault(gpu, {})[task.key] = placement
                     self._moved(gpu)
                 self._count_array(task, +1)
-                self.news.active(task)
+                self._check_use(task)
                 if isinstance(task.status, Running) and task.status.preempting is not None:
                     self.asked.add(task.id)
             case Ended() | Recovering():
                 self.between_attempts.add(task.id)
             case _:
                 pass
+        for waiting in self.waiting_for.get(task.id, ()):
+            self._check_possible(self.tasks[waiting])
         if isinstance(task.status, Finished):
-            if task.id in self.waiting_for:
-                self.news.ended.add(task.id)
             return
         for dependency in task.spec.after:
             self.waiting_for.setdefault(dependency.task, set()).add(task.id)
-            self.news.ended.add(dependency.task)  # or will be; whoever looks finds out
 
     def _unindex(self, task: Task) -> None:
         match task.status:
             case Queued(held=False):
                 place = bisect_left(self.line, turn(task))
                 del self.line[place]
-                self.doors.left_line(turn(task))
                 if self.lanes is not None:
-                    self.doors.nobody = None
                     self.lanes.leave(turn(task), task.owner.uid)
             case Starting(placement=placement) | Running(placement=placement):
                 del self.active[task.id]
                 self.asked.discard(task.id)
+                self.grown.discard(task.id)
+                self.settled.discard(task.id)
                 for gpu in placement.gpus:
                     del self.on_gpu[gpu][task.key]
                     self._moved(gpu)
@@ -195,6 +258,23 @@ class State:
         return {gpu: watts for gpu, watts in read.items() if watts is not None}
 
 
+def due_at(task: Task) -> float | None:
+    """When the next thing about its time limit is due; None: never."""
+    status, limit_s = task.status, task.spec.time_limit_s
+    if limit_s is None or not isinstance(status, Running) or status.ending is not None:
+        return None
+    warn = task.spec.warn
+    before_s = warn.before_s if warn is not None and not status.warned else 0.0
+    return status.since + limit_s - max(0.0, before_s)
+
+
+def in_order(names: Collection[Name], order: Collection[Name]) -> list[Name]:
+    """Those of the names that `order` has, as they come there: what is due at the same time is told in its order."""
+    if len(names) < 2:
+        return [name for name in names if name in order]
+    return [name for name in order if name in names]
+
+
 def _still_on(before: Task, task: Task) -> Placement | None:
     """Where it is, if it is active as it was and stands in the same indices."""
     status = task.status
@@ -219,8 +299,7 @@ def restore(rules: Rules, policy: Policy, checkpoint: Checkpoint | None) -> Stat
     if checkpoint is None:
         return state
     state.now = checkpoint.at
-    state.unfitted.update(task.id for task in checkpoint.tasks)
-    state.gpus = {gpu.id: gpu for gpu in checkpoint.gpus}
+    state.set_gpus(checkpoint.gpus)
     state.drained = dict(checkpoint.drained)
     state.last_gpu = checkpoint.last_gpu
     state.accounts.load(checkpoint.usage, checkpoint.at)
@@ -252,7 +331,7 @@ def adopt(state: State) -> None:
             seen.adopted = True
             if state.tasks[task_id].attempts[-1].settled:
                 seen.settled_at = state.now
-        state.news.active(state.tasks[task_id])
+        state.settled.add(task_id)
         for gpu in state.tracks[key].on:
             state.touch(gpu)
 
@@ -281,7 +360,7 @@ def checkpoint(state: State, sequence: int) -> tuple[Checkpoint, tuple[Task, ...
 
 def _shown(state: State, task_id: TaskId) -> bool:
     """Whether the last look at a GPU shows its processes: once it is forgotten they would be somebody else's."""
-    return any(gpu in state.gpus for gpu in state.news.shown_on(task_id))
+    return any(gpu in state.gpus for gpu in state.shown_on.get(task_id, ()))
 
 
 def forget(state: State, finished: Iterable[Task]) -> None:

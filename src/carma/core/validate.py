@@ -7,7 +7,10 @@ from carma.core.model.status import Ended, Finished, Queued, Recovering, Running
 from carma.core.model.task import Task
 from carma.core.scheduling.fair_order import Lanes
 from carma.core.scheduling.fairness import NONE_HELD, waits
-from carma.core.state import State, turn
+from carma.core.state import State, due_at, turn
+from carma.core.telemetry.booking_shrink import shrink_of
+from carma.core.telemetry.observation import memory_news
+from carma.core.telemetry.watchdog import stops_on
 
 
 def validate(state: State) -> list[str]:
@@ -39,6 +42,32 @@ def _indices(state: State) -> list[str]:
     }
     if held != wanted:
         broken.append(f"GPUs hold {held}, tasks say {wanted}")
+    return [*broken, *_due(state)]
+
+
+def _due(state: State) -> list[str]:
+    """The indices that `propose` reads instead of looking at every task and GPU."""
+    broken: list[str] = []
+    ends = {task.id: state.outcome_if_impossible(task) for task in state.tasks.values()}
+    impossible = {task_id: outcome for task_id, outcome in ends.items() if outcome is not None}
+    if impossible != state.impossible:
+        broken.append(f"impossible are {state.impossible}, tasks say {impossible}")
+    deadlines = sorted((at, task.id) for task in state.tasks.values() if (at := due_at(task)) is not None)
+    if deadlines != state.deadlines:
+        broken.append(f"deadlines are {state.deadlines}, tasks say {deadlines}")
+    shown = {(task, gpu) for gpu, live in state.live.items() for task in live.shown}
+    if not shown <= {(task, gpu) for task, gpus in state.shown_on.items() for gpu in gpus}:
+        broken.append(f"GPUs show the tasks of {shown}, known are {state.shown_on}")
+    grown = {task for task in state.active if memory_news(state, task, state.now) is not None}
+    if not grown <= state.grown:
+        broken.append(f"the memory of {grown} is to be stored, known are {state.grown}")
+    if state.rules.sharing.watchdog:
+        due = {gpu for gpu in state.on_gpu if stops_on(state, gpu, state.now)}
+        if not due <= state.over_booking:
+            broken.append(f"the watchdog stops tasks on {due}, known are {state.over_booking}")
+        shrunk = {task for task in state.active if shrink_of(state, task, state.now) is not None}
+        if state.rules.memory.shrink and not shrunk <= state.settled:
+            broken.append(f"the bookings of {shrunk} may shrink, known are {state.settled}")
     return broken
 
 

@@ -28,6 +28,7 @@ from carma.core.model.events import (
 )
 from carma.core.model.values import TaskId
 from carma.core.propose import propose
+from carma.core.scheduling.verdict_cache import VerdictCache
 from carma.core.state import checkpoint, forget
 from carma.core.telemetry import usage
 from carma.daemon.daemon_log import ErrorLog, log_event
@@ -58,6 +59,7 @@ class Writer:
     def __init__(self, shell: Shell, follow: Follow) -> None:
         self._shell = shell
         self._follow = follow
+        self._verdicts = VerdictCache()
         self._propose_at_s = 0.0  # monotonic
         self._checkpoint_at = shell.sequence + CHECKPOINT_EVERY
         self._usage_at_s = time.monotonic() + USAGE_S
@@ -232,7 +234,7 @@ class Writer:
 
     def _proposals(self) -> list[Durable]:
         try:
-            events = propose(self._shell.state, self._shell.clock.now())
+            events = propose(self._shell.state, self._shell.clock.now(), self._verdicts)
         except Exception:
             log.exception("the scheduling pass failed; it is tried again with the next event")
             return []

@@ -67,7 +67,7 @@ def bound(cap: float = 1.25, mechanism: str = "mps") -> Policy:
 
 
 def sentence(policy: Policy, asked: Ask, *holders: Holder) -> str:
-    found = policy.objects(asked, holders)
+    found = policy.refusal(asked, holders)
     assert found is not None
     assert found.code == "Slowdown"
     return found.sentence

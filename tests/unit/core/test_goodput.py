@@ -5,15 +5,12 @@ from __future__ import annotations
 from math import inf
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as some
-from msgspec.structs import replace
 
 from carma.core.model.values import AttemptKey, Demand, GpuId, GpuSample, TaskId
 from carma.core.policies.goodput import LEAST_GAIN
 from carma.core.scheduling.decision import Ask
 from carma.core.scheduling.forecast import Member, Outlook, Terms, slowdowns
-from carma.core.scheduling.gpu_view import Beside, GpuView, Holder
+from carma.core.scheduling.gpu_view import GpuView, Holder
 from carma.core.scheduling.policy import Waits
 from carma.testing.builders import gpu
 from tests.unit.core.goodput_world import (
@@ -102,7 +99,7 @@ def test_three_leave_one_after_the_other() -> None:
 # -- refusals -------------------------------------------------------------------------------------------------------
 @pytest.mark.usefixtures("by_hand")
 def test_the_cap_is_on_the_whole_run_of_each() -> None:
-    assert bound(1.63).objects(ask(goes(0.8)), [holder(goes(0.5))]) is None
+    assert bound(1.63).refusal(ask(goes(0.8)), [holder(goes(0.5))]) is None
     assert "task 7 would take 1.62 times as long as alone (cap 1.6)" in sentence(
         bound(1.6), ask(goes(0.8)), holder(goes(0.5))
     )
@@ -121,9 +118,9 @@ def test_a_small_task_of_which_nothing_is_known_may_share_where_a_large_one_may_
     known = Demand(0.35, 0.15, 0.15, 0.5, 0.3)
     for mib, shares in ((1_000, True), (9_000, False)):
         newcomer = Ask(TaskId(9), 1, mib, "declared", False)
-        assert (bound().objects(newcomer, [holder(known, None)]) is None) == shares
+        assert (bound().refusal(newcomer, [holder(known, None)]) is None) == shares
         asked = Ask(TaskId(9), 1, 1_000, "declared", False, known)
-        assert (bound().objects(asked, [holder(None, None, mib=mib)]) is None) == shares
+        assert (bound().refusal(asked, [holder(None, None, mib=mib)]) is None) == shares
 
 
 @pytest.mark.usefixtures("by_hand")
@@ -137,13 +134,13 @@ def test_who_only_counts_as_busy_is_named() -> None:
 def test_a_gain_that_is_too_small_is_not_worth_it() -> None:
     cap = 5.0
     enough = goes(0.5 + LEAST_GAIN + 0.001)
-    assert bound(cap).objects(ask(enough), [holder(goes(0.5))]) is None
+    assert bound(cap).refusal(ask(enough), [holder(goes(0.5))]) is None
     assert "add 0.19 of a GPU's work" in sentence(bound(cap), ask(goes(0.5 + LEAST_GAIN - 0.01)), holder(goes(0.5)))
     assert "less would be done in all" in sentence(bound(cap), ask(goes(0.4)), holder(goes(0.5)))
 
 
 def test_nobody_is_refused_an_idle_gpu() -> None:
-    assert bound(1.0).objects(ask(None, None), ()) is None
+    assert bound(1.0).refusal(ask(None, None), ()) is None
     (ranked,) = bound(1.0).rank(ask(None, None), [GpuView(gpu=gpu(0))], None)
     assert [part.value for part in ranked.parts] == [1.0, 1.0, 1.0]
 
@@ -162,9 +159,9 @@ def test_one_of_whom_nothing_is_known_is_judged_as_a_demanding_one() -> None:
     known, unknown = outlook(ask(LIGHT), [holder(LIGHT)], MPS), outlook(ask(None), [holder(LIGHT)], MPS)
     assert unknown.worst > known.worst
     assert unknown.gain < known.gain
-    assert bound(1.25).objects(ask(LIGHT), [holder(LIGHT)]) is None
-    assert bound(1.25).objects(ask(None), [holder(HEAVY)]) is not None
-    assert bound(1.25).objects(ask(HEAVY), [holder(None)]) is not None
+    assert bound(1.25).refusal(ask(LIGHT), [holder(LIGHT)]) is None
+    assert bound(1.25).refusal(ask(None), [holder(HEAVY)]) is not None
+    assert bound(1.25).refusal(ask(HEAVY), [holder(None)]) is not None
 
 
 def test_time_slices_lose_where_mps_does_not() -> None:
@@ -172,7 +169,7 @@ def test_time_slices_lose_where_mps_does_not() -> None:
     sliced = outlook(ask(full, None), [holder(full, None)], Terms(9.0, "timeslice"))
     assert sliced.gain == pytest.approx(0.875 - 1.0)
     assert "less would be done" in sentence(bound(9.0, "timeslice"), ask(full, None), holder(full, None))
-    assert bound(9.0, "mps").objects(ask(full, None), [holder(full, None)]) is None
+    assert bound(9.0, "mps").refusal(ask(full, None), [holder(full, None)]) is None
 
 
 # -- rank -----------------------------------------------------------------------------------------------------------
@@ -199,7 +196,7 @@ def test_what_is_kept_of_an_answer_changes_none() -> None:
         found = outlook(one, company, terms)
         (ranked,) = policy.rank(one, [GpuView(gpu=gpu(0), holders=company)], None)
         assert [part.value for part in ranked.parts] == pytest.approx(_parts(found), abs=1e-3)
-        assert (policy.objects(one, company) is None) == (found.worst <= 1.25 and found.gain >= LEAST_GAIN)
+        assert (policy.refusal(one, company) is None) == (found.worst <= 1.25 and found.gain >= LEAST_GAIN)
 
 
 def _parts(found: Outlook) -> list[float]:
@@ -256,52 +253,9 @@ def test_nobody_is_wanted_elsewhere_who_does_as_predicted_or_well_enough() -> No
     assert moves([shared(holder(goes(0.8), None, rate=0.2))]) == [], "it has the GPU alone"
 
 
-# -- the quick answer ----------------------------------------------------------------------------------------------
-SHARE = some.floats(0.02, 1.0)
-DEMANDS = some.none() | some.builds(Demand, SHARE, SHARE, SHARE, some.none() | SHARE, some.none() | SHARE)
-RUNS = some.none() | some.floats(50.0, 20_000.0)
-HOLDERS = some.lists(
-    some.builds(
-        holder,
-        DEMANDS,
-        RUNS,
-        task=some.integers(1, 6),
-        done_s=some.floats(0.0, 9_000.0),
-        ran_s=some.floats(0.0, 12_000.0),
-        rate=some.floats(0.2, 1.0),
-        elsewhere=some.floats(0.3, 1.0),
-        mib=some.integers(500, 9_000),
-    ),
-    max_size=4,
-).map(tuple)
-
-
-def also_beside(company: tuple[Holder, ...], others: tuple[Holder, ...]) -> tuple[Holder, ...]:
-    """The first of them has another GPU, with those others."""
-    known = {holder.key for holder in company}
-    beside = (Beside(GpuId("g9"), None, tuple(holder for holder in others if holder.key not in known)),)
-    return (replace(company[0], beside=beside), *company[1:]) if company else ()
-
-
-COMPANY = HOLDERS | some.builds(also_beside, HOLDERS, HOLDERS)
-
-
-@settings(deadline=None, max_examples=400)
-@given(COMPANY, DEMANDS, RUNS, some.sampled_from([1, 2]), some.sampled_from([1.05, 1.25, 1.6, 1e9]))
-def test_whether_it_refuses_is_told_as_with_the_sentence(
-    company: tuple[Holder, ...], demand: Demand | None, alone_s: float | None, gpus: int, cap: float
-) -> None:
-    asked = Ask(TaskId(9), gpus, 1_000, "declared", False, demand, alone_s, NOW)
-    said = bound(cap).objects(asked, company) is not None
-    assert bound(cap).opposes(asked, company) == said
-    policy = bound(cap)
-    policy.objects(asked, company)
-    assert policy.opposes(asked, company) == said, "also where the sentence is known already"
-
-
 @pytest.mark.usefixtures("by_hand")
 def test_what_somebody_has_spent_counts_where_his_end_is_not_the_first() -> None:
     """At this rate the second comes to 1.31 times its run alone; from now on it would be 0.71 only."""
     company = (holder(goes(0.99), 10.0, task=1), holder(goes(0.7), 1_000.0, task=2, done_s=500.0, ran_s=600.0))
-    assert bound().opposes(ask(goes(0.99), 5_000.0), company)
-    assert not bound(1.4).opposes(ask(goes(0.99), 5_000.0), company)
+    assert bound().refusal(ask(goes(0.99), 5_000.0), company) is not None
+    assert bound(1.4).refusal(ask(goes(0.99), 5_000.0), company) is None

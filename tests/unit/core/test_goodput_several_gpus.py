@@ -7,15 +7,16 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
+from carma.core.model.settings import Rules
 from carma.core.model.values import Demand, GpuId
 from carma.core.policies import goodput
-from carma.core.scheduling.decision import Ask, Refusal
+from carma.core.scheduling.decision import Ask
 from carma.core.scheduling.forecast import goes_on, slowdowns
 from carma.core.scheduling.gpu_view import Beside, GpuView
-from carma.core.scheduling.kept import shape_of
-from carma.core.scheduling.placement import rank
+from carma.core.scheduling.placement import choose
 from carma.core.scheduling.sharing_model import progress_rates
 from carma.core.scheduling.snapshot import views
+from carma.core.scheduling.verdicts import candidate_of, requirement_of
 from carma.testing.builders import World, gpu
 from tests.unit.core.goodput_world import HEAVY, LIGHT, MPS, NOW, ask, bound, holder, outlook, sentence
 
@@ -42,13 +43,13 @@ def test_a_newcomer_is_kept_off_where_somebody_on_another_gpu_would_pay_for_it()
     wide = replace(holder(HEAVY, 400.0, done_s=360.0, ran_s=360.0), beside=(Beside(GpuId("g1"), HEAVY, (third,)),))
     alone = replace(wide, beside=(Beside(GpuId("g1"), HEAVY, ()),))
     newcomer = ask(Demand(0.5, 0.2, 0.2, 0.8, 0.5), 2_000.0)
-    assert not bound().opposes(newcomer, (alone,))
-    assert bound().opposes(newcomer, (wide,))
+    assert bound().refusal(newcomer, (alone,)) is None
+    assert bound().refusal(newcomer, (wide,)) is not None
     assert sentence(bound(), newcomer, wide).startswith("beside it task 8 would take 1.2")
     assert sentence(bound(), newcomer, wide).endswith("(cap 1.25)")
     late = replace(wide, beside=(Beside(GpuId("g1"), HEAVY, (holder(LIGHT, 20.0, task=8, ran_s=60.0),)),))
-    assert not bound().opposes(newcomer, (late,)), "one that was too late anyhow, and ends before, pays nothing"
-    assert bound().objects(newcomer, (late,)) is None
+    assert bound().refusal(newcomer, (late,)) is None, "one that was too late anyhow, and ends before, pays nothing"
+    assert bound().refusal(newcomer, (late,)) is None
 
 
 def test_a_task_with_several_gpus_is_judged_on_all_of_them_at_once() -> None:
@@ -58,8 +59,8 @@ def test_a_task_with_several_gpus_is_judged_on_all_of_them_at_once() -> None:
     wide = replace(ask(Demand(0.5, 0.2, 0.2, 0.8, 0.5), 400.0), gpus=2)
     policy = bound()
     assert policy.jointly is not None
-    assert not policy.opposes(wide, (soon,))
-    assert not policy.opposes(wide, (long,))
+    assert policy.refusal(wide, (soon,)) is None
+    assert policy.refusal(wide, (long,)) is None
     assert policy.jointly(wide, [(soon,), ()]) is None
     found = policy.jointly(wide, [(soon,), (long,)])
     assert found is not None
@@ -80,11 +81,10 @@ def test_of_gpus_that_do_not_go_together_the_better_is_had_with_another() -> Non
 
 
 def chosen(asked: Ask, seen: Sequence[GpuView]) -> list[int]:
-    refusals: dict[GpuId, Refusal] = {}
-    ranked = rank(asked, seen, bound(), None, refusals, idle_first=True)
+    candidates = [candidate_of(view, Rules(), bound()) for view in seen]
+    choice = choose(asked, candidates, bound(), None, idle_first=True)
     places = {view.gpu.id: view.gpu.index for view in seen}
-    assert len(ranked) == len(seen) - len(refusals)
-    return [places[entry.gpu] for entry in ranked[: asked.gpus]] if len(ranked) >= asked.gpus else []
+    return [places[gpu] for gpu in choice.chosen]
 
 
 def test_tasks_on_several_gpus_are_known_as_such_before_they_begin_and_after() -> None:
@@ -102,5 +102,5 @@ def test_tasks_on_several_gpus_are_known_as_such_before_they_begin_and_after() -
         world.wait(5)
 
 
-def test_what_is_kept_of_a_task_is_not_said_of_one_on_more_gpus() -> None:
-    assert shape_of(ask(LIGHT)) != shape_of(replace(ask(LIGHT), gpus=2))
+def test_tasks_that_ask_for_different_numbers_of_gpus_have_different_requirements() -> None:
+    assert requirement_of(ask(LIGHT)) != requirement_of(replace(ask(LIGHT), gpus=2))

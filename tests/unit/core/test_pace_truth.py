@@ -38,7 +38,7 @@ def test_a_gpu_that_shows_nothing_does_not_stop_its_tasks_for_ever() -> None:
     newcomer = Ask(task=TaskId(9), gpus=1, memory_mib=1_000, source="declared", demand=HALF, alone_s=100.0, at=made.now)
     view = made.view(0)
     assert track_of(made, one).rate > 0.0
-    assert goodput.bound(OPEN).objects(newcomer, view.holders) is not None
+    assert goodput.bound(OPEN).refusal(newcomer, view.holders) is not None
 
 
 def test_one_that_is_held_up_on_another_gpu_is_no_company_where_it_is_alone() -> None:

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from carma.core.model.events import GpusFound
 from carma.core.model.settings import Gate, Rules, Sharing, WarmUp
 from carma.core.model.values import GpuId, TaskId, TaskSpec
-from carma.core.scheduling.feasibility import never_fits
 from carma.testing.builders import World, gpu
 
 G0 = GpuId("GPU-0")
@@ -133,7 +132,7 @@ def test_with_mig_only_instances_take_tasks_and_one_each() -> None:
 def test_with_mig_a_server_without_instances_says_so_at_once() -> None:
     world = World(1, rules=replace(OPEN, sharing=Sharing(mechanism="mig")))
     spec = TaskSpec(command=("x",), directory="/")
-    assert never_fits(world.state, spec) == (
+    assert world.state.never_fits(spec) == (
         "it asks for 1 GPU; this server has 0 that take tasks (only MIG instances do: sharing.mechanism is mig)"
     )
 

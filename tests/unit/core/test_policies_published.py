@@ -232,4 +232,4 @@ def test_under_lucid_a_jumbo_waits_for_a_gpu_and_is_told_so() -> None:
 def test_both_are_found_by_name(name: str) -> None:
     policy = load_policy(name)
     assert policy.name == name.lower()
-    assert policy.objects(ask(None), []) is None, "nothing against one alone on a GPU"
+    assert policy.refusal(ask(None), []) is None, "nothing against one alone on a GPU"

@@ -11,7 +11,7 @@ from carma.core.scheduling.queue_order import waiting
 from carma.core.scheduling.reservation import reserve
 from carma.core.scheduling.scheduling_pass import ask_of
 from carma.core.scheduling.snapshot import views
-from carma.core.scheduling.verdicts import door_of
+from carma.core.scheduling.verdicts import candidate_of
 from carma.testing.builders import World
 
 BARE = Rules(gate=Gate(enabled=False), warmup=WarmUp(enabled=False))
@@ -92,7 +92,7 @@ def test_other_gpus_are_free_for_all() -> None:
 
 def degree_of(world: World, head: TaskId, overtaken: int) -> tuple[int, list[str]]:
     rules = world.state.rules
-    seen = [door_of(view, rules, world.state.policy) for view in views(world.state, world.now)]
+    seen = [candidate_of(view, rules, world.state.policy) for view in views(world.state, world.now)]
     fence = reserve(ask_of(world.task(head), world.state), seen, rules, world.state.policy, overtaken, world.now)
     return fence.degree, sorted(fence.gpus)
 

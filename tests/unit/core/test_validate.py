@@ -6,7 +6,6 @@ import pytest
 
 from carma.core.model.settings import PlacementRules, Rules
 from carma.core.model.values import TaskSpec
-from carma.core.scheduling.feasibility import by_size, never_fits
 from carma.testing.builders import World
 
 
@@ -43,19 +42,19 @@ def spec(gpus: int = 1, mib: int | None = None) -> TaskSpec:
     ],
 )
 def test_never_fits(sizes: list[int], gpus: int, mib: int | None, told: str | None) -> None:
-    assert never_fits(World(sizes).state, spec(gpus, mib)) == told
+    assert World(sizes).state.never_fits(spec(gpus, mib)) == told
 
 
 def test_only_gpus_that_take_tasks_count() -> None:
     state = World([40_960, 81_920], rules=Rules(placement=PlacementRules(gpus=("GPU-0",)))).state
-    assert [gpu.index for gpu in by_size(state)] == [0]
-    assert never_fits(state, spec(1, 50_000)) == (
+    assert [gpu.index for gpu in state.usable] == [0]
+    assert state.never_fits(spec(1, 50_000)) == (
         "it asks for 48.8 GiB of GPU memory; the largest GPU here is GPU 0 with 40.0 GiB"
     )
-    assert never_fits(state, spec(2)) == "it asks for 2 GPUs; this server has 1 that take tasks (placement.gpus)"
+    assert state.never_fits(spec(2)) == "it asks for 2 GPUs; this server has 1 that take tasks (placement.gpus)"
 
 
 def test_a_drained_or_busy_gpu_still_counts() -> None:
     world = World(1)
     world.run(40_000)
-    assert never_fits(world.state, spec(1, 40_960)) is None
+    assert world.state.never_fits(spec(1, 40_960)) is None

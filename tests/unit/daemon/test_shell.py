@@ -24,6 +24,7 @@ from carma.core.model.settings import Rules
 from carma.core.model.status import Finished, Queued
 from carma.core.model.values import AttemptKey, Booking, GpuId, Owner, Placement, TaskId, TaskSpec
 from carma.core.policies import magm
+from carma.core.scheduling.verdict_cache import VerdictCache
 from carma.core.state import State, new_state
 from carma.daemon import writer as writer_module
 from carma.daemon.shell import Shell
@@ -154,7 +155,7 @@ def test_proposals_are_tried_again_after_the_disk_refused_them(monkeypatch: pyte
     store = CountingStore()
     monkeypatch.setattr(writer_module, "STORE_RETRY_S", 0.01)
 
-    def propose(state: State, now: float) -> list[Durable]:
+    def propose(state: State, now: float, _verdicts: VerdictCache) -> list[Durable]:
         task = state.tasks.get(TaskId(1))
         return [TaskChanged(now, TaskId(1), comment="seen")] if task is not None and not task.spec.comment else []
 
@@ -174,7 +175,7 @@ def test_proposals_are_tried_again_after_the_disk_refused_them(monkeypatch: pyte
 
 
 def test_a_decision_that_raises_does_not_end_the_writer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def propose(_state: State, _now: float) -> list[Durable]:
+    def propose(_state: State, _now: float, _verdicts: VerdictCache) -> list[Durable]:
         raise ZeroDivisionError
 
     monkeypatch.setattr(writer_module, "propose", propose)
@@ -283,7 +284,7 @@ def test_a_checkpoint_archives_what_has_finished_and_the_log_is_short(monkeypatc
 def test_nothing_new_is_placed_while_the_daemon_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     placement = Placement(gpus=(GpuId("GPU-0"),), booking=Booking(memory_mib=1, source="declared"))
 
-    def propose(state: State, now: float) -> list[Durable]:
+    def propose(state: State, now: float, _verdicts: VerdictCache) -> list[Durable]:
         task = state.tasks.get(TaskId(1))
         if task is None or task.spec.comment:
             return []

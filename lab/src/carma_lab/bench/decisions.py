@@ -37,8 +37,8 @@ from carma.core.model.values import (
 )
 from carma.core.policies.magm import POLICY
 from carma.core.propose import propose
-from carma.core.scheduling.kept import Doors
 from carma.core.scheduling.queue_order import explain, waiting
+from carma.core.scheduling.verdict_cache import VerdictCache
 from carma.core.state import State, new_state
 from carma.demo.figures import percentile
 from carma_lab.bench.machine import time_ms
@@ -77,13 +77,7 @@ def turns(repeats: int) -> Iterator[Figure]:
             state, now = loaded_state(holders=3, gang=gang, rules=rules, users=USERS)
 
             how = f"{QUEUED:,} queued of {USERS:,} users, {GPUS} GPUs, median of {repeats}, in process"
-            yield _timed(
-                f"decision.{case}.{name}", partial(propose, state, now), repeats, how, partial(_walk_again, state)
-            )
-
-
-def _walk_again(state: State) -> None:
-    state.doors.nobody = None
+            yield _timed(f"decision.{case}.{name}", partial(propose, state, now, VerdictCache()), repeats, how)
 
 
 def growth(repeats: int, sizes: Sequence[int]) -> Iterator[Figure]:
@@ -109,12 +103,9 @@ def _case(case: str, repeats: int, *, holders: int, gang: bool) -> Iterator[Figu
 def _passes(state: State, now: float, name: str, repeats: int, how: str) -> Iterator[Figure]:
     """Who may start is asked and not done, so each repeat does the same work."""
 
-    def forget() -> None:
-        state.doors = Doors()
-
     anew = "one pass over the queue: " + how
-    yield _timed(f"{name}.propose", lambda: propose(state, now), repeats, anew, forget)
-    clock = [now]
+    yield _timed(f"{name}.propose", lambda: propose(state, now), repeats, anew)
+    clock, cache = [now], VerdictCache()
     gpus = cycle(state.gpus.values())
 
     def sample() -> None:
@@ -122,7 +113,7 @@ def _passes(state: State, now: float, name: str, repeats: int, how: str) -> Iter
         gpu = next(gpus)
         step(state, e.GpusSampled(clock[0], (_sample(gpu, clock[0], list(state.on_gpu[gpu.id])),)))
 
-    yield _timed(f"{name}.again", lambda: propose(state, clock[0]), repeats, "after one sample: " + how, sample)
+    yield _timed(f"{name}.again", lambda: propose(state, clock[0], cache), repeats, "after one sample: " + how, sample)
 
 
 def _timed(

@@ -18,6 +18,7 @@ from carma.core.model.status import Finished, Recovering
 from carma.core.model.task import Task
 from carma.core.model.values import AttemptKey, Confinement, Guard, TaskId
 from carma.core.propose import propose
+from carma.core.scheduling.verdict_cache import VerdictCache
 from carma.core.state import State, forget, new_state
 from carma.traces import Trace, TraceTask
 from carma_lab.runs import figures as result
@@ -61,6 +62,7 @@ class Simulation:
         )
         # Where samples end or move tasks, and where there are time limits, something may be due though nobody waits.
         self._patient = not (setup.every_sample or setup.asked or setup.watchdog or self.rules.preemption.enabled)
+        self._verdicts = VerdictCache()
         self._runners: dict[AttemptKey, Runner] = {}
         self._orders: dict[AttemptKey, LaunchAttempt] = {}
         self._rows: dict[TaskId, TraceTask] = {}
@@ -117,7 +119,7 @@ class Simulation:
             self._note(self.now + self._course.step_s)
 
     def _decided(self) -> Iterator[e.AnyEvent]:
-        while due := propose(self.state, self.now):
+        while due := propose(self.state, self.now, self._verdicts):
             for event in due:
                 yield from self._tell(event)
 

@@ -18,4 +18,4 @@ def rank(ask: Ask, views: Sequence[GpuView], _last_gpu: GpuId | None) -> list[Ra
     ]
 
 
-POLICY = Policy("best-fit", rank, about="The GPU with the least room that is enough (BF).", apart=True)
+POLICY = Policy("best-fit", rank, about="The GPU with the least room that is enough (BF).")

@@ -15,4 +15,4 @@ def rank(_ask: Ask, views: Sequence[GpuView], _last_gpu: GpuId | None) -> list[R
     return [Ranked(view.gpu.id, (Part("order", -float(view.gpu.index)),)) for view in ordered]
 
 
-POLICY = Policy("first-fit", rank, about="The first GPU that can take it (FF).", apart=True)
+POLICY = Policy("first-fit", rank, about="The first GPU that can take it (FF).")

@@ -9,14 +9,14 @@ goes first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 
 from msgspec.structs import replace
 
 from carma.core.model.settings import Rules
-from carma.core.model.values import Demand, GpuId
-from carma.core.scheduling.decision import Ask, Part, Refusal
+from carma.core.model.values import GpuId, TaskId
+from carma.core.scheduling.decision import Ask, Part, Reason
 from carma.core.scheduling.forecast import (
     ALONE,
     GoesOn,
@@ -27,7 +27,6 @@ from carma.core.scheduling.forecast import (
     member_of,
     missed_of,
     outlook,
-    plainly,
     rates_of,
     slowdowns,
 )
@@ -36,92 +35,50 @@ from carma.core.scheduling.policy import Move, Policy, Ranked, Waits
 
 LEAST_GAIN = 0.2  # of a GPU's work: less is not worth what it costs those who share
 THROUGHPUT = 1.3  # of a shared GPU, alone 1: to reckon how long it takes until all is done
-MOST_KEPT = 4096  # sets of holders of which something is kept
+MOST_KEPT = 4096  # predictions that are remembered
 LATE = 1.2  # a task is late if it would take so much longer than alone and then end after all others
 
 
-Question = tuple[float, float | None, Demand]  # as of when, run time alone, demand
-Answer = tuple[Outlook, Refusal | None]
+Predict = Callable[[Ask, Sequence[Holder]], Outlook]
+"""What is predicted if the task joins those holders."""
 
 
-class Company:
-    """What was worked out for those who share a GPU: as they go on from some moment, and what would become of others
-    beside them."""
+def remembering(terms: Terms) -> Predict:
+    """Answers are remembered by all that they depend on: the same questions are asked in every pass."""
 
-    __slots__ = ("answers", "goes_on", "holders", "refused")
+    @lru_cache(MOST_KEPT)
+    def undisturbed(holders: tuple[Holder, ...], at: float) -> GoesOn:
+        return goes_on([holders], at, terms)
 
-    def __init__(self, holders: Sequence[Holder]) -> None:
-        self.holders = holders
-        self.goes_on: tuple[float, GoesOn] | None = None  # as of when
-        self.answers: dict[Question, Answer] = {}
-        self.refused: dict[Question, bool] = {}
+    @lru_cache(MOST_KEPT)
+    def answer(question: Ask, holders: tuple[Holder, ...]) -> Outlook:
+        return outlook(question, undisturbed(holders, question.at), terms)
 
-    def as_of(self, at: float, terms: Terms) -> GoesOn:
-        if self.goes_on is None or self.goes_on[0] != at:
-            self.goes_on = (at, goes_on([self.holders], at, terms))
-        return self.goes_on[1]
+    def predict(ask: Ask, holders: Sequence[Holder]) -> Outlook:
+        if not holders:
+            return ALONE
+        question = Ask(TaskId(0), 1, 0, "", demand=asked_of(ask), alone_s=ask.alone_s, at=ask.at)
+        return answer(question, tuple(holders))
 
-
-class Known:
-    """What was worked out for some holders, kept for as long as they are the very same: policies are asked again and
-    again. It changes no answer."""
-
-    __slots__ = ("_by_holders", "_terms")
-
-    def __init__(self, terms: Terms) -> None:
-        self._terms = terms
-        self._by_holders: dict[int, Company] = {}
-
-    def of(self, ask: Ask, holders: Sequence[Holder]) -> Answer:
-        company, key = self._company(holders), _question(ask)
-        found = company.answers.get(key)
-        if found is None:
-            seen = outlook(ask, company.as_of(ask.at, self._terms), self._terms) if holders else ALONE
-            found = company.answers[key] = (seen, refusal(seen, ask, holders, self._terms.cap))
-        return found
-
-    def refuses(self, ask: Ask, holders: Sequence[Holder]) -> bool:
-        """The same without the sentence, and mostly without a look at whole runs."""
-        company, key = self._company(holders), _question(ask)
-        found = company.refused.get(key)
-        if found is None:
-            known = company.answers.get(key)
-            if known is None and holders:
-                found = plainly(ask, company.as_of(ask.at, self._terms), self._terms, LEAST_GAIN)
-            if found is None:
-                found = self.of(ask, holders)[1] is not None
-            company.refused[key] = found
-        return found
-
-    def _company(self, holders: Sequence[Holder]) -> Company:
-        kept = self._by_holders.get(id(holders))
-        if kept is None or kept.holders is not holders:
-            if len(self._by_holders) >= MOST_KEPT:
-                self._by_holders.clear()
-            kept = self._by_holders[id(holders)] = Company(holders)
-        return kept
+    return predict
 
 
-def _question(ask: Ask) -> Question:
-    return (ask.at, ask.alone_s, asked_of(ask))
-
-
-def jointly(terms: Terms, ask: Ask, companies: Sequence[Sequence[Holder]]) -> Refusal | None:
+def jointly(terms: Terms, ask: Ask, companies: Sequence[Sequence[Holder]]) -> Reason | None:
     """For a task with several GPUs: it goes at the pace of the slowest, which is not always the same."""
     found = outlook(ask, goes_on(companies, ask.at, terms), terms)
     holders = list({holder.key: holder for company in companies for holder in company}.values())
-    return Refusal("Slowdown", _too_slow(found, ask, holders, terms.cap)) if found.worst > terms.cap else None
+    return Reason("Slowdown", _too_slow, (found, ask, holders, terms.cap)) if found.worst > terms.cap else None
 
 
-def against(known: Known, ask: Ask, holders: Sequence[Holder]) -> Refusal | None:
-    return known.of(ask, holders)[1]
+def against(predict: Predict, cap: float, ask: Ask, holders: Sequence[Holder]) -> Reason | None:
+    return refusal(predict(ask, holders), ask, holders, cap)
 
 
-def refusal(found: Outlook, ask: Ask, holders: Sequence[Holder], cap: float) -> Refusal | None:
+def refusal(found: Outlook, ask: Ask, holders: Sequence[Holder], cap: float) -> Reason | None:
     if found.worst > cap:
-        return Refusal("Slowdown", _too_slow(found, ask, holders, cap))
+        return Reason("Slowdown", _too_slow, (found, ask, holders, cap))
     if found.gain < LEAST_GAIN:
-        return Refusal("Slowdown", f"{_beside(holders)} {_too_little(found.gain)}")
+        return Reason("Slowdown", _too_little, (holders, found.gain))
     return None
 
 
@@ -150,14 +107,14 @@ def _guessed(unknown: Sequence[str]) -> str:
     return f"; {' and '.join(unknown)} {counts} as busy as tasks of {its} size get, since that is not known yet"
 
 
-def _too_little(gain: float) -> str:
+def _too_little(holders: Sequence[Holder], gain: float) -> str:
     if gain < 0.0:
-        return f"less would be done in all than without it (by {-gain:.2f} of a GPU's work)"
-    return f"it would add {gain:.2f} of a GPU's work in all (at least {LEAST_GAIN:g} is wanted)"
+        return f"{_beside(holders)} less would be done in all than without it (by {-gain:.2f} of a GPU's work)"
+    return f"{_beside(holders)} it would add {gain:.2f} of a GPU's work in all (at least {LEAST_GAIN:g} is wanted)"
 
 
-def rank(known: Known, ask: Ask, views: Sequence[GpuView], _last_gpu: GpuId | None) -> list[Ranked]:
-    found = [(known.of(ask, view.holders)[0], view) for view in views]
+def rank(predict: Predict, ask: Ask, views: Sequence[GpuView], _last_gpu: GpuId | None) -> list[Ranked]:
+    found = [(predict(ask, view.holders), view) for view in views]
     found.sort(key=lambda entry: (-entry[0].gain, entry[1].gpu.index))
     return [
         Ranked(
@@ -207,12 +164,11 @@ def moves(terms: Terms, views: Sequence[GpuView]) -> list[Move]:
 
 def bound(rules: Rules) -> Policy:
     terms = Terms(rules.placement.slowdown_cap, "timeslice" if rules.sharing.mechanism == "timeslice" else "mps")
-    known = Known(terms)
+    predict = remembering(terms)
     return replace(
         POLICY,
-        rank=partial(rank, known),
-        against=partial(against, known),
-        refuses=known.refuses,
+        rank=partial(rank, predict),
+        against=partial(against, predict, terms.cap),
         urgent=urgent,
         moves=partial(moves, terms),
         jointly=partial(jointly, terms),
@@ -222,9 +178,8 @@ def bound(rules: Rules) -> Policy:
 
 POLICY = Policy(
     "goodput",
-    partial(rank, Known(Terms(1.25, "mps"))),
+    partial(rank, remembering(Terms(1.25, "mps"))),
     about="The GPU where it adds most progress, nobody slowed down beyond a cap.",
     bind=bound,
     gated=False,
-    apart=True,
 )

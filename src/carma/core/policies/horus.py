@@ -57,5 +57,4 @@ POLICY = Policy(
     about="The GPU with the least predicted utilisation, 100 % at most (Horus).",
     against=against,
     gated=False,
-    apart=True,
 )

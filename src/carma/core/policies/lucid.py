@@ -69,5 +69,4 @@ POLICY = Policy(
     about="Two tasks on a GPU at most, by their sharing scores (Lucid's packing).",
     against=against,
     gated=False,
-    apart=True,
 )

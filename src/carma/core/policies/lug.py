@@ -29,4 +29,4 @@ def rank(_ask: Ask, views: Sequence[GpuView], _last_gpu: GpuId | None) -> list[R
     ]
 
 
-POLICY = Policy("lug", rank, about="The GPU with the lowest SM activity (least utilised).", apart=True)
+POLICY = Policy("lug", rank, about="The GPU with the lowest SM activity (least utilised).")

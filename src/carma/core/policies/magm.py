@@ -15,4 +15,4 @@ def rank(_ask: Ask, views: Sequence[GpuView], _last_gpu: GpuId | None) -> list[R
     return [Ranked(view.gpu.id, (Part("room_mib", float(view.room_mib or 0), "MiB"),)) for view in ordered]
 
 
-POLICY = Policy("magm", rank, about="The GPU with the most room (most available GPU memory).", apart=True)
+POLICY = Policy("magm", rank, about="The GPU with the most room (most available GPU memory).")

@@ -6,7 +6,13 @@ of cycles need not look at them (`gc=False`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from carma.core.model.values import Demand, GpuId, Placement, Record, TaskId
+
+UNKNOWN = "unknown"  # the source of a booking that rests on nothing but memory.unknown_mib
+RECOVERY = "recovery"  # the source of one that follows from an attempt that ran out of memory
 
 
 class Ask(Record, frozen=True, gc=False):
@@ -37,6 +43,21 @@ class Refusal(Record, frozen=True, gc=False):
     # NotListed, Mechanism
     code: str
     sentence: str
+
+
+class Reason(NamedTuple):
+    """A refusal whose sentence is rendered only when it is read: the code, and the numbers for `render`."""
+
+    code: str
+    render: Callable[..., str]
+    numbers: tuple[object, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        return self.render(*self.numbers)
+
+
+Objection = Reason | Refusal  # both have a code and a sentence; policies answer with Refusal
 
 
 class Verdict(Record, frozen=True, gc=False):

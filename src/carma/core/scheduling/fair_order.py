@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from heapq import heappop, heappush, heapreplace
 
 from carma.core.model.values import TaskId
-from carma.core.scheduling.kept import Turn
 
+Turn = tuple[int, int, TaskId]  # the order of the queue: see `state.turn`
 Rank = tuple[int, int]  # as a Turn begins
 Place = tuple[float, TaskId, int]  # a user's level, their first task, the user
 
@@ -103,7 +103,7 @@ class InTurn:
         self._free = True
 
     def leave_out(self, uid: int) -> None:
-        """Nobody else of that user's need be looked at."""
+        """The user's other tasks do not come up any more."""
         self._left_out.add(uid)
 
     def __iter__(self) -> Iterator[Turn]:

@@ -138,28 +138,6 @@ def _together(ask: Ask, there: GoesOn, terms: Terms) -> tuple[list[Member], list
     return members, groups, rates if there.missed == 1.0 else [rate * there.missed for rate in rates]
 
 
-def plainly(ask: Ask, there: GoesOn, terms: Terms, least_gain: float) -> bool | None:
-    """Whether the answer is a refusal, where that can be told from the rates at first; None where it cannot. Rates only
-    rise as others end: nobody is slower than if none of them ever ended, nor faster than if all others ended with the
-    first of them."""
-    members, groups, rates = _together(ask, there, terms)
-    if _sum(groups[: there.asked], rates) - there.progress < least_gain:
-        return True
-    ends_s = [member.left_s / rate for member, rate in zip(members, rates, strict=True)]
-    first_s, most = min(ends_s), 0.0
-    for place, (member, rate, end_s) in enumerate(zip(members, rates, ends_s, strict=True)):
-        is_here = place < there.here or place == len(members) - 1  # one elsewhere may not be slower for the newcomer
-        if end_s == inf:
-            if 1.0 / rate > terms.cap:
-                return True if is_here else None
-            continue
-        least_s = first_s + max(0.0, member.left_s - rate * first_s)
-        if is_here and member.spent_s + least_s > SURE * terms.cap * member.alone_s:
-            return True
-        most = max(most, (member.spent_s + end_s) / member.alone_s)
-    return False if most * SURE <= terms.cap else None
-
-
 def asked_of(ask: Ask) -> Demand:
     return by_size(ask.memory_mib) if ask.demand is None else ask.demand
 

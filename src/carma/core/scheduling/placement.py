@@ -1,4 +1,4 @@
-"""One task, the GPUs as they are, one decision. Filters refuse or pass (filters.py); the policy ranks what is left."""
+"""One task, the GPUs as they are, one choice: filters refuse GPUs (verdicts.py), and the policy ranks the others."""
 
 from __future__ import annotations
 
@@ -7,155 +7,127 @@ from itertools import islice
 from math import isnan
 
 from carma.core.model.settings import Rules
-from carma.core.model.values import Booking, GpuId, Placement, Record
-from carma.core.scheduling.decision import Ask, Decision, Part, Refusal, Verdict
+from carma.core.model.values import GpuId
+from carma.core.scheduling.decision import Ask, Decision, Objection, Part, Refusal
 from carma.core.scheduling.gpu_view import MOST_BESIDE, GpuView
 from carma.core.scheduling.policy import Policy as Policy
 from carma.core.scheduling.policy import Ranked as Ranked
-from carma.core.scheduling.reasons import short_sentence
-from carma.core.scheduling.verdicts import Door, door_of
+from carma.core.scheduling.reasons import Choice, conclude
+from carma.core.scheduling.verdicts import Candidate, candidate_of, requirement_of
 from carma.core.scheduling.verdicts import refuse as refuse
-
-UNKNOWN = "unknown"  # the source of a booking that rests on nothing but memory.unknown_mib
-RECOVERY = "recovery"  # of one that an attempt that ran out of memory has led to
-
 
 NUMBER = (int, float)
 
-Fenced = Callable[[GpuView], Refusal | None]
-
-
-class Choice(Record, frozen=True, kw_only=True):
-    """A decision before it is written out: enough to act on, and cheap."""
-
-    ask: Ask
-    doors: tuple[Door, ...]
-    refusals: dict[GpuId, Refusal]
-    ranked: tuple[Ranked, ...]
-
-    @property
-    def chosen(self) -> tuple[GpuId, ...]:
-        best = self.ranked[: self.ask.gpus]
-        return tuple(entry.gpu for entry in best) if len(best) == self.ask.gpus else ()
+KeptFor = Callable[[GpuView], Objection | None]
+"""Why a GPU is kept for another task; None where it is not."""
 
 
 def choose(
     ask: Ask,
-    doors: Sequence[Door],
+    candidates: Sequence[Candidate],
     policy: Policy,
     last_gpu: GpuId | None,
     *,
     idle_first: bool,
-    fenced: Fenced | None = None,
+    open_ones: Sequence[Candidate] | None = None,
+    kept_for: KeptFor | None = None,
     rank_all: bool = False,
 ) -> Choice:
-    """Filter, then rank if enough GPUs are left (`rank_all`: in any case, for those who want to see the scores)."""
-    refusals: dict[GpuId, Refusal] = {}
-    opened: list[GpuView] = []
-    for door in doors:
-        refusal = door.refuse(ask)
-        if refusal is None and fenced is not None:
-            refusal = fenced(door.view)
-        if refusal is None:
-            opened.append(door.view)
+    """Filter, then rank if enough GPUs are left (`rank_all`: in any case, to show the scores).
+
+    `open_ones`: the candidates that are open to some task, where that is known.
+    """
+    kept: dict[GpuId, Objection] = {}
+    accepted: list[Candidate] = []
+    for candidate in candidates if open_ones is None else open_ones:
+        if not candidate.open or not candidate.takes(ask):
+            continue
+        reason = None if kept_for is None else kept_for(candidate.view)
+        if reason is None:
+            accepted.append(candidate)
         else:
-            refusals[door.view.gpu.id] = refusal
+            kept[candidate.view.gpu.id] = reason
+    objections: dict[GpuId, Objection] = {}
     ranked: list[Ranked] = []
-    if opened and (rank_all or len(opened) >= ask.gpus):
-        last = next((door.view.gpu.index for door in doors if door.view.gpu.id == last_gpu), None)
-        ranked = rank(ask, opened, policy, last, refusals, idle_first=idle_first)
-    return Choice(ask=ask, doors=tuple(doors), refusals=refusals, ranked=tuple(ranked))
+    if accepted and (rank_all or len(accepted) >= ask.gpus):
+        last = next((one.view.gpu.index for one in candidates if one.view.gpu.id == last_gpu), None)
+        ranked = _ranked(ask, accepted, policy, last, objections, idle_first=idle_first)
+    return Choice(ask=ask, candidates=tuple(candidates), kept=kept, objections=objections, ranked=tuple(ranked))
 
 
-def rank(
+def _ranked(
     ask: Ask,
-    opened: Sequence[GpuView],
+    accepted: Sequence[Candidate],
     policy: Policy,
     last: int | None,
-    refusals: dict[GpuId, Refusal],
+    objections: dict[GpuId, Objection],
     *,
     idle_first: bool,
 ) -> list[Ranked]:
-    """GPUs that passed every filter, in index order, by the policy; `last` is the index of the last placement's GPU.
-    What the policy has against one of them goes into `refusals`."""
-    before = None  # that GPU, or the nearest open one before it: a ring goes on from there
+    """GPUs that passed every filter, by the policy; `last` is the index of the last placement's GPU."""
+    before = None  # that GPU, or the nearest accepted one before it: a ring goes on from there
     if last is not None:
-        before = next((view.gpu.id for view in reversed(opened) if view.gpu.index <= last), None)
-    ranked = _rank(ask, opened, policy, before, refusals)
+        before = next((one.view.gpu.id for one in reversed(accepted) if one.view.gpu.index <= last), None)
+    ranked = _by_policy(ask, accepted, policy, before, objections)
     if idle_first:
-        idle = {view.gpu.id for view in opened if view.idle}
-        if 0 < len(idle) < len(opened):  # else the order stays as it is
+        idle = {one.view.gpu.id for one in accepted if one.view.idle}
+        if 0 < len(idle) < len(accepted):  # else the order stays as it is
             ranked.sort(key=lambda entry: entry.gpu not in idle)
     if 1 < ask.gpus <= MOST_BESIDE and policy.jointly is not None:
-        return _together(ask, ranked, opened, policy, refusals)
+        return _together(ask, ranked, accepted, policy, objections)
     return ranked
 
 
 def _together(
-    ask: Ask, ranked: list[Ranked], opened: Sequence[GpuView], policy: Policy, refusals: dict[GpuId, Refusal]
+    ask: Ask,
+    ranked: list[Ranked],
+    accepted: Sequence[Candidate],
+    policy: Policy,
+    objections: dict[GpuId, Objection],
 ) -> list[Ranked]:
-    """Without those that the policy objects to beside the better ones: a task goes at the pace of its slowest GPU."""
+    """Without GPUs that the policy objects to beside the better ones: a task goes at the pace of its slowest GPU."""
     assert policy.jointly is not None
-    holders = {view.gpu.id: view.holders for view in opened}
-    kept: list[Ranked] = []
+    holders = {one.view.gpu.id: one.view.holders for one in accepted}
+    taken: list[Ranked] = []
     for place, entry in enumerate(ranked):
-        if len(kept) == ask.gpus:
-            return [*kept, *ranked[place:]]
+        if len(taken) == ask.gpus:
+            return [*taken, *ranked[place:]]
         try:
-            refusal = policy.jointly(ask, [holders[one.gpu] for one in (*kept, entry)]) if kept else None
+            refusal = policy.jointly(ask, [holders[one.gpu] for one in (*taken, entry)]) if taken else None
         except Exception as error:
-            return _failed(policy, error, opened, refusals)
+            objections.update(dict.fromkeys([one.view.gpu.id for one in accepted], policy.failed(error)))
+            return []
         if refusal is None:
-            kept.append(entry)
+            taken.append(entry)
         else:
-            refusals[entry.gpu] = refusal
-    return kept
+            objections[entry.gpu] = refusal
+    return taken
 
 
-def _rank(
-    ask: Ask, opened: Sequence[GpuView], policy: Policy, last_gpu: GpuId | None, refusals: dict[GpuId, Refusal]
+def _by_policy(
+    ask: Ask,
+    accepted: Sequence[Candidate],
+    policy: Policy,
+    last_gpu: GpuId | None,
+    objections: dict[GpuId, Objection],
 ) -> list[Ranked]:
     """A policy of another package that raises, or answers nonsense, is a reason to wait and not a crash."""
+    requirement = requirement_of(ask)
+    answers = [(candidate, candidate.objection(ask, requirement)) for candidate in accepted]
+    objections.update((one.view.gpu.id, objection) for one, objection in answers if objection is not None)
+    accepted = [one for one, objection in answers if objection is None]
+    views = [one.view for one in accepted]
+    names = {view.gpu.id for view in views}
     try:
-        if policy.against is not None:
-            opened = [view for view in opened if not _objects(ask, view, policy, refusals)]
-    except Exception as error:
-        return _failed(policy, error, opened, refusals)
-    names = {view.gpu.id for view in opened}
-    try:
-        ranked = list(islice(policy.rank(ask, opened, last_gpu), len(opened) + 1))
+        ranked = list(islice(policy.rank(ask, views, last_gpu), len(views) + 1))
         _check(ranked, names)
     except Exception as error:
-        return _failed(policy, error, opened, refusals)
-    if len(ranked) == len(names):
-        return ranked
-    left_out = names - {entry.gpu for entry in ranked}
-    refusals.update(dict.fromkeys(left_out, Refusal("Policy", f"policy {policy.name} left it out")))
+        objections.update(dict.fromkeys(names, policy.failed(error)))
+        return []
+    if len(ranked) < len(names):
+        left_out = Refusal("Policy", f"policy {policy.name} left it out")
+        objections.update(dict.fromkeys(names - {entry.gpu for entry in ranked}, left_out))
     return ranked
-
-
-def _objects(ask: Ask, view: GpuView, policy: Policy, refusals: dict[GpuId, Refusal]) -> bool:
-    refusal = policy.objects(ask, view.holders)
-    if refusal is not None:
-        refusals[view.gpu.id] = refusal
-    return refusal is not None
-
-
-def opposes(policy: Policy, ask: Ask, view: GpuView) -> bool:
-    """One that fails is not taken for an answer: `rank` will tell."""
-    try:
-        return policy.opposes(ask, view.holders)
-    except Exception:
-        return False
-
-
-def _failed(
-    policy: Policy, error: Exception, opened: Sequence[GpuView], refusals: dict[GpuId, Refusal]
-) -> list[Ranked]:
-    told = (str(error).splitlines() or [""])[0][:200]
-    failed = Refusal("Policy", f"policy {policy.name} failed: {type(error).__name__}: {told}")
-    refusals.update(dict.fromkeys((view.gpu.id for view in opened), failed))
-    return []
 
 
 def _check(ranked: Sequence[Ranked], names: set[GpuId]) -> None:
@@ -172,41 +144,6 @@ def _check(ranked: Sequence[Ranked], names: set[GpuId]) -> None:
         raise ValueError("it ranked a GPU twice, or one that was refused")
 
 
-def conclude(choice: Choice, policy: str, at: float) -> Decision:
-    """The choice written out: every GPU with its refusal or its score, and the whole in one sentence."""
-    ask, chosen = choice.ask, choice.chosen
-    parts = {entry.gpu: entry.parts for entry in choice.ranked}
-    verdicts = []
-    for door in choice.doors:
-        name = door.view.gpu.id
-        refusal = choice.refusals.get(name)
-        full = None if refusal is None else door.in_full(ask, refusal)
-        verdicts.append(Verdict(name, full, parts.get(name, ()), name in chosen))
-    code, sentence = short_sentence(ask, choice.doors, choice.refusals, choice.ranked, chosen)
-    return Decision(ask.task, at, policy, tuple(verdicts), placement_of(choice), sentence, code)
-
-
-def placement_of(choice: Choice) -> Placement | None:
-    ask, chosen = choice.ask, choice.chosen
-    if not chosen:
-        return None
-    doors = [door for door in choice.doors if door.view.gpu.id in chosen]
-    booking = Booking(memory_mib=ask.memory_mib, source=ask.source, alone=ask.alone, cap_mib=_cap_mib(ask, doors))
-    return Placement(gpus=chosen, booking=booking)
-
-
-def _cap_mib(ask: Ask, doors: Sequence[Door]) -> int | None:
-    """Where the task is to be stopped. One of unknown size is not stopped at a figure that nobody believes in, but
-    where it would take what the tasks that are there already have booked. The same for one that memory has stopped
-    before: what was said of it is known to be wrong, and a task under a limit tells only the block that it wanted
-    next, not how many would have followed."""
-    if ask.alone or not all(door.caps for door in doors):
-        return None
-    if ask.source not in (UNKNOWN, RECOVERY):
-        return ask.memory_mib
-    return max(ask.memory_mib, min(door.free_mib for door in doors))
-
-
 def decide(
     ask: Ask,
     views: Sequence[GpuView],
@@ -214,9 +151,10 @@ def decide(
     policy: Policy,
     last_gpu: GpuId | None,
     at: float,
-    fenced: Fenced | None = None,
+    kept_for: KeptFor | None = None,
 ) -> Decision:
     """All of it at once, for one question."""
-    doors = [door_of(view, rules, policy) for view in views]
-    choice = choose(ask, doors, policy, last_gpu, idle_first=rules.placement.idle_first, fenced=fenced, rank_all=True)
+    candidates = [candidate_of(view, rules, policy) for view in views]
+    idle_first = rules.placement.idle_first
+    choice = choose(ask, candidates, policy, last_gpu, idle_first=idle_first, kept_for=kept_for, rank_all=True)
     return conclude(choice, policy.name, at)

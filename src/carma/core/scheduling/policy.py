@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from carma.core.model.settings import Rules
 from carma.core.model.values import GpuId, Record, TaskId
-from carma.core.scheduling.decision import Ask, Part, Refusal
+from carma.core.scheduling.decision import Ask, Objection, Part, Refusal
 from carma.core.scheduling.gpu_view import GpuView, Holder
 
 
@@ -31,15 +31,11 @@ def as_of(now: float) -> float:
     return now - now % AS_OF_S
 
 
-Against = Callable[[Ask, Sequence[Holder]], Refusal | None]
+Against = Callable[[Ask, Sequence[Holder]], Objection | None]
 """What a policy has against a task beside those holders; never anything against one alone on a GPU."""
 
 
-Refuses = Callable[[Ask, Sequence[Holder]], bool]
-"""Whether `Against` would say anything, for a policy that can tell that sooner than what it would say."""
-
-
-Jointly = Callable[[Ask, Sequence[Sequence[Holder]]], Refusal | None]
+Jointly = Callable[[Ask, Sequence[Sequence[Holder]]], Objection | None]
 """What a policy has against a task on several GPUs at once, beside those who hold each of them."""
 
 
@@ -80,18 +76,20 @@ class Policy(Record, frozen=True):
     bind: Callable[[Rules], Policy] | None = None
     gated: bool = True  # whether the gate's caps on utilisation apply: not to one that predicts slow-downs itself
     moves: Moves | None = None  # None: it never wants anybody elsewhere
-    refuses: Refuses | None = None  # None: `against` is asked
-    apart: bool = False  # whether `rank` gives a GPU the same score and order whichever others are ranked with it
     jointly: Jointly | None = None  # None: what it has nothing against one by one may be had together
 
     def bound(self, rules: Rules) -> Policy:
         return self if self.bind is None else self.bind(rules)
 
-    def objects(self, ask: Ask, holders: Sequence[Holder]) -> Refusal | None:
-        return self.against(ask, holders) if self.against is not None and holders else None
-
-    def opposes(self, ask: Ask, holders: Sequence[Holder]) -> bool:
-        """Whether it objects, for those who do not read why."""
+    def refusal(self, ask: Ask, holders: Sequence[Holder]) -> Objection | None:
+        """What `against` answers; a policy of another package that raises is a reason to wait and not a crash."""
         if self.against is None or not holders:
-            return False
-        return self.against(ask, holders) is not None if self.refuses is None else self.refuses(ask, holders)
+            return None
+        try:
+            return self.against(ask, holders)
+        except Exception as error:
+            return self.failed(error)
+
+    def failed(self, error: Exception) -> Refusal:
+        message = (str(error).splitlines() or [""])[0][:200]
+        return Refusal("Policy", f"policy {self.name} failed: {type(error).__name__}: {message}")

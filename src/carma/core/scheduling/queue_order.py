@@ -1,5 +1,5 @@
-"""Whose turn it is. `explain`, `waiting` and `try_now` are all the same walk along the line (walk.py), and `schedule`
-(quick.py) goes the same way without writing down reasons, so what is shown is what happens.
+"""Why tasks wait. `explain`, `waiting` and `try_now` run the same scheduling pass as `schedule` and read its reasons,
+so what is shown is what happens.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from carma.core.model.units import show_s
 from carma.core.model.values import Gpu, TaskId
 from carma.core.preemption import asked_for
 from carma.core.scheduling.decision import Decision, Refusal, Verdict
-from carma.core.scheduling.feasibility import by_size
-from carma.core.scheduling.placement import Choice, choose, conclude
-from carma.core.scheduling.quick import KEPT_VERDICTS, PLACED_AT_ONCE, schedule
-from carma.core.scheduling.reasons import short_sentence
+from carma.core.scheduling.placement import choose
+from carma.core.scheduling.reasons import Choice, conclude, short_sentence
 from carma.core.scheduling.scheduling_pass import (
+    KEPT_VERDICTS,
+    PLACED_AT_ONCE,
     Due,
     Pass,
     Waiting,
     ask_of,
     newcomer_turn,
     not_yet,
+    schedule,
     turns,
     whole_line,
 )
@@ -54,9 +55,8 @@ def waiting(state: State, now: float, ids: Collection[TaskId] | None = None) -> 
         wanted = [task for task in state.tasks.values() if not isinstance(task.status, Finished | Starting | Running)]
     found: dict[TaskId, Waiting] = {}
     in_line: set[TaskId] = set()
-    sizes = by_size(state)
     for task in wanted:
-        plain = _plain_reason(task, state, now, sizes)
+        plain = _plain_reason(task, state, now)
         if plain is not None:
             found[task.id] = plain
         elif isinstance(task.status, Queued):
@@ -66,7 +66,7 @@ def waiting(state: State, now: float, ids: Collection[TaskId] | None = None) -> 
     return found
 
 
-def _plain_reason(task: Task, state: State, now: float, sizes: tuple[Gpu, ...]) -> Waiting | None:
+def _plain_reason(task: Task, state: State, now: float) -> Waiting | None:
     match task.status:
         case Estimating():
             return Waiting("Estimating", "its memory is being estimated")
@@ -76,7 +76,7 @@ def _plain_reason(task: Task, state: State, now: float, sizes: tuple[Gpu, ...]) 
             assert task.plan is not None
             return Waiting("Recovery", f"back in the queue in {show_s(until - now)}: {task.plan.reason}")
         case Queued():
-            return not_yet(task, state, now, sizes)
+            return not_yet(task, state, now)
         case _:
             return None
 
@@ -89,14 +89,16 @@ def _reasons_in_line(state: State, now: float, ids: set[TaskId]) -> dict[TaskId,
     for task in turns(state, now, walk):
         choice = walk.consider(task)
         start_at = None
-        if walk.fence is not None and walk.fence.ask.task == task.id:
-            head, start_at = task.id, walk.fence.start_at
+        reservation = walk.reservation
+        if reservation is not None and reservation.ask.task == task.id:
+            head, start_at = task.id, reservation.start_at
         if task.id in ids:
             found[task.id] = _waiting(choice, start_at, now, _besides(state, task.id, now, order))
     for place, task_id in enumerate(in_order(state, now)):
         if task_id in ids and task_id not in found:
-            if task_id in walk.stopped:
-                found[task_id] = Waiting("Quota", walk.stopped[task_id])
+            stop = walk.stop_of(state.tasks[task_id])
+            if stop is not None:
+                found[task_id] = stop
                 continue
             front = f"; task {head} waits for a GPU first" if head is not None else ""
             front += f"; {order[task_id]}" if task_id in order else ""
@@ -105,7 +107,7 @@ def _reasons_in_line(state: State, now: float, ids: set[TaskId]) -> dict[TaskId,
 
 
 def _waiting(choice: Choice, start_at: float | None, now: float, besides: str) -> Waiting:
-    code, sentence = short_sentence(choice.ask, choice.doors, choice.refusals, choice.ranked, choice.chosen)
+    code, sentence = short_sentence(choice)
     if choice.chosen:
         return Waiting("Starting", sentence)
     if besides:
@@ -151,9 +153,9 @@ def _besides(state: State, task_id: TaskId, now: float, order: Mapping[TaskId, s
 def _blocked(walk: Pass, task: Task, blocked: Waiting) -> Decision:
     """What the GPUs say to a task whose turn it is not; none is chosen, whatever they say."""
     state = walk.state
-    ask = ask_of(task, state, walk.sizes)
+    ask = ask_of(task, state)
     idle_first = state.rules.placement.idle_first
-    choice = choose(ask, walk.doors, state.policy, walk.last_gpu, idle_first=idle_first, rank_all=True)
+    choice = choose(ask, walk.candidates, state.policy, walk.last_gpu, idle_first=idle_first, rank_all=True)
     seen = conclude(choice, state.policy.name, walk.now)
     verdicts = tuple(replace(verdict, chosen=False) for verdict in seen.verdicts)
     return replace(seen, verdicts=verdicts, placement=None, reason=blocked.sentence, code=blocked.code)

@@ -1,4 +1,4 @@
-"""Builds the views of the GPUs from the state. Never kept: each pass looks anew.
+"""Builds the view of a GPU from the state, and tells how long that view holds if nothing happens to the GPU.
 
 The ledger: a GPU's room is the least of (capacity - bookings - foreign use) and (observed free - what booked tasks may
 still grow). An attempt counts with its booking or with the most it was seen to hold, whichever is larger.
@@ -9,16 +9,13 @@ from __future__ import annotations
 from math import inf
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from carma.core.model.settings import Rules
 from carma.core.model.status import Running, Starting
 from carma.core.model.task import Task
 from carma.core.model.units import show_s
 from carma.core.model.values import AttemptKey, Gpu, GpuId, GpuSample, ProcessUse
 from carma.core.scheduling.gpu_view import MOST_BESIDE, Beside, GpuView, Holder, Progress, room_mib
-from carma.core.scheduling.news import EARLY_S
-from carma.core.state import SERVER, State
+from carma.core.state import EARLY_S, SERVER, State
 from carma.core.telemetry.measurements import Live, Seen, Track
 from carma.core.telemetry.pace import belief
 
@@ -32,10 +29,10 @@ def views(state: State, now: float) -> tuple[GpuView, ...]:
 
 
 def view_of(state: State, gpu: Gpu, now: float) -> GpuView:
-    live = state.live_of(gpu.id)
-    newest = fresh_sample(state, live, now)
+    live = state.live.get(gpu.id) or Live(state.rules.window.length_s)
+    newest = _fresh_sample(state, live, now)
     look = live.look if newest is not None else None  # of memory, which is looked at more often than the rest
-    holders = tuple([_holder(state, gpu, key, now) for key in state.on_gpu.get(gpu.id, ())])
+    holders = tuple([_holder(state, gpu, live, key, now) for key in state.on_gpu.get(gpu.id, ())])
     gone_mib = left_mib(state, look)
     outdated = look is not None and look.processes is None and look.at <= live.left_at
     used = None
@@ -52,14 +49,14 @@ def view_of(state: State, gpu: Gpu, now: float) -> GpuView:
         booked_mib=sum([holder.counted_mib for holder in holders]),
         room_mib=room_mib(gpu.memory_mib, used, foreign_mib, holders),
         summaries=live.window.gauges(live.since),
-        blind="no sample since a task left" if outdated else blind_to(state, live, newest),
+        blind="no sample since a task left" if outdated else _blind_to(state, live, newest),
         outdated=outdated,
         fault=newest.fault if newest is not None else None,
         drained=state.drained.get(gpu.id) or state.drained.get(SERVER, state.drained.get(gpu.id)),
     )
 
 
-def fresh_sample(state: State, live: Live, now: float) -> GpuSample | None:
+def _fresh_sample(state: State, live: Live, now: float) -> GpuSample | None:
     """The newest sample, unless it is too old to tell anything."""
     newest = live.window.newest
     return None if newest is None or newest.at < now - state.rules.window.stale_s else newest
@@ -107,7 +104,7 @@ def _foreign(
     return tuple(foreign), foreign_mib + (hidden_mib if hidden_mib > HIDDEN_MIB else 0)
 
 
-def blind_to(state: State, live: Live, newest: GpuSample | None) -> str | None:
+def _blind_to(state: State, live: Live, newest: GpuSample | None) -> str | None:
     """Why the window of a GPU cannot be judged; `newest` is its sample that is fresh."""
     if newest is None:
         return f"no sample in the last {show_s(state.rules.window.stale_s)}"
@@ -117,7 +114,7 @@ def blind_to(state: State, live: Live, newest: GpuSample | None) -> str | None:
     return None
 
 
-def _holder(state: State, gpu: Gpu, key: AttemptKey, now: float) -> Holder:
+def _holder(state: State, gpu: Gpu, live: Live, key: AttemptKey, now: float) -> Holder:
     task = state.tasks[key.task]
     placement = state.on_gpu[gpu.id][key]
     track = state.tracks.get(key)
@@ -133,7 +130,7 @@ def _holder(state: State, gpu: Gpu, key: AttemptKey, now: float) -> Holder:
         settles_at=warm_up.until if warm_up is not None else None,
         ends_at=expected_end(task, track, state.rules, now),
         demand=belief(task, seen),
-        progress=_progress(task, track, gpu.id, state.live_of(gpu.id).truth),
+        progress=_progress(task, track, gpu.id, live.truth),
         beside=_beside(state, key, gpu.id),
     )
 
@@ -265,25 +262,16 @@ def _leaves_at(task: Task) -> float:
     return inf if asked is None else asked.until
 
 
-def later_view(state: State, view: GpuView, now: float) -> GpuView:
-    """The same GPU after a while in which nothing happened to it, and its last sample did not become too old."""
-    return replace(view, holders=tuple([_holder(state, view.gpu, holder.key, now) for holder in view.holders]))
-
-
 def same_until(state: State, view: GpuView, now: float) -> float:
-    """Until when the view is the same if nothing happens; `now` where it changes with every second."""
-    until = stale_at(state, view.newest)
+    """Until when the view stays as it is if nothing happens to the GPU; `now` where it changes with every second."""
+    # After that the newest sample may count as none.
+    until = inf if view.newest is None else view.newest.at + state.rules.window.stale_s - EARLY_S
     for holder in view.holders:
         if holder.warming is not None:
             return now
         task, track = state.tasks[holder.key.task], state.tracks.get(holder.key)
         until = min(until, _should_end(task, track, state.rules), _leaves_at(task))
-    return max(now, until)
-
-
-def stale_at(state: State, newest: GpuSample | None) -> float:
-    """From then on the sample may count as none; `newest` is None where it already does."""
-    return inf if newest is None else newest.at + state.rules.window.stale_s - EARLY_S
+    return until
 
 
 def expected_runtime_s(task: Task, rules: Rules) -> float:

@@ -7,7 +7,7 @@ by `queue.overtakes` others, the order is that of age until it starts.
 from __future__ import annotations
 
 from carma.core.model.values import TaskId
-from carma.core.scheduling.kept import Turn
+from carma.core.scheduling.fair_order import Turn
 from carma.core.scheduling.policy import Waits
 from carma.core.state import State
 

@@ -1,17 +1,20 @@
-"""The preconditions: why a GPU does not take a task. They compose with every policy, and each answers with numbers.
+"""The verdict of one GPU on a task: the filters that hold whatever the policy is. Each answers with a code and numbers.
 
-Most of them do not depend on who asks. A `Door` holds their answers for one GPU, worked out once; what is left for each
-task is a handful of comparisons, so that a long queue on many GPUs is looked at in milliseconds.
+Most filters do not depend on the task. A `Candidate` holds their results for one GPU; what is left for each task is a
+few comparisons, so that 10,000 queued tasks and 64 GPUs are decided in milliseconds. Sentences are rendered only when
+they are read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from msgspec import field
+
 from carma.core.model.settings import Rules
 from carma.core.model.units import show_mib, show_pair_mib
-from carma.core.model.values import Gpu, Record
-from carma.core.scheduling.decision import Ask, Refusal
+from carma.core.model.values import Demand, Gpu, Record
+from carma.core.scheduling.decision import Ask, Objection, Reason, Refusal
 from carma.core.scheduling.gpu_view import GpuView, Holder
 from carma.core.scheduling.policy import Policy
 from carma.core.telemetry.window import METRICS, Metric, Summary
@@ -20,52 +23,79 @@ NO_INSTANCE = (
     "is not a MIG instance, and only those take tasks (sharing.mechanism is mig); CARMA does not change a card's "
     "layout: an admin makes instances with `nvidia-smi -mig 1` and `nvidia-smi mig -cgi <profiles> -C`"
 )
-NO_ROOM = Refusal("Memory", "has too little room")  # `Door.in_full` puts the numbers in, for those who read them
+MOST_OBJECTIONS = 4096  # requirements whose objections are remembered for one GPU
+
+Requirement = tuple[int, bool, float | None, Demand | None, int, float]  # all of an `Ask` that a policy may look at
 
 
-class Door(Record, frozen=True, kw_only=True):
-    """One GPU's answers to whoever may ask. Refusals are in the order in which they are given."""
+def requirement_of(ask: Ask) -> Requirement:
+    """Tasks with the same requirement get the same verdict from the same GPU."""
+    return (ask.memory_mib, ask.alone, ask.alone_s, ask.demand, ask.gpus, ask.at)
+
+
+class Candidate(Record, frozen=True, kw_only=True, eq=False):
+    """One GPU's verdicts on any task. Reasons are in the order in which they are given."""
 
     view: GpuView
-    shut: Refusal | None  # whatever is asked for
-    taken: Refusal | None  # to one who wants a GPU alone
+    policy: Policy
+    closed: Reason | None  # whatever is asked for
     free_mib: int  # for a newcomer, after the margin
     margin_mib: int
-    busy: Refusal | None  # to those who would fit: warm-up, utilisation
-    caps: bool = True  # whether a newcomer is held to what it gets here (sharing.caps)
+    busy: Reason | None  # for a task that would fit: warm-up, utilisation
+    caps: bool = True  # whether a newcomer is held to what it books here (sharing.caps)
+    objections: dict[Requirement, Objection | None] = field(default_factory=dict)  # of the policy, as far as asked
+    room_at: dict[Requirement, float | None] = field(default_factory=dict)  # when enough holders have ended, as known
 
-    def refuse(self, ask: Ask) -> Refusal | None:
+    @property
+    def open(self) -> bool:
+        """Whether some task may get this GPU."""
+        return self.closed is None and self.busy is None
+
+    def refuse(self, ask: Ask) -> Reason | None:
         """The first reason against this GPU, in the order in which a user can do something about them."""
-        if self.shut is not None:
-            return self.shut
-        if self.taken is not None and ask.alone:
-            return self.taken
-        return NO_ROOM if ask.memory_mib > self.free_mib else self.busy
+        if self.closed is not None:
+            return self.closed
+        if ask.alone and self.view.holders:
+            return Reason("Exclusive", _taken, (self.view.holders,))
+        return Reason("Memory", _no_memory, (ask, self)) if ask.memory_mib > self.free_mib else self.busy
 
-    def in_full(self, ask: Ask, refusal: Refusal) -> Refusal:
-        return _no_memory(ask, self) if refusal is NO_ROOM else refusal
+    def takes(self, ask: Ask) -> bool:
+        """Whether `refuse` has no reason, of an open GPU."""
+        return ask.memory_mib <= self.free_mib and not (ask.alone and self.view.holders)
+
+    def objection(self, ask: Ask, requirement: Requirement) -> Objection | None:
+        """What the policy has against the task beside the tasks that are there. `requirement`: of the ask."""
+        if self.policy.against is None or not self.view.holders:
+            return None
+        known = self.objections
+        if requirement not in known:
+            if len(known) >= MOST_OBJECTIONS:
+                known.clear()
+            known[requirement] = self.policy.refusal(ask, self.view.holders)
+        return known[requirement]
 
 
-def door_of(view: GpuView, rules: Rules, policy: Policy) -> Door:
+def candidate_of(
+    view: GpuView, rules: Rules, policy: Policy, objections: dict[Requirement, Objection | None] | None = None
+) -> Candidate:
+    """`objections`: what the policy answered before for the same holders."""
     margin = rules.memory.margin_mib if view.holders else 0
-    return Door(
+    return Candidate(
         view=view,
-        shut=_unusable(view, rules) or _occupied(view, rules, policy) or _unknown_memory(view),
-        taken=Refusal("Exclusive", f"the task wants a GPU alone; {on_it(view.holders)} on it")
-        if view.holders
-        else None,
+        policy=policy,
+        closed=_unusable(view, rules) or _occupied(view, rules, policy) or _unknown_memory(view),
         free_mib=max(0, (view.room_mib or 0) - margin),
         margin_mib=margin,
-        busy=closed_to_all(view, rules) or (_too_busy(view, rules) if _gated(view, policy) else None),
+        busy=_warming_up(view, rules) or (_too_busy(view, rules) if _gated(view, policy) else None),
         caps=rules.sharing.caps,
+        objections={} if objections is None else objections,
     )
 
 
 def refuse(ask: Ask, view: GpuView, rules: Rules, policy: Policy) -> Refusal | None:
     """One question about one GPU, with its whole sentence."""
-    door = door_of(view, rules, policy)
-    refusal = door.refuse(ask)
-    return None if refusal is None else door.in_full(ask, refusal)
+    reason = candidate_of(view, rules, policy).refuse(ask)
+    return None if reason is None else Refusal(reason.code, reason.sentence)
 
 
 def listed(gpu: Gpu, rules: Rules) -> bool:
@@ -94,58 +124,65 @@ def on_it(holders: tuple[Holder, ...]) -> str:
     return f"task {names} is" if len(holders) == 1 else f"tasks {names} are"
 
 
-def _unusable(view: GpuView, rules: Rules) -> Refusal | None:
+def _taken(holders: tuple[Holder, ...]) -> str:
+    return f"the task wants a GPU alone; {on_it(holders)} on it"
+
+
+def _unusable(view: GpuView, rules: Rules) -> Reason | None:
     if view.fault is not None:
-        return Refusal("Fault", f"cannot be used: {view.fault}")
+        return Reason("Fault", "cannot be used: {}".format, (view.fault,))
     if view.drained is not None:
-        return Refusal("Drained", "is drained" + (f": {view.drained}" if view.drained else ""))
+        return Reason("Drained", lambda why: "is drained" + (f": {why}" if why else ""), (view.drained,))
     if not listed(view.gpu, rules):
-        return Refusal("NotListed", "is not in the list of GPUs that take tasks (placement.gpus)")
+        return Reason("NotListed", "is not in the list of GPUs that take tasks (placement.gpus)".format)
     if not of_mechanism(view.gpu, rules):
-        return Refusal("Mechanism", NO_INSTANCE)
+        return Reason("Mechanism", NO_INSTANCE.format)
     return None
 
 
-def _occupied(view: GpuView, rules: Rules, policy: Policy) -> Refusal | None:
-    if not view.holders:
+def _occupied(view: GpuView, rules: Rules, policy: Policy) -> Reason | None:
+    holders = view.holders
+    if not holders:
         return None
-    if any(holder.alone for holder in view.holders):
-        return Refusal("Exclusive", f"task {view.holders[0].key.task} has it alone")
+    if True in [holder.alone for holder in holders]:
+        return Reason("Exclusive", "task {} has it alone".format, (holders[0].key.task,))
     if not policy.shares:
-        return Refusal("Exclusive", f"{on_it(view.holders)} on it, and the policy does not share GPUs")
-    if len(view.holders) >= tasks_allowed(rules):
-        if rules.sharing.mechanism == "mig":
-            why = "a MIG instance takes one (sharing.mechanism is mig)"
-            return Refusal("TasksPerGpu", f"{on_it(view.holders)} on it; {why}")
-        count = "1 task" if len(view.holders) == 1 else f"{len(view.holders)} tasks"
-        return Refusal("TasksPerGpu", f"has {count}; the limit is {rules.placement.tasks_per_gpu}")
+        return Reason("Exclusive", lambda held: f"{on_it(held)} on it, and the policy does not share GPUs", (holders,))
+    if len(holders) >= tasks_allowed(rules):
+        return Reason("TasksPerGpu", _as_many_as_allowed, (holders, rules))
     return None
 
 
-def _unknown_memory(view: GpuView) -> Refusal | None:
+def _as_many_as_allowed(holders: tuple[Holder, ...], rules: Rules) -> str:
+    if rules.sharing.mechanism == "mig":
+        return f"{on_it(holders)} on it; a MIG instance takes one (sharing.mechanism is mig)"
+    count = "1 task" if len(holders) == 1 else f"{len(holders)} tasks"
+    return f"has {count}; the limit is {rules.placement.tasks_per_gpu}"
+
+
+def _unknown_memory(view: GpuView) -> Reason | None:
     if view.room_mib is not None:
         return None
-    return Refusal("Metrics", "its memory is not known: " + (view.blind or "the last sample does not tell it"))
+    return Reason("Metrics", "its memory is not known: {}".format, (view.blind or "the last sample does not tell it",))
 
 
-def _no_memory(ask: Ask, door: Door) -> Refusal:
-    view = door.view
+def _no_memory(ask: Ask, candidate: Candidate) -> str:
+    view = candidate.view
     details = [f"{show_mib(view.booked_mib)} booked"]
     if view.foreign_mib:
         details.append(f"{show_mib(view.foreign_mib)} used by foreign processes")
-    if door.margin_mib:
-        details.append(f"{show_mib(door.margin_mib)} margin")
-    needs, has = show_pair_mib(ask.memory_mib, door.free_mib)
-    held = ", ".join(details)
-    return Refusal("Memory", f"needs {needs}; has room for {has} of {show_mib(view.gpu.memory_mib)} ({held})")
+    if candidate.margin_mib:
+        details.append(f"{show_mib(candidate.margin_mib)} margin")
+    needs, has = show_pair_mib(ask.memory_mib, candidate.free_mib)
+    return f"needs {needs}; has room for {has} of {show_mib(view.gpu.memory_mib)} ({', '.join(details)})"
 
 
-def closed_to_all(view: GpuView, rules: Rules) -> Refusal | None:
-    """A newcomer that has not settled: reasons that hold whatever is asked for."""
+def _warming_up(view: GpuView, rules: Rules) -> Reason | None:
+    """A task that has not settled closes the GPU to all others."""
     if rules.warmup.enabled:
         for holder in view.holders:
             if holder.warming is not None:
-                return Refusal("WarmUp", f"task {holder.key.task} {holder.warming}")
+                return Reason("WarmUp", "task {} {}".format, (holder.key.task, holder.warming))
     return None
 
 
@@ -154,17 +191,17 @@ def _gated(view: GpuView, policy: Policy) -> bool:
     return policy.gated or bool(view.foreign) or view.foreign_mib > 0
 
 
-def _too_busy(view: GpuView, rules: Rules) -> Refusal | None:
-    return None if view.idle else at_the_gate(view.blind, view.summaries, rules)
+def _too_busy(view: GpuView, rules: Rules) -> Reason | None:
+    return None if view.idle else _at_the_gate(view.blind, view.summaries, rules)
 
 
-def at_the_gate(blind: str | None, summaries: Mapping[Metric, Summary], rules: Rules) -> Refusal | None:
-    """Of a GPU that somebody uses: that it is too busy for another, or that nobody can tell."""
+def _at_the_gate(blind: str | None, summaries: Mapping[Metric, Summary], rules: Rules) -> Reason | None:
+    """Whether a GPU that is in use is too busy for another task. What is not known does not pass."""
     gate = rules.gate
     if not gate.enabled:
         return None
     if blind is not None:
-        return Refusal("Metrics", f"is not judged: {blind}")
+        return Reason("Metrics", "is not judged: {}".format, (blind,))
     caps = {"sm_active": gate.sm_active, "sm_occupancy": gate.sm_occupancy, "dram_active": gate.dram_active}
     gauges: dict[Metric, float] = {}
     for metric in METRICS:
@@ -173,9 +210,16 @@ def at_the_gate(blind: str | None, summaries: Mapping[Metric, Summary], rules: R
             gauges[metric] = found.by(gate.summary)
     missing = [metric for metric in METRICS if metric not in gauges]
     if missing:
-        return Refusal("Metrics", f"gives no {', '.join(missing)}, and what is not known does not pass the gate")
+        return Reason("Metrics", _no_metrics, (missing,))
     over = [metric for metric in METRICS if gauges[metric] >= caps[metric]]
     if not over or (gate.combine == "published" and not ("sm_active" in over and len(over) > 1)):
         return None
-    figures = ", ".join(f"{metric} {gauges[metric]:.2f} (cap {caps[metric]:.2f})" for metric in over)
-    return Refusal("Utilisation", f"is too busy: {figures}")
+    return Reason("Utilisation", _over_caps, ([(metric, gauges[metric], caps[metric]) for metric in over],))
+
+
+def _no_metrics(missing: list[Metric]) -> str:
+    return f"gives no {', '.join(missing)}, and what is not known does not pass the gate"
+
+
+def _over_caps(over: list[tuple[Metric, float, float]]) -> str:
+    return "is too busy: " + ", ".join(f"{metric} {value:.2f} (cap {cap:.2f})" for metric, value, cap in over)

@@ -14,9 +14,8 @@ from carma.core.model.events import BookingShrunk
 from carma.core.model.status import Running
 from carma.core.model.task import Task
 from carma.core.model.values import Booking, GpuId, TaskId
-from carma.core.scheduling.news import in_order
-from carma.core.scheduling.placement import RECOVERY
-from carma.core.state import State
+from carma.core.scheduling.decision import RECOVERY
+from carma.core.state import State, in_order
 from carma.core.telemetry.measurements import Seen, Track
 from carma.core.telemetry.window import given
 
@@ -33,34 +32,45 @@ def with_margin(mib: int) -> int:
 
 def shrinks(state: State, now: float) -> list[BookingShrunk]:
     """Those that are due. One for each attempt: a peak never falls, so what follows would be no less."""
-    settled = state.news.settled
-    if not settled:
-        return []
     if not (state.rules.memory.shrink and state.rules.sharing.watchdog):
-        settled.clear()
         return []
-    looked_at = (shrink_of(state, task_id, now) for task_id in in_order(settled, state.active))
-    due = [event for event in looked_at if event is not None]
-    state.news.settled = {event.key.task for event in due}  # until that is done
-    return due
+    looked_at = (shrink_of(state, task_id, now) for task_id in in_order(state.settled, state.active))
+    return [event for event in looked_at if event is not None]
+
+
+def check(state: State, task_id: TaskId) -> None:
+    """After a sample: whether the booking of an active task is to be looked at by `shrinks`."""
+    key = state.active[task_id]
+    track, task = state.tracks[key], state.tasks[task_id]
+    if track.shrinks and track.peak_mib is not None and isinstance(task.status, Running):
+        track.shrinks = _gains(state, task, track)  # if not, then for good: peaks do not fall
+    if track.shrinks and shrink_of(state, task_id, state.now) is not None:
+        state.settled.add(task_id)
+    else:
+        state.settled.discard(task_id)
 
 
 def shrink_of(state: State, task_id: TaskId, now: float) -> BookingShrunk | None:
     """Of an active task."""
     task, key = state.tasks[task_id], state.active[task_id]
     track = state.tracks[key]
-    if not track.shrinks or track.peak_mib is None or not isinstance(task.status, Running):
+    if track.peak_mib is None or not isinstance(task.status, Running):
         return None
+    if not _gains(state, task, track) or not settled_everywhere(state, track):
+        return None
+    booked_mib = task.attempts[-1].placement.booking.memory_mib
+    return BookingShrunk(now, key, booked_mib, _enough_mib(task, track), track.peak_mib)
+
+
+def _enough_mib(task: Task, track: Track) -> int:
+    return max(with_margin(track.peak_mib or 0), known_mib(task))
+
+
+def _gains(state: State, task: Task, track: Track) -> bool:
+    """Whether the booking may shrink, and by enough to be worth it."""
     booking = task.attempts[-1].placement.booking
-    enough_mib = max(with_margin(track.peak_mib), known_mib(task))
-    if not _may_shrink(state, task, booking) or enough_mib + state.rules.warmup.growth_mib > booking.memory_mib:
-        track.shrinks = False  # for good: peaks do not fall, and the rest of it is not taken back
-        return None
-    return (
-        BookingShrunk(now, key, booking.memory_mib, enough_mib, track.peak_mib)
-        if settled_everywhere(state, track)
-        else None
-    )
+    gain_mib = booking.memory_mib - _enough_mib(task, track)
+    return gain_mib >= state.rules.warmup.growth_mib and _may_shrink(state, task, booking)
 
 
 def _may_shrink(state: State, task: Task, booking: Booking) -> bool:
@@ -75,7 +85,8 @@ def settled_everywhere(state: State, track: Track) -> bool:
 
 def _calm(state: State, gpu: GpuId, seen: Seen) -> bool:
     """It has settled there and holds memory, which has not grown since."""
-    newest = state.live_of(gpu).window.newest
+    live = state.live.get(gpu)
+    newest = None if live is None else live.window.newest
     if newest is None or seen.settled_at is None or seen.first_at is None or not seen.now_mib:
         return False
     return newest.at - max(seen.first_at, seen.grown_at or seen.first_at) >= state.rules.warmup.settle_s
@@ -83,7 +94,10 @@ def _calm(state: State, gpu: GpuId, seen: Seen) -> bool:
 
 def _works(state: State, gpu: GpuId, seen: Seen) -> bool:
     """The GPU was at work for most of the settling time, and some of that is thought to be this attempt's."""
-    window = state.live_of(gpu).window
+    live = state.live.get(gpu)
+    if live is None:
+        return False
+    window = live.window
     since = 0.0 if window.newest is None else window.newest.at - state.rules.warmup.settle_s
     active = [given(sample, "sm_active") or 0.0 for sample in window.samples if sample.at >= since]
     working = sum(value >= WORKING for value in active)

@@ -14,9 +14,8 @@ from carma.core.model.events import MemoryObserved
 from carma.core.model.status import Running
 from carma.core.model.task import Attempt
 from carma.core.model.values import Activity, Alone, AttemptKey, GpuId, GpuSample, Record, TaskId
-from carma.core.scheduling.news import in_order
-from carma.core.state import State
-from carma.core.telemetry import attribution
+from carma.core.state import State, in_order
+from carma.core.telemetry import attribution, booking_shrink
 from carma.core.telemetry.attribution import Member
 from carma.core.telemetry.measurements import Live, Seen
 from carma.core.telemetry.pace import alone_of
@@ -36,7 +35,7 @@ def take(state: State, sample: GpuSample) -> None:
     newest = live.look is None or at > live.look.at  # a memory sample may have come before a sample that is older
     again = live.look is before and before is not None and _shows_the_same(live, before, sample)
     if newest:
-        state.news.looked(live, sample)
+        _looked(state, live, sample)
     state.touch(gpu)
     if sample.processes is not live.held_of:  # the very same list says the same
         live.held, live.held_of = memory_by_attempt(sample), sample.processes
@@ -48,14 +47,12 @@ def take(state: State, sample: GpuSample) -> None:
         seen = member.seen
         if seen.settled_at is None and seen.first_at is not None and _settled(state, seen, live, sample):
             seen.settled_at = at
-        if seen.settled_at is not None and member.track.shrinks:
-            state.news.settled.add(member.key.task)
-    if sample.fault is not None:
-        return
-    members = live.company or attribution.members_of(state, holders, live.held, sample)
-    if newest and sample.processes is not None:
-        live.company = members
-    attribution.share_out(state, live, members, before, sample)
+    if sample.fault is None:
+        members = live.company or attribution.members_of(state, holders, live.held, sample)
+        if newest and sample.processes is not None:
+            live.company = members
+        attribution.share_out(state, live, members, before, sample)
+    _note_what_is_due(state, gpu, holders)
 
 
 def _shows_the_same(live: Live, before: GpuSample, sample: GpuSample) -> bool:
@@ -89,13 +86,45 @@ def take_memory(state: State, look: GpuSample) -> None:
         return
     if live.look is not None and look.at <= live.look.at:
         return
-    state.news.looked(live, look)
+    _looked(state, live, look)
     state.touch(look.gpu)
     held = memory_by_attempt(look)
     for member in _tracked(state, live, look.gpu):
         _notice(state, member, look.at, held.get(member.key, 0), True)
-        if member.seen.settled_at is not None and member.track.shrinks:
-            state.news.settled.add(member.key.task)
+    _note_what_is_due(state, look.gpu, _tracked(state, live, look.gpu))
+
+
+def _looked(state: State, live: Live, look: GpuSample) -> None:
+    """The GPU's newest look at memory. What it tells of a task changes when the task ends, or is forgotten."""
+    before, live.look = live.look, look
+    if before is not None and before.processes is look.processes:
+        return
+    tasks = [use.attempt.task for use in look.processes or () if use.attempt is not None]
+    if tasks == live.shown:
+        return
+    for task_id in set(live.shown) - set(tasks):
+        shown = state.shown_on[task_id] = state.shown_on[task_id] - {look.gpu}
+        if not shown:
+            del state.shown_on[task_id]
+    for task_id in tasks:
+        state.shown_on.setdefault(task_id, set()).add(look.gpu)
+    live.shown = tasks
+
+
+def _note_what_is_due(state: State, gpu: GpuId, members: list[Member]) -> None:
+    """What `propose` has to check after a sample of that GPU."""
+    for member in members:
+        task_id = member.key.task
+        if task_id in state.grown and memory_news(state, task_id, state.now) is None:
+            state.grown.discard(task_id)
+        if member.track.shrinks and member.seen.settled_at is not None:
+            booking_shrink.check(state, task_id)
+        else:
+            state.settled.discard(task_id)
+    if len(members) > 1 and any(over_booking(state, gpu, member.key) for member in members):
+        state.over_booking.add(gpu)
+    else:
+        state.over_booking.discard(gpu)
 
 
 def _tracked(state: State, live: Live, gpu: GpuId) -> list[Member]:
@@ -129,7 +158,9 @@ def _notice(state: State, member: Member, at: float, memory_mib: int | None, new
         return
     if track.peak_mib is None or memory_mib > track.peak_mib:
         track.peak_mib = memory_mib
-        state.news.grown.add(member.key.task)
+        state.grown.add(member.key.task)
+        for gpu in track.on if len(track.on) > 1 else ():
+            state.touch(gpu)
     if seen.first_at == at:
         seen.level_mib = memory_mib
     elif seen.first_at is not None and memory_mib > seen.level_mib + state.rules.warmup.growth_mib:
@@ -228,7 +259,8 @@ def to_watch(state: State) -> tuple[GpuId, ...]:
 
 def _may_overflow(state: State, gpu: GpuId) -> bool:
     most_mib = 0
-    look = state.live_of(gpu).look
+    live = state.live.get(gpu)
+    look = None if live is None else live.look
     processes = Counter(use.attempt for use in (look.processes or ())) if look is not None else Counter()
     for key in state.on_gpu[gpu]:
         limit_mib = _limit_mib(state.tasks[key.task].attempts[-1], max(1, processes[key]))
@@ -251,13 +283,8 @@ def _limit_mib(attempt: Attempt, processes: int) -> int | None:
 def to_store(state: State, now: float) -> list[MemoryObserved]:
     """Attempts whose memory grew by 64 MiB or 5 %: news, and nothing that a restart should forget. What else is seen of
     them is noted together with what their GPUs did (usage.py)."""
-    found: list[MemoryObserved] = []
-    for task_id in in_order(state.news.grown, state.active):
-        news = memory_news(state, task_id, now)
-        if news is not None:
-            found.append(news)
-    state.news.grown = {news.key.task for news in found}  # until they are stored
-    return found
+    found = (memory_news(state, task_id, now) for task_id in in_order(state.grown, state.active))
+    return [event for event in found if event is not None]
 
 
 def memory_news(state: State, task_id: TaskId, now: float) -> MemoryObserved | None:

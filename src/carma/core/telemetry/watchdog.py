@@ -12,9 +12,8 @@ from carma.core.model.outcome import OutOfMemory
 from carma.core.model.status import Running, Starting
 from carma.core.model.units import show_mib
 from carma.core.model.values import AttemptKey, Gpu, GpuId, Record, TaskId
-from carma.core.scheduling.news import in_order
 from carma.core.scheduling.snapshot import left_mib
-from carma.core.state import State
+from carma.core.state import State, in_order
 from carma.core.telemetry.observation import over_booking
 
 # At once: a task that grows takes gigabytes in the second that a grace would give it, and what it would save then is
@@ -43,18 +42,12 @@ class _Held(Record, frozen=True):
 
 def stops(state: State, now: float) -> list[StopRequested]:
     """Those to stop now, each once, the one with the largest excess first."""
-    watched = state.news.watched
-    if not watched or not state.rules.sharing.watchdog:
+    if not state.rules.sharing.watchdog:
         return []
     found: dict[TaskId, StopRequested] = {}
-    due: set[GpuId] = set()
-    for gpu_id in in_order(watched, state.on_gpu):
-        events = stops_on(state, gpu_id, now)
-        if events:
-            due.add(gpu_id)
-        for event in events:
+    for gpu_id in in_order(state.over_booking, state.on_gpu):
+        for event in stops_on(state, gpu_id, now):
             found.setdefault(event.task, event)
-    state.news.watched = due  # the others when something changes there: time only makes a look too old to act on
     return list(found.values())
 
 

@@ -25,7 +25,6 @@ from carma.core.model.status import Finished, Status, state_name
 from carma.core.model.task import Task
 from carma.core.model.units import show_count
 from carma.core.model.values import TaskId
-from carma.core.scheduling.feasibility import by_size
 from carma.core.scheduling.queue_order import in_order
 from carma.core.state import SERVER, State, turn
 from carma.daemon.api.actions import Actions, CheckFiles, look_up_own
@@ -146,8 +145,7 @@ class Api:
 
     def _context(self, who: Identity) -> ViewContext:
         shell = self._shell
-        sizes = by_size(shell.state)
-        return ViewContext(shell.state, shell.clock.now(), who, shell.paths.log_dir, sizes, self._estimates.stage)
+        return ViewContext(shell.state, shell.clock.now(), who, shell.paths.log_dir, self._estimates.stage)
 
     async def server(self, call: Call) -> t.ServerView:
         shell, state = self._shell, self._shell.state

@@ -22,7 +22,6 @@ from carma.core.model.task import Task
 from carma.core.model.units import show_count
 from carma.core.model.values import ArrayPlace, Dependency, Estimate, Owner, SaveSignal, TaskId, TaskSpec
 from carma.core.scheduling.decision import Decision
-from carma.core.scheduling.feasibility import never_fits
 from carma.core.scheduling.queue_order import not_yet, try_now
 from carma.core.scheduling.quota import limits_of
 from carma.core.state import State
@@ -242,7 +241,7 @@ def resolve_dependencies(spec: TaskSpec, find: FindTask) -> TaskSpec:
 def check_fits(state: State, spec: TaskSpec) -> None:
     if not state.gpus:
         raise NoGpus("this server has no usable GPU", "`carma doctor` says why")
-    if reason := never_fits(state, spec):
+    if reason := state.never_fits(spec):
         raise NeverFitsError(f"the task can never run here: {reason}", "ask for less, or use another server")
 
 

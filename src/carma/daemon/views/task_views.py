@@ -13,7 +13,7 @@ from carma.core.model import outcome as o
 from carma.core.model import status as s
 from carma.core.model.task import Attempt, Task
 from carma.core.model.units import show_s
-from carma.core.model.values import AttemptKey, Estimate, Gpu, GpuId, TaskId
+from carma.core.model.values import AttemptKey, Estimate, GpuId, TaskId
 from carma.core.scheduling.queue_order import Waiting, ask_of, waiting
 from carma.core.state import State
 from carma.daemon.auth import Identity
@@ -48,7 +48,6 @@ class ViewContext(NamedTuple):
     now: float
     who: Identity  # who reads the view
     log_dir: Path  # of CARMA's own logs
-    sizes: tuple[Gpu, ...] | None = None  # `by_size(state)`, for views of many tasks
     stage: Callable[[TaskId], str] = lambda _task: ""  # the progress of a task's estimate
 
 
@@ -141,7 +140,7 @@ def mirrored(kind: type[V], source: object, **own: object) -> V:
 def _needs_mib(task: Task, context: ViewContext) -> int | None:
     if not isinstance(task.status, s.Pending) or isinstance(task.status, s.Estimating):
         return None
-    return ask_of(task, context.state, context.sizes).memory_mib
+    return ask_of(task, context.state).memory_mib
 
 
 def _ran_s(attempt: t.AttemptView | None, now: float) -> float | None:

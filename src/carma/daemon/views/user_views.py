@@ -4,7 +4,6 @@ have is private."""
 from __future__ import annotations
 
 from carma.core.scheduling.fairness import Account
-from carma.core.scheduling.feasibility import by_size
 from carma.core.scheduling.quota import limits_of
 from carma.core.state import State
 from carma.daemon.auth import Identity
@@ -22,7 +21,7 @@ def user_views(state: State, who: Identity, now: float) -> list[UserView]:
 def _view(state: State, uid: int, account: Account, now: float) -> UserView:
     memory_h, sm_h = state.accounts.usage(account, now)
     limits = limits_of(state.rules.quota, account.name)
-    memory_mib = sum(gpu.memory_mib for gpu in by_size(state))
+    memory_mib = sum(gpu.memory_mib for gpu in state.usable)
     return UserView(
         user=account.name,
         uid=uid,

@@ -1,6 +1,6 @@
-"""What `propose` keeps from one call to the next never makes a difference: at any moment of a random history, also of
-odd ones (GPUs that nobody samples for a while, that fail, are lost and found, clocks that are set back, policies that
-refuse), it finds what a look at everything finds. Each seed is a history of its own, and the same one every time.
+"""The verdict cache never makes a difference: at any moment of a random history, also of odd ones (GPUs without samples
+for a while, GPUs that fail, are lost and found, clocks that are set back, policies that refuse), `propose` finds with
+it what it finds without. And `propose` changes nothing. Each seed is a history of its own, the same one every time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ from carma.core.scheduling.gpu_view import GpuView
 from carma.core.scheduling.placement import Policy, Ranked
 from carma.core.state import checkpoint, forget
 from carma.testing.builders import ALICE, BOB, World, gpu
-from tests.plainly import propose_plainly
 
 SEEDS = 100
 STEPS = 300
@@ -99,7 +98,7 @@ class History:
         self.world = World(pick((1, 2, 3, 6)), rules=self._rules(), policy=pick(POLICIES))
         self.odd = pick((0.0, 0.1, 0.3))  # how much of it is out of the ordinary
         self.sampled = pick((0.0, 0.1, 0.5, 1.0))  # how many of the GPUs, whenever somebody looks
-        self.each_step = pick((True, False))  # what is kept may also be of some steps ago
+        self.each_step = pick((True, False))  # the cache may also be of some steps ago
         self.number = 0
         self.archive: list[Task] = []
 
@@ -242,13 +241,13 @@ class History:
             self.same(self.world.now)
 
     def same(self, now: float) -> None:
-        plain = propose_plainly(self.world.state, now)
-        assert propose(self.world.state, now) == plain
-        assert propose(self.world.state, now) == plain
+        due = propose(self.world.state, now)
+        assert propose(self.world.state, now, self.world.verdicts) == due
+        assert propose(self.world.state, now, self.world.verdicts) == due
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_what_is_kept_makes_no_difference(seed: int) -> None:
+def test_the_cache_makes_no_difference(seed: int) -> None:
     history = History(seed)
     for _ in range(STEPS):
         history.step()

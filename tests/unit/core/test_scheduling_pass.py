@@ -1,5 +1,5 @@
-"""What makes a pass worth while again after one in which nobody could start. Each of these changes something that no
-door shows; tests/scenario/test_kept.py compares whole histories."""
+"""What lets a task start after a pass in which none could. tests/scenario/test_verdict_cache.py compares whole
+histories."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from carma.core.scheduling.gpu_view import GpuView, Holder
 from carma.core.scheduling.placement import Policy, Ranked
 from carma.core.state import checkpoint, forget
 from carma.testing.builders import World, gpu
-from tests.plainly import propose_plainly
 
 UNWATCHED = Rules(gate=Gate(enabled=False), warmup=WarmUp(enabled=False), window=WindowRules(stale_s=1e9))
 
@@ -134,7 +133,6 @@ def test_a_smaller_gpu_of_the_same_name_is_looked_at_by_the_watchdog() -> None:
     world.settle()
     step(world.state, GpusFound(world.now, (gpu(0, 24_100),)))
     due = propose(world.state, world.now)
-    assert due == propose_plainly(world.state, world.now)
     assert [event.task for event in due if isinstance(event, StopRequested)] == [over]
 
 
@@ -192,7 +190,6 @@ def refused(policy: Policy) -> tuple[World, TaskId]:
     for _ in range(2):
         world.settle()
         assert not world.placed(task)
-    assert world.state.doors.nobody is not None  # there would be no other pass
     return world, task
 
 
