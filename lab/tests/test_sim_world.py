@@ -50,7 +50,7 @@ def test_a_task_on_two_gpus_goes_at_the_slower_ones_rate() -> None:
     assert two.slowdown == pytest.approx(1 / rate, rel=1e-6)
 
 
-def test_a_gpu_that_a_task_leaves_idle_shows_nothing_and_slows_nobody() -> None:
+def test_a_gpu_that_a_task_leaves_idle_shows_no_activity_and_slows_no_task() -> None:
     two = row(gpus=2, busy_gpus=1, seconds=600.0, name="two")
     made = simulation(two, row(100.0, seconds=300.0, name="beside"), gpus=2, policy=lug.POLICY)
     figures = made.run()

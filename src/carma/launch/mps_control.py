@@ -138,10 +138,7 @@ class Control:
     def begin_quit(self) -> subprocess.Popen[bytes] | None:
         """Send `quit` and do not wait; None if the program cannot be started."""
         try:
-            with tempfile.TemporaryFile() as commands:
-                commands.write(b"quit\n")
-                commands.seek(0)
-                return self._popen([], commands.fileno(), subprocess.DEVNULL)
+            return self._popen([], "quit\n", subprocess.DEVNULL)
         except OSError:
             return None
 
@@ -150,32 +147,33 @@ class Control:
 
         Through files, not pipes: a process that it leaves in the background may hold pipes open for ever.
         """
-        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output:
-            given.write(commands.encode())
-            given.seek(0)
+        with tempfile.TemporaryFile() as output:
             try:
-                process = self._popen(arguments, given.fileno(), output.fileno())
+                process = self._popen(arguments, commands, output.fileno())
             except OSError as error:
                 raise MpsFailed(f"cannot start {self.program}: {error.strerror}") from error
             code = _wait(process, limit_s)
             output.seek(0)
             return code, output.read(4096).decode("utf-8", "replace").strip()
 
-    def _popen(self, arguments: Iterable[str], stdin: int, stdout: int) -> subprocess.Popen[bytes]:
+    def _popen(self, arguments: Iterable[str], commands: str, stdout: int) -> subprocess.Popen[bytes]:
         other = self.owner.uid != os.geteuid()
-        return subprocess.Popen(
-            [self.program, *arguments],
-            stdin=stdin,
-            stdout=stdout,
-            stderr=subprocess.STDOUT,
-            cwd="/",
-            env={**server_environment(os.environ), **self.client_variables()},
-            start_new_session=True,
-            user=self.owner.uid if other else None,
-            group=self.owner.gid if other else None,
-            extra_groups=_groups_of(self.owner) if other else None,
-            preexec_fn=leave_keyring if other else None,
-        )
+        with tempfile.TemporaryFile() as stdin:
+            stdin.write(commands.encode())
+            stdin.seek(0)
+            return subprocess.Popen(
+                [self.program, *arguments],
+                stdin=stdin,
+                stdout=stdout,
+                stderr=subprocess.STDOUT,
+                cwd="/",
+                env={**server_environment(os.environ), **self.client_variables()},
+                start_new_session=True,
+                user=self.owner.uid if other else None,
+                group=self.owner.gid if other else None,
+                extra_groups=_groups_of(self.owner) if other else None,
+                preexec_fn=leave_keyring if other else None,
+            )
 
     def _last_log(self) -> str:
         return read_foreign(os.path.join(self.directory, LOG_DIRECTORY), "control.log", self.owner.uid)
@@ -220,23 +218,19 @@ def read_foreign(folder: str, name: str, uid: int) -> str:
     and files of other users are not read."""
     try:
         directory = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
+        finally:
+            os.close(directory)
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != uid:
+                return ""
+            return os.pread(fd, 4096, max(0, status.st_size - 4096)).decode("utf-8", "replace")
+        finally:
+            os.close(fd)
     except OSError:
         return ""
-    try:
-        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
-    except OSError:
-        return ""
-    finally:
-        os.close(directory)
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != uid:
-            return ""
-        return os.pread(fd, 4096, max(0, status.st_size - 4096)).decode("utf-8", "replace")
-    except OSError:
-        return ""
-    finally:
-        os.close(fd)
 
 
 def real_uid(pid: int) -> int | None:

@@ -176,7 +176,7 @@ def test_an_older_driver_says_from_which_one_on(driver: Driver, tree: Path) -> N
     assert "615" in answer
 
 
-def test_an_older_library_is_told_from_an_older_driver() -> None:
+def test_an_older_library_and_an_older_driver_have_different_reasons() -> None:
     old = SimpleNamespace(NVMLError=pynvml.NVMLError, nvmlSystemGetDriverVersion=lambda: "620.10")
     missing = NvmlLimiter(old).missing()
     assert missing is not None

@@ -69,7 +69,7 @@ def test_a_shell_around_the_program_is_left_alone(launcher: ProcessLauncher, tmp
     assert (tmp_path / "after").exists()
 
 
-def test_each_of_several_ranks_is_told(launcher: ProcessLauncher, tmp_path: Path) -> None:
+def test_each_of_several_ranks_gets_the_signal(launcher: ProcessLauncher, tmp_path: Path) -> None:
     launcher.launch(order_of(shell(f"{notes('a')} & {notes('b')} & wait", tmp_path)))
     until_running(launcher, key())
     until(lambda: (tmp_path / "ready-a").exists() and (tmp_path / "ready-b").exists())
@@ -77,7 +77,7 @@ def test_each_of_several_ranks_is_told(launcher: ProcessLauncher, tmp_path: Path
     until(lambda: told(tmp_path, "a") == told(tmp_path, "b") == "x")
 
 
-def test_a_worker_with_its_parents_handler_is_not_told(launcher: ProcessLauncher, tmp_path: Path) -> None:
+def test_a_worker_with_its_parents_handler_gets_no_signal(launcher: ProcessLauncher, tmp_path: Path) -> None:
     launcher.launch(order_of(spec_of(sys.executable, "-c", WORKER, directory=tmp_path)))
     until_running(launcher, key())
     until(lambda: (tmp_path / "ready-main").exists() and (tmp_path / "ready-worker").exists())
@@ -86,9 +86,7 @@ def test_a_worker_with_its_parents_handler_is_not_told(launcher: ProcessLauncher
     assert told(tmp_path, "worker") == ""
 
 
-def test_a_request_is_told_once_also_by_a_daemon_that_did_not_make_it(
-    launcher: ProcessLauncher, tmp_path: Path
-) -> None:
+def test_a_request_to_save_is_sent_once_also_after_a_daemon_restart(launcher: ProcessLauncher, tmp_path: Path) -> None:
     launcher.launch(order_of(shell(f"exec {notes('inner')}", tmp_path)))
     until_running(launcher, key())
     until((tmp_path / "ready-inner").exists)

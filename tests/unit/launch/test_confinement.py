@@ -74,7 +74,7 @@ def rungs(confiner: GpuConfiner, given: LaunchOrder) -> list[str]:
     return [guard.rung for guard in confiner.arrange(given).confinement.guards]
 
 
-def test_mps_is_taken_where_it_can_be_had() -> None:
+def test_auto_uses_mps_if_it_is_available() -> None:
     arranged = GpuConfiner(Sharing(), Servers()).arrange(order())
     assert arranged.confinement.mechanism == "mps"
     assert arranged.confinement.note == ""
@@ -121,7 +121,7 @@ def test_auto_falls_back_and_says_why() -> None:
 
 
 @pytest.mark.parametrize("servers", [Servers("it is broken"), None])
-def test_who_asks_for_mps_outright_is_told_when_it_cannot_be_had(servers: Servers | None) -> None:
+def test_demanded_mps_that_is_not_available_is_refused(servers: Servers | None) -> None:
     with pytest.raises(Refused):
         GpuConfiner(Sharing(), servers).arrange(order(mechanism="mps"))
     with pytest.raises(Refused):
@@ -139,21 +139,21 @@ def test_who_asks_for_mps_outright_is_told_when_it_cannot_be_had(servers: Server
         ("mps", "timeslice", "timeslice"),
     ],
 )
-def test_the_tasks_wish_goes_before_the_setting(settings: Any, wish: str | None, mechanism: str) -> None:
+def test_the_mechanism_of_the_task_overrides_the_setting(settings: Any, wish: str | None, mechanism: str) -> None:
     servers = Servers()
     arranged = GpuConfiner(Sharing(mechanism=settings), servers).arrange(order(mechanism=wish))
     assert arranged.confinement.mechanism == mechanism
     assert bool(servers.asked) == (mechanism == "mps")
 
 
-def test_a_share_of_the_sms_that_cannot_be_given_is_said() -> None:
+def test_a_share_of_the_sms_without_mps_is_noted() -> None:
     confiner = GpuConfiner(Sharing(mechanism="timeslice"), None)
     arranged = confiner.arrange(order(threads_percent=30))
     assert arranged.confinement.note
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in arranged.environment
 
 
-def test_what_has_its_gpus_to_itself_is_a_plain_process_without_guards() -> None:
+def test_an_attempt_alone_on_its_gpus_is_a_plain_process_without_guards() -> None:
     servers = Servers()
     arranged = GpuConfiner(Sharing(), servers).arrange(order(alone=True, cap_mib=4096))
     assert arranged.confinement.mechanism == "timeslice"
@@ -173,7 +173,7 @@ def test_mig_instances_never_use_mps(wish: str | None, note: str) -> None:
     assert servers.asked == []
 
 
-def test_a_server_of_mig_instances_takes_no_whole_card() -> None:
+def test_a_server_of_mig_instances_refuses_whole_cards() -> None:
     confiner = GpuConfiner(Sharing(mechanism="mig"), Servers())
     assert confiner.arrange(order("mig")).confinement.mechanism == "mig"
     with pytest.raises(Refused):
@@ -210,7 +210,7 @@ def test_a_limit_of_the_cgroup_stands_in_place_of_the_frameworks(tmp_path: Path)
     assert arranged.environment.items() >= MODEST.items()
 
 
-def test_a_limit_that_the_driver_does_not_keep_is_not_claimed(tmp_path: Path) -> None:
+def test_a_limit_that_the_driver_does_not_keep_is_no_guard(tmp_path: Path) -> None:
     confiner = GpuConfiner(Sharing(), Servers(), CgroupLimits(Driver(works=False), groups_in(tmp_path)))
     arranged = confiner.arrange(order(cap_mib=4096))
     assert [guard.rung for guard in arranged.confinement.guards] == ["mps", "framework", "watchdog"]

@@ -120,7 +120,7 @@ def test_what_only_wraps_a_command_is_looked_through(tmp_path: Path, wrapper: tu
     assert only(found) == {"torch": "2.11.0"}
 
 
-def test_variables_that_the_command_line_sets_itself_are_told(tmp_path: Path) -> None:
+def test_variables_that_the_command_line_sets_are_reported(tmp_path: Path) -> None:
     environment_at(tmp_path / "v", "2.11.0")
     found = look("env", f"PATH={tmp_path}/v/bin", "-u", "B", "python")
     assert only(found) == {"torch": "2.11.0"}
@@ -191,7 +191,7 @@ def test_an_environment_with_the_systems_packages_has_both(tmp_path: Path) -> No
     assert only(look(tmp_path / "v/bin/python")) == {"torch": "2.5.1"}
 
 
-def test_each_framework_by_what_it_leaves_behind(tmp_path: Path) -> None:
+def test_each_framework_is_found_by_its_installation_record(tmp_path: Path) -> None:
     site = environment_at(tmp_path / "v")
     package(site, "jax", "0.11.2").joinpath("version.py").write_text('_version = "0.11.2"\n__version__: str = _get()\n')
     package(site, "cupy", "14.2.0", "_version.py")
@@ -208,7 +208,7 @@ def test_each_framework_by_what_it_leaves_behind(tmp_path: Path) -> None:
     }
 
 
-def test_a_framework_that_does_not_say_its_version_is_there_without_one(tmp_path: Path) -> None:
+def test_a_framework_without_a_version_is_found_without_one(tmp_path: Path) -> None:
     package(environment_at(tmp_path / "v"), "torch", "x").joinpath("version.py").unlink()
     assert only(look(tmp_path / "v/bin/python")) == {"torch": ""}
 

@@ -132,9 +132,7 @@ def test_a_runner_that_hangs_before_it_claims_the_order_is_killed_after_the_time
     until(lambda: gone(pid))
 
 
-def test_a_slow_start_is_not_taken_for_an_order_that_was_not_carried_out(
-    place: Path, tmp_path: Path, mount: HangingMount
-) -> None:
+def test_a_slow_start_counts_as_claimed(place: Path, tmp_path: Path, mount: HangingMount) -> None:
     launcher = ProcessLauncher(place, run_as_submitter=False)
     hang_in_directory(launcher, mount, tmp_path)
     assert look(launcher, key()).claimed
@@ -160,7 +158,7 @@ def no_descriptors_left() -> Iterator[None]:
             os.close(fd)
 
 
-def test_a_record_that_cannot_be_read_is_not_taken_for_one_that_does_not_exist(tmp_path: Path) -> None:
+def test_a_record_that_cannot_be_read_does_not_count_as_missing(tmp_path: Path) -> None:
     assert records.read(str(tmp_path / "exit.json")) is None
     records.write(str(tmp_path / "exit.json"), {"code": 0})
     with no_descriptors_left(), pytest.raises(OSError, match="open files"):
@@ -182,7 +180,7 @@ def test_an_attempt_that_ended_while_descriptors_had_run_out_keeps_its_outcome(p
     assert outcome_of(launcher, key()) == Succeeded()
 
 
-def test_a_running_attempt_is_not_taken_for_a_dead_one_while_descriptors_have_run_out(place: Path) -> None:
+def test_a_running_attempt_does_not_count_as_ended_while_descriptors_have_run_out(place: Path) -> None:
     ProcessLauncher(place, run_as_submitter=False).launch(order_of(shell("sleep 600")))
     launcher = ProcessLauncher(place, run_as_submitter=False)  # knows nothing yet, as after a restart
     until_running(launcher, key())

@@ -103,14 +103,14 @@ def test_a_pytorch_without_cuda_is_left_alone(tmp_path: Path) -> None:
     assert result.guards == ()
 
 
-def test_options_of_the_submitters_own_stay(tmp_path: Path) -> None:
+def test_the_submitters_own_options_stay(tmp_path: Path) -> None:
     own = {CUDA: "expandable_segments:True,roundup_power2_divisions:[256:1,512:2,>:8], max_split_size_mb:128,"}
     result = capped(tmp_path, torch="2.11.0", own=own)
     assert result.environment[CUDA] == own[CUDA].rstrip(",") + f",{FRACTION}:0.200000"
     assert result.environment[ANY] == result.environment[CUDA], "the two are read in turn: they must say the same"
 
 
-def test_each_of_the_two_variables_keeps_what_it_said(tmp_path: Path) -> None:
+def test_each_of_the_two_variables_keeps_its_options(tmp_path: Path) -> None:
     result = capped(tmp_path, torch="2.11.0", own={CUDA: "backend:native", ANY: "expandable_segments:True"})
     assert result.environment[CUDA] == f"backend:native,{FRACTION}:0.200000"
     assert result.environment[ANY] == f"expandable_segments:True,{FRACTION}:0.200000"
@@ -126,19 +126,19 @@ def test_the_smaller_fraction_counts(tmp_path: Path, theirs: str, counts: str, l
 
 
 @pytest.mark.parametrize("text", ["", ",", "nonsense", "a:[1,2", f"{FRACTION}:much", f"{FRACTION}:nan", "a:1,,b:2"])
-def test_options_that_cannot_be_read_end_with_the_limit(text: str) -> None:
+def test_options_that_cannot_be_read_are_followed_by_the_limit(text: str) -> None:
     assert Options.read(text).limited(0.25).endswith(f"{FRACTION}:0.250000")
 
 
 @pytest.mark.parametrize("own", [{CUDA: "backend:cudaMallocAsync"}, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}])
-def test_an_allocator_that_takes_no_limit_is_not_claimed_to_be_limited(tmp_path: Path, own: dict[str, str]) -> None:
+def test_an_allocator_without_a_limit_has_no_guard(tmp_path: Path, own: dict[str, str]) -> None:
     result = capped(tmp_path, torch="2.11.0", own=own)
     assert result.guards == ()
     assert CUDA not in result.environment
     assert result.note
 
 
-def test_what_the_command_line_sets_itself_is_neither_set_nor_claimed(tmp_path: Path) -> None:
+def test_variables_of_the_command_line_are_not_set_and_give_no_guard(tmp_path: Path) -> None:
     python = site(tmp_path, torch="2.11.0", jax="0.11.2", cupy="14.2.0")
     order = ordered("env", f"{ANY}=expandable_segments:True", f"{NEW}=0.9", "CUPY_GPU_MEMORY_LIMIT=0", python)
     result = framework_caps(order, 20_800, 800)
@@ -147,7 +147,7 @@ def test_what_the_command_line_sets_itself_is_neither_set_nor_claimed(tmp_path: 
     assert result.note
 
 
-def test_a_guess_is_limited_where_all_agree_and_claimed_nowhere(tmp_path: Path) -> None:
+def test_uncertain_interpreters_are_limited_if_all_versions_allow_it_and_are_no_guard(tmp_path: Path) -> None:
     site(tmp_path / "a", torch="2.11.0")
     site(tmp_path / "b", torch="2.10.0")
     own = {"VIRTUAL_ENV": str(tmp_path / "a"), "CONDA_PREFIX": str(tmp_path / "b")}
@@ -168,7 +168,9 @@ def test_gpus_of_one_kind_are_held_by_the_largest(tmp_path: Path) -> None:
     assert len(result.guards) == 1
 
 
-def test_gpus_of_different_sizes_stop_nobody_below_the_booking_and_claim_only_bytes(tmp_path: Path) -> None:
+def test_on_gpus_of_different_sizes_no_task_is_stopped_below_its_booking_and_only_limits_in_bytes_are_guards(
+    tmp_path: Path,
+) -> None:
     result = capped(tmp_path, sizes=(40_000, 80_000), torch="2.11.0", cupy="14.2.0")
     assert result.environment[CUDA] == f"{FRACTION}:0.500000"
     assert result.environment["CUPY_GPU_MEMORY_LIMIT"] == str(20_000 * 2**20)
@@ -197,7 +199,7 @@ def test_jaxs_fraction_is_set_in_the_spelling_that_is_in_use(tmp_path: Path, nam
     assert [guard.limit_mib for guard in smaller.guards] == [10_800]
 
 
-def test_jax_is_given_no_more_than_it_takes_by_default(tmp_path: Path) -> None:
+def test_the_fraction_of_jax_never_exceeds_its_default(tmp_path: Path) -> None:
     result = capped(tmp_path, 90_000, jax="0.11.2")
     assert not {OLD, NEW} & set(result.environment)
     assert [guard.limit_mib for guard in result.guards] == [75_800]
@@ -207,13 +209,13 @@ def test_jax_is_given_no_more_than_it_takes_by_default(tmp_path: Path) -> None:
     "own",
     [{"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}, {"TF_FORCE_UNIFIED_MEMORY": "1"}, {OLD: "0.1", NEW: "0.1"}],
 )
-def test_a_jax_that_its_fraction_does_not_bound_is_not_claimed(tmp_path: Path, own: dict[str, str]) -> None:
+def test_a_jax_that_its_fraction_does_not_bound_has_no_guard(tmp_path: Path, own: dict[str, str]) -> None:
     result = capped(tmp_path, jax="0.11.2", own=own)
     assert result.guards == ()
     assert result.note
 
 
-def test_tensorflow_grows_as_it_needs_and_is_held_by_nothing(tmp_path: Path) -> None:
+def test_tensorflow_grows_on_demand_and_has_no_guard(tmp_path: Path) -> None:
     result = capped(tmp_path, tensorflow="2.20.0", own={"TF_FORCE_GPU_ALLOW_GROWTH": "false"})
     assert result.environment["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
     assert result.guards == ()
@@ -239,13 +241,13 @@ def test_cupys_stricter_limit_stays(tmp_path: Path, theirs: str, stays: bool, li
     assert [guard.limit_mib for guard in result.guards] == [limit_mib]
 
 
-def test_each_framework_that_is_there_is_listed(tmp_path: Path) -> None:
+def test_each_installed_framework_is_listed(tmp_path: Path) -> None:
     result = capped(tmp_path, torch="2.11.0", jax="0.11.2", cupy="14.2.0", tensorflow="2.20.0")
     assert [guard.how.split()[0] for guard in result.guards] == ["PyTorch", "JAX", "CuPy"]
     assert result.note
 
 
-def test_without_any_framework_only_what_is_harmless_is_set_and_nothing_claimed(tmp_path: Path) -> None:
+def test_without_any_framework_only_harmless_variables_are_set_and_no_guard_is_listed(tmp_path: Path) -> None:
     result = capped(tmp_path)
     assert set(result.environment) == {
         OLD,
@@ -257,7 +259,7 @@ def test_without_any_framework_only_what_is_harmless_is_set_and_nothing_claimed(
     assert result.note
 
 
-def test_a_cap_below_the_context_stops_nobody_at_the_start(tmp_path: Path) -> None:
+def test_a_cap_below_the_context_sets_no_limit(tmp_path: Path) -> None:
     result = capped(tmp_path, 700, torch="2.11.0", jax="0.11.2")
     assert not {CUDA, ANY, OLD, NEW, "CUPY_GPU_MEMORY_LIMIT"} & set(result.environment)
     assert result.guards == ()

@@ -56,7 +56,7 @@ def test_the_first_launch_starts_a_server_and_the_second_uses_it(servers: MpsSer
     assert not any(gone(pid) for pid in servers.pids())
 
 
-def test_nobody_else_can_look_into_its_directory(servers: MpsServers) -> None:
+def test_no_other_user_can_read_its_directory(servers: MpsServers) -> None:
     serving = servers.serve(ME)
     variables = serving.control.client_variables()
     for folder in (variables["CUDA_MPS_PIPE_DIRECTORY"], variables["CUDA_MPS_LOG_DIRECTORY"]):
@@ -80,7 +80,7 @@ def test_the_server_program_is_found_where_users_do_not_look() -> None:
     assert "/usr/sbin" in server_environment({})["PATH"].split(":")
 
 
-def test_a_new_daemon_finds_it_again(servers: MpsServers, home: Path, program: Program) -> None:
+def test_a_new_daemon_finds_a_running_server(servers: MpsServers, home: Path, program: Program) -> None:
     before = servers.serve(ME)
     later = MpsServers(home / "mps")
     assert later.pids() == servers.pids()
@@ -88,7 +88,7 @@ def test_a_new_daemon_finds_it_again(servers: MpsServers, home: Path, program: P
     assert program.starts == 1
 
 
-def test_after_a_restart_of_the_machine_nothing_is_taken_for_ours(servers: MpsServers, home: Path) -> None:
+def test_after_a_restart_of_the_machine_no_process_counts_as_ours(servers: MpsServers, home: Path) -> None:
     name = servers.serve(ME).name
     record = home / "mps" / f"{name}.json"
     kept = json.loads(record.read_bytes())
@@ -102,9 +102,7 @@ def test_after_a_restart_of_the_machine_nothing_is_taken_for_ours(servers: MpsSe
         kill(one["pid"])
 
 
-def test_a_control_daemon_that_died_is_started_anew_and_its_server_left_alone(
-    servers: MpsServers, program: Program
-) -> None:
+def test_a_dead_control_daemon_is_replaced_and_its_server_goes_on(servers: MpsServers, program: Program) -> None:
     old = servers.serve(ME)
     kill(old.daemon.pid)
     servers.refresh()
@@ -134,7 +132,9 @@ def test_a_server_that_died_is_missed_and_the_next_launch_has_another(servers: M
     assert len(serving.losses) == 1
 
 
-def test_whose_run_a_loss_falls_into(servers: MpsServers) -> None:
+def test_a_loss_counts_for_attempts_that_ran_between_its_last_sign_of_life_and_its_discovery(
+    servers: MpsServers,
+) -> None:
     serving = servers.serve(ME)
     serving.losses.append(mps.ServerLoss(alive_at=100.0, noticed_at=101.0))
     assert serving.lost_between(50.0, 100.5)
@@ -175,7 +175,7 @@ def test_a_program_that_refuses_is_quoted_and_not_asked_again_at_once(servers: M
     assert os.listdir(servers.directory) == []
 
 
-def test_it_is_tried_again_after_a_while(
+def test_a_failed_start_is_retried_after_a_pause(
     servers: MpsServers, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mps, "RETRY_S", 0.0)
@@ -195,7 +195,7 @@ def test_a_program_that_hangs_is_given_up(
         servers.serve(ME)
 
 
-def test_a_control_daemon_whose_servers_die_is_no_good(
+def test_a_control_daemon_whose_servers_end_is_a_failure(
     servers: MpsServers, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mps_control, "SERVER_LIMIT_S", 3.0)
@@ -219,7 +219,7 @@ def test_a_path_that_no_socket_can_have_is_refused_in_words(home: Path, program:
         MpsServers(home / ("x" * 100)).serve(ME)
 
 
-def test_what_nobody_needs_is_stopped(servers: MpsServers) -> None:
+def test_a_server_that_no_attempt_needs_is_stopped(servers: MpsServers) -> None:
     serving = servers.serve(ME)
     pids = servers.pids()
     servers.stop_idle({serving.name})
@@ -233,7 +233,7 @@ def test_what_nobody_needs_is_stopped(servers: MpsServers) -> None:
     assert all(gone(pid) for pid in pids)
 
 
-def test_it_is_kept_for_a_while(home: Path, program: Program) -> None:  # noqa: ARG001
+def test_an_idle_server_runs_on_for_a_while(home: Path, program: Program) -> None:  # noqa: ARG001
     servers = MpsServers(home / "mps", idle_s=3600.0)
     servers.serve(ME)
     servers.stop_idle(())
@@ -247,7 +247,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_launch_while_it_is_being_stopped_gets_a_new_one(servers: MpsServers, program: Program) -> None:
+def test_a_launch_during_a_stop_gets_a_new_server(servers: MpsServers, program: Program) -> None:
     program.behave("deaf")
     old = servers.serve(ME)
     servers.stop_idle(())
@@ -287,7 +287,7 @@ def test_a_pid_file_is_not_believed(home: Path) -> None:
     assert control.find() is None
 
 
-def test_a_process_of_another_user_is_not_taken_for_its_server(servers: MpsServers) -> None:
+def test_a_process_of_another_user_does_not_count_as_its_server(servers: MpsServers) -> None:
     serving = servers.serve(ME)
     stranger = Control(serving.control.directory, Owner(ME.uid + 1, ME.gid, "other"), serving.control.program)
     assert serving.control.find() == serving.daemon

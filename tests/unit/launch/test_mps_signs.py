@@ -65,7 +65,7 @@ def test_what_only_looks_like_it(text: str) -> None:
     assert isinstance(judge_exit(CODE_1, LastWords(text, ""), None, UNDER), Failed)
 
 
-def test_whatever_a_client_says_after_its_server_is_gone_it_was_disrupted() -> None:
+def test_a_client_is_disrupted_by_the_end_of_its_server_whatever_it_prints() -> None:
     text = FRAMES + "RuntimeError: CUDA error: unknown error\n"
     outcome = judge_exit(CODE_1, LastWords(text, ""), None, LOST)
     assert outcome == Disrupted("its MPS server ended (RuntimeError: CUDA error: unknown error)")
@@ -78,7 +78,7 @@ def test_a_success_stays_one_and_memory_that_ran_out_too() -> None:
     assert isinstance(judge_exit(CODE_1, LastWords(FRAMES + TORCH, ""), None, LOST), OutOfMemory)
 
 
-def test_what_was_told_to_end_was_not_disrupted() -> None:
+def test_an_attempt_that_was_asked_to_end_is_not_disrupted() -> None:
     stop = StopRecord(signal.SIGTERM, 99.0)
     assert isinstance(judge_exit(CODE_1, LastWords(SIGNS[0], ""), stop, LOST), Failed)
 

@@ -224,11 +224,11 @@ def test_what_only_looks_like_it(_: str, text: str) -> None:
     assert isinstance(judge_exit(ExitRecord(1.0, code=1), LastWords(text, text)), Failed)
 
 
-def test_a_program_that_ended_well_had_no_oom() -> None:
+def test_a_program_that_succeeded_had_no_oom() -> None:
     assert judge_exit(ExitRecord(1.0, code=0), LastWords(FRAMES + TORCH, "")) == Succeeded()
 
 
-def test_a_program_that_was_killed_did_not_die_of_what_it_had_caught() -> None:
+def test_a_killed_program_did_not_end_by_an_error_that_it_caught() -> None:
     for record in (ExitRecord(1.0, signal=signal.SIGTERM), ExitRecord(1.0, code=143), ExitRecord(1.0, signal=9)):
         assert isinstance(judge_exit(record, LastWords(FRAMES + TORCH, "")), Failed)
 
@@ -282,7 +282,7 @@ def test_any_text_is_read_without_an_exception() -> None:
         assert find_oom(text) is None
 
 
-def test_a_failure_without_an_exception_is_told_in_its_last_line() -> None:
+def test_the_message_of_a_failure_without_an_exception_is_its_last_line() -> None:
     usage = "usage: train.py [-h] --lr LR\ntrain.py: error: the following arguments are required: --lr\n\n"
     assert judge_exit(ExitRecord(1.0, code=2), LastWords(usage, "")) == Failed(
         2, "train.py: error: the following arguments are required: --lr"

@@ -91,7 +91,7 @@ def test_one_process_can_be_signalled_without_its_tree(launcher: ProcessLauncher
     assert not (tmp_path / "hit").exists()
 
 
-def test_a_new_daemon_adopts_what_runs_and_learns_how_it_ends(place: Path, tmp_path: Path) -> None:
+def test_a_new_daemon_adopts_running_attempts_and_gets_their_outcomes(place: Path, tmp_path: Path) -> None:
     first = ProcessLauncher(place, run_as_submitter=False)
     first.launch(order_of(shell(until_file(tmp_path / "go", code=5), tmp_path)))
     pid = until_running(first, key())
@@ -113,7 +113,7 @@ def test_signals_to_the_runner_do_not_lose_the_exit_code(
     assert until_ended(launcher, key()) == Failed(5)
 
 
-def test_a_command_outlives_its_runner_then_it_is_lost_and_its_tree_ended(
+def test_a_command_that_outlives_its_runner_is_lost_at_its_end_and_its_tree_is_ended(
     launcher: ProcessLauncher, place: Path, tmp_path: Path
 ) -> None:
     launcher.launch(order_of(double_forked(tmp_path)))
@@ -149,7 +149,7 @@ def test_runners_that_die_again_and_again_end_as_lost(launcher: ProcessLauncher,
     assert isinstance(look(launcher, key()).outcome, Lost)
 
 
-def test_after_a_restart_of_the_machine_it_is_lost(launcher: ProcessLauncher, place: Path) -> None:
+def test_after_a_restart_of_the_machine_a_running_attempt_is_lost(launcher: ProcessLauncher, place: Path) -> None:
     folder = place / str(key())
     folder.mkdir(parents=True)
     me = procfs.process(os.getpid())
@@ -202,7 +202,7 @@ def test_a_stop_that_comes_before_the_start_prevents_it(launcher: ProcessLaunche
         (signal.SIGUSR1, "ended by SIGKILL"),
     ],
 )
-def test_a_task_that_had_to_be_killed_says_so_also_to_the_next_daemon(
+def test_the_outcome_of_a_killed_task_is_the_same_for_the_next_daemon(
     place: Path, tmp_path: Path, first: signal.Signals, said: str
 ) -> None:
     before = ProcessLauncher(place, run_as_submitter=False)
@@ -220,7 +220,7 @@ def test_a_task_that_had_to_be_killed_says_so_also_to_the_next_daemon(
     assert re.fullmatch(said, outcome.message)
 
 
-def test_a_kill_by_somebody_else_is_not_taken_for_ours(launcher: ProcessLauncher, tmp_path: Path) -> None:
+def test_a_kill_by_another_process_does_not_count_as_ours(launcher: ProcessLauncher, tmp_path: Path) -> None:
     launcher.launch(order_of(shell("trap '' TERM; : > ready; while :; do sleep 0.05; done", tmp_path, grace_s=0.2)))
     pid = until_running(launcher, key())
     until((tmp_path / "ready").exists)
@@ -258,7 +258,9 @@ def test_a_directory_that_cannot_be_written_is_an_outcome(tmp_path: Path) -> Non
     assert outcome.code == 126
 
 
-def test_an_oom_is_told_from_its_own_attempt_alone(launcher: ProcessLauncher, tmp_path: Path) -> None:
+def test_an_oom_is_recognised_from_the_output_of_its_own_attempt_only(
+    launcher: ProcessLauncher, tmp_path: Path
+) -> None:
     """Two attempts append to one file; the second fails without a word."""
     oom = "echo 'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has' >&2; exit 1"
     launcher.launch(order_of(shell(oom, tmp_path, output="log"), attempt=1))
@@ -270,7 +272,7 @@ def test_an_oom_is_told_from_its_own_attempt_alone(launcher: ProcessLauncher, tm
     assert "CUDA out of memory" in (tmp_path / "log").read_text()
 
 
-def test_an_attempt_whose_directory_was_removed_is_not_known_any_more(launcher: ProcessLauncher, place: Path) -> None:
+def test_an_attempt_whose_directory_was_removed_is_unknown(launcher: ProcessLauncher, place: Path) -> None:
     launcher.launch(order_of(shell("exit 0")))
     until_ended(launcher, key())
     shutil.rmtree(place / str(key()))

@@ -87,7 +87,9 @@ def server_pid(launcher: ProcessLauncher, which: str) -> int:
     raise AssertionError(f"there is no {which}")
 
 
-def test_a_task_is_sent_to_its_users_server_whatever_it_says_itself(place: Place, launcher: ProcessLauncher) -> None:
+def test_a_task_runs_under_its_users_server_whatever_its_environment_says(
+    place: Place, launcher: ProcessLauncher
+) -> None:
     own = {
         "PATH": "/usr/bin:/bin",
         "CUDA_MPS_PIPE_DIRECTORY": "/tmp/mine",
@@ -106,7 +108,7 @@ def test_a_task_is_sent_to_its_users_server_whatever_it_says_itself(place: Place
     ]
 
 
-def test_how_it_shares_is_on_record_also_for_the_next_daemon(place: Place, launcher: ProcessLauncher) -> None:
+def test_the_confinement_is_recorded_for_the_next_daemon(place: Place, launcher: ProcessLauncher) -> None:
     launcher.launch(on_card(place.task(until_file(place.folder / "go")), cap_mib=4096))
     until_running(launcher, key())
     confinement = look(launcher, key()).confinement
@@ -127,7 +129,7 @@ def test_what_never_started_has_no_confinement(place: Place, launcher: ProcessLa
     assert look(launcher, key()).confinement is None
 
 
-def test_mps_that_was_asked_for_and_cannot_be_had_is_a_failure_to_start(place: Place) -> None:
+def test_demanded_mps_that_is_not_available_is_a_failure_to_start(place: Place) -> None:
     (place.folder / "bin" / "refuse").touch()
     launcher = place.launcher(mechanism="mps")
     launcher.launch(on_card(place.task(": > ran")))
@@ -141,7 +143,7 @@ def test_mps_that_was_asked_for_and_cannot_be_had_is_a_failure_to_start(place: P
     assert until_ended(launcher, key(2)) == Succeeded()
 
 
-def test_auto_runs_it_without_mps_and_says_so(place: Place) -> None:
+def test_auto_runs_without_mps_and_notes_it(place: Place) -> None:
     (place.folder / "bin" / "refuse").touch()
     launcher = place.launcher()
     launcher.launch(on_card(place.task("exit 0")))
@@ -191,7 +193,7 @@ def test_a_server_that_died_while_no_daemon_looked_is_trouble_too(place: Place, 
     assert look(place.launcher(), key()).trouble is not None
 
 
-def test_a_control_daemon_that_dies_is_trouble_for_those_who_have_not_come_so_far(
+def test_the_end_of_a_control_daemon_is_trouble_for_attempts_that_have_not_connected(
     place: Place, launcher: ProcessLauncher
 ) -> None:
     """They would find no MPS, and run without it and without its limit; nothing tells them."""
@@ -207,9 +209,7 @@ def test_a_control_daemon_that_dies_is_trouble_for_those_who_have_not_come_so_fa
         assert [one.trouble for one in found] == [None, CONTROL_GONE, None], "the client's server lives"
 
 
-def test_a_client_that_came_when_all_of_it_was_gone_has_no_limit_and_is_in_trouble(
-    place: Place, launcher: ProcessLauncher
-) -> None:
+def test_a_client_that_started_without_any_mps_process_is_in_trouble(place: Place, launcher: ProcessLauncher) -> None:
     launcher.launch(on_card(place.client(), 1))
     until_running(launcher, key())
     place.until_up()
@@ -220,7 +220,7 @@ def test_a_client_that_came_when_all_of_it_was_gone_has_no_limit_and_is_in_troub
     assert look(launcher, key()).trouble == CONTROL_GONE
 
 
-def test_a_control_daemon_that_dies_is_no_trouble_for_clients_of_a_server_that_lives(
+def test_the_end_of_a_control_daemon_is_no_trouble_for_clients_of_a_living_server(
     place: Place, launcher: ProcessLauncher
 ) -> None:
     launcher.launch(on_card(place.client()))
@@ -256,7 +256,7 @@ def test_a_task_that_fails_while_its_server_lives_failed_by_itself(place: Place,
     assert look(launcher, key()).outcome == Failed(3)
 
 
-def test_mps_errors_and_memory_are_told_apart(place: Place, launcher: ProcessLauncher) -> None:
+def test_mps_errors_and_out_of_memory_are_distinguished(place: Place, launcher: ProcessLauncher) -> None:
     failed = "the remote procedural call between the MPS server and the MPS client failed"
     launcher.launch(on_card(place.task(f"echo 'RuntimeError: CUDA error: {failed}' >&2; exit 1"), 1))
     oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"
@@ -265,7 +265,7 @@ def test_mps_errors_and_memory_are_told_apart(place: Place, launcher: ProcessLau
     assert isinstance(until_ended(launcher, key(2)), OutOfMemory)
 
 
-def test_the_server_stays_while_a_task_runs_under_it_and_goes_after_it(place: Place, launcher: ProcessLauncher) -> None:
+def test_the_server_runs_while_a_task_needs_it_and_stops_afterwards(place: Place, launcher: ProcessLauncher) -> None:
     launcher.launch(on_card(place.client()))
     until_running(launcher, key())
     pids = launcher.sharing_pids()

@@ -50,7 +50,7 @@ def test_facts_that_a_driver_does_not_give_are_absent() -> None:
     assert (card.compute_mode, card.persistence, card.gpm, card.fault) == (None, None, "absent", "")
 
 
-def test_a_counter_that_this_user_may_not_read_is_told_from_one_that_is_not_there() -> None:
+def test_a_forbidden_counter_and_an_absent_one_are_distinguished() -> None:
     forbidden = Card("GPU-a", errors={"nvmlGpmSampleGet": pynvml.NVML_ERROR_NO_PERMISSION})
     (card,) = machine_facts(ScriptedModes(forbidden)).cards
     assert card.gpm == "forbidden"

@@ -61,7 +61,7 @@ def test_instances_are_found_by_their_card_and_number() -> None:
     }
 
 
-def test_without_the_library_nothing_is_given_and_it_is_looked_for_less_and_less_often() -> None:
+def test_without_the_library_there_are_no_figures_and_it_is_tried_at_increasing_intervals() -> None:
     around = Around(None)
     for _ in range(2000):
         assert around.after(1.0, A) == {}
@@ -69,7 +69,7 @@ def test_without_the_library_nothing_is_given_and_it_is_looked_for_less_and_less
     assert "no DCGM library" in (around.engine.problem or "")
 
 
-def test_nothing_is_looked_for_while_nobody_wants_it() -> None:
+def test_no_library_is_opened_while_no_gpu_needs_it() -> None:
     around = Around(ScriptedDcgm(Card("GPU-a")))
     assert around.after(100.0) == {}
     assert around.loads == 0
@@ -87,7 +87,7 @@ def test_a_host_engine_that_comes_later_is_found() -> None:
     assert (around.loads, around.engine.problem) == (1, None)
 
 
-def test_a_host_engine_that_goes_away_takes_its_values_with_it_and_brings_them_back() -> None:
+def test_the_values_of_a_host_engine_are_missing_while_it_is_down() -> None:
     dcgm = ScriptedDcgm(Card("GPU-a"))
     around = Around(dcgm)
     assert around.after(0.0, A) == {A: BUSY}
@@ -98,7 +98,7 @@ def test_a_host_engine_that_goes_away_takes_its_values_with_it_and_brings_them_b
     assert around.after(60.0, A) == {A: BUSY}
 
 
-def test_after_a_restart_the_gpus_are_numbered_and_watched_anew() -> None:
+def test_after_a_restart_the_gpus_are_identified_and_watched_again() -> None:
     dcgm = ScriptedDcgm(Card("GPU-a"), Card("GPU-b", figures=(0.0, 0.0, 0.0, 0.0, 0.0)))
     around = Around(dcgm)
     around.after(0.0, A, B)

@@ -71,7 +71,7 @@ def test_a_card_without_gpm_takes_its_activity_from_dcgm(setup: Setup) -> None:
     )
 
 
-def test_where_gpm_answers_nobody_talks_to_dcgm(setup: Setup) -> None:
+def test_dcgm_is_not_used_if_gpm_answers(setup: Setup) -> None:
     sampler = over(ScriptedNvml(Card("GPU-a")), setup.feed)
     assert sampler.gpus()[0].capabilities.source == "gpm"
     assert (setup.dcgm.connects, sampler.activity_problem()) == (0, None)
@@ -136,7 +136,7 @@ def test_the_instances_of_a_card_in_mig_mode_are_read_by_their_numbers() -> None
     sampler.close()
 
 
-def test_a_value_that_nobody_renewed_is_soon_absent(setup: Setup) -> None:
+def test_a_value_that_is_not_renewed_is_soon_missing(setup: Setup) -> None:
     hung, resume = threading.Event(), threading.Event()
 
     class Hanging(HostEngine):
@@ -158,7 +158,7 @@ def test_a_value_that_nobody_renewed_is_soon_absent(setup: Setup) -> None:
     resume.set()
 
 
-def test_the_thread_survives_what_nobody_thought_of(setup: Setup) -> None:
+def test_the_thread_survives_an_unexpected_exception(setup: Setup) -> None:
     class Broken(HostEngine):
         calls = 0
 

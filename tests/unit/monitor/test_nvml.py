@@ -45,7 +45,7 @@ def test_a_hopper_card_gives_everything() -> None:
 
 
 @pytest.mark.parametrize(("engine_s", "seen"), [(ENGINE_S, [0.9, 0.9, 0.4]), (0.0, [0.9, 0.4, 0.4])])
-def test_engine_activity_is_dear_and_holds_for_a_while_unless_it_is_wanted_each_time(
+def test_engine_activity_is_queried_at_intervals_unless_it_is_wanted_in_each_sample(
     engine_s: float, seen: list[float]
 ) -> None:
     card = Card("GPU-a")
@@ -61,7 +61,7 @@ def test_engine_activity_is_dear_and_holds_for_a_while_unless_it_is_wanted_each_
     assert [sample.activity.sm_active for sample in found] == [0.25, 0.5, 0.5], "what is decided by is always new"
 
 
-def test_memory_that_the_driver_keeps_is_nobodys() -> None:
+def test_memory_that_the_driver_reserves_is_not_usable() -> None:
     nvml = ScriptedNvml(Card("GPU-a", total_mib=143_771, reserved_mib=616, used_mib=0))
     sampler = sampler_over(nvml)
     assert sampler.gpus()[0].memory_mib == 143_155

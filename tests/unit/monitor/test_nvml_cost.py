@@ -86,7 +86,7 @@ def test_a_name_is_looked_up_once_for_as_long_as_its_process_is_there() -> None:
     assert [process.name for process in sample.processes or ()] == ["run-3", "run-2"]
 
 
-def test_a_process_that_only_draws_is_there_between_two_looks_at_the_list_of_those() -> None:
+def test_a_process_that_only_draws_is_listed_between_two_queries_of_the_graphics_list() -> None:
     card = Card("GPU-a", graphics=[(9, 4 * MIB)])
     nvml = ScriptedNvml(card)
     sampler = over(nvml)
@@ -98,7 +98,7 @@ def test_a_process_that_only_draws_is_there_between_two_looks_at_the_list_of_tho
     assert [process.pid for process in sampler.sample_memory([A], 10.0)[0].processes or ()] == [5]
 
 
-def test_a_process_that_frees_memory_is_smaller_at_once_though_it_draws_as_well() -> None:
+def test_freed_memory_shows_at_once_for_a_process_that_also_draws() -> None:
     card = Card("GPU-a", compute=[(5, 100 * MIB)], graphics=[(5, 100 * MIB)])
     nvml = ScriptedNvml(card)
     sampler = over(nvml)

@@ -26,7 +26,7 @@ def sampler_over(nvml: ScriptedNvml) -> NvmlSampler:
         pynvml.NVML_ERROR_TIMEOUT,
     ],
 )
-def test_a_lost_gpu_is_a_fault_and_the_other_goes_on(code: int) -> None:
+def test_a_lost_gpu_is_a_fault_and_the_other_gpu_goes_on(code: int) -> None:
     lost = Card("GPU-a")
     nvml = ScriptedNvml(lost, Card("GPU-b"))
     sampler = sampler_over(nvml)
@@ -173,7 +173,7 @@ def test_mig_instances_are_gpus_and_their_card_is_not() -> None:
     assert [process.pid for process in second.processes or ()] == [12]
 
 
-def test_a_card_in_mig_mode_without_instances_is_told_about() -> None:
+def test_a_card_in_mig_mode_without_instances_is_a_problem() -> None:
     sampler = sampler_over(ScriptedNvml(Card("GPU-a", mig=[]), Card("GPU-b")))
     assert [gpu.id for gpu in sampler.gpus()] == ["GPU-b"]
     assert sampler.problems() == ("GPU 0 cannot be used: it is in MIG mode and has no instances",)
@@ -224,7 +224,7 @@ def test_back_off_doubles_up_to_its_limit_and_starts_again_after_reset() -> None
     assert [second for second in range(20, 24) if back_off.due(float(second))] == [21, 23]
 
 
-def test_a_memory_sample_notices_a_driver_that_is_gone_and_leaves_it_to_the_next_sample_to_open_it() -> None:
+def test_a_memory_sample_notices_that_the_driver_has_gone_and_the_next_sample_opens_it() -> None:
     nvml = ScriptedNvml(Card("GPU-a", used_mib=10))
     sampler = sampler_over(nvml)
     nvml.restart_driver()

@@ -70,7 +70,7 @@ def test_without_new_entries_the_last_figure_holds_for_a_moment_and_is_then_zero
     assert next_sample(nvml, sampler, QUIET_S / 2).activity.sm_active == 0.0
 
 
-def test_a_driver_that_repeats_its_last_entry_does_not_keep_it_alive() -> None:
+def test_an_entry_that_the_driver_repeats_expires() -> None:
     class Repeating(ScriptedNvml):
         def nvmlDeviceGetProcessUtilization(self, handle: object, since_us: int) -> list[object]:  # type: ignore[override]
             return list(super().nvmlDeviceGetProcessUtilization(handle, min(since_us, SECOND_US - 1)))
@@ -111,7 +111,7 @@ def test_an_empty_answer_that_the_binding_raises_as_success_is_an_idle_gpu() -> 
     assert next_sample(nvml, sampler, QUIET_S).activity.sm_active == 0.0
 
 
-def test_where_the_driver_keeps_it_from_this_user_only_the_coarse_figure_is_left() -> None:
+def test_if_the_driver_denies_it_only_the_coarse_figure_is_left() -> None:
     card = old_card()
     card.errors["nvmlDeviceGetProcessUtilization"] = pynvml.NVML_ERROR_NO_PERMISSION
     nvml = ScriptedNvml(card)

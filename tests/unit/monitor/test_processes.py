@@ -52,7 +52,7 @@ def test_an_attempt_without_any_gpu_that_shows_up_on_one_is_a_stray() -> None:
     assert str(stray).endswith("it was given no GPU")
 
 
-def test_our_own_servers_are_nobodys_and_not_foreign_either() -> None:
+def test_our_own_servers_are_neither_attributed_nor_foreign() -> None:
     sample = msgspec.structs.replace(seen(A, 10, 66, 99), memory_used_mib=175)
     (kept,) = attribute((sample,), {10: FIRST}, ours=frozenset({66}))
     assert [(process.pid, process.attempt) for process in kept.processes or ()] == [(10, FIRST), (99, None)]
@@ -64,6 +64,6 @@ def test_a_server_alone_on_a_gpu_leaves_an_empty_list_and_not_an_unknown_one() -
     assert kept.processes == ()
 
 
-def test_a_process_of_an_attempt_stays_its_own_even_if_it_is_said_to_be_a_server() -> None:
+def test_a_process_of_an_attempt_stays_attributed_even_if_it_is_listed_as_a_server() -> None:
     (kept,) = attribute((seen(A, 10),), {10: FIRST}, ours={10})
     assert owners(kept) == [FIRST]

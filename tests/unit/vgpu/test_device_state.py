@@ -44,7 +44,7 @@ def test_a_task_alone_takes_its_own_time() -> None:
     assert task.done
 
 
-def test_a_gpu_that_a_task_leaves_idle_shows_nothing_and_slows_nobody() -> None:
+def test_a_gpu_that_a_task_leaves_idle_shows_no_activity_and_slows_no_task() -> None:
     world = make_world()
     two, beside = add(world, [0, 1], A, 100.0), add(world, [1], B, 100.0)
     two.working = 1
@@ -82,7 +82,7 @@ def test_tasks_on_different_gpus_do_not_disturb_one_another() -> None:
     assert [rate for _, rate in progress(world)] == [1.0, 1.0]
 
 
-def test_a_task_on_several_gpus_goes_at_the_slowest() -> None:
+def test_a_task_on_several_gpus_has_the_rate_of_the_slowest() -> None:
     world = make_world()
     wide = add(world, [0, 1], A, 100.0)
     add(world, [1], C, None)

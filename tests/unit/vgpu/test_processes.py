@@ -85,7 +85,7 @@ def test_a_task_runs_to_its_end_and_leaves_nothing(device: Device, start: Start)
     assert after.gpus[1].sm_active_s == 0.0
 
 
-def test_tasks_that_share_do_their_whole_work_however_they_are_woken(device: Device, start: Start) -> None:
+def test_sharing_tasks_do_their_whole_work_whenever_they_wake(device: Device, start: Start) -> None:
     tasks = [start(f"--memory-mib 1000 --sm 0.5 --dram 0.3 --seconds {length}") for length in (30, 60, 45)]
     assert [end(task)[0] for task in tasks] == [0, 0, 0]
     gpu = device.read().gpus[0]
@@ -124,7 +124,7 @@ def test_kill_9_frees_the_memory_and_the_neighbours(device: Device, start: Start
     until(device, holding(0, 2000))  # looking changes nothing: it was the neighbour that dropped it
 
 
-def test_a_process_with_a_recycled_pid_is_not_taken_for_the_old_one(device: Device) -> None:
+def test_a_process_with_a_recycled_pid_does_not_count_as_the_old_one(device: Device) -> None:
     with device.changing() as seen:
         seen.processes.append(VirtualProcess(pid=os.getpid(), start_ticks=1, gpus=[0], memory_mib=1))
     with device.changing() as seen:
