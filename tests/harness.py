@@ -30,6 +30,7 @@ from carma.wire.api_types import SubmitRequest, TaskView
 from tests.fork_server import Forked, ForkServer
 
 LIMIT_S = 180.0
+REPOSITORY = Path(__file__).parents[1]
 SOMEBODY = 65534  # a uid that is neither root nor ours
 _START = "import sys; from carma.cli import main; sys.exit(main(['up', *sys.argv[1:]]))"
 
@@ -84,7 +85,8 @@ class Daemon:
         with self.log_file.open("ab") as log:
             command = [sys.executable, "-c", f"{self.prelude}\n{_START}", *flags]
             files: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-            self.process = subprocess.Popen(command, env=self.environ, **files, **self.popen_options)
+            environ = {**self.environ, "PYTHONPATH": python_path(REPOSITORY)} if self.prelude else self.environ
+            self.process = subprocess.Popen(command, env=environ, **files, **self.popen_options)
         return self.process
 
     def start(self, *flags: str) -> Daemon:

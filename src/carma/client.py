@@ -1,6 +1,6 @@
-"""Speaks to the daemon: one method for each route. Errors come back as the error that the daemon raised (errors.py).
+"""The client of the daemon's API: one method for each route. An error of the daemon is raised as the same class.
 
-Every request has a time limit, except those that follow something. One client is for one thread.
+Every request has a time limit, except those that follow output or events. A client must be used by one thread only.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from carma.wire.user_types import UserView
 
 T = TypeVar("T")
 REQUEST_S = 60.0
-_WAIT_PIECE_S = 50.0  # a wait is made of requests of this length, so that a daemon that hangs is noticed
+_WAIT_PIECE_S = 50.0  # a longer wait is several requests, so that a hanging daemon is noticed
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~")
 
-
-MOST_LISTED = LIST_LIMIT  # what one answer can list
+MOST_LISTED = LIST_LIMIT  # tasks in one answer
 
 
 class Logs(NamedTuple):
-    """A task's output in pieces, and at which byte of it they begin (None: the daemon does not say)."""
+    """A task's output in pieces, and the byte at which they begin (None: unknown)."""
 
     offset: int | None
     pieces: Iterator[bytes]
@@ -70,7 +69,7 @@ class Client:
         return self._ask("submit", t.SubmitAnswer, body=request)
 
     def tasks(self, *, user: str | None = None, state: str | None = None, limit: int | None = None) -> list[t.TaskView]:
-        """Tasks that are not finished; your own unless `user` says otherwise ("all" for everybody's)."""
+        """Tasks that are not finished: your own, those of `user`, or of all users ("all")."""
         return self._ask("tasks", list[t.TaskView], query={"user": user, "state": state, "limit": limit})
 
     def history(
@@ -95,11 +94,11 @@ class Client:
                 return found
 
     def report(self, *, since: float | None = None) -> Report:
-        """What the server did since then, or within the last 24 hours; from the full hour on."""
+        """What the server did since that time (default: within the last 24 hours), from the full hour on."""
         return self._ask("report", Report, query={"since": since})
 
     def task(self, task: int, *, wait_s: float | None = None) -> t.TaskView:
-        """One task; with `wait_s` as soon as it has finished, or as it stands after so many seconds."""
+        """One task. With `wait_s`: when it has finished, or after that many seconds."""
         until = time.monotonic() + (wait_s or 0.0)
         while True:
             piece_s = min(until - time.monotonic(), _WAIT_PIECE_S) if wait_s is not None else 0.0
@@ -109,7 +108,7 @@ class Client:
                 return view
 
     def wait(self, task: int, timeout_s: float | None = None) -> t.TaskView:
-        """Until it has finished; with a limit the view may be of a task that has not."""
+        """Until the task has finished, or for `timeout_s`."""
         return self.task(task, wait_s=1e9 if timeout_s is None else timeout_s)
 
     def story(self, task: int) -> list[t.StoryLine]:
@@ -127,13 +126,13 @@ class Client:
         tail: int | None = None,
         follow: bool = False,
     ) -> Iterator[bytes]:
-        """Its output in pieces. Errors are raised here, before the first piece."""
+        """The output in pieces. Errors are raised before the first piece."""
         return self.open_logs(task, stream=stream, attempt=attempt, tail=tail, follow=follow).pieces
 
     def open_logs(
         self, task: int, *, stream: str, attempt: int | None, tail: int | None = None, follow: bool = False
     ) -> Logs:
-        """As `logs`, for whoever has to go on at the same byte after the daemon was away."""
+        """As `logs`, with the offset at which to continue after the daemon was restarted."""
         query: dict[str, object | None] = {"stream": stream, "attempt": attempt, "tail": tail, "follow": follow or None}
         reply = self._send("logs", task, query=query, timeout_s=None if follow else self._timeout_s)
         said = reply.headers.get(OFFSET_HEADER, "")
@@ -161,7 +160,7 @@ class Client:
         return self._ask("gpus", list[t.GpuView])
 
     def users(self) -> list[UserView]:
-        """What users had, have and may have: yours, or everybody's for an administrator."""
+        """What users had, have and may have: your own account, or all accounts for an administrator."""
         return self._ask("users", list[UserView])
 
     def drain(self, gpu: str | None = None, *, reason: str = "") -> t.Done:
@@ -180,7 +179,7 @@ class Client:
         return self._ask("openapi", dict[str, Any])
 
     def events(self) -> Iterator[t.StreamEvent]:
-        """What happens, as it happens; ends when the daemon does, or when the reader falls too far behind."""
+        """Events as they happen. Ends with the daemon, or when the reader lags too far behind."""
         pieces = self._send("events", timeout_s=None).pieces()
         decode = msgspec.json.Decoder(t.StreamEvent).decode
         return (decode(data) for data in _sse_data(pieces))
@@ -210,7 +209,7 @@ class Client:
         route = BY_NAME[name]
         data = _encode(body)
         if name == "submit":
-            self._link.require_trusted()  # it holds the submitter's environment
+            self._link.require_trusted()  # it contains the submitter's environment
         reply = self._link.request(route.method, _target(route, task, query or {}), data, timeout_s)
         if reply.status >= 400:
             raise _error(reply)
@@ -222,7 +221,7 @@ def _decode(reply: Reply, name: str, kind: type[T]) -> T:
         return msgspec.json.decode(reply.read(), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise errors.CarmaError(
-            f"the daemon's answer to {name} cannot be read: {error}", "daemon and client may differ in version"
+            f"the daemon's answer to {name} cannot be read: {error}", "daemon and client may have different versions"
         ) from error
 
 
@@ -234,7 +233,7 @@ def _encode(body: t.Request | None) -> bytes | None:
     except UnicodeEncodeError as error:
         bad = error.object[error.start : error.start + 1]
         raise errors.Usage(
-            f"the command, its environment or a name holds bytes that are not UTF-8 (near {bad!a})",
+            f"the command, its environment or a name contains bytes that are not UTF-8 (near {bad!a})",
             "unset that variable or rename that file; CARMA stores text",
         ) from error
 
@@ -249,7 +248,7 @@ def _error(reply: Reply) -> errors.CarmaError:
 
 
 def _sse_data(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The `data:` of each server-sent event; comments (heartbeats) are passed over."""
+    """The `data:` of each server-sent event, without comments (heartbeats)."""
     buffer = b""
     for piece in pieces:
         buffer += piece

@@ -1,4 +1,4 @@
-"""Every error a user can meet: one tree, each with a stable code, an exit code, an HTTP status and a next step."""
+"""All errors that users see: one tree. Each has a stable code, an exit code, an HTTP status and a next step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class CarmaError(Exception):
     code: ClassVar[str] = "internal"
     exit_code: ClassVar[int] = 1
     http_status: ClassVar[int] = 500
-    about: ClassVar[str] = "Something that should not happen; the daemon's log has the details."
+    about: ClassVar[str] = "An unexpected error; the daemon's log has the details."
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -50,48 +50,48 @@ class Refused(CarmaError):
     code = "refused"
     exit_code = 1
     http_status = 409
-    about = "The request is well formed but cannot be granted as things stand."
+    about = "The request is valid but cannot be granted in the current state."
 
 
 class NeverFitsError(Refused):
     code = "never_fits"
-    about = "No GPU of this server could ever hold the task."
+    about = "The task is too large for every GPU of this server."
 
 
 class QuotaReached(Refused):
     code = "quota"
-    about = "The user has, or asks for, as much as the server's quotas allow."
+    about = "The request exceeds a quota of the user."
 
 
 class NotRunnable(Refused):
     code = "not_runnable"
-    about = "The command or its working directory does not exist, or may not be used by the submitter."
+    about = "The command or its working directory does not exist, or the submitter may not use it."
 
 
 class WrongState(Refused):
     code = "wrong_state"
-    about = "The task is not in a state in which that can be done."
+    about = "The state of the task does not allow the action."
 
 
 class NoCapacity(CarmaError):
     code = "no_capacity"
     exit_code = 75
     http_status = 409
-    about = "With --nonblock: nothing is free for the task right now; it was not queued."
+    about = "With --nonblock: the task cannot start now; it was not queued."
 
 
 class NotFound(CarmaError):
     code = "not_found"
     exit_code = 4
     http_status = 404
-    about = "There is no such task, GPU or setting."
+    about = "The task, GPU, user or route does not exist."
 
 
 class NotAllowed(CarmaError):
     code = "not_allowed"
     exit_code = 4
     http_status = 403
-    about = "The task belongs to somebody else, or the verb is for administrators."
+    about = "The task belongs to another user, or the verb is for administrators."
 
 
 class Unreachable(CarmaError):
@@ -104,21 +104,21 @@ class Unreachable(CarmaError):
 class AlreadyRunning(CarmaError):
     code = "already_running"
     exit_code = 1
-    about = "Another daemon already serves this directory."
+    about = "Another daemon serves this directory."
 
 
 class StoreError(CarmaError):
     code = "store"
     exit_code = 1
     http_status = 507
-    about = "The database cannot be read or written: a full disk, a corrupt file, a newer version's file."
+    about = "The database cannot be read or written: the disk is full, or the file is damaged or of a newer version."
 
 
 class Busy(CarmaError):
     code = "busy"
     exit_code = 1
     http_status = 503
-    about = "The daemon has too many requests open; try again."
+    about = "The daemon has too many open requests; try again later."
 
 
 class NoGpus(CarmaError):
@@ -140,18 +140,15 @@ class NotInstalled(Usage):
 
 
 def every() -> tuple[type[CarmaError], ...]:
-    """All of them, for the reference page and for turning an answer back into an error."""
-    found: list[type[CarmaError]] = []
-    waiting: list[type[CarmaError]] = [CarmaError]
-    while waiting:
-        kind = waiting.pop(0)
-        found.append(kind)
-        waiting.extend(kind.__subclasses__())
+    """All error classes, for the reference page and for `from_code`."""
+    found: list[type[CarmaError]] = [CarmaError]
+    for kind in found:  # grows meanwhile
+        found.extend(kind.__subclasses__())
     return tuple(found)
 
 
 def from_code(code: str, message: str, hint: str = "") -> CarmaError:
-    """The error that the daemon answered with."""
+    """The error of a daemon's answer."""
     for kind in every():
         if kind.code == code:
             return kind(message, hint)

@@ -1,7 +1,7 @@
-"""Where everything lies. Three layouts: one directory (CARMA_HOME), a user's own (XDG), the system's (root).
+"""The paths of CARMA's files. Three layouts: one directory (CARMA_HOME), a user's own (XDG), the system's (root).
 
-The socket of a user's daemon is in the state directory, not in XDG_RUNTIME_DIR: that one is emptied when the user logs
-out, and the daemon goes on; and cron or a plain `ssh host carma queue` do not always have the variable.
+The socket of a user's daemon is in the state directory, not in XDG_RUNTIME_DIR: that directory is emptied when the user
+logs out, while the daemon keeps running; and cron or `ssh host carma queue` do not always have the variable.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 from carma.errors import BadSettings
 
-SOCKET_LIMIT_BYTES = 99  # the kernel takes 107; the daemon binds under a slightly longer name first
+SOCKET_LIMIT_BYTES = 99  # the kernel allows 107; the daemon binds under a slightly longer name first
 SYSTEM_SOCKET = Path("/run/carma/carma.sock")
 _SYSTEM_CONFIG = Path("/etc/carma/config.toml")
 _CHOOSE = "Choose another CARMA_HOME, or correct it with chown and chmod."
@@ -25,7 +25,7 @@ _LINKS_LIMIT = 40  # the kernel's
 
 
 class Paths(msgspec.Struct, frozen=True, kw_only=True):
-    """`config_file` is the nearest settings file; `system_config_file` lies under it, where there is one."""
+    """`config_file` takes precedence over `system_config_file`, if there is one."""
 
     layout: Literal["home", "user", "system"]
     config_file: Path
@@ -48,12 +48,12 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def vgpu_dir(self) -> Path:
-        """The made-up devices, made by `carma.vgpu`; tasks of all users write there, so it holds nothing else."""
+        """The virtual devices. Tasks of all users write there, so it contains nothing else."""
         return self.state_dir / "vgpu"
 
 
 def find_paths(environ: Mapping[str, str], uid: int | None = None) -> Paths:
-    """The paths of a daemon that this user would start. Reads nothing but the user's home directory."""
+    """The paths of a daemon that this user would start. Looks up only the user's home directory."""
     uid = os.geteuid() if uid is None else uid
     if environ.get("CARMA_HOME"):
         return _in_one(_absolute(environ["CARMA_HOME"]))
@@ -70,7 +70,7 @@ def find_paths(environ: Mapping[str, str], uid: int | None = None) -> Paths:
 
 
 def find_socket(environ: Mapping[str, str], uid: int | None = None) -> Path:
-    """Where a client looks: CARMA_HOME's, else the user's own if there is one, else the system's if there is one."""
+    """The socket for a client: CARMA_HOME's, else the user's own if it exists, else the system's if it exists."""
     own = find_paths(environ, uid).socket
     if environ.get("CARMA_HOME") or own.exists() or not SYSTEM_SOCKET.exists():
         return own
@@ -78,10 +78,10 @@ def find_socket(environ: Mapping[str, str], uid: int | None = None) -> Path:
 
 
 def make_directories(paths: Paths) -> None:
-    """Create what is missing and refuse a directory that somebody else could change under a running daemon.
+    """Create missing directories; refuse a directory that another user could change under a running daemon.
 
-    As root the directories are open for passing through, since the tasks of other users run below them; what is
-    private is private by its own mode (the database 0600, an attempt's directory its owner's).
+    Root's directories can be entered by all users, whose tasks run below them. Private files are protected by their own
+    modes (the database 0600, an attempt's directory its owner's).
     """
     mode = 0o755 if os.geteuid() == 0 else 0o700
     for directory in (paths.state_dir, paths.log_dir, paths.socket.parent, paths.daemon_log.parent):
@@ -91,8 +91,8 @@ def make_directories(paths: Paths) -> None:
             _check_owner(directory)
         except OSError as error:
             raise BadSettings(
-                f"cannot make the directory {directory}: {error.strerror}",
-                "Set CARMA_HOME to a directory of yours on a disk with room.",
+                f"the directory {directory} cannot be created: {error.strerror}",
+                "Set CARMA_HOME to a directory of yours on a disk with free space.",
             ) from error
 
 
@@ -109,26 +109,26 @@ def _check_owner(directory: Path) -> None:
     if found.st_uid != os.geteuid():
         raise BadSettings(f"{directory} belongs to user {found.st_uid}, not to the daemon's ({os.geteuid()})", _CHOOSE)
     if found.st_mode & stat.S_IWOTH:
-        raise BadSettings(f"{directory} can be written by everybody, so its contents cannot be trusted", _CHOOSE)
+        raise BadSettings(f"{directory} can be written by all users, so its contents cannot be trusted", _CHOOSE)
     if os.geteuid() == 0 and found.st_mode & stat.S_IWGRP and found.st_gid != 0:
         raise BadSettings(f"{directory} can be written by group {found.st_gid}, so it cannot be trusted", _CHOOSE)
 
 
 def _check_components(directory: Path) -> None:
-    """Refuse a path that another user could redirect: by a link and, for root, by exchanging a directory."""
+    """Refuse a path that another user could redirect: by a link and, for root, by replacing a directory."""
     for place, found in _components(str(directory)):
         link = stat.S_ISLNK(found.st_mode)
         if not link and os.geteuid() != 0:
-            continue  # a group's directory may belong to another member: that is the user's choice
+            continue  # a directory of a group may belong to another member
         if found.st_uid not in (0, os.geteuid()):
             kind = "link" if link else "directory"
-            raise BadSettings(f"the {kind} {place} belongs to user {found.st_uid}, who could exchange it", _CHOOSE)
+            raise BadSettings(f"the {kind} {place} belongs to user {found.st_uid}, who could replace it", _CHOOSE)
         if not link and found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
-            raise BadSettings(f"{place} can be written by everybody, so its contents cannot be trusted", _CHOOSE)
+            raise BadSettings(f"{place} can be written by all users, so its contents cannot be trusted", _CHOOSE)
 
 
 def _components(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Every directory and link that the kernel passes when it resolves an absolute path, as far as it exists."""
+    """Every existing directory and link that the kernel visits when it resolves an absolute path."""
     at, left, links = "/", path.split("/"), 0
     while left and links < _LINKS_LIMIT:
         name = left.pop(0)
@@ -153,7 +153,7 @@ def _in_one(home: Path) -> Paths:
     return Paths(
         layout="home",
         config_file=home / "config.toml",
-        system_config_file=None,  # a home of its own is complete: nothing from elsewhere changes it
+        system_config_file=None,  # a CARMA_HOME is complete: no other file changes it
         state_dir=home,
         log_dir=home / "logs",
         socket=_short(home / "carma.sock"),
@@ -174,7 +174,7 @@ def _of_user(environ: Mapping[str, str], uid: int) -> Paths:
 
 
 def _xdg(environ: Mapping[str, str], name: str, default: Path) -> Path:
-    """The specification has relative paths ignored."""
+    """The specification says to ignore relative paths."""
     given = environ.get(name, "")
     return (Path(given) if os.path.isabs(given) else default) / "carma"
 
@@ -191,7 +191,7 @@ def _home(environ: Mapping[str, str], uid: int) -> Path:
 
 def _absolute(text: str) -> Path:
     if "\0" in text:
-        raise BadSettings("CARMA_HOME holds a NUL character", "Set it to the path of a directory.")
+        raise BadSettings("CARMA_HOME contains a NUL character", "Set it to the path of a directory.")
     return Path(os.path.abspath(os.path.expanduser(text)))
 
 
@@ -199,7 +199,7 @@ def _short(socket: Path) -> Path:
     length = len(os.fsencode(socket))
     if length > SOCKET_LIMIT_BYTES:
         raise BadSettings(
-            f"the path of the socket is too long: {socket} has {length} bytes, {SOCKET_LIMIT_BYTES} are possible",
+            f"the path of the socket is too long: {socket} has {length} bytes; the limit is {SOCKET_LIMIT_BYTES}",
             "Set CARMA_HOME to a directory with a shorter path.",
         )
     return socket

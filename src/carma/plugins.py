@@ -1,6 +1,6 @@
 """Policies, estimators, verbs and extensions by name, from entry points. Built-in ones are registered in the same way.
 
-A plugin is imported when it is asked for, not before: listing names must not run anybody's code.
+A plugin is imported when it is used: listing names must not run code of plugins.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _ALIASES = {
     "least-utilised-gpu": "lug",
     "least-utilized-gpu": "lug",
 }
-# In the published system a policy's name also said where memory figures come from.
+# In the published system, the name of a policy also named the source of memory estimates.
 _PUBLISHED = {"oracle": '["declared"]', "or": "[]", "est": '["declared", "history"]'}
 
 
 class Plugins(Mapping[str, object]):
-    """The plugins of a group; `plugins[name]` imports one, or raises PluginError with the package's name."""
+    """The plugins of a group. `plugins[name]` imports one; it raises PluginError with the package's name."""
 
     def __init__(self, group: str) -> None:
         self._group = group
@@ -69,7 +69,7 @@ def names(group: Group) -> tuple[str, ...]:
 
 
 def load_one(group: Group, name: str) -> object:
-    """One plugin; an unknown name is an error that names the nearest."""
+    """One plugin. An unknown name is an error that suggests the nearest one."""
     plugins = load(group)
     if name not in plugins:
         raise unknown(_WORD[group], name, tuple(plugins))
@@ -93,7 +93,7 @@ def not_installed(purpose: str, distribution: str) -> NotInstalled:
 
 
 def policy_name(text: str) -> str:
-    """`MAGM`, `rr`, `Best_Fit`: the registered name. Never a silent default (an unknown name once meant exclusive)."""
+    """The registered name for `MAGM`, `rr`, `Best_Fit`. An unknown name is an error, never a default."""
     known = names(POLICIES)
     plain = text.strip().lower().replace("_", "-").replace(" ", "-")
     wanted = _ALIASES.get(plain, plain)
@@ -104,14 +104,14 @@ def policy_name(text: str) -> str:
     rest = _ALIASES.get(rest, rest)
     if source in _PUBLISHED and rest in known:
         raise BadSettings(
-            f"there is no policy {text!r}: where memory figures come from is a setting of its own",
+            f"there is no policy {text!r}: the source of memory estimates is a separate setting",
             f'Use policy = "{rest}" in [placement] and sources = {_PUBLISHED[source]} in [memory].',
         )
     raise unknown("policy", text, known)
 
 
 def load_policy(text: str) -> Policy:
-    """The policy of that name or alias, checked to be one."""
+    """The policy of that name or alias."""
     from carma.core.scheduling.placement import Policy
 
     name = policy_name(text)
@@ -131,8 +131,8 @@ def unknown(word: str, name: str, known: tuple[str, ...]) -> BadSettings:
 
 
 def _find(group: str) -> dict[str, EntryPoint]:
-    """By name. One package found twice (installed, and in the working directory) is one plugin; two packages that
-    claim one name are an error, because which of them wins would depend on the order of sys.path."""
+    """By name. A package that is found twice (installed, and in the working directory) is one plugin. Two packages with
+    the same name are an error: otherwise the order of sys.path would decide."""
     found: dict[str, EntryPoint] = {}
     for point in sorted(entry_points(group=group), key=lambda point: (point.name, point.value)):
         other = found.setdefault(point.name, point)

@@ -1,7 +1,8 @@
-"""The least HTTP/1.1 that a command needs, on a Unix socket: `socket` and nothing else of the standard library.
+"""A minimal HTTP/1.1 client on a Unix socket. It uses only `socket`: importing `http.client` takes about 40 ms, most of
+the time of a short command.
 
-Importing `http.client` takes some 40 ms, most of what a short command takes. This one sends a request whole, reads a
-body with a length or in chunks, and keeps the connection for the next request. It must not know any route.
+It sends a request at once, reads a body with a length or in chunks, and keeps the connection for the next request. It
+must not know any route.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from carma.errors import CarmaError, NotAllowed, Unreachable
 _CHUNK = 64 * 1024
 _HEAD_LIMIT = 64 * 1024
 _CONNECT_S = 10.0
-_LOOK_S = 10.0  # without an answer for so long, it is looked whether the daemon's process is stopped
+_CHECK_S = 10.0  # without an answer for this long, check whether the daemon's process is stopped
 _LOST = (ConnectionError, BrokenPipeError, EOFError)
-_NOT_MAPPED = 65534  # how a user namespace shows users of the machine that it does not know
+_NOT_MAPPED = 65534  # a user namespace shows unknown users of the machine as this uid
 
 
 class Reply:
-    """A status, and a body that is read once: whole, or piece by piece."""
+    """A status, and a body that can be read once: at once, or piece by piece."""
 
     def __init__(self, link: Link, status: int, headers: dict[str, str]) -> None:
         self.status = status
@@ -37,7 +38,7 @@ class Reply:
         return b"".join(self.pieces())
 
     def pieces(self) -> Iterator[bytes]:
-        """The body as it arrives. Whoever stops early closes the connection with it."""
+        """The body as it arrives. A caller that stops early closes the connection."""
         whole = False
         try:
             if self.headers.get("transfer-encoding", "").lower() == "chunked":
@@ -53,7 +54,7 @@ class Reply:
 
 
 class _Stopped(TimeoutError):
-    """The daemon's process is there and does not run: no answer will come."""
+    """The daemon's process exists but is stopped: it will not answer."""
 
 
 class Link:
@@ -63,9 +64,9 @@ class Link:
         self._path = path
         self._socket: socket.socket | None = None
         self._buffer = bytearray()
-        self._sent = 0  # bytes of the request under way
-        self._pid, self._uid = 0, 0  # of the process that listens; 0: not known
-        self._changes = False  # whether the request under way may change something
+        self._sent = 0  # bytes of the current request
+        self._pid, self._uid = 0, 0  # of the listening process; 0: unknown
+        self._changes = False  # whether the current request may change something
 
     def close(self) -> None:
         if self._socket is not None:
@@ -74,7 +75,7 @@ class Link:
         self._buffer.clear()
 
     def request(self, method: str, target: str, body: bytes | None, timeout_s: float | None) -> Reply:
-        """Send and read the head of the answer; `timeout_s` bounds each wait for bytes (None: no bound)."""
+        """Send the request and read the head of the answer. `timeout_s` limits each wait for bytes (None: no limit)."""
         raw = _compose(method, target, body)
         self._changes = method != "GET"
         reused = self._reusable()
@@ -87,7 +88,7 @@ class Link:
             again = self._sent == 0 or method == "GET"
             if not reused or not again or isinstance(error, TimeoutError):
                 raise self.lost("before it answered", error) from error
-        self._connect()  # the daemon had closed the idle connection; asking again changes nothing
+        self._connect()  # the daemon had closed the idle connection: the request had no effect
         try:
             return self._exchange(raw, timeout_s)
         except (*_LOST, TimeoutError) as error:
@@ -95,28 +96,28 @@ class Link:
             raise self.lost("before it answered", error) from error
 
     def lost(self, when: str, error: Exception) -> CarmaError:
-        """`error` as the user meets it. Only after a request that changes something is there a doubt to speak of."""
-        doubt = "whether a change was made is not known: look with `carma queue`; " if self._changes else ""
+        """`error` as an error for the user. Only after a request that changes something, the result is in doubt."""
+        doubt = "the change may or may not have been made: check with `carma queue`; " if self._changes else ""
         who = f"the daemon (pid {self._pid})" if self._pid else "the daemon"
         if isinstance(error, _Stopped):
             return Unreachable(
                 f"{who} on {self._path} does not answer: its process is stopped",
-                f"{doubt}`kill -CONT {self._pid}` lets it go on",
+                f"{doubt}`kill -CONT {self._pid}` resumes it",
             )
         if isinstance(error, TimeoutError):
             return Unreachable(
-                f"{who} on {self._path} does not answer: it took too long", f"{doubt}`carma doctor` looks at the daemon"
+                f"{who} on {self._path} did not answer in time", f"{doubt}`carma doctor` checks the daemon"
             )
         return Unreachable(
-            f"the daemon on {self._path} was lost {when}: the connection was closed",
-            f"{doubt}`carma doctor` looks at the daemon",
+            f"the connection to the daemon on {self._path} was closed {when}",
+            f"{doubt}`carma doctor` checks the daemon",
         )
 
     def _exchange(self, raw: bytes, timeout_s: float | None) -> Reply:
         connection = self._open
         connection.settimeout(timeout_s)
         self._sent = 0
-        # A daemon that refuses (too large, too busy) answers and closes before it has read all: the answer is there.
+        # A daemon that refuses (too large, too busy) answers and closes before it has read the whole request.
         with contextlib.suppress(ConnectionError), memoryview(raw) as left:
             while self._sent < len(raw):
                 self._sent += connection.send(left[self._sent :])
@@ -125,12 +126,12 @@ class Link:
         return self._read_head()
 
     def _await(self, timeout_s: float | None) -> None:
-        """Until the answer begins. A daemon that is busy gets all the time there is; one that is stopped does not."""
+        """Until the answer begins. A busy daemon gets the whole time limit, a stopped one does not."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         watch = select.poll()
         watch.register(self._open, select.POLLIN)
         while True:
-            left_s = _LOOK_S if until is None else min(_LOOK_S, max(0.0, until - time.monotonic()))
+            left_s = _CHECK_S if until is None else min(_CHECK_S, max(0.0, until - time.monotonic()))
             if self._buffer or watch.poll(left_s * 1000):
                 return
             if _is_stopped(self._pid):
@@ -139,7 +140,7 @@ class Link:
                 raise TimeoutError
 
     def _reusable(self) -> bool:
-        """An idle connection that has something to read has been closed by the daemon."""
+        """An idle connection with something to read was closed by the daemon."""
         if self._socket is None:
             return False
         watch = select.poll()
@@ -163,7 +164,7 @@ class Link:
         while True:
             try:
                 made.connect(self._path)
-            except BlockingIOError as error:  # the daemon's queue of newcomers is full
+            except BlockingIOError as error:  # the daemon's queue of new connections is full
                 if time.monotonic() < until:
                     time.sleep(0.02)
                     continue
@@ -174,24 +175,24 @@ class Link:
                 self._no_daemon(error)
             self._socket = made
             self._pid, self._uid = _peer(made)
-            if geteuid() != 0:  # root may look after the daemon of any user
+            if geteuid() != 0:  # root may use the daemon of any user
                 self._refuse_impostor()
             return
 
     def require_trusted(self) -> None:
-        """Raise NotAllowed unless the daemon runs as root or as this user: what follows is private."""
+        """Raise NotAllowed unless the daemon runs as root or as this user. Call it before sending private data."""
         if not self._reusable():
             self._connect()
         self._refuse_impostor()
 
     def _refuse_impostor(self) -> None:
-        """Anybody can listen in a directory of their own. A daemon of another user would not serve this one."""
+        """Any user can listen in a directory of their own. A daemon of another user would not serve this user."""
         if self._uid in (0, geteuid()) or (self._uid == _NOT_MAPPED and _in_user_namespace()):
             return
         self.close()
         raise NotAllowed(
-            f"the process that listens on {self._path} belongs to user {self._uid}; it is not root's daemon, nor yours",
-            "does CARMA_HOME name the right directory? Nothing was sent",
+            f"the process that listens on {self._path} belongs to user {self._uid}, neither to root nor to you",
+            "nothing was sent; check CARMA_HOME",
         )
 
     def _no_daemon(self, error: OSError) -> NoReturn:
@@ -201,12 +202,12 @@ class Link:
             ) from error
         if isinstance(error, BlockingIOError | TimeoutError):
             raise Unreachable(
-                f"the daemon on {self._path} does not take connections", "`carma doctor` looks at it"
+                f"the daemon on {self._path} accepts no connections", "`carma doctor` checks it"
             ) from error
         if isinstance(error, FileNotFoundError):
             why = "there is no such socket"
         elif isinstance(error, ConnectionRefusedError):
-            why = "nobody listens there"
+            why = "no process listens on it"
         else:
             why = error.strerror or str(error)
         raise Unreachable(f"no daemon on {self._path}: {why}", "start one with `carma up`") from error
@@ -214,7 +215,7 @@ class Link:
     def _read_head(self) -> Reply:
         while (end := self._buffer.find(b"\r\n\r\n")) < 0:
             if len(self._buffer) > _HEAD_LIMIT:
-                raise EOFError("the head of the answer never ends")
+                raise EOFError("the head of the answer is too long")
             self._receive()
         lines = bytes(self._buffer[:end]).decode("latin-1").split("\r\n")
         del self._buffer[: end + 4]
@@ -249,7 +250,7 @@ class Link:
     def _line(self) -> bytes:
         while (end := self._buffer.find(b"\r\n")) < 0:
             if len(self._buffer) > _HEAD_LIMIT:
-                raise EOFError("a line of the answer never ends")
+                raise EOFError("a line of the answer is too long")
             self._receive()
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 2]
@@ -257,7 +258,7 @@ class Link:
 
 
 def somebody_listens(path: str | PathLike[str]) -> bool:
-    """Whether a process holds this socket open, even if it never answers: a full queue, a refused right."""
+    """Whether a process listens on this socket, even if it does not answer (full queue, missing permission)."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(2.0)
         try:
@@ -270,7 +271,7 @@ def somebody_listens(path: str | PathLike[str]) -> bool:
 
 
 def _peer(connection: socket.socket) -> tuple[int, int]:
-    """Pid and uid of the process that listens; 0 where the kernel does not tell."""
+    """Pid and uid of the listening process; 0 if the kernel does not report them."""
     try:
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     except (AttributeError, OSError):

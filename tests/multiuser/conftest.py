@@ -32,7 +32,7 @@ def bob(people: tuple[Person, Person]) -> Person:
 @pytest.fixture(scope="session")
 def shared_daemon(people: tuple[Person, Person]) -> Iterator[Daemon]:
     del people  # no daemon is started where there are no users
-    with root_daemon() as daemon:
+    with root_daemon(own_program=True) as daemon:
         yield daemon
 
 

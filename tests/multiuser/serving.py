@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 
 from carma.errors import CarmaError
 from carma.wire.api_types import TaskView
-from tests.harness import LIMIT_S, Daemon, daemon_at_rest, python_path, until
+from tests.harness import LIMIT_S, Daemon, daemon_at_rest, until
 from tests.multiuser.people import PATH, Person
 
-REPOSITORY = Path(__file__).parents[2]
 SETTINGS: Mapping[str, Any] = {
     "gpus": 4,
     "memory_mib": 40_960,
@@ -43,13 +42,14 @@ def resting_root_daemon(**settings: Any) -> Iterator[Daemon]:
     with daemon_at_rest(**{**SETTINGS, **settings}) as daemon:
         daemon.home.chmod(0o755)
         daemon.own_program = True
-        daemon.environ["PYTHONPATH"] = python_path(REPOSITORY)  # for a prelude that imports from here
         yield daemon
 
 
 @contextlib.contextmanager
-def root_daemon(**settings: Any) -> Iterator[Daemon]:
+def root_daemon(*, own_program: bool = False, **settings: Any) -> Iterator[Daemon]:
+    """`own_program`: start it as a program, as users do; by fork is faster (tests/fork_server.py)."""
     with resting_root_daemon(**settings) as daemon:
+        daemon.own_program = own_program
         yield daemon.start()
 
 

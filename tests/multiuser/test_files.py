@@ -215,9 +215,10 @@ def test_a_users_socket_in_the_daemons_place_gets_nothing_from_others(alice: Per
 
     def serve() -> None:
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(address))
-            os.chmod(address, 0o666)
+            listener.bind(str(place / "new"))
+            os.chmod(place / "new", 0o666)
             listener.listen()
+            (place / "new").rename(address)
             connection, _ = listener.accept()
             with connection:
                 stolen.write_bytes(connection.recv(1 << 20))

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import Daemon, python_path
+from tests.harness import Daemon
 from tests.multiuser.people import ROOT, Person
-from tests.multiuser.serving import REPOSITORY, SETTINGS, ask, ask_as, ended, shell, spec
+from tests.multiuser.serving import SETTINGS, ask, ask_as, ended, shell, spec
 
 _PR_SET_KEEPCAPS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 8, 47, 2
 _CAP_DAC_READ_SEARCH = 2
@@ -38,12 +38,12 @@ def become_a_reader(uid: int, gid: int) -> None:
     libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _CAP_DAC_READ_SEARCH, 0, 0)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def daemon_of_alice(alice: Person) -> Iterator[Daemon]:
     home = alice.folder(f"c{os.urandom(3).hex()}")
     daemon = Daemon(home, **SETTINGS)
     daemon.log_file = alice.home / f"{home.name}.log"
-    daemon.environ |= {"HOME": str(alice.home), "PYTHONPATH": python_path(REPOSITORY)}
+    daemon.environ["HOME"] = str(alice.home)
     daemon.prelude = (
         f"from tests.multiuser.test_own_daemon import become_a_reader; become_a_reader({alice.uid}, {alice.gid})"
     )
@@ -71,23 +71,27 @@ def test_a_users_daemon_serves_no_other_user_even_when_its_socket_is_open(
     daemon_of_alice: Daemon, alice: Person, bob: Person
 ) -> None:
     """She opens it by mistake: Bob's tasks would run as hers."""
-    alice.act(lambda: open_all(daemon_of_alice.home))
     marker = alice.home / "marker"
-    for method, target, body in (
+    requests: tuple[tuple[str, str, object], ...] = (
         ("GET", "/server", None),
         ("GET", "/tasks?user=all", None),
         ("POST", "/tasks", {"spec": spec(bob, "touch", str(marker), directory="/")}),
         ("POST", "/shutdown", {}),
-    ):
-        with contextlib.suppress(ConnectionError):
-            assert ask_as(bob, daemon_of_alice, method, target, body).status == 403
+    )
+    alice.act(lambda: set_modes(daemon_of_alice.home, 0o755, 0o666))
+    try:
+        for method, target, body in requests:
+            with contextlib.suppress(ConnectionError):
+                assert ask_as(bob, daemon_of_alice, method, target, body).status == 403
+    finally:
+        alice.act(lambda: set_modes(daemon_of_alice.home, 0o700, 0o600))
     assert not marker.exists()
     assert daemon_of_alice.answers()
 
 
-def open_all(home: Path) -> None:
-    home.chmod(0o755)
-    (home / "carma.sock").chmod(0o666)
+def set_modes(home: Path, directory: int, sock: int) -> None:
+    home.chmod(directory)
+    (home / "carma.sock").chmod(sock)
 
 
 def test_root_gets_no_task_run_by_a_users_daemon(daemon_of_alice: Daemon, alice: Person) -> None:

@@ -78,7 +78,7 @@ def test_a_task_runs_with_the_umask_of_its_submission(daemon: Daemon, alice: Per
 
 def test_a_task_is_not_spared_when_memory_runs_out(alice: Person) -> None:
     """A daemon under systemd is (OOMScoreAdjust); its tasks neither are nor can make themselves so."""
-    with root_daemon() as daemon:
+    with root_daemon(own_program=True) as daemon:
         assert daemon.process is not None
         try:
             Path(f"/proc/{daemon.process.pid}/oom_score_adj").write_text("-500")

@@ -166,16 +166,16 @@ def test_a_question_is_asked_again_when_the_connection_is_lost_before_the_answer
 def test_a_change_is_never_asked_for_twice(path: Path) -> None:
     with talking(path, takes_and_leaves(answer())) as (client, peer):
         client.hold(1)
-        with pytest.raises(errors.Unreachable, match="lost before it answered") as caught:
+        with pytest.raises(errors.Unreachable, match="closed before it answered") as caught:
             client.submit(SubmitRequest(spec=TaskSpec(command=("true",), directory="/")))
-        assert "not known" in caught.value.hint
+        assert "may or may not" in caught.value.hint
     assert len(peer.requests) == 2
 
 
 def test_a_question_that_is_lost_leaves_no_doubt_about_a_change(path: Path) -> None:
-    with talking(path, replies(b"")) as (client, _), pytest.raises(errors.Unreachable, match="lost") as caught:
+    with talking(path, replies(b"")) as (client, _), pytest.raises(errors.Unreachable, match="closed") as caught:
         client.tasks()
-    assert "not known" not in caught.value.hint
+    assert "may or may not" not in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_an_error_of_a_newer_daemon_is_still_an_error(path: Path) -> None:
     ids=lambda raw: repr(raw[:30]),
 )
 def test_a_broken_answer_is_an_error_and_not_a_surprise(path: Path, raw: bytes) -> None:
-    with talking(path, replies(raw)) as (client, _), pytest.raises(errors.Unreachable, match="lost"):
+    with talking(path, replies(raw)) as (client, _), pytest.raises(errors.Unreachable, match="closed"):
         client.hold(1)
 
 
@@ -236,7 +236,7 @@ def test_an_answer_that_never_comes_ends_with_the_time_limit(path: Path) -> None
         return [request]
 
     with talking(path, says_nothing, timeout_s=0.05) as (client, _):
-        with pytest.raises(errors.Unreachable, match="took too long"):
+        with pytest.raises(errors.Unreachable, match="in time"):
             client.hold(1)
         enough.set()
 
@@ -261,7 +261,7 @@ def test_without_a_daemon_the_next_step_is_named(path: Path) -> None:
         assert (caught.value.exit_code, "carma up" in caught.value.hint) == (3, True)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stale:
             stale.bind(str(path))
-        with pytest.raises(errors.Unreachable, match="nobody listens"):
+        with pytest.raises(errors.Unreachable, match="no process listens"):
             client.server()
     with Client("/" + "x" * 200) as client, pytest.raises(errors.Unreachable):
         client.server()

@@ -121,7 +121,7 @@ def test_a_directory_that_others_can_change_is_refused(tmp_path: Path) -> None:
     paths = _short(tmp_path)
     make_directories(paths)
     paths.state_dir.chmod(0o777)
-    with pytest.raises(BadSettings, match="everybody"):
+    with pytest.raises(BadSettings, match="all users"):
         make_directories(paths)
 
 
@@ -135,7 +135,7 @@ def test_links_of_ones_own_are_followed(tmp_path: Path) -> None:
 
 def test_a_loop_of_links_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "home").symlink_to("home")
-    with pytest.raises(BadSettings, match="cannot make the directory"):
+    with pytest.raises(BadSettings, match="cannot be created"):
         make_directories(_short(tmp_path))
 
 
@@ -154,7 +154,7 @@ def test_a_path_that_another_user_could_redirect_is_refused(tmp_path: Path, name
 
 def test_a_file_in_the_place_of_a_directory_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "home").touch()
-    with pytest.raises(BadSettings, match="cannot make the directory"):
+    with pytest.raises(BadSettings, match="cannot be created"):
         make_directories(_short(tmp_path))
 
 

@@ -234,7 +234,7 @@ def test_a_stopped_daemon_is_named_and_bad(daemon: FakeDaemon) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", SILENT, str(home / "carma.sock")], stdout=subprocess.PIPE, text=True
     )
-    soon = "import sys, carma.transport; carma.transport._LOOK_S = 0.05; from carma.cli import main; sys.exit(main())"
+    soon = "import sys, carma.transport; carma.transport._CHECK_S = 0.05; from carma.cli import main; sys.exit(main())"
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

@@ -47,8 +47,8 @@ def test_what_can_be_written_passes(place: Path, output: str) -> None:
         ("gone/%j.out", "there is no directory .*/gone$"),
         ("/nosuch/dir/x", "there is no directory /nosuch/dir$"),
         ("file/out", "file is not a directory"),
-        ("slurm-%N.out", "'%N' in --output slurm-%N.out stands for nothing"),
-        ("50%", "'%' in --output 50% stands for nothing"),
+        ("slurm-%N.out", "'%N' in --output slurm-%N.out is unknown"),
+        ("50%", "'%' in --output 50% is unknown"),
     ],
 )
 def test_what_cannot_be_written_is_refused_in_words(place: Path, output: str, said: str) -> None:

@@ -2,8 +2,8 @@
 and may be used.
 
 The checks use the credentials of the calling process, so the kernel decides, with access lists and network file systems
-included. The daemon calls this in a process of the submitter (probe.py), never in one of its own threads: a directory
-may hang, and root would reveal what the submitter may not see. Nothing is opened or created.
+included. The daemon calls this in a process of the submitter (program.py), never in one of its own threads: a
+directory may hang, and root would reveal what the submitter may not see. Nothing is opened or created.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _check_output(flag: str, template: str, directory: str) -> None:
     the start."""
     if (place := unknown_placeholder(template)) is not None:
         known = ", ".join(f"%{letter} {meaning}" for letter, meaning in PLACEHOLDERS.items())
-        raise NotRunnable(f"{place!r} in --{flag} {template} stands for nothing", f"known are {known}")
+        raise NotRunnable(f"{place!r} in --{flag} {template} is unknown", f"known are {known}")
     fixed = before_placeholders(template)
     path = os.path.join(directory, fixed)
     folder = os.path.dirname(path) or "/"

@@ -1,5 +1,5 @@
-"""Reads files that users name, in separate processes (probe.py), so that a hanging file system holds up no thread of
-the daemon.
+"""Reads files that users name, in separate processes (program.py): a hanging file system blocks no thread of the
+daemon.
 
 1. Each probe serves one user, with the credentials of that user. A probe that is idle is kept for a while.
 2. A probe that does not answer in time is killed and left behind. In uninterruptible sleep it ends only when its file
@@ -76,7 +76,7 @@ class Probes:
             raise NotRunnable(
                 f"the working directory {spec.directory} or a directory of PATH did not answer within "
                 f"{SUBMIT_LIMIT_S:g} s",
-                "is it on a network file system that hangs?",
+                "check whether it is on a network file system that hangs",
             ) from error
         match answer:
             case Passed():
@@ -87,7 +87,7 @@ class Probes:
                 raise _unexpected(answer)
 
     async def find_frameworks(self, order: LaunchOrder) -> Frameworks:
-        """Never raises: `problem` of the result says why nothing was found out."""
+        """Never raises: `problem` of the result says why the frameworks are unknown."""
         try:
             answer = await self.ask(order.owner, FindFrameworks(order.spec), LAUNCH_LIMIT_S)
         except NoAnswer:
