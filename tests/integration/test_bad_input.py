@@ -265,7 +265,7 @@ def test_a_database_that_cannot_be_used_stops_the_start_and_is_left_as_it_is(kin
         said = {"corrupt": "not a database", "damaged": "damaged", "newer": "format 99", "foreign": "another program"}
         assert str(file) in daemon.log
         assert said[kind] in daemon.log
-        assert "left as it is" in daemon.log
+        assert "file is unchanged" in daemon.log
         assert "Traceback" not in daemon.log
         assert file.read_bytes() == before
         assert not daemon.paths.socket.exists()

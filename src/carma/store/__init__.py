@@ -1,4 +1,4 @@
-"""Where CARMA remembers: the log of durable events, its checkpoint, finished tasks and past runs.
+"""Durable storage: the log of events, checkpoints, finished tasks and past runs.
 
-`sqlite.SqliteStore` is the real one; `memory.MemoryStore` keeps the same contract without a file.
+`sqlite.SqliteStore` is the real store, `memory.MemoryStore` a store without a file; one contract suite covers both.
 """

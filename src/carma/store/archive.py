@@ -1,4 +1,4 @@
-"""What is asked about the past: finished tasks, their stories, and the runs that history estimates from."""
+"""The archive: finished tasks, their stories, the past runs for estimates, and the hourly use of GPUs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from carma.store.shared_values import Parts, ReadPart, Value
 
 HOUR_S = 3600
 SUMS = tuple(name for name in GpuUsage.__struct_fields__ if name not in ("gpu", "hour"))  # columns have these names
-PAGE_BYTES = 8 << 20  # of rows and commands; a page ends early when it has more
-RUNS_KEPT = 50  # of each command; more would not change an estimate, and a sweep must not grow the file without end
+PAGE_BYTES = 8 << 20  # a page ends early when its rows and commands have more
+RUNS_KEPT = 50  # past runs per command: more do not change an estimate, and the file must not grow without limit
 
 
 class SqliteArchive:
@@ -30,21 +30,20 @@ class SqliteArchive:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._parts = Parts()
-        self._knows_all_parts = False  # whether the registry has those of all unfinished tasks
+        self._knows_all_parts = False  # whether the registry has the parts of all unfinished tasks
 
     def task(self, task: TaskId) -> Task | None:
         with self._database.reading(f"read task {task} from") as connection:
             row = connection.execute("SELECT body FROM finished WHERE id = ? AND NOT restored", (task,)).fetchone()
-            return self._parts.unpack_task(codec.read_task(row[0]), part_reader(connection)) if row else None
+            return self._parts.unpack(codec.read_task(row[0]), part_reader(connection)) if row else None
 
     def tasks(self, ids: Collection[TaskId]) -> Sequence[Task]:
         found: list[Task] = []
         with self._database.reading("read finished tasks from") as connection:
             read = part_reader(connection)
             for task in ids:
-                row = connection.execute("SELECT body FROM finished WHERE id = ? AND NOT restored", (task,)).fetchone()
-                if row is not None:
-                    found.append(self._listed(codec.read_task(row[0]), read))
+                rows = connection.execute("SELECT body FROM finished WHERE id = ? AND NOT restored", (task,))
+                found += [self._listed(body, read) for (body,) in rows]
         return found
 
     def page(
@@ -66,29 +65,29 @@ class SqliteArchive:
             for (body,) in rows:
                 if len(tasks) >= limit or room <= 0:
                     return TaskPage(tasks, more=len(tasks) > 0)
-                tasks.append(self._listed(codec.read_task(body), read))
+                tasks.append(self._listed(body, read))
                 room -= len(body) + sum(map(len, tasks[-1].spec.command))
         return TaskPage(tasks, more=False)
 
-    def _listed(self, task: Task, read: ReadPart) -> Task:
-        """Without the environment, which no list shows and which can have megabytes."""
-        spec = self._parts.unpack(replace(task.spec, environment={}), read)
-        return replace(task, spec=spec)
+    def _listed(self, body: str, read: ReadPart) -> Task:
+        """Without the environment, which lists do not show and which can have megabytes."""
+        task = codec.read_task(body)
+        return self._parts.unpack(replace(task, spec=replace(task.spec, environment={})), read)
 
     def story(self, task: TaskId) -> Sequence[Durable]:
-        """All that happened to a task, in order, whether it is live or finished."""
+        """All events of a live or finished task, in order."""
         with self._database.reading(f"read the story of task {task} from") as connection:
             read = part_reader(connection)
             row = connection.execute("SELECT story FROM finished WHERE id = ?", (task,)).fetchone()
             told = codec.read_events(row[0]) if row else ()
             rows = connection.execute("SELECT body FROM events WHERE task = ? ORDER BY sequence", (task,)).fetchall()
             events = (*told, *(codec.read_event(body) for (body,) in rows))
-            return [self._parts.unpack_event(event, read) for event in events]
+            return [self._parts.unpack(event, read) for event in events]
 
     def prune(self, ended_before: float, limit: int = 1_000) -> Sequence[TaskId]:
-        """Remove at most `limit` finished tasks that ended before this time, the oldest first; returns their ids.
+        """Remove at most `limit` finished tasks that ended before this time, oldest first; returns their ids.
 
-        Past runs stay: they are few for each command, and estimates rest on them.
+        Past runs stay: they are limited per command, and estimates need them.
         """
         with self._database.writing("remove old tasks from") as connection:
             rows = connection.execute(
@@ -100,7 +99,7 @@ class SqliteArchive:
             return [TaskId(task) for task, *_ in sorted(rows)]
 
     def _drop_unused(self, connection: sqlite3.Connection, digests: Collection[str]) -> None:
-        """Those of the parts that no other task uses. Parts of unfinished tasks are in the registry."""
+        """Delete the parts that no other task uses. The registry has the parts of unfinished tasks."""
         if not self._knows_all_parts:
             return
         connection.executemany(
@@ -111,11 +110,11 @@ class SqliteArchive:
         )
 
     def shrink(self, pages: int = 250) -> int:
-        """Give some of the pages that `prune` has freed back to the file system; returns how many are left."""
+        """Return some of the pages that `prune` freed to the file system; returns the number left."""
         return self._database.shrink(pages)
 
     def remember(self, run: PastRun) -> None:
-        """Idempotent by key: the first report of an attempt stays."""
+        """Idempotent by key: the first run of a key stays."""
         digest = codec.digest(run.command, run.directory)
         near = codec.digest(pattern(run.command), run.directory)
         row = (run.key.task, run.key.attempt, run.uid, digest, run.ended_at, codec.write(run), near)
@@ -154,7 +153,7 @@ class SqliteArchive:
 
 
 def add_usage(connection: sqlite3.Connection, rows: Sequence[GpuUsage]) -> None:
-    """Add to what is known of the same GPU and hour; 24 rows a day and GPU, so none are dropped."""
+    """Add to the rows of the same GPU and hour. There are 24 rows per day and GPU, so none are deleted."""
     added = ", ".join(f"{name} = {name} + excluded.{name}" for name in SUMS)
     statement = f"""INSERT INTO gpu_usage (gpu, hour, {", ".join(SUMS)}) VALUES (?, ?{", ?" * len(SUMS)})
                     ON CONFLICT (hour, gpu) DO UPDATE SET {added}"""
@@ -164,7 +163,7 @@ def add_usage(connection: sqlite3.Connection, rows: Sequence[GpuUsage]) -> None:
 def _conditions(
     uid: int | None, since: float | None, kinds: Collection[str] | None, before: End | None
 ) -> tuple[str, list[float | str]]:
-    """The WHERE clause of a page and its values."""
+    """The WHERE clause of a page, with its values."""
     conditions = ["NOT restored"]
     values: list[float | str] = []
     if uid is not None:
@@ -183,7 +182,7 @@ def _conditions(
 
 
 def part_reader(connection: sqlite3.Connection) -> ReadPart:
-    """Reads rows of `parts`, each once."""
+    """A function that reads rows of `parts`, each once."""
 
     @cache
     def read(digest: str) -> Value:

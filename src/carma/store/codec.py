@@ -1,6 +1,6 @@
-"""How values are written into rows: JSON by msgspec, strict both ways.
+"""Rows as JSON by msgspec, strict in both directions.
 
-What would not read back is refused before it is stored, because one unreadable event would block every later start.
+A value that could not be read back is refused before it is stored, because one unreadable event blocks every start.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from carma.core.ports import Checkpoint, PastRun
 from carma.errors import StoreError
 
 _encode = msgspec.json.Encoder().encode
-_event: msgspec.json.Decoder[Durable] = msgspec.json.Decoder(Durable)
 _events: msgspec.json.Decoder[tuple[Durable, ...]] = msgspec.json.Decoder(tuple[Durable, ...])
-_task = msgspec.json.Decoder(Task)
-_checkpoint = msgspec.json.Decoder(Checkpoint)
-_run = msgspec.json.Decoder(PastRun)
+_event: msgspec.json.Decoder[Durable] = msgspec.json.Decoder(Durable)
 _part: msgspec.json.Decoder[dict[str, str] | tuple[str, ...]] = msgspec.json.Decoder(dict[str, str] | tuple[str, ...])
+read_event, read_events = _event.decode, _events.decode
+read_task = msgspec.json.Decoder(Task).decode
+read_checkpoint = msgspec.json.Decoder(Checkpoint).decode
+read_run = msgspec.json.Decoder(PastRun).decode
+read_part = _part.decode  # an environment or a command, from the table `parts`
 
 
 def write(value: msgspec.Struct | dict[str, str] | tuple[str, ...]) -> str:
-    """JSON text. Raises StoreError for lone surrogates, which JSON does not have."""
+    """JSON text. Raises StoreError for lone surrogates, which JSON cannot hold."""
     try:
         return _encode(value).decode()
     except (UnicodeError, TypeError, ValueError) as error:
@@ -33,42 +35,17 @@ def write(value: msgspec.Struct | dict[str, str] | tuple[str, ...]) -> str:
 
 
 def write_event(event: Durable) -> str:
-    """As `write`, and read back once: NaN, for one, is written as null and could not be loaded."""
+    """As `write`, with a test that it reads back: NaN, for example, would be written as null."""
     body = write(event)
     try:
-        _event.decode(body)
+        read_event(body)
     except msgspec.DecodeError as error:
         raise _unstorable(event, error) from error
     return body
 
 
-def read_event(body: str | bytes) -> Durable:
-    return _event.decode(body)
-
-
-def read_events(body: str | bytes) -> tuple[Durable, ...]:
-    return _events.decode(body)
-
-
-def read_task(body: str | bytes) -> Task:
-    return _task.decode(body)
-
-
-def read_checkpoint(body: str | bytes) -> Checkpoint:
-    return _checkpoint.decode(body)
-
-
-def read_run(body: str | bytes) -> PastRun:
-    return _run.decode(body)
-
-
-def read_part(body: str | bytes) -> dict[str, str] | tuple[str, ...]:
-    """An environment or a command, as the table `parts` has it."""
-    return _part.decode(body)
-
-
 def task_of(event: Durable) -> TaskId | None:
-    """The task an event belongs to; None for events of GPUs, and of all tasks together."""
+    """The task of an event; None for events of GPUs and of all tasks together."""
     match event:
         case GpusFound() | GpuDrained() | GpuResumed() | UseNoted():
             return None
@@ -79,7 +56,7 @@ def task_of(event: Durable) -> TaskId | None:
 
 
 def digest(command: tuple[str, ...], directory: str) -> bytes:
-    """Names a command in a directory, whatever its length, for an index. Nothing is dropped from the command."""
+    """A key of fixed length for a command in a directory."""
     return blake2b(_encode((command, directory)), digest_size=16).digest()
 
 

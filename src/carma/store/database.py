@@ -1,9 +1,8 @@
-"""The connections to the SQLite file: one that writes, some that read. Every error becomes a StoreError.
+"""Connections to the SQLite file: one for writing, several for reading. Every error becomes a StoreError.
 
-Durability: WAL with synchronous=FULL, so a commit returns after its fsync. `relaxed` transactions survive a killed
-process but may be lost, with everything after them, in a power cut; the next full commit makes them durable too.
-
-Readers have connections of their own, so that a long read does not delay a commit, and the other way round.
+Durability: WAL with synchronous=FULL, so that a commit returns after its fsync. `relaxed` transactions survive a killed
+process, but a power cut can lose them; the next full commit makes them durable. Reads and commits do not delay each
+other.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from carma.store.store_errors import damaged, from_os, from_sqlite, identity, re
 
 log = logging.getLogger("carma.store")
 
-READERS = 4  # connections that are kept open for reading
-LOG_BYTES = 16 << 20  # the write-ahead log is cut to this when SQLite starts it again
-BUSY_S = 5.0  # to wait for a lock of another program
+READERS = 4  # idle connections for reading
+LOG_BYTES = 16 << 20  # SQLite truncates the write-ahead log to this size when it restarts the log
+BUSY_S = 5.0  # wait for a lock of another program
 _INCREMENTAL = 2  # of PRAGMA auto_vacuum
 
 
 class Database:
-    """Threads may share it. Writers take turns; readers see the last commit and never wait."""
+    """Can be shared by threads. Writers take turns; readers see the last commit and never wait."""
 
     def __init__(self, path: Path, *, new: bool = False) -> None:
-        """`new`: set the files of an existing database aside and start with an empty one."""
+        """`new`: rename the files of an existing database and start with an empty one."""
         self.path = path
         self._turn = threading.RLock()
         self._closed = self._lost = False
@@ -70,7 +69,7 @@ class Database:
             return connection
 
     def _allow_shrinking(self, connection: sqlite3.Connection) -> None:
-        """Databases of format 4 and older get incremental vacuum; that needs a VACUUM, and room for a copy."""
+        """Databases of format 4 and older get incremental vacuum, which needs a VACUUM and space for a copy."""
         if connection.execute("PRAGMA auto_vacuum").fetchone()[0] == _INCREMENTAL:
             return
         pages, free, size = (
@@ -78,19 +77,19 @@ class Database:
         )
         disk = os.statvfs(self.path.parent)
         if disk.f_bavail * disk.f_frsize < 3 * (pages - free) * size + LOG_BYTES:
-            log.warning("%s cannot be made smaller: there is no room on the disk for a copy of it", self.path)
+            log.warning("%s cannot be shrunk: the disk has no space for a copy", self.path)
             return
         try:
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute("VACUUM")
         except sqlite3.Error as error:  # rolled back; the next start tries again
-            log.warning("%s cannot be made smaller: %s", self.path, error)
+            log.warning("%s cannot be shrunk: %s", self.path, error)
 
     def in_place(self) -> bool:
-        """Whether the files that were opened are still the ones under their names."""
+        """Whether the opened files are still the files under their names."""
         try:
             return not self._lost and self._identities() == self._files
-        except OSError:  # a disk that does not answer tells nothing
+        except OSError:  # unknown: the disk does not answer
             return True
 
     def _identities(self) -> tuple[object, object]:
@@ -98,7 +97,7 @@ class Database:
 
     @contextmanager
     def reading(self, doing: str) -> Iterator[sqlite3.Connection]:
-        """A connection that sees one state of the database, the newest, until the block ends."""
+        """A connection that sees the newest state of the database, unchanged until the block ends."""
         with self._explained(doing):
             connection = self._reader(doing)
             try:
@@ -126,7 +125,7 @@ class Database:
 
     @contextmanager
     def writing(self, doing: str, *, relaxed: bool = False) -> Iterator[sqlite3.Connection]:
-        """A transaction: committed when the block ends well, rolled back when it raises."""
+        """A transaction, committed at the end of the block, rolled back if the block raises."""
         with self._turn, self._explained(doing):
             connection = self._living()
             if not self.in_place():
@@ -144,12 +143,12 @@ class Database:
             finally:
                 if relaxed:
                     connection.execute("PRAGMA synchronous = FULL")
-            if not self.in_place():  # committed to a file that is gone: it cannot be acknowledged, nor be undone
+            if not self.in_place():  # the commit went to a deleted file: not durable, and not to be undone
                 self._lost = True
                 raise removed(self.path, doing)
 
     def shrink(self, pages: int) -> int:
-        """Return at most `pages` free pages to the file system; returns how many are left. Relaxed."""
+        """Return at most `pages` free pages to the file system; returns the number left. Relaxed."""
         with self._turn, self._explained("shrink"):
             connection = self._living()
             if not self.in_place():

@@ -1,15 +1,14 @@
-"""The files of the database: how a new one is made, and how a lost one is noticed. A lost one is refused, not replaced.
+"""The files of the database: creates a new one, and detects a lost one, which is refused and not replaced.
 
-1. A new database is made under another name and renamed once its tables are committed. An empty file under the final
-   name is therefore never a new database.
-2. `<database>.last` holds the number of the last event that was acknowledged. A database that ends before that event
-   has lost commits: its write-ahead log was removed or shortened, or the file was overwritten with an older copy.
-3. A database that is missing although its log or `<database>.last` exists was there before.
+1. A new database is created under another name and renamed once its tables are committed. An empty file under the
+   final name is therefore never a new database.
+2. `<database>.last` has the number of the last acknowledged event. A database that ends before that event has lost
+   commits: its write-ahead log was removed or truncated, or the file was overwritten with an older copy.
+3. A missing database whose log or `<database>.last` exists was lost.
 
-The record is written after each commit and never synced. After a power loss it may name an earlier event than the
-database holds; it never names a later one, because the commit is synced first. It names the file by device and inode:
-a database that was copied, or restored under a new inode, is not compared. Commits without events (past runs, removed
-tasks, reserved ids) are not counted.
+The record is written after each commit and never synced. After a power cut it can have an earlier event than the
+database, never a later one, because the commit is synced first. It identifies the file by device and inode: a copied or
+restored database is not compared. Commits without events (past runs, removed tasks, reserved ids) do not count.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from typing import NamedTuple
 from carma.store.schema import check, migrate
 from carma.store.store_errors import Identity, empty, identity, missing, outdated
 
-_RECORD = "{:020d} {:020d} {:020d}\n"  # of a fixed length, so that each write replaces the one before
+_RECORD = "{:020d} {:020d} {:020d}\n"  # of fixed length, so that each write replaces the previous one
 
 
 def log_of(path: Path) -> Path:
-    """SQLite's write-ahead log of that database."""
+    """SQLite's write-ahead log of a database."""
     return path.with_name(path.name + "-wal")
 
 
@@ -43,7 +42,7 @@ class LastEvent(NamedTuple):
 
 
 class LastEventRecord:
-    """The number of the last acknowledged event, kept beside the database. Advisory: it never raises."""
+    """The number of the last acknowledged event, in a file beside the database. Advisory: it never raises."""
 
     def __init__(self, path: Path) -> None:
         self._file = identity(path)
@@ -52,7 +51,7 @@ class LastEventRecord:
             self._descriptor = os.open(record_of(path), os.O_RDWR | os.O_CREAT, 0o600)
 
     def write(self, sequence: int) -> None:
-        """Call it only after the commit of that event was synced."""
+        """To be called only after the commit of that event was synced."""
         if self._descriptor >= 0 and self._file is not None:
             with contextlib.suppress(OSError):
                 os.pwrite(self._descriptor, _RECORD.format(sequence, *self._file).encode(), 0)
@@ -64,7 +63,7 @@ class LastEventRecord:
 
 
 def read_record(path: Path) -> LastEvent | None:
-    """What the record says; None if there is none, or none that is whole."""
+    """The record; None if it is missing or incomplete."""
     try:
         sequence, device, inode = (int(word) for word in record_of(path).read_text().split())
     except (OSError, ValueError):
@@ -73,8 +72,10 @@ def read_record(path: Path) -> LastEvent | None:
 
 
 def check_existing(path: Path) -> None:
-    """Refuse a database that is damaged, of another program or version, or that ends before the last event that was
-    acknowledged. Only reads: a connection that may write would move the log into the file when it is closed."""
+    """Refuse a database that is damaged, of another program or version, or that lost acknowledged events.
+
+    Read-only: closing a connection that can write would move the log into the file.
+    """
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5.0, isolation_level=None)
     try:
         check(connection, path)
@@ -86,34 +87,34 @@ def check_existing(path: Path) -> None:
 
 
 def ends(connection: sqlite3.Connection) -> tuple[int, int]:
-    """The sequence number of the checkpoint, and that of the last event there is. Every format has these columns."""
+    """Sequence numbers of the checkpoint and of the last event. Every format has these columns."""
     checkpointed = connection.execute("SELECT coalesce(max(sequence), 0) FROM checkpoint").fetchone()[0]
     last = connection.execute("SELECT coalesce(max(sequence), 0) FROM events").fetchone()[0]
     return int(checkpointed), max(int(checkpointed), int(last))
 
 
 def prepare(path: Path) -> None:
-    """Make sure that there is a database file, private to this user, and that it is not one that was lost."""
+    """Ensure that there is a database file, private to this user, and that the database was not lost."""
     if identity(path) is None:
         for trace in (log_of(path), record_of(path)):
             if os.path.exists(trace) and (trace != log_of(path) or trace.stat().st_size > 0):
                 raise missing(path, trace)
         _create(path)
-        return  # complete, and no other process has it
+        return  # complete and exclusive
     found = path.stat()
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if found.st_size == 0:
         raise empty(path)
     if found.st_mode & 0o077:
-        path.chmod(0o600)  # its rows hold the environments of all users
+        path.chmod(0o600)  # its rows have the environments of all users
     check_existing(path)
 
 
 def set_aside(path: Path) -> Path | None:
-    """Give the files of a database another name, under which it can still be opened; None if there is no database.
+    """Rename the files of a database, so that it can still be opened; returns None if there is no database.
 
-    The record goes last: after a crash half-way the next start finds a database that is missing, not one that is new.
+    The record is renamed last: after a crash half-way the next start finds a missing database, not a new one.
     """
     number = 1
     while os.path.lexists(target := path.with_name(f"{path.name}.old{number}")):
@@ -128,7 +129,7 @@ def set_aside(path: Path) -> Path | None:
 
 def _create(path: Path) -> None:
     fresh = path.with_name(path.name + ".new")
-    for suffix in ("", "-journal"):  # of a start that was cut off
+    for suffix in ("", "-journal"):  # of an interrupted start
         Path(f"{fresh}{suffix}").unlink(missing_ok=True)
     os.close(os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     try:

@@ -1,9 +1,9 @@
-"""One daemon for one database: two locks, held while the store is open. The kernel drops both with the process.
+"""One daemon per database: two locks, held while the store is open. The kernel releases both with the process.
 
-1. A lock on a file beside the database. The file itself stays; removing it would let two processes lock two different
-   files of the same name.
-2. A name in the kernel (an abstract Unix socket) that stands for the path of the database. It is still held when the
-   directory was deleted and made again: the new directory's daemon waits until the old one has noticed and ended.
+1. A lock on a file beside the database. The file is never deleted; otherwise two processes could lock two files of the
+   same name.
+2. An abstract Unix socket whose name is derived from the path of the database. It is still held after the directory was
+   deleted and created again: the new daemon waits until the old one has noticed that and ended.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from carma.store.store_errors import from_os
 _PEERCRED = struct.Struct("3i")
 _PAUSE_S = 0.02
 _NAME_PAUSE_S = 0.2
-_BACKLOG = 128  # each look at the holder's credentials leaves a connection that is never accepted
+_BACKLOG = 128  # each check of the holder's credentials leaves a connection that is never accepted
 
 
 class HomeLock:
-    """Held from construction until `release`. Waits a moment first: a daemon that was just killed may still be
-    closing its files, and one whose directory was deleted takes some seconds to notice it."""
+    """Held from construction until `release`. The constructor waits a moment, because a killed daemon may still be
+    closing its files, and a daemon whose directory was deleted needs some seconds to notice."""
 
     def __init__(self, path: Path, patience_s: float = 1.0, name_patience_s: float = 15.0) -> None:
         self.path = path
@@ -71,10 +71,10 @@ class HomeLock:
                 return
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
-                    return  # no such names here: the file's lock has to do
+                    return  # abstract sockets are not available: the file lock must suffice
             pid = _holder_of_name(name)
             if pid == 0:
-                return  # another user took the name to keep this daemon from starting
+                return  # another user took the name, perhaps to keep this daemon from starting
             if time.monotonic() >= deadline_s:
                 raise self._already_running("" if pid is None else str(pid), "")
             time.sleep(_NAME_PAUSE_S)
@@ -101,7 +101,7 @@ class HomeLock:
 
 
 def _holder_of_name(name: bytes) -> int | None:
-    """The process that listens under that name; None if it has gone meanwhile, 0 if it is not known to be ours."""
+    """The process that listens under that name; None if it is gone, 0 if it belongs to another user or is unknown."""
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as client:
         client.setblocking(False)
         try:

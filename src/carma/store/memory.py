@@ -1,4 +1,4 @@
-"""A store without a file: for the simulator, and for tests of what lies above. Keeps the same contract."""
+"""A store without a file, for tests, the simulator and estimates without a daemon; passes the same contract suite."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Place = tuple[int, str, tuple[str, ...]]  # uid, directory, command without its 
 
 
 class MemoryStore:
-    """Implements core.ports.Store and Archive, and `story`. What it holds survives `close`, so that a test can go on
-    with the same object as after a restart (`reopen`)."""
+    """Implements core.ports.Store and Archive, `prune` and `shrink`. Its contents survive `close`; `reopen` simulates a
+    restart."""
 
     def __init__(self) -> None:
         self._open = True
@@ -40,7 +40,7 @@ class MemoryStore:
     def append(self, events: Sequence[Durable]) -> int:
         self._must_be_open()
         for event in events:
-            write_event(event)  # refuses what a file could not hold
+            write_event(event)  # refuses what a file cannot hold
         for event in events:
             self._events.append(event)
             task = task_of(event)

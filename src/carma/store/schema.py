@@ -1,8 +1,8 @@
-"""The tables: an ordered list of migrations, each of which takes the file one format further.
+"""The tables, as an ordered list of migrations from one format to the next.
 
-`PRAGMA application_id` says that the file is ours, `PRAGMA user_version` which format it has. A migration runs in one
-transaction with its version number, so that a crash leaves the older format whole. Never edit a released migration;
-add one.
+`PRAGMA application_id` identifies files of CARMA, `PRAGMA user_version` is the format. All migrations run in one
+transaction with the version number, so that a crash leaves the old format intact. Never edit a released migration; add
+one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Migration = Callable[[sqlite3.Connection], None]
 
 
 def _first(connection: sqlite3.Connection) -> None:
-    """Format 1. `events` keeps what live tasks went through; a finished task takes its events into `story`."""
+    """Format 1. `events` has the events of live tasks; a finished task moves its events to `story`."""
     for statement in (
         "CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
         "INSERT INTO meta VALUES ('next_task_id', 1)",
@@ -34,7 +34,7 @@ def _first(connection: sqlite3.Connection) -> None:
         """CREATE TABLE checkpoint (id INTEGER PRIMARY KEY CHECK (id = 1), sequence INTEGER NOT NULL,
            body TEXT NOT NULL, task_order TEXT NOT NULL)""",
         "CREATE TABLE live (id INTEGER PRIMARY KEY, body TEXT NOT NULL)",
-        # `restored`: the task was taken out again to be retried; its story stays, the row is no answer meanwhile.
+        # `restored`: the task was taken out to be retried; only the story of the row is valid.
         """CREATE TABLE finished (id INTEGER PRIMARY KEY, uid INTEGER NOT NULL, ended_at REAL NOT NULL,
            restored INTEGER NOT NULL DEFAULT 0, body TEXT NOT NULL, story TEXT NOT NULL)""",
         "CREATE INDEX finished_by_end ON finished (ended_at, id)",
@@ -47,7 +47,7 @@ def _first(connection: sqlite3.Connection) -> None:
 
 
 def _usage(connection: sqlite3.Connection) -> None:
-    """Format 2: what each GPU did, hour by hour. Columns and not JSON, so that rows are added up where they lie."""
+    """Format 2: hourly use of each GPU, in columns instead of JSON, so that SQLite can add to rows."""
     connection.execute(
         """CREATE TABLE gpu_usage (gpu TEXT NOT NULL, hour INTEGER NOT NULL, watched_s REAL NOT NULL,
            held_s REAL NOT NULL, shared_s REAL NOT NULL, sm_s REAL NOT NULL, energy_j REAL NOT NULL,
@@ -56,12 +56,12 @@ def _usage(connection: sqlite3.Connection) -> None:
 
 
 def _guessed(connection: sqlite3.Connection) -> None:
-    """Format 3: for how long what a GPU takes idle was a guess."""
+    """Format 3: time in which idle power was assumed."""
     connection.execute("ALTER TABLE gpu_usage ADD COLUMN guessed_s REAL NOT NULL DEFAULT 0.0")
 
 
 def _near(connection: sqlite3.Connection) -> None:
-    """Format 4: past runs can be found by their command without its numbers."""
+    """Format 4: an index of past runs by their command without its numbers."""
     connection.execute("ALTER TABLE past_runs ADD COLUMN pattern BLOB NOT NULL DEFAULT x''")
     rows = connection.execute("SELECT task, attempt, body FROM past_runs").fetchall()
     runs = ((task, attempt, codec.read_run(body)) for task, attempt, body in rows)
@@ -73,16 +73,14 @@ def _near(connection: sqlite3.Connection) -> None:
 
 
 def _shared(connection: sqlite3.Connection) -> None:
-    """Format 5: environments and long commands are rows of `parts` (parts.py); `finished` has the kind of its outcome.
-
-    Works on JSON and not on the structs of today, which later versions may change.
-    """
+    """Format 5: environments and long commands are rows of `parts` (shared_values.py); `finished` has the kind of the
+    outcome. It edits JSON, because later versions can change the structs."""
     for statement in (
         "CREATE TABLE parts (digest TEXT PRIMARY KEY, body TEXT NOT NULL)",
         "ALTER TABLE finished RENAME TO finished_4",
         "DROP INDEX finished_by_end",
         "DROP INDEX finished_by_owner",
-        # The long columns come last: SQLite reads a row up to the last column that a statement needs.
+        # Long columns come last, because SQLite reads a row only up to the last needed column.
         """CREATE TABLE finished (id INTEGER PRIMARY KEY, uid INTEGER NOT NULL, ended_at REAL NOT NULL,
            kind TEXT NOT NULL, restored INTEGER NOT NULL DEFAULT 0, environment TEXT, command TEXT,
            body TEXT NOT NULL, story TEXT NOT NULL)""",
@@ -114,7 +112,7 @@ _BATCH = 200  # rows in memory at a time: a row of format 4 can have megabytes
 
 
 def _rows(connection: sqlite3.Connection, statement: str) -> Iterator[tuple[Any, ...]]:
-    """All rows in the order of the first column, which is the key; the caller may change them meanwhile."""
+    """All rows in the order of the first column, the key. The caller may change rows meanwhile."""
     last = -1
     while rows := connection.execute(f"{statement} ORDER BY 1 LIMIT {_BATCH}", (last,)).fetchall():
         yield from rows
@@ -122,7 +120,7 @@ def _rows(connection: sqlite3.Connection, statement: str) -> Iterator[tuple[Any,
 
 
 def _packed(connection: sqlite3.Connection, value: Any) -> str | None:
-    """A task, an event or a list of events as format 5 has it; None if it stays as it is. Changes `value`."""
+    """A task, an event or a list of events in format 5; None if nothing changed. Changes `value`."""
     changed = False
     for one in value if isinstance(value, list) else [value]:
         spec = one.get("spec") or (one["task"]["spec"] if one.get("event") == "task_restored" else None)
@@ -175,7 +173,7 @@ MIGRATIONS: tuple[Migration, ...] = (_first, _usage, _guessed, _near, _shared, _
 
 
 def check(connection: sqlite3.Connection, path: Path, known: int = len(MIGRATIONS)) -> None:
-    """Refuse what is not ours, too new or damaged. Only reads: nothing may touch such a file."""
+    """Refuse a file that is foreign, too new or damaged. Read-only, because such a file must not change."""
     application, version = _pragma(connection, "application_id"), _pragma(connection, "user_version")
     if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
         raise empty(path)
@@ -189,7 +187,7 @@ def check(connection: sqlite3.Connection, path: Path, known: int = len(MIGRATION
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration] = MIGRATIONS) -> None:
-    """Bring the file to the newest format, all steps or none."""
+    """Bring the file to the newest format, in one transaction."""
     if _pragma(connection, "user_version") == len(migrations):
         return
     connection.execute("BEGIN IMMEDIATE")

@@ -1,11 +1,11 @@
-"""Environments and long commands of tasks: stored once, and one object in memory for all tasks with the same value.
+"""Environments and long commands: stored once, and one object in memory for all tasks with an equal value.
 
-The tasks of an array share their environment and command, and so do most tasks that one shell submits. A row of the
-database holds a reference instead of the value; the value is a row of the table `parts`, named by its digest. A
-reference is a value that no task can have: an environment whose only variable has an empty name, or a command whose
-first word is empty. Values of at most `INLINE_BYTES` stay in the row.
+The tasks of an array share their environment and command, and so do most tasks from one shell. A row of the database
+has a reference instead of the value; the value is a row of the table `parts`, with its digest as key. A reference is a
+value that no task can have: an environment whose only variable has an empty name, or a command whose first word is
+empty. Values of at most `INLINE_BYTES` stay in the row.
 
-The registry holds the values of tasks that are not finished. `keep_only` drops the others.
+The registry has the values of unfinished tasks. `keep_only` drops the others.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from carma.store import codec
 
 Value = dict[str, str] | tuple[str, ...]
 V = TypeVar("V", dict[str, str], tuple[str, ...])
+Holder = TypeVar("Holder", Task, Durable)
 ReadPart = Callable[[str], Value]  # by digest
 
 INLINE_BYTES = 128  # a reference takes 40
@@ -30,7 +31,7 @@ _DIGEST_BYTES = 16
 
 
 class Part:
-    """A value with its digest. `stored` tells whether the table has it, `sequence` which event used it last."""
+    """A value with its digest. `stored`: whether the table has it. `sequence`: the last event that used it."""
 
     __slots__ = ("digest", "sequence", "stored", "value")
 
@@ -42,17 +43,17 @@ class Part:
 
 
 class Parts:
-    """The values that stored tasks use. Only the writer's thread changes it; any thread may call `shared`."""
+    """The values of stored tasks. Only the writer's thread changes it; every thread may call `shared`."""
 
     def __init__(self) -> None:
-        self._by_object: dict[int, tuple[Value, Part]] = {}  # by id(value), which is valid while the value is held
+        self._by_object: dict[int, tuple[Value, Part]] = {}  # by id(value), valid while the value is referenced here
         self._by_digest: dict[str, Part] = {}
 
     def __contains__(self, digest: str) -> bool:
         return digest in self._by_digest
 
     def shared(self, spec: TaskSpec) -> TaskSpec:
-        """The same spec with the objects of stored tasks, if there are any with the same environment or command."""
+        """The same spec with the environment and command objects of stored tasks where they are equal."""
         environment, command = self._same(spec.environment), self._same(spec.command)
         if environment is spec.environment and command is spec.command:
             return spec
@@ -66,8 +67,11 @@ class Parts:
 
     # Writing.
 
-    def pack(self, spec: TaskSpec, used: dict[str, Part]) -> TaskSpec:
-        """The spec with references in place of long values. The parts it refers to are added to `used`."""
+    def pack(self, value: Holder, used: dict[str, Part]) -> Holder:
+        """The task or event with references in place of long values. Adds the parts that it refers to to `used`."""
+        return with_spec(value, lambda spec: self._pack(spec, used))
+
+    def _pack(self, spec: TaskSpec, used: dict[str, Part]) -> TaskSpec:
         environment, command = self._part_of(spec.environment), self._part_of(spec.command)
         if environment is None and command is None:
             return spec
@@ -79,17 +83,6 @@ class Parts:
             environment=spec.environment if environment is None else {"": environment.digest},
             command=spec.command if command is None else ("", command.digest),
         )
-
-    def pack_task(self, task: Task, used: dict[str, Part]) -> Task:
-        spec = self.pack(task.spec, used)
-        return task if spec is task.spec else replace(task, spec=spec)
-
-    def pack_event(self, event: Durable, used: dict[str, Part]) -> Durable:
-        if isinstance(event, TaskSubmitted):
-            return replace(event, spec=self.pack(event.spec, used))
-        if isinstance(event, TaskRestored):
-            return replace(event, task=self.pack_task(event.task, used))
-        return event
 
     def _part_of(self, value: Value) -> Part | None:
         known = self._by_object.get(id(value))
@@ -106,8 +99,11 @@ class Parts:
 
     # Reading.
 
-    def unpack(self, spec: TaskSpec, read: ReadPart) -> TaskSpec:
-        """The spec with values in place of references; values of unfinished tasks are the objects they hold."""
+    def unpack(self, value: Holder, read: ReadPart) -> Holder:
+        """The task or event with values in place of references; unfinished tasks share one object of each value."""
+        return with_spec(value, lambda spec: self._unpack(spec, read))
+
+    def _unpack(self, spec: TaskSpec, read: ReadPart) -> TaskSpec:
         environment, command = reference(spec.environment), reference(spec.command)
         if environment is None and command is None:
             return spec
@@ -117,17 +113,6 @@ class Parts:
             command=spec.command if command is None else self._value(command, read),
         )
 
-    def unpack_task(self, task: Task, read: ReadPart) -> Task:
-        spec = self.unpack(task.spec, read)
-        return task if spec is task.spec else replace(task, spec=spec)
-
-    def unpack_event(self, event: Durable, read: ReadPart) -> Durable:
-        if isinstance(event, TaskSubmitted):
-            return replace(event, spec=self.unpack(event.spec, read))
-        if isinstance(event, TaskRestored):
-            return replace(event, task=self.unpack_task(event.task, read))
-        return event
-
     def _value(self, digest: str, read: ReadPart) -> Value:
         known = self._by_digest.get(digest)
         return known.value if known is not None else read(digest)
@@ -135,13 +120,13 @@ class Parts:
     # Life of the registry.
 
     def add_stored(self, digest: str, value: Value, sequence: int) -> None:
-        """A part of an unfinished task, as the table has it; `sequence` is that of the newest event."""
+        """Register a part of an unfinished task that the table has; `sequence` is that of the newest event."""
         part = self._by_digest[digest] = Part(digest, value, stored=True)
         part.sequence = sequence
         self._by_object[id(value)] = (value, part)
 
     def keep_only(self, tasks: Iterable[Task], sequence: int) -> None:
-        """Drop the parts that none of these tasks uses and that no event after `sequence` used."""
+        """Drop the parts that neither these tasks nor an event after `sequence` use."""
         kept = {digest: part for digest, part in self._by_digest.items() if part.sequence > sequence}
         by_object = {id(part.value): (part.value, part) for part in kept.values()}
         for task in tasks:
@@ -153,15 +138,23 @@ class Parts:
         self._by_digest, self._by_object = kept, by_object
 
 
+def with_spec(value: Holder, change: Callable[[TaskSpec], TaskSpec]) -> Holder:
+    """A task or an event with a changed spec; the same object if it has none or stays equal."""
+    if isinstance(value, Task | TaskSubmitted):
+        spec = change(value.spec)
+        return value if spec is value.spec else replace(value, spec=spec)
+    return replace(value, task=with_spec(value.task, change)) if isinstance(value, TaskRestored) else value
+
+
 def reference(value: Value) -> str | None:
-    """The digest that stands for a value; None if the value stands for itself."""
+    """The digest in a reference; None for an ordinary value."""
     if isinstance(value, dict):
         return value.get("")
     return value[1] if len(value) == 2 and value[0] == "" else None
 
 
 def is_short(value: Value) -> bool:
-    """Whether it stays in the row. A value that looks like a reference never does."""
+    """Whether a value stays in the row. A value that looks like a reference never does."""
     if isinstance(value, dict):
         return "" not in value and sum(map(len, value)) + sum(map(len, value.values())) <= INLINE_BYTES
     return value[:1] != ("",) and sum(map(len, value)) <= INLINE_BYTES

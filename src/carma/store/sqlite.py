@@ -1,8 +1,7 @@
-"""The store in one SQLite file: the log of durable events, and a checkpoint that lets the log be short.
+"""The store in one SQLite file: the log of durable events, and checkpoints that keep it short.
 
-An acknowledgement rests on `append`: when it returns, the events survive a power cut. A live task's events stay after
-a checkpoint (its story is still being told); `load` gives only those after it. When a task leaves for the archive, its
-events go with it.
+Acknowledgements depend on `append`: when it returns, the events survive a power cut. The events of a live task stay
+after a checkpoint, for its story; `load` gives only later ones. When a task moves to the archive, its events do too.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ ID_BLOCK = 32
 
 
 class SqliteStore(SqliteArchive):
-    """Implements core.ports.Store and Archive. Opening it locks the directory: there is one writer, this one."""
+    """Implements core.ports.Store and Archive. It locks the directory, so that it is the only writer."""
 
     def __init__(self, path: Path | str, *, new: bool = False) -> None:
-        """`new`: set an existing database aside and start with an empty one."""
+        """`new`: rename an existing database and start with an empty one."""
         super().__init__(Database(Path(path), new=new))
         self._ids = threading.Lock()
         self._appending = threading.Lock()  # from the first number of an event to the commit that makes it the last one
         self._next_id = self._reserved_to = 0
-        self._written: dict[TaskId, Task] = {}  # what `live` holds, so that only changed tasks are written again
+        self._written: dict[TaskId, Task] = {}  # contents of `live`, so that only changed tasks are written
         try:
             with self._database.reading("open") as connection:
                 self._checkpointed, self._sequence = ends(connection)
@@ -63,7 +62,7 @@ class SqliteStore(SqliteArchive):
 
     def _append(self, events: Sequence[Durable]) -> int:
         used: dict[str, Part] = {}
-        bodies = [codec.write_event(self._parts.pack_event(event, used)) for event in events]
+        bodies = [codec.write_event(self._parts.pack(event, used)) for event in events]
         with self._database.writing(f"store {len(events)} event{'s' * (len(events) > 1)} in") as connection:
             _store_parts(connection, used.values())
             rows = [
@@ -93,12 +92,12 @@ class SqliteStore(SqliteArchive):
             if [sequence for sequence, _ in rows] != list(range(after + 1, after + 1 + len(rows))):
                 raise damaged(self.path, "load", f"events after number {after} are missing")
             self._written = {task.id: task for task in checkpoint.tasks} if checkpoint else {}
-            events = tuple(self._parts.unpack_event(codec.read_event(body), read) for _, body in rows)
+            events = tuple(self._parts.unpack(codec.read_event(body), read) for _, body in rows)
             self._knows_all_parts = True
             return Loaded(checkpoint, events, after + len(rows))
 
     def _registering(self, read: ReadPart) -> ReadPart:
-        """Reads a part of an unfinished task: all of them hold one object."""
+        """A reader that registers each part, so that all unfinished tasks share one object."""
 
         def register(digest: str) -> Value:
             value = read(digest)
@@ -114,7 +113,7 @@ class SqliteStore(SqliteArchive):
         used: dict[str, Part] = {}
         with self._database.writing("store a checkpoint in") as connection:
             for task in finished:
-                _archive(connection, task, self._parts.pack_task(task, used), checkpoint.sequence)
+                _archive(connection, task, self._parts.pack(task, used), checkpoint.sequence)
             self._write_live(connection, checkpoint.tasks, used)
             _store_parts(connection, used.values())
             connection.execute(
@@ -142,9 +141,9 @@ class SqliteStore(SqliteArchive):
         return self._parts.shared(spec)
 
     def new_task_ids(self, count: int) -> TaskId:
-        """Ids are reserved in blocks, so that most calls do not wait for the disk behind an `append`.
+        """Ids are reserved in blocks, so that most calls do not wait for the disk.
 
-        A killed daemon leaves a gap; a clean end gives the rest of its block back.
+        A killed daemon leaves a gap; a clean end returns the rest of its block.
         """
         if count < 1:
             raise ValueError(f"{count} ids were asked for; at least one must be")
@@ -155,7 +154,7 @@ class SqliteStore(SqliteArchive):
             return TaskId(first)
 
     def close(self) -> None:
-        with self._ids, suppress(StoreError):  # closed already, or a full disk: then there is a gap, and no harm
+        with self._ids, suppress(StoreError):  # closed before, or a full disk: a gap is harmless
             if self._next_id < self._reserved_to:
                 with self._database.writing("store the next task id in", relaxed=True) as connection:
                     connection.execute("UPDATE meta SET value = ? WHERE name = 'next_task_id'", (self._next_id,))
@@ -164,8 +163,8 @@ class SqliteStore(SqliteArchive):
         self._record.close()
 
     def _reserve(self, count: int) -> None:
-        """Without its own fsync: the append that uses an id makes both durable, and if neither survives, nobody was
-        told the id. Nobody else writes, so what is left of the block before runs on into this one."""
+        """Without an fsync: the append that uses an id makes both durable, and an id that was lost with its append was
+        never acknowledged. There is one writer, so the rest of the previous block continues in this one."""
         with self._database.writing("reserve task ids in", relaxed=True) as connection:
             row = connection.execute(
                 "UPDATE meta SET value = value + ? WHERE name = 'next_task_id' RETURNING value", (count,)
@@ -182,11 +181,11 @@ class SqliteStore(SqliteArchive):
         order = msgspec.json.decode(row[1], type=list[int])
         if bodies.keys() != set(order):
             raise damaged(self.path, "load", "tasks of the checkpoint are missing")
-        tasks = tuple(self._parts.unpack_task(codec.read_task(bodies[task]), read) for task in order)
+        tasks = tuple(self._parts.unpack(codec.read_task(bodies[task]), read) for task in order)
         return msgspec.structs.replace(codec.read_checkpoint(row[0]), tasks=tasks)
 
     def _write_live(self, connection: sqlite3.Connection, tasks: Iterable[Task], used: dict[str, Part]) -> None:
-        """Values are frozen, so the same object is the same row: ten thousand waiting tasks cost nothing again."""
+        """Values are frozen, so that an unchanged object needs no write: waiting tasks are written once."""
         now = {task.id: task for task in tasks}
         changed = [task for task in now.values() if self._written.get(task.id) is not task]
         if self._written:
@@ -194,7 +193,7 @@ class SqliteStore(SqliteArchive):
             connection.executemany("DELETE FROM live WHERE id = ?", gone)
         else:
             connection.execute("DELETE FROM live")
-        rows = [(task.id, codec.write(self._parts.pack_task(task, used))) for task in changed]
+        rows = [(task.id, codec.write(self._parts.pack(task, used))) for task in changed]
         connection.executemany("INSERT OR REPLACE INTO live VALUES (?, ?)", rows)
 
 
@@ -204,7 +203,7 @@ def _store_parts(connection: sqlite3.Connection, parts: Iterable[Part]) -> None:
 
 
 def _archive(connection: sqlite3.Connection, task: Task, packed: Task, sequence: int) -> None:
-    """Move one task, and its events up to the checkpoint behind those it had when it was archived before."""
+    """Move a task, and its events up to the checkpoint, to the archive; appends to an earlier story."""
     if not isinstance(task.status, Finished):
         raise ValueError(f"task {task.id} goes to the archive but has not finished")
     earlier = connection.execute("SELECT story FROM finished WHERE id = ?", (task.id,)).fetchone()
@@ -213,7 +212,7 @@ def _archive(connection: sqlite3.Connection, task: Task, packed: Task, sequence:
     ).fetchall()
     bodies = [body for _, body in sorted(rows)]
     if earlier and earlier[0] != "[]":
-        bodies.insert(0, earlier[0][1:-1])  # the events of a JSON list, without its brackets
+        bodies.insert(0, earlier[0][1:-1])  # a JSON list without its brackets
     kind = str(task.status.outcome.__struct_config__.tag)
     environment, command = reference(packed.spec.environment), reference(packed.spec.command)
     story = f"[{','.join(bodies)}]"

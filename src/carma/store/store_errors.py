@@ -1,6 +1,6 @@
-"""Turns errors of SQLite and of the file system into a StoreError that names the file and what to do about it.
+"""Converts errors of SQLite and of the file system into a StoreError with the file and a remedy.
 
-Nothing here repairs or removes a file: a damaged database is evidence, and its owner decides.
+Files are never repaired or removed here: the owner of a damaged database decides.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from carma.errors import StoreError
 Identity = tuple[int, int]  # device and inode of a file
 
 FRESH = "`carma up --new-database` starts with an empty database and keeps the old files under another name."
-_KEEP = f"It was left as it is. Put a backup in its place; or {FRESH}"
-_ROOM = "Free some space (or move CARMA_HOME to a larger disk) and try again; nothing was half written."
-_PERMIT = "Check the owner and the mode of the file and of its directory; they must belong to the daemon's user."
-_BUSY = "Another program holds it open for writing; close that program and try again."
+_KEEP = f"The file is unchanged. Restore a backup; or {FRESH}"
+_ROOM = "Free some space (or move CARMA_HOME to a larger disk) and try again; nothing was written partly."
+_PERMIT = "Check the owner and the mode of the file and its directory; they must belong to the daemon's user."
+_BUSY = "Another program has it open for writing; close that program and try again."
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def identity(path: Path) -> Identity | None:
-    """Which file has that name now; None if there is none. Raises OSError if that cannot be known."""
+    """The file that has this name now; None if there is none. Raises OSError if that cannot be determined."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -77,15 +77,13 @@ def damaged(path: Path, doing: str, finding: str) -> StoreError:
 
 
 def empty(path: Path) -> StoreError:
-    return StoreError(
-        f"could not open {path}: it is empty, and a database of CARMA never is; its content was lost", _KEEP
-    )
+    return StoreError(f"could not open {path}: the file is empty; its content was lost", _KEEP)
 
 
 def missing(path: Path, trace: Path) -> StoreError:
     return StoreError(
-        f"could not open {path}: there is no such file, but {trace} shows that there was a database",
-        f"Put the database back; or {FRESH}",
+        f"could not open {path}: the file is missing, but {trace} shows that there was a database",
+        f"Restore the database; or {FRESH}",
     )
 
 
@@ -107,7 +105,7 @@ def removed(path: Path, doing: str) -> StoreError:
 def too_new(path: Path, found: int, known: int) -> StoreError:
     return StoreError(
         f"could not open {path}: it has format {found}, and this version of CARMA knows formats up to {known}",
-        "A newer CARMA wrote it. Install that version again, or use another CARMA_HOME. It was left as it is.",
+        "A newer version of CARMA wrote it. Install that version, or use another CARMA_HOME. The file is unchanged.",
     )
 
 

@@ -197,7 +197,7 @@ def test_a_fourth_format_that_cannot_be_vacuumed_for_lack_of_room_is_opened_all_
         store = SqliteStore(path)
     assert store.load().sequence == 8
     assert store.shrink() == 0
-    assert "cannot be made smaller" in caplog.text
+    assert "cannot be shrunk" in caplog.text
     store.close()
     store = SqliteStore(path)  # with room again
     assert store._database._connection.execute("PRAGMA auto_vacuum").fetchone() == (2,)

@@ -155,7 +155,7 @@ def test_a_newer_format_is_refused_and_left_alone(path: Path) -> None:
     before = path.read_bytes()
     with pytest.raises(StoreError, match=f"format {len(MIGRATIONS) + 1}") as caught:
         SqliteStore(path)
-    assert "newer CARMA" in caught.value.hint
+    assert "newer version" in caught.value.hint
     assert path.read_bytes() == before
 
 
