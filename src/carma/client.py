@@ -15,9 +15,8 @@ import msgspec
 from carma import errors
 from carma.transport import Link, Reply
 from carma.wire import api_types as t
-from carma.wire.report_types import Report
+from carma.wire.report_types import Report, UserView
 from carma.wire.routes import API, BY_NAME, CURSOR_HEADER, HISTORY_LIMIT, LIST_LIMIT, OFFSET_HEADER, Route
-from carma.wire.user_types import UserView
 
 T = TypeVar("T")
 REQUEST_S = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from carma import errors
-from carma.wire.user_types import UserView
+from carma.wire.report_types import UserView
 from tests.harness import Daemon, serving, until
 
 LONG = ("sh", "-c", "sleep 600")

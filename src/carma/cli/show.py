@@ -12,7 +12,7 @@ from carma.cli.verb import json_flag, task_id, verb
 from carma.cli.wording import WAITING, activity_text, level_text, outcome_text, parts_text, ran_s, source_text
 from carma.core.model.units import show_count, show_j, show_mib, show_s
 from carma.wire.api_types import AttemptView, StoryLine, TaskView
-from carma.wire.sharing_text import held, shared
+from carma.wire.sharing_text import guards_phrase, mechanism_phrase
 
 BLAME = {
     "own": "own: the task wanted more memory than its booking",
@@ -174,4 +174,4 @@ def _sharing(attempt: AttemptView) -> str:
         return ""
     alone = "alone on its GPUs, so " if attempt.alone and not attempt.guards else ""
     note = f" ({attempt.note})" if attempt.note else ""
-    return f"{shared(attempt.mechanism)}; {alone}{held(attempt.guards)}{note}"
+    return f"{mechanism_phrase(attempt.mechanism)}; {alone}{guards_phrase(attempt.guards)}{note}"

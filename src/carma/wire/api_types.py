@@ -1,4 +1,4 @@
-"""Requests and answers of API version 1. Fields are added, never renamed; times are seconds since the epoch, UTC."""
+"""Requests and answers of API version 1. Fields are added, never renamed. Times are seconds since the epoch, UTC."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import msgspec
 
 from carma.core.model.values import Activity, TaskSpec
 
-# Any appears once: an outcome travels as the tagged object that core/model/outcome.py defines, read by `kind`.
+# An outcome is the tagged object of core/model/outcome.py; its tag is `kind`.
 Outcome = dict[str, Any]
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Unknown fields are refused: a typing mistake must not be a silent default."""
+    """Unknown fields are refused, so that a typing mistake is not a silent default."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Unknown fields are ignored: an older client reads a newer daemon."""
+    """Unknown fields are ignored, so that an older client reads a newer daemon."""
 
 
 class ArrayAsk(Request, frozen=True):
@@ -30,7 +30,7 @@ class SubmitRequest(Request, frozen=True, kw_only=True):
     array: ArrayAsk | None = None
     held: bool = False
     nonblock: bool = False  # refuse (no_capacity) instead of queueing
-    dry_run: bool = False  # say what would happen, do nothing
+    dry_run: bool = False  # report the decision without submitting
 
 
 class SubmitAnswer(Answer, frozen=True, kw_only=True):
@@ -45,11 +45,11 @@ class CancelRequest(Request, frozen=True, kw_only=True):
 
 
 class RetryRequest(Request, frozen=True, kw_only=True):
-    fresh: bool = False  # forget what recovery learnt
+    fresh: bool = False  # discard the plan of recovery
 
 
 class PreemptRequest(Request, frozen=True, kw_only=True):
-    hold: bool = False  # held when it is back in the queue
+    hold: bool = False  # hold the task when it returns to the queue
     reason: str = ""
 
 
@@ -67,7 +67,7 @@ class DrainRequest(Request, frozen=True, kw_only=True):
 
 
 class ShutdownRequest(Request, frozen=True, kw_only=True):
-    cancel_running: bool = False  # otherwise running tasks go on and are adopted at the next start
+    cancel_running: bool = False  # False: running tasks go on, and the next daemon adopts them
 
 
 class EstimateView(Answer, frozen=True, kw_only=True):
@@ -75,16 +75,16 @@ class EstimateView(Answer, frozen=True, kw_only=True):
     upper_mib: int
     source: str
     seconds: float = 0.0
-    level: float | None = None  # the probability with which `upper_mib` is said to hold, where one is stated
+    level: float | None = None  # probability that `upper_mib` holds, if the estimator states one
     allocated_mib: int | None = None
     reserved_mib: int | None = None
     steps_seen: int | None = None  # optimizer steps of a trial run
-    rests_on: str = ""  # what was learned, and from what, where the source has learned
-    gpu_model: str | None = None  # where it was measured, or what it was worked out for
-    parts_mib: dict[str, int] = {}  # what the footprint is made of, where the source can tell
-    runtime_s: float | None = None  # how long it is thought to run
-    demand: dict[str, float] = {}  # what it is thought to keep busy alone, each 0 to 1; empty: not known
-    demand_predicted: bool = False  # worked out from a trial run's layers, and not seen in a run
+    rests_on: str = ""  # training data of a learned estimator
+    gpu_model: str | None = None  # GPU model of the measurement or the computation
+    parts_mib: dict[str, int] = {}  # parts of the footprint, if the estimator knows them
+    runtime_s: float | None = None  # expected run time alone
+    demand: dict[str, float] = {}  # expected activity alone, each 0 to 1; empty: unknown
+    demand_predicted: bool = False  # computed from the layers of a trial run, not observed
     warnings: tuple[str, ...] = ()
 
 
@@ -93,7 +93,7 @@ class ActivityView(Activity, Answer, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class GuardView(Answer, frozen=True, kw_only=True):
-    """One thing that keeps an attempt within `limit_mib` on each of its GPUs."""
+    """One guard that keeps an attempt within `limit_mib` on each of its GPUs."""
 
     rung: str  # mps, cgroup, framework, watchdog
     limit_mib: int
@@ -117,30 +117,30 @@ class AttemptView(Answer, frozen=True, kw_only=True):
     blame: str | None = None
     stdout: str = ""
     stderr: str = ""
-    cap_mib: int | None = None  # where it is stopped on each GPU; None: nowhere
-    mechanism: str | None = None  # how it shares its GPUs: timeslice, mps, mig; None: not known (yet)
-    guards: tuple[GuardView, ...] = ()  # what holds it, the hardest first
-    note: str = ""  # why not the mechanism, or the guard, that one would expect
+    cap_mib: int | None = None  # memory limit per GPU; None: no limit
+    mechanism: str | None = None  # timeslice, mps or mig; None: unknown
+    guards: tuple[GuardView, ...] = ()  # strictest first
+    note: str = ""  # why the preferred mechanism or guard is not used
     activity: ActivityView | None = None
-    placed_mib: int | None = None  # what was booked at first, where the first steps have made it less
-    used_s: float | None = None  # GPU-seconds since its first use, over which `activity` is the mean; None: never seen
+    placed_mib: int | None = None  # first booking, if the booking has shrunk since
+    used_s: float | None = None  # GPU-seconds since its first use, over which `activity` is the mean; None: unknown
 
 
 class TaskView(Answer, frozen=True, kw_only=True):
-    """A task as every read command shows it."""
+    """A task, for all read commands."""
 
     id: int
     name: str
     user: str
     uid: int
     state: str  # estimating, queued, starting, running, recovering, finished
-    code: str  # PD, H, R, CG, CD, F, OOM, CA, TO, LO, DI, NF: as in other queues
+    code: str  # PD, H, R, CG, CD, F, OOM, CA, TO, LO, DI, NF: similar to Slurm
     outcome: Outcome | None
-    reason: str  # why it waits, how it ended, or "" while it runs
+    reason: str  # why it waits or how it ended; "" while it runs
     reason_code: str = ""
     command: tuple[str, ...]
     directory: str
-    gpus: tuple[str, ...]  # the GPUs of its newest attempt, by UUID
+    gpus: tuple[str, ...]  # UUIDs of the GPUs of its newest attempt
     gpu_indices: tuple[int, ...] = ()
     gpus_wanted: int = 1
     gpu_memory_mib: int | None = None  # declared
@@ -149,7 +149,7 @@ class TaskView(Answer, frozen=True, kw_only=True):
     held: bool = False
     estimate: EstimateView | None = None
     booking_mib: int | None = None
-    needs_mib: int | None = None  # of a waiting task: what its next attempt asks for on each GPU
+    needs_mib: int | None = None  # memory per GPU for the next attempt of a waiting task
     observed_mib: int | None = None
     attempts: tuple[AttemptView, ...] = ()
     submitted_at: float = 0.0
@@ -162,19 +162,19 @@ class TaskView(Answer, frozen=True, kw_only=True):
     array: str | None = None  # "40[3]"
     comment: str = ""
     exit_code: int | None = None
-    mechanism: str | None = None  # how its newest attempt shares its GPUs
-    mechanism_asked: str | None = None  # by whoever submitted it; None: the server's
-    threads_percent: int | None = None  # of the SMs, under MPS; None: all of them
-    energy_j: float | None = None  # of all its attempts, above what the idle GPUs would have taken
-    sm_active: float | None = None  # the newest attempt's own share of SM activity
-    checkpoint_signal: int | None = None  # on this one it saves and ends; None: it cannot be asked to
-    checkpoint_grace_s: float | None = None  # so long it has for that
-    asked_to_save_at: float | None = None  # of a running task: when it was asked to save and leave
-    ran_s: float | None = None  # how long its newest attempt ran, or runs so far; None: it never started
+    mechanism: str | None = None  # of its newest attempt
+    mechanism_asked: str | None = None  # requested at submission; None: that of the server
+    threads_percent: int | None = None  # share of the SMs under MPS; None: all
+    energy_j: float | None = None  # of all attempts, above idle
+    sm_active: float | None = None  # the newest attempt's share of SM activity
+    checkpoint_signal: int | None = None  # signal on which it saves and ends; None: it cannot save on request
+    checkpoint_grace_s: float | None = None  # time for saving
+    asked_to_save_at: float | None = None  # of a running task: time of the preemption request
+    ran_s: float | None = None  # run time of its newest attempt so far; None: it never started
 
 
 class ExplainEntry(Answer, frozen=True, kw_only=True):
-    """One GPU's part of a decision. `score` is the figure the policy ranks by; larger goes first."""
+    """One GPU's part of a decision. The policy ranks by `score`; the largest is chosen first."""
 
     gpu: str
     index: int
@@ -195,8 +195,8 @@ class Explanation(Answer, frozen=True, kw_only=True):
     needs_mib: int | None = None
     needs_source: str = ""
     reserved_start_at: float | None = None
-    attempt: int | None = None  # whose decision the entries are; None: the one that would be taken now
-    decision: str = ""  # that decision in a sentence; `reason` tells how a finished task ended
+    attempt: int | None = None  # attempt of this decision; None: the decision that would be taken now
+    decision: str = ""  # the decision in one sentence; `reason` is how a finished task ended
 
 
 class ForeignView(Answer, frozen=True, kw_only=True):
@@ -224,8 +224,8 @@ class GpuView(ActivityView, frozen=True, kw_only=True):
     gpu_util: float | None = None
     power_w: float | None = None
     energy_j: float | None = None
-    idle_w: float | None = None  # what it takes with nobody on it, as far as it was seen
-    metrics: str = ""  # where activity comes from: gpm, dcgm, processes, nvml (coarse utilisation only), virtual
+    idle_w: float | None = None  # measured idle power
+    metrics: str = ""  # source of activity: gpm, dcgm, processes, nvml (coarse utilisation only), virtual
     drained: bool = False
 
 
@@ -244,7 +244,7 @@ class ServerView(Answer, frozen=True, kw_only=True):
     queued: int
     running: int
     you_are_admin: bool = False
-    mechanism: str = ""  # how tasks share GPUs, as the settings say: auto, timeslice, mps, mig
+    mechanism: str = ""  # sharing.mechanism: auto, timeslice, mps, mig
 
 
 class SettingView(Answer, frozen=True, kw_only=True):
@@ -255,7 +255,7 @@ class SettingView(Answer, frozen=True, kw_only=True):
 
 
 class StoryLine(Answer, frozen=True, kw_only=True):
-    """One thing that happened to a task, as a sentence."""
+    """One event of a task, as a sentence."""
 
     at: float
     event: str
@@ -267,19 +267,19 @@ class StreamEvent(Answer, frozen=True, kw_only=True):
 
     sequence: int
     at: float
-    event: str  # the durable event's name
+    event: str  # name of the durable event
     task: int | None = None
     text: str = ""
 
 
 class Done(Answer, frozen=True, kw_only=True):
-    """The answer of a verb that changes something."""
+    """The answer to a request that changes something."""
 
     note: str
 
 
 class Problem(Answer, frozen=True, kw_only=True):
-    """Every error answer."""
+    """The answer to a failed request."""
 
     code: str
     message: str

@@ -1,4 +1,4 @@
-"""The route table as an OpenAPI 3.1 document: what is served is what is described."""
+"""The route table as an OpenAPI 3.1 document."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from carma.wire.routes import API, ROUTES, Query, Route
 _REF = "#/components/schemas/{name}"
 _STREAMS = {"logs": "application/octet-stream", "events": "text/event-stream"}
 _WHO = {
-    "anyone": "Anyone whom the daemon serves; what somebody else's task runs is left out.",
+    "anyone": "Every user of the daemon. Commands of other users' tasks are left out.",
     "owner": "The task's owner, or an administrator.",
     "admin": "Administrators: root, the daemon's own user, and those in the setting daemon.admins.",
 }
@@ -25,7 +25,7 @@ _WHO = {
 
 @cache
 def document() -> dict[str, Any]:
-    """The whole document. Not to be changed by the caller: it is made once."""
+    """The whole document, computed once. The caller must not change it."""
     schemas, components = _schemas()
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
@@ -35,8 +35,8 @@ def document() -> dict[str, Any]:
         "info": {
             "title": "CARMA",
             "version": carma.__version__,
-            "description": "HTTP on a Unix socket. Who asks is known from the socket (SO_PEERCRED); there is no login. "
-            "Times are seconds since 1970, UTC. Every error answer is a Problem.",
+            "description": "HTTP on a Unix socket. The daemon identifies the user by the socket (SO_PEERCRED); "
+            "there is no login. Times are seconds since 1970, UTC. Every error answer is a Problem.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
@@ -47,7 +47,7 @@ def document() -> dict[str, Any]:
 
 
 def _schemas() -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """The schema of each route's request and answer by "name.request" and "name.answer", and all components."""
+    """The schemas of requests and answers as "name.request" and "name.answer", and all components."""
     wanted: dict[str, Any] = {}
     for route in ROUTES:
         if route.request is not None:

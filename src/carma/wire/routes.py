@@ -1,4 +1,4 @@
-"""The table of routes. The server, the client, OpenAPI and the reference page are all made from it."""
+"""The table of routes, from which the server, the client, OpenAPI and the reference page are built."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import Annotated, Any, Literal, NamedTuple
 from msgspec import Meta
 
 from carma.wire import api_types as t
-from carma.wire.report_types import Report
-from carma.wire.user_types import UserView
+from carma.wire.report_types import Report, UserView
 
 API = "/v1"
-OFFSET_HEADER = "carma-offset"  # of an answer with output: at which byte of it the answer begins
+OFFSET_HEADER = "carma-offset"  # of an answer with output: offset of its first byte
 CURSOR_HEADER = "carma-next"  # of a page of the history: the cursor of the next one; absent on the last page
 LIST_LIMIT, HISTORY_LIMIT = 100_000, 1_000
 Who = Literal["anyone", "owner", "admin"]
 
-# Bounds keep every number within what SQLite and the clock can hold. A bound also refuses NaN.
+# Bounds keep every number within the ranges of SQLite and the clock. A bound also refuses NaN.
 Time = Annotated[float, Meta(ge=-1e12, le=1e12)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -51,90 +50,60 @@ _LOG_QUERY = (
     Query("stream", str, "stdout (default) or stderr"),
     Query("attempt", Count, "number of the attempt (default: the newest)"),
     Query("tail", Lines, "start this many lines before the end"),
-    Query("follow", bool, "go on until the task has ended"),
+    Query("follow", bool, "continue until the task has ended"),
 )
 _FILTERS = (
-    Query("user", str, "only this user's; 'all' for everybody's (default: your own)"),
-    Query("state", str, "only this state"),
+    Query("user", str, "tasks of this user; 'all' for all users (default: your own)"),
+    Query("state", str, "tasks in this state"),
 )
 
+
+def _limit(most: int, description: str) -> Query:
+    return Query("limit", Annotated[int, Meta(ge=1, le=most)], description)
+
+
+def _get(name: str, path: str, summary: str, answer: Any, *query: Query, header: Header | None = None) -> Route:
+    return Route(name, "GET", path, "anyone", summary, None, answer, query, header=header)
+
+
+_LIST_QUERY = (*_FILTERS, _limit(LIST_LIMIT, "maximum number (default 1000)"))
+_WAIT = Query("wait_s", Seconds, "answer when it has finished, or after this many seconds (at most 60)")
+_HISTORY_QUERY = (
+    *_FILTERS,
+    _limit(HISTORY_LIMIT, "maximum number on this page (default 100)"),
+    Query("since", Time, "ended at this time or later"),
+    Query("cursor", str, f"the page after the one whose answer had this value in the header {CURSOR_HEADER}"),
+)
+_CURSOR = Header(
+    CURSOR_HEADER,
+    "cursor of the next page; absent if there is none. A page can be shorter than its limit and have a next.",
+)
+_PERIOD = Query("since", Time, "start of the period, rounded down to the hour (default: 24 hours ago)")
+
 ROUTES: tuple[Route, ...] = (
-    Route("server", "GET", "/server", "anyone", "The daemon itself.", answer=t.ServerView),
+    _get("server", "/server", "The daemon itself.", t.ServerView),
     Route("submit", "POST", "/tasks", "anyone", "Submit a task or an array.", t.SubmitRequest, t.SubmitAnswer, (), 201),
-    Route(
-        "tasks",
-        "GET",
-        "/tasks",
-        "anyone",
-        "Tasks that are not finished.",
-        None,
-        list[t.TaskView],
-        (*_FILTERS, Query("limit", Annotated[int, Meta(ge=1, le=LIST_LIMIT)], "maximum number (default 1000)")),
-    ),
-    Route(
-        "task",
-        "GET",
-        "/tasks/{id}",
-        "anyone",
-        "One task; waits for a change first if asked to.",
-        None,
-        t.TaskView,
-        (Query("wait_s", Seconds, "answer when it has finished, or after this many seconds (at most 60)"),),
-    ),
-    Route("story", "GET", "/tasks/{id}/story", "anyone", "What happened to it.", None, list[t.StoryLine]),
-    Route("explain", "GET", "/tasks/{id}/explain", "anyone", "Why it is where it is.", None, t.Explanation),
-    Route("logs", "GET", "/tasks/{id}/logs", "owner", "Its output, as it was written.", None, None, _LOG_QUERY),
-    Route("cancel", "POST", "/tasks/{id}/cancel", "owner", "Stop it, or take it out.", t.CancelRequest, t.Done),
-    Route("hold", "POST", "/tasks/{id}/hold", "owner", "Keep it from starting.", None, t.Done),
-    Route("release", "POST", "/tasks/{id}/release", "owner", "Let it start again.", None, t.Done),
+    _get("tasks", "/tasks", "Tasks that are not finished.", list[t.TaskView], *_LIST_QUERY),
+    _get("task", "/tasks/{id}", "One task, at once or after its end.", t.TaskView, _WAIT),
+    _get("story", "/tasks/{id}/story", "The story of a task.", list[t.StoryLine]),
+    _get("explain", "/tasks/{id}/explain", "Why a task waits, or why it got its GPUs.", t.Explanation),
+    Route("logs", "GET", "/tasks/{id}/logs", "owner", "The output of a task.", None, None, _LOG_QUERY),
+    Route("cancel", "POST", "/tasks/{id}/cancel", "owner", "Cancel a task.", t.CancelRequest, t.Done),
+    Route("hold", "POST", "/tasks/{id}/hold", "owner", "Hold a waiting task.", None, t.Done),
+    Route("release", "POST", "/tasks/{id}/release", "owner", "Release a held task.", None, t.Done),
     Route("retry", "POST", "/tasks/{id}/retry", "owner", "Queue a finished task again.", t.RetryRequest, t.Done),
-    Route("preempt", "POST", "/tasks/{id}/preempt", "owner", "Ask it to save and come back.", t.PreemptRequest, t.Done),
+    Route("preempt", "POST", "/tasks/{id}/preempt", "owner", "Preempt a running task.", t.PreemptRequest, t.Done),
     Route("update", "PATCH", "/tasks/{id}", "owner", "Change a waiting task.", t.UpdateRequest, t.TaskView),
-    Route("gpus", "GET", "/gpus", "anyone", "The GPUs, what they do and who is on them.", None, list[t.GpuView]),
-    Route("drain", "POST", "/gpus/drain", "admin", "No new tasks on a GPU or the server.", t.DrainRequest, t.Done),
-    Route("resume", "POST", "/gpus/resume", "admin", "Take new tasks again.", t.DrainRequest, t.Done),
-    Route(
-        "users",
-        "GET",
-        "/users",
-        "anyone",
-        "What users had, have and may have; yours, or everybody's for an administrator.",
-        None,
-        list[UserView],
-    ),
-    Route(
-        "history",
-        "GET",
-        "/history",
-        "anyone",
-        "Finished tasks, newest first, in pages.",
-        None,
-        list[t.TaskView],
-        (
-            *_FILTERS,
-            Query("limit", Annotated[int, Meta(ge=1, le=HISTORY_LIMIT)], "maximum number on this page (default 100)"),
-            Query("since", Time, "ended at this time or later"),
-            Query("cursor", str, f"the page after the one whose answer had this value in the header {CURSOR_HEADER}"),
-        ),
-        header=Header(
-            CURSOR_HEADER,
-            "cursor of the next page; absent if there is none. A page can be shorter than its limit and have a next.",
-        ),
-    ),
-    Route(
-        "report",
-        "GET",
-        "/report",
-        "anyone",
-        "What the server did over a span: tasks, GPU time and energy, by user and by GPU.",
-        None,
-        Report,
-        (Query("since", Time, "from this time on, rounded down to the hour (default: 24 hours ago)"),),
-    ),
-    Route("events", "GET", "/events", "anyone", "Server-sent events: what happens, as it happens.", None, None),
-    Route("settings", "GET", "/settings", "anyone", "The daemon's settings and origins.", None, list[t.SettingView]),
+    _get("gpus", "/gpus", "The GPUs with their activity and tasks.", list[t.GpuView]),
+    Route("drain", "POST", "/gpus/drain", "admin", "Drain a GPU or the server.", t.DrainRequest, t.Done),
+    Route("resume", "POST", "/gpus/resume", "admin", "End a drain.", t.DrainRequest, t.Done),
+    _get("users", "/users", "Use and limits: your own, or of all users for an administrator.", list[UserView]),
+    _get("history", "/history", "Finished tasks, newest first.", list[t.TaskView], *_HISTORY_QUERY, header=_CURSOR),
+    _get("report", "/report", "Tasks, GPU time and energy over a period, by user and by GPU.", Report, _PERIOD),
+    _get("events", "/events", "Server-sent events: changes of tasks and GPUs.", None),
+    _get("settings", "/settings", "The daemon's settings with their origins.", list[t.SettingView]),
     Route("shutdown", "POST", "/shutdown", "admin", "End the daemon; tasks go on.", t.ShutdownRequest, t.Done),
-    Route("openapi", "GET", "/openapi.json", "anyone", "This table as OpenAPI 3.1.", None, dict[str, Any]),
+    _get("openapi", "/openapi.json", "This table as OpenAPI 3.1.", dict[str, Any]),
 )
 
 BY_NAME = {route.name: route for route in ROUTES}

@@ -1,12 +1,14 @@
-"""How an attempt shares its GPUs, and what holds it, in words: the same in a story and on a card."""
+"""Phrases for the sharing mechanism and the memory guards of an attempt, for stories and `carma show`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from carma.core.model.units import show_mib
+from carma.core.model.values import Guard
+from carma.wire.api_types import GuardView
 
 _MECHANISMS = {"timeslice": "in time slices", "mps": "under MPS", "mig": "on a MIG instance"}
 _RUNGS = {
@@ -18,30 +20,17 @@ _RUNGS = {
 _EACH = re.compile(r", (?:for )?each process$")
 
 
-class Rung(Protocol):
-    """What both the core's Guard and the API's GuardView have."""
-
-    @property
-    def rung(self) -> str: ...
-
-    @property
-    def limit_mib(self) -> int: ...
-
-    @property
-    def how(self) -> str: ...
-
-
 class _Limit(NamedTuple):
     at: str  # `8.0 GiB a process`
     by: str
 
 
-def shared(mechanism: str) -> str:
+def mechanism_phrase(mechanism: str) -> str:
     """`under MPS`."""
     return _MECHANISMS.get(mechanism, f"by {mechanism}")
 
 
-def held(guards: Sequence[Rung]) -> str:
+def guards_phrase(guards: Sequence[Guard | GuardView]) -> str:
     """`held at 8.0 GiB a process by MPS's memory limit, and by PyTorch's own where it uses that; the watchdog behind
     them`."""
     firm = [guard for guard in guards if guard.rung != "watchdog"]
@@ -60,9 +49,9 @@ def held(guards: Sequence[Rung]) -> str:
     return f"held {', and '.join(parts)}{behind}"
 
 
-def _limits(firm: Sequence[Rung]) -> list[_Limit]:
-    """One for each rung. Limits of frameworks are set for all that are installed, and hold in those that the task
-    uses, which nobody knows before: those of one size are told together."""
+def _limits(firm: Sequence[Guard | GuardView]) -> list[_Limit]:
+    """One per guard. The limits of all installed frameworks are set, because the frameworks that the task will use are
+    unknown; equal limits are reported together."""
     names: dict[str, list[str]] = {}
     found: list[_Limit] = []
     for guard in firm:

@@ -15,7 +15,7 @@ from carma.cli import carma
 from carma.cli.wording import gpu_hours, short_ending
 from carma.core.model.units import show_j
 from carma.wire import api_types as t
-from carma.wire.sharing_text import held
+from carma.wire.sharing_text import guards_phrase
 from tests.unit.cli.scripted_daemon import FakeDaemon, finished, gpu_view, running
 
 MPS = t.GuardView(rung="mps", limit_mib=8_192, how="MPS's memory limit")
@@ -91,13 +91,13 @@ def shared(task: int, **changes: Any) -> t.TaskView:
     ],
 )
 def test_what_holds_a_task_is_said_with_its_limit(guards: tuple[t.GuardView, ...], said: str) -> None:
-    assert held(guards) == said
+    assert guards_phrase(guards) == said
 
 
 def test_the_card_tells_how_an_attempt_shares_and_how_busy_it_was(daemon: FakeDaemon) -> None:
     daemon.tasks = {1: shared(1, mechanism="mps", guards=(MPS, WATCHDOG), activity=BUSY, energy_j=7_200.0)}
     card = [line.split(maxsplit=1) for line in lines("show", "1")]
-    assert ["shares", f"under MPS; {held((MPS, WATCHDOG))}"] in card
+    assert ["shares", f"under MPS; {guards_phrase((MPS, WATCHDOG))}"] in card
     assert ["activity", "SM activity 41 %, SM occupancy 20 %, DRAM 10 %, any kernel 97 %"] in card  # no tensor activity
     assert ["energy", "2.0 Wh"] in card
 

@@ -43,8 +43,8 @@ from carma.errors import CarmaError, NotFound, Usage
 from carma.launch.attempt_files import AttemptFiles
 from carma.wire import api_types as t
 from carma.wire.openapi import document
+from carma.wire.report_types import UserView
 from carma.wire.routes import API, OFFSET_HEADER, ROUTES
-from carma.wire.user_types import UserView
 
 _PIECE = 200  # views that are made without a pause
 _DEFAULT_LIMIT = 1_000

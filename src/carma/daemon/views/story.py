@@ -30,7 +30,7 @@ from carma.core.model.task import Task
 from carma.core.model.units import show_count, show_mib, show_s
 from carma.core.model.values import AttemptKey, Booking, Confinement, Gpu, GpuId, Placement, TaskId
 from carma.wire.api_types import StoryLine
-from carma.wire.sharing_text import held, shared
+from carma.wire.sharing_text import guards_phrase, mechanism_phrase
 
 Gpus = dict[GpuId, Gpu]
 # In a reason that launch/exit_outcome.py gives, the rest is the program's output, or the path that did not answer.
@@ -243,7 +243,7 @@ def _changed(event: e.TaskChanged, whole: bool) -> str:
 
 def _confined(confinement: Confinement, whole: bool) -> str:
     note = f" ({confinement.note})" if confinement.note and whole else ""
-    return f" {shared(confinement.mechanism)}{note}, {held(confinement.guards)}"
+    return f" {mechanism_phrase(confinement.mechanism)}{note}, {guards_phrase(confinement.guards)}"
 
 
 def _stopped(ending: Ending) -> str:

@@ -7,7 +7,7 @@ from carma.core.scheduling.fairness import Account
 from carma.core.scheduling.quota import limits_of
 from carma.core.state import State
 from carma.daemon.auth import Identity
-from carma.wire.user_types import UserView
+from carma.wire.report_types import UserView
 
 
 def user_views(state: State, who: Identity, now: float) -> list[UserView]:
