@@ -138,7 +138,12 @@ def test_errors_of_verbs_have_the_wording_of_the_golden_file(monkeypatch: pytest
 
 
 def finding_text(found: Finding | None) -> str:
-    return "none" if found is None else f"{found.verdict}: {found.text}" + "".join(f"\n→ {more}" for more in (found.hint, found.limitation) if more)
+    return (
+        "none"
+        if found is None
+        else f"{found.verdict}: {found.text}"
+        + "".join(f"\n→ {more}" for more in (found.hint, found.limitation) if more)
+    )
 
 
 def card(**facts: Any) -> CardFacts:
