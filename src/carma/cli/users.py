@@ -5,12 +5,8 @@ from __future__ import annotations
 from carma.cli.connection import ask
 from carma.cli.output import Column, Field, print_json, print_records
 from carma.cli.verb import table_flags, verb
-<<<<<<< HEAD
 from carma.client import Client
-from carma.wire.user_types import UserView
-=======
 from carma.wire.report_types import UserView
->>>>>>> 6f084d2 (Wire: routes in fewer lines, answers for report and users in one module, plain English)
 
 EXAMPLES = """
 carma users
