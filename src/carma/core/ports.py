@@ -12,6 +12,7 @@ from carma.core.model.events import Durable
 from carma.core.model.outcome import Outcome
 from carma.core.model.task import Task
 from carma.core.model.values import (
+    NO_FRAMEWORKS,
     Activity,
     Alone,
     AttemptKey,
@@ -64,7 +65,7 @@ class LaunchOrder(Record, frozen=True, kw_only=True):
     gpus: tuple[Gpu, ...]
     grace_s: float  # between SIGTERM and SIGKILL
     preempted: bool = False  # an earlier attempt was preempted, so that there may be a checkpoint
-    frameworks: Frameworks | None = None  # that the command would import; None: the launcher searches them
+    frameworks: Frameworks = NO_FRAMEWORKS  # that the command would import
 
 
 class Arranged(Record, frozen=True, kw_only=True):

@@ -49,7 +49,7 @@ class Executor:
     def __init__(
         self, shell: Shell, launcher: Launcher, estimates: Estimates, find_frameworks: FindFrameworks | None = None
     ) -> None:
-        """`find_frameworks` is awaited before a launch that needs its result; None: the launcher reads the files."""
+        """`find_frameworks` is awaited before a launch that needs its result."""
         self.launcher = launcher
         self.poll_now = asyncio.Event()  # set: the loop polls the attempts at once
         self.shared: set[AttemptKey] = set()  # active attempts that had a neighbour at any time

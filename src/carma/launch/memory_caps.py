@@ -27,7 +27,6 @@ from msgspec.structs import replace
 
 from carma.core.model.values import Frameworks, Gpu, Guard, Record
 from carma.core.ports import LaunchOrder
-from carma.launch.frameworks import find
 from carma.launch.torch_options import FRACTION, Options, has_fraction
 
 TORCH_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -51,12 +50,10 @@ class Capped(Record, frozen=True, kw_only=True):
 
 def framework_caps(order: LaunchOrder, cap_mib: int, context_mib: int) -> Capped:
     """The limits for an attempt that may use `cap_mib` on each of its GPUs. `context_mib` of it are outside the
-    framework's allocator."""
+    framework's allocator. The files of the command are not read here: the daemon may be root."""
     if not order.gpus:
         return Capped()
     own, found = order.spec.environment, order.frameworks
-    if found is None:
-        found = find(order.spec.command, own, order.spec.directory)
     share = Share.of(order.gpus, cap_mib, context_mib)
     if found.problem:
         parts = [Capped(note=f"its framework is not limited: {found.problem}")]

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from carma.core.model.values import Frameworks, Gpu, GpuId
+from carma.core.model.values import NO_FRAMEWORKS, Frameworks, Gpu, GpuId
 from carma.core.ports import LaunchOrder
+from carma.launch.frameworks import find
 from carma.launch.memory_caps import Capped, framework_caps
 from carma.launch.torch_options import Options, has_fraction
 from carma.testing.launcher_contract import order_of
@@ -42,7 +43,7 @@ def ordered(
     )
     spec = spec_of(*(str(word) for word in command), environment={"PATH": "/nowhere", **(own or {})})
     order = order_of(spec, gpus=tuple(gpu.id for gpu in gpus))
-    return replace(order, gpus=gpus)
+    return replace(order, gpus=gpus, frameworks=find(spec.command, spec.environment, spec.directory))
 
 
 def capped(
@@ -273,6 +274,15 @@ def test_a_task_without_gpus_is_left_alone(tmp_path: Path) -> None:
 def test_a_cap_above_the_card_is_no_limit_at_all(tmp_path: Path) -> None:
     result = capped(tmp_path, 200_000, torch="2.11.0")
     assert result.environment[CUDA] == f"{FRACTION}:1.000000"
+
+
+def test_the_launcher_does_not_read_the_files_of_a_command_itself(tmp_path: Path) -> None:
+    """The daemon may be root: the files are read by a process of the task's owner."""
+    order = ordered(site(tmp_path, torch="2.11.0"), "train.py")
+    result = framework_caps(replace(order, frameworks=NO_FRAMEWORKS), 20_800, 800)
+    assert not {CUDA, ANY} & set(result.environment)
+    assert result.guards == ()
+    assert result.note
 
 
 def test_the_wording_of_the_notes_on_missing_limits(tmp_path: Path) -> None:

@@ -266,6 +266,9 @@ class Frameworks(Record, frozen=True, kw_only=True):
         return not self.clears_environment and variable not in self.set_by_command
 
 
+NO_FRAMEWORKS = Frameworks(problem="its files were not read")
+
+
 class GpuUsage(Record, frozen=True, kw_only=True):
     """The use of one GPU within one hour, while it was observed. All figures are sums, so that rows can be added."""
 
