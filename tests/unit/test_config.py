@@ -177,7 +177,7 @@ def test_describe_lists_every_setting_with_a_sentence(paths: Paths) -> None:
     assert set(lines) == set(catalogue())
     assert all(line.description.endswith(".") for line in lines.values())
     line = lines["monitor.period_s"]
-    assert (line.value, line.default, line.origin) == (0.5, 1.0, "environment CARMA_MONITOR__PERIOD_S")
+    assert (line.value, line.origin) == (0.5, "environment CARMA_MONITOR__PERIOD_S")
 
 
 def as_toml(value: object) -> str:
@@ -229,7 +229,7 @@ def test_a_setting_by_user_is_a_number_for_all_or_one_for_each(paths: Paths, wri
 def test_a_setting_by_user_that_cannot_be_used_is_named(paths: Paths, value: object) -> None:
     told = refused(paths, flags={"quota.gpus": value})
     assert "quota.gpus" in told
-    assert "a whole number of at least 0, for everybody, or by user, such as default=1,anna=2" in told
+    assert "a whole number of at least 0 for all users, or by user: default=1,anna=2" in told
 
 
 def test_a_share_of_nothing_is_none(paths: Paths) -> None:

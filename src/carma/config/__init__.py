@@ -1,21 +1,9 @@
-"""Settings: one tree of structs, TOML files, environment and flags, and for each value where it came from."""
+"""Settings: one tree of structs, read from TOML files, the environment and flags, with the origin of each value."""
 
 from carma.config.catalogue import Setting, catalogue
 from carma.config.load import Line, Loaded, Origin, describe, load_settings, settings_of
-from carma.config.settings_tree import Daemon, Launch, Monitor, Settings, Virtual
+from carma.config.settings_tree import Daemon, Settings
 
 __all__ = [
-    "Daemon",
-    "Launch",
-    "Line",
-    "Loaded",
-    "Monitor",
-    "Origin",
-    "Setting",
-    "Settings",
-    "Virtual",
-    "catalogue",
-    "describe",
-    "load_settings",
-    "settings_of",
-]
+    "Daemon", "Line", "Loaded", "Origin", "Setting", "Settings", "catalogue", "describe", "load_settings", "settings_of"
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Every setting by its dotted name: its type, default and sentence, what is allowed, and how a value is read."""
+"""Every setting by its dotted name: type, default, description, allowed values, and the parser of its values."""
 
 from __future__ import annotations
 
@@ -12,20 +12,26 @@ from msgspec import inspect
 from carma.config.settings_tree import Settings
 from carma.core.model.units import parse_duration_s, parse_mib
 
-DEFAULT_USER = "default"  # who is not named
+DEFAULT_USER = "default"  # all users without a value of their own
 _YES = frozenset({"true", "yes", "on", "1"})
 _NO = frozenset({"false", "no", "off", "0"})
 
 
 class Setting(NamedTuple):
     name: str  # gate.sm_active
-    section: str
-    key: str
     default: object
     description: str
     allowed: str  # a phrase: "a number from 0 to 1"
     annotation: object  # the type with its bounds, for msgspec.convert
     kind: inspect.Type
+
+    @property
+    def section(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def key(self) -> str:
+        return self.name.partition(".")[2]
 
 
 @cache
@@ -35,20 +41,11 @@ def catalogue() -> dict[str, Setting]:
     for section in msgspec.structs.fields(Settings):
         described = inspect.type_info(type(section.default))
         assert isinstance(described, inspect.StructType)
-        annotations = {field.name: field.type for field in msgspec.structs.fields(described.cls)}
-        for field in described.fields:
+        for field, plain in zip(described.fields, msgspec.structs.fields(described.cls), strict=True):
             name = f"{section.name}.{field.name}"
+            default = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
             kind, description = _unwrap(field.type)
-            found[name] = Setting(
-                name=name,
-                section=section.name,
-                key=field.name,
-                default=field.default_factory() if field.default is msgspec.NODEFAULT else field.default,
-                description=description,
-                allowed=_allowed(kind, field.name),
-                annotation=annotations[field.name],
-                kind=kind,
-            )
+            found[name] = Setting(name, default, description, _allowed(kind, field.name), plain.type, kind)
     return found
 
 
@@ -57,9 +54,9 @@ def sections() -> tuple[str, ...]:
 
 
 def read(setting: Setting, value: object) -> object:
-    """The value in the setting's own type. Text is understood as people write it, whatever source it comes from.
+    """The value in the type of the setting. Text may have units, whatever source it comes from.
 
-    Raises ValueError; the caller knows the origin, and `setting.allowed` says what would do.
+    Raises ValueError without details: the caller knows the origin, and `setting.allowed` describes the allowed values.
     """
     if isinstance(value, str):
         value = _from_text(setting, value.strip())
@@ -73,24 +70,22 @@ def read(setting: Setting, value: object) -> object:
 
 
 def _from_text(setting: Setting, text: str) -> object:
-    kind = setting.kind
-    if isinstance(kind, inspect.BoolType):
-        if text.lower() in _YES | _NO:
+    match setting.kind:
+        case inspect.BoolType() if text.lower() in _YES | _NO:
             return text.lower() in _YES
-        raise ValueError("neither true nor false")
-    if isinstance(kind, inspect.VarTupleType):
-        return [part.strip() for part in text.split(",") if part.strip()]
-    if isinstance(kind, inspect.DictType):
-        return _by_name(kind, text)
-    if isinstance(kind, inspect.IntType):
-        return int(text) if _is_number(text) or not setting.key.endswith("_mib") else parse_mib(text)
-    if isinstance(kind, inspect.FloatType):
-        return float(text) if _is_number(text) or not setting.key.endswith("_s") else parse_duration_s(text)
-    return text
+        case inspect.VarTupleType():
+            return [part.strip() for part in text.split(",") if part.strip()]
+        case inspect.DictType() as kind:
+            return _by_name(kind, text)
+        case inspect.IntType():
+            return int(text) if _is_number(text) or not setting.key.endswith("_mib") else parse_mib(text)
+        case inspect.FloatType():
+            return float(text) if _is_number(text) or not setting.key.endswith("_s") else parse_duration_s(text)
+    return text  # msgspec rejects a text for a boolean
 
 
 def _by_name(kind: inspect.DictType, text: str) -> dict[str, float]:
-    """`default=4,anna=8`, or a number alone, which is everybody's."""
+    """`default=4,anna=8`, or one number for all users."""
     number = int if isinstance(_unwrap(kind.value_type)[0], inspect.IntType) else float
     found: dict[str, float] = {}
     for part in (part.strip() for part in text.split(",") if part.strip()):
@@ -126,7 +121,7 @@ def _allowed(kind: inspect.Type, key: str) -> str:
             return "a list of texts"
         case inspect.DictType(value_type=value_type):
             number = _allowed(_unwrap(value_type)[0], "")
-            return f"{number}, for everybody, or by user, such as default=1,anna=2 (a file: {{default = 1, anna = 2}})"
+            return f"{number} for all users, or by user: default=1,anna=2 (in a file: {{default = 1, anna = 2}})"
         case inspect.IntType() | inspect.FloatType():
             return _number(kind, key)
         case _:

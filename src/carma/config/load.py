@@ -1,7 +1,6 @@
-"""Reads the settings: flags over environment over the nearer file over the system's file over defaults.
+"""Reads the settings. Order: flags, environment, the user's file, the system's file, defaults.
 
-Every mistake is reported, not only the first, each with its origin: a settings file that is half understood is worse
-than none.
+All mistakes are reported together, each with its origin. A file with a mistake is never used in part.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from carma.paths import Paths
 Origin = str  # "default", a file's path, "environment CARMA_GATE__SM_ACTIVE", "flag --policy"
 DEFAULT: Origin = "default"
 
-# How the command line spells the settings that have a flag of their own; others go through --set.
+# Flags of settings; all other settings are given with --set.
 FLAGS = {
     "placement.policy": "--policy",
     "virtual.gpus": "--virtual-gpus",
@@ -38,13 +37,12 @@ class Loaded(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One setting as `carma config show` prints it."""
+    """A setting with its value, as in `carma config show`."""
 
     name: str
     value: object
     origin: Origin
     description: str
-    default: object
 
 
 class _Given(NamedTuple):
@@ -54,12 +52,12 @@ class _Given(NamedTuple):
 
 
 def settings_of(flags: Mapping[str, object]) -> Settings:
-    """These, and the defaults: no file and no variable of the machine has a say, so that a run can be repeated."""
+    """These values and defaults, without files and environment, so that a run can be repeated."""
     return load_settings(None, {}, flags).settings
 
 
 def load_settings(paths: Paths | None, environ: Mapping[str, str], flags: Mapping[str, object] | None = None) -> Loaded:
-    """`flags` are dotted names with their values; None means that the flag was not given."""
+    """`flags` are values by dotted name; None stands for a flag that was not given."""
     values: dict[str, object] = {}
     origins: dict[str, Origin] = dict.fromkeys(catalogue(), DEFAULT)
     problems: list[str] = []
@@ -72,7 +70,8 @@ def load_settings(paths: Paths | None, environ: Mapping[str, str], flags: Mappin
             values[given.name] = read(setting, given.value)
             origins[given.name] = given.origin
         except (ValueError, OverflowError):
-            problems.append(_unusable(setting, given))
+            place = f"{setting.name} = {given.value!r} (in {given.origin})"
+            problems.append(f"{place} is not a valid value: it must be {setting.allowed}")
     if problems:
         raise BadSettings("\n".join(problems), "`carma config show --verbose` describes all settings")
     return Loaded(_build(values), origins)
@@ -80,22 +79,18 @@ def load_settings(paths: Paths | None, environ: Mapping[str, str], flags: Mappin
 
 def describe(settings: Settings, origins: Mapping[str, Origin]) -> list[Line]:
     """Every setting, in the order of the tree."""
-    return [
-        Line(
-            name=setting.name,
-            value=getattr(getattr(settings, setting.section), setting.key),
-            origin=origins.get(setting.name, DEFAULT),
-            description=setting.description,
-            default=setting.default,
-        )
-        for setting in catalogue().values()
-    ]
+
+    def line(setting: Setting) -> Line:
+        value = getattr(getattr(settings, setting.section), setting.key)
+        return Line(setting.name, value, origins.get(setting.name, DEFAULT), setting.description)
+
+    return [line(setting) for setting in catalogue().values()]
 
 
 def _all_given(
     paths: Paths | None, environ: Mapping[str, str], flags: Mapping[str, object], problems: list[str]
 ) -> Iterator[_Given]:
-    """From the farthest source to the nearest: the last one wins."""
+    """In increasing order of precedence."""
     for file in (paths.system_config_file, paths.config_file) if paths is not None else ():
         if file is not None:
             yield from _from_file(file, problems)
@@ -121,7 +116,9 @@ def _from_file(file: Path, problems: list[str]) -> Iterator[_Given]:
         return
     for section, content in tree.items():
         if section in sections() and not isinstance(content, dict):
-            problems.append(f"{section} in {file} is a section, not a value; write [{section}] and its settings below")
+            problems.append(
+                f"{section} in {file} is a section, not a setting; write [{section}] and its settings below it"
+            )
         elif section in sections():
             yield from (_Given(f"{section}.{key}", value, str(file)) for key, value in content.items())
         else:
@@ -135,19 +132,14 @@ def _unknown(given: _Given) -> str:
 
 
 def _nearest(name: str, is_section: bool) -> str | None:
-    """A key under another section counts as near: `policy` and `gate.policy` both lead to `placement.policy`."""
+    """The most similar name. The same key in another section counts: `gate.policy` leads to `placement.policy`."""
     if is_section:
         return next(iter(difflib.get_close_matches(name, sections(), n=1)), None)
+    by_key = {setting.key: setting.name for setting in reversed(catalogue().values())}
     key = name.rpartition(".")[2]
-    same_key = [setting.name for setting in catalogue().values() if setting.key == key]
-    by_key = {setting.key: setting.name for setting in catalogue().values()}
     close = difflib.get_close_matches(name, catalogue(), n=1, cutoff=0.75)
-    close_key = [by_key[found] for found in difflib.get_close_matches(key, by_key, n=1, cutoff=0.7)]
-    return next(iter([*same_key, *close, *close_key]), None)
-
-
-def _unusable(setting: Setting, given: _Given) -> str:
-    return f"{setting.name} = {given.value!r} (in {given.origin}) cannot be used: it must be {setting.allowed}"
+    close_keys = difflib.get_close_matches(key, by_key, n=1, cutoff=0.7)
+    return by_key.get(key) or next(iter([*close, *(by_key[each] for each in close_keys)]), None)
 
 
 def _build(values: Mapping[str, object]) -> Settings:
