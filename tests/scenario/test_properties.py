@@ -34,10 +34,13 @@ from carma.core.model.settings import Gate, Preemption, Rules, WarmUp
 from carma.core.model.status import Finished, Running, Starting
 from carma.core.model.values import ArrayPlace, Dependency, Estimate, GpuId, SaveSignal, TaskId, TaskSpec
 from carma.core.policies import best_fit, exclusive, first_fit, horus, lucid, lug, magm, round_robin
+from carma.core.propose import propose
 from carma.core.scheduling.placement import Policy
 from carma.core.scheduling.queue_order import explain, waiting
 from carma.core.state import State, checkpoint, forget, new_state, restore
+from carma.core.telemetry.usage import note
 from carma.testing.builders import ALICE, World
+from tests.state_image import image
 
 POLICIES: tuple[Policy, ...] = (
     exclusive.POLICY,
@@ -236,14 +239,16 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def look(self) -> None:
-        """Reading never changes anything, and every waiting task has a reason."""
-        before = logged(self.world.state)
+        """Reading and proposing never change anything, and every waiting task has a reason."""
+        before = image(self.world.state)
+        propose(self.world.state, self.world.now, self.world.verdicts)
+        note(self.world.state)
         reasons = waiting(self.world.state, self.world.now)
         for task in self.world.state.tasks.values():
             if not isinstance(task.status, Finished | Starting | Running):
                 assert reasons[task.id].sentence
             assert explain(self.world.state, task.id, self.world.now).task == task.id
-        assert logged(self.world.state) == before
+        assert image(self.world.state) == before
 
     # -- what must always hold ----------------------------------------------------------------------------------------
     @invariant()

@@ -54,9 +54,11 @@ from carma.core.scheduling.gpu_view import GpuView
 from carma.core.scheduling.placement import Policy, Ranked
 from carma.core.state import checkpoint, forget
 from carma.testing.builders import ALICE, BOB, World, gpu
+from tests.state_image import image
 
 SEEDS = 100
 STEPS = 300
+IMAGE_EVERY = 5  # questions: an image takes longer than the answer
 MIB = (1, 200, 903, 2_000, 6_000, 9_001, 15_000, 30_000, 40_000)
 QUOTA = QuotaRules(running={"bob": 1}, gpus={"default": 3, "carol": 1}, memory_share={"alice": 0.3})
 CAROL = Owner(1003, 1003, "carol")
@@ -101,6 +103,7 @@ class History:
         self.each_step = pick((True, False))  # the cache may also be of some steps ago
         self.number = 0
         self.archive: list[Task] = []
+        self.questions = 0
 
     def _rules(self) -> Rules:
         pick = self.random.choice
@@ -241,9 +244,13 @@ class History:
             self.same(self.world.now)
 
     def same(self, now: float) -> None:
+        self.questions += 1
+        imaged = self.questions % IMAGE_EVERY == 0
+        before = image(self.world.state) if imaged else b""
         due = propose(self.world.state, now)
         assert propose(self.world.state, now, self.world.verdicts) == due
         assert propose(self.world.state, now, self.world.verdicts) == due
+        assert not imaged or image(self.world.state) == before, "only `machine.step` changes the state"
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

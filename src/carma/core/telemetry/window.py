@@ -95,12 +95,11 @@ class Gauges(Mapping[Metric, Summary]):
 class Window:
     """The samples of one GPU over the last `length_s` seconds."""
 
-    __slots__ = ("_gauges", "length_s", "samples")
+    __slots__ = ("length_s", "samples")
 
     def __init__(self, length_s: float) -> None:
         self.length_s = length_s
         self.samples: deque[GpuSample] = deque()
-        self._gauges: dict[float, Gauges] = {}  # by `since`
 
     def add(self, sample: GpuSample) -> None:
         samples = self.samples
@@ -110,7 +109,6 @@ class Window:
         oldest = sample.at - self.length_s
         while samples[0].at < oldest:
             samples.popleft()
-        self._gauges.clear()
 
     @property
     def newest(self) -> GpuSample | None:
@@ -126,7 +124,4 @@ class Window:
 
     def gauges(self, since: float = 0.0) -> Gauges:
         """Summaries of the current samples after `since`."""
-        found = self._gauges.get(since)
-        if found is None:
-            found = self._gauges[since] = Gauges(tuple(self.samples), since)
-        return found
+        return Gauges(tuple(self.samples), since)
