@@ -257,7 +257,7 @@ class Link:
         return line
 
 
-def somebody_listens(path: str | PathLike[str]) -> bool:
+def has_listener(path: str | PathLike[str]) -> bool:
     """Whether a process listens on this socket, even if it does not answer (full queue, missing permission)."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(2.0)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -74,10 +73,6 @@ class Loop:
                 await self._sampler_thread.call(self._sampler.close)
         self._sampler_thread.close(wait_s=0.0)
         await self.executor.close()
-
-    def watch_children(self) -> None:
-        """Poll the attempts at once when a runner ends."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self.executor.poll_now.set)
 
     # The GPUs.
 

@@ -73,9 +73,7 @@ async def serve(paths: Paths, loaded: Loaded, store: SqliteStore, ready: Callabl
     listener = address.bind()
     app = make_app(parts.shell, parts.estimates, check_files=parts.probes.check_runnable)
     server = HttpServer(app, listener, fitting_limits(os.geteuid()), closing=parts.shell.stopping)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, parts.shell.request_stop)
-    parts.loop.watch_children()
+    _handle_signals(parts)
     running = asyncio.create_task(parts.loop.run(), name="loop")
     background: list[asyncio.Task[None]] = []
     try:
@@ -96,11 +94,23 @@ async def serve(paths: Paths, loaded: Loaded, store: SqliteStore, ready: Callabl
         await _close(parts)
         listener.close()
         address.remove()
-    left = len(parts.shell.state.active)
+    return _exit_code(parts.shell)
+
+
+def _exit_code(shell: Shell) -> int:
+    """Raises the error that ended the daemon."""
+    left = len(shell.state.active)
     log.info("stopped%s", f"; {show_count(left, 'task')} left running" if left else "")
-    if parts.shell.failure is not None:
-        raise parts.shell.failure
+    if shell.failure is not None:
+        raise shell.failure
     return 0
+
+
+def _handle_signals(parts: Parts) -> None:
+    events = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        events.add_signal_handler(number, parts.shell.request_stop)
+    events.add_signal_handler(signal.SIGCHLD, parts.loop.executor.poll_now.set)  # a runner has ended
 
 
 def _start_background(parts: Parts, server: HttpServer, address: Address) -> list[asyncio.Task[None]]:
@@ -157,10 +167,8 @@ def _build(paths: Paths, loaded: Loaded, store: SqliteStore) -> Parts:
         state=replayed.state,
         sequence=replayed.sequence,
         store=store,
-        archive=store,
         clock=clock,
-        settings=settings,
-        origins=loaded.origins,
+        loaded=loaded,
         paths=paths,
     )
     probes = Probes()

@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
-from carma.config import Origin, Settings
+from carma.config import Loaded
 from carma.core.model.events import Durable, Transient
 from carma.core.model.task import Task
 from carma.core.model.values import TaskId, TaskSpec
@@ -46,26 +46,27 @@ class Change(NamedTuple):
             self.done.set_exception(error)
 
 
+class Database(Store, Archive, Protocol):
+    """The log of events and the archive, in one file."""
+
+
 class Shell:
     def __init__(
         self,
         *,
         state: State,
         sequence: int,
-        store: Store,
-        archive: Archive,
+        store: Database,
         clock: SteadyClock,
-        settings: Settings,
-        origins: Mapping[str, Origin],
+        loaded: Loaded,
         paths: Paths,
     ) -> None:
         self.state = state
         self.sequence = sequence  # of the last event that was stepped
-        self.store = store
-        self.archive = archive
+        self.store: Store = store
+        self.archive: Archive = store
         self.clock = clock
-        self.settings = settings
-        self.origins = origins
+        self.settings, self.origins = loaded
         self.paths = paths
         self.started_at = clock.now()
         self.proposing = False  # set once the state agrees with the living processes

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from carma.client import Client
-from carma.config import Settings, catalogue
+from carma.config import Loaded, Settings, catalogue
 from carma.core.model.events import (
     AttemptEnded,
     AttemptStarted,
@@ -109,10 +109,8 @@ class Served:
             state=new_state(self.settings.rules, magm.POLICY),
             sequence=0,
             store=self.store,
-            archive=self.store,
             clock=SteadyClock(),
-            settings=self.settings,
-            origins=dict.fromkeys(catalogue(), "default"),
+            loaded=Loaded(self.settings, dict.fromkeys(catalogue(), "default")),
             paths=self.paths,
         )
         self.stopping = asyncio.Event()

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
+from carma.config import Loaded
 from carma.core.model.values import Owner, TaskSpec
 from carma.core.ports import Estimator, Launcher
 from carma.core.state import State
@@ -25,10 +26,8 @@ def make_shell(store: SqliteStore | MemoryStore, state: State, sequence: int = 0
         state=state,
         sequence=sequence,
         store=store,
-        archive=store,
         clock=SteadyClock(),
-        settings=cast(Any, None),
-        origins={},
+        loaded=Loaded(cast(Any, None), {}),
         paths=cast(Any, None),
     )
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 
+from carma.config import Loaded
 from carma.core.model.commands import StopAttempt
 from carma.core.model.events import (
     AttemptEnded,
@@ -147,10 +148,8 @@ async def one_life(store: MortalStore, launcher: MortalLauncher, fate: Fate) -> 
         state=replayed.state,
         sequence=replayed.sequence,
         store=store,
-        archive=store,
         clock=SteadyClock(not_before=last_time(loaded)),
-        settings=cast(Any, None),
-        origins={},
+        loaded=Loaded(cast(Any, None), {}),
         paths=cast(Any, None),
     )
     loop = Loop(shell, make_executor(shell, launcher), OneGpu(), period_s=0.02)

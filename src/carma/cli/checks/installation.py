@@ -16,7 +16,7 @@ from carma.config import load_settings
 from carma.core.model.units import show_count
 from carma.errors import Unreachable
 from carma.paths import find_paths, find_socket
-from carma.transport import somebody_listens
+from carma.transport import has_listener
 
 MIN_FREE_BYTES = 256 << 20
 LOW_FREE_BYTES = 2 << 30
@@ -83,7 +83,7 @@ def daemon(facts: DoctorFacts) -> Finding:
     try:
         server = ask(Client.server, TIMEOUT_S)
     except Unreachable as error:
-        if somebody_listens(find_socket(os.environ)):
+        if has_listener(find_socket(os.environ)):
             return Finding("daemon", "bad", str(error), error.hint)
         return Finding("daemon", "warn", str(error), "start one: carma up")
     text = (

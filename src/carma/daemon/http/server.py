@@ -216,6 +216,24 @@ class _Uvicorn(uvicorn.Server):
         await self.stopping.wait()
 
 
+def _config(app: Starlette, protocol: type[asyncio.Protocol], limits: Limits) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="error",  # errors of a client are answered, not logged: a client must not be able to fill the log
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        backlog=1024,
+        timeout_keep_alive=int(limits.idle_s),
+        timeout_graceful_shutdown=limits.closing_s,
+    )
+
+
 class HttpServer:
     """Serves `app` on `listener` until `stop()`, which sets `app.state.closing` first: streams end by themselves."""
 
@@ -235,22 +253,7 @@ class HttpServer:
         protocol = functools.partial(
             Connection, limits=limits, peer_of=peer_of, connections=connections, unfinished=unfinished
         )
-        config = uvicorn.Config(
-            app,
-            http=cast(type[asyncio.Protocol], protocol),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="error",  # errors of a client are answered, not logged: a client must not be able to fill the log
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            date_header=False,
-            backlog=1024,
-            timeout_keep_alive=int(limits.idle_s),
-            timeout_graceful_shutdown=limits.closing_s,
-        )
-        self._uvicorn = _Uvicorn(config)
+        self._uvicorn = _Uvicorn(_config(app, cast(type[asyncio.Protocol], protocol), limits))
 
     async def run(self) -> None:
         await self._uvicorn.serve(sockets=[self._listener])

@@ -17,7 +17,7 @@ from pathlib import Path
 from carma.daemon.http.server import HttpServer
 from carma.errors import AlreadyRunning, BadSettings, CarmaError
 from carma.store.store_errors import hint_of, reason_of
-from carma.transport import somebody_listens
+from carma.transport import has_listener
 
 log = logging.getLogger("carma.daemon")
 
@@ -64,7 +64,7 @@ def _refuse_if_alive(path: Path) -> None:
         raise BadSettings(f"{path} cannot be read: {error.strerror}") from error
     if not stat.S_ISSOCK(found.st_mode):
         raise BadSettings(f"{path} exists and is not a socket", "move it away, or choose another CARMA_HOME")
-    if somebody_listens(path):
+    if has_listener(path):
         raise AlreadyRunning(f"another daemon answers on {path}", "`carma down` ends it")
 
 

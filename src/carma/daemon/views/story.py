@@ -54,6 +54,14 @@ TaskEvent = (
     | e.TaskChanged
 )
 
+_FIXED_TEXTS: dict[type[e.Durable], str] = {
+    e.RecoveryDue: "back in the queue",
+    e.TaskHeld: "held",
+    e.TaskReleased: "released",
+    e.TaskRestored: "restored from the archive",
+    e.PreemptionMissed: "did not leave in time and keeps running",
+}
+
 
 def event_name(event: e.Durable) -> str:
     return str(event.__struct_config__.tag)
@@ -185,8 +193,6 @@ def _of_task(event: TaskEvent, whole: bool) -> str:
             return _estimated(event, whole)
         case e.RecoveryPlanned(plan=plan, until=until, at=at):
             return f"{plan.reason}; back in the queue in {show_s(until - at)}"
-        case e.RecoveryDue():
-            return "back in the queue"
         case e.TaskFinished(outcome=outcome):
             return f"finished: {_ended(outcome, whole)}"
         case e.StopRequested(ending=ending, signal=signal):
@@ -195,18 +201,12 @@ def _of_task(event: TaskEvent, whole: bool) -> str:
             return f"warned with signal {signal}: its time limit is near"
         case e.PreemptionRequested():
             return _asked_to_save(event, whole)
-        case e.PreemptionMissed():
-            return "did not leave in time and keeps running"
-        case e.TaskHeld():
-            return "held"
-        case e.TaskReleased():
-            return "released"
         case e.TaskRetried(fresh=fresh):
             return "queued again on request" + (", without what recovery had learnt" if fresh else "")
-        case e.TaskRestored():
-            return "restored from the archive"
         case e.TaskChanged():
             return _changed(event, whole)
+        case e.RecoveryDue() | e.TaskHeld() | e.TaskReleased() | e.TaskRestored() | e.PreemptionMissed():
+            return _FIXED_TEXTS[type(event)]
         case _:
             assert_never(event)
 

@@ -13,7 +13,7 @@ from carma.core.model import outcome as o
 from carma.core.model import status as s
 from carma.core.model.task import Attempt, Task
 from carma.core.model.units import show_s
-from carma.core.model.values import AttemptKey, Estimate, GpuId, TaskId
+from carma.core.model.values import AttemptKey, Estimate, GpuId, TaskId, TaskSpec
 from carma.core.scheduling.queue_order import Waiting, ask_of, waiting
 from carma.core.state import State
 from carma.daemon.auth import Identity
@@ -92,10 +92,9 @@ def task_view(task: Task, context: ViewContext, why: Waiting | None) -> t.TaskVi
     reason_code, reason = _reason(task, why, may_see, context.now)
     from_newest = {"gpus": ()} if newest is None else _fields(newest, _FROM_NEWEST_ATTEMPT)
     return t.TaskView(
-        **_fields(spec, _FROM_SPEC),
+        **_spec_fields(spec, may_see),
         **from_newest,
         id=task.id,
-        name=spec.name or (program_name(spec.command) if may_see else HIDDEN),
         user=task.owner.name,
         uid=task.owner.uid,
         state=s.state_name(status),
@@ -104,11 +103,7 @@ def task_view(task: Task, context: ViewContext, why: Waiting | None) -> t.TaskVi
         exit_code=o.exit_code(outcome) if outcome is not None else None,
         reason=reason,
         reason_code=reason_code,
-        command=spec.command if may_see else (HIDDEN,),
-        directory=spec.directory if may_see else HIDDEN,
-        comment=spec.comment if may_see else "",
         gpu_indices=_indices(newest, context.state),
-        gpus_wanted=spec.gpus,
         held=isinstance(status, s.Estimating | s.Queued) and status.held,
         estimate=_estimate_view(task.estimate, may_see),
         needs_mib=_needs_mib(task, context),
@@ -116,16 +111,27 @@ def task_view(task: Task, context: ViewContext, why: Waiting | None) -> t.TaskVi
         submitted_at=task.submitted_at,
         ended_at=status.at if isinstance(status, s.Finished) else None,
         reserved_start_at=why.reserved_start_at if why is not None else None,
-        after=tuple(f"{dependency.when}:{dependency.task}" for dependency in spec.after),
-        array=f"{spec.array.array}[{spec.array.index}]" if spec.array is not None else None,
-        mechanism_asked=spec.mechanism,
-        checkpoint_signal=spec.checkpoint.signal if spec.checkpoint is not None else None,
-        checkpoint_grace_s=spec.checkpoint.grace_s if spec.checkpoint is not None else None,
         asked_to_save_at=asked.at if asked is not None else None,
         energy_j=_known_sum(attempt.energy_j for attempt in attempts),
         sm_active=newest.activity.sm_active if newest is not None and newest.activity is not None else None,
         ran_s=_ran_s(newest, context.now),
     )
+
+
+def _spec_fields(spec: TaskSpec, may_see: bool) -> dict[str, Any]:
+    return {
+        **_fields(spec, _FROM_SPEC),
+        "name": spec.name or (program_name(spec.command) if may_see else HIDDEN),
+        "command": spec.command if may_see else (HIDDEN,),
+        "directory": spec.directory if may_see else HIDDEN,
+        "comment": spec.comment if may_see else "",
+        "gpus_wanted": spec.gpus,
+        "after": tuple(f"{dependency.when}:{dependency.task}" for dependency in spec.after),
+        "array": f"{spec.array.array}[{spec.array.index}]" if spec.array is not None else None,
+        "mechanism_asked": spec.mechanism,
+        "checkpoint_signal": spec.checkpoint.signal if spec.checkpoint is not None else None,
+        "checkpoint_grace_s": spec.checkpoint.grace_s if spec.checkpoint is not None else None,
+    }
 
 
 def _fields(source: object, names: Iterable[str]) -> dict[str, Any]:
