@@ -45,18 +45,15 @@ class Started(msgspec.Struct, frozen=True):
     token: str
 
 
-class Held(msgspec.Struct, frozen=True):
-    """How it shares its GPUs; `server` is the name of the MPS server under which it runs."""
+class SharingRecord(msgspec.Struct, frozen=True):
+    """held.json. `server`: the name of the MPS server under which it runs; `trouble`: why it has lost that server."""
 
     confinement: Confinement
     server: str | None = None
+    trouble: str | None = None
 
 
-class Trouble(msgspec.Struct, frozen=True):
-    reason: str
-
-
-T = TypeVar("T", Claim, Started, ExitRecord, StopRecord, Held, Trouble)
+T = TypeVar("T", Claim, Started, ExitRecord, StopRecord, SharingRecord)
 
 
 class AttemptFiles:
@@ -86,13 +83,10 @@ class AttemptFiles:
         return self._read(key, records.EXIT, ExitRecord)
 
     def stop(self, key: AttemptKey) -> StopRecord | None:
-        return self._read(key, records.TOLD, StopRecord)
+        return self._read(key, records.STOP_SIGNALS, StopRecord)
 
-    def held(self, key: AttemptKey) -> Held | None:
-        return self._read(key, records.HELD, Held)
-
-    def trouble(self, key: AttemptKey) -> Trouble | None:
-        return self._read(key, records.TROUBLE, Trouble)
+    def sharing(self, key: AttemptKey) -> SharingRecord | None:
+        return self._read(key, records.SHARING, SharingRecord)
 
     def _read(self, key: AttemptKey, name: str, kind: type[T]) -> T | None:
         data = records.read_bytes(self.path(key, name))

@@ -3,8 +3,7 @@
     claim.json    which runner has the attempt (runner)      stop          do not start the command (launcher)
     started.json  which process was started (runner)         told.json     signals sent to end it (launcher)
     exit.json     how it ended (runner)                      held.json     how it shares its GPUs (launcher)
-    asked.json    the last request to save (launcher)        trouble.json  its MPS server has ended (launcher)
-    stdout.log, stderr.log, runner.log
+    asked.json    the last request to save (launcher)        stdout.log, stderr.log, runner.log
 
 The order itself, which contains the submitter's environment, is never a file: the runner gets it through a descriptor.
 Each record is written under a temporary name and renamed, so that a reader gets all of it or nothing. Once the outcome
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 CLAIM, STARTED, EXIT = "claim.json", "started.json", "exit.json"
-STOP, TOLD = "stop", "told.json"
-HELD, TROUBLE, ASKED = "held.json", "trouble.json", "asked.json"
+STOP, STOP_SIGNALS, ASKED, SHARING = "stop", "told.json", "asked.json", "held.json"
 STDOUT, STDERR, RUNNER_LOG = "stdout.log", "stderr.log", "runner.log"
 ENDED = frozenset((EXIT, STDOUT, STDERR))  # files that stay once the outcome is in the database
 

@@ -14,11 +14,12 @@ import os
 from collections.abc import Iterable
 
 import msgspec
+from msgspec.structs import replace
 
 from carma.core.model.values import AttemptKey, Confinement
 from carma.core.ports import Arranged, Confiner, LaunchOrder
 from carma.launch import attempt_records as records
-from carma.launch.attempt_files import AttemptFiles, Held, Started
+from carma.launch.attempt_files import AttemptFiles, SharingRecord, Started
 from carma.launch.mps import MpsServers, UserMps
 from carma.launch.process_tree import ProcessTrees
 
@@ -41,89 +42,85 @@ class ConfinementRecords:
         self._servers = servers
         self._trees = trees
         self._device_files = device_files
-        self._held: dict[AttemptKey, Held | None] = {}  # of attempts that are launched or run
+        self._records: dict[AttemptKey, SharingRecord | None] = {}  # of attempts that are launched or run
         self._judged: dict[AttemptKey, int] = {}  # number of losses of its MPS that were considered
-        self._troubles: dict[AttemptKey, str] = {}
         self._clients: set[AttemptKey] = set()  # of servers that outlived their control daemon
 
     def arrange(self, order: LaunchOrder) -> Arranged:
-        """Decide and record. Raises Refused as `Confiner.arrange` does."""
+        """Decide and record. Raises Refused as `Confiner.arrange` does, and OSError."""
         arranged = self._confiner.arrange(order)
-        held = Held(arranged.confinement, arranged.mps_server)
-        records.write(self._files.path(order.key, records.HELD), msgspec.to_builtins(held), durable=False)
-        self._held[order.key] = held
+        self._write(order.key, SharingRecord(arranged.confinement, arranged.mps_server))
         return arranged
 
     def confinement(self, key: AttemptKey) -> Confinement | None:
-        held = self._of(key)
-        return held.confinement if held is not None else None
+        record = self._of(key)
+        return record.confinement if record is not None else None
 
     def under_mps(self, key: AttemptKey) -> bool:
-        held = self._of(key)
-        return held is not None and held.server is not None
+        record = self._of(key)
+        return record is not None and record.server is not None
 
     def trouble(self, key: AttemptKey, started: Started) -> str | None:
         """Why a running attempt has lost its MPS; None if it has not."""
-        if not self.under_mps(key):
-            return None
-        if key not in self._judged:  # an earlier daemon may have noticed it and ended before it reported it
-            self._judged[key] = 0
-            before = self._files.trouble(key)
-            if before is not None:
-                self._troubles[key] = before.reason
-        mps = self._mps(key)
-        if mps is not None:
-            self._check(key, started, mps)
-        return self._troubles.get(key)
+        record, mps = self._of(key), self._mps(key)
+        if record is None or record.trouble is not None or mps is None:
+            return record.trouble if record is not None else None
+        reason = self._loss(key, started, mps)
+        if reason is not None:
+            record = replace(record, trouble=reason)
+            self._records[key] = record
+            with contextlib.suppress(OSError):  # on a full disk the next daemon may not know
+                self._write(key, record)
+        return reason
 
-    def _check(self, key: AttemptKey, started: Started, mps: UserMps) -> None:
-        new = mps.losses[self._judged[key] :]
+    def _loss(self, key: AttemptKey, started: Started, mps: UserMps) -> str | None:
+        new = mps.losses[self._judged.get(key, 0) :]
         self._judged[key] = len(mps.losses)
         if any(one.noticed_at >= started.started_at for one in new) and self._uses_gpu(key, started):
-            self._record_trouble(key, SERVER_GONE)
-        if key not in self._troubles and key not in self._clients and not mps.daemon.alive:
-            if mps.server_alive and self._uses_gpu(key, started):
-                self._clients.add(key)
-            else:
-                self._record_trouble(key, CONTROL_GONE)
-
-    def _record_trouble(self, key: AttemptKey, reason: str) -> None:
-        self._troubles[key] = reason
-        with contextlib.suppress(OSError):  # on a full disk the next daemon may not know
-            records.write(self._files.path(key, records.TROUBLE), {"reason": reason}, durable=False)
+            return SERVER_GONE
+        if key in self._clients or mps.daemon.alive:
+            return None
+        if mps.server_alive and self._uses_gpu(key, started):
+            self._clients.add(key)
+            return None
+        return CONTROL_GONE
 
     def _uses_gpu(self, key: AttemptKey, started: Started) -> bool:
         return any(has_open(pid, self._device_files) for pid in self._trees.members({key: started}))
 
     def server_lost(self, key: AttemptKey, started_at: float, ended_at: float) -> bool:
         """Whether its server ended while the attempt ran."""
-        if not self.under_mps(key):
-            return False
-        mps = self._mps(key)
-        return (mps is not None and mps.lost_between(started_at, ended_at)) or self._files.trouble(key) is not None
+        record, mps = self._of(key), self._mps(key)
+        if record is not None and record.trouble is not None:
+            return True
+        return mps is not None and mps.lost_between(started_at, ended_at)
 
-    def _of(self, key: AttemptKey) -> Held | None:
-        if key not in self._held:
-            self._held[key] = self._files.held(key)
-        return self._held[key]
+    def _write(self, key: AttemptKey, record: SharingRecord) -> None:
+        records.write(self._files.path(key, records.SHARING), msgspec.to_builtins(record), durable=False)
+        self._records[key] = record
+
+    def _of(self, key: AttemptKey) -> SharingRecord | None:
+        if key not in self._records:
+            self._records[key] = self._files.sharing(key)
+        return self._records[key]
 
     def _mps(self, key: AttemptKey) -> UserMps | None:
-        held = self._of(key)
-        return None if held is None or held.server is None or self._servers is None else self._servers.get(held.server)
+        record = self._of(key)
+        name = record.server if record is not None else None
+        return self._servers.get(name) if name is not None and self._servers is not None else None
 
     def forget(self, key: AttemptKey) -> None:
         """The attempt has ended."""
-        self._held.pop(key, None)
+        self._records.pop(key, None)
         self._judged.pop(key, None)
-        self._troubles.pop(key, None)
         self._clients.discard(key)
 
     def attempts(self) -> set[AttemptKey]:
         """Attempts that are launched or run."""
-        return set(self._held)
+        return set(self._records)
 
     def needed_servers(self) -> set[str]:
-        return {held.server for held in self._held.values() if held is not None and held.server is not None}
+        return {one.server for one in self._records.values() if one is not None and one.server is not None}
 
 
 def has_open(pid: int, prefix: str) -> bool:

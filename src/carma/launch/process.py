@@ -332,7 +332,7 @@ class ProcessLauncher:
             record = {"signal": before.signal, "at": before.at, "killed_at": time.time()}
         else:
             return
-        records.write(self.files.path(key, records.TOLD), record, durable=False)
+        records.write(self.files.path(key, records.STOP_SIGNALS), record, durable=False)
 
     def request_checkpoint(self, key: AttemptKey, signal: int, asked_at: float) -> bool:
         """Recorded before the signal: a task that ends by it is known to have been asked, also if the daemon is killed

@@ -20,8 +20,17 @@ from collections.abc import Callable
 
 from carma.core.model.values import Demand
 from carma.errors import CarmaError, NotFound, Usage
-from carma.vgpu.cuda_errors import DeviceLost, OutOfDeviceMemory
-from carma.vgpu.device import LIMIT_VARIABLE, Device, alive, allocate, device_from_environment, join, leave
+from carma.vgpu.device import (
+    LIMIT_VARIABLE,
+    Device,
+    DeviceLost,
+    OutOfDeviceMemory,
+    alive,
+    allocate,
+    device_from_environment,
+    join,
+    leave,
+)
 from carma.vgpu.device_state import IDLE, VirtualProcess, World, until_change_s
 
 SAVED = 3  # exit code of a task that saved: its work is not done

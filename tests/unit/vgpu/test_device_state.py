@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from carma.core.model.values import Demand
 from carma.core.scheduling.sharing_model import progress_rates
-from carma.vgpu.cuda_errors import OutOfDeviceMemory
-from carma.vgpu.device import allocate
+from carma.vgpu.device import OutOfDeviceMemory, allocate
 from carma.vgpu.device_state import VirtualGpu, VirtualProcess, World, advance, power_w, progress, until_change_s
 
 A, B, C = Demand(0.6, 0.3, 0.3), Demand(0.5, 0.2, 0.2), Demand(0.9, 0.4, 0.5)

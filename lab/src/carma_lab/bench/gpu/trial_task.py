@@ -106,8 +106,7 @@ class VirtualCard:
         return ended
 
     def take(self, mib: int) -> None:
-        from carma.vgpu.cuda_errors import OutOfDeviceMemory
-        from carma.vgpu.device import allocate
+        from carma.vgpu.device import OutOfDeviceMemory, allocate
 
         try:
             with self._device.changing() as world:
