@@ -1,4 +1,4 @@
-"""Boxes for tests, made in each way that there is: by root for itself and for another user, and by an ordinary user."""
+"""Sandboxes for tests in their three variants: by root for itself, by root for another user, by an ordinary user."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 import carma
 from carma.cgroups import Cgroup, Cgroups
 from carma.core.model.values import Owner
-from carma.trial.confinement import Confinement
-from carma.trial.sandbox import Boxed, Ended, Limits, Sandbox
+from carma.trial.kernel_limits import KernelLimits
+from carma.trial.sandbox import Limits, Sandbox, SandboxResult, SandboxRun
 
 NOBODY = Owner(65534, 65534, "nobody")
 PATIENCE_S = 180.0
@@ -36,23 +36,23 @@ if {ordinary}:
     ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # as after an exec by that user
 sys.exit(namespaces.main())
 """
-WAYS = ("self", "root-for-another", "ordinary")
+VARIANTS = ("self", "root-for-another", "ordinary")
 
 
-class Way:
-    """One way to make a box; `owner` is the user that the command runs as."""
+class SandboxVariant:
+    """Who makes the sandbox. `owner` is the user that the command runs as."""
 
-    def __init__(self, name: str, confinement: Confinement | None = None, procs_files: Sequence[str] = ()) -> None:
-        """`confinement`: None for what the machine has. `procs_files`: of the cgroup that the sandbox joins first."""
+    def __init__(self, name: str, kernel_limits: KernelLimits | None = None, procs_files: Sequence[str] = ()) -> None:
+        """`kernel_limits`: None for what the machine has. `procs_files`: of the cgroup that the sandbox joins first."""
         self.name = name
-        self.sandbox = Sandbox(confinement=confinement)
+        self.sandbox = Sandbox(kernel_limits=kernel_limits)
         self._procs_files = list(procs_files)
         if name == "ordinary" or procs_files:
             self.change("")
         self.owner = NOBODY if name != "self" else Owner(os.geteuid(), os.getegid(), "me")
 
     def change(self, statements: str) -> None:
-        """Lets the sandbox's own program execute these statements first; it has imported `namespaces`."""
+        """The program of the sandbox executes these statements first; it has imported `namespaces`."""
         source = str(Path(carma.__file__).parents[1])
         ordinary = self.name == "ordinary"
         program = _LAUNCHER.format(source=source, procs_files=self._procs_files, change=statements, ordinary=ordinary)
@@ -67,11 +67,11 @@ class Way:
         environment: Mapping[str, str] | None = None,
         keep: Path | None = None,
         command: tuple[str, ...] | None = None,
-    ) -> Ended:
+    ) -> SandboxResult:
         inside = folder / "inside"
         inside.mkdir(exist_ok=True)
         return self.sandbox.run(
-            Boxed(
+            SandboxRun(
                 command=command or ("/bin/sh", "-c", script),
                 directory=str(folder / "work"),
                 environment=environment or {"PATH": os.defpath, "HOME": str(folder)},
@@ -88,26 +88,28 @@ class Way:
 
 @functools.cache
 def refusal(name: str) -> str | None:
-    """Why there are no such boxes here; None when there are."""
+    """Why this machine allows no such sandbox; None if it does."""
     if name != "self" and os.geteuid() != 0:
         return "needs root"
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
     try:
         open_to_all(folder)
-        ended = Way(name).run("true", folder)
+        ended = SandboxVariant(name).run("true", folder)
         return ended.status.why if ended.status.ended == "refused" else None
     finally:
         shutil.rmtree(folder)
 
 
-def way_or_skip(name: str, confinement: Confinement | None = None, procs_files: Sequence[str] = ()) -> Way:
+def variant_or_skip(
+    name: str, kernel_limits: KernelLimits | None = None, procs_files: Sequence[str] = ()
+) -> SandboxVariant:
     if (why := refusal(name)) is not None:
-        pytest.skip(f"no box of this kind: {why}")
-    return Way(name, confinement, procs_files)
+        pytest.skip(f"no sandbox of this variant: {why}")
+    return SandboxVariant(name, kernel_limits, procs_files)
 
 
-class OpenedCgroups(Confinement):
-    """The sandbox of the ordinary user joins a cgroup that root created: as if root had delegated it."""
+class DelegatedCgroups(KernelLimits):
+    """The sandbox of the ordinary user joins a cgroup that root created, as if root had delegated it."""
 
     def _create(self, groups: Cgroups, processes: int, memory_bytes: int) -> Cgroup | None:
         group = super()._create(groups, processes, memory_bytes)
@@ -117,7 +119,7 @@ class OpenedCgroups(Confinement):
 
 
 def open_to_all(folder: Path) -> None:
-    """A working directory that is the other user's, below one that everybody may pass: pytest's own is closed."""
+    """A working directory of the other user, below one that all users may enter: pytest's own is closed to them."""
     folder.chmod(0o755)
     (folder / "work").mkdir()
     if os.geteuid() == 0:

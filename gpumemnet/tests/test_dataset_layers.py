@@ -37,9 +37,8 @@ for line in open(sys.argv[1]):
         for parameter in model.parameters():
             parameter.zero_()
     inputs = [torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in layers.inputs_of(config)]
-    for kept in (describe._layers, describe._first, describe._root, report.facts):
-        kept.clear()
-    describe.install(torch)
+    report.facts.clear()
+    describe.start()
     model(*inputs)
     print(json.dumps(report.facts["described"]))
 shapes.SHORT.clear()

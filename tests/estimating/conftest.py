@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from tests.boxes import way_or_skip
+from tests.boxes import variant_or_skip
 from tests.estimating.trying import Trying
 
 
@@ -17,7 +17,7 @@ def trying(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Trying:
         pytest.skip("torch is not installed")
     if not any(shutil.which(compiler) for compiler in ("g++", "clang++", "c++")):
         pytest.skip("there is no C++ compiler")
-    way_or_skip("self")
+    variant_or_skip("self")
     base = tmp_path_factory.getbasetemp()
     shared = (base if worker_id == "master" else base.parent) / "compiled"
     return Trying(tmp_path_factory.mktemp("scripts"), shared)

@@ -1,18 +1,29 @@
-"""What a trial tells of a model besides its layers: formats, heads, how attention is computed, calls in a step."""
+"""What a trial run reports about a model besides its layers: formats, heads, kind of attention, passes in a step."""
 
 from __future__ import annotations
 
-from carma.core.model.values import NoEstimate
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import carma.trial
 from carma.trial.layers.description import Described
 from carma.trial.replay.attention_scores import with_attention
 from tests.estimating.trying import Trying, stepped
 
-HEAD = """
-import sys
+# Each case runs in a fork of one interpreter that has imported torch, on the CPU: descriptions need no emulated GPU.
+CASES = """
+import json, os, sys
+sys.path.insert(0, sys.argv[1])
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from carma_trial import describe, report
 
 
 def network(width=32):
@@ -20,85 +31,99 @@ def network(width=32):
 
 
 def images():
-    return torch.randn(16, 3, 32, 32, device="cuda")
+    return torch.randn(16, 3, 32, 32)
 
 
-net = network().cuda()
+def run(body):
+    describe.install()
+    net = network()
+    names = {**globals(), "net": net, "checkpoint": torch.utils.checkpoint.checkpoint}
+    setup, _, step = body.rpartition("---")
+    exec(setup, names)
+    optimizer = torch.optim.SGD(names["net"].parameters(), 0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        exec(step, names)
+        optimizer.step()
+        describe.optimizer([optimizer])
+        names["net"](images()).mean()  # the script calls its model between steps, with gradients on
+    return report.facts["described"]
+
+
+for name, body in json.load(sys.stdin).items():
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.write(writing, json.dumps({name: run(body)}).encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading) as answer:
+        print(answer.read(), flush=True)
+    os.wait()
 """
-TAIL = """
-optimizer = torch.optim.SGD(net.parameters(), 0.1)
-for _ in range(10):
-    optimizer.zero_grad()
-    step()
-    optimizer.step()
-    print(float(net(images()).mean()), flush=True)  # a look at it, with gradients on
-"""
+ONE = "net(images()).sum().backward()"
+FROZEN = "judge = nn.Linear(8, 8).requires_grad_(False)\n---"
+BODIES = {
+    "one call": ONE,
+    "accumulated": f"for _ in range(4):\n    {ONE}",
+    "three calls": "F.triplet_margin_loss(net(images()), net(images()), net(images())).backward()",
+    "recomputed": "for _ in range(2):\n    checkpoint(net, images(), use_reentrant=False).sum().backward()",
+    "without gradients": "with torch.no_grad():\n    goal = net(images())\nF.mse_loss(net(images()), goal).backward()",
+    "frozen after": f"{FROZEN}judge(net(images())).sum().backward()",
+    "frozen before": f"{FROZEN}net(images() + judge(torch.ones(1, 8)).sum()).sum().backward()",
+    "two networks": f"second = network()\n---second(images()).sum().backward()\n{ONE}",
+    "channels last": f"net = net.to(memory_format=torch.channels_last)\n---{ONE}",
+}
+
+
+@pytest.fixture(scope="module")
+def cases() -> dict[str, Described]:
+    pytest.importorskip("torch")
+    inside = str(Path(carma.trial.__file__).parent / "inside")
+    command = [sys.executable, "-c", CASES, inside]
+    printed = subprocess.run(command, input=json.dumps(BODIES), capture_output=True, text=True, check=True).stdout
+    found: dict[str, Described] = {}
+    for line in printed.splitlines():
+        found |= msgspec.json.decode(line, type=dict[str, Described])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "passes"),
+    [
+        ("one call", 1),
+        ("accumulated", 1),  # a backward pass after each call releases its outputs
+        ("three calls", 3),
+        ("recomputed", 1),
+        ("without gradients", 1),
+        ("frozen after", 2),  # between the model and the loss: its outputs are kept
+        ("frozen before", 1),
+        ("two networks", 2),
+    ],
+)
+def test_the_number_of_passes_that_a_step_keeps(cases: dict[str, Described], name: str, passes: int) -> None:
+    assert cases[name].passes == passes
+
+
+def test_recomputation_is_reported(cases: dict[str, Described]) -> None:
+    assert [name for name, found in cases.items() if found.checkpointing] == ["recomputed"]
+
+
+def test_the_memory_format_is_that_of_the_kernels(cases: dict[str, Described]) -> None:
+    assert [name for name, found in cases.items() if found.channels_last] == ["channels last"]
+    assert (cases["one call"].heads, cases["one call"].attention) == (None, "")
 
 
 def described(trying: Trying, script: str) -> Described:
     trial = stepped(trying.script(script))
-    assert not isinstance(trial, NoEstimate)
     found = trial.report.described
     assert found is not None
     return with_attention(found, trial)
 
 
-def step(body: str) -> str:
-    lines = "\n".join(f"    {line}" for line in body.strip().splitlines())
-    return f"{HEAD}\ndef step():\n{lines}\n{TAIL}"
-
-
-def test_one_call_and_one_backward_pass(trying: Trying) -> None:
-    found = described(trying, step("net(images()).sum().backward()"))
-    assert found.passes == 1
-    assert (found.channels_last, found.heads, found.attention) == (False, None, "")
-
-
-def test_calls_that_are_accumulated_are_one(trying: Trying) -> None:
-    assert described(trying, step("for _ in range(4):\n    net(images()).sum().backward()")).passes == 1
-
-
-def test_three_calls_before_a_backward_pass(trying: Trying) -> None:
-    body = "F.triplet_margin_loss(net(images()), net(images()), net(images())).backward()"
-    assert described(trying, step(body)).passes == 3
-
-
-def test_what_is_computed_again_is_no_call(trying: Trying) -> None:
-    body = "for _ in range(2):\n    checkpoint(net, images(), use_reentrant=False).sum().backward()"
-    found = described(trying, step(body))
-    assert (found.passes, found.checkpointing) == (1, True)
-
-
-def test_a_call_without_gradients_does_not_count(trying: Trying) -> None:
-    body = "with torch.no_grad():\n    goal = net(images())\nF.mse_loss(net(images()), goal).backward()"
-    assert described(trying, step(body)).passes == 1
-
-
-def test_a_frozen_network_between_the_model_and_the_loss_counts(trying: Trying) -> None:
-    frozen = "judge = nn.Linear(8, 8).cuda().requires_grad_(False)\n"
-    through = step("judge(net(images())).sum().backward()").replace("\ndef step", frozen + "\ndef step")
-    assert described(trying, through).passes == 2
-    before = step("net(images() + judge(torch.ones(1, 8, device='cuda')).sum()).sum().backward()")
-    assert described(trying, before.replace("\ndef step", frozen + "\ndef step")).passes == 1
-
-
-def test_two_networks_count_even_when_each_has_its_own_backward_pass(trying: Trying) -> None:
-    other = "second = network().cuda()\n"
-    body = step("second(images()).sum().backward()\nnet(images()).sum().backward()")
-    assert described(trying, body.replace("\ndef step", other + "\ndef step")).passes == 2
-
-
-def test_a_gan_has_more_than_one(trying: Trying) -> None:
-    found = stepped(trying.python("gan.py")).report.described
+def test_a_gan_in_a_trial_run_keeps_three_passes(trying: Trying) -> None:
+    found = trying.python("gan.py", "1").report.described
     assert found is not None
-    assert found.passes == 3  # the maker, and the critic twice
-
-
-def test_the_memory_format_is_that_of_the_kernels(trying: Trying) -> None:
-    body = step("net(images()).sum().backward()").replace(
-        "net = network().cuda()", "net = network().cuda().to(memory_format=torch.channels_last)"
-    )
-    assert described(trying, body).channels_last
+    assert found.passes == 3  # the generator, and the critic twice
 
 
 ATTENTION = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.estimating.trying import Trying, peak_bytes, stepped
 
-_UNSEEN = "no evaluation was seen"
+_UNSEEN = "saw no evaluation"
 
 
 def test_a_larger_batch_after_the_epoch_counts(trying: Trying) -> None:

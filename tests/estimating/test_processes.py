@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.estimating.trying import Trying, peak_bytes, stepped, stopped
+from tests.estimating.trying import Stop, Trying, peak_bytes, stepped, stopped
 
 _RUN = ("-m", "torch.distributed.run")
 
@@ -69,15 +69,15 @@ def test_each_of_two_processes_holds_half_of_a_sharded_model(trying: Trying, api
         assert getattr(two, field) == pytest.approx(getattr(one, field) / 2, rel=0.01), field
 
 
-def test_an_error_of_a_process_is_told_and_not_that_of_its_starter(trying: Trying) -> None:
+def test_the_error_of_a_process_is_reported_and_not_that_of_its_starter(trying: Trying) -> None:
     command = ("-m", "torch.distributed.run", "--nproc_per_node=1", "ddp.py", "--nonsense")
-    how, reason = stopped(trying.run(sys.executable, *command))
-    assert how == "error"
-    assert "code 2" in reason
+    found = stopped(trying.run(sys.executable, *command))
+    assert (found.stop, found.cause) == ("error", "crashed")
+    assert "code 2" in found.reason
 
 
-def test_an_error_in_a_spawned_process_is_told(trying: Trying) -> None:
-    how, reason = stopped(
+def test_the_error_of_a_spawned_process_is_reported(trying: Trying) -> None:
+    found = stopped(
         trying.script("""
 import torch
 def train(rank):
@@ -87,16 +87,16 @@ if __name__ == "__main__":
     torch.multiprocessing.spawn(train, nprocs=1)
 """)
     )
-    assert (how, reason) == ("error", "ValueError: no such data")
+    assert found == ("error", "crashed", "ValueError: no such data")
 
 
-def test_data_parallel_with_two_cards_is_refused(trying: Trying) -> None:
-    how, reason = stopped(trying.run(sys.executable, "encoder.py", "--parallel", gpus=2))
-    assert how == "unsupported"
-    assert "DataParallel" in reason
+def test_data_parallel_with_two_gpus_is_refused(trying: Trying) -> None:
+    found = stopped(trying.run(sys.executable, "encoder.py", "--parallel", gpus=2))
+    assert found.stop == "unsupported"
+    assert "DataParallel" in found.reason
 
 
-def test_a_model_on_two_cards_is_said_to_be_so(trying: Trying) -> None:
+def test_a_model_on_two_gpus_has_a_warning(trying: Trying) -> None:
     folder = trying.folder()
     (folder / "train.py").write_text("""
 import torch
@@ -110,8 +110,6 @@ for _ in range(5):
     assert any("several GPUs" in warning for warning in report.warnings)
 
 
-_AT_ONCE = "several processes use the GPU at once (2), and a trial follows one; try them one by one"
-_TWO_CARDS = "it uses 2 GPUs (cuda:1), and the estimate is for one: try -G 2"
 _SPAWN = """
 import torch
 def train(rank):
@@ -125,22 +123,27 @@ if __name__ == "__main__":
 """
 
 
-def test_two_spawned_processes_on_one_gpu_are_not_answered_with_one(trying: Trying) -> None:
-    assert stopped(trying.script(_SPAWN)) == ("unsupported", _AT_ONCE)
+def _is_refused(found: Stop, number: str) -> bool:
+    return found[:2] == ("unsupported", "several") and number in found.reason
+
+
+def test_two_spawned_processes_on_one_gpu_are_refused(trying: Trying) -> None:
+    assert _is_refused(stopped(trying.script(_SPAWN)), "2 processes")
 
 
 def test_two_commands_at_once_are_refused_and_one_after_the_other_are_not(trying: Trying) -> None:
-    assert stopped(trying.run("sh", "-c", "python gan.py 1 & python gan.py 1; wait")) == ("unsupported", _AT_ONCE)
+    at_once = trying.run("sh", "-c", "python gan.py 1 & python gan.py 1; wait")
+    assert _is_refused(stopped(at_once), "2 processes")
     trying.stepped("sh", "-c", "python inference.py; python gan.py 1")
 
 
 @pytest.mark.parametrize("command", [(*_RUN, "--nproc_per_node=2", "ddp.py"), ("ddp.py", "--spawn", "2")])
-def test_more_processes_than_gpus(trying: Trying, command: tuple[str, ...]) -> None:
-    assert stopped(trying.run(sys.executable, *command)) == ("unsupported", _TWO_CARDS)
+def test_more_processes_than_gpus_are_refused(trying: Trying, command: tuple[str, ...]) -> None:
+    assert _is_refused(stopped(trying.run(sys.executable, *command)), "-G 2")
 
 
 @pytest.mark.parametrize(
     "use", ["torch.cuda.set_device(1)", "torch.optim.SGD(torch.nn.Linear(8, 8).to('cuda:1').parameters(), lr=0.1)"]
 )
-def test_a_gpu_that_was_not_asked_about(trying: Trying, use: str) -> None:
-    assert stopped(trying.script(f"import torch\n{use}")) == ("unsupported", _TWO_CARDS)
+def test_a_gpu_that_was_not_requested_is_refused(trying: Trying, use: str) -> None:
+    assert _is_refused(stopped(trying.script(f"import torch\n{use}")), "-G 2")

@@ -1,4 +1,4 @@
-"""No figure, and why: each in words that tell what happened."""
+"""Trial runs without a figure: each reports its code, and a reason that names what it is about."""
 
 from __future__ import annotations
 
@@ -17,152 +17,124 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model(torch.randn(4, 8).cuda()).sum().backward()
 optimizer.step()
 """
+_OWN = """
+import os, torch
+library = torch.library.Library("own", "DEF")
+library.define("mix(Tensor x) -> Tensor")
+"""
+_NMS = """
+library = torch.library.Library("torchvision", "DEF")
+library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+library.impl("nms", lambda boxes, scores, overlap: torch.tensor([1, 0]), "CPU")
+torch.ops.load_library(os.path.join(torch.__path__[0], "lib", "libc10.so"))
+nms = torch.ops.torchvision.nms
+"""
 
 
-def test_a_cuda_extension_of_its_own(trying: Trying) -> None:
-    how, reason = stopped(
+def test_a_cuda_extension_of_the_script_is_named(trying: Trying) -> None:
+    found = stopped(
         trying.script("""
 import torch
 from torch.utils.cpp_extension import load_inline
 fast = load_inline(name="fast_op", cpp_sources="", cuda_sources="__global__ void k() {}", functions=["k"])
 """)
     )
-    assert how == "unsupported"
-    assert "fast_op" in reason
-    assert "extension" in reason
-
-
-def test_an_extension_that_is_compiled_for_cuda(trying: Trying) -> None:
-    words = "libcudart.so.13: cannot open shared object file: No such file or directory"
-    how, reason = stopped(trying.script(f"import torch\nraise ImportError({words!r})"))
-    assert how == "unsupported"
-    assert reason.startswith("the script loads an extension that is compiled for CUDA")
+    assert found.stop == "unsupported"
+    assert "fast_op" in found.reason
 
 
 @pytest.mark.parametrize(
     ("compiler", "words"), [("/bin/false", "/bin/false ended with code 1"), ("no-such-compiler", "'no-such-compiler'")]
 )
-def test_a_compiler_that_does_not_compile(trying: Trying, tmp_path: Path, compiler: str, words: str) -> None:
+def test_a_compiler_that_does_not_compile_is_named(trying: Trying, tmp_path: Path, compiler: str, words: str) -> None:
     folder = trying.folder()
     (folder / "train.py").write_text(_STEP)
     nothing_built = Trying(tmp_path, tmp_path / "compiled")
     command = (sys.executable, "train.py")
-    how, reason = stopped(nothing_built.run_in(folder, *command, environment={"CXX": compiler}))
-    assert how == "unsupported"
-    assert reason.startswith("the trial's part in C++ does not compile against this torch: ")
-    assert words in reason
+    found = stopped(nothing_built.run_in(folder, *command, environment={"CXX": compiler}))
+    assert found.stop == "unsupported"
+    assert words in found.reason
 
 
-def test_an_operator_that_nobody_knows_is_named(trying: Trying) -> None:
-    how, reason = stopped(
-        trying.script("""
-import torch
-library = torch.library.Library("own", "DEF")
-library.define("mix(Tensor x) -> Tensor")
-torch.ops.own.mix(torch.zeros(3).cuda())
-""")
-    )
-    assert how == "unsupported"
-    assert reason == "a trial does not know the operator own::mix (train.py:5)"
+def test_an_operator_without_any_kernel_is_named_with_its_line(trying: Trying) -> None:
+    found = stopped(trying.script(_OWN + "torch.ops.own.mix(torch.zeros(3).cuda())"))
+    assert found.stop == "unsupported"
+    assert "own::mix (train.py:5)" in found.reason
 
 
-def test_an_operator_without_shapes_is_named_where_its_values_are_unknown(trying: Trying) -> None:
-    text = """
-import torch
-library = torch.library.Library("own", "DEF")
-library.define("mix(Tensor x) -> Tensor")
-library.impl("mix", lambda x: x + 1, "CPU")
+def test_operators_are_computed_from_known_values_and_refused_without(trying: Trying) -> None:
+    """One script: boxes and a result whose values are known, then a tensor that is too large to have values."""
+    text = f"""{_OWN}own = library{_NMS}
+own.impl("mix", lambda x: x + 1, "CPU")
+boxes = torch.tensor([[0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 2.0, 2.0], [0.0, 0.0, 2.0, 3.0]])
+assert nms(boxes.cuda(), torch.ones(3).cuda(), 0.5).tolist() == [1, 0]
 assert torch.ops.own.mix(torch.zeros(3).cuda()).tolist() == [1, 1, 1]
 torch.ops.own.mix(torch.zeros(300, 300).cuda())
 """
-    reason = "a trial does not know the operator own::mix (train.py:7)"
-    assert stopped(trying.script(text)) == ("unsupported", reason)
+    found = stopped(trying.script(text))
+    assert found.stop == "unsupported", found
+    assert "own::mix (train.py:" in found.reason
 
 
-_BOXES = """
-import os, torch
-library = torch.library.Library("torchvision", "DEF")
-library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-library.impl("nms", lambda boxes, scores, overlap: torch.tensor([1, 0]), "CPU")
-torch.ops.load_library(os.path.join(torch.__path__[0], "lib", "libc10.so"))
-boxes = torch.tensor([[0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 2.0, 2.0], [0.0, 0.0, 2.0, 3.0]])
-"""
+def test_boxes_that_are_selected_by_unknown_scores_are_refused(trying: Trying) -> None:
+    text = f"import os, torch{_NMS}nms(torch.rand(5000, 4).cuda(), torch.rand(5000).cuda(), 0.5)"
+    found = stopped(trying.script(text))
+    assert found.stop == "unsupported"
+    assert "nms" in found.reason
 
 
-def test_boxes_that_are_picked_by_unknown_scores(trying: Trying) -> None:
-    text = _BOXES + "torch.ops.torchvision.nms(torch.rand(5000, 4).cuda(), torch.rand(5000).cuda(), 0.5)"
-    reason = "the model picks boxes by their scores (nms), which only a GPU knows"
-    assert stopped(trying.script(text)) == ("unsupported", reason)
+def test_an_endless_loop_ends_at_the_time_limit(trying: Trying) -> None:
+    found = stopped(trying.script("import torch\nwhile True: torch.zeros(3).cuda()", limit_s=4))
+    assert (found.stop, found.cause) == ("none", "time")
+    assert "4 s" in found.reason
 
 
-def test_boxes_that_are_picked_by_known_scores(trying: Trying) -> None:
-    text = _BOXES + "raise ValueError(torch.ops.torchvision.nms(boxes.cuda(), torch.ones(3).cuda(), 0.5).tolist())"
-    assert stopped(trying.script(text)) == ("error", "ValueError: [1, 0] (train.py:8)")
+def test_a_killed_script_reports_its_signal_and_its_steps(trying: Trying) -> None:
+    found = stopped(trying.script(_STEP + "import os\nos.kill(os.getpid(), 9)"))
+    assert (found.stop, found.cause) == ("none", "crashed")
+    assert "SIGKILL after 1 optimizer step" in found.reason
 
 
-def test_an_endless_loop_is_ended_at_the_limit(trying: Trying) -> None:
-    how, reason = stopped(trying.script("import torch\nwhile True: torch.zeros(3).cuda()", limit_s=15))
-    assert how == "none"
-    assert "ended at its limit of 15 s, before" in reason
-
-
-def test_how_far_it_came_is_known_when_it_is_killed(trying: Trying) -> None:
-    how, reason = stopped(trying.script(_STEP + "import os\nos.kill(os.getpid(), 9)"))
-    assert how == "none"
-    assert "SIGKILL after 1 optimizer step" in reason
-
-
-def test_a_script_that_crashes_tells_its_own_error_and_line(trying: Trying) -> None:
-    how, reason = stopped(trying.script("import torch\ntorch.zeros(3).cuda()\nopen('no such file')"))
-    assert how == "error"
-    assert reason == "FileNotFoundError: [Errno 2] No such file or directory: 'no such file' (train.py:3)"
+def test_a_script_that_crashes_reports_its_own_error_and_line(trying: Trying) -> None:
+    found = stopped(trying.script("import torch\ntorch.zeros(3).cuda()\nopen('no such file')"))
+    reason = "FileNotFoundError: [Errno 2] No such file or directory: 'no such file' (train.py:3)"
+    assert found == ("error", "crashed", reason)
 
 
 def test_an_error_of_shapes_is_the_scripts_own(trying: Trying) -> None:
-    how, reason = stopped(trying.script("import torch\ntorch.zeros(3, 4).cuda() @ torch.zeros(3, 4).cuda()"))
-    assert how == "error"
-    assert "(train.py:2)" in reason
+    found = stopped(trying.script("import torch\ntorch.zeros(3, 4).cuda() @ torch.zeros(3, 4).cuda()"))
+    assert found.stop == "error"
+    assert "(train.py:2)" in found.reason
 
 
-def test_a_script_that_exits_with_words(trying: Trying) -> None:
-    how, reason = stopped(trying.script("import sys, torch\ntorch.zeros(3).cuda()\nsys.exit('no data here')"))
-    assert how == "error"
-    assert "before an optimizer step: no data here" in reason
+def test_a_script_that_exits_with_a_message_reports_it(trying: Trying) -> None:
+    found = stopped(trying.script("import sys, torch\ntorch.zeros(3).cuda()\nsys.exit('no data here')"))
+    assert (found.stop, found.cause) == ("error", "crashed")
+    assert found.reason.endswith("no data here")
 
 
-def test_a_download_is_refused_with_what_to_do(trying: Trying) -> None:
-    how, reason = stopped(
-        trying.script("import torch, urllib.request\nurllib.request.urlopen('http://data.example.org/weights.pt')")
-    )
-    assert how == "error"
-    assert "no network: download it once" in reason
-
-
-def test_a_script_without_a_gpu(trying: Trying) -> None:
+def test_a_training_on_the_cpu_never_used_a_gpu_and_is_not_waited_for(trying: Trying) -> None:
     text = _STEP.replace(".cuda()", "")
-    assert stopped(trying.script(text)) == ("end", "it never used a GPU")
+    assert stopped(trying.script(text))[:2] == ("end", "no_gpu")
+    endless = text.replace("optimizer.step()", "while True: optimizer.step()")
+    assert stopped(trying.script(endless))[:2] == ("end", "no_gpu")
 
 
-def test_an_endless_training_on_the_cpu_is_seen_early(trying: Trying) -> None:
-    text = _STEP.replace(".cuda()", "").replace("optimizer.step()", "while True: optimizer.step()")
-    assert stopped(trying.script(text)) == ("end", "it never used a GPU")
-
-
-def test_no_training_at_all_ends_by_itself(trying: Trying) -> None:
+def test_a_script_without_a_training_ends_by_itself(trying: Trying) -> None:
     trial = trying.run(sys.executable, "inference.py")
     assert isinstance(trial, Trial)
-    assert (trial.report.stop, trial.report.steps) == ("end", 0)
-    assert trial.report.reason == "the script ended by itself before an optimizer step"
+    assert (trial.report.stop, trial.report.cause, trial.report.steps) == ("end", "", 0)
     assert trial.events
 
 
-def test_too_few_steps_are_told(trying: Trying) -> None:
+def test_a_script_with_one_step_reports_the_number_of_steps(trying: Trying) -> None:
     trial = trying.script(_STEP)
     assert isinstance(trial, Trial)
     assert (trial.report.stop, trial.report.steps) == ("end", 1)
-    assert "after 1 optimizer step" in trial.report.reason
+    assert "1 optimizer step" in trial.report.reason
 
 
-def test_an_optimizer_that_keeps_what_its_values_ask_for(trying: Trying) -> None:
-    reason = "LBFGS keeps up to 100 pairs of gradients, as many as its values ask for"
-    assert stopped(trying.run(sys.executable, "encoder.py", "--optimizer", "LBFGS")) == ("unsupported", reason)
+def test_an_optimizer_whose_state_depends_on_values_is_refused(trying: Trying) -> None:
+    found = stopped(trying.run(sys.executable, "encoder.py", "--optimizer", "LBFGS"))
+    assert found.stop == "unsupported"
+    assert "LBFGS keeps up to 100" in found.reason

@@ -7,12 +7,14 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from carma.core.model.values import NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest
 from carma.trial.cards import as_gpu, find_card
 from carma.trial.protocol import Trial
 from carma.trial.report import ALLOC, FREE, read_events
+from carma.trial.trial_reasons import kind_of
 from carma.trial.trial_run import TrialRuns
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -75,11 +77,18 @@ def stepped(trial: Trial | NoEstimate) -> Trial:
     return trial
 
 
-def stopped(trial: Trial | NoEstimate) -> tuple[str, str]:
-    """Why there is no figure: the report's word and its reason, or what was seen from outside."""
+class Stop(NamedTuple):
+    """Why there is no figure. `stop` is "none" for a run without a report, whose `cause` is its kind."""
+
+    stop: str
+    cause: str
+    reason: str
+
+
+def stopped(trial: Trial | NoEstimate) -> Stop:
     if isinstance(trial, NoEstimate):
-        return "none", trial.reason
-    return trial.report.stop, trial.report.reason
+        return Stop("none", kind_of(trial) or "", trial.reason)
+    return Stop(trial.report.stop, trial.report.cause, trial.report.reason)
 
 
 def peak_bytes(trial: Trial) -> int:

@@ -15,7 +15,7 @@ from carma.core.model.values import Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest
 from carma.trial.trial_cache import TrialCache
 from carma.trial.trial_run import TrialRuns
-from tests.boxes import Way, way_or_skip
+from tests.boxes import SandboxVariant, variant_or_skip
 from tests.harness import Daemon
 from tests.multiuser.keys import keyring_calls, with_a_session_key
 from tests.multiuser.people import PATH, ROOT, Person
@@ -38,21 +38,21 @@ def place(alice: Person) -> Iterator[Path]:
 
 
 @pytest.fixture
-def trial(alice: Person) -> Way:
+def trial(alice: Person) -> SandboxVariant:
     """A trial run that root makes for Alice."""
-    way = way_or_skip("root-for-another")
-    way.owner = owner(alice)
-    return way
+    variant = variant_or_skip("root-for-another")
+    variant.owner = owner(alice)
+    return variant
 
 
-def said(way: Way, script: str, place: Path, keep: Path | None = None) -> str:
+def said(variant: SandboxVariant, script: str, place: Path, keep: Path | None = None) -> str:
     """What a command in the sandbox prints."""
-    status = way.run(script, place, keep=keep).status
+    status = variant.run(script, place, keep=keep).status
     assert status.ended == "exit", status
     return status.stdout + status.stderr
 
 
-def test_a_trial_run_has_exactly_its_owners_user_and_groups(trial: Way, place: Path, alice: Person) -> None:
+def test_a_trial_run_has_exactly_its_owners_user_and_groups(trial: SandboxVariant, place: Path, alice: Person) -> None:
     lines = said(trial, "grep -E '^(Uid|Gid|Groups|CapPrm|CapEff|CapAmb|NoNewPrivs):' /proc/self/status", place)
     found = {line.split(":")[0]: line.split()[1:] for line in lines.splitlines()}
     assert found["Uid"] == [str(alice.uid)] * 4
@@ -62,7 +62,9 @@ def test_a_trial_run_has_exactly_its_owners_user_and_groups(trial: Way, place: P
     assert found["NoNewPrivs"] == ["1"]
 
 
-def test_a_trial_run_reads_no_file_of_another_user(daemon: Daemon, trial: Way, place: Path, bob: Person) -> None:
+def test_a_trial_run_reads_no_file_of_another_user(
+    daemon: Daemon, trial: SandboxVariant, place: Path, bob: Person
+) -> None:
     mark = f"mark{secrets.token_hex(8)}"
     task = shell(bob, daemon, f"echo {mark}")
     ended(daemon, task)
@@ -76,7 +78,7 @@ def test_a_trial_run_reads_no_file_of_another_user(daemon: Daemon, trial: Way, p
     assert f"{mark}\n" not in told
 
 
-def test_a_trial_run_changes_no_file_of_another_user(trial: Way, place: Path, bob: Person) -> None:
+def test_a_trial_run_changes_no_file_of_another_user(trial: SandboxVariant, place: Path, bob: Person) -> None:
     """Even a file that everybody may write: the trial run writes to a copy."""
     closed = bob.file(f"closed-{secrets.token_hex(4)}", "bob's")
     public = bob.file(f"public-{secrets.token_hex(4)}", "bob's", 0o666)
@@ -85,7 +87,7 @@ def test_a_trial_run_changes_no_file_of_another_user(trial: Way, place: Path, bo
 
 
 def test_a_trial_run_sees_and_signals_no_process_outside(
-    daemon: Daemon, trial: Way, place: Path, alice: Person, bob: Person
+    daemon: Daemon, trial: SandboxVariant, place: Path, alice: Person, bob: Person
 ) -> None:
     own, other = (pid_of(daemon, shell(person, daemon, "sleep 600")) for person in (alice, bob))
     told = said(trial, f"ls /proc; kill -9 {own} {other} -1; echo over", place)
@@ -94,7 +96,7 @@ def test_a_trial_run_sees_and_signals_no_process_outside(
     assert all(Path(f"/proc/{pid}").exists() for pid in (own, other))
 
 
-def test_a_trial_run_cannot_ask_the_daemon(daemon: Daemon, trial: Way, place: Path) -> None:
+def test_a_trial_run_cannot_ask_the_daemon(daemon: Daemon, trial: SandboxVariant, place: Path) -> None:
     """It could submit tasks without an end while it is only tried out."""
     script = f"""perl -MSocket -e 'socket(S, PF_UNIX, SOCK_STREAM, 0);
         print(connect(S, sockaddr_un("{daemon.paths.socket}")) ? "connected" : "refused: $!")'"""
@@ -103,7 +105,7 @@ def test_a_trial_run_cannot_ask_the_daemon(daemon: Daemon, trial: Way, place: Pa
     assert "refused" in said(trial, script, place)
 
 
-def test_a_trial_run_does_not_reach_an_abstract_socket(trial: Way, place: Path) -> None:
+def test_a_trial_run_does_not_reach_an_abstract_socket(trial: SandboxVariant, place: Path) -> None:
     if shutil.which("perl", path=PATH) is None:
         pytest.skip("perl, which makes the connection in the sandbox, is not installed")
     name = f"carma-test-{secrets.token_hex(8)}"
@@ -115,7 +117,7 @@ def test_a_trial_run_does_not_reach_an_abstract_socket(trial: Way, place: Path) 
         assert "refused" in said(trial, script, place)
 
 
-def test_a_trial_run_does_not_get_the_keys_of_the_daemons_session(trial: Way, place: Path) -> None:
+def test_a_trial_run_does_not_get_the_keys_of_the_daemons_session(trial: SandboxVariant, place: Path) -> None:
     mark = f"mark{secrets.token_hex(8)}"
     calls = keyring_calls()
 
@@ -127,7 +129,7 @@ def test_a_trial_run_does_not_get_the_keys_of_the_daemons_session(trial: Way, pl
 
 
 def test_what_one_user_compiled_is_never_loaded_for_another(
-    trial: Way, place: Path, alice: Person, bob: Person
+    trial: SandboxVariant, place: Path, alice: Person, bob: Person
 ) -> None:
     """The directory of compiled parts outlives a trial run, and its files are loaded into the next one."""
     del trial  # skips where there is no sandbox

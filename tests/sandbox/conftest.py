@@ -17,8 +17,8 @@ import pytest
 
 from carma import cgroups
 from carma.cgroups import Cgroup, Cgroups
-from carma.trial.confinement import Confinement
-from tests.boxes import NOBODY, WAYS, OpenedCgroups, Way, folder_for_all, way_or_skip
+from carma.trial.kernel_limits import KernelLimits
+from tests.boxes import NOBODY, VARIANTS, DelegatedCgroups, SandboxVariant, folder_for_all, variant_or_skip
 from tests.sandbox.programs import Python
 
 GUARD_PIDS, GUARD_BYTES = 2_000, 3 << 30
@@ -82,18 +82,20 @@ def guard(guard_if_possible: Guard | str) -> Guard:
 
 
 @pytest.fixture(params=["cgroup", "no-cgroup"])
-def confinement(request: pytest.FixtureRequest, guard_if_possible: Guard | str) -> Confinement:
+def kernel_limits(request: pytest.FixtureRequest, guard_if_possible: Guard | str) -> KernelLimits:
     if request.param == "no-cgroup":
-        return Confinement(problem="the test wants none")
+        return KernelLimits(problem="the test wants none")
     if isinstance(guard_if_possible, str):
         pytest.skip(f"no cgroup with limits can be created: {guard_if_possible}")
-    return OpenedCgroups(groups=guard_if_possible.below)
+    return DelegatedCgroups(groups=guard_if_possible.below)
 
 
-@pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest, confinement: Confinement, guard_if_possible: Guard | str) -> Iterator[Way]:
+@pytest.fixture(params=VARIANTS)
+def variant(
+    request: pytest.FixtureRequest, kernel_limits: KernelLimits, guard_if_possible: Guard | str
+) -> Iterator[SandboxVariant]:
     procs_files = [] if isinstance(guard_if_possible, str) else guard_if_possible.own.procs_files
-    made = way_or_skip(request.param, confinement, procs_files)
+    made = variant_or_skip(request.param, kernel_limits, procs_files)
     yield made
     made.sandbox.close()
 

@@ -14,11 +14,11 @@ from carma.core.model.values import NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest
 from carma.trial import fingerprint as looking
 from carma.trial import sandbox
-from carma.trial.confinement import Confinement
 from carma.trial.fingerprint import Unanswered, fingerprint
-from carma.trial.sandbox import GRACE_S, Ended, Limits
+from carma.trial.kernel_limits import KernelLimits
+from carma.trial.sandbox import GRACE_S, Limits, SandboxResult
 from carma.trial.trial_run import TrialRuns
-from tests.boxes import PATIENCE_S, WAYS, Way, wait_until, way_or_skip
+from tests.boxes import PATIENCE_S, VARIANTS, SandboxVariant, variant_or_skip, wait_until
 from tests.hanging_fs import HangingMount, hanging_mount
 
 ANSWER_S = 1.0
@@ -27,9 +27,9 @@ NOT_ASKED = "namespaces.answers = lambda paths, limit_s: dict.fromkeys(paths, 0)
 LATE_S = 10.0  # beyond what is guaranteed, for a machine that is busy
 
 
-@pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest) -> Iterator[Way]:
-    made = way_or_skip(request.param, Confinement())
+@pytest.fixture(params=VARIANTS)
+def variant(request: pytest.FixtureRequest) -> Iterator[SandboxVariant]:
+    made = variant_or_skip(request.param, KernelLimits())
     yield made
     made.sandbox.close()
 
@@ -56,50 +56,58 @@ def work(folder: Path) -> Iterator[HangingMount]:
         yield mount
 
 
-def in_time(ended: Ended, limits: Limits) -> bool:
+def in_time(ended: SandboxResult, limits: Limits) -> bool:
     return ended.seconds < limits.seconds + GRACE_S + LATE_S
 
 
-def test_a_working_directory_that_hangs_is_named(way: Way, folder: Path, work: HangingMount) -> None:
+def test_a_working_directory_that_hangs_is_named(variant: SandboxVariant, folder: Path, work: HangingMount) -> None:
     work.hang()
-    ended = way.run("true", folder)
+    ended = variant.run("true", folder)
     assert (ended.status.ended, ended.status.why) == ("unanswered", str(folder / "work"))
     assert ended.status.limit_s == ANSWER_S
 
 
-def test_a_working_directory_whose_server_has_gone_is_named(way: Way, folder: Path, work: HangingMount) -> None:
+def test_a_working_directory_whose_server_has_gone_is_named(
+    variant: SandboxVariant, folder: Path, work: HangingMount
+) -> None:
     work.abort()
-    ended = way.run("true", folder)
+    ended = variant.run("true", folder)
     assert ended.status.ended == "not_started"
     assert str(folder / "work") in ended.status.why
 
 
-def test_a_mount_elsewhere_that_hangs_is_left_out(way: Way, folder: Path, elsewhere: HangingMount) -> None:
+def test_a_mount_elsewhere_that_hangs_is_left_out(
+    variant: SandboxVariant, folder: Path, elsewhere: HangingMount
+) -> None:
     elsewhere.hang()
     for _ in range(2):  # the second time it is not asked again
-        ended = way.run(f"ls -A {elsewhere.path}; echo end > file && cat file", folder)
+        ended = variant.run(f"ls -A {elsewhere.path}; echo end > file && cat file", folder)
         assert (ended.status.ended, ended.status.stdout) == ("exit", "end\n"), ended.status
         assert ended.status.unanswered == [str(elsewhere.path)]
 
 
-def test_a_mount_elsewhere_whose_server_has_gone_is_left_out(way: Way, folder: Path, elsewhere: HangingMount) -> None:
+def test_a_mount_elsewhere_whose_server_has_gone_is_left_out(
+    variant: SandboxVariant, folder: Path, elsewhere: HangingMount
+) -> None:
     elsewhere.abort()
-    ended = way.run("echo end", folder)
+    ended = variant.run("echo end", folder)
     assert (ended.status.ended, ended.status.stdout, ended.status.unanswered) == ("exit", "end\n", [])
 
 
-def test_a_mount_that_answers_can_be_used(way: Way, folder: Path, elsewhere: HangingMount) -> None:
-    ended = way.run(f"cd {elsewhere.path} && ls -A && echo end", folder)
+def test_a_mount_that_answers_can_be_used(variant: SandboxVariant, folder: Path, elsewhere: HangingMount) -> None:
+    ended = variant.run(f"cd {elsewhere.path} && ls -A && echo end", folder)
     assert (ended.status.stdout, ended.status.unanswered) == ("end\n", [])
 
 
-def test_a_command_inside_a_mount_that_hangs_ends_at_its_limit(way: Way, folder: Path, elsewhere: HangingMount) -> None:
+def test_a_command_inside_a_mount_that_hangs_ends_at_its_limit(
+    variant: SandboxVariant, folder: Path, elsewhere: HangingMount
+) -> None:
     """The command cannot be killed: it is left behind."""
     limits = Limits(seconds=4)
     script = f"echo begun > /run/carma/out/steps; while :; do ls {elsewhere.path}; done"
     ending = threading.Timer(1.0, elsewhere.hang)
     ending.start()
-    ended = way.run(script, folder, limits=limits)
+    ended = variant.run(script, folder, limits=limits)
     ending.join()
     assert ended.status.ended == "time", ended.status
     assert ended.status.notes == {"steps": "begun"}
@@ -107,23 +115,23 @@ def test_a_command_inside_a_mount_that_hangs_ends_at_its_limit(way: Way, folder:
 
 
 def test_a_sandbox_that_cannot_be_built_in_time_names_what_it_waits_for(
-    way: Way, folder: Path, elsewhere: HangingMount
+    variant: SandboxVariant, folder: Path, elsewhere: HangingMount
 ) -> None:
-    way.change(NOT_ASKED)
+    variant.change(NOT_ASKED)
     limits = Limits(seconds=3)
     elsewhere.hang()
-    ended = way.run("true", folder, limits=limits)
+    ended = variant.run("true", folder, limits=limits)
     assert (ended.status.ended, ended.status.why) == ("unanswered", str(elsewhere.path)), ended.status
     assert ended.status.limit_s == limits.seconds + GRACE_S
     assert in_time(ended, limits)
 
 
 def test_a_server_that_goes_while_the_sandbox_is_built_is_left_out(
-    way: Way, folder: Path, elsewhere: HangingMount
+    variant: SandboxVariant, folder: Path, elsewhere: HangingMount
 ) -> None:
-    way.change(NOT_ASKED)
+    variant.change(NOT_ASKED)
     elsewhere.abort()
-    ended = way.run("echo end", folder)
+    ended = variant.run("echo end", folder)
     assert (ended.status.ended, ended.status.stdout) == ("exit", "end\n"), ended.status
 
 
@@ -133,7 +141,7 @@ def request_in(directory: Path, owner: Owner) -> EstimateRequest:
 
 
 def test_an_estimate_says_which_path_did_not_answer(work: HangingMount, tmp_path: Path) -> None:
-    way_or_skip("self")
+    variant_or_skip("self")
     work.hang()
     answer = TrialRuns(tmp_path, limit_s=PATIENCE_S).run(request_in(work.path, Owner(0, 0, "root")))
     assert isinstance(answer, NoEstimate)

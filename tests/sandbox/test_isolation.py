@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.boxes import Way
+from tests.boxes import SandboxVariant
 from tests.sandbox.programs import Python
 
 # Prints the error number of each call, 0 for success.
@@ -17,7 +17,7 @@ UNSHARE = """
     libc = ctypes.CDLL(None, use_errno=True)
     print(0 if libc.unshare({flags}) == 0 else ctypes.get_errno())
 """
-# clone(2) with the flag and SIGCHLD, as `unshare` is not the only way.
+# clone(2) with the flag and SIGCHLD, as `unshare` is not the only variant.
 CLONE = """
     import ctypes, os
     libc = ctypes.CDLL(None, use_errno=True)
@@ -32,30 +32,32 @@ NAMESPACES = {"user": 0x10000000, "mount": 0x20000, "pid": 0x20000000, "network"
 
 @pytest.mark.parametrize("call", [UNSHARE, CLONE], ids=["unshare", "clone"])
 @pytest.mark.parametrize("kind", NAMESPACES)
-def test_the_command_cannot_make_namespaces(way: Way, folder: Path, python: Python, kind: str, call: str) -> None:
-    ended = way.run("", folder, command=python.command(call.format(flags=NAMESPACES[kind])))
+def test_the_command_cannot_make_namespaces(
+    variant: SandboxVariant, folder: Path, python: Python, kind: str, call: str
+) -> None:
+    ended = variant.run("", folder, command=python.command(call.format(flags=NAMESPACES[kind])))
     assert (ended.status.ended, ended.status.code) == ("exit", 0), ended.status
     assert int(ended.status.stdout) > 0
 
 
-def test_the_command_cannot_allow_namespaces_again(way: Way, folder: Path) -> None:
+def test_the_command_cannot_allow_namespaces_again(variant: SandboxVariant, folder: Path) -> None:
     script = "cat /proc/sys/user/max_user_namespaces; (echo 100 > /proc/sys/user/max_user_namespaces) 2>/dev/null"
-    ended = way.run(f"{script}; echo $?", folder)
+    ended = variant.run(f"{script}; echo $?", folder)
     limit, code = ended.status.stdout.split()
     assert limit == "0"
     assert int(code) > 0
 
 
-def test_groups_and_ids_are_the_same_as_outside(way: Way, folder: Path) -> None:
+def test_groups_and_ids_are_the_same_as_outside(variant: SandboxVariant, folder: Path) -> None:
     (folder / "work" / "file").write_text("x")
-    ended = way.run("id -u; id -g; stat -c %u /proc; stat -c %u file; touch new; stat -c %u new", folder)
+    ended = variant.run("id -u; id -g; stat -c %u /proc; stat -c %u file; touch new; stat -c %u new", folder)
     uid, gid, root, other, new = ended.status.stdout.split()
-    assert (int(uid), int(gid), int(new)) == (way.owner.uid, way.owner.gid, way.owner.uid)
-    if way.name != "ordinary":  # in whose user namespace only their own id exists
+    assert (int(uid), int(gid), int(new)) == (variant.owner.uid, variant.owner.gid, variant.owner.uid)
+    if variant.name != "ordinary":  # in whose user namespace only their own id exists
         assert (int(root), int(other)) == (0, 0)
 
 
-def test_no_network_but_the_loopback(way: Way, folder: Path, python: Python) -> None:
+def test_no_network_but_the_loopback(variant: SandboxVariant, folder: Path, python: Python) -> None:
     script = """
         import socket
         with socket.socket() as outside:
@@ -63,17 +65,19 @@ def test_no_network_but_the_loopback(way: Way, folder: Path, python: Python) -> 
             print(outside.connect_ex(("192.0.2.1", 80)))
         print([name for _, name in socket.if_nameindex() if name.startswith(("eth", "en", "wl", "docker"))])
     """
-    ended = way.run("", folder, command=python.command(script))
+    ended = variant.run("", folder, command=python.command(script))
     code, names = ended.status.stdout.splitlines()
     assert int(code) > 0
     assert names == "[]"
 
 
-def test_an_abstract_socket_of_the_host_cannot_be_reached(way: Way, folder: Path, python: Python) -> None:
+def test_an_abstract_socket_of_the_host_cannot_be_reached(
+    variant: SandboxVariant, folder: Path, python: Python
+) -> None:
     name = f"carma-{secrets.token_hex(8)}"
     script = f"import socket; print(socket.socket(socket.AF_UNIX).connect_ex(chr(0) + {name!r}))"
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("\0" + name)
         server.listen()
-        ended = way.run("", folder, command=python.command(script))
+        ended = variant.run("", folder, command=python.command(script))
     assert int(ended.status.stdout) > 0

@@ -7,27 +7,29 @@ from pathlib import Path
 import pytest
 
 from carma.trial.sandbox import Limits
-from tests.boxes import PATIENCE_S, Way
+from tests.boxes import PATIENCE_S, SandboxVariant
 from tests.sandbox.programs import MEMORY, Python
 
 LIMITS = Limits(seconds=PATIENCE_S, memory_mib=96, scratch_mib=80)
 
 
 @pytest.mark.parametrize("kind", MEMORY)
-def test_memory_beyond_the_limit_ends_the_run(way: Way, folder: Path, python: Python, kind: str) -> None:
-    ended = way.run("", folder, command=python.holding(kind, 256), limits=LIMITS)
+def test_memory_beyond_the_limit_ends_the_run(variant: SandboxVariant, folder: Path, python: Python, kind: str) -> None:
+    ended = variant.run("", folder, command=python.holding(kind, 256), limits=LIMITS)
     if "No space left" in ended.status.stderr:  # /dev/shm has the size of the limit
         assert kind in ("shm file", "deleted file")
     else:
         assert ended.status.ended == "memory", ended.status
 
 
-@pytest.mark.parametrize("confinement", ["no-cgroup"], indirect=True)  # in a cgroup the kernel counts
+@pytest.mark.parametrize("kernel_limits", ["no-cgroup"], indirect=True)  # in a cgroup the kernel counts
 @pytest.mark.parametrize("kind", MEMORY)
-def test_memory_within_the_limit_is_not_counted_twice(way: Way, folder: Path, python: Python, kind: str) -> None:
+def test_memory_within_the_limit_is_not_counted_twice(
+    variant: SandboxVariant, folder: Path, python: Python, kind: str
+) -> None:
     limits = Limits(seconds=PATIENCE_S, memory_mib=384, scratch_mib=320)
     held = python.holding(kind, 192)
     script = held[-1].replace("time.sleep(1000)", "time.sleep(0.5)")
-    ended = way.run("", folder, command=(*held[:-1], script), limits=limits)
+    ended = variant.run("", folder, command=(*held[:-1], script), limits=limits)
     assert (ended.status.ended, ended.status.code) == ("exit", 0), ended.status
     assert "held" in ended.status.stdout

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from carma.trial.sandbox import GRACE_S, Limits
-from tests.boxes import PATIENCE_S, Way, processes_with, wait_until
+from tests.boxes import PATIENCE_S, SandboxVariant, processes_with, wait_until
 from tests.sandbox.conftest import Guard
 from tests.sandbox.programs import FORK_BOMB, ORPHANS, THREAD_BOMB, Python
 
@@ -37,25 +37,27 @@ def marker() -> str:
 
 @pytest.mark.parametrize("bomb", [FORK_BOMB, THREAD_BOMB], ids=["fork", "threads"])
 def test_a_bomb_is_ended_and_never_exceeds_the_limit(
-    way: Way, folder: Path, python: Python, guard: Guard, bomb: str
+    variant: SandboxVariant, folder: Path, python: Python, guard: Guard, bomb: str
 ) -> None:
     limits = Limits(seconds=PATIENCE_S, processes=LIMIT)
-    ended = way.run("", folder, command=python.command(bomb), limits=limits)
+    ended = variant.run("", folder, command=python.command(bomb), limits=limits)
     assert ended.status.ended == "processes", ended.status
     assert ended.seconds < PATIENCE_S
     counted = guard.peak()
-    assert way.sandbox.confinement is not None
-    if way.sandbox.confinement.complete:
+    assert variant.sandbox.kernel_limits is not None
+    if variant.sandbox.kernel_limits.complete:
         assert counted is None or counted <= LIMIT + OWN
-    elif way.owner.uid != 0:  # RLIMIT_NPROC does not apply to root: there only the watcher counts
+    elif variant.owner.uid != 0:  # RLIMIT_NPROC does not apply to root: there only the supervisor counts
         assert counted is None or counted <= RLIMIT + OWN
     wait_until(lambda: not guard.members(), "a process outlived the sandbox")
 
 
 @pytest.mark.parametrize("bomb", [FORK_BOMB, ORPHANS], ids=["fork", "orphans"])
-def test_a_bomb_does_not_delay_the_time_limit(way: Way, folder: Path, python: Python, guard: Guard, bomb: str) -> None:
+def test_a_bomb_does_not_delay_the_time_limit(
+    variant: SandboxVariant, folder: Path, python: Python, guard: Guard, bomb: str
+) -> None:
     limits = Limits(seconds=3, processes=100_000)  # only the guard limits processes
-    ended = way.run("", folder, command=python.command(bomb), limits=limits)
+    ended = variant.run("", folder, command=python.command(bomb), limits=limits)
     assert ended.status.ended in ("time", "processes"), ended.status
     assert ended.seconds < limits.seconds + GRACE_S + LATE_S
     wait_until(lambda: not guard.members(), "a process outlived the sandbox")
@@ -70,21 +72,21 @@ def test_a_bomb_does_not_delay_the_time_limit(way: Way, folder: Path, python: Py
     ],
     ids=["own session", "stopped", "orphan"],
 )
-def test_no_process_outlives_the_sandbox(way: Way, folder: Path, script: str) -> None:
+def test_no_process_outlives_the_sandbox(variant: SandboxVariant, folder: Path, script: str) -> None:
     word = marker()
-    assert way.run(script.format(word), folder).status.ended == "exit"
+    assert variant.run(script.format(word), folder).status.ended == "exit"
     wait_until(lambda: not processes_with(word), "a process outlived the sandbox")
 
 
 @pytest.mark.parametrize("name", ["INT", "TERM", "KILL", "STOP", "HUP"])
-def test_the_command_cannot_signal_the_first_process(way: Way, folder: Path, name: str) -> None:
-    ended = way.run(f"kill -{name} 1; sleep 0.2; kill -{name} 1; echo end; exit 7", folder)
+def test_the_command_cannot_signal_the_first_process(variant: SandboxVariant, folder: Path, name: str) -> None:
+    ended = variant.run(f"kill -{name} 1; sleep 0.2; kill -{name} 1; echo end; exit 7", folder)
     assert (ended.status.ended, ended.status.code) == ("exit", 7)
     assert ended.status.stdout == "end\n"
 
 
-def test_the_command_is_niced_and_the_first_to_be_killed_for_memory(way: Way, folder: Path) -> None:
-    ended = way.run("cut -d' ' -f19 /proc/self/stat; cat /proc/self/oom_score_adj", folder)
+def test_the_command_is_niced_and_the_first_to_be_killed_for_memory(variant: SandboxVariant, folder: Path) -> None:
+    ended = variant.run("cut -d' ' -f19 /proc/self/stat; cat /proc/self/oom_score_adj", folder)
     niceness, score = ended.status.stdout.split()
     assert int(niceness) >= 10
     assert int(score) == 1000

@@ -1,8 +1,8 @@
-"""The cards that an estimate can be asked for without having one: names, memory, compute capability.
+"""The catalogue of GPU models for estimates without such a GPU: names, memory, compute capability.
 
-`memory_mib` is what a process finds (CUDA's total, below the figure on the box). Drivers differ by some tens of MiB, so
-it is the smaller of those that were seen; for a card of this machine the driver's own figure is used instead. That of
-the H200 was measured, the others are as PyTorch names them in public error messages.
+`memory_mib` is CUDA's total, which is below the nominal size. Drivers differ by some tens of MiB; the table has the
+smallest published value, and for a GPU of this machine the driver's own figure is used instead. The value of the H200
+was measured; the others are from PyTorch's error messages in public reports.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DEFAULT = "h200"
 
 
 class Card(Record, frozen=True, kw_only=True):
-    """One model. `name` is NVML's; `alias` is what one types, and other spellings come after it."""
+    """One model. `name` is NVML's; `alias` and `others` are what users type."""
 
     name: str
     alias: str
@@ -76,10 +76,10 @@ CARDS: tuple[Card, ...] = (
 
 
 def card_for(name: str) -> Card | None:
-    """The model behind the name of a GPU as its driver gives it; of a MIG instance, that of its card.
+    """The model for the name that a driver reports; for a MIG instance, the model of its GPU.
 
-    Words after a known name say how the card is built or cut ("NVIDIA H200 NVL", "... MIG 3g.40gb"): the model that
-    shares the most words with it answers. A name that only begins alike ("L40" and "L4") is another model.
+    Words after a known name are variants ("NVIDIA H200 NVL", "... MIG 3g.40gb"): the model with the most common words
+    is returned. A name with the same first letters ("L40" and "L4") is another model.
     """
     words = _words(name)
     best: tuple[int, Card] | None = None
@@ -101,7 +101,7 @@ def find_card(text: str) -> Card | None:
 
 
 def unknown_card(text: str) -> NotFound:
-    """What is said about a name that is no card's."""
+    """The error for a name that is no model's."""
     known = [card.alias for card in CARDS]
     spellings = {spelled: card.alias for card in CARDS for spelled in (card.alias, *card.others)}
     near = difflib.get_close_matches("-".join(_words(text)), spellings, n=1)
@@ -113,11 +113,11 @@ def unknown_card(text: str) -> NotFound:
 
 
 def as_gpu(card: Card, index: int = 0) -> Gpu:
-    """The card as if it were in this machine, for a request to an estimator."""
+    """A GPU of this model as if it were in this machine, for a request to an estimator."""
     return Gpu(id=GpuId(f"GPU-catalogue-{card.alias}-{index}"), index=index, name=card.name, memory_mib=card.memory_mib)
 
 
 def _words(name: str) -> list[str]:
-    """`NVIDIA A100-SXM4-80GB` and `a100 sxm4 80gb` are one; makers' and brands' words say nothing."""
+    """`NVIDIA A100-SXM4-80GB` and `a100 sxm4 80gb` are the same; words of vendors and brands are dropped."""
     words = re.findall(r"[a-z0-9.]+", name.lower())
     return [word for word in words if word not in ("nvidia", "tesla", "geforce", "quadro", "graphics", "device")]

@@ -1,7 +1,7 @@
-"""`trace`: the main estimator. A trial run with the GPU made up, its events replayed through the allocator's model, and
-what lies outside added: workspaces, the context. What the task keeps busy is predicted from the layers that were seen.
+"""`trace`: the main estimator. It replays the events of a trial run through a model of the allocator.
 
-It refuses rather than guess: no figure without two optimizer steps, none where the allocator is not the one it models.
+Memory outside of the allocator (workspaces, the context) is added. Demand is predicted from the model's layers. It
+refuses without two optimizer steps, and for an allocator that it does not model.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from carma.trial.replay.footprint import MIB, Figure, NotFigured, figure
 from carma.trial.replay.library_memory import nccl_bytes
 from carma.trial.report import Report
 
-LEAST_STEPS = 2  # the first one makes the optimizer's state, the second one meets it
-MANY_READS = 50  # made-up values per step, from which on the script's own way may have been another
+LEAST_STEPS = 2  # the first allocates the optimizer's state, the second runs with it
+MANY_READS = 50  # invented values per step, above which the script may have taken another branch
 
 
 class Trace:
@@ -52,26 +52,26 @@ class Trace:
 
 
 def why_not(report: Report) -> str | None:
-    """Why a report is worth no figure, as a sentence."""
+    """A sentence that says why a report gives no figure; None if it gives one."""
     if report.stop != "steps":
         return report.reason or "the trial run did not get as far as its optimizer steps"
     if report.steps < LEAST_STEPS:
-        return f"only {report.steps} optimizer step was seen, and memory settles in the second"
+        return f"the script took only {report.steps} optimizer step, and memory is stable after the second"
     if not report.parameters_bytes:
-        return "what the optimizer steps is not on a GPU"
+        return "the parameters of the optimizer are not on a GPU"
     return None
 
 
 def _doubts(report: Report, found: Figure) -> list[str]:
     doubts: list[str] = []
     if found.replayed.grows:
-        doubts.append("its memory still grew in the last step of the trial; it may take more")
+        doubts.append("memory still grew in the last step of the trial run; the task may need more")
     if report.made_up_reads > MANY_READS * max(1, report.steps):
-        doubts.append(f"the script read {report.made_up_reads} values from the GPU, which were made up")
+        doubts.append(f"the script read {report.made_up_reads} values from the GPU, which were invented")
     if found.group == "guessed":
-        doubts.append("some sizes depend on values that only a GPU knows; the largest possible were taken")
+        doubts.append("some sizes depend on values that only a GPU computes; the largest possible sizes were used")
     if found.group == "benchmark":
-        doubts.append("cudnn.benchmark is on: what its first step takes depends on how empty the card is")
+        doubts.append("cudnn.benchmark is on: memory in the first step depends on the free memory of the GPU")
     if nccl := nccl_bytes(report):
         doubts.append(f"NCCL was not measured: {_mib(nccl)} MiB are added for it, as reported on an A100")
     return doubts
@@ -101,14 +101,14 @@ def _answer(trial: Trial, found: Figure, bound: Bound, gpu: Gpu) -> Estimate:
 
 
 def _demand(trial: Trial, gpu: Gpu) -> Demand | None:
-    from carma.trial.demand.prediction import demand_of  # numpy is imported when somebody asks
+    from carma.trial.demand.prediction import demand_of  # imports numpy
 
     described = trial.report.described
     return None if described is None else demand_of(with_attention(described, trial), gpu.name)
 
 
 def _parts(report: Report, found: Figure) -> dict[str, int]:
-    """What the footprint is made of; they add up to it but for rounding."""
+    """The parts of the footprint; their sum is the footprint except for rounding."""
     replayed = found.replayed
     allocated = replayed.peaks.allocated_bytes
     known = report.parameters_bytes + report.gradients_bytes + report.optimizer_bytes + replayed.scratch_bytes

@@ -1,7 +1,7 @@
 """A digest of a command and its files: two commands with the same digest give the same trial.
 
-The files are read by a process of their owner (box/look.py). A process inside a file system that hangs cannot be killed
-and is left behind, up to STUCK_LIMIT for each user.
+A process of their owner reads the files (box/digest.py). A process inside a file system that hangs cannot be killed
+and is abandoned, up to STUCK_LIMIT for each user.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pathlib import Path
 
 from carma.core.model.values import Owner
 from carma.core.ports import EstimateRequest
-from carma.trial.box import digest as look
+from carma.trial.box import digest
 
 LIMIT_S = 20.0
 STUCK_LIMIT = 4
-# What differs from one login, job or container to the next and no training looks at. A place in a job array or among
-# ranks is no noise: scripts choose by it what they train.
+# Variables that differ from one login, job or container to the next and that no training reads. A place in a job array
+# or among ranks is no noise: scripts choose by it what they train.
 _NOISE = re.compile(
     r"PWD|OLDPWD|SHLVL|_|COLUMNS|LINES|WINDOWID|SSH_.*|TERM.*|COLORTERM|DISPLAY|WAYLAND_.*|DBUS_.*|XDG_SESSION.*"
     r"|XDG_RUNTIME_DIR|XAUTHORITY|TMUX.*|STY|CARMA_.*|LS_COLORS|PS1|PROMPT.*|VSCODE_.*|GPG_.*|INVOCATION_ID|JOURNAL_STREAM"
@@ -48,7 +48,7 @@ def fingerprint(request: EstimateRequest) -> str | None:
         "owner": request.owner.uid,
         "identity": identity_for(request.owner),
     }
-    text = _looked_at(order, request.owner.uid, spec.directory)
+    text = _digest_of(order, request.owner.uid, spec.directory)
     return text if re.fullmatch(r"[0-9a-f]{64}", text) else None
 
 
@@ -56,17 +56,19 @@ _lock = threading.Lock()
 _stuck: dict[int, list[subprocess.Popen[bytes]]] = {}  # by uid: processes inside a file system that hangs
 
 
-def _looked_at(order: Mapping[str, object], uid: int, directory: str) -> str:
-    """What box/look.py prints; empty if it failed. Memory files, not pipes: nothing waits for the other side."""
+def _digest_of(order: Mapping[str, object], uid: int, directory: str) -> str:
+    """What box/digest.py prints; empty if it failed. With memory files, not pipes, neither side waits for the other."""
     if _stuck_of(uid) >= STUCK_LIMIT:
         raise Unanswered(directory)
     with contextlib.ExitStack() as stack:
-        given, printed, path = (stack.enter_context(os.fdopen(os.memfd_create("carma-look"), "w+b")) for _ in range(3))
+        given, printed, path = (
+            stack.enter_context(os.fdopen(os.memfd_create("carma-digest"), "w+b")) for _ in range(3)
+        )
         given.write(json.dumps(order).encode("ascii"))
         given.seek(0)
         try:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-X", "utf8", look.__file__],
+                [sys.executable, "-I", "-S", "-X", "utf8", digest.__file__],
                 stdin=given,
                 stdout=printed,
                 stderr=path,
@@ -97,7 +99,7 @@ def _stuck_of(uid: int) -> int:
 
 
 def identity_for(owner: Owner) -> dict[str, object] | None:
-    """Whom a helper process must become before it looks; None where it is the owner already."""
+    """The identity that a process must take before it reads files; None if it has it already."""
     if os.geteuid() != 0 or owner.uid == 0:
         return None
     return {"uid": owner.uid, "gid": owner.gid, "groups": os.getgrouplist(owner.name, owner.gid)}
@@ -105,7 +107,7 @@ def identity_for(owner: Owner) -> dict[str, object] | None:
 
 @functools.lru_cache(maxsize=8)
 def folder_digest(folder: Path) -> str:
-    """Of our own part inside the user's interpreter: a new version of it makes new trials."""
+    """Of the part inside the user's interpreter: a new version of it makes new trials."""
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:

@@ -4,8 +4,8 @@ The estimator itself has one method, `estimate(request)`, and answers with an Es
 good answer). It may take seconds: it is called in a thread of its own, never in the daemon's loop. One of
 `memory.estimators_at_once` places is waited for first, and users take turns.
 
-An estimator that always answers at once says so with an attribute, `quick = True`. It is then asked without waiting for
-a place, as long as none before it in `memory.sources` is slow. One that says so and is not quick holds up the others.
+An estimator that always answers at once has the attribute `quick = True`. It is then called without waiting for a
+place, as long as none before it in `memory.sources` is slow. A slow estimator with this attribute delays the others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from carma.trial.report import Report
 
 @dataclass(frozen=True)
 class Trial:
-    """What a trial run of a command told: the report, and the events as `report.read_events` reads them."""
+    """The result of a trial run: the report, and the events for `report.read_events`."""
 
     report: Report
     events: bytes
@@ -31,17 +31,17 @@ class Trial:
 
 
 class Trials(Protocol):
-    """Runs a command with the GPU made up; the same command in the same state of its files is run once."""
+    """Runs a command on an emulated GPU; the same command with the same files runs once."""
 
     def run(self, request: EstimateRequest) -> Trial | NoEstimate: ...
 
     def describe(self, request: EstimateRequest) -> Described | NoEstimate:
-        """The model of that command, or the one of a summary that stands in for it."""
+        """The model of that command, or of a summary that replaces it."""
         ...
 
 
 class NoTrials:
-    """Where nothing may be run to find out."""
+    """For servers that make no trial runs."""
 
     reason = "trial runs are switched off"
 

@@ -1,4 +1,4 @@
-"""What comes back from a trial run: `report.json` and `events.bin`, written by `inside/` in the user's interpreter.
+"""The results of a trial run: `report.json` and `events.bin`, written by `inside/` in the user's interpreter.
 
 The two sides share no code (the user's interpreter has no CARMA), so this file is the contract between them.
 """
@@ -31,7 +31,7 @@ class Event(NamedTuple):
 
 
 class Call(Record, frozen=True, kw_only=True):
-    """A call whose library may take memory that no tensor shows: a convolution, an attention, a matrix product, an RNN.
+    """A call whose library may allocate memory outside of tensors: a convolution, attention, a matrix product, an RNN.
 
     `sizes` and `numbers` are the op's own, in the order that `trace/workspaces.py` knows for each `op`.
     """
@@ -44,10 +44,14 @@ class Call(Record, frozen=True, kw_only=True):
 
 
 class Report(Record, frozen=True, kw_only=True):
-    """One process's trial. `stop` says why it ended; figures are only worth anything after two optimizer steps."""
+    """One process's trial. `stop` says why it ended; figures are only worth anything after two optimizer steps.
+
+    `cause`: "crashed", "no_network", "no_gpu" (never used), "several" (processes or GPUs), "" for all others.
+    """
 
     format: int
-    stop: Literal["steps", "end", "error", "unsupported", "limit"]
+    stop: Literal["steps", "end", "error", "unsupported"]
+    cause: str = ""
     reason: str = ""  # a sentence, unless `stop` is "steps"
     torch: str = ""
     cuda: str = ""  # the CUDA version that this torch was built for; "" for a CPU build
@@ -57,7 +61,7 @@ class Report(Record, frozen=True, kw_only=True):
     steps: int = 0  # optimizer steps seen
     seconds: float = 0.0
     warnings: tuple[str, ...] = ()
-    made_up_reads: int = 0  # values that the script read from the GPU and that were invented
+    made_up_reads: int = 0  # invented values that the script read from the GPU
     ops: tuple[str, ...] = ()
     calls: tuple[Call, ...] = ()
     marks: tuple[str, ...] = ()  # "forward", "backward", "step", "step_end", "zero_grad", "eval"

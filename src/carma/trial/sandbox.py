@@ -1,8 +1,8 @@
-"""Runs a command in the sandbox (estimate/box) and says how it ended. The daemon's side: starts, waits, reads.
+"""Runs a command in the sandbox (trial/box) and reports how it ended. This is the side of the caller.
 
-The sandbox is a process of its own. Nothing that the command does outlasts it, except files that it writes into `keep`.
-Where the kernel does not allow sandboxes nothing is run. A run takes at most its time limit and GRACE_S: a sandbox that
-does not end, because a file system hangs, is left behind.
+The sandbox is a process of its own. Nothing that the command does outlives it, except files that it writes into `keep`.
+Where the kernel allows no sandbox, nothing runs. A run takes at most its time limit and GRACE_S: a sandbox that cannot
+end because a file system hangs is abandoned.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from carma.cgroups import Cgroup
 from carma.core.model.values import Owner
 from carma.trial.box import main as box_program
-from carma.trial.confinement import Confinement, confinement
+from carma.trial.kernel_limits import KernelLimits, kernel_limits
 
 OUT, INSIDE, KEEP = "/run/carma/out", "/run/carma/inside", "/run/carma/keep"
 GRACE_S = 5.0  # beyond the time limit, for the sandbox to end and to report
 ANSWER_LIMIT_S = 10.0  # for the mounts of the machine and the paths that the command names
 READY_LIMIT_S = 30.0  # from the start until the command runs
-_END_S = 1.0  # for the sandbox to be gone once it has reported
-_UNANSWERED_S = 300.0  # a mount that did not answer is not asked again for this time
-_WANTED = 200
+_END_S = 1.0  # for the sandbox to be gone after its report
+_RETRY_MOUNT_S = 300.0  # time for which a mount that did not answer is left out without asking it
+_WANTED_PATHS = 200
 _MIB = 2**20
 _SYSTEMD_VARIABLES = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
 
@@ -48,19 +48,19 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Boxed:
-    """What is to be run. `files` are copied out of OUT, with their limits in bytes; `notes` are small files there."""
+class SandboxRun:
+    """One command to run. `files` are copied out of OUT, with their limits in bytes; `notes` are small files there."""
 
     command: Sequence[str]
     directory: str
     environment: Mapping[str, str]
-    owner: Owner | None  # None: whoever runs this
-    inside: str  # a folder of ours that the command finds at INSIDE
-    awaited: tuple[str, str]  # the file in OUT that ends the run, and what must be found at its start (an expression)
+    owner: Owner | None  # None: the user that runs this process
+    inside: str  # a directory of CARMA that the command finds at INSIDE
+    awaited: tuple[str, str]  # the file in OUT that ends the run, and a pattern for its first bytes
     files: Mapping[str, int]
     notes: Sequence[str] = ()
     umask: int = 0o022
-    keep: str | None = None  # a folder of the owner's that it finds at KEEP and may change
+    keep: str | None = None  # a directory of the owner, at KEEP in the sandbox, which the command may change
     limits: Limits = Limits()
 
 
@@ -80,10 +80,10 @@ Ending = Literal[
 
 
 class Status(msgspec.Struct):
-    """How it ended, as the sandbox reports it.
+    """How a run ended, as the sandbox reports it.
 
-    `refused`: the kernel does not allow sandboxes. `failed`: it could not be built for another reason. `unanswered`: a
-    file system hangs; `why` is the path. `lost`: it reported nothing.
+    `refused`: the kernel allows no sandbox. `failed`: the sandbox could not be built for another reason.
+    `unanswered`: a file system hangs; `why` is the path. `lost`: the sandbox reported nothing.
     """
 
     ended: Ending
@@ -92,62 +92,54 @@ class Status(msgspec.Struct):
     stdout: str = ""  # the end of it
     stderr: str = ""
     notes: dict[str, str | None] = {}
-    files: dict[str, int] = {}  # bytes; -1 where there is none, -2 where it is too large
+    files: dict[str, int] = {}  # bytes; -1: does not exist, -2: too large
     read_only: list[str] = []
     unanswered: list[str] = []  # mounts that hang; they are empty in the sandbox
-    limit_s: float = 0.0  # for `unanswered`: how long was waited
-
-
-class _Line(msgspec.Struct):
-    """What the sandbox reports while it runs (box/watch.py, Reporter)."""
-
-    at: str | None = None
-    first: int = 0
-    ended: str = ""
+    limit_s: float = 0.0  # for `unanswered`: the time waited
 
 
 @dataclass(frozen=True)
-class Ended:
+class SandboxResult:
     status: Status
-    files: dict[str, bytes]  # those that there were
+    files: dict[str, bytes]  # those that exist
     seconds: float
 
 
 @dataclass
 class Sandbox:
-    """Runs commands from any thread. `close` ends all that are running; none starts after it."""
+    """Runs commands from any thread. `close` ends all runs; none starts after it."""
 
     launcher: Sequence[str] = (sys.executable, "-I", "-S", "-X", "utf8", box_program.__file__)
-    confinement: Confinement | None = None  # None: what this machine has
+    kernel_limits: KernelLimits | None = None  # None: what this machine has
     _running: set[subprocess.Popen[bytes]] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
 
-    def run(self, what: Boxed) -> Ended:
-        means = confinement() if self.confinement is None else self.confinement
-        begun = time.monotonic()
+    def run(self, what: SandboxRun) -> SandboxResult:
+        limiter = kernel_limits() if self.kernel_limits is None else self.kernel_limits
+        started_s = time.monotonic()
         limits = (what.limits.processes, what.limits.memory_mib * _MIB)
         with contextlib.ExitStack() as stack:
-            memories = {name: _memory(stack, name) for name in what.files}
-            complaints = _memory(stack, "complaints")
+            outputs = {name: _memory_file(stack, name) for name in what.files}
+            errors = _memory_file(stack, "errors")
             reading, writing = os.pipe()
             stack.callback(os.close, reading)
-            group = stack.enter_context(means.cgroup(*limits))
+            group = stack.enter_context(limiter.cgroup(*limits))
             try:
-                process = self._start(means.prefix(*limits), writing, memories, complaints)
+                process = self._start(limiter.prefix(*limits), (writing, *outputs.values()), errors)
             finally:
                 os.close(writing)
             if process is None:
-                return Ended(Status(ended="abandoned"), {}, 0.0)
-            order = _order(what, writing, memories, begun) | _confined(means, group)
-            talk = _Talk(process, reading)
+                return SandboxResult(Status(ended="abandoned"), {}, 0.0)
+            order = _order(what, writing, outputs, started_s) | _confined(limiter, group)
+            channel = _Channel(process, reading)
             try:
-                talk.hold(json.dumps(order).encode("ascii") + b"\n", begun, what.limits.seconds)
+                channel.run(json.dumps(order).encode("ascii") + b"\n", started_s, what.limits.seconds)
             finally:
-                self._end(process, talk)
-            status = self._status(talk, complaints)
-            files = {name: _contents(fd) for name, fd in memories.items() if status.files.get(name, -1) >= 0}
-        return Ended(status, files, time.monotonic() - begun)
+                self._end(process, channel)
+            status = self._status(channel, errors)
+            files = {name: _contents(fd) for name, fd in outputs.items() if status.files.get(name, -1) >= 0}
+        return SandboxResult(status, files, time.monotonic() - started_s)
 
     def close(self) -> None:
         with self._lock:
@@ -155,10 +147,8 @@ class Sandbox:
             for process in self._running:
                 process.kill()  # the kernel then kills pid 1 of the sandbox, and with it everything in the sandbox
 
-    def _start(
-        self, prefix: Sequence[str], status_fd: int, memories: Mapping[str, int], complaints: int
-    ) -> subprocess.Popen[bytes] | None:
-        kept = {name: os.environ[name] for name in _SYSTEMD_VARIABLES if prefix and name in os.environ}
+    def _start(self, prefix: Sequence[str], inherited: Sequence[int], errors: int) -> subprocess.Popen[bytes] | None:
+        systemd = {name: os.environ[name] for name in _SYSTEMD_VARIABLES if prefix and name in os.environ}
         with self._lock:
             if self._closed:
                 return None
@@ -166,56 +156,58 @@ class Sandbox:
                 [*prefix, *self.launcher],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
-                stderr=complaints,
-                pass_fds=(status_fd, *memories.values()),
+                stderr=errors,
+                pass_fds=inherited,
                 cwd="/",
-                env={"PATH": os.defpath, **kept},
+                env={"PATH": os.defpath, **systemd},
                 start_new_session=True,
             )
             self._running.add(process)
             return process
 
-    def _end(self, process: subprocess.Popen[bytes], talk: _Talk) -> None:
+    def _end(self, process: subprocess.Popen[bytes], channel: _Channel) -> None:
         """Pid 1 of the sandbox ends with its parent. A parent inside a file system that hangs does not end, so that
         pid 1 is killed directly."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0.0 if talk.status is None else _END_S)
+            process.wait(0.0 if channel.status is None else _END_S)
         with self._lock:
             self._running.discard(process)
-        if process.poll() is None and talk.first and _parent_of(talk.first) == process.pid:
+        if process.poll() is None and channel.first and _parent_of(channel.first) == process.pid:
             with contextlib.suppress(OSError):
-                os.kill(talk.first, signal.SIGKILL)
+                os.kill(channel.first, signal.SIGKILL)
         process.kill()
-        _leave_behind(process)
+        _reap_or_abandon(process)
 
-    def _status(self, talk: _Talk, complaints: int) -> Status:
-        if talk.status is not None:
-            with _left_lock:
-                _unanswered.update(dict.fromkeys(talk.status.unanswered, time.monotonic() + _UNANSWERED_S))
-            return talk.status
+    def _status(self, channel: _Channel, errors: int) -> Status:
+        if channel.status is not None:
+            with _abandoned_lock:
+                until_s = time.monotonic() + _RETRY_MOUNT_S
+                _unanswered_until_s.update(dict.fromkeys(channel.status.unanswered, until_s))
+            return channel.status
         if self._closed:
             return Status(ended="abandoned")
-        if talk.late:
-            stuck = Status(ended="unanswered", why=talk.at, limit_s=talk.limit_s)
-            return stuck if talk.at else Status(ended="time")
-        last = _contents(complaints)[-2000:].decode("utf-8", "replace").strip().rpartition("\n")[2]
-        return Status(ended="lost", why=last)
+        if channel.late:
+            if channel.at:
+                return Status(ended="unanswered", why=channel.at, limit_s=channel.limit_s)
+            return Status(ended="time")
+        last_line = _contents(errors)[-2000:].decode("utf-8", "replace").strip().rpartition("\n")[2]
+        return Status(ended="lost", why=last_line)
 
 
-_left_lock = threading.Lock()
-_left: list[subprocess.Popen[bytes]] = []  # processes that did not end in time
-_unanswered: dict[str, float] = {}  # mounts that hang, and when they may be asked again
+_abandoned_lock = threading.Lock()
+_abandoned: list[subprocess.Popen[bytes]] = []  # processes that did not end in time
+_unanswered_until_s: dict[str, float] = {}  # by mount
 
 
-def _leave_behind(process: subprocess.Popen[bytes]) -> None:
+def _reap_or_abandon(process: subprocess.Popen[bytes]) -> None:
     """Waits briefly; a process that cannot end now is reaped by a later call."""
     if process.stdin is not None:
         with contextlib.suppress(OSError):
             process.stdin.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_END_S)
-    with _left_lock:
-        _left[:] = [other for other in (*_left, process) if other.poll() is None]
+    with _abandoned_lock:
+        _abandoned[:] = [other for other in (*_abandoned, process) if other.poll() is None]
 
 
 def _parent_of(pid: int) -> int:
@@ -224,28 +216,25 @@ def _parent_of(pid: int) -> int:
     return 0
 
 
-def _known_unanswered() -> list[str]:
-    now = time.monotonic()
-    with _left_lock:
-        return [path for path, until in _unanswered.items() if now < until]
-
-
-class _Talk:
-    """What goes to the sandbox and what it reports."""
+class _Channel:
+    """Sends the order to the sandbox and reads what it reports (box/supervisor.py, Reporter)."""
 
     def __init__(self, process: subprocess.Popen[bytes], reading: int) -> None:
         self._process = process
         self._reading = reading
-        self.at = "the start of the sandbox"  # empty once the command runs
-        self.first = 0  # pid 1 of the sandbox, as it is called out here
+        self.at = "the start of the sandbox"  # what the sandbox waits for; empty once the command runs
+        self.first = 0  # pid 1 of the sandbox, as the host numbers it
         self.status: Status | None = None
         self.limit_s = 0.0
         self.late = False
 
-    def hold(self, order: bytes, begun: float, limit_s: float) -> None:
-        """Gives the order and reads until the sandbox has reported its end, or is late. Standard input stays open for
-        as long: when it closes, the sandbox ends."""
-        self._send(order)
+    def run(self, order: bytes, started_s: float, limit_s: float) -> None:
+        """Returns when the sandbox has reported its end, or is late. Standard input stays open until then: when it
+        closes, the sandbox ends."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it was killed, and reports nothing
+            self._process.stdin.write(order)
+            self._process.stdin.flush()
         rest = b""
         poller = select.poll()
         poller.register(self._reading, select.POLLIN)
@@ -253,7 +242,7 @@ class _Talk:
             self.limit_s = limit_s + GRACE_S
             if self.at:
                 self.limit_s = min(self.limit_s, READY_LIMIT_S)
-            left_s = begun + self.limit_s - time.monotonic()
+            left_s = started_s + self.limit_s - time.monotonic()
             if left_s <= 0:
                 self.late = True
                 return
@@ -266,55 +255,49 @@ class _Talk:
             for line in lines:
                 self._take(line)
 
-    def _send(self, order: bytes) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it was killed, and reports nothing
-            self._process.stdin.write(order)
-            self._process.stdin.flush()
-
     def _take(self, line: bytes) -> None:
         with contextlib.suppress(msgspec.MsgspecError):
-            told = msgspec.json.decode(line, type=_Line)
-            if told.at is not None:
-                self.at = told.at
-            self.first = told.first or self.first
-            if told.ended:
-                self.status = msgspec.json.decode(line, type=Status)
+            message = msgspec.json.decode(line, type=dict[str, Any])
+            self.at = message.get("at", self.at)
+            self.first = message.get("first", self.first)
+            if "ended" in message:
+                self.status = msgspec.convert(message, Status)
 
 
-def _memory(stack: contextlib.ExitStack, name: str) -> int:
-    """A file without a name, gone with its last descriptor: the box fills it, whoever it runs as."""
+def _memory_file(stack: contextlib.ExitStack, name: str) -> int:
+    """A file without a path, gone with its last descriptor: the sandbox fills it, whatever user it runs as."""
     fd = os.memfd_create(f"carma-{name}", os.MFD_CLOEXEC)
     stack.callback(os.close, fd)
     return fd
 
 
-def _confined(means: Confinement, group: Cgroup | None) -> dict[str, object]:
+def _confined(limiter: KernelLimits, group: Cgroup | None) -> dict[str, object]:
     return {
         "cgroup": [] if group is None else list(group.directories),
-        "scope": means.scope is not None,
-        "limited_by_kernel": means.complete and (means.scope is not None or group is not None),
+        "scope": limiter.scope is not None,
+        "limited_by_kernel": limiter.complete and (limiter.scope is not None or group is not None),
     }
 
 
-def _order(what: Boxed, status_fd: int, memories: Mapping[str, int], begun: float) -> dict[str, object]:
+def _order(what: SandboxRun, status_fd: int, outputs: Mapping[str, int], started_s: float) -> dict[str, object]:
     owner = what.owner if what.owner is not None and os.geteuid() == 0 else None
-    environment = dict(what.environment)
+    with _abandoned_lock:
+        unanswered = [path for path, until_s in _unanswered_until_s.items() if time.monotonic() < until_s]
     return {
         "command": list(what.command),
         "directory": what.directory,
-        "environment": environment,
+        "environment": dict(what.environment),
         "umask": what.umask,
         "identity": None if owner is None else {"uid": owner.uid, "gid": owner.gid, "name": owner.name},
-        "wanted": _wanted(what),
+        "wanted": _wanted_paths(what),
         "inside": what.inside,
         "keep": what.keep,
         "await": list(what.awaited),
         "notes": list(what.notes),
-        "files": {name: [fd, what.files[name]] for name, fd in memories.items()},
+        "files": {name: [fd, what.files[name]] for name, fd in outputs.items()},
         "status_fd": status_fd,
-        "unanswered": _known_unanswered(),
-        "deadline": begun + what.limits.seconds,  # by CLOCK_MONOTONIC, which all processes share
+        "unanswered": unanswered,
+        "deadline": started_s + what.limits.seconds,  # by CLOCK_MONOTONIC, which all processes share
         "limits": {
             "memory_bytes": what.limits.memory_mib * _MIB,
             "scratch_bytes": what.limits.scratch_mib * _MIB,
@@ -325,21 +308,16 @@ def _order(what: Boxed, status_fd: int, memories: Mapping[str, int], begun: floa
     }
 
 
-def _wanted(what: Boxed) -> list[str]:
-    """Where the command may want to write: where it stands, its home, and the paths that it is given."""
-    given = [word.partition("=")[2] or word for word in what.command]
-    paths = [what.directory, what.environment.get("HOME", ""), "/tmp", "/var/tmp", *what.environment.values(), *given]
+def _wanted_paths(what: SandboxRun) -> list[str]:
+    """Where the command may want to write: its working directory, its home, and the paths that it is given."""
+    arguments = [word.partition("=")[2] or word for word in what.command]
+    environment = what.environment
+    paths = [what.directory, environment.get("HOME", ""), "/tmp", "/var/tmp", *environment.values(), *arguments]
     joined = (os.path.normpath(os.path.join(what.directory, path)) for path in paths if "/" in path and ":" not in path)
-    return list(dict.fromkeys(path for path in joined if "\0" not in path and len(path) < 4096))[:_WANTED]
+    return list(dict.fromkeys(path for path in joined if "\0" not in path and len(path) < 4096))[:_WANTED_PATHS]
 
 
 def _contents(fd: int) -> bytes:
-    size = os.fstat(fd).st_size
-    pieces, at = [], 0
-    while at < size:
-        piece = os.pread(fd, size - at, at)
-        if not piece:
-            break
-        pieces.append(piece)
-        at += len(piece)
-    return b"".join(pieces)
+    with open(os.dup(fd), "rb") as file:
+        file.seek(0)
+        return file.read()

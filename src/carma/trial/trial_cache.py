@@ -1,6 +1,6 @@
-"""Remembers trials by their key: some in memory, more on disk; refusals only for a while, as their cause may go away.
+"""Caches trials by key, in memory and on disk. Refusals expire, because their cause may go away.
 
-On disk each trial is one compressed file, written whole or not at all. What cannot be read back is no trial.
+On disk each trial is one compressed file, written completely or not at all. A damaged file is deleted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SUFFIX = ".trial"
 
 class TrialCache:
     def __init__(self, folder: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """`folder` is made when the first trial is put there; None: nothing outlasts the process."""
+        """`folder` is created for the first trial; None: nothing outlives the process."""
         self._folder = folder
         self._clock = clock
         self._lock = threading.Lock()
@@ -55,7 +55,7 @@ class TrialCache:
         packed = zlib.compress(msgspec.msgpack.encode(answer), 1)
         self._keep(key, packed)
         if self._folder is not None:
-            with contextlib.suppress(OSError):  # a full disk costs a trial next time, nothing else
+            with contextlib.suppress(OSError):  # with a full disk the trial runs again next time
                 self._to_disk(self._folder, key, packed)
 
     def _keep(self, key: str, packed: bytes) -> None:
@@ -98,7 +98,7 @@ def _unpack(packed: bytes) -> Trial | None:
 
 
 def _make_room(folder: Path) -> None:
-    """The longest unused go first."""
+    """Deletes the least recently used."""
     found = []
     for path in folder.glob("*" + _SUFFIX):
         with contextlib.suppress(OSError):

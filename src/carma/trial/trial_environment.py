@@ -1,4 +1,4 @@
-"""The environment of a trial run: the task's own, with our part in Python's path and nothing that reaches outside."""
+"""The environment of a trial run: the task's, with CARMA's part on Python's path and nothing that reaches outside."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from carma.trial.sandbox import INSIDE, KEEP, OUT
 
 THREADS = "2"  # of a library that would take all processors; only shapes are computed
 _MIB = 2**20
-# Ways to other programs of the user's, and what belongs to another task or its place in the queue.
+# Connections to other programs of the user, and variables of another task or scheduler.
 _DROPPED = re.compile(
     r"SSH_AUTH_SOCK|SSH_AGENT_PID|DBUS_.*|DISPLAY|WAYLAND_DISPLAY|XAUTHORITY|XDG_RUNTIME_DIR|DOCKER_HOST|GPG_AGENT_INFO"
     r"|TMUX.*|CARMA_.*|CUDA_MPS_.*|SLURM_.*|SLURMD_.*|SRUN_.*|NOTIFY_SOCKET|LISTEN_.*|JOURNAL_STREAM"
 )
-# Services that a training reports to: each has a word for "not this time".
+# Services that a training reports to: each has a setting that switches it off.
 _OFFLINE = {
     "WANDB_MODE": "disabled",
     "MLFLOW_TRACKING_URI": "file:/tmp/carma-trial-mlruns",
@@ -57,7 +57,7 @@ def trial_environment(request: EstimateRequest, steps: int) -> dict[str, str]:
 
 
 def gpu_description(request: EstimateRequest) -> str:
-    """The card that is made up: the server's first, by whose model its other facts are known."""
+    """The emulated GPU: the first one of the server, with the properties of its model."""
     known = {card.alias: card for card in CARDS}[DEFAULT]
     gpu = request.gpus[0] if request.gpus else as_gpu(known)
     card: Card = card_for(gpu.name) or known

@@ -1,4 +1,4 @@
-"""Why a trial run gave no report, in a sentence that says what to do if something can be done."""
+"""Why a trial run gave no report: a sentence that says what to do if something can be done, and its kind."""
 
 from __future__ import annotations
 
@@ -13,75 +13,76 @@ from carma.core.model.values import NoEstimate
 from carma.trial.protocol import Trial
 from carma.trial.sandbox import Limits, Status
 
-STEPS_NOTE = "steps"  # optimizer steps so far; there as soon as torch has been imported
+SOURCE = "trace"
+STEPS_NOTE = "steps"  # number of optimizer steps so far; the file exists once torch is imported
 Kind = Literal["crashed", "no_gpu", "time", "memory"]
-NEVER = "it never used a GPU"  # as inside/carma_trial/report.py writes it
-_AT_LIMIT, _TOO_LARGE = "the trial run was ended at its limit", "the trial run needed more than"
-_NOT_STARTED, _EXITED, _KILLED = "the trial run could not start", "the command ended with", "the command was ended by"
-_KINDS: dict[str, Kind] = {_AT_LIMIT: "time", _TOO_LARGE: "memory"}
-_KINDS |= dict.fromkeys((_NOT_STARTED, _EXITED, _KILLED), "crashed")
-# What only a trial run keeps from a command, or a flag that keeps CARMA out: the reason says itself what to do.
-_OF_THE_BOX = re.compile("a trial run has no network|cannot be written in a trial run|keeps CARMA's part out")
 _LAST_WORDS = 300  # characters
 _ISOLATED = re.compile(r"-[A-Za-z]*[IE][A-Za-z]*")
-_SWITCHES = Path("/proc/sys")
+_SYSCTL = Path("/proc/sys")
+_SWITCHES = (  # path, value that forbids user namespaces, setting that allows them
+    ("kernel/apparmor_restrict_unprivileged_userns", "1", "kernel.apparmor_restrict_unprivileged_userns=0"),
+    ("kernel/unprivileged_userns_clone", "0", "kernel.unprivileged_userns_clone=1"),
+    ("user/max_user_namespaces", "0", "user.max_user_namespaces=10000"),
+)
 
 
-def reason_for(status: Status, command: Sequence[str], limits: Limits) -> str:
-    """`status` of a run that left no report, or was ended before the report that counts."""
-    reason = _ending(status, command, limits)
-    if status.ended != "unanswered" and status.unanswered and status.ended not in ("refused", "failed"):
-        reason += f"; {hangs(', '.join(status.unanswered[:3]))}, and was left out of the trial run"
-    return reason
+class NoTrial(NoEstimate, frozen=True, kw_only=True):
+    """A trial run without a report. `kind` is for advice; None where advice cannot depend on it."""
+
+    source: str = SOURCE
+    kind: Kind | None = None
 
 
-def hangs(path: str, limit_s: float | None = None) -> str:
-    """The sentence for a file system that hangs."""
+def kind_of(ran: Trial | NoEstimate) -> Kind | None:
+    """What kind of problem a trial run without a figure had."""
+    if isinstance(ran, Trial):
+        return "crashed" if ran.report.cause == "crashed" else "no_gpu" if ran.report.cause == "no_gpu" else None
+    return ran.kind if isinstance(ran, NoTrial) else None
+
+
+def no_trial(status: Status, command: Sequence[str], limits: Limits) -> NoTrial:
+    """`status` of a run that left no report, or that ended before the report that counts."""
+    reason, kind = _ending(status, command, limits)
+    if status.unanswered and status.ended not in ("unanswered", "refused", "failed"):
+        reason += f"; {no_answer(', '.join(status.unanswered[:3]))}, and was left out of the trial run"
+    return NoTrial(reason=reason, kind=kind)
+
+
+def no_answer(path: str, limit_s: float | None = None) -> str:
+    """The sentence for a file system that does not answer."""
     within = "" if limit_s is None else f" within {limit_s:g} s"
     return f"{path} did not answer{within}; it may be on a network drive that hangs"
 
 
-def _ending(status: Status, command: Sequence[str], limits: Limits) -> str:
+def _ending(status: Status, command: Sequence[str], limits: Limits) -> tuple[str, Kind | None]:
+    progress = _progress(status)
     match status.ended:
         case "time":
-            return f"{_AT_LIMIT} of {limits.seconds:g} s, {_how_far(status)}"
+            return f"the trial run reached its time limit of {limits.seconds:g} s, {progress}", "time"
         case "memory":
-            return f"{_TOO_LARGE} {limits.memory_mib} MiB of the host's memory, {_how_far(status)}"
+            return f"the trial run needed more than {limits.memory_mib} MiB of host memory, {progress}", "memory"
         case "processes":
-            return f"the trial run reached its limit of {limits.processes} processes and threads, {_how_far(status)}"
+            return f"the trial run reached its limit of {limits.processes} processes and threads, {progress}", None
         case "not_started":
-            return f"{_NOT_STARTED}: {status.why}"
+            return f"the trial run could not start: {status.why}", "crashed"
         case "exit" | "awaited":
-            return _left_early(status, command)
+            return _early_exit(status, command)
         case "refused":
-            return f"trial runs need a sandbox, and the kernel does not allow one here ({status.why}). {advice()}"
+            needs = f"trial runs need a sandbox, which the kernel does not allow here ({status.why})"
+            return f"{needs}. {advice()}", None
         case "failed":
-            return f"the sandbox of the trial run could not be built: {status.why}"
+            return f"the sandbox of the trial run could not be built: {status.why}", None
         case "unanswered":
-            return hangs(status.why, status.limit_s)
+            return no_answer(status.why, status.limit_s), None
         case "abandoned":
-            return "the trial run was given up because CARMA is ending"
+            return "the trial run was abandoned because CARMA is stopping", None
         case "lost":
-            return "the trial run was killed from outside" + (f" ({status.why})" if status.why else "")
+            return "the trial run was killed from outside" + (f" ({status.why})" if status.why else ""), None
         case _:
             assert_never(status.ended)
 
 
-def kind_of(ran: Trial | NoEstimate) -> Kind | None:
-    """What sort of trouble a trial without a figure had, for who gives advice; None where none of it is known."""
-    reason = ran.report.reason if isinstance(ran, Trial) else ran.reason
-    if _OF_THE_BOX.search(reason):
-        return None
-    if isinstance(ran, NoEstimate):
-        kind = next((kind for start, kind in _KINDS.items() if reason.startswith(start)), None)
-        # A command that ended well did not crash: it only took too few steps.
-        return None if reason.startswith(f"{_EXITED} exit code 0 ") else kind
-    if reason == NEVER:
-        return "no_gpu"
-    return "crashed" if ran.report.stop == "error" else "time" if ran.report.stop == "limit" else None
-
-
-def _how_far(status: Status) -> str:
+def _progress(status: Status) -> str:
     steps = status.notes.get(STEPS_NOTE) or ""
     if not steps.isdecimal():
         return "before it imported torch"
@@ -90,28 +91,28 @@ def _how_far(status: Status) -> str:
     return f"after {steps} optimizer step{'' if steps == '1' else 's'}"
 
 
-def _left_early(status: Status, command: Sequence[str]) -> str:
-    how = f"{_EXITED} exit code {status.code}"
-    if status.code < 0:
-        how = f"{_KILLED} {_signal_name(-status.code)}"
-    seen = status.notes.get(STEPS_NOTE) is not None
-    if seen or status.code != 0:
-        reason = f"{how} {_how_far(status)}{_last_words(status)}"
-    else:
+def _early_exit(status: Status, command: Sequence[str]) -> tuple[str, Kind | None]:
+    imported = status.notes.get(STEPS_NOTE) is not None
+    how = f"ended with exit code {status.code}" if status.code >= 0 else f"was ended by {_signal_name(-status.code)}"
+    reason = f"the command {how} {_progress(status)}{_last_words(status)}"
+    kind: Kind | None = "crashed" if status.code else None  # with exit code 0 it only took too few steps
+    if not imported and status.code == 0:
         reason = "no Python with torch took part in the trial run (another framework, or a container?)"
-    if not seen and (flag := isolating_flag(command)):
-        reason += f"; Python's flag {flag} keeps CARMA's part out: leave it away for the estimate"
+    if not imported and (flag := isolating_flag(command)):
+        reason += f"; Python's flag {flag} keeps CARMA's part out: omit it for the estimate"
+        kind = None
     if status.read_only and ("Read-only file system" in status.stderr or "Errno 30" in status.stderr):
         reason += f"; {', '.join(status.read_only[:3])} cannot be written in a trial run"
-    return reason
+        kind = None
+    return reason, kind
 
 
 def _last_words(status: Status) -> str:
-    lines = [line.strip() for line in status.stderr.splitlines() if line.strip()]
-    lines = lines or [line.strip() for line in status.stdout.splitlines() if line.strip()]
-    if not lines:
+    """The last line of the error output, or of the output if there is no error output."""
+    text = status.stderr.strip() or status.stdout.strip()
+    if not text:
         return ""
-    last = lines[-1]
+    last = text.splitlines()[-1].strip()
     return f": {last}" if len(last) <= _LAST_WORDS else f": {last[:_LAST_WORDS]}…"
 
 
@@ -134,18 +135,14 @@ def isolating_flag(command: Sequence[str]) -> str | None:
     return None
 
 
-def advice(switches: Path = _SWITCHES) -> str:
-    """What the administrator can change, by what the kernel tells of itself."""
+def advice(sysctl: Path = _SYSCTL) -> str:
+    """What the administrator can change so that the kernel allows sandboxes."""
     if os.geteuid() == 0:
         return "Root may not make namespaces here, as in most containers: run CARMA outside, or give it CAP_SYS_ADMIN."
-    for name, closed, command in (
-        ("kernel/apparmor_restrict_unprivileged_userns", "1", "kernel.apparmor_restrict_unprivileged_userns=0"),
-        ("kernel/unprivileged_userns_clone", "0", "kernel.unprivileged_userns_clone=1"),
-        ("user/max_user_namespaces", "0", "user.max_user_namespaces=10000"),
-    ):
+    for name, closed, setting in _SWITCHES:
         try:
-            if (switches / name).read_text().strip() == closed:
-                return f"The administrator can allow it with `sysctl -w {command}`, or run CARMA's daemon as root."
+            if (sysctl / name).read_text().strip() == closed:
+                return f"The administrator can allow it with `sysctl -w {setting}`, or run CARMA's daemon as root."
         except OSError:
             continue
     return "Linux 5.12 or newer with user namespaces is needed, or a daemon that runs as root."

@@ -1,4 +1,4 @@
-"""Trial runs: the command itself, in a box, with the GPU made up; each once for each state of its files."""
+"""Trial runs: the command itself, in the sandbox, with an emulated GPU; once for each state of its files."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ from carma.trial.layers.description import Described
 from carma.trial.protocol import Trial
 from carma.trial.replay.attention_scores import with_attention
 from carma.trial.report import EVENTS, FORMAT, REPORT, Report
-from carma.trial.sandbox import Boxed, Ended, Limits, Sandbox
+from carma.trial.sandbox import Limits, Sandbox, SandboxResult, SandboxRun
 from carma.trial.trial_cache import TrialCache
 from carma.trial.trial_environment import gpu_description, trial_environment
-from carma.trial.trial_reasons import STEPS_NOTE, hangs, reason_for
+from carma.trial.trial_reasons import SOURCE, STEPS_NOTE, NoTrial, no_answer, no_trial
 
-SOURCE = "trace"
 REPORT_BYTES, EVENTS_BYTES = 64 * 2**20, 512 * 2**20
-_FINAL = r'"stop":\s*"steps"'  # other reports count when the command has ended: a helper process may leave one
+_FINAL = r'"stop":\s*"steps"'  # other reports count only when the command has ended: a helper process may leave one
 _INSIDE = Path(carma.trial.__file__).parent / "inside"
 
 
 class TrialRuns:
-    """Safe to call from several threads; `close` ends what is running."""
+    """May be called from several threads. `close` ends what is running."""
 
     def __init__(
         self,
@@ -44,7 +43,7 @@ class TrialRuns:
         inside: Path = _INSIDE,
         sandbox: Sandbox | None = None,
     ) -> None:
-        """`cache_dir`: where trials and compiled parts are kept; None: only while this lives."""
+        """`cache_dir`: of trials and compiled files; None: trials are kept in memory only."""
         self._limits = Limits(seconds=limit_s, memory_mib=memory_mib, scratch_mib=max(256, memory_mib // 4))
         self._steps = steps
         self._inside = inside
@@ -58,7 +57,7 @@ class TrialRuns:
         try:
             mark = fingerprint(request)
         except Unanswered as path:
-            return NoEstimate(source=SOURCE, reason=hangs(str(path), LIMIT_S))
+            return NoTrial(reason=no_answer(str(path), LIMIT_S))
         if mark is None:
             return self._run(request)
         key = self._key(mark, request)
@@ -74,7 +73,7 @@ class TrialRuns:
         if isinstance(ran, NoEstimate):
             return ran
         if ran.report.described is None:
-            return NoEstimate(source=SOURCE, reason=ran.report.reason or "the trial run saw no model at work")
+            return NoEstimate(source=SOURCE, reason=ran.report.reason or "no model was called in the trial run")
         return with_attention(ran.report.described, ran)
 
     def close(self) -> None:
@@ -86,7 +85,7 @@ class TrialRuns:
 
     @contextlib.contextmanager
     def _alone(self, key: str) -> Iterator[None]:
-        """Whoever asks the same meanwhile waits for the answer."""
+        """A second request with the same key waits for the answer of the first."""
         with self._lock:
             own = self._under_way.setdefault(key, threading.Lock())
         try:
@@ -99,8 +98,8 @@ class TrialRuns:
     def _run(self, request: EstimateRequest) -> Trial | NoEstimate:
         spec = request.spec
         if not spec.command or not spec.command[0]:
-            return NoEstimate(source=SOURCE, reason="there is no command to run")
-        boxed = Boxed(
+            return NoTrial(reason="there is no command to run")
+        run = SandboxRun(
             command=spec.command,
             directory=spec.directory,
             environment=trial_environment(request, self._steps),
@@ -113,22 +112,22 @@ class TrialRuns:
             keep=self._keep_for(request.owner),
             limits=self._limits,
         )
-        return self._judge(self._sandbox.run(boxed), request)
+        return self._judge(self._sandbox.run(run), request)
 
-    def _judge(self, ended: Ended, request: EstimateRequest) -> Trial | NoEstimate:
+    def _judge(self, ended: SandboxResult, request: EstimateRequest) -> Trial | NoEstimate:
         status = ended.status
         if status.ended in ("awaited", "exit") and REPORT in ended.files:
             if status.files.get(EVENTS) == -2:
-                return NoEstimate(source=SOURCE, reason=f"the trial run has more than {EVENTS_BYTES} bytes of events")
+                return NoTrial(reason=f"the trial run has more than {EVENTS_BYTES} bytes of events")
             try:
                 report = msgspec.json.decode(ended.files[REPORT], type=Report)
             except msgspec.MsgspecError as error:
-                return NoEstimate(source=SOURCE, reason=f"the trial run's report cannot be read: {error}")
+                return NoTrial(reason=f"the trial run's report cannot be read: {error}")
             return Trial(report=report, events=ended.files.get(EVENTS, b""), seconds=ended.seconds)
-        return NoEstimate(source=SOURCE, reason=reason_for(status, request.spec.command, self._limits))
+        return no_trial(status, request.spec.command, self._limits)
 
     def _keep_for(self, owner: Owner) -> str | None:
-        """The owner's directory of compiled parts: what one user compiled is never loaded for another."""
+        """The owner's directory of compiled files: what one user compiled is never loaded for another."""
         if self._builds is None:
             return None
         folder = self._builds / str(owner.uid)

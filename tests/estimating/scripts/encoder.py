@@ -12,7 +12,7 @@ parser.add_argument("--amp", choices=("fp16", "bf16", "old"))
 parser.add_argument("--pure", action="store_true", help="all of it in bfloat16")
 parser.add_argument("--checkpoint", action="store_true")
 parser.add_argument("--accumulate", type=int, default=1)
-parser.add_argument("--compile", choices=("model", "method", "function", "bare"))
+parser.add_argument("--compile", action="store_true")
 parser.add_argument("--parallel", action="store_true", help="nn.DataParallel")
 parser.add_argument("--optimizer", default="AdamW")
 options = parser.parse_args()
@@ -42,10 +42,9 @@ if options.pure:
 if options.parallel:
     model = nn.DataParallel(model)
     print(isinstance(model, nn.DataParallel), model.module.head)
-if options.compile == "model":
+if options.compile:
     model = torch.compile(model, mode="max-autotune")
     print(type(model._orig_mod).__name__)
-elif options.compile == "method":
     model.compile()
 
 
@@ -53,10 +52,8 @@ def loss_of(logits, tokens):
     return nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
 
 
-if options.compile == "function":
-    loss_of = torch.compile(dynamic=False)(loss_of)
-elif options.compile == "bare":
-    loss_of = torch.compile(loss_of)
+if options.compile:
+    loss_of = torch.compile(torch.compile(dynamic=False)(loss_of))
 optimizer = getattr(torch.optim, options.optimizer)(model.parameters(), lr=1e-4)
 scaler = torch.amp.GradScaler("cuda", enabled=options.amp == "fp16")
 if options.amp == "old":

@@ -407,7 +407,7 @@ def test_a_check_that_breaks_is_a_finding() -> None:
 def without_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharing, "find_program", lambda _environment: None)
     monkeypatch.setattr("carma.cgroups.find", lambda **_: "The cgroup of this process was not delegated to it.")
-    monkeypatch.setattr("carma.trial.confinement.systemd_scope", lambda _environ: "systemd does not run here.")
+    monkeypatch.setattr("carma.trial.kernel_limits.systemd_scope", lambda _environ: "systemd does not run here.")
 
 
 def test_each_limitation_of_a_server_is_one_line_with_its_consequence(monkeypatch: pytest.MonkeyPatch) -> None:

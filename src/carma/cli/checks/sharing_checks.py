@@ -9,7 +9,7 @@ from carma import cgroups
 from carma.cli.checks.doctor_facts import DoctorFacts, Finding, Verdict
 from carma.launch.attempt_cgroups import FIRST_DRIVER
 from carma.launch.mps_control import CONTROL, PIPE_VARIABLE, find_program, runs
-from carma.trial import confinement
+from carma.trial import kernel_limits
 
 DEFAULT_PIPES = "/tmp/nvidia-mps"  # of MPS daemons and clients without CUDA_MPS_PIPE_DIRECTORY
 MOUNTS = Path("/proc/self/mounts")
@@ -103,7 +103,7 @@ def trials(facts: DoctorFacts) -> Finding | None:
     is_used = "trace" in facts.setting("memory.sources", ["trace"])
     if facts.virtual or facts.foreign_server is not None or not is_used:
         return None
-    found = confinement.survey(os.environ, None if facts.server is None else facts.server.pid)
+    found = kernel_limits.survey(os.environ, None if facts.server is None else facts.server.pid)
     if found.complete:
         by = "systemd (systemd-run --scope)" if found.groups is None else f"cgroups version {found.groups.version}"
         return Finding("trials", "ok", f"{by} limits the processes and the memory of trial runs")

@@ -16,7 +16,7 @@ from carma.core.model.values import NoEstimate, TaskId
 from carma.core.ports import EstimateRequest
 from carma.trial.layers.description import Described
 from carma.trial.protocol import Trial
-from carma.trial.sandbox import Boxed, Ended, Sandbox
+from carma.trial.sandbox import Sandbox, SandboxResult, SandboxRun
 from carma.trial.trial_run import TrialRuns
 
 
@@ -77,7 +77,7 @@ class _Run:
             if self._sandbox is not None:
                 self._sandbox.close()
 
-    def within(self, sandbox: Sandbox, command: Boxed) -> Ended:
+    def within(self, sandbox: Sandbox, command: SandboxRun) -> SandboxResult:
         with self._lock:
             if self._cancelled:
                 raise TrialCancelled("the trial was cancelled before it began")
@@ -97,5 +97,5 @@ class _SandboxPerRun(Sandbox):
         super().__init__()
         self._current = current
 
-    def run(self, what: Boxed) -> Ended:
+    def run(self, what: SandboxRun) -> SandboxResult:
         return self._current().within(Sandbox(self.launcher), what)

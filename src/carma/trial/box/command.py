@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 CANNOT_START = 126
 NICENESS = 10
-# RLIMIT_NPROC is above the limit: the kernel does not tell that it refused a fork, so that the watcher, or the cgroup,
-# has to see the limit itself exceeded.
+# RLIMIT_NPROC is above the limit: the kernel does not report that it refused a fork, so the supervisor or the cgroup
+# must observe that the limit is exceeded.
 _RLIMIT_FACTOR, _RLIMIT_EXTRA = 1.25, 16
 _PER_NAMESPACE = (5, 14)  # from this kernel on RLIMIT_NPROC counts the processes of a user in one user namespace
 
 
 class Channels:
-    """Descriptors between the command's process and the watcher."""
+    """Descriptors between the process of the command and the supervisor."""
 
     def __init__(self, sysctl: int) -> None:
         """`sysctl`: /proc/sys as it is before it becomes read-only."""
@@ -35,14 +35,14 @@ class Channels:
 
 
 def become(order: dict[str, Any], channels: Channels) -> NoReturn:
-    """Never returns. `channels.problem` closes at exec; a sentence is written there if the command cannot start."""
+    """Never returns. `channels.problem` closes at exec; if the command cannot start, the reason is written there."""
     try:
         os.setsid()
         restore_signals()
         nothing = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         for source, target in ((nothing, 0), (channels.output[1], 1), (channels.error[1], 2)):
             os.dup2(source, target, inheritable=True)
-        yield_to_others(order)
+        lower_priority(order)
         own_namespace = order["own_users"] or make_user_namespace(channels)
         limit(order, own_namespace, channels.sysctl)
         take_identity(order)
@@ -54,8 +54,8 @@ def become(order: dict[str, Any], channels: Channels) -> NoReturn:
     os._exit(CANNOT_START)
 
 
-def yield_to_others(order: dict[str, Any]) -> None:
-    """Last for the processors, first to be killed when memory runs out; the watcher keeps its own priority."""
+def lower_priority(order: dict[str, Any]) -> None:
+    """Joins the cgroup. Gets the lowest CPU priority, and is the first to be killed when memory runs out."""
     for fd in order["join"]:
         os.write(fd, b"0")
     os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
@@ -64,8 +64,8 @@ def yield_to_others(order: dict[str, Any]) -> None:
 
 
 def make_user_namespace(channels: Channels) -> bool:
-    """For a box that root made: a user namespace with the same ids, which the watcher writes. False where the kernel
-    gives none; then the command cannot get one either."""
+    """For a sandbox that root makes: a user namespace with the same ids, which the supervisor writes. False where the
+    kernel allows none; the command cannot make one either then."""
     try:
         kernel.unshare(kernel.NEWUSER)
     except OSError:
@@ -106,7 +106,7 @@ def enter(directory: str) -> str:
 
 def restore_signals() -> None:
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT, signal.SIGXFSZ):  # those that Python changes
+    for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT, signal.SIGXFSZ):  # Python changes these
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
@@ -121,7 +121,7 @@ def take_identity(order: dict[str, Any]) -> None:
 
 
 def execute(words: list[str], environment: dict[str, str]) -> str:
-    """Returns only if there is nothing to execute. Not os.execvpe: that imports a module at this point."""
+    """Returns only if nothing can be executed. Not os.execvpe, which would import a module here."""
     program = words[0]
     sentence = f"{program} was not found" + ("" if "/" in program else " in PATH")
     for candidate in candidates(program, environment):

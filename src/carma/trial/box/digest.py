@@ -1,7 +1,8 @@
-"""Digests what a command depends on, with the rights of its owner: `python -I -S look.py`, the order on standard input.
+"""Computes a digest of what a command depends on: `python -I -S digest.py`, with the order on standard input.
 
-A process of its own, so that the kernel decides what the owner may read (access lists and NFS included), and so that a
-file system that hangs can be left behind. Reads regular files only, within bounds; runs and writes nothing.
+It is a process of its own with the credentials of the owner, so that the kernel decides what may be read (access lists
+and NFS included), and so that it can be abandoned if a file system hangs. Reads regular files only, within bounds;
+runs and writes nothing.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ if TYPE_CHECKING:
 FILES_LIMIT, BYTES_LIMIT, FOLDERS_LIMIT = 2_000, 32 * 2**20, 500
 WHOLE_BYTES = 4 * 2**20  # larger files count by size and time of change
 TEXTS = (".py", ".yaml", ".yml", ".json", ".toml", ".cfg", ".ini")
-# Folders that hold no source: made by tools or by the runs themselves, or data.
+# Directories without source files: made by tools or by runs, or data.
 SKIPPED = frozenset((
     "__pycache__", "node_modules", "site-packages", "venv", "env", "data", "dataset", "datasets", "wandb", "mlruns",
     "outputs", "output", "multirun", "lightning_logs", "runs", "logs", "checkpoints", "results",
 ))  # fmt: skip
 _PYTHON = re.compile(r"python[0-9.]*")
-_noting = False
+_notes_paths = False
 _NO_WAIT = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 def note(path: str) -> None:
-    """Into a memory file at standard error: if a call on this path hangs, the daemon reads there which one it was."""
-    if _noting:
+    """Writes the path into the memory file at standard error, where the daemon reads it if the next call hangs."""
+    if _notes_paths:
         os.ftruncate(2, 0)
         os.pwrite(2, os.fsencode(path), 0)
 
@@ -54,7 +55,7 @@ class Digest:
         self._hash.update(json.dumps(words).encode("ascii"))
 
     def add_command(self, words: list[str]) -> None:
-        """The files and folders that its words name, then the source around them."""
+        """The files and directories that its arguments name, then the source files around them."""
         roots = [self._directory]
         for path in self._named(words):
             with suppress(OSError, ValueError):
@@ -75,7 +76,7 @@ class Digest:
                     yield os.path.normpath(os.path.join(self._directory, os.path.expanduser(text)))
 
     def add_interpreter(self, words: list[str]) -> None:
-        """What would run, and the state of the packages beside each Python that might take part."""
+        """The program, and the state of the packages of each Python that the command may use."""
         for name in dict.fromkeys((words[0], "python", "python3")):
             program = self._find(name)
             if program is None:
@@ -111,7 +112,7 @@ class Digest:
             self.add(os.path.realpath(path), status.st_size if stat.S_ISREG(status.st_mode) else 0, status.st_mtime_ns)
 
     def _add_top(self, folder: str) -> None:
-        """A folder that is named: data or a model. What lies in it counts by size and time, its settings as a whole."""
+        """A directory that an argument names: data or a model. Files count by size and time, text files by content."""
         with suppress(OSError):
             for name in sorted(os.listdir(folder))[:FILES_LIMIT]:
                 path = os.path.join(folder, name)
@@ -121,7 +122,7 @@ class Digest:
                     self._add_stamp(path)
 
     def add_sources(self, root: str) -> None:
-        """All texts below a folder, the nearest first and in order of their names, until the bounds."""
+        """All text files below a directory, the nearest first and in order of their names, up to the bounds."""
         waiting = [root]
         while waiting and self._folders > 0:
             folder = waiting.pop(0)
@@ -166,7 +167,7 @@ class Digest:
 
 
 def is_source_folder(path: str) -> bool:
-    """Not an environment of Python under whatever name; links are not followed."""
+    """Not a Python environment, whatever its name; links are not followed."""
     return (
         not os.path.islink(path)
         and os.path.isdir(path)
@@ -188,8 +189,8 @@ def digest(order: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    global _noting
-    _noting = True
+    global _notes_paths
+    _notes_paths = True
     order = json.load(sys.stdin)
     if order["identity"] is not None:
         os.setgroups(order["identity"]["groups"])

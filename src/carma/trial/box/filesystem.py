@@ -1,11 +1,12 @@
-"""The file system as the box sees it: everything that is there, as a copy that is written when something changes.
+"""The file system of the sandbox: a copy-on-write view of the machine's.
 
-Overlays lie over the machine's file systems, with what is changed in memory of a fixed size; where that does not work
-(another user's FUSE mount, say) a file system is there to be read only. The kernel lets root lay one overlay over each
-file system. In a user namespace it refuses any folder that holds mount points: such a folder is made anew and its
-entries are laid over one by one. Sockets in a lower layer lead nowhere, so daemons of the host cannot be talked to.
+Overlays cover the machine's file systems, with changes in memory of a fixed size. Where that fails (another user's FUSE
+mount, for example) a file system is read-only. The kernel lets root mount one overlay over each file system. In a user
+namespace it refuses any directory that contains mount points: such a directory is made anew and its entries are
+overlaid one by one. Sockets in a lower layer lead nowhere, so daemons of the host cannot be reached.
 
-Three folders are not the machine's: /dev has no GPU, /run is empty but for the box's own, /proc is the namespace's.
+Three directories differ from the machine's: /dev has no GPU, /run is empty except for CARMA's files, /proc belongs to
+the pid namespace.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-ENTRIES_LIMIT = 256  # of a folder that is made anew; of a larger one only what is wanted
+ENTRIES_LIMIT = 256  # of a directory that is made anew; of a larger one only the wanted entries
 _OLD, _NEW, _CHANGES = "/old", "/new", "/changes"
 _OWN = ("/proc", "/sys", "/dev", "/run")
-# The insides of containers that run on this machine: many mounts, and nobody's working directory.
+# Storage of containers that run on this machine: many mounts, and no working directories.
 _STORES = ("/var/lib/docker", "/var/lib/containerd", "/var/lib/containers", "/var/lib/kubelet", "/var/snap", "/snap")
 
 
 class Tree:
-    """Call `build`, then mount what is special onto `path(...)`, then `enter`."""
+    """Call `build`, then mount special directories onto `path(...)`, then `enter`."""
 
     def __init__(self, order: dict[str, Any], report: Callable[[str], None]) -> None:
         """`report` is called with each path before a call on it that may hang."""
@@ -40,9 +41,9 @@ class Tree:
         self._wanted: list[str] = [os.path.realpath(path) for path in order["wanted"]] + order["wanted"]
         self._scratch_bytes = order["limits"]["scratch_bytes"]
         self._points = [point for point in order["points"] if self._shows(point)]
-        self._left_out: list[str] = order["left_out"]  # mounts that hang or are broken: empty in the box
+        self._left_out: list[str] = order["left_out"]  # mounts that hang or are broken: empty in the sandbox
         self._overlays = 0
-        self.read_only: list[str] = []  # what could not be laid over, and is not read-only by nature
+        self.read_only: list[str] = []  # directories without an overlay that are writable outside
 
     def path(self, name: str) -> str:
         return _NEW + name
@@ -59,7 +60,7 @@ class Tree:
         self._place("/")
 
     def place_wanted_in_run(self) -> None:
-        """Removable media and the like: someone may work there. Call it once /run is empty."""
+        """Removable media and the like, where a user may work. Call it once /run is empty."""
         for wanted in self._wanted:
             top = "/".join(wanted.split("/")[:3])
             if is_below(wanted, "/run") and os.path.isdir(_OLD + top) and not os.path.lexists(_NEW + top):
@@ -67,7 +68,7 @@ class Tree:
                 self._place(top)
 
     def enter(self) -> int:
-        """Everything outside goes out of reach. Returns a descriptor of the memory that changes are kept in."""
+        """Makes everything outside unreachable. Returns a descriptor of the file system that holds the changes."""
         changes = os.open(_CHANGES, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         os.chdir(_NEW)
         kernel.change_root(".", ".")
@@ -84,7 +85,7 @@ class Tree:
         return any(is_within(wanted, path) for wanted in self._wanted)
 
     def _place(self, path: str) -> None:
-        """Whatever is at that path outside appears in the box; something to mount on is there already."""
+        """Shows in the sandbox what is at that path outside; its mount point exists already."""
         source = _OLD + path
         self._report(path)
         try:
@@ -111,7 +112,7 @@ class Tree:
             os.mkdir(folder, 0o755)
         self._like(changes + "/upper", status)
         if self._own_users:
-            self._prepare_way(path, changes + "/upper")
+            self._prepare_parents(path, changes + "/upper")
         try:
             with self.as_owner():
                 lower = os.open(_OLD + path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -127,21 +128,21 @@ class Tree:
             return False
         return True
 
-    def _prepare_way(self, path: str, upper: str) -> None:
-        """Folders on the way to what is wanted, as if changed already. In a user namespace the kernel cannot copy a
-        folder of somebody else's, and so nothing could be written below it."""
+    def _prepare_parents(self, path: str, upper: str) -> None:
+        """Creates the parent directories of wanted paths in the upper layer. In a user namespace the kernel cannot copy
+        another user's directory, so nothing could be written below it."""
         for wanted in self._wanted:
             if not is_below(wanted, path):
                 continue
-            way = ""
+            parent = ""
             for name in wanted[len(path.rstrip("/")) + 1 :].split("/"):
-                way += "/" + name
+                parent += "/" + name
                 with contextlib.suppress(OSError):
-                    status = os.stat(_OLD + path + way, follow_symlinks=False)
+                    status = os.stat(_OLD + path + parent, follow_symlinks=False)
                     if stat.S_ISDIR(status.st_mode):
-                        if not os.path.isdir(upper + way):
-                            os.mkdir(upper + way)
-                        self._like(upper + way, status)
+                        if not os.path.isdir(upper + parent):
+                            os.mkdir(upper + parent)
+                        self._like(upper + parent, status)
                         continue
                 break
 
@@ -179,7 +180,7 @@ class Tree:
         needed = {point[depth:].split("/")[0] for point in (*self._points, *self._wanted) if is_below(point, path)}
         try:
             listed = os.listdir(_OLD + path)
-        except PermissionError:  # may be passed through, not listed: the homes of many
+        except PermissionError:  # may be entered but not listed, like /home on many servers
             listed = []
         return sorted(needed.union(listed) if len(listed) <= ENTRIES_LIMIT else needed)
 
@@ -190,15 +191,15 @@ class Tree:
             self.read_only.append(path)
 
     def _like(self, folder: str, status: os.stat_result) -> None:
-        """The top of an overlay is shown with the attributes of its upper folder."""
+        """The top of an overlay shows the attributes of its upper directory."""
         with contextlib.suppress(OSError):  # an owner who does not exist in this user namespace
             os.chown(folder, status.st_uid, status.st_gid)
         os.chmod(folder, stat.S_IMODE(status.st_mode))
 
     @contextlib.contextmanager
     def as_owner(self) -> Iterator[None]:
-        """File system calls are made as the owner of the task. An overlay reads its lower layer with the rights of the
-        process that mounted it."""
+        """Makes file system calls as the owner of the task. An overlay reads its lower layer as the user that mounted
+        it."""
         if self._own_users:
             yield
             return

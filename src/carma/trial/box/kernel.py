@@ -1,4 +1,4 @@
-"""The system calls that Python 3.11 does not offer, each raising OSError with what was tried.
+"""The system calls that Python 3.11 does not offer. Each raises OSError with the attempted action.
 
 Numbers are those of the kernel's headers; `mount_setattr` has the same number on every architecture (Linux 5.12).
 """
@@ -22,7 +22,7 @@ _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _CAPABILITY_VERSION = 0x20080522
 _LAST_CAPABILITY = 63
-# What root may still do to files in its copy: chown, overriding modes, acting as owner, keeping set-id bits.
+# What root may do to files in the copy: chown, override modes, act as owner, keep set-id bits.
 FILE_CAPABILITIES = (0, 1, 3, 4)
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -51,7 +51,7 @@ def bind(source: str, target: str, *, recursive: bool = False) -> None:
 
 
 def restrict(target: str, flags: int) -> None:
-    """The mount and all below it; nothing that is set already is taken away, which a plain remount would try.
+    """Adds flags to the mount and to all below it. A plain remount would remove other flags.
 
     MS_RDONLY, MS_NOSUID and MS_NODEV have the same values as MOUNT_ATTR_*.
     """
@@ -88,7 +88,7 @@ def hide_from_ptrace() -> None:
 
 
 def give_up_privileges(*, root: bool) -> None:
-    """Nothing that is executed from here on gains rights. Root keeps those over files: they are its copies."""
+    """Programs executed from here on gain no privileges. Root keeps those over files, which are copies."""
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "giving up new privileges")
     kept = FILE_CAPABILITIES if root else ()
     for capability in range(_LAST_CAPABILITY + 1):
@@ -96,13 +96,13 @@ def give_up_privileges(*, root: bool) -> None:
             continue
         if ctypes.get_errno() == errno.EINVAL:  # beyond those of this kernel
             break
-        if root:  # who is not has none to lose any more
+        if root:  # another user has none left
             _check(-1, "giving up capabilities")
     _set_capabilities(sum(1 << capability for capability in kept))
 
 
 def _set_capabilities(mask: int) -> None:
-    """Both sets that count; the inheritable one stays empty."""
+    """The effective and the permitted set; the inheritable one stays empty."""
     head = struct.pack("Ii", _CAPABILITY_VERSION, 0)
     low, high = mask & 0xFFFFFFFF, mask >> 32
     body = struct.pack("6I", low, low, 0, high, high, 0)
@@ -110,7 +110,7 @@ def _set_capabilities(mask: int) -> None:
 
 
 def act_on_files_as(uid: int, gid: int) -> None:
-    """Only towards file systems, and keeping capabilities: a home directory on NFS may refuse root."""
+    """Changes only the identity for file systems, and keeps capabilities: a home directory on NFS may refuse root."""
     _check(_libc.prctl(_PR_SET_SECUREBITS, _KEEP_CAPABILITIES, 0, 0, 0), "keeping capabilities")
     _libc.setfsgid(ctypes.c_uint(gid))
     _libc.setfsuid(ctypes.c_uint(uid))
@@ -118,7 +118,7 @@ def act_on_files_as(uid: int, gid: int) -> None:
 
 
 def leave_keyring() -> None:
-    """A new session keyring: the daemon's, which this process inherited, may hold keys of root or of other users."""
+    """Starts a new session keyring: the inherited one of the daemon may hold keys of root or of other users."""
     number = {"x86_64": 250, "aarch64": 219, "ppc64le": 271}.get(os.uname().machine)
     if number is not None:
         _libc.syscall(ctypes.c_long(number), ctypes.c_long(1), None)  # KEYCTL_JOIN_SESSION_KEYRING

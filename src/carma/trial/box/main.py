@@ -1,7 +1,7 @@
-"""The program that makes the box: `python -I -S run.py`, the order as one line of JSON on standard input.
+"""The program of the sandbox: `python -I -S main.py`, with the order as one line of JSON on standard input.
 
-Tiny because a script is compiled anew at each start, while the modules that it imports are compiled once. Standard
-input stays open for as long as the box may live: when whoever ordered it is gone, so is the box.
+It is small because Python compiles a script at each start, but imported modules once. Standard input stays open as long
+as the sandbox may run: when the caller is gone, the sandbox ends.
 """
 
 import os

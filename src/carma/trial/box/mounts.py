@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _ESCAPE = re.compile(r"\\([0-7]{3})")
-# Not files of anybody's: handles of namespaces, and traps for a daemon that mounts on demand.
+# No files: handles of namespaces, and triggers for a daemon that mounts on demand.
 _NOT_FILES = ("nsfs", "autofs")
 
 
 def mount_points(text: str) -> list[str]:
-    """The paths that something with files is mounted on, each once, parents before children."""
+    """The paths of mounts that contain files, each once, parents before children."""
     found = set()
     for line in text.splitlines():
         before, _, after = line.partition(" - ")
@@ -34,6 +34,6 @@ def is_within(path: str, folder: str) -> bool:
 
 
 def nearest_below(folder: str, points: Iterable[str]) -> list[str]:
-    """The mount points below a folder that lie on no other mount point below it."""
+    """The mount points below a directory that are not below another of them."""
     below = [point for point in points if is_below(point, folder)]
     return [point for point in below if not any(is_below(point, other) for other in below)]

@@ -1,7 +1,7 @@
-"""The first half of the sandbox: who the command runs as, which paths can be shown, and the namespaces.
+"""The first half of the sandbox: the identity of the command, the paths to show, and the namespaces.
 
-Names and groups are looked up here, while the network is still there. Root makes the namespaces directly; another user
-gets them through a user namespace in which only their own uid and gid exist.
+Names and groups are looked up here, before the network is gone. Root makes the namespaces directly; another user gets
+them through a user namespace in which only their own uid and gid exist.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import signal
 import sys
 
 from carma import cgroups
-from carma.trial.box import kernel
-from carma.trial.box import supervisor as watch
+from carma.trial.box import kernel, supervisor
 from carma.trial.box.mounts import is_within, mount_points
 from carma.trial.box.responsive_paths import answers
 
@@ -23,19 +22,19 @@ if TYPE_CHECKING:
     from typing import Any
 
 _KERNELS = ("/proc", "/sys", "/dev")  # never shown from outside
-_HOST_NAME = "localhost"  # one that resolves without a network
+_HOST_NAME = "localhost"  # it resolves without a network
 
 
 def main() -> int:
     order = json.loads(read_line(0))
     for fd in (order["status_fd"], *(entry[0] for entry in order["files"].values())):
         os.set_inheritable(fd, False)
-    report = watch.Reporter(order["status_fd"])
+    report = supervisor.Reporter(order["status_fd"])
     try:
         kernel.die_with_parent(signal.SIGKILL)
         open_cgroup(order)
         report.at("the user database")
-        learn_identity(order)
+        look_up_identity(order)
         report.at("a mounted file system")
         ended = check_paths(order)
         if ended is not None:
@@ -45,7 +44,7 @@ def main() -> int:
     except OSError as error:
         report.end({"ended": "refused", "why": error.strerror or str(error)})
         return 1
-    watch.run(order, report)
+    supervisor.run(order, report)
     os._exit(0)  # a process that cannot end is left behind
 
 
@@ -61,7 +60,7 @@ def read_line(fd: int) -> bytes:
 
 
 def open_cgroup(order: dict[str, Any]) -> None:
-    """`order["join"]`: descriptors through which the command joins its cgroup. If it cannot join, the watcher counts
+    """`order["join"]`: descriptors with which the command joins its cgroup. If it cannot join, the supervisor counts
     processes and memory instead."""
     order["join"] = []
     if order["scope"]:  # systemd-run has put this process into a cgroup with limits
@@ -74,8 +73,8 @@ def open_cgroup(order: dict[str, Any]) -> None:
         order["cgroup"], order["join"], order["limited_by_kernel"] = [], [], False
 
 
-def learn_identity(order: dict[str, Any]) -> None:
-    """As the launcher does for the task itself: groups, HOME and names are the owner's."""
+def look_up_identity(order: dict[str, Any]) -> None:
+    """Groups, HOME and names of the owner, as the launcher sets them for the task itself."""
     identity = order["identity"]
     if identity is None:
         order["uid"], order["gid"] = os.geteuid(), os.getegid()
@@ -93,11 +92,11 @@ def learn_identity(order: dict[str, Any]) -> None:
 
 
 def check_paths(order: dict[str, Any]) -> dict[str, Any] | None:
-    """Leaves out mounts and paths that hang or are broken. Returns how the run ends if the working directory is one of
-    them."""
+    """Leaves out mounts and paths that hang or are broken. If the working directory is one of them, returns how the run
+    ends."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         points = [point for point in mount_points(file.read()) if not any(is_within(point, own) for own in _KERNELS)]
-    known: list[str] = order["unanswered"]  # they did not answer a short time ago
+    known: list[str] = order["unanswered"]  # did not answer a short time ago
     directory: str = order["directory"]
     wanted = list(dict.fromkeys([directory, *order["wanted"]]))
     asked = [path for path in dict.fromkeys([*points, *wanted]) if not any(is_within(path, bad) for bad in known)]

@@ -1,7 +1,7 @@
-"""Which paths answer: a network drive or a FUSE mount that hangs must not hang the sandbox.
+"""Finds paths that do not answer, so that a network drive or a FUSE mount that hangs does not block the sandbox.
 
-A `stat` on such a path may never return, and the process that called it cannot be killed. So another process calls it,
-with one thread for each path, and is left behind if it does not end.
+A `stat` on such a path may never return, and the calling process cannot be killed. So another process calls it, with
+one thread for each path, and is abandoned if it does not end.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _STACK_BYTES = 256 * 1024
 
 
 def answers(paths: Sequence[str], limit_s: float) -> dict[str, int]:
-    """From a path to 0, or to the error number of its file system. A path that hangs is missing. A path that does not
-    exist, or that this user may not reach, has 0. `limit_s` is for all paths together. Raises OSError."""
+    """Returns for each path 0, or the error number of its file system. A path that hangs is missing. A path that does
+    not exist, or that this user may not reach, has 0. `limit_s` is for all paths together. Raises OSError."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -57,7 +57,7 @@ def _stat_all(paths: Sequence[str], writing: int) -> NoReturn:
 def _stat(index: int, path: str, writing: int) -> None:
     number = 0
     try:
-        os.stat(path)  # also mounts a directory that is mounted on demand, while the network is still there
+        os.stat(path)  # also triggers mounts on demand, before the network is gone
     except (FileNotFoundError, PermissionError, NotADirectoryError, ValueError):
         pass
     except OSError as error:

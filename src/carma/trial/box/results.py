@@ -1,8 +1,8 @@
-"""Files that come out of the box, and the directory that is kept between trial runs.
+"""Copies files out of the sandbox, and the directory of compiled files in and out.
 
-The command may have left anything under any name. So files are opened by descriptor, without following links, only if
-they are regular, and within limits. What is kept is copied into the box and back: during a run the command writes to
-memory of a fixed size, never to the disk of the host.
+The command may leave anything under any name. So files are opened by descriptor, without following links, only if they
+are regular, and within limits. The persistent directory is copied into the sandbox and back: during a run the command
+writes to memory of a fixed size, never to the disk of the host.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import re
 import stat
 
-START_BYTES = 256  # of a file that is waited for
+START_BYTES = 256  # of the awaited file
 NOTE_BYTES = 64  # a note is a number or a word
 MISSING, TOO_LARGE = -1, -2
 _KEPT_NAME = re.compile(r"(?!tmp)[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")  # tmp…: unfinished files (tempfile.mkstemp)
@@ -30,7 +30,7 @@ def open_plain(folder: int, name: str) -> int:
 
 
 def starts_with(folder: int, name: str, pattern: str) -> bool:
-    """Whether that file exists and has the start that is waited for: helper processes may leave lesser ones."""
+    """Whether that file exists and starts as awaited: helper processes may leave reports that do not count."""
     try:
         fd = open_plain(folder, name)
     except OSError:
@@ -76,8 +76,8 @@ def _copy(source: int, target: int, size: int) -> int:
 
 
 def copy_kept(source: int, target: int, limit_bytes: int) -> None:
-    """Copies the regular files of one directory that differ in size or time of change, as far as the limit for the
-    whole target allows. A file appears under its name only when it is complete."""
+    """Copies the regular files of one directory that differ in size or time of change, up to the limit for the whole
+    target. A file appears under its name only when it is complete."""
     _remove_parts(target)
     present = _kept(target)
     room = limit_bytes - sum(status.st_size for status in present.values())
@@ -118,7 +118,7 @@ def _kept(folder: int) -> dict[str, os.stat_result]:
 
 
 def _remove_parts(folder: int) -> None:
-    """Left by a copy that was ended."""
+    """Files of a copy that was interrupted."""
     for name in os.listdir(folder):
         if name.startswith(_PART):
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The folders that are not the machine's: /dev, /proc, /sys, /run."""
+"""The directories that differ from the machine's: /dev, /proc, /sys, /run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _LINKS = {"fd": "fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
-# Files through which root changes the machine, capabilities or not.
+# Files with which root changes the machine, even without capabilities.
 _MACHINES = ("sys", "sysrq-trigger", "irq", "bus", "fs")
 OUT, INSIDE, KEEP = "/run/carma/out", "/run/carma/inside", "/run/carma/keep"
 _KEEP_INODES = 1024
@@ -24,7 +24,7 @@ _PLAIN = kernel.MS_NOSUID | kernel.MS_NODEV
 
 
 def make_devices(tree: Tree, shared_memory_bytes: int) -> None:
-    """None of them is a GPU's."""
+    """Devices of the sandbox. None is a GPU."""
     dev = tree.path("/dev")
     kernel.mount("tmpfs", dev, "tmpfs", kernel.MS_NOSUID, "size=1m,mode=755")
     for name in DEVICES:
@@ -36,13 +36,13 @@ def make_devices(tree: Tree, shared_memory_bytes: int) -> None:
     os.mkdir(f"{dev}/shm")
     kernel.mount("tmpfs", f"{dev}/shm", "tmpfs", _PLAIN, f"size={shared_memory_bytes},mode=1777")
     os.mkdir(f"{dev}/pts")
-    with contextlib.suppress(OSError):  # terminals are a nicety
+    with contextlib.suppress(OSError):  # terminals are optional
         kernel.mount("devpts", f"{dev}/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, "newinstance,ptmxmode=666")
         os.symlink("pts/ptmx", f"{dev}/ptmx")
 
 
 def mount_proc(tree: Tree) -> None:
-    """Must be called by a process of the box's pid namespace."""
+    """Must be called by a process in the pid namespace of the sandbox."""
     kernel.mount("proc", tree.path("/proc"), "proc", _PLAIN | kernel.MS_NOEXEC)
 
 
@@ -64,7 +64,7 @@ def make_sys(tree: Tree) -> None:
 
 
 def empty_run(tree: Tree, size_bytes: int) -> None:
-    """Sockets of daemons lie here. What somebody works in is put back."""
+    """The machine's /run holds sockets of daemons. Directories in which a user works are restored."""
     run = tree.path("/run")
     os.makedirs(run, exist_ok=True)
     kernel.mount("tmpfs", run, "tmpfs", _PLAIN, f"size={size_bytes},mode=755")
@@ -72,8 +72,8 @@ def empty_run(tree: Tree, size_bytes: int) -> None:
 
 
 def make_own(tree: Tree, order: dict[str, Any]) -> int | None:
-    """Where results are written, the files that go into the interpreter, and a copy of what is kept between runs.
-    Returns a descriptor of the directory on the host that is kept; None if nothing is kept."""
+    """The directory for results, the files for the interpreter, and a copy of the persistent directory. Returns a
+    descriptor of the persistent directory on the host; None without one."""
     for path in (OUT, KEEP):
         os.makedirs(tree.path(path), 0o755)
     size = order["limits"]["keep_bytes"]
@@ -81,7 +81,7 @@ def make_own(tree: Tree, order: dict[str, Any]) -> int | None:
     for path in (OUT, KEEP):
         os.chmod(tree.path(path), 0o700)
         os.chown(tree.path(path), order["uid"], order["gid"])
-    # A copy: the original may lie where the owner cannot look.
+    # A copy: the owner may not be able to read the original.
     shutil.copytree("/old" + order["inside"], tree.path(INSIDE))
     for folder, _, names in os.walk(tree.path(INSIDE)):
         os.chmod(folder, 0o755)

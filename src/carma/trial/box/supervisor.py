@@ -1,9 +1,9 @@
-"""The second half of the sandbox: builds the file system, starts the command, watches its limits, reports how it ended.
+"""The second half of the sandbox: builds the file system, starts the command, checks limits, reports how it ended.
 
-1. `first` is pid 1 of the box. It only waits. When it is killed, the kernel kills all processes of the box at once.
-2. `Box` is the watcher. It is outside of the pid namespace: the command can neither see, signal nor trace it. It ends
-   the run when the awaited file exists, when the command has ended, at a limit, and when the daemon has gone.
-3. `Reporter` tells the daemon, line by line: what the box is at while it is built, the pid of `first`, how it ended.
+1. `be_first` is pid 1 of the sandbox. It only waits. When it is killed, the kernel kills all processes of the sandbox.
+2. `Supervisor` is outside of the pid namespace: the command can neither see, signal nor trace it. It ends the run when
+   the awaited file exists, when the command has ended, at a limit, and when the caller has gone.
+3. `Reporter` writes lines to the caller: what the sandbox waits for while it is built, the pid of pid 1, how it ended.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-PAUSE_S = 0.05  # between two looks at limits and results
-READ_PAUSE_S = 0.002  # between two reads of the outputs: a command that prints without end must not keep it busy
-COUNT_PART = 0.1  # of the time at most, for counting processes and memory
+PAUSE_S = 0.05  # between two checks of limits and results
+READ_PAUSE_S = 0.002  # between two reads of the outputs, so that endless output does not use all CPU time
+COUNT_SHARE = 0.1  # maximum share of the time for counting processes and memory
 TAIL_BYTES = 16 * 1024  # of each of the two outputs
 END_LIMIT_S = 2.0  # for the processes of the box to be gone after SIGKILL
-_RUN_BYTES = 640 * 2**20  # the results are bounded themselves, below this
+_RUN_BYTES = 640 * 2**20  # more than the limits of all results together
 _CHUNK = 1 << 16
 _RESET_ON_FORK = 0x40000000  # sched_setscheduler(2): children get the usual priority
 _NOT_ALLOWED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
@@ -43,26 +43,26 @@ class Reporter:
         self._fd = fd
 
     def at(self, place: str) -> None:
-        """What the box waits for from now on: a path, or a phrase. Empty: the command runs."""
-        self._tell({"at": place})
+        """What the sandbox waits for from now on: a path, or a phrase. Empty: the command runs."""
+        self._write({"at": place})
 
     def first(self, pid: int) -> None:
-        self._tell({"first": pid})
+        self._write({"first": pid})
 
     def end(self, status: dict[str, Any]) -> None:
-        self._tell(status)
+        self._write(status)
         os.close(self._fd)
 
-    def _tell(self, line: dict[str, Any]) -> None:
+    def _write(self, line: dict[str, Any]) -> None:
         data = json.dumps(line).encode("ascii") + b"\n"
-        with contextlib.suppress(OSError):  # the daemon has gone
+        with contextlib.suppress(OSError):  # the caller has gone
             while data:
                 data = data[os.write(self._fd, data) :]
 
 
 def run(order: dict[str, Any], report: Reporter) -> None:
     try:
-        report.end(Box(order, report).run())
+        report.end(Supervisor(order, report).run())
     except OSError as error:
         ended = "refused" if error.errno in _NOT_ALLOWED else "failed"
         report.end({"ended": ended, "why": error.strerror or str(error)})
@@ -70,14 +70,14 @@ def run(order: dict[str, Any], report: Reporter) -> None:
         report.end({"ended": "failed", "why": repr(error)})
 
 
-class Box:
+class Supervisor:
     def __init__(self, order: dict[str, Any], report: Reporter) -> None:
         self._order = order
         self._report = report
         self._limits = order["limits"]
         self._cgroup = Cgroup(order["cgroup"])
         self._tails: dict[int, bytearray] = {}
-        self._exit: int | None = None  # as waitpid has it
+        self._exit: int | None = None  # status of waitpid
         self._next_count = 0.0
 
     def run(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class Box:
         self._drain()
         self._keep_files(tree)
         output, error = (bytes(tail).decode("utf-8", "replace") for tail in self._tails.values())
-        counts = ended["ended"] in ("awaited", "exit")  # otherwise no file is looked at
+        counts = ended["ended"] in ("awaited", "exit")  # otherwise no file is read
         files = self._order["files"].items() if counts else ()
         return {
             **ended,
@@ -116,7 +116,7 @@ class Box:
         self._report.first(self._first)
         self._sysctl = special.protect_proc(tree)
         changes = tree.enter()
-        kernel.die_with_parent(signal.SIGKILL)  # acting as another user towards files had cleared it
+        kernel.die_with_parent(signal.SIGKILL)  # acting as another user on files had cleared it
         stores = [open_folder(path) for path in ("/dev/shm", "/run", special.KEEP)]
         self._keep = stores[-1]
         self._meter = usage.Meter([changes, *stores])
@@ -140,7 +140,7 @@ class Box:
         self._report.at("")
 
     def _read_problem(self, fd: int) -> str:
-        """Ends at exec, which may have to read the program from a drive that hangs."""
+        """Returns at exec, which may have to read the program from a drive that hangs."""
         self._report.at(f"{self._order['directory']} or {self._order['command'][0]}")
         return os.read(fd, _CHUNK).decode("utf-8", "replace")
 
@@ -158,7 +158,7 @@ class Box:
         poller = select.poll()
         for fd in (0, self._wake, *self._tails):
             poller.register(fd, select.POLLIN)
-        next_look = 0.0
+        next_check = 0.0
         while True:
             ready = [fd for fd, _ in poller.poll(PAUSE_S * 1000)]
             if 0 in ready:
@@ -170,14 +170,14 @@ class Box:
                 time.sleep(READ_PAUSE_S)
             self._reap()
             now = time.monotonic()
-            if now < next_look and self._exit is None:
+            if now < next_check and self._exit is None:
                 continue
-            ended = self._look(self._order["deadline"] - now)
+            ended = self._check(self._order["deadline"] - now)
             if ended is not None:
                 return ended
-            next_look = now + PAUSE_S
+            next_check = now + PAUSE_S
 
-    def _look(self, left_s: float) -> dict[str, Any] | None:
+    def _check(self, left_s: float) -> dict[str, Any] | None:
         if results.starts_with(self._out, *self._order["await"]):
             return {"ended": "awaited"}
         if self._problem:
@@ -190,7 +190,7 @@ class Box:
         return {"ended": "time"} if left_s <= 0 else None
 
     def _limit_met(self) -> str:
-        """`memory`, `processes` or nothing. Also asked when the command has ended: the limit may be the reason."""
+        """`memory`, `processes` or "". Also checked when the command has ended: the limit may be the reason."""
         if self._cgroup.oom_kills():
             return "memory"
         if self._cgroup.pids_refused():
@@ -205,7 +205,7 @@ class Box:
             return "processes"
         limit = "memory" if self._meter.exceeds_memory(self._limits["memory_bytes"]) else ""
         now = time.monotonic()
-        self._next_count = now + (now - began) / COUNT_PART
+        self._next_count = now + (now - began) / COUNT_SHARE
         return limit
 
     def _reap(self) -> None:
@@ -215,7 +215,7 @@ class Box:
                 self._exit = status
 
     def _take(self, fd: int) -> bool:
-        """One piece, so that a command that prints without end does not take all attention."""
+        """Reads one piece, so that endless output does not delay the checks."""
         try:
             piece = os.read(fd, _CHUNK)
         except BlockingIOError:
@@ -227,7 +227,7 @@ class Box:
         return bool(piece)
 
     def _end(self) -> None:
-        """Pid 1 first: from then on nothing in the box can fork. Its end waits for all others."""
+        """Kills pid 1: from then on nothing in the sandbox can fork. Its end waits for all other processes."""
         os.kill(self._first, signal.SIGKILL)
         deadline = time.monotonic() + END_LIMIT_S
         while time.monotonic() < deadline:
@@ -237,7 +237,7 @@ class Box:
             time.sleep(0.001)
 
     def _drain(self) -> None:
-        """What the pipes still hold; no process writes any more."""
+        """Reads what is left in the pipes; no process writes any more."""
         for fd in self._tails:
             for _ in range(64):
                 if not self._take(fd):
@@ -250,7 +250,7 @@ class Box:
 
 
 def start_first(tree: Tree) -> int:
-    """Forks pid 1 of the box, which mounts /proc: that shows the pid namespace of the process that mounts it."""
+    """Forks pid 1 of the sandbox. It mounts /proc, which shows the pid namespace of the process that mounts it."""
     reading, writing = os.pipe()
     first = os.fork()
     if first == 0:
@@ -265,7 +265,7 @@ def start_first(tree: Tree) -> int:
 
 
 def be_first(tree: Tree, problem: int) -> NoReturn:
-    """Never returns. Children of processes that have ended come to pid 1; ignoring SIGCHLD, the kernel reaps them."""
+    """Never returns. Orphans become children of pid 1; because it ignores SIGCHLD, the kernel reaps them."""
     try:
         kernel.die_with_parent(signal.SIGKILL)
         kernel.hide_from_ptrace()
@@ -285,8 +285,8 @@ def be_first(tree: Tree, problem: int) -> NoReturn:
 
 
 def take_priority() -> None:
-    """Above the command's processes, which may be many and each in a scheduling group of its own (sched(7), autogroup).
-    Needs root; another user's watcher has the usual priority and the command's processes a lower one."""
+    """Above the processes of the command, which may be many and each in its own scheduling group (sched(7), autogroup).
+    Needs root; another user's supervisor has the usual priority and the processes of the command a lower one."""
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_RR | _RESET_ON_FORK, os.sched_param(1))
 

@@ -1,11 +1,11 @@
-"""How many threads the box has and how much memory of the host it holds, counted by reading /proc.
+"""Counts the threads of the sandbox and the host memory that it holds, by reading /proc.
 
 Counted: anonymous pages, file systems in memory (`stores`), and shared memory outside of them: memfd, MAP_SHARED, SysV.
-Pages of files on disk are not counted: the kernel takes them back when it needs memory. Where there is a cgroup, the
-kernel counts instead, and exactly: a memfd that is only in the queue of a socket is not found here.
+Pages of files on disk are not counted: the kernel reclaims them when it needs memory. With a cgroup the kernel counts
+instead, and exactly: this module does not find a memfd that is only in the queue of a socket.
 
-Forked processes share pages, so the sum over processes is too large. Only if it exceeds the limit the exact sum is
-made, which takes milliseconds for each process.
+Forked processes share pages, so the sum over processes is too large. The exact sum takes milliseconds for each process
+and is computed only if the simple sum exceeds the limit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-EXACT_PART, DESCRIPTORS_PART = 0.2, 0.05  # of the time at most, for exact sums and for looking through descriptors
+EXACT_SHARE, DESCRIPTORS_SHARE = 0.2, 0.05  # maximum shares of the time for exact sums and for reading descriptors
 _STATUS = re.compile(rb"^(Threads|RssAnon|RssShmem):\s+(\d+)", re.MULTILINE)
 _PSS_ANON = re.compile(rb"^Pss_Anon:\s+(\d+)", re.MULTILINE)
 _PSS = re.compile(rb"^Pss:\s+(\d+)", re.MULTILINE)
@@ -55,11 +55,11 @@ class Meter:
             return False
         began = time.monotonic()
         held = stored + sum(self._memfds.values()) + sum(self._exact_bytes(pid) for pid in pids)
-        self._next_exact = _after(began, EXACT_PART)
+        self._next_exact = _after(began, EXACT_SHARE)
         return held > limit_bytes
 
     def _exact_bytes(self, pid: str) -> int:
-        """This process's share of anonymous pages, and of shared memory that is not counted elsewhere."""
+        """The share of this process in anonymous pages, and in shared memory that is not counted elsewhere."""
         anonymous = sum(int(kb) for kb in _PSS_ANON.findall(self._read(f"{pid}/smaps_rollup")))
         return anonymous * 1024 + (self._shared_bytes(pid) if self._maps_shared(pid) else 0)
 
@@ -78,11 +78,11 @@ class Meter:
         return found is not None and int(found[2]) not in self._memfds
 
     def _memfd_bytes(self, pids: Sequence[str]) -> int:
-        """Of all memfds that a process has open: their pages need not be mapped."""
+        """Bytes of all memfds that a process has open: their pages need not be mapped."""
         began = time.monotonic()
         if began >= self._next_descriptors:
             self._memfds = dict(entry for pid in pids for entry in self._memfds_of(pid))
-            self._next_descriptors = _after(began, DESCRIPTORS_PART)
+            self._next_descriptors = _after(began, DESCRIPTORS_SHARE)
         return sum(self._memfds.values())
 
     def _memfds_of(self, pid: str) -> list[tuple[int, int]]:
@@ -91,7 +91,7 @@ class Meter:
         with contextlib.suppress(OSError):
             for name in os.listdir(folder):
                 with contextlib.suppress(OSError):
-                    # Not os.stat for each: a file on a network drive that hangs would hang the watcher.
+                    # Not os.stat for each: a file on a network drive that hangs would block the supervisor.
                     if os.readlink(f"{folder}/{name}").startswith("/memfd:"):
                         status = os.stat(f"{folder}/{name}")
                         found.append((status.st_ino, status.st_blocks * 512))
@@ -113,7 +113,7 @@ def used_bytes(fd: int) -> int:
     return (status.f_blocks - status.f_bfree) * status.f_frsize
 
 
-def _after(began: float, part: float) -> float:
-    """When to do it again, so that it takes at most this part of the time."""
+def _after(began: float, share: float) -> float:
+    """The next time, so that the work takes at most this share of the time."""
     now = time.monotonic()
-    return now + (now - began) * (1 / part - 1)
+    return now + (now - began) * (1 / share - 1)

@@ -70,7 +70,7 @@ class Listing:
         self.seen: list[int] = []  # parameters of layers, one that is called twice or tied as often as it is met
 
     def add(self, module: Any, inputs: Any, outputs: Any) -> None:
-        layer = None if isinstance(module, build.Chain) else layer_of(torch, module, inputs, outputs)
+        layer = None if isinstance(module, build.Chain) else layer_of(module, inputs, outputs)
         if layer is None:  # build.py writes an identity as an empty chain; models of users have no such module
             return
         number = len(self.layers)

@@ -120,12 +120,10 @@ class Describer:
     """The hooks of a trial run, on a real step; and which optimizer and attention were at work."""
 
     def __init__(self) -> None:
-        import torch
         from torch.nn import functional
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         sys.path.insert(0, str(INSIDE))
-        self._torch = torch
         self._rule = importlib.import_module("carma_trial.describe")
         self._facts = importlib.import_module("carma_trial.report").facts
         self._optimizers: list[Any] = []
@@ -140,21 +138,13 @@ class Describer:
         functional.scaled_dot_product_attention = noted
 
     def describe(self, step: Callable[[], Any]) -> dict[str, Any]:
-        rule, torch = self._rule, self._torch
-        for kept in (rule._layers, rule._first, rule._root, self._optimizers):
-            kept.clear()
-        self._facts.pop("described", None)
+        self._optimizers.clear()
         self._fused = False
-        modules = torch.nn.modules.module
-        rule._handle.append(modules.register_module_forward_pre_hook(lambda one, came: rule._enter(torch, one, came)))
-        rule._handle.append(
-            modules.register_module_forward_hook(lambda one, came, out: rule._leave(torch, one, came, out))
-        )
+        self._rule.start()
         try:
             step()
         finally:  # hooks that stay would count, and slow down, every step from here on
-            while rule._handle:
-                rule._handle.pop().remove()
+            self._rule.stop()
         found = dict(self._facts.pop("described"))
         chosen = self._optimizers[-1]
         state = next((kept for kept in chosen.state.values() if isinstance(kept, dict)), {})

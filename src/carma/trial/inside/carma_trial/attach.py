@@ -1,11 +1,33 @@
-"""Puts the made-up GPU under a freshly imported torch: kernels, the `torch.cuda` façade, the watch over the steps."""
+"""Attaches the emulated GPU to a freshly imported torch.
 
-import json
+1. Kernels: those of the compiled part for every operator that has one for CUDA, and ours for what they cannot compute.
+2. `torch.cuda` and what else asks the GPU.
+3. The observation of the script's steps.
+"""
+
 import os
 import re
 import warnings
 
-from . import build, cuda_api, finite_values, gpu_processes, kernels, parallel, report, rnn, shortcuts, storages, watch
+import torch
+
+from . import (
+    attention,
+    build,
+    convolution,
+    cuda_api,
+    encoder,
+    gpu_processes,
+    kernels,
+    parallel,
+    report,
+    rnn,
+    scratch,
+    shortcuts,
+    storages,
+    values,
+    watch,
+)
 
 # Kernels of their own in shim.cpp: as_strided and the like only change how a storage is looked at.
 _IN_SHIM = frozenset((
@@ -16,40 +38,43 @@ _IN_SHIM = frozenset((
 # cuBLAS and cuBLASLt keep a workspace for each thread and stream that calls them.
 _BLAS = ("mm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "addr")
 _BLAS_LT = ("addmm", "_addmm_activation", "_scaled_mm", "_int_mm", "linear")
+_CUDA_BUILD_OPS = 500  # a CPU build has kernels for CUDA for fewer operators
 
 
-def attach(torch):
-    gpu = json.loads(os.environ.get("CARMA_TRACE_GPU") or "{}")
-    lib = build.library
-    gpu_processes.install(int(gpu.get("count", 1)))
+def attach():
+    gpu_processes.install(cuda_api.COUNT)
     report.facts.update(
         torch=str(torch.__version__),
         cuda=str(torch.version.cuda or ""),
         allocator=os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "",
         rank=int(os.environ.get("RANK") or 0),
         world_size=int(os.environ.get("WORLD_SIZE") or 1),
+        steps=0,
     )
+    _attach_kernels()
+    for module in (cuda_api, attention, rnn, shortcuts, storages, values, parallel, watch):
+        module.install()
+    _follow_libraries()
+
+
+def _attach_kernels():
     warnings.filterwarnings("ignore", message=".*Overriding a previously registered kernel")
-    own = kernels.overrides(torch, gpu)
-    names = sorted(_cuda_ops(torch) - _IN_SHIM - set(own))
-    trouble = lib.carma_attach(
-        ("\n".join(names) + "\n").encode(), int(gpu.get("count", 1)), int(gpu.get("multiprocessors", 132))
-    )
-    if trouble:
-        report.refuse("unsupported", f"this torch does not take the made-up GPU: {trouble.decode(errors='replace')}")
-    _name_blas(lib)
-    cuda_api.install(torch, gpu)
-    kernels.install(torch, own, gpu)
-    rnn.install(torch)
-    shortcuts.install(torch)
-    storages.install(torch)
-    finite_values.install(torch)
-    parallel.install(torch)
-    watch.install(torch)
-    _follow_libraries(torch)
+    own = {}
+    for module in (encoder, convolution, rnn, attention, scratch, values):
+        own |= module.KERNELS
+    names = sorted(_cuda_ops() - _IN_SHIM - set(own))
+    lib = build.library
+    problem = lib.carma_attach(("\n".join(names) + "\n").encode(), cuda_api.COUNT, cuda_api.MULTIPROCESSORS)
+    if problem:
+        report.refuse("unsupported", f"this torch does not take the emulated GPU: {problem.decode(errors='replace')}")
+    for call, ops in (("blas", _BLAS), ("blas_lt", _BLAS_LT)):
+        for name in ops:
+            lib.carma_blas(f"aten::{name}".encode(), report.call(call))
+    lib.carma_untouched(b"aten::_amp_foreach_non_finite_check_and_unscale_")  # gradients are finite
+    kernels.register(own, "CUDA")
 
 
-def _follow_libraries(torch):
+def _follow_libraries():
     """Libraries that are loaded later bring kernels for CUDA of their own, which cannot run."""
     load = torch.ops.load_library
 
@@ -59,31 +84,19 @@ def _follow_libraries(torch):
             space, _, op = name.partition("::")
             if space not in ("aten", "carma") and torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
                 build.library.carma_override(space.encode(), op.encode())
-        kernels.of_libraries(torch)
+        values.register_library_kernels()
 
     torch.ops.load_library = load_library
 
 
-def _name_blas(lib):
-    plain, lt = report.call("blas"), report.call("blas_lt")
-    for name in _BLAS:
-        lib.carma_blas(f"aten::{name}".encode(), plain)
-    for name in _BLAS_LT:
-        lib.carma_blas(f"aten::{name}".encode(), lt)
-    lib.carma_untouched(b"aten::_amp_foreach_non_finite_check_and_unscale_")  # gradients are finite
-
-
-def _cuda_ops(torch):
-    """Which ops have a kernel for CUDA: a CUDA build knows; for a CPU build the list that it was made from tells."""
+def _cuda_ops():
+    """The operators that have a kernel for CUDA: a CUDA build knows; a CPU build has the list that it was made from."""
     names = [name[len("aten::") :] for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
     here = {name for name in names if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA")}
-    if len(here) > 500:
-        return here
-    listed = _listed(torch)
-    return {name for name in names if name in listed}
+    return here if len(here) > _CUDA_BUILD_OPS else _listed().intersection(names)
 
 
-def _listed(torch):
+def _listed():
     path = os.path.join(os.path.dirname(os.path.dirname(torch.__file__)), "torchgen/packaged/ATen/native")
     with open(os.path.join(path, "native_functions.yaml"), encoding="utf-8") as file:
         text = file.read()

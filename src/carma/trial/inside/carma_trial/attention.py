@@ -1,67 +1,49 @@
-"""F.scaled_dot_product_attention: which of PyTorch's four ways a GPU takes, and what each keeps for the backward pass.
+"""F.scaled_dot_product_attention: the implementation that a GPU takes, and what each keeps for the backward pass.
 
 The choice follows aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; a wrong one is wrong by an order of magnitude.
 """
 
-from . import report
+import torch
+
+from . import cuda_api, kernels, report
 
 
-def capability_of(gpu):
-    return tuple(gpu.get("capability", (9, 0)))
+def install():
+    kernels.register({"scaled_dot_product_attention": _attend}, "AutogradCUDA", "CUDA")
 
 
-def install(torch, library, gpu):
-    capability = capability_of(gpu)
-
-    def attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
-        return _attend(torch, capability, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-
-    for where in ("AutogradCUDA", "CUDA"):
-        library.impl("scaled_dot_product_attention", attend, where)
-
-
-def kernels(torch):
-    return {
-        "_scaled_dot_product_efficient_attention": lambda *args, **words: _efficient(torch, *args, **words),
-        "_scaled_dot_product_efficient_attention_backward": lambda *args, **words: _efficient_grad(
-            torch, *args, **words
-        ),
-        "_scaled_dot_product_cudnn_attention": lambda *args, **words: _cudnn(torch, *args, **words),
-        "_scaled_dot_product_cudnn_attention_backward": lambda *args, **words: _cudnn_grad(torch, *args, **words),
-        "_scaled_dot_product_flash_attention_backward": lambda *args, **words: _flash_grad(torch, *args, **words),
-    }
-
-
-def _attend(torch, capability, query, key, value, mask, dropout, causal, scale, gqa):
-    way = choose(torch, capability, query, key, value, mask, dropout, causal, gqa)
-    aten = torch.ops.aten
-    if mask is not None and mask.dtype == torch.bool and way != "math":
+def _attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+    implementation = choose(query, key, value, attn_mask, enable_gqa)
+    aten, mask = torch.ops.aten, attn_mask
+    if mask is not None and mask.dtype == torch.bool and implementation != "math":
         mask = torch.empty_like(mask, dtype=query.dtype)  # zeros and minus infinities
     grads = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    if way == "math":
+    if implementation == "math":
         return aten._scaled_dot_product_attention_math(
-            query, key, value, mask, dropout, causal, None, scale=scale, enable_gqa=gqa
+            query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
         )[0]
-    if way == "flash":
-        padded, width = [_padded(torch, each) for each in (query, key, value)], query.shape[-1]
+    if implementation == "flash":
+        padded, width = [_padded(each) for each in (query, key, value)], query.shape[-1]
         scale = scale if scale is not None else width**-0.5
-        out = aten._scaled_dot_product_flash_attention(*padded, dropout, causal, False, scale=scale)[0]
+        out = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)[0]
         return out[..., :width] if out.shape[-1] != width else out
-    if way == "cudnn":
+    if implementation == "cudnn":
         return aten._scaled_dot_product_cudnn_attention(
-            query, key, value, mask, grads, dropout, causal, False, scale=scale
+            query, key, value, mask, grads, dropout_p, is_causal, False, scale=scale
         )[0]
     if mask is not None:
-        mask = _whole_mask(torch, mask, query, key)
-    return aten._scaled_dot_product_efficient_attention(query, key, value, mask, grads, dropout, causal, scale=scale)[0]
+        mask = _whole_mask(mask, query, key)
+    return aten._scaled_dot_product_efficient_attention(
+        query, key, value, mask, grads, dropout_p, is_causal, scale=scale
+    )[0]
 
 
-def _padded(torch, tensor):
+def _padded(tensor):
     missing = -tensor.shape[-1] % 8
     return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
 
 
-def _whole_mask(torch, mask, query, key):
+def _whole_mask(mask, query, key):
     """preprocess_mask: rows of a length that 16 divides, seen as one mask for each head."""
     missing = -mask.shape[-1] % 16
     if missing:
@@ -69,9 +51,9 @@ def _whole_mask(torch, mask, query, key):
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
 
-def choose(torch, capability, query, key, value, mask, dropout, causal, gqa):
+def choose(query, key, value, mask=None, grouped=False):
     """flash, efficient, math or cudnn, in PyTorch's order of preference for the capability."""
-    cuda = torch.backends.cuda
+    cuda, capability = torch.backends.cuda, cuda_api.CAPABILITY
     half = query.dtype in (torch.float16, torch.bfloat16)
     given = (query, key, value) if mask is None else (query, key, value, mask)
     dense = query.ndim == 4 and all(each.stride(-1) == 1 or each.shape[-1] == 1 for each in given)
@@ -80,45 +62,39 @@ def choose(torch, capability, query, key, value, mask, dropout, causal, gqa):
     if not dense:
         return "math"
     flash = cuda.flash_sdp_enabled() and half and mask is None and capability >= (8, 0) and width <= 256 and same_width
-    efficient = cuda.mem_efficient_sdp_enabled() and not gqa and capability >= (5, 0)
+    efficient = cuda.mem_efficient_sdp_enabled() and not grouped and capability >= (5, 0)
     cudnn = (
         cuda.cudnn_sdp_enabled() and half and capability[0] in (9, 10) and capability[1] == 0
         and not (mask is not None and mask.requires_grad)
         and same_width and width <= 256 and width % 8 == 0
     )  # fmt: skip
-    for way, possible in (("cudnn", cudnn), ("flash", flash), ("efficient", efficient)):
+    for name, possible in (("cudnn", cudnn), ("flash", flash), ("efficient", efficient)):
         if possible:
-            report.flags.add(f"sdpa_{way}")
-            return way
+            report.flags.add(f"sdpa_{name}")
+            return name
     return "math"
 
 
-def _like(torch, tensor, shape):
+def _like(tensor, shape):
     """Sizes of `shape`, the order of the dimensions in memory as in `tensor`."""
     order = sorted(range(4), key=lambda dim: (-tensor.stride(dim), dim))
     made = torch.empty([shape[dim] for dim in order], dtype=tensor.dtype, device=tensor.device)
     return made.permute([order.index(dim) for dim in range(4)])
 
 
-def _bytes(torch, count, like):
-    return torch.empty((count,), dtype=torch.uint8, device=like.device)
-
-
-def _cudnn(torch, query, key, value, bias, keep, dropout=0.0, causal=False, debug=False, *, scale=None):
+def _cudnn(query, key, value, bias, keep, dropout=0.0, causal=False, debug=False, *, scale=None):
     batch, heads, length, _ = query.shape
     state = {"dtype": torch.int64, "device": query.device}
     seed, offset = torch.empty((), **state), torch.empty((), **state)
-    out = _like(torch, query, (batch, heads, length, value.shape[-1]))
+    out = _like(query, (batch, heads, length, value.shape[-1]))
     sums = torch.empty((batch, heads, length, 1) if keep else (0,), dtype=torch.float32, device=query.device)
-    held = _bytes(torch, 256, query)
-    del held
+    kernels.room(256, query.device)
     return out, sums, None, None, length, key.shape[2], seed, offset, torch.empty((0,), device=query.device)
 
 
-def _cudnn_grad(torch, grad, query, key, value, *_rest, **_words):
+def _cudnn_grad(grad, query, key, value, *_rest, **_words):
     into = tuple(torch.empty_like(each) for each in (query, key, value))
-    held = _bytes(torch, _partial_grads(query, key, query.shape[2], query.shape[3]) + 256, query)
-    del held
+    kernels.room(_partial_grads(query, key, query.shape[2], query.shape[3]) + 256, query.device)
     return into
 
 
@@ -131,16 +107,15 @@ def _partial_grads(query, key, length, width):
     return total
 
 
-def _flash_grad(torch, grad, query, key, value, *_rest, **_words):
+def _flash_grad(grad, query, key, value, *_rest, **_words):
     width = query.shape[3]
     into = tuple(torch.empty_like(each) for each in (query, key, value))
     width = -(-width // 32) * 32 if width <= 192 else 256
-    held = _bytes(torch, _partial_grads(query, key, -(-query.shape[2] // 128) * 128, width), query)
-    del held
+    kernels.room(_partial_grads(query, key, -(-query.shape[2] // 128) * 128, width), query.device)
     return into
 
 
-def _efficient(torch, query, key, value, bias, keep, dropout=0.0, causal=False, *, scale=None):
+def _efficient(query, key, value, bias, keep, dropout=0.0, causal=False, *, scale=None):
     batch, heads, length, _ = query.shape
     out = torch.empty((batch, length, heads, value.shape[-1]), dtype=query.dtype, device=query.device)
     rows = -(-length // 32) * 32 if keep else 0
@@ -149,7 +124,7 @@ def _efficient(torch, query, key, value, bias, keep, dropout=0.0, causal=False, 
     return (out.transpose(1, 2), sums, *state)
 
 
-def _efficient_grad(torch, grad, query, key, value, bias, out, sums, seed, offset, dropout, mask, causal=False, *,
+def _efficient_grad(grad, query, key, value, bias, out, sums, seed, offset, dropout, mask, causal=False, *,
                     scale=None):  # fmt: skip
     if grad is None:
         return None, None, None, None
@@ -168,8 +143,8 @@ def _efficient_grad(torch, grad, query, key, value, bias, out, sums, seed, offse
     rows = torch.empty((batch, length, heads), dtype=torch.float32, device=grad.device)
     delta = rows.transpose(1, 2).contiguous()
     del product, rows
-    held = _bytes(torch, batch * heads * _efficient_workspace(query, key), query)
-    del held, delta, plain
+    kernels.room(batch * heads * _efficient_workspace(query, key), query.device)
+    del delta, plain
     return (*(each.transpose(1, 2) for each in into), bias_grad)
 
 
@@ -184,3 +159,12 @@ def _efficient_workspace(query, key):
         return queries
     keys = -(-key.shape[2] // 64) * 64 * -(-width // rows) * rows * 4
     return queries + 2 * keys
+
+
+KERNELS = {
+    "_scaled_dot_product_efficient_attention": _efficient,
+    "_scaled_dot_product_efficient_attention_backward": _efficient_grad,
+    "_scaled_dot_product_cudnn_attention": _cudnn,
+    "_scaled_dot_product_cudnn_attention_backward": _cudnn_grad,
+    "_scaled_dot_product_flash_attention_backward": _flash_grad,
+}

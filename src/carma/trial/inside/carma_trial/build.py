@@ -1,4 +1,4 @@
-"""Compiles the shim against the headers of the torch that is there, once; finds it again afterwards."""
+"""Compiles the shim (C++) once against the headers of the installed torch, and loads it."""
 
 import ctypes
 import hashlib
@@ -26,7 +26,7 @@ def load(torch_folder):
         try:
             library = ctypes.CDLL(_built(torch_folder), mode=ctypes.RTLD_GLOBAL)
         except OSError as error:
-            raise CannotBuild(f"the trial's part in C++ does not load into this torch: {error}") from error
+            raise CannotBuild(f"CARMA's C++ part does not load into this torch: {error}") from error
         _declare(library)
     return library
 
@@ -56,7 +56,7 @@ def _built(torch_folder):
 
 
 def _folders():
-    """Where it may lie: what CARMA gives for writing (kept between trials), then the user's cache."""
+    """Directories for compiled files: the one that CARMA gives and keeps between trials, then the user's cache."""
     given = os.environ.get("CARMA_TRACE_BUILD")
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return [folder for folder in (given, os.path.join(home, "carma", "shim")) if folder]
@@ -76,10 +76,10 @@ def _key(torch_folder):
 def _compile(torch_folder, name):
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
     if not compiler:
-        raise CannotBuild("a trial run needs a C++ compiler once for each version of torch (install g++)")
+        raise CannotBuild("a trial run needs a C++ compiler, once for each version of torch: install g++")
     include, lib = os.path.join(torch_folder, "include"), os.path.join(torch_folder, "lib")
     if not os.path.isdir(include):
-        raise CannotBuild(f"this torch has no headers in {include}, which a trial run needs")
+        raise CannotBuild(f"a trial run needs the headers of torch, and {include} does not exist")
     trouble = ""
     for folder in [*_folders(), tempfile.gettempdir()]:
         try:
@@ -98,7 +98,7 @@ def _compile(torch_folder, name):
         path = os.path.join(folder, name)
         os.replace(unfinished, path)
         return path
-    raise CannotBuild(f"there is nowhere to put the trial's compiled part: {trouble}")
+    raise CannotBuild(f"no directory for CARMA's C++ part can be written: {trouble}")
 
 
 def _run(unfinished, command):
@@ -111,7 +111,7 @@ def _run(unfinished, command):
     if code:
         os.unlink(unfinished)
         lines = [line for line in said if "error" in line] or said or [f"{command[0]} ended with code {code}"]
-        raise CannotBuild(f"the trial's part in C++ does not compile against this torch: {lines[0]}")
+        raise CannotBuild(f"CARMA's C++ part does not compile against this torch: {lines[0]}")
 
 
 def _abi(lib):

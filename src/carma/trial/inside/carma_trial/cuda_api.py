@@ -1,97 +1,124 @@
-"""`torch.cuda` as it answers on the target GPU. Whatever launches, waits or measures does nothing; memory figures are
-plausible, never exact: a script that steers by them is traced as if the card were nearly empty."""
+"""`torch.cuda` as it answers on the emulated GPU. Whatever launches, waits or measures does nothing.
+
+Memory figures are plausible, never exact: a script that steers by them is traced as if the GPU were nearly empty.
+"""
 
 import contextlib
+import json
+import os
 import types
+
+import torch
 
 from . import build, gpu_processes, report
 
 GIB = 1 << 30
+_gpu = json.loads(os.environ.get("CARMA_TRACE_GPU") or "{}")  # of trial_environment.gpu_description
+COUNT = int(_gpu.get("count", 1))
+CAPABILITY = tuple(_gpu.get("capability", (9, 0)))
+MEMORY_BYTES = int(_gpu.get("memory_bytes", 80 * GIB))
+MULTIPROCESSORS = int(_gpu.get("multiprocessors", 132))
+THREADS_PER_MULTIPROCESSOR = 2048
+_CUDNN_VERSION, _CUDA_VERSION = 91900, (13, 0)
+_PROPERTIES = types.SimpleNamespace(
+    name=_gpu.get("name", "NVIDIA H200"),
+    major=CAPABILITY[0],
+    minor=CAPABILITY[1],
+    total_memory=MEMORY_BYTES,
+    multi_processor_count=MULTIPROCESSORS,
+    is_integrated=0,
+    is_multi_gpu_board=0,
+    max_threads_per_multi_processor=THREADS_PER_MULTIPROCESSOR,
+    max_threads_per_block=1024,
+    warp_size=32,
+    regs_per_multiprocessor=65536,
+    shared_memory_per_block=49152,
+    shared_memory_per_block_optin=232448,
+    shared_memory_per_multiprocessor=233472,
+    L2_cache_size=60 << 20,
+    gcnArchName="",
+    uuid="GPU-00000000-0000-0000-0000-000000000000",
+)
+_AMPERE = (8, 0)
+# (answer, names of functions). Of torch._C, after `_cuda_`: what a CPU build lacks and Python code calls.
+_ANSWERS_OF_C = (
+    (None, "init synchronize ipc_collect setMemoryFraction resetPeakMemoryStats resetAccumulatedMemoryStats"),
+    (None, "record_memory_history lock_mutex unlock_mutex"),
+    (0, "getCurrentRawStream cudaHostAllocator"),
+    (False, "isCurrentStreamCapturing"),
+    (True, "canDeviceAccessPeer"),
+    (_CUDA_VERSION[0] * 1000, "getCompiledVersion"),
+    (COUNT, "getDeviceCount"),
+)
+_ANSWERS = (
+    (None, "init _lazy_init synchronize manual_seed manual_seed_all seed seed_all set_rng_state set_rng_state_all"),
+    (None, "reset_peak_memory_stats reset_accumulated_memory_stats reset_max_memory_allocated ipc_collect"),
+    (None, "reset_max_memory_cached set_per_process_memory_fraction"),
+    (True, "is_available is_initialized _is_compiled can_device_access_peer"),
+    (False, "is_current_stream_capturing"),
+    (0, "utilization power_draw temperature clock_rate memory_usage initial_seed"),
+    (COUNT, "device_count _device_count_nvml"),
+    (CAPABILITY, "get_device_capability"),
+    (CAPABILITY >= _AMPERE, "is_bf16_supported is_tf32_supported"),
+    (_PROPERTIES, "get_device_properties _get_device_properties"),
+    (_PROPERTIES.name, "get_device_name"),
+    ("", "get_gencode_flags memory_summary"),
+    (GIB, "memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_cached max_memory_cached"),
+)
 
 
-def install(torch, gpu):
+def install():
     cuda = torch.cuda
-    count = int(gpu.get("count", 1))
-    capability = tuple(gpu.get("capability", (9, 0)))
-    total = int(gpu.get("memory_bytes", 80 * GIB))
-    properties = types.SimpleNamespace(
-        name=gpu.get("name", "NVIDIA H200"),
-        major=capability[0],
-        minor=capability[1],
-        total_memory=total,
-        multi_processor_count=int(gpu.get("multiprocessors", 132)),
-        is_integrated=0,
-        is_multi_gpu_board=0,
-        max_threads_per_multi_processor=2048,
-        max_threads_per_block=1024,
-        warp_size=32,
-        regs_per_multiprocessor=65536,
-        shared_memory_per_block=49152,
-        shared_memory_per_block_optin=232448,
-        shared_memory_per_multiprocessor=233472,
-        L2_cache_size=60 << 20,
-        gcnArchName="",
-        uuid="GPU-00000000-0000-0000-0000-000000000000",
-    )
-    _patch_c(torch, count)
-    _patch_device(torch, cuda, count, capability, properties)
-    _patch_streams(torch, cuda)
-    _patch_memory(cuda, total)
-    _patch_random(torch, cuda, count)
-    _patch_backends(torch)
+    _answer(torch._C, _ANSWERS_OF_C, prefix="_cuda_")
+    _answer(cuda, _ANSWERS)
+    _patch_c()
+    _patch_device(cuda)
+    _patch_accelerator(cuda)
+    _patch_streams(cuda)
+    _patch_memory(cuda)
+    _patch_random(cuda)
+    _patch_backends()
     _patch_graphs(cuda)
-    _patch_default_type(torch)
+    _patch_default_type()
 
 
-def _say(value):
+def _returns(value):
     return lambda *_args, **_words: value
+
+
+def _answer(holder, answers, prefix=""):
+    for value, names in answers:
+        for name in names.split():
+            setattr(holder, prefix + name, _returns(value))
 
 
 def _index(device):
     """0 for "cuda:0", torch.device("cuda", 0), 0 or None."""
-    if device is None:
-        return build.library.carma_device()
-    if isinstance(device, int):
-        return device if device >= 0 else build.library.carma_device()
-    index = device.index if hasattr(device, "index") and not isinstance(device, str) else _of_text(device)
+    if isinstance(device, str):
+        device = device.partition(":")[2]
+        device = int(device) if device else None
+    index = getattr(device, "index", None) if not isinstance(device, int) else device if device >= 0 else None
     return build.library.carma_device() if index is None else index
 
 
-def _of_text(text):
-    _, _, index = str(text).partition(":")
-    return int(index) if index else None
-
-
-def _patch_c(torch, count):
-    """What a CPU build's extension module lacks and Python code of torch and others asks for."""
-    absent = {
-        "_cuda_getCurrentRawStream": _say(0),
-        "_cuda_getCurrentStream": lambda device: (build.library.carma_stream(device), device, 1),
-        "_cuda_getDefaultStream": lambda device: (0, device, 1),
-        "_cuda_isCurrentStreamCapturing": _say(False),
-        "_cuda_getDevice": lambda: build.library.carma_device(),
-        "_cuda_setDevice": lambda device: _set_device(device),
-        "_cuda_exchangeDevice": lambda device: _exchange(device),
-        "_cuda_maybeExchangeDevice": lambda device: _exchange(device),
-        "_cuda_init": _say(None),
-        "_cuda_synchronize": _say(None),
-        "_cuda_emptyCache": lambda: build.library.carma_note(report.EMPTY_CACHE, 0, 0, 0),
-        "_cuda_ipc_collect": _say(None),
-        "_cuda_cudaHostAllocator": _say(0),
-        "_cuda_getCompiledVersion": _say(13000),
-        "_cuda_canDeviceAccessPeer": _say(True),
-        "_cuda_setMemoryFraction": _say(None),
-        "_cuda_resetPeakMemoryStats": _say(None),
-        "_cuda_resetAccumulatedMemoryStats": _say(None),
-        "_cuda_record_memory_history": _say(None),
-        "_cuda_hostMemoryStats": _say({}),
-        "_cuda_lock_mutex": _say(None),
-        "_cuda_unlock_mutex": _say(None),
+def _patch_c():
+    functions = {
+        "getCurrentStream": lambda device: (build.library.carma_stream(device), device, 1),
+        "getDefaultStream": lambda device: (0, device, 1),
+        "getDevice": lambda: build.library.carma_device(),
+        "setDevice": _set_device,
+        "exchangeDevice": _exchange,
+        "maybeExchangeDevice": _exchange,
+        "emptyCache": _empty_cache,
+        "hostMemoryStats": lambda *_args: {},
     }
-    for name, function in absent.items():
-        setattr(torch._C, name, function)
-    torch._C._cuda_getDeviceCount = _say(count)
+    for name, function in functions.items():
+        setattr(torch._C, f"_cuda_{name}", function)
     torch._C._has_cudnn = True
+
+
+def _empty_cache():
+    build.library.carma_note(report.EMPTY_CACHE, 0, 0, 0)
 
 
 def _exchange(device):
@@ -103,62 +130,38 @@ def _exchange(device):
 
 def _set_device(device):
     gpu_processes.want_cards(device + 1)
-    reason = gpu_processes.too_many_cards()
-    if reason:
-        report.refuse("unsupported", reason)
+    report.refuse_too_many_gpus()
     build.library.carma_set_device(device)
 
 
-def _patch_device(torch, cuda, count, capability, properties):
+def _patch_device(cuda):
     cuda._initialized = True
-    cuda._lazy_init = _say(None)
-    cuda.init = _say(None)
-    cuda.is_available = _say(True)
-    cuda.is_initialized = _say(True)
-    cuda._is_compiled = _say(True)
-    cuda._exchange_device = lambda device: _exchange(device)
-    cuda._maybe_exchange_device = lambda device: _exchange(device)
+    cuda._exchange_device = cuda._maybe_exchange_device = _exchange
     cuda._lazy_call = lambda function, **_words: function()
-    cuda.device_count = _say(count)
-    cuda._device_count_nvml = _say(count)
     cuda.current_device = lambda: build.library.carma_device()
     cuda.set_device = lambda device: _set_device(_index(device))
-    cuda.get_device_capability = _say(capability)
-    cuda.get_device_name = _say(properties.name)
-    cuda.get_device_properties = _say(properties)
-    cuda._get_device_properties = _say(properties)
-    cuda.can_device_access_peer = _say(True)
-    cuda.get_arch_list = lambda: [f"sm_{capability[0]}{capability[1]}"]
-    cuda.get_gencode_flags = _say("")
-    cuda.synchronize = _say(None)
-    cuda.is_bf16_supported = _say(capability >= (8, 0))
-    cuda.is_tf32_supported = _say(capability >= (8, 0))
-    for name in ("utilization", "power_draw", "temperature", "clock_rate", "memory_usage"):
-        setattr(cuda, name, _say(0))
-    cuda.is_current_stream_capturing = _say(False)
-    for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
-        setattr(cuda.nvtx, name, _say(0))
+    cuda.get_arch_list = lambda: [f"sm_{CAPABILITY[0]}{CAPABILITY[1]}"]
+    _answer(cuda.nvtx, ((0, "range_push range_pop mark range_start range_end"),))
     cuda.nvtx.range = lambda *_args, **_words: contextlib.nullcontext()
     if not torch.version.cuda:
-        torch.version.cuda = "13.0"
-    torch.backends.cuda.is_built = _say(True)
+        torch.version.cuda = ".".join(map(str, _CUDA_VERSION))
+
+
+def _patch_accelerator(cuda):
     accelerator = getattr(torch, "accelerator", None)
-    if accelerator is not None:
-        device = torch.device("cuda")
-        accelerator.is_available = _say(True)
-        accelerator.device_count = _say(count)
-        accelerator.current_accelerator = _say(device)
-        for name in ("current_device_index", "current_device_idx"):
-            setattr(accelerator, name, lambda: build.library.carma_device())
-        for name in ("set_device_index", "set_device_idx"):
-            setattr(accelerator, name, lambda device, /: build.library.carma_set_device(_index(device)))
-        accelerator.synchronize = _say(None)
-        for name in ("empty_cache", "memory_allocated", "memory_reserved", "max_memory_allocated"):
-            if hasattr(accelerator, name):
-                setattr(accelerator, name, lambda *_a, _name=name, **_w: getattr(cuda, _name)())
+    if accelerator is None:
+        return
+    _answer(accelerator, ((True, "is_available"), (COUNT, "device_count"), (None, "synchronize")))
+    accelerator.current_accelerator = _returns(torch.device("cuda"))
+    for end in ("index", "idx"):
+        setattr(accelerator, f"current_device_{end}", lambda: build.library.carma_device())
+        setattr(accelerator, f"set_device_{end}", lambda device, /: build.library.carma_set_device(_index(device)))
+    for name in ("empty_cache", "memory_allocated", "memory_reserved", "max_memory_allocated"):
+        if hasattr(accelerator, name):
+            setattr(accelerator, name, lambda *_a, _name=name, **_w: getattr(cuda, _name)())
 
 
-def _patch_streams(torch, cuda):
+def _patch_streams(cuda):
     lib = build.library
     made = [0]
 
@@ -174,8 +177,8 @@ def _patch_streams(torch, cuda):
 
         cuda_stream = property(lambda self: self.stream_id)
         priority = 0
-        query = _say(True)
-        synchronize = wait_event = wait_stream = _say(None)
+        query = _returns(True)
+        synchronize = wait_event = wait_stream = _returns(None)
 
         def record_event(self, event=None):
             return event if event is not None else Event()
@@ -184,10 +187,10 @@ def _patch_streams(torch, cuda):
         def __init__(self, *_args, **_words):
             pass
 
-        query = _say(True)
-        record = wait = synchronize = _say(None)
-        elapsed_time = _say(1.0)
-        ipc_handle = _say(b"")
+        query = _returns(True)
+        record = wait = synchronize = _returns(None)
+        elapsed_time = _returns(1.0)
+        ipc_handle = _returns(b"")
 
     class StreamContext:
         def __init__(self, stream):
@@ -216,59 +219,48 @@ class _Stats(dict):
         return 0
 
 
-def _patch_memory(cuda, total):
-    cuda.mem_get_info = _say((int(total * 0.98), total))
-    cuda.memory_stats = lambda *_a, **_w: _Stats()
-    cuda.memory_stats_as_nested_dict = lambda *_a, **_w: _Stats()
-    cuda.memory_summary = _say("")
-    cuda.memory_snapshot = _say([])
-    cuda.empty_cache = lambda: build.library.carma_note(report.EMPTY_CACHE, 0, 0, 0)
+def _patch_memory(cuda):
+    cuda.mem_get_info = _returns((int(MEMORY_BYTES * 0.98), MEMORY_BYTES))
+    cuda.memory_stats = cuda.memory_stats_as_nested_dict = lambda *_a, **_w: _Stats()
+    cuda.memory_snapshot = lambda *_a, **_w: []
+    cuda.empty_cache = _empty_cache
     for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved",
-                 "memory_cached", "max_memory_cached"):  # fmt: skip
-        setattr(cuda, name, _say(GIB))
+                 "memory_cached", "max_memory_cached", "empty_cache", "mem_get_info"):  # fmt: skip
         setattr(cuda.memory, name, getattr(cuda, name))
-    for name in ("reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated",
-                 "reset_max_memory_cached", "set_per_process_memory_fraction", "ipc_collect"):  # fmt: skip
-        setattr(cuda, name, _say(None))
-    cuda.memory.empty_cache, cuda.memory.mem_get_info = cuda.empty_cache, cuda.mem_get_info
-    cuda.memory._record_memory_history = _say(None)
-    cuda.memory._dump_snapshot = _say(None)
-    cuda.memory._snapshot = _say({"segments": [], "device_traces": []})
+    _answer(cuda.memory, ((None, "_record_memory_history _dump_snapshot"),))
+    cuda.memory._snapshot = lambda *_a, **_w: {"segments": [], "device_traces": []}
 
 
-def _patch_random(torch, cuda, count):
+def _patch_random(cuda):
     state = torch.get_rng_state()[:16].clone()
-    for name in ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"):
-        setattr(cuda, name, _say(None))
-    cuda.initial_seed = _say(0)
     cuda.get_rng_state = lambda *_a, **_w: state.clone()
-    cuda.get_rng_state_all = lambda: [state.clone() for _ in range(count)]
+    cuda.get_rng_state_all = lambda: [state.clone() for _ in range(COUNT)]
     for name in ("manual_seed", "manual_seed_all", "get_rng_state", "set_rng_state", "get_rng_state_all",
                  "set_rng_state_all", "initial_seed", "seed", "seed_all"):  # fmt: skip
         setattr(cuda.random, name, getattr(cuda, name))
-    cuda.default_generators = tuple(torch.Generator() for _ in range(count))
+    cuda.default_generators = tuple(torch.Generator() for _ in range(COUNT))
 
 
-def _patch_backends(torch):
-    cudnn = torch.backends.cudnn
-    cudnn.is_available = _say(True)
-    cudnn.version = _say(91900)
+def _patch_backends():
+    cudnn, cuda = torch.backends.cudnn, torch.backends.cuda
+    cudnn.is_available = cuda.is_built = _returns(True)
+    cudnn.version = _returns(_CUDNN_VERSION)
     cudnn.is_acceptable = lambda tensor: bool(tensor.is_cuda and cudnn.enabled)
-    torch.backends.cuda.preferred_linalg_library = _say(None)
-    torch.backends.cuda.cufft_plan_cache = types.SimpleNamespace(max_size=4096, size=0, clear=_say(None))
+    cuda.preferred_linalg_library = _returns(None)
+    cuda.cufft_plan_cache = types.SimpleNamespace(max_size=4096, size=0, clear=_returns(None))
 
 
 def _patch_graphs(cuda):
     class Refused:
         def __init__(self, *_args, **_words):
-            report.refuse("unsupported", "the script captures CUDA graphs, whose pools of memory no trial sees")
+            report.refuse("unsupported", "the script captures CUDA graphs; a trial run cannot see their memory pools")
 
     for name in ("CUDAGraph", "graph", "make_graphed_callables"):  # classes: they stand in annotations, too
         setattr(cuda, name, type(name, (Refused,), {}))
 
 
-def _patch_default_type(torch):
-    """The old way to say that everything be made on the card."""
+def _patch_default_type():
+    """The old way to say that everything be made on the GPU."""
     plain = torch.set_default_tensor_type
 
     def set_default_tensor_type(kind):

@@ -1,4 +1,4 @@
-"""The model's layers in the order of its first training pass: what the published estimators ask for."""
+"""Describes the model: its layers in the order of its first training pass, as layer-based estimators need them."""
 
 import functools
 import itertools
@@ -6,10 +6,12 @@ import sys
 import weakref
 from collections.abc import Mapping
 
+import torch
+
 from . import passes, report
 
 _layers = []
-_handle = []
+_handles = []
 _first = {}
 _root = []  # the module that was called first
 _names = weakref.WeakKeyDictionary()
@@ -23,15 +25,30 @@ _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "hea
 _MOST = 20_000
 
 
-def install(torch):
+def install():
+    start()
+    _watch_recomputation()
+    passes.install()
+
+
+def start():
+    """Describes the next pass of a model that learns, in `report.facts`, and forgets the last one."""
+    stop()
+    _layers.clear()
+    _first.clear()
+    _root.clear()
+    report.facts.pop("described", None)
     modules = torch.nn.modules.module
-    _handle.append(modules.register_module_forward_pre_hook(lambda module, inputs: _enter(torch, module, inputs)))
-    _handle.append(modules.register_module_forward_hook(lambda module, inputs, out: _leave(torch, module, inputs, out)))
-    _watch_recomputation(torch)
-    passes.install(torch)
+    _handles.append(modules.register_module_forward_pre_hook(_enter))
+    _handles.append(modules.register_module_forward_hook(_leave))
 
 
-def _watch_recomputation(torch):
+def stop():
+    while _handles:
+        _handles.pop().remove()
+
+
+def _watch_recomputation():
     module = torch.utils.checkpoint
     plain = module.checkpoint
 
@@ -41,14 +58,6 @@ def _watch_recomputation(torch):
         return plain(*args, **words)
 
     module.checkpoint = checkpoint
-
-
-def _stop():
-    """One pass is enough: what is computed again, accumulated, or belongs to a second network is not counted twice."""
-    while _handle:
-        _handle.pop().remove()
-    if _layers:
-        report.facts["described"] = {**_first, "layers": _layers}
 
 
 def optimizer(all_of_them):
@@ -65,20 +74,20 @@ def optimizer(all_of_them):
             described["optimizer_slots"] = sum(1 for value in kept.values() if getattr(value, "ndim", 0) > 0)
 
 
-def _enter(torch, module, inputs):
+def _enter(module, inputs):
     if _first or not torch.is_grad_enabled():
         return
     parameters = list(module.parameters())
     if not any(parameter.requires_grad for parameter in parameters):
         return  # it prepares data
-    shape = next((list(tensor.shape) for tensor in _tensors(torch, [*inputs, *_keywords()])), [])
+    shape = next((list(tensor.shape) for tensor in _tensors([*inputs, *_keywords()])), [])
     _root.append(module)
     _first.update(
         parameters=sum(parameter.numel() for parameter in parameters),
         dtype=str(parameters[0].dtype).replace("torch.", ""),
         input=shape,
         autocast="",
-        channels_last=any(_is_channels_last(torch, parameter) for parameter in parameters),
+        channels_last=any(_is_channels_last(parameter) for parameter in parameters),
         config=_config(module),
         heads=_heads(module),
     )
@@ -88,17 +97,17 @@ def _enter(torch, module, inputs):
         _names[each] = name
 
 
-def _tensors(torch, value, depth=3):
+def _tensors(value, depth=3):
     """In batches of whatever kind; a number stands for nothing."""
     if isinstance(value, torch.Tensor):
         if value.ndim:
             yield value
     elif depth and isinstance(value, (list, tuple)):
         for each in value:
-            yield from _tensors(torch, each, depth - 1)
+            yield from _tensors(each, depth - 1)
     elif depth and isinstance(value, Mapping):
         for each in list(value.values()):
-            yield from _tensors(torch, each, depth - 1)
+            yield from _tensors(each, depth - 1)
 
 
 def _keywords():
@@ -110,21 +119,21 @@ def _keywords():
     return list(words.values()) if isinstance(words, dict) else []
 
 
-def _autocast(torch):
+def _autocast():
     try:
         return torch.is_autocast_enabled("cuda")
     except TypeError:
         return torch.is_autocast_enabled()
 
 
-def _autocast_dtype(torch):
+def _autocast_dtype():
     try:
         return torch.get_autocast_dtype("cuda")
     except AttributeError:  # before torch 2.4
         return torch.get_autocast_gpu_dtype()
 
 
-def _is_channels_last(torch, parameter):
+def _is_channels_last(parameter):
     """A kernel of one place is so in both formats: it tells nothing."""
     by_channels = parameter.ndim == 4 and parameter.is_contiguous(memory_format=torch.channels_last)
     return by_channels and not parameter.is_contiguous()
@@ -155,20 +164,22 @@ def _most(value):
     return max((each for each in found if type(each) is int), default=0)
 
 
-def _leave(torch, module, inputs, outputs):
+def _leave(module, inputs, outputs):
     if not _first or not torch.is_grad_enabled():
         return
-    if not _first["autocast"] and _autocast(torch):  # some libraries turn it on inside the model's call
-        _first["autocast"] = str(_autocast_dtype(torch)).replace("torch.", "")
+    if not _first["autocast"] and _autocast():  # some libraries turn it on inside the model's call
+        _first["autocast"] = str(_autocast_dtype()).replace("torch.", "")
         report.flags.add("amp")
     if len(_layers) < _MOST:
-        _add(torch, module, inputs, outputs)
+        _add(module, inputs, outputs)
     if module is _root[0]:
-        _stop()
+        stop()  # what is computed again, accumulated, or belongs to a second network is not counted twice
+        if _layers:
+            report.facts["described"] = {**_first, "layers": list(_layers)}
 
 
-def _add(torch, module, inputs, outputs):
-    layer = layer_of(torch, module, inputs, outputs)
+def _add(module, inputs, outputs):
+    layer = layer_of(module, inputs, outputs)
     if layer is None:
         return
     if "batch" not in _first and layer["output"]:
@@ -176,7 +187,7 @@ def _add(torch, module, inputs, outputs):
     _layers.append({"name": _names.get(module, ""), **layer})
 
 
-def layer_of(torch, module, inputs, outputs):
+def layer_of(module, inputs, outputs):
     """What is told of a module after its call; None of one that only holds others. The data set asks too."""
     own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
     if next(module.children(), None) is not None and not own:

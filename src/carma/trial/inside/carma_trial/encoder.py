@@ -3,25 +3,18 @@
 Order and sizes are those of aten/src/ATen/native/transformers (transformer.cpp, cuda/attention.cu).
 """
 
+import torch
+
 from . import attention
 
 
-def kernels(torch, capability):
-    return {
-        "_native_multi_head_attention": lambda *args, **words: _attention(torch, capability, *args, **words),
-        "_transformer_encoder_layer_fwd": lambda *args, **words: _layer(torch, *args, **words),
-        # Rows of their own lengths are not followed: padded ones take the same path, and no less.
-        "_nested_tensor_from_mask_left_aligned": lambda _rows, _mask: False,
-    }
-
-
-def _attention(torch, capability, query, key, value, width, heads, weight, bias, out_weight, out_bias, mask=None,
+def _attention(query, key, value, width, heads, weight, bias, out_weight, out_bias, mask=None,
                need_weights=True, average_attn_weights=True, mask_type=None):  # fmt: skip
     batch, length, _ = query.shape  # key and value are the same: others take the slow path
     if (width // heads) % 8 == 0 and not need_weights and mask is None:
         split = query.view(batch, -1, heads, width // heads).transpose(1, 2)
-        if attention.choose(torch, capability, split, split, split, None, 0.0, False, False) != "math":
-            return _fused(torch, query, heads, weight, bias, out_weight, out_bias), None
+        if attention.choose(split, split, split) != "math":
+            return _fused(query, heads, weight, bias, out_weight, out_bias), None
     joined = torch.matmul(query, weight.t())
     parts = torch.empty((3, batch, heads, length, width // heads), dtype=query.dtype, device=query.device)
     del joined
@@ -39,7 +32,7 @@ def _attention(torch, capability, query, key, value, width, heads, weight, bias,
     return out, shares
 
 
-def _fused(torch, query, heads, weight, bias, out_weight, out_bias):
+def _fused(query, heads, weight, bias, out_weight, out_bias):
     batch, _, width = query.shape
     functional = torch.nn.functional
     parts = [
@@ -50,7 +43,7 @@ def _fused(torch, query, heads, weight, bias, out_weight, out_bias):
     return functional.linear(mixed.transpose(1, 2).reshape(batch, -1, width), out_weight, out_bias)
 
 
-def _layer(torch, source, width, heads, weight, bias, out_weight, out_bias, gelu, norm_first, eps, norm_weight,
+def _layer(source, width, heads, weight, bias, out_weight, out_bias, gelu, norm_first, eps, norm_weight,
            norm_bias, second_weight, second_bias, wide_weight, wide_bias, narrow_weight, narrow_bias, mask=None,
            mask_type=None):  # fmt: skip
     def first(x):
@@ -72,3 +65,11 @@ def _layer(torch, source, width, heads, weight, bias, out_weight, out_bias, gelu
     del wide
     x.add_(before)
     return x if norm_first else second(x)
+
+
+KERNELS = {
+    "_native_multi_head_attention": _attention,
+    "_transformer_encoder_layer_fwd": _layer,
+    # Rows of their own lengths are not followed: padded ones take the same path, and no less.
+    "_nested_tensor_from_mask_left_aligned": lambda _rows, _mask: False,
+}

@@ -1,4 +1,4 @@
-"""How a script may end by itself: what is told then, and with which words an error becomes a reason."""
+"""Writes the report when the script ends by itself: at exit, or at an exception that nothing catches."""
 
 import atexit
 import multiprocessing
@@ -27,63 +27,60 @@ def install():
         leave(status)
 
     def died(kind, error, trace):
-        if issubclass(kind, KeyboardInterrupt) or _starter():
-            before(kind, error, trace)
-            return
-        if evaluation.reached():
-            before(kind, error, trace)
-            report.warn(f"after the steps the script ended with {kind.__name__}")
-            return  # its end finishes the report
-        report.write(*reason_of(kind, error, trace))
-        _exit["code"] = 1
+        starts_others = report.only_starts_others() and not report.used_gpu()
+        if not issubclass(kind, KeyboardInterrupt) and not starts_others:
+            if evaluation.reached():  # `_ended` finishes the report
+                report.warn(f"after the steps the script ended with {kind.__name__}")
+            else:
+                report.write(*reason_of(kind, error, trace))
+                _exit["code"] = 1
         before(kind, error, trace)
 
     sys.exit, sys.excepthook = exit, died
     atexit.register(_ended)
 
 
-def _starter():
-    return report._only_starts_others() and not report.used_gpu()
-
-
 def _ended():
     if evaluation.reached():
         evaluation.finish()
     steps = report.facts.get("steps", 0)
-    how = "the script ended by itself" if not _exit["code"] else f"the script exited with code {_exit['code']}"
-    far = f"after {steps} optimizer step{'' if steps == 1 else 's'}" if steps else "before an optimizer step"
-    if _exit["code"] and multiprocessing.parent_process() is not None:
-        report.leave(_exit["code"] & 0xFF)  # who started it is told the error, and tells it
-    if _exit["code"]:
-        report.write("error", f"{how} {far}{_exit['words']}")
+    progress = f"after {steps} optimizer step{'' if steps == 1 else 's'}" if steps else "before an optimizer step"
+    code = _exit["code"]
+    if code and multiprocessing.parent_process() is not None:
+        report.leave(code & 0xFF)  # the process that started it gets the error, and reports it
+    if code:
+        report.write("error", f"the script exited with code {code} {progress}{_exit['words']}", "crashed")
     else:
-        report.write("end", f"{how} {far}")
-    report.leave(_exit["code"] & 0xFF)
+        report.write("end", f"the script ended by itself {progress}")
+    report.leave(code & 0xFF)
 
 
 def reason_of(kind, error, trace):
-    """How it stopped, and one line: which error, in which words, where in the script."""
-    words = str(error).strip()
-    lines = [line.strip() for line in words.splitlines() if line.strip()] or [""]
+    """`stop`, `reason` and `cause` of the report for an uncaught exception."""
+    text = str(error).strip()
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
     if kind.__name__ == "ProcessRaisedException":  # of torch.multiprocessing.spawn; the child's own error comes last
         reason, names = lines[-1][:500], ""
     else:
         reason = f"{kind.__name__}: {lines[0][:500]}{_place(trace)}"
         names = " ".join(each.__name__ for each in kind.__mro__)
-    if _COMPILED.search(words) and "ImportError" in f"{names} {words}":
-        return "unsupported", f"the script loads an extension that is compiled for CUDA, which a trial cannot: {reason}"
-    if "No module named 'triton" in words:
-        return "unsupported", f"the script has kernels in Triton, which a trial does not run: {reason}"
+    if _COMPILED.search(text) and "ImportError" in f"{names} {text}":
+        return "unsupported", f"a trial run cannot load an extension that is compiled for CUDA: {reason}", ""
+    if "No module named 'triton" in text:
+        return "unsupported", f"a trial run cannot run kernels in Triton: {reason}", ""
     if gpu_processes.too_many_cards():
-        return "unsupported", gpu_processes.too_many_cards()
-    unknown = _NO_SHAPES.search(words)
+        return "unsupported", gpu_processes.too_many_cards(), "several"
+    unknown = _NO_SHAPES.search(text)
     if unknown:
-        return "unsupported", f"a trial does not know the operator {unknown[1] or unknown[2]}{_place(trace)}"
-    return "error", reason + (_NO_NETWORK if _NETWORK.search(f"{names} {words}") else "")
+        operator = unknown[1] or unknown[2]
+        return "unsupported", f"a trial run does not know the operator {operator}{_place(trace)}", ""
+    if _NETWORK.search(f"{names} {text}"):
+        return "error", reason + _NO_NETWORK, "no_network"
+    return "error", reason, "crashed"
 
 
 def _place(trace):
-    """The last line that is the script's own: not a library's, nor ours."""
+    """The last line of the script itself: not of a library or of CARMA."""
     place = last = None
     while trace is not None:
         last = trace

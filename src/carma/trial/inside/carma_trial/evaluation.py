@@ -1,7 +1,7 @@
-"""After the steps: on to the evaluation, whose batches may be larger than those of training.
+"""After the steps, leads the script to its evaluation, whose batches may be larger than those of training.
 
-The loaders that trained give no more batches, so the script leaves its loop and comes to what follows. Nothing that
-happens from here on loses the report: it is written as of then.
+The loaders of the training give no more batches, so the script leaves its loop and goes on. Whatever happens then, the
+report of the steps is written.
 """
 
 import functools
@@ -9,11 +9,13 @@ import sys
 import threading
 import weakref
 
+import torch
+
 from . import report
 
 BATCHES = 2  # of each further loader
 _PATIENCE_S = (4.0, 10.0)  # as long as the steps took, within these
-_ROUNDS = 200  # epochs without a batch, until it is clear that nothing follows
+_ROUNDS = 200  # epochs without a batch, after which nothing else is expected
 _LATER = 6  # loaders that are made only then, one in each epoch perhaps
 _MORE_STEPS = 3  # of a training that does not go by its loader
 
@@ -32,7 +34,7 @@ def seen():
     _now["seen"] = True
 
 
-def install(torch):
+def install():
     loader = torch.utils.data.DataLoader
     iterators = torch.utils.data.dataloader._BaseDataLoaderIter
     make, begin, go_on = loader.__init__, loader.__iter__, iterators.__next__
@@ -138,6 +140,6 @@ def finish():
     if _now["seen"] or (_now["given"] and not _now["steps"]):
         report.flags.add("evaluation")
     else:
-        report.warn("no evaluation was seen: one with larger batches would take more")
+        report.warn("the trial run saw no evaluation: one with larger batches would need more memory")
     report.write("steps")
     report.leave()

@@ -1,16 +1,14 @@
-"""Who uses the GPU: a trial follows one process, on the GPUs that were asked about. More is told, not guessed.
+"""Which processes use the GPU. A trial run follows one process, on the GPUs of the request; more are refused.
 
-Each process leaves a note beside the report: when it began, whether it has put something on the GPU, and when its
-trial was over. A trial is short, so of two processes that would run side by side for hours the first may be done before
-the other has begun to use the GPU: it gives the other about as much time as it took itself.
+Each process writes a file beside the report: when it began, whether it has allocated on the GPU, and when its trial
+ended. A trial is short. Of two processes that would run side by side for hours, the first may end its trial before the
+other begins to use the GPU, so it waits for the other about as long as it took itself.
 """
 
 import json
 import os
 import time
 
-SEVERAL_PROCESSES = "several processes use the GPU at once"
-SEVERAL_GPUS = "it uses "
 _PREFIX = "user-"
 _LOOK_S = 0.05
 _begun = {"at_s": time.monotonic(), "noted": False, "took_s": 0.0}
@@ -57,7 +55,7 @@ def too_many_cards():
     if wanted <= here:
         return ""
     about = "one" if here == 1 else str(here)
-    return f"{SEVERAL_GPUS}{wanted} GPUs (cuda:{wanted - 1}), and the estimate is for {about}: try -G {wanted}"
+    return f"the script uses {wanted} GPUs (cuda:{wanted - 1}), but the estimate is for {about}: try -G {wanted}"
 
 
 def at_once():
@@ -70,7 +68,7 @@ def at_once():
     others = sum(1 for other in _others() if _beside(other))
     if not others:
         return ""
-    return f"{SEVERAL_PROCESSES} ({others + 1}), and a trial follows one; try them one by one"
+    return f"{others + 1} processes use the GPU at the same time; a trial run follows one: estimate them one by one"
 
 
 def _may_yet(other):
@@ -85,7 +83,7 @@ def _beside(other):
         return False
     if other["ended_s"] is None:
         return _lives(other["pid"])
-    # A child that was done before its starter went on is no company.
+    # A child that ended before its parent went on did not run beside it.
     return other["ended_s"] > _begun["at_s"] and other["parent"] != os.getpid()
 
 

@@ -1,12 +1,15 @@
-"""Several processes, one traced: a process group that answers at once and moves nothing; buckets are allocated."""
+"""Several processes, of which the first rank is followed: its process group answers at once and moves nothing.
+
+Replicas allocate their buckets as always.
+"""
 
 import functools
 import multiprocessing
 import os
 
-from . import gpu_processes, report, sync_norm
+import torch
 
-_kept = []
+from . import gpu_processes, kernels, report
 
 
 def leave_unless_first():
@@ -23,8 +26,8 @@ def _want_cards(size):
         gpu_processes.want_cards(int(local or size))
 
 
-def install(torch):
-    _one_card(torch)
+def install():
+    _one_card()
     _want_cards(1)
     distributed = torch.distributed
     if not distributed.is_available():
@@ -41,18 +44,18 @@ def install(torch):
         leave_unless_first()
         _want_cards(size)
         if not distributed.is_initialized():
-            sync_norm.install(torch)
+            _register_norms()
         report.flags.add("distributed")
         begin(backend="fake", rank=rank, world_size=size, store=FakeStore())
 
     distributed.init_process_group = init_process_group
     distributed.distributed_c10d.init_process_group = init_process_group
-    _answers(torch, distributed)
-    _patch_replicas(torch)
+    _answers(distributed)
+    _patch_replicas()
 
 
-def _answers(torch, distributed):
-    """Collectives that the made-up group refuses, or whose answer is looked at."""
+def _answers(distributed):
+    """Collectives that torch's fake process group refuses, or whose answer scripts read."""
     reduce = distributed.all_reduce
 
     class Done:
@@ -93,7 +96,7 @@ def _answers(torch, distributed):
         setattr(distributed.distributed_c10d, name, function)
 
 
-def _patch_replicas(torch):
+def _patch_replicas():
     """All processes hold the same model, so nothing is compared. The reducer makes its buckets as it always does."""
     from torch.distributed import utils
     from torch.nn.parallel import distributed as module
@@ -109,7 +112,7 @@ def _patch_replicas(torch):
         report.flags.add("ddp")
         make(self, *args, **words)
         if self.find_unused_parameters:
-            _call_all_pinned(torch)
+            _call_all_pinned()
         self._carma_hook = None
         self.logger = _Silent()
         register(self, self, _hook)
@@ -133,11 +136,9 @@ def _patch_replicas(torch):
     replica._get_ddp_logging_data = lambda _self: {}
 
 
-def _call_all_pinned(torch):
-    """The reducer insists that its map of used parameters be pinned, which no memory is without a card."""
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("is_pinned", lambda _tensor, device=None: True, "CPU")
-    _kept.append(library)
+def _call_all_pinned():
+    """The reducer insists that its map of used parameters be pinned, which no memory is without a GPU."""
+    kernels.register({"is_pinned": lambda _tensor, device=None: True}, "CPU")
 
 
 class _Silent:
@@ -147,7 +148,7 @@ class _Silent:
         return lambda *_args, **_words: None
 
 
-def _one_card(torch):
+def _one_card():
     """nn.DataParallel with one card only moves its inputs there; with several it copies the model in each step."""
     from torch.nn.parallel import comm
 
@@ -159,7 +160,7 @@ def _one_card(torch):
         count = torch.cuda.device_count() if device_ids is None else len(device_ids)
         if count > 1:
             report.refuse(
-                "unsupported", "nn.DataParallel copies the model inside a step, which a trial does not follow"
+                "unsupported", "nn.DataParallel copies the model inside a step, which a trial run cannot follow"
             )
         make(self, module, device_ids, *args, **words)
 
@@ -168,3 +169,36 @@ def _one_card(torch):
 
     several.__init__ = __init__
     comm.scatter = scatter
+
+
+# Batch normalisation across processes: torch has kernels for GPUs only, none that give shapes alone.
+
+
+def _channels(input, *_rest):
+    dtype = torch.float64 if input.dtype == torch.float64 else torch.float32
+    return torch.empty((input.shape[1],), dtype=dtype, device="meta")
+
+
+def _statistics(input, *_rest):
+    return _channels(input), _channels(input)
+
+
+def _reduced(grad, input, mean, invstd, weight, input_g, weight_g, bias_g):
+    like = weight if weight is not None else mean
+    nothing = torch.empty((0,), dtype=like.dtype, device="meta")
+    sums = (_channels(input) if input_g else nothing for _ in range(2))
+    return (*sums, *(torch.empty_like(like) if wanted else nothing for wanted in (weight_g, bias_g)))
+
+
+def _register_norms():
+    wanted = {
+        "batch_norm_stats": _statistics,
+        "batch_norm_gather_stats": _statistics,
+        "batch_norm_gather_stats_with_counts": _statistics,
+        "batch_norm_elemt": lambda input, *_rest: torch.empty_like(input),
+        "batch_norm_backward_reduce": _reduced,
+        "batch_norm_backward_elemt": lambda _grad, input, *_rest: torch.empty_like(input),
+    }
+    for name, kernel in wanted.items():
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
+            kernels.register({name: kernel}, "Meta")

@@ -6,15 +6,17 @@ Calls that are accumulated are no such thing: a backward pass after each lets it
 
 import weakref
 
+import torch
+
 _now = {"running": None, "backward": 0, "calls": 0, "most": 0, "stepped": False}
 _known = weakref.WeakSet()  # every module of every network so far
 _networks = [0]
 
 
-def install(torch):
+def install():
     modules = torch.nn.modules.module
-    modules.register_module_forward_pre_hook(lambda module, inputs: _enter(torch, module, inputs))
-    modules.register_module_forward_hook(lambda module, _inputs, _out: _leave(module), always_call=True)
+    modules.register_module_forward_pre_hook(_enter)
+    modules.register_module_forward_hook(_leave, always_call=True)
     for name in ("backward", "grad"):
         setattr(torch.autograd, name, _ending(getattr(torch.autograd, name)))
 
@@ -42,11 +44,11 @@ def _ending(plain):
     return backward
 
 
-def _enter(torch, module, inputs):
+def _enter(module, inputs):
     """Only what the script calls itself: not what is inside of that, nor what a backward pass computes again."""
     if _now["running"] is not None or _now["backward"] or not torch.is_grad_enabled():
         return
-    if not _takes_part(torch, module, inputs):
+    if not _takes_part(module, inputs):
         return
     _now["running"] = module
     _now["calls"] += 1
@@ -55,12 +57,12 @@ def _enter(torch, module, inputs):
         _known.update(module.modules())
 
 
-def _leave(module):
+def _leave(module, _inputs, _outputs):
     if module is _now["running"]:
         _now["running"] = None
 
 
-def _takes_part(torch, module, inputs):
+def _takes_part(module, inputs):
     """It learns, or stands between what learns and the loss: either way its outputs are kept."""
     first = next(module.parameters(), None)
     if first is None:

@@ -1,4 +1,4 @@
-"""Collects what the trial tells and writes it: report.json and events.bin (trace/report.py is the contract)."""
+"""Collects the results of the trial and writes report.json and events.bin (trial/report.py is the contract)."""
 
 import ctypes
 import json
@@ -11,27 +11,22 @@ import time
 from . import build, gpu_processes
 
 ALLOC, FREE, CALL, MARK, EMPTY_CACHE, OTHER_STREAM = 1, 2, 3, 4, 5, 6
-NEVER = "it never used a GPU"
 _EVENT_BYTES = 24
-_WORTH = {
-    "end": 1,
-    "limit": 1,
-    "error": 2,
-    "unsupported": 3,
-    "steps": 4,
-    "all": 5,
-}  # of reports of several processes, one counts
+_WORTH = {"end": 1, "limit": 1, "error": 2, "unsupported": 3, "steps": 4}  # of several processes' reports one counts
+_CAUSE_WORTH = {"no_gpu": 0, "several": 5}  # "several": about all processes, whatever each has observed
+_CAUSE = re.compile(r'"stop": "(\w+)", "cause": "(\w*)"')
 _started = time.monotonic()
 _lock = threading.Lock()
 _written = False
 
-calls = []  # each a dict of trace/report.Call
+calls = []  # each a dict of trial/report.Call
 _call_index = {}
 marks = []
 _mark_index = {}
 warnings = []
 flags = set()
 facts = {}  # further fields of the report
+_UNUSED = "the script never used a GPU"
 
 
 def call(op, dtype="", sizes=(), numbers=(), flags=()):
@@ -58,10 +53,14 @@ def mark(name):
 
 def use_gpu():
     """From here on this process counts as one that uses the GPU."""
+    refuse_too_many_gpus()
+    gpu_processes.note()
+
+
+def refuse_too_many_gpus():
     reason = gpu_processes.too_many_cards()
     if reason:
-        refuse("unsupported", reason)
-    gpu_processes.note()
+        refuse("unsupported", reason, "several")
 
 
 def running_s():
@@ -74,10 +73,14 @@ def warn(sentence):
         warnings.append(sentence)
 
 
-def refuse(stop, reason):
+def refuse(stop, reason, cause=""):
     """End here: there is no figure, and this is why."""
-    write(stop, reason)
+    write(stop, reason, cause)
     leave()
+
+
+def refuse_unused_gpu():
+    refuse("end", _UNUSED, "no_gpu")
 
 
 def leave(code=0):
@@ -105,32 +108,33 @@ def used_gpu():
     return ALLOC in _events()[::_EVENT_BYTES]
 
 
-def write(stop, reason=""):
-    """The first call counts, and others wait for it: who has written may end the process."""
+def write(stop, reason="", cause=""):
+    """The first call counts, and others wait for it: the first one may end the process afterwards."""
     global _written
     with _lock:
         if not _written:
             _written = True
-            _write(stop, reason)
+            _write(stop, reason, cause)
 
 
-def _write(stop, reason):
+def _write(stop, reason, cause):
     """Of several processes the first rank's report counts, and the best of those."""
     several = gpu_processes.at_once()
     if several and stop in ("steps", "end"):
-        stop, reason = "unsupported", several
+        stop, reason, cause = "unsupported", several, "several"
     events = _events()
     if stop == "end" and ALLOC not in events[::_EVENT_BYTES]:
-        if _only_starts_others():
+        if only_starts_others():
             return
-        reason = NEVER
+        reason, cause = _UNUSED, "no_gpu"
     folder = os.environ["CARMA_TRACE_OUT"]
     path = os.path.join(folder, "report.json")
-    if facts.get("rank", 0) or _worth(stop, reason) <= _worth_of(path):
+    if facts.get("rank", 0) or _worth(stop, cause) <= _worth_of(path):
         return
     body = {
         "format": 1,
         "stop": stop,
+        "cause": cause,
         "reason": reason,
         "python": build.interpreter(),
         "seconds": time.monotonic() - _started,
@@ -146,25 +150,22 @@ def _write(stop, reason):
     _put(path, json.dumps(body).encode())
 
 
-def _only_starts_others():
+def only_starts_others():
     """torchrun, `accelerate launch` and the like: what they start leaves the report."""
     return "torch.distributed.launcher.api" in sys.modules and "RANK" not in os.environ
 
 
-def _worth(stop, reason):
-    if reason.startswith((gpu_processes.SEVERAL_PROCESSES, gpu_processes.SEVERAL_GPUS)):
-        return _WORTH["all"]  # it is about all of them, whatever each has seen
-    return _WORTH.get(stop, 1) if reason != NEVER else 0
+def _worth(stop, cause):
+    return _CAUSE_WORTH.get(cause, _WORTH[stop])
 
 
 def _worth_of(path):
     try:
         with open(path, "rb") as file:
-            start = file.read(1024).decode(errors="replace")
+            found = _CAUSE.search(file.read(256).decode(errors="replace"))
     except OSError:
         return -1
-    found = re.search(r'"stop": "(\w+)", "reason": "([^"]*)"', start)
-    return _worth(found[1], found[2]) if found else -1
+    return _worth(*found.groups()) if found else -1
 
 
 def _put(path, data):

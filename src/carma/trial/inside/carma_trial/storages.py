@@ -1,6 +1,8 @@
-"""Storages on the made-up card, and checkpoints: what is saved is remembered by its shapes, and comes back as such."""
+"""Storages on the emulated GPU, and checkpoints: of what the script saves, the shapes are remembered and restored."""
 
 import os
+
+import torch
 
 from . import report
 
@@ -8,13 +10,13 @@ _saved = {}  # path -> what was saved there
 _SMALL = 4096  # elements that are kept with their values
 
 
-def install(torch):
-    _storages(torch)
-    _checkpoints(torch)
+def install():
+    _storages()
+    _checkpoints()
 
 
-def _storages(torch):
-    """A CPU build makes no storage on a card: copies of models and checkpoints that are read ask for one."""
+def _storages():
+    """A CPU build makes no storage on a GPU: copies of models and loaded checkpoints ask for one."""
     kind = torch.UntypedStorage
     make = kind.__new__
 
@@ -32,7 +34,10 @@ def _storages(torch):
         if self.device.type != "cuda":
             return resize(self, count)
         if not hasattr(torch.ops.carma, "resize_storage"):
-            report.refuse("unsupported", "the script resizes storages (as FSDP does), which a trial does not follow")
+            report.refuse(
+                "unsupported",
+                "the script resizes storages (as FSDP does), which a trial run cannot follow with this torch",
+            )
         window = torch.empty(0, dtype=torch.uint8, device=self.device).set_(self)
         torch.ops.carma.resize_storage(window, count)
         return self
@@ -41,24 +46,25 @@ def _storages(torch):
     kind.resize_ = resize_
 
 
-class _Kept:
+class _Saved:
     """A tensor of a checkpoint: its shape, and its values where they are few and on the CPU."""
 
-    def __init__(self, torch, tensor):
+    def __init__(self, tensor):
         self.shape, self.dtype, self.device = tuple(tensor.shape), tensor.dtype, tensor.device
         self.grad = isinstance(tensor, torch.nn.Parameter)
         few = tensor.numel() <= _SMALL and not tensor.is_cuda and tensor.layout == torch.strided
         self.values = tensor.detach().clone() if few else None
 
-    def again(self, torch, place):
+    def restored(self, place):
         device = self.device if place is None else torch.device(place)
-        made = (
-            torch.empty(self.shape, dtype=self.dtype, device=device) if self.values is None else self.values.to(device)
-        )
+        if self.values is None:
+            made = torch.empty(self.shape, dtype=self.dtype, device=device)
+        else:
+            made = self.values.to(device)
         return torch.nn.Parameter(made, self.grad) if self.grad and made.is_floating_point() else made
 
 
-def _checkpoints(torch):
+def _checkpoints():
     read, write = torch.load, torch.save
 
     def save(what, target, *args, **words):
@@ -67,14 +73,14 @@ def _checkpoints(torch):
             write(what, target, *args, **words)
             return
         with open(path, "wb"):
-            _saved[path] = _map(what, lambda tensor: _Kept(torch, tensor), torch.Tensor)
+            _saved[path] = _map(what, _Saved, torch.Tensor)
 
     def load(source, map_location=None, *args, **words):
         path = _path(source)
         if path not in _saved or os.path.getsize(path):
             return read(source, map_location, *args, **words)
         place = map_location if isinstance(map_location, (str, int, torch.device)) else None
-        return _map(_saved[path], lambda kept: kept.again(torch, place), _Kept)
+        return _map(_saved[path], lambda kept: kept.restored(place), _Saved)
 
     torch.save, torch.load = save, load
 

@@ -1,9 +1,11 @@
-"""Follows the script: optimizer steps, forward and backward passes; ends the run when enough was seen."""
+"""Observes the script: optimizer steps, forward and backward passes. Ends the run after enough steps."""
 
 import functools
 import os
 import threading
 import weakref
+
+import torch
 
 from . import describe, ending, evaluation, gpu_processes, report
 
@@ -16,21 +18,21 @@ _on_cpu = [0]
 _lock = threading.Lock()
 
 
-def install(torch):
+def install():
     from torch.optim import optimizer as module
 
     report.facts["steps"] = 0
-    _count_optimizers(torch)
+    _count_optimizers()
     module.register_optimizer_step_pre_hook(_before_step)
     module.register_optimizer_step_post_hook(_after_step)
-    _mark_passes(torch)
-    describe.install(torch)
-    evaluation.install(torch)
+    _mark_passes()
+    describe.install()
+    evaluation.install()
     ending.install()
     report.note_steps(0)
 
 
-def _count_optimizers(torch):
+def _count_optimizers():
     make = torch.optim.Optimizer.__init__
 
     @functools.wraps(make)
@@ -54,10 +56,10 @@ def _before_step(optimizer, *_rest):
 
 
 def _refuse_unseen(optimizer):
-    """Made-up values end its search for a direction at once, so what it would keep is never made."""
+    """With invented values its search ends at once, so what it would keep is never allocated."""
     if any(kind.__name__ == "LBFGS" for kind in type(optimizer).__mro__):
         pairs = optimizer.param_groups[0].get("history_size", 100)
-        reason = f"LBFGS keeps up to {pairs} pairs of gradients, as many as its values ask for"
+        reason = f"LBFGS keeps up to {pairs} pairs of gradients; how many depends on their values"
         report.refuse("unsupported", reason)
 
 
@@ -80,7 +82,7 @@ def _after_step(optimizer, *_rest):
     if not _on_gpu(optimizer):
         _on_cpu[0] += 1
         if _on_cpu[0] == _STEPS_ON_CPU and not report.used_gpu():
-            report.refuse("end", report.NEVER)
+            report.refuse_unused_gpu()
         return
     report.mark("step_end")
     if evaluation.reached():
@@ -109,7 +111,7 @@ def _sizes():
                 for each in value if isinstance(value, (list, tuple)) else (value,):
                     _add(states, each)
     if len([card for card in cards if card.type == "cuda"]) > 1:
-        report.warn("the model lies on several GPUs: the figures are those of all of them together")
+        report.warn("the model is on several GPUs: the figures are the sum of all of them")
     report.facts["parameters_bytes"] = sum(parameters.values())
     report.facts["optimizer_bytes"] = sum(states.values())
     describe.optimizer(list(_optimizers))
@@ -121,7 +123,7 @@ def _add(storages, tensor):
         storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
 
 
-def _mark_passes(torch):
+def _mark_passes():
     backward = torch.autograd.backward
 
     def marked(*args, **words):

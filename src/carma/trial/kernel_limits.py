@@ -4,8 +4,8 @@
    below the unit's own: with controllers enabled there, systemd could not start the daemon again while tasks run in
    cgroups below it (EBUSY, systemd pull request 41304).
 2. Otherwise a cgroup of its own, where this process may create cgroups with limits (`carma.cgroups`).
-3. Otherwise only RLIMIT_NPROC in the sandbox's user namespace, and the watcher, which counts by polling. RLIMIT_NPROC
-   does not apply to root (setrlimit(2)), so that for root only the watcher counts.
+3. Otherwise only RLIMIT_NPROC in the sandbox's user namespace, and the supervisor, which counts by polling.
+   RLIMIT_NPROC does not apply to root (setrlimit(2)), so that for root only the supervisor counts.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True)
-class Confinement:
-    """What there is. If both are None, only RLIMIT_NPROC limits. `problem` says why there is no more."""
+class KernelLimits:
+    """The means of this machine. If both are None, only RLIMIT_NPROC limits. `problem`: why a means is missing."""
 
     groups: Cgroups | None = None
     scope: tuple[str, ...] | None = None  # the start of a command line, without limits
@@ -44,7 +44,7 @@ class Confinement:
 
     @contextlib.contextmanager
     def cgroup(self, processes: int, memory_bytes: int) -> Iterator[Cgroup | None]:
-        """A cgroup for one run; None where there is none. Its processes are killed at the end."""
+        """A cgroup for one run; None without cgroups. Its processes are killed at the end."""
         group = None if self.groups is None else self._create(self.groups, processes, memory_bytes)
         try:
             yield group
@@ -62,7 +62,7 @@ class Confinement:
             return None
 
     def prefix(self, processes: int, memory_bytes: int) -> tuple[str, ...]:
-        """What comes before the command line of the sandbox; its two own processes count too."""
+        """The start of the sandbox's command line. The two processes of the sandbox itself count too."""
         if self.scope is None:
             return ()
         limits = (f"TasksMax={processes + 2}", f"MemoryMax={memory_bytes}", "MemorySwapMax=0")
@@ -70,7 +70,7 @@ class Confinement:
 
 
 def _remove_old(groups: Cgroups) -> None:
-    """Those that a daemon left which was killed, or whose process was inside a file system that hung."""
+    """Cgroups of daemons that were killed, or whose processes were inside a file system that hung."""
     for name in groups.names():
         kind, _, rest = name.partition("-")
         pid = rest.partition("-")[0]
@@ -81,33 +81,33 @@ def _remove_old(groups: Cgroups) -> None:
 
 
 @cache
-def confinement() -> Confinement:
-    """Of this process; what is found first is kept."""
+def kernel_limits() -> KernelLimits:
+    """The means of this process; found once."""
     return find(cgroups.find, systemd_scope(os.environ), _scope_works)
 
 
-def survey(environ: Mapping[str, str], pid: int | None = None) -> Confinement:
-    """What `confinement` would find, in this process or another. Starts and changes nothing."""
+def survey(environ: Mapping[str, str], pid: int | None = None) -> KernelLimits:
+    """What `kernel_limits` would find, in this process or another. Starts and changes nothing."""
     own = cgroups.OWN if pid is None else f"/proc/{pid}/cgroup"
     return find(lambda: cgroups.find(own=own, enable=False), systemd_scope(environ), lambda _scope: True)
 
 
 def find(
     find_groups: Callable[[], Cgroups | str], scope: tuple[str, ...] | str, works: Callable[[tuple[str, ...]], bool]
-) -> Confinement:
+) -> KernelLimits:
     """The first of the three that limits both processes and memory, otherwise what there is."""
     if isinstance(scope, tuple) and works(scope):
-        return Confinement(scope=scope)
+        return KernelLimits(scope=scope)
     groups = find_groups()
     if isinstance(groups, Cgroups) and groups.limits_pids and groups.limits_memory:
-        return Confinement(groups=groups)
+        return KernelLimits(groups=groups)
     if isinstance(groups, str):
-        return Confinement(problem=groups)
-    return Confinement(groups=groups, problem=groups.problem)
+        return KernelLimits(problem=groups)
+    return KernelLimits(groups=groups, problem=groups.problem)
 
 
 def systemd_scope(environ: Mapping[str, str], systemd: str = cgroups.SYSTEMD) -> tuple[str, ...] | str:
-    """The start of a command line, or a sentence that says why systemd cannot be asked. Starts nothing."""
+    """The start of a command line, or a sentence that says why systemd cannot be used. Starts nothing."""
     program = shutil.which("systemd-run", path=environ.get("PATH", os.defpath))
     if program is None or not os.path.isdir(systemd):
         return "systemd does not run here."

@@ -12,10 +12,10 @@ from carma import cgroups
 from carma.cgroups import Cgroup, Cgroups
 from carma.cli.checks import sharing_checks as sharing
 from carma.cli.checks.doctor_facts import DoctorFacts
-from carma.trial import confinement
-from carma.trial.confinement import Confinement, find, systemd_scope
+from carma.trial import kernel_limits
+from carma.trial.kernel_limits import KernelLimits, find, systemd_scope
 from carma.trial.sandbox import Limits
-from tests.boxes import PATIENCE_S, way_or_skip
+from tests.boxes import PATIENCE_S, variant_or_skip
 from tests.sandbox.conftest import Guard
 from tests.sandbox.programs import FORK_BOMB, Python
 
@@ -42,11 +42,11 @@ def no_search() -> Cgroups | str:
 
 
 def test_a_scope_comes_first() -> None:
-    assert find(no_search, SCOPE, lambda _: True) == Confinement(scope=SCOPE)
+    assert find(no_search, SCOPE, lambda _: True) == KernelLimits(scope=SCOPE)
 
 
 def test_a_cgroup_with_both_limits_is_used_where_systemd_does_not_run() -> None:
-    assert find(lambda: COMPLETE, "no systemd", lambda _: True) == Confinement(groups=COMPLETE)
+    assert find(lambda: COMPLETE, "no systemd", lambda _: True) == KernelLimits(groups=COMPLETE)
 
 
 def test_a_scope_that_does_not_work_is_not_used() -> None:
@@ -92,9 +92,9 @@ def test_a_scope_is_tried_before_it_is_used(tmp_path: Path) -> None:
     for program, code in ((fails, 1), (works, 0)):
         program.write_text(f"#!/bin/sh\nexit {code}\n")
         program.chmod(0o755)
-    assert not confinement._scope_works((str(fails),))
-    assert confinement._scope_works((str(works),))
-    assert not confinement._scope_works((str(tmp_path / "missing"),))
+    assert not kernel_limits._scope_works((str(fails),))
+    assert kernel_limits._scope_works((str(works),))
+    assert not kernel_limits._scope_works((str(tmp_path / "missing"),))
 
 
 @pytest.fixture
@@ -110,9 +110,9 @@ def scoped(folder: Path, guard: Guard) -> Cgroup:
 
 def test_a_scope_limits_processes(folder: Path, scoped: Cgroup, python: Python) -> None:
     scope = (str(folder / "systemd-run"), "--scope", "--quiet")
-    way = way_or_skip("self", Confinement(scope=scope))
+    variant = variant_or_skip("self", KernelLimits(scope=scope))
     limits = Limits(seconds=PATIENCE_S, processes=100, memory_mib=512)
-    ended = way.run("", folder, command=python.command(FORK_BOMB), limits=limits)
+    ended = variant.run("", folder, command=python.command(FORK_BOMB), limits=limits)
     assert ended.status.ended == "processes", ended.status
     assert (folder / "calls").read_text().split()[:7] == [
         "--scope",
@@ -132,7 +132,7 @@ def test_cgroups_that_a_dead_process_left_are_removed() -> None:
         pytest.skip(groups)
     name = f"box-{2**22 + 1}-1"  # above the largest pid
     groups.create(name)
-    with Confinement(groups=groups).cgroup(10, 1 << 30):
+    with KernelLimits(groups=groups).cgroup(10, 1 << 30):
         assert groups.open(name) is None
         own = [found for found in groups.names() if found.startswith(f"box-{os.getpid()}-")]
         assert len(own) == 1
@@ -154,16 +154,16 @@ class Machine(DoctorFacts):
 @pytest.mark.parametrize(
     ("found", "verdict", "words"),
     [
-        (Confinement(groups=COMPLETE), "ok", "cgroups version 2"),
-        (Confinement(scope=SCOPE), "ok", "systemd-run --scope"),
-        (Confinement(groups=PARTIAL, problem=PARTIAL.problem), "warn", "cgroups version 2"),
-        (Confinement(problem="not delegated"), "warn", "RLIMIT_NPROC"),
+        (KernelLimits(groups=COMPLETE), "ok", "cgroups version 2"),
+        (KernelLimits(scope=SCOPE), "ok", "systemd-run --scope"),
+        (KernelLimits(groups=PARTIAL, problem=PARTIAL.problem), "warn", "cgroups version 2"),
+        (KernelLimits(problem="not delegated"), "warn", "RLIMIT_NPROC"),
     ],
 )
 def test_the_doctor_says_which_limits_the_kernel_enforces(
-    monkeypatch: pytest.MonkeyPatch, found: Confinement, verdict: str, words: str
+    monkeypatch: pytest.MonkeyPatch, found: KernelLimits, verdict: str, words: str
 ) -> None:
-    monkeypatch.setattr(confinement, "survey", lambda *_: found)
+    monkeypatch.setattr(kernel_limits, "survey", lambda *_: found)
     finding = sharing.trials(Machine())
     assert finding is not None
     assert (finding.verdict, finding.hint) == (verdict, found.problem)
@@ -176,5 +176,5 @@ def test_the_doctor_is_silent_where_no_trials_are_made() -> None:
 
 
 def test_a_survey_of_another_process_says_what_there_is_or_why_not() -> None:
-    found = confinement.survey(os.environ, os.getppid())
+    found = kernel_limits.survey(os.environ, os.getppid())
     assert found.complete or found.problem
