@@ -192,7 +192,7 @@ def test_an_unknown_id_is_not_found_by_every_verb(daemon: Daemon) -> None:
     assert "987654" in refused(daemon, 4, "submit", "-d", "afterok:987654", "--", "true")
 
 
-def test_somebody_elses_task_is_closed_to_everybody_but_its_owner_and_administrators() -> None:
+def test_only_the_owner_and_administrators_may_see_a_task() -> None:
     world = World(1)
     task = world.task(world.submit(100, owner=ALICE))
     require_owner(Identity(uid=ALICE.uid, gid=ALICE.gid, name="alice"), task, "cancel")
@@ -202,7 +202,7 @@ def test_somebody_elses_task_is_closed_to_everybody_but_its_owner_and_administra
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
-def test_somebody_elses_task_cannot_be_read_or_changed_through_the_socket(daemon: Daemon) -> None:
+def test_another_users_task_cannot_be_read_or_changed_through_the_socket(daemon: Daemon) -> None:
     task = daemon.submit("sh", "-c", "while ! [ -e theirs ]; do sleep 0.02; done; echo secret", comment="private words")
     daemon.until_state(task, "running")
     with somebody_else(daemon) as client:

@@ -27,7 +27,7 @@ def carma(daemon: Daemon, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_second_daemon_is_refused_and_the_first_goes_on() -> None:
+def test_a_second_daemon_is_refused_and_the_first_keeps_running() -> None:
     with serving() as daemon:
         second = carma(daemon, "up")
         assert second.returncode == 1
@@ -173,7 +173,7 @@ def test_administrators_that_do_not_exist_are_named() -> None:
         assert "'root'" not in daemon.log
 
 
-def test_systemd_is_told_when_it_is_ready_and_when_it_stops() -> None:
+def test_systemd_is_notified_of_the_start_and_of_the_stop() -> None:
     with daemon_at_rest() as daemon, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         address = str(daemon.home / "notify")
         receiver.bind(address)
@@ -185,7 +185,7 @@ def test_systemd_is_told_when_it_is_ready_and_when_it_stops() -> None:
         assert receiver.recv(100) == b"STOPPING=1"
 
 
-def test_a_task_is_killed_at_its_time_limit_when_it_is_deaf_to_sigterm() -> None:
+def test_a_task_that_ignores_sigterm_is_killed_at_its_time_limit() -> None:
     with serving() as daemon:
         command = ("sh", "-c", "trap '' TERM; while :; do sleep 0.05; done")
         task = daemon.submit(*command, time_limit_s=0.3, grace_s=0.2)
@@ -195,7 +195,7 @@ def test_a_task_is_killed_at_its_time_limit_when_it_is_deaf_to_sigterm() -> None
         until(lambda: not os.path.exists(f"/proc/{pid}"), "the process is gone")
 
 
-def test_what_a_task_held_is_seen_and_remembered_for_the_next_estimate() -> None:
+def test_the_memory_of_a_task_is_the_next_estimate() -> None:
     with serving(monitor__period_s="0.05") as daemon:
         held = " ".join(virtual(3000, 600, "--ramp-s", "0"))
         command = ("sh", "-c", f"{held} & while ! [ -e go ]; do sleep 0.02; done; kill $!; wait; exit 0")

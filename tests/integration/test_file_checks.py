@@ -194,7 +194,7 @@ def is_of(pid: int, uid: int) -> bool:
         return f"\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n" in file.read()
 
 
-def test_hanging_checks_of_one_user_are_limited_and_hold_up_nobody_else(place: Path) -> None:
+def test_hanging_checks_of_one_user_are_limited_and_delay_no_other_user(place: Path) -> None:
     (place / "remote").mkdir()
 
     async def work(probes: Probes, remote: str) -> None:

@@ -119,7 +119,7 @@ def test_a_killed_daemon_releases_its_lock_while_a_file_check_hangs(remote: Path
         assert ended(daemon, daemon.submit("true")) == "succeeded"
 
 
-def test_a_daemon_that_is_told_to_stop_ends_while_a_file_check_hangs(remote: Path) -> None:
+def test_a_daemon_stops_while_a_file_check_hangs(remote: Path) -> None:
     with serving_users() as daemon, hanging_mount(remote) as mount, hanging_submission(daemon, mount):
         assert daemon.stop() == 0
         daemon.start()

@@ -29,7 +29,7 @@ def ended(daemon: Daemon) -> int:
     return daemon.process.wait(LIMIT_S)
 
 
-def test_a_daemon_whose_home_is_gone_ends_with_an_error_and_its_tasks_go_on() -> None:
+def test_a_daemon_whose_home_is_removed_ends_with_an_error_and_its_tasks_keep_running() -> None:
     with serving(gpus=1, placement__policy="exclusive") as daemon:
         daemon.submit("sh", "-c", "echo $$ > pid; exec sleep 600")
         until(lambda: (daemon.home / "pid").exists() and (daemon.home / "pid").read_text() != "", "it runs")

@@ -95,7 +95,7 @@ def test_with_hold_it_waits_until_it_is_released(daemon: Daemon) -> None:
     assert daemon.wait(task).exit_code == 0
 
 
-def test_one_that_does_not_leave_goes_on_and_is_marked(daemon: Daemon) -> None:
+def test_a_task_that_does_not_leave_keeps_running_and_is_marked(daemon: Daemon) -> None:
     task = counting(daemon, 5, 0, "stays", grace_s=1.0)
     daemon.until_state(task, "running")
     daemon.client.preempt(task)
@@ -108,7 +108,7 @@ def test_one_that_does_not_leave_goes_on_and_is_marked(daemon: Daemon) -> None:
     assert len(view.attempts) == 1
 
 
-def test_one_that_does_not_listen_is_not_touched(daemon: Daemon) -> None:
+def test_a_task_that_does_not_listen_gets_no_signal(daemon: Daemon) -> None:
     """`sleep` would die of the signal."""
     task = daemon.submit("sleep", "600", checkpoint=SaveSignal(10, 1.0), gpu_memory_mib=100)
     daemon.until_state(task, "running")
@@ -154,7 +154,7 @@ def test_the_first_in_line_gets_the_gpu_of_a_task_of_lower_priority() -> None:
         assert daemon.wait(low).exit_code == 0
 
 
-def test_one_that_ends_without_having_been_told_is_done(daemon: Daemon) -> None:
+def test_a_task_that_ends_before_it_was_asked_has_succeeded(daemon: Daemon) -> None:
     ends = "while [ ! -e enough ]; do sleep 0.01; done; echo x >> ran"
     task = daemon.submit("sh", "-c", ends, checkpoint=SaveSignal(10, 600.0), gpu_memory_mib=100)
     daemon.until_state(task, "running")
@@ -165,7 +165,7 @@ def test_one_that_ends_without_having_been_told_is_done(daemon: Daemon) -> None:
     assert (daemon.home / "ran").read_text() == "x\n"
 
 
-def test_one_that_starts_up_slowly_is_told_when_it_listens(daemon: Daemon) -> None:
+def test_a_slow_program_is_asked_to_save_when_it_listens(daemon: Daemon) -> None:
     """Without a handler the signal would be its end."""
     wait = "import pathlib, time\nwhile not pathlib.Path('listen').exists(): time.sleep(0.01)\n"
     (daemon.home / "wait").touch()
@@ -180,7 +180,7 @@ def test_one_that_starts_up_slowly_is_told_when_it_listens(daemon: Daemon) -> No
     assert (daemon.home / "told").read_text() == "1"
 
 
-def test_a_virtual_task_goes_on_where_it_was(daemon: Daemon) -> None:
+def test_a_virtual_task_continues_where_it_was(daemon: Daemon) -> None:
     """Its gate is closed until it is asked: it cannot have ended before."""
     file = daemon.home / "progress"
     save = ("--ramp-s", "0", "--save", str(file), "--gate", str(daemon.home / "gate"))

@@ -206,7 +206,7 @@ def test_problem_07_a_crash_is_noticed_whatever_the_working_directory(daemon: Da
         assert lines(place / "here") == ["1", "2"]
 
 
-def test_problem_08_nobody_but_the_job_writes_to_its_log() -> None:
+def test_problem_08_only_the_task_writes_to_its_log() -> None:
     """A header, written by a thread that raced with the job, cut off the log; a log that was missing ended scheduling.
 
     Here logs are appended to, by the job alone: every byte is there after a restart, also what the file held before,
@@ -232,7 +232,7 @@ def test_problem_08_nobody_but_the_job_writes_to_its_log() -> None:
         assert kept.read_bytes() == b"before\nfirst\nfirst-error\nlast\n"
 
 
-def test_problem_09_a_banner_is_not_a_pid_and_a_silent_launch_holds_nobody_up() -> None:
+def test_problem_09_a_banner_is_not_a_pid_and_a_silent_launch_delays_no_other() -> None:
     """A login banner on standard output was taken for the pid, and the GPU for free; a silent launch froze scheduling.
 
     Here the pid is the process's, whatever is printed; its GPU is held; others start beside a job that says nothing.

@@ -66,7 +66,7 @@ def sockets_of(pid: int) -> set[str]:
     return found
 
 
-def test_problem_23_nobody_is_reached_by_network_or_believed_by_name(daemon: Daemon) -> None:
+def test_problem_23_there_is_no_network_port_and_no_identity_by_name(daemon: Daemon) -> None:
     """There was no authentication, the port may have been open to the network, and a user was whoever they said.
 
     Here there is a Unix socket and nothing else, open to the daemon's own user unless that is root, and a request
@@ -153,7 +153,7 @@ def test_problem_24_nothing_goes_through_a_shell(daemon: Daemon) -> None:
     assert not list(daemon.home.rglob("trap"))
 
 
-def test_problem_25_a_malformed_message_hurts_nobody_but_its_sender(daemon: Daemon) -> None:
+def test_problem_25_a_malformed_message_affects_only_its_sender(daemon: Daemon) -> None:
     """One message without plus signs, or with one in a path, ended the listener.
 
     Here every such message is refused or dropped, and the next request is answered.

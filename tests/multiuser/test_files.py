@@ -246,7 +246,7 @@ def test_a_user_cannot_start_a_second_daemon_on_the_directory_of_roots(daemon: D
 # Accounts.
 
 
-def test_a_root_daemon_that_is_told_not_to_switch_users_runs_no_other_users_task(alice: Person) -> None:
+def test_a_root_daemon_that_does_not_switch_users_runs_no_other_users_task(alice: Person) -> None:
     """It would run as root."""
     marker = alice.home / f"ran-{secrets.token_hex(4)}"
     with root_daemon(launch__run_as_submitter="no") as daemon:

@@ -169,9 +169,7 @@ def test_a_user_cannot_kill_or_read_the_runner_of_the_own_task(daemon: Daemon, a
     assert daemon.client.task(task).state == "running"
 
 
-def test_a_task_that_kills_everything_it_can_ends_and_hurts_nobody_else(
-    daemon: Daemon, alice: Person, bob: Person
-) -> None:
+def test_a_task_that_kills_everything_it_can_affects_no_other_user(daemon: Daemon, alice: Person, bob: Person) -> None:
     other = submit(bob, daemon, "sleep", "600")
     pid = pid_of(daemon, other)
     task = shell(alice, daemon, "kill -9 -1; exit 7")

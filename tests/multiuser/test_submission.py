@@ -183,7 +183,7 @@ def send_and_wait(daemon: Daemon, what: dict[str, Any], count: int, sent: Path) 
     signal.pause()
 
 
-def test_submissions_that_failed_for_want_of_threads_lock_nobody_out(alice: Person, bob: Person) -> None:
+def test_submissions_that_failed_for_lack_of_threads_take_no_place(alice: Person, bob: Person) -> None:
     """For a while no thread and no process can be started, as when the machine is out of them."""
     with resting_root_daemon() as daemon:
         switch = daemon.home / "exhausted"

@@ -173,7 +173,7 @@ def test_root_of_a_user_namespace_is_not_root_for_the_daemon(daemon: Daemon, ali
     assert daemon.answers()
 
 
-def test_a_connection_keeps_the_identity_of_whoever_opened_it(daemon: Daemon, alice: Person, bob: Person) -> None:
+def test_a_connection_keeps_the_identity_of_the_user_who_opened_it(daemon: Daemon, alice: Person, bob: Person) -> None:
     """Bob gets a connection of Alice's handed over: what he asks on it, Alice asks."""
     ours, theirs = socket.socketpair()
 

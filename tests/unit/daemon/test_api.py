@@ -283,7 +283,7 @@ def test_shutdown_is_answered(served: Served) -> None:
     assert served.shell.cancel_at_stop
 
 
-def test_whoever_waits_or_reads_is_let_go_when_the_server_stops() -> None:
+def test_waits_and_streams_end_when_the_server_stops() -> None:
     with ThreadPoolExecutor(3) as pool, serving() as served:
         task = served.client().submit(served.request()).ids[0]
         clients = [served.client() for _ in range(3)]

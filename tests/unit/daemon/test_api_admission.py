@@ -154,7 +154,7 @@ def test_without_gpus_nothing_is_accepted() -> None:
         served.client().submit(served.request())
 
 
-def test_odd_but_possible_things_are_accepted(served: Served, tmp_path: Path) -> None:
+def test_unusual_but_valid_submissions_are_accepted(served: Served, tmp_path: Path) -> None:
     program = tmp_path / "it's; $(odd) | & \n name"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)

@@ -63,7 +63,7 @@ def test_a_list_says_since_when_and_by_whom_it_is_asked_and_the_reason_is_the_ow
     assert "did not leave in time" in view.reason
 
 
-def test_what_cannot_be_asked_is_told_why(served: Served) -> None:
+def test_a_task_that_cannot_save_is_refused_with_the_reason(served: Served) -> None:
     alice = served.client(ALICE)
     with pytest.raises(errors.WrongState, match="declares no signal") as caught:
         alice.preempt(running(served, None))
@@ -86,6 +86,6 @@ def test_what_cannot_be_asked_is_told_why(served: Served) -> None:
 
 
 @pytest.mark.parametrize("saves", [SaveSignal(9), SaveSignal(19), SaveSignal(0), SaveSignal(65), SaveSignal(10, 0.0)])
-def test_a_signal_that_nobody_can_listen_for_is_refused(served: Served, saves: SaveSignal) -> None:
+def test_a_signal_that_cannot_be_caught_is_refused(served: Served, saves: SaveSignal) -> None:
     with pytest.raises(errors.Usage):
         served.client(ALICE).submit(served.request("true", checkpoint=saves))

@@ -145,7 +145,7 @@ def test_what_was_not_watched_is_said() -> None:
     assert made.gpus[-1].index is None
 
 
-def test_the_route_tells_of_everybody_and_of_nobodys_command(served: Served) -> None:
+def test_the_report_has_all_users_and_no_commands(served: Served) -> None:
     task = served.client().submit(served.request("true", name="hush")).ids[0]
     served.estimated(task)
     key = served.place(task)

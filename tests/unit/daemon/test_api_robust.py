@@ -54,14 +54,14 @@ def ask(served: Served, head: str, body: bytes = b"") -> tuple[int, dict[str, An
 @pytest.mark.parametrize(
     "garbage", [b"\0\xff\xfe" * 100, b"hello\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\0"]
 )
-def test_garbage_is_told_so(served: Served, garbage: bytes) -> None:
+def test_a_request_that_is_not_http_gets_a_usage_error(served: Served, garbage: bytes) -> None:
     with served.raw() as connection:
         connection.sendall(garbage)
         status, problem = answer_of(connection)
     assert (status, problem["code"]) == (400, "usage")
 
 
-def test_half_a_request_and_silence_are_nobodys_problem(served: Served) -> None:
+def test_an_unfinished_request_does_not_affect_others(served: Served) -> None:
     with served.raw() as silent, served.raw() as half, served.raw() as body:
         half.sendall(b"POST /v1/tasks HTT")
         body.sendall(b"POST /v1/tasks HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
@@ -178,7 +178,7 @@ def test_requests_in_one_packet_are_answered_in_order(served: Served) -> None:
     assert raw.index(b"nothing1") < raw.index(b"nothing2") < raw.index(b"nothing3")
 
 
-def test_200_idle_connections_hold_up_nobody(served: Served) -> None:
+def test_200_idle_connections_delay_no_request(served: Served) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(200):
             stack.enter_context(served.raw())

@@ -103,7 +103,7 @@ def test_others_see_that_a_task_is_there_and_not_what_it_runs(served: Served) ->
     assert "hunter2" in repr(served.client(CAROL).task(task))
 
 
-def test_a_list_is_ones_own_unless_asked_otherwise(served: Served) -> None:
+def test_a_list_shows_the_callers_own_tasks_by_default(served: Served) -> None:
     task = alices(served)
     bob = served.client(BOB)
     assert bob.tasks() == []
@@ -111,7 +111,7 @@ def test_a_list_is_ones_own_unless_asked_otherwise(served: Served) -> None:
     assert [view.id for view in bob.tasks(user=str(ALICE))] == [task]
 
 
-def test_nobody_else_may_touch_a_task(served: Served) -> None:
+def test_only_the_owner_may_change_a_task(served: Served) -> None:
     task = alices(served)
     bob = served.client(BOB)
     for verb in (
@@ -138,7 +138,7 @@ def test_an_administrator_may_and_the_story_says_who_it_was(served: Served) -> N
     assert served.client(ALICE).task(task).reason == "cancelled by carol"
 
 
-def test_why_somebody_elses_task_is_being_stopped_is_not_told(served: Served) -> None:
+def test_the_reason_of_a_stop_is_hidden_from_other_users(served: Served) -> None:
     task = alices(served)
     served.estimated(task)
     served.place(task)
@@ -156,7 +156,7 @@ def test_what_concerns_all_is_for_administrators(served: Served) -> None:
     assert not served.shell.state.drained
 
 
-def test_going_before_others_is_for_administrators(served: Served) -> None:
+def test_only_administrators_raise_a_priority_above_0(served: Served) -> None:
     alice = served.client(ALICE)
     with pytest.raises(errors.NotAllowed, match="priority 1"):
         alice.submit(served.request(priority=1))

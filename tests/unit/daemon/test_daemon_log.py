@@ -62,21 +62,21 @@ def lines() -> Iterator[list[tuple[str, str]]]:
         (AttemptEnded(1.0, AttemptKey(TASK, 1), Succeeded()), None),
     ],
 )
-def test_what_a_server_is_looked_after_by_is_one_line(
+def test_an_event_for_the_administrator_is_one_line(
     event: Durable, line: str | None, lines: list[tuple[str, str]]
 ) -> None:
     log_event(event, World(2).state)
     assert lines == ([] if line is None else [("INFO", line)])
 
 
-def test_a_fault_is_told_when_it_comes_and_when_it_goes(lines: list[tuple[str, str]]) -> None:
+def test_a_fault_is_logged_at_its_begin_and_at_its_end(lines: list[tuple[str, str]]) -> None:
     log, state = FaultLog(), World(2).state
     for fault in (None, "fell off the bus", "fell off the bus", None, None):
         log.observe((GpuSample(gpu=GpuId("GPU-0"), at=1.0), GpuSample(gpu=G1, at=1.0, fault=fault)), state)
     assert [line for _, line in lines] == ["GPU 1 cannot be used: fell off the bus", "GPU 1 can be used again"]
 
 
-def test_an_error_that_repeats_is_told_once_a_minute_with_a_count(lines: list[tuple[str, str]]) -> None:
+def test_an_error_that_repeats_is_logged_once_a_minute_with_a_count(lines: list[tuple[str, str]]) -> None:
     now_s = 0.0
     log = ErrorLog(60.0, lambda: now_s)
     for second in range(120):

@@ -74,7 +74,7 @@ def ask(estimates: Estimates, task: int, owner: Owner = ALICE, spec: TaskSpec = 
     return asyncio.create_task(estimates.ask(TaskId(task), owner, spec))
 
 
-def test_a_slow_estimate_holds_up_neither_quick_ones_nor_another_users_turn() -> None:
+def test_a_slow_estimate_delays_neither_quick_ones_nor_another_users_turn() -> None:
     async def work() -> None:
         slow = Slow()
         estimates = made(slow, Declared())
@@ -92,7 +92,7 @@ def test_a_slow_estimate_holds_up_neither_quick_ones_nor_another_users_turn() ->
     go(work())
 
 
-def test_it_says_how_far_an_estimate_is() -> None:
+def test_the_progress_of_an_estimate_is_known() -> None:
     async def work() -> None:
         slow = Slow()
         estimates = made(slow, places=2)
@@ -175,7 +175,7 @@ def test_a_question_about_a_task_that_is_not_there_can_be_cancelled_by_itself() 
     go(work())
 
 
-def test_what_a_command_runs_is_looked_at_without_its_numbers() -> None:
+def test_a_fingerprint_is_computed_without_the_numbers_of_the_command() -> None:
     async def work() -> None:
         seen: list[tuple[str, ...]] = []
 
@@ -200,7 +200,7 @@ def test_what_a_command_runs_is_looked_at_without_its_numbers() -> None:
     go(work())
 
 
-def test_a_sweep_that_is_submitted_at_once_is_looked_at_once() -> None:
+def test_a_sweep_that_is_submitted_at_once_needs_one_fingerprint() -> None:
     async def work() -> None:
         gate, looks = threading.Event(), list[tuple[str, ...]]()
 
@@ -220,7 +220,7 @@ def test_a_sweep_that_is_submitted_at_once_is_looked_at_once() -> None:
     go(work())
 
 
-def test_files_that_cannot_be_looked_at_leave_the_fingerprint_empty() -> None:
+def test_files_that_cannot_be_read_leave_the_fingerprint_empty() -> None:
     async def work() -> None:
         def look(_request: EstimateRequest) -> str:
             raise PermissionError("not yours")
@@ -231,7 +231,7 @@ def test_files_that_cannot_be_looked_at_leave_the_fingerprint_empty() -> None:
     go(work())
 
 
-def test_a_drive_that_hangs_holds_up_only_those_whose_files_lie_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_file_system_delays_only_the_users_whose_files_are_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     hangs, looks = threading.Event(), list[str]()
 
     def look(request: EstimateRequest) -> str:

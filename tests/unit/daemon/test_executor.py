@@ -11,7 +11,7 @@ from carma.testing.builders import World
 
 
 @pytest.mark.parametrize(("after_s", "told"), [(0.0, True), (15.0, True), (15.1, False), (40.0, False)])
-def test_it_is_told_while_half_of_its_grace_is_left(after_s: float, told: bool) -> None:
+def test_a_task_is_asked_to_save_only_while_half_of_its_grace_is_left(after_s: float, told: bool) -> None:
     world = World(1)
     task = world.run(1_000, checkpoint=SaveSignal(10, 30.0))
     key, asked_at = world.state.active[task], world.now

@@ -114,7 +114,7 @@ def launched(launcher: FakeLauncher) -> dict[TaskId, LaunchOrder]:
     return {order.key.task: order for order in launcher.launched}
 
 
-def test_a_launch_that_waits_for_its_files_holds_up_no_other_launch_and_no_poll() -> None:
+def test_a_launch_that_waits_for_its_files_delays_no_other_launch_and_no_poll() -> None:
     async def work() -> None:
         lookup, launcher = Lookup(), FakeLauncher(lambda _: AT_ONCE)
         async with serving(launcher, lookup) as server:

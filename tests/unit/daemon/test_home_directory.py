@@ -95,7 +95,7 @@ class Elsewhere(MemoryStore):
 
 
 @pytest.mark.parametrize("here", [True, False])
-def test_nothing_is_launched_once_the_database_is_gone(here: bool) -> None:
+def test_nothing_is_launched_after_the_database_was_removed(here: bool) -> None:
     store = Elsewhere()
     launcher = FakeLauncher(lambda _key: Plan())
     key = AttemptKey(TaskId(1), 1)

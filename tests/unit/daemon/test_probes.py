@@ -138,7 +138,7 @@ def test_an_old_probe_is_replaced_and_ends(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.EMFILE, errno.ENOMEM])
-def test_a_process_that_cannot_be_started_is_busy_and_locks_nobody_out(
+def test_a_probe_that_cannot_be_started_is_busy_and_takes_no_place(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -222,7 +222,7 @@ def test_a_probe_that_does_not_answer_in_time_is_killed(monkeypatch: pytest.Monk
     with_probes(work)
 
 
-def test_when_nobody_waits_for_the_answer_any_more_the_place_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_check_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(probes: Probes) -> None:
         before = children()
         with monkeypatch.context() as patch:
@@ -311,7 +311,7 @@ def test_the_frameworks_of_a_command_are_found_by_a_probe(tmp_path: Path) -> Non
     with_probes(work)
 
 
-def test_without_a_probe_the_frameworks_are_unknown_and_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_probe_the_frameworks_are_unknown_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 

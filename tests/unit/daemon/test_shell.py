@@ -202,7 +202,7 @@ def test_a_stored_event_that_cannot_be_stepped_ends_the_daemon() -> None:
     go(work())
 
 
-def test_commands_are_handed_out_after_their_event_is_stored() -> None:
+def test_commands_follow_after_their_event_is_stored() -> None:
     store = CountingStore()
     seen: list[tuple[Sequence[Command], int]] = []
 
@@ -233,7 +233,7 @@ def test_subscribers_get_every_event_with_its_number() -> None:
     go(work())
 
 
-def test_a_subscriber_that_falls_behind_is_cut_off_and_costs_nothing() -> None:
+def test_the_subscription_of_a_slow_subscriber_ends() -> None:
     left: list[Subscription] = []
 
     async def work() -> None:
@@ -246,7 +246,7 @@ def test_a_subscriber_that_falls_behind_is_cut_off_and_costs_nothing() -> None:
     go(work())
 
 
-def test_waiting_ends_when_it_holds_or_when_time_is_up() -> None:
+def test_a_wait_ends_when_its_predicate_holds_or_at_its_time_limit() -> None:
     async def work() -> None:
         async with running(CountingStore()) as shell:
             assert not await shell.wait_for(lambda state: TaskId(1) in state.tasks, 0.01)

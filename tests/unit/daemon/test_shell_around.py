@@ -81,7 +81,7 @@ def test_all_old_directories_go_in_steps_with_pauses(tmp_path: Path, monkeypatch
     assert len(steps) == 5  # of 2, 2, 2, 1 and 0 directories: the event loop was free in between
 
 
-def test_a_worker_answers_in_order_and_hands_errors_on() -> None:
+def test_a_background_thread_answers_in_order_and_passes_errors_on() -> None:
     async def work() -> None:
         worker = BackgroundThread("test")
         answers = [worker.call(lambda number=number: number) for number in range(5)]  # type: ignore[misc]

@@ -240,7 +240,7 @@ def test_what_a_card_takes_idle_is_known_after_a_restart(tmp_path: Path, idle_s:
     go(work)
 
 
-def test_a_card_that_was_never_seen_empty_is_told_of(tmp_path: Path) -> None:
+def test_the_report_names_a_gpu_whose_idle_power_is_assumed(tmp_path: Path) -> None:
     def assumed(server: Server) -> list[str]:
         return [note for note in server.report().notes if "idle power is assumed" in note]
 
@@ -321,7 +321,7 @@ def test_a_stop_does_not_cut_short_what_is_being_stored() -> None:
     assert ([task.id for task in loaded.checkpoint.tasks], loaded.events) == ([1], ())
 
 
-def test_notes_are_not_told_as_news(tmp_path: Path) -> None:
+def test_notes_of_usage_are_not_in_the_stream_of_events(tmp_path: Path) -> None:
     async def work() -> None:
         server = Server(tmp_path / "carma.db")
         heard = server.shell.subscribe()

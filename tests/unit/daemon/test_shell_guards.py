@@ -135,7 +135,7 @@ def go(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(limited())
 
 
-def test_growth_between_two_samples_is_seen_where_no_limit_holds_the_tasks() -> None:
+def test_without_limits_growth_between_two_samples_is_noticed() -> None:
     """Samples are an hour apart here, so only a memory sample can have seen it."""
 
     async def work() -> None:
@@ -153,7 +153,7 @@ def test_growth_between_two_samples_is_seen_where_no_limit_holds_the_tasks() -> 
     go(work())
 
 
-def test_gpus_whose_tasks_are_held_by_limits_are_left_to_the_samples() -> None:
+def test_gpus_whose_tasks_have_limits_are_not_watched_between_samples() -> None:
     async def work() -> None:
         async with serving(HELD, period_s=0.02) as server:
             first, second = await server.submit(1, 4_000), await server.submit(2, 4_000)
@@ -169,7 +169,7 @@ def test_gpus_whose_tasks_are_held_by_limits_are_left_to_the_samples() -> None:
     go(work())
 
 
-def test_what_has_nothing_left_to_run_under_is_stopped_and_brought_back() -> None:
+def test_an_attempt_whose_mps_server_ended_is_stopped_and_retried() -> None:
     async def work() -> None:
         async with serving(Plan(), period_s=0.02) as server:
             key = await server.submit(1, 3_000)
@@ -241,7 +241,7 @@ def shared_world() -> tuple[World, AttemptKey, AttemptKey]:
     return world, keys[0], keys[1]
 
 
-def test_how_an_attempt_is_held_is_on_record_from_its_start() -> None:
+def test_the_confinement_of_an_attempt_is_recorded_at_its_start() -> None:
     world = World(1, rules=OPEN)
     task = world.submit(5_000)
     world.settle()
@@ -253,7 +253,7 @@ def test_how_an_attempt_is_held_is_on_record_from_its_start() -> None:
     assert world.task(task).attempts[-1].confinement == HELD.confinement
 
 
-def test_trouble_is_told_once_and_does_not_change_a_stop_that_was_asked_for() -> None:
+def test_a_lost_server_requests_one_stop_and_does_not_replace_an_earlier_one() -> None:
     world, key, other = shared_world()
     found = [AttemptReport(key=one, pid=5, started_at=world.now, trouble="gone") for one in (key, other)]
     world.stop(other.task)
@@ -321,7 +321,7 @@ class Refusing(MemoryStore):
         return super().append(events)
 
 
-def test_what_the_gpus_did_is_noted_now_and_then_and_at_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usage_is_noted_periodically_and_at_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "USAGE_S", 0.0)
     store = MemoryStore()
 
@@ -340,7 +340,7 @@ def test_what_the_gpus_did_is_noted_now_and_then_and_at_the_stop(monkeypatch: py
     assert [row.watched_s for row in store.usage(since=0.0, until=1e9)] == [20.0]
 
 
-def test_what_a_full_disk_does_not_take_is_kept_for_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usage_that_a_full_disk_refuses_is_in_the_next_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "USAGE_S", 0.0)
     store = Refusing()
 

@@ -236,7 +236,7 @@ def lives(fate: Fate) -> tuple[MortalStore, MortalLauncher]:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_killed_at_every_step_nothing_is_lost_and_nothing_done_twice(
+def test_after_a_kill_at_any_step_nothing_is_lost_and_nothing_is_done_twice(
     after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop_module, "POLL_S", 0.01)
@@ -247,7 +247,7 @@ def test_killed_at_every_step_nothing_is_lost_and_nothing_done_twice(
         check(*lives(Fate(number, after)))
 
 
-def test_a_stop_asked_for_before_the_restart_does_not_get_a_second_grace() -> None:
+def test_a_stop_from_before_a_restart_gets_no_second_grace_period() -> None:
     """What is left of the grace is counted from the time of the request."""
     launcher = FakeLauncher(lambda _: FOREVER)
     stop = StopAttempt(AttemptKey(TaskId(1), 1), grace_s=100.0)

@@ -74,7 +74,7 @@ def test_an_event_knows_its_task() -> None:
     assert {task_of(event) for event in EVENTS} == {TASK, None}
 
 
-def test_the_owner_is_told_the_whole() -> None:
+def test_the_story_for_the_owner_is_complete() -> None:
     events = [event for event in EVENTS if task_of(event) == TASK]
     whole = " ".join(line.text for line in story(events, GPUS, whole=True))
     assert "cancelled by bob: hunter2" in whole
@@ -84,20 +84,20 @@ def test_the_owner_is_told_the_whole() -> None:
     assert all(not line.text.startswith("task 7") for line in story(events, GPUS, whole=True))
 
 
-def test_why_nothing_is_known_is_told_to_the_owner() -> None:
+def test_only_the_owner_reads_why_there_is_no_estimate() -> None:
     event = e.TaskEstimated(1.0, TASK, None, (NoEstimate(source="history", reason="train.py never ran"),))
     (line,) = story([event], GPUS, whole=True)
     assert line.text == "its memory is unknown (history: train.py never ran)"
     assert "train.py" not in sentence(event, GPUS)
 
 
-def test_the_place_of_an_attempt_is_told_once() -> None:
+def test_a_placement_names_its_gpus_once() -> None:
     event = e.TaskPlaced(1.0, KEY, BOOKED, "placed on GPU 1: idle, 40 GiB free")
     (line,) = story([event], GPUS, whole=True)
     assert line.text == "attempt 2: placed on GPU 1, 4.0 GiB booked (history), alone; idle, 40 GiB free"
 
 
-def test_what_was_seen_is_told_when_there_is_news_of_it() -> None:
+def test_consecutive_observations_of_memory_are_one_line() -> None:
     seen = [e.MemoryObserved(float(at), KEY, mib, energy_j=float(at)) for at, mib in enumerate((512, 512, 600, 600))]
     (line,) = story(seen, GPUS, whole=True)
     assert (line.at, line.text) == (2.0, "attempt 2: grew from 512 MiB to 600 MiB in 2 s")
@@ -107,7 +107,7 @@ def test_what_was_seen_is_told_when_there_is_news_of_it() -> None:
     assert line.text == "attempt 2: grew from 512 MiB to 600 MiB in 1 s", "not in none at all"
 
 
-def test_what_was_seen_of_different_attempts_is_not_told_as_one() -> None:
+def test_observations_of_different_attempts_are_separate_lines() -> None:
     later = AttemptKey(TASK, 3)
     events: list[e.Durable] = [
         e.MemoryObserved(1.0, KEY, 512),
@@ -179,7 +179,7 @@ def test_a_gpu_that_is_gone_is_named_by_its_uuid() -> None:
     assert sentence(e.GpuResumed(1.0, GpuId("GPU-9")), GPUS) == "GPU GPU-9 takes new tasks again"
 
 
-def test_how_an_attempt_shares_and_what_holds_it_is_told_when_it_starts() -> None:
+def test_the_start_of_an_attempt_names_its_mechanism_and_its_limits() -> None:
     guards = (
         Guard(rung="mps", limit_mib=8_192, how="MPS's memory limit"),
         Guard(rung="watchdog", limit_mib=8_192),

@@ -65,7 +65,7 @@ def box(tmp_path: Path) -> Box:
     return Box(tmp_path / "begun")
 
 
-def test_one_is_called_off_and_the_other_goes_on(tmp_path: Path, box: Box) -> None:
+def test_a_cancelled_trial_does_not_end_another(tmp_path: Path, box: Box) -> None:
     trials = DaemonTrials(tmp_path / "cache", Memory(), box.make)
     one, said = ask(trials, 1, "one.py")
     other, others = ask(trials, 2, "other.py")
@@ -79,7 +79,7 @@ def test_one_is_called_off_and_the_other_goes_on(tmp_path: Path, box: Box) -> No
     assert [type(answer) for answer in others] == [TrialCancelled]
 
 
-def test_the_same_command_gets_another_trial_after_one_that_was_called_off(tmp_path: Path, box: Box) -> None:
+def test_the_same_command_gets_another_trial_after_a_cancelled_one(tmp_path: Path, box: Box) -> None:
     trials = DaemonTrials(tmp_path / "cache", Memory(), box.make)
     for task in (1, 2):
         thread, said = ask(trials, task, "same.py")
@@ -89,7 +89,7 @@ def test_the_same_command_gets_another_trial_after_one_that_was_called_off(tmp_p
         assert [type(answer) for answer in said] == [TrialCancelled]
 
 
-def test_to_call_off_what_does_not_run_does_no_harm(tmp_path: Path, box: Box) -> None:
+def test_cancelling_a_trial_that_does_not_run_has_no_effect(tmp_path: Path, box: Box) -> None:
     trials = DaemonTrials(tmp_path / "cache", Memory(), box.make)
     trials.cancel(TaskId(7))
     spec = TaskSpec(command=(), directory="/")

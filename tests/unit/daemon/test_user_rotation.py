@@ -51,7 +51,7 @@ async def rest() -> None:
         await asyncio.sleep(0)
 
 
-def test_only_so_many_at_once() -> None:
+def test_no_more_requests_than_places_run_at_once() -> None:
     async def work() -> None:
         crowd = Crowd(2)
         for name in ("a1", "a2", "a3"):
@@ -64,7 +64,7 @@ def test_only_so_many_at_once() -> None:
     asyncio.run(work())
 
 
-def test_users_take_turns_however_many_one_of_them_brings() -> None:
+def test_users_take_turns_however_many_requests_each_has() -> None:
     async def work() -> None:
         crowd = Crowd(1)
         for name in ("a1", "a2", "a3", "a4"):
@@ -78,7 +78,7 @@ def test_users_take_turns_however_many_one_of_them_brings() -> None:
     asyncio.run(work())
 
 
-def test_one_that_goes_away_leaves_no_gap_and_keeps_no_place() -> None:
+def test_a_cancelled_request_keeps_no_place() -> None:
     async def work() -> None:
         crowd = Crowd(1)
         for name in ("a1", "a2", "a3"):
@@ -94,7 +94,7 @@ def test_one_that_goes_away_leaves_no_gap_and_keeps_no_place() -> None:
     asyncio.run(work())
 
 
-def test_a_place_that_comes_in_the_moment_of_going_away_goes_to_the_next() -> None:
+def test_a_place_given_at_the_moment_of_cancellation_goes_to_the_next() -> None:
     async def work() -> None:
         turns = UserRotation(1)
         async with turns.place(ALICE):

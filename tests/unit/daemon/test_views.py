@@ -279,7 +279,7 @@ def test_a_waiting_task_tells_what_its_next_attempt_needs() -> None:
     assert view.needs_mib > 4_000
 
 
-def test_what_somebody_else_runs_is_hidden_but_a_given_name_is_not() -> None:
+def test_another_users_command_is_hidden_but_a_given_name_is_not() -> None:
     world = World(1)
     plain, named = world.submit(comment="private"), world.submit(name="bert")
     hidden = shown(world, plain, BOB)
