@@ -1,1 +1,1 @@
-"""What is needed to look after the project, and not to use it."""
+"""Tools of the project's developers; no distribution contains them."""

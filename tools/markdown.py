@@ -1,20 +1,18 @@
-"""Markdown in the few forms that the reference pages use."""
+"""Markdown of generated pages: texts, blocks between marks, and the command line of a generator."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import argparse
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
-MADE = "<!-- Made by `python -m tools.reference`; changes here are lost. -->\n"
+from carma_lab.markdown import table
 
+__all__ = ["GENERATED", "code", "filled", "paragraphs", "renew", "table"]
 
-def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [titles, ["---"] * len(titles), *rows]
-    return "".join("| " + " | ".join(cell(text) for text in line) + " |\n" for line in lines)
-
-
-def cell(text: str) -> str:
-    """Bars would end the cell, newlines the row."""
-    return " ".join(text.split()).replace("|", "\\|")
+GENERATED = "<!-- Made by `python -m tools.reference`; changes here are lost. -->\n"
 
 
 def code(text: str) -> str:
@@ -22,6 +20,29 @@ def code(text: str) -> str:
 
 
 def paragraphs(text: str | None) -> str:
-    """A docstring as paragraphs, each one line."""
+    """A docstring as paragraphs of one line each."""
     parts = (" ".join(part.split()) for part in (text or "").replace("\b", "").split("\n\n"))
     return "\n\n".join(part for part in parts if part)
+
+
+def filled(text: str, mark: str, inside: str) -> str:
+    """The page with new text between `<!-- MARK: ... -->` and `<!-- end -->`."""
+    found = re.search(rf"(<!-- {mark}: [^\n]*-->\n)(.*?)(<!-- end -->)", text, re.DOTALL)
+    if found is None:
+        raise ValueError(f"the page has no place for {mark}")
+    return text[: found.start(2)] + inside + text[found.end(2) :]
+
+
+def renew(tool: str, about: str | None, arguments: list[str], pages: Callable[[], Mapping[Path, str]]) -> int:
+    """The command line of `python -m TOOL`: writes the pages, or with --check exits with 1 if one is out of date."""
+    parser = argparse.ArgumentParser(prog=f"python -m {tool}", description=about)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is not up to date")
+    check = parser.parse_args(arguments).check
+    stale = {page: text for page, text in pages().items() if text != page.read_text(encoding="utf-8")}
+    root = Path(__file__).parent.parent
+    for page, text in stale.items():
+        if check:
+            print(f"{page.relative_to(root)} is not up to date: python -m {tool}", file=sys.stderr)
+        else:
+            page.write_text(text, encoding="utf-8")
+    return 1 if check and stale else 0

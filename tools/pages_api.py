@@ -1,4 +1,4 @@
-"""The page of the HTTP API, from the route table and the wire types."""
+"""The reference page of the HTTP API, from the route table and the wire types."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from carma.core.model.values import TaskSpec
 from carma.wire import openapi
 from carma.wire.api_types import Problem, StreamEvent
 from carma.wire.routes import API, ROUTES, Route
-from tools.markdown import MADE, code, paragraphs, table
+from tools.markdown import GENERATED, code, paragraphs, table
 
 INTRODUCTION = f"""\
 # API
 
-HTTP/1.1 on a Unix socket, JSON both ways, version 1 under `{API}`. There is no login and no TCP: the kernel says who is
-at the other end of the socket. [openapi.json](openapi.json) describes the same, and the daemon serves it at
-`{API}/openapi.json`.
+The daemon serves HTTP/1.1 with JSON on a Unix socket; version 1 is below `{API}`. There is no login and no TCP: the
+kernel identifies the user at the other end of the socket. [openapi.json](openapi.json) describes the same API, and the
+daemon serves it at `{API}/openapi.json`.
 
 ```
 curl --unix-socket "$CARMA_HOME/carma.sock" http://carma{API}/tasks
 ```
 
-Fields are added, never renamed; a request with an unknown field is refused, an answer may have more fields than are
-listed here. Times are seconds since 1970, UTC. Every error answer is a [Problem](#problem) with its HTTP status, see
-[errors](errors.md). From Python, `carma.client.Client` has a method for each route.
+New versions add fields and never rename them. A request with an unknown field is refused; an answer may have more
+fields than listed here. Times are seconds since 1970, UTC. Every error is a [Problem](#problem) with its HTTP status,
+see [errors](errors.md). In Python, `carma.client.Client` has a method for each route.
 """
 
 
@@ -36,7 +36,7 @@ def page() -> str:
         [f"[`{route.name}`](#{route.name})", code(f"{route.method} {API}{route.path}"), route.who, route.summary]
         for route in ROUTES
     ]
-    parts = [MADE, INTRODUCTION, "## Routes\n", table(["name", "route", "who", "what it does"], rows)]
+    parts = [GENERATED, INTRODUCTION, "## Routes\n", table(["name", "route", "who", "purpose"], rows)]
     parts.append("".join(f"- *{who}*: {text}\n" for who, text in _rights().items()))
     for route in ROUTES:
         parts.extend(_route(route))
@@ -47,7 +47,7 @@ def page() -> str:
 
 
 def _rights() -> dict[str, str]:
-    """Who may ask, in the words of the OpenAPI document."""
+    """The permitted users, in the words of the OpenAPI document."""
     paths = openapi.document()["paths"]
     return {route.who: paths[API + route.path][route.method.lower()]["description"] for route in ROUTES}
 
@@ -70,7 +70,7 @@ def _answer(route: Route) -> str:
 
 
 def _types() -> list[type[msgspec.Struct]]:
-    """Every struct that can be reached from a route, in the order in which they are met."""
+    """Every struct that a route uses, directly or in another struct."""
     found: dict[type[msgspec.Struct], None] = {}
     waiting: list[object] = [kind for route in ROUTES for kind in (route.request, route.answer)]
     waiting += [StreamEvent, Problem]
@@ -95,7 +95,7 @@ def _struct(kind: type[msgspec.Struct]) -> Iterator[str]:
     fields = msgspec.structs.fields(kind)
     yield table(["field", "type", "default"], [[code(f.encode_name), shown(f.type), _default(f)] for f in fields])
     if kind is TaskSpec:
-        yield "The command line fills it in; `directory` must be absolute.\n"
+        yield "`carma submit` sets the fields; `directory` must be absolute.\n"
 
 
 def _default(field: msgspec.structs.FieldInfo) -> str:
@@ -116,7 +116,7 @@ def _bounds(meta: msgspec.Meta) -> str:
 
 
 def shown(kind: object) -> str:
-    """A type as people write it, structs as links."""
+    """A type in words, structs as links."""
     if kind is None or kind is type(None):
         return "null"
     if kind is Ellipsis:

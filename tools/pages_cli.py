@@ -1,4 +1,4 @@
-"""The page of the command line, from the verbs themselves (not from click's help text, which changes with click)."""
+"""The reference page of the command line, from the verbs (not from click's help text, which changes with click)."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from carma.cli import ALIASES, VERBS, carma
 from carma.cli.columns import FIELDS
 from carma.cli.option_types import Parsed
 from carma.cli.task_flags import IGNORED
-from tools.markdown import MADE, code, paragraphs, table
+from tools.markdown import GENERATED, code, paragraphs, table
 
 INTRODUCTION = """\
 # Command line
 
-`carma VERB --help` says the same at the terminal. Exit codes: 0 done, 1 refused, 2 usage, 3 the daemon is not
-reachable, 4 not found or not allowed, 75 no capacity with `--nonblock`; [errors](errors.md) has them all. `wait`, `run`
-and `submit --wait` return the task's own exit code. Every verb has `-h` and `--help`.
+`carma VERB --help` prints the same text. Exit codes: 0 success, 1 refused, 2 wrong usage, 3 the daemon does not answer,
+4 not found or not allowed, 75 no capacity with `--nonblock`; [errors](errors.md) lists all. `wait`, `run` and
+`submit --wait` return the exit code of the task. Every verb has `-h` and `--help`.
 
-Results go to standard output, complaints and notes to standard error. Tables are cut to the terminal's width
-(`COLUMNS`); `--json` never cuts. `NO_COLOR` turns colours off. `CARMA_DEBUG=1` shows where an internal error came from.
+Results go to standard output, errors and notes to standard error. Tables are cut to the terminal's width (`COLUMNS`);
+`--json` is complete. `NO_COLOR` disables colours. `CARMA_DEBUG=1` prints the traceback of an internal error.
 """
 
 
 def page() -> str:
     sections = dict.fromkeys(entry.section for entry in VERBS.values())
-    parts = [MADE, INTRODUCTION, _overview()]
+    parts = [GENERATED, INTRODUCTION, _overview()]
     for section in sections:
         parts.append(f"## {section}\n")
         for name, entry in VERBS.items():
@@ -38,7 +38,7 @@ def page() -> str:
 
 def _overview() -> str:
     rows = [[f"[`{name}`](#carma-{name})", entry.help] for name, entry in VERBS.items()]
-    return table(["verb", "what it does"], rows)
+    return table(["verb", "purpose"], rows)
 
 
 def _get(name: str) -> click.Command:
@@ -59,13 +59,13 @@ def _verb(name: str) -> Iterator[str]:
 
 
 def _command(path: str, command: click.Command, level: str, shared: click.Command | None = None) -> Iterator[str]:
-    """`shared`: a command whose flags this one has too; they are not listed again."""
+    """`shared`: a command whose options this one also has; they are not repeated."""
     known = {each.name for each in shared.params} if shared is not None else set()
     yield f"{level} {path}\n"
     yield f"{code(_usage(path, command))}\n"
     yield paragraphs(command.help) + "\n"
     if shared is not None:
-        yield "The flags that say what to run and what it needs are those of [submit](#carma-submit); and:\n"
+        yield "All options of [submit](#carma-submit) except its own output options, and:\n"
     rows = [
         [_spelling(option), option.help or ""]
         for option in command.params
@@ -78,7 +78,7 @@ def _command(path: str, command: click.Command, level: str, shared: click.Comman
         yield f"```\n{examples}\n```\n"
     if isinstance(command, click.Group):
         context = click.Context(command)
-        for name in sorted(command.list_commands(context)):  # not `commands`: some are imported when they are asked for
+        for name in sorted(command.list_commands(context)):  # `commands` lacks verbs that are imported on demand
             inner = command.get_command(context, name)
             assert inner is not None
             yield from _command(f"{path} {name}", inner, level + "#")
@@ -119,11 +119,11 @@ def _spelling(parameter: click.Option) -> str:
 
 def _ignored() -> str:
     rows = [[", ".join(code(name) for name in names), why] for names, why in IGNORED.values()]
-    return "Accepted for the sake of Slurm's scripts, with a note:\n\n" + table(["flag", "note"], rows)
+    return "Accepted for compatibility with Slurm scripts; CARMA prints a note:\n\n" + table(["flag", "note"], rows)
 
 
 def _columns() -> str:
     rows = [[code(name), field.column.title, field.about] for name, field in FIELDS.items()]
-    return "## Columns\n\nOf `carma queue` and `carma history`, for `--format`:\n\n" + table(
-        ["name", "title", "what it shows"], rows
+    return "## Columns\n\nColumns of `carma queue` and `carma history` for `--format`:\n\n" + table(
+        ["name", "title", "content"], rows
     )

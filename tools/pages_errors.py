@@ -1,4 +1,4 @@
-"""The page of errors and outcomes, from their two trees."""
+"""The reference page of errors and outcomes, from their classes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import msgspec
 
 from carma.core.model.outcome import Outcome
 from carma.errors import every
-from tools.markdown import MADE, code, paragraphs, table
+from tools.markdown import GENERATED, code, paragraphs, table
 
 INTRODUCTION = """\
 # Errors and outcomes
 
-Every error says what was tried and why it failed, and most have a hint with the next step. At the terminal:
+An error states what was tried and why it failed, and usually has a hint with the next step. On a terminal:
 
 ```console
 $ carma show 99
@@ -21,15 +21,15 @@ carma: there is no task 99
   hint: …
 ```
 
-The code is stable, and is what programs should look at; the API answers with it as a [Problem](api.md#problem).
+Programs should use the code, which is stable; the API returns it in a [Problem](api.md#problem).
 
 ## Errors
 """
 OUTCOMES = """\
 ## Outcomes
 
-How an attempt or a task ended, as `outcome` of a [TaskView](api.md#taskview). `carma wait` returns the exit code: that
-of the program where it had one, 130 for a cancelled task, 124 for one that reached its time limit, otherwise 1.
+The end of an attempt or a task, in the field `outcome` of a [TaskView](api.md#taskview). `carma wait` returns the exit
+code of the program if it has one, otherwise 130 for a cancelled task, 124 for a reached time limit and 1 for the rest.
 """
 
 
@@ -41,7 +41,7 @@ def page() -> str:
     ]
     errors = table(["code", "exit code", "HTTP status", "meaning"], rows)
     outcomes = [_outcome(kind) for kind in typing.get_args(Outcome)]
-    return "\n".join([MADE, INTRODUCTION, errors, OUTCOMES, table(["kind", "fields", "meaning"], outcomes)])
+    return "\n".join([GENERATED, INTRODUCTION, errors, OUTCOMES, table(["kind", "fields", "meaning"], outcomes)])
 
 
 def _outcome(kind: type[msgspec.Struct]) -> list[str]:

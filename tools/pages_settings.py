@@ -1,28 +1,28 @@
-"""The page of settings, from their catalogue."""
+"""The reference page of settings, from their catalogue."""
 
 from __future__ import annotations
 
 from carma.config import Setting, Settings, catalogue
 from carma.config.load import FLAGS
-from tools.markdown import MADE, code, paragraphs, table
+from tools.markdown import GENERATED, code, paragraphs, table
 
 INTRODUCTION = """\
 # Settings
 
-A TOML file, one section a heading below: `$CARMA_HOME/config.toml`, or `~/.config/carma/config.toml` over
-`/etc/carma/config.toml`. Every setting can also be given as an environment variable (`CARMA_GATE__SM_ACTIVE=0.7`: two
-underscores between section and name) and when the daemon is started (`carma up --set gate.sm_active=0.7`).
+Settings are in a TOML file with the sections below: `$CARMA_HOME/config.toml`, or `~/.config/carma/config.toml`, which
+overrides `/etc/carma/config.toml`. An environment variable (`CARMA_GATE__SM_ACTIVE=0.7`, with two underscores between
+section and name) overrides the file, and a flag (`carma up --set gate.sm_active=0.7`) overrides the variable.
 
-**Flag over environment over file over default.** `carma config show` prints each value with its origin,
-`carma config check FILE` every mistake in a file. An unknown name is an error that names the nearest one. Settings are
-read when the daemon starts; `carma down` and `carma up` read them again, and running tasks go on meanwhile.
+`carma config show` prints each value with its origin, and `carma config check FILE` all mistakes in a file. An unknown
+name is an error that suggests the nearest name. The daemon reads its settings when it starts; after a change, run
+`carma down` and `carma up`. Running tasks continue meanwhile.
 
-Sizes are MiB, or with their unit (`"12GiB"`); durations are seconds, or with their unit (`"15m"`).
+Sizes are in MiB or have a unit (`"12GiB"`); durations are in seconds or have a unit (`"15m"`).
 """
 
 
 def page() -> str:
-    parts = [MADE, INTRODUCTION]
+    parts = [GENERATED, INTRODUCTION]
     sections: dict[str, list[Setting]] = {}
     for setting in catalogue().values():
         sections.setdefault(setting.section, []).append(setting)
@@ -46,7 +46,7 @@ def _row(setting: Setting) -> list[str]:
 
 
 def toml(value: object) -> str:
-    """A default as it would stand in the file."""
+    """A default as in the file."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""Writes docs/reference from the program itself: `python -m tools.reference`. `--check` says whether it is up to date.
+"""Writes docs/reference from the program: `python -m tools.reference`. With `--check` it only compares.
 
-Every page is made from the table that the program works by (verbs, settings, routes, errors), so that a page cannot
-say anything else than the program does. The table of a task's states in docs/architecture.md is made here as well.
+Each page is generated from the table that the program itself uses (verbs, settings, routes, errors). The table of the
+states of a task in docs/architecture.md is generated too.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import msgspec
 from carma.core.model.transitions import TRANSITIONS
 from carma.wire import openapi
 from tools import pages_api, pages_cli, pages_errors, pages_settings
-from tools.markdown import table
-from tools.pages import filled
+from tools.markdown import filled, table
 
 DOCS = Path(__file__).parent.parent / "docs"
 REFERENCE = DOCS / "reference"
@@ -47,7 +46,7 @@ def _states() -> str:
 
 
 def _architecture() -> tuple[Path, str, str]:
-    """The page with the table of states: its path, its text, and the text that it should have."""
+    """The page with the table of states: its path, its text, and the expected text."""
     path = DOCS / "architecture.md"
     text = path.read_text(encoding="utf-8")
     return path, text, filled(text, "states", _states())
@@ -61,7 +60,7 @@ def stale(directory: Path = REFERENCE) -> list[str]:
         old = file.read_text(encoding="utf-8") if file.exists() else ""
         if old != (new := make()):
             found.append(f"{name} is not up to date" if old else f"{name} is not there")
-            differences = difflib.unified_diff(old.splitlines(), new.splitlines(), "as it is", "as it should be", n=0)
+            differences = difflib.unified_diff(old.splitlines(), new.splitlines(), "found", "expected", n=0)
             found.extend(list(differences)[:SHOWN_LINES] if old else [])
     path, text, wanted = _architecture()
     found.extend([f"{path.name} is not up to date"] if text != wanted else [])
@@ -86,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
     problems = stale()
     if problems:
         print("\n".join(problems), file=sys.stderr)
-        print("docs/reference is not up to date; make it again: python -m tools.reference", file=sys.stderr)
+        print("docs/reference is not up to date; run: python -m tools.reference", file=sys.stderr)
     return 1 if problems else 0
 
 

@@ -12,7 +12,7 @@ from carma_lab.bench.memory.figures import Row, by_estimator
 from carma_lab.bench.memory.published18 import PUBLISHED, errors
 from carma_lab.bench.results_file import write
 from lab.tools import estimator_tables
-from tools import pages
+from tools import markdown as pages
 
 MARKED = "before\n\n<!-- {mark}: made -->\nold figures\n<!-- end -->\n\nafter\n"
 

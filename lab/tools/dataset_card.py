@@ -15,7 +15,7 @@ from gpumemnet.dataset.config import FAMILIES
 from gpumemnet.dataset.describe import Family, Range, describe, figure
 from gpumemnet.dataset.schema import COLUMNS
 from gpumemnet.dataset.table import read
-from tools.pages import filled, renew
+from tools.markdown import filled, renew
 
 ROOT = Path(__file__).parents[2]
 CARD = ROOT / "gpumemnet" / "datasets" / "README.md"

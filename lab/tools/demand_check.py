@@ -29,6 +29,7 @@ from carma_lab.simulator.simulation import Simulation
 from lab.tools import fit_power
 from lab.tools.profile_tables import Pair, figures_of, published_of
 from lab.tools.published import FIGURES, Solo
+from tools.markdown import filled
 
 SHOWN = ("sm_active", "sm_occupancy", "dram_active", "power_w")
 # Exclusive runs on four A100s, means over active samples; and MAGM with the measured peak over exclusive, with energy,
@@ -45,7 +46,6 @@ MAGM = {
 }
 MAGM_RUN = 1.785
 WRITTEN, PAGE = Path("lab/results/simulation/demands.json"), Path("docs/traces.md")
-BEGIN, END = "<!-- made by lab.tools.profile_tables --check -->", "<!-- to here -->"
 RATIOS = ("makespan", "run", "energy")
 
 
@@ -166,9 +166,7 @@ def _spread(tasks: Iterable[Mapping[str, Any]], figure: str) -> dict[str, float]
 
 def with_tables(text: str, found: Mapping[str, Any]) -> str:
     """The page with its tables made anew, between two marks."""
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return before + BEGIN + "\n\n" + "\n".join(page(found)) + "\n\n" + END + after
+    return filled(text, "demands", "\n" + "\n".join(page(found)) + "\n\n")
 
 
 def page(found: Mapping[str, Any]) -> list[str]:

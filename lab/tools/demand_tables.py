@@ -22,6 +22,7 @@ from carma_lab.markdown import table
 from carma_lab.simulator.predicted_demand import foretold, odds_of, share_of
 from carma_lab.simulator.request import Request, simulation
 from carma_lab.simulator.simulation import Demands
+from tools.markdown import filled
 
 RESULTS, PAGE = Path("lab/results/gpumemnet/demand.json"), Path("docs/goodput.md")
 SEEDS = 6
@@ -117,9 +118,7 @@ def simulated_table(found: Mapping[str, Any]) -> str:
 
 def with_tables(text: str, found: Mapping[str, Any]) -> str:
     for name, made in (("demand-errors", errors_table(found)), ("demand-simulated", simulated_table(found))):
-        begin = f"<!-- {name}: made by `python -m lab.tools.fit_demand` -->"
-        head, rest = text.split(begin)
-        text = f"{head}{begin}\n\n{made}\n<!-- end -->{rest.split('<!-- end -->', 1)[1]}"
+        text = filled(text, name, f"\n{made}\n")
     return text
 
 

@@ -26,9 +26,9 @@ from carma_lab.markdown import table
 from carma_lab.reports.fairness import Fairness, fairness
 from carma_lab.simulator.request import Request, simulation
 from carma_lab.traces.generate import Recipe, generate
+from tools.markdown import filled
 
 WRITTEN, PAGE = Path("lab/results/simulation/fairness.json"), Path("docs/fairness.md")
-BEGIN, END = "<!-- made by lab.tools.fairness_table -->", "<!-- to here -->"
 GPUS, CARD, HOURS, SEEDS = 4, "a100-40", 8, 10
 POLICIES = ("exclusive", "magm")
 CASES: dict[str, dict[str, float]] = {  # tasks an hour, by user
@@ -152,8 +152,7 @@ def main() -> None:
     print(made)
     if PAGE.exists():
         text = PAGE.read_text(encoding="utf-8")
-        before, _, rest = text.partition(BEGIN)
-        PAGE.write_text(before + BEGIN + "\n\n" + made + "\n" + END + rest.partition(END)[2], encoding="utf-8")
+        PAGE.write_text(filled(text, "fairness", f"\n{made}\n"), encoding="utf-8")
     print(f"Written to {WRITTEN}; the table of {PAGE} is this now.")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from carma_lab.markdown import table
-from tools.pages import filled, renew
+from tools.markdown import filled, renew
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "lab" / "results" / "simulation"

@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from carma_lab.markdown import table
-from tools.pages import filled, renew
+from tools.markdown import filled, renew
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "lab" / "results"

@@ -30,7 +30,7 @@ from gpumemnet.training.accuracy_report import Report
 from gpumemnet.training.accuracy_report import read as read_report
 from gpumemnet.training.names import SERVED
 from lab.tools import gpumemnet_accuracy as accuracy
-from tools.pages import filled, renew
+from tools.markdown import filled, renew
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "lab" / "results" / "gpumemnet"
@@ -185,7 +185,7 @@ def _printed(command: str, home: str) -> str:
         text=True,
         check=False,
     )
-    text = re.sub(r"it took [\d.]+ s", "it took …", done.stdout)
+    text = re.sub(r"; took [\d.]+ s", "; took …", done.stdout)
     return "".join(textwrap.fill(line, 118, break_on_hyphens=False) + "\n" for line in text.splitlines())
 
 

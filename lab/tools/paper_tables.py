@@ -16,7 +16,7 @@ from carma_lab.bench.paper.cases import geo_mean
 from carma_lab.bench.paper.published import PUBLISHED
 from carma_lab.bench.paper.variants import FEW_GPUS
 from carma_lab.markdown import table
-from tools.pages import filled, renew
+from tools.markdown import filled, renew
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "lab" / "results" / "simulation" / "paper.json"

@@ -29,9 +29,9 @@ from carma_lab.markdown import table
 from carma_lab.runs.figures import TaskRun, quantile
 from carma_lab.simulator.request import Request, simulation
 from carma_lab.traces.generate import Recipe, generate
+from tools.markdown import filled
 
 WRITTEN, PAGE = Path("lab/results/simulation/preemption.json"), Path("docs/preemption.md")
-BEGIN, END = "<!-- made by lab.tools.preemption_table -->", "<!-- to here -->"
 GPUS, CARD, SEEDS = 4, "a100-40", 10
 TASKS, RATE_PER_HOUR, URGENT_EVERY = 80, 12.0, 8  # one task in so many is urgent
 POLICIES = ("exclusive", "magm")
@@ -178,8 +178,7 @@ def main() -> None:
     made = page(found)
     print(made)
     text = PAGE.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    PAGE.write_text(before + BEGIN + "\n\n" + made + "\n" + END + rest.partition(END)[2], encoding="utf-8")
+    PAGE.write_text(filled(text, "preemption", f"\n{made}\n"), encoding="utf-8")
     print(f"Written to {WRITTEN}; the table of {PAGE} is this now.")
 
 
