@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_collect_program import Place
 
 from gpumemnet.dataset import clean
 from gpumemnet.dataset.clean import Cleaning, Measured, read_digests, read_measured
@@ -18,6 +19,7 @@ from gpumemnet.dataset.layer_lists import Lister
 from gpumemnet.dataset.pack import Packed, extend, pack
 from gpumemnet.dataset.table import read
 from gpumemnet_fixtures.dataset_rows import ACTIVE, config, row, run_lister, write_configs, write_rows
+from gpumemnet_fixtures.dataset_rows import quick_listing as quick_listing
 
 
 def packed(folder: Path, *rows: dict[str, Any]) -> Packed:
@@ -70,8 +72,10 @@ def test_collector_lister_and_packing_agree(tmp_path: Path) -> None:
     assert measured["of"] == listed["of"] == read_digests(file)["a"]
 
 
-def test_another_config_with_the_same_id_is_measured_again(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
+def test_another_config_with_the_same_id_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(tmp_path)
+    monkeypatch.setattr("gpumemnet.dataset.collect.MAIN", place.driver)
+    monkeypatch.setenv("MARKS", str(place.marks))
     file, out = tmp_path / "configs.jsonl", tmp_path / "out"
     options = Options(configs=file, out=out, device="cpu")
     write_configs(file, config("a"))

@@ -15,24 +15,29 @@ from typing import Any
 import pytest
 from test_collect_program import LIMIT_S, Place, is_alive, mlp, wait_for
 
-from gpumemnet.dataset.torch_interpreter import environment
+from carma.cli import main
+from gpumemnet.dataset import collect, torch_interpreter
+from gpumemnet.dataset.torch_interpreter import TorchPython, environment
 
-# `carma` with the tests' own driver in place of inside/collect.py.
+FOUND = TorchPython(path=sys.executable, python="3.11", torch="0.0", gpu=False)
+# `carma` with the tests' own driver in place of inside/collect.py; looking for torch would import it.
 OUTER = """
 import sys
 from pathlib import Path
 from carma.cli import main
-from gpumemnet.dataset import collect
+from gpumemnet.dataset import collect, torch_interpreter
 collect.MAIN = Path(sys.argv[1])
-sys.exit(main(["dataset", "collect", *sys.argv[2:], "--device", "cpu", "--python", sys.executable]))
+found = torch_interpreter.TorchPython(path=sys.executable, python="3.11", torch="0.0", gpu=False)
+torch_interpreter.find_torch = lambda *_, **__: found
+sys.exit(main(["dataset", "collect", *sys.argv[2:], "--device", "cpu"]))
 """
 
 
 class Outer:
     """Both halves over one directory; ends what it started."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+        self.place, self.capsys = place, capsys
         self.started: list[subprocess.Popen[str]] = []
 
     def write(self, *configs: dict[str, Any]) -> None:
@@ -47,9 +52,15 @@ class Outer:
         return process
 
     def run(self, *words: str) -> tuple[int, str, str]:
-        process = self.start(*words)
-        out, err = process.communicate(timeout=LIMIT_S)
-        return process.returncode, out, err
+        """In this process, without limits of time."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(collect, "MAIN", self.place.driver)
+            patch.setattr(torch_interpreter, "find_torch", lambda *_, **__: FOUND)
+            patch.setenv("MARKS", str(self.place.marks))
+            patch.setenv("HANG", str(self.place.hang))
+            code = main(["dataset", "collect", str(self.place.configs), "--out", str(self.place.out), *words,
+                         "--device", "cpu"])  # fmt: skip
+        return code, *self.capsys.readouterr()
 
     def end(self) -> None:
         for process in self.started:
@@ -58,8 +69,8 @@ class Outer:
 
 
 @pytest.fixture
-def outer(tmp_path: Path) -> Iterator[Outer]:
-    made = Outer(Place(tmp_path))
+def outer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Outer]:
+    made = Outer(Place(tmp_path), capsys)
     yield made
     made.end()
     for _, _, pid in made.place.marked("hangs"):

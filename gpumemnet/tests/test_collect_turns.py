@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 from test_collect_program import PROGRAMS, SCRIPTED, Place, scripted, wait_for
 
-from gpumemnet.dataset.torch_interpreter import environment
+from gpumemnet_fixtures.torch_programs import run_in_torch
 
 # The footprint of a process follows from its marks: its rough estimate after training, a tenth of it at rest. A run of
 # the shape "stays" releases nothing.
@@ -113,9 +111,7 @@ state = [weakref.ref(each["exp_avg"]) for each in one.training.optimizer.state.v
 one.release()
 print(len(weights), len(state), sum(each() is not None for each in weights + state))
 """
-    command = [sys.executable, "-c", program, str(PROGRAMS)]
-    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    assert ended.stdout.split() == ["4", "4", "0"], ended.stderr
+    assert run_in_torch(program, str(PROGRAMS)).split() == ["4", "4", "0"]
 
 
 def test_a_run_without_a_device_is_a_row(place: Place) -> None:

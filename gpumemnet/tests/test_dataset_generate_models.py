@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +15,11 @@ from gpumemnet.dataset.generate import generate
 from gpumemnet.dataset.program import Ops, act, branches, op
 from gpumemnet.dataset.ranges import Ranges, load_ranges
 from gpumemnet.dataset.rough_memory import Guess
+from gpumemnet_fixtures.torch_programs import run_in_torch
 
 pytest.importorskip("torch")
 
 INSIDE = Path(gpumemnet.dataset.__file__).parent / "inside"
-LIMIT_S = 300
 # Lines of configs in, lines of what was found out: the shape that comes out, weights, what autograd keeps.
 BUILD = """
 import json, sys
@@ -110,10 +108,7 @@ image = [32, 48]
 
 def run(program: str, configs: list[Config]) -> list[Any]:
     lines = b"\n".join(encode(config) for config in configs)
-    words = [sys.executable, "-c", program, str(INSIDE)]
-    done = subprocess.run(words, input=lines, capture_output=True, timeout=LIMIT_S, check=False)
-    assert done.returncode == 0, done.stderr.decode()[-2000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in run_in_torch(program, str(INSIDE), given=lines).splitlines()]
 
 
 def expected(config: Config) -> list[int]:
@@ -128,7 +123,7 @@ def expected(config: Config) -> list[int]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_model_can_be_built_and_the_guess_counts_its_weights(family: Family) -> None:
     ranges = load_ranges()
-    configs = list(generate(family, 25, 11, ranges))
+    configs = list(generate(family, 14, 11, ranges))
     for config, found in zip(configs, run(BUILD, configs), strict=True):
         assert found["out"] == expected(config), config.id
         assert Guess(config, ranges.common).walk.weights == pytest.approx(found["weights"], rel=0.01, abs=64), config.id

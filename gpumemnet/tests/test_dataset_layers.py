@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpumemnet.dataset.layer_lists import LISTER
-from gpumemnet.dataset.torch_interpreter import environment
 from gpumemnet_fixtures.dataset_rows import config, run_lister, write_configs
+from gpumemnet_fixtures.torch_programs import run_in_torch
 
 CONFIGS = [config("m", "mlp"), config("c", "cnn"), config("t", "transformer"), config("s", "seq2seq")]
 
@@ -65,9 +63,7 @@ def test_a_trial_run_lists_the_same_layers_and_torch_has_the_same_shapes(
     listed: dict[str, Any], tmp_path: Path
 ) -> None:
     file = write_configs(tmp_path / "configs.jsonl", *CONFIGS)
-    command = [sys.executable, "-c", AGAIN, str(file), str(LISTER.parent)]
-    ended = subprocess.run(command, env=environment(), check=True, stdout=subprocess.PIPE, text=True, timeout=300)
-    said = ended.stdout.splitlines()
+    said = run_in_torch(AGAIN, str(file), str(LISTER.parent)).splitlines()
     trials, plain = said[: len(CONFIGS)], said[len(CONFIGS) :]
     for one, trial in zip(CONFIGS, map(json.loads, trials), strict=True):
         seen = [layer for layer in trial["layers"] if layer["kind"] not in ("Chain", "Block")]

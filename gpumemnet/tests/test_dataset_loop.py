@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import gpumemnet.dataset
+from gpumemnet_fixtures.torch_programs import run_in_torch
 
 pytest.importorskip("torch")
 
@@ -41,10 +40,7 @@ print(json.dumps(said))
 
 
 def counted(precision: str, overflows: list[bool]) -> list[Any]:
-    command = [sys.executable, "-c", PROGRAM, str(INSIDE), precision, json.dumps(overflows)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert ended.returncode == 0, ended.stderr
-    return list(json.loads(ended.stdout))
+    return list(json.loads(run_in_torch(PROGRAM, str(INSIDE), precision, json.dumps(overflows))))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-amp", "fp16-amp"])

@@ -19,6 +19,7 @@ from gpumemnet.dataset.layer_lists import Lister
 from gpumemnet.dataset.pack import Packed, extend, pack
 from gpumemnet.dataset.table import Table, read, read_rows, write
 from gpumemnet_fixtures.dataset_rows import ACTIVE, HEAD, MIB, config, row, write_configs, write_rows
+from gpumemnet_fixtures.dataset_rows import quick_listing as quick_listing
 
 CONFIGS = (
     config("mlp-1", optimizer="momentum"),

@@ -12,12 +12,15 @@ from click.testing import CliRunner
 
 from carma.errors import Refused, Usage
 from gpumemnet.cli.pack import command
-from gpumemnet.dataset import clean
+from gpumemnet.dataset import clean, layer_lists
 from gpumemnet.dataset.clean import Cleaning, Measured, read_measured
 from gpumemnet.dataset.config import Config
 from gpumemnet.dataset.pack import untie
 from gpumemnet.dataset.table import read
 from gpumemnet_fixtures.dataset_rows import ACTIVE, MIB, config, row, write_configs, write_rows
+from gpumemnet_fixtures.dataset_rows import quick_listing as quick_listing
+
+RUN = layer_lists._run
 
 
 def _cleaned(
@@ -128,7 +131,8 @@ def test_a_tie_that_was_measured_stays(tmp_path: Path) -> None:
     assert table["tied_parameters"].tolist() == [800]
 
 
-def test_an_interpreter_without_torch_is_named(tmp_path: Path) -> None:
+def test_an_interpreter_without_torch_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_lists, "_run", RUN)
     write_configs(tmp_path / "configs.jsonl", config("a"))
     write_rows(tmp_path / "rows.jsonl", row("a"))
     result = _pack(tmp_path, "--python", "/bin/false")

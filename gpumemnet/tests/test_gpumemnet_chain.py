@@ -199,7 +199,7 @@ ways = some.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, derandomize=True, max_examples=300)
+@settings(deadline=None, derandomize=True, max_examples=150)
 @given(networks(), ways, some.booleans())
 def test_after_the_steps_only_weights_and_states_are_left(
     layers: tuple[Layer, ...], way: dict[str, object], checkpointing: bool

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -15,11 +13,11 @@ from carma.trial.layers.description import Described, Layer, TrainingOptions
 from carma.trial.layers.operators import layers_of
 from carma.trial.protocol import NoTrials
 from gpumemnet.dataset.layer_lists import LISTER
-from gpumemnet.dataset.torch_interpreter import environment
 from gpumemnet.serving.estimator import GpuMemNet, with_input
 from gpumemnet.serving.features import features
 from gpumemnet.summaries import read_file, read_text
 from gpumemnet.summaries.training_options import completed
+from gpumemnet_fixtures.torch_programs import run_in_torch
 
 BATCH = 64
 
@@ -70,13 +68,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Described]:
     config, graph = folder / "config.json", folder / "residual.onnx"
     config.write_text(json.dumps(RESIDUAL))
     inside = str(LISTER.parent)
-    command = [sys.executable, "-c", WRITE, inside, str(config), str(graph)]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    printed = run_in_torch(WRITE, inside, str(config), str(graph))
     listed = "import json,sys; sys.path.insert(0, sys.argv[1]); import layers; "
     listed += "print(json.dumps(layers.describe(json.load(open(sys.argv[2])))))"
-    command = [sys.executable, "-c", listed, inside, str(config)]
-    described = subprocess.run(command, capture_output=True, text=True, check=True, env=environment()).stdout
-    told = json.loads(described)
+    told = json.loads(run_in_torch(listed, inside, str(config)))
     own = Described(
         layers=tuple(
             Layer(**{**each, "output": tuple(each["output"]), "inputs": tuple(map(tuple, each.get("inputs", ())))})

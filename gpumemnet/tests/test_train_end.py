@@ -1,4 +1,4 @@
-"""How `carma train` ends: its processes with it, however that happens. They are real ones."""
+"""`carma train` ends with all its processes; these are real ones."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from test_collect_program import LIMIT_S, is_alive, wait_for
 
-# Two jobs without an end, by way of the verb's own processes.
+# Two endless jobs in the verb's own processes.
 PROGRAM = """
 import multiprocessing, os, sys, time
 from pathlib import Path
-from gpumemnet.training import contest
+from gpumemnet.training import cross_validation
 
-contest.steady = lambda: None  # imports torch, which takes seconds; done in each process, since each imports this
+cross_validation.steady = lambda: None  # in every process: it would import torch, which takes seconds
 
 def job(folder):
     global held
@@ -27,7 +27,7 @@ def job(folder):
     time.sleep(6000)
 
 def learn():
-    with contest.workers({}) as pool:
+    with cross_validation.workers({}) as pool:
         for future in [pool.submit(job, sys.argv[1]) for _ in range(2)]:
             future.result()
 
@@ -62,7 +62,7 @@ def learning(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]
 @pytest.mark.parametrize(
     ("how", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)]
 )
-def test_no_process_learns_on_when_it_is_gone(
+def test_no_process_learns_after_it_has_ended(
     learning: tuple[subprocess.Popen[str], list[int]], how: signal.Signals, code: int
 ) -> None:
     process, behind = learning
@@ -76,7 +76,7 @@ def test_no_process_learns_on_when_it_is_gone(
     assert (process.returncode, said) == (code, "")
 
 
-def test_a_process_that_is_killed_is_said(learning: tuple[subprocess.Popen[str], list[int]]) -> None:
+def test_a_killed_process_is_an_error(learning: tuple[subprocess.Popen[str], list[int]]) -> None:
     process, behind = learning
     os.kill(behind[0], signal.SIGKILL)
     _, said = process.communicate(timeout=LIMIT_S)

@@ -1,11 +1,13 @@
-"""Models as files: onnxruntime says what torch says, for one model as for many, and the facts beside them are true."""
+"""Models as files: onnxruntime gives the same quantiles as torch, and the facts beside the models are true."""
 
 from __future__ import annotations
 
 import logging
 import warnings
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,17 +16,17 @@ import pytest
 from gpumemnet.serving.features import FEATURES, PLACE
 from gpumemnet.serving.merged_layers import Merged, merge
 from gpumemnet.serving.model import runtime
-from gpumemnet.serving.model_facts import read_facts
+from gpumemnet.serving.model_facts import Facts, read_facts
 from gpumemnet.training import learners
 from gpumemnet.training import shipped_models as make
 from gpumemnet.training.accuracy_report import Entry, Judged
 from gpumemnet.training.ensemble import Fit, Learned, learn
-from gpumemnet.training.export import export, hushed, module_of
+from gpumemnet.training.export import hushed, module_of
 from gpumemnet.training.learners import Learner, fit_attention, fit_dense
 from gpumemnet.training.samples import Numbers, Samples
 from gpumemnet.training.scores import judge
 from gpumemnet.training.target_scale import QUANTILES
-from gpumemnet.training.trees import fit_forests
+from gpumemnet.training.trees import Forests
 from gpumemnet_fixtures.layer_lists import unmerged
 from gpumemnet_fixtures.training_data import made, threads_as_they_were  # noqa: F401
 
@@ -39,6 +41,39 @@ def samples() -> Samples:
     return made(90)
 
 
+@dataclass(frozen=True)
+class Exported:
+    """A model's files in a directory of their own, and the learned model that they were written from."""
+
+    file: Path
+    learned: Learned
+    facts: Facts
+
+
+def exported(samples: Samples, learner: str, folder: Path, seed: int = 4) -> Exported:
+    found: list[Learned] = []
+
+    def noted(*arguments: Any) -> Learned:
+        found.append(learn(*arguments))
+        return found[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(make, "LEARNERS", {learner: Learner(SHORT[learner], 2, 2)})
+        patch.setattr(make, "learn", noted)
+        file = make.make(samples, learner, folder, seed=seed)
+    return Exported(file, found[0], read_facts(file.with_suffix(".json")))
+
+
+@pytest.fixture(scope="module")
+def mlp_based(samples: Samples, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    return exported(samples, "mlp-based", tmp_path_factory.mktemp("mlp"))
+
+
+@pytest.fixture(scope="module")
+def transformer_based(samples: Samples, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    return exported(samples, "transformer-based", tmp_path_factory.mktemp("transformer"))
+
+
 def run(path: Path, fed: dict[str, np.ndarray]) -> Numbers:
     session = runtime().InferenceSession(str(path), providers=["CPUExecutionProvider"])
     found: Numbers = session.run(["quantiles"], fed)[0]
@@ -50,45 +85,42 @@ def layers_fed(samples: Samples, row: int, layers: Merged) -> dict[str, np.ndarr
     return {name: value[None] for name, value in fed.items()}
 
 
-def test_the_mlp_based_model_says_the_same_in_onnxruntime(samples: Samples, tmp_path: Path) -> None:
-    learned = learn(SHORT["mlp-based"], samples, 3, 0, 1)
-    (tmp_path / "m.onnx").write_bytes(export(learned))
-    truth = learned.quantiles_mib(samples)
+def test_the_mlp_based_model_gives_the_same_quantiles_in_onnxruntime(samples: Samples, mlp_based: Exported) -> None:
+    truth = mlp_based.learned.quantiles_mib(samples)
     for rows in (1, 2, len(samples)):
-        found = run(tmp_path / "m.onnx", {"scalars": samples.scalars[:rows]})
+        found = run(mlp_based.file, {"scalars": samples.scalars[:rows]})
         assert found.shape == (rows, len(QUANTILES))
         np.testing.assert_allclose(found, truth[:rows], rtol=1e-4)
     assert (np.diff(truth, axis=1) >= 0).all()
-    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]  # weights are in it
+    assert sorted(path.suffix for path in mlp_based.file.parent.iterdir()) == [".json", ".onnx"]  # no file of weights
 
 
-def test_the_transformer_based_model_says_the_same_in_onnxruntime(samples: Samples, tmp_path: Path) -> None:
-    learned = learn(SHORT["transformer-based"], samples, 2, 0, 1)
-    (tmp_path / "t.onnx").write_bytes(export(learned))
-    truth = learned.quantiles_mib(samples)
+def test_the_transformer_based_model_gives_the_same_quantiles_in_onnxruntime(
+    samples: Samples, transformer_based: Exported
+) -> None:
+    truth = transformer_based.learned.quantiles_mib(samples)
     for row in range(0, len(samples), 10):
         for form in (merge, unmerged):
             layers = form(samples.kinds[row], samples.tokens[row])
-            found = run(tmp_path / "t.onnx", layers_fed(samples, row, layers))
+            found = run(transformer_based.file, layers_fed(samples, row, layers))
             np.testing.assert_allclose(found[0], truth[row], rtol=1e-4)
 
 
-def test_trees_have_no_file(samples: Samples) -> None:
-    learned = learn(fit_forests, samples, 2, 0, 1)
+def test_trees_have_no_file(mlp_based: Exported) -> None:
+    learned = type(mlp_based.learned)(**{**vars(mlp_based.learned), "members": Forests([])})
     with pytest.raises(TypeError, match="Forests"):
         module_of(learned)
 
 
-@pytest.mark.parametrize(("learner", "name"), [("mlp-based", "mlp-mlp"), ("transformer-based", "mlp-transformer")])
-def test_facts_stand_beside_the_model(
-    learner: str, name: str, samples: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("learner", "name"), [("mlp_based", "mlp-mlp"), ("transformer_based", "mlp-transformer")])
+def test_facts_are_written_beside_the_model(
+    learner: str, name: str, samples: Samples, request: pytest.FixtureRequest
 ) -> None:
-    monkeypatch.setattr(make, "LEARNERS", {learner: Learner(SHORT[learner], 2, 2)})
-    path = make.make(samples, learner, tmp_path, seed=4)
-    assert path == tmp_path / f"{name}.onnx"
+    written: Exported = request.getfixturevalue(learner)
+    path, facts = written.file, written.facts
+    assert path.name == f"{name}.onnx"
     assert path.stat().st_size < 1_000_000
     assert str(Path(make.__file__).parent).encode() not in path.read_bytes()  # no paths of the machine that made it
-    facts = read_facts(tmp_path / f"{name}.json")
     assert (facts.name, facts.family, facts.class_widths_gb) == (name, "mlp", (1, 2))
     assert facts.quantiles == QUANTILES
     assert list(facts.ranges) == list(FEATURES)
@@ -103,12 +135,11 @@ def test_facts_stand_beside_the_model(
     assert 0.5 <= facts.operating_point < 1
 
 
-def test_the_same_seed_gives_the_same_file(samples: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(make, "LEARNERS", {"mlp-based": Learner(SHORT["mlp-based"], 2, 2)})
-    one, two = (make.make(samples, "mlp-based", tmp_path / name, seed=0) for name in "ab")
+def test_the_same_seed_gives_the_same_file(samples: Samples, mlp_based: Exported, tmp_path: Path) -> None:
+    again = exported(samples, "mlp-based", tmp_path)
     fed = {"scalars": samples.scalars}
-    np.testing.assert_array_equal(run(one, fed), run(two, fed))
-    assert one.with_suffix(".json").read_bytes() == two.with_suffix(".json").read_bytes()
+    np.testing.assert_array_equal(run(mlp_based.file, fed), run(again.file, fed))
+    assert mlp_based.facts == again.facts
 
 
 def test_bounds_of_the_facts_hold_on_rows_that_each_member_left_out(samples: Samples) -> None:
@@ -119,7 +150,7 @@ def test_bounds_of_the_facts_hold_on_rows_that_each_member_left_out(samples: Sam
         assert (samples.footprint_mib <= bound * (1 + 1e-9)).mean() >= level
 
 
-def test_scores_are_those_of_the_folds_where_there_are_some() -> None:
+def test_scores_are_those_of_the_folds_if_there_are_some() -> None:
     classes = judge(np.array([0, 1, 1]), np.array([0, 1, 0]), 1, merged=False)
     judged = Judged(point="operating", classes=classes, of_split={})
     about = {"data": "mlp", "family": "mlp", "learner": "mlp-based", "protocol": "folds", "rows": 3, "errors": None}
@@ -132,7 +163,7 @@ def test_scores_are_those_of_the_folds_where_there_are_some() -> None:
     assert set(learners.LEARNERS) >= {"mlp-based", "transformer-based"}
 
 
-def test_the_exporter_talks_to_itself(caplog: pytest.LogCaptureFixture) -> None:
+def test_warnings_of_the_exporter_are_hidden_and_errors_are_not(caplog: pytest.LogCaptureFixture) -> None:
     log = logging.getLogger("torch.onnx")
     with hushed():
         log.warning("torchvision is not installed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,11 @@ from carma.errors import Usage
 from gpumemnet.dataset.layer_lists import Lister
 from gpumemnet.dataset.pack import pack
 from gpumemnet.training import accuracy_report as report
+from gpumemnet.training.cross_validation import Answers, Job, Tell, answer
 from gpumemnet.training.public_data import read_public
-from gpumemnet.training.samples import read_table, read_tables
+from gpumemnet.training.samples import Samples, read_table, read_tables
 from gpumemnet_fixtures.dataset_rows import config, row, write_configs, write_rows
+from gpumemnet_fixtures.dataset_rows import quick_listing as quick_listing
 
 HEAD = ("Filename", "Activations-Params", "Total Parameters", "Batch Size", "Max GPU Memory (MiB)")
 
@@ -78,6 +81,19 @@ def test_a_packed_file_becomes_samples(tmp_path: Path) -> None:
         read_tables([tmp_path / "mlp.parquet", tmp_path / "mlp.parquet"])
 
 
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folds are judged here: test_train_learning has processes that give the same answers."""
+
+    def compete(samples: Mapping[str, Samples], jobs: Sequence[Job], tell: Tell) -> Iterator[Answers]:
+        for done, job in enumerate(jobs, 1):
+            tell(f"{done}/{len(jobs)}")
+            yield answer(job, samples[job.data])
+
+    monkeypatch.setattr("gpumemnet.training.main.compete", compete)
+
+
+@pytest.mark.usefixtures("in_this_process")
 def test_judging_writes_figures_and_pictures(public: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "figures"
     words = ["train", "--public-mlp", str(public), "--evaluate", "--only", "extra-trees", "--report", str(out)]
@@ -103,6 +119,7 @@ def test_judging_writes_figures_and_pictures(public: Path, tmp_path: Path, capsy
     ]
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_figures_as_json(public: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "--public-mlp", str(public), "--evaluate", "--no-shapes", "--only", "extra-trees", "--json"]
     assert main([*words, "--report", str(tmp_path)]) == 0

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
+from gpumemnet.dataset import layer_lists
 from gpumemnet.dataset.config import Config, encode
 from gpumemnet.dataset.layer_lists import LISTER
-from gpumemnet.dataset.torch_interpreter import environment
+from gpumemnet_fixtures.torch_programs import run_file
 
 MIB = 2**20
 HEAD = {"gpu": "NVIDIA H200", "driver": "1.2", "torch": "2.13.0", "date": "2026-01-02T03:04:05Z", "command": "collect"}
@@ -94,5 +95,17 @@ def write_configs(path: Path, *configs: Config) -> Path:
 
 
 def run_lister(configs: Path, layers: Path, processes: int = 1) -> None:
-    command = [sys.executable, str(LISTER), str(configs), str(layers), "--processes", str(processes)]
-    subprocess.run(command, env=environment(), check=True, timeout=300)
+    run_file(LISTER, [str(configs), str(layers), "--processes", str(processes)])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_listing() -> Iterator[None]:
+    """In the modules that import it, `Lister` runs its program in a process that has imported torch already."""
+
+    def run(command: Sequence[str]) -> None:
+        _python, program, *words = command
+        run_file(Path(program), words[: words.index("--parent")])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layer_lists, "_run", run)
+        yield
