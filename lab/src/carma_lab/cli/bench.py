@@ -66,21 +66,21 @@ def _all_of_it(text: str) -> float:
 
 def _limit(function: Function) -> Function:
     kind = Parsed("TIME", _all_of_it)
-    return click.option("--limit", "limit_s", type=kind, default="900s", help="For all of it: 120s, 5m (900s).")(
-        function
-    )
+    return click.option(
+        "--limit", "limit_s", type=kind, default="900s", help="Time limit of the whole benchmark: 120s, 5m (900s)."
+    )(function)
 
 
 @click.group("bench", cls=Benches)
 def command() -> None:
-    """Measure. Figures only, except `crash` and `gpu`, which fail where CARMA does not keep a promise."""
+    """Measure CARMA. `crash` and `gpu` fail if CARMA breaks a guarantee; all others only print figures."""
 
 
 @command.command("daemon", cls=Verb, examples="carma bench daemon --quick\ncarma bench daemon --out figures.json")
-@_figures("Write the figures there; - for standard output.")
-@click.option("--quick", is_flag=True, help="Fewer repeats.")
+@_figures("File for the figures (JSON); - for standard output.")
+@click.option("--quick", is_flag=True, help="Fewer repetitions: under a minute.")
 def daemon(**flags: Any) -> int:
-    """The daemon: submissions, latency, decisions, CPU."""
+    """Daemon: submissions, latency, decisions, processor time."""
     from carma_lab.bench import daemon as daemonbench
 
     return daemonbench.run(daemonbench.Options(**flags))
@@ -96,7 +96,7 @@ def daemon(**flags: Any) -> int:
 def crash(**flags: Any) -> int:
     """Kill daemon, runners and tasks at random moments.
 
-    A private daemon on virtual GPUs, with a stream of submissions and copies of its database. Fails where an
+    A private daemon on virtual GPUs, with a stream of submissions and copies of its database. Fails if an
     acknowledged task is lost, run twice or stuck.
     """
     from carma_lab.bench.crash import study
@@ -123,13 +123,13 @@ def soak(**flags: Any) -> int:
 
 
 @command.command("sampler", cls=Verb, examples="carma bench sampler --seconds 20\ncarma bench sampler --out cost.json")
-@_figures("Write the figures there; - for standard output.")
-@click.option("--seconds", type=number(1, 3600), default=60.0, help="For how long samples are taken (60).")
-@click.option("--gpus", type=whole(1, 64), default=8, help="As many as that; fewer cards are read several times (8).")
+@_figures("File for the figures (JSON); - for standard output.")
+@click.option("--seconds", type=number(1, 3600), default=60.0, help="Duration of the sampling, in seconds (60).")
+@click.option("--gpus", type=whole(1, 64), default=8, help="Number of GPUs; fewer cards are read several times (8).")
 def sampler(**flags: Any) -> int:
-    """What looking at the GPUs costs.
+    """Processor time of GPU sampling.
 
-    Processor time of samples and glances, and of each call into NVML. Wants a GPU.
+    Full samples, memory samples, and each NVML call. Needs a GPU.
     """
     from carma_lab.bench import sampler as samplerbench
 
@@ -148,19 +148,21 @@ def sampler(**flags: Any) -> int:
 @click.option(
     "--mechanism", type=click.Choice(["mps", "timeslice"]), default="mps", help="How tasks share the GPU (mps)."
 )
-@click.option("--pairs", type=whole(0), default=70, help="How many groups of two (70).")
-@click.option("--triples", type=whole(0), default=45, help="How many groups of three (45).")
-@click.option("--quadruples", type=whole(0), default=35, help="How many groups of four (35).")
-@click.option("--percent", type=Percentages(), default=(), help="Thread percentages of heavy tasks beside light ones.")
-@click.option("--seed", type=whole(0), default=1, help="Which groups are drawn (1).")
-@click.option("--seconds", type=number(0.2, 600), default=1.6, help="Measured span of a group (1.6).")
-@click.option("--gpu", metavar="GPU", help="Index or UUID; the first one otherwise.")
+@click.option("--pairs", type=whole(0), default=70, help="Number of groups of two tasks (70).")
+@click.option("--triples", type=whole(0), default=45, help="Number of groups of three tasks (45).")
+@click.option("--quadruples", type=whole(0), default=35, help="Number of groups of four tasks (35).")
+@click.option(
+    "--percent", type=Percentages(), default=(), help="MPS thread percentages for heavy tasks beside light ones."
+)
+@click.option("--seed", type=whole(0), default=1, help="Seed of the random groups (1).")
+@click.option("--seconds", type=number(0.2, 600), default=1.6, help="Measured time of a group, in seconds (1.6).")
+@click.option("--gpu", metavar="GPU", help="Index or UUID of the GPU (default: the first).")
 @_limit
-@_figures("The table (interference.json).", default="interference.json")
+@_figures("File for the table (interference.json).", default="interference.json")
 def interference(**flags: Any) -> int:
     """How tasks on one GPU slow each other down.
 
-    25 training tasks, each alone, and in pairs, triples and quadruples. Wants a GPU for itself, and torch.
+    25 training tasks, each alone, and in pairs, triples and quadruples. Needs a GPU without other work, and torch.
     """
     from carma_lab.bench.gpu import interference as study
 
@@ -172,25 +174,25 @@ def interference(**flags: Any) -> int:
     cls=Verb,
     examples="carma bench collocation\ncarma bench collocation --redraw lab/results/h200/collocation.json",
 )
-@click.option("--copies", type=whole(1, 64), default=8, help="From one to so many at the same time (8).")
-@click.option("--task", type=click.Choice(["small", "large"]), multiple=True, help="One of the two tasks only.")
+@click.option("--copies", type=whole(1, 64), default=8, help="Largest number of copies (8).")
+@click.option("--task", type=click.Choice(["small", "large"]), multiple=True, help="Only this task (default: both).")
 @click.option(
     "--mechanism",
     type=click.Choice(["timeslice", "mps", "mig"]),
     multiple=True,
-    help="Not all that are here, but this.",
+    help="Only this mechanism (default: all that are available).",
 )
-@click.option("--seconds", type=number(0.2, 600), default=4.0, help="Measured span of a point (4).")
-@click.option("--gpu", metavar="GPU", help="Index or UUID; the first one otherwise.")
+@click.option("--seconds", type=number(0.2, 600), default=4.0, help="Measured time of a point, in seconds (4).")
+@click.option("--gpu", metavar="GPU", help="Index or UUID of the GPU (default: the first).")
 @_limit
-@_figures("The figures (collocation.json).", default="collocation.json")
-@click.option("--plot", metavar="FILE", help="The picture; beside the figures otherwise, as PNG.")
-@click.option("--redraw", metavar="FILE", help="Table and picture of an earlier run; measure nothing.")
+@_figures("File for the figures (collocation.json).", default="collocation.json")
+@click.option("--plot", metavar="FILE", help="File for the picture (default: PNG beside the figures).")
+@click.option("--redraw", metavar="FILE", help="Table and picture of an earlier result; measure nothing.")
 def collocation(**flags: Any) -> int:
-    """What sharing a GPU gains: 1 to 8 copies of a task.
+    """Throughput of 1 to 8 copies of a task on one GPU.
 
-    A small and a large training task, time-sliced, under MPS and on MIG instances: throughput, activity, energy, beside
-    what was published. Wants a GPU for itself, and torch.
+    A small and a large training task, time-sliced, under MPS and on MIG instances: throughput, activity and energy,
+    beside the published figures. Needs a GPU without other work, and torch.
     """
     from carma_lab.bench.gpu import collocation as study
 
@@ -203,21 +205,23 @@ def collocation(**flags: Any) -> int:
     cls=Verb,
     examples="carma bench gpu --out lab/results/h200\ncarma bench gpu --virtual --only oom --limit 2m",
 )
-@click.option("--out", metavar="DIR", default=".", help="Where each part's JSON file goes (here).")
+@click.option("--out", metavar="DIR", default=".", help="Directory for the JSON files (default: the current one).")
 @click.option(
     "--only", "parts", cls=Renamed, was=("--parts",), type=names(PARTS), default=PARTS,
-    help=f"Not all of {', '.join(PARTS)}, but these.",
+    help=f"Only these parts of {', '.join(PARTS)}.",
 )  # fmt: skip
 @_limit
-@click.option("--tasks", type=whole(1, 200), default=20, help="How many tasks share the GPUs (20).")
-@click.option("--scale", type=number(0.01, 100), default=1.0, help="Shorter or longer tasks (1).")
-@click.option("--rungs", type=names(RUNGS), default=(), help=f"Of the part oom not all of {', '.join(RUNGS)}.")
-@click.option("--virtual", is_flag=True, help="On virtual GPUs: needs neither a card nor torch.")
+@click.option("--tasks", type=whole(1, 200), default=20, help="Number of tasks that share the GPUs (20).")
+@click.option("--scale", type=number(0.01, 100), default=1.0, help="Factor of the tasks' duration (1).")
+@click.option(
+    "--rungs", type=names(RUNGS), default=(), help=f"Only these protections of the part oom: {', '.join(RUNGS)}."
+)
+@click.option("--virtual", is_flag=True, help="Use virtual GPUs: no card and no torch needed.")
 def gpu(**flags: Any) -> int:
-    """A daemon on real GPUs: tasks, OOMs, restarts.
+    """A private daemon on real GPUs: tasks, OOMs, restarts.
 
-    A private one, driven by the command line as a user would. Fails where something is not as promised, and where there
-    was no time to show it.
+    Driven by the command line, as a user would. Fails if a guarantee is broken, or if the time was too short to show
+    it.
     """
     from carma_lab.bench.gpu import trial
 
@@ -230,18 +234,22 @@ def gpu(**flags: Any) -> int:
     examples="carma bench memory-truth truth\ncarma bench memory-truth truth --python .venv/bin/python --first 50",
 )
 @click.argument("out", metavar="OUT")
-@click.option("--python", metavar="PATH", help="The interpreter that has torch (python3).")
-@click.option("--parallel", type=whole(1, 64), default=5, help="So many runs side by side (5).")
+@click.option("--python", metavar="PATH", help="Interpreter with torch (python3).")
+@click.option("--parallel", type=whole(1, 64), default=5, help="Number of parallel runs (5).")
 @click.option(
-    "--limit", "limit_s", type=Parsed("TIME", parse.parse_grace), default="540s", help="No run after it (540s)."
+    "--limit",
+    "limit_s",
+    type=Parsed("TIME", parse.parse_grace),
+    default="540s",
+    help="No run starts after this time (540s).",
 )
-@click.option("--first", type=whole(1), default=None, help="At most so many runs (all).")
-@click.option("--seed", type=whole(0), default=0, help="The order of the runs (0).")
+@click.option("--first", type=whole(1), default=None, help="Maximum number of runs (all).")
+@click.option("--seed", type=whole(0), default=0, help="Seed of the order of the runs (0).")
 def memory_truth(first: int | None, **flags: Any) -> int:
-    """What training runs really take: some 680 cases.
+    """Measured memory of about 680 training runs.
 
-    Each in a process of its own, with peak allocated, reserved and footprint. Rows go to OUT/truth.jsonl; run again, it
-    goes on with what is missing. Wants a GPU for itself, and torch, torchvision and transformers.
+    Each run in its own process, with peak allocated, reserved and footprint. Rows go to OUT/truth.jsonl; a second call
+    continues with the missing runs. Needs a GPU without other work, and torch, torchvision and transformers.
     """
     from carma_lab.bench.memory import truth
 
@@ -259,20 +267,26 @@ def memory_truth(first: int | None, **flags: Any) -> int:
     ),
 )
 @click.argument("truth", metavar="[TRUTH]", required=False)
-@click.option("--python", metavar="PATH", help="The interpreter that has torch; a CPU build will do (python3).")
-@click.option("--estimators", type=Words(), default=("all",), help="Not all, but these: trace,horus.")
-@click.option("--first", type=whole(1), default=None, help="At most so many runs (all).")
-@click.option("--seed", type=whole(0), default=0, help="Which runs come first (0).")
-@click.option("--out", metavar="FILE", default="estimators.json", help="Every answer as JSON (estimators.json).")
-@click.option("--gpu", metavar="GPU", help="Estimates for it: h200, a100-40gb (h200; a100-40gb for the published).")
-@click.option("--published18", is_flag=True, help="The paper's 18 models beside the figures that it has.")
-@click.option("--folds", metavar="DIR", help="Models of workspaces that know other families each, to judge by.")
-@click.option("--redraw", metavar="FILE", help="Tables of an earlier comparison; run nothing.")
+@click.option("--python", metavar="PATH", help="Interpreter with torch; a CPU build is enough (python3).")
+@click.option("--estimators", type=Words(), default=("all",), help="Only these estimators: trace,horus (all).")
+@click.option("--first", type=whole(1), default=None, help="Maximum number of runs (all).")
+@click.option("--seed", type=whole(0), default=0, help="Seed of the order of the runs (0).")
+@click.option(
+    "--out", metavar="FILE", default="estimators.json", help="File for every answer, as JSON (estimators.json)."
+)
+@click.option(
+    "--gpu", metavar="GPU", help="Card of the estimates: h200, a100-40gb (h200; a100-40gb with --published18)."
+)
+@click.option("--published18", is_flag=True, help="The 18 models of the paper, beside its figures.")
+@click.option(
+    "--folds", metavar="DIR", help="Directory of workspace models that were each fitted without some families."
+)
+@click.option("--redraw", metavar="FILE", help="Tables of an earlier result; run nothing.")
 def estimators(first: int | None, **flags: Any) -> int:
     """Estimators against measured runs: errors, bounds, time.
 
-    TRUTH is a file of `carma bench memory-truth`. Each run's script is tried once for all estimators, two scripts side
-    by side. A family's bounds rest on the errors of all others. Needs no GPU.
+    TRUTH is a file of `carma bench memory-truth`. Each run's script is tried once for all estimators, two scripts in
+    parallel. A family's bounds rest on the errors of all others. Needs no GPU.
     """
     from carma_lab.bench.memory import compare
 
@@ -280,11 +294,11 @@ def estimators(first: int | None, **flags: Any) -> int:
 
 
 @command.command("gpumemnet", cls=Verb, examples="carma bench gpumemnet\ncarma bench gpumemnet --out speed.json")
-@click.option("--out", metavar="FILE", help="Write the figures there as JSON; - for standard output.")
-@click.option("--runs", type=whole(1), default=400, help="So many of each, after twenty that do not count (400).")
-@click.option("--models", metavar="DIR", help="Other models than those that come with CARMA: what carma train wrote.")
+@click.option("--out", metavar="FILE", help="File for the figures (JSON); - for standard output.")
+@click.option("--runs", type=whole(1), default=400, help="Repetitions of each part, after twenty warm-up runs (400).")
+@click.option("--models", metavar="DIR", help="Models that carma train wrote (default: those of CARMA).")
 def gpumemnet(**flags: Any) -> int:
-    """How long GPUMemNet takes: reading a summary, asking a model.
+    """Time of GPUMemNet: reading a model summary, one inference.
 
     Median and p95 of one sample at a time, beside the published times. Needs neither a GPU nor torch.
     """
@@ -302,30 +316,29 @@ def gpumemnet(**flags: Any) -> int:
         "carma bench paper --only seeds,speed"
     ),
 )
-@click.option("--quick", is_flag=True, help="One trace and few cases, to see that it works: half a minute.")
-@click.option("--only", type=names(PAPER_PARTS), default=(), help=f"Not all of {', '.join(PAPER_PARTS)}, but these.")
+@click.option("--quick", is_flag=True, help="One trace and few cases, as a test: half a minute.")
+@click.option("--only", type=names(PAPER_PARTS), default=(), help=f"Only these parts of {', '.join(PAPER_PARTS)}.")
 @click.option(
     "--parallel", "jobs", cls=Renamed, was=("--jobs",), type=whole(1, 256), default=1,
-    help="So many simulations side by side (1).",
+    help="Number of parallel simulations (1).",
 )  # fmt: skip
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR", default="lab/results/simulation",
-    help="Where paper.json, README.md and the pictures go (lab/results/simulation).",
+    help="Directory for paper.json, README.md and the pictures (lab/results/simulation).",
 )  # fmt: skip
-@click.option("--seeds", type=whole(1, 10_000), default=None, help="So many seeds for the bands (20).")
-@click.option("--windows", type=whole(1, 1000), default=None, help="So many windows of the Philly trace (10).")
+@click.option("--seeds", type=whole(1, 10_000), default=None, help="Number of seeds of the bands (20).")
+@click.option("--windows", type=whole(1, 1000), default=None, help="Number of windows of the Philly trace (10).")
 @click.option(
     "--philly", type=click.Path(path_type=Path), metavar="FILE",
-    help="The public Philly trace, as it is or imported; without it its part is left out.",
+    help="Public Philly trace, original or imported; without it the part philly is left out.",
 )  # fmt: skip
-@click.option("--redraw", is_flag=True, help="Page and pictures of what is in DIR; simulate nothing.")
+@click.option("--redraw", is_flag=True, help="Page and pictures of the results in DIR; simulate nothing.")
 def paper(**flags: Any) -> int:
     """The published experiments, simulated.
 
-    The published tables with ours beside them, goodput's curve over the slowdown cap, the limit that no policy beats,
-    bands over seeds, windows of the Philly trace, and how fast the simulator is; each aim with what was found. A part
-    that is named with --only takes the place of the old one in DIR/paper.json, and the others stay. Needs the extra
-    report, and no GPU.
+    The published tables beside ours, goodput's curve over the slowdown cap, the limit that no policy beats, bands over
+    seeds, windows of the Philly trace, and the simulator's speed; each aim with its result. A part named with --only
+    replaces that part of DIR/paper.json; the others stay. Needs matplotlib and scipy, and no GPU.
     """
     from carma_lab.bench.paper import study
     from carma_lab.cli.progress_line import simulating

@@ -1,4 +1,4 @@
-"""`carma compare`: runs side by side, the first as 1."""
+"""`carma compare`: runs beside each other; the first one is the reference."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ NAMED = 14  # columns for the name of a task and of a trace, at least
 
 @verb("compare", examples=EXAMPLES)
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN RUN...")
-@folder_flag("Draw it there, as PNG and SVG.")
-@file_flag("--html", "Write one page with all of it.")
+@folder_flag("Directory for the pictures, as PNG and SVG.")
+@file_flag("--html", "File for one page with tables and pictures.")
 @force_flag
 @click.option("--json", "as_json", is_flag=True, help="The figures and ratios as JSON.")
 def command(files: tuple[Path, ...], out: Path | None, html: str | None, force: bool, as_json: bool) -> None:
-    """Runs side by side: what carma simulate --out or carma run-report --save has written.
+    """Compare runs of carma simulate --out and carma run-report --save.
 
-    The first run is 1, for each trace; of each other one the ratio to it stands beside its figure. With several traces
-    the last table has the geometric means over them. Then come the tasks whose completion differs most.
+    The first run is the reference for each trace; each other run has its figure and the ratio to the reference. With
+    several traces the last table has the geometric means. Then follow the tasks whose completion differs most.
     """
     from carma_lab.reports.compare import compare
     from carma_lab.runs.record import read
 
     if len(files) < 2:
-        raise click.UsageError("two runs at least are wanted; carma run-report RUN tells of one")
+        raise click.UsageError("at least two runs are needed; carma run-report RUN reports one")
     _check(out, html, force, as_json)
     found = compare([read(file) for file in files])
     written = []

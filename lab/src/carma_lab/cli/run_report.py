@@ -32,11 +32,11 @@ carma run-report --since 7d --save week.json    the server's tasks as such a run
 
 @verb("run-report", examples=EXAMPLES)
 @click.argument("run", type=click.Path(path_type=Path), required=False, metavar="[RUN]")
-@since_flag("From: 24h (default), 7d, today, 2026-01-31.")
-@file_flag("--save", "Write the server's tasks as a run.")
-@click.option("--trace", metavar="NAME", help="Run times alone are this trace's, by task name.")
-@folder_flag("Draw the run there, as PNG and SVG.")
-@file_flag("--html", "Write one page with all of it.")
+@since_flag("Start of the period: 24h (default), 7d, today, 2026-01-31.")
+@file_flag("--save", "File for the server's tasks as a run.")
+@click.option("--trace", metavar="NAME", help="Trace with the tasks' durations alone, by task name.")
+@folder_flag("Directory for the pictures, as PNG and SVG.")
+@file_flag("--html", "File for one page with tables and pictures.")
 @force_flag
 @json_flag
 def command(
@@ -49,7 +49,7 @@ def command(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Figures of a run, and how they are spread: of RUN, or of the tasks of this server.
+    """Figures of a run and their distributions: of RUN, or of the tasks of this server.
 
     RUN is a file of `carma simulate --out` or of --save. Without it, the run is what the daemon did since --since;
     the period begins on a full hour. docs/reports.md says how each figure is computed.

@@ -1,4 +1,4 @@
-"""`carma simulate`: a trace on simulated GPUs, through the same core as the daemon's."""
+"""`carma simulate`: a trace on simulated GPUs, through the core of the daemon."""
 
 from __future__ import annotations
 
@@ -28,49 +28,49 @@ BESIDE_FIDELITY = ("fidelity", "solo", "noise", "seed", "out", "force", "as_json
 
 
 @verb("simulate", examples=EXAMPLES)
-@click.option("--trace", metavar="NAME", default="t1", help="t1, t2, mix, heavy, or a file (t1).")
-@click.option("--policy", metavar="NAMES", default="magm", help="One, or several with commas, side by side (magm).")
-@click.option("--gpus", type=whole(1, 65_536), default=4, metavar="N", help="How many GPUs (4).")
-@click.option("--gpu", metavar="CARD", default="a100-40", help="a100-40, a100-80 or h200 (a100-40).")
+@click.option("--trace", metavar="NAME", default="t1", help="Trace: t1, t2, mix, heavy, or a CSV file (t1).")
+@click.option("--policy", metavar="NAMES", default="magm", help="Policy, or several separated by commas (magm).")
+@click.option("--gpus", type=whole(1, 65_536), default=4, metavar="N", help="Number of GPUs (4).")
+@click.option("--gpu", metavar="CARD", default="a100-40", help="Card: a100-40, a100-80 or h200 (a100-40).")
 @click.option(
     "--memory",
     metavar="SOURCE",
     default="measured",
-    help="Who says what a task takes: measured, none, horus, faketensor, gpumemnet, trace (measured).",
+    help="Source of memory estimates: measured, none, horus, faketensor, gpumemnet, trace (measured).",
 )
 @click.option(
     "--demand",
     type=click.Choice(DEMANDS),
     default="measured",
-    help="What is known of demand and run time before a task runs (measured).",
+    help="Knowledge of demand and run time before a task runs (measured).",
 )
-@click.option("--mechanism", type=click.Choice(["mps", "timeslice"]), default="mps", help="How tasks share (mps).")
-@click.option("--seed", type=whole(0), default=0, metavar="N", help="Of all that chance decides (0).")
+@click.option("--mechanism", type=click.Choice(["mps", "timeslice"]), default="mps", help="Sharing mechanism (mps).")
+@click.option("--seed", type=whole(0), default=0, metavar="N", help="Seed of all random choices (0).")
 @click.option(
     "--noise",
     type=number(0.0, 1.0),
     default=0.0,
     metavar="X",
-    help="Spread of true rates about the model's; 1: as measured (0).",
+    help="Spread of true rates about the sharing model, 0 to 1; 1: as measured (0).",
 )
 @click.option(
-    "--set", "settings", multiple=True, callback=read_pairs, metavar="NAME=VALUE", help="A setting; repeat it."
+    "--set", "settings", multiple=True, callback=read_pairs, metavar="NAME=VALUE", help="A setting (repeatable)."
 )
-@file_flag("--out", "The whole run, as carma run-report reads it; - for standard output.")
+@file_flag("--out", "File for the whole run, for carma run-report; - for standard output.")
 @force_flag
 @click.option(
     "--fidelity",
     type=click.Path(path_type=Path),
     metavar="RUN",
-    help="Play a recorded run again, and print how far off the simulator is.",
+    help="Simulate a recorded run, and print the simulator's errors.",
 )
 @click.option(
     "--solo",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="With --fidelity: what tasks are alone, by name; a table of tasks, or a run in which they were alone.",
+    help="With --fidelity: tasks alone, by name; a table of tasks, or a run in which they ran alone.",
 )
-@click.option("--json", "as_json", is_flag=True, help="The figures as JSON; a list where there are several policies.")
+@click.option("--json", "as_json", is_flag=True, help="The figures as JSON; a list for several policies.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -84,19 +84,19 @@ def command(
     as_json: bool,
     **given: Any,
 ) -> int:
-    """What would become of a trace under a policy: makespan, waiting, slowdown, OOMs, energy.
+    """Simulate a trace under a policy: makespan, waiting, slowdown, OOMs, energy.
 
-    Nothing is run and no GPU is needed: a virtual clock drives the same decisions as the daemon's.
+    Starts no process and needs no GPU: a virtual clock drives the decisions of the daemon.
 
     With --fidelity, a recorded run (carma run-report --save) is simulated with its own arrivals, policy, settings and
-    GPUs, and both are put side by side. docs/simulation.md says what is computed, and how far to trust it.
+    GPUs, and both are compared. docs/simulation.md says what is computed, and how far to trust it.
     """
     if out is not None:
         _check_out(out, force, as_json)
     if fidelity is not None:
         return _fidelity(ctx, fidelity, solo, out, given["noise"], given["seed"], as_json)
     if solo is not None:
-        raise Usage("--solo goes with --fidelity", "as in --fidelity real.json --solo exclusive.json")
+        raise Usage("--solo needs --fidelity", "Example: --fidelity real.json --solo exclusive.json")
     import msgspec
 
     from carma_lab.cli.simulate_view import show
@@ -106,9 +106,12 @@ def command(
 
     names = tuple(dict.fromkeys(word.strip() for word in policy.split(",") if word.strip()))
     if not names:
-        raise Usage("no policy was named", "as in --policy magm; carma up --help names them")
+        raise Usage("--policy names no policy", "Example: --policy magm; carma up --help lists the policies.")
     if out is not None and len(names) > 1:
-        raise Usage("--out takes one run, and several policies were named", "name one, or call it once for each")
+        raise Usage(
+            "--out takes one run, and --policy names several policies",
+            "Name one policy, or run the command once for each.",
+        )
     found = {}
     with simulating(quiet=as_json or out == STDOUT) as follow:
         for name in names:

@@ -1,4 +1,4 @@
-"""`carma trace`: looks at traces, cuts and scales them, makes new ones. What works is in carma_lab.traces."""
+"""`carma trace`: describes, cuts, scales, imports and generates traces, with the functions of carma_lab.traces."""
 
 from __future__ import annotations
 
@@ -53,26 +53,28 @@ class Traces(click.Group):
 
 @click.group("trace", cls=Traces)
 def command() -> None:
-    """Look at traces, cut and scale them, make new ones.
+    """Describe, cut, scale, import and generate traces.
 
-    TRACE is a shipped one's name (t1, t2, mix, heavy) or a CSV file. docs/traces.md has its columns.
+    TRACE is the name of a shipped trace (t1, t2, mix, heavy) or a CSV file. docs/traces.md has its columns.
     """
 
 
 def _output(function: Function) -> Function:
-    return file_flag("--out", "Write the trace there, not to standard output.")(force_flag(function))
+    return file_flag("--out", "File for the trace (default: standard output).")(force_flag(function))
 
 
 def _drawing(function: Function) -> Function:
-    """The flags of what is drawn by chance."""
-    seed = click.option("--seed", type=whole(0), default=0, help="The same seed gives the same bytes (0).")
+    """The options of random traces."""
+    seed = click.option("--seed", type=whole(0), default=0, help="Seed of the random choices (0).")
     shares = click.option(
         "--shares",
         type=Parsed("L,M,H", parse_shares),
         default=SHARES,
-        help=f"Light, medium and heavy tasks, in percent or parts ({SHARES}).",
+        help=f"Shares of light, medium and heavy tasks ({SHARES}).",
     )
-    table = click.option("--map", "table", metavar="FILE", help="Draw from these tasks: a trace without arrival_s.")
+    table = click.option(
+        "--map", "table", metavar="FILE", help="Table of tasks to draw from: a trace without arrival_s."
+    )
     return seed(shares(table(function)))
 
 
@@ -82,13 +84,13 @@ def _subcommand(name: str, examples: str) -> Callable[[Callable[..., Any]], clic
 
 @_subcommand("describe", "carma trace describe t1\ncarma trace describe mine.csv --out pictures --json")
 @click.argument("trace", metavar="TRACE")
-@folder_flag("Draw arrivals, run times and memory there, as PNG.", cls=Renamed, was=("--plots",))
+@folder_flag("Directory for pictures of arrivals, run times and memory (PNG).", cls=Renamed, was=("--plots",))
 @force_flag
 @click.option("--json", "as_json", is_flag=True, help="The figures as JSON.")
 def describe(trace: str, out: Path | None, force: bool, as_json: bool) -> None:
-    """Tasks, arrivals, run times and memory, in figures.
+    """Figures of a trace: tasks, arrivals, run times and memory.
 
-    Classes go by what a task holds over its GPUs for how long: light below 1 GiB-hour, heavy from 14 on.
+    The class of a task follows from its memory on all GPUs times its duration: light below 1 GiB-hour, heavy from 14.
     """
     from carma.traces import find
     from carma_lab.traces import describe as described
@@ -121,24 +123,24 @@ def describe(trace: str, out: Path | None, force: bool, as_json: bool) -> None:
 )
 @click.argument("kind", type=click.Choice(["philly"]), metavar="philly")
 @click.argument("file", metavar="FILE")
-@click.option("--start", type=Parsed("DATE", parse_day), help="Jobs from then on (the first one).")
-@click.option("--days", type=number(0.001, 10_000), help="So many days of it.")
-@click.option("--tasks", type=whole(1, MOST_TASKS), help="So many tasks, not days.")
-@click.option("--cluster", metavar="HASH", help="Jobs of this virtual cluster only.")
-@click.option("--gpus-most", type=whole(1, 100_000), default=4, help="Leave out jobs with more GPUs (4).")
+@click.option("--start", type=Parsed("DATE", parse_day), help="Start of the window (default: the first job).")
+@click.option("--days", type=number(0.001, 10_000), help="Length of the window, in days.")
+@click.option("--tasks", type=whole(1, MOST_TASKS), help="Number of tasks, instead of --days.")
+@click.option("--cluster", metavar="HASH", help="Only jobs of this virtual cluster.")
+@click.option("--gpus-most", type=whole(1, 100_000), default=4, help="Maximum number of GPUs of a job (4).")
 @click.option(
     "--durations",
     type=click.Choice(["philly", "task"]),
     default="philly",
-    help="Run times: the jobs' own (philly), or those of the tasks that they become.",
+    help="Run times: those of the jobs, or of the tasks that replace them (philly).",
 )
 @_drawing
 @_output
 def import_(file: str, out: str | None, force: bool, table: str | None, **given: Any) -> None:
-    """Make a trace of a window of the public Philly trace.
+    """Make a trace from a window of the public Philly trace.
 
-    The file has arrivals, run times, GPUs and clusters, not what was trained. So the shortest jobs become light tasks,
-    the longest heavy ones, drawn from a table of tasks. A task's user is its cluster.
+    The file has arrivals, run times, GPUs and clusters, but not the models. The shortest jobs become light tasks and
+    the longest heavy ones, drawn from a table of tasks. The user of a task is its cluster.
     """
     from carma_lab.traces.philly import MapRules, Window, import_philly
     from carma_lab.traces.task_classes import Shares
@@ -160,13 +162,15 @@ def import_(file: str, out: str | None, force: bool, table: str | None, **given:
 
 @_subcommand("cut", "carma trace cut t1 --from 1h --to 2h --out hour.csv\ncarma trace cut week.csv --to 86400")
 @click.argument("trace", metavar="TRACE")
-@click.option("--from", "from_s", type=Parsed("TIME", parse_grace), default=0.0, help="Tasks from then on (0).")
-@click.option("--to", "to_s", type=Parsed("TIME", parse_grace), help="Tasks before then (the end).")
+@click.option("--from", "from_s", type=Parsed("TIME", parse_grace), default=0.0, help="Start of the window (0).")
+@click.option(
+    "--to", "to_s", type=Parsed("TIME", parse_grace), help="End of the window (default: the end of the trace)."
+)
 @_output
 def cut(trace: str, from_s: float, to_s: float | None, out: str | None, force: bool) -> None:
-    """The tasks that arrive in a window of a trace. The first of them arrives at 0.
+    """Keep the tasks that arrive in a window of a trace. The first of them arrives at 0.
 
-    Times are counted from the start of the trace: 90, 90s, 15m, 2h.
+    Times count from the start of the trace: 90, 90s, 15m, 2h.
     """
     from carma.traces import find
     from carma_lab.traces.transform import cut
@@ -176,14 +180,14 @@ def cut(trace: str, from_s: float, to_s: float | None, out: str | None, force: b
 
 @_subcommand("scale", "carma trace scale t1 --rate 2 --out fast.csv\ncarma trace scale mix --length 0.5 --tasks 1000")
 @click.argument("trace", metavar="TRACE")
-@click.option("--rate", type=number(1e-6, 1e6), default=1.0, help="Arrivals so many times as fast (1).")
-@click.option("--length", type=number(1e-6, 1e6), default=1.0, help="Run times so many times as long (1).")
-@click.option("--tasks", type=whole(1, MOST_TASKS), help="The first so many; the trace begins again where it is short.")
+@click.option("--rate", type=number(1e-6, 1e6), default=1.0, help="Factor of the arrival rate (1).")
+@click.option("--length", type=number(1e-6, 1e6), default=1.0, help="Factor of the run times (1).")
+@click.option("--tasks", type=whole(1, MOST_TASKS), help="Number of tasks; a shorter trace is repeated.")
 @_output
 def scale(trace: str, rate: float, length: float, tasks: int | None, out: str | None, force: bool) -> None:
-    """The same trace, faster, longer or with more tasks.
+    """Change arrival rate, run times or number of tasks of a trace.
 
-    Where more tasks are wanted than there are, it begins again a mean gap after the last arrival: the rate stays.
+    A trace with too few tasks is repeated, a mean gap after its last arrival, so that the rate stays.
     """
     from carma.traces import find
     from carma_lab.traces.transform import scale
@@ -196,16 +200,16 @@ def scale(trace: str, rate: float, length: float, tasks: int | None, out: str | 
     "carma trace generate --tasks 200 --rate 30 --seed 1 --out mine.csv\n"
     "carma trace generate --tasks 100000 --rate 3000 --burst --users 20 --out large.csv",
 )
-@click.option("--tasks", type=whole(1, MOST_TASKS), required=True, help="How many.")
-@click.option("--rate", type=number(1e-6, 1e9), default=30.0, help="Arrivals an hour, on average (30).")
-@click.option("--burst", is_flag=True, help="In bursts, as in the Philly trace; else one by one (Poisson).")
-@click.option("--users", type=whole(1, 100_000), default=None, help="Submitted by so many users (none is named).")
+@click.option("--tasks", type=whole(1, MOST_TASKS), required=True, help="Number of tasks.")
+@click.option("--rate", type=number(1e-6, 1e9), default=30.0, help="Mean arrivals per hour (30).")
+@click.option("--burst", is_flag=True, help="Arrivals in bursts, as in the Philly trace (default: Poisson).")
+@click.option("--users", type=whole(1, 100_000), default=None, help="Number of users (default: no user names).")
 @_drawing
 @_output
 def generate(table: str | None, out: str | None, force: bool, **given: Any) -> None:
-    """Make a trace by chance.
+    """Generate a random trace.
 
-    Arrivals at a rate, tasks drawn by class: as many of each as the shares say, in an order that is drawn.
+    Arrivals at a mean rate; tasks drawn by class, with the exact shares, in random order.
     """
     from carma_lab.traces.generate import Recipe, generate
     from carma_lab.traces.task_classes import Shares
