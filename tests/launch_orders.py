@@ -1,4 +1,4 @@
-"""Orders, waiting and tidying up for the tests that start real processes."""
+"""Orders, waiting and clean-up for tests that start real processes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def runner_of(directory: Path, which: AttemptKey) -> int:
 
 
 def tidy(directory: Path) -> None:
-    """End whatever the attempts in this directory left, runners last, and wait for them."""
+    """End all processes of the attempts in this directory, runners last, and wait for them."""
     launcher = ProcessLauncher(directory, run_as_submitter=False)
     files = AttemptFiles(directory)
     for name in os.listdir(directory) if directory.exists() else []:

@@ -1,7 +1,7 @@
-"""A stand-in for NVIDIA's control program, its daemon and its server: real processes under the real names.
+"""A substitute for NVIDIA's control program, its daemon and its server: real processes with the real names.
 
-It does what the launcher relies on: `-d` returns when the daemon runs and has written its pid file; a server is a child
-of the daemon; commands come on standard input; `quit` ends servers and daemon. Files beside it change what it does.
+It has the properties that the launcher relies on: `-d` returns when the daemon runs and has written its pid file; a server is a child
+of the daemon; commands come on standard input; `quit` ends servers and daemon. Files beside it change its behaviour.
 """
 
 from __future__ import annotations

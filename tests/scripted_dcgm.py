@@ -1,4 +1,4 @@
-"""A libdcgm and its host engine that follow a script: what HostEngine takes, without either of them."""
+"""A scripted libdcgm with its host engine: the library that HostEngine uses, without either of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An NVML that follows a script: the module that NvmlSampler takes, without a driver behind it.
+"""A scripted NVML: the module that NvmlSampler uses, without a driver.
 
 Constants, structures and the error class are pynvml's own, so that what the sampler passes and catches is real.
 """

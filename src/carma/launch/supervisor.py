@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 RECORD_START_LIMIT_S = 10.0  # for recording the start, on a full disk
 EXIT_LIMIT_S = 1800.0  # for recording the end
 KILL_LIMIT_S = 60.0  # for processes that not even SIGKILL ends (stuck in the driver)
-REAP_S = 2.0  # for a command that was killed before it started; it may be stuck in a file system
+REAP_S = 0.5  # for a command that was killed before it started; it may be stuck in a file system
 SIZE_CHECK_S = 1.0  # interval at which the size of the logs is checked
 FAST_SIZE_CHECK_S = 0.1  # the same while they grow fast
 STOP_CHECK_S = 0.2  # interval at which a request to stop is looked for until the command has started

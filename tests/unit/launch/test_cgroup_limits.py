@@ -1,4 +1,4 @@
-"""Limits of cgroups, on a tree of files that looks like the kernel's, with the driver played at NVML's C interface."""
+"""Memory limits of cgroups, on ordinary files in place of the kernel's, with a scripted driver at NVML's C interface."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ C_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p)
 
 
 class Driver:
-    """The two functions behind NVML that count here, as C meets them: a handle, and the address of a struct."""
+    """The two C functions behind NVML: their arguments are a handle and the address of a struct."""
 
     def __init__(self) -> None:
         self.version = "615.71.09"
@@ -70,7 +70,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A service that was handed its cgroup, with the daemon in a leaf of it."""
+    """A service with a delegated cgroup, and the daemon in a leaf of it."""
     base = tmp_path / "system.slice" / "carma.service"
     (base / "daemon").mkdir(parents=True)
     (tmp_path / "cgroup.controllers").write_text("cpu memory dmem\n")
@@ -221,7 +221,7 @@ def test_a_cgroup_that_cannot_hand_the_controller_down_is_a_reason(tree: Path) -
 
 
 def test_the_limit_travels_as_the_headers_have_it(driver: Driver) -> None:
-    """On 64-bit machines: the address of the path, the soft limit, the hard one."""
+    """On 64-bit machines: the address of the path, the soft limit, the hard limit."""
     limiter = NvmlLimiter(pynvml)
     limiter.set_limit(CARD.id, "/sys/fs/cgroup/x", 5 * 2**30)
     assert limiter.limit(CARD.id, "/sys/fs/cgroup/x") == 5 * 2**30

@@ -1,4 +1,4 @@
-"""Which processes of an attempt are told to save: those that listen, the outermost of them, once for each request."""
+"""The processes of an attempt that get the request to save: the outermost ones with a handler, once for each request."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def notes(name: str) -> str:
 
 
 def test_a_shell_around_the_program_is_left_alone(launcher: ProcessLauncher, tmp_path: Path) -> None:
-    """It has no handler and would die of the signal; what follows the program would be left out."""
+    """A shell has no handler and would be ended by the signal; the commands after the program would not run."""
     launcher.launch(order_of(shell(f"{notes('inner')}; echo after > after", tmp_path)))
     until_running(launcher, key())
     until((tmp_path / "ready-inner").exists)

@@ -1,4 +1,4 @@
-"""How an attempt shares its GPUs and what holds it: decided from the order, the settings and what MPS can do."""
+"""The mechanism and the guards of an attempt, decided from its order, the settings and the state of MPS."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FRAMEWORK = Guard(rung="framework", limit_mib=4096, how="a framework")
 
 
 class Servers(MpsServers):
-    """Gives the same server to everybody, or none."""
+    """Gives the same server to every user, or fails."""
 
     def __init__(self, problem: str = "") -> None:
         self.problem = problem
@@ -45,7 +45,7 @@ class Servers(MpsServers):
 
 @pytest.fixture(autouse=True)
 def one_framework(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What frameworks do is tested with them."""
+    """The limits of frameworks have tests of their own."""
     monkeypatch.setattr(
         confinement,
         "framework_caps",
@@ -181,7 +181,7 @@ def test_a_server_of_mig_instances_refuses_whole_cards() -> None:
 
 
 class Driver(NvmlLimiter):
-    """Keeps the limits that it is told, or none of them."""
+    """Keeps all limits that are set, or none."""
 
     def __init__(self, works: bool) -> None:
         self.works = works
@@ -252,6 +252,6 @@ def test_the_wording_of_notes_and_refusals() -> None:
 
 
 def test_launch_knows_nothing_of_virtual_gpus() -> None:
-    """They differ behind the seams only. A "virtual environment" of Python is another thing."""
+    """They differ behind the seams only. Python's virtual environments are something else."""
     for file in Path(launch.__file__).parent.glob("*.py"):
         assert not re.findall(r"(?i)virtual(?!\s+environment|_env)|vgpu", file.read_text(encoding="utf-8")), file.name

@@ -1,4 +1,4 @@
-"""What a task finds in its environment, and where its output goes."""
+"""The environment of a task, and the files of its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which frameworks a command's own Python has: found from files, through venvs, first lines and wrappers."""
+"""The frameworks of a command's Python: found from files, through virtual environments, first lines and wrappers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def package(site: Path, name: str, version: str, file: str = "version.py") -> Pa
 
 
 def environment_at(home: Path, torch: str | None = None) -> Path:
-    """A tree that looks like a virtual environment. Returns its site-packages."""
+    """The files of a virtual environment. Returns its site-packages."""
     program(home / "bin" / "python")
     (home / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\nversion = 3.11.4\n")
     site = home / "lib" / PYTHON / "site-packages"
@@ -168,7 +168,7 @@ def test_pythonpath_and_the_scripts_own_directory_come_first(tmp_path: Path) -> 
 
 
 def test_a_python_that_is_no_environment_has_its_prefix_and_the_home_directory(tmp_path: Path) -> None:
-    """As conda, or one built from source; and what `pip install --user` put beside it."""
+    """As of conda, or built from source; with packages of `pip install --user`."""
     program(tmp_path / "conda" / "bin" / PYTHON)
     (tmp_path / "conda" / "bin" / "python").symlink_to(PYTHON)
     package(tmp_path / "conda" / "lib" / PYTHON / "site-packages", "torch", "2.5.1")
@@ -260,7 +260,7 @@ def test_loops_broken_text_and_odd_names_are_nothing(tmp_path: Path) -> None:
 
 
 def test_a_version_is_never_more_than_a_version(tmp_path: Path) -> None:
-    """Else a link to another's file would have it read out, by a daemon that is root."""
+    """Otherwise a link to another user's file would be read by a daemon that is root."""
     site = environment_at(tmp_path / "v", "2.11.0")
     (site / "torch" / "version.py").write_text("__version__ = 'the secret of somebody else'\n")
     assert only(look(tmp_path / "v/bin/python")) == {"torch": ""}

@@ -1,4 +1,4 @@
-"""Limits by the framework's own means: what is set, what stays the submitter's, and what may be claimed to hold."""
+"""Limits of frameworks: the variables that are set, those that stay the submitter's, and the guards that are listed."""
 
 from __future__ import annotations
 

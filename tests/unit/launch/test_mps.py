@@ -1,4 +1,4 @@
-"""MPS servers of the users' own: started, found again, watched, stopped; on real processes under the real names."""
+"""The users' MPS servers: started, found again, watched, stopped; on real processes with the real names."""
 
 from __future__ import annotations
 

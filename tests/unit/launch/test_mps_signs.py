@@ -1,4 +1,4 @@
-"""What programs say when MPS fails them, and what only looks like it."""
+"""Output of programs that MPS failed, and output that only looks like it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts as frameworks write them, and texts that only look like it."""
+"""Output of frameworks that ran out of memory, and output that only looks like it."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def test_a_reused_pid_is_not_the_old_process() -> None:
 
 
 def test_many_runners_for_one_order_start_one_process(place: Path, tmp_path: Path) -> None:
-    """What happens when a daemon is killed just after it gave the order, again and again."""
+    """As if the daemon were killed just after each order."""
     launcher = ProcessLauncher(place, run_as_submitter=False)
     launcher.launch(order_of(shell("echo once >> starts; " + until_file(tmp_path / "go"), tmp_path)))
     command = [sys.executable, "-I", "-S", str(runner.__file__), str(place / str(key()))]
@@ -261,7 +261,7 @@ def test_a_directory_that_cannot_be_written_is_an_outcome(tmp_path: Path) -> Non
 def test_an_oom_is_recognised_from_the_output_of_its_own_attempt_only(
     launcher: ProcessLauncher, tmp_path: Path
 ) -> None:
-    """Two attempts append to one file; the second fails without a word."""
+    """Two attempts append to one file; the second fails without output."""
     oom = "echo 'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has' >&2; exit 1"
     launcher.launch(order_of(shell(oom, tmp_path, output="log"), attempt=1))
     first = until_ended(launcher, key(1, 1))

@@ -1,4 +1,4 @@
-"""Attempts under MPS: what they find in their environment, what is on record of them, and a server that dies."""
+"""Attempts under MPS: their environment, their records, and the end of their server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CARD = Gpu(id=GpuId("GPU-0a"), index=0, name="H200", memory_mib=143_155)
 
 
 class Place:
-    """A server's directories; each launcher made here is another life of the daemon."""
+    """The directories of a server. Each launcher is the one of another run of the daemon."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -196,7 +196,7 @@ def test_a_server_that_died_while_no_daemon_looked_is_trouble_too(place: Place, 
 def test_the_end_of_a_control_daemon_is_trouble_for_attempts_that_have_not_connected(
     place: Place, launcher: ProcessLauncher
 ) -> None:
-    """They would find no MPS, and run without it and without its limit; nothing tells them."""
+    """They would find no MPS and run without it and without its limit, with no error."""
     launcher.launch(on_card(place.client(), 1))
     launcher.launch(on_card(place.task("sleep 600"), 2))
     launcher.launch(on_card(plain(place), 3))
@@ -234,7 +234,7 @@ def test_the_end_of_a_control_daemon_is_no_trouble_for_clients_of_a_living_serve
 
 
 def test_a_client_that_fails_with_its_server_was_disrupted(place: Place, launcher: ProcessLauncher) -> None:
-    """It dies at once of an error that says nothing of MPS, before anybody could look."""
+    """It ends at once by an error that does not mention MPS, before the next poll."""
     launcher.launch(on_card(place.client(until_file(place.folder / "go", code=1))))
     until_running(launcher, key())
     place.until_up()
@@ -304,7 +304,7 @@ def groups_in(place: Place) -> AttemptCgroups:
 
 
 def test_the_runner_joins_its_cgroup_before_it_starts_anything(place: Place) -> None:
-    """A tree of files plays the kernel's: what is written to `cgroup.procs` is looked at, nothing is limited."""
+    """On ordinary files: the content of `cgroup.procs` is checked, nothing is limited."""
     groups = groups_in(place)
     (directory,) = groups.create(key()).directories
     Path(directory, "cgroup.procs").touch()

@@ -1,4 +1,4 @@
-"""What the command meets: arguments, directory, umask, logs, identity, signals; and the runner's records."""
+"""The start of a command: arguments, directory, umask, logs, identity, signals; and the runner's records."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_no_directory_is_made_for_an_output_file(launcher: ProcessLauncher, tmp_
 
 
 def linked(directory: Path) -> Path:
-    """A directory that anybody may write to, with a link `log` to a file."""
+    """A directory that every user may write to, with a link `log` to a file."""
     here = directory / "shared"
     here.mkdir()
     here.chmod(0o777)

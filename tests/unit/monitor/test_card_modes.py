@@ -1,4 +1,4 @@
-"""What a card's modes are, from an NVML that follows a script."""
+"""The modes of cards, over a scripted NVML."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.scripted_nvml import Card, ScriptedNvml
 
 
 class ScriptedModes(ScriptedNvml):
-    """With the questions that only the doctor asks."""
+    """With the functions that only carma doctor calls."""
 
     compute_mode = 0
     persistence = 1

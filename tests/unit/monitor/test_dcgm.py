@@ -1,4 +1,4 @@
-"""Activity from a DCGM host engine that follows a script: what is read, and what is merely "not given"."""
+"""Activity from a scripted DCGM host engine: the figures, and the missing ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BUSY = Activity(sm_active=0.25, sm_occupancy=0.125, dram_active=0.06, gr_active=
 
 
 class Around:
-    """A host engine under test with a clock of its own; `loads` counts how often the library was looked for."""
+    """A host engine under test with a clock of its own; `loads` counts the tries to open the library."""
 
     def __init__(self, dcgm: ScriptedDcgm | None) -> None:
         self.dcgm = dcgm

@@ -1,4 +1,4 @@
-"""The ctypes side, against a libdcgm that a C compiler made: layouts, signatures, and errors by number."""
+"""The ctypes interface, against a compiled fake libdcgm: layouts, signatures, and error numbers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_cards_and_instances_are_read_through_the_real_layouts(path: str) -> Non
 
 
 def figures(plus: float) -> Activity:
-    """What the made-up library answers: the field's last digit in tenths, and a thousandth of the entity's number."""
+    """The answer of the fake library: the field's last digit in tenths, and a thousandth of the entity's number."""
     return Activity(
         gr_active=1 / 10.0 + plus,
         sm_active=2 / 10.0 + plus,

@@ -1,4 +1,4 @@
-"""DCGM beside NVML: the thread that reads it, and which source a GPU's activity comes from."""
+"""DCGM beside NVML: the thread that reads it, and the choice of a GPU's source of activity."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Setup:
         self._engine_s = 0.0
 
     def _tick(self) -> float:
-        """The engine's own clock runs fast, so that a retry is due at every few readings."""
+        """The engine's own clock runs fast, so that a retry is due every few readings."""
         self._engine_s += 10.0
         return self._engine_s
 

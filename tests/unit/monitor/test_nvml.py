@@ -1,4 +1,4 @@
-"""The sampler over a scripted NVML: what it reads, what it leaves out, and what it does not invent."""
+"""The sampler over a scripted NVML: its figures, the missing ones, and the ones that it must not invent."""
 
 from __future__ import annotations
 

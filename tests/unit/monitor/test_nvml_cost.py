@@ -1,4 +1,4 @@
-"""What a look costs, counted in questions to the driver; each of them takes a tenth of a millisecond or more."""
+"""The cost of a sample, in calls of the driver; each call takes a tenth of a millisecond or more."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def over(nvml: ScriptedNvml) -> NvmlSampler:
 
 
 def questions(nvml: ScriptedNvml) -> dict[str, int]:
-    """Since the last time."""
+    """The calls since the last call of this function."""
     asked, nvml.calls = nvml.calls, Counter()
     return dict(asked)
 

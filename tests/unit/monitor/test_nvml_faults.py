@@ -1,4 +1,4 @@
-"""What the sampler survives: lost GPUs, a driver that goes away, MIG layouts, machines without a GPU."""
+"""Faults of the sampler: lost GPUs, a driver that goes away, MIG layouts, machines without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pids across pid namespaces: what the kernel's NSpid lines tell, and what stays foreign."""
+"""Pids across pid namespaces: the kernel's NSpid lines, and processes that stay foreign."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMESPACED = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "cat")
 
 
 def process(proc: Path, name: str | int, *nspid: int, card: str | None = None) -> None:
-    """A process of a made-up /proc: its pids from the outermost namespace on, and what it has open."""
+    """A process of a fake /proc: its pids from the outermost namespace on, and its open files."""
     (proc / str(name) / "fd").mkdir(parents=True)
     pids = "\t".join(str(pid) for pid in nspid)
     (proc / str(name) / "status").write_text(f"Name:\tpython\nTgid:\t{nspid[0]}\nNSpid:\t{pids}\nThreads:\t1\n")
@@ -27,7 +27,7 @@ def process(proc: Path, name: str | int, *nspid: int, card: str | None = None) -
 
 @pytest.fixture
 def inside(tmp_path: Path) -> tuple[Path, Path]:
-    """We are in a container: our /proc, and the host's. We are 20 here and 4020 there."""
+    """A container: its /proc and the host's. This process has pid 20 here and 4020 there."""
     ours, host = tmp_path / "proc", tmp_path / "host"
     process(ours, "self", 20)
     process(ours, 31, 31, card="/dev/nvidia0")

@@ -1,4 +1,4 @@
-"""The stand-in for SM activity: NVML's SM utilisation by process, where neither GPM nor DCGM answers."""
+"""The substitute for SM activity: NVML's SM utilisation by process, if neither GPM nor DCGM answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose process a process is, and whether it runs where it was told to."""
+"""The attribution of processes to attempts, and processes outside their attempt's placement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The made-up device's arithmetic: exact whoever looks how often. No processes, no clock."""
+"""The arithmetic of virtual GPUs: exact, however often the state is read. Without processes and clock."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_lost_gpu_does_no_work_and_counts_no_energy() -> None:
 
 
 def test_what_a_process_does_not_say_is_not_written() -> None:
-    """A task of an older version reads the file too, and refuses fields that it does not know."""
+    """A task of an older version also reads the file, and refuses unknown fields."""
     world = make_world()
     add(world, [0], A, 10.0)
     (written,) = msgspec.json.decode(msgspec.json.encode(world))["processes"]

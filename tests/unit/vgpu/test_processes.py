@@ -1,4 +1,4 @@
-"""Virtual GPUs with real processes: what a task does on its device, and what is left when it dies."""
+"""Virtual GPUs with real processes: a task on its device, and the state after its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the virtual sampler shows: exact means since its last look, processes, and the gaps that faults make."""
+"""The samples of virtual GPUs: exact means since the last sample, processes, and the gaps of faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def device(tmp_path: Path) -> Device:
 
 
 def load(device: Device, gpu: int, demand: Demand, memory_mib: int, wanted_s: float | None = None) -> None:
-    """This very process takes the GPU."""
+    """This process uses the GPU."""
     with device.changing() as seen:
         allocate(seen, join(seen, [gpu], demand, wanted_s, "python"), memory_mib)
 
