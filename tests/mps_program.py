@@ -1,7 +1,8 @@
 """A substitute for NVIDIA's control program, its daemon and its server: real processes with the real names.
 
-It has the properties that the launcher relies on: `-d` returns when the daemon runs and has written its pid file; a server is a child
-of the daemon; commands come on standard input; `quit` ends servers and daemon. Files beside it change its behaviour.
+It has the properties that the launcher relies on: `-d` returns when the daemon runs and has written its pid file; a
+server is a child of the daemon; commands come on standard input; `quit` ends servers and daemon. Files beside it change
+its behaviour.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Memory limits of cgroups, on ordinary files in place of the kernel's, with a scripted driver at NVML's C interface."""
+"""Memory limits of cgroups, on ordinary files in place of the kernel's, with a scripted NVML."""
 
 from __future__ import annotations
 

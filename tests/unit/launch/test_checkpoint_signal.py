@@ -1,4 +1,4 @@
-"""The processes of an attempt that get the request to save: the outermost ones with a handler, once for each request."""
+"""The processes of an attempt that get the request to save: the outermost with a handler, each once."""
 
 from __future__ import annotations
 
