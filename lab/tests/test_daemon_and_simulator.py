@@ -19,7 +19,7 @@ from carma.core.model.events import AnyEvent, Durable, Transient
 from carma.core.model.settings import FairnessRules, Rules
 from carma.core.model.values import AttemptKey, Placement, Record
 from carma.core.ports import Loaded
-from carma.core.state import State, new_state
+from carma.core.state import State
 from carma.daemon import writer as writer_module
 from carma.daemon.clock import SteadyClock
 from carma.daemon.recovery_on_start import replay
@@ -173,7 +173,7 @@ def test_the_daemon_decides_as_the_simulator_does(
     monkeypatch.setattr(writer_module, "PROPOSAL_PAUSE_FACTOR", 0.0)  # it need not leave the loop to others here
     made = simulated(policy, memory, demand, rules)
     log = list(made.events())
-    found = asyncio.run(follow(log, MemoryStore(), new_state(made.rules, load_policy(policy))))
+    found = asyncio.run(follow(log, MemoryStore(), State(made.rules, load_policy(policy))))
     assert found.placements >= 30
     assert logged(replay(found.loaded, made.rules, load_policy(policy)).state) == found.state
 
@@ -184,7 +184,7 @@ def test_so_it_does_with_a_database_which_a_restart_reads(tmp_path: Path, monkey
     monkeypatch.setattr(writer_module, "CHECKPOINT_EVERY", 60)
     made = simulated("goodput", "trace", "measured", Rules())
     log = list(made.events())
-    state = new_state(made.rules, load_policy("goodput"))
+    state = State(made.rules, load_policy("goodput"))
     found = asyncio.run(follow(log, SqliteStore(tmp_path / "carma.db"), state))
     assert found.placements >= 30
     assert found.loaded.checkpoint is not None

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from carma.core.machine import step
 from carma.core.model.events import AnyEvent, AttemptEnded, GpusSampled, MemorySampled
 from carma.core.model.values import Activity, AttemptKey, GpuSample, ProcessUse
-from carma.core.state import new_state
+from carma.core.state import State
 from carma.core.telemetry.measurements import Seen
 from carma.core.telemetry.observation import ending_facts
 from carma.core.telemetry.usage import note
@@ -38,7 +38,7 @@ def test_what_is_seen_does_not_depend_on_whose_list_it_is(policy: str) -> None:
     @given(st.data())
     def check(data: st.DataObject) -> None:
         made = data.draw(simulations(policy))
-        other = new_state(made.rules, made.setup.policy)
+        other = State(made.rules, made.setup.policy)
         for event in made.events():
             if isinstance(event, AttemptEnded):
                 facts = ending_facts(other, event.key, event.at)

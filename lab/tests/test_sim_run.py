@@ -11,7 +11,7 @@ from carma.core.model.settings import Rules
 from carma.core.policies import exclusive, magm
 from carma.core.scheduling.placement import Policy
 from carma.core.scheduling.sharing_model import engine_share
-from carma.core.state import new_state
+from carma.core.state import State
 from carma.errors import CarmaError, Usage
 from carma_lab.simulator.request import Request, simulation
 from lab_fixtures import small_simulations as sim_made
@@ -59,7 +59,7 @@ def test_the_same_seed_gives_the_same_bytes() -> None:
 
 def test_what_the_core_was_told_replays_to_the_same_decisions() -> None:
     """A log is enough: stepped into an empty state, it is accepted event by event."""
-    state = new_state(Rules(), magm.POLICY)
+    state = State(Rules(), magm.POLICY)
     placed = 0
     for event in simulation(Request(trace="t1", policy="magm")).events():
         step(state, event)

@@ -10,7 +10,7 @@ from carma.core.machine import step
 from carma.core.model import events as e
 from carma.core.model.settings import Preemption, RecoveryRules, Rules
 from carma.core.policies import exclusive, magm
-from carma.core.state import new_state
+from carma.core.state import State
 from carma.traces import TraceTask
 from carma_lab.runs.figures import TaskRun
 from carma_lab.simulator.simulation import Simulation
@@ -121,7 +121,7 @@ def test_the_same_again_gives_the_same_bytes_and_the_log_replays() -> None:
     rows = (low(save_s=30.0), HIGH, row(500.0, name="late", priority=3, seconds=50.0))
     logs = [[msgspec.json.encode(event) for event in made(*rows).events()] for _ in range(2)]
     assert logs[0] == logs[1]
-    state = new_state(ON, exclusive.POLICY)
+    state = State(ON, exclusive.POLICY)
     for event in made(*rows).events():
         step(state, event)
     assert not state.active

@@ -37,7 +37,8 @@ from carma.core.policies import best_fit, exclusive, first_fit, horus, lucid, lu
 from carma.core.propose import propose
 from carma.core.scheduling.placement import Policy
 from carma.core.scheduling.queue_order import explain, waiting
-from carma.core.state import State, checkpoint, forget, new_state, restore
+from carma.core.state import State
+from carma.core.state_checkpoint import checkpoint, forget, restore
 from carma.core.telemetry.usage import note
 from carma.testing.builders import ALICE, World
 from tests.state_image import image
@@ -322,11 +323,11 @@ class Histories(RuleBasedStateMachine):
         if not hasattr(self, "world") or self.archived:
             return
         log = [LOG.decode(msgspec.json.encode(event)) for event in self.world.log]
-        again = new_state(self.in_force, self.policy)
+        again = State(self.in_force, self.policy)
         for event in log:
             step(again, event)
         assert logged(again) == logged(self.world.state)
-        half = new_state(self.in_force, self.policy)
+        half = State(self.in_force, self.policy)
         middle = len(log) // 2
         for event in log[:middle]:
             step(half, event)

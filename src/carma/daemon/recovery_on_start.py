@@ -23,8 +23,9 @@ from carma.core.model.units import show_count
 from carma.core.model.values import AttemptKey, TaskId
 from carma.core.ports import Archive, Loaded, PastRun, Store
 from carma.core.scheduling.placement import Policy
-from carma.core.state import State, adopt
-from carma.core.state import restore as restore_state
+from carma.core.state import State
+from carma.core.state_checkpoint import adopt
+from carma.core.state_checkpoint import restore as restore_state
 from carma.daemon import found_attempts as finder
 from carma.daemon.loop import Loop
 from carma.daemon.shell import Shell

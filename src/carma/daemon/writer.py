@@ -29,7 +29,7 @@ from carma.core.model.events import (
 from carma.core.model.values import TaskId
 from carma.core.propose import propose
 from carma.core.scheduling.verdict_cache import VerdictCache
-from carma.core.state import checkpoint, forget
+from carma.core.state_checkpoint import checkpoint, forget
 from carma.core.telemetry import usage
 from carma.daemon.daemon_log import ErrorLog, log_event
 from carma.daemon.shell import Change, Shell

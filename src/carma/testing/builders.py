@@ -47,7 +47,7 @@ from carma.core.scheduling.placement import Policy
 from carma.core.scheduling.queue_order import Waiting, explain, waiting
 from carma.core.scheduling.snapshot import views
 from carma.core.scheduling.verdict_cache import VerdictCache
-from carma.core.state import State, new_state
+from carma.core.state import State
 from carma.core.telemetry.observation import ending_facts
 from carma.core.validate import validate
 
@@ -81,7 +81,7 @@ class World:
         memory_mib: int = 40_960,
     ) -> None:
         sizes = [memory_mib] * gpus if isinstance(gpus, int) else list(gpus)
-        self.state: State = new_state(rules or Rules(), policy)
+        self.state: State = State(rules or Rules(), policy)
         self.verdicts = VerdictCache()
         self.now = 1_000.0
         self.log: list[Durable] = []

@@ -8,8 +8,7 @@ from carma.core.model.events import TaskEstimated, TaskSubmitted
 from carma.core.model.settings import Gate, Rules, WarmUp
 from carma.core.model.values import Activity, Demand, Estimate, GpuId, GpuSample, TaskId, TaskSpec
 from carma.core.policies import first_fit
-from carma.core.telemetry.attribution import Member
-from carma.core.telemetry.measurements import Seen, Track
+from carma.core.telemetry.measurements import Member, Seen, Track
 from carma.core.telemetry.pace import belief
 from carma.testing.builders import ALICE, World
 

@@ -11,7 +11,8 @@ from carma.core.machine import step
 from carma.core.model.events import GpusSampled, MemoryObserved
 from carma.core.model.settings import Gate, Memory, Rules, WarmUp
 from carma.core.model.values import Activity, AttemptKey, GpuId, GpuSample, ProcessUse
-from carma.core.state import checkpoint, new_state, restore
+from carma.core.state import State
+from carma.core.state_checkpoint import checkpoint, restore
 from carma.core.telemetry.usage import note
 from carma.testing.builders import World
 from tests.unit.core.attribution_world import OPEN, energy, idle_world, spent, taken, track
@@ -151,7 +152,7 @@ def test_energy_and_activity_survive_a_restart_through_the_log_and_through_a_che
         world.settle()
     assert len([event for event in world.log if isinstance(event, MemoryObserved)]) == 1, "only growth is news"
     world.emit(note(world.state))
-    again = new_state(OPEN, world.state.policy)
+    again = State(OPEN, world.state.policy)
     for event in world.log:
         step(again, event)
     saved, _ = checkpoint(world.state, 0)

@@ -10,7 +10,8 @@ from carma.core.model.events import BookingShrunk, Durable, StopRequested
 from carma.core.model.outcome import OutOfMemory
 from carma.core.model.settings import Memory, RecoveryRules, Rules, Sharing
 from carma.core.model.values import Booking, Estimate, GpuId, TaskId
-from carma.core.state import adopt, checkpoint, new_state, restore
+from carma.core.state import State
+from carma.core.state_checkpoint import adopt, checkpoint, restore
 from carma.testing.builders import World
 
 LOG: msgspec.json.Decoder[Durable] = msgspec.json.Decoder(Durable)
@@ -205,7 +206,7 @@ def test_the_log_and_a_checkpoint_give_the_same_bookings_again() -> None:
     world = World(2)
     task = world.run(12_000, holds_mib=9_000, source="trace")
     rules, policy = world.state.rules, world.state.policy
-    again = new_state(rules, policy)
+    again = State(rules, policy)
     for event in world.log:
         step(again, LOG.decode(msgspec.json.encode(event)))
     assert again.tasks[task].attempts == world.task(task).attempts

@@ -22,7 +22,8 @@ from carma.core.model.outcome import Cancelled, Failed, Lost, Outcome, OutOfMemo
 from carma.core.model.settings import RecoveryRules, Rules
 from carma.core.model.status import Queued, Recovering, Running
 from carma.core.model.values import SaveSignal, TaskId
-from carma.core.state import checkpoint, new_state, restore
+from carma.core.state import State
+from carma.core.state_checkpoint import checkpoint, restore
 from carma.testing.builders import World
 
 SAVES = SaveSignal(10, 30.0)
@@ -240,7 +241,7 @@ def test_a_log_and_a_checkpoint_bring_the_request_back() -> None:
     task = world.run(1_000, checkpoint=SAVES)
     ask(world, task, hold=True)
     decode = msgspec.json.Decoder(Durable).decode
-    again = new_state(world.state.rules, world.state.policy)
+    again = State(world.state.rules, world.state.policy)
     for event in world.log:
         step(again, decode(msgspec.json.encode(event)))
     assert again.tasks == world.state.tasks

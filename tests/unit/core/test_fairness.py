@@ -13,7 +13,8 @@ from carma.core.policies import exclusive, magm
 from carma.core.ports import Checkpoint
 from carma.core.scheduling.fairness import CARD
 from carma.core.scheduling.queue_order import explain, in_order, try_now
-from carma.core.state import checkpoint, new_state, restore
+from carma.core.state import State
+from carma.core.state_checkpoint import checkpoint, restore
 from carma.core.validate import validate
 from carma.testing.builders import ALICE, BOB, World, gpu
 
@@ -168,7 +169,7 @@ def test_a_replay_of_the_log_gives_the_same_order() -> None:
         made.now += 700.0
         if made.now % 3 < 1 and made.state.active:
             made.end(next(iter(made.state.active)))
-    again = new_state(made.state.rules, made.state.policy)
+    again = State(made.state.rules, made.state.policy)
     for event in made.log:
         step(again, event)
     assert list(in_order(again, made.now)) == line(made)

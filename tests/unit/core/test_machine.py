@@ -46,7 +46,8 @@ from carma.core.model.values import (
 from carma.core.policies import exclusive
 from carma.core.scheduling.queue_order import explain
 from carma.core.scheduling.scheduling_pass import Waiting
-from carma.core.state import InvalidEvent, checkpoint, new_state
+from carma.core.state import InvalidEvent, State
+from carma.core.state_checkpoint import checkpoint
 from carma.testing.builders import ALICE, World, gpu
 
 ONE = TaskId(1)
@@ -160,7 +161,7 @@ def test_an_end_that_is_told_twice_frees_the_gpu_once() -> None:
 )
 def test_an_event_about_a_task_that_never_was_is_a_defect(event: Durable) -> None:
     with pytest.raises(InvalidEvent, match="there is no task 9"):
-        step(new_state(World(1).state.rules, World(1).state.policy), event)
+        step(State(World(1).state.rules, World(1).state.policy), event)
 
 
 def test_a_task_is_not_placed_twice_nor_submitted_twice() -> None:
@@ -350,7 +351,7 @@ def test_a_replay_gives_the_same_state_whatever_the_settings_say_today() -> None
         recovery=RecoveryRules(retries=0),
         queue=QueueRules(overtakes=0, backfill_depth=0),
     )
-    again = new_state(other, exclusive.POLICY)
+    again = State(other, exclusive.POLICY)
     for event in world.log:
         step(again, decoder.decode(msgspec.json.encode(event)))
     assert again.tasks == world.state.tasks

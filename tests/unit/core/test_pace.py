@@ -13,7 +13,7 @@ from carma.core.policies import first_fit, goodput
 from carma.core.scheduling.decision import Ask
 from carma.core.scheduling.scheduling_pass import ask_of
 from carma.core.scheduling.sharing_model import progress_rates
-from carma.core.state import adopt, checkpoint, restore
+from carma.core.state_checkpoint import adopt, checkpoint, restore
 from carma.core.telemetry import pace
 from carma.core.telemetry.measurements import FADES_S
 from carma.core.telemetry.observation import ending_facts

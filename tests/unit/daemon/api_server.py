@@ -32,7 +32,8 @@ from carma.core.model.outcome import Outcome, Succeeded
 from carma.core.model.values import Activity, AttemptKey, Booking, GpuId, GpuSample, Placement, TaskId, TaskSpec
 from carma.core.policies import magm
 from carma.core.propose import propose
-from carma.core.state import State, checkpoint, forget, new_state
+from carma.core.state import State
+from carma.core.state_checkpoint import checkpoint, forget
 from carma.daemon.api.application import make_app
 from carma.daemon.auth import Authenticator, Peer, UserNames
 from carma.daemon.clock import SteadyClock
@@ -106,7 +107,7 @@ class Served:
 
     async def _main(self) -> None:
         self.shell = Watched(
-            state=new_state(self.settings.rules, magm.POLICY),
+            state=State(self.settings.rules, magm.POLICY),
             sequence=0,
             store=self.store,
             clock=SteadyClock(),

@@ -13,7 +13,7 @@ from carma import errors
 from carma.core.model.settings import Rules, Sharing
 from carma.core.model.values import ArrayPlace, Dependency, GpuId, TaskId, TaskSpec, WarnSignal
 from carma.core.policies import magm
-from carma.core.state import new_state
+from carma.core.state import State
 from carma.daemon.api.submission_checks import STRING_BYTES, sharing_note
 from carma.testing.builders import gpu
 from carma.wire.api_types import ArrayAsk, SubmitRequest
@@ -175,7 +175,7 @@ def test_unusual_but_valid_submissions_are_accepted(served: Served, tmp_path: Pa
 def test_a_way_of_sharing_that_the_settings_rule_out_is_refused(
     server: Literal["timeslice", "mig"], asked: Literal["timeslice", "mps"] | None, percent: int | None
 ) -> None:
-    state = new_state(Rules(sharing=Sharing(mechanism=server)), magm.POLICY)
+    state = State(Rules(sharing=Sharing(mechanism=server)), magm.POLICY)
     spec = TaskSpec(command=("true",), directory="/", mechanism=asked, threads_percent=percent)
     with pytest.raises(errors.Refused, match=f"sharing.mechanism = '{server}'"):
         sharing_note(state, spec)
@@ -191,7 +191,7 @@ def test_a_way_of_sharing_that_the_settings_rule_out_is_refused(
     ],
 )
 def test_gpus_without_mps_are_noted_and_not_refused(kind: Literal["card", "mig", "virtual"], note: str) -> None:
-    state = new_state(Rules(), magm.POLICY)
+    state = State(Rules(), magm.POLICY)
     state.gpus = {GpuId("GPU-0"): replace(gpu(0), kind=kind)}
     mps = TaskSpec(command=("true",), directory="/", mechanism="mps")
     assert sharing_note(state, mps) == note

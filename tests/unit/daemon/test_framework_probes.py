@@ -18,7 +18,7 @@ from carma.core.model.status import Finished, Running, Starting
 from carma.core.model.values import AttemptKey, Confinement, Frameworks, Interpreter, Owner, TaskId, TaskSpec
 from carma.core.policies import magm
 from carma.core.ports import Launcher, LaunchOrder
-from carma.core.state import State, new_state
+from carma.core.state import State
 from carma.daemon.executor import FindFrameworks
 from carma.daemon.loop import Loop
 from carma.daemon.probes import pool as probes_module
@@ -89,7 +89,7 @@ class Server:
 
 @contextlib.asynccontextmanager
 async def serving(launcher: Launcher, find: FindFrameworks) -> AsyncIterator[Server]:
-    shell = make_shell(MemoryStore(), new_state(OPEN, magm.POLICY))
+    shell = make_shell(MemoryStore(), State(OPEN, magm.POLICY))
     loop = Loop(shell, make_executor(shell, launcher, (Declared(),), find), Card(), period_s=0.05)
     running = asyncio.create_task(loop.run())
     try:

@@ -12,7 +12,7 @@ from carma.core.model.events import GpusFound, TaskEstimated, TaskPlaced, TaskSu
 from carma.core.model.settings import Rules
 from carma.core.model.values import AttemptKey, Booking, Owner, Placement, TaskId, TaskSpec
 from carma.core.policies import magm
-from carma.core.state import new_state
+from carma.core.state import State
 from carma.daemon.startup import home_directory as home
 from carma.errors import CarmaError, StoreError
 from carma.paths import Paths, find_paths
@@ -101,7 +101,7 @@ def test_nothing_is_launched_after_the_database_was_removed(here: bool) -> None:
     key = AttemptKey(TaskId(1), 1)
 
     async def work() -> None:
-        shell = make_shell(store, new_state(Rules(), magm.POLICY))
+        shell = make_shell(store, State(Rules(), magm.POLICY))
         executor = make_executor(shell, launcher)
         spec = TaskSpec(command=("x",), directory="/")
         placement = Placement(gpus=(gpu(0).id,), booking=Booking(memory_mib=1, source="declared"))

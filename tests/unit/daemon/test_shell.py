@@ -25,7 +25,7 @@ from carma.core.model.status import Finished, Queued
 from carma.core.model.values import AttemptKey, Booking, GpuId, Owner, Placement, TaskId, TaskSpec
 from carma.core.policies import magm
 from carma.core.scheduling.verdict_cache import VerdictCache
-from carma.core.state import State, new_state
+from carma.core.state import State
 from carma.daemon import writer as writer_module
 from carma.daemon.shell import Shell
 from carma.daemon.subscribers import Subscription
@@ -59,7 +59,7 @@ def submitted(task: int, held: bool = False) -> TaskSubmitted:
 
 @contextlib.asynccontextmanager
 async def running(store: MemoryStore) -> AsyncIterator[Shell]:
-    shell = make_shell(store, new_state(Rules(), magm.POLICY))
+    shell = make_shell(store, State(Rules(), magm.POLICY))
     async with writing(shell):
         yield shell
 
@@ -191,7 +191,7 @@ def test_a_decision_that_raises_does_not_end_the_writer(monkeypatch: pytest.Monk
 
 def test_a_stored_event_that_cannot_be_stepped_ends_the_daemon() -> None:
     async def work() -> None:
-        shell = make_shell(CountingStore(), new_state(Rules(), magm.POLICY))
+        shell = make_shell(CountingStore(), State(Rules(), magm.POLICY))
         writer = asyncio.create_task(Writer(shell, lambda _commands, _event: None).run())
         placement = Placement(gpus=(GpuId("GPU-0"),), booking=Booking(memory_mib=1, source="declared"))
         with pytest.raises(CarmaError, match="TaskPlaced"):
@@ -207,7 +207,7 @@ def test_commands_follow_after_their_event_is_stored() -> None:
     seen: list[tuple[Sequence[Command], int]] = []
 
     async def work() -> None:
-        shell = make_shell(store, new_state(Rules(), magm.POLICY))
+        shell = make_shell(store, State(Rules(), magm.POLICY))
         async with writing(shell, lambda commands, _event: seen.append((commands, len(store.transactions)))):
             await shell.commit([submitted(1)])
         assert seen == [([EstimateTask(TaskId(1))], 1)]

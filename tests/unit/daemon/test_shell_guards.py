@@ -32,7 +32,7 @@ from carma.core.model.values import (
 )
 from carma.core.policies import magm
 from carma.core.ports import AttemptReport
-from carma.core.state import State, new_state
+from carma.core.state import State
 from carma.core.telemetry.usage import count
 from carma.daemon import found_attempts as finder
 from carma.daemon import writer as writer_module
@@ -111,7 +111,7 @@ class Declared:
 @contextlib.asynccontextmanager
 async def serving(plan: Plan, period_s: float) -> AsyncIterator[Server]:
     shell, launcher, card = (
-        make_shell(MemoryStore(), new_state(OPEN, magm.POLICY)),
+        make_shell(MemoryStore(), State(OPEN, magm.POLICY)),
         FakeLauncher(lambda _: plan),
         Card(),
     )
@@ -209,7 +209,7 @@ def test_a_memory_sample_asks_the_launcher_only_about_processes_that_are_new() -
     (pid,) = launcher.pids([key])
 
     async def work() -> None:
-        executor = make_executor(make_shell(MemoryStore(), new_state(OPEN, magm.POLICY)), launcher)
+        executor = make_executor(make_shell(MemoryStore(), State(OPEN, magm.POLICY)), launcher)
         owners = ProcessOwners(executor)
         launcher.asked = 0
         (sample,) = await owners.attributed(look(pid, 7, 99), [key])
@@ -326,7 +326,7 @@ def test_usage_is_noted_periodically_and_at_the_stop(monkeypatch: pytest.MonkeyP
     store = MemoryStore()
 
     async def work() -> None:
-        shell = make_shell(store, new_state(OPEN, magm.POLICY))
+        shell = make_shell(store, State(OPEN, magm.POLICY))
         async with writing(shell):
             count(shell.state, [ROW])
             await shell.commit([GpusFound(1.0, (Card.gpu,))])
@@ -345,7 +345,7 @@ def test_usage_that_a_full_disk_refuses_is_in_the_next_note(monkeypatch: pytest.
     store = Refusing()
 
     async def work() -> None:
-        shell = make_shell(store, new_state(OPEN, magm.POLICY))
+        shell = make_shell(store, State(OPEN, magm.POLICY))
         async with writing(shell):
             count(shell.state, [ROW])
             await shell.commit([GpusFound(1.0, (Card.gpu,))])

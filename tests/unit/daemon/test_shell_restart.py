@@ -40,7 +40,7 @@ from carma.core.model.values import (
 )
 from carma.core.policies import exclusive
 from carma.core.ports import LaunchOrder
-from carma.core.state import State, new_state
+from carma.core.state import State
 from carma.daemon import loop as loop_module
 from carma.daemon.clock import SteadyClock
 from carma.daemon.loop import Loop
@@ -253,7 +253,7 @@ def test_a_stop_from_before_a_restart_gets_no_second_grace_period() -> None:
     stop = StopAttempt(AttemptKey(TaskId(1), 1), grace_s=100.0)
 
     async def work() -> None:
-        shell = cast(Any, type("S", (), {"clock": SteadyClock(), "state": new_state(Rules(), exclusive.POLICY)}))
+        shell = cast(Any, type("S", (), {"clock": SteadyClock(), "state": State(Rules(), exclusive.POLICY)}))
         executor = make_executor(shell, launcher)
         executor.execute(stop, at=shell.clock.now() - 90.0)
         assert executor.next_kill_at is not None

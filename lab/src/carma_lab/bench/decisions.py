@@ -39,7 +39,7 @@ from carma.core.policies.magm import POLICY
 from carma.core.propose import propose
 from carma.core.scheduling.queue_order import explain, waiting
 from carma.core.scheduling.verdict_cache import VerdictCache
-from carma.core.state import State, new_state
+from carma.core.state import State
 from carma.demo.figures import percentile
 from carma_lab.bench.machine import time_ms
 from carma_lab.bench.results_file import Figure
@@ -139,7 +139,7 @@ def loaded_state(
 ) -> tuple[State, float]:
     """A server in the middle of its day, and the time at which it is asked; only placements may be due. `sampled` is
     how often, and how many seconds apart."""
-    state = new_state(rules, POLICY)
+    state = State(rules, POLICY)
     found = tuple(_gpu(index) for index in range(gpus))
     step(state, e.GpusFound(START, found))
     first = _queue(state, START, gpus=gpus, memory_mib=GPU_MIB, user=users) if gang else None

@@ -19,7 +19,8 @@ from carma.core.model.task import Task
 from carma.core.model.values import AttemptKey, Confinement, Guard, TaskId
 from carma.core.propose import propose
 from carma.core.scheduling.verdict_cache import VerdictCache
-from carma.core.state import State, forget, new_state
+from carma.core.state import State
+from carma.core.state_checkpoint import forget
 from carma.traces import Trace, TraceTask
 from carma_lab.runs import figures as result
 from carma_lab.runs.record import Course, GpuOf, Point, Server
@@ -44,7 +45,7 @@ class Simulation:
     def __init__(self, trace: Trace, setup: Setup) -> None:
         self.trace, self.setup = trace, setup
         self.rules = rules_for(setup)
-        self.state: State = new_state(self.rules, setup.policy)
+        self.state: State = State(self.rules, setup.policy)
         self.now = 0.0
         self._gpus, boards = equipped(setup.card, setup.gpus, setup.server)
         self._index = {gpu.id: gpu.index for gpu in self._gpus}

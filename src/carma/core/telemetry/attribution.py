@@ -32,8 +32,7 @@ from carma.core.model.values import ACTIVITY_METRICS, AttemptKey, GpuId, GpuSamp
 from carma.core.scheduling.snapshot import HIDDEN_MIB
 from carma.core.state import State
 from carma.core.telemetry import pace
-from carma.core.telemetry.measurements import NEW_VARIANCE, POWER_SAMPLES, Hour, Live, Members, PressureEstimate
-from carma.core.telemetry.measurements import Member as Member
+from carma.core.telemetry.measurements import NEW_VARIANCE, POWER_SAMPLES, Hour, Live, Member, Members, PressureEstimate
 from carma.core.telemetry.usage import HOUR_S
 from carma.core.telemetry.window import given
 

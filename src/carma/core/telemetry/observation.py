@@ -16,8 +16,7 @@ from carma.core.model.task import Attempt
 from carma.core.model.values import Activity, Alone, AttemptKey, GpuId, GpuSample, Record, TaskId
 from carma.core.state import State, in_order
 from carma.core.telemetry import attribution, booking_shrink
-from carma.core.telemetry.attribution import Member
-from carma.core.telemetry.measurements import Live, Seen
+from carma.core.telemetry.measurements import Live, Member, Seen
 from carma.core.telemetry.pace import alone_of
 from carma.core.telemetry.window import given
 

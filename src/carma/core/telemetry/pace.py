@@ -11,18 +11,14 @@ leaves one of the GPUs, not at every sample.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from carma.core.model.settings import Rules
 from carma.core.model.task import Task
 from carma.core.model.values import Alone, Demand, GpuId, GpuSample
 from carma.core.scheduling.sharing_model import Mechanism, progress_rates
-from carma.core.telemetry.measurements import Live, Seen, Track
+from carma.core.state import State
+from carma.core.telemetry.measurements import Live, Member, Seen, Track
 from carma.core.telemetry.window import given
-
-if TYPE_CHECKING:  # attribution.py calls this one
-    from carma.core.state import State
-    from carma.core.telemetry.attribution import Member
 
 CALM_S = 10.0  # time without memory growth after which a task no longer starts up
 BELIEVED_S = 15.0  # observation time after which an observed demand is used
