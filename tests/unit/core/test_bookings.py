@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from carma.core.model.events import GpusSampled
 from carma.core.model.settings import Gate, Rules, WarmUp
@@ -103,6 +104,18 @@ def test_the_little_that_a_driver_keeps_for_itself_is_not_a_foreign_process() ->
     world.emit(GpusSampled(world.now, (GpuSample(gpu=G0, at=world.now, memory_used_mib=300, processes=()),)))
     view = world.view(0)
     assert (view.idle, view.foreign_mib, view.room_mib) == (True, 0, 40_660)
+
+
+@pytest.mark.parametrize(("unlisted_mib", "foreign_mib"), [(1_024, 0), (1_025, 1_025)])
+def test_memory_beyond_the_listed_processes_is_foreign_from_1025_mib_on(unlisted_mib: int, foreign_mib: int) -> None:
+    world = World(1)
+    world.run(5_000)
+    world.now += 1.0
+    (found,) = world.state.gpus.values()
+    sample = world._sample(found)
+    assert sample.memory_used_mib == 5_000
+    world.emit(GpusSampled(world.now, (replace(sample, memory_used_mib=5_000 + unlisted_mib),)))
+    assert world.view(0).foreign_mib == foreign_mib
 
 
 def test_the_memory_of_a_task_that_has_just_ended_is_free_before_the_next_sample() -> None:

@@ -371,3 +371,19 @@ def test_what_an_unknown_task_asks_for() -> None:
     task = world.submit(None, exclusive=True)
     asked = ask_of(world.task(task), world.state)
     assert (asked.memory_mib, asked.source, asked.alone) == (5_120, "unknown", True)
+
+
+@pytest.mark.parametrize(
+    ("source", "mib", "asked_mib", "alone"),
+    [
+        ("trace", 40_448, 40_448, False),
+        ("trace", 40_449, 36_864, True),  # a driver keeps up to 512 MiB of a card: it gets 90 % of the largest, alone
+        ("declared", 40_960, 40_960, False),
+    ],
+)
+def test_an_estimate_within_512_mib_of_the_largest_gpu_gets_that_gpu_alone(
+    source: str, mib: int, asked_mib: int, alone: bool
+) -> None:
+    world = World([24_576, 40_960])
+    asked = ask_of(world.task(world.submit(mib, source=source)), world.state)
+    assert (asked.memory_mib, asked.alone) == (asked_mib, alone)

@@ -34,7 +34,7 @@ from carma.core.telemetry.pace import belief
 
 KEPT_VERDICTS = 16  # with each placement, so that `explain` can tell later; more would swell a large server's log
 PLACED_AT_ONCE = 64  # placements of one pass; the shell asks again at once, so this bounds a pass and delays no task
-DRIVER_MIB = 512
+DRIVER_MIB = 512  # memory of a GPU that its driver may keep in use while no process is on it
 
 
 class Waiting(Record, frozen=True):

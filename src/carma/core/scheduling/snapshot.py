@@ -16,10 +16,8 @@ from carma.core.model.units import show_s
 from carma.core.model.values import AttemptKey, Gpu, GpuId, GpuSample, ProcessUse
 from carma.core.scheduling.gpu_view import MOST_BESIDE, Beside, GpuView, Holder, Progress, room_mib
 from carma.core.state import EARLY_S, SERVER, State
-from carma.core.telemetry.measurements import Live, Seen, Track
+from carma.core.telemetry.measurements import HIDDEN_MIB, Live, Seen, Track
 from carma.core.telemetry.pace import belief
-
-HIDDEN_MIB = 1024  # so much the driver may use for itself; what is beyond it belongs to processes that are not shown
 
 
 def views(state: State, now: float) -> tuple[GpuView, ...]:

@@ -29,10 +29,18 @@ from operator import attrgetter
 
 from carma.core.model.status import Running
 from carma.core.model.values import ACTIVITY_METRICS, AttemptKey, GpuId, GpuSample, ProcessUse
-from carma.core.scheduling.snapshot import HIDDEN_MIB
 from carma.core.state import State
 from carma.core.telemetry import pace
-from carma.core.telemetry.measurements import NEW_VARIANCE, POWER_SAMPLES, Hour, Live, Member, Members, PressureEstimate
+from carma.core.telemetry.measurements import (
+    HIDDEN_MIB,
+    NEW_VARIANCE,
+    POWER_SAMPLES,
+    Hour,
+    Live,
+    Member,
+    Members,
+    PressureEstimate,
+)
 from carma.core.telemetry.usage import HOUR_S
 from carma.core.telemetry.window import given
 

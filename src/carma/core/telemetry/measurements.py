@@ -25,6 +25,7 @@ from carma.core.model.values import (
 )
 from carma.core.telemetry.window import Window
 
+HIDDEN_MIB = 1024  # memory that the driver may use itself; unlisted processes hold what is in use beyond that
 NEW_VARIANCE = 0.5  # of a new attempt, which may be idle or may fill the GPU
 FADES_S = 60.0  # time constant of the mean of an observed demand
 POWER_SAMPLES = 5  # readings of power per mean: a single one may come from a counter that lagged
