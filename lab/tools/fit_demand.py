@@ -40,6 +40,7 @@ from gpumemnet.dataset.table import read
 from lab.tools import demand_tables
 
 DATA, REAL = Path("gpumemnet/datasets/h200"), Path("lab/results/h200/demands.jsonl.xz")
+DATA_NAMED = "gpumemnet/datasets/h200 (NVIDIA H200; gpumemnet/datasets/README.md)"
 RESULTS, ERRORS = Path("lab/results/gpumemnet/demand.json"), Path("lab/src/carma_lab/simulator/demand_errors.csv")
 FOLDS, ROUNDS, PAIRS = 6, 18, 4000
 STEP_WEIGHT, PULL, ROBUST = 0.15, 0.1, 0.1  # of the log of a step; towards the start; from where errors count less
@@ -264,7 +265,7 @@ def main() -> None:
         "carma": __version__,
         "python": platform.python_version(),
         "seed": 0,
-        "fitted_on": f"{len(runs)} runs with activity of gpumemnet/datasets/h200 (NVIDIA H200)",
+        "fitted_on": f"{len(runs)} runs with activity of {DATA_NAMED}",
         "constants": len(flat(START)),
         "fitted": errors(runs, predicted(runs, constants)),
         "shapes_left_out": errors(runs, left_out(runs, [shapes[run.shape] for run in runs])),
