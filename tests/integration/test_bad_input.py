@@ -90,7 +90,7 @@ def test_a_task_that_can_never_fit_is_rejected_with_the_largest_gpu_named(daemon
         ("\n".join((*GOOD_RAD[:7], "two")).encode(), "line 7 (number of GPUs, counted from 0): 'two'"),
         ("\n".join((*GOOD_RAD[:8], "40GB")).encode(), "line 8 (measured memory in MiB, counted from 0): '40GB'"),
         ("\n".join((*GOOD_RAD[:7], "nan")).encode(), "line 7"),
-        ("\n".join((*GOOD_RAD[:2], "python 'train.py", *GOOD_RAD[3:])).encode(), "line 2 (command)"),
+        ("\n".join((*GOOD_RAD[:2], "python 'train.py", *GOOD_RAD[3:])).encode(), "line 2 (command"),
     ],
     ids=["empty", "blank", "short", "binary", "word for GPUs", "unit in memory", "nan", "open quote"],
 )
