@@ -121,7 +121,7 @@ def test_a_link_is_written_through(out: Path) -> None:
 
 def test_no_family_is_a_mistake(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert made(out, "--families", "") == 2
-    assert "no name was given; there are mlp, cnn, transformer" in capsys.readouterr().err
+    assert "is not one of mlp, cnn, transformer" in capsys.readouterr().err
     assert not out.exists()
 
 

@@ -32,4 +32,4 @@ def test_models_go_to_the_users_own_place(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_two_places_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "x.parquet", "--install", "--out", "models"]) == 2
-    assert "--out has no meaning beside it" in capsys.readouterr().err
+    assert "--install and --out exclude each other" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`carma dataset collect`: what training runs take on this machine's GPU, row by row."""
+"""`carma dataset collect`: measures training runs on this server's GPU, row by row."""
 
 from __future__ import annotations
 
@@ -24,22 +24,35 @@ carma dataset collect configs.jsonl --out rows
 carma dataset collect configs.jsonl --out rows --limit 10m --python .venv/bin/python
 carma dataset collect some.jsonl --out activity --activity
 """
-TERMINATED = 143  # as a shell says it of SIGTERM
-TELL_S = 10.0  # between two lines where there is no terminal
+TERMINATED = 143  # exit status after SIGTERM, as of a shell
+PROGRESS_S = 10.0  # between two lines of progress without a terminal
 
 
 @verb("collect", examples=EXAMPLES)
 @click.argument("configs", metavar="CONFIGS", type=click.Path(path_type=Path))
-@click.option("--out", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Where rows.jsonl goes.")
-@click.option("--python", metavar="PATH", help="The interpreter that has torch (python3).")
-@click.option("--parallel", type=whole(1, 64), help="So many runs side by side (24).")
-@click.option("--limit", "limit_s", type=Parsed("TIME", parse_grace), default="1h", help="No run begins after it (1h).")
+@click.option("--out", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Directory of rows.jsonl.")
+@click.option("--python", metavar="PATH", help="Python interpreter with torch (default: python3).")
+@click.option("--parallel", type=whole(1, 64), help="Maximum number of parallel runs (default 24).")
+@click.option(
+    "--limit",
+    "limit_s",
+    type=Parsed("TIME", parse_grace),
+    default="1h",
+    help="Start no more runs after this time (default 1h).",
+)
 @click.option("--run-limit", "run_limit_s", type=Parsed("TIME", parse_grace), default="60s",
-              help="A run that takes longer has failed (60s).")  # fmt: skip
-@click.option("--activity", is_flag=True, help="Step time, SM activity and power too: each alone, in turn.")
-@click.option("--resume/--no-resume", default=True, help="Go on with what DIR has, or begin anew.")
-@click.option("--seed", type=whole(0), default=0, help="The order of the runs (0).")
-@click.option("--device", type=click.Choice(("cuda", "cpu")), default="cuda", help="cpu: a rehearsal, no figures.")
+              help="Maximum time of one run (default 60s).")  # fmt: skip
+@click.option("--activity", is_flag=True, help="Also measure step time, SM activity and power, one run at a time.")
+@click.option(
+    "--resume/--no-resume", default=True, help="Continue with the rows in DIR, or start anew (default: continue)."
+)
+@click.option("--seed", type=whole(0), default=0, help="Seed of the order of the runs (default 0).")
+@click.option(
+    "--device",
+    type=click.Choice(("cuda", "cpu")),
+    default="cuda",
+    help="cpu is for tests and measures no memory (default cuda).",
+)
 @json_flag
 def command(
     configs: Path,
@@ -54,21 +67,21 @@ def command(
     device: str,
     as_json: bool,
 ) -> int:
-    """Measure training runs on this machine's GPU.
+    """Measure training runs on this server's GPU.
 
-    CONFIGS is a file of `carma dataset generate`. Each run is a process of its own, several side by side where memory
-    allows. Rows go to DIR/rows.jsonl as they come; run again, it goes on with what is missing. It wants the GPU for
-    itself, and an interpreter that has torch.
+    CONFIGS is a file of `carma dataset generate`. Each run is a process; as many run in parallel as memory allows. Rows
+    are appended to DIR/rows.jsonl, and the same command continues with the missing runs. The GPU must be free, and
+    torch must be installed for the interpreter.
 
-    Exit status: 1 where no run was measured, or where more than half of those done failed for another reason than
-    memory; one that is out of memory is a result.
+    The exit status is 1 if no run was measured, or if more than half of the runs failed for another reason than memory.
+    A run that is out of memory is a result.
     """
     from carma.errors import Usage
     from gpumemnet.dataset import collect
     from gpumemnet.dataset.torch_interpreter import find_torch
 
     if not run_limit_s:
-        raise Usage("--run-limit 0 leaves a run no time", "Such as --run-limit 60s.")
+        raise Usage("--run-limit 0 leaves a run no time", "Use for example --run-limit 60s.")
     options = collect.Options(
         configs=configs,
         out=out,
@@ -80,11 +93,11 @@ def command(
         seed=seed,
         device=device,
     )
-    collect.check_configs(configs)  # before the seconds that torch takes
+    collect.check_configs(configs)  # before torch is imported, which takes seconds
     found = find_torch(python, with_gpu=device == "cuda")
     try:
-        with _progress() as tell:
-            tally = collect.collect(options, found.path, tell)
+        with _progress() as report:
+            tally = collect.collect(options, found.path, report)
     except KeyboardInterrupt as stop:
         again = "the same command" if resume else "the same command without --no-resume"
         note(f"stopped; what was measured is in {out / collect.ROWS}, and {again} goes on from there")
@@ -99,13 +112,13 @@ def command(
 
 
 def _verdict(tally: Tally) -> int:
-    """Out of memory is a result, and some that failed are as they are; most of them, or nothing at all, is not."""
+    """The exit status; raises Refused if more than half of the runs failed, or none was measured."""
     from carma.errors import Refused
 
     if 2 * tally.failed > tally.done:
         error, times = next(iter(tally.errors.items()))
         why = f"not for want of memory, {_times(times)} so: {error}"
-        hint = "Once that is mended, or with a longer --run-limit, --no-resume tries them all again."
+        hint = "Correct the cause, or set a longer --run-limit; then repeat all runs with --no-resume."
         raise Refused(f"{tally.failed:,} of {tally.done:,} runs failed, {why}", hint)
     if tally.done:
         return 0
@@ -114,22 +127,22 @@ def _verdict(tally: Tally) -> int:
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal's stderr; elsewhere a line now and then."""
+    """A bar if stderr is a terminal, else a line every PROGRESS_S."""
     if not sys.stderr.isatty():
         yield _lines()
         return
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
-    columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as shown:
+    columns = (
+        progress.TextColumn("measuring"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    console = Console(stderr=True, highlight=False)
+    with progress.Progress(*columns, console=console, transient=True) as shown:
         task = shown.add_task("measuring", total=None)
         yield lambda done, total: shown.update(task, completed=done, total=total)
 
@@ -137,14 +150,14 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
 def _lines() -> Callable[[int, int], None]:
     last = (float("-inf"), -1)
 
-    def tell(done: int, total: int) -> None:
+    def report(done: int, total: int) -> None:
         nonlocal last
         now = time.monotonic()
-        if done != last[1] and (now - last[0] >= TELL_S or done == total):
+        if done != last[1] and (now - last[0] >= PROGRESS_S or done == total):
             last = (now, done)
             note(f"{done:,} of {total:,} runs are done")
 
-    return tell
+    return report
 
 
 def _print(tally: Tally, rows: Path) -> None:

@@ -1,4 +1,4 @@
-"""`carma dataset`: the data that learned estimators are made from. A verb's file is imported when it is used."""
+"""`carma dataset`: the data set for learned estimators. The file of a verb is imported when the verb is used."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from carma.cli.verb import Verb
 
 # As in gpumemnet/dataset/config.py, which is imported only when it is used.
 FAMILIES = ("mlp", "cnn", "transformer")
-# In files of their own, <verb>.py; one line of help each, so that none is imported to be listed.
+# Verbs in files of their own, <verb>.py, with their help, so that listing them imports no file.
 OTHERS = {
-    "collect": "Run configs on a GPU and record what they take.",
-    "pack": "Make the data set's files of collected rows.",
-    "describe": "What is in the data set: counts, coverage, pictures.",
+    "collect": "Run configs on a GPU and record their memory and activity.",
+    "pack": "Write the data set's files from collected rows.",
+    "describe": "Print and plot the content of a data set.",
 }
 
 
@@ -43,7 +43,7 @@ class Datasets(click.Group):
 
 @click.group("dataset", cls=Datasets)
 def command() -> None:
-    """Make and look at the data that estimators learn from."""
+    """Create and describe the data that estimators learn from."""
 
 
 @command.command(
@@ -54,19 +54,29 @@ def command() -> None:
         "carma dataset generate --families cnn,mlp --count 10 --ranges mine.toml"
     ),
 )
-@click.option("--families", type=names(FAMILIES), default=FAMILIES, help="Not all of mlp, cnn, transformer, but these.")
-@click.option("--count", type=whole(1, 1_000_000), default=3_000, help="So many of each family (3000).")
-@click.option("--seed", type=whole(0), default=0, help="The same seed gives the same bytes (0).")
-@click.option("--ranges", metavar="FILE", help="TOML: what is drawn from, where it differs from the defaults.")
 @click.option(
-    "--out", metavar="FILE", default="configs.jsonl", help="One config a line (configs.jsonl); - for standard output."
+    "--families",
+    type=names(FAMILIES),
+    default=FAMILIES,
+    help="Comma-separated families (default: mlp,cnn,transformer).",
 )
-@click.option("--force", is_flag=True, help="Write over a file that holds other configs.")
+@click.option(
+    "--count", type=whole(1, 1_000_000), default=3_000, help="Number of configs of each family (default 3000)."
+)
+@click.option("--seed", type=whole(0), default=0, help="Seed; the same seed gives the same bytes (default 0).")
+@click.option("--ranges", metavar="FILE", help="TOML file with ranges that replace the defaults.")
+@click.option(
+    "--out",
+    metavar="FILE",
+    default="configs.jsonl",
+    help="Output file, one config a line; - for standard output (default configs.jsonl).",
+)
+@click.option("--force", is_flag=True, help="Overwrite a file that contains other configs.")
 def generate(families: tuple[str, ...], count: int, seed: int, ranges: str | None, out: str, force: bool) -> int:
-    """Draw training runs by chance, one line of JSON each.
+    """Draw random training runs, one line of JSON each.
 
-    Footprints, batches, depths and widths are spread over their ranges. Needs neither torch nor a GPU. A file that is
-    there may be made again or longer; one with configs of another seed or other ranges is kept.
+    Footprints, batches, depths and widths are spread over their ranges. Neither torch nor a GPU is needed. An existing
+    file may be written again or extended; a file with configs of another seed or other ranges is kept.
     """
     from carma.cli.error_output import note
     from gpumemnet.dataset.config import FAMILIES

@@ -1,4 +1,4 @@
-"""`carma dataset describe`: what a data set covers, in figures and pictures."""
+"""`carma dataset describe`: the content of a data set, in figures and plots."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ carma dataset describe gpumemnet/datasets/h200/*.parquet --out pictures
 
 @verb("describe", examples=EXAMPLES)
 @click.argument("files", metavar="FILES...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@folder_flag("Pictures go there, as PNG and SVG.")
-@click.option("--seed", type=whole(0), default=0, help="Of t-SNE (0).")
+@folder_flag("Directory for plots as PNG and SVG.")
+@click.option("--seed", type=whole(0), default=0, help="Seed of t-SNE (default 0).")
 @force_flag
 @json_flag
 def command(files: tuple[Path, ...], out: Path | None, seed: int, force: bool, as_json: bool) -> None:
-    """What a data set covers, in figures and pictures.
+    """Print the content of a data set: counts, ranges, classes and settings.
 
-    Counts, ranges, classes and settings. With --out also: coverage of the features, the staircase of reserved memory,
-    PCA and t-SNE coloured by memory class, activity against size.
+    With --out it also plots the coverage of the features, the steps of reserved memory, PCA and t-SNE coloured by
+    memory class, and activity against size.
     """
     from gpumemnet.dataset.describe import describe, text
     from gpumemnet.dataset.table import read

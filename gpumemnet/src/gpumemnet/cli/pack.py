@@ -1,4 +1,4 @@
-"""`carma dataset pack`: configs and what was measured, as files to learn from."""
+"""`carma dataset pack`: writes configs and measured rows as files to learn from."""
 
 from __future__ import annotations
 
@@ -23,23 +23,27 @@ carma dataset pack configs.jsonl m/rows.jsonl a/rows.jsonl --layers layers.jsonl
 @click.argument("configs", metavar="CONFIGS", type=click.Path(path_type=Path))
 @click.argument("rows", metavar="ROWS...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--layers", metavar="FILE", type=click.Path(path_type=Path), default=Path("layers.jsonl"),
-              help="Layers of each config; what is missing is added (layers.jsonl).")  # fmt: skip
+              help="File with the layers of each config; missing ones are added (default layers.jsonl).")  # fmt: skip
 @click.option(
-    "--out", metavar="DIR", type=click.Path(path_type=Path), required=True, help="One file a family goes there."
+    "--out",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Output directory, one file for each family.",
 )
-@click.option("--python", metavar="PATH", default="python3", help="An interpreter that has torch (python3).")
+@click.option("--python", metavar="PATH", default="python3", help="Python interpreter with torch (default: python3).")
 @click.option(
     "--parallel", "processes", cls=Renamed, was=("--processes",), type=whole(1, 256), default=2,
-    help="So many processes that list layers, side by side (2).",
+    help="Number of processes that list layers (default 2).",
 )  # fmt: skip
 @json_flag
 def command(
     configs: Path, rows: tuple[Path, ...], layers: Path, out: Path, python: str, processes: int, as_json: bool
 ) -> None:
-    """Put configs and measured rows into a data set.
+    """Write configs and measured rows to the files of a data set.
 
-    Lists each model's layers, which needs torch and no GPU, drops rows that cannot be used and says why. A file that is
-    there is extended; a row whose id is there takes its place.
+    The layers of each model are listed, which needs torch and no GPU. Rows that cannot be used are left out with a
+    reason. An existing file is extended, and rows with a known id are replaced.
     """
     from gpumemnet.dataset.layer_lists import Lister
     from gpumemnet.dataset.pack import pack

@@ -1,4 +1,4 @@
-"""`carma train`: learns the estimators of memory from the data set, and judges them on what they have not seen."""
+"""`carma train`: learns memory estimators from the data set, and evaluates them on unseen rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ carma train gpumemnet/datasets/h200/*.parquet --public-mlp mlp_data_step2.csv --
 
 
 class Chosen(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
-    """`mlp,cnn`: some of the names that `known` gives; asked late, so that help imports nothing."""
+    """`mlp,cnn`: some of the names in `known` of training/names.py, which is imported late for a fast --help."""
 
     name = "names"
 
@@ -47,40 +47,46 @@ class Chosen(click.ParamType):  # type: ignore[type-arg]  # generic in newer ver
 
 @verb("train", examples=EXAMPLES)
 @click.argument("data", nargs=-1, metavar="DATA...")
-@click.option("--out", metavar="DIR", default="", help="Learn from all rows and write the models there, as ONNX.")
-@click.option("--install", is_flag=True, help="As --out, to where your estimates look for models first.")
-@click.option("--evaluate", is_flag=True, help="Judge all learners on rows that they have not seen.")
+@click.option("--out", metavar="DIR", default="", help="Directory for ONNX models learned from all rows.")
+@click.option("--install", is_flag=True, help="As --out, with the directory that your estimates read first.")
+@click.option("--evaluate", is_flag=True, help="Evaluate all learners on unseen rows.")
 @click.option(
     "--report",
     metavar="DIR",
     default="lab/results/gpumemnet",
-    help="For figures of --evaluate (lab/results/gpumemnet).",
+    help="Directory for results of --evaluate (default lab/results/gpumemnet).",
 )
 @click.option(
     "--families", cls=Renamed, was=("--family",), type=Chosen("FAMILIES"), default=(),
-    help="Not all of mlp, cnn, transformer, but these.",
+    help="Comma-separated families (default: mlp,cnn,transformer).",
 )  # fmt: skip
-@click.option("--only", type=Chosen("NAMES"), default=(), help="Not all learners: mlp-based,transformer-based.")
-@click.option("--public-mlp", metavar="CSV", default="", help="Judge on GPUMemNet's public MLP data too.")
-@click.option("--shapes/--no-shapes", default=True, help="Judge on shapes of networks that were left out (yes).")
-@click.option("--seed", type=whole(0), default=0, help="Of everything that chance decides (0).")
+@click.option(
+    "--only", type=Chosen("NAMES"), default=(), help="Comma-separated learners, such as mlp-based (default: all)."
+)
+@click.option(
+    "--public-mlp", metavar="CSV", default="", help="File of GPUMemNet's public MLP data, to evaluate on it too."
+)
+@click.option(
+    "--shapes/--no-shapes", default=True, help="Also evaluate on network shapes that were left out (default yes)."
+)
+@click.option("--seed", type=whole(0), default=0, help="Seed of all random decisions (default 0).")
 @json_flag
 def command(as_json: bool, **flags: Any) -> int:
-    """Learn how much memory models take, from measured runs.
+    """Learn memory estimators from measured runs.
 
-    DATA are files of `carma dataset pack`. The same data and seed give the same models. Two processor cores are used;
-    the models take minutes, --evaluate some tens of them. Needs the extra `train`.
+    DATA are files of `carma dataset pack`. The same data and seed give the same models. Two processor cores are used.
+    Models take minutes, --evaluate tens of minutes. The extra `train` must be installed.
     """
     from carma.errors import Usage
 
     if flags["install"]:
         if flags["out"]:
-            raise Usage("--install is a place: --out has no meaning beside it", "Give one of them.")
+            raise Usage("--install and --out exclude each other", "Use one of them.")
         flags["out"] = _own_folder()
     if not flags["out"] and not flags["evaluate"]:
         raise Usage(
             "there is nothing to do",
-            "--out DIR or --install makes models, --evaluate judges learners; they go together.",
+            "--out DIR or --install writes models, --evaluate evaluates learners; both may be used together.",
         )
     check_extra()
     from gpumemnet.training.main import Options, run
@@ -117,7 +123,7 @@ def check_extra() -> None:
 
 
 def _print(entries: tuple[Entry, ...]) -> None:
-    """At the operating point; every other figure is in the report."""
+    """Results at the operating point; the report has all others."""
     for entry in entries:
         for judged in entry.judged:
             if judged.point in ("operating", "class") and not judged.classes.top_merged:
