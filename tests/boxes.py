@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import random
 import shutil
 import sys
 import tempfile
@@ -137,6 +138,11 @@ def own(path: Path, owner: Owner) -> Path:
     if os.geteuid() == 0:
         os.chown(path, owner.uid, owner.gid)
     return path
+
+
+def marker() -> str:
+    """A word by which a process is found again; a number of seconds to sleep, too."""
+    return f"{random.SystemRandom().randrange(10**8, 10**9)}"
 
 
 def processes_with(word: str) -> list[int]:

@@ -16,12 +16,13 @@ from carma.trial import fingerprint as looking
 from carma.trial import sandbox
 from carma.trial.fingerprint import Unanswered, fingerprint
 from carma.trial.kernel_limits import KernelLimits
-from carma.trial.sandbox import GRACE_S, Limits, SandboxResult
+from carma.trial.sandbox import Limits, SandboxResult
 from carma.trial.trial_run import TrialRuns
-from tests.boxes import PATIENCE_S, VARIANTS, SandboxVariant, variant_or_skip, wait_until
+from tests.boxes import PATIENCE_S, VARIANTS, SandboxVariant, marker, processes_with, variant_or_skip, wait_until
 from tests.hanging_fs import HangingMount, hanging_mount
 
 ANSWER_S = 1.0
+SHORT_GRACE_S = 3.0  # the supervisor waits up to 2 s for processes that cannot end
 # Mounts are not asked whether they answer: as if they began to hang just afterwards.
 NOT_ASKED = "namespaces.answers = lambda paths, limit_s: dict.fromkeys(paths, 0)"
 LATE_S = 10.0  # beyond what is guaranteed, for a machine that is busy
@@ -37,6 +38,7 @@ def variant(request: pytest.FixtureRequest) -> Iterator[SandboxVariant]:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "ANSWER_LIMIT_S", ANSWER_S)
+    monkeypatch.setattr(sandbox, "GRACE_S", SHORT_GRACE_S)
     monkeypatch.setattr(looking, "LIMIT_S", ANSWER_S)
     monkeypatch.setattr("carma.trial.trial_run.LIMIT_S", ANSWER_S)
 
@@ -57,7 +59,7 @@ def work(folder: Path) -> Iterator[HangingMount]:
 
 
 def in_time(ended: SandboxResult, limits: Limits) -> bool:
-    return ended.seconds < limits.seconds + GRACE_S + LATE_S
+    return ended.seconds < limits.seconds + SHORT_GRACE_S + LATE_S
 
 
 def test_a_working_directory_that_hangs_is_named(variant: SandboxVariant, folder: Path, work: HangingMount) -> None:
@@ -102,13 +104,19 @@ def test_a_mount_that_answers_can_be_used(variant: SandboxVariant, folder: Path,
 def test_a_command_inside_a_mount_that_hangs_ends_at_its_limit(
     variant: SandboxVariant, folder: Path, elsewhere: HangingMount
 ) -> None:
-    """The command cannot be killed: it is left behind."""
+    """The command cannot be killed: the caller abandons it."""
     limits = Limits(seconds=4)
+    word = marker()
     script = f"echo begun > /run/carma/out/steps; while :; do ls {elsewhere.path}; done"
-    ending = threading.Timer(1.0, elsewhere.hang)
-    ending.start()
-    ended = variant.run(script, folder, limits=limits)
-    ending.join()
+
+    def hang() -> None:
+        wait_until(lambda: bool(processes_with(word)), "the command never started")
+        elsewhere.hang()
+
+    hanging = threading.Thread(target=hang)
+    hanging.start()
+    ended = variant.run("", folder, command=("/bin/sh", "-c", script, word), limits=limits)
+    hanging.join()
     assert ended.status.ended == "time", ended.status
     assert ended.status.notes == {"steps": "begun"}
     assert in_time(ended, limits)
@@ -118,11 +126,11 @@ def test_a_sandbox_that_cannot_be_built_in_time_names_what_it_waits_for(
     variant: SandboxVariant, folder: Path, elsewhere: HangingMount
 ) -> None:
     variant.change(NOT_ASKED)
-    limits = Limits(seconds=3)
+    limits = Limits(seconds=2)
     elsewhere.hang()
     ended = variant.run("true", folder, limits=limits)
     assert (ended.status.ended, ended.status.why) == ("unanswered", str(elsewhere.path)), ended.status
-    assert ended.status.limit_s == limits.seconds + GRACE_S
+    assert ended.status.limit_s == limits.seconds + SHORT_GRACE_S
     assert in_time(ended, limits)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -21,6 +20,7 @@ from tests.boxes import (
     VARIANTS,
     SandboxVariant,
     folder_for_all,
+    marker,
     own,
     processes_with,
     variant_or_skip,
@@ -36,11 +36,6 @@ def variant(request: pytest.FixtureRequest) -> Iterator[SandboxVariant]:
     made = variant_or_skip(request.param)
     yield made
     made.sandbox.close()
-
-
-def marker() -> str:
-    """A number of seconds to sleep by which a process is found again."""
-    return f"{random.SystemRandom().randrange(10**8, 10**9)}"
 
 
 def test_what_is_deleted_written_and_renamed_stays_as_it_was_outside(variant: SandboxVariant, folder: Path) -> None:
