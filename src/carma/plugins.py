@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Literal
 from carma.errors import BadSettings, NotInstalled, PluginError
 
 if TYPE_CHECKING:
-    from carma.core.scheduling.placement import Policy
+    from carma.core.model.values import Record
+    from carma.core.scheduling.policy import Policy
 
 Group = Literal["carma.policies", "carma.estimators", "carma.commands", "carma.extensions"]
 POLICIES: Group = "carma.policies"
@@ -110,9 +111,11 @@ def policy_name(text: str) -> str:
     raise unknown("policy", text, known)
 
 
-def load_policy(text: str) -> Policy:
-    """The policy of that name or alias."""
-    from carma.core.scheduling.placement import Policy
+def load_policy(text: str, settings: Mapping[str, Record] | None = None) -> Policy:
+    """The policy of that name or alias. `settings`: by policy, where they are not its defaults."""
+    from msgspec.structs import replace
+
+    from carma.core.scheduling.policy import Policy
 
     name = policy_name(text)
     policy = load_one(POLICIES, name)
@@ -121,7 +124,7 @@ def load_policy(text: str) -> Policy:
             f"the policy {name!r} is a {type(policy).__name__}, not a carma.core.scheduling.placement.Policy",
             "Tell its author, or choose another policy.",
         )
-    return policy
+    return replace(policy, settings=settings[name]) if settings and name in settings else policy
 
 
 def unknown(word: str, name: str, known: tuple[str, ...]) -> BadSettings:

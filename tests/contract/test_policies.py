@@ -37,7 +37,7 @@ WRONG = {
     RANKS: Policy("twice", lambda ask, views, last: [*magm.POLICY.rank(ask, views, last)] * 2),
     SCORES: Policy("upside down", lambda ask, views, last: magm.POLICY.rank(ask, views, last)[::-1]),
     SAME: Policy("counting", counting),
-    OBJECTS: Policy("silent", magm.POLICY.rank, against=lambda _, __: Refusal("", "")),
+    OBJECTS: Policy("silent", magm.POLICY.rank, objection=lambda _, __: Refusal("", "")),
     MOVES: Policy("moves a stranger", magm.POLICY.rank, moves=lambda _: [Move(TaskId(9_999), "x")]),
 }
 

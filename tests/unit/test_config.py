@@ -193,6 +193,7 @@ def test_every_default_is_itself_allowed(paths: Paths) -> None:
     lines = [
         line
         for section, keys in tables.items()
+        if section != "plugins"
         for line in (f"[{section}]", *(f"{key} = {as_toml(value)}" for key, value in keys.items()))
     ]
     paths.config_file.write_text("\n".join(lines))

@@ -36,21 +36,29 @@ class Setting(NamedTuple):
 
 @cache
 def catalogue() -> dict[str, Setting]:
-    """All settings, in the order of the tree."""
+    """All settings of CARMA itself, in the order of the tree."""
+    defaults = Settings()
     found: dict[str, Setting] = {}
-    for section in msgspec.structs.fields(Settings):
-        described = inspect.type_info(type(section.default))
-        assert isinstance(described, inspect.StructType)
-        for field, plain in zip(described.fields, msgspec.structs.fields(described.cls), strict=True):
-            name = f"{section.name}.{field.name}"
-            default = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
-            kind, description = _unwrap(field.type)
-            found[name] = Setting(name, default, description, _allowed(kind, field.name), plain.type, kind)
+    for section in sections():
+        found.update(settings_in(section, getattr(defaults, section)))
+    return found
+
+
+def settings_in(section: str, defaults: msgspec.Struct) -> dict[str, Setting]:
+    """The settings that a struct declares: its fields with their types, bounds and descriptions."""
+    found: dict[str, Setting] = {}
+    described = inspect.type_info(type(defaults))
+    assert isinstance(described, inspect.StructType)
+    for field, plain in zip(described.fields, msgspec.structs.fields(described.cls), strict=True):
+        name = f"{section}.{field.name}"
+        kind, description = _unwrap(field.type)
+        default = getattr(defaults, field.name)
+        found[name] = Setting(name, default, description, _allowed(kind, field.name), plain.type, kind)
     return found
 
 
 def sections() -> tuple[str, ...]:
-    return Settings.__struct_fields__
+    return tuple(name for name in Settings.__struct_fields__ if name != "plugins")
 
 
 def read(setting: Setting, value: object) -> object:

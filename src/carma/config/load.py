@@ -8,15 +8,19 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from carma.config.catalogue import Setting, catalogue, read, sections
+from carma.config.policy_settings import PolicySettings, policy_of
 from carma.config.settings_tree import Settings
-from carma.errors import BadSettings
+from carma.core.model.values import Record
+from carma.errors import BadSettings, PluginError
 from carma.paths import Paths
+from carma.plugins import policy_name
 
 Origin = str  # "default", a file's path, "environment CARMA_GATE__SM_ACTIVE", "flag --policy"
 DEFAULT: Origin = "default"
@@ -61,30 +65,37 @@ def load_settings(paths: Paths | None, environ: Mapping[str, str], flags: Mappin
     values: dict[str, object] = {}
     origins: dict[str, Origin] = dict.fromkeys(catalogue(), DEFAULT)
     problems: list[str] = []
+    declared = PolicySettings()
     for given in _all_given(paths, environ, flags or {}, problems):
-        setting = catalogue().get(given.name)
+        setting = catalogue().get(given.name) or declared.find(given.name)
         if setting is None:
-            problems.append(_unknown(given))
+            problems.append(_unknown(given, declared))
             continue
         try:
-            values[given.name] = read(setting, given.value)
-            origins[given.name] = given.origin
+            values[setting.name] = read(setting, given.value)
+            origins[setting.name] = given.origin
         except (ValueError, OverflowError):
             place = f"{setting.name} = {given.value!r} (in {given.origin})"
             problems.append(f"{place} is not a valid value: it must be {setting.allowed}")
     if problems:
         raise BadSettings("\n".join(problems), "`carma config show --verbose` describes all settings")
-    return Loaded(_build(values), origins)
+    return Loaded(_build(values, declared), origins)
 
 
 def describe(settings: Settings, origins: Mapping[str, Origin]) -> list[Line]:
-    """Every setting, in the order of the tree."""
+    """Every setting, in the order of the tree; then those that the policy declares."""
 
-    def line(setting: Setting) -> Line:
-        value = getattr(getattr(settings, setting.section), setting.key)
+    def line(section: object, setting: Setting) -> Line:
+        value = getattr(section, setting.key)
         return Line(setting.name, value, origins.get(setting.name, DEFAULT), setting.description)
 
-    return [line(setting) for setting in catalogue().values()]
+    lines = [line(getattr(settings, setting.section), setting) for setting in catalogue().values()]
+    declared = PolicySettings()
+    with suppress(PluginError, BadSettings):  # a policy that is missing or broken is reported where it is used
+        name = policy_name(settings.placement.policy)
+        section = settings.plugins.get(name, declared.defaults(name))
+        lines += [line(section, setting) for setting in declared.of(name).values()]
+    return lines
 
 
 def _all_given(
@@ -119,15 +130,15 @@ def _from_file(file: Path, problems: list[str]) -> Iterator[_Given]:
             problems.append(
                 f"{section} in {file} is a section, not a setting; write [{section}] and its settings below it"
             )
-        elif section in sections():
+        elif section in sections() or (isinstance(content, dict) and policy_of(section) is not None):
             yield from (_Given(f"{section}.{key}", value, str(file)) for key, value in content.items())
         else:
             yield _Given(section, content, str(file))
 
 
-def _unknown(given: _Given) -> str:
+def _unknown(given: _Given, declared: PolicySettings) -> str:
     what = "section" if isinstance(given.value, dict) else "setting"
-    near = _nearest(given.name, isinstance(given.value, dict))
+    near = declared.nearest(given.name) or _nearest(given.name, isinstance(given.value, dict))
     return f"there is no {what} {given.name!r} (in {given.origin})" + (f"; did you mean {near!r}?" if near else "")
 
 
@@ -142,11 +153,19 @@ def _nearest(name: str, is_section: bool) -> str | None:
     return by_key.get(key) or next(iter([*close, *(by_key[each] for each in close_keys)]), None)
 
 
-def _build(values: Mapping[str, object]) -> Settings:
+def _build(values: Mapping[str, object], declared: PolicySettings) -> Settings:
     changed: dict[str, dict[str, object]] = {}
     for name, value in values.items():
         section, _, key = name.partition(".")
         changed.setdefault(section, {})[key] = value
     settings = Settings()
-    parts = {name: msgspec.structs.replace(getattr(settings, name), **keys) for name, keys in changed.items()}
-    return msgspec.structs.replace(settings, **parts)
+    parts: dict[str, object] = {}
+    plugins: dict[str, Record] = {}
+    for name, keys in changed.items():
+        if name in sections():
+            parts[name] = msgspec.structs.replace(getattr(settings, name), **keys)
+        else:
+            defaults = declared.defaults(name)
+            assert defaults is not None
+            plugins[name] = msgspec.structs.replace(defaults, **keys)
+    return msgspec.structs.replace(settings, plugins=plugins, **parts)

@@ -77,6 +77,7 @@ class Settings(Rules, frozen=True, kw_only=True):
     daemon: Daemon = Daemon()
     virtual: Virtual = Virtual()
     launch: Launch = Launch()
+    plugins: dict[str, Record] = {}  # policy -> its own settings, where any are given; not a section
 
     @property
     def rules(self) -> Rules:

@@ -155,7 +155,7 @@ class State:
         version increases, and those of the GPUs with which it shares a task: a policy may look at those neighbours."""
         versions = self.versions
         versions[gpu] = versions.get(gpu, 0) + 1
-        if self.policy.against is None:
+        if self.policy.objection is None:
             return
         for placement in self.on_gpu.get(gpu, {}).values():
             for other in placement.gpus if len(placement.gpus) > 1 else ():

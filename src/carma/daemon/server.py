@@ -155,7 +155,7 @@ async def _maintain(parts: Parts) -> None:
 
 def _build(paths: Paths, loaded: Loaded, store: SqliteStore) -> Parts:
     settings = loaded.settings
-    policy = load_policy(settings.placement.policy)
+    policy = load_policy(settings.placement.policy, settings.plugins)
     source = open_gpus(settings, paths)
     gpus = source.sampler.gpus()
     check_listed(settings.placement.gpus, gpus)

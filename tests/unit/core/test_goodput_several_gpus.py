@@ -58,11 +58,11 @@ def test_a_task_with_several_gpus_is_judged_on_all_of_them_at_once() -> None:
     long = holder(Demand(0.3, 0.1, 0.1, 0.4, 0.3), 1_000.0, task=2)
     wide = replace(ask(Demand(0.5, 0.2, 0.2, 0.8, 0.5), 400.0), gpus=2)
     policy = bound()
-    assert policy.jointly is not None
+    assert policy.joint_objection is not None
     assert policy.refusal(wide, (soon,)) is None
     assert policy.refusal(wide, (long,)) is None
-    assert policy.jointly(wide, [(soon,), ()]) is None
-    found = policy.jointly(wide, [(soon,), (long,)])
+    assert policy.joint_objection(wide, [(soon,), ()]) is None
+    found = policy.joint_objection(wide, [(soon,), (long,)])
     assert found is not None
     assert found.sentence.startswith("beside tasks 1, 2 it would take 1.")
 

@@ -64,13 +64,13 @@ def running(policy: Policy, *demands: Demand | None, gpus: int | None = None, mi
     ],
 )
 def test_horus_adds_up_utilisation_to_a_hundred_per_cent(own: float, others: tuple[float, ...], fits: bool) -> None:
-    found = horus.against(ask(busy(own)), [holder(busy(other)) for other in others])
+    found = horus.objection(ask(busy(own)), [holder(busy(other)) for other in others])
     assert (found is None) == fits
 
 
 def test_horus_takes_an_unknown_task_for_a_full_gpu() -> None:
-    assert horus.against(ask(None), [holder(busy(0.1))]) is not None
-    assert horus.against(ask(busy(0.1)), [holder(None)]) is not None
+    assert horus.objection(ask(None), [holder(busy(0.1))]) is not None
+    assert horus.objection(ask(busy(0.1)), [holder(None)]) is not None
 
 
 def test_horus_without_engine_activity_guesses_it_from_sm_activity() -> None:
@@ -80,7 +80,7 @@ def test_horus_without_engine_activity_guesses_it_from_sm_activity() -> None:
 
 
 def test_horus_says_why_with_the_numbers() -> None:
-    found = horus.against(ask(busy(0.36)), [holder(busy(0.5), task=3), holder(None, task=4)])
+    found = horus.objection(ask(busy(0.36)), [holder(busy(0.5), task=3), holder(None, task=4)])
     assert found is not None
     assert found.code == "Utilisation"
     assert found.sentence == (
@@ -187,17 +187,17 @@ TINY, MEDIUM, JUMBO = (busy(0.3), 1_000), (busy(0.9), 17_000), (busy(0.9), 6_000
     ],
 )
 def test_lucid_packs_where_scores_add_up_to_two(own: tuple[Demand, int], host: tuple[Demand, int], fits: bool) -> None:
-    assert (lucid.against(ask(*own), [holder(*host)]) is None) == fits
+    assert (lucid.objection(ask(*own), [holder(*host)]) is None) == fits
 
 
 def test_lucid_packs_two_and_no_third_however_small() -> None:
-    found = lucid.against(ask(*TINY), [holder(*TINY), holder(*TINY)])
+    found = lucid.objection(ask(*TINY), [holder(*TINY), holder(*TINY)])
     assert found is not None
     assert (found.code, found.sentence) == ("TasksPerGpu", "has 2 tasks; lucid packs 2")
 
 
 def test_lucid_says_why_with_the_numbers() -> None:
-    found = lucid.against(ask(*JUMBO), [holder(None, 17_000)])
+    found = lucid.objection(ask(*JUMBO), [holder(None, 17_000)])
     assert found is not None
     assert found.code == "Slowdown"
     assert found.sentence == (

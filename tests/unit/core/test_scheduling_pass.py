@@ -194,10 +194,10 @@ def refused(policy: Policy) -> tuple[World, TaskId]:
 
 
 def test_other_company_lets_a_task_in_that_the_policy_kept_out() -> None:
-    def against(_ask: Ask, holders: Sequence[Holder]) -> Refusal | None:
+    def objection(_ask: Ask, holders: Sequence[Holder]) -> Refusal | None:
         return None if any((one.peak_mib or 0) >= 5_000 for one in holders) else NO
 
-    world, task = refused(Policy("heavy company", magm.POLICY.rank, against=against))
+    world, task = refused(Policy("heavy company", magm.POLICY.rank, objection=objection))
     world.now += 1.0
     for key in world.memory:
         world.memory[key] = 6_000  # of what it has booked: there is no more room than before
@@ -207,10 +207,10 @@ def test_other_company_lets_a_task_in_that_the_policy_kept_out() -> None:
 
 
 def test_time_lets_a_task_in_that_the_policy_kept_out() -> None:
-    def against(ask: Ask, _holders: Sequence[Holder]) -> Refusal | None:
+    def objection(ask: Ask, _holders: Sequence[Holder]) -> Refusal | None:
         return NO if ask.at < 2_040.0 else None  # times are told by the minute
 
-    world, task = refused(Policy("later", magm.POLICY.rank, against=against))
+    world, task = refused(Policy("later", magm.POLICY.rank, objection=objection))
     world.now = 2_039.0
     world.settle()
     assert not world.placed(task)
@@ -220,10 +220,10 @@ def test_time_lets_a_task_in_that_the_policy_kept_out() -> None:
 
 
 def test_a_newcomer_is_looked_at_though_the_policy_kept_all_others_out() -> None:
-    def against(ask: Ask, _holders: Sequence[Holder]) -> Refusal | None:
+    def objection(ask: Ask, _holders: Sequence[Holder]) -> Refusal | None:
         return NO if ask.memory_mib == 500 else None
 
-    world, task = refused(Policy("no small ones", magm.POLICY.rank, against=against))
+    world, task = refused(Policy("no small ones", magm.POLICY.rank, objection=objection))
     newcomer = world.submit(600, runtime_s=10.0)  # gone long before the first could start
     world.settle()
     assert world.placed(newcomer)

@@ -89,6 +89,6 @@ def conditions(about: About) -> str:
 def _predicts(policy: str) -> bool:
     """Whether it goes by what is known of demands. One that is not installed here might."""
     try:
-        return not load_policy(policy).gated
+        return not load_policy(policy).uses_gate
     except CarmaError:
         return True

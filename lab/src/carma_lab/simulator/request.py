@@ -11,9 +11,8 @@ import msgspec
 from carma import __version__
 from carma.config import settings_of
 from carma.core.model.values import Record
-from carma.core.scheduling.placement import Policy
 from carma.errors import BadSettings, Usage
-from carma.plugins import POLICIES, load_one, policy_name
+from carma.plugins import load_policy
 from carma.traces import Trace, find
 from carma_lab.runs.record import About, Run
 from carma_lab.simulator import estimate_sources as sources
@@ -108,8 +107,7 @@ def simulation(request: Request, trace: Trace | None = None, *, watched: bool = 
     check_settings(request.settings)
     trace = find(request.trace) if trace is None else trace
     settings = settings_of({**request.settings, "placement.policy": request.policy})
-    policy = load_one(POLICIES, policy_name(request.policy))
-    assert isinstance(policy, Policy)  # the registry holds nothing else
+    policy = load_policy(request.policy, settings.plugins)
     card = cards.find(request.gpu)
     source = sources.find(request.memory, request.seed)
     _check(trace, request, card)

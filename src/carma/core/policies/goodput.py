@@ -63,14 +63,14 @@ def remembering(terms: Terms) -> Predict:
     return predict
 
 
-def jointly(terms: Terms, ask: Ask, companies: Sequence[Sequence[Holder]]) -> Reason | None:
+def joint_objection(terms: Terms, ask: Ask, companies: Sequence[Sequence[Holder]]) -> Reason | None:
     """For a task with several GPUs: it goes at the pace of the slowest, which is not always the same."""
     found = outlook(ask, goes_on(companies, ask.at, terms), terms)
     holders = list({holder.key: holder for company in companies for holder in company}.values())
     return Reason("Slowdown", _too_slow, (found, ask, holders, terms.cap)) if found.worst > terms.cap else None
 
 
-def against(predict: Predict, cap: float, ask: Ask, holders: Sequence[Holder]) -> Reason | None:
+def objection(predict: Predict, cap: float, ask: Ask, holders: Sequence[Holder]) -> Reason | None:
     return refusal(predict(ask, holders), ask, holders, cap)
 
 
@@ -168,10 +168,10 @@ def bound(rules: Rules) -> Policy:
     return replace(
         POLICY,
         rank=partial(rank, predict),
-        against=partial(against, predict, terms.cap),
+        objection=partial(objection, predict, terms.cap),
         urgent=urgent,
         moves=partial(moves, terms),
-        jointly=partial(jointly, terms),
+        joint_objection=partial(joint_objection, terms),
         bind=None,
     )
 
@@ -181,5 +181,5 @@ POLICY = Policy(
     partial(rank, remembering(Terms(1.25, "mps"))),
     about="The GPU where it adds most progress, nobody slowed down beyond a cap.",
     bind=bound,
-    gated=False,
+    uses_gate=False,
 )

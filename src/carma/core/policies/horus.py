@@ -31,7 +31,7 @@ def _held(holders: Sequence[Holder]) -> float:
     return sum(utilisation(holder.demand) for holder in holders)
 
 
-def against(ask: Ask, holders: Sequence[Holder]) -> Refusal | None:
+def objection(ask: Ask, holders: Sequence[Holder]) -> Refusal | None:
     own, held = utilisation(ask.demand), _held(holders)
     if own + held <= BUDGET + ROUNDING:
         return None
@@ -55,6 +55,6 @@ POLICY = Policy(
     "horus",
     rank,
     about="The GPU with the least predicted utilisation, 100 % at most (Horus).",
-    against=against,
-    gated=False,
+    objection=objection,
+    uses_gate=False,
 )

@@ -41,7 +41,7 @@ def _held(holders: Sequence[Holder]) -> int:
     return sum(score(holder.demand, holder.counted_mib) for holder in holders)
 
 
-def against(ask: Ask, holders: Sequence[Holder]) -> Refusal | None:
+def objection(ask: Ask, holders: Sequence[Holder]) -> Refusal | None:
     if len(holders) >= AT_MOST:
         return Refusal("TasksPerGpu", f"has {len(holders)} tasks; lucid packs {AT_MOST}")
     own, held = score(ask.demand, ask.memory_mib), _held(holders)
@@ -67,6 +67,6 @@ POLICY = Policy(
     "lucid",
     rank,
     about="Two tasks on a GPU at most, by their sharing scores (Lucid's packing).",
-    against=against,
-    gated=False,
+    objection=objection,
+    uses_gate=False,
 )

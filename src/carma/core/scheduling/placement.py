@@ -73,7 +73,7 @@ def _ranked(
         idle = {one.view.gpu.id for one in accepted if one.view.idle}
         if 0 < len(idle) < len(accepted):  # else the order stays as it is
             ranked.sort(key=lambda entry: entry.gpu not in idle)
-    if 1 < ask.gpus <= MOST_BESIDE and policy.jointly is not None:
+    if 1 < ask.gpus <= MOST_BESIDE and policy.joint_objection is not None:
         return _together(ask, ranked, accepted, policy, objections)
     return ranked
 
@@ -86,14 +86,14 @@ def _together(
     objections: dict[GpuId, Objection],
 ) -> list[Ranked]:
     """Without GPUs that the policy objects to beside the better ones: a task goes at the pace of its slowest GPU."""
-    assert policy.jointly is not None
+    assert policy.joint_objection is not None
     holders = {one.view.gpu.id: one.view.holders for one in accepted}
     taken: list[Ranked] = []
     for place, entry in enumerate(ranked):
         if len(taken) == ask.gpus:
             return [*taken, *ranked[place:]]
         try:
-            refusal = policy.jointly(ask, [holders[one.gpu] for one in (*taken, entry)]) if taken else None
+            refusal = policy.joint_objection(ask, [holders[one.gpu] for one in (*taken, entry)]) if taken else None
         except Exception as error:
             objections.update(dict.fromkeys([one.view.gpu.id for one in accepted], policy.failed(error)))
             return []

@@ -1,4 +1,4 @@
-"""What a placement policy is. The built-in ones are in policies/; others come as plugins."""
+"""What a placement policy is. The built-in ones are in policies/; others come as plugins (docs/plugins.md)."""
 
 from __future__ import annotations
 
@@ -17,76 +17,77 @@ class Ranked(Record, frozen=True, gc=False):
 
 
 Rank = Callable[[Ask, Sequence[GpuView], GpuId | None], Sequence[Ranked]]
-"""(what is asked, GPUs that passed every filter in index order, the last placement's place among them) -> best first.
+"""(the request, GPUs that passed every filter in index order, the GPU of the last placement) -> best first.
 
-The third is the GPU of the last placement or, when that one is closed, the nearest open one before it."""
+The third is the nearest accepted GPU before that one where it was not accepted itself."""
 
 
-AS_OF_S = 60.0  # what a policy has against company is looked at anew so often, while nothing changes
+AS_OF_S = 60.0  # time after which a policy is asked again although nothing has changed
 
 
 def as_of(now: float) -> float:
-    """The time that a policy is told. Predictions change slowly: within a span the answer to a question stays the same,
-    and need not be asked for again."""
+    """The time that a policy is told. Predictions change slowly: within AS_OF_S the answer to a question is reused."""
     return now - now % AS_OF_S
 
 
-Against = Callable[[Ask, Sequence[Holder]], Objection | None]
-"""What a policy has against a task beside those holders; never anything against one alone on a GPU."""
+Objects = Callable[[Ask, Sequence[Holder]], Objection | None]
+"""Why the task must not join those tasks on a GPU. A policy has no objection to a task alone on a GPU."""
 
 
-Jointly = Callable[[Ask, Sequence[Sequence[Holder]]], Objection | None]
-"""What a policy has against a task on several GPUs at once, beside those who hold each of them."""
+ObjectsJointly = Callable[[Ask, Sequence[Sequence[Holder]]], Objection | None]
+"""The same for a task on several GPUs at once, with the tasks on each of them."""
 
 
 class Move(Record, frozen=True, gc=False):
-    """A running task that would do better elsewhere, and why, in a sentence."""
+    """A running task that should be on another GPU, and why, in a sentence."""
 
     task: TaskId
     reason: str
 
 
 Moves = Callable[[Sequence[GpuView]], Sequence[Move]]
-"""(every GPU as it is now, in index order) -> the tasks to move, the most urgent first. Those that cannot be asked to
-save are passed over; where they go then is `rank`'s business, as with any task that waits."""
+"""(every GPU, in index order) -> the tasks to move, the most urgent first. Tasks that cannot checkpoint are skipped;
+`rank` decides where the others go, as for any waiting task."""
 
 
 class Waits(NamedTuple):
-    """One of those who wait, for a policy that looks at all of them."""
+    """A waiting task, for a policy that changes the order of the queue."""
 
     gpus: int
-    alone_s: float | None  # what it would take alone; None: nobody knows
+    alone_s: float | None  # run time alone; None: unknown
 
 
 Urgent = Callable[[Sequence[Waits], float, int], Sequence[int]]
-"""(those who wait, in their order; what the running tasks still have to do, in GPU-seconds; GPUs) -> the places of
-those whose turn it is before all others, the first first."""
+"""(the waiting tasks in their order, the GPU seconds that running tasks still need, the number of GPUs) -> the
+positions of the tasks that go before all others, the first first."""
 
 
 class Policy(Record, frozen=True):
-    """A placement policy: a name, whether it shares GPUs at all, and a pure ranking. `against` is a filter of its own;
-    `moves` says who should be elsewhere; `bind` makes the policy for a server's rules, where it depends on them."""
+    """A placement policy: a name and a pure ranking; everything else is optional."""
 
     name: str
     rank: Rank
-    shares: bool = True
+    shares: bool = True  # False: one task per GPU
     about: str = ""
-    against: Against | None = None
+    objection: Objects | None = None  # a filter of its own
     urgent: Urgent | None = None
-    bind: Callable[[Rules], Policy] | None = None
-    gated: bool = True  # whether the gate's caps on utilisation apply: not to one that predicts slow-downs itself
-    moves: Moves | None = None  # None: it never wants anybody elsewhere
-    jointly: Jointly | None = None  # None: what it has nothing against one by one may be had together
+    settings: Record | None = None  # its own settings: a struct with defaults, bounds and descriptions
+    bind: Callable[..., Policy] | None = None  # (rules, and its settings if it has any) -> the policy for a server
+    uses_gate: bool = True  # False for a policy that predicts activity itself: the caps of the gate do not apply
+    moves: Moves | None = None
+    joint_objection: ObjectsJointly | None = None  # None: GPUs without an objection each may be used together
 
     def bound(self, rules: Rules) -> Policy:
-        return self if self.bind is None else self.bind(rules)
+        if self.bind is None:
+            return self
+        return self.bind(rules) if self.settings is None else self.bind(rules, self.settings)
 
     def refusal(self, ask: Ask, holders: Sequence[Holder]) -> Objection | None:
-        """What `against` answers; a policy of another package that raises is a reason to wait and not a crash."""
-        if self.against is None or not holders:
+        """What `objection` answers; a policy of another package that raises is a reason to wait and not a crash."""
+        if self.objection is None or not holders:
             return None
         try:
-            return self.against(ask, holders)
+            return self.objection(ask, holders)
         except Exception as error:
             return self.failed(error)
 

@@ -119,7 +119,7 @@ def spare_mib(reservation: Reservation, view: GpuView, rules: Rules, policy: Pol
 
 def in_the_way(reservation: Reservation, newcomer: Holder, view: GpuView, policy: Policy) -> bool:
     """Whether the policy would have something against the first beside that newcomer, where memory allows both."""
-    if policy.against is None or reservation.start_at is None or newcomer.ends_at <= reservation.start_at:
+    if policy.objection is None or reservation.start_at is None or newcomer.ends_at <= reservation.start_at:
         return False
     staying, _ = view.after(reservation.start_at)
     later = _later(reservation.ask, reservation.start_at, policy)
@@ -127,4 +127,4 @@ def in_the_way(reservation: Reservation, newcomer: Holder, view: GpuView, policy
 
 
 def _later(ask: Ask, at: float, policy: Policy) -> Ask:
-    return ask if policy.against is None else replace(ask, at=at)
+    return ask if policy.objection is None else replace(ask, at=at)

@@ -311,7 +311,7 @@ def newcomer(ask: Ask, runtime_s: float, rules: Rules, now: float) -> Holder:
 
 def with_others(holder: Holder, choice: Choice, view: GpuView, policy: Policy) -> Holder:
     """The newcomer as it is on one of its GPUs, with those who are on the others (as `_beside` in snapshot.py)."""
-    if not 1 < len(choice.chosen) <= MOST_BESIDE or policy.against is None:
+    if not 1 < len(choice.chosen) <= MOST_BESIDE or policy.objection is None:
         return holder
     others = [one.view for one in choice.candidates if one.view.gpu.id in choice.chosen and one.view is not view]
     return replace(holder, beside=tuple([Beside(one.gpu.id, holder.demand, one.holders) for one in others]))

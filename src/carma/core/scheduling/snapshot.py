@@ -137,7 +137,7 @@ def _beside(state: State, key: AttemptKey, gpu: GpuId) -> tuple[Beside, ...]:
     """The attempt's other GPUs, with those who share them: what it takes to tell how they go on, and no more. Nothing
     for a policy that has no say about company, and of a task so wide that it would take too long."""
     gpus = state.on_gpu[gpu][key].gpus
-    if not 1 < len(gpus) <= MOST_BESIDE or state.policy.against is None:
+    if not 1 < len(gpus) <= MOST_BESIDE or state.policy.objection is None:
         return ()
     task, track = state.tasks[key.task], state.tracks.get(key)
     found: list[Beside] = []

@@ -49,7 +49,7 @@ class VerdictCache:
             return known.candidate
         view = view_of(state, gpu, now)
         objections = None
-        if known is not None and state.policy.against is not None and known.candidate.view.holders == view.holders:
+        if known is not None and state.policy.objection is not None and known.candidate.view.holders == view.holders:
             objections = known.candidate.objections
         candidate = candidate_of(view, state.rules, state.policy, objections)
         self._entries[gpu.id] = _Entry(version, now, same_until(state, view, now), candidate)

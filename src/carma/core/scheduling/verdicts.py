@@ -65,7 +65,7 @@ class Candidate(Record, frozen=True, kw_only=True, eq=False):
 
     def objection(self, ask: Ask, requirement: Requirement) -> Objection | None:
         """What the policy has against the task beside the tasks that are there. `requirement`: of the ask."""
-        if self.policy.against is None or not self.view.holders:
+        if self.policy.objection is None or not self.view.holders:
             return None
         known = self.objections
         if requirement not in known:
@@ -188,7 +188,7 @@ def _warming_up(view: GpuView, rules: Rules) -> Reason | None:
 
 def _gated(view: GpuView, policy: Policy) -> bool:
     """A policy that predicts slow-downs itself knows nothing of foreign processes."""
-    return policy.gated or bool(view.foreign) or view.foreign_mib > 0
+    return policy.uses_gate or bool(view.foreign) or view.foreign_mib > 0
 
 
 def _too_busy(view: GpuView, rules: Rules) -> Reason | None:

@@ -83,7 +83,7 @@ def regroup(state: State, gpus: Iterable[GpuId], now: float) -> None:
         track.rate = min(track.rates.values(), default=1.0)
         for gpu in track.on:  # its expected end has changed on all of its GPUs
             state.touch(gpu)
-            if state.policy.against is not None:
+            if state.policy.objection is not None:
                 _touch_beside(state, gpu)
 
 
