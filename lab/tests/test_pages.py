@@ -117,7 +117,8 @@ def test_settings_that_are_named_exist(file: Path) -> None:
         if not f"{section}.{key}".startswith(PACKAGE_WORDS):
             assert f"{section}.{key}" in catalogue(), f"there is no setting {section}.{key}"
     for name in re.findall(r"--set ([\w.]+)=", text):
-        assert name in catalogue(), f"there is no setting {name}"
+        of_the_example = file.name == "plugins.md" and name.partition(".")[0] not in sections()
+        assert of_the_example or name in catalogue(), f"there is no setting {name}"
 
 
 @pytest.mark.parametrize("file", PAGES, ids=name_of)
