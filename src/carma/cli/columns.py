@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from carma.cli.output import Column, Remark, moment, print_remarked, print_table
+from carma.cli.verb import Listing
 from carma.cli.wording import WAITING, percent, ran_s, short_ending
 from carma.core.model.units import show_j, show_mib, show_s
 from carma.errors import Usage
@@ -160,17 +161,18 @@ def choose(text: str | None, usual: Sequence[str], *, with_user: bool = False) -
 
 
 def print_tasks(
-    tasks: Sequence[TaskView], names: Sequence[str], now: float, *, header: bool, wide: bool, endings: bool = False
+    tasks: Sequence[TaskView], names: Sequence[str], now: float, listing: Listing, *, endings: bool = False
 ) -> None:
     """`endings` adds how each task ended, as a remark."""
     fields = [FIELDS[name] for name in names]
     columns = [field.column for field in fields]
     rows = [[field.text(task, now) for field in fields] for task in tasks]
     if not endings:
-        return print_table(columns, rows, header, wide)
+        return print_table(columns, rows, listing.header, listing.wide)
     remarks = [Remark("", short_ending(task)) for task in tasks]
     title = "WHY" if any(remark.rest for remark in remarks) else ""
-    return print_remarked([*columns, Column(title, flexible=True)], rows, remarks, header, wide)
+    columns.append(Column(title, flexible=True))
+    return print_remarked(columns, rows, remarks, listing.header, listing.wide)
 
 
 def print_csv(tasks: Sequence[TaskView], names: Sequence[str], now: float, *, header: bool) -> None:

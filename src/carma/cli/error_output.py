@@ -24,17 +24,19 @@ USAGE, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 _NO_ARGUMENTS: type[click.UsageError] | tuple[()] = getattr(click.exceptions, "NoArgsIsHelpError", ())  # click 8.2
 
 
-class _ClosedStream(io.RawIOBase):
+class _ClosedStream(io.BytesIO):
     """Stands in for a stream that was closed at the start (`>&-`). Discards the data and records its use."""
 
     was_used = False
 
-    def writable(self) -> bool:
-        return True
-
     def write(self, data: Any, /) -> int:
         self.was_used = True
         return len(data)
+
+
+def _closed(stream: TextIO) -> _ClosedStream | None:
+    buffer = getattr(stream, "buffer", None)
+    return buffer if isinstance(buffer, _ClosedStream) else None
 
 
 def is_closed(stream: TextIO) -> bool:
@@ -42,17 +44,12 @@ def is_closed(stream: TextIO) -> bool:
     return _closed(stream) is not None
 
 
-def _closed(stream: TextIO) -> _ClosedStream | None:
-    raw = getattr(getattr(stream, "buffer", None), "raw", None)
-    return raw if isinstance(raw, _ClosedStream) else None
-
-
 def _prepare_streams() -> None:
     """Makes stdout and stderr always writable. A character outside of a stream's encoding becomes a `?`."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(_ClosedStream()), encoding="utf-8", errors="replace"))
+            setattr(sys, name, io.TextIOWrapper(_ClosedStream(), encoding="utf-8", errors="replace"))
         elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")
 

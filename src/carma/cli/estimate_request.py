@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pwd
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -19,7 +20,7 @@ from carma.cli.checks.doctor_facts import DoctorFacts
 from carma.cli.error_output import note
 from carma.config import load_settings
 from carma.core.model.settings import Rules
-from carma.core.model.values import Estimate, Gpu, GpuId, NoEstimate, Owner, Record, TaskId, TaskSpec
+from carma.core.model.values import Estimate, Gpu, GpuId, NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest, Estimator
 from carma.errors import NotFound, Usage
 from carma.estimate.combination import make_estimator
@@ -28,7 +29,7 @@ from carma.paths import find_paths
 from carma.plugins import ESTIMATORS, extension, names
 from carma.store.memory import MemoryStore
 from carma.trial.cards import DEFAULT, Card, as_gpu, find_card, unknown_card
-from carma.trial.layers.description import Attention, Described, Precision, ReadSummary, SummaryReader, TrainingOptions
+from carma.trial.layers.description import Described, ReadSummary, SummaryReader, TrainingOptions
 from carma.trial.protocol import Context, NoTrials, Trials
 
 EXAMPLE = "try: carma estimate -- python train.py"
@@ -41,7 +42,7 @@ READER = "gpumemnet"  # the default estimator for a summary
 OF_SUBMISSIONS = ("declared", "history")
 
 
-class Options(Record, frozen=True, kw_only=True):
+class Options(TrainingOptions, frozen=True, kw_only=True):
     command: tuple[str, ...] = ()
     estimator: str | None = None
     gpu: str | None = None
@@ -53,12 +54,12 @@ class Options(Record, frozen=True, kw_only=True):
     summary: str | None = None
     batch: int | None = None
     sample: tuple[int, ...] | None = None
-    optimizer: str | None = None
-    precision: Precision | None = None
-    checkpointing: bool = False
-    channels_last: bool = False
-    attention: Attention | None = None
-    heads: int | None = None
+
+
+# Options that a trial run makes unnecessary, with their fields.
+SUMMARY_ONLY = {"--batch": "batch", "--input": "sample"} | {
+    f"--{name.replace('_', '-')}": name for name in TrainingOptions.__struct_fields__
+}
 
 
 class _Summary(Summarised):
@@ -127,11 +128,11 @@ def _check(options: Options) -> None:
     if options.compare and options.estimator is not None:
         raise Usage("--compare and --estimator exclude each other", EXAMPLE)
     if options.summary is None:
-        _reject(_summary_only(options), "needs --summary: a trial run observes it")
+        _reject(options, SUMMARY_ONLY, "needs --summary: a trial run observes it")
         if not options.command:
             raise Usage("no command was given", EXAMPLE)
     elif not options.command:
-        _reject({"--steps": options.steps, "--limit": options.limit_s}, "needs a command: a summary has no trial run")
+        _reject(options, {"--steps": "steps", "--limit": "limit_s"}, "needs a command: a summary has no trial run")
     if options.command and not options.command[0].strip():
         raise Usage("the first word of the command is empty", EXAMPLE)
     needs_reader = options.summary is not None and not options.compare and options.estimator is None
@@ -142,37 +143,16 @@ def _check(options: Options) -> None:
         )
 
 
-def _reject(flags: dict[str, object], why: str) -> None:
-    for flag, value in flags.items():
-        if value is not None:
+def _reject(options: Options, fields: Mapping[str, str], why: str) -> None:
+    for flag, field in fields.items():
+        if getattr(options, field) not in (None, False):
             raise Usage(f"{flag} {why}", EXAMPLE)
-
-
-def _summary_only(options: Options) -> dict[str, object]:
-    """Options that a trial run makes unnecessary."""
-    return {
-        "--batch": options.batch,
-        "--input": options.sample,
-        "--optimizer": options.optimizer,
-        "--precision": options.precision,
-        "--checkpointing": options.checkpointing or None,
-        "--channels-last": options.channels_last or None,
-        "--attention": options.attention,
-        "--heads": options.heads,
-    }
 
 
 def _read(file: str, options: Options) -> ReadSummary:
     """The model in a summary, with its training options."""
     read_summary = cast(SummaryReader, extension("model-summary", "gpumemnet", "carma estimate --summary"))
-    training = TrainingOptions(
-        optimizer=options.optimizer,
-        precision=options.precision,
-        checkpointing=options.checkpointing,
-        channels_last=options.channels_last,
-        attention=options.attention,
-        heads=options.heads,
-    )
+    training = TrainingOptions(**{name: getattr(options, name) for name in TrainingOptions.__struct_fields__})
     try:
         source = sys.stdin.buffer.read() if file == STDIN else Path(file)
         return read_summary(source, training, batch=options.batch, sample=options.sample or ())

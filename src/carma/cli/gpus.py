@@ -6,7 +6,7 @@ import click
 
 from carma.cli.connection import ask
 from carma.cli.output import Column, Field, Remark, print_json, print_remarked
-from carma.cli.verb import table_flags, verb
+from carma.cli.verb import Listing, table_flags, verb
 from carma.cli.wording import percent
 from carma.client import Client
 from carma.core.model.units import show_count
@@ -59,7 +59,7 @@ WIDE_ONLY = ("UUID", "GRACT", "TENSOR", "METRICS")
 
 @verb("gpus", examples=EXAMPLES)
 @table_flags
-def command(as_json: bool, no_header: bool, wide: bool) -> None:
+def command(listing: Listing) -> None:
     """GPUs with their tasks, memory, activity, power and state.
 
     MEMORY is used/booked/total. W is the power in watts. SM, OCC and DRAM are means over the window, in percent; a
@@ -68,14 +68,14 @@ def command(as_json: bool, no_header: bool, wide: bool) -> None:
     source of activity: gpm, dcgm, processes or nvml.
     """
     gpus = ask(Client.gpus)
-    if as_json:
+    if listing.as_json:
         return print_json(gpus)
-    if not gpus and not no_header:
+    if not gpus and listing.header:
         return click.echo("the daemon has found no GPU; `carma doctor` looks for the cause", err=True)
-    return _print(gpus, header=not no_header, wide=wide)
+    return _print(gpus, listing.header, listing.wide)
 
 
-def _print(gpus: list[GpuView], *, header: bool, wide: bool) -> None:
+def _print(gpus: list[GpuView], header: bool, wide: bool) -> None:
     named = wide or len({gpu.name for gpu in gpus}) > 1 or not header
     if header and not named:
         click.echo(f"{show_count(len(gpus), 'GPU')}: {_name(gpus[0])}" + _source(gpus))

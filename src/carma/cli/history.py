@@ -10,7 +10,7 @@ from carma.cli.columns import choose, print_csv, print_tasks
 from carma.cli.connection import connect
 from carma.cli.option_types import non_empty, since_at, since_flag, whole
 from carma.cli.output import print_json
-from carma.cli.verb import table_flags, user_flags, verb
+from carma.cli.verb import Listing, table_flags, user_flags, verb
 from carma.cli.wording import gpu_hours
 from carma.core.model.units import show_count, show_j
 from carma.wire.api_types import TaskView
@@ -33,16 +33,13 @@ carma history --json             for programs
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
 @table_flags
 def command(
-    user: str | None,
-    everybody: bool,
+    owner: str | None,
     since: str | None,
     state: str | None,
     limit: int,
     columns: str | None,
     as_csv: bool,
-    as_json: bool,
-    no_header: bool,
-    wide: bool,
+    listing: Listing,
 ) -> None:
     """Finished tasks, newest first.
 
@@ -51,20 +48,23 @@ def command(
     memory on a GPU. ENERGY: energy of all attempts above idle power. The reason of a failure is at the end of the row
     or below it. `carma report` has totals.
     """
-    owner = "all" if everybody else user
     with connect() as client:
         tasks = client.history(user=owner, state=state, limit=limit, since=since_at(client, since))
-        if as_json:
+        if listing.as_json:
             return print_json(tasks)
         now = client.server().now
     names = choose(columns, USUAL, with_user=owner is not None)
     if as_csv:
-        return print_csv(tasks, names, now, header=not no_header)
-    if not tasks and not no_header:
-        among = "no task with these properties has ended" if state or since or user else "no task has ended yet"
+        return print_csv(tasks, names, now, header=listing.header)
+    if not tasks and listing.header:
+        among = (
+            "no task with these properties has ended"
+            if state or since or owner not in (None, "all")
+            else "no task has ended yet"
+        )
         return click.echo(f"{among}; `carma queue` lists waiting and running tasks", err=True)
-    print_tasks(tasks, names, now, header=not no_header, wide=wide, endings=columns is None)
-    if columns is None and len(tasks) > 1 and not no_header:
+    print_tasks(tasks, names, now, listing, endings=columns is None)
+    if columns is None and len(tasks) > 1 and listing.header:
         click.echo(totals(tasks))
     return None
 

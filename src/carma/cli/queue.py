@@ -9,7 +9,7 @@ from carma.cli.connection import connect
 from carma.cli.error_output import note
 from carma.cli.option_types import non_empty, whole
 from carma.cli.output import print_json
-from carma.cli.verb import table_flags, user_flags, verb
+from carma.cli.verb import Listing, table_flags, user_flags, verb
 from carma.client import MOST_LISTED
 
 USUAL = ("id", "name", "st", "time", "asks", "where")
@@ -29,37 +29,27 @@ carma queue --json              for programs
 @click.option("-n", "--limit", type=whole(0), help=f"Maximum number of rows (default {MAX_ROWS:,}); 0: all.")
 @click.option("-o", "--format", "columns", type=non_empty("A,B"), help="Columns, see above.")
 @table_flags
-def command(
-    user: str | None,
-    everybody: bool,
-    state: str | None,
-    limit: int | None,
-    columns: str | None,
-    as_json: bool,
-    no_header: bool,
-    wide: bool,
-) -> None:
+def command(owner: str | None, state: str | None, limit: int | None, columns: str | None, listing: Listing) -> None:
     """Waiting and running tasks, in queue order.
 
     ST: PD waiting, H held, R running, CG ending. GPUS: number of GPUs and memory on each. Columns: id array name user
     st state time waited asks want gpus mem peak energy sm mechanism guard prio tries exit submitted ended where reason
     code command directory comment.
     """
-    owner = "all" if everybody else user
     with connect() as client:
         tasks = client.tasks(user=owner, state=state, limit=limit or MOST_LISTED)
         if len(tasks) == MOST_LISTED:
             note(f"the list has the first {MOST_LISTED:,} tasks, the limit of the daemon")
-        if as_json:
+        if listing.as_json:
             return print_json(tasks)
         now = client.server().now
     names = choose(columns, USUAL, with_user=owner is not None)
-    if not tasks and not no_header:
-        whose = "no task" if owner == "all" else f"no task of {user}" if user else "none of your tasks"
+    if not tasks and listing.header:
+        whose = "no task" if owner == "all" else f"no task of {owner}" if owner else "none of your tasks"
         does = f"is {state}" if state else "waits or runs"
         return click.echo(f"{whose} {does}; `carma history` lists finished tasks", err=True)
     shown = tasks[:MAX_ROWS] if limit is None else tasks
-    print_tasks(shown, names, now, header=not no_header, wide=wide)
+    print_tasks(shown, names, now, listing)
     if left := len(tasks) - len(shown):
         click.echo(f"… and {left:,} more; -n 0 shows all", err=True)
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from carma.cli.connection import ask
 from carma.cli.output import Column, Field, print_json, print_records
-from carma.cli.verb import table_flags, verb
+from carma.cli.verb import Listing, table_flags, verb
 from carma.client import Client
 from carma.wire.report_types import UserView
 
@@ -37,13 +37,11 @@ FIELDS: tuple[Field[UserView], ...] = (
 
 @verb("users", examples=EXAMPLES)
 @table_flags
-def command(as_json: bool, no_header: bool, wide: bool) -> None:
+def command(listing: Listing) -> None:
     """GPU use, quotas and shares of users: of all users for an administrator, else yours.
 
     With fairness.enabled, the user whose task starts next comes first. MEM h and SM h are booked memory and SM
     activity in hours of a whole card; both decay with fairness.half_life_s. 2/8 means 2 of a quota of 8.
     """
     users = ask(Client.users)
-    if as_json:
-        return print_json(users)
-    return print_records(FIELDS, users, not no_header, wide)
+    return print_json(users) if listing.as_json else print_records(FIELDS, users, listing.header, listing.wide)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -91,14 +92,32 @@ def json_flag(function: Function) -> Function:
     return click.option("--json", "as_json", is_flag=True, help="Print the API's answer as JSON, unabridged.")(function)
 
 
-def table_flags(function: Function) -> Function:
-    """The options of verbs that print a table."""
-    function = click.option("-w", "--wide", is_flag=True, help="Do not cut columns to the terminal width.")(function)
-    function = click.option("--no-header", is_flag=True, help="Print the rows without the header.")(function)
-    return json_flag(function)
+class Listing(NamedTuple):
+    """How to print a list."""
+
+    as_json: bool
+    header: bool
+    wide: bool
 
 
-def user_flags(function: Function) -> Function:
-    """Whose tasks a list has."""
-    function = click.option("-a", "--all", "everybody", is_flag=True, help="Short for -u all.")(function)
-    return click.option("-u", "--user", metavar="NAME", help="Tasks of this user; `all`: of all users.")(function)
+def table_flags(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of verbs that print a table, as one argument `listing`."""
+
+    @functools.wraps(function)
+    def command(*, as_json: bool, no_header: bool, wide: bool, **given: Any) -> Any:
+        return function(listing=Listing(as_json, not no_header, wide), **given)
+
+    command = click.option("-w", "--wide", is_flag=True, help="Do not cut columns to the terminal width.")(command)
+    command = click.option("--no-header", is_flag=True, help="Print the rows without the header.")(command)
+    return json_flag(command)
+
+
+def user_flags(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The user of the listed tasks, as one argument `owner`. None: the caller; all: every user."""
+
+    @functools.wraps(function)
+    def command(*, user: str | None, everybody: bool, **given: Any) -> Any:
+        return function(owner="all" if everybody else user, **given)
+
+    command = click.option("-a", "--all", "everybody", is_flag=True, help="Short for -u all.")(command)
+    return click.option("-u", "--user", metavar="NAME", help="Tasks of this user; `all`: of all users.")(command)
