@@ -105,8 +105,8 @@ def test_a_file_that_holds_something_else_is_kept(capsys: pytest.CaptureFixture[
     [
         ("scale t1 --length 1e6", "task 1 runs for"),
         ("scale t1 --length 1e-7", "it must be between"),
-        ("scale t1 --rate 1e-6", "and a trace lasts 1,000,000,000 s at most"),
-        ("generate --tasks 5 --rate 1e-6", "and a trace lasts 1,000,000,000 s at most"),
+        ("scale t1 --rate 1e-6", "a trace lasts at most 1,000,000,000 s"),
+        ("generate --tasks 5 --rate 1e-6", "a trace lasts at most 1,000,000,000 s"),
     ],
 )
 def test_a_trace_that_could_not_be_read_again_is_not_made(

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from carma.traces.shipped import SHIPPED, find
-from carma.traces.table import read_table, shipped_table
+from carma.traces.table import SHIPPED, find, read_table, shipped_table
 from carma_lab.bench.gpu import profile_meter, profiles
 from carma_lab.bench.gpu.profile_tasks import TASKS
 from carma_lab.traces.writer import write_table

@@ -205,7 +205,7 @@ def test_the_table_is_written_as_it_is_shipped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "complaint"),
     [
-        (["arrival_s,name"], "my.csv line 1: this is a trace: a table of tasks has no column arrival_s"),
+        (["arrival_s,name"], "my.csv line 1: this is a trace, and a table of tasks has no column arrival_s"),
         (["name,gpus"], "my.csv line 1: no column memory_mib"),
     ],
 )

@@ -20,7 +20,7 @@ from statistics import fmean, median
 from typing import Any
 
 from carma import __version__
-from carma.traces.shipped import SHIPPED, find
+from carma.traces.table import SHIPPED, find
 from carma_lab.markdown import table
 from carma_lab.runs.figures import Figures, quantile
 from carma_lab.simulator import simulated_cards

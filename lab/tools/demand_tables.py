@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from carma.core.model.values import Demand
 from carma.traces import TraceTask
-from carma.traces.shipped import SHIPPED
+from carma.traces.table import SHIPPED
 from carma_lab.markdown import table
 from carma_lab.simulator.predicted_demand import foretold, odds_of, share_of
 from carma_lab.simulator.request import Request, simulation

@@ -1,7 +1,7 @@
-"""Traces: which tasks arrive when. The CSV format, its reader, and the published traces that the demo replays."""
+"""Traces: tasks with their arrival times. The CSV format, its reader, and the published traces."""
 
 from carma.traces.reader import parse, read
 from carma.traces.schema import Trace, TraceTask
-from carma.traces.shipped import SHIPPED, find
+from carma.traces.table import SHIPPED, find
 
 __all__ = ["SHIPPED", "Trace", "TraceTask", "find", "parse", "read"]

@@ -1,4 +1,4 @@
-"""Reads a trace file. Every complaint names the file, the line and the column, and shows the value."""
+"""Reader of trace files. Each error names the file, the line and the column, and shows the value."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ OPTIONAL = tuple(column.name for column in COLUMNS if not column.required)
 
 def _hint(columns: Sequence[Column]) -> str:
     required, optional = ([column.name for column in columns if column.required is so] for so in (True, False))
-    return f"The columns are: {', '.join(required)}; optional: {', '.join(optional)}."
+    return f"columns: {', '.join(required)}; optional: {', '.join(optional)}"
 
 
 _HINT = _hint(COLUMNS)
 ARRIVAL = "arrival_s"
-_NO_ARRIVAL = f"Leave {ARRIVAL} out, and name each task once."
+_NO_ARRIVAL = f"remove {ARRIVAL}, and give each task one row"
 Value = str | float | int | None
 Rows = list[tuple[int, dict[str, Value]]]
 
 
 def read(path: Path) -> Trace:
-    """The trace in `path`; BadTrace if it is not one."""
-    return parse(lines_of(path, "Give the path of a CSV trace, or t1, t2, mix or heavy."), path.name)
+    """The trace in a file. Raises BadTrace."""
+    return parse(lines_of(path, "give the path of a CSV trace, or t1, t2, mix or heavy"), path.name)
 
 
 def lines_of(path: Path, hint: str) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8-sig").splitlines()  # spreadsheets write a mark
+        return path.read_text(encoding="utf-8-sig").splitlines()  # spreadsheets write a byte order mark
     except OSError as error:
         raise BadTrace(f"{path}: {error.strerror or error}", hint) from error
     except UnicodeDecodeError as error:
@@ -41,18 +41,18 @@ def lines_of(path: Path, hint: str) -> list[str]:
 
 
 def parse(lines: Iterable[str], name: str) -> Trace:
-    """The trace that these lines spell; `name` is the file as complaints call it."""
+    """The trace in these lines; `name` is the file name for errors."""
     source, rows = parse_rows(lines, name, COLUMNS)
     tasks: list[TraceTask] = []
     for number, row in rows:
         tasks.append(build(f"{name} line {number}", row))
         if len(tasks) > 1 and tasks[-1].arrival_s < tasks[-2].arrival_s:
-            raise BadTrace(f"{name} line {number}: arrival_s: {tasks[-1].arrival_s:g} is before the row above it")
+            raise BadTrace(f"{name} line {number}: arrival_s: {tasks[-1].arrival_s:g} is earlier than in the row above")
     return Trace(name=name, tasks=tuple(tasks), source=source)
 
 
 def parse_rows(lines: Iterable[str], name: str, columns: Sequence[Column]) -> tuple[str, Rows]:
-    """What the comment lines say, and each row's values by column with the number of its line."""
+    """The text of the comment lines, and for each row its line number and its values by column."""
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line and not line.isspace()]
     comments = [word for _, line in numbered if line.startswith("#") for word in line.removeprefix("#").split()]
     rows = [(number, line) for number, line in numbered if not line.startswith("#")]
@@ -66,13 +66,13 @@ def parse_rows(lines: Iterable[str], name: str, columns: Sequence[Column]) -> tu
 
 
 def build(where: str, row: dict[str, Value], arrival_s: float | None = None) -> TraceTask:
-    """The task of a row; `arrival_s` for rows that have none of their own."""
+    """The task of a row; `arrival_s` for rows without this column."""
     given = row if arrival_s is None else {**row, "arrival_s": arrival_s}
     task = TraceTask(**given)  # type: ignore[arg-type]  # each value was made by its own column
     if task.first_mib > task.memory_mib:
         raise BadTrace(f"{where}: first_mib: {task.first_mib} is above memory_mib, {task.memory_mib}")
     if task.start_s > task.seconds:
-        hint = "seconds is the whole run, and has the start-up in it."
+        hint = "seconds is the whole run, with the start-up"
         raise BadTrace(f"{where}: start_s: {task.start_s:,g} is above seconds, {task.seconds:,g}", hint)
     if task.busy_gpus > task.gpus:
         raise BadTrace(f"{where}: busy_gpus: {task.busy_gpus} is above gpus, {task.gpus}")
@@ -80,7 +80,7 @@ def build(where: str, row: dict[str, Value], arrival_s: float | None = None) -> 
 
 
 def _cells(name: str, number: int, line: str) -> list[str]:
-    if '"' not in line:  # csv.reader gives the same, slower
+    if '"' not in line:  # faster than csv.reader, with the same result
         return [cell.strip() for cell in line.split(",")]
     try:
         return [cell.strip() for cell in next(csv.reader([line], strict=True))]
@@ -95,12 +95,12 @@ def _header(where: str, cells: list[str], columns: Sequence[Column]) -> list[tup
     known = {column.name: column for column in columns}
     for cell in cells:
         if cell not in known:
-            if cell == ARRIVAL:  # they are all that a table of tasks lacks
-                raise BadTrace(f"{where}: this is a trace: a table of tasks has no column {ARRIVAL}", _NO_ARRIVAL)
+            if cell == ARRIVAL:
+                raise BadTrace(f"{where}: this is a trace, and a table of tasks has no column {ARRIVAL}", _NO_ARRIVAL)
             of = "a trace" if ARRIVAL in known else "a table of tasks"
             raise BadTrace(f"{where}: {cell!r} is not a column of {of}", _hint(columns))
     if len(set(cells)) != len(cells):
-        raise BadTrace(f"{where}: a column is there twice", _hint(columns))
+        raise BadTrace(f"{where}: a column occurs twice", _hint(columns))
     missing = [column.name for column in columns if column.required and column.name not in cells]
     if missing:
         raise BadTrace(f"{where}: no column {', '.join(missing)}", _hint(columns))
@@ -121,7 +121,7 @@ def _values(name: str, number: int, header: list[tuple[str, Reader]], cells: lis
 
 
 def _reader(column: Column) -> Reader:
-    """What makes a value of a cell's text; its ValueError says what is wrong with it."""
+    """The function from the text of a cell to its value. It raises ValueError with a message."""
     if column.kind == "text":
         return _text if column.empty else _name
     whole = column.kind in ("count", "whole")
@@ -137,7 +137,7 @@ def _reader(column: Column) -> Reader:
 
 def _text(text: str) -> str:
     if "\0" in text:
-        raise ValueError("there is a zero byte in it")
+        raise ValueError("the text contains a zero byte")
     return text
 
 
@@ -157,7 +157,7 @@ def _number(text: str, column: Column) -> float:
     if column.above_zero and value == 0:
         raise ValueError("must be above 0")
     if column.kind == "seconds" and value > MOST_S:
-        raise ValueError(f"{text} is above {MOST_S:,.0f} seconds, which are thirty years")
+        raise ValueError(f"{text} is above {MOST_S:,.0f} seconds (thirty years)")
     if column.name == "seconds" and value < LEAST_S:
         raise ValueError(f"{text} is below {LEAST_S:g}")
     if column.kind in ("count", "whole") and abs(value) > MOST:

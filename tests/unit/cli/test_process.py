@@ -14,8 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from carma import __version__
+from carma.cli import main
 from carma.cli.error_output import INTERRUPTED
 from tests.unit.cli.scripted_daemon import FakeDaemon, finished, running, stale_socket, task_view
+from tests.unit.cli.test_read import EXPLANATION
 
 LIMIT_S = 180.0
 ROOT = Path(__file__).parents[3]
@@ -23,9 +26,9 @@ IMPORTED = """
 import json, os, sys
 from carma.cli import main
 sys.stdout = open(os.devnull, "w")
-code = main(sys.argv[1:])
+codes = [main(words) for words in json.loads(sys.argv[1])]
 sys.stdout = sys.__stdout__
-print(json.dumps({"code": code, "modules": sorted(sys.modules)}))
+print(json.dumps({"codes": codes, "modules": sorted(sys.modules)}))
 """
 
 
@@ -51,9 +54,10 @@ def carma(home: Path, *words: str, **more: str) -> subprocess.CompletedProcess[s
     )
 
 
-def imported(home: Path, *words: str) -> set[str]:
+def imported(home: Path, *commands: list[str]) -> set[str]:
+    """The modules that these commands import in one process."""
     done = subprocess.run(
-        [sys.executable, "-c", IMPORTED, *words],
+        [sys.executable, "-c", IMPORTED, json.dumps(commands)],
         env=environment(home),
         capture_output=True,
         text=True,
@@ -61,62 +65,65 @@ def imported(home: Path, *words: str) -> set[str]:
         check=True,
     )
     answer = json.loads(done.stdout)
-    assert answer["code"] == 0, done.stderr
+    assert answer["codes"] == [0] * len(commands), done.stderr
     return set(answer["modules"])
 
 
 def test_help_imports_no_verb_and_nothing_heavy(tmp_path: Path) -> None:
-    modules = imported(tmp_path, "--help")
+    modules = imported(tmp_path, ["--help"])
     assert not modules & {"rich", "msgspec", "starlette", "uvicorn", "asyncio", "sqlite3", "carma.client", "carma.core"}
     assert {name for name in modules if name.startswith("carma.cli.")} == {"carma.cli.error_output"}
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["queue"], ["gpus"], ["history"], ["show", "1"], ["explain", "1"], ["submit", "--dry-run", "--json", "--", "x"]],
-)
-def test_json_never_imports_rich(daemon: FakeDaemon, words: list[str]) -> None:
-    from tests.unit.cli.test_read import EXPLANATION
-
+def test_json_never_imports_rich(daemon: FakeDaemon) -> None:
     daemon.tasks, daemon.answers["explain"] = {1: task_view(1)}, EXPLANATION
-    modules = imported(daemon.home, *words) if "--json" in words else imported(daemon.home, *words, "--json")
+    verbs = ("queue", "gpus", "history", "users", "show 1", "explain 1")
+    dry_run = ["submit", "--dry-run", "--json", "--", "x"]
+    modules = imported(daemon.home, *([*verb.split(), "--json"] for verb in verbs), dry_run)
     assert "msgspec" in modules
     assert not modules & {"rich", "starlette", "carma.daemon"}
 
 
-def test_no_daemon_is_exit_code_3_with_what_to_do(daemon: FakeDaemon) -> None:
+def test_no_daemon_is_exit_code_3_with_a_hint(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     daemon.stop()
     (daemon.home / "carma.sock").unlink()
+    monkeypatch.setenv("CARMA_HOME", str(daemon.home))
     for words in (["queue"], ["submit", "--parsable", "--", "true"], ["down"]):
-        done = carma(daemon.home, *words)
-        assert (done.returncode, done.stdout) == (3, "")
-        assert done.stderr.startswith("carma: ")
-        assert "carma up" in done.stderr
+        assert main(words) == 3
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert printed.err.startswith("carma: ")
+        assert "carma up" in printed.err
     stale_socket(daemon.home / "carma.sock")
-    assert carma(daemon.home, "queue").returncode == 3
+    assert main(["queue"]) == 3
 
 
 def test_exit_codes_of_a_process(daemon: FakeDaemon) -> None:
     daemon.tasks = {1: finished(1, code=42)}
     assert carma(daemon.home, "wait", "1").returncode == 42
     assert carma(daemon.home, "show", "7").returncode == 4
-    assert carma(daemon.home, "sumbit").returncode == 2
-    assert carma(daemon.home).returncode == 0
 
 
-def test_a_typing_mistake_names_the_nearest_verb(tmp_path: Path) -> None:
-    done = carma(tmp_path, "sumbit")
-    assert "carma submit" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+def test_a_typing_mistake_names_the_nearest_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sumbit"]) == 2
+    error = capsys.readouterr().err
+    assert "carma submit" in error
+    assert len(error.splitlines()) == 1
 
 
-def test_an_unexpected_error_is_a_line_and_a_traceback_only_when_asked_for(daemon: FakeDaemon) -> None:
+def test_an_unexpected_error_prints_a_traceback_only_with_carma_debug(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     daemon.tasks = {1: task_view(1)}
     daemon.answers["explain"] = b"this is not JSON"
-    done = carma(daemon.home, "explain", "1")
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    assert "Traceback" in carma(daemon.home, "explain", "1", CARMA_DEBUG="1").stderr
+    monkeypatch.setenv("CARMA_HOME", str(daemon.home))
+    assert main(["explain", "1"]) == 1
+    assert "Traceback" not in capsys.readouterr().err
+    monkeypatch.setenv("CARMA_DEBUG", "1")
+    assert main(["explain", "1"]) == 1
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_a_reader_that_goes_away_is_not_an_error_message(daemon: FakeDaemon) -> None:
@@ -257,11 +264,16 @@ def test_a_stopped_daemon_is_named_and_bad(daemon: FakeDaemon) -> None:
         process.communicate()
 
 
-def test_a_unit_can_be_printed_without_a_daemon(tmp_path: Path) -> None:
-    system, user = carma(tmp_path, "up", "--print-unit"), carma(tmp_path, "up", "--print-unit", "--user")
-    assert "KillMode=process" in system.stdout
-    assert "Delegate=yes\nDelegateSubgroup=daemon\n" in system.stdout
-    assert "WantedBy=default.target" in user.stdout
+def test_a_unit_can_be_printed_without_a_daemon(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CARMA_HOME", str(tmp_path))
+    assert main(["up", "--print-unit"]) == 0
+    system = capsys.readouterr().out
+    assert main(["up", "--print-unit", "--user"]) == 0
+    assert "KillMode=process" in system
+    assert "Delegate=yes\nDelegateSubgroup=daemon\n" in system
+    assert "WantedBy=default.target" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
 
 
@@ -275,11 +287,17 @@ def test_a_unit_can_be_printed_without_a_daemon(tmp_path: Path) -> None:
         (["--gpu-memory", "much"], "is not a size"),
     ],
 )
-def test_wrong_flags_of_up_are_usage_errors(daemon: FakeDaemon, words: list[str], said: str) -> None:
-    done = carma(daemon.home, "up", *words)
-    assert done.returncode == 2
-    assert said in done.stderr
+def test_wrong_flags_of_up_are_usage_errors(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    monkeypatch.setenv("CARMA_HOME", str(tmp_path))
+    assert main(["up", *words]) == 2
+    assert said in capsys.readouterr().err
 
 
-def test_the_version(tmp_path: Path) -> None:
-    assert carma(tmp_path, "--version").stdout == carma(tmp_path, "version").stdout
+def test_both_forms_of_the_version_are_equal(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = []
+    for word in ("--version", "version"):
+        assert main([word]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed == [f"carma {__version__}\n"] * 2
