@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from carma.core.attempt_end import ended
 from carma.core.machine import step
 from carma.core.model.events import AnyEvent, AttemptEnded, GpusSampled, MemorySampled
 from carma.core.model.values import Activity, AttemptKey, GpuSample, ProcessUse
 from carma.core.state import State
-from carma.core.telemetry.measurements import Seen
-from carma.core.telemetry.observation import ending_facts
+from carma.core.telemetry.measurements import AttemptOnGpu
 from carma.core.telemetry.usage import note
 from carma.testing.builders import World
 from lab_fixtures.random_simulations import simulations
@@ -41,7 +41,7 @@ def test_what_is_seen_does_not_depend_on_whose_list_it_is(policy: str) -> None:
         other = State(made.rules, made.setup.policy)
         for event in made.events():
             if isinstance(event, AttemptEnded):
-                facts = ending_facts(other, event.key, event.at)
+                facts = ended(other, event.key, event.outcome, event.at)
                 assert (facts.energy_j, facts.activity) == (event.energy_j, event.activity)
                 assert (facts.used_s, facts.alone) == (event.used_s, event.alone)
             step(other, with_other_lists(event))
@@ -61,7 +61,7 @@ def one_at_work() -> tuple[World, AttemptKey, tuple[ProcessUse, ...]]:
     return world, key, newest.processes
 
 
-def seen_of(world: World, key: AttemptKey) -> Seen:
+def seen_of(world: World, key: AttemptKey) -> AttemptOnGpu:
     return world.state.tracks[key].on[G0]
 
 
@@ -100,6 +100,6 @@ def test_memory_beyond_the_same_list_is_somebodys() -> None:
     step(world.state, GpusSampled(world.now, (shown(world, processes),)))
     sample = shown(world, processes)
     step(world.state, GpusSampled(world.now, (replace(sample, memory_used_mib=15_000),)))
-    beside = world.state.live_of(G0).company
+    beside = world.state.live_of(G0).newest_members
     assert beside is not None
     assert beside.foreign

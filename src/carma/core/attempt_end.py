@@ -1,31 +1,67 @@
-"""The end of an attempt, as the event that tells it: with all that was seen of the attempt, and of its neighbours."""
+"""The end of an attempt: the event with all observations of it, and the record of attempts that ended above their
+booking, which may have caused an OOM of a neighbour that is reported later."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from carma.core.model.events import AttemptEnded
 from carma.core.model.outcome import Outcome, OutOfMemory
-from carma.core.model.values import AttemptKey
+from carma.core.model.task import Attempt
+from carma.core.model.values import AttemptKey, GpuId
 from carma.core.state import State
-from carma.core.telemetry.observation import ending_facts
+from carma.core.telemetry.observation import over_booking
+from carma.core.telemetry.pace import alone_of
 
 
 def ended(
     state: State, key: AttemptKey, outcome: Outcome, at: float, guilty: Sequence[AttemptKey] = ()
 ) -> AttemptEnded:
-    """The event with what was seen of the attempt. `guilty` are found to have run out of their own booking just now,
-    which no sample may have shown."""
-    seen = ending_facts(state, key, at)
-    peak_mib = seen.peak_mib
-    if isinstance(outcome, OutOfMemory) and outcome.peak_mib is not None:
-        peak_mib = max(peak_mib or 0, outcome.peak_mib)
-    over: tuple[AttemptKey, ...] = ()
-    if isinstance(outcome, OutOfMemory) and outcome.where == "gpu":
-        near = (other for other in guilty if other != key and _share_a_gpu(state, key, other))
-        over = tuple(dict.fromkeys((*seen.over, *near)))
-    return AttemptEnded(at, key, outcome, peak_mib, seen.energy_j, over, seen.activity, seen.used_s, seen.alone)
+    """`guilty` are attempts that just ran out of their own booking, which no sample may have shown."""
+    track = state.tracks.get(key)
+    event = AttemptEnded(at, key, outcome)
+    if track is not None:
+        event = AttemptEnded(
+            at, key, outcome, track.peak_mib, track.energy_j, (), track.activity, track.used_s, alone_of(track, at)
+        )
+    if not isinstance(outcome, OutOfMemory):
+        return event
+    if outcome.peak_mib is not None:
+        event = replace(event, peak_mib=max(event.peak_mib or 0, outcome.peak_mib))
+    return event if outcome.where != "gpu" else replace(event, over_booking=_over_booking(state, key, guilty))
+
+
+def _over_booking(state: State, key: AttemptKey, guilty: Sequence[AttemptKey]) -> tuple[AttemptKey, ...]:
+    """Neighbours above their booking: now, at their own end a moment ago, or by `guilty`."""
+    found: list[AttemptKey] = []
+    track = state.tracks.get(key)
+    for gpu in track.on if track is not None else ():
+        found += [other for other in state.on_gpu.get(gpu, {}) if over_booking(state, gpu, other)]
+        found += _ended_above_booking(state, gpu, key)
+    found += [other for other in guilty if _share_a_gpu(state, key, other)]
+    return tuple(other for other in dict.fromkeys(found) if other != key)
+
+
+def _ended_above_booking(state: State, gpu: GpuId, key: AttemptKey) -> list[AttemptKey]:
+    """Neighbours of the attempt that ended recently while above their booking. Its own earlier attempts do not count."""
+    live = state.live.get(gpu)
+    since = max(state.tasks[key.task].attempts[-1].placed_at, state.now - state.rules.window.stale_s)
+    ends = {} if live is None else live.ended_above_booking
+    return [other for other, at in ends.items() if at >= since and other.task != key.task]
 
 
 def _share_a_gpu(state: State, one: AttemptKey, other: AttemptKey) -> bool:
     return any(one in held and other in held for held in state.on_gpu.values())
+
+
+def record_end(state: State, attempt: Attempt, key: AttemptKey, at: float, guilty: bool) -> None:
+    """To be called before an ended attempt leaves its GPUs. `guilty`: it caused its own OOM."""
+    recent = at - state.rules.window.stale_s
+    for gpu in attempt.placement.gpus:
+        live = state.live_of(gpu)
+        live.ended_above_booking = {other: then for other, then in live.ended_above_booking.items() if then >= recent}
+        if guilty or (key in state.on_gpu.get(gpu, {}) and over_booking(state, gpu, key)):
+            live.ended_above_booking[key] = at
+        live.left_at = at

@@ -11,6 +11,7 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from carma.core import checkpoint_request as saving
+from carma.core.attempt_end import record_end
 from carma.core.model import events as e
 from carma.core.model.commands import Command, EstimateTask, LaunchAttempt, StopAttempt, WarnAttempt
 from carma.core.model.outcome import Outcome, OutOfMemory
@@ -233,7 +234,7 @@ def _go_on(state: State, task: Task, use: e.AttemptUse) -> None:
     if track is not None:
         if use.peak_mib is not None:
             track.peak_mib = max(track.peak_mib or 0, use.peak_mib)
-        track.go_on_from(use.energy_j, use.activity, use.used_s, use.alone)
+        track.restore(use.energy_j, use.activity, use.used_s, use.alone)
 
 
 def _ended(state: State, event: e.AttemptEnded) -> list[Command]:
@@ -255,7 +256,7 @@ def _ended(state: State, event: e.AttemptEnded) -> list[Command]:
     )
     if isinstance(outcome, OutOfMemory) and outcome.where == "gpu":
         attempt = replace(attempt, blame=blame(attempt, outcome, bool(event.over_booking)))
-    observe.left(state, attempt, event.key, event.at, attempt.blame == "own")
+    record_end(state, attempt, event.key, event.at, attempt.blame == "own")
     status = Ended(event.at, outcome, saving.held_after(task.status, outcome))
     state.put(replace(task, attempts=(*task.attempts[:-1], attempt), status=status))
     state.tracks.pop(event.key, None)

@@ -57,7 +57,7 @@ class State:
         self.deadlines: list[tuple[float, TaskId]] = []  # sorted: when a time limit, or the warning before it, is due
         self.usable: tuple[Gpu, ...] = ()  # the GPUs that take tasks, largest first
         self.versions: dict[GpuId, int] = {}  # increased with every change that concerns the GPU; see `touch`
-        # Seen, not logged:
+        # AttemptOnGpu, not logged:
         self.live: dict[GpuId, Live] = {}
         self.tracks: dict[AttemptKey, Track] = {}
         self.idle_w: dict[GpuId, float] = {}  # the lowest mean power of each GPU while nobody was on it

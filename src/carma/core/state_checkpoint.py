@@ -33,7 +33,7 @@ def restore(rules: Rules, policy: Policy, checkpoint: Checkpoint | None) -> Stat
         state.tracks[key] = track = Track(attempt.placement.gpus, attempt.observed_mib)
         estimate = state.tasks[task_id].estimate
         track.alone_s = estimate.runtime_s if estimate is not None else None
-        track.go_on_from(attempt.energy_j, attempt.activity, attempt.used_s, attempt.alone)
+        track.restore(attempt.energy_j, attempt.activity, attempt.used_s, attempt.alone)
         if attempt.started_at is not None:
             pace = attempt.alone.pace if attempt.alone is not None else 1.0
             track.begin(attempt.started_at, pace * (state.now - attempt.started_at))

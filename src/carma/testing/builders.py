@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from carma.core.attempt_end import ended
 from carma.core.machine import step
 from carma.core.model.commands import Command
 from carma.core.model.events import (
     AnyEvent,
-    AttemptEnded,
     AttemptStarted,
     Durable,
     GpusFound,
@@ -48,8 +48,7 @@ from carma.core.scheduling.queue_order import Waiting, explain, waiting
 from carma.core.scheduling.snapshot import views
 from carma.core.scheduling.verdict_cache import VerdictCache
 from carma.core.state import State
-from carma.core.telemetry.observation import ending_facts
-from carma.core.validate import validate
+from carma.testing.invariants import validate
 
 ALL = Capabilities(
     metrics=("sm_active", "sm_occupancy", "dram_active"), power=True, energy=True, processes=True, source="virtual"
@@ -150,10 +149,9 @@ class World:
 
     def end(self, task_id: TaskId, outcome: Outcome | None = None) -> None:
         key = self.state.active[task_id]
-        seen = ending_facts(self.state, key, self.now)
+        event = ended(self.state, key, outcome or Succeeded(), self.now)
         self.memory.pop(key, None)
-        told = (seen.peak_mib, seen.energy_j, seen.over, seen.activity, seen.used_s)
-        self.emit(AttemptEnded(self.now, key, outcome or Succeeded(), *told))
+        self.emit(event)
 
     def oom(self, task_id: TaskId, *, asked_mib: int | None = 2_048, peak_mib: int | None = None) -> None:
         self.end(task_id, OutOfMemory("gpu", 1, asked_mib, peak_mib, "CUDA out of memory"))

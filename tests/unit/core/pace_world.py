@@ -8,7 +8,7 @@ from carma.core.model.events import TaskEstimated, TaskSubmitted
 from carma.core.model.settings import Gate, Rules, WarmUp
 from carma.core.model.values import Activity, Demand, Estimate, GpuId, GpuSample, TaskId, TaskSpec
 from carma.core.policies import first_fit
-from carma.core.telemetry.measurements import Member, Seen, Track
+from carma.core.telemetry.measurements import AttemptOnGpu, Member, Track
 from carma.core.telemetry.pace import belief
 from carma.testing.builders import ALICE, World
 
@@ -41,7 +41,7 @@ def track_of(made: World, task: TaskId) -> Track:
     return made.state.tracks[made.state.active[task]]
 
 
-def seen_of(made: World, task: TaskId, gpu: GpuId = GPU0) -> Seen:
+def seen_of(made: World, task: TaskId, gpu: GpuId = GPU0) -> AttemptOnGpu:
     return track_of(made, task).on[gpu]
 
 

@@ -15,8 +15,8 @@ from carma.core.scheduling.fairness import CARD
 from carma.core.scheduling.queue_order import explain, in_order, try_now
 from carma.core.state import State
 from carma.core.state_checkpoint import checkpoint, restore
-from carma.core.validate import validate
 from carma.testing.builders import ALICE, BOB, World, gpu
+from carma.testing.invariants import validate
 
 CAROL = Owner(1003, 1003, "carol")
 HOUR_S, DAY_S = 3600.0, 86_400.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from carma.core.model.events import AttemptEnded
+from carma.core.attempt_end import ended
 from carma.core.model.outcome import Failed
 from carma.core.model.settings import Sharing
 from carma.core.model.values import Alone, AttemptKey, Demand
@@ -16,7 +16,6 @@ from carma.core.scheduling.sharing_model import progress_rates
 from carma.core.state_checkpoint import adopt, checkpoint, restore
 from carma.core.telemetry import pace
 from carma.core.telemetry.measurements import FADES_S
-from carma.core.telemetry.observation import ending_facts
 from carma.core.telemetry.pace import BELIEVED_S, CALM_S, MOST_S, NO_DEMAND, alone_of, belief, follow, regroup
 from carma.core.telemetry.usage import note
 from carma.testing.builders import World
@@ -188,9 +187,9 @@ def test_an_earlier_attempt_tells_of_the_next() -> None:
     made.activity[GPU0] = (0.6, 0.3, 0.2)
     made.wait(60.0)
     key = made.state.active[task]
-    facts = ending_facts(made.state, key, made.now)
-    assert facts.alone is not None
-    made.emit(AttemptEnded(made.now, key, Failed(3), alone=facts.alone))
+    event = ended(made.state, key, Failed(3), made.now)
+    assert event.alone is not None
+    made.emit(event)
     found = belief(made.task(task), None)
     assert found is not None
     assert found.sm_active == pytest.approx(0.6)

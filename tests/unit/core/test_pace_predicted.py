@@ -31,4 +31,4 @@ def test_a_loader_that_was_not_predicted_is_not_taken_for_slow_company() -> None
     begin(made, FULL)
     made.activity[GPU0] = (0.05, 0.02, 0.02)
     made.wait(100.0)
-    assert made.state.live_of(GPU0).truth == 1.0
+    assert made.state.live_of(GPU0).activity_ratio == 1.0

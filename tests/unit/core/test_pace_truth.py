@@ -20,12 +20,12 @@ def test_where_less_is_seen_than_was_predicted_progress_is_less() -> None:
     made.activity[GPU0] = (0.5 * predicted, 0.2, 0.2)
     made.wait(150.0)
     live = made.state.live_of(GPU0)
-    assert live.truth == pytest.approx(0.5, abs=0.02)
+    assert live.activity_ratio == pytest.approx(0.5, abs=0.02)
     before_s = track_of(made, one).done_s
     paced_at, now = track_of(made, one).paced_at, made.now
     made.end(two)
     assert track_of(made, one).done_s == pytest.approx(before_s + (now - paced_at) * rates[0] * 0.5, rel=0.05)
-    assert live.truth == 1.0, "of others than these nothing was seen"
+    assert live.activity_ratio == 1.0, "of others than these nothing was seen"
 
 
 def test_a_gpu_that_shows_nothing_does_not_stop_its_tasks_for_ever() -> None:
@@ -34,7 +34,7 @@ def test_a_gpu_that_shows_nothing_does_not_stop_its_tasks_for_ever() -> None:
     one, _ = begin(made, HALF, 1_000.0), begin(made, FULL, 1_000.0)
     made.activity[GPU0] = (0.0, 0.0, 0.0)
     made.wait(600.0)
-    assert made.state.live_of(GPU0).truth == pytest.approx(0.05, abs=0.01)
+    assert made.state.live_of(GPU0).activity_ratio == pytest.approx(0.05, abs=0.01)
     newcomer = Ask(task=TaskId(9), gpus=1, memory_mib=1_000, source="declared", demand=HALF, alone_s=100.0, at=made.now)
     view = made.view(0)
     assert track_of(made, one).rate > 0.0
@@ -52,7 +52,7 @@ def test_one_that_is_held_up_on_another_gpu_is_no_company_where_it_is_alone() ->
     made.activity[GPU1] = (0.0, 0.0, 0.0)
     made.wait(10.0)
     assert slowed < 1.0
-    assert made.state.live_of(GPU1).truth == 1.0
+    assert made.state.live_of(GPU1).activity_ratio == 1.0
 
 
 def test_nobody_is_thought_to_go_faster_than_alone() -> None:
@@ -61,10 +61,10 @@ def test_nobody_is_thought_to_go_faster_than_alone() -> None:
     made.activity[GPU0] = (1.0, 0.4, 0.4)
     made.wait(150.0)
     live = made.state.live_of(GPU0)
-    assert live.truth * max(track_of(made, one).rates[GPU0], track_of(made, one).rate) <= 1.0 + 1e-9
+    assert live.activity_ratio * max(track_of(made, one).rates[GPU0], track_of(made, one).rate) <= 1.0 + 1e-9
     now = made.now
     track = track_of(made, one)
-    track.go_on_until(now, live.truth)
+    track.advance_to(now, live.activity_ratio)
     assert track.done_s <= now - (track.began_at or 0.0) + 1e-9
 
 
@@ -77,4 +77,4 @@ def test_without_knowing_all_of_them_no_prediction_is_judged(strange: str) -> No
         made.foreign[GPU0] = 3_000
     made.activity[GPU0] = (0.05, 0.02, 0.02)
     made.wait(100.0)
-    assert made.state.live_of(GPU0).truth == 1.0
+    assert made.state.live_of(GPU0).activity_ratio == 1.0

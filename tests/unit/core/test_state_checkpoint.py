@@ -12,8 +12,8 @@ from carma.core.ports import Checkpoint
 from carma.core.propose import propose
 from carma.core.scheduling.snapshot import views
 from carma.core.state_checkpoint import checkpoint, forget, restore
-from carma.core.validate import validate
 from carma.testing.builders import World
+from carma.testing.invariants import validate
 
 
 def busy() -> World:

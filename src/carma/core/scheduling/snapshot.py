@@ -16,7 +16,7 @@ from carma.core.model.units import show_s
 from carma.core.model.values import AttemptKey, Gpu, GpuId, GpuSample, ProcessUse
 from carma.core.scheduling.gpu_view import MOST_BESIDE, Beside, GpuView, Holder, Progress, room_mib
 from carma.core.state import EARLY_S, SERVER, State
-from carma.core.telemetry.measurements import HIDDEN_MIB, Live, Seen, Track
+from carma.core.telemetry.measurements import HIDDEN_MIB, AttemptOnGpu, Live, Track
 from carma.core.telemetry.pace import belief
 
 
@@ -29,7 +29,7 @@ def views(state: State, now: float) -> tuple[GpuView, ...]:
 def view_of(state: State, gpu: Gpu, now: float) -> GpuView:
     live = state.live.get(gpu.id) or Live(state.rules.window.length_s)
     newest = _fresh_sample(state, live, now)
-    look = live.look if newest is not None else None  # of memory, which is looked at more often than the rest
+    look = live.newest_memory if newest is not None else None  # of memory, which is looked at more often than the rest
     holders = tuple([_holder(state, gpu, live, key, now) for key in state.on_gpu.get(gpu.id, ())])
     gone_mib = left_mib(state, look)
     outdated = look is not None and look.processes is None and look.at <= live.left_at
@@ -128,7 +128,7 @@ def _holder(state: State, gpu: Gpu, live: Live, key: AttemptKey, now: float) -> 
         settles_at=warm_up.until if warm_up is not None else None,
         ends_at=expected_end(task, track, state.rules, now),
         demand=belief(task, seen),
-        progress=_progress(task, track, gpu.id, live.truth),
+        progress=_progress(task, track, gpu.id, live.activity_ratio),
         beside=_beside(state, key, gpu.id),
     )
 
@@ -160,14 +160,14 @@ def _sharer(state: State, key: AttemptKey, gpu: GpuId) -> Holder:
     )
 
 
-def _progress(task: Task, track: Track | None, gpu: GpuId, truth: float) -> Progress | None:
+def _progress(task: Task, track: Track | None, gpu: GpuId, activity_ratio: float) -> Progress | None:
     alone_s = task.estimate.runtime_s if task.estimate is not None else None
     if track is None:
         return None
     if track.began_at is None:
         return not_begun(task.attempts[-1].placed_at, alone_s)
     elsewhere = min((rate for other, rate in track.rates.items() if other != gpu), default=1.0)
-    rate = min(1.0, track.rate * truth)
+    rate = min(1.0, track.rate * activity_ratio)
     return Progress(track.began_at, track.done_s, track.paced_at, rate, alone_s, elsewhere)
 
 
@@ -182,7 +182,7 @@ class WarmingUp(NamedTuple):
     until: float
 
 
-def warming_up(seen: Seen | None, task: Task, rules: Rules, now: float) -> WarmingUp | None:
+def warming_up(seen: AttemptOnGpu | None, task: Task, rules: Rules, now: float) -> WarmingUp | None:
     """None once the attempt has settled on the GPU (see observe.py for what settles it)."""
     until = warm_until(seen, task, rules)
     if now >= until:
@@ -200,7 +200,7 @@ def warming_up(seen: Seen | None, task: Task, rules: Rules, now: float) -> Warmi
     return _settling(max(seen.first_at, seen.grown_at or seen.first_at), seen, rules, now, until)
 
 
-def warm_until(seen: Seen | None, task: Task, rules: Rules) -> float:
+def warm_until(seen: AttemptOnGpu | None, task: Task, rules: Rules) -> float:
     """When it no longer counts as warming up, if nothing is seen of it until then."""
     if seen is not None and seen.settled_at is not None:
         return -inf
@@ -214,7 +214,7 @@ def warm_until(seen: Seen | None, task: Task, rules: Rules) -> float:
     return until
 
 
-def _settling(calm_since: float, seen: Seen, rules: Rules, now: float, until: float) -> WarmingUp:
+def _settling(calm_since: float, seen: AttemptOnGpu, rules: Rules, now: float, until: float) -> WarmingUp:
     calm_s, wanted_s = now - calm_since, rules.warmup.settle_s
     if calm_s >= wanted_s:
         # Both halves of the span must be alike: if nothing changes from now on, they are when it is twice as long.
@@ -224,7 +224,7 @@ def _settling(calm_since: float, seen: Seen, rules: Rules, now: float, until: fl
     return WarmingUp(f"is warming up: {_since(seen, calm_s)}, and {left}", until)
 
 
-def _since(seen: Seen, calm_s: float) -> str:
+def _since(seen: AttemptOnGpu, calm_s: float) -> str:
     if seen.grown_at is not None:
         return f"its memory grew {show_s(calm_s)} ago"
     if seen.adopted:

@@ -16,7 +16,7 @@ from carma.core.model.task import Task
 from carma.core.model.values import Booking, GpuId, TaskId
 from carma.core.scheduling.decision import RECOVERY
 from carma.core.state import State, in_order
-from carma.core.telemetry.measurements import Seen, Track
+from carma.core.telemetry.measurements import AttemptOnGpu, Track
 from carma.core.telemetry.window import given
 
 MARGIN_SHARE = 0.05  # above what was seen: an evaluation now and then, fragmentation
@@ -83,7 +83,7 @@ def settled_everywhere(state: State, track: Track) -> bool:
     return all(_calm(state, gpu, seen) and _works(state, gpu, seen) for gpu, seen in track.on.items())
 
 
-def _calm(state: State, gpu: GpuId, seen: Seen) -> bool:
+def _calm(state: State, gpu: GpuId, seen: AttemptOnGpu) -> bool:
     """It has settled there and holds memory, which has not grown since."""
     live = state.live.get(gpu)
     newest = None if live is None else live.window.newest
@@ -92,7 +92,7 @@ def _calm(state: State, gpu: GpuId, seen: Seen) -> bool:
     return newest.at - max(seen.first_at, seen.grown_at or seen.first_at) >= state.rules.warmup.settle_s
 
 
-def _works(state: State, gpu: GpuId, seen: Seen) -> bool:
+def _works(state: State, gpu: GpuId, seen: AttemptOnGpu) -> bool:
     """The GPU was at work for most of the settling time, and some of that is thought to be this attempt's."""
     live = state.live.get(gpu)
     if live is None:

@@ -75,7 +75,7 @@ class ObservedDemand:
             self.gr_active = before + (shown.gr_active - before) * weight
         return before_s < enough_s <= self.seconds
 
-    def start_from(self, demand: Demand) -> None:
+    def restore(self, demand: Demand) -> None:
         """Continue with the figure from before a restart."""
         self.seconds = FADES_S
         self.sm_active, self.sm_occupancy, self.dram_active = demand.sm_active, demand.sm_occupancy, demand.dram_active
@@ -86,7 +86,7 @@ class ObservedDemand:
         return Demand(self.sm_active, self.sm_occupancy, self.dram_active, self.gr_active)
 
 
-class Seen:
+class AttemptOnGpu:
     """One attempt on one GPU: its first use, its last memory growth, when it settled, and its estimated activity."""
 
     __slots__ = ("adopted", "first_at", "grown_at", "level_mib", "now_mib", "own", "settled_at", "solo")
@@ -122,7 +122,7 @@ class Track:
     )
 
     def __init__(self, gpus: Iterable[GpuId], peak_mib: int | None) -> None:
-        self.on: dict[GpuId, Seen] = {gpu: Seen() for gpu in gpus}
+        self.on: dict[GpuId, AttemptOnGpu] = {gpu: AttemptOnGpu() for gpu in gpus}
         self.peak_mib = peak_mib
         self.shrinks = True  # whether its booking can still shrink (booking_shrink.py)
         self.energy_j: float | None = None
@@ -141,13 +141,13 @@ class Track:
         self.began_at = self.paced_at = at
         self.done_s = done_s
 
-    def done_by(self, at: float, truth: float = 1.0) -> float:
+    def done_by(self, at: float, activity_ratio: float = 1.0) -> float:
         if self.began_at is None:
             return 0.0
-        return self.done_s + min(1.0, self.rate * truth) * max(0.0, at - self.paced_at)
+        return self.done_s + min(1.0, self.rate * activity_ratio) * max(0.0, at - self.paced_at)
 
-    def go_on_until(self, at: float, truth: float) -> None:
-        self.done_s = self.done_by(at, truth)
+    def advance_to(self, at: float, activity_ratio: float) -> None:
+        self.done_s = self.done_by(at, activity_ratio)
         self.paced_at = max(at, self.paced_at)
 
     @property
@@ -160,7 +160,7 @@ class Track:
         }
         return Activity(**found) if found else None
 
-    def go_on_from(
+    def restore(
         self, energy_j: float | None, activity: Activity | None, used_s: float, alone: Alone | None = None
     ) -> None:
         """Continue with the observations from before a restart."""
@@ -168,7 +168,7 @@ class Track:
             return
         if alone is not None:
             for seen in self.on.values():
-                seen.solo.start_from(alone.demand)
+                seen.solo.restore(alone.demand)
         self.used_s, self.energy_j = used_s, energy_j
         for place, value in enumerate(asdict(activity or Activity()).values()):
             self.seconds[place] = 0.0 if value is None else used_s
@@ -180,7 +180,7 @@ class Member(Record, frozen=True):
 
     key: AttemptKey
     track: Track
-    seen: Seen
+    seen: AttemptOnGpu
 
 
 class Members:
@@ -210,36 +210,36 @@ class Live:
     """One GPU. `since` is when a task last joined or left it; older samples show other tasks."""
 
     __slots__ = (
+        "activity_ratio",
         "background",
-        "company",
         "empty_for",
         "empty_w",
+        "ended_above_booking",
         "held",
         "held_of",
         "left_at",
-        "left_over",
-        "look",
         "lowest_w",
         "members",
+        "newest_members",
+        "newest_memory",
         "recent_w",
         "shown",
         "since",
-        "truth",
         "window",
     )
 
     def __init__(self, length_s: float) -> None:
         self.window = Window(length_s)
-        self.look: GpuSample | None = None  # newest sample with memory: a full sample or a memory sample
+        self.newest_memory: GpuSample | None = None  # newest sample with memory: a full sample or a memory sample
         self.held: dict[AttemptKey, int | None] = {}  # MiB of each attempt in `held_of`
         self.held_of: tuple[ProcessUse, ...] | None = None
-        self.shown: list[TaskId] = []  # tasks with processes in `look`
+        self.shown: list[TaskId] = []  # tasks with processes in `newest_memory`
         self.members: list[Member] | None = None  # attempts on it; None: to be computed
-        self.company: Members | None = None  # by the newest sample; None: depends on the sample
+        self.newest_members: Members | None = None  # by the newest sample; None: depends on the sample
         self.since = 0.0
-        self.truth = 1.0  # observed / predicted activity of the attempts on it (pace.py)
+        self.activity_ratio = 1.0  # observed / predicted activity of the attempts on it (pace.py)
         self.left_at = 0.0  # when a task last left it
-        self.left_over: dict[AttemptKey, float] = {}  # attempts that ended above their booking, and when
+        self.ended_above_booking: dict[AttemptKey, float] = {}  # attempts that ended above their booking, and when
         self.background = PressureEstimate()  # of foreign processes
         self.recent_w: deque[float] = deque(maxlen=POWER_SAMPLES)
         self.empty_for = 0  # consecutive readings of power without processes

@@ -13,11 +13,10 @@ from collections import Counter
 from carma.core.model.events import MemoryObserved
 from carma.core.model.status import Running
 from carma.core.model.task import Attempt
-from carma.core.model.values import Activity, Alone, AttemptKey, GpuId, GpuSample, Record, TaskId
+from carma.core.model.values import AttemptKey, GpuId, GpuSample, TaskId
 from carma.core.state import State, in_order
 from carma.core.telemetry import attribution, booking_shrink
-from carma.core.telemetry.measurements import Live, Member, Seen
-from carma.core.telemetry.pace import alone_of
+from carma.core.telemetry.measurements import AttemptOnGpu, Live, Member
 from carma.core.telemetry.window import given
 
 
@@ -31,8 +30,10 @@ def take(state: State, sample: GpuSample) -> None:
     if before is not None and at <= before.at:
         return
     live.window.add(sample)
-    newest = live.look is None or at > live.look.at  # a memory sample may have come before a sample that is older
-    again = live.look is before and before is not None and _shows_the_same(live, before, sample)
+    newest = (
+        live.newest_memory is None or at > live.newest_memory.at
+    )  # a memory sample may have come before a sample that is older
+    again = live.newest_memory is before and before is not None and _shows_the_same(live, before, sample)
     if newest:
         _looked(state, live, sample)
     state.touch(gpu)
@@ -40,16 +41,16 @@ def take(state: State, sample: GpuSample) -> None:
         live.held, live.held_of = memory_by_attempt(sample), sample.processes
     holders = _tracked(state, live, gpu)
     if not again:
-        live.company = None
+        live.newest_members = None
         _notice_all(state, live, holders, before, sample, newest)
     for member in holders:
         seen = member.seen
         if seen.settled_at is None and seen.first_at is not None and _settled(state, seen, live, sample):
             seen.settled_at = at
     if sample.fault is None:
-        members = live.company or attribution.members_of(state, holders, live.held, sample)
+        members = live.newest_members or attribution.members_of(state, holders, live.held, sample)
         if newest and sample.processes is not None:
-            live.company = members
+            live.newest_members = members
         attribution.share_out(state, live, members, before, sample)
     _note_what_is_due(state, gpu, holders)
 
@@ -83,7 +84,7 @@ def take_memory(state: State, look: GpuSample) -> None:
     live = state.live.get(look.gpu)
     if live is None or look.fault is not None or look.processes is None or look.memory_used_mib is None:
         return
-    if live.look is not None and look.at <= live.look.at:
+    if live.newest_memory is not None and look.at <= live.newest_memory.at:
         return
     _looked(state, live, look)
     state.touch(look.gpu)
@@ -95,7 +96,7 @@ def take_memory(state: State, look: GpuSample) -> None:
 
 def _looked(state: State, live: Live, look: GpuSample) -> None:
     """The GPU's newest look at memory. What it tells of a task changes when the task ends, or is forgotten."""
-    before, live.look = live.look, look
+    before, live.newest_memory = live.newest_memory, look
     if before is not None and before.processes is look.processes:
         return
     tasks = [use.attempt.task for use in look.processes or () if use.attempt is not None]
@@ -167,7 +168,7 @@ def _notice(state: State, member: Member, at: float, memory_mib: int | None, new
         seen.grown_at = at
 
 
-def _settled(state: State, seen: Seen, live: Live, sample: GpuSample) -> bool:
+def _settled(state: State, seen: AttemptOnGpu, live: Live, sample: GpuSample) -> bool:
     assert seen.first_at is not None
     rules = state.rules.warmup
     calm_since = max(seen.first_at, seen.grown_at or seen.first_at)
@@ -190,62 +191,11 @@ def _steady(live: Live, since: float, until: float, change: float) -> bool:
     return abs(sum(early) / len(early) - sum(late) / len(late)) <= change
 
 
-class Facts(Record, frozen=True, kw_only=True):
-    """What was seen of an attempt that has just ended, for its AttemptEnded."""
-
-    peak_mib: int | None = None
-    energy_j: float | None = None
-    activity: Activity | None = None
-    used_s: float = 0.0
-    alone: Alone | None = None
-    over: tuple[AttemptKey, ...] = ()  # neighbours above their booking
-
-
-def ending_facts(state: State, key: AttemptKey, at: float) -> Facts:
-    track = state.tracks.get(key)
-    if track is None:
-        return Facts()
-    over: dict[AttemptKey, None] = {}
-    for gpu in track.on:
-        over.update(dict.fromkeys(other for other in state.on_gpu.get(gpu, {}) if over_booking(state, gpu, other)))
-        over.update(dict.fromkeys(_left_over(state, gpu, key)))
-    over.pop(key, None)
-    return Facts(
-        peak_mib=track.peak_mib,
-        energy_j=track.energy_j,
-        activity=track.activity,
-        used_s=track.used_s,
-        alone=alone_of(track, at),
-        over=tuple(over),
-    )
-
-
 def over_booking(state: State, gpu: GpuId, key: AttemptKey) -> bool:
     track = state.tracks.get(key)
     seen = track.on.get(gpu) if track is not None else None
     held = seen.now_mib if seen is not None else None
     return held is not None and held > state.on_gpu[gpu][key].booking.memory_mib
-
-
-def _left_over(state: State, gpu: GpuId, key: AttemptKey) -> list[AttemptKey]:
-    """Those that left just now while they were above their booking, and had been there with `key`: who ran out of
-    memory because of them may be noticed after their own end. Its own earlier attempts are no neighbours."""
-    live = state.live.get(gpu)
-    began = state.tasks[key.task].attempts[-1].placed_at
-    since = max(began, state.now - state.rules.window.stale_s)
-    left_over = {} if live is None else live.left_over
-    return [other for other, at in left_over.items() if at >= since and other.task != key.task]
-
-
-def left(state: State, attempt: Attempt, key: AttemptKey, at: float, guilty: bool) -> None:
-    """An attempt has ended, `guilty` of its own OOM or not; before it is taken off its GPUs."""
-    recent = at - state.rules.window.stale_s
-    for gpu in attempt.placement.gpus:
-        live = state.live_of(gpu)
-        live.left_over = {other: then for other, then in live.left_over.items() if then >= recent}
-        if guilty or (key in state.on_gpu.get(gpu, {}) and over_booking(state, gpu, key)):
-            live.left_over[key] = at
-        live.left_at = at
 
 
 def to_watch(state: State) -> tuple[GpuId, ...]:
@@ -259,7 +209,7 @@ def to_watch(state: State) -> tuple[GpuId, ...]:
 def _may_overflow(state: State, gpu: GpuId) -> bool:
     most_mib = 0
     live = state.live.get(gpu)
-    look = None if live is None else live.look
+    look = None if live is None else live.newest_memory
     processes = Counter(use.attempt for use in (look.processes or ())) if look is not None else Counter()
     for key in state.on_gpu[gpu]:
         limit_mib = _limit_mib(state.tasks[key.task].attempts[-1], max(1, processes[key]))

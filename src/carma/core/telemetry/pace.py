@@ -17,7 +17,7 @@ from carma.core.model.task import Task
 from carma.core.model.values import Alone, Demand, GpuId, GpuSample
 from carma.core.scheduling.sharing_model import Mechanism, progress_rates
 from carma.core.state import State
-from carma.core.telemetry.measurements import Live, Member, Seen, Track
+from carma.core.telemetry.measurements import AttemptOnGpu, Live, Member, Track
 from carma.core.telemetry.window import given
 
 CALM_S = 10.0  # time without memory growth after which a task no longer starts up
@@ -33,7 +33,7 @@ def mechanism_of(rules: Rules) -> Mechanism:
     return "timeslice" if rules.sharing.mechanism == "timeslice" else "mps"
 
 
-def belief(task: Task, seen: Seen | None) -> Demand | None:
+def belief(task: Task, seen: AttemptOnGpu | None) -> Demand | None:
     """The known demand of a task: from its estimate, from observation, or from an earlier attempt."""
     known = seen is not None and seen.solo.seconds >= BELIEVED_S
     estimated = task.estimate.demand if task.estimate is not None else None
@@ -52,7 +52,7 @@ def _predicted(task: Task) -> bool:
     return task.estimate is not None and task.estimate.demand_predicted
 
 
-def _contradicts(task: Task, seen: Seen, estimated: Demand) -> bool:
+def _contradicts(task: Task, seen: AttemptOnGpu, estimated: Demand) -> bool:
     """Whether the observed demand contradicts the estimate: some tasks leave all but one of their GPUs idle, and a task
     may have changed."""
     if task.spec.gpus > 1 and seen.solo.sm_active < IDLE_RELATIVE * estimated.sm_active:
@@ -73,12 +73,12 @@ def regroup(state: State, gpus: Iterable[GpuId], now: float) -> None:
         held = state.on_gpu.get(gpu, {})
         tracks = [(key, state.tracks[key]) for key in held if key in state.tracks]
         for _, track in tracks:
-            track.go_on_until(now, live.truth)
+            track.advance_to(now, live.activity_ratio)
             touched[id(track)] = track
         demands = [belief(state.tasks[key.task], track.on.get(gpu)) for key, track in tracks]
         for (_, track), rate in zip(tracks, progress_rates(demands, mechanism_of(state.rules)), strict=True):
             track.rates[gpu] = rate
-        live.truth = 1.0
+        live.activity_ratio = 1.0
     for track in touched.values():
         track.rate = min(track.rates.values(), default=1.0)
         for gpu in track.on:  # its expected end has changed on all of its GPUs
@@ -126,7 +126,7 @@ def follow(
         regroup(state, (sample.gpu,), sample.at)
 
 
-def _calm(seen: Seen, at: float) -> bool:
+def _calm(seen: AttemptOnGpu, at: float) -> bool:
     return seen.first_at is not None and at - max(seen.first_at, seen.grown_at or 0.0) >= CALM_S
 
 
@@ -151,10 +151,10 @@ def _compare(
         predicted += demand.sm_active * rate
     if predicted > 0.05:
         ratio = min(1.0 / max(rates), max(LEAST_RATIO, active / min(1.0, predicted)))
-        live.truth += (ratio - live.truth) * min(1.0, s / BELIEVED_S)
+        live.activity_ratio += (ratio - live.activity_ratio) * min(1.0, s / BELIEVED_S)
 
 
-def _believed(task: Task, seen: Seen) -> Demand | None:
+def _believed(task: Task, seen: AttemptOnGpu) -> Demand | None:
     """Its demand, if known independently of these neighbours."""
     estimated = task.estimate.demand if task.estimate is not None and not _predicted(task) else None
     if estimated is not None and task.spec.gpus == 1:

@@ -82,7 +82,7 @@ def _used_mib(state: State, gpu: GpuId, now: float) -> int | None:
     """As last looked at, without those who have left since; None when that cannot be told, or was too long ago to end
     a task for it."""
     live = state.live.get(gpu)
-    look = live.look if live is not None else None
+    look = live.newest_memory if live is not None else None
     if live is None or look is None or look.memory_used_mib is None or look.processes is None:
         return None
     if look.at < now - state.rules.window.stale_s:
