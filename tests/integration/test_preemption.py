@@ -149,7 +149,7 @@ def test_the_first_in_line_gets_the_gpu_of_a_task_of_lower_priority() -> None:
         assert view.exit_code == 0, "what runs now runs after the other has saved"
         come_back(daemon, low, 2)
         story = [line.text for line in daemon.client.story(low)]
-        assert any(f"task {high}, of priority 0, waits for its place" in text for text in story)
+        assert any(f"task {high}, of priority 0, waits for its GPUs" in text for text in story)
         (daemon.home / "wait").unlink()
         assert daemon.wait(low).exit_code == 0
 

@@ -45,7 +45,7 @@ def _over_booking(state: State, key: AttemptKey, guilty: Sequence[AttemptKey]) -
 
 
 def _ended_above_booking(state: State, gpu: GpuId, key: AttemptKey) -> list[AttemptKey]:
-    """Neighbours of the attempt that ended recently while above their booking. Its own earlier attempts do not count."""
+    """Recent neighbours that ended while above their booking. Earlier attempts of the task itself do not count."""
     live = state.live.get(gpu)
     since = max(state.tasks[key.task].attempts[-1].placed_at, state.now - state.rules.window.stale_s)
     ends = {} if live is None else live.ended_above_booking

@@ -1,7 +1,8 @@
-"""The one door: `step(state, event)` changes the state and returns what the shell must do.
+"""The state machine: `step(state, event)` changes the state and returns commands for the shell.
 
-No decisions here: what is decided (a placement, a retry) arrives as an event of its own, so a log replays to the same
-state whatever the settings say today. A repeated or late event that changes nothing is ignored.
+Nothing is decided here. Decisions (a placement, a retry) come as events, so that a log replays to the same state
+whatever the settings are today. A repeated or late event that changes nothing is ignored. `model/transitions.py` lists
+the transitions of a task's status.
 """
 
 from __future__ import annotations
@@ -29,55 +30,67 @@ from carma.core.telemetry.pace import regroup
 def step(state: State, event: e.AnyEvent) -> list[Command]:
     state.now = max(state.now, event.at)
     match event:
-        case e.GpusSampled(samples=samples):
-            for sample in samples:
-                observe.take(state, sample)
-            return []
-        case e.MemorySampled(samples=samples):
-            for sample in samples:
-                observe.take_memory(state, sample)
-            return []
-        case e.Ticked():
-            return []
+        case e.GpusSampled() | e.MemorySampled() | e.Ticked() | e.UseNoted():
+            return _observed(state, event)
+        case e.GpusFound() | e.GpuDrained() | e.GpuResumed():
+            return _gpus_changed(state, event)
         case e.TaskSubmitted():
             return _submitted(state, event)
+        case e.TaskRestored(task=task):
+            if task.id not in state.tasks:
+                state.put(task)
+            return []
         case e.TaskEstimated():
             return _estimated(state, event)
-        case e.TaskPlaced():
-            return _placed(state, event)
-        case e.AttemptStarted():
-            return _started(state, event)
-        case e.MemoryObserved():
-            return _memory_observed(state, event)
-        case e.BookingShrunk():
-            return _shrunk(state, event)
-        case e.UseNoted():
-            return _use_noted(state, event)
-        case e.AttemptEnded():
-            return _ended(state, event)
+        case e.TaskPlaced() | e.AttemptStarted() | e.MemoryObserved() | e.BookingShrunk() | e.AttemptEnded():
+            return _attempt_changed(state, event)
         case e.StopRequested():
-            return _stop_requested(state, event)
-        case e.TaskWarned(task=task_id, signal=signal):
-            return _warned(state, task_id, signal)
+            return _stop_requested(state, _task(state, event.task), event)
+        case e.TaskWarned():
+            return _warned(state, _task(state, event.task), event.signal)
         case e.PreemptionRequested():
             return saving.requested(state, _task(state, event.task), event)
         case e.PreemptionMissed():
             return saving.missed(state, _task(state, event.task), event)
-        case e.GpusFound() | e.GpuDrained() | e.GpuResumed():
-            return _gpus_changed(state, event)
-        case (
-            e.RecoveryPlanned()
-            | e.RecoveryDue()
-            | e.TaskFinished()
-            | e.TaskHeld()
-            | e.TaskReleased()
-            | e.TaskRetried()
-            | e.TaskRestored()
-            | e.TaskChanged()
-        ):
-            return _moved(state, event)
+        case e.TaskChanged():
+            return _changed(state, _task(state, event.task), event)
         case _:
-            assert_never(event)
+            return _moved(state, _task(state, event.task), event)
+
+
+def _observed(state: State, event: e.Transient | e.UseNoted) -> list[Command]:
+    match event:
+        case e.GpusSampled(samples=samples):
+            for sample in samples:
+                observe.take(state, sample)
+        case e.MemorySampled(samples=samples):
+            for sample in samples:
+                observe.take_memory(state, sample)
+        case e.UseNoted():
+            return _use_noted(state, event)
+        case e.Ticked():
+            pass
+    return []
+
+
+AttemptEvent = e.TaskPlaced | e.AttemptStarted | e.MemoryObserved | e.BookingShrunk | e.AttemptEnded
+
+
+def _attempt_changed(state: State, event: AttemptEvent) -> list[Command]:
+    if isinstance(event, e.TaskPlaced):
+        return _placed(state, _task(state, event.key.task), event)
+    task = _current(state, event.key)
+    if task is None:
+        return []  # a late or repeated event
+    match event:
+        case e.AttemptStarted():
+            return _started(state, task, event)
+        case e.MemoryObserved():
+            return _memory_observed(state, task, event)
+        case e.BookingShrunk():
+            return _shrunk(state, task, event)
+        case e.AttemptEnded():
+            return _ended(state, task, event)
 
 
 def _task(state: State, task_id: TaskId) -> Task:
@@ -105,10 +118,10 @@ def _submitted(state: State, event: e.TaskSubmitted) -> list[Command]:
 def _estimated(state: State, event: e.TaskEstimated) -> list[Command]:
     task = state.tasks.get(event.task)
     if task is None or not isinstance(task.status, Estimating):
-        return []  # cancelled meanwhile
+        return []  # it was cancelled meanwhile
     answer, declared_mib = event.estimate, task.spec.gpu_memory_mib
     if answer is not None and answer.source == "declared" and declared_mib not in (None, answer.upper_mib):
-        return [EstimateTask(task.id)]  # the figure was changed after the question was asked
+        return [EstimateTask(task.id)]  # the user changed the figure meanwhile
     state.put(
         replace(
             task,
@@ -121,8 +134,7 @@ def _estimated(state: State, event: e.TaskEstimated) -> list[Command]:
     return []
 
 
-def _placed(state: State, event: e.TaskPlaced) -> list[Command]:
-    task = _task(state, event.key.task)
+def _placed(state: State, task: Task, event: e.TaskPlaced) -> list[Command]:
     if not isinstance(task.status, Queued) or event.key.attempt != task.key.attempt + 1:
         raise InvalidEvent(f"attempt {event.key} cannot be placed: the task is {task.status!r}")
     attempt = Attempt(
@@ -150,14 +162,13 @@ def _membership_changed(state: State, gpus: tuple[GpuId, ...], at: float) -> Non
 
 
 def _current(state: State, key: AttemptKey) -> Task | None:
-    """The task, if that attempt is the one under way."""
+    """The task, if this is its running attempt."""
     task = state.tasks.get(key.task)
     return task if task is not None and state.active.get(key.task) == key else None
 
 
-def _started(state: State, event: e.AttemptStarted) -> list[Command]:
-    task = _current(state, event.key)
-    if task is None or not isinstance(task.status, Starting):
+def _started(state: State, task: Task, event: e.AttemptStarted) -> list[Command]:
+    if not isinstance(task.status, Starting):
         return []
     status = task.status
     attempt = replace(task.attempts[-1], pid=event.pid, started_at=event.at, confinement=event.confinement)
@@ -170,29 +181,22 @@ def _started(state: State, event: e.AttemptStarted) -> list[Command]:
     return []
 
 
-def _memory_observed(state: State, event: e.MemoryObserved) -> list[Command]:
-    task = _current(state, event.key)
-    if task is not None:
-        settled = task.attempts[-1].settled
-        _go_on(
-            state,
-            task,
-            e.AttemptUse(
-                key=event.key,
-                peak_mib=event.peak_mib,
-                energy_j=event.energy_j,
-                activity=event.activity,
-                used_s=event.used_s,
-                settled=settled,
-            ),
-        )
+def _memory_observed(state: State, task: Task, event: e.MemoryObserved) -> list[Command]:
+    use = e.AttemptUse(
+        key=event.key,
+        peak_mib=event.peak_mib,
+        energy_j=event.energy_j,
+        activity=event.activity,
+        used_s=event.used_s,
+        settled=task.attempts[-1].settled,
+    )
+    _store_use(state, task, use)
     return []
 
 
-def _shrunk(state: State, event: e.BookingShrunk) -> list[Command]:
-    task = _current(state, event.key)
-    if task is None or not isinstance(task.status, Running):
-        return []  # it ended meanwhile
+def _shrunk(state: State, task: Task, event: e.BookingShrunk) -> list[Command]:
+    if not isinstance(task.status, Running):
+        return []
     booking = task.status.placement.booking
     if event.to_mib >= booking.memory_mib:
         return []
@@ -209,7 +213,7 @@ def _use_noted(state: State, event: e.UseNoted) -> list[Command]:
     for use in event.attempts:
         task = _current(state, use.key)
         if task is not None:
-            _go_on(state, task, use)
+            _store_use(state, task, use)
     state.idle_w.update(event.idle_w)
     for gpu, watts in event.empty_w.items():
         state.live_of(gpu).empty_w = watts
@@ -217,8 +221,8 @@ def _use_noted(state: State, event: e.UseNoted) -> list[Command]:
     return []
 
 
-def _go_on(state: State, task: Task, use: e.AttemptUse) -> None:
-    """What was seen of an attempt is on record, and what is seen from now on goes on top."""
+def _store_use(state: State, task: Task, use: e.AttemptUse) -> None:
+    """Store the observations of an attempt; later observations continue from them."""
     attempt = task.attempts[-1]
     attempt = replace(
         attempt,
@@ -237,10 +241,8 @@ def _go_on(state: State, task: Task, use: e.AttemptUse) -> None:
         track.restore(use.energy_j, use.activity, use.used_s, use.alone)
 
 
-def _ended(state: State, event: e.AttemptEnded) -> list[Command]:
-    task = _current(state, event.key)
-    if task is None or not isinstance(task.status, Starting | Running):
-        return []  # told twice
+def _ended(state: State, task: Task, event: e.AttemptEnded) -> list[Command]:
+    assert isinstance(task.status, Starting | Running)
     attempt = task.attempts[-1]
     outcome = saving.outcome_of(task.status, event)
     peaks = [peak for peak in (attempt.observed_mib, event.peak_mib) if peak is not None]
@@ -264,8 +266,7 @@ def _ended(state: State, event: e.AttemptEnded) -> list[Command]:
     return []
 
 
-def _stop_requested(state: State, event: e.StopRequested) -> list[Command]:
-    task = _task(state, event.task)
+def _stop_requested(state: State, task: Task, event: e.StopRequested) -> list[Command]:
     match task.status:
         case Starting() | Running():
             ending = effective_ending(task.status.ending, event.ending)
@@ -280,8 +281,7 @@ def _stop_requested(state: State, event: e.StopRequested) -> list[Command]:
             assert_never(task.status)
 
 
-def _warned(state: State, task_id: TaskId, signal: int) -> list[Command]:
-    task = _task(state, task_id)
+def _warned(state: State, task: Task, signal: int) -> list[Command]:
     if not isinstance(task.status, Running):
         return []
     state.put(replace(task, status=replace(task.status, warned=True)))
@@ -293,32 +293,18 @@ def _finish(state: State, task: Task, at: float, outcome: Outcome) -> None:
     state.overtaken.pop(task.id, None)
 
 
-Move = (
-    e.RecoveryPlanned
-    | e.RecoveryDue
-    | e.TaskFinished
-    | e.TaskHeld
-    | e.TaskReleased
-    | e.TaskRetried
-    | e.TaskRestored
-    | e.TaskChanged
-)
+Move = e.RecoveryPlanned | e.RecoveryDue | e.TaskFinished | e.TaskHeld | e.TaskReleased | e.TaskRetried
 
 
-def _moved(state: State, event: Move) -> list[Command]:
-    """From one place of the queue to another."""
-    if isinstance(event, e.TaskRestored):
-        if event.task.id not in state.tasks:
-            state.put(event.task)
-        return []
-    task = _task(state, event.task)
+def _moved(state: State, task: Task, event: Move) -> list[Command]:
+    """A change of status that depends on the current one."""
     match (event, task.status):
         case (e.RecoveryPlanned(plan=plan, until=until), Ended(at=ended_at, held=held)):
             state.put(replace(task, plan=plan, status=Recovering(ended_at, until, held)))
         case (e.RecoveryDue(), Recovering(since=since, held=held)):
             state.put(replace(task, status=Queued(since, held)))
         case (e.TaskFinished(outcome=outcome), Ended(at=ended_at)):
-            _finish(state, task, ended_at, outcome)  # the decision may come hours later, at a restart
+            _finish(state, task, ended_at, outcome)  # not event.at, which can be hours later, after a restart
         case (e.TaskFinished(outcome=outcome), Estimating() | Queued() | Recovering()):
             _finish(state, task, event.at, outcome)
         case (e.TaskHeld(), Queued() | Estimating()):
@@ -328,10 +314,8 @@ def _moved(state: State, event: Move) -> list[Command]:
         case (e.TaskRetried(fresh=fresh), Finished()):
             learnt = None if fresh or task.plan is None else replace(task.plan, first=False)
             state.put(replace(task, plan=learnt, counted_from=task.key.attempt, status=Queued(event.at)))
-        case (e.TaskChanged(), _):
-            return _changed(state, task, event)
         case _:
-            pass  # it arrived after the task had moved on
+            pass  # a late event
     return []
 
 
@@ -344,7 +328,7 @@ def _changed(state: State, task: Task, event: e.TaskChanged) -> list[Command]:
     if event.gpu_memory_mib is None or isinstance(task.status, Starting | Running | Ended):
         state.put(changed)
         return []
-    # What the user says now counts, not what recovery or an estimate under way makes of the old figure.
+    # The new figure replaces the plan of recovery and the estimate in progress, which used the old one.
     held = task.status.held
     state.put(replace(changed, plan=None, status=Estimating(event.at, held)))
     return [EstimateTask(task.id)]
@@ -356,7 +340,7 @@ def _gpus_changed(state: State, event: e.GpusFound | e.GpuDrained | e.GpuResumed
             state.set_gpus(gpus)
         case e.GpuDrained(gpu=gpu, reason=reason):
             state.drained[SERVER if gpu is None else gpu] = reason
-        case e.GpuResumed(gpu=gpu):  # the server's drain and a GPU's own are lifted each by itself
+        case e.GpuResumed(gpu=gpu):  # drains of the server and of a GPU are independent
             state.drained.pop(SERVER if gpu is None else gpu, None)
         case _:
             assert_never(event)

@@ -1,8 +1,9 @@
-"""Who is asked to save and leave: for the first in line that cannot start, or because the policy wants it elsewhere.
+"""Decides which running tasks are asked to save a checkpoint and leave: for the first task in the queue that cannot
+start, or because the policy wants to move them.
 
-Only running tasks that declare a signal for it are asked, and never two for the same room. Asking is all that happens:
-whoever does not leave goes on (saving.py). Of those who could make room, the fewest are asked; of as many, those of the
-lowest priority; of the same, those that have run the shortest, because each repeats its start-up.
+Only tasks that declare a checkpoint signal are asked, and only once for the same waiting task. A task that does not
+leave goes on (checkpoint_request.py). The smallest sufficient set of tasks is chosen; among equal sets the one of
+lowest priority; then the one with the shortest run time, because each task repeats its start-up.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from carma.core.scheduling.verdict_cache import VerdictCache
 from carma.core.scheduling.verdicts import Candidate, takes_tasks
 from carma.core.state import State
 
-CARMA = "carma"  # who asks, where no user does
-COMPARED = 6  # tasks of a GPU of which every combination is looked at
+CARMA = "carma"  # author of requests that do not come from a user
+COMPARED = 6  # maximum number of tasks on a GPU whose combinations are compared
 
 
 class Leaving(Record, frozen=True, order=True):
-    """Those who would leave one GPU, as it compares with others: the least is the best."""
+    """A set of tasks that would leave one GPU. The smallest is the best."""
 
     count: int
     priority: int  # the highest among them
-    run_s: float  # of all of them together
+    run_s: float  # sum of their run times
     place: int  # the GPU's index
     tasks: tuple[TaskId, ...]
 
 
 def stayed(state: State, now: float) -> list[PreemptionMissed]:
-    """Those whose grace is over and who still run."""
+    """Tasks that still run after the grace period of their request."""
     due: list[PreemptionMissed] = []
     for task_id in sorted(state.asked):
         status = state.tasks[task_id].status
@@ -53,14 +54,14 @@ def stayed(state: State, now: float) -> list[PreemptionMissed]:
 
 
 def asks(state: State, now: float, cache: VerdictCache | None = None) -> list[PreemptionRequested]:
-    """What CARMA asks by itself, where it may."""
+    """Requests by CARMA itself."""
     if not state.rules.preemption.enabled:
         return []
     return asked_to_move(state, now) or room_for_the_first(state, now, cache)
 
 
 def may_be_asked(state: State, task: Task, now: float) -> bool:
-    """By CARMA itself; a user may ask earlier, and again."""
+    """Whether CARMA may ask this task. Users may ask earlier and repeatedly."""
     status, rules = task.status, state.rules.preemption
     if task.spec.checkpoint is None or not isinstance(status, Running):
         return False
@@ -77,9 +78,9 @@ def request(task: Task, now: float, by: str, reason: str, room_for: TaskId | Non
     return PreemptionRequested(now, task.id, by, saves.signal, saves.grace_s, reason, room_for=room_for)
 
 
-# -- what a policy wants ----------------------------------------------------------------------------------------------
+# -- moves that the policy wants -------------------------------------------------------------------------------------
 def asked_to_move(state: State, now: float) -> list[PreemptionRequested]:
-    """Those that the policy wants elsewhere and that can be asked."""
+    """Tasks that the policy wants to move and that may be asked."""
     if state.policy.moves is None:
         return []
     able = {task_id for task_id in state.active if _may_be_moved(state, state.tasks[task_id], now)}
@@ -90,13 +91,13 @@ def asked_to_move(state: State, now: float) -> list[PreemptionRequested]:
 
 
 def _may_be_moved(state: State, task: Task, now: float) -> bool:
-    """Once at most: who left for CARMA before may have come back to the same company, and would be asked for ever."""
+    """At most once per task: it could return to the same neighbours and be moved for ever."""
     left = (isinstance(one.outcome, Preempted) and one.outcome.by == CARMA for one in task.attempts)
     return may_be_asked(state, task, now) and not any(left)
 
 
 def _moves(state: State, now: float) -> list[Move]:
-    """A policy of another package that raises, or answers nonsense, moves nobody."""
+    """An exception or a wrong answer of a plugin's policy moves no task."""
     assert state.policy.moves is not None
     try:
         return [move for move in state.policy.moves(views(state, now)) if isinstance(move, Move)]
@@ -104,9 +105,9 @@ def _moves(state: State, now: float) -> list[Move]:
         return []
 
 
-# -- room for the first in line ---------------------------------------------------------------------------------------
+# -- room for the first task in the queue ----------------------------------------------------------------------------
 def room_for_the_first(state: State, now: float, cache: VerdictCache | None = None) -> list[PreemptionRequested]:
-    """Those whose leaving lets the first in line start, if it has waited long enough and nothing else will."""
+    """Tasks whose end lets the first waiting task start, if it has waited long enough and cannot start soon."""
     if not state.line or not state.gpus:
         return []
     able = {task_id: one for task_id in state.active if may_be_asked(state, one := state.tasks[task_id], now)}
@@ -121,7 +122,7 @@ def room_for_the_first(state: State, now: float, cache: VerdictCache | None = No
     if choice.chosen or (start_at is not None and start_at <= now + state.rules.preemption.after_s):
         return []
     lower = {task_id: one for task_id, one in able.items() if one.spec.priority < task.spec.priority}
-    reason = f"task {task.id}, of priority {task.spec.priority}, waits for its place"
+    reason = f"task {task.id}, of priority {task.spec.priority}, waits for its GPUs"
     chosen = leaving(state, choice.ask, walk.candidates, lower, now)
     return [request(lower[task_id], now, CARMA, reason, task.id) for task_id in chosen]
 
@@ -133,7 +134,7 @@ def _waited(state: State, task: Task, now: float) -> bool:
 
 
 def _asked_for(state: State, task_id: TaskId) -> list[Task]:
-    """Those that were asked to leave for it and have not left yet."""
+    """Tasks that were asked to leave for this task and still run."""
     asked = (state.tasks[one] for one in sorted(state.asked))
     return [
         one
@@ -145,7 +146,7 @@ def _asked_for(state: State, task_id: TaskId) -> list[Task]:
 
 
 def asked_for(state: State, task_id: TaskId, now: float) -> str:
-    """A phrase for whoever reads why that task waits; "" where nobody was asked to make room for it."""
+    """A phrase for the reason why this task waits; "" if no task was asked to make room for it."""
     asked = _asked_for(state, task_id)
     if not asked:
         return ""
@@ -160,7 +161,7 @@ def asked_for(state: State, task_id: TaskId, now: float) -> str:
 def leaving(
     state: State, ask: Ask, candidates: Collection[Candidate], able: Mapping[TaskId, Task], now: float
 ) -> tuple[TaskId, ...]:
-    """The tasks to ask; none if no room comes of it, or if it needs none of them."""
+    """The tasks to ask; none if that does not make enough room, or if none need leave."""
     found = sorted(option for one in candidates if (option := _cheapest(state, ask, one, able, now)) is not None)
     if len(found) < ask.gpus:
         return ()
@@ -168,7 +169,7 @@ def leaving(
 
 
 def _cheapest(state: State, ask: Ask, candidate: Candidate, able: Mapping[TaskId, Task], now: float) -> Leaving | None:
-    """The best of those sets of tasks without which the GPU takes it; an empty one where nobody need leave."""
+    """The best set of tasks whose end lets the GPU accept the request; empty if none need leave."""
     here = [holder.key for holder in candidate.view.holders if holder.key.task in able]
     here.sort(key=lambda key: _option(candidate, (key,), able, now))
     for count in range(len(here[:COMPARED]) + 1):
@@ -191,8 +192,8 @@ def _option(candidate: Candidate, keys: Collection[AttemptKey], able: Mapping[Ta
 
 
 def _lets_in(state: State, ask: Ask, candidate: Candidate, keys: Collection[AttemptKey]) -> bool:
-    """Whether the GPU would take it without those. How busy the others keep it is not known before they are gone: one
-    that is too busy must be left by all."""
+    """Whether the GPU accepts the request without these attempts. A GPU that is too busy must be left by all of them,
+    because the activity of the others is not known before."""
     view, rules, policy = candidate.view, state.rules, state.policy
     if view.fault is not None or view.drained is not None or not takes_tasks(view.gpu, rules):
         return False
@@ -206,7 +207,7 @@ def _lets_in(state: State, ask: Ask, candidate: Candidate, keys: Collection[Atte
 
 
 def _passes(candidate: Candidate, ask: Ask) -> bool:
-    """Whether all that is against it ends by itself within seconds: a newcomer that settles, a sample that is due."""
+    """Whether the GPU accepts the request, or will within seconds (an attempt that settles, a sample that is due)."""
     refusal = candidate.refuse(ask)
     if refusal is None or refusal.code == "WarmUp":
         return True

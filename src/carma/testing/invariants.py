@@ -1,4 +1,4 @@
-"""The invariants of a state. Tests call this after every step; a sentence that is returned is a defect."""
+"""The invariants of a state. Tests check them after every step; each returned sentence is a defect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from carma.core.scheduling.fair_order import Lanes
 from carma.core.scheduling.fairness import NONE_HELD, waits
 from carma.core.state import State, due_at, turn
 from carma.core.telemetry.booking_shrink import shrink_of
-from carma.core.telemetry.observation import memory_news
+from carma.core.telemetry.observation import memory_growth
 from carma.core.telemetry.watchdog import stops_on
 
 
@@ -46,7 +46,7 @@ def _indices(state: State) -> list[str]:
 
 
 def _due(state: State) -> list[str]:
-    """The indices that `propose` reads instead of looking at every task and GPU."""
+    """The indices that `propose` reads."""
     broken: list[str] = []
     ends = {task.id: state.outcome_if_impossible(task) for task in state.tasks.values()}
     impossible = {task_id: outcome for task_id, outcome in ends.items() if outcome is not None}
@@ -58,7 +58,7 @@ def _due(state: State) -> list[str]:
     shown = {(task, gpu) for gpu, live in state.live.items() for task in live.shown}
     if not shown <= {(task, gpu) for task, gpus in state.shown_on.items() for gpu in gpus}:
         broken.append(f"GPUs show the tasks of {shown}, known are {state.shown_on}")
-    grown = {task for task in state.active if memory_news(state, task, state.now) is not None}
+    grown = {task for task in state.active if memory_growth(state, task, state.now) is not None}
     if not grown <= state.grown:
         broken.append(f"the memory of {grown} is to be stored, known are {state.grown}")
     if state.rules.sharing.watchdog:
@@ -92,7 +92,7 @@ def _tasks(state: State) -> list[str]:
 
 
 def _preempted(task: Task) -> list[str]:
-    """Nobody is asked to save who has not said how; and to have been asked is never the end of a task."""
+    """Only tasks with a checkpoint signal are preempted, and a preemption is never the end of a task."""
     broken: list[str] = []
     asked = isinstance(task.status, Running) and task.status.preempting is not None
     left = any(isinstance(attempt.outcome, Preempted) for attempt in task.attempts)
@@ -133,7 +133,7 @@ def _users(state: State) -> list[str]:
         waiting = sum(waits(task) for task in own)
         if waiting != state.accounts.waiting(uid):
             broken.append(f"user {uid} has {waiting} tasks that wait; the account says {state.accounts.waiting(uid)}")
-        # What a lost GPU was worth is known from the time when it was there, so GPUs are not looked at again here.
+        # The size of a lost GPU is known only from before, so GPUs are not compared here.
         held = sum(state.accounts.by_task.get(task.id, NONE_HELD).tasks for task in own)
         active = sum(isinstance(task.status, Starting | Running) for task in own)
         if not held == active == state.accounts.held(uid).tasks:

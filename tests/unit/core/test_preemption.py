@@ -55,7 +55,7 @@ def test_the_first_in_line_gets_the_place_of_a_task_of_lower_priority() -> None:
     (event,) = later(world, 1)
     assert isinstance(event, PreemptionRequested)
     assert (event.task, event.by, event.signal, event.grace_s, event.room_for) == (low, "carma", 10, 30.0, high)
-    assert event.reason == f"task {high}, of priority 0, waits for its place"
+    assert event.reason == f"task {high}, of priority 0, waits for its GPUs"
     assert later(world, 5) == [], "asked once"
     world.end(low)
     world.settle()

@@ -1,11 +1,11 @@
-"""When an attempt has settled, its booking shrinks to what it was seen to take, and a margin: the rest is for others.
+"""Shrinks the booking of a settled attempt to its observed memory plus a margin.
 
-The limit that it was launched under stays where it was. Should it grow again, the ledger counts what it holds as long
-as there is room (view.py), and where there is none the watchdog protects its neighbours. So nothing shrinks where the
-watchdog is off, nor for a task that must not be run twice.
+Its memory limit stays. If it grows again, the ledger counts its observed memory as long as there is room (gpu_view.py);
+if there is none, the watchdog protects its neighbours. So bookings do not shrink without the watchdog, nor for a task
+that must not be retried.
 
-To have settled is not enough here: a task that loads its data for a minute after its weights has settled as well. It
-must have worked, and its memory must not have grown since. Where nobody tells the GPU's SM activity, nothing shrinks.
+A settled attempt can still be loading data after its weights. So it must also have computed, without memory growth
+since then. Without SM activity, nothing shrinks.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from carma.core.state import State, in_order
 from carma.core.telemetry.measurements import AttemptOnGpu, Track
 from carma.core.telemetry.window import given
 
-MARGIN_SHARE = 0.05  # above what was seen: an evaluation now and then, fragmentation
+MARGIN_SHARE = 0.05  # of the observed memory, for occasional evaluations and fragmentation
 MARGIN_MIB = 256
-WORKING = 0.01  # SM activity, from which on a GPU is said to do something
-KEPT = ("declared", RECOVERY)  # the user's own word; and one that memory has stopped before gets what it then asked for
+WORKING = 0.01  # minimum SM activity of a GPU in use
+NEVER_SHRUNK = ("declared", RECOVERY)  # figures of the user, and of recovery after an OOM
 HISTORY = "history"
 
 
@@ -31,7 +31,7 @@ def with_margin(mib: int) -> int:
 
 
 def shrinks(state: State, now: float) -> list[BookingShrunk]:
-    """Those that are due. One for each attempt: a peak never falls, so what follows would be no less."""
+    """The bookings to shrink, each attempt at most once: peaks never fall."""
     if not (state.rules.memory.shrink and state.rules.sharing.watchdog):
         return []
     looked_at = (shrink_of(state, task_id, now) for task_id in in_order(state.settled, state.active))
@@ -39,11 +39,11 @@ def shrinks(state: State, now: float) -> list[BookingShrunk]:
 
 
 def check(state: State, task_id: TaskId) -> None:
-    """After a sample: whether the booking of an active task is to be looked at by `shrinks`."""
+    """Update the index of bookings to shrink after a sample."""
     key = state.active[task_id]
     track, task = state.tracks[key], state.tasks[task_id]
     if track.shrinks and track.peak_mib is not None and isinstance(task.status, Running):
-        track.shrinks = _gains(state, task, track)  # if not, then for good: peaks do not fall
+        track.shrinks = _gains(state, task, track)  # False is final: peaks do not fall
     if track.shrinks and shrink_of(state, task_id, state.now) is not None:
         state.settled.add(task_id)
     else:
@@ -51,7 +51,7 @@ def check(state: State, task_id: TaskId) -> None:
 
 
 def shrink_of(state: State, task_id: TaskId, now: float) -> BookingShrunk | None:
-    """Of an active task."""
+    """The event for an active task, or None."""
     task, key = state.tasks[task_id], state.active[task_id]
     track = state.tracks[key]
     if track.peak_mib is None or not isinstance(task.status, Running):
@@ -67,7 +67,7 @@ def _enough_mib(task: Task, track: Track) -> int:
 
 
 def _gains(state: State, task: Task, track: Track) -> bool:
-    """Whether the booking may shrink, and by enough to be worth it."""
+    """Whether the booking may shrink by a relevant amount."""
     booking = task.attempts[-1].placement.booking
     gain_mib = booking.memory_mib - _enough_mib(task, track)
     return gain_mib >= state.rules.warmup.growth_mib and _may_shrink(state, task, booking)
@@ -75,16 +75,16 @@ def _gains(state: State, task: Task, track: Track) -> bool:
 
 def _may_shrink(state: State, task: Task, booking: Booking) -> bool:
     stopping = isinstance(task.status, Running) and task.status.ending is not None
-    return not stopping and not booking.alone and booking.source not in KEPT and not _only_once(state, task)
+    return not stopping and not booking.alone and booking.source not in NEVER_SHRUNK and not _never_retried(state, task)
 
 
 def settled_everywhere(state: State, track: Track) -> bool:
-    """On all of its GPUs."""
+    """Whether it has settled and computed on all of its GPUs."""
     return all(_calm(state, gpu, seen) and _works(state, gpu, seen) for gpu, seen in track.on.items())
 
 
 def _calm(state: State, gpu: GpuId, seen: AttemptOnGpu) -> bool:
-    """It has settled there and holds memory, which has not grown since."""
+    """Whether it has settled there and its memory has not grown since."""
     live = state.live.get(gpu)
     newest = None if live is None else live.window.newest
     if newest is None or seen.settled_at is None or seen.first_at is None or not seen.now_mib:
@@ -93,7 +93,7 @@ def _calm(state: State, gpu: GpuId, seen: AttemptOnGpu) -> bool:
 
 
 def _works(state: State, gpu: GpuId, seen: AttemptOnGpu) -> bool:
-    """The GPU was at work for most of the settling time, and some of that is thought to be this attempt's."""
+    """Whether the GPU computed for most of the settling time, partly for this attempt."""
     live = state.live.get(gpu)
     if live is None:
         return False
@@ -104,13 +104,13 @@ def _works(state: State, gpu: GpuId, seen: AttemptOnGpu) -> bool:
     return 2 * working > len(active) and seen.own.pressure >= WORKING
 
 
-def _only_once(state: State, task: Task) -> bool:
-    """Whether nobody would bring it back, should the watchdog have to stop it."""
+def _never_retried(state: State, task: Task) -> bool:
+    """Whether recovery would not retry it after the watchdog stopped it."""
     retries = state.rules.recovery.retries if task.spec.max_oom_retries is None else task.spec.max_oom_retries
     return retries == 0
 
 
 def known_mib(task: Task) -> int:
-    """Earlier runs were seen to their end: what they came to is known better than by the first steps of this one."""
+    """Memory of earlier complete runs, which is better known than by the first steps of this one; 0 if unknown."""
     estimate = task.estimate
     return with_margin(estimate.footprint_mib) if estimate is not None and estimate.source == HISTORY else 0

@@ -1,9 +1,9 @@
-"""What samples tell: memory peaks, and when a newcomer has settled. Called by `machine.step` alone. Whose activity and
-energy it was is in attribution.py.
+"""Observation of samples: memory peaks, and when an attempt has settled. Called by `machine.step` only.
 
-An attempt settles on a GPU when, counted from the first time it held memory there, its memory has not grown for
-`settle_s` and the GPU's SM activity is about the same in both halves of that span (published: 30 s from first activity
-predict the rest of a run to .0055; a fixed wait from launch does not, because start-up takes 8 to 55 s).
+An attempt has settled on a GPU when its memory has not grown for `settle_s` since its first use, and the GPU's SM
+activity is similar in both halves of that time (published: 30 s from first activity predict the rest of a run to .0055;
+a fixed wait from the launch does not, because start-up takes 8 to 55 s). attribution.py distributes activity and
+energy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from carma.core.telemetry.window import given
 
 
 def take(state: State, sample: GpuSample) -> None:
-    """One sample of one GPU. One that is not newer than the last tells nothing."""
+    """One sample of one GPU. A sample that is not newer than the last one is ignored."""
     gpu, at = sample.gpu, sample.at
     if gpu not in state.gpus:
         return
@@ -30,34 +30,30 @@ def take(state: State, sample: GpuSample) -> None:
     if before is not None and at <= before.at:
         return
     live.window.add(sample)
-    newest = (
-        live.newest_memory is None or at > live.newest_memory.at
-    )  # a memory sample may have come before a sample that is older
-    again = live.newest_memory is before and before is not None and _shows_the_same(live, before, sample)
+    newest = live.newest_memory is None or at > live.newest_memory.at  # a newer memory sample may have come first
+    again = live.newest_memory is before and before is not None and _same_processes(live, before, sample)
     if newest:
-        _looked(state, live, sample)
+        _set_newest_memory(state, live, sample)
     state.touch(gpu)
-    if sample.processes is not live.held_of:  # the very same list says the same
+    if sample.processes is not live.held_of:  # otherwise the identical list
         live.held, live.held_of = memory_by_attempt(sample), sample.processes
     holders = _tracked(state, live, gpu)
     if not again:
         live.newest_members = None
-        _notice_all(state, live, holders, before, sample, newest)
+        _observe_memory_of_all(state, live, holders, before, sample, newest)
     for member in holders:
-        seen = member.seen
-        if seen.settled_at is None and seen.first_at is not None and _settled(state, seen, live, sample):
-            seen.settled_at = at
+        if _settled(state, member.seen, live, sample):
+            member.seen.settled_at = at
     if sample.fault is None:
         members = live.newest_members or attribution.members_of(state, holders, live.held, sample)
         if newest and sample.processes is not None:
             live.newest_members = members
         attribution.share_out(state, live, members, before, sample)
-    _note_what_is_due(state, gpu, holders)
+    _update_due(state, gpu, holders)
 
 
-def _shows_the_same(live: Live, before: GpuSample, sample: GpuSample) -> bool:
-    """Whether the sample tells nothing new of who is there and what they hold: the very list of processes as the one
-    before, which was the last look, and nobody was placed there, left or moved since then (state.py: `_moved`)."""
+def _same_processes(live: Live, before: GpuSample, sample: GpuSample) -> bool:
+    """Whether the sample has the identical process list as the previous one and no attempt came or left since then."""
     return (
         live.members is not None
         and sample.processes is not None
@@ -66,7 +62,7 @@ def _shows_the_same(live: Live, before: GpuSample, sample: GpuSample) -> bool:
     )
 
 
-def _notice_all(
+def _observe_memory_of_all(
     state: State, live: Live, holders: list[Member], before: GpuSample | None, sample: GpuSample, newest: bool
 ) -> None:
     at, held = sample.at, live.held
@@ -75,47 +71,47 @@ def _notice_all(
         memory_mib = None if sample.processes is None else held.get(key, 0)
         if seen.first_at is None and key in held and memory_mib != 0:
             seen.first_at = at
-            live.since = before.at if before is not None else 0.0  # this sample is the first that tells of it
-        _notice(state, member, at, memory_mib, newest)
+            live.since = before.at if before is not None else 0.0  # this sample is the first one that shows it
+        _observe_memory(state, member, at, memory_mib, newest)
 
 
-def take_memory(state: State, look: GpuSample) -> None:
-    """A quick look at the memory of one GPU. It says nothing of activity, so it does not enter the window."""
-    live = state.live.get(look.gpu)
-    if live is None or look.fault is not None or look.processes is None or look.memory_used_mib is None:
+def take_memory(state: State, sample: GpuSample) -> None:
+    """A memory sample of one GPU. It has no activity, so it does not enter the window."""
+    live = state.live.get(sample.gpu)
+    if live is None or sample.fault is not None or sample.processes is None or sample.memory_used_mib is None:
         return
-    if live.newest_memory is not None and look.at <= live.newest_memory.at:
+    if live.newest_memory is not None and sample.at <= live.newest_memory.at:
         return
-    _looked(state, live, look)
-    state.touch(look.gpu)
-    held = memory_by_attempt(look)
-    for member in _tracked(state, live, look.gpu):
-        _notice(state, member, look.at, held.get(member.key, 0), True)
-    _note_what_is_due(state, look.gpu, _tracked(state, live, look.gpu))
+    _set_newest_memory(state, live, sample)
+    state.touch(sample.gpu)
+    held = memory_by_attempt(sample)
+    for member in _tracked(state, live, sample.gpu):
+        _observe_memory(state, member, sample.at, held.get(member.key, 0), True)
+    _update_due(state, sample.gpu, _tracked(state, live, sample.gpu))
 
 
-def _looked(state: State, live: Live, look: GpuSample) -> None:
-    """The GPU's newest look at memory. What it tells of a task changes when the task ends, or is forgotten."""
-    before, live.newest_memory = live.newest_memory, look
-    if before is not None and before.processes is look.processes:
+def _set_newest_memory(state: State, live: Live, sample: GpuSample) -> None:
+    """Also update the index of tasks by GPUs that show their processes (`shown_on`)."""
+    before, live.newest_memory = live.newest_memory, sample
+    if before is not None and before.processes is sample.processes:
         return
-    tasks = [use.attempt.task for use in look.processes or () if use.attempt is not None]
+    tasks = [use.attempt.task for use in sample.processes or () if use.attempt is not None]
     if tasks == live.shown:
         return
     for task_id in set(live.shown) - set(tasks):
-        shown = state.shown_on[task_id] = state.shown_on[task_id] - {look.gpu}
+        shown = state.shown_on[task_id] = state.shown_on[task_id] - {sample.gpu}
         if not shown:
             del state.shown_on[task_id]
     for task_id in tasks:
-        state.shown_on.setdefault(task_id, set()).add(look.gpu)
+        state.shown_on.setdefault(task_id, set()).add(sample.gpu)
     live.shown = tasks
 
 
-def _note_what_is_due(state: State, gpu: GpuId, members: list[Member]) -> None:
-    """What `propose` has to check after a sample of that GPU."""
+def _update_due(state: State, gpu: GpuId, members: list[Member]) -> None:
+    """Update the indices of what `propose` has to check after a sample of this GPU."""
     for member in members:
         task_id = member.key.task
-        if task_id in state.grown and memory_news(state, task_id, state.now) is None:
+        if task_id in state.grown and memory_growth(state, task_id, state.now) is None:
             state.grown.discard(task_id)
         if member.track.shrinks and member.seen.settled_at is not None:
             booking_shrink.check(state, task_id)
@@ -141,7 +137,7 @@ def _tracked(state: State, live: Live, gpu: GpuId) -> list[Member]:
 
 
 def memory_by_attempt(sample: GpuSample) -> dict[AttemptKey, int | None]:
-    """MiB of each attempt on that GPU; None where the driver does not tell how much one of its processes has."""
+    """MiB of each attempt on the GPU; None if the memory of one of its processes is unknown."""
     held: dict[AttemptKey, int | None] = {}
     for use in sample.processes or ():
         if use.attempt is not None:
@@ -150,7 +146,7 @@ def memory_by_attempt(sample: GpuSample) -> dict[AttemptKey, int | None]:
     return held
 
 
-def _notice(state: State, member: Member, at: float, memory_mib: int | None, newest: bool) -> None:
+def _observe_memory(state: State, member: Member, at: float, memory_mib: int | None, newest: bool) -> None:
     track, seen = member.track, member.seen
     if newest:
         seen.now_mib = memory_mib
@@ -169,7 +165,9 @@ def _notice(state: State, member: Member, at: float, memory_mib: int | None, new
 
 
 def _settled(state: State, seen: AttemptOnGpu, live: Live, sample: GpuSample) -> bool:
-    assert seen.first_at is not None
+    """Whether the attempt settles with this sample."""
+    if seen.settled_at is not None or seen.first_at is None:
+        return False
     rules = state.rules.warmup
     calm_since = max(seen.first_at, seen.grown_at or seen.first_at)
     if sample.at - calm_since < rules.settle_s:
@@ -178,7 +176,7 @@ def _settled(state: State, seen: AttemptOnGpu, live: Live, sample: GpuSample) ->
 
 
 def _steady(live: Live, since: float, until: float, change: float) -> bool:
-    """SM activity of both halves of the span alike; where the GPU does not give it, the gate judges, not this."""
+    """Whether SM activity is similar in both halves. Without SM activity this passes, and the gate decides."""
     middle = (since + until) / 2
     early: list[float] = []
     late: list[float] = []
@@ -199,8 +197,8 @@ def over_booking(state: State, gpu: GpuId, key: AttemptKey) -> bool:
 
 
 def to_watch(state: State) -> tuple[GpuId, ...]:
-    """GPUs whose tasks could together take more than there is, because no limit holds them: their memory is looked at
-    several times a second."""
+    """GPUs whose tasks could together use more memory than there is, because not all have a limit. Their memory is
+    sampled several times per second."""
     if not state.rules.sharing.watchdog:
         return ()
     return tuple(gpu for gpu, held in state.on_gpu.items() if len(held) > 1 and _may_overflow(state, gpu))
@@ -209,8 +207,8 @@ def to_watch(state: State) -> tuple[GpuId, ...]:
 def _may_overflow(state: State, gpu: GpuId) -> bool:
     most_mib = 0
     live = state.live.get(gpu)
-    look = None if live is None else live.newest_memory
-    processes = Counter(use.attempt for use in (look.processes or ())) if look is not None else Counter()
+    sample = None if live is None else live.newest_memory
+    processes = Counter(use.attempt for use in (sample.processes or ())) if sample is not None else Counter()
     for key in state.on_gpu[gpu]:
         limit_mib = _limit_mib(state.tasks[key.task].attempts[-1], max(1, processes[key]))
         if limit_mib is None:
@@ -220,8 +218,8 @@ def _may_overflow(state: State, gpu: GpuId) -> bool:
 
 
 def _limit_mib(attempt: Attempt, processes: int) -> int | None:
-    """Where the attempt is stopped by something harder than the watchdog; None: nowhere, or not known yet. Only a
-    cgroup's limit is for all of its processes together."""
+    """The memory limit of an attempt, other than the watchdog; None if there is none or it is unknown. All limits
+    except those of cgroups apply per process."""
     guards = attempt.confinement.guards if attempt.confinement is not None else ()
     limits = (
         guard.limit_mib * (1 if guard.rung == "cgroup" else processes) for guard in guards if guard.rung != "watchdog"
@@ -230,14 +228,13 @@ def _limit_mib(attempt: Attempt, processes: int) -> int | None:
 
 
 def to_store(state: State, now: float) -> list[MemoryObserved]:
-    """Attempts whose memory grew by 64 MiB or 5 %: news, and nothing that a restart should forget. What else is seen of
-    them is noted together with what their GPUs did (usage.py)."""
-    found = (memory_news(state, task_id, now) for task_id in in_order(state.grown, state.active))
+    """Attempts whose memory grew by 64 MiB or 5 %. Other observations are stored with the use of GPUs (usage.py)."""
+    found = (memory_growth(state, task_id, now) for task_id in in_order(state.grown, state.active))
     return [event for event in found if event is not None]
 
 
-def memory_news(state: State, task_id: TaskId, now: float) -> MemoryObserved | None:
-    """Of an active task."""
+def memory_growth(state: State, task_id: TaskId, now: float) -> MemoryObserved | None:
+    """The event for an active task; None if its memory has not grown enough since the last one."""
     task, key = state.tasks[task_id], state.active[task_id]
     track = state.tracks.get(key)
     if track is None or track.peak_mib is None or not isinstance(task.status, Running):

@@ -1,8 +1,8 @@
-"""The last rung: a task above its booking is stopped before it takes what its neighbours have booked.
+"""The watchdog stops a task above its booking before it takes memory that its neighbours booked.
 
-A limit of MPS or of the framework stops a task where it stands, and the task can even catch that; the watchdog can only
-end it, so it acts when somebody is threatened and not before. Being above the booking is no crime while there is room:
-the ledger counts what is held.
+A limit of MPS or of the framework fails one allocation, which the program can even handle. The watchdog can only end
+the task, so it acts only when a booking is in danger. As long as there is room, a task may exceed its booking, and the
+ledger counts its observed memory.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from carma.core.scheduling.snapshot import left_mib
 from carma.core.state import State, in_order
 from carma.core.telemetry.observation import over_booking
 
-# At once: a task that grows takes gigabytes in the second that a grace would give it, and what it would save then is
-# saved on a GPU that is about to be full.
+# No grace period: a growing task can allocate gigabytes per second.
 GRACE_S = 0.0
 KILL = 9
 
@@ -36,12 +35,12 @@ class _Held(Record, frozen=True):
 
     @property
     def growth_mib(self) -> int:
-        """What was promised to it and is not taken yet."""
+        """The part of its booking that it does not use yet."""
         return 0 if self.stopping else max(0, -self.excess_mib)
 
 
 def stops(state: State, now: float) -> list[StopRequested]:
-    """Those to stop now, each once, the one with the largest excess first."""
+    """The tasks to stop now, each once, by GPU the one with the largest excess first."""
     if not state.rules.sharing.watchdog:
         return []
     found: dict[TaskId, StopRequested] = {}
@@ -63,8 +62,8 @@ def _on(state: State, gpu: Gpu, now: float) -> list[StopRequested]:
     if used_mib is None:
         return []
     held = [_held(state, gpu.id, key) for key in state.on_gpu[gpu.id]]
-    # The ledger leaves the margin free when a task comes. At half of it, and not at all of it, because otherwise a few
-    # MiB more would be the end of a task that is above its booking, right after a neighbour came.
+    # The ledger leaves the margin free at a placement. The watchdog acts at half of the margin; otherwise a few MiB
+    # more would end a task above its booking right after a neighbour started.
     promised_mib = sum(one.growth_mib for one in held)
     wanted_mib = promised_mib + state.rules.memory.margin_mib // 2
     free_mib = gpu.memory_mib - used_mib + sum(one.now_mib for one in held if one.stopping)
@@ -79,15 +78,14 @@ def _on(state: State, gpu: Gpu, now: float) -> list[StopRequested]:
 
 
 def _used_mib(state: State, gpu: GpuId, now: float) -> int | None:
-    """As last looked at, without those who have left since; None when that cannot be told, or was too long ago to end
-    a task for it."""
+    """Memory in use by the newest sample, without attempts that ended since; None if unknown or too old."""
     live = state.live.get(gpu)
-    look = live.newest_memory if live is not None else None
-    if live is None or look is None or look.memory_used_mib is None or look.processes is None:
+    sample = live.newest_memory if live is not None else None
+    if sample is None or sample.memory_used_mib is None or sample.processes is None:
         return None
-    if look.at < now - state.rules.window.stale_s:
+    if sample.at < now - state.rules.window.stale_s:
         return None
-    return look.memory_used_mib - left_mib(state, look)
+    return sample.memory_used_mib - left_mib(state, sample)
 
 
 def _held(state: State, gpu: GpuId, key: AttemptKey) -> _Held:
@@ -97,7 +95,7 @@ def _held(state: State, gpu: GpuId, key: AttemptKey) -> _Held:
     seen = track.on.get(gpu) if track is not None else None
     stopping = isinstance(status, Starting | Running) and status.ending is not None
     if seen is None or (seen.now_mib is None and seen.first_at is None):
-        return _Held(key, booking_mib, 0, stopping)  # nothing was seen of it: all that it booked is still to come
+        return _Held(key, booking_mib, 0, stopping)  # not observed yet: it can still take its whole booking
     return _Held(key, booking_mib, booking_mib if seen.now_mib is None else seen.now_mib, stopping)
 
 
