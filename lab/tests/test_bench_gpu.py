@@ -17,28 +17,28 @@ from carma.core.model.values import Activity, Gpu, GpuId, GpuSample
 from carma.errors import NoGpus, Refused, Usage
 from carma_lab.bench import results_file as written
 from carma_lab.bench.gpu import collocation, interference
-from carma_lab.bench.gpu import environment as lab
+from carma_lab.bench.gpu import environment as machine
 from carma_lab.bench.gpu.collocated import COLLOCATED, find, resnet26
 from carma_lab.bench.gpu.environment import sharing
-from carma_lab.bench.gpu.meter import Gauges, Look, integrated, spent_j, summed_up
+from carma_lab.bench.gpu.meter import Gauges, TimedSample, integrated, spent_j, summed_up
 from carma_lab.bench.gpu.worker import TAIL_S, measure
-from carma_lab.bench.gpu.workers import Died, Hand, Span, all_answers, close_all
+from carma_lab.bench.gpu.workers import Span, Worker, WorkerDied, all_answers, close_all
 from carma_lab.bench.gpu.workloads import WORKLOADS
 from tests.scripted_nvml import Card, ScriptedNvml
 
 SPAN = Span(0.0, 0.01)
 
 
-def hand(code: str, environment: dict[str, str] | None = None, percent: int = 100) -> Hand:
-    return Hand("made-up", [sys.executable, "-c", code], environment or {}, percent)
+def worker(code: str, environment: dict[str, str] | None = None, percent: int = 100) -> Worker:
+    return Worker("made-up", [sys.executable, "-c", code], environment or {}, percent)
 
 
 # ---- worker processes
 
 
 def test_a_worker_that_ends_is_told_with_its_exit_code_and_its_last_line() -> None:
-    broken = hand("import sys; print('first', file=sys.stderr); sys.exit('out of luck')")
-    with pytest.raises(Died, match=r"made-up: its process ended with 1: out of luck"):
+    broken = worker("import sys; print('first', file=sys.stderr); sys.exit('out of luck')")
+    with pytest.raises(WorkerDied, match=r"made-up: its process ended with 1: out of luck"):
         broken.ready()
     broken.close()
     assert not broken.lives
@@ -46,16 +46,16 @@ def test_a_worker_that_ends_is_told_with_its_exit_code_and_its_last_line() -> No
 
 def test_a_worker_that_falls_silent_is_killed_and_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("carma_lab.bench.gpu.workers.START_LIMIT_S", 0.0)
-    silent = hand("import time; time.sleep(600)")
-    with pytest.raises(Died, match="no answer"):
+    silent = worker("import time; time.sleep(600)")
+    with pytest.raises(WorkerDied, match="no answer"):
         silent.ready()
     assert not silent.lives
     silent.close()
 
 
 def test_an_answer_that_is_not_json_is_quoted() -> None:
-    odd = hand("import time; print('hello', flush=True); time.sleep(600)")
-    with pytest.raises(Died, match="it answered 'hello'"):
+    odd = worker("import time; print('hello', flush=True); time.sleep(600)")
+    with pytest.raises(WorkerDied, match="it answered 'hello'"):
         odd.ready()
     assert not odd.lives
     odd.close()
@@ -63,12 +63,12 @@ def test_an_answer_that_is_not_json_is_quoted() -> None:
 
 def test_an_order_to_a_dead_worker_is_noticed_at_its_answer_and_the_others_stay_in_step() -> None:
     echo = "import sys\nfor n, line in enumerate(sys.stdin): print('{\"n\": %d}' % n, flush=True)"
-    living, dead = hand(echo), hand("pass")
-    with pytest.raises(Died):
+    living, dead = worker(echo), worker("pass")
+    with pytest.raises(WorkerDied):
         dead.ready()
     for one in (dead, living):
         one.order(0.0, SPAN)
-    with pytest.raises(Died):
+    with pytest.raises(WorkerDied):
         all_answers([dead, living], SPAN)
     living.order(0.0, SPAN)
     assert all_answers([living], SPAN) == [{"n": 1}]
@@ -78,7 +78,7 @@ def test_an_order_to_a_dead_worker_is_noticed_at_its_answer_and_the_others_stay_
 
 def test_a_worker_leaves_at_the_end_of_its_input_without_a_signal(tmp_path: Path) -> None:
     mark = tmp_path / "left"
-    polite = hand(
+    polite = worker(
         f"import sys, pathlib; print('{{}}', flush=True); sys.stdin.read(); pathlib.Path({str(mark)!r}).touch()"
     )
     polite.ready()
@@ -90,7 +90,7 @@ def test_a_worker_has_the_percentage_and_none_of_the_callers_own_mps(monkeypatch
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "7")
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/the/callers")
     tell = "import json, os; print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('CUDA_MPS')}))"
-    free, held = hand(tell), hand(tell, {"CUDA_MPS_PIPE_DIRECTORY": "/ours"}, 25)
+    free, held = worker(tell), worker(tell, {"CUDA_MPS_PIPE_DIRECTORY": "/ours"}, 25)
     assert free.ready() == {}
     assert held.ready() == {"CUDA_MPS_PIPE_DIRECTORY": "/ours", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}
     close_all([free, held])
@@ -150,9 +150,9 @@ def look(
     util: float | None = None,
     sm_active: float | None = None,
     power_w: float | None = None,
-) -> Look:
+) -> TimedSample:
     sample = GpuSample(gpu=GpuId("GPU-a"), at=at, activity=Activity(sm_active=sm_active), power_w=power_w)
-    return Look(at, sample, energy_j, util)
+    return TimedSample(at, sample, energy_j, util)
 
 
 def test_a_reading_is_the_mean_of_the_span_without_the_look_that_opens_it() -> None:
@@ -227,7 +227,7 @@ def test_without_a_gpu_a_study_says_so_at_once(tmp_path: Path, monkeypatch: pyte
     def none(**_: object) -> Any:
         raise NoGpus("made up")
 
-    monkeypatch.setattr(lab, "open_nvml", none)
+    monkeypatch.setattr(machine, "open_nvml", none)
     monkeypatch.chdir(tmp_path)
     options = interference.Options() if run is interference.run else collocation.Options()
     with pytest.raises(NoGpus) as error:
@@ -240,10 +240,10 @@ def test_without_torch_the_way_to_get_it_is_told(monkeypatch: pytest.MonkeyPatch
     from carma.monitor.nvml import NvmlSampler
 
     nvml = ScriptedNvml(Card("GPU-a"))
-    monkeypatch.setattr(lab, "open_nvml", lambda engine_s: NvmlSampler(nvml, engine_s=engine_s))
+    monkeypatch.setattr(machine, "open_nvml", lambda engine_s: NvmlSampler(nvml, engine_s=engine_s))
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(Refused, match="torch and torchvision") as refused:
-        lab.open_lab()
+        machine.open_machine()
     assert "pip install torch torchvision" in refused.value.hint
 
 

@@ -24,8 +24,8 @@ def options(directory: Path, **given: Any) -> Options:
     return Options(json=str(directory / "points.json"), **{"seconds": 0.001, "copies": 3, **given})
 
 
-def measured(directory: Path, lab: ScriptedLab | None = None, **given: Any) -> dict[str, Any]:
-    assert collocation.run(options(directory, **given), lab or ScriptedLab(directory, RATES)) == 0
+def measured(directory: Path, machine: ScriptedLab | None = None, **given: Any) -> dict[str, Any]:
+    assert collocation.run(options(directory, **given), machine or ScriptedLab(directory, RATES)) == 0
     table: dict[str, Any] = json.loads((directory / "points.json").read_text())
     return table
 
@@ -35,15 +35,15 @@ def series(table: dict[str, Any], task: str, mechanism: str) -> list[dict[str, A
 
 
 def test_every_task_is_measured_by_every_mechanism_from_one_copy_up(tmp_path: Path) -> None:
-    lab = ScriptedLab(tmp_path, RATES)
-    table = measured(tmp_path, lab)
+    machine = ScriptedLab(tmp_path, RATES)
+    table = measured(tmp_path, machine)
     for task in ("small", "large"):
         for mechanism in ("timeslice", "mps"):
             assert [point["copies"] for point in series(table, task, mechanism)] == [1, 2, 3]
     assert len(table["points"]) == 12
-    assert lab.shared == ["timeslice", "mps"] * 2
-    assert len(lab.ticking.hands) == 12  # three copies a series: started once, not once a point
-    assert lab.alive() == []
+    assert machine.shared == ["timeslice", "mps"] * 2
+    assert len(machine.ticking.workers) == 12  # three copies a series: started once, not once a point
+    assert machine.alive() == []
     assert any("mig" in line for line in table["left_out"])
 
 
@@ -95,16 +95,16 @@ def test_the_file_says_what_it_was_measured_on_how_and_what_was_published(tmp_pa
 
 
 def test_copies_that_do_not_fit_are_left_out_and_told_of(tmp_path: Path) -> None:
-    lab = ScriptedLab(tmp_path, RATES, Card("GPU-a", total_mib=45_604), footprint_mib=14_000)
-    table = measured(tmp_path, lab, copies=8, task=("large",))
+    machine = ScriptedLab(tmp_path, RATES, Card("GPU-a", total_mib=45_604), footprint_mib=14_000)
+    table = measured(tmp_path, machine, copies=8, task=("large",))
     assert [point["copies"] for point in series(table, "large", "mps")] == [1, 2, 3]
     assert "large, mps: 3 copies of 14,000 MiB fit; more are left out" in table["left_out"]
-    assert len(lab.ticking.hands) == 6
+    assert len(machine.ticking.workers) == 6
 
 
 def test_the_last_copy_that_fits_is_started(tmp_path: Path) -> None:
-    lab = ScriptedLab(tmp_path, RATES, Card("GPU-a", total_mib=604 + 1000 + 1031), footprint_mib=1000)
-    table = measured(tmp_path, lab, copies=2, task=("small",), mechanism=("timeslice",))
+    machine = ScriptedLab(tmp_path, RATES, Card("GPU-a", total_mib=604 + 1000 + 1031), footprint_mib=1000)
+    table = measured(tmp_path, machine, copies=2, task=("small",), mechanism=("timeslice",))
     assert [point["copies"] for point in table["points"]] == [1, 2]
     assert table["left_out"] == []
 
@@ -116,12 +116,12 @@ def test_a_task_that_cannot_start_leaves_the_other_one(tmp_path: Path) -> None:
 
 
 def test_a_copy_that_dies_ends_its_series_and_not_the_study(tmp_path: Path) -> None:
-    lab = ScriptedLab(tmp_path, {**RATES, SMALL: {"rate": 100.0, "die_at": 2}})
-    table = measured(tmp_path, lab)
+    machine = ScriptedLab(tmp_path, {**RATES, SMALL: {"rate": 100.0, "die_at": 2}})
+    table = measured(tmp_path, machine)
     assert [point["copies"] for point in series(table, "small", "timeslice")] == [1]
     assert [point["copies"] for point in series(table, "large", "mps")] == [1, 2, 3]
     assert any("from 2 copies on" in line and "CUDA error: made up" in line for line in table["left_out"])
-    assert lab.alive() == []
+    assert machine.alive() == []
 
 
 def test_no_point_is_begun_when_the_time_is_over(tmp_path: Path) -> None:
@@ -157,12 +157,12 @@ def test_a_mechanism_that_was_asked_for_by_name_must_be_there(tmp_path: Path) ->
 
 def test_one_copy_runs_on_each_mig_instance(tmp_path: Path) -> None:
     instances = [Card(f"MIG-{name}", power_mw=0, energy_mj=0) for name in "abc"]
-    lab = ScriptedLab(tmp_path, RATES, Card("GPU-a", mig=instances))
-    table = measured(tmp_path, lab, copies=8, task=("small",))
+    machine = ScriptedLab(tmp_path, RATES, Card("GPU-a", mig=instances))
+    table = measured(tmp_path, machine, copies=8, task=("small",))
     assert {point["mechanism"] for point in table["points"]} == {"mig"}
     assert [point["copies"] for point in table["points"]] == [1, 2, 3]
     assert [point["relative"] for point in table["points"]] == [1.0, 2.0, 3.0]
-    assert [gpu.id for _, gpu in lab.ticking.hands] == ["MIG-a", "MIG-b", "MIG-c"]
+    assert [gpu.id for _, gpu in machine.ticking.workers] == ["MIG-a", "MIG-b", "MIG-c"]
     last = table["points"][-1]
     assert (last["sm_active"], last["memory_mib"]) == (0.25, 3000)
     assert last["energy_per_image_j"] is None  # the card's power would be counted three times

@@ -28,9 +28,9 @@ def options(directory: Path, **given: Any) -> Options:
 
 
 def measured(directory: Path, script: dict[str, Any] | None = None, **given: Any) -> tuple[dict[str, Any], ScriptedLab]:
-    lab = ScriptedLab(directory, script or {})
-    assert interference.run(options(directory, **given), lab) == 0
-    return json.loads((directory / "table.json").read_text()), lab
+    machine = ScriptedLab(directory, script or {})
+    assert interference.run(options(directory, **given), machine) == 0
+    return json.loads((directory / "table.json").read_text()), machine
 
 
 def row(tasks: str, rates: tuple[float, ...], at_s: float = 0.0, percent: tuple[int, ...] | None = None) -> Row:
@@ -124,7 +124,7 @@ def test_the_summary_of_percentages_says_what_the_light_one_gains_and_the_heavy_
 def test_a_run_measures_each_alone_three_times_and_every_group_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    table, lab = measured(tmp_path, {"resnet18-cifar-b32": {"rate": 123.4567891}})
+    table, machine = measured(tmp_path, {"resnet18-cifar-b32": {"rate": 123.4567891}})
     members = {name for row in table["rows"] for name in row["tasks"]}
     sizes = Counter(len(row["tasks"]) for row in table["rows"])
     assert sizes == {1: 3 * len(members), 2: 4, 3: 2}
@@ -134,8 +134,8 @@ def test_a_run_measures_each_alone_three_times_and_every_group_once(
     assert places[0]
     assert places[-1]
     assert places[len(members) :].index(True) == 3  # half of the six groups, then all alone once more
-    assert lab.shared == ["mps"]
-    assert lab.alive() == []
+    assert machine.shared == ["mps"]
+    assert machine.alive() == []
     printed = capsys.readouterr().out
     assert "progress against running alone" in printed
     assert "2.00 x" in printed  # two made-up tasks do not disturb each other
@@ -168,7 +168,7 @@ def test_a_table_says_what_it_was_measured_on_and_the_command_to_measure_it_agai
 def test_percentages_start_only_who_takes_part_and_are_compared_with_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    table, lab = measured(tmp_path, pairs=0, triples=0, percent=(25, 50))
+    table, machine = measured(tmp_path, pairs=0, triples=0, percent=(25, 50))
     assert {name for row in table["rows"] for name in row["tasks"]} == {*LIGHT, *HEAVY}
     pairs = Counter(tuple(row["percent"]) for row in table["rows"] if len(row["tasks"]) == 2)
     assert pairs == {(100, 100): 12, (100, 25): 12, (100, 50): 12}
@@ -176,7 +176,7 @@ def test_percentages_start_only_who_takes_part_and_are_compared_with_none(
     assert held == [[3.75]] * len(HEAVY)  # the made-up rate of 10, half as fast again, by a quarter
     assert [line["percent"] for line in table["percentages"]] == [25, 50]
     assert table["percentages"][0]["heavy_after"] == 0.25
-    assert lab.alive() == []
+    assert machine.alive() == []
     assert "25 %" in capsys.readouterr().out
 
 
@@ -189,13 +189,13 @@ def test_one_that_cannot_start_is_left_out_and_its_groups_with_it(tmp_path: Path
 
 
 def test_one_that_dies_on_the_way_takes_its_groups_with_it_and_the_others_go_on(tmp_path: Path) -> None:
-    table, lab = measured(tmp_path, {NAMES[0]: {"die_at": 2}}, pairs=40)
+    table, machine = measured(tmp_path, {NAMES[0]: {"die_at": 2}}, pairs=40)
     assert sum("CUDA error: made up" in line for line in table["left_out"]) == 1  # and it is not asked again
     with_it = [row for row in table["rows"] if NAMES[0] in row["tasks"]]
     assert [row["tasks"] for row in with_it] == [[NAMES[0]]]
     alone = Counter(row["tasks"][0] for row in table["rows"] if len(row["tasks"]) == 1)
     assert {count for name, count in alone.items() if name != NAMES[0]} == {3}
-    assert lab.alive() == []
+    assert machine.alive() == []
 
 
 def test_groups_for_which_there_is_no_time_are_left_out_and_tasks_alone_are_not(tmp_path: Path) -> None:
@@ -222,22 +222,22 @@ def test_what_was_measured_is_on_disk_at_any_moment_and_stays_when_the_study_is_
                 raise KeyboardInterrupt
             return super().together(*given)
 
-    lab = Impatient(tmp_path, {})
+    machine = Impatient(tmp_path, {})
     with pytest.raises(KeyboardInterrupt):
-        interference.run(options(tmp_path, pairs=40), lab)
+        interference.run(options(tmp_path, pairs=40), machine)
     table = json.loads((tmp_path / "table.json").read_text())
     assert on_disk == [1, 2, 3]
     assert [row["tasks"] for row in table["rows"]] == [[name] for name in NAMES[:3]]
-    assert lab.alive() == []
+    assert machine.alive() == []
 
 
 def test_a_gpu_of_several_is_named_to_the_workers_and_watched(tmp_path: Path) -> None:
     cards = (Card("GPU-a", gpu_util=11), Card("GPU-b", gpu_util=22))
-    lab = ScriptedLab(tmp_path, {}, *cards)
-    interference.run(options(tmp_path, pairs=1, triples=0, gpu="1"), lab)
+    machine = ScriptedLab(tmp_path, {}, *cards)
+    interference.run(options(tmp_path, pairs=1, triples=0, gpu="1"), machine)
     table = json.loads((tmp_path / "table.json").read_text())
     assert {row["gpu_util"] for row in table["rows"]} == {0.22}
-    assert {gpu.id for _, gpu in lab.ticking.hands} == {"GPU-b"}
+    assert {gpu.id for _, gpu in machine.ticking.workers} == {"GPU-b"}
 
 
 @pytest.mark.parametrize(
@@ -258,6 +258,6 @@ def test_without_mps_the_way_to_measure_without_it_is_told(tmp_path: Path) -> No
     with pytest.raises(Refused) as refused:
         interference.run(options(tmp_path), ScriptedLab(tmp_path, {}, has_mps=False))
     assert "--mechanism timeslice" in refused.value.hint
-    table, lab = measured(tmp_path, mechanism="timeslice")
-    assert lab.shared == ["timeslice"]
+    table, machine = measured(tmp_path, mechanism="timeslice")
+    assert machine.shared == ["timeslice"]
     assert table["mechanism"] == "timeslice"

@@ -10,7 +10,7 @@ import pytest
 
 from carma.errors import NoGpus, Usage
 from carma_lab.bench import sampler as samplerbench
-from carma_lab.bench.sampler import Eyes, Meter, Options, Report
+from carma_lab.bench.sampler import Meter, Options, Report, SamplerGroup
 from tests.scripted_nvml import MIB, Card, ScriptedNvml
 
 QUICK = Options(seconds=1.0, gpus=8)
@@ -46,7 +46,7 @@ def test_json_to_standard_output_is_json_alone(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize(("cards", "samplers"), [(1, 8), (3, 3), (8, 1), (10, 1)])
 def test_there_are_as_many_samplers_as_it_takes(cards: int, samplers: int) -> None:
-    eyes = Eyes(ScriptedNvml(*(Card(f"GPU-{number}") for number in range(cards))), 8)
+    eyes = SamplerGroup(ScriptedNvml(*(Card(f"GPU-{number}") for number in range(cards))), 8)
     assert len(eyes.samplers) == samplers
     eyes.close()
 

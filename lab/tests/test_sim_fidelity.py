@@ -323,7 +323,7 @@ def test_what_makes_no_sense_beside_it_is_refused(saved: Path, words: list[str],
 def test_solo_alone_is_refused() -> None:
     result = typed("--solo", "x.csv")
     assert result.exit_code == 2
-    assert "--solo goes with --fidelity" in result.stderr
+    assert "--solo needs --fidelity" in result.stderr
 
 
 def test_a_file_that_lacks_something_says_what(tmp_path: Path) -> None:

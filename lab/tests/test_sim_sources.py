@@ -18,7 +18,7 @@ from carma.traces import Trace
 from carma_lab.cli.simulate import DEMANDS
 from carma_lab.runs.figures import Figures
 from carma_lab.simulator import estimate_sources as sources
-from carma_lab.simulator.predicted_demand import foretold
+from carma_lab.simulator.predicted_demand import predict_demand
 from carma_lab.simulator.request import Request, recorded, simulation
 from carma_lab.simulator.simulation import Demands
 from lab.tools import trial_ratios
@@ -99,20 +99,20 @@ def test_a_trial_run_predicts_of_each_new_command_and_history_tells_of_the_other
 
 def test_one_command_is_predicted_once_and_off_as_models_like_it_were() -> None:
     busy = row(**msgspec.structs.asdict(Demand(0.9, 0.4, 0.3, 0.97, 0.8)))
-    assert foretold(1, busy) == foretold(1, busy)
-    drawn = [foretold(seed, busy) for seed in range(60)]
+    assert predict_demand(1, busy) == predict_demand(1, busy)
+    drawn = [predict_demand(seed, busy) for seed in range(60)]
     assert len(set(drawn)) > 5
     assert all(0.0 < one.sm_active < 1.0 and 0.0 < (one.power or 0.0) < 1.0 for one in drawn)
     assert 0.7 < median(one.sm_active for one in drawn) < 0.95
     idle = row(sm_active=0.05, sm_occupancy=0.02, dram_active=0.01)  # what a trace does not tell is worked out
-    assert median(foretold(seed, idle).sm_active for seed in range(60)) < 0.15
+    assert median(predict_demand(seed, idle).sm_active for seed in range(60)) < 0.15
 
 
 def test_errors_that_were_none_leave_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
     right = (0.5, 0.3, 0.2, 0.7, 0.4)
     monkeypatch.setattr("carma_lab.simulator.predicted_demand.errors", lambda: ((right, right),))
     truth = Demand(0.9, 0.4, 0.3, 0.97, 0.8)
-    assert foretold(0, row(**msgspec.structs.asdict(truth))) == truth
+    assert predict_demand(0, row(**msgspec.structs.asdict(truth))) == truth
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from carma.core.model.values import Demand
 from carma.traces import TraceTask
 from carma.traces.table import SHIPPED
 from carma_lab.markdown import table
-from carma_lab.simulator.predicted_demand import foretold, odds_of, share_of
+from carma_lab.simulator.predicted_demand import odds_of, predict_demand, share_of
 from carma_lab.simulator.request import Request, simulation
 from carma_lab.simulator.simulation import Demands
 from tools.markdown import filled
@@ -52,7 +52,7 @@ def simulated() -> dict[str, Any]:
     found["magm"] = _over(alone, "history", 1, policy="magm")
     cautious = {}
     for caution in CAUTIONS:
-        with patch("carma_lab.simulator.task_knowledge.foretold", _raised(caution)):
+        with patch("carma_lab.simulator.task_knowledge.predict_demand", _raised(caution)):
             cautious[f"{caution:g}"] = _over(alone, "estimate", SEEDS)
     return {**found, "cautious": cautious}
 
@@ -76,7 +76,7 @@ def _figures(trace: str, policy: str, known: Demands, seed: int = 0) -> Any:
 
 def _raised(caution: float) -> Callable[[int, TraceTask], Demand]:
     def told(seed: int, row: TraceTask) -> Demand:
-        one = foretold(seed, row)
+        one = predict_demand(seed, row)
         assert one.gr_active is not None
         assert one.power is not None
         engine, power = (share_of(odds_of(share) + caution) for share in (one.gr_active, one.power))

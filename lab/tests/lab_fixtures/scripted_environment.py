@@ -15,9 +15,9 @@ from typing import Any
 
 from carma.core.model.values import Gpu, GpuSample
 from carma.monitor.nvml import NvmlSampler
-from carma_lab.bench.gpu.environment import Lab
+from carma_lab.bench.gpu.environment import StudyMachine
 from carma_lab.bench.gpu.meter import Gauges
-from carma_lab.bench.gpu.workers import Hand
+from carma_lab.bench.gpu.workers import Worker
 from tests.scripted_nvml import MIB, Card, ScriptedNvml
 
 WORKER = """
@@ -43,7 +43,7 @@ class TickingSampler(NvmlSampler):
     def __init__(self, nvml: ScriptedNvml, footprint_mib: int) -> None:
         super().__init__(nvml, monotonic=nvml.monotonic, process_name=str)
         self.script, self.footprint_mib = nvml, footprint_mib
-        self.hands: list[tuple[Hand, Gpu]] = []
+        self.workers: list[tuple[Worker, Gpu]] = []
 
     def sample(self, at: float) -> tuple[GpuSample, ...]:
         """The card's energy counter goes on with its power, and so does not depend on this machine's clock."""
@@ -51,13 +51,13 @@ class TickingSampler(NvmlSampler):
         for card in self.script.cards:
             card.energy_mj += card.power_mw // 2
             for place in card.mig or [card]:
-                living = [hand for hand, gpu in self.hands if gpu.id == place.uuid and hand.lives]
-                place.compute = [(hand.pid, self.footprint_mib * MIB) for hand in living]
+                living = [worker for worker, gpu in self.workers if gpu.id == place.uuid and worker.lives]
+                place.compute = [(worker.pid, self.footprint_mib * MIB) for worker in living]
                 place.used_mib = len(living) * self.footprint_mib
         return super().sample(at)
 
 
-class ScriptedLab(Lab):
+class ScriptedLab(StudyMachine):
     def __init__(
         self, directory: Path, script: dict[str, Any], *cards: Card, footprint_mib: int = 1000, has_mps: bool = True
     ) -> None:
@@ -69,13 +69,13 @@ class ScriptedLab(Lab):
         super().__init__(self.ticking, worker=worker, gauges=gauges, share=self._sharing, has_mps=has_mps)
         self.shared: list[str] = []
 
-    def hand(self, name: str, gpu: Gpu, environment: dict[str, str], percent: int = 100) -> Hand:
-        hand = super().hand(name, gpu, environment, percent)
-        self.ticking.hands.append((hand, gpu))
-        return hand
+    def worker(self, name: str, gpu: Gpu, environment: dict[str, str], percent: int = 100) -> Worker:
+        worker = super().worker(name, gpu, environment, percent)
+        self.ticking.workers.append((worker, gpu))
+        return worker
 
     def alive(self) -> list[int]:
-        return [hand.pid for hand, _ in self.ticking.hands if hand.lives]
+        return [worker.pid for worker, _ in self.ticking.workers if worker.lives]
 
     @contextmanager
     def _sharing(self, mechanism: str) -> Iterator[dict[str, str]]:

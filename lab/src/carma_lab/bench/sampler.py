@@ -93,7 +93,7 @@ def run(options: Options, nvml: Any = None) -> int:
 def measure(options: Options, nvml: Any) -> Report:
     machine = facts()
     meter = Meter(nvml)
-    plain, metered = Eyes(nvml, options.gpus), Eyes(meter, options.gpus)
+    plain, metered = SamplerGroup(nvml, options.gpus), SamplerGroup(meter, options.gpus)
     try:
         looks = (
             (_sample, "sample", SAMPLE_HZ, options.seconds),
@@ -148,7 +148,7 @@ class Meter:
         self.spent_s.clear()
 
 
-class Eyes:
+class SamplerGroup:
     """So many samplers that together they read a GPU at least `gpus` times."""
 
     def __init__(self, nvml: Any, gpus: int) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from carma.core.model.values import Record
 from carma.errors import Usage
 from carma_lab.runs.figures import Figures, TaskRun
-from carma_lab.simulator.simulated_server import Board
+from carma_lab.simulator.simulated_server import SimulatedGpu
 from gpumemnet.output_file import write_file
 
 FORMAT = 1
@@ -130,7 +130,7 @@ class Course:
     """Collects points. When there are too many, two become one and the step is twice as long. It only looks: what is
     summed up on a GPU stays as it was, to the last digit, since decisions rest on it."""
 
-    def __init__(self, boards: Sequence[Board], counts: Callable[[], tuple[int, int]]) -> None:
+    def __init__(self, boards: Sequence[SimulatedGpu], counts: Callable[[], tuple[int, int]]) -> None:
         self._boards = boards
         self._counts = counts  # how many run and wait
         self.step_s = FIRST_STEP_S

@@ -5,7 +5,7 @@ from __future__ import annotations
 from carma.core.model.values import Owner, SaveSignal, TaskSpec
 from carma.traces import TraceTask
 from carma_lab.runs.figures import Asked
-from carma_lab.simulator.simulated_server import Runner
+from carma_lab.simulator.simulated_server import RunningTask
 
 SIGNAL = 10
 GRACE_S = 120.0  # or twice what a save takes: none is too late here
@@ -16,7 +16,7 @@ def signal_of(row: TraceTask) -> SaveSignal | None:
     return SaveSignal(SIGNAL, max(GRACE_S, 2.0 * (row.save_s or 0.0))) if row.can_leave else None
 
 
-def kept_s(row: TraceTask, runner: Runner) -> float:
+def saved_work_s(row: TraceTask, runner: RunningTask) -> float:
     """How much of its work an attempt that ended leaves behind: all of it if it saved on a signal, else what its last
     checkpoint has. An attempt that is told to stop, or that ran out of memory, saves nothing more."""
     done_s = runner.done_s + runner.progress_s

@@ -28,7 +28,7 @@ def measured(row: TraceTask) -> Estimate:
     return Estimate(footprint_mib=row.memory_mib, upper_mib=row.memory_mib, source="declared")
 
 
-def nobody(_row: TraceTask) -> NoEstimate:
+def no_estimate(_row: TraceTask) -> NoEstimate:
     return NoEstimate(source="none", reason="nobody is asked how much memory a task takes")
 
 
@@ -67,7 +67,7 @@ def trial(seed: int, row: TraceTask) -> Estimate:
 COLUMN_OF = {"horus": "horus_mib", "faketensor": "faketensor_mib", "gpumemnet": "gpumemnet_mib"}
 SOURCES: dict[str, Source] = {
     "measured": measured,
-    "none": nobody,
+    "none": no_estimate,
     **{name: _published(column, name) for name, column in COLUMN_OF.items()},
 }
 NAMES = (*SOURCES, "trace")

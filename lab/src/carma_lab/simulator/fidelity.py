@@ -157,11 +157,11 @@ def _task_gap(real: TaskRun, simulated: TaskRun, solo: Solo) -> TaskGap:
         solo_s=solo.seconds,
         solo=solo.how,
         rate=solo.rate,
-        seen=_seen(real, solo),
+        seen=_report_samples(real, solo),
     )
 
 
-def _seen(real: TaskRun, solo: Solo) -> float | None:
+def _report_samples(real: TaskRun, solo: Solo) -> float | None:
     """Whatever the replay decided: its work, over the time that it took from its first use of a GPU on."""
     last = real.attempts[-1]
     took_s = last.ended_at - last.first_use

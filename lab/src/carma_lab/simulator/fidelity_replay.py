@@ -19,7 +19,7 @@ from carma.vgpu.device_state import VirtualGpu, power_w
 from carma_lab.runs.figures import Asked, Figures, TaskRun
 from carma_lab.runs.record import About, GpuOf, Run, Server
 from carma_lab.simulator import simulated_cards as cards
-from carma_lab.simulator.estimate_sources import nobody
+from carma_lab.simulator.estimate_sources import no_estimate
 from carma_lab.simulator.fidelity_solo import Known, Mechanism, Meters, Solo, solos
 from carma_lab.simulator.simulated_cards import Card, Curve
 from carma_lab.simulator.simulation import Setup, Simulation
@@ -66,7 +66,7 @@ class Replay:
             gpus=len(self.cards),
             rules=sampled_every(settings.rules, self.server.period_s),
             policy=policy,
-            source=nobody,
+            source=no_estimate,
             mechanism=self.mechanism,
             seed=seed,
             noise=noise,

@@ -1,4 +1,4 @@
-"""What is in the heap of a simulation: all that happens by itself at a time that is known."""
+"""Entries of a simulation's heap: everything that happens at a known time, in the order of time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from carma.core.model.outcome import Outcome
 from carma.core.model.values import AttemptKey, Record, TaskId
-from carma_lab.simulator.simulated_server import Runner
+from carma_lab.simulator.simulated_server import RunningTask
 
 T = TypeVar("T")
 
@@ -43,25 +43,25 @@ class Started(Record, frozen=True):
     key: AttemptKey
 
 
-class Begun(Record, frozen=True):
-    """Its first use of the GPU."""
+class FirstUse(Record, frozen=True):
+    """The first use of the GPU by an attempt."""
 
     key: AttemptKey
 
 
 class Saved(Record, frozen=True):
-    """One that was asked to save has done so, and leaves."""
+    """A preempted attempt has saved, and leaves."""
 
     key: AttemptKey
 
 
-class Thought(Record, frozen=True):
-    """The end of an estimate that took its time."""
+class EstimateReady(Record, frozen=True):
+    """An estimate that took some time is ready."""
 
     task: TaskId
 
 
-class Look(Record, frozen=True):
+class SampleDue(Record, frozen=True):
     pass
 
 
@@ -70,10 +70,10 @@ class Wake(Record, frozen=True):
 
 
 class Ending(Record, frozen=True):
-    """What became of an attempt. It is told with all that was seen of it, once all that was seen is told."""
+    """The outcome of an attempt. It is passed to the core after the samples taken so far."""
 
     key: AttemptKey
     outcome: Outcome
 
 
-Happening = Arrival | Started | Begun | Saved | Thought | Look | Wake | tuple[Runner, int]
+Occurrence = Arrival | Started | FirstUse | Saved | EstimateReady | SampleDue | Wake | tuple[RunningTask, int]

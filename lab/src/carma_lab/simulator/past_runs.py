@@ -10,10 +10,10 @@ from carma.core.model.task import Attempt, Task
 from carma.core.model.values import Activity, GpuId
 from carma.traces import TraceTask
 from carma_lab.runs.figures import Asked, Ran, TaskRun
-from carma_lab.simulator.simulated_server import Runner
+from carma_lab.simulator.simulated_server import RunningTask
 
 
-def run_of(task: Task, row: TraceTask, index: Mapping[GpuId, int], runners: Sequence[Runner | None]) -> TaskRun:
+def run_of(task: Task, row: TraceTask, index: Mapping[GpuId, int], runners: Sequence[RunningTask | None]) -> TaskRun:
     """`runners`: its attempts as they ended; None for one that never touched a GPU."""
     status = task.status
     assert isinstance(status, Finished)
@@ -40,7 +40,7 @@ def run_of(task: Task, row: TraceTask, index: Mapping[GpuId, int], runners: Sequ
     )
 
 
-def _ran(attempt: Attempt, runner: Runner | None, index: Mapping[GpuId, int], end: float) -> Ran:
+def _ran(attempt: Attempt, runner: RunningTask | None, index: Mapping[GpuId, int], end: float) -> Ran:
     ended_at = attempt.ended_at or end
     outcome = attempt.outcome
     used_s = 0.0 if runner is None else max(0.0, ended_at - runner.began)
@@ -60,7 +60,7 @@ def _ran(attempt: Attempt, runner: Runner | None, index: Mapping[GpuId, int], en
     )
 
 
-def _activity(runner: Runner, part: float) -> Activity:
+def _activity(runner: RunningTask, part: float) -> Activity:
     """`part`: of its demand, on average."""
     demand = runner.demand
     return Activity(
@@ -71,7 +71,7 @@ def _activity(runner: Runner, part: float) -> Activity:
     )
 
 
-def _energy_j(runner: Runner) -> float | None:
+def _energy_j(runner: RunningTask) -> float | None:
     """Only where the trace says what the task draws: no meter tells it apart from its neighbours'."""
     power = runner.demand.power
     if power is None:

@@ -32,7 +32,7 @@ def errors() -> tuple[tuple[Figures, Figures], ...]:
     return tuple((row[:5], row[5:]) for row in rows)
 
 
-def foretold(seed: int, row: TraceTask) -> Demand:
+def predict_demand(seed: int, row: TraceTask) -> Demand:
     truth = _figures(row.demand)
     chance = Random(crc32(f"{seed}\0demand\0{row.name}".encode()))
     alike = sorted(errors(), key=lambda pair: sum((one - own) ** 2 for one, own in zip(pair[0], truth, strict=True)))

@@ -1,8 +1,9 @@
-"""What the manager sees: samples of GPUs, as a sampler takes them every few seconds. Never the truth itself.
+"""Samples of simulated GPUs, the only thing that the core sees of them.
 
-A sample holds means since the one before it, as GPM's figures are. While nothing on a GPU changes, its samples would
-all be alike; they are left out, and begin again with the next change. A rule that counts the age of a sample must allow
-for that (`rules_for` in setup.py). Nor is a GPU looked at more often than it takes where nobody could tell (heed.py).
+1. A sample has means since the previous one, as GPM's figures do.
+2. While nothing on a GPU changes, its samples would be equal and are left out. A rule that uses the age of a sample
+   must allow for that (`rules_for` in setup.py).
+3. Samples that cannot change a decision are left out too (`sample_matters`).
 """
 
 from __future__ import annotations
@@ -13,49 +14,50 @@ from math import floor
 from carma.core.model.events import GpusSampled
 from carma.core.model.values import Activity, Gpu, GpuId, GpuSample, ProcessUse
 from carma.core.state import State
-from carma_lab.simulator.simulated_server import Board, Runner
+from carma_lab.simulator.simulated_server import RunningTask, SimulatedGpu
 
 
-def heeded(state: State, gpu: GpuId, used: bool) -> bool:
-    """Whether the core could do something else for a sample that shows the same tasks on the GPU as the last one.
-    `used`: whether that showed any."""
+def sample_matters(state: State, gpu: GpuId, used: bool) -> bool:
+    """Whether a sample with the same tasks on the GPU as the last one could change a decision.
+
+    It uses only what the core knows. `used`: whether the last sample showed any task.
+    """
     rules = state.rules
     if rules.sharing.watchdog or rules.preemption.enabled:
-        return True  # then samples end tasks, or move them
+        return True  # samples can end or move tasks
     if not state.policy.shares:
-        return False  # nobody comes before the one that is there has left
-    # Those on it settle, and what they show, or do not show yet, is at the gate. One that nobody is on is idle,
-    # whatever its window says.
+        return False  # no task joins before the present one has left
+    # Tasks on the GPU settle, and the gate uses their activity. A GPU without tasks is idle whatever its window says.
     return used or bool(state.on_gpu.get(gpu))
 
 
 Sums = tuple[float, float, float, float, float, float]  # as of when, and what a board had summed up by then
 
 
-class Eyes:
+class SimulatedSampler:
     def __init__(
         self,
         gpus: Sequence[Gpu],
-        boards: Sequence[Board],
+        boards: Sequence[SimulatedGpu],
         period_s: float,
         quiet_s: float,
         *,
         wake: Callable[[float], None],
-        heeded: Callable[[GpuId, bool], bool],
+        sample_matters: Callable[[GpuId, bool], bool],
     ) -> None:
         self._gpus, self._boards = gpus, boards
         self._period_s, self._quiet_s = period_s, quiet_s
-        self._wake = wake  # told when the next look is due
-        self._heeded = heeded  # whether one more sample that shows the same tasks (or nobody) could make a difference
-        self._until: dict[int, float] = {}  # boards that are looked at, each until then
+        self._wake = wake  # called with the time of the next sample
+        self._sample_matters = sample_matters
+        self._until: dict[int, float] = {}  # GPUs that are sampled, with the end of the sampling
         self._last: dict[int, Sums] = {}
-        self._showed: list[list[Runner] | None] = [None] * len(boards)  # whom the last sample of each showed
+        self._showed: list[list[RunningTask] | None] = [None] * len(boards)  # tasks in the last sample of each
         self._due = False
         self.looked_at = 0.0
-        self.unseen: list[GpuSample] = []  # that nobody was shown yet, in the order of time
+        self.unreported: list[GpuSample] = []  # not yet passed to the core, in the order of time
 
-    def changed(self, boards: Iterable[Board], now: float) -> None:
-        """Something came to these GPUs, left them or grew on them."""
+    def changed(self, boards: Iterable[SimulatedGpu], now: float) -> None:
+        """A task came to these GPUs, left them or grew on them."""
         for board in boards:
             if board.index not in self._until:
                 self._last[board.index] = self._integrals(board, now)
@@ -65,34 +67,34 @@ class Eyes:
             self._wake((floor(now / self._period_s) + 1) * self._period_s)
 
     def look(self, now: float) -> None:
-        """Take the samples that are due now; the next look is asked for if there is anything left to see."""
+        """Takes the samples that are due now, and schedules the next ones if any GPU still changes."""
         last = self._last
         for index in sorted(self._until):
-            # What changed at this very moment is seen in the next look: there is no span yet to take a mean over.
+            # A change at this very moment is sampled next time: there is no span yet to take a mean over.
             if last[index][0] < now:
-                self._look_at(index, now)
+                self._sample_gpu(index, now)
         self._until = {index: until for index, until in self._until.items() if until > now}
         self.looked_at, self._due = now, bool(self._until)
         if self._due:
             self._wake(now + self._period_s)
 
     def shown(self, now: float) -> GpusSampled:
-        samples, self.unseen = tuple(self.unseen), []
+        samples, self.unreported = tuple(self.unreported), []
         return GpusSampled(now, samples)
 
-    def _look_at(self, index: int, now: float) -> None:
-        """A sample, where somebody came or left, where it is the last one, and where it could make a difference."""
+    def _sample_gpu(self, index: int, now: float) -> None:
+        """Takes a sample if a task came or left, if it is the last one, or if it could change a decision."""
         board = self._boards[index]
         news = board.runners != self._showed[index] or self._until[index] <= now
-        if news or self._heeded(self._gpus[index].id, bool(board.runners)):
+        if news or self._sample_matters(self._gpus[index].id, bool(board.runners)):
             self._showed[index] = board.runners.copy()
-            self.unseen.append(self._sample(index, now))
+            self.unreported.append(self._sample(index, now))
         elif board.runners:
             board.move(now)  # the next sample has the mean since the one that was shown
         else:
             self._last[index] = self._integrals(board, now)
 
-    def _integrals(self, board: Board, now: float) -> Sums:
+    def _integrals(self, board: SimulatedGpu, now: float) -> Sums:
         board.move(now)
         return now, board.sm_s, board.occupancy_s, board.dram_s, board.engine_s, board.energy_j
 
@@ -119,7 +121,7 @@ class Eyes:
         )
 
 
-def use_of(runner: Runner, board: Board) -> ProcessUse:
+def use_of(runner: RunningTask, board: SimulatedGpu) -> ProcessUse:
     key = runner.key
     sm_active = runner.on(board).sm_active * runner.rate * runner.share
     return ProcessUse(pid=key.task, memory_mib=runner.held_mib, sm_active=sm_active, attempt=key)

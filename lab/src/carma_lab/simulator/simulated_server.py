@@ -20,10 +20,9 @@ from carma_lab.simulator.simulated_cards import Card, server
 
 STEPS = 5  # in which memory is taken
 IDLE = Demand(0.0, 0.0, 0.0, 0.0, 0.0)
-Shares = Callable[[Sequence["Runner"]], Sequence[float]]
 
 
-class Runner:
+class RunningTask:
     """One attempt from its first use of a GPU on."""
 
     __slots__ = (
@@ -50,7 +49,7 @@ class Runner:
         self,
         key: AttemptKey,
         row: TraceTask,
-        boards: tuple[Board, ...],
+        boards: tuple[SimulatedGpu, ...],
         cap_mib: int | None,
         at: float,
         done_s: float = 0.0,
@@ -73,7 +72,7 @@ class Runner:
         """Of its demand, while it warms up."""
         return 1.0 - (len(self.plan) - 1) / STEPS
 
-    def on(self, board: Board) -> Demand:
+    def on(self, board: SimulatedGpu) -> Demand:
         """What it wants of that GPU: nothing of one that it asked for and does not use."""
         return self.demand if board in self.working and not self.saving else IDLE
 
@@ -100,7 +99,7 @@ def plan_of(row: TraceTask, done_s: float = 0.0) -> list[tuple[float, int]]:
     return [(work_s, 0), *reversed(steps)]
 
 
-class Board:
+class SimulatedGpu:
     """One GPU. The `*_s` are integrals over time: their difference over a span is an exact mean."""
 
     __slots__ = (
@@ -123,7 +122,7 @@ class Board:
 
     def __init__(self, index: int, card: Card) -> None:
         self.index, self.card = index, card
-        self.runners: list[Runner] = []
+        self.runners: list[RunningTask] = []
         self.rates: list[float] = []
         self.used_mib = 0
         self.load = IDLE
@@ -169,22 +168,22 @@ class Board:
         self.watts = self.card.power_w(self.load)
 
 
-class World:
+class SimulatedServer:
     """`soon` is told when a runner is next due; it asks `due` then."""
 
     def __init__(
         self,
-        boards: Sequence[Board],
+        boards: Sequence[SimulatedGpu],
         mechanism: Literal["mps", "timeslice"],
         noise: Callable[[Sequence[str], Sequence[float]], Sequence[float]],
-        soon: Callable[[float, Runner, int], None],
+        soon: Callable[[float, RunningTask, int], None],
     ) -> None:
         self.boards = boards
         self._mechanism: Literal["mps", "timeslice"] = mechanism
         self._noise = noise
-        self._soon = soon
+        self._schedule = soon
 
-    def begin(self, runner: Runner, now: float) -> Outcome | None:
+    def begin(self, runner: RunningTask, now: float) -> Outcome | None:
         for board in runner.boards:
             board.move(now)
             board.runners.append(runner)
@@ -193,7 +192,7 @@ class World:
             self._changed(runner.boards, now)
         return ended
 
-    def due(self, runner: Runner, now: float) -> Outcome | None:
+    def due(self, runner: RunningTask, now: float) -> Outcome | None:
         """A step of memory, or the end. None: it goes on."""
         runner.move(now)
         if len(runner.plan) == 1:
@@ -204,16 +203,16 @@ class World:
             for board in runner.boards:
                 board.move(now)
                 board.show()
-            self._foresee(runner)
+            self._schedule_next(runner)
         return ended
 
-    def save(self, runner: Runner, now: float) -> None:
+    def save(self, runner: RunningTask, now: float) -> None:
         """From now on it makes no progress and keeps no GPU busy, until it leaves."""
         runner.move(now)
         runner.saving = True
         self._changed(runner.boards, now)
 
-    def leave(self, runner: Runner, now: float) -> None:
+    def leave(self, runner: RunningTask, now: float) -> None:
         runner.move(now)
         runner.version += 1
         for board in runner.boards:
@@ -222,7 +221,7 @@ class World:
             board.used_mib -= runner.held_mib
         self._changed(runner.boards, now)
 
-    def _take(self, runner: Runner, now: float) -> Outcome | None:
+    def _take(self, runner: RunningTask, now: float) -> Outcome | None:
         """All steps that are due by now, on each of its GPUs."""
         while len(runner.plan) > 1 and runner.plan[-1][0] <= runner.progress_s + 1e-9:
             _, more_mib = runner.plan[-1]
@@ -238,10 +237,10 @@ class World:
                 board.used_mib += more_mib
         return None
 
-    def _changed(self, boards: Iterable[Board], now: float) -> None:
+    def _changed(self, boards: Iterable[SimulatedGpu], now: float) -> None:
         """Those on these GPUs go at other rates from now on; the GPUs that they are also on show another load."""
-        touched: dict[int, Board] = {}
-        moved: dict[AttemptKey, Runner] = {}
+        touched: dict[int, SimulatedGpu] = {}
+        moved: dict[AttemptKey, RunningTask] = {}
         for board in boards:
             touched[board.index] = board
             for runner in board.runners:
@@ -256,11 +255,11 @@ class World:
             board.rates = self._rates(board)
         for runner in moved.values():
             runner.rate = min(board.rates[board.runners.index(runner)] for board in runner.boards)
-            self._foresee(runner)
+            self._schedule_next(runner)
         for board in touched.values():
             board.show()
 
-    def _rates(self, board: Board) -> list[float]:
+    def _rates(self, board: SimulatedGpu) -> list[float]:
         runners = board.runners
         if len(runners) < 2:
             return [1.0] * len(runners)
@@ -268,16 +267,18 @@ class World:
         factors = self._noise([runner.name for runner in runners], rates)
         return [min(1.0, max(1e-3, rate * factor)) for rate, factor in zip(rates, factors, strict=True)]
 
-    def _foresee(self, runner: Runner) -> None:
+    def _schedule_next(self, runner: RunningTask) -> None:
         runner.version += 1
         if not runner.saving:
-            self._soon(runner.next_at, runner, runner.version)
+            self._schedule(runner.next_at, runner, runner.version)
 
 
-def equipped(card: Card, count: int, named: Sequence[tuple[GpuId, Card]]) -> tuple[tuple[Gpu, ...], list[Board]]:
+def build_gpus(
+    card: Card, count: int, named: Sequence[tuple[GpuId, Card]]
+) -> tuple[tuple[Gpu, ...], list[SimulatedGpu]]:
     """The GPUs of a server, and the truth of each: so many alike, or those that are given by their own names."""
     if not named:
         gpus = server(card, count)
-        return gpus, [Board(gpu.index, card) for gpu in gpus]
+        return gpus, [SimulatedGpu(gpu.index, card) for gpu in gpus]
     gpus = tuple(replace(server(own, 1)[0], id=gpu, index=index) for index, (gpu, own) in enumerate(named))
-    return gpus, [Board(index, own) for index, (_, own) in enumerate(named)]
+    return gpus, [SimulatedGpu(index, own) for index, (_, own) in enumerate(named)]

@@ -1,7 +1,7 @@
-"""One simulated run: events out of the heap, through the core's one door, and its commands onto the simulated GPUs.
+"""One simulated run: events from the heap go to the core, and its commands to the simulated GPUs.
 
-The core is driven as the daemon drives it: an event is stepped, its commands are carried out, and what `propose` finds
-due is stepped in turn until nothing is. Time passes only from one entry of the heap to the next.
+The core is driven as the daemon drives it: `step` gets an event, the simulation carries out the commands, and the
+events that `propose` finds due follow, until none is due. Time advances only from one entry of the heap to the next.
 """
 
 from __future__ import annotations
@@ -27,18 +27,29 @@ from carma_lab.runs.record import Course, GpuOf, Point, Server
 from carma_lab.simulator import arrivals as saving
 from carma_lab.simulator.arrivals import owner_of, spec_of
 from carma_lab.simulator.noise import Noise
-from carma_lab.simulator.occurrences import Arrival, Begun, Ending, Happening, Heap, Look, Saved, Started, Thought, Wake
+from carma_lab.simulator.occurrences import (
+    Arrival,
+    Ending,
+    EstimateReady,
+    FirstUse,
+    Heap,
+    Occurrence,
+    SampleDue,
+    Saved,
+    Started,
+    Wake,
+)
 from carma_lab.simulator.past_runs import run_of
-from carma_lab.simulator.sampling import Eyes, heeded
+from carma_lab.simulator.sampling import SimulatedSampler, sample_matters
 from carma_lab.simulator.setup import Demands as Demands
 from carma_lab.simulator.setup import Setup as Setup
 from carma_lab.simulator.setup import rules_for as rules_for
-from carma_lab.simulator.simulated_server import Runner, World, equipped
+from carma_lab.simulator.simulated_server import RunningTask, SimulatedServer, build_gpus
 from carma_lab.simulator.stalled import Tell, followed, stalled
 from carma_lab.simulator.task_knowledge import TaskKnowledge
 
-PATIENCE = 100  # heartbeats
-HEARTBEAT_S = 60.0  # what only time brings about is noticed so often, while somebody waits
+MOST_IDLE_HEARTBEATS = 100  # heartbeats
+HEARTBEAT_S = 60.0  # period in which events that depend on time alone are noticed while a task waits
 
 
 class Simulation:
@@ -47,30 +58,32 @@ class Simulation:
         self.rules = rules_for(setup)
         self.state: State = State(self.rules, setup.policy)
         self.now = 0.0
-        self._gpus, boards = equipped(setup.card, setup.gpus, setup.server)
+        self._gpus, boards = build_gpus(setup.card, setup.gpus, setup.server)
         self._index = {gpu.id: gpu.index for gpu in self._gpus}
-        self._heap: Heap[Happening] = Heap()
+        self._heap: Heap[Occurrence] = Heap()
         noise = Noise(setup.noise, setup.seed, setup.mechanism)
-        self.world = World(boards, setup.mechanism, noise.factors, self._soon)
+        self.world = SimulatedServer(boards, setup.mechanism, noise.factors, self._schedule)
         quiet_s = max(self.rules.window.length_s, self.rules.warmup.settle_s) + 2 * setup.period_s
-        self._eyes = Eyes(
+        self._sampler = SimulatedSampler(
             self._gpus,
             boards,
             setup.period_s,
             quiet_s,
-            wake=lambda at: self._heap.push(at, Look()),
-            heeded=lambda gpu, used: setup.every_sample or heeded(self.state, gpu, used),
+            wake=lambda at: self._heap.push(at, SampleDue()),
+            sample_matters=lambda gpu, used: setup.every_sample or sample_matters(self.state, gpu, used),
         )
-        # Where samples end or move tasks, and where there are time limits, something may be due though nobody waits.
-        self._patient = not (setup.every_sample or setup.asked or setup.watchdog or self.rules.preemption.enabled)
+        # If samples can end or move tasks, or tasks have time limits, events may be due although no task waits.
+        self._defers_samples = not (
+            setup.every_sample or setup.asked or setup.watchdog or self.rules.preemption.enabled
+        )
         self._verdicts = VerdictCache()
-        self._runners: dict[AttemptKey, Runner] = {}
+        self._runners: dict[AttemptKey, RunningTask] = {}
         self._orders: dict[AttemptKey, LaunchAttempt] = {}
         self._rows: dict[TaskId, TraceTask] = {}
-        self._left: dict[AttemptKey, Runner] = {}  # as they were when they ended
+        self._left: dict[AttemptKey, RunningTask] = {}  # as they were when they ended
         self._saved: dict[TaskId, float] = {}  # seconds of its work that a task need not do again
         self._knowledge = TaskKnowledge(setup, self._gpus)
-        self._gone: list[tuple[float, Task]] = []  # finished, when, and not yet forgotten
+        self._finished: list[tuple[float, Task]] = []  # finished, when, and not yet forgotten
         self._awake = False
         self._arrived = 0  # tasks
         self._idle = 0  # heartbeats in which nobody ran and nobody was to come
@@ -96,26 +109,26 @@ class Simulation:
         return self.figures(time.perf_counter() - began)
 
     def events(self) -> Iterator[e.AnyEvent]:
-        """All that the core is told, in order: the log of the run."""
+        """All events that the core gets, in order: the log of the run."""
         yield from self._tell(e.GpusFound(0.0, self._gpus))
-        self._eyes.changed(self.world.boards, 0.0)
+        self._sampler.changed(self.world.boards, 0.0)
         if self.trace.tasks:
             self._heap.push(self.trace.tasks[0].arrival_s, Arrival(0))
         while len(self._heap):
             at, what = self._heap.pop()
             self._note(at)
             self.now = at
-            told = self._happened(what)
+            told = self._handle(what)
             if told is not None:
                 if not isinstance(told, e.AttemptStarted):  # which changes nothing of what samples tell
-                    yield from self._seen()
+                    yield from self._report_samples()
                 yield from self._tell(self._end_of(told) if isinstance(told, Ending) else told)
-            elif self._nobody_waits:
+            elif self._no_task_waits:
                 continue  # nothing has happened that the core would know of
             yield from self._decided()
             if self.state.line or self.state.between_attempts:
                 self._wake_later()
-        yield from self._seen()
+        yield from self._report_samples()
         if self._course is not None:
             self._note(self.now + self._course.step_s)
 
@@ -125,14 +138,14 @@ class Simulation:
                 yield from self._tell(event)
 
     @property
-    def _nobody_waits(self) -> bool:
-        """Then samples bring nothing about, and are kept until the core is told of something else."""
-        return self._patient and not self.state.line and not self.state.between_attempts
+    def _no_task_waits(self) -> bool:
+        """Then samples change nothing, and are kept until the next other event."""
+        return self._defers_samples and not self.state.line and not self.state.between_attempts
 
-    def _seen(self) -> Iterator[e.AnyEvent]:
-        """What was seen while nobody waited, before anything else is told."""
-        if self._eyes.unseen:
-            yield from self._tell(self._eyes.shown(self.now))
+    def _report_samples(self) -> Iterator[e.AnyEvent]:
+        """Passes the samples that were kept, before any other event."""
+        if self._sampler.unreported:
+            yield from self._tell(self._sampler.shown(self.now))
             self._forget()
             yield from self._decided()
 
@@ -157,32 +170,32 @@ class Simulation:
 
     # What happens.
 
-    def _happened(self, what: Happening) -> e.AnyEvent | Ending | None:
+    def _handle(self, what: Occurrence) -> e.AnyEvent | Ending | None:
         match what:
             case (runner, version):
                 return self._due(runner) if runner.version == version else None
-            case Look():
-                return self._looked()
+            case SampleDue():
+                return self._sample_due()
             case Arrival(place=place):
                 return self._arrival(place)
             case Started(key=key):
                 return self._started(key)
-            case Begun(key=key):
+            case FirstUse(key=key):
                 return self._begun(key)
             case Saved(key=key):
                 return self._saved_and_left(key)
-            case Thought(task=task):
+            case EstimateReady(task=task):
                 return self._estimated(task)
             case Wake():
                 self._awake = False
                 self._check_alive()
                 return None
 
-    def _looked(self) -> e.GpusSampled | None:
-        self._eyes.look(self.now)
-        if self._nobody_waits or not self._eyes.unseen:
+    def _sample_due(self) -> e.GpusSampled | None:
+        self._sampler.look(self.now)
+        if self._no_task_waits or not self._sampler.unreported:
             return None
-        shown = self._eyes.shown(self.now)
+        shown = self._sampler.shown(self.now)
         self._forget()
         return shown
 
@@ -211,7 +224,7 @@ class Simulation:
         cap_mib = self._orders[key].placement.booking.cap_mib
         guards = () if cap_mib is None else (Guard(rung="framework", limit_mib=cap_mib),)
         confinement = Confinement(mechanism=self.setup.mechanism, guards=guards)
-        self._heap.push(self.now + self._rows[key.task].start_s, Begun(key))
+        self._heap.push(self.now + self._rows[key.task].start_s, FirstUse(key))
         return e.AttemptStarted(self.now, key, pid=key.task, confinement=confinement)
 
     def _begun(self, key: AttemptKey) -> Ending | None:
@@ -220,16 +233,16 @@ class Simulation:
         placement = self._orders[key].placement
         boards = tuple(self.world.boards[self._index[gpu]] for gpu in placement.gpus)
         done_s = self._saved.get(key.task, 0.0)
-        runner = Runner(key, self._rows[key.task], boards, placement.booking.cap_mib, self.now, done_s)
+        runner = RunningTask(key, self._rows[key.task], boards, placement.booking.cap_mib, self.now, done_s)
         self._runners[key] = runner
-        self._eyes.changed(boards, self.now)
+        self._sampler.changed(boards, self.now)
         return self._ending(runner, self.world.begin(runner, self.now))
 
-    def _due(self, runner: Runner) -> Ending | None:
-        self._eyes.changed(runner.boards, self.now)
+    def _due(self, runner: RunningTask) -> Ending | None:
+        self._sampler.changed(runner.boards, self.now)
         return self._ending(runner, self.world.due(runner, self.now))
 
-    def _ending(self, runner: Runner, outcome: Outcome | None) -> Ending | None:
+    def _ending(self, runner: RunningTask, outcome: Outcome | None) -> Ending | None:
         if outcome is None:
             return None
         self._left[runner.key] = self._runners.pop(runner.key)
@@ -242,10 +255,10 @@ class Simulation:
     # Those that save.
 
     def _ask_to_save(self, key: AttemptKey) -> None:
-        """It stops its work, writes for so long, and leaves."""
+        """The task stops its work, saves for `save_s`, and leaves."""
         runner = self._runners.get(key)
         if runner is not None:
-            self._eyes.changed(runner.boards, self.now)
+            self._sampler.changed(runner.boards, self.now)
             self.world.save(runner, self.now)
         save_s = 0.0 if runner is None else self._rows[key.task].save_s
         self._heap.push(self.now + (save_s or 0.0), Saved(key))
@@ -256,17 +269,17 @@ class Simulation:
         runner = self._runners.get(key)
         if runner is None:  # it had not come to its work yet
             return Ending(key, Succeeded())
-        self._eyes.changed(runner.boards, self.now)
+        self._sampler.changed(runner.boards, self.now)
         self.world.leave(runner, self.now)
         return self._ending(runner, Succeeded())
 
-    def _keep(self, runner: Runner) -> None:
-        """What its next attempt, if there is one, begins with."""
-        kept_s = saving.kept_s(self._rows[runner.key.task], runner)
-        if kept_s > 0.0:
-            self._saved[runner.key.task] = kept_s
+    def _keep(self, runner: RunningTask) -> None:
+        """Stores the work that the next attempt need not repeat."""
+        saved_work_s = saving.saved_work_s(self._rows[runner.key.task], runner)
+        if saved_work_s > 0.0:
+            self._saved[runner.key.task] = saved_work_s
 
-    def _soon(self, at: float, runner: Runner, version: int) -> None:
+    def _schedule(self, at: float, runner: RunningTask, version: int) -> None:
         self._heap.push(at, (runner, version))
 
     # The core.
@@ -285,7 +298,7 @@ class Simulation:
             case EstimateTask(task=task):
                 later_s = self.setup.asked[task - 1].estimated_s if self.setup.asked else 0.0
                 if later_s > 0.0:
-                    self._heap.push(self.now + later_s, Thought(task))
+                    self._heap.push(self.now + later_s, EstimateReady(task))
                 else:
                     yield from self._tell(self._estimated(task))
             case LaunchAttempt(key=key):
@@ -304,13 +317,13 @@ class Simulation:
         return self._knowledge.estimated(self.state.tasks[task], self._rows[task], self.now)
 
     def _stopped(self, key: AttemptKey) -> Iterator[e.AnyEvent]:
-        """At once: a process that is told to stop does."""
+        """A stopped process ends at once."""
         runner = self._runners.pop(key, None)
         status = self.state.tasks[key.task].status
         outcome = getattr(status, "ending", None)
         assert outcome is not None
         if runner is not None:
-            self._eyes.changed(runner.boards, self.now)
+            self._sampler.changed(runner.boards, self.now)
             self.world.leave(runner, self.now)
             self._left[key] = runner
             self._keep(runner)
@@ -325,7 +338,7 @@ class Simulation:
             or self._arrived < len(self.trace.tasks)
         )
         self._idle = 0 if alive else self._idle + 1
-        if self._idle > PATIENCE:
+        if self._idle > MOST_IDLE_HEARTBEATS:
             raise stalled(self.state, self.now)
 
     def _over(self, task_id: TaskId) -> None:
@@ -338,14 +351,14 @@ class Simulation:
         self.runs.append(run_of(task, row, self._index, [self._left.pop(key, None) for key in keys]))
         for key in keys:
             self._orders.pop(key, None)
-        self._gone.append((task.status.at, task))
+        self._finished.append((task.status.at, task))
 
     def _forget(self) -> None:
         """Until the next look the last sample shows their processes, which would be taken for somebody else's."""
-        then = self._eyes.looked_at
-        if self._gone:
-            forget(self.state, [task for at, task in self._gone if at < then])
-            self._gone = [entry for entry in self._gone if entry[0] >= then]
+        then = self._sampler.looked_at
+        if self._finished:
+            forget(self.state, [task for at, task in self._finished if at < then])
+            self._finished = [entry for entry in self._finished if entry[0] >= then]
 
     def _wake_later(self) -> None:
         waits = [

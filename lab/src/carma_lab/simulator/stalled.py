@@ -1,4 +1,4 @@
-"""A run that cannot go on: whom nothing starts, and why, in the core's own words."""
+"""Progress of a run, and the error for a run that cannot continue."""
 
 from __future__ import annotations
 

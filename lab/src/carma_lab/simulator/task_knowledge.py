@@ -21,7 +21,7 @@ from carma.estimate.combination import with_past_runs
 from carma.estimate.history import History
 from carma.store.memory import MemoryStore
 from carma.traces import TraceTask
-from carma_lab.simulator.predicted_demand import foretold
+from carma_lab.simulator.predicted_demand import predict_demand
 from carma_lab.simulator.setup import Setup
 
 
@@ -55,7 +55,7 @@ class TaskKnowledge:
             case "measured":
                 found = replace(found, demand=row.demand, runtime_s=row.seconds)
             case "estimate":
-                found = replace(found, demand=foretold(self._setup.seed, row), demand_predicted=True)
+                found = replace(found, demand=predict_demand(self._setup.seed, row), demand_predicted=True)
             case "history" | "none":
                 pass
         request = EstimateRequest(task=task.id, owner=task.owner, spec=task.spec, gpus=self._gpus)

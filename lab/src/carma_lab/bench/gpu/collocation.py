@@ -21,14 +21,14 @@ from carma.errors import Refused, Usage
 from carma_lab.bench import results_file as written
 from carma_lab.bench.gpu.collocated import BATCH, COLLOCATED
 from carma_lab.bench.gpu.collocation_view import PUBLISHED, Point, draw, points_of, print_points, relative_to_one
-from carma_lab.bench.gpu.environment import Lab, open_lab, those_ready
+from carma_lab.bench.gpu.environment import StudyMachine, open_machine, ready_workers
 from carma_lab.bench.gpu.meter import Reading
-from carma_lab.bench.gpu.workers import Died, Hand, Span, close_all
+from carma_lab.bench.gpu.workers import Span, Worker, WorkerDied, close_all
 
 WARM_S = 1.0
 SLACK = 1.03  # copies are a little larger or smaller than the first one
 MECHANISMS = ("timeslice", "mps", "mig")
-Copy = tuple[Hand, Gpu]
+Copy = tuple[Worker, Gpu]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,14 +45,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     redraw: str | None = None
 
 
-def run(options: Options, lab: Lab | None = None) -> int:
+def run(options: Options, machine: StudyMachine | None = None) -> int:
     """Measure, write and draw; every point is on disk as soon as it is measured."""
     figures = options.redraw or options.json
     plot = options.plot or str(Path(figures).with_suffix(".png"))
     if options.redraw is None:
         _check(options)
         written.check_place(plot)
-        with lab or open_lab() as there:
+        with machine or open_machine() as there:
             Study(options, there).measure()
     return _show(figures, plot)
 
@@ -81,11 +81,11 @@ def _show(json_file: str, plot_file: str) -> int:
 class Study:
     """One run: the points so far, and what had to be left out."""
 
-    def __init__(self, options: Options, lab: Lab) -> None:
+    def __init__(self, options: Options, machine: StudyMachine) -> None:
         self.points: list[Point] = []
         self.left_out: list[str] = []
-        self._options, self._lab = options, lab
-        self._gpu = lab.gpu(options.gpu)
+        self._options, self._machine = options, machine
+        self._gpu = machine.gpu(options.gpu)
         self._span = Span(min(WARM_S, options.seconds), options.seconds)
         self._began = time.monotonic()
         self._torch = ""
@@ -106,9 +106,9 @@ class Study:
         missing: dict[str, str] = {}
         if self._gpu.kind == "mig":
             missing |= dict.fromkeys(("timeslice", "mps"), f"GPU {self._gpu.index} is a MIG instance, not a whole card")
-        elif not self._lab.has_mps:
+        elif not self._machine.has_mps:
             missing["mps"] = "there is no nvidia-cuda-mps-control here"
-        if not self._lab.instances():
+        if not self._machine.instances():
             missing["mig"] = "no card here has MIG instances, and the layout of a card is not ours to change"
         for name in self._options.mechanism:
             if name in missing:
@@ -122,13 +122,13 @@ class Study:
         copies = 1
         try:
             self._in_time()
-            with self._lab.share(mechanism) as environment, contextlib.ExitStack() as stack:
+            with self._machine.share(mechanism) as environment, contextlib.ExitStack() as stack:
                 ready = self._copies(task, mechanism, self._places(mechanism), environment, stack)
                 written.say(f"{task}, {mechanism}: {len(ready)} copies ready after {self._elapsed_s:.0f} s")
                 for copies in range(1, len(ready) + 1):
                     self._in_time()
                     self._point(task, mechanism, ready[:copies])
-        except (Died, Refused) as error:
+        except (WorkerDied, Refused) as error:
             self._tell(f"{task}, {mechanism}, from {copies} copies on: {error}")
 
     def _in_time(self) -> None:
@@ -137,7 +137,7 @@ class Study:
 
     def _places(self, mechanism: str) -> list[Gpu]:
         if mechanism == "mig":
-            return list(self._lab.instances())[: self._options.copies]
+            return list(self._machine.instances())[: self._options.copies]
         return [self._gpu] * self._options.copies
 
     def _copies(
@@ -161,20 +161,20 @@ class Study:
     def _start(
         self, name: str, gpus: Sequence[Gpu], environment: dict[str, str], stack: contextlib.ExitStack
     ) -> list[Copy]:
-        places = {self._lab.hand(name, gpu, environment): gpu for gpu in gpus}
+        places = {self._machine.worker(name, gpu, environment): gpu for gpu in gpus}
         stack.callback(close_all, places)
-        ready = those_ready(list(places), self._tell)
+        ready = ready_workers(list(places), self._tell)
         self._torch = next((answer["torch"] for _, answer in ready), self._torch)
-        return [(hand, places[hand]) for hand, _ in ready]
+        return [(worker, places[worker]) for worker, _ in ready]
 
     def _used_mib(self, gpu: Gpu) -> int | None:
-        samples = self._lab.sampler.sample(time.time())
+        samples = self._machine.sampler.sample(time.time())
         return next((sample.memory_used_mib for sample in samples if sample.gpu == gpu.id), None)
 
     def _point(self, task: str, mechanism: str, copies: Sequence[Copy]) -> None:
-        hands = [hand for hand, _ in copies]
-        answers, reading = self._lab.together(hands, list(dict.fromkeys(gpu for _, gpu in copies)), self._span)
-        point = _point(task, mechanism, answers, reading, [hand.pid for hand in hands])
+        workers = [worker for worker, _ in copies]
+        answers, reading = self._machine.together(workers, list(dict.fromkeys(gpu for _, gpu in copies)), self._span)
+        point = _point(task, mechanism, answers, reading, [worker.pid for worker in workers])
         self.points.append(point)
         self._write()
         written.say(
@@ -193,13 +193,13 @@ class Study:
     def _write(self) -> None:
         command = written.command_of("collocation", self._options)
         head = {
-            **written.about_gpu(self._gpu, self._lab.sampler, self._torch, command),
+            **written.about_gpu(self._gpu, self._machine.sampler, self._torch, command),
             "warm_s": self._span.warm_s,
             "measure_s": self._span.measure_s,
             "batch": BATCH,
             "tasks": {task: COLLOCATED[task].name for task in self._options.task},
             "footprint_mib": self._footprints,
-            "energy_from": self._lab.energy_from(self._gpu),
+            "energy_from": self._machine.energy_from(self._gpu),
             "published": msgspec.to_builtins(PUBLISHED),
             "left_out": self.left_out,
         }

@@ -21,7 +21,7 @@ from carma.core.model.values import Gpu
 from carma.errors import NoGpus, NotFound, Refused
 from carma.monitor.nvml import NvmlSampler, load_nvml, open_nvml
 from carma_lab.bench.gpu.meter import FROM_COUNTER, FROM_POWER, Gauges, Reading, read
-from carma_lab.bench.gpu.workers import Died, Hand, Span, all_answers, close_all
+from carma_lab.bench.gpu.workers import Span, Worker, WorkerDied, all_answers, close_all
 from carma_lab.bench.machine import WANTS_A_GPU
 
 WORKER = (sys.executable, "-m", "carma_lab.bench.gpu.worker")
@@ -68,7 +68,7 @@ def _control(arguments: list[str], environment: dict[str, str], words: str) -> N
 _WITHOUT_MPS = "Measure without it: --mechanism timeslice."
 
 
-class Lab:
+class StudyMachine:
     """`worker` is the command of a worker, to which a workload's name is added."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Lab:
         self._worker = tuple(worker)
         self.has_mps = shutil.which(CONTROL) is not None if has_mps is None else has_mps
 
-    def __enter__(self) -> Lab:
+    def __enter__(self) -> StudyMachine:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -108,34 +108,36 @@ class Lab:
     def instances(self) -> tuple[Gpu, ...]:
         return tuple(gpu for gpu in self.sampler.gpus() if gpu.kind == "mig")
 
-    def hand(self, name: str, gpu: Gpu, environment: dict[str, str], percent: int = 100) -> Hand:
+    def worker(self, name: str, gpu: Gpu, environment: dict[str, str], percent: int = 100) -> Worker:
         """A worker on that GPU. Where there is only one, it need not be named."""
         only = len(self.sampler.gpus()) == 1 and gpu.kind == "card"
         where = {} if only else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpu.id}
-        return Hand(name, self._worker, {**environment, **where}, percent)
+        return Worker(name, self._worker, {**environment, **where}, percent)
 
-    def together(self, hands: Sequence[Hand], gpus: Sequence[Gpu], span: Span) -> tuple[list[dict[str, Any]], Reading]:
+    def together(
+        self, workers: Sequence[Worker], gpus: Sequence[Gpu], span: Span
+    ) -> tuple[list[dict[str, Any]], Reading]:
         """These workers at the same time: each one's answer, and what the GPUs showed. Raises Died."""
         start = time.monotonic() + 0.02
-        for hand in hands:
-            hand.order(start, span)
+        for worker in workers:
+            worker.order(start, span)
         reading = read(self.sampler, self.gauges, gpus, start + span.warm_s, span.measure_s)
-        return all_answers(hands, span), reading
+        return all_answers(workers, span), reading
 
 
-def those_ready(hands: Sequence[Hand], tell: Callable[[str], None]) -> list[tuple[Hand, dict[str, Any]]]:
+def ready_workers(workers: Sequence[Worker], tell: Callable[[str], None]) -> list[tuple[Worker, dict[str, Any]]]:
     """Wait for all. One that this machine's torch or memory cannot run is closed, and told of."""
-    found: list[tuple[Hand, dict[str, Any]]] = []
-    for hand in hands:
+    found: list[tuple[Worker, dict[str, Any]]] = []
+    for worker in workers:
         try:
-            found.append((hand, hand.ready()))
-        except Died as death:
+            found.append((worker, worker.ready()))
+        except WorkerDied as death:
             tell(f"left out: {death}")
-            close_all([hand])
+            close_all([worker])
     return found
 
 
-def open_lab() -> Lab:
+def open_machine() -> StudyMachine:
     """This machine's. Says at once what is missing: a GPU, or torch."""
     try:
         sampler = open_nvml(engine_s=0.0)
@@ -148,4 +150,4 @@ def open_lab() -> Lab:
             f"The study trains real models, and {' and '.join(missing)} cannot be imported by {sys.executable}.",
             "Install them beside carma: pip install torch torchvision",
         )
-    return Lab(sampler, gauges=Gauges(load_nvml()))  # two figures are read past the sampler (meter.py)
+    return StudyMachine(sampler, gauges=Gauges(load_nvml()))  # two figures are read past the sampler (meter.py)

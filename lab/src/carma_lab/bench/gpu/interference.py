@@ -18,10 +18,10 @@ import msgspec
 from carma.core.model.values import Gpu
 from carma.errors import Refused, Usage
 from carma_lab.bench import results_file as written
-from carma_lab.bench.gpu.environment import Lab, open_lab, those_ready
+from carma_lab.bench.gpu.environment import StudyMachine, open_machine, ready_workers
 from carma_lab.bench.gpu.progress import Guarding, Row, Sharing, by_percent, by_size, with_solo_rates
 from carma_lab.bench.gpu.worker import TAIL_S
-from carma_lab.bench.gpu.workers import Died, Hand, Span, close_all
+from carma_lab.bench.gpu.workers import Span, Worker, WorkerDied, close_all
 from carma_lab.bench.gpu.workloads import WORKLOADS
 
 Group = tuple[str, ...]
@@ -69,10 +69,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     json: str = "interference.json"
 
 
-def run(options: Options, lab: Lab | None = None) -> int:
+def run(options: Options, machine: StudyMachine | None = None) -> int:
     """Measure and write; what was measured so far is on disk at any moment."""
     _check(options)
-    with lab or open_lab() as there:
+    with machine or open_machine() as there:
         if options.mechanism == "mps" and not there.has_mps:
             raise Refused("There is no nvidia-cuda-mps-control here.", "Measure without MPS: --mechanism timeslice.")
         study = Study(options, there)
@@ -97,31 +97,31 @@ def _check(options: Options) -> None:
 class Study:
     """One run: what was measured so far, and who is left to be measured."""
 
-    def __init__(self, options: Options, lab: Lab) -> None:
+    def __init__(self, options: Options, machine: StudyMachine) -> None:
         self.rows: list[Row] = []
         self.left_out: list[str] = []
-        self._options, self._lab = options, lab
-        self._gpu: Gpu = lab.gpu(options.gpu)
+        self._options, self._machine = options, machine
+        self._gpu: Gpu = machine.gpu(options.gpu)
         self._span = Span(WARM_S if options.seconds >= WARM_S else options.seconds, options.seconds)
         self._began = time.monotonic()
         self._ready: dict[str, Any] = {}
-        self._dead: set[Hand] = set()
+        self._dead: set[Worker] = set()
 
     def measure(self) -> None:
         """Alone, half the groups, alone, the other half, percentages, alone: so drift can be taken out."""
         groups = _groups(self._options)
         names = _who(groups, self._options)
-        with self._lab.share(self._options.mechanism) as environment, contextlib.ExitStack() as stack:
-            hands = self._start(names, environment, stack)
-            written.say(f"{len(hands)} workers ready after {self._elapsed_s:.0f} s")
-            alone = [[hand] for hand in hands.values()]
+        with self._machine.share(self._options.mechanism) as environment, contextlib.ExitStack() as stack:
+            workers = self._start(names, environment, stack)
+            written.say(f"{len(workers)} workers ready after {self._elapsed_s:.0f} s")
+            alone = [[worker] for worker in workers.values()]
             self._each("alone", alone)
-            shared = [[hands[name] for name in group] for group in groups if all(name in hands for name in group)]
-            shared = shared[: self._affordable(len(hands))]
+            shared = [[workers[name] for name in group] for group in groups if all(name in workers for name in group)]
+            shared = shared[: self._affordable(len(workers))]
             self._each("groups", shared[: len(shared) // 2])
             self._each("alone", alone)
             self._each("groups", shared[len(shared) // 2 :])
-            self._percentages(hands, environment)
+            self._percentages(workers, environment)
             self._each("alone", alone)
 
     def write(self) -> None:
@@ -132,11 +132,11 @@ class Study:
         rows = with_solo_rates(self.rows)
         head = {
             "mechanism": options.mechanism,
-            **written.about_gpu(self._gpu, self._lab.sampler, torch, command),
+            **written.about_gpu(self._gpu, self._machine.sampler, torch, command),
             "seed": options.seed,
             "warm_s": self._span.warm_s,
             "measure_s": self._span.measure_s,
-            "energy_from": self._lab.energy_from(self._gpu),
+            "energy_from": self._machine.energy_from(self._gpu),
             "reserved_mib": {name: int(answer["reserved_mib"]) for name, answer in self._ready.items()},
             "left_out": self.left_out,
             "sharing": msgspec.to_builtins(by_size(rows)),
@@ -166,13 +166,13 @@ class Study:
 
     def _start(
         self, names: Iterable[str], environment: dict[str, str], stack: contextlib.ExitStack, percent: int = 100
-    ) -> dict[str, Hand]:
-        hands = [self._lab.hand(name, self._gpu, environment, percent) for name in names]
-        stack.callback(close_all, hands)
-        ready = those_ready(hands, self._tell)
-        for hand, answer in ready:
-            self._ready.setdefault(hand.name, answer)
-        return {hand.name: hand for hand, _ in ready}
+    ) -> dict[str, Worker]:
+        workers = [self._machine.worker(name, self._gpu, environment, percent) for name in names]
+        stack.callback(close_all, workers)
+        ready = ready_workers(workers, self._tell)
+        for worker, answer in ready:
+            self._ready.setdefault(worker.name, answer)
+        return {worker.name: worker for worker, _ in ready}
 
     def _tell(self, what: str) -> None:
         self.left_out.append(what)
@@ -184,26 +184,26 @@ class Study:
         left_s = self._options.limit_s - self._elapsed_s - START_S * len(self._options.percent)
         return max(0, int(left_s / self._cost_s) - rest)
 
-    def _each(self, what: str, plan: Sequence[Sequence[Hand]]) -> None:
+    def _each(self, what: str, plan: Sequence[Sequence[Worker]]) -> None:
         for count, members in enumerate(plan, 1):
             if self._dead & set(members):
                 continue
             try:
                 self._one(members)
-            except Died as death:
-                self._bury(members, death)
+            except WorkerDied as death:
+                self._drop_dead(members, death)
             if count % 10 == 0 or count == len(plan):
                 written.say(f"{what}: {count} of {len(plan)} after {self._elapsed_s:.0f} s")
 
-    def _one(self, members: Sequence[Hand]) -> None:
+    def _one(self, members: Sequence[Worker]) -> None:
         at_s = self._elapsed_s
-        answers, reading = self._lab.together(members, [self._gpu], self._span)
+        answers, reading = self._machine.together(members, [self._gpu], self._span)
         shown = {
             name: value for name, value in msgspec.structs.asdict(reading).items() if name in Row.__struct_fields__
         }
         row = Row(
-            tasks=tuple(hand.name for hand in members),
-            percent=tuple(hand.percent for hand in members),
+            tasks=tuple(worker.name for worker in members),
+            percent=tuple(worker.percent for worker in members),
             rates=tuple(float(answer["rate"]) for answer in answers),
             cpu=tuple(answer.get("cpu") for answer in answers),
             at_s=at_s,
@@ -212,23 +212,23 @@ class Study:
         self.rows.append(row)
         self.write()
 
-    def _bury(self, members: Sequence[Hand], death: Died) -> None:
+    def _drop_dead(self, members: Sequence[Worker], death: WorkerDied) -> None:
         """The group's row is lost; the tasks that still live go on in others."""
         self._tell(f"left out from {self._elapsed_s:.0f} s on: {death}")
-        self._dead |= {hand for hand in members if not hand.lives}
+        self._dead |= {worker for worker in members if not worker.lives}
 
-    def _percentages(self, hands: dict[str, Hand], environment: dict[str, str]) -> None:
+    def _percentages(self, workers: dict[str, Worker], environment: dict[str, str]) -> None:
         """One percentage after the other: workers for all of them at once would not fit beside the rest."""
         if not self._options.percent:
             return
-        light = [hands[name] for name in LIGHT if name in hands]
-        heavy = [name for name in HEAVY if name in hands]
-        self._each("beside heavy tasks", [[small, hands[name]] for name in heavy for small in light])
+        light = [workers[name] for name in LIGHT if name in workers]
+        heavy = [name for name in HEAVY if name in workers]
+        self._each("beside heavy tasks", [[small, workers[name]] for name in heavy for small in light])
         for percent in self._options.percent:
             with contextlib.ExitStack() as stack:
                 held = self._start(heavy, environment, stack, percent)
-                plan = [[hand] for hand in held.values()]
-                plan += [[small, hand] for hand in held.values() for small in light]
+                plan = [[worker] for worker in held.values()]
+                plan += [[small, worker] for worker in held.values() for small in light]
                 self._each(f"heavy tasks held to {percent} %", plan)
 
 

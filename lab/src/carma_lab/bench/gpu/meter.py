@@ -50,7 +50,7 @@ class Gauges:
             return None
 
 
-class Look(NamedTuple):
+class TimedSample(NamedTuple):
     at: float  # monotonic
     sample: GpuSample
     energy_j: float | None
@@ -78,7 +78,7 @@ class Reading(Shown, frozen=True, kw_only=True):
 
 def read(sampler: Sampler, gauges: Gauges, gpus: Sequence[Gpu], begin: float, seconds: float) -> Reading:
     """Look at those GPUs from `begin` (monotonic) on. Several (MIG instances) give one reading: means, and sums."""
-    looks: dict[str, list[Look]] = {gpu.id: [] for gpu in gpus}
+    looks: dict[str, list[TimedSample]] = {gpu.id: [] for gpu in gpus}
     parts = max(1, round(seconds / EVERY_S))
     for part in range(parts + 1):
         sleep_until(begin + seconds * part / parts)
@@ -86,12 +86,12 @@ def read(sampler: Sampler, gauges: Gauges, gpus: Sequence[Gpu], begin: float, se
         for gpu in gpus:
             if gpu.id in samples:
                 energy_j = gauges.energy_j(gpu) if part in (0, parts) else None
-                looks[gpu.id].append(Look(time.monotonic(), samples[gpu.id], energy_j, gauges.gpu_util(gpu)))
+                looks[gpu.id].append(TimedSample(time.monotonic(), samples[gpu.id], energy_j, gauges.gpu_util(gpu)))
     each = [summed_up(of_one) for of_one in looks.values()]
     return each[0] if len(each) == 1 else _joined(each)
 
 
-def summed_up(looks: Sequence[Look]) -> Reading:
+def summed_up(looks: Sequence[TimedSample]) -> Reading:
     """The first look only says where the span begins."""
     if len(looks) < 2:
         return Reading()
@@ -124,7 +124,7 @@ def mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def spent_j(looks: Sequence[Look]) -> float | None:
+def spent_j(looks: Sequence[TimedSample]) -> float | None:
     """By the counter; without one by power. A counter that went back was started anew, and tells nothing."""
     first, last = looks[0].energy_j, looks[-1].energy_j
     if first is None or last is None:

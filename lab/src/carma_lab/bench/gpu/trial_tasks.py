@@ -32,7 +32,7 @@ EXACT: Tables = {
 }
 
 
-class Look(Record, frozen=True, kw_only=True):
+class GpuMeans(Record, frozen=True, kw_only=True):
     """One look at the GPUs while tasks run: means over all GPUs."""
 
     at: float
@@ -168,12 +168,12 @@ def _own(view: TaskView, lines: Sequence[Line]) -> dict[str, Any]:
     }
 
 
-def _look(gpus: Sequence[GpuView]) -> Look:
+def _look(gpus: Sequence[GpuView]) -> GpuMeans:
     def mean(values: Sequence[float | None]) -> float | None:
         known = [value for value in values if value is not None]
         return statistics.fmean(known) if known and len(known) == len(values) else None
 
-    return Look(
+    return GpuMeans(
         at=time.time(),
         sm_active=mean([gpu.sm_active for gpu in gpus]),
         sm_occupancy=mean([gpu.sm_occupancy for gpu in gpus]),

@@ -21,7 +21,7 @@ ANSWER_LIMIT_S = 60.0  # beyond the span that was asked for
 END_LIMIT_S = 20.0
 
 
-class Died(Exception):
+class WorkerDied(Exception):
     """A worker ended or does not answer; the text says whose it was and why."""
 
 
@@ -32,7 +32,7 @@ class Span(msgspec.Struct, frozen=True):
     measure_s: float
 
 
-class Hand:
+class Worker:
     """One worker process; `percent` is its MPS active thread percentage (100: none set)."""
 
     def __init__(self, name: str, worker: Sequence[str], environment: Mapping[str, str], percent: int = 100) -> None:
@@ -92,22 +92,22 @@ class Hand:
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], limit_s)[0]:
             self._end()
-            raise Died(f"{self.name}: no answer within {limit_s:.0f} s{self._last_words()}")
+            raise WorkerDied(f"{self.name}: no answer within {limit_s:.0f} s{self._last_line()}")
         line = self._process.stdout.readline()
         if not line:
-            raise Died(f"{self.name}: its process ended with {self._process.wait()}{self._last_words()}")
+            raise WorkerDied(f"{self.name}: its process ended with {self._process.wait()}{self._last_line()}")
         try:
             answer: dict[str, Any] = json.loads(line)
         except ValueError as error:
             self._end()
-            raise Died(f"{self.name}: it answered {line.strip()!r}") from error
+            raise WorkerDied(f"{self.name}: it answered {line.strip()!r}") from error
         return answer
 
     def _end(self) -> None:
         self._process.kill()
         self._process.wait()
 
-    def _last_words(self) -> str:
+    def _last_line(self) -> str:
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         return f": {lines[-1].strip()[:300]}" if lines else ""
@@ -118,22 +118,22 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")}
 
 
-def all_answers(hands: Iterable[Hand], span: Span) -> list[dict[str, Any]]:
+def all_answers(workers: Iterable[Worker], span: Span) -> list[dict[str, Any]]:
     """Every hand's answer. All are read before the first death is told, so that the living stay in step."""
     answers, deaths = [], []
-    for hand in hands:
+    for worker in workers:
         try:
-            answers.append(hand.answer(span))
-        except Died as death:
+            answers.append(worker.answer(span))
+        except WorkerDied as death:
             deaths.append(death)
     if deaths:
-        raise Died("; ".join(map(str, deaths)))
+        raise WorkerDied("; ".join(map(str, deaths)))
     return answers
 
 
-def close_all(hands: Iterable[Hand]) -> None:
-    leaving = list(hands)
-    for hand in leaving:
-        hand.dismiss()
-    for hand in leaving:
-        hand.close()
+def close_all(workers: Iterable[Worker]) -> None:
+    leaving = list(workers)
+    for worker in leaving:
+        worker.dismiss()
+    for worker in leaving:
+        worker.close()
