@@ -287,6 +287,17 @@ def test_a_pid_file_is_not_believed(home: Path) -> None:
     assert control.find() is None
 
 
+def test_only_regular_files_of_the_user_are_read_from_the_users_directory(home: Path) -> None:
+    log = home / "control.log"
+    log.write_text("secret\n")
+    (home / "link").symlink_to(log)
+    (home / "folder").symlink_to(home)
+    assert mps_control.read_foreign(str(home), "control.log", ME.uid) == "secret\n"
+    assert mps_control.read_foreign(str(home), "control.log", ME.uid + 1) == "", "as a hard link to another user's file"
+    assert mps_control.read_foreign(str(home), "link", ME.uid) == ""
+    assert mps_control.read_foreign(str(home / "folder"), "control.log", ME.uid) == ""
+
+
 def test_a_process_of_another_user_does_not_count_as_its_server(servers: MpsServers) -> None:
     serving = servers.serve(ME)
     stranger = Control(serving.control.directory, Owner(ME.uid + 1, ME.gid, "other"), serving.control.program)

@@ -124,6 +124,15 @@ GPU = [  # name, text, asked MiB, peak MiB
         34171,
     ),
     (
+        "a spawned process's echo",
+        FRAMES
+        + TORCH
+        + FRAMES
+        + "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with exit code 1\n",
+        2048,
+        34171,
+    ),
+    (
         "a direct cause",
         FRAMES
         + TORCH

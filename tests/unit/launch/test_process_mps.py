@@ -207,6 +207,8 @@ def test_the_end_of_a_control_daemon_is_trouble_for_attempts_that_have_not_conne
     for life in (launcher, place.launcher()):
         found = life.poll([key(1), key(2), key(3)])
         assert [one.trouble for one in found] == [None, CONTROL_GONE, None], "the client's server lives"
+    kill(until_running(launcher, key(2)))
+    assert isinstance(until_ended(launcher, key(2)), Disrupted), "it had lost its MPS"
 
 
 def test_a_client_that_started_without_any_mps_process_is_in_trouble(place: Place, launcher: ProcessLauncher) -> None:

@@ -24,6 +24,7 @@ def sampler_over(nvml: ScriptedNvml) -> NvmlSampler:
         pynvml.NVML_ERROR_RESET_REQUIRED,
         pynvml.NVML_ERROR_UNKNOWN,
         pynvml.NVML_ERROR_TIMEOUT,
+        pynvml.NVML_ERROR_INVALID_ARGUMENT,  # a stale handle after a reset
     ],
 )
 def test_a_lost_gpu_is_a_fault_and_the_other_gpu_goes_on(code: int) -> None:

@@ -89,6 +89,17 @@ def test_a_task_on_several_gpus_has_the_rate_of_the_slowest() -> None:
     assert wide.progress_s == pytest.approx(10.0 * progress_rates([A, C])[0], abs=1e-9)
 
 
+@pytest.mark.parametrize("heavy", [0, 1])
+def test_the_slowest_gpu_counts_in_any_order(heavy: int) -> None:
+    world = make_world()
+    wide = add(world, [0, 1], A, 100.0)
+    add(world, [heavy], C, None)
+    add(world, [1 - heavy], B, None)
+    advance(world, 10.0)
+    slowest = min(progress_rates([A, C])[0], progress_rates([A, B])[0])
+    assert wide.progress_s == pytest.approx(10.0 * slowest, abs=1e-9)
+
+
 def test_a_lost_gpu_does_no_work_and_counts_no_energy() -> None:
     world = make_world()
     task = add(world, [0, 1], A, 100.0)

@@ -75,6 +75,15 @@ def test_a_sample_is_the_mean_since_the_one_before(device: Device) -> None:
     assert after.energy_j > (first.energy_j or 0.0)
 
 
+def test_the_first_sample_of_a_repaired_gpu_shows_the_moment(device: Device) -> None:
+    load(device, 1, A, 100)
+    sampler = VirtualSampler(device)
+    faults.inject(device, "lost", 1)
+    assert sampler.sample(1.0)[1].fault
+    faults.clear(device)
+    assert sampler.sample(2.0)[1].activity.sm_active == pytest.approx(0.6)
+
+
 def test_vanished_metrics_and_processes_are_none_and_come_back(device: Device) -> None:
     load(device, 1, A, 100)
     sampler = VirtualSampler(device)
