@@ -29,8 +29,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from carma.traces.schema import Trace, TraceTask
-from carma.traces.table import SHIPPED, find
-from carma.traces.table import read_table
+from carma.traces.table import SHIPPED, find, read_table
 from carma_lab.bench.gpu.profile_tasks import TASKS, Task
 from carma_lab.markdown import table
 from carma_lab.simulator import simulated_cards
