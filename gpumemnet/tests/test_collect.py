@@ -146,11 +146,11 @@ def test_the_commonest_errors_are_told_once_each(tmp_path: Path) -> None:
     assert tally.errors == {"RuntimeError: shape 12x7": 2, "B: x": 2, "C: x": 1}
 
 
-def test_a_failed_measuring_says_its_last_words(
+def test_a_failed_measuring_is_reported_with_its_last_line(
     tmp_path: Path, options: collect.Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     straw(tmp_path, monkeypatch, "print('first')\nsys.exit('there is no GPU to measure on')")
-    with pytest.raises(Refused, match="the measuring failed: there is no GPU to measure on"):
+    with pytest.raises(Refused, match="measuring failed: there is no GPU to measure on"):
         collect.collect(options, sys.executable)
 
 

@@ -1,4 +1,4 @@
-"""Whether a data-set file can be true: what is wrong is refused with its row and its column, never mended."""
+"""Checks whether a data-set file can be true. An error names its row and column; nothing is corrected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from carma.errors import Usage
 from gpumemnet.dataset.schema import ACTIVITY, CONFIG_COLUMNS, MEMORY
 from gpumemnet.dataset.table import HINT, Edges, Layers, Table
 
-LARGEST_MIB = 2.0**21  # 2 TiB: no card comes near it, so the figure would be in bytes
+LARGEST_MIB = 2.0**21  # 2 TiB: more than any GPU has, so the figure would be in bytes
 _SHARES = tuple(column.name for column in ACTIVITY if column.unit == "0 to 1")
 _FIGURES = tuple(column.name for column in MEMORY if column.unit == "MiB")
 
@@ -38,7 +38,7 @@ class _Checking:
         raise Usage(f"{self.path}: row {self.table.ids[row]}, column {column}: {why}", HINT)
 
     def _none(self, wrong: NDArray[np.bool_], column: str, why: str) -> None:
-        """The first row that is wrong is named; `{}` in the sentence is its value."""
+        """Refuses the first wrong row; `{}` in the sentence is its value."""
         if wrong.any():
             row = int(wrong.argmax())
             self._refuse(row, column, why.format(self.table[column][row] if column in self.table.columns else ""))
@@ -51,7 +51,7 @@ class _Checking:
             known.add(each)
 
     def _settings(self) -> None:
-        """Each column beside the field of the config that it repeats; id and family among them."""
+        """Columns that repeat a field of the config, id and family among them."""
         for name in CONFIG_COLUMNS:
             column = self.table.columns.get(name, self.table.settings.get(name, ()))
             for row, (told, config) in enumerate(zip(column, self.table.configs, strict=True)):
@@ -98,7 +98,7 @@ class _Checking:
         self._none(sums != wanted, "layer_parameters", "their sum is not the model's, with what is tied and inside")
 
     def _edges(self, edges: Edges) -> None:
-        """An edge leads from a layer to a later one; both are the row's."""
+        """An edge leads from a layer to a later one of the same row."""
         if len(edges.source) != len(edges.target):
             raise Usage(f"{self.path}: columns edge_from and edge_to are not equally long", HINT)
         rows = np.repeat(np.arange(len(self.table)), np.diff(edges.offsets))

@@ -1,4 +1,4 @@
-"""Which measured rows go into the data set. What is left out is counted by its reason, so that nothing goes quietly."""
+"""Selects measured rows for the data set. Rows that are left out are counted by their reason."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gpumemnet.dataset.config import Config, encode
 from gpumemnet.dataset.inside.rows import digest
 from gpumemnet.dataset.schema import ACTIVITY
 
-LEAST_STEPS = 2  # the optimizer makes its tensors in the first: the second is the first at full size
-# Two runs of one config differ by what libraries load when; by more than this they contradict one another.
+LEAST_STEPS = 2  # the optimizer allocates its tensors in the first step, so only the second has the full size
+# Two runs of one config differ in what libraries load; if by more than this, they contradict each other.
 APART_SHARE, APART_MIB = 0.05, 128.0
 _MIB = 2.0**20
 _FIGURES = ("allocated_peak", "requested_peak", "reserved_peak", "footprint", "context")
@@ -37,17 +37,17 @@ NO_LAYERS = "its layers could not be listed"
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of `carma dataset collect`, in bytes; what else it says is not asked for here."""
+    """A row of `carma dataset collect`, in bytes; other fields are ignored."""
 
     id: str
-    of: str | None = None  # the digest of its config's line
+    of: str | None = None  # digest of its config's line
     allocated_peak: float | None = None
     requested_peak: float | None = None
     reserved_peak: float | None = None
     footprint: float | None = None
     context: float | None = None
     steps: int = 0
-    stepped: int | None = None  # steps that the optimizer made; a gradient scaler skips some
+    stepped: int | None = None  # steps of the optimizer; a gradient scaler skips some
     retries: int | None = 0
     oom: bool = False
     error: str | None = None
@@ -86,7 +86,7 @@ class Cleaning:
     def clean(
         self, rows: Iterable[Measured], configs: Mapping[str, Config], digests: Mapping[str, str] | None = None
     ) -> dict[str, Measured]:
-        """One row an id, in the order of the configs. `digests`: of the configs' lines, by id."""
+        """One row for each id, in the order of the configs. `digests`: of the configs' lines, by id."""
         good: dict[str, list[Measured]] = {}
         for row in rows:
             is_changed = row.of is not None and digests is not None and row.of != digests.get(row.id)
@@ -102,7 +102,7 @@ class Cleaning:
             what = encode(msgspec.structs.replace(config, id="", guess_mib=0, shape=""))
             if contradict(good[id]):
                 self.dropped.setdefault(AGAIN, []).extend([id] * len(good[id]))
-            elif what in met:  # one copy to learn from and one to be judged by would be a leak
+            elif what in met:  # the same run to learn from and to evaluate on would be a leak
                 self.drop(TWIN, id)
             else:
                 met.add(what)
@@ -146,7 +146,7 @@ def contradict(rows: Sequence[Measured]) -> bool:
 
 
 def merge(rows: Sequence[Measured]) -> Measured:
-    """Memory of the first run, as all configs have one; activity of the last that has any."""
+    """Memory of the first run, and activity of the last run that has it."""
     busy = next((row for row in reversed(rows) if row.step_ms is not None), None)
     if busy is None:
         return rows[0]
@@ -154,21 +154,21 @@ def merge(rows: Sequence[Measured]) -> Measured:
 
 
 def read_measured(path: Path) -> Iterator[Measured | dict[str, Any]]:
-    """Rows, and the heads between them: lines without an id. A last line that is not whole is no line."""
+    """Rows, and heads, which are lines without an id. An incomplete last line is ignored."""
     try:
         text = path.read_bytes()
     except OSError as error:
         raise Usage(f"{path} cannot be read: {error.strerror}", "`carma dataset collect` makes one.") from error
     for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), 1):
         try:
-            said = json.loads(line)  # takes NaN, which is no JSON: such a row is to be counted, not to stop us
+            said = json.loads(line)  # accepts NaN, which is not JSON: such a row is counted, not an error
             yield msgspec.convert(said, Measured) if "id" in said else said
         except (ValueError, TypeError) as error:
             raise Usage(f"{path}, line {number}: {error}", "`carma dataset collect` makes such lines.") from error
 
 
 def read_digests(path: Path) -> dict[str, str]:
-    """Of each config's line as it stands in the file, by id. A row has that of the line that it was measured from."""
+    """Of each config's line in the file, by id; a row has the digest of its config's line."""
     lines = [line for line in path.read_bytes().splitlines() if line.strip()]
     return {str(json.loads(line)["id"]): digest(line) for line in lines}
 

@@ -1,6 +1,6 @@
-"""The outer half of `carma dataset collect`: runs `inside/collect.py` where torch is, and counts its rows as they come.
+"""The outer half of `carma dataset collect`: runs `inside/collect.py` and counts its rows as they come.
 
-The measuring is done by an interpreter that has torch and perhaps no CARMA. What both sides share is the file of rows.
+An interpreter that has torch, and perhaps no CARMA, does the measuring. Both sides share the file of rows.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from gpumemnet.directories import HINT, make_folder
 
 MAIN = Path(__file__).parent / "inside" / "collect.py"
 ROWS = rows.NAME
-LOOK_S = 0.25
-END_S = 10.0  # for its processes, after Ctrl-C
-COMMONEST = 3
+POLL_S = 0.25
+END_S = 10.0  # until the processes have ended after Ctrl-C
+MOST_ERRORS = 3
 ERROR_CHARS = 100
 
 
 class Options(Record, frozen=True, kw_only=True):
     configs: Path
     out: Path
-    parallel: int | None = None  # the inner half knows what is good
-    limit_s: float = 3600.0  # no run begins after it
-    run_limit_s: float = 60.0  # one that takes longer has failed
+    parallel: int | None = None  # None: the default of the inner half
+    limit_s: float = 3600.0  # no run starts after it
+    run_limit_s: float = 60.0  # a run that takes longer has failed
     activity: bool = False
     resume: bool = True
     seed: int = 0
@@ -48,7 +48,7 @@ class Options(Record, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """Of a row only what is counted; a line without an id is a head."""
+    """The counted fields of a row; a line without an id is a head."""
 
     id: str = ""
     of: str | None = None
@@ -64,7 +64,7 @@ class Tally(Record, frozen=True, kw_only=True):
     left: int
     seconds: float
     per_s: float
-    errors: dict[str, int]  # the commonest; such as differ in numbers only are one, by its first
+    errors: dict[str, int]  # the most frequent; errors that differ only in numbers count as the first of them
 
     @property
     def done(self) -> int:
@@ -72,7 +72,7 @@ class Tally(Record, frozen=True, kw_only=True):
 
 
 class Count:
-    """Reads rows as the file grows, and knows how many configs are done: now, and since it was made."""
+    """Reads rows as the file grows, and counts the configs that are done: in all, and since it was created."""
 
     def __init__(self, rows: Path, wanted: Mapping[str, str], activity: bool) -> None:
         """`wanted`: the configs' digests by their ids."""
@@ -87,7 +87,7 @@ class Count:
         return len(self._states)
 
     def update(self) -> int:
-        """How many are done by now. A line that is not whole yet is left for next time."""
+        """The number of configs that are done. An incomplete line is read the next time."""
         with contextlib.suppress(FileNotFoundError), self._rows.open("rb") as file:
             file.seek(self._read_to)
             whole, newline, _ = file.read().rpartition(b"\n")
@@ -121,7 +121,7 @@ class Count:
 
 
 def commonest(errors: Iterable[str]) -> dict[str, int]:
-    """How often each came, by the first of those that differ in numbers only: one mistake in different shapes."""
+    """Counts of the most frequent errors; errors that differ only in numbers count as the first of them."""
     times: Counter[str] = Counter()
     first: dict[str, str] = {}
     for error in errors:
@@ -129,38 +129,38 @@ def commonest(errors: Iterable[str]) -> dict[str, int]:
         alike = re.sub(r"[0-9]+", "0", text)
         first.setdefault(alike, text)
         times[alike] += 1
-    return {first[alike]: count for alike, count in times.most_common(COMMONEST)}
+    return {first[alike]: count for alike, count in times.most_common(MOST_ERRORS)}
 
 
 def nobody(done: int, total: int) -> None:
-    """Is told, and says nothing."""
+    """The default for `progress`."""
 
 
 class Stopped(KeyboardInterrupt):
-    """SIGTERM, taken as Ctrl-C is."""
+    """SIGTERM, handled as Ctrl-C."""
 
 
 def collect(options: Options, python: str, progress: Callable[[int, int], None] = nobody) -> Tally:
-    """Until all is measured or the time is over. Ctrl-C and SIGTERM end the processes, and the rows so far stay."""
+    """Until all is measured or the time is over. Ctrl-C and SIGTERM end the processes; the rows stay."""
     check_configs(options.configs)
     wanted = read_digests(options.configs)
     began_s = time.monotonic()
     with locked(options.out) as lock, stoppable():
         if not options.resume:
-            keep_aside(options.out / ROWS)
+            rename_old(options.out / ROWS)
         count = Count(options.out / ROWS, wanted, options.activity)
         measure(command(options, python), lock, lambda: progress(count.update(), len(wanted)))
     return count.tally(time.monotonic() - began_s)
 
 
 def check_configs(configs: Path) -> None:
-    """All of them, so that a bad one is told now."""
+    """Reads all configs, so that an invalid one is reported now."""
     if not list(read_configs(configs)):
         raise Usage(f"{configs} has no configs", "`carma dataset generate` makes some.")
 
 
 def measure(words: Sequence[str], lock: int, look: Callable[[], None]) -> None:
-    """The lock is the inner process's too: were we killed, nobody else may write until it is gone."""
+    """The inner process inherits the lock: if this one is killed, no other may write until that one has ended."""
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             words,
@@ -175,12 +175,14 @@ def measure(words: Sequence[str], lock: int, look: Callable[[], None]) -> None:
             while process.poll() is None:
                 look()
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(LOOK_S)
+                    process.wait(POLL_S)
         finally:
             end(process)
         look()
         if process.returncode:
-            raise Refused(f"the measuring failed: {last_words(log.fileno())}", "Rows so far are kept; run it again.")
+            raise Refused(
+                f"measuring failed: {last_line(log.fileno())}", "Measured rows are kept; run the command again."
+            )
 
 
 def command(options: Options, python: str) -> Sequence[str]:
@@ -193,14 +195,14 @@ def command(options: Options, python: str) -> Sequence[str]:
 
 @contextlib.contextmanager
 def locked(out: Path) -> Iterator[int]:
-    """The directory is made and is ours alone: two that write to one file would measure each other."""
+    """Creates and locks the directory: two collectors would write to one file and measure each other."""
     make_folder(out)
     try:
         lock = rows.lock(out)
     except OSError as error:
         raise Usage(f"{out / rows.LOCK} cannot be written: {error.strerror}", HINT) from error
     except rows.InUse as error:
-        raise Refused(f"{out} is in use: {error}", "Wait for it, end it, or name another directory.") from error
+        raise Refused(f"{out} is in use: {error}", "Wait for it, end it, or use another directory.") from error
     try:
         yield lock
     finally:
@@ -209,7 +211,7 @@ def locked(out: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """SIGTERM as an exception, so that the processes are ended and waited for; only a main thread can have that."""
+    """SIGTERM raises Stopped, so that the processes are ended. Only the main thread can set the handler."""
 
     def stop(*_: object) -> None:
         raise Stopped
@@ -224,14 +226,14 @@ def stoppable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def keep_aside(rows: Path) -> None:
-    """Hours of a GPU are not thrown away."""
+def rename_old(rows: Path) -> None:
+    """Rows are hours of a GPU, so the file is renamed and not deleted."""
     with contextlib.suppress(FileNotFoundError):
         rows.replace(rows.with_name(f"{ROWS}.old"))
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """It ends its own processes, which live no longer than it does; one that does not listen is killed with them."""
+    """It ends its own processes; if it does not end in time, it is killed with them."""
     if process.poll() is not None:
         return
     process.send_signal(signal.SIGTERM)
@@ -243,7 +245,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def last_words(log: int) -> str:
+def last_line(log: int) -> str:
     text = os.pread(log, 1 << 20, max(0, os.fstat(log).st_size - (1 << 20))).decode(errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][-400:] if lines else "it said nothing"
+    return lines[-1][-400:] if lines else "no output"

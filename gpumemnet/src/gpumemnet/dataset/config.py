@@ -1,7 +1,7 @@
-"""One training run as one line of JSON: whoever reads the line can build the very same model again.
+"""One training run as one line of JSON, from which the same model can be built again.
 
-`model` is a small program, read from top to bottom; `inside/build.py` runs it and lists what each op takes. Everything
-that was drawn by chance is written out, so that neither a seed nor the generator's version is needed to build it.
+`model` is a small program, read from top to bottom; `inside/build.py` runs it and documents the fields of each op. All
+random choices are written out, so that neither the seed nor the generator's version is needed.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ Op = Mapping[str, object]
 class Config(Record, frozen=True, kw_only=True, forbid_unknown_fields=True):
     id: str  # "cnn-7-000123": family, seed, number
     family: Family
-    shape: str  # pyramid, residual, encoder …: what the generator meant
+    shape: str  # kind of network in the generator: pyramid, residual, encoder …
     batch: int
     input: tuple[int, ...]  # of one sample: (features,), (3, height, width); (tokens,) where `vocabulary` is not 0
-    vocabulary: int = 0  # of the tokens that go in; 0: real numbers go in
+    vocabulary: int = 0  # of the input's tokens; 0: the input consists of real numbers
     outputs: int  # classes, or values
-    loss: Loss = "classes"  # one class a sample, a token or a pixel; or values
+    loss: Loss = "classes"  # one class for each sample, token or pixel; or values
     target: int = 0  # tokens of the target sequence of an encoder-decoder; 0: no second input
     optimizer: Optimizer = "adam"
     precision: Precision = "fp32"
     checkpointing: bool = False  # of each op "block"
     channels_last: bool = False
-    guess_mib: int = 0  # the generator's rough figure: how much room the collector keeps for it
+    guess_mib: int = 0  # the generator's rough estimate, which the collector reserves
     model: tuple[dict[str, object], ...]
 
 
 def read_configs(path: Path) -> Iterator[Config]:
-    """One a line; an empty line is none. A bad one is named by its number."""
+    """One config a line; empty lines are ignored. An invalid line is reported with its number."""
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
@@ -74,12 +74,12 @@ def put_configs(configs: Iterable[Config], file: BinaryIO) -> int:
 
 
 def encode(config: Config) -> bytes:
-    """With the fields that differ from their defaults, in their order: equal configs are equal bytes."""
+    """With the fields that differ from their defaults, in order, so that equal configs are equal bytes."""
     return msgspec.json.encode(config)
 
 
 def ops_of(model: Sequence[Op]) -> Iterator[Op]:
-    """Every op of a program, those inside others too; one that stands for several is given once."""
+    """Every op of a program, also inside other ops; a repeated op once."""
     for op in model:
         yield op
         for bodies in (op.get("body"), *_bodies(op)):

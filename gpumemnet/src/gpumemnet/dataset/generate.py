@@ -1,8 +1,8 @@
-"""Draws training runs so that what they take is spread over its range, and not heaped where chance would put it.
+"""Draws training runs so that their footprints and batches are spread over the ranges, not concentrated by chance.
 
-For each run a footprint and a batch are wanted first. Models are drawn until one takes that footprint with about that
-batch; the batch is the last knob, and set to what reaches the footprint. Each run has chance of its own, made of seed,
-family and number: the first runs of a longer list are those of a shorter one.
+For each run a footprint and a batch are drawn first. Models are drawn until one needs that footprint with about that
+batch; then the batch is set to reach the footprint. Each run has a random generator of its own, seeded with seed,
+family and number, so that a longer list begins with the runs of a shorter one.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from gpumemnet.dataset.random_draws import Dice
 from gpumemnet.dataset.ranges import Cnn, Footprint, Mlp, Ranges, Transformer
 from gpumemnet.dataset.rough_memory import Guess
 
-NEAR = 0.5  # how far, in doublings, a model may be from what was wanted to be taken at once
-PATIENCE = 40  # times `tries`, until at least one can be trained at all
-REACHED = 0.5  # doublings: what a batch that is rounded to a power of two may be off by
+NEAR = 0.5  # distance, in doublings, up to which a model is taken at once
+PATIENCE = 40  # factor of `tries` until at least one model can be trained at all
+REACHED = 0.5  # in doublings: the error of a batch that is rounded to a power of two
 
 
 class _Found(NamedTuple):
@@ -42,7 +42,7 @@ class Aimed(NamedTuple):
 
     @property
     def is_reached(self) -> bool:
-        """By the guess. Ranges that hold nothing so small or so large give the nearest they have."""
+        """By the rough estimate. If the ranges have nothing so small or so large, the nearest model is used."""
         return abs(math.log2(self.config.guess_mib / self.wanted_mib)) <= REACHED
 
 
@@ -64,7 +64,7 @@ def _one(family: Family, seed: int, number: int, ranges: Ranges) -> Aimed:
     of_family = _section(family, ranges)
     wanted_mib = wanted_footprint(dice, of_family.footprint)
     wanted_batch = dice.log(of_family.batch)
-    shape = _shape(dice, of_family)
+    shape = dice.word({**of_family.shapes})
     settings = {
         "id": name(family, seed, number),
         "family": family,
@@ -75,7 +75,7 @@ def _one(family: Family, seed: int, number: int, ranges: Ranges) -> Aimed:
     for tried in range(ranges.common.tries * PATIENCE):
         if best is not None and (tried >= ranges.common.tries or best.distance < NEAR):
             break
-        found = _fitted(dice, ranges, _config(_drawn(family, dice, ranges, shape), settings), wanted_mib, wanted_batch)
+        found = _fitted(dice, ranges, _config(_drawn(dice, of_family, shape), settings), wanted_mib, wanted_batch)
         if found is not None and (best is None or found.distance < best.distance):
             best = found
     if best is None:
@@ -84,23 +84,10 @@ def _one(family: Family, seed: int, number: int, ranges: Ranges) -> Aimed:
 
 
 def _section(family: Family, ranges: Ranges) -> Mlp | Cnn | Transformer:
-    match family:
-        case "mlp":
-            return ranges.mlp
-        case "cnn":
-            return ranges.cnn
-        case "transformer":
-            return ranges.transformer
-
-
-def _shape(dice: Dice, section: Mlp | Cnn | Transformer) -> str:
-    match section:
-        case Mlp():
-            return dice.word(section.shapes)
-        case Cnn():
-            return dice.word(section.shapes)
-        case Transformer():
-            return dice.word(section.shapes)
+    sections: dict[Family, Mlp | Cnn | Transformer] = {
+        "mlp": ranges.mlp, "cnn": ranges.cnn, "transformer": ranges.transformer,
+    }  # fmt: skip
+    return sections[family]
 
 
 def wanted_footprint(dice: Dice, footprint: Footprint) -> float:
@@ -115,24 +102,23 @@ def wanted_footprint(dice: Dice, footprint: Footprint) -> float:
     return dice.uniform(footprint.span_mib)
 
 
-def _drawn(family: Family, dice: Dice, ranges: Ranges, shape: str) -> Drawn:
-    match family:
-        case "mlp":
-            return draw_mlp(dice, ranges.mlp, shape)
-        case "cnn":
-            return draw_cnn(dice, ranges.cnn, shape)
-        case "transformer":
-            return draw_transformer(dice, ranges.transformer, shape)
+def _drawn(dice: Dice, section: Mlp | Cnn | Transformer, shape: str) -> Drawn:
+    match section:
+        case Mlp():
+            return draw_mlp(dice, section, shape)
+        case Cnn():
+            return draw_cnn(dice, section, shape)
+    return draw_transformer(dice, section, shape)
 
 
 def _config(drawn: Drawn, settings: dict[str, str]) -> Config:
-    """Through the type's own check: nothing that could not be read again is written."""
+    """Converted with the type's own checks, so that every written config can be read."""
     tree = {**msgspec.structs.asdict(drawn), **settings, "batch": 1}
     return msgspec.convert(tree, Config)
 
 
 def _fitted(dice: Dice, ranges: Ranges, config: Config, wanted_mib: float, wanted_batch: int) -> _Found | None:
-    """With the batch that reaches the footprint, as far as the limits allow; None: it cannot be trained."""
+    """With the batch that reaches the footprint, within the limits; None if it cannot be trained."""
     of_family = _section(config.family, ranges)
     low, high = of_family.batch
     try:
@@ -144,18 +130,18 @@ def _fitted(dice: Dice, ranges: Ranges, config: Config, wanted_mib: float, wante
     if most < least:
         return None
     found = []
-    for batch in (guess.batch_for(wanted_mib), wanted_batch):  # weights may take the footprint at any small batch
+    for batch in (guess.batch_for(wanted_mib), wanted_batch):  # weights alone may need the footprint
         written = min(most, max(least, _written(dice, ranges, min(most, max(least, batch)))))
         mib = guess.mib(written)
         distance = 4 * abs(math.log2(mib / wanted_mib)) + abs(math.log2(written / wanted_batch)) / 2
-        distance += guess.step_s(written) / 2  # of two that fit, the one that is measured sooner
+        distance += guess.step_s(written) / 2  # prefers the faster of two equal ones
         if mib <= of_family.footprint.high_mib[1]:
             found.append(_Found(distance, msgspec.structs.replace(config, batch=written, guess_mib=mib)))
     return min(found, key=lambda one: one.distance, default=None)
 
 
 def _written(dice: Dice, ranges: Ranges, batch: float) -> int:
-    """People like powers of two."""
+    """Rounded as in scripts: often to a power of two."""
     match dice.word(ranges.common.batches):
         case "power":
             return int(2 ** round(math.log2(batch)))

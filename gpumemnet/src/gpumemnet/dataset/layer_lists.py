@@ -1,4 +1,4 @@
-"""The layers of configs' models, by inside/layers.py in an interpreter that has torch."""
+"""Lists the layers of configs' models with inside/layers.py, in an interpreter that has torch."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from gpumemnet.directories import make_folder
 
 LISTER = Path(__file__).parent / "inside" / "layers.py"
 UNWRITTEN = 3  # as in inside/layers.py
-FILE_HINT = "--layers names the file; what it holds is kept, and the same command goes on."
-_HINT = "--python names one that has torch; a CPU build will do."
+FILE_HINT = "--layers names the file; its lines are kept, and the same command continues."
+_HINT = "--python sets an interpreter with torch; a CPU build suffices."
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +52,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lister(NamedTuple):
-    """Which interpreter, and where its lines are kept: listing thousands takes minutes."""
+    """The interpreter, and the file of its lines: listing thousands of models takes minutes."""
 
     python: str
     layers_file: Path
@@ -70,7 +70,7 @@ class Lister(NamedTuple):
 
 
 def _run(command: Sequence[str]) -> None:
-    """Its last line says what went wrong, if anything did."""
+    """If it fails, its last line is the reason."""
     try:
         with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None
@@ -86,7 +86,7 @@ def _run(command: Sequence[str]) -> None:
 
 
 def _read(path: Path, wanted: Mapping[str, object]) -> dict[str, Listed]:
-    """Of an id that is there twice, the last: its config was another before."""
+    """Of two lines with one id the last, because the config has changed."""
     decoder = msgspec.json.Decoder(Listed)
     found: dict[str, Listed] = {}
     with path.open("rb") as lines:
@@ -94,7 +94,7 @@ def _read(path: Path, wanted: Mapping[str, object]) -> dict[str, Listed]:
             try:
                 said = decoder.decode(line)
             except msgspec.MsgspecError as error:
-                raise Usage(f"{path}, line {number}: {error}", "Delete the file: it is made again.") from error
+                raise Usage(f"{path}, line {number}: {error}", "Delete the file; it will be written again.") from error
             if said.id in wanted:
                 found[said.id] = said
     return found

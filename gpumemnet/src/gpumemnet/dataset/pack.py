@@ -1,7 +1,7 @@
-"""Puts configs, what was measured and their layers together: one Parquet file a family.
+"""Combines configs, measured rows and layers into one Parquet file for each family.
 
-Where a file is there already, it is extended: a row whose id is there replaces it, but a row without activity does not
-take the activity of an earlier one of the same config away.
+An existing file is extended: a row replaces the row with its id, but keeps its activity if it has none of its own and
+the config is the same.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from gpumemnet.dataset.schema import ACTIVITY, CONFIG_COLUMNS
 from gpumemnet.dataset.table import Head, read, read_rows, write
 from gpumemnet.directories import make_folder
 
-MOST_BYTES = 8_000_000  # of a file that is to be kept in a repository
+MOST_BYTES = 8_000_000  # of a file in a repository
 
 
 class Packed(Record, frozen=True, kw_only=True):
     files: dict[str, int]  # rows of each
     file_bytes: dict[str, int]
-    untied: int  # rows that were measured with weights apart that their configs had tied: they say so now
+    untied: int  # rows measured with separate weights that their configs had tied; their configs were corrected
     report: Report
 
 
@@ -58,7 +58,7 @@ def pack(configs_file: Path, rows_files: Sequence[Path], out: Path, lister: List
 
 
 def extend(path: Path, rows: Sequence[Mapping[str, object]], heads: Sequence[Head]) -> int:
-    """How many rows it then has. What was written is read again, so that no file is left that cannot be."""
+    """Returns the number of rows. The new file is read and checked before it replaces the old one."""
     old, old_heads = read_rows(path) if path.exists() else ([], [])
     merged: dict[object, Mapping[str, object]] = {row["id"]: row for row in old}
     for row in rows:
@@ -84,10 +84,9 @@ def _over(old: Mapping[str, object] | None, new: Mapping[str, object]) -> Mappin
 
 
 def _untied(configs: dict[str, Config], kept: Mapping[str, Measured], listed: dict[str, Listed], lister: Lister) -> int:
-    """Some collectors lost the tie between an embedding and the output layer when they moved a model to the GPU.
+    """Some collectors separated tied weights of an embedding and the output layer when they moved a model to the GPU.
 
-    Such a run is a true one, of the config without the tie. It counts where that config has exactly as many parameters
-    as were measured.
+    Such a run is valid for the config without the tie, if that config has exactly as many parameters as were measured.
     """
     wanted = {
         id: untie(configs[id])
@@ -106,7 +105,7 @@ def _untied(configs: dict[str, Config], kept: Mapping[str, Measured], listed: di
 
 
 def untie(config: Config) -> Config:
-    """Output layers with weights of their own. A tied embedding stays: it is one module that is called twice."""
+    """With separate weights of output layers. A tied embedding stays: it is one module that is called twice."""
     return msgspec.structs.replace(config, model=tuple(_untie(op) for op in config.model))
 
 

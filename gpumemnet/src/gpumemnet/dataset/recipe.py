@@ -1,7 +1,6 @@
-"""Writes the configs of a recipe (families, count, seed, ranges) to a file, and never over another recipe's.
+"""Writes the configs of a recipe (families, count, seed, ranges) to a file, but never over those of another recipe.
 
-Rows are measured from such a file for hours, and are worth nothing without it. The file is whole or not there: it is
-written beside its place and then moved there.
+Measuring rows of such a file takes hours, and they are useless without it. The file is written atomically.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from gpumemnet.dataset.generate import aim, name
 from gpumemnet.dataset.ranges import Ranges
 
 STDOUT = Path("-")
-HINT = "--out names another file; --force writes over this one."
+HINT = "--out sets another file; --force overwrites this one."
 
 
 class Recipe(Record, frozen=True, kw_only=True):
@@ -31,11 +30,11 @@ class Recipe(Record, frozen=True, kw_only=True):
 
 class Written(Record, frozen=True, kw_only=True):
     configs: int
-    missed: Mapping[str, int]  # by family: configs that are far from the footprint they were drawn for
+    missed: Mapping[str, int]  # by family: configs far from the footprint they were drawn for
 
 
 def write_recipe(recipe: Recipe, path: Path, force: bool = False) -> Written:
-    """Over a file that is there only where all of its configs are made again."""
+    """Overwrites an existing file only if all of its configs are written again."""
     old = {} if force or path == STDOUT or not path.is_file() else _read(path)
     made = {name(family, recipe.seed, number) for family in recipe.families for number in range(recipe.count)}
     if other := old.keys() - made:
@@ -45,7 +44,7 @@ def write_recipe(recipe: Recipe, path: Path, force: bool = False) -> Written:
     try:
         return Written(configs=_write(_checked(recipe, old, path, missed), path), missed=missed)
     except BrokenPipeError:
-        raise  # whoever reads has enough
+        raise  # the reader has ended
     except OSError as error:
         raise Usage(f"{path} cannot be written: {error.strerror}", "--out names the file.") from error
 
@@ -70,7 +69,7 @@ def _checked(recipe: Recipe, old: Mapping[str, bytes], path: Path, missed: dict[
 def _write(configs: Iterator[Config], path: Path) -> int:
     if path == STDOUT:
         return put_configs(configs, sys.stdout.buffer)
-    if path.is_symlink() or (path.exists() and not path.is_file()):  # /dev/stdout, a pipe: nothing may take its place
+    if path.is_symlink() or (path.exists() and not path.is_file()):  # /dev/stdout or a pipe must not be replaced
         return write_configs(configs, path)
     part = path.with_name(path.name + ".part")
     try:

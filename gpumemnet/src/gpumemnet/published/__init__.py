@@ -1,5 +1,5 @@
-"""Estimators that others have published, each as its paper or its library has it, so that one table can compare them.
+"""Estimators that others have published, each as in its paper or library, so that one table can compare them.
 
-They are kept as published, with their faults: what a method leaves out is said in the answer's warnings, never mended.
-None of them states a bound, so the bound is the figure itself.
+They are unchanged, including their errors: what a method leaves out is a warning of the answer, never corrected. None
+of them has a bound, so the bound is the estimate itself.
 """

@@ -1,7 +1,7 @@
 """The rule of Hugging Face accelerate (`accelerate estimate-memory`, column "Training using Adam").
 
-In float32 the weights, their gradients and Adam's two moments: four times the weights. With half precision its table
-shows the largest of its four figures, the optimizer's step: twice the float32 weights.
+In float32 it counts the weights, their gradients and Adam's two moments: four times the weights. With half precision
+its table shows the largest of its four figures, the optimizer's step: twice the float32 weights.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the published estimators share: how a figure becomes an answer, and what a description must hold for them."""
+"""Shared by the published estimators: how a figure becomes an answer, and what a description must contain."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from carma.trial.layers.description import Described, Layer
 from carma.trial.protocol import Trials
 
 MIB = 1 << 20
-# What a process holds on the GPU besides the allocator's segments: context, kernels, library handles. The methods that
-# count it measure it on their own card. Here it is one rounded figure for all cards, about what training runs held
-# besides on an H200 with torch 2.11 (`outside` in lab/results/h200/memory/truth.jsonl); on other cards it is another.
+# Memory of a process outside the allocator's segments: context, kernels, library handles. Methods that count it
+# measure it on their own GPU. Here it is one rounded figure for all GPUs, about that of training runs on an H200
+# with torch 2.11 (`outside` in lab/results/h200/memory/truth.jsonl); on other GPUs it differs.
 CONTEXT_MIB = 760
 
 _CONTAINERS = ("Sequential", "ModuleList", "ModuleDict")
 
 
 class OfModel(ABC):
-    """A formula over a model's description; what describes the model is asked first."""
+    """A formula over a model's description."""
 
     name: str
 
@@ -36,7 +36,7 @@ class OfModel(ABC):
 
     @abstractmethod
     def of(self, described: Described, gpus: int) -> Estimate | NoEstimate:
-        """The method itself, for each of so many GPUs."""
+        """The method itself, for each of `gpus` GPUs."""
 
 
 def answer(
@@ -48,7 +48,7 @@ def answer(
     warnings: tuple[str, ...] = (),
     steps_seen: int | None = None,
 ) -> Estimate | NoEstimate:
-    """The sum of the parts. `upper_mib` is the figure itself: no published method has a bound."""
+    """The sum of the parts. `upper_mib` is the estimate itself: no published method has a bound."""
     fixed = dict(fixed_mib or {})
     total = round(sum(parts_bytes.values()) / MIB) + sum(fixed.values())
     if total < 1:
@@ -65,7 +65,7 @@ def answer(
 
 
 def under(source: str, refusal: NoEstimate) -> NoEstimate:
-    """A refusal of the trial run, in the name of the estimator that was asked."""
+    """A refusal of the trial run, with the name of this estimator."""
     return NoEstimate(source=source, reason=refusal.reason)
 
 
@@ -80,7 +80,7 @@ def numel(shape: tuple[int, ...]) -> int:
 
 
 def no_outputs(described: Described) -> str | None:
-    """Why activations cannot be counted, or None. One layer without a shape is usual (a list of modules)."""
+    """Why activations cannot be counted, or None. A single layer without a shape is usual (a list of modules)."""
     if any(layer.output for layer in described.layers):
         return None
     return (
@@ -90,7 +90,7 @@ def no_outputs(described: Described) -> str | None:
 
 
 def cut_off(described: Described) -> tuple[str, ...]:
-    """A warning where a table was printed with too small a depth: what lies below is not counted."""
+    """A warning if a table was printed with too small a depth: deeper layers are not counted."""
     hidden = [layer for layer in described.layers if _hides(layer)]
     if not hidden:
         return ()

@@ -1,13 +1,13 @@
 """DNNMem: analytic, from the computation graph (Gao et al., ESEC/FSE 2020, doi 10.1145/3368089.3417050).
 
-It walks the graph in order, forward and backward, and allocates as each operator runs: weights and their gradients, the
+It traverses the graph in order, forward and backward, and allocates for each operator: weights and their gradients,
 inputs and outputs with their liveness, ephemeral tensors (the workspaces of cuDNN), all through the framework's
-allocator, and adds the CUDA context. Its program is not public. This was written after the abstract and what later
-papers tell of the method, not after the paper's full text: details may differ from what its authors ran.
+allocator, and adds the CUDA context. Its program is not public. This follows the abstract and what later papers say
+about the method, not the paper's full text: details may differ from the authors' program.
 
-What stands for the graph here are the layers in the order of their calls, each fed by the one before it: an output
-lives until the backward pass of its layer is done. Branches and what is computed between modules are not seen. Where
-the paper asks cuDNN for a workspace, its explicit matrix product stands in, whose size is known: one unfolded sample.
+The graph is replaced by the layers in the order of their calls, each fed by the one before it: an output lives until
+the backward pass of its layer has ended. Branches and functions between modules are not seen. Where the paper asks
+cuDNN for a workspace, an explicit matrix product is counted, whose size is known: one unfolded sample.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gpumemnet.published.common import (
     parameters_of,
 )
 
-_STEPS = 2  # the optimizer's state is made in the first step, so the peak is in the second
+_STEPS = 2  # the optimizer's state is allocated in the first step, so the peak is in the second
 _VIEWS = ("Flatten", "Unflatten", "Identity", "ModuleList", "ModuleDict")
 _SLOTS = {
     "SGD": 0,
@@ -68,7 +68,7 @@ class DNNMem(OfModel):
 
 @dataclass
 class _Walk:
-    """Training steps over the chain of layers, through the model of the allocator."""
+    """Training steps over the chain of layers, with the model of the allocator."""
 
     described: Described
     allocator: CachingAllocator = field(default_factory=lambda: CachingAllocator(AllocatorOptions()))
@@ -77,7 +77,7 @@ class _Walk:
     def __post_init__(self) -> None:
         self._each = bytes_each(self.described.dtype) or 4
         self._slots = _slots(self.described) or 0
-        self._gradients: dict[int, int] = {}  # of the weights, by the layer's place; kept from step to step
+        self._gradients: dict[int, int] = {}  # of the weights, by the layer's index; kept from step to step
         self._blocks = _blocks(self.described)
         self._weights = [count * self._each for count in _weights(self.described)]
 
@@ -113,9 +113,9 @@ class _Walk:
         return outputs
 
     def _backward(self, outputs: list[int | None]) -> None:
-        """The gradient of each output is made when the layer after it goes back, and freed when its own has."""
+        """The gradient of each output is allocated in the backward pass of the next layer, and freed after its own."""
         layers = self.described.layers
-        flowing = self._malloc(self._input_of(len(layers)))  # of the last output, made by the loss
+        flowing = self._malloc(self._input_of(len(layers)))  # of the last output, allocated by the loss
         first = next((place for place, output in enumerate(outputs) if output is not None), 0)
         for place in reversed(range(len(layers))):
             self._workspace(layers[place])
@@ -124,7 +124,7 @@ class _Walk:
             output = outputs[place]
             if output is None:
                 continue
-            before = self._malloc(self._input_of(place) if place > first else 0)  # nothing flows into the data
+            before = self._malloc(self._input_of(place) if place > first else 0)  # the data has no gradient
             self.allocator.free(output)
             self.allocator.free(flowing)
             flowing = before
@@ -133,7 +133,7 @@ class _Walk:
             self._gradients[len(layers)] = self._malloc(self._weights[-1])
 
     def _input_of(self, place: int) -> int:
-        """Bytes of what the layer at that place is fed with; past the end, what the loss is."""
+        """Bytes of the input of the layer at that index; after the last layer, of the loss."""
         layers = self.described.layers
         if place < len(layers) and layers[place].inputs:
             return numel(layers[place].inputs[0]) * self._each
@@ -152,8 +152,8 @@ class _Walk:
 
 
 def _weights(described: Described) -> list[int]:
-    """Values of each layer's parameters, and last of those that no layer owns. A tied one is there once: with the first
-    layer that has it, so what is too much is taken off the layers from the end."""
+    """Values of each layer's parameters, and last of those that belong to no layer. A tied one counts with its first
+    layer, so the excess is subtracted from the last layers."""
     counts = [layer.parameters for layer in described.layers]
     rest = parameters_of(described) - sum(counts)
     for place in reversed(range(len(counts))):
@@ -168,13 +168,13 @@ def _makes_output(layer: Layer) -> bool:
 
 
 def _blocks(described: Described) -> frozenset[str]:
-    """Names of layers that hold others: such a one owns parameters, but hands on what its last layer made."""
+    """Names of layers that contain others: such a layer owns parameters, but returns what its last layer made."""
     paths = (layer.name.split(".") for layer in described.layers)
     return frozenset(".".join(path[:end]) for path in paths for end in range(1, len(path)))
 
 
 def workspace_values(layer: Layer) -> int:
-    """Of a convolution as an explicit matrix product: one sample unfolded, for each group in turn; 1 × 1 needs none."""
+    """Of a convolution as an explicit matrix product: one unfolded sample, for each group in turn; 1 × 1 needs none."""
     kernel = numel(tuple(_integers(layer.attributes.get("kernel_size", ""))))
     if not layer.kind.startswith("Conv") or kernel <= 1 or len(layer.output) < 3:
         return 0

@@ -1,8 +1,8 @@
-"""Fake tensors as the authors of CARMA ran them (arXiv 2508.19073, their baseline "FakeTensor").
+"""Fake tensors as the authors of CARMA used them (arXiv 2508.19073, their baseline "FakeTensor").
 
-They make the weights first, then count the bytes of the storages that one forward and backward pass makes, and take the
-peak. No weights, no optimizer step, no rounding, no segments, no context: it is under the truth by design. Here the
-same window of the trial run is taken: from the first forward pass to the first optimizer step.
+They create the weights first, then count the bytes of the storages of one forward and backward pass, and take the peak.
+Without weights, optimizer step, rounding, segments and context it is below the truth by design. Here the same part of
+the trial run is used: from the first forward pass to the first optimizer step.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _peak_of_first_pass(trial: Trial) -> int | None:
 
 
 def peak_bytes(events: Iterable[Event]) -> int:
-    """The most bytes alive at once of what these events make; what was there before is not counted."""
+    """The maximum of bytes alive at once that these events allocate; earlier allocations are not counted."""
     alive: dict[int, int] = {}
     now = peak = 0
     for event in events:

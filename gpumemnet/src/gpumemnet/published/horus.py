@@ -1,10 +1,10 @@
 """The memory formula of Horus (Yeung et al., TPDS 2022, doi 10.1109/tpds.2021.3079202), as CARMA's authors used it.
 
 With A activations of one sample, P parameters and a batch of B: 4 · (A·B + P + B·P) bytes, and 800 MiB that all their
-published figures contain (their scripts do not). Gradients are counted once for each sample, which is why models with
-many parameters explode. A is what their reader of summaries counts: it does not know pooling layers that are not
-adaptive, and leaves blocks out. With both, their figures come out to the MiB (ResNet-50 at 32: 7,904; VGG-16 lies
-2 MiB off, because their reader takes "4096" for 4 behind the linear layers).
+published figures contain (their scripts do not). Gradients are counted once for each sample, so the estimate explodes
+for models with many parameters. A is the count of their reader of summaries: it omits pooling layers that are not
+adaptive, and blocks. With both, their figures are reproduced to the MiB (ResNet-50 at 32: 7,904; VGG-16 is 2 MiB off,
+because their reader takes "4096" for 4 behind the linear layers).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def activations(described: Described) -> int:
 
 def _of_sample(layer: Layer, batch: int) -> int:
     if layer.kind.startswith("AdaptiveAvgPool") and len(layer.output) > 1:
-        return layer.output[1]  # their reader takes the channels only, whatever the size of the output
+        return layer.output[1]  # their reader takes only the channels, whatever the size of the output
     count = numel(layer.output)
     return count // batch if layer.output and layer.output[0] == batch else count
 

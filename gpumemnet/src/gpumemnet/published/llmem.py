@@ -1,9 +1,9 @@
 """LLMem: decoder-only fine-tuning on one GPU (Kim et al., IJCAI 2024, arXiv 2404.10933; its `size_estimator.py`).
 
-It presumes what its authors ran: Colossal-AI's chunks (16-bit weights whose memory the gradients take over, and float32
-copies), Adam, gradient checkpointing (one output kept for each decoder layer), and logits that are held three times at
-the loss. Each tensor is rounded up to 2 MiB. Several GPUs are not covered here: the paper's other formulas are for its
-own distributed set-ups.
+It assumes what its authors used: Colossal-AI's chunks (16-bit weights whose memory the gradients reuse, and float32
+copies), Adam, gradient checkpointing (one output kept for each decoder layer), and logits that exist three times at the
+loss. Each tensor is rounded up to 2 MiB. Several GPUs are not covered: the paper's other formulas are for its own
+distributed set-ups.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def _refusal(described: Described, gpus: int) -> str | None:
 
 
 def _tokens(described: Described) -> tuple[int, ...]:
-    """Batch and length. Trainers hand over the tokens by name, where a trial does not see them: then the output of the
-    first embedding tells."""
+    """Batch and length. Trainers pass the tokens by name, which a trial does not see: then the output of the first
+    embedding determines them."""
     if len(described.input) == 2:
         return described.input
     embedded = (layer.output[:2] for layer in described.layers if "Embedding" in layer.kind and len(layer.output) == 3)

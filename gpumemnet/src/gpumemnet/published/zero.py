@@ -1,7 +1,7 @@
 """DeepSpeed's `estimate_zero{2,3}_model_states_mem_needs` (ZeRO: Rajbhandari et al., SC 2020, arXiv 1910.02054).
 
-The library's own functions are called, in a process of their own: importing DeepSpeed imports torch, which the daemon
-never does. Nothing is offloaded to the host, and the GPUs are those that the task asks for, on one node.
+The library's own functions are called in a process of their own, because importing DeepSpeed imports torch, which the
+daemon never does. Nothing is offloaded to the host, and the GPUs of the task are on one node.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from carma.trial.layers.description import Described
 from carma.trial.protocol import Context, Trials
 from gpumemnet.published.common import answer, parameters_of, under
 
-IMPORT_LIMIT_S = 120.0  # importing DeepSpeed takes seconds; a hung import must not hold the estimator for ever
+IMPORT_LIMIT_S = 120.0  # importing DeepSpeed takes seconds; a hung import must not block the estimator
 _STATES_ONLY = "counts weights, gradients and optimizer state only: no activations, no workspaces, no CUDA context"
 _MIXED = "takes 16-bit training with Adam under ZeRO for granted, whatever the script does"
 
-# DeepSpeed writes to stdout when it is imported, so the answer is marked.
+# DeepSpeed prints when it is imported, so the answer is marked.
 _MARK = "carma-answer:"
 _PROGRAM = {
     2: """

@@ -1,1 +1,1 @@
-"""GPUMemNet: memory by a learned model, from what a model summary tells. Serving only: numpy and onnxruntime."""
+"""GPUMemNet: memory estimates of a learned model from a model summary. Needs numpy and onnxruntime only."""

@@ -1,9 +1,8 @@
-"""How often the bound of the models that come with CARMA held on networks that people use.
+"""How often the bound of the shipped models held for networks that people use.
 
-A bound is made to hold on runs of the data set, whose networks were drawn by chance. That it holds less often on others
-is said in the answer, for those families where it was seen to. The counts are those of
-`lab/results/gpumemnet/zoo.json`,
-for both kinds of models; a test holds them against it.
+Bounds are fitted on runs of the data set, whose networks are random. If a bound holds less often for networks that
+people use, the answer says so. The counts are those of `lab/results/gpumemnet/zoo.json`, for both kinds of models; a
+test compares them.
 """
 
 from __future__ import annotations
@@ -14,12 +13,16 @@ from gpumemnet.serving.features import Family
 from gpumemnet.serving.model import Model
 from gpumemnet.serving.model_facts import SHIPPED
 
-LEVEL = 0.99  # at which it was tried
-HELD: Mapping[Family, tuple[int, int]] = {"mlp": (4, 4), "cnn": (71, 71), "transformer": (49, 55)}  # of so many
+LEVEL = 0.99  # the level that was tested
+HELD: Mapping[Family, tuple[int, int]] = {
+    "mlp": (4, 4),
+    "cnn": (71, 71),
+    "transformer": (49, 55),
+}  # held, of all
 
 
 def beware(model: Model) -> tuple[str, ...]:
-    """Of models that somebody else has learned nothing is known."""
+    """Nothing is known of models that were trained elsewhere."""
     held, runs = HELD[model.facts.family]
     if model.file.parent != SHIPPED or not model.facts.bounds or held >= LEVEL * runs:
         return ()

@@ -1,7 +1,7 @@
-"""What cuDNN takes for each convolution while it runs, by the model that trial runs are replayed with.
+"""cuDNN's workspace for each convolution, by the model that trial runs are replayed with.
 
-A summary seldom tells kernels and strides; weights and sizes do, for the usual ones. Where they do not, nothing is
-said.
+A summary rarely contains kernels and strides; for common convolutions they follow from weights and sizes. Otherwise no
+workspace is counted.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _WRITTEN = ("groups", "kernel_size", "stride", "padding", "dilation")
 _UNWRITTEN = (None,) * len(_WRITTEN)
 _NUMBERS = re.compile(r"\d+")
 NONE = (0, 0, 0)
-_NEAR = 14  # layers in which a shortcut begins and ends
+_NEAR = 14  # layers within which a shortcut begins and ends
 
-Scratch = tuple[int, int, int]  # bytes forward, for the gradient of the input, and of the weights
+Scratch = tuple[int, int, int]  # bytes of the forward pass, of the gradient of the input, and of that of the weights
 
 
 def scratch_of(described: Described) -> list[Scratch]:
-    """Of each layer. A loss that is a module is no layer."""
+    """Of each layer. A loss is no layer."""
     layers = [layer for layer in described.layers if not layer.kind.endswith("Loss")] or described.layers
     if not any(map(_is_convolution, {layer.kind for layer in layers})):
         return [NONE] * len(layers)
@@ -36,7 +36,7 @@ def scratch_of(described: Described) -> list[Scratch]:
     for layer in layers:
         scratch = NONE
         if layer.output and _is_convolution(layer.kind):
-            # Without a word of what it takes: the last thing that fits to its weights; a shortcut reaches back.
+            # If the input is unknown: the last output that fits to the weights; a shortcut reaches back.
             turned = "Transpose" in layer.kind
             written = tuple(map(layer.attributes.get, _WRITTEN)) if layer.attributes else _UNWRITTEN
             for taken in layer.inputs[:1] or reversed(before):
@@ -77,13 +77,13 @@ def _sizes(
     dilations: str | None,
 ) -> tuple[Sizes, Sizes, Sizes, Sizes, Sizes, Sizes, int] | None:
     """Image, weight, output, stride, padding, dilation, groups; one dimension is run as two. A transposed convolution
-    (`turned`) is the other direction of a plain one: what it gives is the image."""
+    (`turned`) is the other direction of a plain one, so its output is the image."""
     image, output = (given, taken) if turned else (taken, given)
     rank = len(output) - 2
     if rank < 1 or len(image) != len(output) or not prod(image):
         return None
     groups = int(in_groups or 1)
-    numbers = (parameters, parameters - given[1])  # of weights, without a bias and with one
+    numbers = (parameters, parameters - given[1])  # number of weights without a bias, and with one
     kernel = _numbers(kernel_size, rank) or _kernel(numbers, image[1] * output[1], groups, rank)
     if kernel is None or image[1] % groups:
         return None
@@ -107,9 +107,9 @@ def _numbers(text: str | None, rank: int) -> Sizes | None:
 
 
 def _kernel(numbers: Sizes, channels: int, groups: int, rank: int) -> Sizes | None:
-    """A square one of so many weights."""
+    """A square kernel with this many weights."""
     for weights in numbers:
-        if weights <= 0:  # a layer that is called again has none of its own
+        if weights <= 0:  # a layer that is called again has no weights of its own
             continue
         area, rest = divmod(weights * groups, channels)
         side = isqrt(area) if rank == 2 else round(area ** (1 / rank))
@@ -118,7 +118,7 @@ def _kernel(numbers: Sizes, channels: int, groups: int, rank: int) -> Sizes | No
     return None
 
 
-@lru_cache(maxsize=4096)  # networks repeat themselves
+@lru_cache(maxsize=4096)  # networks repeat layers
 def _asked(
     precision: int,
     item: int,
@@ -129,7 +129,7 @@ def _asked(
     taken: Sizes,
     written: tuple[str | None, ...],
 ) -> Scratch | None:
-    """None: it does not fit to what is taken."""
+    """None if the convolution does not fit to the input."""
     sizes = _sizes(parameters, given, taken, turned, *written)
     if sizes is None:
         return None

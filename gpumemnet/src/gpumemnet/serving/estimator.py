@@ -1,8 +1,8 @@
 """`gpumemnet` and `gpumemnet-transformer`: memory by a learned model, from a description of layers.
 
-For tasks that cannot be tried, of which only a summary is known. The point is the median of what the model gives, the
-bound a higher quantile with the factor that made it hold on held-out data. It knows one card: for another the
-difference between the two cards' contexts is added, where both are known.
+For tasks that cannot be run, of which only a summary is known. The estimate is the median of the model's quantiles, the
+bound a higher quantile with the factor that made it hold on held-out data. A model knows one GPU; for another GPU the
+difference of the two contexts is added if both are known.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from gpumemnet.serving.model import Model, candidates, check_runtime, folders
 from gpumemnet.serving.model_facts import GB_MIB, SHIPPED, Facts, Kind
 
 MIB = 1 << 20
-REST = "activations_and_the_rest"  # also workspaces and fragmentation, which a trial run tells apart
+REST = "activations_and_the_rest"  # also workspaces and fragmentation, which a trial run separates
 _NAMES: dict[Kind, str] = {"mlp": "gpumemnet", "transformer": "gpumemnet-transformer"}
 _NETWORKS: dict[Family, str] = {
     "mlp": "multilayer perceptrons",
     "cnn": "convolutional networks",
     "transformer": "transformers",
 }
-# First convolutions of images, by side and stride: patches, and stems as they are most often.
+# Side and stride of first convolutions of images: patches, and the most common stems.
 _STEMS = ((32, 32), (16, 16), (14, 14), (8, 8), (11, 4), (7, 2), (5, 1), (4, 4), (3, 1))
 _USES = {"mlp": ("matmul_fp32",), "cnn": ("matmul_fp32", "conv_fp32"), "transformer": ("matmul_fp32",)}
 
@@ -73,7 +73,7 @@ class GpuMemNet:
         return answer
 
     def of(self, described: Described, gpu: str = "", gpus: int = 1) -> Estimate | NoEstimate:
-        """For each of so many GPUs; without a name, for the card that it was learned on."""
+        """For each of `gpus` GPUs; without a name, for the GPU that the model was learned on."""
         if reason := _unlike(described):
             return self._refuse(reason)
         described, assumed = with_input(described)
@@ -90,8 +90,8 @@ class GpuMemNet:
         return self._answer(described, model, quantiles, added, said, gpu)
 
     def _model(self, found: Features, gpu: str) -> tuple[Model | None, tuple[str, ...]]:
-        """The first that has learned from such runs, and why those before it were not asked; else the refusal of the
-        one that lacks least."""
+        """The first model that has learned from such runs, and why the models before it were not used. If there is
+        none, the refusal of the model that lacks least."""
         models, broken = candidates(found.family, self._kind, gpu, self._models)
         refused: list[list[str]] = []
         for model in models:
@@ -137,7 +137,7 @@ class GpuMemNet:
     def _besides(
         self, described: Described, facts: Facts, gpu: str, gpus: int
     ) -> tuple[dict[str, int], tuple[str, ...]]:
-        """What is not learned and is known: another card's context, what several GPUs add."""
+        """Memory that is known and not learned: another GPU's context, and what several GPUs add."""
         added: dict[str, int] = {}
         warnings: list[str] = []
         if gpu and not _same_card(gpu, facts.learned.gpu):
@@ -155,7 +155,8 @@ class GpuMemNet:
         return added, tuple(warnings)
 
     def _card(self, gpu: str, facts: Facts) -> tuple[int, str]:
-        """What another card's context takes more, and how that is said: where nobody measured it, whose is counted."""
+        """The difference of another GPU's context, and the text about it: whose context is counted if it was not
+        measured."""
         found, learned = (constants.load(name, facts.learned.torch, self._cards) for name in (gpu, facts.learned.gpu))
         if found is None or learned is None:
             return 0, _not_its_own(facts.learned.gpu)
@@ -167,7 +168,7 @@ class GpuMemNet:
 
 
 def _unlike(described: Described) -> str | None:
-    """Why no run of the data was like this one, where features cannot tell."""
+    """Why no run of the data was like this one, if features cannot show it."""
     if described.passes > 1:
         return (
             f"a step holds {described.passes} calls of networks at once, or trains as many networks; one is described, "
@@ -179,8 +180,8 @@ def _unlike(described: Described) -> str | None:
 
 
 def with_input(described: Described) -> tuple[Described, tuple[str, ...]]:
-    """Tables of torchinfo and torchsummary tell no input. It weighs little beside the outputs, so the first layer's
-    output stands in for it: of words, their number; of images, as far as the weights tell."""
+    """Tables of torchinfo and torchsummary do not contain the input. It is small compared with the outputs, so the
+    first layer's output replaces it: of words, their number; of images, as far as the weights determine it."""
     first = next((layer for layer in described.layers if layer.output), None)
     if described.input or first is None:
         return described, ()
@@ -194,7 +195,7 @@ def with_input(described: Described) -> tuple[Described, tuple[str, ...]]:
 
 
 def _image(layer: Layer) -> tuple[int, ...]:
-    """What goes into a first convolution: one to four channels, and a stride as kernels of that size have it."""
+    """The input of a first convolution: one to four channels, with the stride that is common for its kernel."""
     batch, channels, *sides = layer.output if len(layer.output) >= 3 else (0, 0)
     for side, stride in _STEMS if channels else ():
         taken, rest = divmod(layer.parameters // channels, side ** len(sides))
@@ -217,7 +218,7 @@ def _with(answer: Estimate, warning: str) -> Estimate:
 
 
 def _bound(facts: Facts, quantiles: Sequence[float], level: float) -> tuple[float, float | None, tuple[str, ...]]:
-    """The lowest level in the facts that is as high as wanted; else the highest, and that is said."""
+    """The lowest level in the facts that is at least as high as wanted; else the highest, with a warning."""
     known = sorted((float(text), bound) for text, bound in facts.bounds.items())
     if not known:
         return quantiles[-1], None, ("no bound was learned: the highest quantile stands in for it",)
@@ -232,8 +233,8 @@ def class_of(facts: Facts, mib: float) -> int:
 
 
 def class_above(facts: Facts, quantiles: Sequence[float]) -> tuple[str, ...]:
-    """As a classifier it answers with the class of the operating point, where an under-estimate costs what it costs in
-    life. That it differs from the footprint's is worth a word."""
+    """As a classifier the model answers with the class of the operating point, where an under-estimate costs more than
+    an over-estimate. The answer says if that class differs from the footprint's."""
     careful = class_of(facts, float(np.interp(facts.operating_point, facts.quantiles, quantiles)))
     if careful <= class_of(facts, quantiles[facts.place(0.5)]):
         return ()
@@ -242,8 +243,8 @@ def class_above(facts: Facts, quantiles: Sequence[float]) -> tuple[str, ...]:
 
 
 def _parts(described: Described, facts: Facts, footprint: int, added: Mapping[str, int]) -> dict[str, int]:
-    """By arithmetic, as far as that goes; what is left are outputs, workspaces and what the allocator loses, in one.
-    Nothing where the arithmetic finds more than there is (weights that are not trained)."""
+    """By arithmetic as far as possible; the rest is outputs, workspaces and fragmentation in one. Empty if the
+    arithmetic gives more than the footprint (weights that are not trained)."""
     weights = parameters_of(described) * (bytes_each(described.dtype) or 4) / MIB
     slots = 2 if described.optimizer_slots is None else described.optimizer_slots
     parts = {"weights": round(weights), "gradients": round(weights), "optimizer_state": round(slots * weights)}

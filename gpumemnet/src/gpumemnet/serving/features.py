@@ -47,8 +47,8 @@ TOKEN = ("output_mib", "weight_mib", "kept_mib", "channels", "positions", "inpla
 @dataclass(frozen=True)
 class Features:
     family: Family
-    scalars: NDArray[np.float32]  # as FEATURES names them; sizes are logarithms to base 2 of one more
-    kinds: NDArray[np.int64]  # of each layer, places in KINDS
+    scalars: NDArray[np.float32]  # as FEATURES names them; sizes are log2(1 + size)
+    kinds: NDArray[np.int64]  # of each layer, indices in KINDS
     tokens: NDArray[np.float32]  # of each layer, as TOKEN names them
     way: str = ""  # how it is trained (`way_of`)
     names: tuple[str, ...] = ()  # class name of each layer: nothing is learned from it

@@ -1,8 +1,7 @@
-"""Where a learned model holds: inside what it has seen. Outside of it there is a refusal, never a figure.
+"""Where a learned model is valid: inside the ranges of its data. Outside of them the estimator refuses.
 
-A size must lie between the least and the most of the data, without a margin. What is no size of its own (how many
-layers there are of one kind) may go beyond. It is then moved to the edge, so that the model itself is never asked about
-anything that it has not seen.
+A size must lie between the least and the most of the data, without a margin. The number of layers of one kind may be
+larger. It is then clipped to the range, so that the model is never evaluated outside of its data.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from gpumemnet.serving.model_facts import Facts
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-ROUNDING = 1e-5  # of a logarithm: features are 32 bits wide
-UNSEEN_SHARE = 0.1  # of weights or outputs: from here on a kind of layer that was never seen says too much
+ROUNDING = 1e-5  # of a logarithm: features have 32 bits
+UNSEEN_SHARE = 0.1  # of weights or outputs: from this share on, an unknown kind of layer is refused
 LEAST_MIB = 1e-3  # as in `features`
-SAID = 3  # offences that are named
+SAID = 3  # maximum number of offences in a message
 INSTEAD = "A trial run has no such limits (carma estimate -- COMMAND); --gpu-mem declares a figure that you know"
 
 _WORDS = {
@@ -67,14 +66,14 @@ _NAMES = {
     "attention": "attention", "softmax": "softmax", "shape": "reshaping", "upsampling": "upsampling",
     "merge": "merging", "other": "other",
 }  # fmt: skip
-# Kinds whose number tells something of the network; dropouts and reshapes come and go.
+# Kinds whose number characterises the network; dropouts and reshapes do not.
 _WEIGHTY = ("linear", "convolution", "grouped", "transposed", "batch_norm", "norm", "attention")
 TWICE = 1.0  # of a logarithm to base 2
-_ANGLES = ("cos_function", "sin_function")  # neighbours are of one kind, and 0 says that there is none
+_ANGLES = ("cos_function", "sin_function")  # neighbours are of one kind, and 0 means that there is none
 
 
 def _sized_features() -> Iterator[tuple[str, str, float]]:
-    """Features that are sizes; of those of one kind of layer which kind, and by how much they may be larger."""
+    """Features that are sizes, the kind of layer that they count, and by how much they may exceed the range."""
     for name in FEATURES:
         what, _, kind = name.partition("_")
         if what not in ("count", "output"):
@@ -87,7 +86,7 @@ _SIZED = tuple(_sized_features())
 
 
 def offences(found: Features, facts: Facts) -> list[str]:
-    """What lies outside, each as a sentence without its full stop; none: the model may be asked."""
+    """What lies outside of the ranges, each as a sentence without full stop. The model is valid if there is none."""
     return [*_settings(found, facts), *_sizes(found, facts), *_unseen(found, facts)]
 
 
@@ -98,8 +97,8 @@ def refusal(said: list[str]) -> str:
 
 
 def inside(found: Features, facts: Facts) -> Features:
-    """What the model is fed: every feature moved to the edge of what it has seen, kinds it never saw as others. Views
-    that it never saw are left out: they hold nothing, and no other kind is like them."""
+    """The input of the model: features clipped to their ranges, unknown kinds as other kinds. Unknown views are left
+    out: they hold no memory, and no other kind is like them."""
     scalars, places = found.scalars.copy(), [PLACE[name] for name in facts.ranges]
     low, high = np.array(list(facts.ranges.values()), np.float32).reshape(-1, 2).T
     scalars[places] = np.minimum(np.maximum(scalars[places], low), high)
@@ -111,16 +110,16 @@ def inside(found: Features, facts: Facts) -> Features:
 
 
 def _real(found: Features) -> NDArray[np.bool_]:
-    """Layers but views (Flatten, Identity); all where there is nothing else."""
+    """Layers except views (Flatten, Identity); all if there is nothing else."""
     real = ~IS_VIEW[found.kinds] | (_sized(found, "weight_mib") > LEAST_MIB)
     return real if real.any() else np.ones(len(found.kinds), np.bool_)
 
 
 def _settings(found: Features, facts: Facts) -> Iterator[str]:
-    """How it is trained: told apart from sizes, since there is no 'a little beyond'."""
+    """Settings of the training are no sizes: there is no small excess."""
     for name, words in _SETTING.items():
         if name == "channels_last" and found.family == "transformer":
-            continue  # one convolution, if any: the format of the rest is the same
+            continue  # at most one convolution: the format of the rest is the same
         _, high = facts.ranges.get(name, (0.0, 1.0))
         if found.scalars[PLACE[name]] > high:
             yield f"{words} is in none of the runs it has learned from"
@@ -131,7 +130,7 @@ def _settings(found: Features, facts: Facts) -> Iterator[str]:
 
 
 def _apart(way: str, facts: Facts) -> str:
-    """Each of them was seen, but not the two together."""
+    """Both were seen, but not together."""
     optimizer, _, number = way.partition(" ")
     beside = [kind for one, _, kind in (known.partition(" ") for known in facts.ways) if one == optimizer]
     state = f"an optimizer that keeps {optimizer.partition('+')[0]} tensors for each weight"
@@ -147,7 +146,7 @@ def _sizes(found: Features, facts: Facts) -> Iterator[str]:
             continue
         value = values[PLACE[name]]
         if kind and value <= facts.ranges[name][1] + more:
-            continue  # fewer of a kind, or somewhat more of them, is no other size: the totals tell that
+            continue  # fewer of a kind, or somewhat more, is no other size: the totals decide
         if (offence := _outside(name, value, facts)) is not None:
             yield offence
     layers = int(_real(found).sum())
@@ -161,7 +160,7 @@ def _outside(name: str, value: float, facts: Facts) -> str | None:
     low, high = facts.ranges[name]
     if low - ROUNDING <= value <= high + ROUNDING:
         return None
-    for digits in (2, 4, 6):  # a little beyond is to be seen, too
+    for digits in (2, 4, 6):  # show also a small excess
         shown, least, most = (_number(name, one, digits) for one in (value, low, high))
         if shown not in (least, most):
             break
@@ -178,8 +177,7 @@ def _words(name: str) -> str:
 
 
 def _number(name: str, value: float, digits: int = 2) -> str:
-    """As people write it: sizes are logarithms to base 2 of one more, 32 bits wide, so that of large ones no more than
-    the first digits are true."""
+    """As people write it. Sizes are log2(1 + size) in 32 bits, so of large ones only the first digits are exact."""
     plain = value if name in SETTINGS else float(2.0**value - 1.0)
     for unit, word in ((1e9, "billion"), (1e6, "million")):
         if plain >= unit:
@@ -188,9 +186,9 @@ def _number(name: str, value: float, digits: int = 2) -> str:
 
 
 def _unseen(found: Features, facts: Facts) -> Iterator[str]:
-    """Kinds of layers that are in no network of the data and are no trifle in this one. `other` is what nobody knows:
-    where none was seen, it is one of these. Sums are in most networks and in no list of modules (`operators`); views
-    are no outputs of their own."""
+    """Kinds of layers that are in no network of the data and are a considerable part of this one. `other` is any
+    unknown kind. Sums are in most networks and in no list of modules (`operators`); views have no outputs of their own.
+    """
     outputs, weights = _sized(found, "output_mib") * _real(found), _sized(found, "weight_mib")
     for kind in KINDS:
         of_kind = found.kinds == INDEX[kind]
@@ -204,7 +202,7 @@ def _unseen(found: Features, facts: Facts) -> Iterator[str]:
 
 
 def _called(found: Features, of_kind: NDArray[np.bool_], sizes: NDArray[np.float64]) -> str:
-    """Their classes, those that make up most first: only so it can be seen what stands in the way."""
+    """Their class names, the largest first, to show the cause."""
     total: dict[str, float] = {}
     for name, is_one, size in zip(found.names, of_kind.tolist(), sizes.tolist(), strict=False):
         if is_one:
@@ -215,7 +213,7 @@ def _called(found: Features, of_kind: NDArray[np.bool_], sizes: NDArray[np.float
 
 
 def _sized(found: Features, name: str) -> NDArray[np.float64]:
-    """Of each layer; a token is a logarithm of a size with next to nothing added, so that there is one of zero."""
+    """Of each layer. A token is the logarithm of a size plus a small constant, so that 0 has one."""
     return np.maximum(np.exp2(found.tokens[:, TOKEN.index(name)].astype(np.float64)) - LEAST_MIB, 0.0)
 
 

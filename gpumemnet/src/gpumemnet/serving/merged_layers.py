@@ -1,8 +1,8 @@
-"""A model's layers as the Transformer-based model takes them: each with its two neighbours, equal ones once.
+"""A model's layers for the Transformer-based model: each with its two neighbours, equal ones once.
 
-Networks repeat themselves: of 160 layers of a decoder some 16 differ in what they are and in what is next to them. The
-model knows places by neighbours only, so that n equal layers are one of weight n: attention over the few is attention
-over all, at a tenth of the time. Learning and serving share this.
+Networks repeat layers: of 160 layers of a decoder about 16 differ in themselves or their neighbours. The model knows
+positions by neighbours only, so n equal layers are one layer of weight n: attention over the few equals attention over
+all, in a tenth of the time. Learning and serving share this module.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from carma.trial.layers.kinds import KINDS
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-ABSENT = len(KINDS)  # the kind of what is before the first layer and behind the last
-NEAR = 3  # before, itself, behind
+ABSENT = len(KINDS)  # the kind before the first layer and after the last
+NEAR = 3  # before, itself, after
 
 
 @dataclass(frozen=True)
 class Merged:
-    """The layers that differ. `tokens` of an absent neighbour are 0."""
+    """The distinct layers. `tokens` of an absent neighbour are 0."""
 
     kinds: NDArray[np.int64]  # [layers, NEAR]
     tokens: NDArray[np.float32]  # [layers, NEAR, T]
-    weights: NDArray[np.float32]  # how many there are of each
+    weights: NDArray[np.float32]  # number of each
 
 
 def merge(kinds: NDArray[np.int64], tokens: NDArray[np.float32]) -> Merged:
-    """Bytes in a dictionary: rows of floats take numpy's `unique` ten times as long."""
+    """Uses bytes in a dictionary: numpy's `unique` takes ten times as long for rows of floats."""
     rows = np.concatenate([kinds[:, None].astype(np.float32), tokens], axis=1)
     raw, size = rows.tobytes(), rows.shape[1] * rows.itemsize
     seen: dict[bytes, int] = {}

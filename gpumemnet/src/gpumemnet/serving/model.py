@@ -1,6 +1,6 @@
-"""Runs a learned model: one onnxruntime session for each file, made at the first question. Never torch.
+"""Runs a learned model: one onnxruntime session for each file, created when it is first needed. Never imports torch.
 
-A session may be run by several threads at once; making it takes some tens of milliseconds, so it is kept.
+Several threads may run a session at once. Creating it takes tens of milliseconds, so it is kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpumemnet.serving.model_files import GRAPH, read_pair
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-THREADS = 1  # for one model of some hundred layers a second thread costs more than it does
+THREADS = 1  # for a model of some hundred layers a second thread costs more than it saves
 
 
 class _Session(Protocol):
@@ -34,14 +34,14 @@ class _Session(Protocol):
 
 
 class Model:
-    """A graph and its facts."""
+    """An ONNX graph and its facts."""
 
     def __init__(self, file: Path, facts: Facts, graph: bytes) -> None:
         self.file, self.facts = file, facts
         self._session = _session(file, graph)
 
     def told(self) -> str:
-        """Which one it is."""
+        """The name of the model, for the answer."""
         learned = self.facts.learned
         where = "comes with CARMA" if self.file.parent == SHIPPED else f"in {self.file.parent}"
         return f"the model {self.facts.name}, learned from {learned.rows:,} runs on {learned.gpu} ({where})"
@@ -67,7 +67,7 @@ def _fed(features: Features, kind: Kind) -> dict[str, NDArray[np.generic]]:
 
 
 def check_runtime() -> None:
-    """Said when the estimator is made, so that a server does not start with a source that can never answer."""
+    """Called when the estimator is created, so that a server does not start with a source that can never answer."""
     try:
         runtime()
     except ImportError as error:
@@ -77,8 +77,8 @@ def check_runtime() -> None:
 
 
 def runtime() -> ModuleType:
-    """onnxruntime, without what it would tell its makers: unless told not to before it is imported, it keeps a name
-    for the machine and events below the user's home, and sends them (its Privacy.md)."""
+    """onnxruntime without telemetry. If that is not disabled before the import, it stores a name for the machine and
+    events in the user's home directory, and sends them (its Privacy.md)."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     found: ModuleType = importlib.import_module("onnxruntime")
     return found
@@ -100,11 +100,11 @@ def _session(file: Path, graph: bytes) -> _Session:
 _lock = threading.Lock()
 _made: dict[tuple[Path, int], Model] = {}
 FOLDER = "gpumemnet"  # in a data directory
-SYSTEM = Path("/var/lib/carma") / FOLDER  # what root installed serves every user of the machine
+SYSTEM = Path("/var/lib/carma") / FOLDER  # installed by root for every user of the server
 
 
 def own_folder(environ: Mapping[str, str]) -> Path:
-    """Where a user's own models lie, root's too: `carma train --install` writes there."""
+    """The directory of a user's own models, also of root: `carma train --install` writes there."""
     if environ.get("CARMA_HOME"):
         return find_paths(environ).state_dir / FOLDER
     given, home = environ.get("XDG_DATA_HOME", ""), environ.get("HOME", "")
@@ -113,13 +113,13 @@ def own_folder(environ: Mapping[str, str]) -> Path:
 
 
 def folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Where models are looked for: the user's own, the machine's, those that come with CARMA."""
+    """Directories of models in order: the user's own, the server's, those that come with CARMA."""
     return tuple(dict.fromkeys((own_folder(environ), SYSTEM, SHIPPED)))
 
 
 def candidates(family: Family, kind: Kind, gpu: str, folders: Sequence[Path]) -> tuple[list[Model], list[str]]:
-    """The models of a family of networks, those that were learned on this card first, then by folder; and why others
-    cannot be asked."""
+    """The models for a family of networks, first those learned on this GPU, then by directory; and the errors of the
+    others."""
     found, broken = [], []
     for file in (folder / f"{stem(family, kind)}.json" for folder in folders):
         if file.is_file():
@@ -134,7 +134,7 @@ def candidates(family: Family, kind: Kind, gpu: str, folders: Sequence[Path]) ->
 
 
 def load(family: Family, kind: Kind, gpu: str, folders: Sequence[Path]) -> Model | None:
-    """The first of them. None: nobody has learned that family."""
+    """The first of them; None if there is no model of that family."""
     found, broken = candidates(family, kind, gpu, folders)
     if broken and not found:
         raise PluginError(broken[0], "Make it again with carma train.")
@@ -142,7 +142,7 @@ def load(family: Family, kind: Kind, gpu: str, folders: Sequence[Path]) -> Model
 
 
 def _model(file: Path) -> Model:
-    """Learned anew, it is read anew."""
+    """A changed file is read again."""
     key = (file, file.stat().st_mtime_ns)
     if key not in _made:
         _made[key] = Model(file.with_suffix(GRAPH), *read_pair(file))

@@ -1,14 +1,14 @@
-"""What stands beside each learned model: what it was learned from, where it holds, how well. `carma train` writes it.
+"""The facts beside each learned model: its data, its ranges, its accuracy. `carma train` writes them.
 
-A model is two files, `FAMILY-KIND.onnx` and `FAMILY-KIND.json` (Facts). The ONNX graph takes features as they are and
-gives memory in MiB; all scaling is inside. Whoever serves it refuses what lies outside the ranges that stand here.
+A model is two files, `FAMILY-KIND.onnx` and `FAMILY-KIND.json` (Facts). The ONNX graph takes unscaled features and
+returns memory in MiB; all scaling is inside. The estimator refuses what lies outside of the ranges in the facts.
 
 MLP-based: `scalars` float32 [n, S] -> `quantiles` float32 [n, Q].
 Transformer-based: `scalars`, `kinds` int64 [n, L, 3], `tokens` float32 [n, L, 3, T], `weights` float32 [n, L] (how many
-layers are equal; 0: padding) -> the same. A layer stands there between its two neighbours (`merged`).
+layers are equal; 0: padding) -> the same. Each layer comes with its two neighbours (`merged_layers`).
 
-S, T and the numbers of the kinds are those of `features`; they stand here too, by name, so that a model that was
-learned from other features is noticed and not fed with the wrong ones.
+S, T and the numbers of the kinds are those of `features`. The facts repeat them by name, so that a model that was
+learned from other features is refused.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ GB_MIB = 1_000  # a GB of the class widths, as published
 
 
 class Learned(Record, frozen=True, kw_only=True):
-    """The measurements that the model comes from. `gpu` is the driver's name of the card."""
+    """The measurements that the model was learned from. `gpu` is the driver's name of the GPU."""
 
-    data_sha256: dict[str, str]  # by the file's name
+    data_sha256: dict[str, str]  # by file name
     rows: int
     gpu: str
     driver: str = ""
@@ -44,7 +44,7 @@ class Learned(Record, frozen=True, kw_only=True):
 
 
 class Bound(Record, frozen=True, kw_only=True):
-    """What holds with a stated probability on held-out data: one of the quantiles, times a factor."""
+    """A bound that holds with a given probability on held-out data: one of the quantiles, times a factor."""
 
     quantile: float  # one of Facts.quantiles
     factor: float
@@ -53,22 +53,22 @@ class Bound(Record, frozen=True, kw_only=True):
 class Facts(Record, frozen=True, kw_only=True):
     format: int = FORMAT
     name: str  # of the files: "cnn-mlp", "transformer-transformer" …
-    family: Family  # the networks that it knows
+    family: Family  # the networks that it was learned from
     kind: Kind  # MLP-based or Transformer-based
-    features: tuple[str, ...] = FEATURES  # the columns of `scalars`
-    tokens: tuple[str, ...] = TOKEN  # of `tokens`; unused by MLP-based ones
-    kinds: tuple[str, ...] = KINDS  # what the numbers in `kinds` stand for
-    quantiles: tuple[float, ...]  # the columns of the output, ascending; 0.5 is one of them
-    operating_point: float  # the quantile, between those of `quantiles` too, whose class is the answer
+    features: tuple[str, ...] = FEATURES  # columns of `scalars`
+    tokens: tuple[str, ...] = TOKEN  # columns of `tokens`; unused by MLP-based models
+    kinds: tuple[str, ...] = KINDS  # meaning of the numbers in `kinds`
+    quantiles: tuple[float, ...]  # columns of the output, ascending; 0.5 is one of them
+    operating_point: float  # the quantile whose class is the answer; it may lie between those of `quantiles`
     class_widths_gb: tuple[int, ...]  # 1 GB is 1,000 MiB; class k of width w holds [k·w, (k+1)·w)
-    base_mib: float  # what a process holds without tensors, as it was learned
-    ranges: dict[str, tuple[float, float]]  # of each feature, on its own scale: least and most in the data
-    ways: tuple[str, ...] = ()  # optimizers and number formats that are in the data together (`way_of`); (): not known
-    kinds_seen: dict[str, int]  # in how many models of the data each kind of layer is
+    base_mib: float  # footprint of a process without tensors, as learned
+    ranges: dict[str, tuple[float, float]]  # of each feature, on its own scale: minimum and maximum in the data
+    ways: tuple[str, ...] = ()  # combinations of optimizer and number format in the data (`way_of`); empty: unknown
+    kinds_seen: dict[str, int]  # number of models in the data that have each kind of layer
     most_layers: int
     bounds: dict[str, Bound] = {}  # by level: "0.9", "0.95", "0.99"
     learned: Learned
-    graph_sha256: str = ""  # of the ONNX file beside it; "": not told
+    graph_sha256: str = ""  # of the ONNX file beside it; "": unknown
     scores: dict[str, dict[str, float]] = {}  # on held-out folds, by class width ("8GB"): accuracy, under, over …
 
     def place(self, quantile: float) -> int:
@@ -100,7 +100,7 @@ def read_facts(file: Path) -> Facts:
 
 
 def _why_not(facts: Facts) -> str | None:
-    """What would be fed or read wrongly, and not be noticed."""
+    """Errors that would otherwise not be noticed."""
     if facts.format != FORMAT or (facts.features, facts.tokens, facts.kinds) != (FEATURES, TOKEN, KINDS):
         return "its model was learned from other features than this version computes"
     if set(facts.ranges) != set(FEATURES):

@@ -1,9 +1,8 @@
-"""A model's two files as one: whoever reads it never meets the facts of one model beside the graph of another.
+"""A model's two files as one: a reader never gets the facts of one model with the graph of another.
 
-The facts name the graph by its digest. A new graph is first laid beside the old one, under the name NEXT; then the
-facts are replaced, which is the moment at which the new model holds; then the graph takes its place. However that is
-cut short, the graph that the facts name is under one of the two names. `carma train` writes so
-(gpumemnet/training/model_output.py).
+The facts contain the digest of the graph. A new graph is first written beside the old one, with the suffix NEXT; then
+the facts are replaced, which makes the new model valid; then the graph is renamed. Whenever this is interrupted, the
+graph of the facts is in one of the two files. `carma train` writes in this order (gpumemnet/training/model_output.py).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from carma.errors import PluginError
 from gpumemnet.serving.model_facts import Facts, read_facts
 
 GRAPH, NEXT = ".onnx", ".onnx.new"
-LOOKS = 2  # between reading the facts and the graph both may have been replaced
+LOOKS = 2  # both files may be replaced between reading the facts and the graph
 
 
 def digest(graph: bytes) -> str:
