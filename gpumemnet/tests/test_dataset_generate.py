@@ -14,8 +14,8 @@ from carma.errors import Usage
 from gpumemnet.cli.dataset import OTHERS, command
 from gpumemnet.dataset.config import FAMILIES, Config, Family, encode, ops_of, read_configs
 from gpumemnet.dataset.generate import generate
+from gpumemnet.dataset.program_steps import Guess
 from gpumemnet.dataset.ranges import INPLACE, Ranges, load_ranges
-from gpumemnet.dataset.rough_memory import Guess
 
 COUNT = 120
 # What an activation may overwrite: nobody else needs the output of these.

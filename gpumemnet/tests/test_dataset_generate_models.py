@@ -13,8 +13,8 @@ import gpumemnet.dataset
 from gpumemnet.dataset.config import FAMILIES, Config, Family, Precision, encode
 from gpumemnet.dataset.generate import generate
 from gpumemnet.dataset.program import Ops, act, branches, op
+from gpumemnet.dataset.program_steps import Guess
 from gpumemnet.dataset.ranges import Ranges, load_ranges
-from gpumemnet.dataset.rough_memory import Guess
 from gpumemnet_fixtures.torch_programs import run_in_torch
 
 pytest.importorskip("torch")

@@ -14,8 +14,7 @@ from gpumemnet.serving.model import runtime
 from gpumemnet.training import export
 from gpumemnet.training.ensemble import believed, learn
 from gpumemnet.training.learners import fit_dense
-from gpumemnet.training.samples import Numbers, Samples, Wholes
-from gpumemnet.training.target_scale import MEDIAN, QUANTILES, Scale
+from gpumemnet.training.samples import MEDIAN, QUANTILES, Numbers, Samples, Scale, Wholes
 from gpumemnet_fixtures.training_data import made, threads_as_they_were  # noqa: F401
 
 ROW = [1_000.0, 2_000.0, 3_000.0, 4_000.0, 5_000.0, 6_000.0, 7_000.0]  # of 5, 25, 50, 75, 90, 95 and 99 %

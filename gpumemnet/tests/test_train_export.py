@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from gpumemnet.serving.features import FEATURES, PLACE
-from gpumemnet.serving.merged_layers import Merged, merge
-from gpumemnet.serving.model import runtime
+from gpumemnet.serving.model import Merged, merge, runtime
 from gpumemnet.serving.model_facts import Facts, read_facts
 from gpumemnet.training import learners
 from gpumemnet.training import shipped_models as make
@@ -23,9 +22,8 @@ from gpumemnet.training.accuracy_report import Entry, Judged
 from gpumemnet.training.ensemble import Fit, Learned, learn
 from gpumemnet.training.export import hushed, module_of
 from gpumemnet.training.learners import Learner, fit_attention, fit_dense
-from gpumemnet.training.samples import Numbers, Samples
+from gpumemnet.training.samples import QUANTILES, Numbers, Samples
 from gpumemnet.training.scores import judge
-from gpumemnet.training.target_scale import QUANTILES
 from gpumemnet.training.trees import Forests
 from gpumemnet_fixtures.layer_lists import unmerged
 from gpumemnet_fixtures.training_data import made, threads_as_they_were  # noqa: F401

@@ -6,15 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from gpumemnet.serving.merged_layers import Merged, merge
+from gpumemnet.serving.model import Merged, merge
 from gpumemnet.training.attention import Attention
-from gpumemnet.training.fit import ask_layers
+from gpumemnet.training.fit import Packed, Scaling, ask_layers, batches, pinball, quantiles
 from gpumemnet.training.graph import GraphNet, Graphs, nearest
-from gpumemnet.training.heads import Scaling, pinball, quantiles
-from gpumemnet.training.layer_batches import Packed, batches
 from gpumemnet.training.published_recipe import COLUMNS, Mean, columns
-from gpumemnet.training.samples import Samples
-from gpumemnet.training.target_scale import MEDIAN, QUANTILES, Scale
+from gpumemnet.training.samples import MEDIAN, QUANTILES, Samples, Scale
 from gpumemnet_fixtures.layer_lists import unmerged
 from gpumemnet_fixtures.training_data import made
 

@@ -17,8 +17,7 @@ from gpumemnet.dataset.layer_lists import Lister
 from gpumemnet.dataset.pack import pack
 from gpumemnet.training import accuracy_report as report
 from gpumemnet.training.cross_validation import Answers, Job, Tell, answer
-from gpumemnet.training.public_data import read_public
-from gpumemnet.training.samples import Samples, read_table, read_tables
+from gpumemnet.training.samples import Samples, read_public, read_table, read_tables
 from gpumemnet_fixtures.dataset_rows import config, row, write_configs, write_rows
 from gpumemnet_fixtures.dataset_rows import quick_listing as quick_listing
 

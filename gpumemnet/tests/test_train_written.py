@@ -15,9 +15,8 @@ from msgspec.structs import replace
 from carma.errors import PluginError, Refused
 from gpumemnet import directories as folders
 from gpumemnet.serving.model import candidates
-from gpumemnet.serving.model_facts import Facts
-from gpumemnet.serving.model_files import digest, read_pair
-from gpumemnet.training.model_output import write_pair
+from gpumemnet.serving.model_facts import Facts, digest, read_pair
+from gpumemnet.training.shipped_models import write_pair
 from gpumemnet_fixtures import gpumemnet_models as tiny
 
 # A process with threads warns of forks in newer versions of Python; what is forked here runs no other thread.
@@ -128,7 +127,7 @@ def test_where_the_facts_cannot_be_written_the_old_model_stays(file: Path, monke
             raise OSError(28, "No space left on device")
         folders.write_whole(path, data)
 
-    monkeypatch.setattr("gpumemnet.training.model_output.write_whole", full)
+    monkeypatch.setattr("gpumemnet.training.shipped_models.write_whole", full)
     with pytest.raises(Refused, match="No space left on device"):
         write(NEW, file)
     assert held(file) == 1.0

@@ -11,7 +11,7 @@ from carma.core.model.values import Estimate
 from carma.trial.layers.description import TrainingOptions
 from carma.trial.protocol import NoTrials
 from carma_lab.bench.memory.comparison_file import read as read_comparison
-from gpumemnet.serving import bound_record as used
+from gpumemnet.serving import limits as used
 from gpumemnet.serving.estimator import GpuMemNet
 from gpumemnet.serving.model_facts import SHIPPED, Kind
 from gpumemnet.summaries import read_text

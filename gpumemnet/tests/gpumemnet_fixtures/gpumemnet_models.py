@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from carma.trial.layers.description import Described, Layer
 from carma.trial.layers.kinds import INDEX, KINDS
 from gpumemnet.serving.features import FEATURES, PLACE, SETTINGS, TOKEN, Family
-from gpumemnet.serving.merged_layers import NEAR
+from gpumemnet.serving.model import NEAR
 from gpumemnet.serving.model_facts import Bound, Facts, Kind, Learned, stem, write_facts
 
 BASE_MIB = 600.0

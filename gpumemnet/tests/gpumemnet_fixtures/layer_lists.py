@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gpumemnet.serving.merged_layers import ABSENT, Merged
+from gpumemnet.serving.model import ABSENT, Merged
 
 
 def unmerged(kinds: NDArray[np.int64], tokens: NDArray[np.float32]) -> Merged:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpumemnet.dataset.program import Ops, act, branches, op, probability
-from gpumemnet.dataset.random_draws import Dice
+from gpumemnet.dataset.program import Dice, Ops, act, branches, op, probability
 from gpumemnet.dataset.ranges import Cnn
 
 

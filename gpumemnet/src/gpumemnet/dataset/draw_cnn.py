@@ -6,8 +6,7 @@ import math
 
 from gpumemnet.dataset import cnn_parts as parts
 from gpumemnet.dataset.cnn_parts import Style
-from gpumemnet.dataset.program import Drawn, Ops, act, branches, dropout, op
-from gpumemnet.dataset.random_draws import Dice
+from gpumemnet.dataset.program import Dice, Drawn, Ops, act, branches, dropout, op
 from gpumemnet.dataset.ranges import Cnn
 
 # Convolutions in one block of each shape, to reach the wanted number of them.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gpumemnet.dataset.program import Drawn, Ops, act, branches, dropout, op
-from gpumemnet.dataset.random_draws import Dice
+from gpumemnet.dataset.program import Dice, Drawn, Ops, act, branches, dropout, op
 from gpumemnet.dataset.ranges import Transformer
 
 

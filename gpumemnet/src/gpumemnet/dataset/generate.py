@@ -18,11 +18,10 @@ from gpumemnet.dataset.config import Config, Family
 from gpumemnet.dataset.draw_cnn import draw_cnn
 from gpumemnet.dataset.draw_mlp import draw_mlp
 from gpumemnet.dataset.draw_transformer import draw_transformer
-from gpumemnet.dataset.program import Drawn
+from gpumemnet.dataset.program import Dice, Drawn
 from gpumemnet.dataset.program_memory import Unfit
-from gpumemnet.dataset.random_draws import Dice
+from gpumemnet.dataset.program_steps import Guess
 from gpumemnet.dataset.ranges import Cnn, Footprint, Mlp, Ranges, Transformer
-from gpumemnet.dataset.rough_memory import Guess
 
 NEAR = 0.5  # distance, in doublings, up to which a model is taken at once
 PATIENCE = 40  # factor of `tries` until at least one model can be trained at all

@@ -118,7 +118,7 @@ class Cache:
 
 
 class Tape:
-    """Allocations and frees, in order. An allocation is its size, a free the bitwise complement of the tensor's number."""
+    """Allocations and frees, in order. An allocation is its size, a free is the complement of the tensor's number."""
 
     def __init__(self, least: int) -> None:
         self.steps: list[int] = []

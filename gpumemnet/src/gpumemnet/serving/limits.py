@@ -6,7 +6,7 @@ larger. It is then clipped to the range, so that the model is never evaluated ou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,9 @@ import numpy as np
 
 from carma.trial.layers.kinds import INDEX, KINDS
 from carma.trial.layers.saved_tensors import IS_VIEW
-from gpumemnet.serving.features import FEATURES, PLACE, SETTINGS, TOKEN, Features
-from gpumemnet.serving.model_facts import Facts
+from gpumemnet.serving.features import FEATURES, PLACE, SETTINGS, TOKEN, Family, Features
+from gpumemnet.serving.model import Model
+from gpumemnet.serving.model_facts import SHIPPED, Facts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -219,3 +220,20 @@ def _sized(found: Features, name: str) -> NDArray[np.float64]:
 
 def _share(sizes: NDArray[np.float64], of_kind: NDArray[np.bool_]) -> float:
     return float(sizes[of_kind].sum() / max(sizes.sum(), LEAST_MIB))
+
+
+LEVEL = 0.99  # the level that was tested
+HELD: Mapping[Family, tuple[int, int]] = {
+    "mlp": (4, 4),
+    "cnn": (71, 71),
+    "transformer": (49, 55),
+}  # held, of all
+
+
+def beware(model: Model) -> tuple[str, ...]:
+    """Nothing is known of models that were trained elsewhere."""
+    held, runs = HELD[model.facts.family]
+    if model.file.parent != SHIPPED or not model.facts.bounds or held >= LEVEL * runs:
+        return ()
+    kept = f"of {runs} {model.facts.family}s that people use {held} kept to it ({100 * held / runs:.0f} %)"
+    return (f"the bound is made for runs like those of the data set; {kept}, where {100 * LEVEL:g} % was promised",)

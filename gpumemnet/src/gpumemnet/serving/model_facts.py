@@ -13,6 +13,7 @@ learned from other features is refused.
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Literal
 
@@ -116,3 +117,36 @@ def write_facts(facts: Facts, file: Path) -> None:
 
 def encode_facts(facts: Facts) -> bytes:
     return msgspec.json.format(msgspec.json.encode(facts), indent=1) + b"\n"
+
+
+GRAPH, NEXT = ".onnx", ".onnx.new"
+LOOKS = 2  # both files may be replaced between reading the facts and the graph
+
+
+def digest(graph: bytes) -> str:
+    return hashlib.sha256(graph).hexdigest()
+
+
+def read_pair(file: Path) -> tuple[Facts, bytes]:
+    """The facts in `file`, and the graph that belongs to them."""
+    for _ in range(LOOKS):
+        facts = read_facts(file)
+        for name in (GRAPH, NEXT) if facts.graph_sha256 else (GRAPH,):
+            graph = _bytes(file.with_suffix(name))
+            if graph is not None and facts.graph_sha256 in ("", digest(graph)):
+                return facts, graph
+    raise PluginError(
+        f"{file.with_suffix(GRAPH)} is missing, or is not the graph that {file.name} was written with",
+        "Copy both files of a model, or make it again with carma train.",
+    )
+
+
+def _bytes(file: Path) -> bytes | None:
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise PluginError(
+            f"{file} cannot be read: {error.strerror}", "Make it readable, or run carma train."
+        ) from error

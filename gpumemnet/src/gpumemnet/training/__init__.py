@@ -1,1 +1,1 @@
-"""Learning the estimators from the data set, and judging them on what they have not seen."""
+"""Learns the estimators from the data set and evaluates them on unseen rows."""

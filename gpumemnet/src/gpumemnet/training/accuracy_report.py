@@ -1,4 +1,4 @@
-"""What the folds have shown, as it is written to accuracy.json: every figure of the documentation is from there."""
+"""The results of the folds, as written to accuracy.json: the source of all figures in the documentation."""
 
 from __future__ import annotations
 
@@ -11,25 +11,23 @@ import numpy as np
 
 from carma.core.model.values import Record
 from gpumemnet.directories import make_folder, write_whole
-from gpumemnet.training.cross_validation import Answers
+from gpumemnet.training.cross_validation import Answers, Protocol
 from gpumemnet.training.ensemble import POINTS, at_level
-from gpumemnet.training.folds import Protocol
 from gpumemnet.training.names import PUBLISHED_WIDTHS_GB, WIDTHS_GB
-from gpumemnet.training.samples import Numbers, Samples
+from gpumemnet.training.samples import MEDIAN, QUANTILES, Numbers, Samples
 from gpumemnet.training.scores import Classes, Errors, Point, errors, judge, point, to_classes
-from gpumemnet.training.target_scale import MEDIAN, QUANTILES
 
 HINT = "--report names a directory that you may write to."
 
 
 class Bound(Record, frozen=True, kw_only=True):
     level: float
-    held: float  # share of the rows whose footprint is not above it
-    over_share: float  # by how much it is above the footprint, on average
+    held: float  # share of rows with a footprint up to the bound
+    over_share: float  # mean relative excess over the footprint
 
 
 class Judged(Record, frozen=True, kw_only=True):
-    """Classes by one operating point: the median, the one that was chosen, or the careful one (10 : 1)."""
+    """Classes by one operating point: the median, the chosen one, or the careful one (10 : 1)."""
 
     point: str
     classes: Classes
@@ -55,7 +53,7 @@ class Data(Record, frozen=True, kw_only=True):
     gpu: str
     sha256: dict[str, str]
     left_out: dict[str, int]
-    footprints_mib: tuple[float, float]  # least and most
+    footprints_mib: tuple[float, float]  # minimum and maximum
 
 
 class Report(Record, frozen=True, kw_only=True):
@@ -161,7 +159,7 @@ def write(report: Report, path: Path) -> None:
 
 
 def _rounded(value: object) -> object:
-    """Five places: more would be noise."""
+    """Rounds to five decimal places: more would be noise."""
     if isinstance(value, dict):
         return {key: _rounded(part) for key, part in value.items()}
     if isinstance(value, list | tuple):

@@ -1,8 +1,8 @@
-"""The Transformer-based net: attention over the layers of one model, then sums that physics would write down.
+"""The Transformer-based net: attention over the layers of one model, then sums that follow the physics.
 
-Each layer's token says by how much its kept bytes and its weight bytes count; these are summed over the layers and set
-against the arithmetic's guess. Beside it the tokens' mean and maximum join the scalars, and correct that sum.
-Attention is over the layers of one model alone: other models of a batch, and padding, have no part in it.
+Each layer's token gives factors for its kept bytes and its weight bytes; their sum over the layers is divided by the
+arithmetic's estimate. The mean and maximum of the tokens join the scalars and correct that sum. Attention is over the
+layers of one model: other models of a batch, and padding, are masked.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from gpumemnet.serving.features import FEATURES, PLACE, TOKEN
-from gpumemnet.serving.merged_layers import ABSENT, NEAR
-from gpumemnet.training.heads import Scaling, quantiles
-from gpumemnet.training.samples import Floats
-from gpumemnet.training.target_scale import QUANTILES
+from gpumemnet.serving.model import ABSENT, NEAR
+from gpumemnet.training.fit import Scaling, quantiles
+from gpumemnet.training.samples import QUANTILES, Floats
 
-ITSELF = 1  # the place of a layer among its neighbours
+ITSELF = 1  # index of a layer among its neighbours
 
 
 class Block(nn.Module):
@@ -30,7 +29,7 @@ class Block(nn.Module):
         self.wide, self.narrow = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
     def forward(self, layers: Tensor, bias: Tensor) -> Tensor:
-        """Layers [n, L, width]; bias [n, 1, 1, L], the logarithm of how many layers each stands for."""
+        """Layers [n, L, width]; bias [n, 1, 1, L], the logarithm of the number of equal layers."""
         rows, count, width = layers.shape
         parts = self.mixed(self.before(layers)).reshape(rows, count, 3, self.heads, width // self.heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
@@ -49,7 +48,7 @@ class Attention(nn.Module):
         self.sizes = nn.ModuleList(nn.Linear(len(TOKEN), width) for _ in range(NEAR))
         self.setting = nn.Linear(len(FEATURES), width)
         self.blocks = nn.ModuleList(Block(width, 4) for _ in range(blocks))
-        self.counts = nn.Linear(width, 3)  # by how much kept bytes, weights and outputs of a layer count
+        self.counts = nn.Linear(width, 3)  # factors of the kept bytes, weights and outputs of a layer
         self.enter = nn.Linear(len(FEATURES) + 2 * width + 1, 2 * width)
         self.inner, self.outer = nn.Linear(2 * width, 2 * width), nn.Linear(2 * width, 2 * width)
         self.leave = nn.Linear(2 * width, len(QUANTILES))
@@ -84,12 +83,12 @@ class Attention(nn.Module):
         return quantiles(self.leave(now))
 
     def ratio(self, layers: Tensor, scalars: Tensor, tokens: Tensor, weights: Tensor) -> Tensor:
-        """The logarithm of the summed bytes over the arithmetic's guess, [n, 1]."""
+        """The logarithm of the summed bytes over the arithmetic's estimate, [n, 1]."""
         factors = self.counts(layers).clamp(-4.0, 4.0).exp()
         sizes = torch.exp2(tokens)
         slots = scalars[:, PLACE["slots"], None]
         kept, weight, output = (sizes[..., TOKEN.index(name)] for name in ("kept_mib", "weight_mib", "output_mib"))
-        # A layer's output counts little at first: what is kept of it is in `kept` already.
+        # The factor of an output starts small: what is kept of it is in `kept` already.
         summed = kept * factors[..., 0] + weight * (2.0 + slots) * factors[..., 1] + 0.1 * output * factors[..., 2]
         whole = (summed * weights).sum(1, keepdim=True)
         guess = torch.exp2(scalars[:, PLACE["guess_mib"], None]) - 1.0

@@ -1,7 +1,7 @@
-"""The folds: every learner on every split, two at a time, each in a process with one thread.
+"""Cross-validation: every learner on every split, two at a time, each in a process with one thread.
 
-Two threads on small matrices wait for one another more than they compute; two processes do not. What a job answers
-depends on its rows and the seed alone, so the order in which jobs end does not matter.
+Two threads on small matrices wait for each other more than they compute; two processes do not. The answer of a job
+depends only on its rows and the seed, so the order in which jobs end does not matter.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import active_children, get_context
+from typing import Literal
 from typing import Protocol as Shape
 
 import numpy as np
 
 from carma.errors import Refused
 from gpumemnet.dataset.inside.forks import end_with
-from gpumemnet.training.folds import Protocol, Split
 from gpumemnet.training.names import PUBLISHED, PUBLISHED_WIDTHS_GB, WIDTHS_GB
 from gpumemnet.training.samples import Numbers, Samples, Wholes
 
@@ -32,7 +32,7 @@ LESS = "If the machine was short of memory: --families and --only do less at a t
 
 @dataclass(frozen=True)
 class Job:
-    data: str  # which samples: "mlp", "public-mlp" …
+    data: str  # name of the samples: "mlp", "public-mlp" …
     learner: str
     protocol: Protocol
     split: Split
@@ -41,7 +41,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Answers:
-    """On the rows that were left out. Quantiles in MiB, or of a classifier the classes for each width."""
+    """Of the rows that were left out: quantiles in MiB, or of a classifier the classes for each width."""
 
     job: Job
     quantiles_mib: Numbers | None
@@ -61,7 +61,7 @@ _held: dict[str, Samples] = {}
 
 @contextmanager
 def workers(samples: Mapping[str, Samples]) -> Iterator[ProcessPoolExecutor]:
-    """Processes that hold the samples: sent once to each, not with each job. They end with us, however we end."""
+    """Processes that hold the samples, which are sent once to each. They end with this process, however it ends."""
     before = set(active_children())
     with _quiet_tracker():
         pool = ProcessPoolExecutor(PROCESSES, get_context("spawn"), _hold, (os.getpid(), dict(samples)))
@@ -72,7 +72,7 @@ def workers(samples: Mapping[str, Samples]) -> Iterator[ProcessPoolExecutor]:
         yield pool
     except BaseException as error:
         for child in set(active_children()) - before:
-            child.kill()  # nobody waits for what it learns
+            child.kill()  # its result is not needed
         if isinstance(error, BrokenProcessPool):
             raise Refused("a process that was learning was killed", LESS) from error
         raise
@@ -82,7 +82,7 @@ def workers(samples: Mapping[str, Samples]) -> Iterator[ProcessPoolExecutor]:
 
 @contextmanager
 def _quiet_tracker() -> Iterator[None]:
-    """multiprocessing's tracker, started meanwhile, takes back what killed processes held, and need not tell."""
+    """multiprocessing's resource tracker, if started meanwhile, cleans up after killed processes without a warning."""
     name, before = "PYTHONWARNINGS", os.environ.get("PYTHONWARNINGS")
     os.environ[name] = ",".join(filter(None, (before, "ignore:resource_tracker")))
     try:
@@ -96,7 +96,8 @@ def _quiet_tracker() -> Iterator[None]:
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """What is started meanwhile does not hear Ctrl-C, which reaches all; we end it. Only a main thread can do that."""
+    """Processes that are started meanwhile ignore Ctrl-C, which reaches all; this process ends them. Only the main
+    thread can set the handler."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -108,16 +109,16 @@ def _deaf() -> Iterator[None]:
 
 
 def _begin() -> None:
-    """So that there is a process to do it."""
+    """Starts a process of the pool."""
 
 
 def held(data: str) -> Samples:
-    """In such a process: the samples of that name."""
+    """In a process of the pool: the samples of that name."""
     return _held[data]
 
 
 def compete(samples: Mapping[str, Samples], jobs: Sequence[Job], tell: Tell) -> Iterator[Answers]:
-    """The dearest first, so that the end is not one process waiting for another."""
+    """The most expensive first, so that no process waits at the end."""
     with workers(samples) as pool:
         waiting: list[Future[Answers]] = [pool.submit(answer_held, job) for job in jobs]
         for done, future in enumerate(as_completed(waiting), 1):
@@ -138,7 +139,7 @@ def answer_held(job: Job) -> Answers:
 
 
 def steady() -> None:
-    """One thread, and no kernel whose result depends on chance: the same seed gives the same numbers."""
+    """One thread and deterministic kernels: the same seed gives the same numbers."""
     import torch
 
     torch.set_num_threads(1)
@@ -146,7 +147,7 @@ def steady() -> None:
 
 
 def answer(job: Job, samples: Samples) -> Answers:
-    """Learns from the split's rows alone; of the others only what is known before a run goes in."""
+    """Learns from the split's rows only. Of the other rows it uses what is known before a run."""
     began = time.monotonic()
     learned, judged = samples.take(job.split.learned), without_labels(samples.take(job.split.judged))
     make: Callable[[Job, Samples, Samples], Answers] = _classified if job.learner == PUBLISHED else _measured
@@ -185,3 +186,28 @@ def _classified(job: Job, learned: Samples, judged: Samples) -> Answers:
     classes = {width: made.classes(judged, width) for width in widths}
     return Answers(job=job, quantiles_mib=None, operating_mib=None, careful_mib=None, bounds_mib={}, classes=classes,
                    took_s=0.0)  # fmt: skip
+
+
+Protocol = Literal["folds", "shapes"]
+FOLDS = 3  # as published
+FEWEST = 30  # minimum number of rows of a shape
+
+
+@dataclass(frozen=True)
+class Split:
+    name: str  # "fold 1", or the shape that is left out
+    learned: Wholes
+    judged: Wholes
+
+
+def by_chance(rows: int, seed: int, folds: int = FOLDS) -> list[Split]:
+    fold = np.random.default_rng(seed).permutation(rows) % folds
+    return [Split(f"fold {k + 1}", np.flatnonzero(fold != k), np.flatnonzero(fold == k)) for k in range(folds)]
+
+
+def by_shape(shapes: Sequence[str]) -> list[Split]:
+    """Leaving out a whole shape shows the accuracy on networks of an unknown kind. Shapes with few rows are never left
+    out: a share of a few rows means nothing."""
+    named = np.array(shapes)
+    splits = [Split(one, np.flatnonzero(named != one), np.flatnonzero(named == one)) for one in sorted(set(shapes))]
+    return [split for split in splits if len(split.judged) >= FEWEST and len(split.learned) >= FEWEST]

@@ -1,8 +1,8 @@
-"""The MLP-based net: sums that physics would write down, corrected by a few residual layers over all scalars.
+"""The MLP-based net: sums that follow the physics, corrected by residual layers over all scalars.
 
-Of each kind of layer the outputs count by a learned factor, which depends on the settings; so do weights, gradients and
-the optimizer. Their sum is set against the arithmetic's guess. All members of an ensemble are one module with a leading
-axis: small nets, trained side by side in one product each.
+The outputs of each kind of layer have a learned factor, which depends on the settings; so do weights, gradients and the
+optimizer. Their sum is divided by the arithmetic's estimate. All members of an ensemble are one module with a leading
+axis: small nets, trained together in one product each.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from carma.trial.layers.kinds import KINDS
 from carma.trial.layers.saved_tensors import MIB
 from gpumemnet.serving.features import PLACE
-from gpumemnet.training.heads import Scaling, quantiles
-from gpumemnet.training.samples import Floats
-from gpumemnet.training.target_scale import QUANTILES
+from gpumemnet.training.fit import Scaling, quantiles
+from gpumemnet.training.samples import QUANTILES, Floats
 
-_OUTPUTS = tuple(PLACE[f"output_{kind}"] for kind in KINDS)  # in elements, as `largest_output` is
+_OUTPUTS = tuple(PLACE[f"output_{kind}"] for kind in KINDS)  # in elements, like `largest_output`
 _BYTES = ("resting_mib", "gradients_mib", "kept_mib", "scores_mib")
 _SUMS = (*_OUTPUTS, PLACE["largest_output"], PLACE["last_output"], *(PLACE[name] for name in _BYTES))
 _MIB_EACH = (*((4.0 / MIB,) * (len(_OUTPUTS) + 2)), *((1.0,) * len(_BYTES)))
@@ -61,7 +60,7 @@ class Dense(nn.Module):
         return quantiles(self.leave(now))
 
     def ratio(self, setting: Tensor, scalars: Tensor) -> Tensor:
-        """The logarithm of the summed bytes over the arithmetic's guess, [members, rows, 1]."""
+        """The logarithm of the summed bytes over the arithmetic's estimate, [members, rows, 1]."""
         factors = self.counts(setting).clamp(-4.0, 4.0).exp()
         sizes = (torch.exp2(scalars.index_select(-1, self.sums)) - 1.0) * self.each_mib
         whole = (sizes * factors).sum(-1, keepdim=True)

@@ -1,8 +1,7 @@
-"""What every learner has in common: members that leave out a part of the rows each, and what follows from that.
+"""Common to all learners: members that each leave out a part of the rows, and what follows from that.
 
-The rows that a member has not seen tell how far its quantiles are off, whether the plain arithmetic is the better
-median, which operating point costs least, and what factor makes a bound hold. All of it comes from the rows that were
-given for learning; no other row is ever looked at.
+The rows that a member has not seen show the error of its quantiles, whether the plain arithmetic is the better median,
+which operating point costs least, and which factor makes a bound hold. Only rows for learning are used.
 """
 
 from __future__ import annotations
@@ -14,14 +13,16 @@ from typing import Protocol
 import numpy as np
 
 from gpumemnet.serving.model_facts import GB_MIB
-from gpumemnet.training.samples import Numbers, Samples, Wholes
-from gpumemnet.training.target_scale import MEDIAN, QUANTILES, Scale
+from gpumemnet.training.samples import MEDIAN, QUANTILES, Numbers, Samples, Scale, Wholes
 
-LEVELS = (0.9, 0.95, 0.99)  # for which a bound is kept
-UNDER_COSTS = 10.0  # times what an over-estimate costs: a task that dies against room that stays empty
-UNDER_ALLOWED = 0.008  # of the rows, at the operating point
-PLAIN_RANGE = (QUANTILES.index(0.05), QUANTILES.index(0.95))  # where the arithmetic lies between them, it is believed
-PLAIN_MIB = 1500.0  # within which the arithmetic was right: what lies between is what a process holds without tensors
+LEVELS = (0.9, 0.95, 0.99)  # levels of the bounds
+UNDER_COSTS = 10.0  # times an over-estimate: a failed task against unused memory
+UNDER_ALLOWED = 0.008  # share of the rows, at the operating point
+PLAIN_RANGE = (
+    QUANTILES.index(0.05),
+    QUANTILES.index(0.95),
+)  # the arithmetic is the median if it lies between these quantiles
+PLAIN_MIB = 1500.0  # errors below it show the footprint without tensors
 POINTS = tuple(round(float(point), 3) for point in np.arange(0.5, 0.9901, 0.01))
 
 
@@ -39,12 +40,12 @@ Fit = Callable[[Samples, Numbers, Sequence[Wholes], Scale, int], Members]
 class Learned:
     members: Members
     scale: Scale
-    shifts: Numbers  # of each quantile, so that as many unseen rows lie below it as should
+    shifts: Numbers  # of each quantile, so that it covers its share of unseen rows
     operating_point: float
-    careful_point: float  # where every under-estimate costs ten over-estimates
-    context_mib: float | None  # beside the arithmetic, where that is the better median; None: it is not
-    factors: Mapping[float, float]  # by level: its quantile times that is the bound
-    unseen_mib: Numbers  # of every row that was learned from, by the member that had left it out
+    careful_point: float  # the point if every under-estimate costs ten over-estimates
+    context_mib: float | None  # added to the arithmetic if that is the better median, else None
+    factors: Mapping[float, float]  # by level: the factor of its quantile
+    unseen_mib: Numbers  # of every row, by the member that left it out
 
     def quantiles_mib(self, samples: Samples) -> Numbers:
         mib = self.scale.to_mib(shifted(self.members.z(samples).mean(0), self.shifts), samples)
@@ -82,7 +83,7 @@ def shifted(z: Numbers, shifts: Numbers) -> Numbers:
 
 
 def believed(mib: Numbers, plain_mib: Numbers) -> Numbers:
-    """With the arithmetic for a median where the quantiles allow it: it is often exact."""
+    """With the arithmetic as the median if the quantiles allow it, because it is often exact."""
     low, high = PLAIN_RANGE
     allowed = (plain_mib >= mib[:, low]) & (plain_mib <= mib[:, high])
     middle = np.where(allowed, plain_mib, mib[:, MEDIAN])[:, None]
@@ -105,12 +106,12 @@ def _context_mib(unseen_mib: Numbers, samples: Samples, width_gb: int) -> float 
 
 
 def _shifts(unseen: Numbers, truth: Numbers) -> Numbers:
-    """Conformal: the level's quantile of by how much each quantile was missed."""
+    """Conformal: for each quantile, the level's quantile of its errors."""
     return np.array([np.quantile(truth - unseen[:, place], level) for place, level in enumerate(QUANTILES)])
 
 
 def at_level(mib: Numbers, level: float) -> Numbers:
-    """Between two quantiles along a straight line."""
+    """Linear interpolation between two quantiles."""
     place = int(np.clip(np.searchsorted(QUANTILES, level) - 1, 0, len(QUANTILES) - 2))
     low, high = QUANTILES[place], QUANTILES[place + 1]
     share = min(max((level - low) / (high - low), 0.0), 1.0)
@@ -119,9 +120,8 @@ def at_level(mib: Numbers, level: float) -> Numbers:
 
 
 def cheapest(mib: Numbers, truth_mib: Numbers, width_gb: int, allowed: float) -> float:
-    """The point with the least cost at a class width, of equal ones the lowest.
-
-    So many under-estimates are allowed: they cost as much as over-estimates. Those beyond cost ten times that."""
+    """The cheapest point at a class width; of equal ones the lowest. Up to `allowed`, an under-estimate costs as much
+    as an over-estimate; beyond, ten times as much."""
 
     def cost(point: float) -> float:
         off = at_level(mib, point) // (width_gb * GB_MIB) - truth_mib // (width_gb * GB_MIB)
@@ -132,7 +132,8 @@ def cheapest(mib: Numbers, truth_mib: Numbers, width_gb: int, allowed: float) ->
 
 
 def conformal(found_mib: Numbers, truth_mib: Numbers, level: float) -> float:
-    """The factor that makes it hold: of the sorted ratios the (n + 1) · level-th, the last where there are too few."""
+    """The factor that makes the bound hold: of the sorted ratios the (n + 1) · level-th, or the last if there are too
+    few."""
     ratios = np.sort(truth_mib / found_mib)
     rank = min(int(np.ceil((len(ratios) + 1) * level)), len(ratios))
     return float(ratios[rank - 1])

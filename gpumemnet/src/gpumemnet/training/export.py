@@ -1,4 +1,4 @@
-"""Learned nets as ONNX: features as they are go in, MiB come out; scaling, ensemble and shifts are in the graph."""
+"""Learned nets as ONNX graphs from unscaled features to MiB; they include scaling, ensemble and shifts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from gpumemnet.serving.features import FEATURES, PLACE, TOKEN
-from gpumemnet.serving.merged_layers import NEAR
+from gpumemnet.serving.model import NEAR
 from gpumemnet.training.ensemble import PLAIN_RANGE, Learned
 from gpumemnet.training.learners import AttentionMembers, DenseMembers
-from gpumemnet.training.target_scale import MEDIAN
+from gpumemnet.training.samples import MEDIAN
 
 
 class Answer(nn.Module):
@@ -71,7 +71,7 @@ def module_of(learned: Learned) -> nn.Module:
 
 
 def export(learned: Learned) -> bytes:
-    """An ONNX file's bytes, weights and all."""
+    """The bytes of an ONNX file with its weights."""
     module = module_of(learned)
     rows, layers = torch.export.Dim("rows"), torch.export.Dim("layers")
     inputs: dict[str, Tensor] = {"scalars": torch.zeros(3, len(FEATURES))}
@@ -93,13 +93,13 @@ def export(learned: Learned) -> bytes:
             dynamic_shapes=tuple(shapes.values()),
             verbose=False,
         )
-    assert made is not None  # as it is where no file is named
+    assert made is not None  # because no file is named
     return _bare(made.model_proto)
 
 
 @contextlib.contextmanager
 def hushed() -> Iterator[None]:
-    """What the exporter says about itself, and about libraries that are not needed, is nobody's."""
+    """Hides warnings of the exporter about itself and about libraries that are not needed."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -111,7 +111,7 @@ def hushed() -> Iterator[None]:
 
 
 def _bare(model: Any) -> bytes:
-    """Without what the exporter writes about where each node came from: paths of one machine, half of the file."""
+    """Without the exporter's notes about the origin of each node: paths of this machine, half of the file."""
     import onnx
 
     graph = model.graph

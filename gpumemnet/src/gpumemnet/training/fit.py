@@ -1,21 +1,24 @@
-"""How nets are trained: AdamW, a rate that rises and falls once, a fixed number of rounds.
+"""Trains nets: inputs and outputs that all nets share, batches of layers, and the training loops.
 
-Nothing is stopped early by what is judged later: the length of the training is set, the same for every fold.
+AdamW with a learning rate that rises and falls once, and a fixed number of rounds, the same for every fold: rows for
+evaluation never stop the training.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gpumemnet.training.heads import pinball
-from gpumemnet.training.layer_batches import Packed, batches
+from gpumemnet.serving.model import merge
+from gpumemnet.training.samples import MEDIAN, QUANTILES, Floats, Samples
 
 
 class Descent:
-    """The optimizer and its rate over so many steps."""
+    """The optimizer and its learning rate over `steps`."""
 
     def __init__(self, net: nn.Module, steps: int, rate: float, decay: float) -> None:
         self._net = net
@@ -64,3 +67,76 @@ def ask_layers(net: nn.Module, scalars: Tensor, layers: Packed, size: int = 256)
     back = torch.empty_like(answers)
     back[order] = answers
     return back
+
+
+WIDEST = 6.0  # standard deviations beyond which inputs are clipped: a net is useless far outside
+
+
+class Scaling(nn.Module):
+    """Standardises each column; a constant column becomes 0."""
+
+    def __init__(self, columns: Floats) -> None:
+        super().__init__()
+        spread = columns.std(axis=0)
+        spread[spread < 1e-6] = float("inf")
+        self.register_buffer("mean", torch.from_numpy(columns.mean(axis=0)))
+        self.register_buffer("factor", torch.from_numpy(1.0 / spread))
+
+    def forward(self, columns: Tensor) -> Tensor:
+        return ((columns - self.mean) * self.factor).clamp(-WIDEST, WIDEST)
+
+
+def quantiles(raw: Tensor) -> Tensor:
+    """From free numbers: the median, and steps up and down from it that are never negative."""
+    steps = nn.functional.softplus(raw - 3.0)
+    median = raw[..., MEDIAN : MEDIAN + 1]
+    up = median + torch.cumsum(steps[..., MEDIAN + 1 :], -1)
+    down = [median]
+    for place in range(MEDIAN - 1, -1, -1):
+        down.insert(0, down[0] - steps[..., place : place + 1])
+    return torch.cat([*down, up], -1)
+
+
+def pinball(found: Tensor, truth: Tensor) -> Tensor:
+    """The loss whose minimum is at the quantiles; `truth` lacks the last axis of `found`."""
+    levels = torch.tensor(QUANTILES, dtype=found.dtype)
+    miss = truth[..., None] - found
+    return torch.maximum(levels * miss, (levels - 1.0) * miss).sum(-1).mean()
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The merged layers of all models, concatenated; `pad` returns a batch of them."""
+
+    kinds: Tensor
+    tokens: Tensor
+    weights: Tensor
+    begins: Tensor
+    lengths: Tensor
+
+    @classmethod
+    def of(cls, samples: Samples) -> Packed:
+        merged = [merge(kinds, tokens) for kinds, tokens in zip(samples.kinds, samples.tokens, strict=True)]
+        lengths = np.array([len(one.weights) for one in merged])
+        return cls(
+            kinds=torch.from_numpy(np.concatenate([one.kinds for one in merged])),
+            tokens=torch.from_numpy(np.concatenate([one.tokens for one in merged])),
+            weights=torch.from_numpy(np.concatenate([one.weights for one in merged])),
+            begins=torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)[:-1]])),
+            lengths=torch.from_numpy(lengths),
+        )
+
+    def pad(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Kinds, tokens and weights of these models, padded with layers of weight 0."""
+        places = torch.arange(int(self.lengths[rows].max()))
+        real = places < self.lengths[rows][:, None]
+        where = torch.where(real, self.begins[rows][:, None] + places, 0)
+        return self.kinds[where], self.tokens[where], self.weights[where] * real
+
+
+def batches(lengths: Tensor, rows: Tensor, size: int, generator: torch.Generator) -> Sequence[Tensor]:
+    """Rows in batches of similar length, so that there is little padding; their composition and order are random."""
+    jitter = torch.rand(len(rows), generator=generator)
+    order = rows[torch.argsort(lengths[rows] * (0.8 + 0.4 * jitter))]
+    cut = order.split(size)
+    return [cut[place] for place in torch.randperm(len(cut), generator=generator).tolist()]

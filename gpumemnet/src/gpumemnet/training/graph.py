@@ -1,8 +1,8 @@
-"""A baseline that came after: a graph network on the layer graph, in the manner of DNNPerf.
+"""A later baseline: a graph network on the layer graph, similar to DNNPerf.
 
-Nodes are layers, edges are tensors that go from one to another, seen both ways. Rounds of messages update edges from
-their ends and nodes from their edges, each node weighing its edges by attention; a sum over the nodes, weighed too,
-joins the scalars. The same tokens, scale and quantiles as the other nets.
+Nodes are layers, edges are tensors between them, in both directions. Rounds of messages update edges from their ends
+and nodes from their edges, with attention over the edges; an attention-weighted sum over the nodes joins the scalars.
+Tokens, scale and quantiles are those of the other nets.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from torch import Tensor, nn
 
 from carma.trial.layers.kinds import KINDS
 from gpumemnet.serving.features import FEATURES, TOKEN
-from gpumemnet.training.fit import Descent
-from gpumemnet.training.heads import Scaling, pinball, quantiles
-from gpumemnet.training.samples import Floats, Numbers, Samples, Wholes
-from gpumemnet.training.target_scale import QUANTILES, Scale
+from gpumemnet.training.fit import Descent, Scaling, pinball, quantiles
+from gpumemnet.training.samples import QUANTILES, Floats, Numbers, Samples, Scale, Wholes
 
 MOST_SOURCES = 4
 
@@ -32,7 +30,7 @@ class Graphs:
     kinds: Tensor
     tokens: Tensor
     owner: Tensor
-    edges: Tensor  # [2, edges], both ways
+    edges: Tensor  # [2, edges], in both directions
 
     @classmethod
     def of(cls, samples: Samples) -> Graphs:
@@ -51,11 +49,11 @@ class Graphs:
 
 
 def nearest(edges: Wholes, most: int = MOST_SOURCES) -> Wholes:
-    """Of each layer's sources the last few. A sum of residuals has every block before it as a source: in a deep
-    transformer that would be as many edges as pairs of layers."""
+    """The last few sources of each layer. In a residual network every earlier block is a source: a deep transformer
+    would have as many edges as pairs of layers."""
     order = np.lexsort((-edges[0], edges[1]))
     source, target = edges[:, order]
-    begins = np.searchsorted(target, target)  # where each target's sources begin
+    begins = np.searchsorted(target, target)  # the first source of each target
     kept = np.arange(len(target)) - begins < most
     return np.stack([source[kept], target[kept]])
 
@@ -95,7 +93,7 @@ class GraphNet(nn.Module):
     def forward(self, graphs: Graphs) -> Tensor:
         sizes = self.sizing(graphs.tokens)
         nodes = nn.functional.silu(self.kind(graphs.kinds) + self.sizes(sizes))
-        # An edge carries the source's output; the first of the tokens says how large that is.
+        # An edge carries the source's output, whose size is the first token.
         edges = self.way(sizes[graphs.edges[0]][:, :1])
         for messages in self.rounds:
             nodes, edges = messages(nodes, edges, graphs.edges)

@@ -12,11 +12,9 @@ import torch
 from gpumemnet.training.attention import Attention
 from gpumemnet.training.dense import Dense
 from gpumemnet.training.ensemble import Fit
-from gpumemnet.training.fit import ask_layers, on_layers, side_by_side
+from gpumemnet.training.fit import Packed, ask_layers, on_layers, side_by_side
 from gpumemnet.training.graph import fit_graph
-from gpumemnet.training.layer_batches import Packed
-from gpumemnet.training.samples import Numbers, Samples, Wholes
-from gpumemnet.training.target_scale import Scale
+from gpumemnet.training.samples import Numbers, Samples, Scale, Wholes
 from gpumemnet.training.trees import fit_boosted, fit_forests
 
 
@@ -72,7 +70,7 @@ def fit_attention(
 class Learner(NamedTuple):
     fit: Fit
     members: int
-    fewer: int  # where a shape is left out: there are many shapes
+    fewer: int  # if a shape is left out, because there are many shapes
 
 
 LEARNERS: Mapping[str, Learner] = {

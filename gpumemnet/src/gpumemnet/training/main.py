@@ -1,4 +1,4 @@
-"""`carma train`: reads the data, judges the learners on folds, makes the models that ship."""
+"""`carma train`: reads the data, evaluates the learners on folds, writes the shipped models."""
 
 from __future__ import annotations
 
@@ -18,26 +18,24 @@ from gpumemnet.directories import HINT as OUT_HINT
 from gpumemnet.directories import check_folder
 from gpumemnet.training.accuracy_report import HINT as REPORT_HINT
 from gpumemnet.training.accuracy_report import Entry, Report, about, entries, write
-from gpumemnet.training.cross_validation import Job, Tell, compete, workers
-from gpumemnet.training.folds import by_chance, by_shape
+from gpumemnet.training.cross_validation import Job, Tell, by_chance, by_shape, compete, workers
 from gpumemnet.training.names import NAMES, PUBLISHED, SERVED
 from gpumemnet.training.plots import draw
-from gpumemnet.training.public_data import read_public
-from gpumemnet.training.samples import Samples, read_tables
+from gpumemnet.training.samples import Samples, read_public, read_tables
 from gpumemnet.training.shipped_models import make_held, scores_of
 
 PUBLIC = "public-mlp"
-LEAST_RUNS = 30  # with fewer no fold, and no member of an ensemble, sees a thing
-# The dearest first; what is cheap fills the gaps at the end.
+LEAST_RUNS = 30  # with fewer, folds and members of an ensemble are too small
+# The most expensive first; cheap ones fill the gaps at the end.
 COSTLY = ("graph", PUBLISHED, "transformer-based", "boosted", "mlp-based", "extra-trees")
 
-OF_SHAPES = ("mlp-based", "extra-trees")  # there are many shapes: who answers unless told, and the quickest beside it
+OF_SHAPES = ("mlp-based", "extra-trees")  # there are many shapes: the default learner and the fastest
 
 
 class Options(Record, frozen=True, kw_only=True):
     data: tuple[str, ...] = ()
     out: str = ""
-    install: bool = False  # `out` is the user's own place
+    install: bool = False  # `out` is the user's own directory
     families: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     seed: int = 0
@@ -65,7 +63,7 @@ def run(options: Options, tell: Tell) -> Done:
 
 
 def check(options: Options) -> None:
-    """What would make no model, or have no place to go to, is told before an hour is spent."""
+    """Refuses, before an hour is spent, what would write no model or could not be written."""
     if options.out and options.only and not set(options.only) & set(SERVED):
         named = f"of {', '.join(options.only)} there are no models to write to {options.out}"
         raise Usage(named, f"--out makes those of {' and '.join(SERVED)}; --evaluate judges any learner.")

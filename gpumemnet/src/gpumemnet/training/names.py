@@ -1,4 +1,4 @@
-"""Names that the command line knows before torch is imported, and the class widths of each family."""
+"""Names that the command line needs before torch is imported, and the class widths of each family."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gpumemnet.serving.model_facts import Kind
 SERVED: Mapping[str, Kind] = {"mlp-based": "mlp", "transformer-based": "transformer"}
 PUBLISHED = "published"
 NAMES = (*SERVED, "graph", "extra-trees", "boosted", PUBLISHED)
-# In GB, the published ones first; 1 GB is what packing wants.
+# In GB, the published ones first; 1 GB is what packing needs.
 WIDTHS_GB: Mapping[str, tuple[int, ...]] = {"mlp": (1, 2), "cnn": (8, 1), "transformer": (8, 1)}
 PUBLISHED_WIDTHS_GB: Mapping[str, tuple[int, ...]] = {"mlp": (1, 2), "cnn": (8,), "transformer": (8,)}
 FAMILIES = tuple(WIDTHS_GB)
-# Modules of the extra `train`, and the packages that bring them.
+# Modules of the extra `train`, and their packages.
 EXTRA: Mapping[str, str] = {
     "torch": "torch",
     "sklearn": "scikit-learn",

@@ -14,7 +14,7 @@ from gpumemnet.training.accuracy_report import Entry
 from gpumemnet.training.names import NAMES
 from gpumemnet.training.scores import Classes
 
-MOST_CLASSES = 24  # more would be a grey field
+MOST_CLASSES = 24  # more would not be readable
 Panel = tuple[str, Classes]
 
 
@@ -28,7 +28,7 @@ def draw(entries: Sequence[Entry], folder: Path) -> list[Path]:
 
 
 def _figures(entries: Sequence[Entry]) -> dict[tuple[str, int, bool], list[Panel]]:
-    """Those of the folds, at the operating point; a classifier has no other."""
+    """Confusion matrices of the folds at the operating point; a classifier has no other."""
     found: dict[tuple[str, int, bool], list[Panel]] = {}
     for entry in sorted(entries, key=lambda one: NAMES.index(one.learner)):
         for judged in entry.judged:
@@ -57,7 +57,7 @@ def _draw(panels: Sequence[Panel], data: str, path: Path) -> list[Path]:
     figure.tight_layout()
     paths = [path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg")]
     for one in paths:
-        # Without a date in it, equal figures are equal files.
+        # Without a date, equal figures are equal files.
         drawn = io.BytesIO()
         kind = one.suffix[1:]
         figure.savefig(drawn, format=kind, dpi=130, metadata={"Date": None} if kind == "svg" else None)

@@ -1,8 +1,8 @@
-"""The published recipe as it stands, for comparison: 13 (CNN: 16) small classifiers on a handful of unscaled features.
+"""The published recipe for comparison: 13 (CNN: 16) small classifiers on a few unscaled features.
 
 Widths of 8 and then 4, batch normalisation, ReLU, Xavier, the mean of their logits, cross-entropy, Adam at 0.001,
-batches of 128, at most 600 rounds and an early stop. What differs: fresh nets for each fold,
-which stop by rows of their own.
+batches of 128, at most 600 rounds and an early stop. The difference: new nets for each fold, with rows of their own for
+the early stop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpumemnet.serving.features import PLACE, Family
 from gpumemnet.serving.model_facts import GB_MIB
 from gpumemnet.training.samples import Samples, Wholes
 
-# Of each family's published features the ones here; activation functions as an angle do not apply to transformers.
+# The published features of each family that exist here. Transformers have no activation function as an angle.
 _ALL = ("layers", "activations", "activations_batch", "parameters", "batch")
 COLUMNS: Mapping[Family, tuple[str, ...]] = {
     "mlp": ("layers", "batch", "parameters", "activations", "count_batch_norm", "count_dropout", "cos_function",
@@ -36,7 +36,7 @@ ROUNDS, PATIENCE, BATCH = 600, 30, 128
 
 
 def columns(samples: Samples) -> Tensor:
-    """As published: sizes themselves, not their logarithms, and not scaled."""
+    """As published: sizes instead of their logarithms, unscaled."""
     found = []
     for name in COLUMNS[samples.family]:
         values = samples.scalars[:, PLACE[name]].astype(np.float64)
@@ -68,7 +68,7 @@ class Mean(nn.Module):
 
 @dataclass(frozen=True)
 class Classifiers:
-    """One for each class width. Classes above those that were seen cannot be answered."""
+    """One for each class width. It cannot answer with classes above those in the data."""
 
     by_width: Mapping[int, Mean]
 
@@ -107,7 +107,7 @@ def _fit(samples: Samples, width_gb: int, seed: int, rounds: int) -> Mean:
 
 def _round(net: nn.Module, descent: torch.optim.Optimizer, rows: Tensor, truth: Tensor, learned: Tensor) -> None:
     for picked in learned[torch.randperm(len(learned))].split(BATCH):
-        if len(picked) > 1:  # of one row batch normalisation knows no deviation
+        if len(picked) > 1:  # batch normalisation needs two rows
             descent.zero_grad()
             nn.functional.cross_entropy(net(rows[picked]), truth[picked]).backward()
             descent.step()

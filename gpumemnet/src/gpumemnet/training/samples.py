@@ -1,11 +1,17 @@
-"""What is learned from: of each measured training run its features, its layer graph and its footprint.
+"""The data to learn from: features, layer graph and footprint of each measured run, and the scale of the target.
 
-Features come from `estimate.gpumemnet.features`, as in serving, so that what is learned is what is asked later.
+Features come from `gpumemnet.serving.features`, as in serving. The learners predict
+z = log((footprint − base) / (guess + room)), with `base` a little (`room`) below the least footprint of the data, which
+is that of a process without tensors. An error of z is about a relative error of the tensors' memory. For the smallest
+models, where the allocator's 2 MiB are several times the guess, the room limits z.
 """
 
 from __future__ import annotations
 
+import ast
+import csv
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +21,7 @@ from numpy.typing import NDArray
 
 from carma.errors import Refused, Usage
 from carma.trial.layers.column_reading import CannotTell
-from carma.trial.layers.description import Described
+from carma.trial.layers.description import Described, Layer
 from gpumemnet.serving.features import PLACE, Family, Features, features
 
 Floats = NDArray[np.float32]
@@ -25,7 +31,7 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Origin:
-    """Where samples come from: what the facts beside a model tell."""
+    """The origin of samples, as in the facts of a model."""
 
     data_sha256: Mapping[str, str] = field(default_factory=dict)
     gpu: str = ""
@@ -33,15 +39,15 @@ class Origin:
     torch: str = ""
     cuda: str = ""
     date: str = ""
-    left_out: Mapping[str, int] = field(default_factory=dict)  # rows that are not learned from, by the reason
+    left_out: Mapping[str, int] = field(default_factory=dict)  # rows that are left out, by reason
 
 
 @dataclass(frozen=True)
 class Samples:
-    """One family's runs, row by row. Kinds, tokens and edges are lists, for each model has its own number of layers."""
+    """One family's runs. Kinds, tokens and edges are tuples, because models differ in their number of layers."""
 
     family: Family
-    shapes: tuple[str, ...]  # what the generator meant each to be: residual, pyramid …
+    shapes: tuple[str, ...]  # kind of network in the generator: residual, pyramid …
     scalars: Floats
     kinds: tuple[Wholes, ...]
     tokens: tuple[Floats, ...]
@@ -68,7 +74,7 @@ class Samples:
 
     @property
     def guess_mib(self) -> Numbers:
-        """What the plain arithmetic says; the learners correct it."""
+        """The estimate of the plain arithmetic, which the learners correct."""
         guess: Numbers = np.exp2(self.scalars[:, PLACE["guess_mib"]].astype(np.float64)) - 1.0
         return guess
 
@@ -79,7 +85,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Run:
-    """One row before it becomes a part of Samples."""
+    """One row of Samples."""
 
     described: Described
     shape: str
@@ -88,13 +94,13 @@ class Run:
 
 
 def chain(layers: int) -> Wholes:
-    """Each layer feeds the next: where nobody tells the graph."""
+    """Each layer feeds the next: for data without a graph."""
     places = np.arange(layers, dtype=np.int64)
     return np.stack([places[:-1], places[1:]])
 
 
 def gather(family: Family, runs: Sequence[Run], origin: Origin) -> Samples:
-    """Runs whose description tells too little are left out, and counted."""
+    """Runs with incomplete descriptions are left out and counted."""
     kept: list[tuple[Run, Features]] = []
     left_out = dict(origin.left_out)
     for run in runs:
@@ -162,3 +168,65 @@ def read_table(path: Path) -> Samples:
         **{name: str(head.get(name, "")) for name in ("gpu", "driver", "torch", "cuda", "date")},
         left_out={reason: count for reason, count in reasons.items() if count},
     ))  # fmt: skip
+
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+MEDIAN = QUANTILES.index(0.5)
+ROOM_MIB = 64.0
+
+
+@dataclass(frozen=True)
+class Scale:
+    base_mib: float
+    room_mib: float = ROOM_MIB
+
+    @classmethod
+    def of(cls, samples: Samples) -> Scale:
+        return cls(float(samples.footprint_mib.min()) - ROOM_MIB)
+
+    def to_z(self, samples: Samples) -> Numbers:
+        z: Numbers = np.log((samples.footprint_mib - self.base_mib) / (samples.guess_mib + self.room_mib))
+        return z
+
+    def to_mib(self, z: Numbers, samples: Samples) -> Numbers:
+        """For quantiles: one row for each sample."""
+        mib: Numbers = self.base_mib + np.exp(z) * (samples.guess_mib + self.room_mib)[:, None]
+        return mib
+
+
+_KINDS = {"linear": "Linear", "batch_normalization": "BatchNorm1d", "dropout": "Dropout"}
+_INPUT = re.compile(r"input:(\d+)_")
+_SHAPE = re.compile(r"arch:([a-z]+)_")
+HINT = "It is Datasets/MLP/mlp_data_step2.csv of the public GPUMemNet repository."
+
+
+def read_public(path: Path) -> Samples:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            runs = [_run(row) for row in csv.DictReader(file)]
+    except OSError as error:
+        raise Usage(f"{path} cannot be read: {error.strerror}", HINT) from error
+    except (KeyError, TypeError, ValueError, SyntaxError) as error:
+        raise Usage(f"{path} is not the public MLP data: {type(error).__name__}: {error}", HINT) from error
+    origin = Origin(data_sha256={path.name: sha256(path)}, gpu="NVIDIA A100 40GB")
+    return gather("mlp", runs, origin)
+
+
+def _run(row: Mapping[str, str]) -> Run:
+    batch = int(row["Batch Size"])
+    layers = tuple(
+        Layer(kind=_KINDS.get(kind, kind), output=(batch, width), parameters=parameters)
+        for kind, width, parameters in ast.literal_eval(row["Activations-Params"])
+    )
+    width, shape = _INPUT.search(row["Filename"]), _SHAPE.search(row["Filename"])
+    if width is None or shape is None:
+        raise ValueError(f"no input or shape in the name {row['Filename']!r}")
+    described = Described(
+        layers=layers,
+        batch=batch,
+        parameters=int(row["Total Parameters"]),
+        input=(batch, int(width[1])),
+        optimizer="Adam",
+        optimizer_slots=2,
+    )
+    return Run(described, shape[1], float(row["Max GPU Memory (MiB)"]), chain(len(layers)))

@@ -1,4 +1,4 @@
-"""How good classes and figures are, against what was measured. Pure."""
+"""Accuracy of classes and estimates against measurements. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from carma.core.model.values import Record
 from gpumemnet.serving.model_facts import GB_MIB
 from gpumemnet.training.samples import Numbers, Wholes
 
-TOP_GB = 40  # the published data ends there: what is above, or did not fit, is one class
+TOP_GB = 40  # the published data ends there: larger footprints and out-of-memory runs are one class
 
 
 class ByClass(Record, frozen=True, kw_only=True):
     from_gb: int
     rows: int
-    precision: float | None  # None where no row was put into the class
+    precision: float | None  # None if no row was put into the class
     recall: float | None
     f1: float
 
@@ -28,9 +28,7 @@ class Classes(Record, frozen=True, kw_only=True):
     off_by_more: float  # by two classes or more
     macro_f1: float  # mean over the classes that occur
     by_class: tuple[ByClass, ...]
-    confusion: tuple[
-        tuple[int, ...], ...
-    ]  # a row for each true class, a column for each answer; classes as in by_class
+    confusion: tuple[tuple[int, ...], ...]  # rows: true classes; columns: answers; both as in by_class
 
 
 class Errors(Record, frozen=True, kw_only=True):
@@ -42,7 +40,7 @@ class Errors(Record, frozen=True, kw_only=True):
 
 
 class Point(Record, frozen=True, kw_only=True):
-    """What an operating point gives, for one class width."""
+    """The result of an operating point, for one class width."""
 
     point: float
     accuracy: float

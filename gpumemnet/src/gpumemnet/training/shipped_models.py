@@ -1,39 +1,40 @@
-"""The models that ship: learned from all rows of a family, written as ONNX with their facts beside them."""
+"""Writes the shipped models: learned from all rows of a family, as ONNX with their facts."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
+from carma.errors import PluginError
 from carma.trial.layers.kinds import KINDS
-from gpumemnet.directories import make_folder
+from gpumemnet.directories import cannot_write, make_folder, sync_folder, write_whole
 from gpumemnet.serving.features import FEATURES
-from gpumemnet.serving.model_facts import Bound, Facts, Kind, stem
+from gpumemnet.serving.model_facts import GRAPH, NEXT, Bound, Facts, Kind, digest, encode_facts, read_facts, stem
 from gpumemnet.serving.model_facts import Learned as From
-from gpumemnet.serving.model_files import GRAPH
 from gpumemnet.training.accuracy_report import Entry
 from gpumemnet.training.cross_validation import held, steady
 from gpumemnet.training.ensemble import Learned, at_level, learn
 from gpumemnet.training.export import export
 from gpumemnet.training.learners import LEARNERS
-from gpumemnet.training.model_output import write_pair
 from gpumemnet.training.names import SERVED, WIDTHS_GB
-from gpumemnet.training.samples import Samples
+from gpumemnet.training.samples import QUANTILES, Samples
 from gpumemnet.training.scores import point
-from gpumemnet.training.target_scale import QUANTILES
 
 Scores = Mapping[str, dict[str, float]]
 
 
 def make_held(data: str, learner: str, out: str, seed: int, scores: Scores | None) -> str:
-    """In one of the contest's processes."""
+    """In a process of the pool."""
     return str(make(held(data), learner, Path(out), seed, scores))
 
 
 def make(samples: Samples, learner: str, out: Path, seed: int, scores: Scores | None = None) -> Path:
-    """Scores come from the folds where these were run; else each row is judged by the member that left it out."""
+    """Scores are those of the folds if there are any; else each row is judged by the member that left it out."""
     steady()
     kind = SERVED[learner]
     learned = learn(LEARNERS[learner].fit, samples, LEARNERS[learner].members, seed, WIDTHS_GB[samples.family][0])
@@ -89,7 +90,7 @@ def _unseen(learned: Learned, samples: Samples) -> Scores:
 
 
 def scores_of(entries: Sequence[Entry], data: str, learner: str) -> Scores | None:
-    """Of the folds, by class width, at the operating point; None where the learner was not judged."""
+    """Of the folds, by class width, at the operating point; None if the learner was not evaluated."""
     for entry in entries:
         if (entry.data, entry.learner, entry.protocol) == (data, learner, "folds"):
             wanted = [one.classes for one in entry.judged if one.point == "operating" and not one.classes.top_merged]
@@ -97,3 +98,30 @@ def scores_of(entries: Sequence[Entry], data: str, learner: str) -> Scores | Non
                 f"{one.width_gb}GB": {"accuracy": one.accuracy, "under": one.under, "over": one.over} for one in wanted
             }
     return None
+
+
+def write_pair(facts: Facts, graph: bytes, file: Path) -> None:
+    """`file` is that of the facts. Written in the order of `read_pair`: whenever this is interrupted, one of the models
+    is valid."""
+    new, its_place = file.with_suffix(NEXT), file.with_suffix(GRAPH)
+    try:
+        _finish(file)
+        write_whole(new, graph)
+        try:
+            write_whole(file, encode_facts(replace(facts, graph_sha256=digest(graph))))
+        finally:
+            if not _finish(file):
+                new.unlink(missing_ok=True)
+        sync_folder(file.parent)
+    except OSError as error:
+        raise cannot_write(its_place, error) from error
+
+
+def _finish(file: Path) -> bool:
+    """Renames a new graph that the facts name, now or after an interruption; returns whether there was one."""
+    new = file.with_suffix(NEXT)
+    with contextlib.suppress(FileNotFoundError, PluginError):
+        if digest(new.read_bytes()) == read_facts(file).graph_sha256:
+            os.replace(new, file.with_suffix(GRAPH))
+            return True
+    return False

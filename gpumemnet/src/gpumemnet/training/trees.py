@@ -1,4 +1,4 @@
-"""Baselines: what came before nets. Trees on the same scalars, the same scale and the same rows.
+"""Baselines before nets: trees on the same scalars, scale and rows.
 
 ExtraTrees gives quantiles by the spread of its trees; gradient boosting learns one regressor for each quantile.
 """
@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gpumemnet.training.samples import Numbers, Samples, Wholes
-from gpumemnet.training.target_scale import QUANTILES, Scale
+from gpumemnet.training.samples import QUANTILES, Numbers, Samples, Scale, Wholes
 
 Regressor = Any  # scikit-learn has no types
 
@@ -34,7 +33,7 @@ class Boosted:
     by_quantile: Sequence[Sequence[Regressor]]
 
     def z(self, samples: Samples) -> Numbers:
-        """Regressors that know nothing of one another may cross; sorted, they do not."""
+        """Independent regressors may cross, so their answers are sorted."""
         found = [np.stack([one.predict(samples.scalars) for one in member], 1) for member in self.by_quantile]
         return np.sort(np.stack(found), axis=-1)
 
