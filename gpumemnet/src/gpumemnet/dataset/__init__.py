@@ -1,1 +1,1 @@
-"""The data that learned estimators are made from: training runs drawn by chance, and what each took on a GPU."""
+"""The data set for learned estimators: random training runs and their measurements on a GPU."""

@@ -1,4 +1,4 @@
-"""The parts that convolutional networks are made of: units, blocks, heads."""
+"""Parts of convolutional networks: units, blocks, heads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpumemnet.dataset.ranges import Cnn
 
 
 class Style:
-    """What all parts of one model have in common."""
+    """Settings that all parts of one model share."""
 
     def __init__(self, dice: Dice, ranges: Cnn) -> None:
         self.norm = dice.word(ranges.norms)
@@ -45,7 +45,7 @@ class Style:
         return [op("norm", f=self.norm)]
 
     def acted(self, fresh: bool = True) -> Ops:
-        """`fresh`: nobody else needs what goes in, so that it may be overwritten."""
+        """`fresh`: no other layer needs the input, so it may be overwritten."""
         return [act(self.activation, self.inplace and fresh, self.functional)]
 
     def unit(self, out: int, k: int, s: int = 1, groups: int = 1) -> Ops:
@@ -55,7 +55,7 @@ class Style:
         return [self.conv(out, k, s, groups), *self.normed()]
 
     def past(self, width: int, out: int, s: int) -> Ops:
-        """Beside a residual block: nothing, or what makes the sizes equal."""
+        """The shortcut of a residual block: nothing, or layers that make the sizes equal."""
         return [] if width == out and s == 1 else self.linear_unit(out, 1, s)
 
     def excited(self, width: int) -> Ops:
@@ -106,8 +106,8 @@ def inception(style: Style, out: int) -> Ops:
 
 
 def convnext(style: Style, width: int) -> Ops:
-    """The activation stands between the wide convolutions, the norm after the one of single channels. With channels in
-    the last place the wide ones are linear layers."""
+    """The activation stands between the wide convolutions, the norm after the depthwise one. With channels last the
+    wide convolutions are linear layers."""
     many = width * max(2, style.expansion)
     if style.rows:
         layers = [op("norm", f="layer"), op("linear", out=many), *style.acted(), op("linear", out=width)]
@@ -118,7 +118,7 @@ def convnext(style: Style, width: int) -> Ops:
 
 
 def halved(style: Style, width: int) -> Ops:
-    """Half the image, by a layer of its own."""
+    """A layer that halves the image."""
     if style.shrink == "stride":
         return style.unit(width, 3, 2)
     return [op("pool", f=style.shrink, k=2)]

@@ -1,4 +1,4 @@
-"""What is in a data set, in figures: how many, over which ranges, in which classes, with which settings."""
+"""The content of a data set in figures: counts, ranges, classes, settings."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gpumemnet.dataset.schema import ACTIVITY
 from gpumemnet.dataset.table import Numbers, Table
 
 CLASS_MIB = 1000.0  # a GB of the published classes
-WIDTHS_GB = {"mlp": (1, 2), "cnn": (1, 8), "transformer": (1, 8)}  # ours and the published ones
-COLOUR_GB = {"mlp": 1, "cnn": 8, "transformer": 8}  # of pictures: as published
-MOST_COLOURS = 10  # more cannot be told apart: the last stands for all above it
-MOST_COUNTS = 20  # of a line of text
+WIDTHS_GB = {"mlp": (1, 2), "cnn": (1, 8), "transformer": (1, 8)}  # of CARMA and as published
+COLOUR_GB = {"mlp": 1, "cnn": 8, "transformer": 8}  # of plots: as published
+MOST_COLOURS = 10  # more are not distinguishable: the last one includes all above it
+MOST_COUNTS = 20  # maximum in a line of text
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 SHARED = ("shape", "optimizer", "precision", "loss")
 SWITCHES = ("checkpointing", "channels_last")
-COMMONEST = 12  # kinds of layers that are named
+COMMONEST = 12  # maximum number of kinds of layers
 _SAID = ("gpu", "driver", "torch", "cuda", "cudnn")
 
 
@@ -43,8 +43,8 @@ class Family(Record, frozen=True, kw_only=True):
     dates: tuple[str, ...]
     ranges: tuple[Range, ...]
     classes: dict[str, tuple[int, ...]]  # by width: runs in the first class, the second …; without those out of memory
-    shares: dict[str, dict[str, float]]  # of each setting's values
-    kinds: dict[str, float]  # the commonest layers: the share of models that have one
+    shares: dict[str, dict[str, float]]  # of the values of each setting
+    kinds: dict[str, float]  # the most frequent layers: share of models that have one
 
 
 def describe(table: Table) -> Family:
@@ -63,7 +63,7 @@ def describe(table: Table) -> Family:
 
 
 def sizes(table: Table) -> dict[str, Numbers]:
-    """Of each row: what is drawn, and what activity is held against."""
+    """For each row: the plotted sizes, which activity is correlated with."""
     layers = table.layers
     sums = np.concatenate([[0.0], np.cumsum(layers.output.elements)])
     outputs = sums[layers.offsets[1:]] - sums[layers.offsets[:-1]]
@@ -85,7 +85,7 @@ def classes(table: Table, width_gb: int) -> Numbers:
 
 
 def coloured(family: str, footprints: Numbers) -> tuple[NDArray[np.int64], list[str]]:
-    """The colour of each footprint, and what each colour stands for."""
+    """The colour of each footprint, and the label of each colour."""
     width_gb = COLOUR_GB[family]
     found = np.minimum(np.floor(footprints / (width_gb * CLASS_MIB)), MOST_COLOURS - 1).astype(np.int64)
     count = int(found.max(initial=0)) + 1
@@ -160,7 +160,7 @@ def _text(one: Family) -> str:
 
 
 def figure(value: float) -> str:
-    """Short enough for a column: 1,443 and 0.031 and 12.4M."""
+    """A short form for a column: 1,443 and 0.031 and 12.4M."""
     for limit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
         if abs(value) >= limit:
             return f"{value / limit:.1f}{letter}"

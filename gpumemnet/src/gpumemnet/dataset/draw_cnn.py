@@ -1,4 +1,4 @@
-"""Draws convolutional networks: of images mostly, of signals and volumes sometimes."""
+"""Draws convolutional networks, mostly for images, some for signals and volumes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _image(dice: Dice, ranges: Cnn) -> tuple[int, ...]:
 
 
 def _stem(dice: Dice, ranges: Cnn, style: Style, image: tuple[int, ...]) -> tuple[Ops, int]:
-    """And how much smaller the image is after it. Small images stay as they are."""
+    """The stem, and the factor by which it shrinks the image. Small images keep their size."""
     width, k, s = dice.log(ranges.widths), dice.word(ranges.stem_kernels), dice.word(ranges.stem_strides)
     pool = dice.chance(ranges.stem_pool)
     if min(image[1:]) < 48:
@@ -69,7 +69,7 @@ def _stem(dice: Dice, ranges: Cnn, style: Style, image: tuple[int, ...]) -> tupl
 
 
 def _stages(dice: Dice, ranges: Cnn, style: Style, shape: str, count: int, halvings: float) -> tuple[Ops, int]:
-    """And how often the image halves."""
+    """The stages, and how often they halve the image."""
     stages = max(1, min(dice.whole(ranges.stages), int(halvings)))
     blocks = max(1, round((count - 1) / IN_BLOCK.get(shape, 1))) if count > 1 else 0
     first = dice.log(ranges.widths)
@@ -127,7 +127,7 @@ def _repeated(body: Ops, times: int) -> Ops:
 
 
 def _widths(dice: Dice, shape: str, stages: int, width: int, cap: int) -> list[int]:
-    """Of each stage. Most double, as nearly all published networks do."""
+    """The width of each stage. Most double, as in nearly all published networks."""
     match shape:
         case "uniform":
             made = [float(width)] * stages
@@ -138,14 +138,14 @@ def _widths(dice: Dice, shape: str, stages: int, width: int, cap: int) -> list[i
             factor = dice.uniform((1.3, 2.0))
             made = [width * factor**number for number in range(stages)]
         case "pyramid" if dice.chance(0.3):
-            made = [width * 2.0 ** (stages - number - 1) for number in range(stages)]  # the wide end first
+            made = [width * 2.0 ** (stages - number - 1) for number in range(stages)]  # widest first
         case _:
             made = [width * 2.0**number for number in range(stages)]
     return [min(cap, max(8, round(each))) for each in made]
 
 
 def _there_and_back(dice: Dice, ranges: Cnn, style: Style, shape: str, count: int) -> tuple[Ops, int]:
-    """Down to a small image and up again; a U-Net hands what it had on the way down to the way up."""
+    """Down to a small image and up again; in a U-Net the way up also gets the outputs of the way down."""
     levels = dice.whole((1, ranges.stages[1] - 1))
     each = max(1, min(6, round(count / (2 * levels + 1))))
     width = dice.log((ranges.widths[0], ranges.widths[1] // 2))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from gpumemnet.dataset.program import Dice, Drawn, Ops, act, branches, dropout, op, probability
 from gpumemnet.dataset.ranges import Mlp
 
-LEAST = 8  # the narrowest layer
+LEAST = 8  # width of the narrowest layer
 
 
 class _Style:
-    """What all layers of one model have in common."""
+    """Settings that all layers of one model share."""
 
     def __init__(self, dice: Dice, ranges: Mlp) -> None:
         self.norm = dice.word(ranges.norms)
@@ -54,7 +54,7 @@ def draw_mlp(dice: Dice, ranges: Mlp, shape: str) -> Drawn:
 
 
 def widths_of(dice: Dice, shape: str, count: int, width: int, most: int) -> list[int]:
-    """`width` is the widest but for `gradual`, which goes from one width to another."""
+    """`width` is the widest, except for `gradual`, which changes from one width to another."""
     middle = max(1, (count - 1) / 2)
     match shape:
         case "uniform":
@@ -75,7 +75,7 @@ def widths_of(dice: Dice, shape: str, count: int, width: int, most: int) -> list
 
 
 def _residual(dice: Dice, style: _Style, count: int, width: int) -> Ops:
-    """A first layer, then pairs beside which the input goes past."""
+    """A first layer, then pairs with a shortcut."""
     if not count:
         return []
     made = style.layer(width)
@@ -89,6 +89,6 @@ def _residual(dice: Dice, style: _Style, count: int, width: int) -> Ops:
 
 
 def _dense(style: _Style, count: int, width: int, most: int) -> Ops:
-    """Each layer sees the outputs of all before it."""
+    """Each layer takes the outputs of all layers before it."""
     growth = max(LEAST, min(width, most // max(1, count)))
     return [op("block", body=[branches("cat", [], style.layer(growth))], times=count)] if count else []

@@ -1,4 +1,4 @@
-"""Draws transformers: encoders, decoders, both together, and those that look at images."""
+"""Draws transformers: encoders, decoders, both together, and vision transformers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gpumemnet.dataset.ranges import Transformer
 
 
 class _Style:
-    """What all blocks of one model have in common."""
+    """Settings that all blocks of one model share."""
 
     def __init__(self, dice: Dice, ranges: Transformer, shape: str) -> None:
         llama = shape == "llama"
@@ -68,7 +68,7 @@ class _Style:
         return [*wide, self.linear(self.width), *self.dropped()]
 
     def past(self, body: Ops) -> Ops:
-        """Beside the input: the norm before the body, or after the sum."""
+        """A body with a shortcut: the norm comes before the body, or after the sum."""
         if self.pre:
             return [branches("add", [], [*self.normed(), *body])]
         return [branches("add", [], body), *self.normed()]
@@ -155,7 +155,7 @@ def _encoder(dice: Dice, ranges: Transformer, style: _Style, drawn: Drawn, times
 
 
 def _seq2seq(dice: Dice, style: _Style, drawn: Drawn, times: int, tied: bool) -> None:
-    """The target is as long as the source or shorter; both sides share the embedding where the scores do."""
+    """The target is at most as long as the source. Both sides share the embedding if the scores do."""
     length, vocabulary = drawn.input[0], drawn.vocabulary
     drawn.target = length if dice.chance(0.4) else max(8, dice.log((max(8, length // 8), max(8, length))))
     encoder = [*_embedded(style, vocabulary, length), *style.blocks(max(1, times // 2))]

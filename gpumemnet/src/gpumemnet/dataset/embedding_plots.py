@@ -1,6 +1,6 @@
-"""Maps of a data set: every run a point, near those with like features, coloured by its memory class.
+"""Maps of a data set: each run is a point near runs with similar features, coloured by memory class.
 
-Where classes lie apart on such a map, they can be learned. The features are those of the learned estimators.
+Classes that are separate on such a map can be learned. The features are those of the learned estimators.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _chosen(table: Table, seed: int) -> NDArray[np.int64]:
 
 
 def _scaled(table: Table, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Each feature with mean 0 and deviation 1; one that never changes is left out."""
+    """Each feature with mean 0 and deviation 1; constant ones are left out."""
     told = np.stack([features(table.described(int(row))).scalars for row in rows]).astype(np.float64)
     varying = told[:, told.std(axis=0) > 1e-6]
     scaled: NDArray[np.float64] = (varying - varying.mean(axis=0)) / varying.std(axis=0)
@@ -76,7 +76,7 @@ def _tsne(scaled: NDArray[np.float64], seed: int) -> Any:
 
 
 def _scatter(pyplot: Any, axes: Any, points: Any, found: NDArray[np.int64], labels: Sequence[str]) -> None:
-    """Points as an image: an SVG would have megabytes of them."""
+    """Draws points as an image, because an SVG would have megabytes of them."""
     for each, (label, colour) in enumerate(zip(labels, class_colours(pyplot, len(labels)), strict=True)):
         own = points[found == each]
         told = f"{label} ({len(own):,})"

@@ -1,6 +1,6 @@
-"""Pictures of a data set: what its features cover, how memory climbs with size, what activity goes with.
+"""Plots of a data set: coverage of its features, memory against size, activity against size.
 
-One colour a memory class in every picture. matplotlib is imported only here, in maps.py, and only when drawing.
+A memory class has one colour in all plots. matplotlib is imported only here and in embedding_plots.py, when drawing.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ LABELS = {
     "activations_batch": "activations × batch (elements)",
     "footprint_mib": "footprint (MiB)",
 }
-STEP_MIB = 2  # torch asks the driver for multiples of it
-ZOOM_MIB = 20 * STEP_MIB  # more steps cannot be told apart
-ENOUGH = 20  # runs, to show them
-LEAST_BATCHES = 6  # of one model, for a staircase
+STEP_MIB = 2  # torch allocates multiples of it from the driver
+ZOOM_MIB = 20 * STEP_MIB  # more steps are not distinguishable
+ENOUGH = 20  # minimum number of runs
+LEAST_BATCHES = 6  # of one model, minimum for a plot
 MOST_LINES = 6
-LEAST_ACTIVE = 30  # runs, for a correlation that means anything
+LEAST_ACTIVE = 30  # minimum number of runs for a correlation
 _GREY = "#9aa0a6"
 
 
 def draw(tables: Sequence[Table], out: Path, seed: int) -> Iterator[Path]:
-    """Each picture as PNG and SVG; their paths as they come. What there is no data for is not drawn."""
+    """Writes each plot as PNG and SVG and yields their paths. Plots without data are left out."""
     pyplot = _pyplot()
     from gpumemnet.dataset.embedding_plots import maps
 
@@ -55,7 +55,7 @@ def draw(tables: Sequence[Table], out: Path, seed: int) -> Iterator[Path]:
 
 
 def files_of(tables: Sequence[Table]) -> list[str]:
-    """All that may be drawn of them."""
+    """All files that `draw` may write."""
     names = [f"{table.family}-{what}" for table in tables for what in ("coverage", "map")]
     return [f"{name}{suffix}" for name in (*names, "staircase", "activity") for suffix in (".png", ".svg")]
 
@@ -84,7 +84,7 @@ def _save(pyplot: Any, figure: Any, path: Path) -> Iterator[Path]:
 
 
 def class_colours(pyplot: Any, count: int) -> list[Any]:
-    """From few to much memory, dark to light; the same for a class wherever it is drawn."""
+    """From little to much memory, dark to light; a class has the same colour in all plots."""
     return [pyplot.get_cmap("viridis")(place) for place in np.linspace(0.0, 0.95, max(count, 2))][:count]
 
 
@@ -100,7 +100,7 @@ def said(table: Table) -> str:
 
 
 def _coverage(pyplot: Any, table: Table) -> Any:
-    """How often each size was drawn; of memory, each class in its colour, once over a plain axis."""
+    """Histograms of the sizes; of the footprint also by class and with a linear axis."""
     figure, panels = pyplot.subplots(2, 3, figsize=(11, 5.6), layout="constrained")
     found = sizes(table)
     for axes, name in zip(panels.flat, ("layers", "batch", "parameters", "activations"), strict=False):
@@ -137,7 +137,7 @@ def _log_bins(values: Numbers, count: int = 40) -> Numbers:
 
 
 def _staircase(pyplot: Any, tables: Sequence[Table]) -> Any | None:
-    """What is asked for is of any size; what the allocator gets from the driver for it comes in pieces of 2 MiB."""
+    """Requested memory has any size; the allocator reserves it from the driver in pieces of 2 MiB."""
     zooms = [(table, zoom) for table in tables if (zoom := densest(_fitting(table, "reserved_mib"))) is not None]
     models = [line for table in tables for line in _same_model(table)][:MOST_LINES]
     count = len(zooms) + bool(models)
@@ -160,7 +160,7 @@ def _fitting(table: Table, name: str) -> Numbers:
 
 
 def densest(values_mib: Numbers) -> float | None:
-    """Where the stretch of ZOOM_MIB begins that has most runs; None where no stretch has enough to show steps."""
+    """The start of the range of ZOOM_MIB with most runs; None if no range has enough runs to show steps."""
     ordered = np.sort(values_mib)
     until = np.searchsorted(ordered, ordered + ZOOM_MIB)
     counts = until - np.arange(len(ordered))
@@ -170,7 +170,7 @@ def densest(values_mib: Numbers) -> float | None:
 
 
 def _in_order(axes: Any, table: Table, least_mib: float) -> None:
-    """Each kind of figure in its own order, so that both rise: runs that share a value are a step, a dot each."""
+    """Each figure is sorted by itself, so that both rise: runs with equal values are a step."""
     most_mib = least_mib + ZOOM_MIB
     for name, style in (
         ("requested_mib", {"color": _GREY, "linewidth": 0.8, "markersize": 2.5}),
@@ -199,7 +199,7 @@ Line = tuple[str, list[int], list[float]]
 
 
 def _same_model(table: Table) -> list[Line]:
-    """Runs that differ in nothing but the batch, where there are enough of them."""
+    """Runs that differ only in the batch, if there are enough of them."""
     groups: dict[str, list[int]] = {}
     for row, config in enumerate(table.configs):
         if not table["oom"][row]:
@@ -232,7 +232,7 @@ def _footprint_over_batch(pyplot: Any, axes: Any, lines: Sequence[Line]) -> None
 
 
 def _activity(pyplot: Any, tables: Sequence[Table]) -> Any | None:
-    """Rank correlation: activity saturates, so no straight line is to be expected."""
+    """Rank correlation, because activity saturates."""
     active = [table for table in tables if np.isfinite(table["step_ms"]).sum() >= LEAST_ACTIVE]
     if not active:
         return None
@@ -263,7 +263,7 @@ def _heat(axes: Any, table: Table) -> Any:
 
 
 def rank_correlation(left: Numbers, right: Numbers) -> float:
-    """NaN where too few runs have both, or either is always the same."""
+    """NaN if too few runs have both, or either is constant."""
     known = np.isfinite(left) & np.isfinite(right)
     if known.sum() < LEAST_ACTIVE or np.ptp(left[known]) == 0 or np.ptp(right[known]) == 0:
         return float("nan")

@@ -1,4 +1,4 @@
-"""Ops as the generator writes them, and what all families share: an activation, a dropout, a model half drawn."""
+"""Ops of the generator, models before they are complete, and the seeded random generator."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def branches(how: str, *bodies: Ops) -> dict[str, Any]:
 
 
 def act(f: str, inplace: bool = False, functional: bool = False) -> dict[str, Any]:
-    """In place only where the layer before it does not need its output: after a convolution, a norm, a linear layer."""
+    """In place only if the layer before it does not need its output: after a convolution, a norm, a linear layer."""
     made = op("act", f=f)
     if inplace and f in INPLACE:
         made["inplace"] = True
@@ -53,7 +53,7 @@ def dropout(p: float, functional: bool = False) -> Ops:
 
 
 def probability(dice: Dice, share: float, span: tuple[float, float]) -> float:
-    """Of a dropout; 0: there is none."""
+    """Of a dropout; 0 if there is none."""
     return round(dice.uniform(span), 2) if dice.chance(share) else 0.0
 
 
@@ -75,12 +75,12 @@ class Dice:
         return min(span[1], math.floor(self.uniform((span[0], span[1] + 1))))
 
     def log(self, span: tuple[int, int]) -> int:
-        """A whole number; as likely from 10 to 20 as from 100 to 200."""
+        """An integer, log-uniform: as likely from 10 to 20 as from 100 to 200."""
         low, high = span
         return max(low, min(high, math.floor(math.exp(self.uniform((math.log(low), math.log(high + 1)))))))
 
     def mixed(self, span: tuple[int, int]) -> int:
-        """Half log-uniform, half uniform: many small ones, and yet the large ones."""
+        """Half log-uniform, half uniform: many small numbers and some large ones."""
         return self.log(span) if self.chance(0.5) else self.whole(span)
 
     def word(self, weights: Mapping[Word, float]) -> Word:

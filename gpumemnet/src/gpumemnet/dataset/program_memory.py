@@ -1,4 +1,4 @@
-"""Goes through a program for one sample, without torch: weights, bytes that the backward pass keeps, operations."""
+"""Traverses a program for one sample, without torch: weights, bytes kept for the backward pass, operations."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gpumemnet.dataset.config import Config, Op
 
 
 class Unfit(ValueError):
-    """Such a model cannot be built, or cannot be trained."""
+    """The model cannot be built, or cannot be trained."""
 
 
 class Flow:
-    """A tensor of one sample. `held`: the backward pass keeps it already."""
+    """A tensor of one sample. `held`: it is already kept for the backward pass."""
 
     def __init__(self, shape: tuple[int, ...], size: int, held: bool = False) -> None:
         if min(shape) < 1:
@@ -26,7 +26,7 @@ class Flow:
 
 
 class Walk:
-    """The sums of a program. Sizes are bytes of one sample."""
+    """The sums over a program. Sizes are bytes of one sample."""
 
     def __init__(self, config: Config, steps: Mapping[str, Step]) -> None:
         self.config, self.steps = config, steps
@@ -35,9 +35,9 @@ class Walk:
         self.weights = 0
         self.saved = self.products = self.convolutions = self.grouped = self.traffic = 0.0
         self.largest = 0  # elements of the largest tensor
-        self.inner = 0.0  # what the largest block holds while it is computed again
+        self.inner = 0.0  # bytes of the largest block while it is recomputed
         self.layers = 0
-        self.lonely = False  # a batch norm over one figure a sample: wants two samples
+        self.lonely = False  # a batch norm over one value of each sample needs two samples
         self.embedding = 0
         self.memory: Flow | None = None
         size = 2 if config.precision == "bf16" else 4
@@ -53,7 +53,7 @@ class Walk:
         return x
 
     def _times(self, op: Op, x: Flow, times: int) -> Flow:
-        """Once two rounds begin alike, the others cost what the second did."""
+        """Repeats an op. When two rounds begin with equal tensors, the rest cost as much as the second."""
         act = self.steps[str(op["op"])]
         while times:
             before, state = self._sums(), x.state()
@@ -81,7 +81,7 @@ class Walk:
         return flow
 
     def feed(self, x: Flow) -> None:
-        """Into a matrix product: mixed precision makes a copy of its own each time."""
+        """The input of a matrix product, of which mixed precision makes a copy."""
         if self.amp and x.size == 4:
             self.saved += x.elements * 2
         else:
@@ -96,7 +96,7 @@ class Walk:
         return self.made((*x.shape[:-1], out), self.low)
 
     def _loss(self, x: Flow) -> None:
-        """Scores in full precision, their logarithms and the gradient of both."""
+        """The loss: scores in full precision, their logarithms, and the gradient of both."""
         self.saved += x.elements * ((4 if self.amp else 0) + x.size * 2 + max(x.size, 4 if self.amp else 0))
 
 

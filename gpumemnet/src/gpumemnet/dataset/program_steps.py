@@ -9,10 +9,14 @@ from gpumemnet.dataset.config import Config, Op
 from gpumemnet.dataset.program_memory import Flow, Step, Unfit, Walk
 from gpumemnet.dataset.ranges import Common
 
-# Their backward passes need what comes out; those of all others what goes in, or a copy of it where they work in place.
+# Their backward passes need the output; all others need the input, or a copy of it if they work in place.
 BY_OUTPUT = ("relu", "tanh", "sigmoid")
 INPLACE_BY_OUTPUT = (*BY_OUTPUT, "elu", "selu", "celu", "leaky_relu")
-SEVERAL = {"logsigmoid": 1, "softsign": 2, "tanhshrink": 1}  # made of several steps: tensors that these keep
+SEVERAL = {
+    "logsigmoid": 1,
+    "softsign": 2,
+    "tanhshrink": 1,
+}  # number of tensors that their parts keep
 
 
 def _linear(walk: Walk, op: Op, x: Flow) -> Flow:
@@ -60,7 +64,7 @@ def _norm(walk: Walk, op: Op, x: Flow) -> Flow:
     if kind == "instance" and math.prod(x.shape[1:]) == 1:
         raise Unfit("an instance norm over a single figure")
     walk.weights += 2 * (x.shape[-1] if kind in ("layer", "rms") else x.shape[0])
-    full = walk.amp and kind in ("layer", "group", "rms")  # these compute in full precision under autocast
+    full = walk.amp and kind in ("layer", "group", "rms")  # computed in full precision under autocast
     if full and x.size == 2:
         walk.saved += x.elements * 4
     else:
@@ -94,7 +98,7 @@ def _dropout(walk: Walk, op: Op, x: Flow) -> Flow:
 
 def _pool(walk: Walk, op: Op, x: Flow) -> Flow:
     k = _whole(op["k"])
-    if not k:  # a mean, whose backward pass needs the size alone
+    if not k:  # a mean, whose backward pass needs only the size
         return walk.made((x.shape[0], *(1 for _ in x.shape[1:])), x.size)
     walk.keep(x)
     s, p = _whole(op.get("s", k)), _whole(op.get("p", 0))
@@ -180,7 +184,7 @@ def _seq2seq(walk: Walk, op: Op, x: Flow) -> Flow:
 
 
 def _reshaped(shape: Callable[[Flow], tuple[int, ...]]) -> Step:
-    """No new tensor."""
+    """A view: no new tensor."""
     return lambda _walk, _op, x: Flow(shape(x), x.size, x.held)
 
 
@@ -207,7 +211,8 @@ SLOTS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "rmsprop": 1, "adagrad"
 
 
 class Guess:
-    """Of one model, for any batch."""
+    """A rough estimate for one model and any batch, to steer the generator and to reserve memory. No estimator uses it.
+    Everything except the weights grows with the batch, so the batch for a footprint follows by division."""
 
     def __init__(self, config: Config, common: Common) -> None:
         self.walk = walk = Walk(config, STEPS)
@@ -215,7 +220,7 @@ class Guess:
         self.precision = config.precision
         each = 2 if config.precision == "bf16" else 4
         self.lasting = walk.weights * each * (1 + SLOTS[config.optimizer])
-        self.updating = walk.weights * each * 2  # gradients, and what the optimizer makes for a moment
+        self.updating = walk.weights * each * 2  # gradients, and temporary tensors of the optimizer
         self.casting = walk.weights * 2 if walk.amp else 0
         self.sample = walk.saved + walk.inner + 2 * walk.largest * walk.low
 
@@ -224,12 +229,12 @@ class Guess:
         return round(self.common.context_mib + self.common.slack * (self.lasting + peak) / MIB)
 
     def batch_for(self, mib: float) -> float:
-        """May be below one: the weights alone take more."""
+        """Below 1 if the weights alone need more."""
         room = (mib - self.common.context_mib) * MIB / self.common.slack - self.lasting - self.casting
         return room / self.sample
 
     def step_s(self, batch: int) -> float:
-        """Forward and backward: three times the operations of the forward pass."""
+        """Forward and backward pass have three times the operations of the forward pass."""
         walk, rates = self.walk, self.common.rates
         low = self.precision in ("bf16-amp", "fp16-amp", "bf16")
         convolution = rates["convolution"] * (2 if low else 1)
@@ -239,7 +244,7 @@ class Guess:
         return batch * (3 * compute / 1e12 + 6 * walk.traffic / 3e12) + walk.weights * 40 / 3e12
 
     def most(self) -> int:
-        """The largest batch that the limits allow."""
+        """The largest batch within the limits."""
         elements = self.common.tensor_elements // max(1, self.walk.largest)
         inputs = self.common.input_elements // math.prod(self.walk.config.input)
         fixed = self.step_s(0)

@@ -1,4 +1,4 @@
-"""What the generator draws from: a TOML file, typed and checked. A bad one names the key."""
+"""The ranges that the generator draws from: a TOML file with types and checks. An error names the key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Span = tuple[Positive, Positive]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Weight = Annotated[float, msgspec.Meta(ge=0)]
 Above = Annotated[float, msgspec.Meta(gt=0)]
-Counts = dict[Positive, Weight]  # a number, and how often it is drawn
+Counts = dict[Positive, Weight]  # a number and its weight
 # As in inside/build.py, which needs torch.
 Activation = Literal[
     "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "tanh", "sigmoid", "softplus",
@@ -178,7 +178,7 @@ class Ranges(Section, frozen=True):
 
 
 def load_ranges(path: Path | None = None) -> Ranges:
-    """The defaults, with what a file of one's own says instead."""
+    """The defaults, with the values of the user's file in place of them."""
     tree = _parsed(DEFAULTS)
     if path is not None:
         tree = _merged(tree, _parsed(path))
@@ -200,7 +200,7 @@ def _parsed(path: Path) -> dict[str, object]:
 
 
 def _merged(under: dict[str, object], over: dict[str, object], depth: int = 0) -> dict[str, object]:
-    """Sections key by key; a table of words is replaced as a whole, so that a word can be left out."""
+    """Merges sections key by key. A table of weights is replaced as a whole, so that words can be left out."""
     merged = dict(under)
     for key, value in over.items():
         old = merged.get(key)

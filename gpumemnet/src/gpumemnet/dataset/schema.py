@@ -1,4 +1,4 @@
-"""The columns of a data-set file: their names, types, units and meaning. The data card has them too."""
+"""The columns of a data-set file: names, types, units and meaning, as in the data card."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Column(NamedTuple):
     kind: Kind
     about: str
     unit: str = ""
-    optional: bool = False  # null where it was not measured
+    optional: bool = False  # null if it was not measured
 
 
 SETTINGS = (
@@ -71,14 +71,14 @@ ACTIVITY = (
 )
 COLUMNS = (*SETTINGS, *LAYERS, *MEMORY, *ACTIVITY)
 CONFIG_COLUMNS = tuple(column.name for column in SETTINGS if column.name != "config")  # each a field of Config
-PLAIN = ("whole", "big", "number", "switch")  # one number a row
-# Long runs of rising numbers: their differences take fewer bits than a dictionary of them.
+PLAIN = ("whole", "big", "number", "switch")  # one number for each row
+# Long rising sequences: their differences need fewer bits than a dictionary.
 DELTAS = ("edge_from.list.element", "edge_to.list.element", "layer_parameters.list.element")
 DICTIONARIES = ("layer_kind.list.element", "layer_attributes.list.element")
 
 
 def pyarrow() -> Any:
-    """Imported where it is needed only: neither the daemon nor most verbs have a use for it."""
+    """pyarrow, imported only when needed: neither the daemon nor most verbs use it."""
     try:
         import pyarrow
         import pyarrow.parquet

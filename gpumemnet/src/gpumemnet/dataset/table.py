@@ -1,7 +1,7 @@
-"""A data-set file, as Parquet on disk and as typed columns in memory. What is read has been checked (check.py).
+"""A data-set file, as Parquet on disk and as typed columns in memory. Files are checked when they are read (check.py).
 
-A row gives the `Described` that a trial run or a summary would give, so that training and serving compute features from
-the same thing. Layers are kept flat, all rows' one after the other, because there are hundreds of thousands of them.
+A row gives the same `Described` as a trial run or a summary, so that training and serving compute features from the
+same object. The layers of all rows are concatenated, because there are hundreds of thousands of them.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _AUTOCAST = {"bf16-amp": "bfloat16", "fp16-amp": "float16"}
 
 @dataclass(frozen=True)
 class Shapes:
-    """One shape a layer: that of layer k is `values[offsets[k]:offsets[k + 1]]`."""
+    """One shape for each layer: that of layer k is `values[offsets[k]:offsets[k + 1]]`."""
 
     offsets: Wholes
     values: Wholes
 
     @cached_property
     def elements(self) -> Numbers:
-        """How many each has; 0 for an empty shape."""
+        """Number of elements of each; 0 for an empty shape."""
         counted = np.multiply.reduceat(np.append(self.values, 1).astype(np.float64), self.offsets[:-1])
         counted[self.offsets[1:] == self.offsets[:-1]] = 0.0
         return counted
@@ -63,34 +63,34 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Layers:
-    """Those of row r are the places `offsets[r]` to `offsets[r + 1]` of every column."""
+    """The layers of row r are the places `offsets[r]` to `offsets[r + 1]` of every column."""
 
     offsets: Wholes
     kinds: tuple[str, ...]
-    kind: Wholes  # places in `kinds`
+    kind: Wholes  # indices in `kinds`
     output: Shapes
     input: Shapes
     parameters: Wholes
     known_attributes: tuple[dict[str, str], ...]
-    attributes: Wholes  # places in `known_attributes`
+    attributes: Wholes  # indices in `known_attributes`
     inplace: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Edges:
     offsets: Wholes
-    source: Wholes  # places in the row's own list of layers
+    source: Wholes  # indices in the row's own list of layers
     target: Wholes
 
 
 @dataclass(frozen=True)
 class Table:
     family: str
-    heads: tuple[Head, ...]  # of the runs that measured it: GPU, driver, versions, date, command
+    heads: tuple[Head, ...]  # of the measurements: GPU, driver, versions, date, command
     ids: tuple[str, ...]
     configs: tuple[Config, ...]
-    columns: Mapping[str, Numbers]  # those of one number a row; switches as 0 and 1, what was not measured as NaN
-    settings: Mapping[str, tuple[object, ...]]  # those that are no number: shape, input, loss, optimizer, precision
+    columns: Mapping[str, Numbers]  # columns of numbers; switches are 0 and 1, missing values NaN
+    settings: Mapping[str, tuple[object, ...]]  # columns that are no numbers: shape, input, loss, optimizer, precision
     layers: Layers
     edges: Edges
 
@@ -138,7 +138,7 @@ class Table:
 
 
 def _attention(op: Op) -> str:
-    """torch's own module calls the fused function, whatever else the config says."""
+    """torch's own module calls the fused function, whatever the config says."""
     return "sdpa" if op.get("style") == "torch" else str(op.get("how", "sdpa"))
 
 
@@ -151,13 +151,13 @@ def _cut(shapes: Shapes, span: slice) -> Iterator[tuple[int, ...]]:
 
 
 def write(path: Path, rows: Sequence[Mapping[str, object]], heads: Sequence[Head]) -> None:
-    """Over the file that is there, in one move. Rows are sorted by id, so that equal data is an equal file."""
+    """Replaces the file atomically. Rows are sorted by id, so that equal data is an equal file."""
     arrow = pyarrow()
     ordered = sorted(rows, key=lambda row: str(row["id"]))
     made = arrow.Table.from_pylist(ordered, schema=schema())
     said = {"carma.format": FORMAT, "carma.licence": LICENCE, "carma.heads": json.dumps(list(heads), sort_keys=True)}
     drawn_up = arrow.BufferOutputStream()
-    # A dictionary cannot go with deltas, so its columns are named.
+    # Delta encoding excludes a dictionary, so these columns are listed.
     arrow.parquet.write_table(
         made.replace_schema_metadata(said),
         drawn_up,
@@ -182,13 +182,13 @@ def _leaf(name: str, kind: str) -> str:
 
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[Head]]:
-    """As `write` takes them; for a file that is to be extended."""
+    """Rows for `write`, to extend a file."""
     table = _arrow(path)
     return table.to_pylist(), _heads(table)
 
 
 def read(path: Path) -> Table:
-    """Refuses a file whose values cannot be so, with the row and the column."""
+    """Refuses a file with impossible values, and names the row and the column."""
     from gpumemnet.dataset.check import check
 
     table = _typed(_arrow(path, DICTIONARIES), path)
@@ -255,7 +255,7 @@ def _numbers(table: Any, name: str) -> Numbers:
 
 
 def _whole(table: Any, name: str) -> tuple[Wholes, Any]:
-    """Where each row's part begins in the flat array, and that array."""
+    """The offsets of each row in the flat array, and that array."""
     column = table.column(name).combine_chunks()
     offsets = np.asarray(column.offsets, dtype=np.int64)
     return offsets - offsets[0], column.flatten()

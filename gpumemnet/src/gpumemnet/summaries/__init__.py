@@ -1,8 +1,8 @@
-"""Models from what describes them: tables of torchsummary, torchinfo and Keras, `print(model)`, ONNX files.
+"""Reads models from summaries: tables of torchsummary, torchinfo and Keras, `print(model)`, ONNX files.
 
-The published workloads come with such texts (their `.model` files). A table tells parameters and outputs; a printed
-module tells parameters only, so its outputs are worked out where the shape of an input is given. Text that cannot be
-read is an error with its line.
+The published workloads come with such texts (their `.model` files). A table contains parameters and outputs. A printed
+module contains parameters only, so its outputs are inferred if the shape of an input is given. Text that cannot be read
+is an error with its line.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _MOST_ELEMENTS = 1 << 50  # of all outputs: a million times a GPU
 
 
 def read_file(file: Path, *, batch: int | None = None, sample: Shape = ()) -> ReadSummary:
-    """A summary's text, or an ONNX file, by its name or by how it begins. Raises OSError for what cannot be opened."""
+    """A summary's text or an ONNX file, recognised by name or by content. Raises OSError if it cannot be opened."""
     _check_batch(batch)
     if file.suffix.lower() == ".onnx":
         return _checked(read_onnx(file, batch, sample))
     with file.open("rb") as opened:
         start = opened.read(_START)
-        if is_onnx(start):  # read on, not anew: it may be a pipe
+        if is_onnx(start):  # continue reading: it may be a pipe
             return read_bytes(start + opened.read(), batch=batch, sample=sample)
         return read_bytes(start + opened.read(_MOST_BYTES), batch=batch, sample=sample)
 
 
 def read_bytes(raw: bytes, *, batch: int | None = None, sample: Shape = ()) -> ReadSummary:
-    """What comes out of a file or a pipe. Consoles of Windows write two bytes for each character."""
+    """The content of a file or a pipe. Consoles of Windows write two bytes for each character."""
     if is_onnx(raw[:_START]):
         _check_batch(batch)
         return _checked(read_onnx_bytes(raw, batch, sample))
@@ -63,8 +63,8 @@ def _check_batch(batch: int | None) -> None:
 
 
 def read_text(text: str, *, batch: int | None = None, sample: Shape = ()) -> ReadSummary:
-    """Raises Usage for text that is no summary. `batch` overrules the one that a table was printed with,
-    `sample` is the shape of one input without the batch, for what does not tell the outputs."""
+    """Raises Usage for other text. `batch` replaces the batch of a table. `sample` is the shape of one input without
+    the batch, for summaries without outputs."""
     _check_batch(batch)
     if len(text) > _MOST_BYTES:
         raise Usage("the model summary is larger than 64 MiB", HINT)
@@ -85,7 +85,7 @@ def _of_table(lines: list[str], header: int, batch: int | None, sample: Shape) -
 
 
 def _among(read: ReadSummary, what: str, starts: list[int]) -> ReadSummary:
-    """Only the first is read, also where a task trains several networks."""
+    """Only the first model is read, also if a task trains several networks."""
     if len(starts) < 2:
         return read
     said = f"the text has {counted(len(starts), what)}: only the first, from line {starts[0] + 1} on, is read"
@@ -93,10 +93,10 @@ def _among(read: ReadSummary, what: str, starts: list[int]) -> ReadSummary:
 
 
 def _checked(read: ReadSummary) -> ReadSummary:
-    """Numbers that no memory holds are a mistake, and larger than arithmetic with them can bear."""
+    """Refuses numbers that no memory holds, because arithmetic with them would overflow."""
     elements = sum(map(prod, {layer.output for layer in read.described.layers})) * len(read.described.layers)
     if elements < _MOST_ELEMENTS:
-        return read  # so many at most
+        return read  # an upper limit, which is quick to compute
     elements = sum(prod(layer.output) for layer in read.described.layers)
     if elements < _MOST_ELEMENTS:
         return read

@@ -1,6 +1,6 @@
-"""What the walk over a printed model knows of blocks: where branches begin and end, and what some are known to do.
+"""Rules about blocks for `shape_inference`: where branches begin and end, and what known blocks return.
 
-The names are those of torchvision, timm and Hugging Face; a block that is called otherwise is walked as it is printed.
+The names are those of torchvision, timm and Hugging Face; other blocks are treated as printed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from gpumemnet.summaries.shapes import (
     places_of,
 )
 
-TRANSPARENT = ("ModuleList", "ModuleDict")  # never called themselves: their modules belong to the block around
-OF_HEADS = ("pool_q", "pool_k", "pool_v")  # each head's queries, keys and values by themselves
-Wanted = tuple[int | None, int | None]  # channels, features; None where any will do
+TRANSPARENT = ("ModuleList", "ModuleDict")  # never called themselves: their modules belong to the surrounding block
+OF_HEADS = ("pool_q", "pool_k", "pool_v")  # queries, keys and values of each head
+Wanted = tuple[int | None, int | None]  # channels, features; None if any fit
 _ASIDE = re.compile(
     r"\w*Rotary\w*Embedding|\w*Loss|\w*Rel(ative)?Pos\w*|\w*Pos\w*(Rel|Bias)\w*"
-)  # what they make is not handed on
+)  # their output is not used by the next module
 _WORDS = re.compile(r"\w*Embedding")
 _GATES = ("Sigmoid", "Hardsigmoid")
 _SCALES = re.compile(r"SqueezeExcit\w*|(Effective)?SE(Module|Layer|Block|Unit)?")
@@ -38,7 +38,9 @@ _BRANCH = re.compile(r"branch\w*|downsample\w*|shortcut\w*|skip\w*|conv_(1x1|kxk
 _CHOOSES = re.compile(r"SelectiveKernelAttn")
 _ATTENDS = re.compile(r"\w*(Attention|Attn)\w*")
 _ATTENTION_DROPOUT = re.compile(r"attn_drop\w*|attention_dropout")
-_SIDE_HEAD = "InceptionAux"  # of torchvision: it takes what a block before it made, and is trained beside the last
+_SIDE_HEAD = (
+    "InceptionAux"  # of torchvision: it takes the output of an earlier block, and is trained beside the last one
+)
 _DISTANCES = "relative_attention_bias"
 _OF_T5 = re.compile(r"\w*T5Dense(Gated)?ActDense")
 _QUERIES = 4  # of Hiera, two by two, become one
@@ -47,16 +49,16 @@ _CANNOT = (KeyError, ValueError, IndexError)
 
 @dataclass(slots=True)
 class Block:
-    """A module that is being called: with what, what its modules have made so far, and where its branches ended."""
+    """A module that is being called: its input, the outputs of its modules so far, and where its branches ended."""
 
     kind: str
     entered: Shape
     made: list[Shape] = field(default_factory=list)
     ends: list[Shape] = field(default_factory=list)
     is_split: bool = False  # some of its modules take a part of the channels
-    is_last: bool = False  # it was called with channels in the last place
-    queries: Shape = ()  # of attention, where they are fewer than what it is called with
-    width: int = 0  # of what attention makes
+    is_last: bool = False  # its input has channels last
+    queries: Shape = ()  # of attention, if they are fewer than its input
+    width: int = 0  # of attention's output
 
 
 @lru_cache(KINDS_KEPT)
@@ -69,8 +71,8 @@ def begins_branch(node: Node) -> bool:
 
 
 def goes_round(node: Node, before: Shape, made: Shape, wanted: int | None) -> bool:
-    """The branch is printed before the layers that it goes round: they take what it was called with. A head beside the
-    model's own hands nothing on."""
+    """Whether the branch is printed before the layers that it bypasses, which take its input. An auxiliary head has no
+    successor."""
     name = node.names[0]
     if name.startswith("shortcut") or node.kind.endswith(_SIDE_HEAD):
         return True
@@ -83,13 +85,13 @@ def looks_up(kind: str) -> bool:
 
 
 def is_aside(node: Node, block: Block) -> bool:
-    """It makes nothing that is kept: a table of places, or the dropout of attention weights, which fused attention does
-    without."""
+    """Whether its output is not used: a table of positions, or the dropout of attention weights, which fused attention
+    does not have."""
     name = node.names[0]
     if not node.is_called or (looks_up(node.kind) and name == _DISTANCES):
         return True
     if node.kind == "Dropout":
-        # Around the whole attention of T5 stands a `...LayerSelfAttention`, whose dropout is that of its output.
+        # The attention of T5 is inside a `...LayerSelfAttention`, whose dropout is that of the output.
         is_inside = name == "dropout" and block.kind.endswith("SelfAttention")
         is_inside = is_inside and not block.kind.endswith("LayerSelfAttention")
         return is_inside or _ATTENTION_DROPOUT.fullmatch(name) is not None
@@ -102,8 +104,7 @@ def _hands_nothing_on(kind: str) -> bool:
 
 
 def inner_activation(name: str, block: Block, now: Shape) -> Shape | None:
-    """Transformers print the activation of two linear layers behind both; it is called between them. So is T5's
-    dropout."""
+    """Transformers print the activation of two linear layers after both; it is called between them. So is T5's dropout."""
     is_inner = name.startswith("act") or (name == "dropout" and _OF_T5.fullmatch(block.kind) is not None)
     if not is_inner or len(now) != 2 or block.kind == "Sequential":
         return None
@@ -117,7 +118,7 @@ def attends(kind: str) -> bool:
 
 
 def last_of_maps(node: Node) -> int:
-    """The line of the last module that wants images; what comes behind it may be rows. -1 where there is none."""
+    """The line of the last module that takes images; later modules may take rows. -1 if there is none."""
     for child in reversed(node.children):
         found = last_of_maps(child)
         if found >= 0:
@@ -133,10 +134,10 @@ def _last_line(node: Node) -> int:
 
 
 def entering(node: Node, now: Shape) -> Shape:
-    """Some blocks begin with something that is no module."""
+    """The input after functions at the beginning of some blocks that are no modules."""
     kind = node.kind
     if kind.endswith("Pooler") and len(now) == 2:
-        return now[1:]  # of a language model: it takes the first word only
+        return now[1:]  # of a language model: it takes only the first word
     if kind.endswith(_SIDE_HEAD) and len(now) == 3:
         return _pooled_aside(node, now)
     if kind.endswith("PatchMerging") and len(now) == 3:
@@ -145,7 +146,7 @@ def entering(node: Node, now: Shape) -> Shape:
 
 
 def _pooled_aside(node: Node, now: Shape) -> Shape:
-    """Of torchvision's GoogLeNet: means of as many places as its first linear layer takes. Of Inception v3: of five by
+    """In torchvision's GoogLeNet: means of as many places as its first linear layer takes. In Inception v3: of five by
     five, in steps of three."""
     inside = {child.names[0]: child for child in node.children}
     if "conv0" in inside:
@@ -159,7 +160,7 @@ def _pooled_aside(node: Node, now: Shape) -> Shape:
 
 
 def _takes_means(node: Node, now: Shape) -> bool:
-    """Squeeze and excitation without a module that pools: as many channels come out of its gate as go in."""
+    """Whether it is squeeze and excitation without a pooling module: its gate returns as many channels as it takes."""
     if len(now) > 2 and _CHOOSES.fullmatch(node.kind):
         return True
     if len(now) < 3 or node.kind == "Sequential" or node.children[-1].kind not in _GATES:
@@ -176,7 +177,7 @@ def _takes_means(node: Node, now: Shape) -> bool:
 
 
 def side_by_side(node: Node, now: Shape, wanted: int | None) -> bool:
-    """All its modules take what it is called with: the next layer takes just as many channels as they make together."""
+    """Whether all its modules take its input: the next layer takes exactly their channels together."""
     if wanted is None or len(now) < 3 or wanted <= now[0] or node.kind == "Sequential" or len(node.children) < 2:
         return False
     total = 0
@@ -190,7 +191,7 @@ def side_by_side(node: Node, now: Shape, wanted: int | None) -> bool:
 
 
 def leaving(node: Node, block: Block, now: Shape) -> Shape:
-    """What a block is known to hand on where that is not what its last printed module made."""
+    """The output of known blocks that is not that of their last printed module."""
     if node.kind.endswith("PatchMerging") and block.made and node.children[-1].kind.endswith("Norm"):
         return block.made[0]  # its norm is printed last and called first
     if node.kind == "Pooling" and block.made and node.children[-1].kind == "Linear":
@@ -198,28 +199,28 @@ def leaving(node: Node, block: Block, now: Shape) -> Shape:
     if node.kind.endswith("MaskUnitAttention") and len(now) == 2 and _widens(node):
         return (max(1, now[0] // _QUERIES), now[1])
     if node.names[0] == "global_block" or _CHOOSES.fullmatch(node.kind):
-        return block.entered  # what it makes goes to the blocks behind it on another way
+        return block.entered  # later blocks take its output by another path
     if block.is_last and len(now) == len(block.entered) > 2 and block.width and attends(node.kind):
         return (*(block.queries or block.entered)[:-1], block.width)
     return block.entered if _is_gate(node, block.entered, now) else now
 
 
 def _widens(node: Node) -> bool:
-    """Queries, keys and values are wider than what they are made of: a new stage begins, with fewer queries."""
+    """Whether queries, keys and values are wider than the input: a new stage begins, with fewer queries."""
     first = node.children[0].printed
     return integers(first.get("out_features", "")) != [3 * one for one in integers(first.get("in_features", ""))]
 
 
 def _is_gate(node: Node, entered: Shape, made: Shape) -> bool:
-    """It makes one number a channel and scales its input with them (squeeze and excitation)."""
+    """Whether it scales its input with one number for each channel (squeeze and excitation)."""
     if len(made) < 2 or made[0] != entered[0] or prod(made[1:]) != 1 or prod(entered[1:]) == 1:
         return False
     return bool(_SCALES.fullmatch(node.kind)) or (node.kind != "Sequential" and node.children[-1].kind in _GATES)
 
 
 def joined(block: Block, now: Shape, after: Wanted) -> Shape | None:
-    """What the block hands on where the next layer takes its branches side by side; its input may be one of them. Of
-    two places the first may be a length, which features say nothing of: only who wants channels tells."""
+    """The output of a block whose branches are concatenated for the next layer; its input may be one of them. Of two
+    sizes the first may be a length, so only the wanted channels decide."""
     if not block.ends or len(now) < 2:
         return None
     wanted = after if len(now) > 2 else after[:1]
@@ -231,7 +232,7 @@ def joined(block: Block, now: Shape, after: Wanted) -> Shape | None:
 
 
 def made_channels(shapes: Iterable[Shape | None], sizes: int) -> Counter[Shape]:
-    """For each size of images or signals, of shapes that have so many sizes: no more can be joined."""
+    """Channels made so far for each size of images or signals: the maximum that can be concatenated."""
     made: Counter[Shape] = Counter()
     for shape in shapes:
         if shape and len(shape) == sizes:
@@ -240,7 +241,7 @@ def made_channels(shapes: Iterable[Shape | None], sizes: int) -> Counter[Shape]:
 
 
 def is_shortcut(open_blocks: Sequence[Block], found: Shape) -> bool:
-    """What came last was made of this by one module, which goes round what comes now."""
+    """Whether the last output was made of this shape by a single module, which is a shortcut."""
     made = 0
     for block in reversed(open_blocks):
         made += len(block.made)
@@ -250,7 +251,7 @@ def is_shortcut(open_blocks: Sequence[Block], found: Shape) -> bool:
 
 
 def next_part(open_blocks: Sequence[Block], channels: int, sizes: int) -> Shape | None:
-    """The other half of what a block was called with that has been split."""
+    """The other half of a block's input that was split."""
     for block in reversed(open_blocks):
         if block.is_split and block.made and len(block.entered) == sizes and block.entered[0] == 2 * channels:
             return (channels, *block.entered[1:])
@@ -258,7 +259,7 @@ def next_part(open_blocks: Sequence[Block], channels: int, sizes: int) -> Shape 
 
 
 def wanted_by(nodes: Sequence[Node]) -> Wanted:
-    """By the first of these that wants something."""
+    """Channels and features that the first of these with a requirement takes."""
     for node in nodes:
         for leaf in leaves(node):
             try:
@@ -271,19 +272,17 @@ def wanted_by(nodes: Sequence[Node]) -> Wanted:
 
 
 def wanted_behind(children: Sequence[Node], after: Wanted) -> list[Wanted]:
-    """What is wanted behind each of them: by the next that wants something, or behind all."""
+    """For each, the requirement of the next that has one, or of what follows all."""
     found: list[Wanted] = []
     for child in reversed(children):
         found.append(after)
-        own = (
-            wanted_by((child,)) if not child.kind.endswith(_SIDE_HEAD) else (None, None)
-        )  # it takes what was made earlier
+        own = wanted_by((child,)) if not child.kind.endswith(_SIDE_HEAD) else (None, None)  # it takes an earlier output
         after = own if own != (None, None) else after
     return found[::-1]
 
 
 def is_layer_itself(node: Node) -> bool:
-    """Beside the modules inside it: a norm that holds its activation."""
+    """Whether it is a layer although it contains modules: a norm with its activation."""
     return bool(node.own and node.printed)
 
 
@@ -295,5 +294,5 @@ def leaves(node: Node) -> Iterator[Node]:
 
 
 def modules(node: Node) -> int:
-    """As many as it stands for, itself and its names counted."""
+    """The number of modules that it stands for, with itself and its names."""
     return len(node.names) * (1 + sum(modules(child) for child in node.children))

@@ -1,4 +1,4 @@
-"""The extension `model-summary` of `carma estimate --summary`: reads a summary and adds how the model is trained."""
+"""The extension `model-summary` of `carma estimate --summary`: reads a summary and adds the training options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The classes of Keras' layers: their names where a table cut them off, and a kernel's size from what is printed."""
+"""Classes of Keras' layers: names that a table cut off, and kernels from parameters and shapes."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _OF_ROWS = re.compile(r"\w*(Dense|Embedding|Attention|LSTM|GRU|RNN|Bidirectional
 
 
 def full_name(cut: str, places: int) -> str:
-    """Of a class whose name was cut off; `places` are the sizes besides batch and channels (2 of an image). As it is,
-    where that is not one of Keras' own."""
+    """Of a class whose name was cut off; `places`: number of sizes besides batch and channels (2 of an image).
+    Unchanged if it is no class of Keras."""
     names = [name.replace("#", str(places)) for name in _NAMES]
     return next((name for name in names if name.startswith(cut)), cut)
 
 
 def of_signals(kinds: Iterable[str]) -> Iterator[bool]:
-    """Whether three sizes are those of a signal, with channels, or of a row of words: as the last layer of either kind
-    has it. `gpumemnet.features` reads shapes in the same way."""
+    """Whether three sizes mean a signal with channels, or a sequence: as for the last layer of either kind.
+    `carma.trial.layers.column_reading` does the same."""
     signals = False
     for kind in kinds:
         signals = bool(_OF_SIGNALS.fullmatch(kind)) or (signals and not _OF_ROWS.fullmatch(kind))
@@ -42,7 +42,7 @@ def of_signals(kinds: Iterable[str]) -> Iterator[bool]:
 
 
 def attributes_of(kind: str, parameters: int, fed: Shape, made: Shape) -> dict[str, str]:
-    """As PyTorch names them, as far as they follow from the parameters and the shapes (images have channels first)."""
+    """Attributes with PyTorch's names, as far as they follow from the parameters and the shapes (channels first)."""
     found = _CONVOLUTION.fullmatch(kind)
     if kind == "Dense" and fed and made:
         return {"in_features": str(fed[-1]), "out_features": str(made[-1])}
@@ -61,7 +61,7 @@ def attributes_of(kind: str, parameters: int, fed: Shape, made: Shape) -> dict[s
 
 
 def _side(parameters: int, each: int, biases: int, places: int) -> int | None:
-    """Of a kernel as long as it is wide, with a bias or without; None where the parameters do not come out so."""
+    """The side of a square kernel, with or without a bias; None if the parameters do not fit."""
     for weights in (parameters - biases, parameters):
         if each > 0 and weights > 0 and weights % each == 0:
             side = round(math.pow(weights // each, 1 / places))

@@ -1,8 +1,8 @@
-"""What `model.summary()` of Keras shows, of version 3 and 2.
+"""Reads `model.summary()` of Keras 3 and 2.
 
-Made like what PyTorch's summaries tell, so that nobody behind has to know: images and signals with their channels
-first, moving averages of a batch norm not among its parameters, the optimizer's variables not among the model's.
-Classes keep Keras' names, but for Conv1D: with Hugging Face that is a linear layer.
+The result is like that of PyTorch's summaries: images and signals with channels first, moving averages of a batch norm
+not among its parameters, the optimizer's variables not among the model's. Classes keep Keras' names, except Conv1D,
+which is a linear layer in Hugging Face.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FIX = f"{_NONE}; give the model an input of fixed sizes before summary(): keras
 
 
 def is_keras(lines: Sequence[str], header: int) -> bool:
-    """A box; or a head between lines of `_` and of `=`, as only Keras has it; or a first row like Keras'."""
+    """A box; a head between lines of `_` and of `=`, which only Keras prints; or a first row like Keras'."""
     if is_box(lines[header]):
         return True
     if header and set(lines[header - 1].strip()) == {"_"}:
@@ -58,7 +58,7 @@ def read_keras(lines: Sequence[str], header: int, batch: int | None, sample: Sha
 
 
 class _Found:
-    """A row, understood."""
+    """A parsed row."""
 
     def __init__(self, row: Row, lines: Sequence[str]) -> None:
         text = lines[row.line]
@@ -79,7 +79,7 @@ class _Found:
 
 
 def _shape(row: Row, text: str) -> Shape:
-    """The first of several. `multiple` and `?` tell nothing."""
+    """The first of several shapes; empty for `multiple` and `?`."""
     if row.shape in ("multiple", "?", "", "-"):
         return ()
     first = _SHAPES.search(row.shape)
@@ -100,7 +100,7 @@ def _check_built(found: Sequence[_Found], lines: Sequence[str]) -> None:
 
 
 def _complete(found: Sequence[_Found]) -> None:
-    """What each is fed with, by name or by what stands above; classes that were cut; channels first."""
+    """Completes inputs, from names or from the row above; names that were cut off; and channels first."""
     above: dict[str, Shape] = {}
     last: Shape = ()
     for one in found:
@@ -114,7 +114,7 @@ def _complete(found: Sequence[_Found]) -> None:
 
 
 def _source(connected: str, above: dict[str, Shape]) -> Shape:
-    """Of the first that it is connected to. Names may be cut off there and in their own row."""
+    """The shape of the first connected layer. Names may be cut off in both places."""
     name, mark = _CONNECTED.match(connected.lstrip("['")).groups()  # type: ignore[union-attr]  # it matches anything
     if name in above:
         return above[name]
@@ -125,13 +125,12 @@ def _source(connected: str, above: dict[str, Shape]) -> Shape:
 
 
 def _channels_first(shape: Shape) -> Shape:
-    """Images and volumes. Of a sequence only the layers around tell what it is; in PyTorch, too, words have their width
-    at the end."""
+    """Of images and volumes. Sequences depend on the layers around; in PyTorch, too, words have their width last."""
     return (shape[0], shape[-1], *shape[1:-1]) if len(shape) in (4, 5) else shape
 
 
 def _leaves(found: Sequence[_Found]) -> tuple[list[_Found], int]:
-    """Without models whose layers follow; and how many nested models do not show theirs."""
+    """The rows without models whose layers follow, and the number of nested models whose layers are not shown."""
     leaves, hidden = [], 0
     depths = [one.row.depth for one in found[1:]] + [0]
     for one, below in zip(found, depths, strict=True):
@@ -144,7 +143,7 @@ def _leaves(found: Sequence[_Found]) -> tuple[list[_Found], int]:
 
 def _gaps(leaves: Sequence[_Found], hidden: int, sample: Shape) -> tuple[str, ...]:
     found: list[str] = []
-    if _length(leaves, sample) is None:  # for any length, where --input helps not
+    if _length(leaves, sample) is None:  # for any length, so that --input does not help
         found.append(_FIX if _length(leaves, (1,)) is None else _OPEN)
     if hidden:
         stops = f"the summary stops above the layers of {counted(hidden, 'nested model')}"
@@ -182,13 +181,13 @@ def _read(
 
 
 def _as_told(sample: Shape, given: Shape) -> Shape:
-    """--input as the input has it, where it was said with the channels at the end."""
+    """`sample` with channels first, if it was given with channels last."""
     turned = (*sample[-1:], *sample[:-1])
     return turned if turned == given[1:] else sample
 
 
 class _Filling:
-    """The batch, and the length of a sequence, in the place of None; None for the length leaves all shapes unknown."""
+    """Replaces None by the batch and the length of a sequence. Without a length all shapes are unknown."""
 
     def __init__(self, batch: int, length: int | None) -> None:
         self.batch = batch
@@ -201,8 +200,8 @@ class _Filling:
 
 
 def _length(leaves: Sequence[_Found], sample: Shape) -> int | None:
-    """Of the sequences, where it is None in the table: the first size of the input, if no layer makes it another. 0
-    where there is no such size; None where it cannot be told."""
+    """The length of the sequences that the table has as None: the first size of the input, if no layer changes it. 0 if
+    there is no such size; None if it is unknown."""
     unknown = [one for one in leaves if _UNTOLD in one.shape[1:]]
     if not unknown:
         return 0
@@ -225,5 +224,5 @@ def _layer(one: _Found, filling: _Filling) -> Layer:
 
 
 def _moving(one: _Found) -> int:
-    """Moving averages of a batch norm: as many as its weights, which PyTorch does not count as parameters."""
+    """Moving averages of a batch norm: half of its weights, which PyTorch does not count as parameters."""
     return one.parameters // 2 if one.kind == "BatchNormalization" else 0

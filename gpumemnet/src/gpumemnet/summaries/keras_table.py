@@ -1,8 +1,9 @@
-"""The rows of a Keras summary's table, whichever version drew it: cells that were broken over lines are joined again.
+"""Reads the rows of a Keras summary's table of any version and joins cells that were broken over lines.
 
 Keras 3 draws a box (`│ conv1 (Conv2D) │ …`), one row between two rules. Keras 2 has columns at fixed places and blank
-lines between rows, which may have got lost; before 2.6 rules instead, and what was too long was cut off. Nested models
-are indented (3) or between bars (2)."""
+lines between rows, which may be missing; before 2.6 it has rules, and cuts long cells. Nested models are indented (3)
+or between bars (2).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _CUT = "the summary is cut at the width of the terminal; print it with a smaller
 
 class Row(NamedTuple):
     line: int
-    depth: int  # of models in one another
+    depth: int  # nesting of models
     name: str  # with the class in brackets
     shape: str
     parameters: str
@@ -34,7 +35,7 @@ def is_box(header: str) -> bool:
 
 
 def box_rows(lines: Sequence[str], header: int) -> tuple[list[Row], int]:
-    """And the line where the table ends."""
+    """The rows, and the line where the table ends."""
     names = [cell.strip() for cell in _BARS.split(lines[header])[1:-1]]
     columns = _columns(names, lines, header)
     rows: list[Row] = []
@@ -71,7 +72,7 @@ def _row(line: int, cells: list[list[str]], columns: dict[str, int]) -> Row:
 
 
 def plain_rows(lines: Sequence[str], header: int) -> tuple[list[Row], int]:
-    """Of Keras 2; and the line where the table ends."""
+    """The rows of Keras 2, and the line where the table ends."""
     found = list(_NAME.finditer(lines[header]))
     columns = _columns([name[0] for name in found], lines, header)
     starts = [name.start() for name in found]
@@ -86,7 +87,7 @@ def plain_rows(lines: Sequence[str], header: int) -> tuple[list[Row], int]:
             cells = []
             continue
         parts = [text[start:end] for start, end in zip(starts, ends, strict=True)]
-        if cells and parts[columns["Param #"]].strip():  # where blank lines were lost
+        if cells and parts[columns["Param #"]].strip():  # if blank lines are missing
             rows.append(_plain_row(begun, lines[begun], cells, columns))
             cells = []
         begun = begun if cells else number
@@ -98,7 +99,7 @@ def plain_rows(lines: Sequence[str], header: int) -> tuple[list[Row], int]:
 
 
 def _body(lines: Sequence[str], header: int) -> Iterator[tuple[int, str | None]]:
-    """Lines with their number; None where a row ends: a blank line or a rule. Its count stands in its first line."""
+    """Numbered lines; None at the end of a row: a blank line or a rule. The count is in the row's first line."""
     for number in range(header + 1, _end(lines, header)):
         line = lines[number]
         text = line.rstrip().rstrip("|¯")

@@ -1,4 +1,4 @@
-"""Which modules own parameters, and how many, by what `print(model)` shows of them (after torch.nn's documentation)."""
+"""Parameters of modules, from what `print(model)` shows of them (after torch.nn's documentation)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NEGATIVE = re.compile(r"(?<![\w.])-\d", re.ASCII)  # not the exponent of 1e-05
 _ENDLESS = re.compile(rf"(?<![\d.])\d{{{_DIGITS + 1}}}", re.ASCII)
 _SIZES = ("0", "1", "in_features", "in1_features", "in2_features", "out_features", "nf", "nx", "kernel_size", "groups",
           "num_parameters", "num_layers", "proj_size")  # fmt: skip
-Printed = Mapping[str, str]  # what stands in a module's brackets: by name, or by place ("0", "1", …)
+Printed = Mapping[str, str]  # the text in a module's brackets: by name, or by position ("0", "1", …)
 
 # Modules of torch.nn and of common packages without children and without parameters.
 _PLAIN = re.compile(
@@ -24,27 +24,27 @@ _PLAIN = re.compile(
     r"|CosineSimilarity|PairwiseDistance|Softmax2d|FrozenBatchNorm2d|LinearActivation|LaplaceActivation"
     r"|ReLUSquaredActivation|\w*Rotary\w*Embedding|Quant|DeQuant|QuantStub|DeQuantStub|Tanhshrink|Interpolate)"
 )
-# Also without parameters; they may have modules inside.
+# Also without parameters, but they may contain modules.
 _BARE = re.compile(
     r"(?!\w*Att)\w*Pool(ing)?([123]d)?(Same)?|FrozenBatchNormAct2d|SpaceToDepth|DepthToSpace|\w*Permute\w*"
 )
-# One factor for each channel, or a factor and a summand. How many channels there are is not printed.
+# One or two parameters for each channel. The number of channels is not printed.
 _SCALES = {"LayerScale": 1, "LayerScale2d": 1, "Scale": 1, "Affine": 2}
-# The name says that there are weights, so that none may be left out.
+# The name implies weights, so that none may be omitted.
 _WEIGHTY = re.compile(
     r"\w*(Linear|Conv|Attention|Attn|Expert|Norm|Dense|LSTM|GRU|RNN|Cell|Mamba|Mixer|Mlp|MLP|Block|Layer)\w*"
 )
 _LAYER = re.compile(r"\w*Linear\w*|\w*Norm(alization)?|MultiheadAttention")
 _INSIDE = re.compile(r"ShiftedWindowAttention(V2)?|MultiheadAttention")
-_WITH_ACTIVATION = re.compile(r"\w*Norm1?Act\w*")  # timm's: a norm, and an activation as a module inside
+_WITH_ACTIVATION = re.compile(r"\w*Norm1?Act\w*")  # of timm: a norm with an activation as a module inside
 _RECURRENT = re.compile(r"(LSTM|GRU|RNN)(Cell)?")
 _CONTAINERS = ("Sequential", "ModuleList", "ModuleDict", "ParameterList")
-KINDS_KEPT = 4096  # names of classes come from the text, so what is remembered of them has an end
+KINDS_KEPT = 4096  # class names come from the text, so caches of them are limited
 
 
 @lru_cache(KINDS_KEPT)
 def is_plain(kind: str) -> bool:
-    """It has no parameters and no modules inside, as far as its name tells."""
+    """Whether it has no parameters and no modules inside, as far as its name shows."""
     return _PLAIN.fullmatch(kind) is not None
 
 
@@ -53,7 +53,7 @@ def is_container(kind: str) -> bool:
 
 
 def count_parameters(kind: str, printed: Printed) -> int | None:
-    """None: the brackets do not tell. What has none is 0."""
+    """None if the brackets do not show it; 0 for modules without parameters."""
     if is_plain(kind) or is_container(kind) or _is_bare(kind):
         return 0
     count = _rule(kind)
@@ -69,7 +69,7 @@ def _is_bare(kind: str) -> bool:
 
 
 def impossible(kind: str, printed: Printed) -> str | None:
-    """Why a layer with weights cannot have the sizes that are printed; None where it can."""
+    """Why the printed sizes of a layer with weights are impossible; None if they are possible."""
     for value in (printed[key] for key in _SIZES if key in printed) if _rule(kind) else ():
         if _NEGATIVE.search(value):
             return "a size is negative"
@@ -79,34 +79,34 @@ def impossible(kind: str, printed: Printed) -> str | None:
 
 
 def scales(kind: str) -> int:
-    """Parameters that it has for each channel, where that is all that is known of them; 0 of any other module."""
+    """Parameters for each channel, if only that is known; 0 for any other module."""
     return _SCALES.get(kind, 0)
 
 
 def is_bare_norm(kind: str, printed: Printed) -> bool:
-    """A norm of T5's kind prints nothing; it is as wide as what the linear layer before it gives."""
+    """Whether it is a norm like T5's, which prints nothing and is as wide as the output of the linear layer before it."""
     return not printed and kind.endswith("T5LayerNorm")
 
 
 def uncounted(kind: str, shape: tuple[int, ...]) -> int:
-    """Weights that torchsummary does not count, since they are no module's that is called: the projections of queries,
-    keys, values and of the output, with a bias each. 0 of any other module."""
+    """Weights that torchsummary does not count because no called module owns them: projections of queries, keys, values
+    and the output, each with a bias. 0 for any other module."""
     return 4 * shape[-1] * (shape[-1] + 1) if shape and _INSIDE.fullmatch(kind) else 0
 
 
 def is_recurrent(kind: str) -> bool:
-    """Its weights, too, torchsummary does not count; they do not follow from its output."""
+    """torchsummary does not count its weights either, and they do not follow from its output."""
     return _RECURRENT.fullmatch(kind) is not None
 
 
 @lru_cache(KINDS_KEPT)
 def may_be_small(kind: str) -> bool:
-    """Nothing in its name tells of a layer: it may have a few parameters (a table of places), or none."""
+    """Whether its name implies no layer: it may have a few parameters (a table of positions), or none."""
     return _rule(kind) is None and _WEIGHTY.fullmatch(kind) is None
 
 
 def width_made(printed: Printed) -> int:
-    """Channels of what a layer with weights makes; 0 where the brackets do not tell."""
+    """Output channels of a layer with weights; 0 if the brackets do not show them."""
     told = next((printed[key] for key in ("out_features", "nf", "1", "0") if key in printed), "")
     found = integers(told)
     return found[-1] if found else 0
@@ -119,13 +119,13 @@ def _rule(kind: str) -> _Count | None:
 
 @lru_cache(KINDS_KEPT)
 def holds_weights(kind: str) -> bool:
-    """It is a layer that has parameters itself and no modules inside, as far as its name tells."""
+    """Whether it is a layer with parameters of its own and without modules inside, as far as its name shows."""
     return _rule(kind) is not None or _LAYER.fullmatch(kind) is not None
 
 
 @lru_cache(KINDS_KEPT)
 def has_activation(kind: str) -> bool:
-    """It is a norm, and its activation is a module inside."""
+    """Whether it is a norm with its activation as a module inside."""
     return _WITH_ACTIVATION.fullmatch(kind) is not None
 
 
@@ -140,13 +140,13 @@ def _yes(printed: Printed, name: str, default: bool = True) -> bool:
 def _convolution(printed: Printed) -> int:
     taken, given = int(printed["0"]), int(printed["1"])
     groups = int(printed.get("groups", "1"))
-    # A transposed one holds its weight the other way round: in × out/groups instead of out × in/groups. Same product.
+    # The weight of a transposed one is in × out/groups instead of out × in/groups: the same product.
     weight = taken * given // groups * prod(integers(printed["kernel_size"]))
     return weight + (given if _yes(printed, "bias") else 0)
 
 
 def _scaled_convolution(printed: Printed) -> int:
-    """With a gain for each channel that it makes."""
+    """With a gain for each output channel."""
     return _convolution(printed) + int(printed["1"])
 
 
@@ -178,7 +178,7 @@ def _layer_norm(printed: Printed) -> int:
 
 
 def _affine(width: int, printed: Printed, word: str) -> int:
-    """Weight and bias; older torch does not print the bias, which is then there."""
+    """Weight and bias; older torch does not print the bias, which then exists."""
     if not _yes(printed, word):
         return 0
     return width * (2 if _yes(printed, "bias") else 1)
@@ -199,7 +199,7 @@ def _recurrent(gates: int, printed: Printed) -> int:
     directions = 2 if _yes(printed, "bidirectional", False) else 1
     biases = 2 * gates * hidden if _yes(printed, "bias") else 0
     fed_back = projected or hidden
-    own = fed_back * gates * hidden + biases + projected * hidden  # of a layer and direction, but for its input
+    own = fed_back * gates * hidden + biases + projected * hidden  # of a layer and direction, without its input
     further = int(printed.get("num_layers", "1")) - 1
     widths = taken + further * fed_back * directions
     return directions * (gates * hidden * widths + (further + 1) * own)

@@ -1,5 +1,6 @@
-"""What `print(model)` shows as a tree of modules, also with the counts that the published transformer summaries add
-(`…, 590,592 params`). What the modules mean is printed.py's."""
+"""Parses `print(model)` into a tree of modules, also with the counts in the published transformer summaries
+(`…, 590,592 params`). printed.py interprets the modules.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +31,11 @@ class Node:
     text: str
     names: tuple[str, ...] = ("",)  # one for each of `(0-11): 12 x`
     printed: dict[str, str] = field(default_factory=dict)
-    count: int | None = None  # of the whole module, where the text tells
+    count: int | None = None  # of the whole module, if the text has it
     children: list[Node] = field(default_factory=list)
     own: int = 0  # parameters of its own, without its children's
     whole: int = 0  # with them, of one of its names
-    is_called: bool = True  # itself; its weight may be called by another name
+    is_called: bool = True  # itself; its weight may be called under another name
 
 
 def starts_tree(line: str) -> bool:
@@ -45,7 +46,7 @@ def starts_tree(line: str) -> bool:
 
 
 def opens_tree(lines: Sequence[str], number: int) -> bool:
-    """It has modules inside, which other things that are printed with brackets have not (`Namespace(lr=0.1)`)."""
+    """Whether it contains modules, unlike other objects that are printed with brackets (`Namespace(lr=0.1)`)."""
     below = next((line for line in lines[number + 1 : number + 4] if line.strip()), "")
     return lines[number].rstrip().endswith("(") and _NAMED_LINE.match(below) is not None
 
@@ -73,7 +74,7 @@ def parse_tree(lines: Sequence[str], start: int) -> Node:
         node, opens = child
         modules += len(node.names)
         if modules > MOST_LAYERS:
-            raise too_many(start, lines[start])  # before anything is made of them
+            raise too_many(start, lines[start])  # before they are processed
         if open_nodes:
             open_nodes[-1].children.append(node)
         if opens and len(open_nodes) == _DEEPEST:
@@ -120,7 +121,7 @@ def _names(name: str, times: int, line: str, number: int) -> tuple[str, ...]:
 
 
 def _printed(text: str) -> dict[str, str]:
-    """`3, 64, kernel_size=(7, 7)`: by name, and by place where there is none."""
+    """`3, 64, kernel_size=(7, 7)`: by name, or by position without one."""
     found: dict[str, str] = {}
     for part in _split(text):
         name, equals, value = part.partition("=")
@@ -132,7 +133,7 @@ def _printed(text: str) -> dict[str, str]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """At commas that stand in no brackets."""
+    """Splits at commas outside of brackets."""
     depth, open_parts = 0, ""
     for part in text.split(","):
         depth += sum(map(part.count, "([{")) - sum(map(part.count, ")]}"))

@@ -1,8 +1,7 @@
-"""Models from ONNX files: shapes by onnx' own inference, weights by their shapes alone (no values are read).
+"""Reads models from ONNX files: shapes by onnx' own inference, weights by their shapes only (no values are read).
 
-The batch stands in the first place of the first input. Where it is a name, it gets the batch asked for; where it is a
-number, as in most exports, the shapes are scaled. Other sizes that are names (the length of a sequence) come from
---input.
+The batch is the first size of the first input. If it has a name, it becomes the batch asked for; if it is a number, as
+in most exports, the shapes are scaled. Other named sizes (the length of a sequence) come from --input.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from gpumemnet.summaries.onnx_shapes import WHOLE, infer
 from gpumemnet.summaries.shapes import Shape, show
 from gpumemnet.summaries.text import counted
 
-_MOST_BYTES = 2 << 30  # of a protocol buffer; larger models have their weights beside the file
+_MOST_BYTES = 2 << 30  # of a protocol buffer; weights of larger models are in other files
 _SECOND = (0x12, 0x1A, 0x22, 0x28, 0x32, 0x3A, 0x42, 0x72)  # names, versions, the graph, what it imports
 _HINT = "It takes what torch.onnx.export or another exporter wrote, whole."
 _AGAIN = "torch.onnx.export(model.train(), ..., optimize=False)"
@@ -33,19 +32,19 @@ _DRY = (
 
 
 def is_onnx(start: bytes) -> bool:
-    """As a protocol buffer of a model begins: with the version of the format, a small number, then another field."""
+    """How the protocol buffer of a model begins: the version of the format, a small number, then another field."""
     return len(start) > 2 and start[0] == 0x08 and 0 < start[1] < 0x40 and start[2] in _SECOND
 
 
 def read_onnx(file: Path, batch: int | None, sample: Shape) -> ReadSummary:
-    """Raises Usage for a file that is none, and where onnx is not installed."""
+    """Raises Usage for other files, and if onnx is not installed."""
     if file.stat().st_size > _MOST_BYTES:
         raise _too_large()
     return read_onnx_bytes(file.read_bytes(), batch, sample)
 
 
 def read_onnx_bytes(raw: bytes, batch: int | None, sample: Shape) -> ReadSummary:
-    """What stands in such a file, or comes out of a pipe."""
+    """The content of such a file or of a pipe."""
     onnx = _library()
     model = _load(onnx, raw)
     weights = {tensor.name: (tuple(tensor.dims), tensor.data_type) for tensor in model.graph.initializer}
@@ -70,7 +69,7 @@ def read_onnx_bytes(raw: bytes, batch: int | None, sample: Shape) -> ReadSummary
 
 
 def _check_known(graph: Graph) -> None:
-    """What is not known would count as nothing."""
+    """Refuses unknown parts, which would otherwise count as nothing."""
     if graph.nested:
         raise Usage(
             f"{graph.nested} of the ONNX graph holds a graph of its own, whose layers cannot be counted",
@@ -96,13 +95,13 @@ def _too_large() -> Usage:
 
 
 def _load(onnx: Any, raw: bytes) -> Any:
-    """Without the weights that lie in files beside it."""
+    """Without weights in other files."""
     if len(raw) > _MOST_BYTES:
         raise _too_large()
     model = onnx.ModelProto()
     try:
         model.ParseFromString(raw)
-    except Exception as error:  # protobuf's DecodeError, whose package is nobody's business here
+    except Exception as error:  # protobuf's DecodeError, without importing protobuf
         raise Usage(f"the file is no ONNX model, or is cut off ({type(error).__name__})", _HINT) from None
     if not model.graph.node:
         raise Usage("the file holds no ONNX graph", _HINT)
@@ -110,10 +109,10 @@ def _load(onnx: Any, raw: bytes) -> Any:
 
 
 def _inlined(model: Any) -> Any:
-    """Operators that the model defines itself, by those of ONNX."""
+    """Replaces operators that the model defines itself by those of ONNX."""
     try:
         return importlib.import_module("onnx.inliner").inline_local_functions(model)
-    except Exception as error:  # whatever the C++ checker throws
+    except Exception as error:  # any exception of the C++ checker
         raise Usage(f"the functions of the ONNX model cannot be followed: {error}", _HINT) from None
 
 
@@ -123,8 +122,8 @@ def _fixed_batch(value: Any) -> int | None:
 
 
 def _set_sizes(inputs: list[Any], batch: int, sample: Shape) -> tuple[Shape, dict[str, int]]:
-    """Puts numbers in the place of names, the same for the same name in all inputs. Returns the first input's shape,
-    and the numbers by name."""
+    """Replaces named sizes by numbers, the same for one name in all inputs. Returns the first input's shape, and the
+    numbers by name."""
     first = inputs[0].type.tensor_type.shape.dim
     asked = (batch, *sample) if sample else (batch, *(0 for _ in first[1:]))
     if len(asked) != len(first):

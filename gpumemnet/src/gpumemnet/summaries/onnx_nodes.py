@@ -1,7 +1,7 @@
-"""Nodes of an ONNX graph as layers, by the names that PyTorch has for them.
+"""Turns nodes of an ONNX graph into layers with PyTorch's names.
 
-What only looks at a tensor in another way (Reshape, Transpose) and what computes shapes (whole numbers) is no layer.
-A weight belongs to the first node that takes it, also through a Transpose; one that several take counts once.
+Views (Reshape, Transpose) and computations of shapes (integers) are no layers. A weight belongs to the first node that
+takes it, also through a Transpose, and counts once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SUBGRAPH = 5  # AttributeProto.GRAPH
 
 
 class Graph:
-    """`weights` are the initializers by name, `shapes` what is known of all other tensors."""
+    """`weights` are the initializers by name, `shapes` the known shapes of all other tensors."""
 
     def __init__(self, nodes: Iterable[Any], weights: Mapping[str, tuple[Shape, int]], shapes: Tensors) -> None:
         self._nodes = list(nodes)
@@ -54,15 +54,15 @@ class Graph:
         self._counted: set[str] = set()
         self._find_weights()
         self.parameters = 0
-        self.unknown: list[str] = []  # nodes that make something whose shape nobody knows
+        self.unknown: list[str] = []  # nodes with outputs of unknown shape
         self.nested = next((_told(node) for node in self._nodes if _holds_layers(node)), "")
         self.is_folded = self._has_folded()
         self.is_for_training = not self.is_folded and any(node.op_type in _OF_TRAINING for node in self._nodes)
 
     def layers(self, fixed: int | None, batch: int | None) -> tuple[Layer, ...]:
-        """In the order of the graph; a batch that was fixed in the export becomes the one asked for."""
+        """In the order of the graph; a batch that was fixed in the export is replaced by the one asked for."""
         found: list[Layer] = []
-        biased: dict[str, int] = {}  # by the output of a product without its bias: the layer's place
+        biased: dict[str, int] = {}  # index of the layer by the output of a product without its bias
         for node in self._nodes:
             if node.op_type in _VIEWS or not self._makes_numbers(node):
                 continue
@@ -77,22 +77,22 @@ class Graph:
         return tuple(found)
 
     def _find_weights(self) -> None:
-        """Also what is a weight seen in another way."""
+        """Also views of weights."""
         self._behind = {name: name for name in self._weights}
         for node in self._nodes:
             if node.op_type in _VIEWS and node.input and node.input[0] in self._behind:
                 self._behind[node.output[0]] = self._behind[node.input[0]]
 
     def _makes_numbers(self, node: Any) -> bool:
-        """Whole numbers are shapes, indices and masks. What is computed from weights alone is done once."""
+        """Integers are shapes, indices and masks. Computations of weights alone are done once."""
         known = self._shapes.get(node.output[0]) if node.output else None
         if known is None:
-            return bool(node.output)  # nothing is known of an operator that ONNX does not have
+            return bool(node.output)  # an operator that ONNX does not have
         return known[1] in FLOATS and known[0] != ()
 
     def _has_folded(self) -> bool:
-        """A convolution without a bias, or with one that an exporter made up, has a norm behind it in training. Only
-        such bias as the module had is called like its weight."""
+        """A convolution without a bias, or with one that the exporter created, has a norm after it in training. Only
+        the module's own bias has a name like its weight."""
         takers: dict[str, list[str]] = {}
         for node in self._nodes:
             for name in node.input:
@@ -109,7 +109,7 @@ class Graph:
         return len(added) == 1 and len(self._weights.get(self._behind.get(added[0], ""), (0, 0))) == 1
 
     def _take(self, node: Any) -> int:
-        """Parameters that this node is the first to take. Of a batch norm the averages are none."""
+        """Parameters that this node is the first to take. The averages of a batch norm are no parameters."""
         names = node.input[:3] if node.op_type == "BatchNormalization" else node.input
         own = {self._behind[name] for name in names if name in self._behind} - self._counted
         self._counted |= own
@@ -156,13 +156,13 @@ def _told(node: Any) -> str:
 
 
 def _holds_layers(node: Any) -> bool:
-    """A branch or a loop, and not only views inside."""
+    """Whether it is a branch or a loop with more than views inside."""
     bodies = [attribute.g for attribute in node.attribute if attribute.type == _SUBGRAPH]
     return any(inner.op_type not in _VIEWS or _holds_layers(inner) for body in bodies for inner in body.node)
 
 
 def _has_own_bias(node: Any) -> bool:
-    """As torch names it. An export for inference makes up names for what it computes beforehand."""
+    """With torch's name. An export for inference invents names for precomputed values."""
     if len(node.input) < 3 or not node.input[2]:
         return False
     weight, bias = node.input[1], node.input[2]
@@ -170,7 +170,7 @@ def _has_own_bias(node: Any) -> bool:
 
 
 def _convolution(node: Any, weight: Shape) -> dict[str, str]:
-    """As print(model) names it. A transposed one holds its weight the other way round."""
+    """Attributes as in print(model). The weight of a transposed one has its sizes swapped."""
     told = {attribute.name: attribute for attribute in node.attribute}
     groups = told["group"].i if "group" in told else 1
     one, other = weight[0], weight[1] * groups

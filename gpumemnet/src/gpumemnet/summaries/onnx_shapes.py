@@ -1,8 +1,8 @@
-"""The shapes of an ONNX graph's tensors, by onnx' own inference and by what an exporter wrote down.
+"""The shapes of an ONNX graph's tensors, by onnx' own inference and from what an exporter wrote.
 
-The inference follows numbers (the shape that a Reshape gets) through a few operators only. Where it comes to nothing,
-what is computed of whole numbers alone is computed here, with onnx' own reference of each operator, and it tries again.
-Large weights are taken off before, since it would copy them.
+The inference follows integers (the shape for a Reshape) through a few operators only. If it fails, computations of
+integers alone are done here, with onnx' own reference of each operator, and inference is repeated. Large weights are
+removed before, because it would copy them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ WHOLE = (
     "Export it with fixed shapes (torch.onnx.export without dynamic_shapes and dynamic_axes); or write them down with "
     "python -m onnxruntime.tools.symbolic_shape_infer; or use torchinfo."
 )
-_SMALL = 1024  # values; what tells a Reshape its shape is smaller, weights are larger
-_NUMBERS = 1 << 16  # whole ones, of places or distances
-_ROUNDS = 64  # of computing and trying again; each gets at least past one operator
+_SMALL = 1024  # values; shapes for a Reshape are smaller, weights are larger
+_NUMBERS = 1 << 16  # integers, of positions or distances
+_ROUNDS = 64  # of computing and inference; each passes at least one operator
 _COMPUTED = (
     "Constant", "Shape", "Size", "Concat", "Reshape", "Squeeze", "Unsqueeze", "Gather", "GatherElements", "Slice",
     "Cast", "CastLike", "Add", "Sub", "Mul", "Div", "Mod", "Neg", "Min", "Max", "Floor", "Ceil", "Equal", "Greater",
@@ -31,9 +31,9 @@ _COMPUTED = (
 
 
 def infer(onnx: Any, model: Any, names: dict[str, int]) -> Tensors:
-    """Of all tensors that have one, with their type; `names` are sizes that are told. The model is changed: large
-    weights become inputs without values. What an exporter wrote down stands for another batch, mostly: it counts where
-    nothing can be inferred."""
+    """The shapes and types of all tensors; `names` are known sizes. The model is changed: large weights become inputs
+    without values. Shapes that an exporter wrote are mostly for another batch, so they are used only if nothing can be
+    inferred."""
     written = _take_off(onnx, model.graph, names)
     found = _inferred(onnx, model)
     numbers: dict[str, Any] = {}
@@ -47,12 +47,12 @@ def infer(onnx: Any, model: Any, names: dict[str, int]) -> Tensors:
     if not missing:
         return found
     told = (onnx.helper.make_tensor_value_info(name, kind, shape) for name, (shape, kind) in missing.items())
-    model.graph.value_info.extend(told)  # what hangs on them can be inferred
+    model.graph.value_info.extend(told)  # shapes that depend on them can be inferred
     return {**_inferred(onnx, model), **missing}
 
 
 def _take_off(onnx: Any, graph: Any, names: dict[str, int]) -> Tensors:
-    """Large weights, and what an exporter wrote down, which is handed back as far as it is of use."""
+    """Removes large weights and the exporter's shapes, and returns the usable ones of these."""
     weights = list(graph.initializer)
     taken = {value.name for value in graph.input}
     values = ((value, _shape(value, names)) for value in (*graph.value_info, *graph.output))
@@ -73,7 +73,7 @@ def _take_off(onnx: Any, graph: Any, names: dict[str, int]) -> Tensors:
 def _inferred(onnx: Any, model: Any) -> Tensors:
     try:
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
-    except Exception as error:  # whatever the C++ inference throws
+    except Exception as error:  # any exception of the C++ inference
         raise Usage(f"the shapes of the ONNX graph cannot be inferred: {str(error)[:200]}", WHOLE) from None
     values = (*inferred.value_info, *inferred.output, *inferred.input)
     return {
@@ -84,7 +84,7 @@ def _inferred(onnx: Any, model: Any) -> Tensors:
 
 
 def _shape(value: Any, names: dict[str, int]) -> Shape | None:
-    """None where a size is neither a number nor one of the names."""
+    """None if a size is neither a number nor one of the names."""
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         return None
@@ -93,7 +93,7 @@ def _shape(value: Any, names: dict[str, int]) -> Shape | None:
 
 
 def _compute(onnx: Any, model: Any, found: Tensors, numbers: dict[str, Any]) -> bool:
-    """Puts what can be computed of whole numbers into the graph, as weights; False where nothing is new."""
+    """Adds what can be computed of integers to the graph, as weights; False if nothing is new."""
     graph, before = model.graph, len(numbers)
     for tensor in graph.initializer:
         if tensor.data_type not in FLOATS and tensor.name not in numbers and not tensor.external_data:
@@ -112,7 +112,7 @@ def _compute(onnx: Any, model: Any, found: Tensors, numbers: dict[str, Any]) -> 
 
 
 def _computed(onnx: Any, model: Any, node: Any, found: Tensors, numbers: dict[str, Any]) -> dict[str, Any] | None:
-    """By the name of each output; None where that is more than numbers can tell."""
+    """By the name of each output; None if it needs more than integers."""
     taken = [name for name in node.input if name]
     if node.op_type == "Shape" and not node.attribute and (shape := found.get(taken[0], (None, 0))[0]) is not None:
         tensor = onnx.helper.make_tensor("shape", onnx.TensorProto.INT64, (len(shape),), shape)
@@ -127,7 +127,7 @@ def _computed(onnx: Any, model: Any, node: Any, found: Tensors, numbers: dict[st
     )
     try:
         made = importlib.import_module("onnx.reference").ReferenceEvaluator(whole).run(None, {})
-    except Exception:  # whatever an operator's reference throws: then it stays unknown
+    except Exception:  # any exception of an operator's reference: it stays unknown
         return None
     if any(not hasattr(array, "dtype") or array.dtype.kind not in "iub" or array.size > _NUMBERS for array in made):
         return None

@@ -1,8 +1,8 @@
-"""A printed module as layers.
+"""Turns a printed module into layers.
 
-Parameters come from the printed attributes (`Linear(in_features=…)`). Not shown, hence not counted, are parameters that
-a block owns beside its modules (a class token), unless counts are added; weights that two modules share are counted
-twice unless the model's own count stands at its end. Outputs are not shown either: walk.py finds them from an input.
+Parameters come from the printed attributes (`Linear(in_features=…)`). Parameters that a block owns beside its modules
+(a class token) are not shown and not counted, unless the text contains counts. Weights that two modules share count
+twice, unless the text ends with the model's own count. Outputs are not shown; `shape_inference` finds them.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from gpumemnet.summaries.text import MOST_LAYERS, bad, counted, too_many
 _ADAPTER = re.compile(r"(?:^|\.)(?:lora_\w+|modules_to_save)(?:\.|$)")
 _UNTOLD = "what is printed of this module does not tell how many parameters it has"
 _COUNTS = "A table of torchinfo counts them: torchinfo.summary(model, input_size=..., depth=10)."
-_SHARED_TABLE, _OWN_TABLE = "shared", "embed_tokens"  # as T5, BART and their like have it
-_FEW = 2  # layers that are understood, at least, for each module that is not
+_SHARED_TABLE, _OWN_TABLE = "shared", "embed_tokens"  # in T5, BART and similar models
+_FEW = 2  # minimum of known layers for each unknown one
 _NAMED = {"Conv": ("in_channels", "out_channels"), "Embedding": ("num_embeddings", "embedding_dim")}
 
 
 def read_tree(lines: Sequence[str], start: int, batch: int | None, sample: Shape) -> ReadSummary:
-    """With an input (of one sample, without the batch) the outputs are found, too."""
+    """With an input (of one sample, without the batch) the outputs are inferred."""
     root = parse_tree(lines, start)
     counting = _Counting()
     counting.count(root)
@@ -59,13 +59,13 @@ def read_tree(lines: Sequence[str], start: int, batch: int | None, sample: Shape
 
 
 def _frozen(layers: Sequence[Layer]) -> int:
-    """What is frozen is not printed. Where adapters are (LoRA), all but them is."""
+    """Frozen parameters are not printed. With adapters (LoRA), all others are frozen."""
     trained = [layer.parameters for layer in layers if _ADAPTER.search(layer.name)]
     return sum(layer.parameters for layer in layers) - sum(trained) if trained else 0
 
 
 def _tied(root: Node, layers: Sequence[Layer]) -> tuple[str, ...]:
-    """Language models mostly share the words' weight with their head, which the text does not show."""
+    """Language models mostly share the embedding's weight with their head, which the text does not show."""
     tables = {
         (layer.attributes.get("embedding_dim"), layer.attributes.get("num_embeddings"))
         for layer in layers
@@ -123,8 +123,8 @@ class _Counting:
         return 0
 
     def _is_shared(self, node: Node) -> bool:
-        """Encoder and decoder of one model have one table of words, which is printed with each of them as well: they
-        call it, and it has the weights."""
+        """Whether it is the embedding of encoder or decoder that is printed again: they call it, but the shared one has
+        the weights."""
         if node.names[0] != _OWN_TABLE:
             return False
         for one in self.weighty:
@@ -134,13 +134,13 @@ class _Counting:
         return False
 
     def _width(self) -> int:
-        """Of what the last layer gave; a table that is looked up (of distances) may stand between."""
+        """Output width of the last layer; a table of distances may be in between."""
         layers = [layer for layer in reversed(self.weighty) if not scales(layer.kind)]
         made = (width_made(layer.printed) for layer in (*filterfalse(_is_table, layers), *layers))
         return next(filter(None, made), 0)
 
     def remarks(self) -> tuple[str, ...]:
-        """What is not told of a few modules is no matter; where they are many, it may be most of the model."""
+        """A few unknown modules are a remark; many may be most of the model, which is an error."""
         if not self.untold:
             return ()
         if _FEW * len(self.untold) > len(self.weighty):
@@ -155,14 +155,14 @@ def _is_table(node: Node) -> bool:
 
 
 def _attention(node: Node) -> int:
-    """The projections of query, key and value are not printed; they are as wide as the one of the output."""
+    """The projections of query, key and value, which are not printed, are as wide as that of the output."""
     out = node.children[0].printed
     width = int(out["in_features"]) if out.get("in_features", "").isdecimal() else 0
     return 3 * width * width + (3 * width if out.get("bias") == "True" else 0)
 
 
 def _add_layers(found: list[Layer], node: Node, path: str, outputs: Iterator[Shape | None] | None, batch: int) -> None:
-    """In the order of the text; `outputs` has one for each module in that order, None where it makes none itself."""
+    """In the order of the text; `outputs` has one entry for each module, None if it has no output itself."""
     kind, own, children = node.kind, node.own, node.children
     is_layer = bool(own) or (not children and not is_container(kind))
     attributes = _attributes(node) if is_layer else {}
@@ -180,7 +180,7 @@ def _add_layers(found: list[Layer], node: Node, path: str, outputs: Iterator[Sha
 
 
 def _attributes(node: Node) -> dict[str, str]:
-    """As printed, with names for what stands by place where torch has some."""
+    """As printed, with torch's names for positional attributes."""
     names = next((names for start, names in _NAMED.items() if node.kind.startswith(start)), None)
     if names is None:
         return node.printed

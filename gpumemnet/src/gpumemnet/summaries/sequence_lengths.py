@@ -1,8 +1,8 @@
-"""A table of a language model that was printed for one length, for another: --input beside it.
+"""Converts a language model's table that was printed for one length to another (--input).
 
-A table has the outputs of the length that it was printed with. They can be had for another where it is sure of each row
-which of its sizes is the length: by its place, never by its number alone, which may be a width as well. Where it is not
-sure of one row, that is an error that names it: an answer for another length than the one asked for helps nobody.
+Outputs can be converted if it is certain for each row which of its sizes is the length: by its position, never by its
+number alone, which may also be a width. If one row is uncertain, that is an error that names it: an answer for another
+length than the one asked for is useless.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from carma.trial.layers.kinds import kind_of
 from gpumemnet.summaries.shapes import Shape, show
 
 _FIXED = ("linear", "conv1d", "norm", "embedding", "attention")  # their last size follows from their weights
-_SCORES = ("softmax", "dropout")  # attention's: of each word to each
+_SCORES = ("softmax", "dropout")  # of attention: each word to each
 _HINT = (
     "Print the table with as many words as it is trained with (torchinfo.summary(model, input_data=...)), or give "
     "print(model), which --input is for."
@@ -25,11 +25,11 @@ _HINT = (
 
 
 class _NotSure(Exception):
-    """Why it is not known which size is the length."""
+    """Why it is uncertain which size is the length."""
 
 
 def words_of(layers: Sequence[Layer]) -> int | None:
-    """How many words it was printed with; None where its first layer does not look words up."""
+    """The number of words of the table; None if its first layer is no embedding."""
     first = next((layer for layer in layers if layer.output), None)
     if first is None or kind_of(first.kind) != "embedding" or len(first.output) != 3:
         return None
@@ -39,7 +39,7 @@ def words_of(layers: Sequence[Layer]) -> int | None:
 def at_length(
     layers: Sequence[Layer], batch: int, printed: int, sample: Shape
 ) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
-    """With outputs for as many words as a sample has, from a table that was printed for others; and that it is so."""
+    """The layers with outputs for the wanted number of words, and a remark."""
     if len(sample) != 1:
         raise Usage(
             f"--input {show(sample)} does not fit: the model looks up words, {printed:,} in a sample",
@@ -71,11 +71,11 @@ class _Stretch:
             ) from None
         self._width = output[-1] if len(output) == 3 else self._width
         if kind == "embedding" and inputs:
-            inputs = (output[:-1],)  # what it looks up
+            inputs = (output[:-1],)  # the words
         return replace(layer, output=output, inputs=inputs)
 
     def _check_weights(self, layer: Layer, kind: str) -> None:
-        """Weights that hang on the length, and tables of places that end before it."""
+        """Refuses weights that depend on the length, and tables of positions that are too short."""
         shape, wide = layer.output, layer.output[-1] if layer.output else 1
         if kind == "embedding" and len(shape) == 3 and shape[0] == 1 < self._batch:
             places = layer.parameters // wide
@@ -85,7 +85,7 @@ class _Stretch:
                     f"ends at {places:,} words",
                     f"Such a model takes up to --input {places}.",
                 )
-        taken = self._printed * self._width  # all words of a sample side by side; a bias adds one
+        taken = self._printed * self._width  # all words of a sample concatenated; a bias adds one
         if kind == "linear" and len(shape) == 2 and taken and layer.parameters // wide in (taken, taken + 1):
             raise _NotSure("the weights of a layer hang on the number of words")
 
@@ -93,21 +93,24 @@ class _Stretch:
         if len(shape) < 2:
             return shape
         if kind == "embedding" and shape[0] == self._printed != self._batch and set(shape[:-1]) == {self._printed}:
-            return (*(self._wanted for _ in shape[:-1]), shape[-1])  # of places; of distances, each word to each
-        if shape[0] == self._batch * self._printed != self._batch:  # all words of the batch in a row
+            return (
+                *(self._wanted for _ in shape[:-1]),
+                shape[-1],
+            )  # of positions, or of distances of each word to each
+        if shape[0] == self._batch * self._printed != self._batch:  # all words of the batch concatenated
             return (self._batch * self._wanted, *self._without(shape[1:], kind))
         if shape[0] not in (1, self._batch):
             raise _NotSure("its first size is not the batch")
         return (shape[0], *(self._without if len(shape) == 2 else self._rows)(shape[1:], kind))
 
     def _without(self, sizes: Shape, kind: str) -> Shape:
-        """None of these is the number of words."""
+        """Refuses sizes that may be the number of words."""
         if self._printed in (sizes[:-1] if kind in _FIXED else sizes):
             raise _NotSure(f"a size of {self._printed:,} may be the number of words or another")
         return sizes
 
     def _rows(self, sizes: Shape, kind: str) -> Shape:
-        """Of a batch: rows of words, their heads, or scores of each word to each."""
+        """Of a batch: sequences of words, their heads, or scores of each word to each."""
         places = [place for place, size in enumerate(sizes) if size == self._printed]
         if kind in _FIXED and places[-1:] == [len(sizes) - 1]:
             places = places[:-1]

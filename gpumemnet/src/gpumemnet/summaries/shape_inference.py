@@ -1,15 +1,15 @@
-"""The shapes of the outputs of a printed model, which print(model) does not show, from the shape of one input.
+"""Infers the outputs of a printed model, which print(model) does not show, from the shape of one input.
 
-The modules are taken to be called in the order of the text. Where what a module wants does not fit what came last, it
-is fed by what its surrounding blocks have at hand: what they were called with, or what their modules before it made. So
-the shortcut of a residual block gets the block's input. What lies inside a block that is closed is out of sight. Where
-nothing has as many channels as a module wants, branches were joined that the text does not show: then it is fed with as
-many, at the size of what came last, if that many have been made. Where nothing fits, that is an error.
+The modules are assumed to be called in the order of the text. If the last output does not fit to a module, it takes
+what its surrounding blocks have: their inputs, or the outputs of their modules before it. So the shortcut of a residual
+block gets the block's input. Modules inside a closed block are not considered. If nothing has as many channels as a
+module takes, branches were concatenated that the text does not show: then it gets these channels at the size of the
+last output, if that many channels have been made. If nothing fits, that is an error.
 
-Rows of words are (length, width). A length may be any number, also one that is a width or a half of one, so nothing is
-concluded from it: what is found for one length is found for all.
+Sequences are (length, width). A length may be any number, also equal to a width or half of one, so nothing is inferred
+from it: the result for one length is valid for all.
 
-What cannot be known from the text: a module that is called several times, or never, counts once.
+The text cannot show modules that are called several times, or never: each counts once.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CANNOT = (KeyError, ValueError, IndexError, ArithmeticError)
 
 
 class Walk:
-    """One walk over the modules; `sample` is the input of one sample, without the batch."""
+    """One pass over the modules; `sample` is the input of one sample, without the batch."""
 
     def __init__(self, root: Node, sample: Shape) -> None:
         self._root = root
@@ -54,14 +54,14 @@ class Walk:
         self._blocks: list[Block] = [Block("", sample)]
         self._outputs: list[Shape | None] = []
         self._joined = 0
-        self._channels_last = False  # an image's, moved there for norms and linear layers
-        self._in_rows = False  # of words, or of the places of an image
-        self._places = 0  # of an image, where these are rows
+        self._channels_last = False  # of an image, moved there for norms and linear layers
+        self._in_rows = False  # of words, or of the positions of an image
+        self._places = 0  # of an image whose positions are rows
         self._last_of_maps = blocks.last_of_maps(root)
 
     def outputs(self) -> list[Shape | None]:
-        """Of each module in the order of the text; None of those that only hold others. Images whose channels are in
-        the last place are rows: one for each place, as linear layers see them."""
+        """The output of each module in the order of the text; None for containers. Images with channels last are rows,
+        one for each position, as linear layers take them."""
         self._visit(self._root, (None, None))
         return [(prod(made[:-1]), made[-1]) if type(made) is Last else made for made in self._outputs]
 
@@ -77,7 +77,7 @@ class Walk:
         return tuple(found)
 
     def _visit(self, node: Node, after: blocks.Wanted) -> None:
-        """`after` is what the next module behind it wants."""
+        """`after` is the requirement of the next module."""
         if len(node.names) > 1:
             self._visit_again(node, after)
             return
@@ -93,7 +93,7 @@ class Walk:
             self._outputs[output] = self._call_leaf(node, after[0])
 
     def _visit_again(self, node: Node, after: blocks.Wanted) -> None:
-        """`(0-47): 48 x`: one after the other; what was fed like the one before it makes the same."""
+        """`(0-47): 48 x`: one after the other; equal inputs give equal outputs."""
         each = blocks.wanted_by((node,))
         before: tuple[Shape, blocks.Wanted] | None = None
         made: list[Shape | None] = []
@@ -147,7 +147,7 @@ class Walk:
             self._now, self._channels_last = before, block.is_last
 
     def _begin_chain(self, node: Node, branches: bool) -> Shape:
-        """What the first layer with a wish takes, also where a pool or a dropout comes before that."""
+        """The input of the first layer with a requirement, also after a pool or a dropout."""
         pooled = False
         for leaf in blocks.leaves(node):
             try:
@@ -170,7 +170,7 @@ class Walk:
         return self._now
 
     def _feed(self, shape: Shape) -> Shape:
-        """Where that is not what came last, a branch ended with what came last."""
+        """If that is not the last output, a branch ended there."""
         if shape is not self._now:
             self._blocks[-1].ends.append(self._now)
             self._now = shape
@@ -178,7 +178,7 @@ class Walk:
         return shape
 
     def _call_leaf(self, node: Node, wanted: int | None = None) -> Shape | None:
-        """`wanted` are the channels that the next module wants."""
+        """`wanted` are the channels that the next module takes."""
         block = self._blocks[-1]
         if blocks.is_aside(node, block):
             return None
@@ -218,14 +218,14 @@ class Walk:
         return made_of(node.kind, node.printed, self._fed(node))
 
     def _words(self, node: Node) -> Shape:
-        """Every table of words or places is looked up with the input itself."""
+        """Every embedding takes the input itself."""
         if len(self._sample) != 1:
             raise self._misfit(node, "it looks up words: for such a model --input is the number of words, like 128")
         self._in_rows = True
         return (*self._sample, int(node.printed["1"]))
 
     def _attend(self, node: Node, output: int) -> None:
-        """Its projections are called inside it; what is printed below it is never called."""
+        """Its projections are called inside it; modules printed below it are never called."""
         width = (node.children[0].printed if node.children else node.printed).get("in_features", "")
         shape = self._find_features(node, (int(width),)) if width.isdecimal() else None
         if shape is None:
@@ -235,7 +235,7 @@ class Walk:
         self._outputs += [None] * sum(blocks.modules(child) for child in node.children)
 
     def _fed(self, node: Node) -> Shape:
-        """What the module is called with."""
+        """The input of the module."""
         channels = channels_taken(node.kind, node.printed)
         if channels is not None:
             return self._feed(self._with_channels(node, channels))
@@ -275,12 +275,12 @@ class Walk:
         raise self._misfit(node, f"it takes {channels} channels")
 
     def _may_split(self, places: int | None) -> bool:
-        """A chain hands on all it makes, and so do the blocks of the model itself."""
+        """Whether the output may be split: not in a Sequential, and not between the model's own blocks."""
         fits = 1 < len(self._now) == (len(self._now) if places is None else places + 1)
         return fits and len(self._blocks) > 2 and self._blocks[-1].kind != "Sequential"
 
     def _part(self, channels: int) -> Shape:
-        """What came last was split, and this is one of the parts; or the parts are put together again."""
+        """The last output was split and this is one of the parts, or the parts are concatenated again."""
         if channels > self._now[0]:
             self._joined += 1
         for block in reversed(self._blocks):
@@ -290,7 +290,7 @@ class Walk:
         return (channels, *self._now[1:])
 
     def _is_part(self, found: Shape, channels: int, node: Node) -> bool:
-        """Rather than what was found, which is larger and would stay so: half of what came last, or its parts."""
+        """Whether it is half of the last output, or its parts, rather than the larger shape that was found."""
         now, steps = self._now, steps_of(node.printed)
         if found is now or len(found) != len(now) or len(now) < 3 or self._channels_last:
             return False
@@ -319,7 +319,7 @@ class Walk:
         return found
 
     def _has_part(self, features: Shape) -> bool:
-        """Of rows: halves that are multiplied by one another, or queries, keys and values of different widths."""
+        """Of rows: halves that are multiplied, or queries, keys and values of different widths."""
         is_rows = self._channels_last or (self._in_rows and len(self._now) == 2)
         if not is_rows or len(features) != 1:
             return False
@@ -328,7 +328,7 @@ class Walk:
         )
 
     def _join(self, shape: Shape) -> Shape:
-        """Blocks that have just begun were called with what was joined."""
+        """Blocks that have just begun take the concatenation."""
         self._joined += 1
         self._now = shape
         for block in reversed(self._blocks):
@@ -338,7 +338,7 @@ class Walk:
         return shape
 
     def _find_features(self, node: Node, features: Shape) -> Shape | None:
-        """Rows are flattened only where nothing else has as many: their length may be any number."""
+        """Rows are flattened only if nothing else fits, because their length may be any number."""
         count = len(features)
         for shape in self._at_hand():
             if count == 1 and len(shape) == 2 and shape == (features[0], self._places):
@@ -355,7 +355,7 @@ class Walk:
         return features if any((prod(shape),) == features for shape in rows) else None
 
     def _turned(self, places: int) -> Shape | None:
-        """Rows the other way round, for layers that mix the places of an image."""
+        """Transposed rows, for layers that mix the positions of an image."""
         for shape in self._at_hand():
             if len(shape) == 2 and shape[0] == self._places == places:
                 return shape[::-1]
@@ -367,8 +367,7 @@ class Walk:
         return None
 
     def _as_features(self, shape: Shape, features: int, node: Node) -> Shape | None:
-        """Of an image: flattened; or, where it has as many channels, one number a channel. Norms and attention want the
-        channels at the end."""
+        """Of an image: flattened, or one number for each channel. Norms and attention take channels last."""
         block = self._blocks[-1]
         if prod(shape) == features:
             return (features,)
@@ -383,9 +382,9 @@ class Walk:
         return None if shape is self._sample else (features,)
 
     def _at_hand(self, branches: bool = False) -> Iterator[Shape]:
-        """What came last; then of each block, from the innermost on, its input and what its modules made, the latest
-        first. A branch begins with the input of its block."""
-        words = self._sample if self._in_rows else None  # are numbers of words: only tables take them
+        """The last output; then for each block, from the innermost, its input and the outputs of its modules, the
+        latest first. A branch begins with the input of its block."""
+        words = self._sample if self._in_rows else None  # numbers of words: only embeddings take them
         if branches and self._blocks[-1].entered is not words:
             yield self._blocks[-1].entered
         if self._now is not words:

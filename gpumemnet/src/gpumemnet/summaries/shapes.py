@@ -1,5 +1,6 @@
-"""What a module makes of a shape, by what is printed of it (after torch.nn's documentation). Shapes are of one sample,
-without the batch: channels first for images, (length, width) for sequences."""
+"""The output shape of a module, from its printed attributes (after torch.nn's documentation). Shapes are of one sample,
+without the batch: channels first for images, (length, width) for sequences.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def _sizes(text: str) -> Shape:
 
 
 def channels_taken(kind: str, printed: Printed) -> int | None:
-    """How many the module wants in the first place of its input; None where it takes any."""
+    """The first size of the module's input; None if any fits."""
     key = _channels_key(kind)
     return None if key is None else _sizes(printed[key])[0]
 
@@ -49,7 +50,7 @@ def _channels_key(kind: str) -> str | None:
 
 
 def features_taken(kind: str, printed: Printed) -> Shape | None:
-    """What the module wants in the last places of its input; None where it takes any."""
+    """The last sizes of the module's input; None if any fit."""
     key = _features_key(kind)
     return None if key is None else _sizes(printed[key])
 
@@ -66,7 +67,7 @@ def _features_key(kind: str) -> str | None:
 
 @lru_cache(KINDS_KEPT)
 def places_of(kind: str) -> int | None:
-    """Sizes that it wants besides the channels (2 of an image); None where it takes any."""
+    """The number of sizes of its input besides the channels (2 of an image); None if any fits."""
     found = _PLACES.fullmatch(kind)
     return int(found[1] or found[2]) if found else None
 
@@ -80,7 +81,7 @@ def keeps_channels(kind: str) -> bool:
 
 
 class Last(tuple[int, ...]):
-    """The shape of an image whose channels are in the last place."""
+    """The shape of an image with channels last."""
 
     __slots__ = ()
 
@@ -118,32 +119,32 @@ def show(shape: Shape) -> str:
 
 
 def made_of(kind: str, printed: Printed, shape: Shape) -> Shape:
-    """The output. Raises KeyError, ValueError or IndexError where what is printed does not tell."""
+    """The output. Raises KeyError, ValueError or IndexError if the attributes do not determine it."""
     rule = _rule(kind)
     return shape if rule is None else rule(printed, shape)
 
 
 def _each(printed: Printed, name: str, count: int, default: str) -> Shape:
-    """`(3, 3)`, `3` or `(3,)`: one for each place."""
+    """`(3, 3)`, `3` or `(3,)`: one for each size."""
     found = _sizes(printed.get(name, default))
     return found * count if len(found) == 1 else found[:count]
 
 
 def _same(printed: Printed, shape: Shape) -> Shape:
-    """Padded so that only the stride counts, as TensorFlow does it."""
+    """With padding so that only the stride counts, as in TensorFlow."""
     stride = _each(printed, "stride", len(shape) - 1, printed.get("kernel_size", "1"))
     made = int(printed["1"]) if "1" in printed else shape[0]
     return (made, *(-(-size // step) for size, step in zip(shape[1:], stride, strict=True)))
 
 
 def _blurred(printed: Printed, shape: Shape) -> Shape:
-    """Its stride is mostly not printed; it is there for steps of two."""
+    """Its stride is mostly not printed; it is 2 if it is used for downsampling."""
     stride = _each(printed, "stride", len(shape) - 1, "2")
     return (shape[0], *(-(-size // step) for size, step in zip(shape[1:], stride, strict=True)))
 
 
 def _whole(printed: Printed, shape: Shape) -> Shape:
-    """One number a channel, two where mean and maximum stand side by side."""
+    """One number for each channel, two if mean and maximum are concatenated."""
     channels = shape[0] * (2 if printed.get("pool_type", "").startswith("cat") else 1)
     is_flat = "Flatten" in printed.get("flatten", "") or printed.get("flatten") == "True"
     return (channels,) if is_flat else (channels, *(1 for _ in shape[1:]))
@@ -188,7 +189,7 @@ def _pooled(printed: Printed, shape: Shape) -> Shape:
         room = size + 2 * padding[place] - dilation[place] * (kernel[place] - 1) - 1
         count = (-(-room // stride[place]) if up else room // stride[place]) + 1
         if up and (count - 1) * stride[place] >= size + padding[place]:
-            count -= 1  # a window may not begin beyond the input and its left padding
+            count -= 1  # a window must not begin beyond the input and its left padding
         sizes.append(count)
     return (shape[0], *sizes)
 
@@ -209,7 +210,7 @@ def _recurrent(printed: Printed, shape: Shape) -> Shape:
 
 
 def _flattened(printed: Printed, shape: Shape) -> Shape:
-    """Counted with the batch, as it is printed: `start_dim=1` is the first place of a sample."""
+    """As printed, counted with the batch: `start_dim=1` is the first size of a sample."""
     start = max(int(printed.get("start_dim", "1")) - 1, 0)
     last = int(printed.get("end_dim", "-1"))
     end = len(shape) + last + 1 if last < 0 else last
@@ -236,7 +237,7 @@ def _shuffled(printed: Printed, shape: Shape) -> Shape:
 
 
 def _padded(printed: Printed, shape: Shape) -> Shape:
-    """From the last place on, before and behind: `(left, right, top, bottom)`."""
+    """From the last size on, before and after: `(left, right, top, bottom)`."""
     around = integers(printed.get("padding") or printed["0"])
     around = around * 2 * (len(shape) - 1) if len(around) == 1 else around
     sizes = list(shape)

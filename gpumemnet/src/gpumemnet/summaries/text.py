@@ -1,4 +1,4 @@
-"""What the readers of summaries share: how a header looks, numbers and shapes, and an error that names its line."""
+"""Shared by the readers of summaries: headers, numbers and shapes, and errors with their line."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ SHAPES = (
     "modules in another order than they are printed in, a table of torchinfo tells the shapes."
 )
 HINT = "It takes what torchinfo, torchsummary, print(model) or Keras' model.summary() show, or an ONNX file."
-MOST_LAYERS = 100_000  # more than ten times as many as any model that people train
+MOST_LAYERS = 100_000  # ten times as many as in any model that is trained
 _SHAPE = re.compile(r"\[\s*(-?\d{1,12}(?:\s*,\s*-?\d{1,12})*)?\s*\]", re.ASCII)
 _COUNT = re.compile(r"\d{1,3}(?:,\d{3}){1,6}|\d{1,18}", re.ASCII)
 _HEAD = re.compile(r"\s*(?:Layer \(type.*Param|[┃│|]\s*Layer \(type)")
 
 
 def bad(number: int, line: str, why: str, hint: str = HINT) -> Usage:
-    """`number` counts from 0; people count from 1."""
+    """An error at a line; `number` counts from 0, the message from 1."""
     return Usage(f"line {number + 1} of the model summary: {why}: {line.strip()[:120]!r}", hint)
 
 
 def cut_off(number: int, line: str, what: str) -> Usage:
-    """`what` begins in this line and does not end."""
+    """An error: `what` begins in this line and does not end."""
     return bad(number, line, f"{what} is not closed; the text has been cut off", WHOLE)
 
 
@@ -38,7 +38,7 @@ def counted(count: int, what: str) -> str:
 
 
 def is_header(line: str) -> bool:
-    """Of a table; a box of Keras may have lost its last columns at the end of a terminal's line."""
+    """Of a table; a terminal may have cut off the last columns of a box of Keras."""
     return (
         "Layer (type" in line and line.lstrip(" \t┃│|").startswith("Layer (type") and ("Param" in line or "┃" in line)
     )
@@ -50,7 +50,7 @@ def is_rule(line: str) -> bool:
 
 
 def read_shape(text: str) -> tuple[int, ...] | None:
-    """The first shape in it: `[32, 64, 7, 7]`, or the first of `[[-1, 5, 8], [-1, 8]]`; None where there is none."""
+    """The first shape in it: `[32, 64, 7, 7]`, or the first of `[[-1, 5, 8], [-1, 8]]`; None if there is none."""
     found = _SHAPE.search(text)
     if not found:
         return None
@@ -58,6 +58,6 @@ def read_shape(text: str) -> tuple[int, ...] | None:
 
 
 def read_count(text: str) -> int | None:
-    """`25,557,032` or `0`; a frozen layer's count is in brackets: `(9,408)`. None where it is not a number."""
+    """`25,557,032` or `0`; of a frozen layer in brackets: `(9,408)`. None if it is no number."""
     plain = text.strip().strip("()")
     return int(plain.replace(",", "")) if _COUNT.fullmatch(plain) else None

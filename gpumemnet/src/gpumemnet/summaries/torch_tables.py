@@ -1,4 +1,4 @@
-"""Tables of torchsummary (`Conv2d-1   [-1, 64, 112, 112]   9,408`) and of torchinfo (a tree, columns of many kinds)."""
+"""Reads tables of torchsummary (`Conv2d-1 [-1, 64, 112, 112] 9,408`) and of torchinfo (a tree, various columns)."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _FLAT_ROW = re.compile(r"\s*(?P<kind>\w{1,200})-\d+\s+(?P<shape>\[.*\])\s+(?P<co
 _TREE_ROW = re.compile(r"([\s│├└─|+-]*)(\w{1,200})(?: \(([^)]*)\))?(?:: \d+-\d+)?", re.ASCII)
 _NAME = re.compile(r"\S+(?: \S+)*")
 _NO_COUNT = ("--", "(recursive)", "")
-_LINEAR = "Conv1D"  # of Hugging Face, which is none
-_CUT_SHARE = 0.01  # of the parameters: a layer of a class that nobody knows has fewer, mostly
-_UNCALLED_SHARE = 0.05  # of the parameters: class tokens and tables of places are fewer
+_LINEAR = "Conv1D"  # of Hugging Face, which is no convolution
+_CUT_SHARE = 0.01  # of the parameters: a layer of an unknown class mostly has fewer
+_UNCALLED_SHARE = 0.05  # of the parameters: class tokens and tables of positions are fewer
 _NO_SHAPES = "the table has no shapes: torchinfo.summary(model, input_size=(32, 3, 224, 224), depth=10) prints them"
 
 
@@ -76,7 +76,7 @@ def read_table(lines: Sequence[str], header: int, batch: int | None, sample: Sha
 
 
 def _completed(rows: list[_Row]) -> tuple[list[_Row], tuple[str, ...]]:
-    """torchsummary counts weights of modules that are called, and no others: those of attention are added."""
+    """torchsummary counts only weights of modules that are called: those of attention are added."""
     added = Counter[str]()
     found: list[_Row] = []
     for row in rows:
@@ -90,7 +90,7 @@ def _completed(rows: list[_Row]) -> tuple[list[_Row], tuple[str, ...]]:
 
 
 def _body(lines: Sequence[str], header: int) -> tuple[int, int]:
-    """Where the rows begin and end: between the rule below the head and the next one."""
+    """Where the rows begin and end: between the rule below the header and the next one."""
     rules = [number for number in range(header + 1, len(lines)) if is_rule(lines[number])][:2]
     if len(rules) < 2:
         raise cut_off(header, lines[header], "the table that begins here")
@@ -108,7 +108,7 @@ def _below(lines: Sequence[str], end: int) -> Sequence[str]:
 
 
 def _columns(head: str) -> dict[str, tuple[int, int]]:
-    """Where each column of a torchinfo table begins and ends; names are at least two spaces apart."""
+    """Where each column of a torchinfo table begins and ends; header names are at least two spaces apart."""
     names = list(_NAME.finditer(head))
     ends = [following.start() for following in names[1:]] + [10**9]
     return {found[0]: (found.start(), end) for found, end in zip(names, ends, strict=True)}
@@ -125,12 +125,12 @@ def _flat_row(line: str, number: int) -> _Row:
 
 
 def _is_block(row: _Row) -> bool:
-    """A module of modules: torchsummary prints it like a layer. Only its class tells; those of torch are known."""
+    """A module with modules inside: torchsummary prints it like a layer, so only known classes of torch are recognised."""
     return row.parameters == 0 and not is_plain(row.kind) and not is_recurrent(row.kind)
 
 
 def _tree_rows(lines: Sequence[str], first: int, end: int, columns: dict[str, tuple[int, int]]) -> list[_Row]:
-    """Cells by where their column begins. Most shapes and counts come again and again, so each is read once."""
+    """Cells by the start of their column. Shapes and counts repeat, so each is parsed once."""
     nowhere = (0, 0)
     head, head_end = next((span for name, span in columns.items() if name.startswith("Layer (type")), nowhere)
     out, out_end = columns.get("Output Shape", nowhere)
@@ -168,7 +168,7 @@ def _shape(text: str, line: str, number: int) -> Shape:
 
 
 def _check_sizes(shape: Shape, line: str, number: int) -> None:
-    """-1 in the first place is a batch that nobody told."""
+    """-1 as the first size is an unknown batch."""
     if shape and (min(shape) < -1 or -1 in shape[1:]):
         raise bad(number, line, f"{list(shape)} is not the shape of an output: a size is negative")
 
@@ -182,7 +182,7 @@ def _count(text: str, line: str, number: int) -> int:
 
 @lru_cache(256)
 def _depth(branch: str) -> int:
-    """`├─` is a child of the model; each `│` before it one more. Terminals without these signs get `+` and `|`."""
+    """`├─` is a child of the model; each `│` before it is one level more. Some terminals have `+` and `|` instead."""
     return 1 + branch.count("│") + branch.count("|") if branch.strip() else 0
 
 
@@ -190,8 +190,8 @@ _Leaf = tuple[str, _Row, Shape]  # path, row, output
 
 
 def _leaves(rows: Sequence[_Row]) -> list[_Leaf]:
-    """Modules without children, with their path; blocks only where they own parameters, without their output, which
-    their last layer made. A norm that holds its activation makes an output besides the one below it."""
+    """Modules without children, with their path. Blocks only if they own parameters, without their output, which is
+    that of their last layer. A norm with its activation has an output of its own."""
     found: list[_Leaf] = []
     path: list[str] = []
     depths = [row.depth for row in rows[1:]] + [0]
@@ -208,8 +208,8 @@ def _leaves(rows: Sequence[_Row]) -> list[_Leaf]:
 
 
 def _gaps(rows: Sequence[_Row], leaves: Sequence[_Leaf]) -> tuple[str, ...]:
-    """Blocks whose layers are not shown have all their parameters in one row: torchinfo stops at a depth of 3 unless
-    told. A class that nobody knows may be a layer of its own, so below the deepest rows only."""
+    """Blocks without their layers have all their parameters in one row: torchinfo stops at a depth of 3 by default. A
+    class that is unknown may be a layer, so only the deepest rows count."""
     found = [] if any(row.output for row in rows) else [_NO_SHAPES]
     deepest = max(row.depth for row in rows)
     unknown = {row.kind for row in rows if row.parameters and not holds_weights(row.kind)}
@@ -223,7 +223,7 @@ def _gaps(rows: Sequence[_Row], leaves: Sequence[_Leaf]) -> tuple[str, ...]:
 
 
 def _uncalled(rows: Sequence[_Row], leaves: Sequence[_Leaf]) -> tuple[str, ...]:
-    """A block has parameters itself, or modules that were not called when it was printed: those for training only."""
+    """A block owns parameters, or modules that were not called when it was printed: those for training only."""
     depths = [row.depth for row in rows[1:]] + [0]
     own = [row for row, below in zip(rows, depths, strict=True) if below > row.depth and row.parameters]
     own = [row for row in own if not holds_weights(row.kind)]
@@ -244,8 +244,8 @@ def _read(
     remarks: tuple[str, ...],
     gaps: tuple[str, ...],
 ) -> ReadSummary:
-    """With the batch asked for in place of the one that the table was printed with (-1: none was told), and of a
-    language model with the length asked for."""
+    """With the batch asked for in place of that of the table (-1: unknown), and for language models with the length
+    asked for."""
     firsts = Counter(output[0] for _, _, output in leaves if output)
     printed = firsts.most_common(1)[0][0] if firsts else -1
     told = batch or (printed if printed > 0 else None)
@@ -262,7 +262,7 @@ def _read(
 
     def rebatched(shape: Shape) -> Shape:
         if length and shape and shape[0] == printed * length and printed > 0:
-            return ((told or 1) * length, *shape[1:])  # all words of the batch in a row
+            return ((told or 1) * length, *shape[1:])  # all words of the batch concatenated
         return (told or 1, *shape[1:]) if shape and shape[0] == printed else shape
 
     described = Described(

@@ -1,6 +1,6 @@
-"""What stands below a table of layers (totals, what is trained, the input's size), held against its rows.
+"""Compares the figures below a table of layers (totals, trained parameters, the input's size) with its rows.
 
-A table that somebody has shortened has the total of the whole one: what its rows tell is then too little.
+A shortened table has the total of the whole one: then its rows contain too little.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from gpumemnet.summaries.text import bad, read_count
 
 _FIGURE = re.compile(r"\s*(Total|Trainable|Non-trainable|Optimizer) params:\s*([\d,]+)")
 _INPUT = re.compile(r"\s*Input size \(MB\):\s*(\d{1,12}\.\d\d)\s*", re.ASCII)
-_MOST_OFF = 0.01  # of the total; shared weights and the like make small differences
+_MOST_OFF = 0.01  # of the total; shared weights make small differences
 MEGABYTES = (1e6, float(1 << 20))  # torchinfo's and torchsummary's megabyte
 _NUMBER = (4,)  # bytes
-_WORD = (4, 8, 16, 24)  # also with a mask and a type beside the words
+_WORD = (4, 8, 16, 24)  # also with a mask and token types beside the words
 
 
 class Figures(NamedTuple):
     total: int | None = None
     trained: int | None = None
-    frozen: int = 0  # what is not trained
-    optimizer: int = 0  # Keras counts the optimizer's variables, too
+    frozen: int = 0  # parameters that are not trained
+    optimizer: int = 0  # Keras also counts the optimizer's variables
     input_mb: float | None = None
 
 
@@ -47,7 +47,7 @@ def read_figures(lines: Sequence[str]) -> Figures:
 
 
 def check_total(counted: int, total: int | None, header: int, line: str) -> tuple[str, ...]:
-    """A remark where the rows have other parameters than the total. An error where most of them are missing."""
+    """A remark if the parameters of the rows differ from the total; an error if most are missing."""
     if not total:
         return ()
     said = f"the rows below have {counted:,} parameters, the total says {total:,}"
@@ -60,8 +60,8 @@ def check_total(counted: int, total: int | None, header: int, line: str) -> tupl
 
 
 def input_of(told: Shape, sample: Shape, batch: int, input_mb: float | None) -> tuple[Shape, tuple[str, ...]]:
-    """The input with its batch, and what is to be said of --input (`sample`), whose outputs a table has already.
-    `told` is the table's own; the batch is the one that it was printed with."""
+    """The input with its batch, and a remark about --input (`sample`) if a table has outputs already. `told` is the
+    table's own input; the batch is that of the table."""
     if not sample:
         return told, ()
     if told and told[1:] != sample:
@@ -74,7 +74,7 @@ def input_of(told: Shape, sample: Shape, batch: int, input_mb: float | None) -> 
 
 
 def _fits(sample: Shape, batch: int, input_mb: float) -> bool:
-    """As far as two digits tell."""
+    """As far as two decimal places show."""
     elements = prod((batch, *sample))
     each = _WORD if len(sample) == 1 else _NUMBER
     return any(abs(elements * size / unit - input_mb) <= 0.0051 for size in each for unit in MEGABYTES)

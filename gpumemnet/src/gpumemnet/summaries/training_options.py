@@ -1,4 +1,4 @@
-"""What no summary tells of a training run: optimizer, precision, attention and the like. Said by whoever asks."""
+"""Adds what no summary contains of a training run: optimizer, precision, attention and others, as the user gave them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from carma.trial.layers.description import Described, Layer, Precision, ReadSummary, TrainingOptions
 
-# The class in torch.optim, and the tensors of a parameter's size that it keeps for each.
+# The class in torch.optim, and its number of tensors for each parameter.
 OPTIMIZERS: dict[str, tuple[str, int]] = {
     "sgd": ("SGD", 0),
     "momentum": ("SGD", 1),
@@ -23,10 +23,10 @@ OPTIMIZERS: dict[str, tuple[str, int]] = {
 }
 _USUAL = "adam"
 _MIB = 1 << 20
-_FEW = 0.01  # of the parameters: so few frozen ones are not worth a word
+_FEW = 0.01  # of the parameters: fewer frozen ones are not worth a remark
 _ATTENDS = re.compile(r"attn|attention", re.IGNORECASE)
 _OF_ROWS = re.compile(r"\w*Linear|Conv1D|Dense|EinsumDense|MatMul|Gemm")
-# The parameters' type, and autocast's. TF32 is a way to multiply: its numbers lie in memory like those of fp32.
+# Types of the parameters and of autocast. TF32 is a way to multiply: its numbers are stored as fp32.
 _TYPES: dict[Precision, tuple[str, str]] = {
     "fp32": ("float32", ""),
     "tf32": ("float32", ""),
@@ -37,7 +37,7 @@ _TYPES: dict[Precision, tuple[str, str]] = {
 
 
 def completed(read: ReadSummary, told: TrainingOptions) -> ReadSummary:
-    """The model as it will be trained. What nobody said is taken as it most often is, and a remark says so."""
+    """The model as it will be trained. Unknown options get their most common value, with a remark."""
     described, remarks = read.described, list(read.remarks)
     if told.optimizer is not None or described.optimizer_slots is None:
         name, slots = OPTIMIZERS[told.optimizer or _USUAL]
@@ -62,7 +62,7 @@ def completed(read: ReadSummary, told: TrainingOptions) -> ReadSummary:
 
 
 def _may_attend(described: Described) -> bool:
-    """Attention is between places: of products that have none but the batch's, there is none."""
+    """Whether there can be attention, which is between positions: not if products have only the batch."""
     if not any(layer.output for layer in described.layers):
         return True
     return any(_is_between(layer) for layer in described.layers)
@@ -75,7 +75,7 @@ def _is_between(layer: Layer) -> bool:
 
 
 def _frozen(described: Described, frozen: int) -> list[str]:
-    """Nobody who reads a description knows of weights that are not trained."""
+    """A remark, because a description does not contain which weights are frozen."""
     if frozen <= _FEW * (described.parameters or 0):
         return []
     each = 2 if described.dtype in ("bfloat16", "float16") else 4
