@@ -235,7 +235,7 @@ def _energy(state: State, live: Live, members: Members, before: GpuSample, sampl
     spent_j = _spent_j(before, sample)
     if spent_j is None:
         return None
-    if members.nobody:
+    if members.empty:
         return spent_j, spent_j, False
     known_w = state.idle_w.get(sample.gpu, live.empty_w)
     idle_w = known_w if known_w is not None else _assumed_idle_w(live)
@@ -281,7 +281,7 @@ def _note_power(state: State, live: Live, members: Members, before: GpuSample | 
         return
     recent_w = live.recent_w
     recent_w.append(power_w)
-    empty = members.nobody and not state.on_gpu.get(sample.gpu)
+    empty = members.empty and not state.on_gpu.get(sample.gpu)
     live.empty_for = live.empty_for + 1 if empty else 0
     if empty and sample.power_w is not None:  # a single figure from a counter that lags is not reliable
         live.empty_w = power_w if live.empty_w is None else min(live.empty_w, power_w)

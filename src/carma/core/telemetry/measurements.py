@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import InitVar, dataclass, field
 
 from msgspec.structs import asdict
 
@@ -31,26 +32,24 @@ FADES_S = 60.0  # time constant of the mean of an observed demand
 POWER_SAMPLES = 5  # readings of power per mean: a single one may come from a counter that lagged
 
 
+@dataclass(slots=True, eq=False)
 class PressureEstimate:
     """Estimated SM activity of an attempt, as a pressure with its variance (attribution.py)."""
 
-    __slots__ = ("pressure", "variance")
-
-    def __init__(self) -> None:
-        self.pressure = 0.0  # a task holds memory before it computes
-        self.variance = NEW_VARIANCE
+    pressure: float = 0.0  # a task holds memory before it computes
+    variance: float = NEW_VARIANCE
 
 
+@dataclass(slots=True, eq=False)
 class ObservedDemand:
     """Observed demand of an attempt alone: a mean with time constant FADES_S."""
 
-    __slots__ = ("alone_s", "dram_active", "gr_active", "seconds", "sm_active", "sm_occupancy")
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.alone_s = 0.0  # of that, without neighbours
-        self.sm_active = self.sm_occupancy = self.dram_active = 0.0
-        self.gr_active: float | None = None
+    seconds: float = 0.0
+    alone_s: float = 0.0  # of that, without neighbours
+    sm_active: float = 0.0
+    sm_occupancy: float = 0.0
+    dram_active: float = 0.0
+    gr_active: float | None = None
 
     def see(self, sample: GpuSample, part: float, seconds: float, *, alone: bool, enough_s: float) -> bool:
         """`part`: its share of the sample's activity. Returns whether its observation time just reached `enough_s`."""
@@ -86,56 +85,46 @@ class ObservedDemand:
         return Demand(self.sm_active, self.sm_occupancy, self.dram_active, self.gr_active)
 
 
+@dataclass(slots=True, eq=False)
 class AttemptOnGpu:
     """One attempt on one GPU: its first use, its last memory growth, when it settled, and its estimated activity."""
 
-    __slots__ = ("adopted", "first_at", "grown_at", "level_mib", "now_mib", "own", "settled_at", "solo")
-
-    def __init__(self) -> None:
-        self.first_at: float | None = None
-        self.grown_at: float | None = None
-        self.level_mib = 0  # memory from which growth is counted
-        self.now_mib: int | None = None
-        self.settled_at: float | None = None
-        self.own = PressureEstimate()
-        self.solo = ObservedDemand()
-        self.adopted = False  # it was running before the daemon started, so that `first_at` may not be its first use
+    first_at: float | None = None
+    grown_at: float | None = None
+    level_mib: int = 0  # memory from which growth is counted
+    now_mib: int | None = None
+    settled_at: float | None = None
+    own: PressureEstimate = field(default_factory=PressureEstimate)
+    solo: ObservedDemand = field(default_factory=ObservedDemand)
+    adopted: bool = False  # it was running before the daemon started, so that `first_at` may not be its first use
 
 
+def _zeros() -> list[float]:
+    return [0.0] * len(ACTIVITY_METRICS)
+
+
+@dataclass(slots=True, eq=False)
 class Track:
     """One attempt, since the start of the daemon or since its last stored observation."""
 
-    __slots__ = (
-        "alone_s",
-        "began_at",
-        "done_s",
-        "energy_j",
-        "on",
-        "paced_at",
-        "peak_mib",
-        "rate",
-        "rates",
-        "seconds",
-        "shrinks",
-        "totals",
-        "used_s",
-    )
+    gpus: InitVar[Iterable[GpuId]]
+    peak_mib: int | None
+    on: dict[GpuId, AttemptOnGpu] = field(init=False)
+    shrinks: bool = True  # whether its booking can still shrink (booking_shrink.py)
+    energy_j: float | None = None
+    used_s: float = 0.0  # GPU-seconds since its first use
+    alone_s: float | None = None  # estimated run time alone
+    began_at: float | None = None
+    done_s: float = 0.0  # progress at `paced_at`, in seconds of run time alone (pace.py)
+    paced_at: float = 0.0
+    rate: float = 1.0  # predicted speed; 1: as fast as alone
+    rates: dict[GpuId, float] = field(default_factory=dict)  # by GPU; the slowest one decides
+    # Its share of each activity metric, integrated over time, and the time for which it was measured.
+    seconds: list[float] = field(default_factory=_zeros)
+    totals: list[float] = field(default_factory=_zeros)
 
-    def __init__(self, gpus: Iterable[GpuId], peak_mib: int | None) -> None:
-        self.on: dict[GpuId, AttemptOnGpu] = {gpu: AttemptOnGpu() for gpu in gpus}
-        self.peak_mib = peak_mib
-        self.shrinks = True  # whether its booking can still shrink (booking_shrink.py)
-        self.energy_j: float | None = None
-        self.used_s = 0.0  # GPU-seconds since its first use
-        self.alone_s: float | None = None  # estimated run time alone
-        self.began_at: float | None = None
-        self.done_s = 0.0  # progress at `paced_at`, in seconds of run time alone (pace.py)
-        self.paced_at = 0.0
-        self.rate = 1.0  # predicted speed; 1: as fast as alone
-        self.rates: dict[GpuId, float] = {}  # by GPU; the slowest one decides
-        # Its share of each activity metric, integrated over time, and the time for which it was measured.
-        self.seconds = [0.0] * len(ACTIVITY_METRICS)
-        self.totals = [0.0] * len(ACTIVITY_METRICS)
+    def __post_init__(self, gpus: Iterable[GpuId]) -> None:
+        self.on = {gpu: AttemptOnGpu() for gpu in gpus}
 
     def begin(self, at: float, done_s: float = 0.0) -> None:
         self.began_at = self.paced_at = at
@@ -183,65 +172,55 @@ class Member(Record, frozen=True):
     seen: AttemptOnGpu
 
 
+@dataclass(slots=True, eq=False)
 class Members:
     """The attempts on a GPU when a sample was taken."""
 
-    __slots__ = ("foreign", "nobody", "present", "resting", "shares")
+    present: list[Member]  # hold memory there
+    resting: list[Member]  # held memory there before
+    foreign: bool  # whether foreign processes hold memory
+    shares: list[float] | None = None  # of the present ones, if the same for every sample
 
-    def __init__(self, present: list[Member], resting: list[Member], *, foreign: bool) -> None:
-        self.present = present  # hold memory there
-        self.resting = resting  # held memory there before
-        self.foreign = foreign  # whether foreign processes hold memory
-        self.nobody = not present and not foreign
-        self.shares: list[float] | None = None  # of the present ones, if the same for every sample
+    @property
+    def empty(self) -> bool:
+        return not self.present and not self.foreign
 
 
+@dataclass(slots=True, eq=False)
 class Hour:
     """The sums of one GpuUsage."""
 
-    __slots__ = ("energy_j", "guessed_s", "held_s", "idle_j", "shared_s", "sm_s", "tasks_j", "watched_s")
+    watched_s: float = 0.0
+    held_s: float = 0.0
+    shared_s: float = 0.0
+    sm_s: float = 0.0
+    energy_j: float = 0.0
+    idle_j: float = 0.0
+    tasks_j: float = 0.0
+    guessed_s: float = 0.0
 
-    def __init__(self) -> None:
-        self.watched_s = self.held_s = self.shared_s = self.sm_s = 0.0
-        self.energy_j = self.idle_j = self.tasks_j = self.guessed_s = 0.0
 
-
+@dataclass(slots=True, eq=False)
 class Live:
     """One GPU. `since` is when a task last joined or left it; older samples show other tasks."""
 
-    __slots__ = (
-        "activity_ratio",
-        "background",
-        "empty_for",
-        "empty_w",
-        "ended_above_booking",
-        "held",
-        "held_of",
-        "left_at",
-        "lowest_w",
-        "members",
-        "newest_members",
-        "newest_memory",
-        "recent_w",
-        "shown",
-        "since",
-        "window",
-    )
+    length_s: InitVar[float]
+    window: Window = field(init=False)
+    newest_memory: GpuSample | None = None  # newest sample with memory: a full sample or a memory sample
+    held: dict[AttemptKey, int | None] = field(default_factory=dict)  # MiB of each attempt in `held_of`
+    held_of: tuple[ProcessUse, ...] | None = None
+    shown: list[TaskId] = field(default_factory=list)  # tasks with processes in `newest_memory`
+    members: list[Member] | None = None  # attempts on it; None: to be computed
+    newest_members: Members | None = None  # by the newest sample; None: depends on the sample
+    since: float = 0.0
+    activity_ratio: float = 1.0  # observed / predicted activity of the attempts on it (pace.py)
+    left_at: float = 0.0  # when a task last left it
+    ended_above_booking: dict[AttemptKey, float] = field(default_factory=dict)  # attempts, and when they ended
+    background: PressureEstimate = field(default_factory=PressureEstimate)  # of foreign processes
+    recent_w: deque[float] = field(default_factory=lambda: deque(maxlen=POWER_SAMPLES))
+    empty_for: int = 0  # consecutive readings of power without processes
+    lowest_w: float | None = None  # lowest mean of `recent_w`
+    empty_w: float | None = None  # lowest single reading without processes, used until there is a mean
 
-    def __init__(self, length_s: float) -> None:
+    def __post_init__(self, length_s: float) -> None:
         self.window = Window(length_s)
-        self.newest_memory: GpuSample | None = None  # newest sample with memory: a full sample or a memory sample
-        self.held: dict[AttemptKey, int | None] = {}  # MiB of each attempt in `held_of`
-        self.held_of: tuple[ProcessUse, ...] | None = None
-        self.shown: list[TaskId] = []  # tasks with processes in `newest_memory`
-        self.members: list[Member] | None = None  # attempts on it; None: to be computed
-        self.newest_members: Members | None = None  # by the newest sample; None: depends on the sample
-        self.since = 0.0
-        self.activity_ratio = 1.0  # observed / predicted activity of the attempts on it (pace.py)
-        self.left_at = 0.0  # when a task last left it
-        self.ended_above_booking: dict[AttemptKey, float] = {}  # attempts that ended above their booking, and when
-        self.background = PressureEstimate()  # of foreign processes
-        self.recent_w: deque[float] = deque(maxlen=POWER_SAMPLES)
-        self.empty_for = 0  # consecutive readings of power without processes
-        self.lowest_w: float | None = None  # lowest mean of `recent_w`
-        self.empty_w: float | None = None  # lowest single reading without processes, used until there is a mean
