@@ -1,1 +1,1 @@
-"""Fakes, builders and private daemons for tests of CARMA and of its plugins."""
+"""Fakes, builders, contract suites and private daemons, public for authors of plugins. Must not import pytest."""

@@ -1,6 +1,6 @@
-"""A world for tests of the core: GPUs, tasks and samples in a line each, every step followed by `validate`.
+"""`World`: a server in memory for tests of the core. Each helper is one line of a test: GPUs, tasks, samples, time.
 
-Time moves only when a test says so. Nothing here reads a clock, a file or a process.
+The invariants of the state are checked after each event. Time moves only by `wait`. No clock, file or process is used.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def gpu(index: int, memory_mib: int = 40_960) -> Gpu:
 
 
 class World:
-    """A server with `gpus` GPUs. `log` holds every durable event; `commands` all that was asked of the shell."""
+    """A server with `gpus` GPUs. `log` has all durable events, `commands` all commands to the shell."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class World:
         self.now = 1_000.0
         self.log: list[Durable] = []
         self.commands: list[Command] = []
-        self.memory: dict[AttemptKey, int] = {}  # what a running attempt holds on each of its GPUs
+        self.memory: dict[AttemptKey, int] = {}  # memory of a running attempt on each of its GPUs
         self.activity: dict[GpuId, tuple[float | None, float | None, float | None]] = {}
         self.foreign: dict[GpuId, int] = {}
         self.faults: dict[GpuId, str] = {}
@@ -106,7 +106,7 @@ class World:
         return commands
 
     def settle(self) -> list[Durable]:
-        """Everything that is due now, until nothing is."""
+        """Step all proposed events until there are none."""
         done: list[Durable] = []
         for _ in range(10_000):
             due = propose(self.state, self.now, self.verdicts)
@@ -128,7 +128,7 @@ class World:
         source: str = "declared",
         **spec: object,
     ) -> TaskId:
-        """One task, with a figure of that source (or none, without `mib`), and not yet placed."""
+        """One queued task with an estimate of that source; without `mib` it has no estimate."""
         number = TaskId(max(self.state.tasks, default=0) + 1)
         declared = mib if source == "declared" else None
         full = TaskSpec(command=("python", "train.py"), directory="/", gpu_memory_mib=declared, **spec)  # type: ignore[arg-type]
@@ -140,7 +140,7 @@ class World:
         return number
 
     def start(self, *ids: TaskId, mib: int | None = None) -> None:
-        """The launcher's answer: those (or all that were placed) run and hold memory on their GPUs."""
+        """These tasks (default: all placed ones) start and hold memory on their GPUs."""
         for task_id in ids or tuple(self.state.active):
             key = self.state.active[task_id]
             self.emit(AttemptStarted(self.now, key, 10_000 + task_id))
@@ -157,7 +157,7 @@ class World:
         self.end(task_id, OutOfMemory("gpu", 1, asked_mib, peak_mib, "CUDA out of memory"))
 
     def run(self, mib: int | None = None, *, holds_mib: int | None = None, **spec: object) -> TaskId:
-        """One task that is placed now, runs, and has settled on its GPUs."""
+        """One task that is placed, runs, and has settled on its GPUs."""
         number = self.submit(mib, **spec)  # type: ignore[arg-type]
         self.settle()
         assert self.placed(number), self.why(number)
@@ -171,7 +171,7 @@ class World:
 
     # -- time and samples -----------------------------------------------------------------------------------------
     def wait(self, seconds: float, every_s: float = 1.0) -> None:
-        """Time passes, with a sample every so often; nothing is proposed."""
+        """Time passes, with a sample every `every_s` seconds. Nothing is proposed."""
         end = self.now + seconds
         while self.now < end - 1e-9:
             self.now = min(end, self.now + every_s)
@@ -183,7 +183,7 @@ class World:
         self.emit(GpusSampled(self.now, samples))
 
     def sample_memory(self) -> None:
-        """A look at memory alone, as the loop takes between two samples."""
+        """A memory sample, as the daemon takes between two full samples."""
         seen = [self._sample(found) for found in self.state.gpus.values()]
         self._counted_at = self.now
         looks = tuple(
@@ -220,7 +220,7 @@ class World:
         return self.state.tasks[task_id]
 
     def gpus_of(self, task_id: TaskId) -> tuple[int, ...]:
-        """Indices of the GPUs of its newest attempt; empty when it never had one."""
+        """Indices of the GPUs of its newest attempt; empty if there was none."""
         attempts = self.task(task_id).attempts
         return tuple(self.state.gpus[gpu].index for gpu in attempts[-1].placement.gpus) if attempts else ()
 
@@ -232,7 +232,7 @@ class World:
         return waiting(self.state, self.now, [task_id])[task_id]
 
     def refusal(self, task_id: TaskId, index: int) -> Refusal | None:
-        """What one GPU has against it."""
+        """The refusal of one GPU, if any."""
         return explain(self.state, task_id, self.now).verdicts[index].refusal
 
     def outcome(self, task_id: TaskId) -> Outcome | None:

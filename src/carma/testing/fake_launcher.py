@@ -1,7 +1,6 @@
-"""A launcher without processes: attempts live in memory and end as a script says, or when told.
+"""A launcher without processes: attempts exist in memory and end by a plan or on request.
 
-For tests of whatever stands above the Launcher seam. It keeps the seam's promises (one start for a key, one answer for
-each key asked, a signal to something gone does nothing), which the contract suite checks on both.
+It passes the contract suite of launchers (launcher_contract.py).
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from carma.launch.exit_outcome import name_of
 
 
 class Plan(Record, frozen=True, kw_only=True):
-    """What becomes of an attempt: `outcome` after `after_s`; None for both: it runs until a signal ends it."""
+    """The course of an attempt: `outcome` after `after_s`; None for both: it runs until a signal ends it."""
 
     outcome: Outcome | None = None
     after_s: float | None = None
-    starts: bool = True  # False: it ends without ever having had a process (a missing directory, ...)
-    ignores: tuple[int, ...] = ()  # signals; SIGKILL cannot be ignored
+    starts: bool = True  # False: it ends without a process (a missing directory, ...)
+    ignores: tuple[int, ...] = ()  # ignored signals, except SIGKILL
     confinement: Confinement = Confinement(mechanism="timeslice")
-    saves_in_s: float | None = None  # after so long it ends with 0 when it is asked to; None: it does not listen
+    saves_in_s: float | None = None  # time from a checkpoint request to exit code 0; None: no handler
 
 
 FOREVER = Plan()
@@ -57,7 +56,7 @@ class _Run:
 
 
 class FakeLauncher:
-    """`script` says what becomes of an order; `now` is the clock that `after_s` is measured on."""
+    """`script` gives the plan of each order; `now` is the clock for `after_s`."""
 
     def __init__(
         self, script: Callable[[LaunchOrder], Plan] = lambda _: FOREVER, *, now: Callable[[], float] = time.time
@@ -65,11 +64,11 @@ class FakeLauncher:
         self._script = script
         self._now = now
         self._runs: dict[AttemptKey, _Run] = {}
-        self._next_pid = 1_000_001  # above anything that the kernel gives by default
-        self.launched: list[LaunchOrder] = []  # each once
-        self.signals: list[tuple[AttemptKey, int]] = []  # all that were asked for, also in vain
+        self._next_pid = 1_000_001  # above all pids of the kernel by default
+        self.launched: list[LaunchOrder] = []  # each order once
+        self.signals: list[tuple[AttemptKey, int]] = []  # all requested signals, also without effect
         self.released: list[AttemptKey] = []
-        self.checkpoint_requests: list[tuple[AttemptKey, int]] = []  # those that were told to save, each once
+        self.checkpoint_requests: list[tuple[AttemptKey, int]] = []  # delivered requests, each once
 
     def launch(self, order: LaunchOrder) -> None:
         if order.key in self._runs:
@@ -100,7 +99,7 @@ class FakeLauncher:
         )
 
     def signal(self, key: AttemptKey, signal: int, *, whole_tree: bool = True) -> None:  # noqa: ARG002
-        """Its processes are one, so the whole tree is no more than that."""
+        """An attempt is one process, so that `whole_tree` makes no difference."""
         self.signals.append((key, signal))
         run = self._runs.get(key)
         if run is None or signal in _HARMLESS or (signal in run.plan.ignores and signal != signals.SIGKILL):
@@ -123,11 +122,11 @@ class FakeLauncher:
         return {one.pid: one.key for one in found if one.pid is not None and one.outcome is None}
 
     def end(self, key: AttemptKey, outcome: Outcome) -> None:
-        """Let it end now, in this way."""
+        """End an attempt now."""
         self._runs[key].end(outcome, self._now())
 
     def disturb(self, key: AttemptKey, reason: str) -> None:
-        """What it runs under goes; it lives on."""
+        """A service that the attempt depends on fails; the attempt goes on."""
         self._runs[key].trouble = reason
 
     def sharing_pids(self) -> frozenset[int]:
@@ -137,9 +136,9 @@ class FakeLauncher:
         return key in self._runs
 
     def lose(self, key: AttemptKey) -> None:
-        """As if the order had never arrived."""
+        """Forget the order, as if it had never arrived."""
         self._runs.pop(key, None)
 
     def release(self, key: AttemptKey) -> None:
-        """What has ended is still known: a key is never started twice."""
+        """Only recorded: a key is never started twice."""
         self.released.append(key)

@@ -1,7 +1,7 @@
-"""A daemon of our own, in a temporary directory, with everything that belongs to it taken away afterwards.
+"""A daemon in a temporary directory, for tests, demos and benchmarks.
 
-Nothing of the user's is read or touched: no settings file, no socket, no running daemon. Whatever happens (an
-error, Ctrl-C, a daemon that died) the daemon, its tasks and the directory go.
+It uses no settings file, socket or daemon of the user. The daemon, its tasks and the directory are removed at the end,
+also after an error, Ctrl-C or a crash of the daemon.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class PrivateSettings(Record, frozen=True, kw_only=True):
-    """What such a daemon is like. `settings` is merged into its settings file as it is."""
+    """`settings` is written to the settings file of the daemon."""
 
     policy: str = "magm"
-    gpus: int = 4  # virtual ones; 0: the machine's own
+    gpus: int = 4  # virtual GPUs; 0: those of the machine
     gpu_memory_mib: int = 40_960
     speed: float = 1.0
     settings: dict[str, dict[str, object]] = {}
 
 
 class PrivateDaemon:
-    """A context manager; `client` talks to it, `work` is a directory for tasks, `environment` what they need."""
+    """A context manager with a `client`, a directory `work` for tasks, and the `environment` of its commands."""
 
     def __init__(self, settings: PrivateSettings, *, keep: bool = False) -> None:
         self._settings = settings
@@ -51,7 +51,7 @@ class PrivateDaemon:
         self._client: Client | None = None
 
     def __enter__(self) -> PrivateDaemon:
-        # Under /tmp and short, whatever TMPDIR says: a Unix socket's path may not be longer than 107 bytes.
+        # A short path under /tmp, because the path of a Unix socket has at most 107 bytes.
         self.home = Path(tempfile.mkdtemp(prefix="carma-", dir="/tmp" if os.path.isdir("/tmp") else None))
         try:
             self._start()
@@ -65,7 +65,7 @@ class PrivateDaemon:
 
     @property
     def client(self) -> Client:
-        """For one thread at a time."""
+        """To be used by one thread at a time."""
         assert self._client is not None
         return self._client
 
@@ -82,7 +82,7 @@ class PrivateDaemon:
         self.start()
 
     def start(self) -> None:
-        """The daemon itself; once more after `kill`, in the same home, where it finds what it left."""
+        """Start the daemon; after `kill`, again in the same home with its database."""
         find_paths(self.environment).config_file.write_text(toml(self._settings.settings))
         with (self.home / "daemon.out").open("ab") as output:
             self._process = subprocess.Popen(
@@ -92,19 +92,19 @@ class PrivateDaemon:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches us, and we end the daemon in order
+                start_new_session=True,  # Ctrl-C reaches only this process, which ends the daemon
             )
         self._client = Client(self.socket)
         wait_until(self._answers, START_LIMIT_S, "the private daemon did not answer within a minute")
 
     def again(self, settings: PrivateSettings) -> None:
-        """Ends the daemon, whose tasks are cancelled, and starts another one in the same home, with its history."""
+        """End the daemon, cancel its tasks, and start another one in the same home, with its history."""
         self._end()
         self._settings = settings
         self.start()
 
     def kill(self) -> None:
-        """SIGKILL, to the daemon alone: it says nothing to anybody, and its tasks go on."""
+        """SIGKILL to the daemon only; its tasks go on."""
         assert self._process is not None
         self.client.close()
         self._process.kill()
@@ -132,15 +132,15 @@ class PrivateDaemon:
         return True
 
     def check_alive(self) -> None:
-        """Raises, with the end of its output, when the daemon is gone."""
+        """Raise with the end of its output if the daemon is gone."""
         assert self._process is not None
         code = self._process.poll()
         if code is not None:
             said = (self.home / "daemon.out").read_text(errors="replace").strip()[-2000:]
-            raise CarmaError(f"the private daemon ended with code {code}: {said or 'it said nothing'}")
+            raise CarmaError(f"the private daemon ended with code {code}: {said or 'no output'}")
 
     def close(self) -> None:
-        """Ends the daemon and its tasks, removes the directory; may be called twice. Ctrl-C cannot cut it short."""
+        """End the daemon and its tasks and remove the directory. Idempotent; Ctrl-C cannot interrupt it."""
         with undisturbed():
             self._close()
 
@@ -161,7 +161,7 @@ class PrivateDaemon:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ctrl-C and its like are ignored meanwhile; only the main thread can ask for that."""
+    """SIGINT, SIGTERM and SIGHUP are ignored within the block, if this is the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -175,7 +175,7 @@ def undisturbed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ending_in_order() -> Iterator[None]:
-    """A closed terminal or a plain `kill` is taken as Ctrl-C, so that private daemons are ended on the way out."""
+    """SIGTERM and SIGHUP raise KeyboardInterrupt, so that private daemons are ended."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -192,7 +192,7 @@ def ending_in_order() -> Iterator[None]:
 
 
 def toml(tables: dict[str, dict[str, object]]) -> str:
-    """Tables of plain values as TOML; for such values JSON's spelling is TOML's too."""
+    """Tables of plain values as TOML, whose spelling of such values is that of JSON."""
     lines: list[str] = []
     for name, table in tables.items():
         lines += [f"[{name}]", *(f"{key} = {msgspec.json.encode(value).decode()}" for key, value in table.items())]
@@ -200,13 +200,13 @@ def toml(tables: dict[str, dict[str, object]]) -> str:
 
 
 def private_environment(home: Path) -> dict[str, str]:
-    """Ours without any CARMA setting, and with the private home."""
+    """The environment without CARMA variables, and with the private home."""
     own = {key: value for key, value in os.environ.items() if not key.startswith("CARMA_")}
     return {**own, "CARMA_HOME": str(home)}
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Waits for an end that was asked for, then insists."""
+    """Wait for a requested end; then SIGTERM, then SIGKILL."""
     for insist in (None, signal.SIGTERM, signal.SIGKILL):
         if insist is not None:
             process.send_signal(insist)
@@ -216,12 +216,9 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def kill_strays(home: Path) -> None:
-    """SIGKILL to what still runs with this private home in its environment; nobody else has that path.
-
-    MPS daemons know it as the place of their pipes.
-    """
-    marks = tuple(f"{name}={home}".encode() for name in ("CARMA_HOME", "CUDA_MPS_PIPE_DIRECTORY"))
-    for entry in Path("/proc").iterdir():
+    """SIGKILL to processes with this private home in their environment. MPS daemons have it as the path of their
+    pipes.""" marks = tuple(f"{name}={home}".encode() for name in ("CARMA_HOME", "CUDA_MPS_PIPE_DIRECTORY")) for entry
+    in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
@@ -230,7 +227,7 @@ def kill_strays(home: Path) -> None:
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float, otherwise: str) -> None:
-    """Asks again and again; CarmaError with `otherwise` when the time is over."""
+    """Poll the condition; CarmaError with the message `otherwise` after the time limit."""
     deadline = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > deadline:
