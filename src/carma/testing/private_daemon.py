@@ -216,9 +216,9 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def kill_strays(home: Path) -> None:
-    """SIGKILL to processes with this private home in their environment. MPS daemons have it as the path of their
-    pipes.""" marks = tuple(f"{name}={home}".encode() for name in ("CARMA_HOME", "CUDA_MPS_PIPE_DIRECTORY")) for entry
-    in Path("/proc").iterdir():
+    """SIGKILL to processes with this private home in their environment, MPS daemons included."""
+    marks = tuple(f"{name}={home}".encode() for name in ("CARMA_HOME", "CUDA_MPS_PIPE_DIRECTORY"))
+    for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
