@@ -166,12 +166,10 @@ def _conditions(
     """The WHERE clause of a page, with its values."""
     conditions = ["NOT restored"]
     values: list[float | str] = []
-    if uid is not None:
-        conditions.append("uid = ?")
-        values.append(uid)
-    if since is not None:
-        conditions.append("ended_at >= ?")
-        values.append(since)
+    for condition, value in (("uid = ?", uid), ("ended_at >= ?", since)):
+        if value is not None:
+            conditions.append(condition)
+            values.append(value)
     if kinds is not None:
         conditions.append(f"kind IN ({', '.join('?' * len(kinds))})")
         values.extend(kinds)

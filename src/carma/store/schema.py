@@ -23,9 +23,15 @@ APPLICATION_ID = 0x4341524D  # "CARM"
 Migration = Callable[[sqlite3.Connection], None]
 
 
+def _run(connection: sqlite3.Connection, *statements: str) -> None:
+    for statement in statements:
+        connection.execute(statement)
+
+
 def _first(connection: sqlite3.Connection) -> None:
     """Format 1. `events` has the events of live tasks; a finished task moves its events to `story`."""
-    for statement in (
+    _run(
+        connection,
         "CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
         "INSERT INTO meta VALUES ('next_task_id', 1)",
         "CREATE TABLE events (sequence INTEGER PRIMARY KEY, at REAL NOT NULL, task INTEGER, body TEXT NOT NULL)",
@@ -42,8 +48,7 @@ def _first(connection: sqlite3.Connection) -> None:
         """CREATE TABLE past_runs (task INTEGER NOT NULL, attempt INTEGER NOT NULL, uid INTEGER NOT NULL,
            digest BLOB NOT NULL, ended_at REAL NOT NULL, body TEXT NOT NULL, PRIMARY KEY (task, attempt))""",
         "CREATE INDEX past_runs_by_command ON past_runs (uid, digest, ended_at)",
-    ):
-        connection.execute(statement)
+    )
 
 
 def _usage(connection: sqlite3.Connection) -> None:
@@ -75,7 +80,8 @@ def _near(connection: sqlite3.Connection) -> None:
 def _shared(connection: sqlite3.Connection) -> None:
     """Format 5: environments and long commands are rows of `parts` (shared_values.py); `finished` has the kind of the
     outcome. It edits JSON, because later versions can change the structs."""
-    for statement in (
+    _run(
+        connection,
         "CREATE TABLE parts (digest TEXT PRIMARY KEY, body TEXT NOT NULL)",
         "ALTER TABLE finished RENAME TO finished_4",
         "DROP INDEX finished_by_end",
@@ -84,12 +90,23 @@ def _shared(connection: sqlite3.Connection) -> None:
         """CREATE TABLE finished (id INTEGER PRIMARY KEY, uid INTEGER NOT NULL, ended_at REAL NOT NULL,
            kind TEXT NOT NULL, restored INTEGER NOT NULL DEFAULT 0, environment TEXT, command TEXT,
            body TEXT NOT NULL, story TEXT NOT NULL)""",
-    ):
-        connection.execute(statement)
+    )
     for table, column, key in (("events", "body", "sequence"), ("live", "body", "id")):
         for number, body in _rows(connection, f"SELECT {key}, {column} FROM {table} WHERE {key} > ?"):
             if (packed := _packed(connection, msgspec.json.decode(body))) is not None:
                 connection.execute(f"UPDATE {table} SET {column} = ? WHERE {key} = ?", (packed, number))
+    _pack_finished(connection)
+    _run(
+        connection,
+        "DROP TABLE finished_4",
+        "CREATE INDEX finished_by_end ON finished (ended_at, id, kind)",
+        "CREATE INDEX finished_by_owner ON finished (uid, ended_at, id, kind)",
+        "CREATE INDEX finished_by_environment ON finished (environment) WHERE environment IS NOT NULL",
+        "CREATE INDEX finished_by_command ON finished (command) WHERE command IS NOT NULL",
+    )
+
+
+def _pack_finished(connection: sqlite3.Connection) -> None:
     rows = "SELECT id, uid, ended_at, restored, body, story FROM finished_4 WHERE id > ?"
     for number, uid, ended_at, restored, body, story in _rows(connection, rows):
         task, told = msgspec.json.decode(body), msgspec.json.decode(story)
@@ -98,14 +115,6 @@ def _shared(connection: sqlite3.Connection) -> None:
         environment, command = _references(task["spec"])
         row = (number, uid, ended_at, kind, restored, environment, command, body, story)
         connection.execute("INSERT INTO finished VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
-    for statement in (
-        "DROP TABLE finished_4",
-        "CREATE INDEX finished_by_end ON finished (ended_at, id, kind)",
-        "CREATE INDEX finished_by_owner ON finished (uid, ended_at, id, kind)",
-        "CREATE INDEX finished_by_environment ON finished (environment) WHERE environment IS NOT NULL",
-        "CREATE INDEX finished_by_command ON finished (command) WHERE command IS NOT NULL",
-    ):
-        connection.execute(statement)
 
 
 _BATCH = 200  # rows in memory at a time: a row of format 4 can have megabytes
