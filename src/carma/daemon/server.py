@@ -25,7 +25,6 @@ from carma.daemon.auth import unknown_users
 from carma.daemon.clock import SteadyClock
 from carma.daemon.daemon_log import ErrorLog
 from carma.daemon.estimating.estimates import Estimates
-from carma.daemon.estimating.trials import DaemonTrials
 from carma.daemon.executor import Executor
 from carma.daemon.housekeeping import keep_tidy
 from carma.daemon.http.server import HttpServer, fitting_limits
@@ -47,6 +46,7 @@ from carma.plugins import load_policy
 from carma.store.sqlite import SqliteStore
 from carma.trial.fingerprint import fingerprint
 from carma.trial.protocol import Context, NoTrials
+from carma.trial.trial_run import TrialRuns
 
 log = logging.getLogger("carma.daemon")
 
@@ -200,8 +200,10 @@ def _make_launcher(paths: Paths, loaded: Loaded, source: GpuSource, gpus: Sequen
 def _make_estimates(shell: Shell, source: GpuSource, gpus: tuple[Gpu, ...]) -> Estimates:
     """Where tasks are simulated, no trial run can tell anything: the estimator that needs them is left out."""
     rules = shell.settings.rules
-    trials = DaemonTrials(shell.paths.state_dir / "trials", rules.memory) if source.trials else None
-    if trials is None:
+    memory, trials = rules.memory, None
+    if source.trials:
+        trials = TrialRuns(shell.paths.state_dir / "trials", memory.trial_limit_s, memory.trial_memory_mib)
+    else:
         sources = tuple(name for name in rules.memory.sources if name != TRACE)
         rules = replace(rules, memory=replace(rules.memory, sources=sources))
     context = Context(shell.archive, gpus, rules, trials or NoTrials())

@@ -7,13 +7,14 @@ import hashlib
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import msgspec
 
 import carma.trial
-from carma.core.model.values import NoEstimate, Owner
+from carma.core.model.values import NoEstimate, Owner, TaskId
 from carma.core.ports import EstimateRequest
 from carma.trial.fingerprint import LIMIT_S, Unanswered, fingerprint, folder_digest
 from carma.trial.layers.description import Described
@@ -30,8 +31,13 @@ _FINAL = r'"stop":\s*"steps"'  # other reports count only when the command has e
 _INSIDE = Path(carma.trial.__file__).parent / "inside"
 
 
+class TrialCancelled(Exception):
+    """The trial was ended by `cancel` or `close`. This is no refusal: refusals are cached, and the same command may be
+    submitted again at once."""
+
+
 class TrialRuns:
-    """May be called from several threads. `close` ends what is running."""
+    """May be called from several threads. Each call has a sandbox of its own, which `cancel` or `close` ends."""
 
     def __init__(
         self,
@@ -41,32 +47,36 @@ class TrialRuns:
         steps: int = 3,
         *,
         inside: Path = _INSIDE,
-        sandbox: Sandbox | None = None,
+        make_sandbox: Callable[[], Sandbox] = Sandbox,
     ) -> None:
         """`cache_dir`: of trials and compiled files; None: trials are kept in memory only."""
         self._limits = Limits(seconds=limit_s, memory_mib=memory_mib, scratch_mib=max(256, memory_mib // 4))
         self._steps = steps
         self._inside = inside
-        self._sandbox = sandbox or Sandbox()
+        self._make_sandbox = make_sandbox
         self._builds = None if cache_dir is None else cache_dir / "builds"
         self._cache = TrialCache(None if cache_dir is None else cache_dir / "trials")
         self._lock = threading.Lock()
         self._under_way: dict[str, threading.Lock] = {}
+        self._sandboxes: dict[TaskId, list[Sandbox]] = {}
+        self._closed = False
 
     def run(self, request: EstimateRequest) -> Trial | NoEstimate:
-        try:
-            mark = fingerprint(request)
-        except Unanswered as path:
-            return NoTrial(reason=no_answer(str(path), LIMIT_S))
-        if mark is None:
-            return self._run(request)
-        key = self._key(mark, request)
-        with self._alone(key):
-            known = self._cache.get(key)
-            if known is None:
-                known = self._run(request)
-                self._cache.put(key, known)
-            return known
+        """Raises TrialCancelled."""
+        with self._sandbox_for(request.task) as sandbox:
+            try:
+                mark = fingerprint(request)
+            except Unanswered as path:
+                return NoTrial(reason=no_answer(str(path), LIMIT_S))
+            if mark is None:
+                return self._run(request, sandbox)
+            key = self._key(mark, request)
+            with self._alone(key):
+                known = self._cache.get(key)
+                if known is None:
+                    known = self._run(request, sandbox)
+                    self._cache.put(key, known)
+                return known
 
     def describe(self, request: EstimateRequest) -> Described | NoEstimate:
         ran = self.run(request)
@@ -76,8 +86,33 @@ class TrialRuns:
             return NoEstimate(source=SOURCE, reason=ran.report.reason or "no model was called in the trial run")
         return with_attention(ran.report.described, ran)
 
+    def cancel(self, task: TaskId) -> None:
+        """End the calls for this task, also those that have not reached their sandbox yet."""
+        with self._lock:
+            for sandbox in self._sandboxes.get(task, ()):
+                sandbox.close()
+
     def close(self) -> None:
-        self._sandbox.close()
+        """End all calls; later ones are cancelled, too."""
+        with self._lock:
+            self._closed = True
+            for sandbox in chain.from_iterable(self._sandboxes.values()):
+                sandbox.close()
+
+    @contextlib.contextmanager
+    def _sandbox_for(self, task: TaskId) -> Iterator[Sandbox]:
+        sandbox = self._make_sandbox()
+        with self._lock:
+            self._sandboxes.setdefault(task, []).append(sandbox)
+            if self._closed:
+                sandbox.close()
+        try:
+            yield sandbox
+        finally:
+            with self._lock:
+                self._sandboxes[task] = [one for one in self._sandboxes[task] if one is not sandbox]
+                if not self._sandboxes[task]:
+                    del self._sandboxes[task]
 
     def _key(self, mark: str, request: EstimateRequest) -> str:
         parts = (mark, gpu_description(request), str(self._steps), str(FORMAT), folder_digest(self._inside))
@@ -95,7 +130,7 @@ class TrialRuns:
             with self._lock:
                 self._under_way.pop(key, None)
 
-    def _run(self, request: EstimateRequest) -> Trial | NoEstimate:
+    def _run(self, request: EstimateRequest, sandbox: Sandbox) -> Trial | NoEstimate:
         spec = request.spec
         if not spec.command or not spec.command[0]:
             return NoTrial(reason="there is no command to run")
@@ -112,7 +147,10 @@ class TrialRuns:
             keep=self._keep_for(request.owner),
             limits=self._limits,
         )
-        return self._judge(self._sandbox.run(run), request)
+        ended = sandbox.run(run)
+        if ended.status.ended == "abandoned":
+            raise TrialCancelled("the trial run was cancelled")
+        return self._judge(ended, request)
 
     def _judge(self, ended: SandboxResult, request: EstimateRequest) -> Trial | NoEstimate:
         status = ended.status

@@ -1,4 +1,4 @@
-"""Trial runs in the daemon: each can be ended without the others, and leaves no refusal behind."""
+"""Trial runs can be cancelled one by one, and leave no refusal behind."""
 
 from __future__ import annotations
 
@@ -7,30 +7,27 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from carma.core.model.settings import Memory
 from carma.core.model.values import NoEstimate, Owner, TaskId, TaskSpec
 from carma.core.ports import EstimateRequest
-from carma.daemon.estimating.trials import DaemonTrials, TrialCancelled
-from carma.trial.trial_run import TrialRuns
+from carma.trial.sandbox import Sandbox
+from carma.trial.trial_run import TrialCancelled, TrialRuns
 
 LIMIT_S = 180.0
 
 
 class Box:
-    """Stands in for the box's program: notes that it began, and does nothing until it is ended."""
+    """Replaces the sandbox's program: records that it began, and waits until it is ended."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         program = f"import os, time; open({str(folder)!r} + f'/{{os.getpid()}}', 'x').close(); time.sleep(600)"
         self.launcher = (sys.executable, "-I", "-S", "-c", program)
 
-    def make(self, *arguments: Any, sandbox: Any) -> TrialRuns:
-        sandbox.launcher = self.launcher
-        return TrialRuns(*arguments, sandbox=sandbox)
+    def make(self, cache: Path) -> TrialRuns:
+        return TrialRuns(cache, make_sandbox=lambda: Sandbox(self.launcher))
 
     def begun(self) -> list[Path]:
         return list(self.folder.iterdir())
@@ -43,7 +40,7 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def ask(trials: DaemonTrials, task: int, word: str) -> tuple[threading.Thread, list[object]]:
+def ask(trials: TrialRuns, task: int, word: str) -> tuple[threading.Thread, list[object]]:
     said: list[object] = []
     spec = TaskSpec(command=("python", word), directory="/")
     request = EstimateRequest(task=TaskId(task), owner=Owner(0, 0, "root"), spec=spec, gpus=())
@@ -66,7 +63,7 @@ def box(tmp_path: Path) -> Box:
 
 
 def test_a_cancelled_trial_does_not_end_another(tmp_path: Path, box: Box) -> None:
-    trials = DaemonTrials(tmp_path / "cache", Memory(), box.make)
+    trials = box.make(tmp_path / "cache")
     one, said = ask(trials, 1, "one.py")
     other, others = ask(trials, 2, "other.py")
     until(lambda: len(box.begun()) == 2)
@@ -80,7 +77,7 @@ def test_a_cancelled_trial_does_not_end_another(tmp_path: Path, box: Box) -> Non
 
 
 def test_the_same_command_gets_another_trial_after_a_cancelled_one(tmp_path: Path, box: Box) -> None:
-    trials = DaemonTrials(tmp_path / "cache", Memory(), box.make)
+    trials = box.make(tmp_path / "cache")
     for task in (1, 2):
         thread, said = ask(trials, task, "same.py")
         until(lambda task=task: len(box.begun()) == task)  # type: ignore[misc]
@@ -90,8 +87,32 @@ def test_the_same_command_gets_another_trial_after_a_cancelled_one(tmp_path: Pat
 
 
 def test_cancelling_a_trial_that_does_not_run_has_no_effect(tmp_path: Path, box: Box) -> None:
-    trials = DaemonTrials(tmp_path / "cache", Memory(), box.make)
+    trials = box.make(tmp_path / "cache")
     trials.cancel(TaskId(7))
     spec = TaskSpec(command=(), directory="/")
     request = EstimateRequest(task=TaskId(7), owner=Owner(0, 0, "root"), spec=spec, gpus=())
     assert isinstance(trials.run(request), NoEstimate)
+
+
+def test_a_trial_that_is_cancelled_before_it_reaches_its_sandbox_does_not_start(
+    tmp_path: Path, box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = box.make(tmp_path / "cache")
+
+    def cancel_first(request: EstimateRequest) -> None:
+        trials.cancel(request.task)
+
+    monkeypatch.setattr("carma.trial.trial_run.fingerprint", cancel_first)
+    thread, said = ask(trials, 1, "one.py")
+    thread.join(LIMIT_S)
+    assert [type(answer) for answer in said] == [TrialCancelled]
+    assert box.begun() == []
+
+
+def test_after_the_close_no_trial_starts(tmp_path: Path, box: Box) -> None:
+    trials = box.make(tmp_path / "cache")
+    trials.close()
+    thread, said = ask(trials, 1, "one.py")
+    thread.join(LIMIT_S)
+    assert [type(answer) for answer in said] == [TrialCancelled]
+    assert box.begun() == []
